@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <set>
+#include <thread>
+#include <utility>
 
 #include "engine/check.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
+#include "io/data/corpus.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shards.h"
 #include "io/file.h"
@@ -23,7 +28,7 @@ void check_range(const TokenSource& source, int64_t begin, std::span<int32_t> ou
               "{}: {} tokens from {} on were asked for, of {}", source.name(), n, begin, source.size());
 }
 
-// "a.txt", or "12 text files (a.txt, ...)"
+// A description for messages: "a.txt" for one file, "12 text files (a.txt, ...)" for several.
 std::string describe(const char* kind, const std::vector<std::string>& files) {
   return files.size() == 1 ? files[0] : fmt::format("{} {} ({}, ...)", files.size(), kind, files[0]);
 }
@@ -32,7 +37,8 @@ class SyntheticTokens final : public TokenSource {
  public:
   SyntheticTokens(int64_t vocab, uint64_t seed, uint64_t stream)
       : vocab_(static_cast<uint64_t>(vocab)), random_(seed, stream) {}
-  int64_t size() const override { return int64_t{1} << 61; }  // practically endless
+  // The sequence has no end; this number is larger than any run needs.
+  int64_t size() const override { return int64_t{1} << 61; }
   void read(int64_t begin, std::span<int32_t> out) const override {
     for (size_t i = 0; i < out.size(); ++i)
       out[i] = static_cast<int32_t>(random_.below(static_cast<uint64_t>(begin) + i, vocab_));
@@ -51,14 +57,19 @@ class NoTokens final : public TokenSource {
   std::string name() const override { return "the empty validation split"; }
 };
 
-// Tokens in memory. T: the narrowest type that holds the vocabulary.
+// Tokens in memory, stored as T, the narrowest type that holds the vocabulary.
 template <class T>
 class MemoryTokens final : public TokenSource {
  public:
   explicit MemoryTokens(std::string name) : name_(std::move(name)) {}
-  void append(std::span<const int32_t> tokens) {
-    for (const int32_t token : tokens) tokens_.push_back(static_cast<T>(token));
+  // Appends a document, which begins with the separator.
+  void append(std::span<const int32_t> document) {
+    index_.begins.push_back(size());
+    for (const int32_t token : document) tokens_.push_back(static_cast<T>(token));
+    index_.size = size();
+    index_.eot = index_.after_end = document.front();
   }
+  const DocumentIndex* documents() const override { return &index_; }
   int64_t size() const override { return static_cast<int64_t>(tokens_.size()); }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);
@@ -69,6 +80,7 @@ class MemoryTokens final : public TokenSource {
  private:
   std::string name_;
   std::vector<T> tokens_;
+  DocumentIndex index_;
 };
 
 // The concatenation of several shards.
@@ -78,8 +90,23 @@ class ShardTokens final : public TokenSource {
       : name_(describe("token shards", files)), vocab_(vocab) {
     int64_t tokens = 0;
     for (const std::string& file : files) ends_.push_back(tokens += shards_.emplace_back(file).size());
-    for (const Shard& shard : shards_) shard.scan(vocab);  // after all headers were checked, which is quick
+    // A scan is slow, so all headers were checked first.
+    const ShardOrigin origin = find_manifests(files);
+    if (!origin.has_separator()) {
+      for (const Shard& shard : shards_) shard.scan(vocab);
+      return;
+    }
+    const ShardManifest& manifest = origin.manifests.front();
+    std::vector<int64_t> marks;
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      const size_t before = marks.size();
+      shards_[i].scan(vocab, manifest.eot, &marks);
+      const int64_t first = ends_[i] - shards_[i].size();
+      std::for_each(marks.begin() + static_cast<std::ptrdiff_t>(before), marks.end(), [&](int64_t& m) { m += first; });
+    }
+    index_ = index_documents(std::move(marks), size(), manifest.separator, manifest.eot);
   }
+  const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
   int64_t size() const override { return ends_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);
@@ -87,7 +114,8 @@ class ShardTokens final : public TokenSource {
     for (; !out.empty(); ++shard) {
       const int64_t first = begin - (ends_[shard] - shards_[shard].size());
       const auto n = std::min(out.size(), static_cast<size_t>(ends_[shard] - begin));
-      shards_[shard].read(first, out.first(n), vocab_);  // the file may have changed since the scan
+      // Checked against vocab_ again, because the file may have changed since the scan.
+      shards_[shard].read(first, out.first(n), vocab_);
       out = out.subspan(n);
       begin += static_cast<int64_t>(n);
     }
@@ -98,17 +126,21 @@ class ShardTokens final : public TokenSource {
   std::string name_;
   int64_t vocab_;
   std::vector<Shard> shards_;
-  std::vector<int64_t> ends_;  // running sums of the shards' tokens
+  std::vector<int64_t> ends_;  // for each shard: number of tokens up to its end
+  std::optional<DocumentIndex> index_;
 };
 
-// Tokens [begin, end) of another source.
+// The tokens [begin, end) of another source.
 class TokenRange final : public TokenSource {
  public:
   TokenRange(std::shared_ptr<const TokenSource> whole, int64_t begin, int64_t end, std::string what)
-      : whole_(std::move(whole)), begin_(begin), end_(end), what_(std::move(what)) {}
+      : whole_(std::move(whole)), begin_(begin), end_(end), what_(std::move(what)) {
+    if (const DocumentIndex* of_whole = whole_->documents()) index_ = of_whole->part(begin, end);
+  }
+  const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
   int64_t size() const override { return end_ - begin_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
-    check_range(*this, begin, out);  // the rest of `whole` is the other split
+    check_range(*this, begin, out);  // an error here: the tokens outside the range belong to the other split
     whole_->read(begin_ + begin, out);
   }
   std::string name() const override { return what_ + whole_->name(); }
@@ -117,6 +149,7 @@ class TokenRange final : public TokenSource {
   std::shared_ptr<const TokenSource> whole_;
   int64_t begin_, end_;
   std::string what_;
+  std::optional<DocumentIndex> index_;
 };
 
 DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val_fraction) {
@@ -127,7 +160,8 @@ DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val
           std::make_shared<TokenRange>(whole, cut, size, "the validation split of ")};
 }
 
-// The files of both splits. Links are resolved, so that one file under two names is recognized.
+// The files of the training and of the validation split. Links are resolved, so that one file under two names is
+// recognized.
 struct SplitFiles {
   std::vector<std::string> train, val;
 };
@@ -141,14 +175,7 @@ SplitFiles checked_split(const SplitOptions& options, SplitFiles files) {
   return files;
 }
 
-void append_document(std::vector<int32_t>& tokens, std::string_view text, const Tokenizer& tokenizer) {
-  const std::vector<int32_t> encoded = tokenizer.encode(text);
-  tokens.clear();
-  tokens.push_back(tokenizer.eot());
-  tokens.insert(tokens.end(), encoded.begin(), encoded.end());
-}
-
-// The files that are not empty, in order. A shard among them throws: most likely data.kind is wrong.
+// The files without the empty ones, in order. Throws if one of them is a token shard: most likely data.kind is wrong.
 std::vector<std::string> text_files(const std::vector<std::string>& files) {
   std::vector<std::string> texts;
   for (const std::string& file : files) {
@@ -159,23 +186,72 @@ std::vector<std::string> text_files(const std::vector<std::string>& files) {
   return texts;
 }
 
-template <class T>
-std::shared_ptr<const TokenSource> read_texts(const std::vector<std::string>& files, const Tokenizer& tokenizer,
-                                              const std::string& what) {
-  auto source = std::make_shared<MemoryTokens<T>>(what + describe("text files", files));
+// Whether a file's name says that each line is a JSON object with a document.
+bool is_jsonl(const std::string& path) {
+  std::filesystem::path name(path);
+  if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
+  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
+}
+
+// Calls append(document) for each document of the files, in order; a document begins with the end-of-text token.
+template <class F>
+void for_each_document(const std::vector<std::string>& files, const Tokenizer& tokenizer, F&& append) {
   std::vector<int32_t> document;
+  const auto add = [&](std::span<const int32_t> tokens) {
+    document.assign(1, tokenizer.eot());
+    document.insert(document.end(), tokens.begin(), tokens.end());
+    append(document);
+  };
+  const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
   for (const std::string& file : files) {
-    append_document(document, read_file(file), tokenizer);
-    source->append(document);
+    if (!is_jsonl(file)) {
+      add(tokenizer.encode(read_file(file)));
+      continue;
+    }
+    encode_corpus({.files = {file}, .format = TextFormat::jsonl, .threads = threads}, tokenizer, {},
+                  [&](const EncodedPiece& piece) {
+                    for (const EncodedPiece::Part& part : piece.parts)
+                      add(std::span(piece.tokens).subspan(part.begin, part.end - part.begin));
+                  });
   }
+}
+
+// A source in memory, filled by fill(append).
+template <class T, class F>
+std::shared_ptr<const TokenSource> fill_memory(const std::string& name, F&& fill) {
+  auto source = std::make_shared<MemoryTokens<T>>(name);
+  fill([&](std::span<const int32_t> document) { source->append(document); });
   return source;
+}
+template <class F>
+std::shared_ptr<const TokenSource> fill_memory(const Tokenizer& tokenizer, const std::string& name, F&& fill) {
+  if (tokenizer.vocab_size() <= 1 << 8) return fill_memory<uint8_t>(name, fill);
+  if (tokenizer.vocab_size() <= 1 << 16) return fill_memory<uint16_t>(name, fill);
+  return fill_memory<int32_t>(name, fill);
 }
 
 std::shared_ptr<const TokenSource> read_texts(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                               const std::string& what) {
-  if (tokenizer.vocab_size() <= 1 << 8) return read_texts<uint8_t>(files, tokenizer, what);
-  if (tokenizer.vocab_size() <= 1 << 16) return read_texts<uint16_t>(files, tokenizer, what);
-  return read_texts<int32_t>(files, tokenizer, what);
+  auto source = fill_memory(tokenizer, what + describe("text files", files),
+                            [&](auto append) { for_each_document(files, tokenizer, append); });
+  TRIAD_CHECK(source->size() > 0, "{}: holds no document", source->name());
+  return source;
+}
+
+// The documents of a source that `wanted` accepts.
+template <class F>
+std::shared_ptr<const TokenSource> choose_documents(const TokenSource& source, const Tokenizer& tokenizer,
+                                                    const std::string& what, F&& wanted) {
+  return fill_memory(tokenizer, what + source.name(), [&](auto append) {
+    const DocumentIndex& index = *source.documents();
+    std::vector<int32_t> document;
+    for (int64_t i = 0; i < index.count(); ++i) {
+      if (!wanted(i)) continue;
+      document.resize(static_cast<size_t>(index.length(i)));
+      source.read(index.begins[i], document);
+      append(document);
+    }
+  });
 }
 
 int64_t held_out_documents(int64_t n, double val_fraction) {
@@ -189,6 +265,12 @@ void TokenSource::read_sequence(int64_t begin, std::span<int32_t> tokens, std::s
   read(begin + 1, targets);
   read(begin, tokens.first(1));
   std::copy(targets.begin(), targets.end() - 1, tokens.begin() + 1);
+}
+
+const DocumentIndex& require_documents(const TokenSource& source) {
+  const DocumentIndex* index = source.documents();
+  TRIAD_CHECK(index != nullptr, "{}: where its documents begin is not known", source.name());
+  return *index;
 }
 
 std::shared_ptr<const TokenSource> no_tokens() { return std::make_shared<NoTokens>(); }
@@ -214,6 +296,15 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
   if (!files.val.empty())
     return {read_texts(texts, tokenizer, "the training split of "),
             read_texts(text_files(files.val), tokenizer, "the validation split of ")};
+  if (std::any_of(texts.begin(), texts.end(), is_jsonl)) {
+    const auto all = read_texts(texts, tokenizer, "");
+    const int64_t documents = all->documents()->count();
+    if (documents == 1) return split_by_position(all, options.val_fraction);
+    const HeldOut held_out(documents, options.val_fraction, options.seed);
+    if (held_out.count() == 0) return {all, no_tokens()};
+    return {choose_documents(*all, tokenizer, "the training split of ", [&](int64_t i) { return !held_out(i); }),
+            choose_documents(*all, tokenizer, "the validation split of ", held_out)};
+  }
   if (texts.size() == 1) return split_by_position(read_texts(texts, tokenizer, ""), options.val_fraction);
   const HeldOut held_out(static_cast<int64_t>(texts.size()), options.val_fraction, options.seed);
   std::vector<std::string> train, val;

@@ -1,5 +1,5 @@
-// Token sources: endless synthetic tokens, text files, token shards; each as a training and a validation source that do
-// not overlap.
+// Token sources: endless synthetic tokens, text files, or token shards; each gives a training and a validation source
+// that do not overlap.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "io/data/documents.h"
 #include "io/data/permutation.h"
 #include "io/tokenizer/tokenizer.h"
 
@@ -17,13 +18,15 @@ class TokenSource {
  public:
   virtual ~TokenSource() = default;
   virtual int64_t size() const = 0;
-  // Reads tokens [begin, begin + out.size()). Throws if the range exceeds size().
+  // Reads the tokens [begin, begin + out.size()). Throws if the range exceeds size().
   virtual void read(int64_t begin, std::span<int32_t> out) const = 0;
-  // Reads a training sequence. targets[i] is the token that tokens[i] must predict, the next one by default; the loss
-  // ignores -1. Both spans have the same size.
+  // Reads a training sequence from position `begin` on. targets[i] is the token that the model must predict at
+  // tokens[i], by default the next token; the loss ignores the target -1. Both spans have the same size.
   virtual void read_sequence(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
-  // The number of targets other than -1 in a sequence of this length, the same for every sequence.
+  // The number of targets other than -1 in a sequence of this length; it is the same for every sequence.
   virtual int64_t count_targets(int64_t seq_len) const { return seq_len; }
+  // Where the documents begin; null if that is unknown. The index lives as long as the source.
+  virtual const DocumentIndex* documents() const { return nullptr; }
   virtual std::string name() const = 0;  // for messages: "the validation split of 12 text files"
 };
 
@@ -31,35 +34,41 @@ struct DataSplit {
   std::shared_ptr<const TokenSource> train, val;  // val is empty if val_fraction is 0
 };
 
-std::shared_ptr<const TokenSource> no_tokens();  // an empty source
+// source.documents(); throws an Error if they are not known.
+const DocumentIndex& require_documents(const TokenSource& source);
 
-// Uniform tokens in {0, .., vocab-1}, a pure function of (seed, split, position). The lowest possible loss is
-// ln(vocab).
+std::shared_ptr<const TokenSource> no_tokens();  // a source without any tokens
+
+// Synthetic tokens, uniform in {0, .., vocab-1}, a pure function of (seed, split, position). The lowest possible mean
+// loss is ln(vocab).
 DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction);
 
-// How files are split. If val_paths is not empty, it is the validation split; a file in both lists throws.
+// How files are split into training and validation. If val_paths is not empty, it is the validation split; a file in
+// both lists throws.
 struct SplitOptions {
   std::vector<std::string> paths, val_paths;  // files or globs; for shards also folders with a manifest.json
   double val_fraction = 0;
-  uint64_t seed = 0;  // of the random choice of validation documents
+  uint64_t seed = 0;  // seed of the random choice of validation documents
 };
-// Text files, one document each, held in memory as tokens, with tokenizer.eot() before each document. The split is by
-// document, chosen by seed; a single document is split by position: its last val_fraction is for validation. Empty
-// files are skipped. A token shard throws.
+// Token sources from text files, one document each, and from JSONL files (*.jsonl, *.ndjson, also packed), whose lines'
+// `text` are documents. Held in memory as tokens, with tokenizer.eot() before each document. The seed chooses the
+// validation documents. A single document is split by position instead: its last val_fraction is for validation. Empty
+// files are skipped. A token shard among the files throws.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
-// Token shards (io/data/shards.h), in the order of their names. Each shard is checked and scanned for tokens >= vocab
-// before the first token is used, and checked again at each read. The last val_fraction of the tokens is for
-// validation.
+// Token sources from shards (io/data/shards.h), in the order of their names. Each shard is checked and scanned for
+// tokens >= vocab before the first token is used, and checked again at each read. The same scan finds the documents if
+// the shards' manifests name the separator. The last val_fraction of all tokens is for validation.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
-// Files of one kind, recognized by their first bytes: token shards or text. No validation split.
+// One token source without a validation split from files of one kind, token shards or text, which is recognized by
+// their first bytes.
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer&, int64_t vocab);
 
-// The number of training tokens at the beginning of n_tokens that are split by position.
+// If n_tokens tokens are split by position: the number of tokens at the beginning that are for training.
 int64_t train_part(int64_t n_tokens, double val_fraction);
 
-// The choice of validation documents among n: a share of val_fraction, at least one and never all of them, chosen by
-// seed alone. None if val_fraction is 0 or n is 1.
+// The choice of validation documents among n documents: a share of val_fraction, at least one and never all of them,
+// which depends on the seed alone. None if val_fraction is 0 or n is 1.
 class HeldOut {
  public:
   HeldOut(int64_t n_documents, double val_fraction, uint64_t seed);

@@ -6,44 +6,48 @@
 #include <utility>
 
 #include "engine/check.h"
-#include "engine/random_streams.h"
 
 namespace triad {
 
 namespace {
 
-// Fills a row of a batch with the sequence at `position` (in sequences).
-void read_row(Batch& batch, int64_t row, const TokenSource& source, int64_t position, int64_t seq_len) {
+// Row number `row` of a batch, to be filled.
+Row row_of(Batch& batch, int64_t row, int64_t seq_len) {
   const auto of_row = [&](std::vector<int32_t>& of_batch) {
     return std::span(of_batch).subspan(static_cast<size_t>(row * seq_len), static_cast<size_t>(seq_len));
   };
-  source.read_sequence(position * seq_len, of_row(batch.tokens), of_row(batch.targets));
+  return {of_row(batch.tokens), of_row(batch.targets)};
+}
+
+// Appends the bounds of the documents of row number `row`; for a row without a sequence, `begins` is {0}.
+void add_bounds(Batch& batch, int64_t row, int64_t seq_len, const std::vector<int32_t>& begins) {
+  for (const int32_t begin : begins) batch.bounds.push_back(static_cast<int32_t>(row * seq_len) + begin);
+}
+
+// Ends the bounds after all rows, those without a sequence included.
+void end_bounds(Batch& batch, int64_t micro_batch, int64_t seq_len) {
+  for (int64_t row = batch.rows; row < micro_batch; ++row) add_bounds(batch, row, seq_len, {0});
+  batch.bounds.push_back(static_cast<int32_t>(micro_batch * seq_len));
 }
 
 Batch empty_batch(int64_t rows, int64_t seq_len) {
   const auto n = static_cast<size_t>(rows * seq_len);
-  return {.tokens = std::vector<int32_t>(n, 0), .targets = std::vector<int32_t>(n, -1), .rows = 0};
+  Batch batch;
+  batch.tokens.assign(n, 0);
+  batch.targets.assign(n, -1);
+  return batch;
 }
 
 }  // namespace
 
-int64_t count_sequences(const TokenSource& source, int64_t seq_len) {
-  TRIAD_CHECK(seq_len >= 1, "a sequence of {} tokens was asked for", seq_len);
-  const int64_t n = (source.size() - 1) / seq_len;
-  TRIAD_CHECK(source.size() > seq_len, "{} has {} tokens; one sequence of train.seq_len = {} needs {}", source.name(),
-              source.size(), seq_len, seq_len + 1);
-  return n;
-}
-
-int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed) {
-  const auto epoch = static_cast<uint64_t>(k / n_sequences);
-  return Permutation(n_sequences, seed, random_stream(RandomUse::order, epoch))(k % n_sequences);
-}
-
 Loader::Loader(std::shared_ptr<const TokenSource> source, const LoaderOptions& options)
     : shared_(std::make_shared<Shared>()) {
   const LoaderOptions& o = options;
-  shared_->n_sequences = count_sequences(*source, o.seq_len);
+  shared_->rows = make_rows(source, {.seq_len = o.seq_len,
+                                     .packing = o.packing,
+                                     .max_documents = o.max_documents,
+                                     .seed = o.seed,
+                                     .within = o.within});
   TRIAD_CHECK(o.micro_batch >= 1 && o.micro_steps >= 1 && o.prefetch >= 1 && o.first_sequence >= 0 && o.rank >= 0 &&
                   o.rank < o.world && o.stall_s > 0,
               "loader: micro_batch {}, micro_steps {}, rank {} of {}, first_sequence {}, prefetch {}, stall_s {}",
@@ -61,14 +65,28 @@ Loader::~Loader() {
   shared_->changed.notify_all();
 }
 
-Batch Loader::Shared::read(int64_t index) const {
+int64_t Loader::Shared::count_targets(int64_t step) {
+  if (step == counted_step) return n_targets;
+  const int64_t of_step = options.world * options.micro_steps * options.micro_batch;
+  n_targets = 0;
+  for (int64_t i = 0; i < of_step; ++i) n_targets += rows->count_targets(options.first_sequence + step * of_step + i);
+  counted_step = step;
+  return n_targets;
+}
+
+Batch Loader::Shared::read(int64_t index) {
   const LoaderOptions& o = options;
   const int64_t step = index / o.micro_steps, micro_step = index % o.micro_steps;
   const int64_t first = o.first_sequence + ((step * o.world + o.rank) * o.micro_steps + micro_step) * o.micro_batch;
   Batch batch = empty_batch(o.micro_batch, o.seq_len);
   batch.rows = o.micro_batch;
-  for (int64_t row = 0; row < o.micro_batch; ++row)
-    read_row(batch, row, *source, sequence_position(first + row, n_sequences, o.seed), o.seq_len);
+  batch.step_targets = count_targets(step);
+  for (int64_t i = 0; i < o.micro_batch; ++i) {
+    Row row = row_of(batch, i, o.seq_len);
+    rows->read(first + i, row);
+    add_bounds(batch, i, o.seq_len, row.begins);
+  }
+  if (o.within) end_bounds(batch, o.micro_batch, o.seq_len);
   return batch;
 }
 
@@ -93,7 +111,8 @@ void Loader::Shared::read_ahead() {
 Batch Loader::next() {
   std::unique_lock lock(shared_->mutex);
   const auto has_news = [&] { return !shared_->ready.empty() || shared_->error; };
-  // In slices, so that the time during which the whole process was suspended does not count.
+  // The wait consists of slices of this length, so that the time for which the whole process was suspended does not
+  // count.
   constexpr double kSliceS = 1;
   for (double left_s = shared_->options.stall_s;
        !shared_->changed.wait_for(lock, std::chrono::duration<double>(std::min(left_s, kSliceS)), has_news);) {
@@ -121,11 +140,16 @@ int64_t count_validation_batches(const TokenSource& source, int64_t seq_len, int
   return std::min(count, (count_sequences(source, seq_len) - 1) / micro_batch + 1);
 }
 
-Batch validation_batch(const TokenSource& source, int64_t seq_len, int64_t micro_batch, int64_t index) {
+Batch validation_batch(const TokenSource& source, int64_t seq_len, int64_t micro_batch, int64_t index, bool within) {
   const int64_t first = index * micro_batch;
   Batch batch = empty_batch(micro_batch, seq_len);
   batch.rows = std::min(micro_batch, count_sequences(source, seq_len) - first);
-  for (int64_t row = 0; row < batch.rows; ++row) read_row(batch, row, source, first + row, seq_len);
+  for (int64_t i = 0; i < batch.rows; ++i) {
+    Row row = row_of(batch, i, seq_len);
+    read_stream_row(source, (first + i) * seq_len, within, row);
+    add_bounds(batch, i, seq_len, row.begins);
+  }
+  if (within) end_bounds(batch, micro_batch, seq_len);
   return batch;
 }
 

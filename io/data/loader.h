@@ -8,34 +8,33 @@
 #include <mutex>
 #include <vector>
 
-#include "io/data/dataset.h"
+#include "io/data/rows.h"
 
 namespace triad {
 
-// tokens and targets [micro_batch, seq_len], row-major. Rows from `rows` on hold no sequence (the end of a validation
-// split): their tokens are 0 and their targets -1, which the loss ignores.
+// A micro-batch: tokens and targets [micro_batch, seq_len], row-major. Rows from number `rows` on hold no sequence,
+// which happens at the end of a validation split: their tokens are 0 and their targets -1, which the loss ignores.
 struct Batch {
   std::vector<int32_t> tokens, targets;
+  // With LoaderOptions::within: the bounds of the documents in the packed tokens, from 0 to their number, ascending; a
+  // bound is at every multiple of seq_len. A row without a sequence is one document. Otherwise empty.
+  std::vector<int32_t> bounds;
   int64_t rows = 0;
+  int64_t step_targets = 0;  // of a training batch: targets other than -1 in its whole step, on all ranks
 };
-
-// The number of sequences of T+1 tokens, which begin at multiples of T, so that every token but the first is a target
-// once an epoch. Throws an Error with the numbers if there is none.
-int64_t count_sequences(const TokenSource&, int64_t seq_len);
-
-// The position, in sequences, of a run's k-th training sequence (k = 0, 1, ...): in epoch k / n_sequences, chosen by a
-// permutation keyed by (seed, epoch).
-int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed);
 
 struct LoaderOptions {
   int64_t seq_len = 0;
   int64_t micro_batch = 0;  // sequences per rank and micro-step
   int64_t micro_steps = 1;  // micro-steps per rank and optimizer step
-  uint64_t seed = 0;        // of the shuffle
+  Packing packing = Packing::stream;
+  int64_t max_documents = 0;  // of RowOptions
+  uint64_t seed = 0;          // seed of the shuffle
+  bool within = false;        // attention stays within a document: batches have bounds
   int64_t rank = 0, world = 1;
-  int64_t first_sequence = 0;  // a resumed run passes its saved cursor()
-  int64_t prefetch = 4;        // batches read ahead
-  double stall_s = 300;        // limit on the wait in next(), seconds
+  int64_t first_sequence = 0;  // where training begins; a resumed run passes its saved cursor()
+  int64_t prefetch = 4;        // number of batches that are read ahead
+  double stall_s = 300;        // longest time that next() waits for a batch, s
 };
 
 // An endless stream of training batches. A step consumes the next world * micro_steps * micro_batch sequences of the
@@ -44,21 +43,22 @@ struct LoaderOptions {
 class Loader {
  public:
   Loader(std::shared_ptr<const TokenSource>, const LoaderOptions&);
-  ~Loader();  // detaches from the reading thread, whose current read may hang
+  ~Loader();  // does not wait for the reading thread, whose current read may hang
   Loader(const Loader&) = delete;
 
-  // The rank's next batch. Rethrows an error of the reading thread after the batches that were read before it. Throws
-  // if no batch arrives within stall_s (a disk that hangs).
+  // Returns this rank's next batch. An error of the reading thread is rethrown after the batches that were read before
+  // it. Throws if no batch arrives within stall_s (for example if a disk hangs).
   Batch next();
-  // Sequences that all ranks consumed in the steps begun so far; exact between steps.
+  // The number of sequences that all ranks consumed in the steps begun so far; exact between steps.
   int64_t cursor() const;
 
  private:
-  // State of both threads; the reading thread keeps it alive until its last read ends.
+  // The state that the reading thread and the caller share; the reading thread keeps it alive until its last read ends.
   struct Shared {
     std::shared_ptr<const TokenSource> source;
     LoaderOptions options;
-    int64_t n_sequences = 0;
+    std::unique_ptr<RowSource> rows;           // used by the reading thread alone
+    int64_t counted_step = -1, n_targets = 0;  // the step whose targets were counted last, and their number
 
     std::mutex mutex;
     std::condition_variable changed;
@@ -67,17 +67,18 @@ class Loader {
     bool stop = false;
 
     void read_ahead();
-    Batch read(int64_t index) const;
+    Batch read(int64_t index);
+    int64_t count_targets(int64_t step);
   };
 
   std::shared_ptr<Shared> shared_;
-  int64_t taken_ = 0;  // batches that next() returned
+  int64_t taken_ = 0;  // number of batches that next() returned
 };
 
-// The batches of a validation source, in order: the first ones are the same each time. Returns `count`, or fewer if the
-// source ends earlier; the last batch may be partly filled (Batch::rows). Throws an Error with the numbers if there is
-// not one sequence.
+// The batches of a validation source, in order, each row as stream_rows has it; the first ones are the same in each
+// evaluation. count_validation_batches returns `count`, or fewer if the source ends earlier; the last batch may be
+// partly filled (Batch::rows). Throws an Error with the numbers if there is not one sequence.
 int64_t count_validation_batches(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t count);
-Batch validation_batch(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t index);
+Batch validation_batch(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t index, bool within = false);
 
 }  // namespace triad

@@ -8,6 +8,7 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 
@@ -28,24 +29,40 @@ std::vector<std::string> shards_of(const ShardManifest& manifest, const Json& ro
   return paths;
 }
 
-// Sizes and checksums without names: a tokenizer may be read from files of other names.
+void read_separator(ShardManifest& manifest, const Json& json) {
+  const auto eot = json.value("eot", int64_t{-1});
+  if (eot < -1 || eot >= manifest.vocab_size)
+    fail("{}: its eot is {}: a token of its vocabulary of {} is needed", manifest.path, eot, manifest.vocab_size);
+  manifest.eot = static_cast<int32_t>(eot);
+  const auto position = json.value("eot_position", std::string("first"));
+  if (position != "first" && position != "last")
+    fail("{}: its eot_position is \"{}\": first or last is allowed", manifest.path, shortened(position));
+  manifest.separator = position == "last" ? Separator::last : Separator::first;
+}
+
+// Sizes and checksums of the files without their names, because a tokenizer may be read from files of other names.
 std::vector<Json> checksums(const Json& files) {
   std::vector<Json> sums;
   for (const Json& file : files) sums.push_back({file.at("bytes"), file.at("crc32")});
   return sums;
 }
 
-// For a manifest without a list of the tokenizer's files: the tokenizer files in its folder belong to the shards.
+// The tokenizer files in a folder. For a manifest that does not list its tokenizer's files: those in its folder belong
+// to the shards.
 Json files_in(const std::string& folder) {
   try {
     return describe_files(make_tokenizer(folder)->files());
-  } catch (const UsageError&) { return nullptr; }  // there are no tokenizer files
+  } catch (const UsageError&) { return nullptr; }  // the folder has no tokenizer files
 }
 
 bool lists(const ShardManifest& manifest, const fs::path& shard) {
   const auto is_shard = [&](const std::string& path) { return fs::path(path).filename() == shard.filename(); };
   return std::any_of(manifest.train.begin(), manifest.train.end(), is_shard) ||
          std::any_of(manifest.val.begin(), manifest.val.end(), is_shard);
+}
+
+bool same_separator(const ShardManifest& a, const ShardManifest& b) {
+  return a.eot >= 0 && a.eot == b.eot && a.separator == b.separator;
 }
 
 }  // namespace
@@ -91,6 +108,7 @@ std::optional<ShardManifest> read_manifest(const std::string& folder) {
     return std::nullopt;
   try {
     manifest.vocab_size = json.at("vocab_size").get<int64_t>();
+    read_separator(manifest, json);
     manifest.train = shards_of(manifest, json.at("train"));
     manifest.val = shards_of(manifest, json.at("val"));
     manifest.tokenizer = json.at("tokenizer").get<std::string>();
@@ -115,13 +133,16 @@ ShardOrigin find_manifests(std::span<const std::string> shards) {
   };
   ShardOrigin origin;
   for (const std::string& shard : shards) {
-    // The shard may be a symbolic link: search the link's folder, then the target's folder.
+    // The manifest that lists this shard. The shard may be a symbolic link: the link's folder is searched first, then
+    // the target's folder.
     const ShardManifest* found = nullptr;
     for (const fs::path& path : {fs::path(shard), fs::canonical(shard)})
       if (const auto& manifest = manifest_in(path.parent_path().string());
           found == nullptr && manifest && lists(*manifest, path))
         found = &*manifest;
     if (found == nullptr || found->tokenizer.empty()) origin.unlisted.push_back(shard);
+    if (found == nullptr || !same_separator(origin.manifests.empty() ? *found : origin.manifests.front(), *found))
+      origin.without_separator.push_back(shard);
     if (found != nullptr && std::none_of(origin.manifests.begin(), origin.manifests.end(),
                                          [&](const ShardManifest& m) { return m.path == found->path; })) {
       origin.manifests.push_back(*found);

@@ -1,5 +1,5 @@
-// manifest.json, which `triad data` writes next to its shards: the training and validation shards, and the tokenizer of
-// their tokens, identified by the checksums of its files.
+// manifest.json: `triad data` writes it next to its shards. It lists the training and validation shards, and identifies
+// the tokenizer of their tokens by the checksums of the tokenizer's files.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "io/data/documents.h"
 #include "io/json_config.h"
 #include "io/tokenizer/tokenizer.h"
 
@@ -14,33 +15,42 @@ namespace triad {
 
 struct ShardManifest {
   std::string path;                     // path of manifest.json
-  std::string tokenizer;                // "byte", or the path of the tokenizer's file in the same folder; "": unknown
-  Json tokenizer_files;                 // as from describe_files(); empty for bytes
-  int64_t vocab_size = 0;               // the tokenizer's vocabulary
+  std::string tokenizer;                // "byte", or the path of a tokenizer file in the manifest's folder; "": unknown
+  Json tokenizer_files;                 // what describe_files() returns; empty for the byte tokenizer
+  int64_t vocab_size = 0;               // size of the tokenizer's vocabulary
   std::vector<std::string> train, val;  // paths of the shards
+  // The token that separates documents; -1: unknown.
+  int32_t eot = -1;
+  Separator separator = Separator::first;  // the manifest's `eot_position`: "first", the default, or "last"
 
   std::string folder() const;
-  // Whether the shards may hold this tokenizer's tokens: the files' contents are compared, not their names. True if the
-  // manifest's tokenizer is unknown.
+  // Whether the shards may hold tokens of this tokenizer: compares the contents of its files, not their names. True if
+  // the manifest does not know its tokenizer.
   bool is_of(const Tokenizer&) const;
-  // The value for data.tokenizer. Throws an Error that names the file if it is missing or has changed.
+  // The manifest's tokenizer as a value for data.tokenizer. Throws an Error that names the file if it is missing or has
+  // changed.
   std::string checked_tokenizer() const;
 };
 
-// Name, bytes and CRC-32 of each file.
+// Name, size in bytes and CRC-32 of each file.
 Json describe_files(const std::vector<Tokenizer::File>&);
 
-// The manifest in a folder; nullopt if there is no manifest.json, or one of another program. A damaged one throws.
+// Reads the manifest in a folder; nullopt if the folder has no manifest.json, or one of another program. A damaged
+// manifest throws.
 std::optional<ShardManifest> read_manifest(const std::string& folder);
 
-// The manifests that list the given shards, each once, and the shards whose tokenizer is unknown.
+// Where shards come from: the manifests that list them, each once, and the shards whose tokenizer is unknown.
 struct ShardOrigin {
   std::vector<ShardManifest> manifests;
   std::vector<std::string> unlisted;
+  // The shards that no manifest with a separator lists, or whose manifest has another one than the first manifest.
+  std::vector<std::string> without_separator;
+
+  bool has_separator() const { return without_separator.empty(); }  // manifests.front() has it, too, for all shards
 };
 ShardOrigin find_manifests(std::span<const std::string> shards);
 
-// As expand_globs, where a folder with a manifest means its shards of one split.
+// Expands patterns as expand_globs does; a folder with a manifest means its shards of one split.
 enum class ShardSplit { train, val };
 std::vector<std::string> expand_shards(std::span<const std::string> patterns, ShardSplit);
 

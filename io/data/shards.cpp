@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "engine/check.h"
 
@@ -25,7 +26,7 @@ struct Format {
 constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}, Format{TokenWidth::u32, 20240801, 7}};
 constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
 
-constexpr int64_t kHeadBytes = 4096;  // enough bytes to recognize any format
+constexpr int64_t kHeadBytes = 4096;  // number of bytes that suffices to recognize any format
 
 int32_t header_word(std::string_view head, int64_t index) {
   int32_t word = 0;
@@ -33,12 +34,26 @@ int32_t header_word(std::string_view head, int64_t index) {
   return word;
 }
 
-// A plain loop, so that the compiler vectorizes it.
+// The largest token, found by a plain loop, which the compiler vectorizes.
 template <class T>
 T largest(std::span<const T> tokens) {
   T most = 0;
   for (const T token : tokens) most = std::max(most, token);
   return most;
+}
+
+// Appends to `marks` the positions of `mark` in the tokens; `first` is the position of the first token. Counts piece by
+// piece by a plain loop, which the compiler vectorizes, because separators are rare.
+template <class T>
+void find_marks(std::span<const T> tokens, T mark, int64_t first, std::vector<int64_t>& marks) {
+  constexpr size_t kPiece = 256;
+  for (size_t begin = 0; begin < tokens.size(); begin += kPiece) {
+    const auto piece = tokens.subspan(begin, std::min(kPiece, tokens.size() - begin));
+    int found = 0;
+    for (const T token : piece) found += token == mark;
+    for (size_t i = 0; found > 0; ++i)
+      if (piece[i] == mark) marks.push_back(first + static_cast<int64_t>(begin + i)), --found;
+  }
 }
 
 bool has_magic(std::string_view head) {
@@ -47,8 +62,8 @@ bool has_magic(std::string_view head) {
                                          [&](const Format& f) { return header_word(head, 0) == f.magic; });
 }
 
-// nanoGPT's files have no header and are recognized by their names, train.bin and val.bin. Excluded are text, by its
-// bytes, and u32 tokens, whose upper halves are mostly 0.
+// Whether a file is one of nanoGPT's, which have no header and are recognized by their names, train.bin and val.bin.
+// Excluded are text, which is recognized by its bytes, and u32 tokens, whose upper halves are mostly 0.
 bool is_nanogpt(const std::string& path, std::string_view head) {
   const std::string name = std::filesystem::path(path).filename().string();
   if (name != "train.bin" && name != "val.bin") return false;
@@ -59,7 +74,7 @@ bool is_nanogpt(const std::string& path, std::string_view head) {
     ++upper;
     empty += head[i] == 0 && head[i + 1] == 0;
   }
-  constexpr size_t kFew = 16;  // too few tokens to decide
+  constexpr size_t kFew = 16;  // with fewer 4-byte words, the number of zeros decides nothing
   return !head.empty() && !text && (upper < kFew || empty * 10 < upper * 9);
 }
 
@@ -98,7 +113,7 @@ void Shard::read_llmc_header(std::string_view head) {
   const int32_t magic = head.size() >= 4 ? header_word(head, 0) : 0;
   const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.magic == magic; });
   TRIAD_CHECK(format != kFormats.end(),
-              "{}: no token shard: at offset 0 expected the magic number {} (u16) or {} (u32), or BIN.TOK, found {} "
+              "{}: not a token shard: at offset 0 expected the magic number {} (u16) or {} (u32), or BIN.TOK, found {} "
               "(nanoGPT's tokens without a header are read from files called train.bin and val.bin)",
               path(), kFormats[0].magic, kFormats[1].magic, magic);
   need_header(head);
@@ -111,7 +126,8 @@ void Shard::read_llmc_header(std::string_view head) {
   TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path(), size_);
 }
 
-// After the magic: version, bytes per token, tokens, vocabulary, whether a mask follows the tokens.
+// Reads the header of llmq's format. After the magic number it holds: version, bytes per token, number of tokens,
+// vocabulary size, and whether a mask follows the tokens.
 void Shard::read_llmq_header(std::string_view head) {
   need_header(head);
   constexpr int64_t kVersion = 2, kBytes = 4;
@@ -130,8 +146,8 @@ void Shard::read_llmq_header(std::string_view head) {
       path(), header_word(head, 6));
 }
 
-// Calls f(first, tokens) for the tokens [begin, end), piece by piece, as spans of the file's type, uint16_t or
-// uint32_t.
+// Calls f(first, tokens) for the tokens [begin, end), piece by piece, as spans of the type that the file stores,
+// uint16_t or uint32_t.
 template <class F>
 void Shard::for_each_piece(int64_t begin, int64_t end, F&& f) const {
   constexpr int64_t kPieceTokens = 1 << 18;
@@ -177,8 +193,11 @@ int64_t Shard::max_token() const {
   return most;
 }
 
-void Shard::scan(int64_t vocab) const {
-  for_each_piece(0, size_, [&](int64_t first, auto tokens) { check_piece(first, tokens, vocab); });
+void Shard::scan(int64_t vocab, int32_t mark, std::vector<int64_t>* marks) const {
+  for_each_piece(0, size_, [&]<class T>(int64_t first, std::span<const T> tokens) {
+    check_piece(first, tokens, vocab);
+    if (marks != nullptr && std::in_range<T>(mark)) find_marks(tokens, static_cast<T>(mark), first, *marks);
+  });
 }
 
 ShardWriter::ShardWriter(const std::string& path, TokenWidth width, const Progress& from)
@@ -187,7 +206,7 @@ ShardWriter::ShardWriter(const std::string& path, TokenWidth width, const Progre
       file_(path, from.tokens > 0 ? kHeaderBytes + from.tokens * static_cast<int64_t>(width) : 0),
       size_(from.tokens),
       body_crc_(from.crc32) {
-  const std::array<std::byte, kHeaderBytes> placeholder{};  // finish() writes the header
+  const std::array<std::byte, kHeaderBytes> placeholder{};  // reserves space for the header, which finish() writes
   if (from.tokens == 0) file_.write(placeholder);
 }
 

@@ -1,7 +1,7 @@
-// Reads and writes token shards (io/data/README.md has the layouts).
-// Written: llm.c's format, 256 int32 of header (magic, version, token count), then the tokens, little-endian; u16 with
-// magic 20240520, version 1, or u32 with magic 20240801, version 7. Read in addition: llmq's shards (BIN.TOK, u32), and
-// nanoGPT's train.bin and val.bin, which are u16 tokens without a header.
+// Reads and writes token shards (io/data/README.md has the layouts). Written is llm.c's format: a header of 256 int32
+// (magic number, version, token count), then the tokens, little-endian; 16-bit tokens with magic 20240520 and version
+// 1, 32-bit tokens with magic 20240801 and version 7. Two more formats can be read: llmq's (BIN.TOK, 32-bit) and
+// nanoGPT's train.bin and val.bin, which are 16-bit tokens without a header.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -15,26 +15,27 @@ namespace triad {
 
 enum class TokenWidth { u16 = 2, u32 = 4 };  // bytes per token
 
-// True if the file begins with a shard's magic number, or is one of nanoGPT's files by name and content. False for a
-// file that is too short for a magic number.
+// True if the file begins with a shard format's magic number, or is one of nanoGPT's files by name and content. False
+// for a file that is too short for a magic number.
 bool is_shard(const std::string& path);
 
-// A shard, open for reading (InputFile). A file that is foreign, cut, without tokens, or not as long as its header
-// says, throws an Error that names file, offset, and the expected and found values. If the file changes later, the next
-// read throws.
+// Shard: a shard that is open for reading. A file that is of another format, cut, without tokens, or not as long as its
+// header says, throws an Error that names file, offset, and the expected and found values. If the file changes later,
+// the next read throws.
 class Shard {
  public:
   explicit Shard(const std::string& path);
   const std::string& path() const { return file_.path(); }
   TokenWidth width() const { return width_; }
-  const char* format() const { return format_; }  // description for messages
-  int64_t size() const { return size_; }          // tokens
+  const char* format() const { return format_; }  // name of the format, for messages
+  int64_t size() const { return size_; }          // number of tokens
   int64_t bytes() const { return file_.size(); }
-  // Reads tokens [begin, begin + out.size()). If vocab is given, a token >= vocab throws as in scan().
+  // Reads the tokens [begin, begin + out.size()). If vocab is given, a token >= vocab throws as in scan().
   void read(int64_t begin, std::span<int32_t> out, int64_t vocab = kAnyToken) const;
   int64_t max_token() const;  // reads the whole shard
-  // Reads the whole shard. A token >= vocab throws an Error that names file, offset and token.
-  void scan(int64_t vocab) const;
+  // Reads the whole shard. A token >= vocab throws an Error that names file, offset and token. If `marks` is given, it
+  // receives the positions of the token `mark`, ascending, after what it holds already.
+  void scan(int64_t vocab, int32_t mark = -1, std::vector<int64_t>* marks = nullptr) const;
 
  private:
   static constexpr int64_t kAnyToken = int64_t{1} << 32;
@@ -53,10 +54,11 @@ class Shard {
   int64_t size_ = 0;
 };
 
-// Writes a shard piece by piece; it appears whole or not at all.
+// ShardWriter: writes a shard piece by piece. The file appears under its name only when it is complete.
 class ShardWriter {
  public:
-  // State from which a later process continues a shard: the number of its tokens, and the CRC-32 of their bytes.
+  // The state from which a later process continues a shard: the number of tokens written so far, and the CRC-32 of
+  // their bytes.
   struct Progress {
     int64_t tokens = 0;
     uint32_t crc32 = 0;
@@ -64,8 +66,8 @@ class ShardWriter {
   ShardWriter(const std::string& path, TokenWidth width) : ShardWriter(path, width, Progress{}) {}
   ShardWriter(const std::string& path, TokenWidth width, const Progress& from);
   void append(std::span<const int32_t> tokens);  // throws for a token that does not fit the width
-  int64_t size() const { return size_; }         // tokens so far
-  Progress pause();                              // syncs all tokens to NAME.part, which the destructor then keeps
+  int64_t size() const { return size_; }         // number of tokens written so far
+  Progress pause();  // syncs all tokens to the file NAME.part, which the destructor then keeps
 
   struct Written {
     int64_t tokens = 0, bytes = 0;

@@ -14,13 +14,14 @@ namespace triad {
 
 namespace {
 
-using TokenJson = nlohmann::json;  // unordered: triad::Json would search keys linearly
+using TokenJson = nlohmann::json;  // not ordered, because the ordered triad::Json would search keys linearly
 
 constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// Limit on token ids, far above real vocabularies: a wrong id makes the table of texts at most 84 MB long.
+// Limit on token ids, far above real vocabularies. It bounds the table of the tokens' texts, which a wrong id would
+// make huge, to 84 MB.
 constexpr int64_t kMaxTokens = 1 << 21;
 
-// A value of the file, with its name for messages.
+// A value of the JSON file, with its key for messages.
 class Value {
  public:
   Value(const std::string& path, const TokenJson& json, std::string key)
@@ -38,7 +39,7 @@ class Value {
     if (!json_->is_object()) refuse("an object is needed");
     return *json_;
   }
-  // The value of a key; null if absent.
+  // The value of a key in this object; null if the key is absent.
   Value operator[](const char* key) const {
     static const TokenJson kNull;
     const auto found = object().find(key);
@@ -64,7 +65,7 @@ class Value {
       refuse(fmt::format("a token's number below {} is needed", kMaxTokens));
     return json_->get<int32_t>();
   }
-  // The object's `type`.
+  // The value of this object's key `type`.
   std::string type() const { return (*this)["type"].text(); }
 
  private:
@@ -97,7 +98,7 @@ class Vocabulary {
     spec_.texts[at] = unspell_bytes(token).value_or(token);
     ids_.emplace(token, id);
   }
-  // The token's id, or -1.
+  // The id of a token, or -1 if the vocabulary lacks it.
   int32_t find(const std::string& token) const {
     const auto found = ids_.find(token);
     return found == ids_.end() ? -1 : found->second;
@@ -162,7 +163,8 @@ void read_added_tokens(const Value& list, BpeSpec& spec, Vocabulary& vocabulary)
           "in the vocabulary this spells other bytes: decoded, they and this text would be one. Give it an id of its "
           "own, or drop it from added_tokens");
     if (known < 0) vocabulary.add(t.content, t.id);
-    spec.texts[static_cast<size_t>(t.id)] = t.content;  // plain text, not in the byte alphabet
+    // An added token is plain text, not written in the byte alphabet.
+    spec.texts[static_cast<size_t>(t.id)] = t.content;
     spec.added.push_back(std::move(t));
   }
 }
@@ -193,7 +195,8 @@ SplitBehavior read_behavior(const Value& behavior) {
   behavior.refuse("Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous is understood");
 }
 
-// Returns true if it is ByteLevel, after which text is in the byte alphabet, so no pre-tokenizer may follow.
+// Reads one pre-tokenizer. Returns true if it is ByteLevel, after which text is in the byte alphabet, so that no
+// pre-tokenizer may follow.
 bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
   const std::string type = pre.type();
   if (type == "Sequence") {
@@ -228,7 +231,8 @@ bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
   pre["type"].refuse("ByteLevel, Split, Digits or Sequence is understood");
 }
 
-// The end-of-text token, which these files do not name: an added token with a usual name, or the only special token.
+// Finds the end-of-text token, which these files do not name: an added token with a usual name, or the only special
+// token.
 int32_t find_eot(const BpeSpec& spec) {
   constexpr const char* kNames[] = {"<|endoftext|>",
                                     "<|end_of_text|>",
@@ -247,8 +251,8 @@ int32_t find_eot(const BpeSpec& spec) {
   if (std::count_if(spec.added.begin(), spec.added.end(), special) == 1)
     return std::find_if(spec.added.begin(), spec.added.end(), special)->id;
   fail(
-      "{}: no token to stand before documents: an added token <|endoftext|>, <|end_of_text|>, </s>, <eos> or [EOS] is "
-      "needed, or a single special token (add_special_tokens([\"<|endoftext|>\"]))",
+      "{}: no end-of-text token, which precedes each document: an added token <|endoftext|>, <|end_of_text|>, </s>, "
+      "<eos> or [EOS] is needed, or exactly one special token (add_special_tokens([\"<|endoftext|>\"]))",
       spec.name);
 }
 
@@ -264,7 +268,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const st
     fail("{}: a JSON object with a key model is needed: is this a tokenizer.json?", path);
   const Value root(path, json, "");
   const Value model = root["model"];
-  // Files of the first versions have no model type.
+  // The oldest tokenizer.json files have no model type.
   if (!model["type"].absent() && model.type() != "BPE") model["type"].refuse("BPE is understood");
   Vocabulary vocabulary(model["vocab"], spec);
   read_model(model, vocabulary);

@@ -186,8 +186,29 @@ def handshakes():
     put("handshake", "empty", b"")
 
 
+def documents():
+    def bounds(name, *values):
+        put("documents", name, struct.pack(f"<{len(values)}i", *values))
+
+    bounds("one", 0, 127)
+    bounds("single-tokens", 0, 1, 2, 3)
+    bounds("mixed", 0, 33, 64, 65, 127)
+    bounds("two-rows", 0, 5, 8, 9, 16)
+    bounds("blocks", *range(0, 65 * 8, 8))
+    bounds("first", 1, 64)
+    bounds("equal", 0, 8, 8, 64)
+    bounds("descending", 0, 33, 32, 64)
+    bounds("negative", 0, -8, 64)
+    bounds("beyond", 0, 65, 64)
+    bounds("largest", 0, 2**31 - 1)
+    bounds("alone", 0)
+    put("documents", "cut", struct.pack("<2i", 0, 64)[:7])
+    put("documents", "empty", b"")
+
+
 shards()
 safetensors()
 tokenizers()
 configs()
 handshakes()
+documents()

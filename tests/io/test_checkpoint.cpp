@@ -1,5 +1,5 @@
-// Checkpoint folders: atomic writes, `latest`, leftovers of killed saves, removal of old checkpoints; and runs whose
-// disk is full or whose folder cannot be written to.
+// Checkpoint folders: atomic writes, the link `latest`, files left by killed saves, the removal of old checkpoints; and
+// runs whose disk is full or whose folder is not writable.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ using namespace triad;
 using namespace triad::test;
 namespace fs = std::filesystem;
 
-TEST_CASE("io: checkpoint folders", "[io]") {
+TEST_CASE("io: checkpoint folders are written whole, found, and restored after a killed save", "[io]") {
   const TemporaryFolder folder;
   const std::string run = folder.path(), parent = folder.file("checkpoints");
   const auto save = [&](int step, const std::string& text) {
@@ -40,39 +40,40 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   CHECK(save(10, "ten again") == parent + "/step_10");  // a save replaces an existing folder
   CHECK(read_text(parent + "/step_10/model") == "ten again");
 
-  // A save that fails leaves the other checkpoints unchanged and no files of its own.
+  // A failed save does not change the other checkpoints, and leaves no files.
   CHECK_THROWS_WITH(write_checkpoint(parent, "step_11", [](const std::string&) { fail("disk full"); }), "disk full");
   check_error([&] { write_checkpoint(parent, "step_11", [](const std::string&) {}); }, {"step_11", "state.json"});
   CHECK(count_files(parent) == 3);
   CHECK(find_newest_checkpoint(parent) == parent + "/step_10");
 
-  // Leftovers of saves killed at three moments: a half-written folder, a whole folder not yet renamed, and a renamed
-  // folder whose link does not exist yet.
+  // What remains of saves that were killed at three moments: a half-written folder, a whole folder that is not renamed
+  // yet, and a renamed folder without a link.
   fs::create_directory(parent + "/step_12.tmp.4711");
   write_text(parent + "/step_12.tmp.4711/model", "half");
   fs::create_directory(parent + "/step_13.tmp.4711");
   write_text(parent + "/step_13.tmp.4711/state.json", "whole");
-  fs::create_directory(parent + "/step_10.tmp.4711");  // the replaced checkpoint, after the exchange of names
+  // The replaced checkpoint, if the save was killed after both folders had exchanged their names.
+  fs::create_directory(parent + "/step_10.tmp.4711");
   write_text(parent + "/step_10.tmp.4711/state.json", "whole");
   fs::create_symlink("step_13", parent + "/latest.tmp.4711");
   write_text(parent + "/notes.tmp.1", "the user's");
-  fs::create_directory(parent + "/step_99");  // without state.json it is no checkpoint
+  fs::create_directory(parent + "/step_99");  // a folder without state.json is no checkpoint
   remove_leftovers(parent);
   CHECK(count_files(parent) == 6);
   CHECK(is_checkpoint(parent + "/step_13"));
   CHECK(read_text(parent + "/step_10/model") == "ten again");
-  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // newer than `latest`, which points to step_10
+  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // newer than the target of `latest`, step_10
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   REQUIRE(all.size() == 3);
   CHECK(all[0].step == 9);
   CHECK(all[2].step == 13);
-  fs::remove_all(parent + "/step_10");  // `latest` now dangles
+  fs::remove_all(parent + "/step_10");  // `latest` now points to nothing
   CHECK(resolve_checkpoint(run) == parent + "/step_13");
   CHECK(resolve_checkpoint(parent + "/latest") == parent + "/step_13");
   fs::remove(parent + "/latest");
   CHECK(resolve_checkpoint(run + "/latest") == parent + "/step_13");
 
-  // Folders that were set aside are no longer found, and a name step_X in which X is no valid step is no checkpoint.
+  // Folders that were set aside are not found, and neither are folders step_X in which X is no valid step.
   write_text(folder.file("metrics.json"), "{}");
   CHECK(set_aside(parent, {folder.file("metrics.json"), parent + "/step_13"}) == parent + "/set_aside_0");
   CHECK(next_set_aside(parent) == parent + "/set_aside_1");
@@ -86,7 +87,7 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   CHECK(resolve_checkpoint(run) == parent + "/step_9");
 }
 
-TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
+TEST_CASE("io: old checkpoints are removed, except the newest and every k-th", "[io]") {
   const TemporaryFolder folder;
   const std::string& parent = folder.path();
   const auto save = [&](int step) {
@@ -103,12 +104,13 @@ TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
   CHECK(steps().size() == 7);
   thin_out_checkpoints(parent, 3, 2);
   CHECK(steps() == std::vector<int64_t>{2, 4, 5, 6, 7});
-  save(3);  // `latest` points to step 3 now; newer checkpoints are still found
+  save(3);  // `latest` points to step 3 now; newer checkpoints must still be found
   thin_out_checkpoints(parent, 1, 0);
   CHECK(steps() == std::vector<int64_t>{3, 7});
   for (const std::string& path : {parent, parent + "/latest"}) CHECK(resolve_checkpoint(path) == parent + "/step_7");
   CHECK(count_files(parent) == 3);
-  // A killed removal leaves a renamed folder: the next save restores a whole one and deletes a partial one.
+  // A removal that was killed leaves a renamed folder. The next save gives a whole one its name back, and deletes a
+  // partial one.
   fs::rename(parent + "/step_7", parent + "/step_7.tmp.1");
   fs::create_directory(parent + "/step_6.tmp.1");
   save(8);
@@ -120,28 +122,28 @@ namespace {
 
 const std::string kSaves = "--set train.steps=300 --set train.save_every=1 --set train.keep_last=2 ";
 
-// A run that saves at every step and is disturbed by `harm` after some steps. It must end with a message that names the
-// checkpoint; earlier checkpoints must be whole; and after `mend` a resume must end with the same bits as an
-// uninterrupted run.
-void check_failing_save(const std::string& before, const std::function<void(const std::string& out, int pid)>& harm,
-                        const std::function<void(const std::string& out)>& mend, const std::string& reason) {
+// Trains a run that saves at every step, and calls `disturb` after some of them. The run must end with a message that
+// names the checkpoint, and earlier checkpoints must be whole. After `repair` a resume must end with the same bits as
+// an uninterrupted run.
+void check_failing_save(const std::string& before, const std::function<void(const std::string& out, int pid)>& disturb,
+                        const std::function<void(const std::string& out)>& repair, const std::string& reason) {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), whole = folder.file("whole"), log = folder.file("log");
   REQUIRE(run_program(train_args(whole, kSaves)).exit_code == 0);
-  // Each matrix product takes 1 ms longer, so that `harm` is called before the run ends.
+  // Each matrix product takes 1 ms longer, so that `disturb` is called before the run ends.
   BackgroundProgram program(train_args(out, kSaves), with_faults("TRIAD_FAULTS='0 0.001'") + before, log);
   for (int i = 0; i < 180000 && lines(out + "/training.csv").size() < 4; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   REQUIRE(fs::exists(out + "/checkpoints/latest"));
-  harm(out, program.pid());
+  disturb(out, program.pid());
   CHECK(program.wait() == 1);
   const std::string text = read_text(log);
   INFO(text);
   CHECK(text.find(reason) != std::string::npos);
   CHECK(text.find("checkpoints") != std::string::npos);
-  mend(out);
+  repair(out);
   const std::string newest = resolve_checkpoint(out);
-  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // inspect verifies the checksums, too
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // inspect verifies checksums, too
   const Outcome resumed = run_program(train_args(out, kSaves + "--resume latest"));
   INFO(resumed.output);
   CHECK(resumed.exit_code == 0);
@@ -152,18 +154,19 @@ void check_failing_save(const std::string& before, const std::function<void(cons
 
 }  // namespace
 
-TEST_CASE("train: a save that meets a limit on file sizes ends the run and leaves the older checkpoint whole", "[io]") {
+TEST_CASE("train: a save that exceeds the file size limit ends the run, and the older checkpoint stays whole", "[io]") {
   check_failing_save(
       "",
       [](const std::string&, int pid) {
-        const rlimit limit{100000, 100000};  // bytes: the weights take 170 KB, every other file less than the limit
+        const rlimit limit{100000, 100000};  // bytes: less than the weights' 170 KB, more than any other file
         REQUIRE(prlimit(pid, RLIMIT_FSIZE, &limit, nullptr) == 0);
       },
       [](const std::string&) {}, "File too large");
 }
 
-TEST_CASE("train: a checkpoints folder that can no longer be written to ends the run, the older one is whole", "[io]") {
-  // Root can write anywhere, so the program drops that capability first.
+TEST_CASE("train: a checkpoints folder that is no longer writable ends the run, and the older checkpoint stays whole",
+          "[io]") {
+  // Root may write to any folder, so the program drops this capability first.
   check_failing_save(
       geteuid() == 0 ? "exec setpriv --bounding-set=-dac_override,-dac_read_search " : "",
       [](const std::string& out, int) {
@@ -175,7 +178,7 @@ TEST_CASE("train: a checkpoints folder that can no longer be written to ends the
       "Permission denied");
 }
 
-TEST_CASE("train: a full disk ends the run and leaves the older checkpoints whole", "[io]") {
+TEST_CASE("train: a full disk ends the run, and the older checkpoints stay whole", "[io]") {
   const TemporaryFolder folder;
   const std::string disk = folder.file("disk"), whole = folder.file("whole"), log = folder.file("log");
   fs::create_directory(disk);
@@ -187,8 +190,8 @@ TEST_CASE("train: a full disk ends the run and leaves the older checkpoints whol
   const std::string more = "--set train.steps=30 --set train.save_every=1 --set train.keep_last=0 ",
                     out = disk + "/run";
   REQUIRE(run_program(train_args(whole, more)).exit_code == 0);
-  // A checkpoint takes about 500 KB and none is removed: the disk is full after three. Then a run in another folder
-  // resumes from the last of them.
+  // A checkpoint takes about 500 KB, and old ones are kept, so the disk is full after three. Then a run in another
+  // folder resumes from the last of them.
   const Outcome outcome =
       run_command(own + "; " TRIAD_PROGRAM " " + train_args(out, more) + "; echo \"ended with $?\"; " +
                   TRIAD_PROGRAM " " + train_args(folder.file("resumed"), more) + "--resume " + out +
@@ -215,7 +218,7 @@ TEST_CASE("train: a run that cannot save is refused before its first step", "[io
 
 namespace {
 
-// One of the tokenizer.json files for which the expected tokens are known.
+// Returns a tokenizer.json from known_tokens.json.
 std::string some_tokenizer() {
   return parse_json(read_text(TRIAD_SOURCE_DIR "/tests/io/known_tokens.json"), "known_tokens.json")[0]["tokenizer"]
       .dump();
@@ -223,7 +226,7 @@ std::string some_tokenizer() {
 
 }  // namespace
 
-TEST_CASE("train: a resume goes on with the checkpoint's own tokenizer, or not at all", "[train]") {
+TEST_CASE("train: a resume requires the checkpoint's own tokenizer", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), file = folder.file("tokenizer.json"), tokenizer = some_tokenizer();
   write_text(file, tokenizer);
@@ -245,7 +248,7 @@ TEST_CASE("train: a resume goes on with the checkpoint's own tokenizer, or not a
   CHECK_FALSE(fs::exists(out + "/tokenizer.json"));
 }
 
-TEST_CASE("train: a tokenizer's files are read at the start, and may go then", "[train]") {
+TEST_CASE("train: a tokenizer's files are read at the start, and may be deleted afterwards", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), file = folder.file("tokenizer.json"), tokenizer = some_tokenizer();
   write_text(file, tokenizer);
@@ -261,7 +264,7 @@ TEST_CASE("train: a tokenizer's files are read at the start, and may go then", "
   CHECK(read_text(out + "/checkpoints/latest/tokenizer.json") == tokenizer);
 }
 
-TEST_CASE("train: a run begins with the weights of another, and anew in all else", "[train]") {
+TEST_CASE("train: init_from takes another run's weights and nothing else", "[train]") {
   const TemporaryFolder folder;
   const std::string first = folder.file("first"), second = folder.file("second"), weights = "/model.safetensors";
   REQUIRE(run_program(train_args(first, "--set train.steps=3")).exit_code == 0);
@@ -271,13 +274,13 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   REQUIRE(none.exit_code == 0);
   CHECK(none.output.find("begins with the weights of " + first + weights) != std::string::npos);
   CHECK(same_file(first + weights, second + weights));
-  // With other lengths and data, init_from starts at step 0.
+  // init_from allows other lengths and data, and starts at step 0.
   REQUIRE(run_program(train_args(second, from + "--overwrite --set train.steps=2 --set train.seq_len=96 --set "
                                                 "train.save_every=1 --set data.seed=5"))
               .exit_code == 0);
   CHECK(lines(second + "/training.csv").size() == 3);
   CHECK_FALSE(same_file(first + weights, second + weights));
-  // Invalid initial weights are refused before --overwrite removes anything of the previous run.
+  // Invalid initial weights are an error before --overwrite removes files of the previous run.
   const std::string rows = read_text(second + "/training.csv");
   const auto refused = [&](const std::string& args, int exit_code, const std::string& words) {
     const Outcome outcome = run_program(train_args(second, "--overwrite " + args));
@@ -296,8 +299,7 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   for (const char* name : {"/config.json", "/model.safetensors"}) fs::copy(first + name, folder.file("cut") + name);
   fs::resize_file(folder.file("cut") + weights, fs::file_size(first + weights) - 1);
   refused("--set train.init_from=" + folder.file("cut"), 1, folder.file("cut") + weights);
-  // A run cannot write into a checkpoint, nor into a folder in which a run or a checkpoint is nested more deeply than
-  // its own.
+  // A run may not write into a checkpoint, nor into a folder with a run or a checkpoint below the usual depth.
   const std::string inside = second + "/checkpoints/step_2";
   const Outcome mixed = run_program(train_args(inside, "--overwrite"));
   CHECK(mixed.exit_code == 1);
@@ -313,7 +315,7 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   CHECK(nested.exit_code != 0);
   CHECK(nested.output.find("holds a checkpoint of an earlier run") != std::string::npos);
   CHECK(fs::exists(folder.file("outer/checkpoints/step_9") + weights));
-  // A resume uses its own checkpoint: the weights of init_from may be deleted.
+  // A resume reads its own checkpoint, so the weights of init_from may be deleted.
   fs::remove_all(first);
   const Outcome resumed =
       run_program(train_args(second, from + "--resume latest --set train.steps=3 --set train.seq_len=96 --set "

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include "io/data/dataset.h"
@@ -27,9 +28,13 @@ void write_shard(const std::string& path, int64_t tokens, int32_t token) {
 }
 
 // Overwrites the file in place with the bytes of another shard, so that programs that have it open read the new bytes.
+// The file gets its new length last and is never shorter meanwhile, so that a reader finds old or new tokens, but no
+// early end.
 void rewrite(const std::string& path, int64_t tokens, int32_t token) {
   write_shard(path + ".other", tokens, token);
-  fs::copy_file(path + ".other", path, fs::copy_options::overwrite_existing);
+  const std::string bytes = read_text(path + ".other");
+  std::fstream(path, std::ios::binary | std::ios::in | std::ios::out) << bytes;
+  fs::resize_file(path, bytes.size());
 }
 
 std::string on_shard(const std::string& path) {

@@ -1,5 +1,4 @@
-// Runs the corpora of the fuzzers (tests/fuzz: seeds and inputs that once failed) through the fuzzers' entry functions,
-// without clang.
+// Runs the fuzzers' entry functions on their corpora (tests/fuzz: seeds, and inputs that once failed), without clang.
 #include <ctime>
 #include <filesystem>
 
@@ -11,7 +10,7 @@ using namespace triad::test;
 namespace fs = std::filesystem;
 namespace fuzz = triad::fuzz;
 
-TEST_CASE("fuzz: each reader keeps its promise on every input of its corpus", "[fuzz]") {
+TEST_CASE("fuzz: each reader keeps its contract on every input of its corpus", "[fuzz]") {
   for (const fuzz::Reader& reader : fuzz::kReaders) {
     const fs::path corpus = fs::path(TRIAD_SOURCE_DIR) / "tests/fuzz/corpora" / reader.name;
     size_t inputs = 0;
@@ -20,7 +19,7 @@ TEST_CASE("fuzz: each reader keeps its promise on every input of its corpus", "[
       const std::string bytes = read_text(entry.path().string());
       INFO(entry.path().string() << ", " << bytes.size() << " bytes");
       CHECK_NOTHROW(fuzz::run(reader, bytes));
-      // A truncated input is an input too.
+      // Truncated inputs are inputs, too.
       for (const size_t eighth : {1, 4, 7})
         CHECK_NOTHROW(fuzz::run(reader, bytes.substr(0, bytes.size() * eighth / 8)));
     }
@@ -29,7 +28,7 @@ TEST_CASE("fuzz: each reader keeps its promise on every input of its corpus", "[
   }
 }
 
-TEST_CASE("fuzz: a promise that is broken is told", "[fuzz]") {
+TEST_CASE("fuzz: a violation of the contract is reported", "[fuzz]") {
   const auto broken = [](auto&& f) {
     try {
       f();

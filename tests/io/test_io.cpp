@@ -1,4 +1,4 @@
-// io/: files, safetensors, shards, tables and checkpoint folders: round trips, known bytes, and every malformed input.
+// io/: files, safetensors, shards, tables and JSON: round trips, known bytes, and every kind of malformed input.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -65,7 +65,7 @@ TEST_CASE("io: an atomic file appears whole or not at all", "[io]") {
   CHECK(count_files(folder.path()) == 1);
 }
 
-TEST_CASE("io: no two temporary names are the same, whoever asks", "[io]") {
+TEST_CASE("io: temporary names are unique", "[io]") {
   std::set<std::string> names;
   for (int i = 0; i < 100; ++i) {
     const std::string name = temporary_name("a.tmp.b");
@@ -76,14 +76,14 @@ TEST_CASE("io: no two temporary names are the same, whoever asks", "[io]") {
   }
 }
 
-TEST_CASE("io: writes that fail name path and reason, and leave nothing", "[io]") {
+TEST_CASE("io: a failed write names path and reason, and leaves no file", "[io]") {
   const TemporaryFolder folder;
   check_error([&] { write_file_atomically(folder.file("none/f"), "x"); }, {"none/f", "No such file"});
   check_error([&] { AppendFile("/dev/full").append("line\n"); }, {"/dev/full", "5 bytes", "No space left"});
   check_error([&] { make_folders("/proc/version/x"); }, {"/proc/version/x"});
   write_text(folder.file("file"), "");
   check_error([&] { make_folders(folder.file("file")); }, {"file", "Not a directory"});
-  // A limit on the size of files simulates a full disk.
+  // A limit on file sizes simulates a full disk.
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -108,7 +108,7 @@ TEST_CASE("io: input files and globs", "[io]") {
   fs::create_symlink("a.txt", folder.file("z.txt"));
   using Files = std::vector<std::string>;
   const Files text = {folder.file("a.txt"), folder.file("b.txt"), folder.file("c[1].txt")};
-  CHECK(expand_globs(Files{folder.file("*.txt")}) == text);  // without folders; a.txt once, despite the link
+  CHECK(expand_globs(Files{folder.file("*.txt")}) == text);  // no folders; a.txt once, although a link matches too
   CHECK(expand_globs(Files{folder.file("c[1].txt"), folder.file("[ab].txt"), folder.file("a*")}) ==
         Files{text[2], text[0], text[1]});
   check_error([&] { expand_globs(Files{folder.file("a*"), folder.file("*.none")}); }, {"*.none"});
@@ -190,7 +190,7 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
 
 TEST_CASE("io: safetensors known bytes", "[io]") {
   const TemporaryFolder folder;
-  // A complete file written by hand: 8 bytes of header length, 88 bytes of header, 8 bytes of data.
+  // A complete file, byte by byte: the header's length in 8 bytes, the header in 88 bytes, and 8 bytes of data.
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
   const std::string padded = header + std::string((8 - header.size() % 8) % 8, ' ');
@@ -200,16 +200,16 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   CHECK(known.at("w").engine_dtype() == DType::bf16);
   CHECK(known.at("w").shape == std::vector<int64_t>{2, 2});
   CHECK(known.at("w").begin == 96);
-  // SafetensorsWriter writes the same file with a checksum in the header: zlib's CRC-32 of eight zero bytes is
-  // 6522df69.
+  // SafetensorsWriter writes the same file with a checksum in the header: the CRC-32 of eight zero bytes, which is
+  // 6522df69 according to zlib.
   const uint64_t zeros = 0;
   write_safetensors(folder.file("ours"), std::vector<HostTensor>{{{"w", DType::bf16, {2, 2}}, &zeros}});
   std::string ours = R"({"__metadata__":{"format":"pt","crc32/w":"6522df69"},)"
                      R"("w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
   ours.resize((ours.size() + 7) / 8 * 8, ' ');
   CHECK(read_text(folder.file("ours")) == with_length(ours, std::string(8, '\0')));
-  // A file of another writer: no padding, no metadata, a type that the engine does not have, and tensors in another
-  // order.
+  // A file as other writers may write it: no padding, no metadata, a dtype that the engine does not have, and tensors
+  // in another order.
   write_text(folder.file("other"), with_length(R"({"b":{"dtype":"F16","shape":[1],"data_offsets":[4,6]},)"
                                                R"("a":{"shape":[],"dtype":"F32","data_offsets":[0,4]}})",
                                                "abcdef"));
@@ -219,12 +219,12 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   CHECK(std::memcmp(other.read(other.at("b")).data(), "ef", 2) == 0);
 }
 
-TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") {
+TEST_CASE("io: malformed safetensors are refused, with file and position", "[io]") {
   const TemporaryFolder folder;
   struct Case {
     const char* name;
     std::string bytes;
-    std::vector<std::string> says;
+    std::vector<std::string> words;
   };
   const auto entry = [](const std::string& shape, const std::string& offsets, const std::string& dtype = "\"F32\"") {
     return R"({"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
@@ -244,7 +244,7 @@ TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") 
       {"no header", with_length("", ""), {"offset 8"}},
       {"no object", with_length("[]", ""), {"offset 8", "91"}},
       {"no JSON", with_length("{\"w\":", ""), {"offset 8", "JSON"}},
-      {"junk behind the object", with_length("{} x", ""), {"JSON"}},
+      {"junk after the object", with_length("{} x", ""), {"JSON"}},
       {"not UTF-8", with_length("{\"\xff\":1}", ""), {"JSON"}},
       {"tensor twice", two(entry("[1]", "[0,4]"), "1, \"a\":" + entry("[1]", "[4,8]")), {"a twice"}},
       {"entry is no object", one("3"), {"tensor w", "3"}},
@@ -262,7 +262,7 @@ TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") 
       {"offsets reversed", one(entry("[2]", "[8,0]")), {"tensor w", "-8"}},
       {"size against shape", one(entry("[3]", "[0,8]")), {"tensor w", "8 bytes", "12"}},
       {"past the end", one(entry("[4]", "[0,16]")), {"truncated", "tensor w"}},
-      {"bytes behind the last", one(entry("[1]", "[0,4]")), {"last tensor"}},
+      {"bytes after the last", one(entry("[1]", "[0,4]")), {"last tensor"}},
       {"hole at the start", one(entry("[1]", "[4,8]")), {"tensor w", "hole"}},
       {"hole", two(entry("[]", "[0,4]"), entry("[0]", "[8,8]")), {"tensor b", "hole"}},
       {"overlap", two(entry("[2]", "[0,8]"), entry("[1]", "[4,8]")), {"tensor b", "overlapping"}},
@@ -272,9 +272,9 @@ TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") 
   for (const Case& c : cases) {
     INFO(c.name);
     write_text(folder.file("bad.safetensors"), c.bytes);
-    std::vector<std::string> says = c.says;
-    says.push_back("bad.safetensors");
-    check_error([&] { SafetensorsFile file(folder.file("bad.safetensors")); }, says);
+    std::vector<std::string> words = c.words;
+    words.push_back("bad.safetensors");
+    check_error([&] { SafetensorsFile file(folder.file("bad.safetensors")); }, words);
   }
 }
 
@@ -291,7 +291,7 @@ TEST_CASE("io: token shards", "[io]") {
     CHECK(written.bytes == 1030);
     CHECK(written.crc32 == 0xf914e1e1u);
   }
-  // A shard written by hand: magic, version and count; then the tokens 50256, 15496 and 995 as u16.
+  // A shard, byte by byte: magic, version and count; then the tokens 50256, 15496 and 995 as u16.
   std::string known = from_hex("88d834010100000003000000");
   known.resize(1024, '\0');
   known += from_hex("50c4883ce303");
@@ -338,7 +338,7 @@ TEST_CASE("io: malformed shards are refused, with file and offset", "[io]") {
   struct Case {
     const char* name;
     std::string bytes;
-    std::vector<std::string> says;
+    std::vector<std::string> words;
   };
   const Case cases[] = {
       {"empty", "", {"offset 0", "1024", "found 0"}},
@@ -357,9 +357,9 @@ TEST_CASE("io: malformed shards are refused, with file and offset", "[io]") {
   for (const Case& c : cases) {
     INFO(c.name);
     write_text(folder.file("bad.bin"), c.bytes);
-    std::vector<std::string> says = c.says;
-    says.push_back("bad.bin");
-    check_error([&] { Shard s(folder.file("bad.bin")); }, says);
+    std::vector<std::string> words = c.words;
+    words.push_back("bad.bin");
+    check_error([&] { Shard s(folder.file("bad.bin")); }, words);
   }
   check_error([&] { Shard s(folder.file("none.bin")); }, {"none.bin", "No such file"});
 }
@@ -369,11 +369,11 @@ TEST_CASE("io: CSV rows past a step are cut on resume", "[io]") {
   const std::string path = folder.file("t.csv"), header = "step,loss";
   CsvFile(path, header).row("1,0.5");
   CHECK(read_text(path) == "step,loss\n1,0.5\n");
-  CsvFile(path, header).row("1,0.25");  // without a step to resume from, the table begins anew
+  CsvFile(path, header).row("1,0.25");  // no step to resume from: the table is replaced
   CHECK(read_text(path) == "step,loss\n1,0.25\n");
   CsvFile(path, header, 1).row("2,0.2");
   CsvFile(path, header, 2).row("3,0.1");
-  write_text(path, read_text(path) + "4,0.");  // a row cut off when the program was killed
+  write_text(path, read_text(path) + "4,0.");  // an incomplete row, as a killed program leaves it
   CsvFile(path, header, 4).row("4,\"a,b\"");
   CHECK(read_text(path) == "step,loss\n1,0.25\n2,0.2\n3,0.1\n4,\"a,b\"\n");
   CsvFile(path, header, 2);
@@ -387,7 +387,7 @@ TEST_CASE("io: CSV rows past a step are cut on resume", "[io]") {
   CHECK(read_text(path) == "step,loss\n1,2\n");
 }
 
-TEST_CASE("io: a damaged line of a table is left out on resume, and no other", "[io]") {
+TEST_CASE("io: a resume drops the damaged lines of a table, and no others", "[io]") {
   const TemporaryFolder folder;
   const std::string path = folder.file("t.csv"), header = "step,loss,lr";
   const auto resumed = [&](const std::string& text, int64_t step) {
@@ -399,12 +399,12 @@ TEST_CASE("io: a damaged line of a table is left out on resume, and no other", "
   for (const std::string& bad : {std::string("x,1,1"), zeros, zeros + "2,1,1", std::string("99999999999999999999,1,1"),
                                  std::string("2,1"), std::string("2,1,13,1,1"), std::string("")})
     CHECK(resumed(top + "1,1,1\n" + bad + "\n3,1,1\n4,1,1\n", 3) == top + "1,1,1\n3,1,1\n");
-  // A damaged header does not delete rows, and a table with other columns is left unchanged.
+  // If the header is damaged, rows are kept. A table with other columns is not changed.
   for (const std::string& bad : {zeros, std::string("step,lost,lr"), std::string("step,loss\x01lr")})
     CHECK(resumed(bad + "\n1,1,1\n2,1,1\n", 3) == top + "1,1,1\n2,1,1\n");
   check_error([&] { resumed("step,ppl,rows\n1,1,1\n", 3); }, {path, "another table", "step,ppl,rows"});
   CHECK(read_text(path) == "step,ppl,rows\n1,1,1\n");
-  write_text(path, "step,l\n1,1,1\n2,1\n3,1,1\n4,1,1\n");  // cut_csv does not know the expected header
+  write_text(path, "step,l\n1,1,1\n2,1\n3,1,1\n4,1,1\n");  // cut_csv accepts any header
   cut_csv(path, 3);
   CHECK(read_text(path) == "step,l\n1,1,1\n3,1,1\n");
 }
@@ -428,7 +428,7 @@ struct CountedMap : std::map<Key, Value, Less, Allocator> {
   using Map::Map;
   struct iterator : Map::iterator {
     iterator() = default;
-    iterator(typename Map::iterator base) : Map::iterator(base) {}  // constructs it from what the base class returns
+    iterator(typename Map::iterator base) : Map::iterator(base) {}  // converts what functions of the base class return
     iterator& operator++() {
       ++map_steps;
       Map::iterator::operator++();
@@ -440,7 +440,7 @@ using CountedJson = nlohmann::basic_json<CountedMap>;
 
 }  // namespace
 
-TEST_CASE("io: JSON objects are read without looking at their other keys", "[io]") {
+TEST_CASE("io: the time to read a key of a JSON object does not grow with the number of keys", "[io]") {
   const auto steps = [](int keys) {
     std::string text = "{";
     for (int i = 0; i < keys; ++i) text += fmt::format("{}\"t{}\":{{\"shape\":[1]}}", i == 0 ? "" : ",", i);
@@ -450,10 +450,10 @@ TEST_CASE("io: JSON objects are read without looking at their other keys", "[io]
     return map_steps;
   };
   const int64_t few = steps(500), many = steps(2000);
-  CHECK(many <= 5 * few);  // it would be 16 times as many if each key cost a walk over the keys before it
+  CHECK(many <= 5 * few);  // 16 times as many if reading a key walked over all keys before it
 }
 
-TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
+TEST_CASE("io: JSON is parsed up to a limited depth, and shortened in messages", "[io]") {
   const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   CHECK(parse_json("{\"a\": [1, {}]}", "x")["a"][0] == 1);
   CHECK(parse_json(nested(64), "x").size() == 1);
@@ -479,7 +479,7 @@ TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
   CHECK_THROWS_AS(set_json_key(root, "data.tokenizer=\xff"), UsageError);
 }
 
-TEST_CASE("io: triad inspect tells files apart", "[io]") {
+TEST_CASE("io: triad inspect recognizes each kind of file", "[io]") {
   const TemporaryFolder folder;
   const float w[3] = {1, 3, std::nanf("")};
   write_safetensors(folder.file("m.safetensors"), std::vector<HostTensor>{{{"layer.w", DType::f32, {3}}, w}});
@@ -487,11 +487,11 @@ TEST_CASE("io: triad inspect tells files apart", "[io]") {
   shard.append(std::vector<int32_t>{7, 7, 50256});
   shard.finish();
   write_text(folder.file("t.txt"), "just some text");
-  const auto inspect = [&](const std::string& name, int exit_code, const std::vector<std::string>& says) {
+  const auto inspect = [&](const std::string& name, int exit_code, const std::vector<std::string>& words) {
     const test::Outcome outcome = run_program("inspect " + folder.file(name));
     INFO(outcome.output);
     CHECK(outcome.exit_code == exit_code);
-    for (const std::string& word : says) CHECK(outcome.output.find(word) != std::string::npos);
+    for (const std::string& word : words) CHECK(outcome.output.find(word) != std::string::npos);
   };
   inspect("m.safetensors", 0, {"layer.w", "F32", "[3]", "1 tensors, 3 elements", "1 checksums, verified"});
   inspect("s.bin", 0, {"u16", "3 tokens", "largest token 50256", "66.67%"});

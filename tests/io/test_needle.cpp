@@ -1,5 +1,5 @@
-// The needle task (recall of values by key): sequences have the promised contents and do not depend on how they are
-// read, a grid of lengths and depths measures a model's recall, and a small model learns the task.
+// The needle task, in which a model recalls values by their keys: sequences have the documented contents, in any order
+// of reading; a grid of lengths and depths measures a model's recall; a small model learns the task.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -34,7 +34,7 @@ Sequence sequence_of(const TokenSource& source, int64_t number, int64_t T) {
 
 bool is_key(const NeedleTask& task, int32_t token) { return token >= 1 && token < task.first_value(); }
 
-// The positions of each key.
+// Returns the positions of each key.
 std::map<int32_t, std::vector<int64_t>> places_of_keys(const NeedleTask& task, const std::vector<int32_t>& tokens) {
   std::map<int32_t, std::vector<int64_t>> places;
   for (size_t i = 0; i < tokens.size(); ++i)
@@ -47,7 +47,7 @@ std::vector<int32_t> values_at(const NeedleTask& task, const std::vector<int32_t
 }
 
 const std::string kConfig = TRIAD_SOURCE_DIR "/configs/needle_1k.json";
-// The needle task for a model small enough for a test.
+// Arguments for a needle task that a model learns within a test.
 const std::string kSmall =
     kConfig +
     " --set runtime.device=cpu --set runtime.precision=fp32 --set model.dim=32 --set model.n_heads=2 --set "
@@ -57,7 +57,7 @@ const std::string kSmall =
     "data.needle_questions=2 --set model.init_std=0.1 --set "
     "train.steps=20 --set train.warmup_steps=10 --set log.every=1 ";
 
-Outcome run_well(const std::string& args) {
+Outcome run_ok(const std::string& args) {
   const Outcome outcome = run_program(args);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -66,7 +66,7 @@ Outcome run_well(const std::string& args) {
 
 }  // namespace
 
-TEST_CASE("needle: behind a key stands its value, each time, and answers alone are targets", "[needle]") {
+TEST_CASE("needle: every key is followed by its value, and only answers are targets", "[needle]") {
   const DataSplit data = needle_data(kTask, 0.1);
   REQUIRE(data.train->count_targets(kTask.seq_len) == 48);
   std::set<int64_t> distances;
@@ -90,18 +90,19 @@ TEST_CASE("needle: behind a key stands its value, each time, and answers alone a
         distances.insert(at[i] - at[i - 1]);
       }
     }
-    CHECK(sizes == std::map<size_t, int>{{2, 6}, {4, 6}});  // half of the keys occur in one question, half in three
+    // 6 keys occur in one question, 6 in three; each also has its pair.
+    CHECK(sizes == std::map<size_t, int>{{2, 6}, {4, 6}});
     CHECK(s.targets == expected);
-    // All other tokens are hay.
+    // All other tokens are filler ("hay").
     CHECK(std::count_if(s.tokens.begin(), s.tokens.end(), [](int32_t t) { return t >= kTask.first_hay(); }) ==
           255 - 12 * 3 * 3);
   }
-  // The smallest distance is a key and its two value tokens, the largest nearly the whole sequence.
+  // The smallest distance is 3 tokens, a key and its two value tokens; the largest is nearly the whole sequence.
   CHECK(*distances.begin() == 3);
   CHECK(*distances.rbegin() >= 200);
 }
 
-TEST_CASE("needle: a task that just fits is placed whole", "[needle]") {
+TEST_CASE("needle: a sequence of the smallest allowed length contains the whole task", "[needle]") {
   for (const NeedleTask& task :
        {NeedleTask{.vocab = 31, .seq_len = 60, .pairs = 10, .questions = 1},
         NeedleTask{.vocab = 31, .seq_len = 29, .pairs = 2, .questions = 2, .value_tokens = 2}}) {
@@ -119,7 +120,7 @@ TEST_CASE("needle: a task that just fits is placed whole", "[needle]") {
   }
 }
 
-TEST_CASE("needle: a sequence is a pure function of seed and number, however it is read", "[needle]") {
+TEST_CASE("needle: a sequence depends on its seed and number only, not on how it is read", "[needle]") {
   const int64_t T = kTask.seq_len;
   const DataSplit data = needle_data(kTask, 0.1), again = needle_data(kTask, 0.5);
   NeedleTask other = kTask;
@@ -134,7 +135,8 @@ TEST_CASE("needle: a sequence is a pure function of seed and number, however it 
   data.train->read(4 * T + T / 2, across);
   CHECK(std::equal(s.tokens.begin(), s.tokens.end(), across.begin() + T / 2));
 
-  // The loader returns targets too, ranks read different sequences, and a resume continues at the right sequence.
+  // The loader gives targets too, different ranks read different sequences, and a resume continues at the right
+  // sequence.
   const LoaderOptions options{.seq_len = T, .micro_batch = 2, .micro_steps = 1, .seed = 3};
   Loader whole(data.train, options);
   LoaderOptions first = options, second = options, later = options;
@@ -158,7 +160,7 @@ TEST_CASE("needle: a sequence is a pure function of seed and number, however it 
   }
 }
 
-TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[needle]") {
+TEST_CASE("needle: a probe's needle is at the requested depth, to the token", "[needle]") {
   for (const int64_t length : {6, 40, 256, 1000})
     for (const double depth : {0.0, 0.25, 0.5, 1.0}) {
       const NeedleProbe p = needle_probe(kTask, length, depth, 3);
@@ -178,7 +180,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       CHECK(p.tokens != needle_probe(kTask, length, depth, 4).tokens);
       CHECK(p.tokens == needle_probe(kTask, length, depth, 3).tokens);
     }
-  // A probe's hay differs from that of training and validation sequences, for long sequences too.
+  // The filler of a probe differs from that of training and validation sequences, also in long sequences.
   const DataSplit recall = needle_data(kTask, 0.1);
   for (const int64_t length : {65'536, 131'072})
     for (const auto& source : {recall.train, recall.val}) {
@@ -186,7 +188,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       const std::vector<int32_t> tokens = sequence_of(*source, 3, 256).tokens;
       int64_t same = 0;
       for (size_t i = 1; i < tokens.size(); ++i) same += tokens[i] == probe.tokens[i];
-      CHECK(same < 30);  // a few of 255 positions agree by chance
+      CHECK(same < 30);  // a few of the 255 positions have equal tokens by chance
     }
   // A training sequence of fixed depth has the same form as a probe.
   NeedleTask at_depth = kTask;
@@ -199,7 +201,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
   CHECK(s.targets[255] == s.tokens[128]);
 }
 
-TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
+TEST_CASE("needle: sizes that do not fit are refused, with the value", "[needle]") {
   const auto with = [](auto&& change) {
     NeedleTask task = kTask;
     change(task);
@@ -226,8 +228,8 @@ TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
   CHECK_FALSE(fs::exists(folder.file("run")));
 }
 
-TEST_CASE("needle: the grid tells of a reader what it can do, cell by cell", "[needle]") {
-  // A simulated model: it recalls a value if its key is among the last `reach` tokens, except the value's token of
+TEST_CASE("needle: the grid shows the recall of a simulated model, cell by cell", "[needle]") {
+  // A simulated model: it recalls a value if its key is among the last `reach` tokens, but never the value's token with
   // index `unknown`.
   const auto reader = [](int64_t reach, int64_t unknown) {
     return [=](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
@@ -250,16 +252,17 @@ TEST_CASE("needle: the grid tells of a reader what it can do, cell by cell", "[n
   CHECK(all.depths == std::vector<double>{0, 0.5, 1});
   CHECK(all.right == std::vector<int64_t>(6, 7));
   CHECK(all.lowest() == 1);
-  for (const int64_t unknown : {0, 1})  // a value counts only if all of its tokens are right
+  for (const int64_t unknown : {0, 1})  // a value counts as recalled only if all of its tokens are right
     CHECK(measure_needles(kTask, questions, reader(256, unknown)).right == std::vector<int64_t>(6, 0));
   const NeedleGrid near = measure_needles(kTask, questions, reader(40, -1));
-  CHECK(near.right == std::vector<int64_t>{0, 0, 7, 0, 7, 7});  // depth 0.5 of 64 tokens is 32 back: in reach
+  // At depth 0.5 of 64 tokens the key is 32 tokens back, which is within reach.
+  CHECK(near.right == std::vector<int64_t>{0, 0, 7, 0, 7, 7});
   CHECK(near.accuracy(1, 0) == 1);
   CHECK(near.lowest() == 0);
   CHECK(near.table().find("50%    100.0%      0.0%") != std::string::npos);
   CHECK(near.csv().find("\n256,0.5,7,0,0.000000\n") != std::string::npos);
 
-  // The SVG is well-formed: elements are closed in order, and no text is parsed as a tag.
+  // The SVG is well-formed: elements are closed in order, and no text is taken for a tag.
   const std::string svg = near.svg("a < b & c");
   CHECK(svg.find("a &lt; b &amp; c") != std::string::npos);
   std::vector<std::string> open;
@@ -288,29 +291,29 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   const std::string run = folder.file("run"), rest = folder.file("rest");
   const std::string train =
       "train " + kSmall + "--set model.tie_embeddings=false --set train.save_every=10 --set train.eval_every=10 ";
-  run_well(train + "--set log.out_dir=" + run);
+  run_ok(train + "--set log.out_dir=" + run);
   const std::string csv = read_text(run + "/training.csv");
   const double first_loss = std::stod(csv.substr(csv.find("\n1,") + 3));
-  CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // the loss averages the 12 positions with a target
-  run_well(train + "--set log.out_dir=" + rest + " --resume " + run + "/checkpoints/step_10");
+  CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // the loss is the mean over the 12 positions with a target
+  run_ok(train + "--set log.out_dir=" + rest + " --resume " + run + "/checkpoints/step_10");
   CHECK(read_text(run + "/model.safetensors") == read_text(rest + "/model.safetensors"));
 
   const std::string eval = "eval --needle --checkpoint " + run + " --samples 5 --depths 0,0.5,1 ";
-  const Outcome grid = run_well(eval + "--lengths 16,64 --batch 2");
+  const Outcome grid = run_ok(eval + "--lengths 16,64 --batch 2");
   for (const char* word : {"attention: nsa", "16", "64", "50%", "lowest"})
     CHECK(grid.output.find(word) != std::string::npos);
   CHECK(read_text(run + "/needle.svg").find("<svg xmlns=") == 0);
   const std::string table = read_text(run + "/needle.csv");
   CHECK(std::count(table.begin(), table.end(), '\n') == 7);
-  run_well(eval + "--lengths 16,64 --batch 5 --out " + rest);
+  run_ok(eval + "--lengths 16,64 --batch 5 --out " + rest);
   CHECK(read_text(rest + "/needle.csv") == table);  // the batch size does not change the result
-  const Json json = Json::parse(run_well(eval + "--json").output);
+  const Json json = Json::parse(run_ok(eval + "--json").output);
   CHECK(json["cells"].size() == 12);
-  // The grid of an unfinished run is written to the run's folder, not to its checkpoint. If the folder cannot be
-  // written to, nothing is measured.
+  // The grid of an unfinished run is written to the run's folder, not to its checkpoint. If that folder is not
+  // writable, nothing is measured.
   fs::remove(run + "/model.safetensors");
   for (const char* name : {"/needle.csv", "/needle.svg"}) fs::remove(run + name);
-  run_well(eval + "--lengths 16,64");
+  run_ok(eval + "--lengths 16,64");
   CHECK(read_text(run + "/needle.csv") == table);
   CHECK_FALSE(fs::exists(run + "/checkpoints/step_20/needle.csv"));
   write_text(folder.file("a_file"), "");
@@ -318,12 +321,13 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(nowhere.exit_code == 1);
   CHECK(nowhere.output.find("a_file: the folder cannot be made") != std::string::npos);
   CHECK(nowhere.output.find("lowest") == std::string::npos);
-  fs::create_directories(folder.file("taken/needle.svg"));  // this folder blocks the picture, which is written last
+  // A folder of this name makes writing the picture fail; the picture is written last.
+  fs::create_directories(folder.file("taken/needle.svg"));
   const Outcome late = run_program(eval + "--lengths 16 --out " + folder.file("taken"));
   CHECK(late.exit_code == 1);
   CHECK(late.output.find("lowest") != std::string::npos);
-  run_well("report " + run + " --vs " + rest);
-  run_well("report " + run);
+  run_ok("report " + run + " --vs " + rest);
+  run_ok("report " + run);
   // A report does not replace a pipe or a device.
   REQUIRE(::mkfifo(folder.file("pipe").c_str(), 0600) == 0);
   CHECK(run_program("report " + run + " --out " + folder.file("pipe")).exit_code == 1);
@@ -348,18 +352,17 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   }
 }
 
-TEST_CASE("needle: a small model learns to recall from far outside of its window", "[needle]") {
+TEST_CASE("needle: a small model learns to recall from far outside its window", "[needle]") {
   const TemporaryFolder folder;
   const auto grid_of = [&](const std::string& attention, int steps) {
     const std::string run = folder.file(attention);
-    run_well("train " + kSmall +
-             "--set model.init_std=0.18 --set train.lr=5e-3 --set train.micro_batch_size=16 --set " +
-             "train.save_every=0 --set train.eval_every=0 --set model.attention=" + attention +
-             fmt::format(" --set train.steps={} --set log.out_dir={}", steps, run));
+    run_ok("train " + kSmall + "--set model.init_std=0.18 --set train.lr=5e-3 --set train.micro_batch_size=16 --set " +
+           "train.save_every=0 --set train.eval_every=0 --set model.attention=" + attention +
+           fmt::format(" --set train.steps={} --set log.out_dir={}", steps, run));
     return Json::parse(
-        run_well("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json").output);
+        run_ok("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json").output);
   };
-  // The window covers 8 of 64 tokens and the selection at most 32. A random guess is right one time in eight.
+  // The window covers 8 of 64 tokens, the selection 32 at most. A random guess is right one time in eight.
   const Json grid = grid_of("nsa", 300);
   INFO(grid.dump(1));
   double sum = 0;
@@ -367,7 +370,7 @@ TEST_CASE("needle: a small model learns to recall from far outside of its window
   CHECK(grid["cells"].size() == 22);
   CHECK(sum / 22 > 0.85);
   CHECK(grid["lowest"].get<double>() > 0.5);
-  // The dense control runs with the same options; after 20 steps it has not learned the task.
+  // For comparison: dense attention with the same options has not learned the task after 20 steps.
   const Json dense = grid_of("dense", 20);
   CHECK(dense["attention"] == "dense");
   CHECK(dense["cells"].size() == 22);

@@ -1,5 +1,5 @@
 // The tokenizer of token shards: what training reads from manifest.json, contradictions between manifest and config,
-// and evaluation on shards of another tokenizer.
+// and the evaluation on shards of another tokenizer.
 #include <filesystem>
 
 #include "io/data/shard_manifest.h"
@@ -17,24 +17,24 @@ namespace fs = std::filesystem;
 
 namespace {
 
-void must(const std::string& args) {
+void run_ok(const std::string& args) {
   const Outcome outcome = run_program(args);
   INFO("triad " << args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
 }
 
-void refused(const std::string& args, int exit_code, const std::vector<std::string>& says) {
+void refused(const std::string& args, int exit_code, const std::vector<std::string>& words) {
   const Outcome outcome = run_program(args);
   INFO("triad " << args << "\n" << outcome.output);
   CHECK(outcome.exit_code == exit_code);
-  for (const std::string& part : says) {
+  for (const std::string& part : words) {
     INFO("expected: " << part);
     CHECK(has(outcome.output, part));
   }
 }
 
-// Two folders of shards: `words`, made with the BPE tokenizer in tokenizer.json (about 300 tokens), and `bytes`, made
-// with the byte tokenizer.
+// Two folders of shards: `words`, made with the BPE tokenizer tokenizer.json (about 300 tokens), and `bytes`, made with
+// the byte tokenizer.
 class Shards {
  public:
   Shards() {
@@ -45,13 +45,13 @@ class Shards {
     for (int i = 0; i < 150; ++i) text += fmt::format("{{\"text\":\"Line {} of a text, it's all there is.\"}}\n", i);
     write_text(file("a.jsonl"), text);
     const std::string input = " --val-fraction 0.2 --input " + file("a.jsonl");
-    must("data --tokenizer " + file("tokenizer.json") + input + " --out " + words());
-    must("data" + input + " --out " + bytes());
+    run_ok("data --tokenizer " + file("tokenizer.json") + input + " --out " + words());
+    run_ok("data" + input + " --out " + bytes());
   }
   std::string file(const std::string& name) const { return folder_.file(name); }
   std::string words() const { return file("words"); }
   std::string bytes() const { return file("bytes"); }
-  // Writes a tokenizer that differs from that of the shards, and returns its path.
+  // Writes a tokenizer that differs from the shards' tokenizer, and returns its path.
   std::string other_tokenizer() {
     Json other = json_;
     other["model"]["merges"].erase(3);
@@ -83,7 +83,7 @@ Config config_of(const std::string& paths, const std::vector<std::string>& sets 
 
 }  // namespace
 
-TEST_CASE("shard tokenizer: a run takes it, and the validation shards, from the manifest", "[data]") {
+TEST_CASE("shard tokenizer: a run reads the tokenizer and the validation shards from the manifest", "[data]") {
   const Shards shards;
   const Json manifest = parse_json(read_file(shards.words() + "/manifest.json"), "manifest");
   REQUIRE(manifest["tokenizer_files"].size() == 1);
@@ -91,12 +91,12 @@ TEST_CASE("shard tokenizer: a run takes it, and the validation shards, from the 
   CHECK(manifest["tokenizer_files"][0]["crc32"].get<std::string>().size() == 8);
   for (const std::string& paths : {shards.words(), shards.words() + "/train_*.bin"}) {
     const std::string out = shards.file("run");
-    must(shards.train("run", paths, "--overwrite --set train.eval_every=2"));
+    run_ok(shards.train("run", paths, "--overwrite --set train.eval_every=2"));
     const Json data = data_of(out + "/config.json");
     CHECK(data["tokenizer"] == shards.words() + "/tokenizer.json");
     CHECK(data["val_paths"] == Json::array({shards.words()}));
     CHECK(read_file(out + "/checkpoints/step_2/tokenizer.json") == read_file(shards.file("tokenizer.json")));
-    must(shards.train("run", paths, "--set train.steps=3 --set train.eval_every=2 --resume latest"));
+    run_ok(shards.train("run", paths, "--set train.steps=3 --set train.eval_every=2 --resume latest"));
   }
   const auto split = open_data(config_of(shards.words()));
   CHECK(split.train->size() == manifest["train"]["tokens"]);
@@ -104,7 +104,7 @@ TEST_CASE("shard tokenizer: a run takes it, and the validation shards, from the 
   CHECK(split.warning.empty());
 }
 
-TEST_CASE("shard tokenizer: what contradicts the manifest is refused", "[data]") {
+TEST_CASE("shard tokenizer: a config that contradicts the manifest is refused", "[data]") {
   Shards shards;
   const std::string manifest = shards.words() + "/manifest.json", own = shards.words() + "/tokenizer.json";
   const std::string other = shards.other_tokenizer();
@@ -117,29 +117,29 @@ TEST_CASE("shard tokenizer: what contradicts the manifest is refused", "[data]")
           {own, shards.bytes() + "/manifest.json", "byte"});
   CHECK(!fs::exists(shards.file("run")));
   // The same tokenizer under another path is no contradiction.
-  must(with("--set data.tokenizer=" + shards.file("tokenizer.json")));
+  run_ok(with("--set data.tokenizer=" + shards.file("tokenizer.json")));
   CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == shards.file("tokenizer.json"));
 
   write_text(own, read_file(other));
   refused(with("--overwrite"), 1, {manifest, own, "any more"});
   fs::remove(own);
   refused(with("--overwrite"), 1, {manifest, own, "gone"});
-  must(with("--overwrite --set data.tokenizer=" + shards.file("tokenizer.json")));
+  run_ok(with("--overwrite --set data.tokenizer=" + shards.file("tokenizer.json")));
   write_text(manifest, "{\"format\":\"llm.c u16\",\"tokenizer\":3,\"train\":[]}");
   refused(with("--overwrite"), 1, {manifest, "damaged"});
 }
 
 TEST_CASE("shard tokenizer: eval refuses shards of another tokenizer", "[data]") {
   const Shards shards;
-  must(shards.train("words_run", shards.words()));
-  must(shards.train("bytes_run", shards.bytes()));
+  run_ok(shards.train("words_run", shards.words()));
+  run_ok(shards.train("bytes_run", shards.bytes()));
   const auto eval = [&](const std::string& run, const std::string& data) {
     return "eval --json --device cpu --checkpoint " + shards.file(run) + " --data '" + data + "/val_*.bin'";
   };
   refused(eval("words_run", shards.bytes()), 1,
           {shards.bytes() + "/manifest.json", "byte", "words_run/tokenizer.json"});
   refused(eval("bytes_run", shards.words()), 1, {shards.words() + "/manifest.json", "byte", "words/tokenizer.json"});
-  // For the run's own tokenizer bits per byte are computed, even if the model's vocabulary is larger than the
+  // With the run's own tokenizer bits per byte are computed, even if the model's vocabulary is larger than the
   // tokenizer's.
   for (const char* kind : {"words", "bytes"}) {
     const Outcome own = run_program(eval(std::string(kind) + "_run", shards.file(kind)));
@@ -149,7 +149,7 @@ TEST_CASE("shard tokenizer: eval refuses shards of another tokenizer", "[data]")
   }
 }
 
-TEST_CASE("shard tokenizer: of foreign shards it is not known, until it is named", "[data]") {
+TEST_CASE("shard tokenizer: for shards without a manifest it is unknown until the config names it", "[data]") {
   const Shards shards;
   fs::create_directories(shards.file("foreign"));
   fs::copy_file(shards.words() + "/train_000000.bin", shards.file("foreign/train_000000.bin"));
@@ -158,26 +158,27 @@ TEST_CASE("shard tokenizer: of foreign shards it is not known, until it is named
   INFO(trained.output);
   REQUIRE(trained.exit_code == 0);
   const std::string warning = "the tokenizer of the shards in " + paths + " is not known";
-  const size_t told = trained.output.find(warning);
-  CHECK(told != std::string::npos);
-  CHECK(trained.output.find("is not known", told + warning.size()) == std::string::npos);  // the warning occurs once
+  const size_t first_warning = trained.output.find(warning);
+  CHECK(first_warning != std::string::npos);
+  CHECK(trained.output.find("is not known", first_warning + warning.size()) ==
+        std::string::npos);  // the warning occurs once
   CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == "");
   const std::string checkpoint = " --device cpu --checkpoint " + shards.file("run");
   refused("generate --tokens 3 --prompt x" + checkpoint, 0, {"not known", "bytes"});
-  const Outcome judged = run_program("eval --json --data '" + shards.words() + "/*.bin'" + checkpoint);
-  INFO(judged.output);
-  REQUIRE(judged.exit_code == 0);
-  CHECK(parse_json(judged.output, "eval")["bits_per_byte"].is_null());
-  // A resume may add the tokenizer's name, because this changes no token of the run.
-  must(shards.train("run", paths,
-                    "--resume latest --set train.steps=3 --set data.tokenizer=" + shards.file("tokenizer.json")));
+  const Outcome evaluated = run_program("eval --json --data '" + shards.words() + "/*.bin'" + checkpoint);
+  INFO(evaluated.output);
+  REQUIRE(evaluated.exit_code == 0);
+  CHECK(parse_json(evaluated.output, "eval")["bits_per_byte"].is_null());
+  // A resume may name the tokenizer, because that changes no token of the run.
+  run_ok(shards.train("run", paths,
+                      "--resume latest --set train.steps=3 --set data.tokenizer=" + shards.file("tokenizer.json")));
   CHECK(fs::exists(shards.file("run/checkpoints/step_3/tokenizer.json")));
-  // A manifest that is added later names validation shards, and so another split: it is refused unless the run's own
-  // config is used.
+  // A manifest that is added later contains validation shards, and so another split. A resume is refused, unless it
+  // uses the run's own config.
   for (const char* name : {"manifest.json", "tokenizer.json", "val_000000.bin"})
     fs::copy_file(shards.words() + "/" + name, shards.file("foreign/") + name);
   refused(shards.train("run", paths, "--resume latest --set train.steps=4"), 1, {"data.val_paths"});
-  must("train --resume " + shards.file("run") + " --set train.steps=4");
+  run_ok("train --resume " + shards.file("run") + " --set train.steps=4");
 }
 
 TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
@@ -186,7 +187,7 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   using Paths = std::vector<std::string>;
   CHECK(config_of(words).data.val_paths == Paths{words});
   CHECK(config_of(words, {"data.val_paths=" + val}).data.val_paths == Paths{val});
-  // All files are used for training, so the end of their tokens is held out.
+  // The glob names all files, so all are for training, and the end of their tokens is held out.
   CHECK(config_of(words + "/*.bin").data.val_paths.empty());
   CHECK(config_of(val).data.val_paths.empty());
   fs::create_directories(shards.file("links"));
@@ -195,8 +196,8 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   CHECK(linked.data.tokenizer == fs::canonical(words).string() + "/tokenizer.json");
   CHECK(linked.data.val_paths == Paths{fs::canonical(words).string()});
 
-  // Manifests of older versions do not list the tokenizer's files: tokenizer.json in the same folder is used if it
-  // exists.
+  // Manifests of older versions do not list the tokenizer's files. Then tokenizer.json in the same folder is used, if
+  // it exists.
   const std::string path = words + "/manifest.json";
   Json manifest = parse_json(read_file(path), path);
   manifest.erase("tokenizer_files");
@@ -204,7 +205,7 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   CHECK(config_of(words).data.tokenizer == words + "/tokenizer.json");
   fs::remove(words + "/tokenizer.json");
   CHECK(config_of(words).data.tokenizer.empty());
-  fs::remove(val);  // as if only the training shards had been copied
+  fs::remove(val);  // as if a user had copied the training shards only
   CHECK(config_of(words).data.val_paths.empty());
   write_text(path, "{\"of\":\"another program\"}");
   CHECK(!read_manifest(words));

@@ -28,15 +28,15 @@ std::vector<int32_t> all_of(const Shard& shard) {
   return tokens;
 }
 
-// A shard in llmq's format: BIN.TOK and a line feed, then version, bytes per token, tokens, vocabulary and mask as i32,
-// padded to 1,024 bytes.
+// Returns a shard in llmq's format: BIN.TOK and a line feed, then version, bytes per token, tokens, vocabulary and mask
+// as i32, padded to 1,024 bytes.
 std::string llmq(int32_t version, int32_t bytes, int32_t count, int32_t mask, const std::string& body) {
   std::string header = "BIN.TOK\n" + bytes_of<int32_t>({version, bytes, count, 50257, mask});
   header.resize(1024, '*');
   return header + body;
 }
 
-// A sparse file of the given size: it is zero where nothing is written, and takes almost no disk space.
+// A sparse file of the given size: it reads as zero where nothing is written, and takes almost no disk space.
 class SparseFile {
  public:
   SparseFile(const std::string& path, int64_t bytes) : fd_(::open(path.c_str(), O_WRONLY | O_CREAT, 0600)) {
@@ -55,7 +55,7 @@ class SparseFile {
 
 }  // namespace
 
-TEST_CASE("shards: llmq's and nanoGPT's", "[io]") {
+TEST_CASE("shards: those of llmq and nanoGPT are read", "[io]") {
   const TemporaryFolder folder;
   const std::vector<int32_t> tokens = {7, 50256, 0, 128'000};
   write_text(folder.file("a.bin"), llmq(2, 4, 4, 0, bytes_of(tokens)));
@@ -65,9 +65,9 @@ TEST_CASE("shards: llmq's and nanoGPT's", "[io]") {
   CHECK(shard.width() == TokenWidth::u32);
   CHECK(all_of(shard) == tokens);
   check_error([&] { shard.scan(128'000); }, {"token 128000", "offset 1036"});
-  const auto bad = [&](const std::string& bytes, const std::vector<std::string>& says) {
+  const auto bad = [&](const std::string& bytes, const std::vector<std::string>& words) {
     write_text(folder.file("b.bin"), bytes);
-    check_error([&] { Shard s(folder.file("b.bin")); }, says);
+    check_error([&] { Shard s(folder.file("b.bin")); }, words);
   };
   const std::string body = bytes_of(tokens);
   bad(llmq(3, 4, 4, 0, body), {"b.bin", "offset 8", "version 2", "found 3"});

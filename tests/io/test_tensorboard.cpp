@@ -1,5 +1,5 @@
-// TensorBoard's event files: known bytes, and what readers find in the files of a run. read_events.py is written from
-// the description of the format alone; TensorBoard's own reader is used too if it is installed.
+// TensorBoard's event files: known bytes, and what readers find in the files of a run. read_events.py follows the
+// description of the format only. TensorBoard's own reader is used too, if it is installed.
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -67,7 +67,7 @@ TEST_CASE("tensorboard: CRC-32C of the standard's examples", "[tensorboard]") {
   CHECK(crc32c("") == 0);
 }
 
-TEST_CASE("tensorboard: the two records of known bytes", "[tensorboard]") {
+TEST_CASE("tensorboard: two records have the known bytes", "[tensorboard]") {
   CHECK(hex(tensorboard::record(tensorboard::file_version(0))) ==
         "1800000000000000a37f4b220900000000000000001a0d627261696e2e4576656e743a32eedf28a3");
   const std::vector<Scalar> loss = {{"loss", 3.25}};
@@ -77,7 +77,7 @@ TEST_CASE("tensorboard: the two records of known bytes", "[tensorboard]") {
 
 TEST_CASE("tensorboard: a finite number stays finite, however large", "[tensorboard]") {
   const double inf = std::numeric_limits<double>::infinity(), most = std::numeric_limits<float>::max();
-  const auto written = [](double value) {  // the four bytes after the tag "x", in hexadecimal
+  const auto written = [](double value) {  // the four bytes of the value, which follow the tag "x", in hexadecimal
     const std::string message = hex(tensorboard::scalars(0, 1, std::vector<Scalar>{{"x", value}}));
     return message.substr(message.size() - 8);
   };
@@ -106,7 +106,8 @@ TEST_CASE("tensorboard: a histogram counts each finite value once, between its l
   CHECK(h["sum"].get<double>() == Approx(1e30));
   CHECK(h["squares"].get<double>() == Approx(1e60));
   const auto limits = h["limits"].get<std::vector<double>>(), counts = h["counts"].get<std::vector<double>>();
-  REQUIRE(counts.front() == 0);  // buckets have right limits only: the empty first one gives the second its left limit
+  // TensorBoard stores right limits only, so an empty first bucket gives the left limit of the second.
+  REQUIRE(counts.front() == 0);
   for (size_t i = 1; i < counts.size(); ++i) {
     double inside = 0;
     for (const double v : values) inside += std::isfinite(v) && v < limits[i] && v >= limits[i - 1];
@@ -117,7 +118,7 @@ TEST_CASE("tensorboard: a histogram counts each finite value once, between its l
   CHECK(found["histograms"]["none"][0][1]["num"] == 0);
 }
 
-TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume takes back what it repeats",
+TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume replaces repeated steps",
           "[tensorboard]") {
   if (!require_python()) return;
   const TemporaryFolder folder;
@@ -126,7 +127,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
   const auto training = rows(folder.file("training.csv")), validation = rows(folder.file("val.csv"));
   REQUIRE(training.size() == 10);
   const auto same = [&](const char* tag, const std::vector<std::vector<double>>& table, size_t column,
-                        double rounded = 0) {  // rounded: largest rounding error in the table
+                        double rounded = 0) {  // rounded: the largest rounding error of the table's numbers
     const Json& series = found["scalars"][tag];
     REQUIRE(series.size() == table.size());
     for (size_t i = 0; i < table.size(); ++i) {
@@ -146,10 +147,11 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
     CHECK(found["scalars"][tag].size() == 10);
   for (const char* tag : {"steps/loss", "steps/grad_norm"}) {
     REQUIRE(found["histograms"][tag].size() == 10);
-    for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);  // log.every is 2: two steps per histogram
+    // The option log.every is 2, so each histogram counts two steps.
+    for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);
   }
   CHECK(found["restarts"].empty());
-  // The config is written as text and as hparams; losses are also written over the number of tokens, 96 per step.
+  // The config is written as text and as hparams. Losses are also written over the number of tokens, 96 a step.
   CHECK(found["texts"]["config"][0][0] == 0);
   CHECK(has(found["texts"]["config"][0][1].get<std::string>(), "        \"seq_len\": 48,\n"));
   CHECK(found["hparams"]["train.seq_len"] == 48);
@@ -177,7 +179,8 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
 
   run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"), "NSA_TB_DISABLE=1");
   found = read_events(folder.file("tb"));
-  CHECK(found["restarts"] == Json::array({11, 11}));  // the later steps of the first resume are replaced, too
+  // The first resume is resumed again, so its later steps are replaced, too.
+  CHECK(found["restarts"] == Json::array({11, 11}));
   CHECK(found["scalars"]["train/loss"].size() == 15);
 
   run_tiny(folder.path(), "--overwrite", "NSA_TB_DISABLE=1");

@@ -1,5 +1,5 @@
-// Byte-level BPE: tokens equal those of Hugging Face's `tokenizers` library, decoding restores any bytes, and errors
-// name what is wrong in a file.
+// Byte-level BPE: tokens are those of Hugging Face's `tokenizers` library, decoding restores any bytes, and an error
+// names what is wrong in a file.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -29,7 +29,7 @@ std::vector<Json> known_cases() {
   return {cases.begin(), cases.end()};
 }
 
-// Writes a case's tokenizer.json after `change` has modified it, and reads it.
+// Lets `change` modify a case's tokenizer.json, writes it, and reads it.
 template <class F>
 std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Json& known, F&& change,
                                         const TokenizerOptions& options = {}) {
@@ -42,7 +42,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Jso
   return tokenizer_of(folder, known, [](Json&) {});
 }
 
-// Random text of words, spaces, whole and truncated UTF-8 characters, and arbitrary bytes.
+// Returns random text of words, spaces, whole and truncated UTF-8 characters, and arbitrary bytes.
 std::string random_text(std::mt19937& random, size_t pieces) {
   const std::vector<std::string> kinds = {"the ",
                                           " tokenizer",
@@ -74,8 +74,8 @@ std::string random_text(std::mt19937& random, size_t pieces) {
   return text;
 }
 
-// True if encoding changes the text: by a normalizer, or in the case "flags" by a prefix space or tokens that strip
-// spaces.
+// Returns true if encoding changes the text: through a normalizer or, in the case "flags", through a prefix space or
+// tokens that strip spaces.
 bool changes_text(const Json& known) { return !known["tokenizer"]["normalizer"].is_null() || known["name"] == "flags"; }
 
 std::string python() {
@@ -83,7 +83,7 @@ std::string python() {
   return named != nullptr ? named : "python3";
 }
 
-// The records of a file, each a length in bytes (u32) and the bytes.
+// Returns the records of a file; each is a length in bytes (u32) and these bytes.
 std::vector<std::string> read_records(const std::string& path) {
   const std::string all = read_file(path);
   std::vector<std::string> records;
@@ -114,7 +114,7 @@ TEST_CASE("tokenizers: known answers of the tokenizers library", "[tokenizers]")
   }
 }
 
-TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[tokenizers]") {
+TEST_CASE("tokenizers: decoding restores every byte string, encoded whole or in parts", "[tokenizers]") {
   const TemporaryFolder folder;
   std::mt19937 random(5);
   for (const Json& known : known_cases()) {
@@ -127,8 +127,8 @@ TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[token
       const std::string text = i == 0 ? bytes : random_text(random, 1 + random() % 60);
       const std::vector<int32_t> tokens = tokenizer->encode(text);
       CHECK(tokenizer->decode(tokens) == text);
-      // Encoded in parts: the tokens that append_prefix appends are final, and it consumes some text if it is given
-      // enough.
+      // The text is encoded in parts. Tokens that append_prefix appends are final, and it consumes some text if it is
+      // given enough.
       std::vector<int32_t> parts;
       size_t done = 0;
       for (size_t given = 1 + random() % 20; done + given < text.size();) {
@@ -147,7 +147,7 @@ TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[token
   }
 }
 
-TEST_CASE("tokenizers: spaces, letters, digits and normal forms are those of the library's Unicode", "[tokenizers]") {
+TEST_CASE("tokenizers: spaces, letters, digits and normal forms follow the library's Unicode version", "[tokenizers]") {
   const auto matches = [](const char* regex, const std::string& text) {
     const Pattern pattern(regex, "here");
     Pattern::Matcher matcher(pattern);
@@ -172,9 +172,9 @@ TEST_CASE("tokenizers: spaces, letters, digits and normal forms are those of the
   CHECK(matches(R"(\p{Nd})", digit));
   CHECK(!matches(R"(\P{L})", han));
   CHECK(!matches(R"([^\p{L}\p{N}])", digit));
-  // U+017F, the long s, matches s without regard to case.
+  // Without regard to case, U+017F, the long s, matches s.
   CHECK(matches("(?i:'s)", "'\xc5\xbf"));
-  // Normalization reorders marks by their combining class, but not marks that are newer than Unicode 9.
+  // Normalization orders combining marks by their class, except marks that are newer than Unicode 9.
   const std::string above = "\xcc\x95", overlay = "\xcc\xb4", later = "\xe1\xab\x86";
   CHECK(normalize(NormalForm::nfd, "a" + above + overlay) == "a" + overlay + above);
   CHECK(normalize(NormalForm::nfd, "a" + above + later) == "a" + above + later);
@@ -207,12 +207,12 @@ TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
     CHECK(by_scan == by_heap);
     CHECK(either == by_heap);
     either.clear();
-    bpe.encode(word, scratch, either);  // the second encoding reads the cache of words
+    bpe.encode(word, scratch, either);  // the second encoding of a word reads the cache
     CHECK(either == by_heap);
   }
 }
 
-TEST_CASE("tokenizers: special tokens are text where that is asked for", "[tokenizers]") {
+TEST_CASE("tokenizers: special tokens are encoded as text if requested", "[tokenizers]") {
   const TemporaryFolder folder;
   const Json known = known_cases().front();
   const std::string text = "one<|endoftext|>two";
@@ -243,7 +243,7 @@ TEST_CASE("tokenizers: GPT-2's pair of files is the same tokenizer", "[tokenizer
     for (const Json& text : known["texts"])
       CHECK(pair->encode(text.get<std::string>()) == whole->encode(text.get<std::string>()));
   }
-  // The files in a checkpoint suffice to restore the tokenizer.
+  // The files that a checkpoint contains suffice to restore the tokenizer.
   std::filesystem::create_directory(folder.file("checkpoint"));
   write_tokenizer_files(make_tokenizer(folder.file("pair"))->files(), folder.file("checkpoint"));
   CHECK(tokenizer_of_checkpoint(folder.file("checkpoint"), "gone")->encode("some text") == whole->encode("some text"));
@@ -256,13 +256,13 @@ TEST_CASE("tokenizers: GPT-2's pair of files is the same tokenizer", "[tokenizer
   check_error([&] { make_tokenizer(folder.file("pair")); }, {"vocab.bpe", "zzzz", "not in the vocabulary"});
 }
 
-TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[tokenizers]") {
+TEST_CASE("tokenizers: invalid and unsupported files are refused", "[tokenizers]") {
   const TemporaryFolder folder;
   const Json known = known_cases().front();
   struct Case {
     const char* name;
     std::function<void(Json&)> change;
-    std::vector<std::string> says;
+    std::vector<std::string> words;
   };
   const Json split = {{"type", "Split"}, {"pattern", {{"Regex", "a(b"}}}, {"behavior", "Isolated"}, {"invert", false}};
   const auto pattern = [&](const std::string& regex) {
@@ -325,7 +325,7 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
          j["added_tokens"].push_back({{"content", "\u00e9"}, {"id", j["model"]["vocab"]["\u00e9"]}});
        },
        {"added_tokens[1]", "other bytes", "id of its own"}},
-      {"no end of text", [](Json& j) { j["added_tokens"] = Json::array(); }, {"stand before documents"}},
+      {"no end of text", [](Json& j) { j["added_tokens"] = Json::array(); }, {"precedes each document"}},
       {"pattern that is none", pattern("a(b"), {"a(b", "cannot be compiled"}},
       {"pattern with lines", pattern("^a"), {"^a", "offset 0"}},
       {"pattern with \\w", pattern(R"(x\w)"), {R"(\w)", "offset 1"}},
@@ -339,9 +339,9 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
   };
   for (const Case& c : cases) {
     INFO(c.name);
-    std::vector<std::string> says = c.says;
-    if (says[0] != "stand before documents") says.push_back("tokenizer.json");
-    check_error([&] { tokenizer_of(folder, known, c.change); }, says);
+    std::vector<std::string> words = c.words;
+    if (words[0] != "precedes each document") words.push_back("tokenizer.json");
+    check_error([&] { tokenizer_of(folder, known, c.change); }, words);
   }
   write_text(folder.file("tokenizer.json"), known["tokenizer"].dump().substr(0, 5000));
   check_error([&] { make_tokenizer(folder.file("tokenizer.json")); }, {"tokenizer.json", "parse"});
@@ -356,8 +356,7 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
   check_error([&] { tokenizer->decode(std::vector<int32_t>{-1}); }, {"-1"});
 }
 
-TEST_CASE("tokenizers: long runs are matched, a pattern that tries exponentially many ways is refused",
-          "[tokenizers]") {
+TEST_CASE("tokenizers: long runs are matched, and exponential backtracking is refused", "[tokenizers]") {
   const TemporaryFolder folder;
   for (const Json& known : known_cases()) {
     const std::string name = known["name"];
@@ -378,20 +377,20 @@ TEST_CASE("tokenizers: long runs are matched, a pattern that tries exponentially
     j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, j["pre_tokenizer"]}}};
   });
   check_error([&] { slow->encode(std::string(40, 'a') + "cb"); }, {"tokenizer.json", "match limit", "42 bytes"});
-  // A repeated group uses memory for each turn: more than the stack of the compiled pattern holds, but not without
-  // limit.
+  // A repeated group uses memory for each repetition: more than the compiled pattern's stack has, but within a limit.
   const Pattern turns(R"((?:\p{Lu}\p{Ll}|\p{Ll})+|\s+|\S)", "here");
   Pattern::Matcher matcher(turns);
   const std::string letters(1'000'000, 'a');
-  for (const bool goes_on : {false, true}) {
+  for (const bool text_follows : {false, true}) {
     Pattern::Span span;
-    CHECK(turns.find(matcher, letters, 0, goes_on, span) == (goes_on ? Pattern::Found::cut : Pattern::Found::match));
+    CHECK(turns.find(matcher, letters, 0, text_follows, span) ==
+          (text_follows ? Pattern::Found::cut : Pattern::Found::match));
     CHECK(span.begin == 0);
     CHECK(span.end == letters.size());
   }
 }
 
-TEST_CASE("tokenizers: damaged files end in an Error or a tokenizer, never otherwise", "[tokenizers]") {
+TEST_CASE("tokenizers: a damaged file gives an Error or a tokenizer, and never a crash", "[tokenizers]") {
   const TemporaryFolder folder;
   std::mt19937 random(9);
   const std::vector<Json> cases = known_cases();
@@ -451,23 +450,23 @@ TEST_CASE("tokenizers: a checkpoint holds its tokenizer, which generate and eval
   CHECK(read_file(folder.file("run/tokenizer.json")) == whole);
   std::filesystem::remove(folder.file("tokenizer.json"));
   for (const std::string from : {"run", "run/checkpoints/step_1"}) {
-    const test::Outcome said =
+    const test::Outcome generated =
         test::run_program("generate --device cpu --tokens 3 --prompt \"It's\" --checkpoint " + folder.file(from));
-    INFO(said.output);
-    CHECK(said.exit_code == 0);
-    CHECK(said.output.starts_with("It's"));
-    const test::Outcome judged = test::run_program("eval --json --device cpu --checkpoint " + folder.file(from) +
-                                                   " --data " + folder.file("a.txt"));
-    INFO(judged.output);
-    REQUIRE(judged.exit_code == 0);
-    const Json result = Json::parse(judged.output);
+    INFO(generated.output);
+    CHECK(generated.exit_code == 0);
+    CHECK(generated.output.starts_with("It's"));
+    const test::Outcome evaluated = test::run_program("eval --json --device cpu --checkpoint " + folder.file(from) +
+                                                      " --data " + folder.file("a.txt"));
+    INFO(evaluated.output);
+    REQUIRE(evaluated.exit_code == 0);
+    const Json result = Json::parse(evaluated.output);
     CHECK(result["positions"] == static_cast<int64_t>(tokenizer->encode(text).size()));
     const double bits = result["loss"].get<double>() * result["positions"].get<double>() / std::log(2.0);
     CHECK(result["bits_per_byte"].get<double>() == Approx(bits / static_cast<double>(text.size())));
   }
 }
 
-TEST_CASE("tokenizers: 10 MB of mixed text, as the tokenizers library has them", "[tokenizers]") {
+TEST_CASE("tokenizers: 10 MB of mixed text give the tokens of the tokenizers library", "[tokenizers]") {
   if (std::system((python() + " -c 'import tokenizers' 2>/dev/null").c_str()) != 0) {
     std::printf("SKIPPED: no tokenizers library for %s (TRIAD_PYTHON names another)\n", python().c_str());
     return;
@@ -484,7 +483,7 @@ TEST_CASE("tokenizers: 10 MB of mixed text, as the tokenizers library has them",
     const auto tokenizer = make_tokenizer(folder.file(std::string(name) + ".json"));
     const std::vector<std::string> ids = read_records(folder.file(std::string(name) + ".ids"));
     REQUIRE(ids.size() == documents.size());
-    const auto began = std::chrono::steady_clock::now();
+    const auto start = std::chrono::steady_clock::now();
     size_t same = 0;
     std::vector<int32_t> tokens;
     for (size_t i = 0; i < documents.size(); ++i) {
@@ -493,7 +492,7 @@ TEST_CASE("tokenizers: 10 MB of mixed text, as the tokenizers library has them",
       same += tokens.size() * sizeof(int32_t) == ids[i].size() &&
               std::memcmp(tokens.data(), ids[i].data(), ids[i].size()) == 0;
     }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::printf("%-8s %.1f MB/s\n", name, static_cast<double>(bytes) / 1e6 / seconds);
     CHECK(same == documents.size());
   }

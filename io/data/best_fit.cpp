@@ -1,0 +1,202 @@
+#include "io/data/best_fit.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "engine/check.h"
+#include "engine/random_streams.h"
+#include "io/data/permutation.h"
+
+namespace triad {
+
+namespace {
+
+// A group has as many documents as fill this many rows, so that the padding of its last row is a small share.
+constexpr int64_t kRowsOfGroup = 256;
+constexpr int64_t kLeastDocuments = 1000;
+
+// The documents of all groups of a run, and where they lie.
+class Groups {
+ public:
+  Groups(const DocumentIndex& index, const RowOptions& options)
+      : index_(index), options_(options), per_epoch_(groups_per_epoch()) {}
+  int64_t per_epoch() const { return per_epoch_; }
+
+  // Packs group number `group` of the run: the groups of an epoch follow those of the epoch before it.
+  Packed pack(int64_t group) const {
+    const int64_t epoch = group / per_epoch_, in_epoch = group % per_epoch_, n = index_.count(), T = options_.seq_len;
+    const Permutation order(n, options_.seed, random_stream(RandomUse::packed_documents, static_cast<uint64_t>(epoch)));
+    std::vector<Piece> pieces;
+    for (int64_t i = first_of(in_epoch); i < first_of(in_epoch + 1); ++i) {
+      const int64_t document = order(i);
+      int64_t begin = index_.begins[document];
+      const int64_t end = index_.end(document);
+      for (; end - begin > T; begin += T) pieces.push_back({begin, T});
+      pieces.push_back({begin, end - begin});
+    }
+    return pack_best_fit(pieces, {.seq_len = T, .max_documents = options_.max_documents});
+  }
+  // The row of the group that is number `i` in the order of training.
+  int64_t shuffled(int64_t group, int64_t rows, int64_t i) const {
+    return Permutation(rows, options_.seed, random_stream(RandomUse::packed_rows, static_cast<uint64_t>(group)))(i);
+  }
+
+ private:
+  int64_t groups_per_epoch() const {
+    const int64_t n = index_.count(), mean = std::max<int64_t>(1, index_.size / n);
+    return std::max<int64_t>(1, n / std::max(kLeastDocuments, kRowsOfGroup * options_.seq_len / mean));
+  }
+  // Number, in the order of its epoch, of the first document of a group.
+  int64_t first_of(int64_t in_epoch) const {
+    const int64_t n = index_.count();
+    return in_epoch * (n / per_epoch_) + std::min(in_epoch, n % per_epoch_);
+  }
+
+  const DocumentIndex& index_;
+  RowOptions options_;
+  int64_t per_epoch_;
+};
+
+class BestFitRows final : public RowSource {
+ public:
+  BestFitRows(std::shared_ptr<const TokenSource> source, const RowOptions& options)
+      : source_(std::move(source)), index_(require_documents(*source_)), options_(options), groups_(index_, options) {}
+
+  void read(int64_t number, Row& row) override {
+    const std::vector<Piece>& pieces = find(number);
+    row.begins.clear();
+    int64_t at = 0;  // tokens of the row that are filled
+    for (const Piece& piece : pieces) {
+      if (options_.within) row.begins.push_back(static_cast<int32_t>(at));
+      const auto part = [&](std::span<int32_t> of) {
+        return of.subspan(static_cast<size_t>(at), static_cast<size_t>(piece.length));
+      };
+      read_piece(piece, part(row.tokens), part(row.targets));
+      at += piece.length;
+    }
+    if (at == options_.seq_len) return;
+    if (options_.within) row.begins.push_back(static_cast<int32_t>(at));
+    std::fill(row.tokens.begin() + at, row.tokens.end(), index_.eot);
+    std::fill(row.targets.begin() + at, row.targets.end(), -1);
+  }
+
+  int64_t count_targets(int64_t number) override {
+    int64_t targets = 0;
+    for (const Piece& piece : find(number)) targets += piece.length - !last_has_target(piece);
+    return targets;
+  }
+
+ private:
+  bool last_has_target(const Piece& piece) const {
+    const int64_t end = piece.begin + piece.length;
+    if (end == index_.size) return index_.after_end >= 0;
+    return index_.separator == Separator::first || !std::binary_search(index_.begins.begin(), index_.begins.end(), end);
+  }
+  void read_piece(const Piece& piece, std::span<int32_t> tokens, std::span<int32_t> targets) const {
+    source_->read(piece.begin, tokens);
+    std::copy(tokens.begin() + 1, tokens.end(), targets.begin());
+    const int64_t end = piece.begin + piece.length;
+    int32_t& last = targets.back();
+    if (!last_has_target(piece))
+      last = -1;
+    else if (end == index_.size)
+      last = index_.after_end;
+    else
+      source_->read(end, {&last, 1});
+  }
+
+  // The pieces of a row; valid until the next call.
+  const std::vector<Piece>& find(int64_t number) {
+    while (first_rows_.back() <= number) {
+      const int64_t group = static_cast<int64_t>(first_rows_.size()) - 1;
+      first_rows_.push_back(first_rows_.back() + static_cast<int64_t>(packed(group).rows.size()));
+    }
+    const auto after = std::upper_bound(first_rows_.begin(), first_rows_.end(), number);
+    const int64_t group = std::distance(first_rows_.begin(), after) - 1;
+    const Packed& of_group = packed(group);
+    const auto rows = static_cast<int64_t>(of_group.rows.size());
+    return of_group.rows[groups_.shuffled(group, rows, number - first_rows_[group])];
+  }
+  const Packed& packed(int64_t group) {
+    constexpr size_t kKept = 8;  // groups; a step reads few
+    const auto found = packed_.find(group);
+    if (found != packed_.end()) return found->second;
+    if (packed_.size() == kKept) packed_.erase(packed_.begin());
+    return packed_.emplace(group, groups_.pack(group)).first->second;
+  }
+
+  std::shared_ptr<const TokenSource> source_;
+  const DocumentIndex& index_;
+  RowOptions options_;
+  Groups groups_;
+  std::vector<int64_t> first_rows_ = {0};  // of each group that was packed so far, and of the next one
+  std::map<int64_t, Packed> packed_;       // the groups of the highest numbers
+};
+
+}  // namespace
+
+Packed pack_best_fit(std::span<const Piece> documents, const PackingLimits& limits) {
+  Packed packed;
+  using Key = std::pair<int64_t, int64_t>;  // length, minus the number: of equal lengths the earliest is last
+  std::set<Key> buffer;
+  int64_t next = 0;
+  const auto n = static_cast<int64_t>(documents.size());
+  const auto refill = [&] {
+    for (; next < n && static_cast<int64_t>(buffer.size()) < limits.buffered; ++next)
+      buffer.emplace(documents[next].length, -next);
+  };
+  // The earliest of the longest documents of at most `length` tokens.
+  const auto fitting = [&](int64_t length) {
+    return buffer.upper_bound({length, std::numeric_limits<int64_t>::max()});
+  };
+  for (refill(); !buffer.empty();) {
+    std::vector<Piece>& row = packed.rows.emplace_back();
+    int64_t rest = limits.seq_len;
+    while (rest > 0 && !buffer.empty() && static_cast<int64_t>(row.size()) < limits.max_documents) {
+      auto chosen = fitting(rest);
+      if (chosen == buffer.begin()) chosen = fitting(buffer.begin()->first);
+      --chosen;
+      Piece piece = documents[-chosen->second];
+      if (piece.length > rest) {
+        ++packed.cut;
+        packed.dropped += piece.length - rest;
+        piece.length = rest;
+      }
+      rest -= piece.length;
+      row.push_back(piece);
+      buffer.erase(chosen);
+      refill();
+    }
+    packed.padded += rest;
+  }
+  return packed;
+}
+
+int64_t default_max_documents(int64_t seq_len) {
+  constexpr int64_t kFew = 8, kShort = 64;  // documents; tokens of a document, below which rows are closed early
+  return std::max(kFew, seq_len / kShort);
+}
+
+std::unique_ptr<RowSource> best_fit_rows(std::shared_ptr<const TokenSource> source, const RowOptions& options) {
+  return std::make_unique<BestFitRows>(std::move(source), options);
+}
+
+PackingStats measure_best_fit(const TokenSource& source, const RowOptions& options) {
+  const Groups groups(require_documents(source), options);
+  PackingStats stats;
+  for (int64_t group = 0; group < groups.per_epoch(); ++group) {
+    const Packed packed = groups.pack(group);
+    stats.rows += static_cast<int64_t>(packed.rows.size());
+    for (const std::vector<Piece>& row : packed.rows) stats.pieces += static_cast<int64_t>(row.size());
+    stats.cut += packed.cut;
+    stats.dropped += packed.dropped;
+    stats.padded += packed.padded;
+  }
+  return stats;
+}
+
+}  // namespace triad

@@ -1,0 +1,53 @@
+// Packs whole documents into rows of T tokens, by best fit among a thousand documents.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "io/data/rows.h"
+
+namespace triad {
+
+// Consecutive tokens of a source: a document, or a part of one.
+struct Piece {
+  int64_t begin = 0, length = 0;
+};
+
+struct PackingLimits {
+  int64_t seq_len = 0;
+  int64_t max_documents = 0;  // a row that holds as many is closed
+  int64_t buffered = 1000;    // documents among which the next one is chosen
+};
+
+struct Packed {
+  std::vector<std::vector<Piece>> rows;  // the pieces of each row, one after the other from the row's first token
+  int64_t cut = 0, dropped = 0;          // documents that were cut to fill a row, and the tokens that they lost
+  int64_t padded = 0;                    // tokens at the rows' ends without a document
+};
+
+// Packs documents of at most seq_len tokens: of the first `buffered` documents that are left, the longest that fits
+// into the rest of the row is next (of equal ones the earliest). If none fits, the shortest fills the row and loses its
+// rest. A row has padding only if it is closed, or if no documents are left.
+Packed pack_best_fit(std::span<const Piece> documents, const PackingLimits&);
+
+// The value of max_documents that data.max_documents = 0 means.
+int64_t default_max_documents(int64_t seq_len);
+
+// Rows of packed documents. An epoch deals the documents in shuffled order into groups that are large against a row,
+// each group is packed on its own, and its rows are shuffled. So a row is a pure function of the seed and its number.
+// To find a row, the groups before it are packed by their lengths alone. Documents of more than T tokens are cut into
+// pieces of T tokens before, which count as documents.
+//
+// The target of each token is the next token of its document, the last token's is the next document's separator. If
+// the separator is a document's last token, that has target -1. Padding is one more document: separators with target
+// -1.
+std::unique_ptr<RowSource> best_fit_rows(std::shared_ptr<const TokenSource>, const RowOptions&);
+
+// The first epoch of these rows.
+struct PackingStats {
+  int64_t rows = 0, pieces = 0, cut = 0, dropped = 0, padded = 0;
+};
+PackingStats measure_best_fit(const TokenSource&, const RowOptions&);
+
+}  // namespace triad

@@ -1,0 +1,42 @@
+// Where the documents of a token source begin, and which of them a row of tokens holds.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace triad {
+
+// Whether the end-of-text token that separates documents is a document's first token or its last.
+enum class Separator { first, last };
+
+// The documents of a token source: document i is the tokens [begins[i], begins[i+1]), the last one ends at `size`.
+struct DocumentIndex {
+  std::vector<int64_t> begins;  // ascending; the first is 0
+  int64_t size = 0;             // number of tokens of the source
+  Separator separator = Separator::first;
+  int32_t eot = 0;         // the separator's token
+  int32_t after_end = -1;  // the target of the source's last token: the separator of the next document, or -1
+
+  int64_t count() const { return static_cast<int64_t>(begins.size()); }
+  int64_t end(int64_t document) const { return document + 1 < count() ? begins[document + 1] : size; }
+  int64_t length(int64_t document) const { return end(document) - begins[document]; }
+  // The documents that begin at the positions [begin, end): as a range of `begins`.
+  std::span<const int64_t> begins_in(int64_t begin, int64_t end) const;
+  // The documents of the tokens [begin, end) of this source, as an index of those tokens alone.
+  DocumentIndex part(int64_t begin, int64_t end) const;
+};
+
+// The index of a source in which `marks` are the positions of the separators, ascending. Tokens before the first
+// separator, or after the last one if separators are documents' last tokens, are a document too.
+DocumentIndex index_documents(std::vector<int64_t> marks, int64_t size, Separator, int32_t eot);
+
+// How the rows of T tokens that begin at the multiples of T, as many as count_sequences() says, divide the documents.
+struct RowDivision {
+  int64_t most = 0;       // largest number of documents in a row
+  int64_t fullest = 0;    // the first row that has as many
+  int64_t documents = 0;  // sum of the rows' numbers of documents
+  int64_t cut = 0;        // documents that continue in another row
+};
+RowDivision divide_rows(const DocumentIndex&, int64_t rows, int64_t seq_len);
+
+}  // namespace triad

@@ -1,0 +1,72 @@
+#include "io/data/rows.h"
+
+#include <utility>
+
+#include "engine/check.h"
+#include "engine/random_streams.h"
+#include "io/data/best_fit.h"
+
+namespace triad {
+
+namespace {
+
+class StreamRows final : public RowSource {
+ public:
+  StreamRows(std::shared_ptr<const TokenSource> source, const RowOptions& options)
+      : source_(std::move(source)), options_(options), rows_(count_sequences(*source_, options.seq_len)) {}
+  void read(int64_t number, Row& row) override { read_stream_row(*source_, begin(number), options_.within, row); }
+  int64_t count_targets(int64_t number) override {
+    return count_stream_targets(*source_, begin(number), options_.seq_len, options_.within);
+  }
+
+ private:
+  int64_t begin(int64_t number) const { return sequence_position(number, rows_, options_.seed) * options_.seq_len; }
+
+  std::shared_ptr<const TokenSource> source_;
+  RowOptions options_;
+  int64_t rows_;  // of an epoch
+};
+
+}  // namespace
+
+std::unique_ptr<RowSource> stream_rows(std::shared_ptr<const TokenSource> source, const RowOptions& options) {
+  return std::make_unique<StreamRows>(std::move(source), options);
+}
+
+std::unique_ptr<RowSource> make_rows(std::shared_ptr<const TokenSource> source, const RowOptions& options) {
+  if (options.packing == Packing::best_fit) return best_fit_rows(std::move(source), options);
+  return stream_rows(std::move(source), options);
+}
+
+int64_t count_sequences(const TokenSource& source, int64_t seq_len) {
+  TRIAD_CHECK(seq_len >= 1, "a sequence of {} tokens was asked for", seq_len);
+  const int64_t n = (source.size() - 1) / seq_len;
+  TRIAD_CHECK(source.size() > seq_len, "{} has {} tokens; one sequence of train.seq_len = {} needs {}", source.name(),
+              source.size(), seq_len, seq_len + 1);
+  return n;
+}
+
+int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed) {
+  const auto epoch = static_cast<uint64_t>(k / n_sequences);
+  return Permutation(n_sequences, seed, random_stream(RandomUse::order, epoch))(k % n_sequences);
+}
+
+void read_stream_row(const TokenSource& source, int64_t begin, bool within, Row& row) {
+  source.read_sequence(begin, row.tokens, row.targets);
+  row.begins.clear();
+  if (!within) return;
+  const DocumentIndex& index = require_documents(source);
+  const auto T = static_cast<int64_t>(row.tokens.size());
+  row.begins.push_back(0);
+  for (const int64_t at : index.begins_in(begin + 1, begin + T)) row.begins.push_back(static_cast<int32_t>(at - begin));
+  if (index.separator == Separator::last)
+    for (const int64_t at : index.begins_in(begin + 1, begin + T + 1)) row.targets[at - begin - 1] = -1;
+}
+
+int64_t count_stream_targets(const TokenSource& source, int64_t begin, int64_t seq_len, bool within) {
+  const int64_t all = source.count_targets(seq_len);
+  if (!within || require_documents(source).separator == Separator::first) return all;
+  return all - static_cast<int64_t>(require_documents(source).begins_in(begin + 1, begin + seq_len + 1).size());
+}
+
+}  // namespace triad

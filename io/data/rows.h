@@ -1,0 +1,63 @@
+// The training rows of a run, T tokens and T targets each, in the order of training, with the documents they hold.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "io/data/dataset.h"
+
+namespace triad {
+
+// A row of a batch. The spans have the same size.
+struct Row {
+  std::span<int32_t> tokens, targets;
+  std::vector<int32_t> begins =
+      {};  // first tokens of the row's documents, from 0; empty if documents are not kept apart
+};
+
+// How rows are made of documents.
+enum class Packing {
+  stream,    // rows are consecutive tokens of the source, which cut documents at their ends (stream_rows)
+  best_fit,  // rows hold whole documents as far as possible (best_fit.h)
+};
+
+struct RowOptions {
+  int64_t seq_len = 0;
+  Packing packing = Packing::stream;
+  int64_t max_documents = 0;  // best_fit: a row that holds as many is closed
+  uint64_t seed = 0;          // seed of the shuffle
+  bool within = false;        // keep documents apart: attention stays within a document
+};
+
+// Rows number 0, 1, .. of a run, without end: epoch after epoch. A row is a pure function of the options and its
+// number. Not thread-safe.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  virtual void read(int64_t number, Row& row) = 0;  // overwrites the row
+  // The number of targets other than -1 in a row.
+  virtual int64_t count_targets(int64_t number) = 0;
+};
+
+std::unique_ptr<RowSource> make_rows(std::shared_ptr<const TokenSource>, const RowOptions&);  // as options.packing says
+
+// Rows that begin at the multiples of T in the source, in shuffled order. A document that a row's end cuts continues in
+// the next row. The target of a row's last token is the next token.
+std::unique_ptr<RowSource> stream_rows(std::shared_ptr<const TokenSource>, const RowOptions&);
+
+// The number of rows of T+1 tokens in a source. They begin at multiples of T, so that every token but the first is a
+// target once per epoch. Throws an Error with the numbers if there is not one row.
+int64_t count_sequences(const TokenSource&, int64_t seq_len);
+
+// The position, in rows, of a run's k-th row of stream_rows (k = 0, 1, ...). It belongs to epoch k / n_sequences, whose
+// order is a permutation keyed by (seed, epoch).
+int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed);
+
+// Reads the row that begins at token `begin`. within: as in RowOptions; a separator that is a document's last token
+// then has target -1.
+void read_stream_row(const TokenSource&, int64_t begin, bool within, Row&);
+// The number of targets other than -1 in that row.
+int64_t count_stream_targets(const TokenSource&, int64_t begin, int64_t seq_len, bool within);
+
+}  // namespace triad

@@ -1,0 +1,382 @@
+// Documents in the loader: bounds and targets by hand, counts against brute force, and the errors of data whose
+// documents are not known.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <tuple>
+
+#include "engine/check.h"
+#include "engine/rng.h"
+#include "io/data/best_fit.h"
+#include "io/data/loader.h"
+#include "io/data/shards.h"
+#include "io/json_config.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+#include "train/data_source.h"
+#include "train/load_config.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// A folder with one shard, train_000000.bin, and a manifest that names its separator.
+class ShardFolder {
+ public:
+  ShardFolder(const Tokens& tokens, const Json& manifest_keys) {
+    ShardWriter writer(folder_.file("train_000000.bin"), TokenWidth::u16);
+    writer.append(tokens);
+    writer.finish();
+    Json manifest = {{"format", "llm.c u16"},
+                     {"tokenizer", "byte"},
+                     {"vocab_size", 256},
+                     {"train", {{"shards", {{{"file", "train_000000.bin"}}}}}},
+                     {"val", {{"shards", Json::array()}}}};
+    manifest.update(manifest_keys);
+    write_text(folder_.file("manifest.json"), manifest.dump());
+  }
+  const std::string& path() const { return folder_.path(); }
+  std::shared_ptr<const TokenSource> open(double val_fraction = 0) const { return split(val_fraction).train; }
+  DataSplit split(double val_fraction) const {
+    return shard_data({.paths = {folder_.path()}, .val_paths = {}, .val_fraction = val_fraction}, 256);
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+// The documents of the tokens [begin, begin + T), found token by token: position of each first token in the row.
+Tokens begins_of(const Tokens& all, int64_t begin, int64_t T, int32_t eot, bool last) {
+  Tokens begins = {0};
+  for (int64_t i = 1; i < T; ++i)
+    if (all[begin + i - last] == eot) begins.push_back(static_cast<int32_t>(i));
+  return begins;
+}
+
+Tokens random_documents(int64_t size, int64_t mean, uint64_t stream) {
+  const Philox random(5, stream);
+  Tokens tokens;
+  for (int64_t i = 0; i < size; ++i) {
+    const bool separator = random.below(static_cast<uint64_t>(2 * i), static_cast<uint64_t>(mean)) == 0;
+    tokens.push_back(separator ? 9 : 10 + static_cast<int32_t>(random.below(static_cast<uint64_t>(2 * i + 1), 200)));
+  }
+  return tokens;
+}
+
+Config config_of(const std::vector<std::string>& sets) {
+  Config config = load_config(kTiny, sets).config;
+  resolve_shards(config);
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("documents: bounds and targets of shards whose documents begin with the separator", "[data]") {
+  const ShardFolder folder({9, 1, 2, 9, 3, 9, 9, 4, 5, 6, 7, 8, 1}, {{"eot", 9}});
+  const auto source = folder.open();
+  REQUIRE(source->documents() != nullptr);
+  CHECK(source->documents()->begins == std::vector<int64_t>{0, 3, 5, 6});
+  const Batch both = validation_batch(*source, 4, 2, 0, /*within=*/true);
+  CHECK(both.tokens == Tokens{9, 1, 2, 9, 3, 9, 9, 4});
+  CHECK(both.targets == Tokens{1, 2, 9, 3, 9, 9, 4, 5});
+  CHECK(both.bounds == Tokens{0, 3, 4, 5, 6, 8});
+  // The last row is the middle of a document; the other one holds no sequence.
+  const Batch last = validation_batch(*source, 4, 2, 1, /*within=*/true);
+  CHECK(last.targets == Tokens{6, 7, 8, 1, -1, -1, -1, -1});
+  CHECK(last.bounds == Tokens{0, 4, 8});
+  CHECK(validation_batch(*source, 4, 2, 0).bounds.empty());
+  Loader loader(source, {.seq_len = 4, .micro_batch = 1, .within = true});
+  CHECK(loader.next().step_targets == 4);
+}
+
+TEST_CASE("documents: a separator that is a document's last token has no target", "[data]") {
+  const ShardFolder folder({9, 1, 2, 9, 3, 9, 9, 4, 5, 6, 7, 8, 1}, {{"eot", 9}, {"eot_position", "last"}});
+  const auto source = folder.open();
+  const Batch both = validation_batch(*source, 4, 2, 0, /*within=*/true);
+  CHECK(both.targets == Tokens{-1, 2, 9, -1, 9, -1, -1, 5});
+  CHECK(both.bounds == Tokens{0, 1, 4, 6, 7, 8});
+  CHECK(validation_batch(*source, 4, 2, 1, /*within=*/true).bounds == Tokens{0, 4, 8});
+  CHECK(validation_batch(*source, 4, 2, 0).targets == Tokens{1, 2, 9, 3, 9, 9, 4, 5});  // attention across documents
+  // All three rows of an epoch in one step, on three ranks.
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    Loader loader(source, {.seq_len = 4, .micro_batch = 1, .within = true, .rank = rank, .world = 3});
+    CHECK(loader.next().step_targets == 2 + 2 + 4);
+  }
+}
+
+TEST_CASE("documents: text files are documents, the last part of one text is for validation", "[data]") {
+  const TemporaryFolder folder;
+  write_text(folder.file("a.txt"), "ab");
+  write_text(folder.file("b.txt"), "c");
+  write_text(folder.file("c.txt"), "");
+  const auto tokenizer = make_tokenizer("byte");
+  const auto source = text_data({.paths = {folder.file("*.txt")}, .val_paths = {}}, *tokenizer).train;
+  REQUIRE(source->documents() != nullptr);
+  CHECK(source->documents()->begins == std::vector<int64_t>{0, 3});
+  CHECK(source->documents()->end(1) == 5);
+  CHECK(source->documents()->after_end == tokenizer->eot());
+  // The split by position cuts the only document: no separator follows the part for training.
+  const DataSplit split =
+      text_data({.paths = {folder.file("a.txt")}, .val_paths = {}, .val_fraction = 0.4}, *tokenizer);
+  REQUIRE(split.val->size() == 1);
+  CHECK(split.train->documents()->begins == std::vector<int64_t>{0});
+  CHECK(split.train->documents()->after_end == -1);
+  CHECK(split.val->documents()->begins == std::vector<int64_t>{0});
+  CHECK(split.val->documents()->after_end == tokenizer->eot());
+}
+
+TEST_CASE("documents: rows, counts and the division of rows agree with brute force", "[data]") {
+  for (const bool last : {false, true}) {
+    for (const auto& [size, mean, T] :
+         {std::tuple<int64_t, int64_t, int64_t>{700, 3, 16}, {3000, 40, 32}, {90, 1, 8}}) {
+      const Tokens all = random_documents(size, mean, last ? 1 : 2);
+      const ShardFolder folder(all, {{"eot", 9}, {"eot_position", last ? "last" : "first"}});
+      for (const double val_fraction : {0.0, 0.3}) {
+        const DataSplit split = folder.split(val_fraction);
+        int64_t first = 0;  // index of the part's first token in `all`
+        for (const auto& source : {split.train, split.val}) {
+          const int64_t rows = source->size() > T ? count_sequences(*source, T) : 0;
+          RowDivision expected;
+          for (int64_t row = 0; row < rows; ++row) {
+            const Tokens begins = begins_of(all, first + row * T, T, 9, last);
+            Batch batch = validation_batch(*source, T, 1, row, /*within=*/true);
+            Tokens bounds = begins;
+            bounds.push_back(static_cast<int32_t>(T));
+            CHECK(batch.bounds == bounds);
+            for (int64_t i = 0; i < T; ++i) {
+              const int64_t at = first + row * T + i;
+              CHECK(batch.tokens[i] == all[at]);
+              CHECK(batch.targets[i] == (last && all[at] == 9 ? -1 : all[at + 1]));
+            }
+            const auto n = T - std::count(batch.targets.begin(), batch.targets.end(), -1);
+            CHECK(count_stream_targets(*source, row * T, T, true) == n);
+            const auto documents = static_cast<int64_t>(begins.size());
+            expected.documents += documents;
+            if (documents > expected.most) expected.most = documents, expected.fullest = row;
+            const int64_t end = first + (row + 1) * T;
+            expected.cut += row + 1 < rows && !(last ? all[end - 1] == 9 : all[end] == 9);
+          }
+          const RowDivision division =
+              source->documents() == nullptr ? RowDivision{} : divide_rows(*source->documents(), rows, T);
+          CHECK(division.most == expected.most);
+          CHECK(division.fullest == expected.fullest);
+          CHECK(division.documents == expected.documents);
+          // `cut` counts a document once, however many rows it spans, so brute force has an upper bound.
+          CHECK(division.cut <= expected.cut);
+          CHECK((division.cut > 0) == (expected.cut > 0));
+          first += source->size();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("documents: data without known documents, and rows with too many, are refused", "[data]") {
+  const Tokens all = random_documents(600, 5, 3);
+  const ShardFolder known(all, {{"eot", 9}}), unknown(all, Json::object());
+  const auto open = [](const std::string& paths, std::vector<std::string> more) {
+    more.insert(more.end(), {"data.kind=shards", "data.paths=" + paths, "data.val_fraction=0"});
+    return open_data(config_of(more));
+  };
+  const std::string within = "data.documents=attend_within";
+  check_error([&] { open(unknown.path(), {within}); },
+              {"train_000000.bin", "not known", "manifest.json", "data.documents=attend_across"});
+  check_error([&] { open_data(config_of({within})); }, {"kind synthetic", "data.documents=attend_across"});
+  check_error([&] { open_data(config_of({within, "data.kind=needle", "train.seq_len=512"})); }, {"kind needle"});
+  CHECK(open(unknown.path(), {}).most_documents == 0);
+  CHECK(open(known.path(), {}).most_documents == 0);
+  CHECK(open(known.path(), {"data.documents=attend_across"}).most_documents == 0);
+  const int64_t most = open(known.path(), {within}).most_documents;
+  CHECK(most > 5);
+  CHECK(open(known.path(), {within, fmt::format("data.max_documents={}", most)}).most_documents == most);
+  CHECK(open(known.path(), {within, "data.max_documents=40"}).most_documents == 40);
+  const std::string row =
+      std::to_string(divide_rows(*known.open()->documents(), count_sequences(*known.open(), 48), 48).fullest);
+  check_error(
+      [&] {
+        open(known.path(), {within, fmt::format("data.max_documents={}", most - 1)});
+      },
+      {"row " + row + " (", fmt::format("has {} documents", most), "data.max_documents"});
+  check_error([&] { ShardFolder(all, {{"eot", 256}}).open(); }, {"manifest.json", "eot is 256"});
+  check_error([&] { ShardFolder(all, {{"eot", 9}, {"eot_position", "middle"}}).open(); }, {"eot_position", "middle"});
+  check_error([&] { ShardFolder(all, {{"eot", "9"}}).open(); }, {"manifest.json is damaged"});
+}
+
+TEST_CASE("documents: each line of a JSONL file is a document, and the seed chooses those for validation", "[data]") {
+  const TemporaryFolder folder;
+  write_text(folder.file("a.jsonl"), "{\"text\":\"ab\"}\n{\"text\":\"\"}\n\n{\"text\":\"c\", \"id\":7}\n");
+  write_text(folder.file("b.txt"), "de");
+  const auto tokenizer = make_tokenizer("byte");
+  const auto source = text_data({.paths = {folder.file("*")}, .val_paths = {}}, *tokenizer).train;
+  Tokens tokens(static_cast<size_t>(source->size()));
+  source->read(0, tokens);
+  CHECK(tokens == Tokens{0, 'a', 'b', 0, 'c', 0, 'd', 'e'});
+  CHECK(source->documents()->begins == std::vector<int64_t>{0, 3, 5});
+  const DataSplit split =
+      text_data({.paths = {folder.file("*")}, .val_paths = {}, .val_fraction = 0.34, .seed = 3}, *tokenizer);
+  CHECK(split.train->documents()->count() == 2);
+  CHECK(split.val->documents()->count() == 1);
+  CHECK(split.train->size() + split.val->size() == 8);
+  write_text(folder.file("c.jsonl"), "{\"txt\":1}\n");
+  check_error([&] { text_data({.paths = {folder.file("*")}, .val_paths = {}}, *tokenizer); }, {"c.jsonl", "line 1"});
+}
+
+namespace {
+
+// best_fit by search through a plain list.
+Packed pack_by_search(const std::vector<Piece>& documents, const PackingLimits& limits) {
+  Packed packed;
+  std::vector<Piece> left = documents;
+  while (!left.empty()) {
+    packed.rows.emplace_back();
+    int64_t rest = limits.seq_len;
+    while (rest > 0 && !left.empty() && static_cast<int64_t>(packed.rows.back().size()) < limits.max_documents) {
+      const auto seen = std::min<size_t>(left.size(), static_cast<size_t>(limits.buffered));
+      size_t best = seen, shortest = 0;
+      for (size_t i = 0; i < seen; ++i) {
+        if (left[i].length <= rest && (best == seen || left[i].length > left[best].length)) best = i;
+        if (left[i].length < left[shortest].length) shortest = i;
+      }
+      const size_t chosen = best < seen ? best : shortest;
+      Piece piece = left[chosen];
+      if (piece.length > rest) ++packed.cut, packed.dropped += piece.length - rest, piece.length = rest;
+      rest -= piece.length;
+      packed.rows.back().push_back(piece);
+      left.erase(left.begin() + static_cast<std::ptrdiff_t>(chosen));
+    }
+    packed.padded += rest;
+  }
+  return packed;
+}
+
+// The tokens, targets and begins of the rows [first, first + n) of a run, as text.
+std::vector<std::string> rows_of(RowSource& source, int64_t first, int64_t n, int64_t T) {
+  std::vector<std::string> rows;
+  for (int64_t k = first; k < first + n; ++k) {
+    Tokens tokens(static_cast<size_t>(T)), targets = tokens;
+    Row row{tokens, targets};
+    source.read(k, row);
+    rows.push_back(
+        fmt::format("{} | {} | {}", fmt::join(tokens, " "), fmt::join(targets, " "), fmt::join(row.begins, " ")));
+    CHECK(source.count_targets(k) == T - std::count(targets.begin(), targets.end(), -1));
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("best_fit: the packing is that of a search through the documents", "[data]") {
+  const Philox random(11, 0);
+  uint64_t drawn = 0;
+  for (const auto& [n, T, most, buffered] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 8, 8, 4},
+                                             {300, 64, 100, 10},
+                                             {300, 64, 3, 1000},
+                                             {500, 20, 8, 1}}) {
+    std::vector<Piece> documents;
+    int64_t begin = 0, tokens = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t length = 1 + static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(T)));
+      documents.push_back({begin, length});
+      begin += length;
+    }
+    const PackingLimits limits = {.seq_len = T, .max_documents = most, .buffered = buffered};
+    const Packed packed = pack_best_fit(documents, limits), expected = pack_by_search(documents, limits);
+    REQUIRE(packed.rows.size() == expected.rows.size());
+    for (size_t row = 0; row < packed.rows.size(); ++row) {
+      REQUIRE(packed.rows[row].size() == expected.rows[row].size());
+      CHECK(static_cast<int64_t>(packed.rows[row].size()) <= most);
+      for (size_t i = 0; i < packed.rows[row].size(); ++i) {
+        CHECK(packed.rows[row][i].begin == expected.rows[row][i].begin);
+        CHECK(packed.rows[row][i].length == expected.rows[row][i].length);
+        tokens += packed.rows[row][i].length;
+      }
+    }
+    CHECK(packed.cut == expected.cut);
+    CHECK(packed.dropped == expected.dropped);
+    CHECK(packed.padded == expected.padded);
+    CHECK(tokens + packed.dropped == begin);
+    CHECK(tokens + packed.padded == static_cast<int64_t>(packed.rows.size()) * T);
+  }
+}
+
+TEST_CASE("best_fit: tokens, targets and padding by hand", "[data]") {
+  // Documents of 6, 3 and 2 tokens, T = 4: pieces of 4, 2, 3 and 2 tokens, in an order that the seed decides.
+  const Tokens all = {9, 1, 2, 3, 4, 5, 9, 6, 7, 9, 8};
+  for (const bool last : {false, true}) {
+    const ShardFolder folder(last ? Tokens{1, 2, 3, 4, 5, 9, 6, 7, 9, 8, 9} : all,
+                             {{"eot", 9}, {"eot_position", last ? "last" : "first"}});
+    const auto rows = best_fit_rows(folder.open(), {.seq_len = 4, .max_documents = 8, .within = true});
+    std::vector<std::string> got = rows_of(*rows, 0, 3, 4);
+    std::sort(got.begin(), got.end());
+    // After that of three tokens nothing fits, so the first piece of two tokens is cut; the second one is padded.
+    const std::vector<std::string> either[] = {
+        {"9 1 2 3 | 1 2 3 4 | 0", "9 6 7 4 | 6 7 9 5 | 0 3", "9 8 9 9 | 8 9 -1 -1 | 0 2"},
+        {"4 5 9 9 | 5 9 -1 -1 | 0 2", "9 1 2 3 | 1 2 3 4 | 0", "9 6 7 9 | 6 7 9 8 | 0 3"},
+        {"1 2 3 4 | 2 3 4 5 | 0", "6 7 9 5 | 7 9 -1 9 | 0 3", "8 9 9 9 | 9 -1 -1 -1 | 0 2"},
+        {"1 2 3 4 | 2 3 4 5 | 0", "5 9 9 9 | 9 -1 -1 -1 | 0 2", "6 7 9 8 | 7 9 -1 9 | 0 3"}};
+    CHECK(std::count(either + 2 * last, either + 2 * last + 2, got) == 1);
+  }
+}
+
+TEST_CASE("best_fit: an epoch holds every document, rows depend on seed and number alone, ranks share a step",
+          "[data]") {
+  constexpr int64_t T = 32;
+  const Tokens all = random_documents(60000, 12, 4);  // several groups
+  const ShardFolder folder(all, {{"eot", 9}});
+  const auto source = folder.open();
+  const RowOptions options = {
+      .seq_len = T, .packing = Packing::best_fit, .max_documents = 8, .seed = 5, .within = true};
+  const PackingStats stats = measure_best_fit(*source, options);
+  const auto rows = make_rows(source, options);
+  const std::vector<std::string> whole = rows_of(*rows, 0, 2 * stats.rows, T);
+  int64_t tokens = 0, targets = 0;
+  for (int64_t k = 0; k < stats.rows; ++k) {
+    Tokens row_tokens(T), row_targets(T);
+    Row row{row_tokens, row_targets};
+    rows->read(k, row);
+    targets += rows->count_targets(k);
+    for (int64_t i = 0; i < T; ++i) tokens += row_targets[i] >= 0 || row_tokens[i] != 9;
+  }
+  CHECK(targets == stats.rows * T - stats.padded);
+  CHECK(tokens + stats.dropped == static_cast<int64_t>(all.size()));
+  CHECK(std::set<std::string>(whole.begin(), whole.begin() + stats.rows) !=
+        std::set<std::string>(whole.begin() + stats.rows, whole.end()));  // the next epoch packs other documents
+  // A resume in the midst of a group, and in the next epoch.
+  for (const int64_t from : {int64_t{1}, int64_t{300}, stats.rows - 1, stats.rows + 77}) {
+    const std::vector<std::string> part = rows_of(*make_rows(source, options), from, 20, T);
+    CHECK(std::equal(part.begin(), part.end(), whole.begin() + from));
+  }
+  RowOptions other = options;
+  other.seed = 6;
+  CHECK(rows_of(*make_rows(source, other), 0, 3, T) != rows_of(*rows, 0, 3, T));
+  // Two ranks read the rows of one.
+  const auto loader_of = [&](int64_t rank, int64_t world, int64_t micro_steps) {
+    return std::make_unique<Loader>(source, LoaderOptions{.seq_len = T,
+                                                          .micro_batch = 3,
+                                                          .micro_steps = micro_steps,
+                                                          .packing = Packing::best_fit,
+                                                          .max_documents = 8,
+                                                          .seed = 5,
+                                                          .within = true,
+                                                          .rank = rank,
+                                                          .world = world,
+                                                          .first_sequence = 250});
+  };
+  const auto one = loader_of(0, 1, 2), first = loader_of(0, 2, 1), second = loader_of(1, 2, 1);
+  for (int step = 0; step < 5; ++step)
+    for (Loader* rank : {first.get(), second.get()}) {
+      const Batch a = one->next(), b = rank->next();
+      CHECK(a.tokens == b.tokens);
+      CHECK(a.targets == b.targets);
+      CHECK(a.bounds == b.bounds);
+      CHECK(a.step_targets == b.step_targets);
+    }
+}

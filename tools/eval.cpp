@@ -1,11 +1,13 @@
-// triad eval: the loss of a checkpoint on text or token shards; every token but the first is predicted once. With
-// --needle, the accuracy of recall (tools/eval_needle.h).
+// triad eval: computes the loss of a checkpoint on text or token shards; every token but the first is predicted once.
+// With --needle, it computes the accuracy of recall (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 #include <numbers>
+#include <optional>
+#include <vector>
 
 #include "engine/check.h"
 #include "io/data/dataset.h"
@@ -13,10 +15,12 @@
 #include "io/data/shards.h"
 #include "io/file.h"
 #include "kernels/step/reduce.h"
+#include "tools/eval_documents.h"
 #include "tools/eval_needle.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"
+#include "train/data_source.h"
 #include "train/inference.h"
 #include "train/load_config.h"
 
@@ -30,7 +34,7 @@ struct Options {
   int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
   bool needle = false;
-  std::vector<int64_t> lengths;  // this and the following options belong to --needle
+  std::vector<int64_t> lengths;  // this and the next options are those of --needle
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
   int64_t samples = 64;
   std::string out;
@@ -38,14 +42,17 @@ struct Options {
 
 struct Total {
   double loss = 0;
-  int64_t positions = 0;  // number of targets
-  int64_t bytes = 0;      // bytes of the targets' text; an end-of-text token has none
+  int64_t positions = 0;  // number of targets whose loss was added
+  int64_t bytes = 0;      // length of the targets' text in bytes; an end-of-text token has none
   double seconds = 0;
 };
 
-// Sums the loss over consecutive windows of T tokens, B at a time; missing positions at the end have target -1 and
-// count nothing. bytes_by: the tokens' tokenizer, or null if unknown. most_batches: only this many batches; 0: all.
-Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches) {
+// Sums the loss over consecutive windows of T tokens, B at a time. Positions that are missing at the end have target -1
+// and do not count. bytes_by: the tokenizer of the tokens, or null if unknown. most_batches: computes only this many
+// batches; 0: all.
+// within: attention stays within documents. losses: receives each prediction's loss; null if documents are not known.
+Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches,
+               bool within, DocumentLosses* losses) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   const int64_t all = source.size() - 1, all_batches = (all + B * T - 1) / (B * T);
   const int64_t batches = most_batches > 0 ? std::min(most_batches, all_batches) : all_batches;
@@ -59,25 +66,37 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
     std::vector<int32_t> tokens(read.begin(), read.end() - 1), next(read.begin() + 1, read.end());
     if (bytes_by != nullptr) {
       std::erase(read, bytes_by->eot());
-      const bool first_is_text = tokens.front() != bytes_by->eot();  // the first token is no target
+      // The first token is not a target, so its bytes do not count.
+      const bool first_is_text = tokens.front() != bytes_by->eot();
       total.bytes += static_cast<int64_t>(bytes_by->decode(std::span(read).subspan(first_is_text ? 1 : 0)).size());
     }
     tokens.resize(static_cast<size_t>(B * T), 0);
     next.resize(static_cast<size_t>(B * T), -1);
+    if (within) {
+      const DocumentIndex& index = require_documents(source);
+      loaded.set_documents(bounds_of_rows(index, begin, n, B, T));
+      if (index.separator == Separator::last)
+        for (const int64_t at : index.begins_in(begin + 1, begin + n + 1)) next[at - begin - 1] = -1;
+    }
     loaded.set_tokens(tokens, next);
     loaded.model().forward(loaded.ctx(), loaded.activations());
     loaded.model().loss(loaded.ctx(), loaded.activations());
-    for (const double loss : read_floats(loaded.ctx(), loaded.activations().row_loss)) total.loss += loss;
-    total.positions += n;
+    const std::vector<double> row_loss = read_floats(loaded.ctx(), loaded.activations().row_loss);
+    for (int64_t i = 0; i < n; ++i) {
+      if (next[i] < 0) continue;
+      total.loss += row_loss[i];
+      ++total.positions;
+      if (losses != nullptr) losses->add(begin + i, row_loss[i]);
+    }
     progress.show(begin / (B * T) + 1, total.positions);
   }
   total.seconds = progress.seconds();
   return total;
 }
 
-// Whether the tokens are known to be of the checkpoint's tokenizer, so that bits per byte can be computed. Text:
-// always. Shards with a manifest: the manifest names the tokenizer; throws an Error if it is another one. Shards
-// without: if their folders hold files equal to the tokenizer's. The byte tokenizer has no files: if the model's
+// Whether the tokens are known to be those of the checkpoint's tokenizer, so that bits per byte can be computed. Text:
+// always. Shards with a manifest: yes; throws an Error if the manifest names another tokenizer. Shards without a
+// manifest: if their folders hold files equal to the tokenizer's. The byte tokenizer has no files: if the model's
 // vocabulary is 256.
 bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokenizer& tokenizer) {
   const std::vector<std::string> paths = expand_globs(o.data);
@@ -98,35 +117,57 @@ bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokeniz
   return true;
 }
 
+// The most documents in a row of T tokens of the source, the empty rest of the last row included; 0 if the run that
+// wrote the checkpoint does not keep documents apart.
+int64_t most_documents(const Options& o, const Config& config, const TokenSource& source) {
+  if (!attends_within(config.data)) return 0;
+  if (source.documents() == nullptr)
+    fail(
+        "{} was trained with data.documents attend_within, but where the documents of {} begin is not known: no "
+        "manifest.json lists all of its shards and names their separator as `eot` (io/data/README.md)",
+        o.checkpoint, source.name());
+  const int64_t T = o.seq > 0 ? o.seq : config.train.seq_len;
+  return divide_rows(*source.documents(), (source.size() + T - 1) / T, T).most + 1;
+}
+
 void eval(const Options& o) {
   check_environment();
+  const ModelSource model = find_model(o.checkpoint);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
+  const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, model.config.model.vocab_size);
+  TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
+  const int64_t most = most_documents(o, model.config, *source);
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
                       .batch = o.batch,
-                      .seq_len = o.seq});
-  const std::unique_ptr<Tokenizer> tokenizer = loaded.tokenizer();
-  const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, loaded.config().model.vocab_size);
-  TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
+                      .seq_len = o.seq,
+                      .most_documents = most});
   const bool known = tokens_are_known(o, loaded, *tokenizer);
-  const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr, o.batches);
+  std::optional<DocumentLosses> documents;
+  if (source->documents() != nullptr) documents.emplace(*source->documents());
+  const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr, o.batches, most > 0,
+                               documents ? &*documents : nullptr);
   const double loss = total.loss / static_cast<double>(total.positions);
   TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
               source->name(), loss);
-  // The bits of end-of-text tokens count, though they have no bytes. NaN (in JSON null) if the bytes are unknown.
+  // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the number of
+  // bytes is unknown.
   const bool has_bytes = total.bytes > 0;
   const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
   if (o.json) {
-    const Json result = {{"loss", loss},
-                         {"ppl", std::exp(loss)},
-                         {"bits_per_byte", bits_per_byte},
-                         {"positions", total.positions},
-                         {"seconds", total.seconds},
-                         {"tokens_per_s", static_cast<double>(total.positions) / total.seconds}};
+    Json result = {{"loss", loss},
+                   {"ppl", std::exp(loss)},
+                   {"bits_per_byte", bits_per_byte},
+                   {"positions", total.positions},
+                   {"seconds", total.seconds},
+                   {"tokens_per_s", static_cast<double>(total.positions) / total.seconds}};
+    if (documents) result["by_document"] = documents->json();
     fmt::print("{}\n", dump_json(result, -1));
   } else {
     fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), total.positions, loss,
                std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits_per_byte) : "");
+    if (documents) fmt::print("{}", documents->table());
   }
 }
 

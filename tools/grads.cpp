@@ -1,13 +1,15 @@
-// triad grads: runs forward and backward of a checkpoint once on given tokens and writes a safetensors file with the
+// triad grads: runs forward and backward of a checkpoint once on given tokens. It writes a safetensors file with the
 // loss, logits, all gradients, and every layer's gates and selection lists, for comparison with another implementation.
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <span>
 
 #include "engine/check.h"
 #include "io/data/shards.h"
 #include "io/safetensors.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
+#include "train/document_bounds.h"
 #include "train/inference.h"
 #include "train/load_config.h"
 
@@ -16,11 +18,11 @@ namespace triad {
 namespace {
 
 struct Options {
-  std::string checkpoint, tokens, out, device = "auto", dtype = "f32";
+  std::string checkpoint, tokens, documents, out, device = "auto", dtype = "f32";
   int64_t batch = 1, seq = 0;
 };
 
-// Collects tensors and writes them: floats as F64 if the run computes in f64, else as F32.
+// Collects the tensors of the result file and writes it: floats as F64 if the run computes in f64, else as F32.
 class Results {
  public:
   explicit Results(DType dtype) : dtype_(acc_dtype(dtype)) {}
@@ -52,8 +54,9 @@ class Results {
 };
 
 // Reads the shard's first B*(T+1) tokens into the batch, T+1 a row: the first T are tokens, the last T are targets. A
-// row's last token may be -1 (4294967295 as u32): no target. Returns the number of targets.
-int64_t load_batch(LoadedModel& loaded, const std::string& path) {
+// row's last token may be -1 (4294967295 as u32): no target. With bounds, no document's last token has a target.
+// Returns the number of targets.
+int64_t load_batch(LoadedModel& loaded, const std::string& path, std::span<const int32_t> bounds) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T(), vocab = loaded.config().model.vocab_size;
   const Shard shard(path);
   TRIAD_CHECK(shard.size() >= B * (T + 1), "{} holds {} tokens: {} rows of {} + 1 need {}", path, shard.size(), B, T,
@@ -73,6 +76,14 @@ int64_t load_batch(LoadedModel& loaded, const std::string& path) {
     tokens.insert(tokens.end(), row.begin(), row.end() - 1);
     targets.insert(targets.end(), row.begin() + 1, row.end());
   }
+  if (!bounds.empty()) {
+    loaded.set_documents(bounds);
+    for (const int32_t end : bounds.subspan(1)) {
+      int32_t& target = targets[static_cast<size_t>(end - 1)];
+      counted -= target == -1 ? 0 : 1;
+      target = -1;
+    }
+  }
   TRIAD_CHECK(counted > 0, "{}: no position of the {} rows has a target, so there is no loss", path, B);
   loaded.set_tokens(tokens, targets);
   return counted;
@@ -88,13 +99,26 @@ void add_logits(LoadedModel& loaded, Results& results) {
   results.add("logits", {B, T, loaded.config().model.vocab_size}, logits);
 }
 
+// Turns the ids of lists [B,T,Hkv,n] i32 into blocks counted from the first token of each document.
+void count_from_document(LoadedModel& loaded, std::vector<std::byte>& lists) {
+  const Tensor& first_block = loaded.activations().documents.first_block;
+  if (first_block.empty()) return;
+  std::vector<int32_t> first(static_cast<size_t>(first_block.numel()));
+  read(loaded.ctx(), first.data(), first_block);
+  auto* const ids = reinterpret_cast<int32_t*>(lists.data());
+  const size_t count = lists.size() / sizeof(int32_t), of_token = count / first.size();
+  for (size_t i = 0; i < count; ++i)
+    if (ids[i] >= 0) ids[i] -= first[i / of_token];
+}
+
 void add_selection(LoadedModel& loaded, Results& results) {
   for (int64_t i = 0; i < loaded.config().model.n_layers; ++i) {
-    const NsaSaved& saved = loaded.activations().layer(i).nsa;
+    const NsaSaved& saved = loaded.activations().layer(i).attention.nsa;
     std::vector<std::byte> lists(static_cast<size_t>(saved.block_index.bytes()));
     read(loaded.ctx(), lists.data(), saved.block_index);
+    count_from_document(loaded, lists);
     results.add(fmt::format("block_index/{}", i), DType::i32, saved.block_index.shape(), std::move(lists));
-    // Transposes [3,B,T,Hkv] to [B,T,Hkv,3].
+    // The gates, transposed from [3,B,T,Hkv] to [B,T,Hkv,3].
     const std::vector<double> planes = read_floats(loaded.ctx(), saved.gate);
     const size_t n = planes.size() / 3;
     std::vector<double> gates(planes.size());
@@ -106,13 +130,19 @@ void add_selection(LoadedModel& loaded, Results& results) {
 
 void grads(const Options& o) {
   check_environment();
+  std::vector<int32_t> bounds;
+  if (!o.documents.empty()) {
+    if (o.batch != 1) fail_usage("--documents {} describes one row, and --batch is {}", o.documents, o.batch);
+    bounds = read_document_bounds(o.documents, o.seq);
+  }
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
                       .batch = o.batch,
                       .seq_len = o.seq,
-                      .training = true});
-  const auto counted = static_cast<double>(load_batch(loaded, o.tokens));
+                      .training = true,
+                      .most_documents = static_cast<int64_t>(bounds.size()) - (bounds.empty() ? 0 : 1)});
+  const auto counted = static_cast<double>(load_batch(loaded, o.tokens, bounds));
   Context& ctx = loaded.ctx();
   Model& model = loaded.model();
   Activations& act = loaded.activations();
@@ -125,7 +155,7 @@ void grads(const Options& o) {
   for (const double row : read_floats(ctx, act.row_loss)) loss += row;
   results.add("loss", {1}, {loss / counted});
   add_logits(loaded, results);
-  if (!loaded.config().model.dense()) add_selection(loaded, results);
+  if (loaded.config().model.has_nsa()) add_selection(loaded, results);
   const Params& params = model.params();
   for (int64_t i = 0; i < params.count(); ++i)
     results.add("grad/" + params.specs()[i].name, params.specs()[i].shape,
@@ -147,6 +177,9 @@ void add_grads(CLI::App& app) {
   verb->add_option("--seq", o->seq, "tokens T of a row; each row reads T+1 tokens of the shard")
       ->required()
       ->check(within(at_least(1).up_to(kMaxSeqLen)));
+  verb->add_option("--documents", o->documents,
+                   "a file of 32-bit integers, the bounds of the documents of one row: 0, ascending, the last T; no "
+                   "document's last token has a target");
   verb->add_option("--out", o->out, "safetensors file to write")->required();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();

@@ -1,4 +1,4 @@
-// triad plan: predicts parameters, FLOPs and memory of a run of a config; with --fit, finds settings that fit in
+// triad plan: predicts the parameters, FLOPs and memory of a run of a config; with --fit, it finds settings that fit in
 // memory.
 #include <fmt/format.h>
 
@@ -13,6 +13,7 @@
 #include "model/params.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
+#include "train/data_source.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
 
@@ -30,12 +31,12 @@ struct Options {
   int ranks = 1;
 };
 
-// A plan needs no GPU: `auto` means a GPU if the program was built with CUDA.
+// The device to plan for. No GPU is needed: `auto` means a GPU if the program was built with CUDA.
 Device planned_device(DeviceChoice choice) {
   return choice == DeviceChoice::cpu || !kBuiltWithCuda ? Device::cpu() : Device::cuda();
 }
 
-// The memory limit of --fit in bytes: --memory-gb, or what the device has free.
+// The memory limit for --fit in bytes: --memory-gb, or the device's free memory.
 int64_t memory_of(const Options& o, Device device) {
   if (o.memory_gb > 0) return static_cast<int64_t>(o.memory_gb * kGB);
   if (device.is_cuda() && backend::cuda_device_count() == 0)
@@ -46,17 +47,17 @@ int64_t memory_of(const Options& o, Device device) {
 
 double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 
-// The prediction as JSON. Without --json, prints it as text too.
+// Returns the prediction as JSON. Without --json, also prints it as text.
 Json describe_plan(const Options& o, const Config& config, Device device, const MemoryPlan& plan) {
   const TrainConfig& t = config.train;
-  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of a rank in a step
+  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of one rank per step
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
-  const double flops = training_flops(config.model, sequences, t.seq_len, config.recompute()) / step_tokens;
+  const double flops = training_flops(config.model, sequences, t.seq_len, config.recompute) / step_tokens;
   const double replayed = flops - training_flops(config.model, sequences, t.seq_len) / step_tokens;
   const Json out = {{"parameters", count_parameters(config.model)},
                     {"tensors", param_specs(config.model).size()},
                     {"device", device.str()},
-                    {"recompute", config.recompute().str()},
+                    {"recompute", config.recompute.str()},
                     {"ranks", o.ranks},
                     {"tokens_per_step", t.tokens_per_step() * o.ranks},
                     {"flops_per_token", flops},
@@ -66,23 +67,24 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
                     {"peak_bytes", plan.peak_bytes()}};
   if (!o.json)
     fmt::print(
-        "parameters {} in {} tensors; {} tokens a step; {:.1f} MFLOP a token, {:.1f} of them recomputed\n"
-        "peak on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library {:.0f} MiB, "
-        "scratch {:.0f} MiB, {}\n",
+        "parameters: {} in {} tensors; a step: {} tokens; FLOPs: {:.1f} million per token, {:.1f} of them recomputed\n"
+        "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
+        "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
         count_parameters(config.model), param_specs(config.model).size(), t.tokens_per_step() * o.ranks, flops * 1e-6,
         replayed * 1e-6, device.str(),
         o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
-        gb(plan.peak_bytes()), config.recompute().str(), static_cast<double>(plan.workspace_bytes) / kMiB,
+        gb(plan.peak_bytes()), config.recompute.str(), static_cast<double>(plan.workspace_bytes) / kMiB,
         static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
   return out;
 }
 
-// What fits in memory, as JSON. Without --json, prints it as text too. Throws an Error if nothing fits.
-Json describe_fit(const Options& o, const Config& config, Device device, Comm* ranks) {
+// Returns the settings that fit in memory as JSON. Without --json, also prints them as text. Throws an Error if nothing
+// fits.
+Json describe_fit(const Options& o, const Config& config, Device device, Comm* ranks, int64_t most_documents) {
   const TrainConfig& t = config.train;
   const int64_t bytes = memory_of(o, device);
-  const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks);
-  const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes, ranks);
+  const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks, most_documents);
+  const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes, ranks, most_documents);
   if (!batch && !recompute)
     fail("nothing fits in {:.3f} GB: one sequence of {} tokens, or {} of them with runtime.recompute block, need more",
          gb(bytes), t.seq_len, t.micro_batch_size);
@@ -93,7 +95,7 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
     fit["micro_batch_peak_bytes"] = batch->plan.peak_bytes();
     if (!o.json)
       fmt::print("  train.micro_batch_size={} with runtime.recompute={}: {:.3f} GB\n", batch->micro_batch_size,
-                 config.recompute().str(), gb(batch->plan.peak_bytes()));
+                 config.recompute.str(), gb(batch->plan.peak_bytes()));
   }
   if (recompute) {
     fit["recompute"] = recompute->recompute;
@@ -110,8 +112,9 @@ void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
   const Device device = planned_device(config.runtime.device);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
-  Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get()));
-  if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get());
+  const int64_t most = planned_documents(config);
+  Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), most));
+  if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get(), most);
   if (o.json) fmt::print("{}\n", dump_json(out, 2));
 }
 

@@ -1,6 +1,6 @@
-// triad score: log-probabilities of continuations after contexts, for evaluation harnesses; one line of JSON in, one
-// out. Texts are tokenized as lm-evaluation-harness does. An end-of-text token precedes each context, as it precedes
-// each document in training and in `triad generate`.
+// triad score: computes log-probabilities of continuations after contexts, for evaluation harnesses; it reads and
+// writes one line of JSON per request. Texts are tokenized as lm-evaluation-harness does. An end-of-text token precedes
+// each context, as it precedes each document in training and in `triad generate`.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -28,24 +28,24 @@ struct Options {
 };
 
 struct Request {
-  std::vector<int32_t> tokens;  // of the context, then of the continuation
-  size_t first = 0;             // index of the continuation's first token
+  std::vector<int32_t> tokens;  // the tokens of the context, then those of the continuation
+  size_t first = 0;             // index of the first token of the continuation
   double logprob = 0;
   bool greedy = true;
   size_t count() const { return tokens.size() - first; }
 };
 
-// A row of the batch: tokens [begin, begin + size] of a request. Each token but the last predicts the next one;
-// predictions of tokens from `first` on count.
+// A row of the batch: the tokens [begin, begin + size] of a request. Each token but the last predicts the next one;
+// only the predictions of tokens from index `first` on count.
 struct Window {
   size_t request, begin, size, first;
 };
 
-// Tokenizes a request. White space at the context's end moves to the continuation: a word and the space before it are
-// one token.
+// Tokenizes a request. White space at the end of the context moves to the continuation, because a word and the space
+// before it are one token.
 Request make_request(std::string context, std::string continuation, const Tokenizer& tokenizer,
                      const std::string& where) {
-  const size_t end = context.find_last_not_of(" \t\n\v\f\r") + 1;  // npos + 1 is 0
+  const size_t end = context.find_last_not_of(" \t\n\v\f\r") + 1;  // npos + 1 is 0, for a context of white space only
   continuation = context.substr(end) + continuation;
   context.resize(end);
   Request request;
@@ -79,8 +79,8 @@ std::vector<Request> read_requests(const std::string& path, const Tokenizer& tok
   return requests;
 }
 
-// Adds one window with as much context as fits in T tokens. A continuation longer than T is cut into consecutive
-// windows without further context, as in `triad eval`.
+// Adds the windows of a request. The continuation gets as much context as fits in T tokens. A continuation longer than
+// T is cut into consecutive windows without further context, as in `triad eval`.
 void add_windows(std::vector<Window>& windows, const Request& r, size_t request, size_t T) {
   const size_t predictions = r.tokens.size() - 1;
   if (r.count() <= T) {
@@ -92,7 +92,8 @@ void add_windows(std::vector<Window>& windows, const Request& r, size_t request,
     windows.push_back({request, begin, std::min(T, predictions - begin), r.first});
 }
 
-// Whether each counted token of a window is the most likely one. row: the batch row of the window's first token.
+// Whether each counted token of a window is the model's most likely one. row: the batch row of the window's first
+// token.
 bool is_greedy(LoadedModel& loaded, const Request& r, const Window& w, int64_t row) {
   const int64_t V = loaded.config().model.vocab_size;
   const size_t skip = std::max(w.first - 1, w.begin) - w.begin;
@@ -107,7 +108,7 @@ bool is_greedy(LoadedModel& loaded, const Request& r, const Window& w, int64_t r
   return true;
 }
 
-// Runs forward over up to B windows and adds their results to the requests.
+// Runs forward over at most B windows and adds their results to the requests.
 void score_batch(LoadedModel& loaded, std::vector<Request>& requests, std::span<const Window> windows) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   std::vector<int32_t> tokens(static_cast<size_t>(B * T), 0), targets(tokens.size(), -1);
@@ -149,7 +150,7 @@ void score(const Options& o) {
   for (size_t i = 0; i < requests.size(); ++i) add_windows(windows, requests[i], i, most);
   size_t longest = 0;
   for (const Window& w : windows) longest = std::max(longest, w.size);
-  constexpr size_t kTile = 64;  // rows are rounded up to tiles of the kernels: a shorter row costs as much
+  constexpr size_t kTile = 64;  // kernels round rows up to tiles of this size, so a shorter row costs as much
   const size_t T = std::min(most, (longest + kTile - 1) / kTile * kTile);
   const auto B = std::min(static_cast<size_t>(o.batch), windows.size());
   LoadedModel loaded({.checkpoint = o.checkpoint,
@@ -191,8 +192,9 @@ void add_score(CLI::App& app) {
       ->required();
   verb->add_option(
           "--out", o->out,
-          "file of results, a line for each request: {\"logprob\": of the continuation in nats, \"tokens\": its "
-          "number of tokens, \"greedy\": whether each is the most likely one}; -: standard output")
+          "file of results, one line per request: {\"logprob\": log-probability of the continuation in nats, "
+          "\"tokens\": number of its tokens, \"greedy\": whether the model finds each of them the most likely one}; "
+          "-: standard output")
       ->capture_default_str();
   verb->add_option("--seq", o->seq, "longest window of context and continuation in tokens; 0: the training length")
       ->check(within(at_least(0).up_to(kMaxSeqLen)))

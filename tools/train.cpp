@@ -42,8 +42,10 @@ void add_train(CLI::App& app) {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
     const bool of_run = !o->resume.empty() && o->config.empty() && config_of_environment().empty();
     LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
-    // A resumed run's config already has its tokenizer and vocabulary; a complete run reads no shards.
+    // Fills in the keys that the shards' manifest determines. A resumed run's config has them already, and a complete
+    // run reads no shards.
     if (!of_run && !complete_at(loaded.config, o->resume)) resolve_shards(loaded.config);
+    resolve_documents(loaded.config);
     loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,

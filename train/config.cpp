@@ -16,7 +16,7 @@ std::unique_ptr<Tokenizer> named_tokenizer(const std::string& name) {
   } catch (const UsageError& e) { fail_usage("data.tokenizer: {}", e.what()); }
 }
 
-// Refuses values that fp32 would turn into 0 or infinity: kernels receive them as fp32 and would silently train wrong.
+// Throws for a value that is 0 or infinite as fp32: kernels receive it as fp32 and would silently train wrong.
 void check_fp32(const char* key, double value) {
   constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
   if (value != 0 && (value < kLeast || value > kMost))
@@ -43,7 +43,7 @@ void Config::resolve() {
   if (data.needle_depth > -1 && data.needle_depth < 0)
     fail_usage("data.needle_depth is {}: a number in [0, 1], or -1, is needed", data.needle_depth);
   try {
-    recompute();  // throws if the text is not a valid plan for these layers
+    recompute = RecomputePlan::parse(runtime.recompute, model.n_layers);
   } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
 }
 

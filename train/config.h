@@ -8,12 +8,14 @@
 #include "engine/comm/comm.h"
 #include "engine/fields.h"
 #include "engine/routes.h"
+#include "io/data/rows.h"
 #include "model/config.h"
 #include "model/recompute.h"
 
 namespace triad {
 
 enum class DataKind { synthetic, text, shards, needle };
+enum class DocumentScope { unset, attend_within, attend_across };
 enum class OnNonfinite { skip, stop };
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Precision { fp32, bf16 };
@@ -23,10 +25,14 @@ struct DataConfig {
   DataKind kind = DataKind::synthetic;
   std::vector<std::string> paths, val_paths;
   double val_fraction = 0.1;
-  std::string
-      tokenizer;  // resolve() sets "byte", resolve_shards() the shards' tokenizer; empty: shards of an unknown one
+  // Name or path of the tokenizer. If the config has none, resolve() sets "byte", and resolve_shards() the one that the
+  // shards' manifest names; it stays empty if the shards' tokenizer is unknown.
+  std::string tokenizer;
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
-  int64_t seed = -1;  // -1 until resolve(): train.seed
+  int64_t seed = -1;                               // -1 means train.seed, which resolve() fills in
+  DocumentScope documents = DocumentScope::unset;  // resolve_data() replaces unset
+  Packing packing = Packing::stream;
+  int64_t max_documents = 0;
   double stall_s = 300;
   int64_t needle_pairs = 64, needle_questions = 1, needle_value_tokens = 1;
   double needle_depth = -1;
@@ -44,7 +50,8 @@ struct TrainConfig {
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
 
-  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }  // on one rank
+  // Tokens per optimizer step on one rank.
+  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
 };
 
 struct RuntimeConfig {
@@ -73,22 +80,22 @@ struct LogConfig {
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
   }
-  double hang_s = 30, slow_s = 10, slow_factor = 5;  // thresholds of train/monitor/watchdog.h
-  double throughput_drop = 0.5, creep_mib = 256;     // thresholds of train/monitor/anomaly.h
+  double hang_s = 30, slow_s = 10, slow_factor = 5;  // thresholds of the watchdog (train/monitor/watchdog.h)
+  double throughput_drop = 0.5, creep_mib = 256;     // thresholds of the anomaly rules (anomaly.h)
   int64_t plateau_steps = 1000;
   OnAnomaly on_anomaly = OnAnomaly::report;
 };
 
 struct Config {
-  ModelConfig model;  // holds the group nsa too
+  ModelConfig model;  // holds the config groups `model` and `nsa`
   DataConfig data;
   TrainConfig train;
   RuntimeConfig runtime;
   DistConfig dist;
   LogConfig log;
 
-  RecomputePlan recompute() const { return RecomputePlan::parse(runtime.recompute, model.n_layers); }
-  // Fills in the defaults that depend on other fields. Throws UsageError for an impossible model.
+  RecomputePlan recompute;  // resolve() parses it from runtime.recompute
+  // Fills in what depends on other fields. Throws UsageError if the config describes an impossible model.
   void resolve();
   // Throws UsageError if a training run of this config is impossible or unsafe. Verbs that only use weights (init,
   // eval, ...) do not need this check.
@@ -101,6 +108,18 @@ struct EnumWords<DataKind> {
                                                                     {"text", DataKind::text},
                                                                     {"shards", DataKind::shards},
                                                                     {"needle", DataKind::needle}};
+};
+template <>
+struct EnumWords<DocumentScope> {
+  static constexpr std::pair<std::string_view, DocumentScope> words[] = {
+      {"attend_within", DocumentScope::attend_within},
+      {"attend_across", DocumentScope::attend_across},
+      {"", DocumentScope::unset}};
+};
+template <>
+struct EnumWords<Packing> {
+  static constexpr std::pair<std::string_view, Packing> words[] = {{"stream", Packing::stream},
+                                                                   {"best_fit", Packing::best_fit}};
 };
 template <>
 struct EnumWords<OnNonfinite> {
@@ -147,6 +166,20 @@ void visit(DataConfig& c, V&& v) {
     Rule{});
   v("stall_s", c.stall_s, "seconds that a step waits for its tokens before the run fails", above(0).up_to(1 << 20));
   v("seed", c.seed, "seed of the split and of the order of sequences; -1: train.seed", at_least(-1));
+  v("documents", c.documents,
+    "attend_within: attention, positions and selection stay within a document, for text and for shards whose "
+    "manifest.json names the separator; attend_across: a row is one sequence. Not set: attend_across, because packed "
+    "rows do not have the fast sm_90 kernels yet",
+    Rule{});
+  v("packing", c.packing,
+    "stream: rows are consecutive tokens, and a document that a row's end cuts continues in another row; best_fit: "
+    "rows "
+    "hold whole documents where one of a thousand fits; else the shortest is cut, and its rest is dropped",
+    Rule{});
+  v("max_documents", c.max_documents,
+    "the most documents in a row. stream with attend_within: a row with more is an error; 0: as many as the data has. "
+    "best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8",
+    at_least(0).up_to(1 << 24));
   v("needle_pairs", c.needle_pairs, "kind needle: key-value pairs in a sequence", at_least(1).up_to(1 << 20));
   v("needle_questions", c.needle_questions,
     "kind needle: mean number of questions per key; half of the keys have one question", at_least(1).up_to(1 << 20));
@@ -175,8 +208,8 @@ void visit(TrainConfig& c, V&& v) {
   v("grad_clip", c.grad_clip, "global gradient norm above which gradients are clipped; 0: no clipping", at_least(0));
   v("seed", c.seed, "seed of the initial weights, and of the data unless data.seed is set", at_least(0));
   v("init_from", c.init_from,
-    "a run or checkpoint that provides the initial weights; its parameters and tokenizer must be the same, any other "
-    "key may differ. Optimizer state, schedule and data start fresh. Ignored on a resume",
+    "path of a run or checkpoint whose weights this run starts from. Its parameters and tokenizer must be the same; "
+    "any other key may differ. Optimizer state, schedule and data start anew. A resumed run ignores this key",
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
   v("eval_batches", c.eval_batches, "micro-batches per evaluation", at_least(1).up_to(1 << 24));
@@ -196,19 +229,20 @@ void visit(RuntimeConfig& c, V&& v) {
   v("precision", c.precision,
     "dtype of weights and activations in the forward and backward; bf16 keeps fp32 master weights", Rule{});
   v("deterministic", c.deterministic,
-    "bitwise reproducible on the same machine with the same seed. false permits sums in an order that varies; no op "
-    "uses one today",
+    "true: results are bitwise reproducible on the same machine with the same seed. false: sums may be computed in an "
+    "order that varies, but no op does so today",
     Rule{});
   v("cuda_graph", c.cuda_graph,
     "on a GPU, capture a micro-step as a CUDA graph and replay it: same bits, less launch overhead", Rule{});
   v("asserts", c.asserts,
-    "check on the device that tokens are in range, selection lists ascending, unique and causal, and activations and "
-    "their gradients finite; the first violation ends the run with its layer, op and element",
+    "check on the device that tokens are in range, that selection lists are ascending, unique and causal, and that "
+    "activations and their gradients are finite; the first violation ends the run, and the error names its layer, op "
+    "and element",
     Rule{});
   v("kernels", c.kernels,
-    "kernels used by attention and matmul: auto (the fastest for the shape and card), fused (the sm_90 kernels; any "
-    "other counts as a fallback), general (any card and shape) or reference (fp32); or an object that sets cmp, sel, "
-    "win and matmul separately",
+    "which kernels attention and matmul use: auto: the fastest ones for the shape and card; fused: the sm_90 kernels, "
+    "and any other kernel counts as a fallback; general: kernels for any card and shape; reference: kernels in fp32. "
+    "An object sets one of these values for each of cmp, sel, win and matmul",
     Rule{});
   v("strict", c.strict, "fail, with op, shape and reason, if a call falls back from its fused kernel", Rule{});
   v("recompute", c.recompute,
@@ -235,21 +269,24 @@ void visit(LogConfig& c, V&& v) {
   v("memory_every", c.memory_every,
     "optimizer steps between memory snapshots, in addition to those at the start; 0: none", at_least(0));
   v("heartbeat_every", c.heartbeat_every,
-    "optimizer steps between heartbeats; 0: none; -1: every one of the first 1,000 steps, then every 10th up to "
+    "optimizer steps between heartbeats; 0: none; -1: each of the first 1,000 steps, then every 10th up to "
     "10,000, every 100th up to 100,000 and so on, and at least one per minute",
     at_least(-1));
   v("route_steps", c.route_steps, "number of first steps in which the log lists newly chosen kernels", at_least(0));
   v("csv", c.csv, "write the run's CSV files", Rule{});
   v("diagnostics", c.diagnostics,
-    "a list of ledger (of each gradient: arrived, norm, zero, not finite), layer_norms (gradient norm by layer), "
-    "backward (times of the ops of each layer, traces.log) and buckets (times and checksums of the gradient buckets)",
+    "list of what to record in addition: ledger: whether each gradient has arrived, its norm, and whether it is zero "
+    "or not finite; layer_norms: the gradient norm of each layer; backward: the times of each layer's ops, in "
+    "traces.log; buckets: times and checksums of the gradient buckets",
     Rule{});
   v("tensorboard", c.tensorboard, "write TensorBoard event files to tb/", Rule{});
   v("stats", c.stats,
     "statistics of gates and selection lists by layer: gates.csv, k_stats.csv, heartbeats, TensorBoard", Rule{});
   v("hang_s", c.hang_s, "seconds without progress after which a rank counts as hung", above(0).up_to(1 << 20));
   v("slow_s", c.slow_s, "a step counts as slow if it takes at least this many seconds", above(0).up_to(1 << 20));
-  v("slow_factor", c.slow_factor, "and at least this many times the median step time", at_least(1).up_to(1 << 20));
+  v("slow_factor", c.slow_factor,
+    "a step counts as slow only if it also takes at least this many times the median step time",
+    at_least(1).up_to(1 << 20));
   v("throughput_drop", c.throughput_drop, "anomaly: tokens/s below this fraction of the usual rate; 0: off",
     at_least(0).up_to(1));
   v("plateau_steps", c.plateau_steps,
@@ -261,7 +298,7 @@ void visit(LogConfig& c, V&& v) {
     "report: log an anomaly; stop: also end the run, with a checkpoint, exit code 1 and .anomaly_type", Rule{});
 }
 
-// Visits the groups of a config file, in the order in which config.json lists them.
+// Calls v(name, group) for each group of a config file, in the order in which config.json lists them.
 template <class V>
 void visit_groups(Config& c, V&& v) {
   v("model", c.model);

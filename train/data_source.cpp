@@ -7,7 +7,8 @@
 #include <system_error>
 
 #include "engine/check.h"
-#include "io/data/loader.h"
+#include "io/data/best_fit.h"
+#include "io/data/documents.h"
 #include "io/data/shard_manifest.h"
 #include "train/monitor/banner.h"
 
@@ -23,7 +24,86 @@ NeedleTask needle_task(const Config& c) {
           .seed = static_cast<uint64_t>(c.data.seed)};
 }
 
+bool attends_within(const DataConfig& data) { return data.documents == DocumentScope::attend_within; }
+
 namespace {
+
+// Throws a UsageError if the documents of a split are not known.
+const DocumentIndex& known_documents(const Config& c, const TokenSource& source) {
+  if (source.documents() != nullptr) return *source.documents();
+  const bool within = attends_within(c.data);
+  const char* const key = within ? "data.documents is attend_within" : "data.packing is best_fit";
+  const char* const remedy = within ? "data.documents=attend_across" : "data.packing=stream";
+  if (c.data.kind != DataKind::shards)
+    fail_usage("{}, but data of kind {} ({}) has no documents. Set {}", key, word_of(c.data.kind), source.name(),
+               remedy);
+  fail_usage(
+      "{}, but where the documents of {} begin is not known: no manifest.json lists all of its shards and names their "
+      "separator as `eot`. Write the shards with triad data, or write that file (io/data/README.md). Or set {}",
+      key, source.name(), remedy);
+}
+
+// The most documents in a row of consecutive tokens of a source. limit: throws a UsageError that names the row if there
+// are more; 0: none.
+RowDivision divide_stream(const Config& c, const TokenSource& source, int64_t limit) {
+  const int64_t T = c.train.seq_len;
+  const RowDivision division = divide_rows(known_documents(c, source), (source.size() - 1) / T, T);
+  if (limit > 0 && division.most > limit)
+    fail_usage("{}: row {} (tokens {} to {}) has {} documents, data.max_documents allows {}", source.name(),
+               division.fullest, division.fullest * T, (division.fullest + 1) * T, division.most, limit);
+  return division;
+}
+
+std::string percent(int64_t part, int64_t whole) {
+  return fmt::format("{:.2f}%", whole > 0 ? 100 * static_cast<double>(part) / static_cast<double>(whole) : 0);
+}
+
+double ratio(int64_t a, int64_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
+
+// Fills in what a run knows about its documents; nothing if its rows do not depend on them.
+void describe_documents(const Config& c, DataSource& data) {
+  data.rows = {.seq_len = c.train.seq_len,
+               .packing = c.data.packing,
+               .max_documents = c.data.max_documents,
+               .seed = static_cast<uint64_t>(c.data.seed),
+               .within = attends_within(c.data)};
+  const bool packs = c.data.packing == Packing::best_fit, within = data.rows.within;
+  if (!within && !packs) return;
+  const DocumentIndex& index = known_documents(c, *data.train);
+  data.documents = fmt::format("{} of {:.0f} tokens on average; attention {} them; ", grouped(index.count()),
+                               ratio(index.size, index.count()), within ? "stays within" : "crosses");
+  if (packs && data.rows.max_documents == 0) data.rows.max_documents = default_max_documents(c.train.seq_len);
+  // Validation rows are consecutive tokens for either packing.
+  const int64_t limit = packs ? 0 : c.data.max_documents;
+  const int64_t val = within && data.val->size() > 0 ? divide_stream(c, *data.val, limit).most : 0;
+  if (packs) {
+    const PackingStats s = measure_best_fit(*data.train, data.rows);
+    if (within) data.most_documents = std::max(data.rows.max_documents + 1, val);
+    data.document_stats = {{"documents", index.count()},
+                           {"mean_length", ratio(index.size, index.count())},
+                           {"documents_per_row", ratio(s.pieces, s.rows)},
+                           {"cut_share", ratio(s.cut, index.count())},
+                           {"dropped_share", ratio(s.dropped, index.size)},
+                           {"padded_share", ratio(s.padded, s.rows * c.train.seq_len)}};
+    data.documents += fmt::format(
+        "best_fit: {:.1f} a row, {} cut to fill a row, which drops {} of the tokens; {} of the rows' tokens are "
+        "padding",
+        ratio(s.pieces, s.rows), percent(s.cut, index.count()), percent(s.dropped, index.size),
+        percent(s.padded, s.rows * c.train.seq_len));
+    return;
+  }
+  const RowDivision division = divide_stream(c, *data.train, limit);
+  data.most_documents = limit > 0 ? limit : std::max(division.most, val);
+  data.document_stats = {{"documents", index.count()},
+                         {"mean_length", ratio(index.size, index.count())},
+                         {"documents_per_row", ratio(division.documents, (index.size - 1) / c.train.seq_len)},
+                         {"cut_share", ratio(division.cut, index.count())},
+                         {"dropped_share", 0.0},
+                         {"padded_share", 0.0}};
+  data.documents += fmt::format("stream: {:.1f} a row, at most {}; a row's end cuts {} of them",
+                                ratio(division.documents, (index.size - 1) / c.train.seq_len), division.most,
+                                percent(division.cut, index.count()));
+}
 
 // Checks the config against a manifest; sets data.tokenizer from it if the config names none.
 void agree_with(Config& c, const ShardManifest& manifest) {
@@ -64,6 +144,10 @@ void resolve_shards(Config& c) {
   }
 }
 
+void resolve_documents(Config& c) {
+  c.data.documents = attends_within(c.data) ? DocumentScope::attend_within : DocumentScope::attend_across;
+}
+
 DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   const uint64_t seed = static_cast<uint64_t>(c.data.seed);
   const SplitOptions split{
@@ -97,9 +181,22 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   if (c.data.kind == DataKind::shards && c.data.tokenizer.empty())
     warning = fmt::format(
         "the tokenizer of the shards in {} is not known (no manifest.json lists them, and data.tokenizer is not set): "
-        "text is taken for bytes where it is needed, as by generate",
+        "where text is needed, as by triad generate, tokens are read as bytes",
         c.data.paths.front());
-  return {data.train, data.val, text, summary, warning};
+  DataSource source;
+  source.train = data.train;
+  source.val = data.val;
+  source.description = text;
+  source.summary = summary;
+  source.warning = warning;
+  describe_documents(c, source);
+  return source;
+}
+
+int64_t planned_documents(const Config& c) {
+  if (!attends_within(c.data)) return 0;
+  return c.data.max_documents > 0 && c.data.packing == Packing::stream ? c.data.max_documents
+                                                                       : open_data(c).most_documents;
 }
 
 }  // namespace triad

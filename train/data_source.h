@@ -1,25 +1,45 @@
-// Opens the data of a run as its config says.
+// Opens the training and validation data that a run's config names.
 #pragma once
 #include <memory>
 #include <string>
 
 #include "io/data/needle.h"
+#include "io/data/rows.h"
+#include "io/json_config.h"
 #include "train/config.h"
 
 namespace triad {
 
 struct DataSource {
   std::shared_ptr<const TokenSource> train, val;
-  std::string description, summary;  // with file names and counts, for the log; short, for the terminal
-  std::string warning;               // empty: none
+  std::string description, summary;  // the data's file names and counts: in full for the log, in short for the terminal
+  std::string warning;               // a problem with the data, for the user; empty if there is none
+  // The most documents in a row of either split, padding included; 0: attention crosses documents, so a row counts as
+  // one document.
+  int64_t most_documents = 0;
+  // The data's documents and how rows hold them: as a sentence for the user, and as numbers. Empty if the rows do not
+  // depend on documents.
+  std::string documents;
+  Json document_stats;
+  RowOptions rows;  // of the training rows
+
+  bool within() const { return most_documents > 0; }  // attention stays within documents
 };
-// Fills in data.tokenizer and data.val_paths of a config of kind shards from the manifest.json in the shards' folder.
-// Throws UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
+// For data of kind shards: fills in data.tokenizer and data.val_paths from manifest.json in the shards' folder. Throws
+// UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
 void resolve_shards(Config&);
-// tokenizer: the config's tokenizer, if it is loaded already.
+// Whether attention stays within documents. The only place that decides what an unset data.documents means, for data
+// whose documents are known.
+bool attends_within(const DataConfig&);
+// Replaces an unset data.documents by the word for what it means for this data.
+void resolve_documents(Config&);
+// tokenizer: the tokenizer that the config names; null if the caller has not loaded it.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
 
-// The task that data.needle_* describe.
+// DataSource::most_documents, for a memory plan. Opens the data only if the config does not determine the number.
+int64_t planned_documents(const Config&);
+
+// The needle retrieval task that the config's keys data.needle_* describe.
 NeedleTask needle_task(const Config&);
 
 }  // namespace triad

@@ -12,7 +12,7 @@ namespace triad {
 namespace {
 
 void sample_selection(RunSetup& run, int64_t step) {
-  if (!run.config.log.stats || run.config.model.dense()) return;
+  if (!run.config.log.stats || !run.config.model.has_nsa()) return;
   const Json sample = selection_sample(run.runtime->ctx(), run.step.activations(), run.config.model, step);
   write_file_atomically(run.folder.file(kSelectionSample), dump_json(sample, -1) + "\n");
 }
@@ -26,10 +26,10 @@ double evaluate(RunSetup& run, int64_t step) {
   const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
   std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
   for (int64_t i = run.comm->rank(); i < batches; i += run.comm->world()) {
-    const Batch batch = validation_batch(data, t.seq_len, t.micro_batch_size, i);
-    losses[static_cast<size_t>(i)] = run.step.evaluate(batch.tokens, batch.targets);
+    const Batch batch = validation_batch(data, t.seq_len, t.micro_batch_size, i, run.data.within());
+    losses[static_cast<size_t>(i)] = run.step.evaluate(batch.tokens, batch.targets, batch.bounds);
     for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
-    if (i == 0) sample_selection(run, step);  // batch 0 is on the first rank
+    if (i == 0) sample_selection(run, step);  // the sample is of batch 0, which the first rank evaluates
   }
   run.comm->add(losses, "the evaluation's losses");
   run.comm->add(counts, "the evaluation's positions");

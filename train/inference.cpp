@@ -6,6 +6,7 @@
 #include "engine/check.h"
 #include "io/tokenizer/unicode.h"
 #include "kernels/common/parallel.h"
+#include "kernels/nsa/document_bounds.h"
 #include "train/train_step.h"
 
 namespace triad {
@@ -14,7 +15,8 @@ void LoadedModel::build(Runtime& runtime, const Options& o) {
   const ModelConfig& config = source_.config.model;
   model_ = std::make_unique<Model>(runtime.ctx(), runtime.arena(), config,
                                    Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = o.seq_len});
-  activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training);
+  activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training,
+                                               RecomputePlan(), o.most_documents);
 }
 
 LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.checkpoint)) {
@@ -46,6 +48,14 @@ void LoadedModel::set_tokens(std::span<const int32_t> tokens, std::span<const in
                 config().model.vocab_size);
   write(ctx(), activations_->tokens, tokens.data());
   if (!targets.empty()) write(ctx(), activations_->targets, targets.data());
+}
+
+void LoadedModel::set_documents(std::span<const int32_t> bounds) {
+  const int64_t B = activations_->B(), T = activations_->T(), capacity = activations_->bounds.size(0);
+  check_bounds(bounds, B, T, (capacity - 1) / B);
+  std::vector<int32_t> padded(bounds.begin(), bounds.end());
+  padded.resize(static_cast<size_t>(capacity), static_cast<int32_t>(B * T));
+  write(ctx(), activations_->bounds, padded.data());
 }
 
 std::vector<double> LoadedModel::logits(int64_t begin, int64_t n) { return logits(ctx(), begin, n); }

@@ -1,4 +1,4 @@
-// LoadedModel: a model loaded from a checkpoint for forward (and backward) on one device with one batch shape, as the
+// LoadedModel: a model loaded from a checkpoint for forward (and backward) on one device with a fixed batch shape. The
 // verbs generate, eval and grads use it.
 #pragma once
 #include <memory>
@@ -14,16 +14,17 @@ namespace triad {
 class LoadedModel {
  public:
   struct Options {
-    std::string checkpoint;  // a path for find_model
+    std::string checkpoint;  // path of a checkpoint, a run's folder or a weights file (find_model)
     Device device;
     DType dtype = DType::f32;
-    int64_t batch = 1, seq_len = 0;  // sequences; tokens, 0: train.seq_len
-    bool training = false;           // keep activations and gradients
+    int64_t batch = 1, seq_len = 0;  // number of sequences; tokens per sequence, 0: train.seq_len
+    bool training = false;           // allocate what backward needs: kept activations, and gradients
+    int64_t most_documents = 0;      // largest number of documents in a row; 0: every row is one document
   };
   explicit LoadedModel(const Options&);
 
   const Config& config() const { return source_.config; }
-  // The checkpoint's copy of the tokenizer if it has one, else data.tokenizer.
+  // The tokenizer copied into the checkpoint, or without a copy the one that data.tokenizer names.
   std::unique_ptr<Tokenizer> tokenizer() const {
     return tokenizer_of_checkpoint(source_.folder, config().data.tokenizer);
   }
@@ -32,7 +33,11 @@ class LoadedModel {
   Activations& activations() { return *activations_; }
   // Copies tokens [B*T], and targets [B*T] if given, to the device for the next forward.
   void set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets = {});
-  // Call after forward: returns the logits of rows [begin, begin + n) of the batch, n * V values. n <= kLogitRows.
+  // Copies the bounds of the documents (nsa/document_tables.h) to the device for the next forward. Throws a UsageError
+  // if they are not the bounds of at most Options::most_documents documents in each row.
+  void set_documents(std::span<const int32_t> bounds);
+  // Call after forward. Returns the logits of rows [begin, begin + n) of the batch, n * V values, where V is the
+  // vocabulary size. n <= kLogitRows.
   static constexpr int64_t kLogitRows = 256;
   std::vector<double> logits(int64_t begin, int64_t n);
 
@@ -46,10 +51,10 @@ class LoadedModel {
   std::unique_ptr<Activations> activations_;
 };
 
-// Copies the elements of a contiguous tensor of any float dtype to the host.
+// Copies a contiguous tensor of any float dtype to the host and converts its elements to double.
 std::vector<double> read_floats(Context&, ConstTensor);
 
-// Options that several verbs share: --device auto|cpu|cuda, --dtype f64|f32|bf16.
+// Parse the options that several verbs share: --device auto|cpu|cuda and --dtype f64|f32|bf16.
 DType parse_dtype(const std::string& word);
 Device parse_device(const std::string& word);
 

@@ -41,10 +41,16 @@ Config config_from_json(const Json& root) {
       fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log{}", shortened(group),
                  did_you_mean(group, groups));
   visit_groups(config, [&](const std::string& name, auto& group) {
-    read_group(root, name, group, name != "nsa" || !config.model.dense(), keys);
+    read_group(root, name, group, name != "nsa" || config.model.has_nsa(), keys);
   });
   config.resolve();
   return config;
+}
+
+Json with_later_keys(Json root) {
+  if (root.is_object() && root.contains("data") && root["data"].is_object() && !root["data"].contains("documents"))
+    root["data"]["documents"] = word_of(DocumentScope::attend_across);
+  return root;
 }
 
 Json config_to_json(const Config& config) {

@@ -1,4 +1,4 @@
-// Builds a Config from a file, the environment and --set, in increasing precedence: defaults, file, environment, --set.
+// Builds a Config from defaults, a file, the environment and --set options; each overrides those before it.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,30 +11,34 @@ namespace triad {
 
 struct LoadedConfig {
   Config config;
-  std::string name;                      // stem of the file: m7c_125m for configs/m7c_125m.json
-  std::vector<std::string> environment;  // keys changed by the environment, a line each, for the banner
-  std::string file = {};                 // path of the file
+  std::string name;                      // the config file's name without ".json": m7c_125m for configs/m7c_125m.json
+  std::vector<std::string> environment;  // one line for each key that the environment changed, for the banner
+  std::string file = {};                 // the config file's path
 };
 
-// The value of the environment variable CONFIG, a path; empty: not set.
+// The value of the environment variable CONFIG, the path of a config file; empty if the variable is not set.
 std::string config_of_environment();
-// An empty path means config_of_environment(). Throws UsageError.
+// Builds the config. path: a config file; if empty, the one that the variable CONFIG names. sets: the --set options.
+// Throws UsageError.
 LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets);
-// The same from JSON that is in memory already; name becomes LoadedConfig::name.
+// Builds the config from JSON in memory instead of a file; name becomes LoadedConfig::name.
 LoadedConfig load_config(Json root, const std::string& name, const std::vector<std::string>& sets);
-// Parses and resolves a config, without the environment (a checkpoint's config, say).
+// Parses and resolves a config, for example a checkpoint's, without the environment.
 Config config_from_json(const Json& root);
 Json config_to_json(const Config& config);
-// The config keys for `triad train --help`: every field with its default and rule.
+// Adds to the config that an earlier run wrote the keys that did not exist then and whose default has another meaning.
+Json with_later_keys(Json root);
+// The text about config keys in `triad train --help`: every field with its default and rule.
 std::string describe_config();
 
-// Applies the NSA_* variables and TORCH_BACKEND to the JSON (only_group: only keys of this group) and returns a line
-// for each variable applied. Throws UsageError for an unknown NSA_* variable and for contradictory ones.
+// Applies the environment variables NSA_* and TORCH_BACKEND to the JSON; with only_group, only those that set keys of
+// this group. Returns a line for each variable applied. Throws UsageError for an unknown NSA_* variable and for
+// variables that contradict each other.
 std::vector<std::string> apply_environment(Json& root, std::string_view only_group = {});
-// Throws as apply_environment does, and changes nothing.
+// Throws if apply_environment would throw, and changes nothing.
 void check_environment();
 
-// The environment variables that env.json records: those of launchers, CUDA, NCCL, OpenMP and Triad. shown_value
+// The environment variables that env.json records: those of launchers, CUDA, NCCL, OpenMP and Triad. shown_value()
 // replaces the value by "(set)" if the variable's name looks like that of a secret (token, key, password).
 Json shown_environment();
 std::string shown_value(std::string_view variable, std::string_view value);

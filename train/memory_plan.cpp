@@ -16,8 +16,8 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// Candidates of fit_recompute, sorted by FLOPs: the first k layers recompute one stage; or the first k layers recompute
-// the whole block and the others their MLP.
+// A recompute setting that fit_recompute tries, in the order of FLOPs: the first k layers recompute one stage, or the
+// first k layers recompute the whole block and the others their MLP.
 struct Candidate {
   std::string text;
   double flops;
@@ -28,7 +28,7 @@ std::vector<Candidate> recompute_candidates(const Config& c) {
   const auto add = [&](const RecomputePlan& plan) {
     double flops = 0;
     for (int64_t i = 0; i < L; ++i)
-      flops += replay_flops(c.model, c.train.micro_batch_size, c.train.seq_len, plan.of(i));
+      flops += replay_flops(c.model, c.model.attention_of(i), c.train.micro_batch_size, c.train.seq_len, plan.of(i));
     all.push_back({plan.str(), flops});
   };
   add({});
@@ -47,10 +47,11 @@ std::vector<Candidate> recompute_candidates(const Config& c) {
   return all;
 }
 
-// Kernels index rows with 32 bits. kMostParameters is beyond any machine's memory and bounds the time of a plan.
+// Upper limits of a plan. Kernels index rows with 32 bits; kMostParameters is beyond any machine's memory and bounds
+// the time that planning takes.
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max(), kMostParameters = int64_t{1} << 40;
 
-// Refuses individually valid sizes whose product overflows or is impossibly large.
+// Throws if the product of individually valid sizes overflows or is impossibly large.
 void check_sizes(const Config& config, const Comm* comm) {
   const TrainConfig& t = config.train;
   const int64_t tokens = t.micro_batch_size * t.seq_len, parameters = count_parameters(config.model);
@@ -70,28 +71,29 @@ void check_sizes(const Config& config, const Comm* comm) {
         config.model.dim, config.model.n_layers, config.model.vocab_size, parameters, kMostParameters);
 }
 
-// Config changes that make the run fit, for an error message.
-std::string advice(const Config& config, Device device, int64_t bytes, Comm* comm) {
+// Config changes that make the run fit into memory, as text for an error message.
+std::string advice(const Config& config, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
   std::string fits;
-  if (const std::optional<RecomputeFit> fit = fit_recompute(config, device, bytes, comm))
+  if (const std::optional<RecomputeFit> fit = fit_recompute(config, device, bytes, comm, most_documents))
     fits += fmt::format("runtime.recompute \"{}\" ({:.0f} MiB)", fit->recompute,
                         static_cast<double>(fit->plan.peak_bytes()) / kMiB);
-  if (const std::optional<BatchFit> fit = fit_batch(config, device, bytes, comm))
+  if (const std::optional<BatchFit> fit = fit_batch(config, device, bytes, comm, most_documents))
     fits += fmt::format("{}train.micro_batch_size {} ({:.0f} MiB)", fits.empty() ? "" : ", or ", fit->micro_batch_size,
                         static_cast<double>(fit->plan.peak_bytes()) / kMiB);
   if (fits.empty()) return "lower train.seq_len or the model's size: not even one sequence fits";
   return "this fits: " + fits;
 }
 
-// Bytes that a run leaves free: on a GPU for kernel code, which the driver loads lazily; on the host for threads and
-// batches.
+// Bytes that a run leaves unused: on a GPU for the code of kernels, which the driver loads when they first run; on a
+// host for threads and batches.
 int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes); }
 
-// Builds the error: lays out the plan in memory, scratch first, then tensor after tensor, to find the first that does
-// not fit.
-PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const DeviceInfo& info, int64_t room) {
+// Builds the error for a run that does not fit. Lays out the planned memory, scratch first, then tensor after tensor,
+// to find the first tensor that does not fit.
+PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t most_documents, const DeviceInfo& info,
+                       int64_t room) {
   MemorySnapshot s;
-  const MemoryPlan plan = plan_memory(config, device, comm, &s.blocks);
+  const MemoryPlan plan = plan_memory(config, device, comm, most_documents, &s.blocks);
   s.when = "oom";
   s.device = device;
   s.planned = true;
@@ -125,22 +127,25 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const De
       "out of memory: {}. This run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size "
       "is {}, train.seq_len {}; {}\n{}",
       s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
-      config.train.micro_batch_size, config.train.seq_len, advice(config, device, room, comm), memory_by_name(s));
-  message.pop_back();  // the last newline
+      config.train.micro_batch_size, config.train.seq_len, advice(config, device, room, comm, most_documents),
+      memory_by_name(s));
+  message.pop_back();  // removes the last newline
   return PlanTooLarge(std::move(s), message);
 }
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, std::vector<MemorySnapshot::Block>* blocks) {
+MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t most_documents,
+                       std::vector<MemorySnapshot::Block>* blocks) {
   check_sizes(config, comm);
   Runtime runtime({.device = device,
                    .planning = true,
                    .deterministic = config.runtime.deterministic,
                    .kernels = config.runtime.kernels,
                    .strict = config.runtime.strict});
-  TrainStep step(runtime, config, comm);
-  const bool alone = comm == nullptr || comm->world() == 1;  // else the last micro-step also queues collectives
+  TrainStep step(runtime, config, comm, most_documents);
+  // With several ranks the last micro-step also queues collectives, so all micro-steps are planned.
+  const bool alone = comm == nullptr || comm->world() == 1;
   for (int64_t i = 0; i < (alone ? 1 : config.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
   step.finish(0, 1);
   step.evaluate({}, {});
@@ -153,14 +158,15 @@ MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, std::vec
   return plan;
 }
 
-std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, Comm* comm) {
+std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
   const auto plan_of = [&](int64_t batch) {
     config.train.micro_batch_size = batch;
-    return plan_memory(config, device, comm);
+    return plan_memory(config, device, comm, most_documents);
   };
   if (plan_of(1).peak_bytes() > bytes) return std::nullopt;
-  const int64_t most = std::min({int64_t{1} << 20, kMostTokens / config.train.seq_len,
-                                 most_sequences(device, config.model)});  // limits of the config and the kernels
+  // The largest batch that the range of train.micro_batch_size and the kernels allow.
+  const int64_t most =
+      std::min({int64_t{1} << 20, kMostTokens / config.train.seq_len, most_sequences(device, config.model)});
   int64_t fits = 1, too_many = 2;
   while (too_many <= most && plan_of(too_many).peak_bytes() <= bytes) fits = too_many, too_many *= 2;
   too_many = std::min(too_many, most + 1);
@@ -171,23 +177,25 @@ std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, C
   return BatchFit{fits, plan_of(fits)};
 }
 
-std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes, Comm* comm) {
+std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes, Comm* comm,
+                                          int64_t most_documents) {
   const TrainConfig& t = config.train;
   const double kept = training_flops(config.model, t.micro_batch_size, t.seq_len);
   for (const Candidate& candidate : recompute_candidates(config)) {
     config.runtime.recompute = candidate.text;
-    MemoryPlan plan = plan_memory(config, device, comm);
+    config.resolve();
+    MemoryPlan plan = plan_memory(config, device, comm, most_documents);
     if (plan.peak_bytes() <= bytes) return RecomputeFit{candidate.text, candidate.flops / kept, std::move(plan)};
   }
   return std::nullopt;
 }
 
-std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm) {
-  const MemoryPlan plan = plan_memory(config, device, comm);
+std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm, int64_t most_documents) {
+  const MemoryPlan plan = plan_memory(config, device, comm, most_documents);
   if (!device.is_cuda()) allocate_matmul_buffers();
   const DeviceInfo info = backend::info(device);
   const int64_t room = info.free_bytes - left_free(info.free_bytes);
-  if (plan.peak_bytes() > room) throw too_large(config, device, comm, info, room);
+  if (plan.peak_bytes() > room) throw too_large(config, device, comm, most_documents, info, room);
   try {
     return std::make_unique<Runtime>(Runtime::Options{.device = device,
                                                       .arena_bytes = plan.arena_bytes,
@@ -195,7 +203,9 @@ std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, C
                                                       .deterministic = config.runtime.deterministic,
                                                       .kernels = config.runtime.kernels,
                                                       .strict = config.runtime.strict});
-  } catch (const OutOfMemory& e) { throw too_large(config, device, comm, info, e.free); }  // taken since backend::info
+  } catch (const OutOfMemory& e) {  // another process allocated memory after backend::info
+    throw too_large(config, device, comm, most_documents, info, e.free);
+  }
 }
 
 }  // namespace triad

@@ -26,8 +26,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Whether name is that of a file or folder that a run writes, or of its temporary version. All other files in the
-// folder are the user's.
+// Whether a run writes a file or folder of this name, or its temporary version. All other files in the folder belong to
+// the user.
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
       "config\\.json|env\\.json|selection_sample\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|merges\\.txt|"
@@ -42,19 +42,20 @@ bool written_by_a_run(std::string name) {
   return std::regex_match(name, kNames);
 }
 
-// Removes the checkpoints, complete or not, and the folder. If the folder is a symbolic link (to another disk, say),
-// the link and other files in it stay.
+// Removes the checkpoints, complete or not, and their folder. If the folder is a symbolic link (to another disk, for
+// example), the link stays, and so do other files in its target.
 void remove_checkpoints(const fs::path& folder) {
   if (!fs::is_directory(folder)) return remove_tree(folder.string());
   const bool linked = fs::is_symlink(folder);
-  if (linked) remove_leftovers(folder.string());  // may turn complete leftovers into checkpoints, listed next
+  // Completes some leftover checkpoints, which the next lines then remove.
+  if (linked) remove_leftovers(folder.string());
   for (const CheckpointFolder& checkpoint : list_checkpoints(folder.string())) remove_checkpoint(checkpoint.path);
   for (const std::string& aside : list_set_aside(folder.string())) remove_tree(aside);
   if (!linked) return remove_tree(folder.string());
   if (const fs::path latest = folder / "latest"; fs::is_symlink(latest)) fs::remove(latest);
 }
 
-// The step of a selection sample; -1 if the file does not exist; the largest integer if it is damaged.
+// The step of the selection sample in a file; -1 if the file does not exist; the largest integer if it is damaged.
 int64_t selection_sample_step(const std::string& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown)) return -1;
@@ -73,7 +74,7 @@ void lock_run_folder(FolderLock& lock, const std::string& path) {
 }
 
 void RunFolder::refuse(const std::string& path, Start start) {
-  std::error_code unknown;  // ignored: the constructor reports a folder that cannot be read
+  std::error_code unknown;  // not read: the constructor reports a folder that cannot be read
   const auto holds = [&](const char* name) { return fs::exists(path + "/" + name, unknown); };
   if (holds(".HALT"))
     fail("{}/.HALT is there from an earlier run and would stop this one after its first step: remove it", path);
@@ -97,8 +98,8 @@ void RunFolder::refuse_older(const std::string& path, const std::string& resume_
   }
   if (newer.empty()) return;
   fail(
-      "{} is not the newest checkpoint of {}: {} {} newer. --resume {} goes on with the newest; with --overwrite this "
-      "--resume goes back, and moves what is newer, and the final weights, to {}",
+      "{} is not the newest checkpoint of {}: {} {} newer. --resume {} continues from the newest. To resume from the "
+      "older one, add --overwrite: newer checkpoints and the final weights are then moved to {}",
       resume_from, path, fmt::join(newer, ", "), newer.size() == 1 ? "is" : "are", path,
       next_set_aside(path + "/checkpoints"));
 }
@@ -113,8 +114,8 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
     fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
   lock_run_folder(lock, path);
   refuse(path, start);
-  // On a resume, only temporary files. The most valuable files are removed last, so that they survive if the removal of
-  // an earlier one fails.
+  // The files to remove: on a resume, only temporary ones. The most valuable files are removed last, so that they
+  // survive if the removal of an earlier file fails.
   std::vector<fs::path> old;
   for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
@@ -140,12 +141,14 @@ std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
   if (!fs::exists(metrics, unknown) || !fs::exists(path + "/model.safetensors", unknown)) return {};
   try {
     return parse_json(read_file(metrics), metrics).at("step").get<int64_t>();
-  } catch (const std::exception&) { return {}; }  // damaged: the run's end is repeated
+  } catch (const std::exception&) {  // metrics.json is damaged: the run counts as incomplete, so its end is repeated
+    return {};
+  }
 }
 
 std::string RunFolder::rewind(int64_t step) const {
-  // Moves the files of the run's end first: if this process is killed in between, the folder does not look complete and
-  // can be resumed from its newest checkpoint.
+  // The files to move. Those that mark the end of a run are moved first: if this process is killed in between, the
+  // folder does not look complete and can be resumed from its newest checkpoint.
   std::vector<std::string> later;
   if (fs::exists(file("model.safetensors")) && complete_at(path_) != step)
     for (const char* name : {"metrics.json", "model.safetensors"})
@@ -153,15 +156,16 @@ std::string RunFolder::rewind(int64_t step) const {
   const std::vector<CheckpointFolder> all = list_checkpoints(checkpoints());
   for (auto it = all.rbegin(); it != all.rend() && it->step > step; ++it) later.push_back(it->path);
   std::string aside = later.empty() ? "" : set_aside(checkpoints(), later);
-  // A killed save may have left a complete later checkpoint under its temporary name, which the next save would rename:
-  // removes it.
+  // A save that was killed may have left a complete later checkpoint under its temporary name. remove_leftovers()
+  // renames it, as the next save would, so that the loop removes it.
   remove_leftovers(checkpoints());
   for (const CheckpointFolder& checkpoint : list_checkpoints(checkpoints()))
     if (checkpoint.step > step) remove_checkpoint(checkpoint.path);
   const std::string latest = checkpoints() + "/latest";
-  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // its target was moved
+  // The link `latest` points to a checkpoint that was moved.
+  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);
   for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type", "needle.csv", "needle.svg"})
-    fs::remove(file(name));  // files written at the end of a run
+    fs::remove(file(name));  // removes a file that a run writes at its end
   static const std::regex kSnapshot("mem_(oom|step(\\d+))(_rank\\d+)?\\.(txt|json|pickle)");
   std::vector<fs::path> snapshots;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
@@ -173,7 +177,7 @@ std::string RunFolder::rewind(int64_t step) const {
   }
   for (const fs::path& snapshot : snapshots) fs::remove(snapshot);
   if (selection_sample_step(file(kSelectionSample)) > step) fs::remove(file(kSelectionSample));
-  // All tables, since this run may write fewer of them than the earlier one did.
+  // Rewinds every table that a run may have written: this run may write fewer of them than the earlier one did.
   for (const char* name :
        {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})
     cut_csv(file(name), step);

@@ -34,7 +34,9 @@ void RunReporter::begin(const std::string& set_aside) {
     checks_.begin_bucket_table(setup_.resumed() ? std::optional(setup_.initial_state.step) : std::nullopt);
   print_start(set_aside);
   start_watchdog();
-  telemetry_.heartbeat(setup_.initial_state.step, "boot");
+  Json boot = Json::object();
+  if (!setup_.data.document_stats.is_null()) boot["documents"] = setup_.data.document_stats;
+  telemetry_.heartbeat(setup_.initial_state.step, "boot", boot);
   memory_.write_tables();
   memory_.write_snapshot("boot");
 }
@@ -43,6 +45,7 @@ void RunReporter::print_start(const std::string& set_aside) {
   telemetry_.banner({.parameters = count_parameters(config_.model),
                      .first_step = setup_.initial_state.step,
                      .data = setup_.data.summary,
+                     .documents = setup_.data.documents,
                      .environment = setup_.request.environment});
   telemetry_.detail("data: " + setup_.data.description);
   if (!setup_.data.warning.empty()) telemetry_.message(setup_.data.warning);
@@ -134,7 +137,7 @@ void RunReporter::checkpoint(int64_t step, const Checkpointer::Written& written)
   if (settled_ > 0)
     telemetry_.message(text);
   else
-    telemetry_.detail(text);  // the checkpoint before the first step
+    telemetry_.detail(text);  // message about the checkpoint that was written before the first step
 }
 
 void RunReporter::stopped(int64_t step, const std::string& why) {
@@ -151,9 +154,11 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"seconds", seconds},
                   {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
                   {"peak_mib", telemetry_.peak_mib()}};
+  if (!setup_.data.document_stats.is_null()) metrics["documents"] = setup_.data.document_stats;
   if (setup_.comm->world() > 1) metrics["comm_wait_ms"] = mean(comm_ms_);
   write_file_atomically(setup_.folder.file("metrics.json"), dump_json(metrics, 2) + "\n");
-  std::filesystem::remove(setup_.folder.file(".anomaly_type"));  // an anomaly in the last step has stopped nothing
+  // The run is complete, so an anomaly in its last step has not stopped it.
+  std::filesystem::remove(setup_.folder.file(".anomaly_type"));
 }
 
 void RunReporter::done(int64_t step, double seconds) {

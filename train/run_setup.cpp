@@ -15,10 +15,11 @@ namespace triad {
 
 namespace {
 
-// Allocates the run's memory. A run that does not fit writes its memory plan to the folder, unless a run has used it.
-std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm) {
+// Allocates the run's memory. If the run does not fit, writes its memory plan to the folder, unless the folder holds a
+// run already.
+std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm, int64_t most_documents) {
   try {
-    return allocate_planned(config, device, &comm);
+    return allocate_planned(config, device, &comm, most_documents);
   } catch (const PlanTooLarge& e) {
     report_also([&] {
       if (std::filesystem::exists(config.log.out_dir + "/config.json")) return;
@@ -44,8 +45,8 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, OutsideMemory outsi
       tokenizer(make_tokenizer(config.data.tokenizer_or_bytes())),
       data(open_data_for(config, *tokenizer, resume_from, init_from)),
       nvtx(nvtx_listener()),
-      runtime(allocate(config, device, *comm)),
-      step(*runtime, config, comm.get()),
+      runtime(allocate(config, device, *comm, data.most_documents)),
+      step(*runtime, config, comm.get(), data.most_documents),
       initial_state(begin_run(runtime->ctx(), step, *comm, config, data, resume_from, init_from)),
       folder(config.log.out_dir, first() ? start_of(request, resume_from) : RunFolder::Start::join, lock) {
   runtime->arena().seal();
@@ -54,18 +55,15 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, OutsideMemory outsi
 
 std::string RunSetup::write_initial_files() {
   if (first()) make_folders(folder.file("ranks"));
-  comm->barrier("the run's folder");  // prepared by the first rank
+  comm->barrier("the run's folder");  // the first rank has prepared the folder
   comm->record_collectives(folder.file(fmt::format("ranks/rank_{}_collectives.csv", comm->rank())));
   if (!first()) return "";
   std::string set_aside = resumed() ? folder.rewind(initial_state.step) : "";
   write_file_atomically(folder.file("config.json"), dump_json(config_to_json(config), 2) + "\n");
-  write_tokenizer_files(tokenizer->files(), folder.path());  // for users of the final weights
+  // Copied so that users of the final weights have the tokenizer.
+  write_tokenizer_files(tokenizer->files(), folder.path());
   write_file_atomically(folder.file("env.json"), dump_json(environment_report(device, *comm, request.build), 2) + "\n");
   return set_aside;
-}
-
-int64_t RunSetup::step_targets() const {
-  return step_tokens() / config.train.seq_len * data.train->count_targets(config.train.seq_len);
 }
 
 LoaderOptions RunSetup::loader_options() const {
@@ -73,7 +71,10 @@ LoaderOptions RunSetup::loader_options() const {
   return {.seq_len = t.seq_len,
           .micro_batch = t.micro_batch_size,
           .micro_steps = t.accumulate_grad_batches,
-          .seed = static_cast<uint64_t>(config.data.seed),
+          .packing = data.rows.packing,
+          .max_documents = data.rows.max_documents,
+          .seed = data.rows.seed,
+          .within = data.within(),
           .rank = comm->rank(),
           .world = comm->world(),
           .first_sequence = initial_state.sequences,

@@ -1,4 +1,4 @@
-// RunSetup: what a run consists of before its first step: data, memory, model, optimizer, initial state and folder.
+// RunSetup: everything that a run has before its first step: data, memory, model, optimizer, initial state and folder.
 // All ranks construct it together.
 #pragma once
 #include <memory>
@@ -17,19 +17,19 @@
 namespace triad {
 
 struct RunSetup {
-  // Throws if the run is impossible; no file of the run's folder has changed then.
+  // Throws if the run is impossible; in that case no file of the run's folder has changed.
   RunSetup(const TrainRequest&, Device, OutsideMemory, std::unique_ptr<Comm>, FolderLock);
   RunSetup(const RunSetup&) = delete;
 
-  // Writes the files of the run's start (config.json, env.json, the tokenizer); on a resume, first takes the folder
-  // back to the resumed step. Returns where later checkpoints were moved; empty: nothing was. Collective.
+  // Writes the files that a run writes at its start (config.json, env.json, the tokenizer). On a resume, first returns
+  // the folder to the resumed step. Returns the folder to which later checkpoints were moved, or "". Collective: all
+  // ranks call it.
   std::string write_initial_files();
 
   bool first() const { return comm->first(); }
   bool resumed() const { return !resume_from.empty(); }
-  int64_t resume_step() const { return resumed() ? initial_state.step : -1; }  // -1: not a resume
+  int64_t resume_step() const { return resumed() ? initial_state.step : -1; }  // -1 if the run does not resume
   int64_t step_tokens() const { return config.train.tokens_per_step() * comm->world(); }
-  int64_t step_targets() const;  // tokens of a step, on all ranks, that have a target
   LoaderOptions loader_options() const;
 
   const TrainRequest& request;
@@ -37,16 +37,18 @@ struct RunSetup {
   const Device device;
   OutsideMemory outside;
   std::unique_ptr<Comm> comm;
-  FolderLock lock;                // declared before all members that write to the folder, so released after them
-  const std::string resume_from;  // a checkpoint; empty: not a resume
+  FolderLock lock;  // declared before all members that write to the folder, so that the lock is released after them
+  const std::string resume_from;  // path of the checkpoint from which the run resumes; empty: not a resume
   const std::optional<ModelSource> init_from;
-  const std::unique_ptr<Tokenizer> tokenizer;  // holds the files' content: later changes to the files have no effect
+  // Holds the content of its files, so later changes to the files have no effect.
+  const std::unique_ptr<Tokenizer> tokenizer;
   const DataSource data;
   const std::unique_ptr<OpListener> nvtx;
   const std::unique_ptr<Runtime> runtime;
   TrainStep step;
   const RunState initial_state;
-  const RunFolder folder;  // last: its constructor changes files, and all others may refuse the run
+  // The last member: its constructor changes files, and every other constructor may still refuse the run.
+  const RunFolder folder;
 };
 
 }  // namespace triad

@@ -107,7 +107,7 @@ LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std
   if (run.filename() == "latest") run = up(run);
   if (run.filename() == "checkpoints") run = up(run);
   if (const std::string file = (run / "config.json").string(); fs::exists(file)) {
-    Json root = read_json_file(file);
+    Json root = with_later_keys(read_json_file(file));
     set_json_key(root, out_dir(run));
     return load_config(std::move(root), run.filename().string(), sets);
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
@@ -96,7 +97,7 @@ template <class F>
 void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
   const Json a = config_to_json(theirs), b = config_to_json(ours);
   for (const auto& [group, fields] : a.items()) {
-    if (ours.model.dense() && group == "nsa") continue;
+    if (!ours.model.has_nsa() && group == "nsa") continue;
     for (const auto& [key, value] : fields.items())
       if (b[group][key] != value) report(group + "." + key, brief(value), brief(b[group][key]));
   }
@@ -171,7 +172,7 @@ void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
 RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params, Optimizer& optimizer,
                          const Config& config) {
   const Json state = read_state(folder);
-  const Config before = config_from_json(state["config"]);
+  const Config before = config_from_json(with_later_keys(state["config"]));
   for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
     if (key == "data.tokenizer" && names_unknown_tokenizer(before, config)) return;
     if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
@@ -193,10 +194,10 @@ std::vector<std::string> differences(const Config& before, const Config& now) {
   return lines;
 }
 
-Json config_of_checkpoint(const std::string& folder) { return read_state(folder)["config"]; }
+Json config_of_checkpoint(const std::string& folder) { return with_later_keys(read_state(folder)["config"]); }
 
 std::vector<std::string> changed_since(const std::string& folder, const Config& config) {
-  return differences(config_from_json(read_state(folder)["config"]), config);
+  return differences(config_from_json(config_of_checkpoint(folder)), config);
 }
 
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
@@ -207,10 +208,10 @@ void save_initial(Context& ctx, const std::string& folder, const Params& params,
 }
 
 ModelSource find_model(const std::string& path) {
-  // The environment's nsa.* keys (a forced branch, say) hold for a trained model too.
+  // Environment variables that set nsa.* keys (for example, to force a branch) apply to a trained model too.
   const auto source = [](Json config, const std::string& folder) {
     apply_environment(config, "nsa");
-    return ModelSource{config_from_json(config), folder, folder + "/" + kWeightsFile};
+    return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, folder + "/" + kWeightsFile};
   };
   if (fs::is_regular_file(path)) {
     const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;

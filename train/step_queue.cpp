@@ -12,7 +12,7 @@ double ms(StepQueue::Clock::duration d) { return std::chrono::duration<double, s
 }  // namespace
 
 void StepQueue::push(Loader& loader, const Options& options) {
-  const int64_t targets = setup_.step_targets();
+  int64_t targets = 0;  // number of targets of the whole step, on all ranks
   TrainStep& step = setup_.step;
   step_begins(next());
   std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
@@ -22,7 +22,8 @@ void StepQueue::push(Loader& loader, const Options& options) {
     const Clock::time_point begin = Clock::now();
     const Batch batch = loader.next();
     fetch_ms.push_back(ms(Clock::now() - begin));
-    step.micro_step(batch.tokens, batch.targets, targets);
+    targets = batch.step_targets;
+    step.micro_step(batch.tokens, batch.targets, targets, batch.bounds);
   }
   step.update(state_.step, targets, options.stop(), options.measure);
   ++state_.step;

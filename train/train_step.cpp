@@ -9,6 +9,7 @@
 
 #include "engine/check.h"
 #include "engine/process/progress.h"
+#include "kernels/nsa/document_bounds.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/step/reduce.h"
 #include "kernels/step/step_guard.h"
@@ -35,7 +36,7 @@ Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ran
 
 // Statistics of gates and selection lists per rank, which follow RankNumbers in a row of ranks_.
 int64_t stats_numbers(const Config& config) {
-  return config.log.stats && !config.model.dense() ? config.model.n_layers * NsaStats::count : 0;
+  return config.log.stats && config.model.has_nsa() ? config.model.n_layers * NsaStats::count : 0;
 }
 
 // With shards, each rank checks only its own sums: the smallest index of a bad tensor over all ranks, -1 if none.
@@ -48,7 +49,7 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
 
 }  // namespace
 
-TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
+TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t most_documents)
     : runtime_(runtime),
       ctx_(runtime.ctx()),
       config_(config),
@@ -70,10 +71,11 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
       ledger_(ctx_, runtime.arena(), model_.params(), own_elements()),
       trace_(ctx_),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
-           config.recompute()),
+           config.recompute, most_documents),
       asserts_(config.runtime.asserts ? std::make_unique<Asserts>(runtime.arena()) : nullptr),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
+      loss_scale_(runtime.arena().alloc(MemTag::io, "loss scale", DType::f64, {1})),
       parts_(make_parts(ctx_, runtime.arena(), model_.params())),
       first_(ctx_.device),
       later_(ctx_.device),
@@ -89,7 +91,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   triad::zero(ctx_, model_.params().grads());  // no op writes the padding between gradients
   if (ctx_.planning) return;
   layout_ = lay_out_result();
-  const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
+  const int64_t bounds_bytes = act_.bounds.empty() ? 0 : act_.bounds.bytes();
+  const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes() + bounds_bytes + loss_scale_.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
   for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, layout_.bytes());
 }
@@ -142,48 +145,60 @@ void TrainStep::begin(bool trace) {
   if (zero()) triad::zero(ctx_, reducer_->squares());
 }
 
-void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                       std::span<const int32_t> bounds, int64_t step_positions) {
   if (ctx_.planning) return;
+  const int64_t capacity = act_.bounds.empty() ? 0 : act_.bounds.size(0);
+  if (capacity > 0) check_bounds(bounds, act_.B(), act_.T(), (capacity - 1) / act_.B());
   Slot& slot = batches_[next_batch_];
   next_batch_ = (next_batch_ + 1) % batches_.size();
   slot.done.synchronize();  // the slot was used kBatchSlots micro-steps ago, so this seldom waits
   std::byte* at = slot.memory.data();
-  const auto put = [&](Tensor to, std::span<const int32_t> from) {
-    TRIAD_CHECK(static_cast<int64_t>(from.size()) == to.numel(), "a batch of {} tokens for {}", from.size(), to.str());
-    std::memcpy(at, from.data(), from.size_bytes());
+  const auto put = [&](Tensor to, const void* from) {
+    std::memcpy(at, from, static_cast<size_t>(to.bytes()));
     backend::copy(to.data, to.device, at, Device::cpu(), to.bytes(), ctx_.stream.handle());
     at += to.bytes();
   };
-  put(act_.tokens, tokens);
-  put(act_.targets, targets);
+  const auto put_tokens = [&](Tensor to, std::span<const int32_t> from) {
+    TRIAD_CHECK(static_cast<int64_t>(from.size()) == to.numel(), "a batch of {} tokens for {}", from.size(), to.str());
+    put(to, from.data());
+  };
+  const double scale = 1.0 / static_cast<double>(step_positions);
+  put(loss_scale_, &scale);
+  put_tokens(act_.tokens, tokens);
+  put_tokens(act_.targets, targets);
+  if (capacity > 0) {
+    std::vector<int32_t> padded(bounds.begin(), bounds.end());
+    padded.resize(static_cast<size_t>(capacity), bounds.back());
+    put(act_.bounds, padded.data());
+  }
   slot.done.record(ctx_.stream);
 }
 
-void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* sink) {
+void TrainStep::forward_backward(bool first, GradSink* sink) {
   model_.forward(ctx_, act_, stats_.get(), first ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(next_result_);
-  model_.loss_and_backward(ctx_, act_, 1.0 / static_cast<double>(step_positions), first, &ledger_);
+  model_.loss_and_backward(ctx_, act_, LossScale(loss_scale_), first, &ledger_);
   if (trace) trace_.stop();
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act_.row_loss, /*add=*/true);
 }
 
-void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions) {
-  upload(tokens, targets);
+void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
+                           std::span<const int32_t> bounds) {
+  upload(tokens, targets, bounds, step_positions);
   const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning;
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
   GradReducer* const sums = last ? reducer_.get() : nullptr;
-  const auto work = [&] { forward_backward(step_positions, first, sums); };
+  const auto work = [&] { forward_backward(first, sums); };
   if (sums != nullptr && bucket_trace_) bucket_trace_->begin(ctx_.stream);
   Recording& recording = sums != nullptr ? summed_ : first ? first_ : later_;
   if (trace_wanted_) {  // a graph's ops cannot be timed one by one
     if (sums != nullptr) sums->begin();
     return work();
   }
-  if (!with_graph || recording.step_positions != step_positions) {  // the first run loads kernels, so is not recorded
-    recording.graph.clear();
-    recording.step_positions = step_positions;
+  if (!with_graph || !std::exchange(recording.ran, true)) {
     if (sums != nullptr) sums->begin();
     return work();
   }
@@ -309,8 +324,9 @@ TrainStep::Times TrainStep::times_of(const ResultSlot& slot) const {
   return times;
 }
 
-double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
-  upload(tokens, targets);
+double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                           std::span<const int32_t> bounds) {
+  upload(tokens, targets, bounds, /*step_positions=*/1);
   if (asserts_) asserts_->clear(ctx_);
   model_.forward(ctx_, act_, /*stats=*/nullptr, optimizer_.weights());
   model_.loss(ctx_, act_);

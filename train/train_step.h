@@ -28,8 +28,8 @@ namespace triad {
 
 class TrainStep {
  public:
-  // comm: null with one rank.
-  TrainStep(Runtime&, const Config&, Comm* comm = nullptr);
+  // comm: null with one rank. most_documents: the largest number of documents in a row; 0: every row is one document.
+  TrainStep(Runtime&, const Config&, Comm* comm = nullptr, int64_t most_documents = 0);
 
   // Times of a step in ms.
   struct Times {
@@ -48,16 +48,18 @@ class TrainStep {
     std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
     std::optional<BucketTrace::Step> buckets;  // with several ranks and log.diagnostics "buckets"
-    std::vector<NsaStats> stats;               // with log.stats: by layer, over micro-steps and ranks; dense: empty
+    std::vector<NsaStats> stats;  // with log.stats: by layer, over micro-steps and ranks; without NSA: empty
   };
 
   // Begins a step: clears gradients and loss. trace: records the times of the first micro-step's backward, op by op
   // (which is then not replayed from a graph).
   void begin(bool trace = false);
   // Queues forward and backward of tokens and targets [B*T]. The step's gradient is that of the sum of losses divided
-  // by step_positions, the number of targets in all ranks' micro-steps. With several ranks a step has exactly
-  // train.accumulate_grad_batches micro-steps.
-  void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions);
+  // by step_positions, the number of targets other than -1 in all ranks' micro-steps, which may differ from step to
+  // step. With several ranks a step has exactly train.accumulate_grad_batches micro-steps. bounds: of the documents in
+  // the B*T tokens (nsa/document_tables.h), needed if the step was built with most_documents.
+  void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
+                  std::span<const int32_t> bounds = {});
   // Queues the update. step: optimizer steps done before this one. stop: this rank requests an orderly stop. measure:
   // the result has each gradient's norm. Throws MissingGradients if backward did not announce every gradient.
   void update(int64_t step, int64_t step_positions, bool stop = false, bool measure = false);
@@ -71,7 +73,8 @@ class TrainStep {
     return result();
   }
   // Runs a forward and returns the sum of the losses of one micro-batch. Waits for the device.
-  double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets);
+  double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                  std::span<const int32_t> bounds = {});
 
   Model& model() { return model_; }
   Activations& activations() { return act_; }  // of the last micro-step or evaluation
@@ -114,8 +117,9 @@ class TrainStep {
     int64_t bytes_ = 0;
   };
 
-  void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets);
-  void forward_backward(int64_t step_positions, bool first, GradSink* sink = nullptr);
+  void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets, std::span<const int32_t> bounds,
+              int64_t step_positions);
+  void forward_backward(bool first, GradSink* sink = nullptr);
   bool zero() const { return reducer_ && config_.dist.zero == 1; }
   void sum_over_ranks(bool stop);
   std::vector<ElementRange> own_elements() const;
@@ -132,8 +136,10 @@ class TrainStep {
   Comm* comm_;
   int64_t world_;
   Model model_;
-  Tensor ranks_;                          // [world, RankNumbers::count + a rank's statistics] f64; empty with one rank
-  std::unique_ptr<GradReducer> reducer_;  // null with one rank
+  // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n statistics (log.stats). Empty if there
+  // is one rank.
+  Tensor ranks_;
+  std::unique_ptr<GradReducer> reducer_;       // null with one rank
   std::unique_ptr<BucketTrace> bucket_trace_;  // log.diagnostics "buckets"
   Optimizer optimizer_;
   std::unique_ptr<LayerStats> stats_;  // log.stats
@@ -143,6 +149,7 @@ class TrainStep {
   std::unique_ptr<Asserts> asserts_;  // runtime.asserts
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
+  Tensor loss_scale_;                 // [1] f64: 1 / step_positions of the current micro-step
   Tensor parts_;                      // [parameters, 2] i64: offset and size of each gradient, for the step guard
 
   std::deque<Slot> batches_;
@@ -157,12 +164,11 @@ class TrainStep {
   std::deque<Queued> queued_;
   size_t next_result_ = 0;
 
-  // Recorded graphs of a step's first micro-step, of later ones, and with several ranks of the last one. step_positions
-  // is a constant in the graph: a different number records it again.
+  // Recorded graphs of a step's first micro-step, of later ones, and with several ranks of the last one.
   struct Recording {
     explicit Recording(Device device) : graph(device) {}
     Graph graph;
-    int64_t step_positions = 0;
+    bool ran = false;  // the micro-step ran once without a graph, which loads its kernels
   };
   Recording first_, later_, summed_;
   bool trace_wanted_ = false;

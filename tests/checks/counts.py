@@ -2,7 +2,8 @@
 """Counts what makes this tree easy or hard to read, prints it, and fails where a limit is passed.
 
 tests/checks/counts.py                       all counts
-tests/checks/counts.py --comments SEED [N]   N comments drawn at random (40), and the ten longest lines of help and log
+tests/checks/counts.py --comments SEED [N]   N comments drawn at random (40), each with the code it is about, and the ten longest
+                                             lines of help and log
 tests/checks/counts.py --words               every line that holds an odd word
 """
 import collections
@@ -72,17 +73,28 @@ def split_code(text):
     return "".join(code), comments
 
 
-def blocks_of(comments):
-    """Neighbouring // lines as one comment."""
-    blocks = []
-    for at, text in comments:
-        body = re.sub(r"^///?\s?|^/\*|\*/$", "", text)
-        if blocks and blocks[-1][1] + 1 == at and blocks[-1][3] and text.startswith("//"):
+def blocks_of(comments, text):
+    """(line, text) of each comment: neighbouring // lines are one comment. A comment after code is its own, with the lines aligned under it;
+    so is a heading (---- like this ----)."""
+    lines, blocks = text.split("\n"), []
+    for at, found in comments:
+        body = re.sub(r"^///?\s?|^/\*|\*/$", "", found)
+        column = lines[at - 1].rfind(found.split("\n")[0])
+        after_code = bool(lines[at - 1][:column].strip())
+        if blocks and blocks[-1][1] + 1 == at and blocks[-1][2] == column and found.startswith("//") and not after_code and not blocks[-1][3][0].startswith("----"):
             blocks[-1][1] = at
-            blocks[-1][2].append(body)
+            blocks[-1][3].append(body)
         else:
-            blocks.append([at, at, [body], text.startswith("//")])
-    return [(first, " ".join(body)) for first, _, body, _ in blocks]
+            blocks.append([at, at, column if found.startswith("//") else None, [body]])
+    return [(first, " ".join(body)) for first, _, _, body in blocks]
+
+
+def code_of(text, line):
+    """The code that the comment which begins on this line is about: the code before it, or the next line of code."""
+    lines = text.split("\n")
+    before = lines[line - 1].split("//")[0].strip()
+    after = (l.strip() for l in lines[line:] if l.strip() and not l.strip().startswith("//"))
+    return before or next(after, "")
 
 
 def functions_of(code):
@@ -136,10 +148,10 @@ def main():
     if "--comments" in sys.argv:
         at = sys.argv.index("--comments")
         seed, count = int(sys.argv[at + 1]), int((sys.argv[at + 2:] or ["40"])[0])
-        everything = [(f, line, text) for f in sources for line, text in blocks_of(parsed[f][1])
-                      if len(text.split()) >= 4 and not text.startswith(" namespace")]
+        everything = [(f, line, text) for f in sources for line, text in blocks_of(parsed[f][1], read(f))
+                      if len(text.split()) >= 4 and not text.startswith("namespace ")]
         for f, line, text in random.Random(seed).sample(sorted(everything), count):
-            print(f"{f}:{line}: {text.strip()}")
+            print(f"{f}:{line}: {text.strip()}\n    | {code_of(read(f), line)}")
         strings = []
         for f in sources:
             if f.startswith("tests/"):

@@ -1,5 +1,5 @@
-// Collectives between ranks, the partition of gradients into buckets, values that are not finite on one rank, and what
-// a memory plan counts for several ranks. Two ranks are two threads of this process, connected over TCP.
+// Collectives between ranks, the partition of gradients into buckets, steps in which one rank has values that are not
+// finite, and memory plans for several ranks. Two ranks are two threads of this process, connected over TCP.
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,19 +53,19 @@ std::unique_ptr<Runtime> small_runtime() {
       Runtime::Options{.device = Device::cpu(), .arena_bytes = int64_t{64} << 20, .scratch_bytes = int64_t{8} << 20});
 }
 
-// Element i of the test data of rank r.
+// Element i of the test data of rank r; magnitudes differ between ranks, so that sums depend on their order.
 float value(int64_t r, int64_t i) {
   return static_cast<float>(std::sin(static_cast<double>(i * 7 + r * 3)) * std::pow(10.0, r));
 }
 
 }  // namespace
 
-TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many ranks there are", "[dist]") {
+TEST_CASE("dist: over TCP rank 0 relays an all-to-all in bounded memory, for any number of ranks", "[dist]") {
   constexpr int kWorld = 12;
   constexpr size_t kPart = 256 << 10, kWhole = kWorld * kPart;
-  // In MiB. All parts together are 36 MiB.
+  // Limit on the growth of memory, in MiB. All parts together are 36 MiB.
   constexpr int64_t kLimitMib = 16;
-  // The buffers are written before the link is opened, so that memory growth from then on belongs to the link.
+  // The buffers are written before the link is opened, so that any later growth of memory belongs to the link.
   std::vector<std::vector<uint8_t>> to(kWorld), from(kWorld, std::vector<uint8_t>(kWhole));
   const auto byte = [](int source, int destination) { return static_cast<uint8_t>(source * 16 + destination + 1); };
   for (int r = 0; r < kWorld; ++r)
@@ -100,7 +100,7 @@ TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many 
   }
 }
 
-TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[dist]") {
+TEST_CASE("dist: collectives add in the order of ranks, at any size", "[dist]") {
   std::vector<std::string> failures[2];
   on_two_ranks([&](Comm& comm) {
     const std::unique_ptr<Runtime> runtime = small_runtime();
@@ -125,11 +125,11 @@ TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[di
       fill();
       comm.reduce_scatter(x, "x");
       expect(wrong(own, own + half, sum) == 0, "reduce_scatter");
-      const Tensor room = runtime->arena().alloc(MemTag::io, "room", DType::f32, {2, half});
+      const Tensor staging = runtime->arena().alloc(MemTag::io, "staging", DType::f32, {2, half});
       fill();
-      comm.all_to_all(x, room.view({n}), "x");
+      comm.all_to_all(x, staging.view({n}), "x");
       expect(wrong(0, n, [&](int64_t i) { return value(comm.rank(), i); }) == 0, "all_to_all leaves what is sent");
-      rank_sum(runtime->ctx(), x.slice(0, own, own + half), x.slice(0, own, own + half), room, comm.rank());
+      rank_sum(runtime->ctx(), x.slice(0, own, own + half), x.slice(0, own, own + half), staging, comm.rank());
       expect(wrong(own, own + half, sum) == 0, "all_to_all and rank_sum");
       fill();
       comm.all_gather(x, "x");
@@ -145,7 +145,7 @@ TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[di
   for (const auto& of_rank : failures) CHECK(of_rank == std::vector<std::string>{});
 }
 
-TEST_CASE("dist: a gradient that never comes, or comes twice, is an error that names it", "[dist]") {
+TEST_CASE("dist: a gradient that is missing or reported twice is an error that names it", "[dist]") {
   std::string missing[2], twice[2];
   int64_t collectives[2] = {};
   on_two_ranks([&](Comm& comm) {
@@ -177,7 +177,7 @@ TEST_CASE("dist: a gradient that never comes, or comes twice, is an error that n
   }
 }
 
-TEST_CASE("dist: buckets cover every element once, in backward order, large gradients cut", "[dist]") {
+TEST_CASE("dist: buckets cover every element once, in backward order, and large gradients are split", "[dist]") {
   const Config m7c = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json", {}).config;
   for (const int64_t world : {2, 8})
     for (const char* zero : {"0", "1"})
@@ -218,7 +218,7 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
         }
 }
 
-TEST_CASE("dist: what is not finite on one rank skips the step on all, and the rank is named", "[dist]") {
+TEST_CASE("dist: a value that is not finite on one rank skips the step on all, and the rank is named", "[dist]") {
   for (const char* zero : {"0", "1"}) {
     TrainStep::Result results[2][3];
     std::vector<float> before[2], after[2];
@@ -236,16 +236,16 @@ TEST_CASE("dist: what is not finite on one rank skips the step on all, and the r
       };
       const int64_t positions = config.train.tokens_per_step() * 2;
       std::vector<int32_t> tokens(static_cast<size_t>(config.train.tokens_per_step()));
-      const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f: all gradients depend on it
+      const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f, on which all gradients depend
       for (int64_t i = 0; i < 3; ++i) {
         for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = static_cast<int32_t>((t * 7 + i + comm.rank()) % 256);
-        const bool plant = i == 1 && comm.rank() == 1;
+        const bool inject = i == 1 && comm.rank() == 1;
         if (i == 1) before[comm.rank()] = weights();
         const float good = gain.ptr<float>()[3];
-        if (plant) gain.ptr<float>()[3] = std::numeric_limits<float>::quiet_NaN();
+        if (inject) gain.ptr<float>()[3] = std::numeric_limits<float>::quiet_NaN();
         step.begin();
         step.micro_step(tokens, tokens, positions);
-        if (plant) gain.ptr<float>()[3] = good;
+        if (inject) gain.ptr<float>()[3] = good;
         results[comm.rank()][i] = step.finish(i, positions);
         if (i == 1) after[comm.rank()] = weights();
       }
@@ -264,7 +264,7 @@ TEST_CASE("dist: what is not finite on one rank skips the step on all, and the r
   }
 }
 
-TEST_CASE("dist: a plan of several ranks is what each of them takes", "[dist]") {
+TEST_CASE("dist: a memory plan for several ranks is what each of them allocates", "[dist]") {
   std::string wrong[2];
   on_two_ranks([&](Comm& comm) {
     for (const char* zero : {"0", "1"})
@@ -276,26 +276,27 @@ TEST_CASE("dist: a plan of several ranks is what each of them takes", "[dist]") 
         const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu(), &comm);
         const TrainStep step(*runtime, config, &comm);
         if (runtime->arena().used_bytes() != plan.arena_bytes)
-          wrong[comm.rank()] += fmt::format("zero {}, gradients in {}: planned {}, taken {}\n", zero, dtype,
+          wrong[comm.rank()] += fmt::format("zero {}, gradients in {}: planned {}, allocated {}\n", zero, dtype,
                                             plan.arena_bytes, runtime->arena().used_bytes());
       }
   });
   for (const std::string& text : wrong) CHECK(text == "");
 }
 
-TEST_CASE("dist: room for copies between GPUs is planned where the ranks may make some", "[dist]") {
-  struct Apart final : Comm {  // two ranks on different hosts
-    Apart() : Comm(2, Device::cpu()) {}
-    std::string name() const override { return "apart"; }
-  } apart;
+TEST_CASE("dist: buffers for copies between GPUs are planned for ranks on one host only", "[dist]") {
+  struct TwoHosts final : Comm {  // two ranks on different hosts, which cannot copy between their GPUs
+    TwoHosts() : Comm(2, Device::cpu()) {}
+    std::string name() const override { return "two_hosts"; }
+  } two_hosts;
   const auto bytes = [](Comm& comm, const std::string& zero) {
     const Config config = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json", {"dist.zero=" + zero}).config;
     return plan_memory(config, Device::cuda(), &comm).arena_bytes;
   };
-  const std::unique_ptr<Comm> near = make_planned_comm(2);
-  constexpr int64_t kBucket = 4 * 38'633'472, kMeetings = 256;  // bytes: embedding's bucket; barrier counts, padded
-  CHECK(bytes(*near, "0") - bytes(apart, "0") == kBucket + kMeetings);
-  CHECK(bytes(*near, "1") == bytes(apart, "1"));  // sharding allocates this buffer in both cases
+  const std::unique_ptr<Comm> one_host = make_planned_comm(2);
+  constexpr int64_t kBucket = 4 * 38'633'472,
+                    kBarrierCounts = 256;  // bytes of the embedding's bucket; of the padded barrier counts
+  CHECK(bytes(*one_host, "0") - bytes(two_hosts, "0") == kBucket + kBarrierCounts);
+  CHECK(bytes(*one_host, "1") == bytes(two_hosts, "1"));  // with sharding both plans include the bucket's buffer
 }
 
 TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
@@ -311,12 +312,12 @@ TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
   CHECK(one == plan(""));
   CHECK(two["tokens_per_step"] == 2 * one["tokens_per_step"].get<int64_t>());
   const int64_t moments = 2 * 4 * one["parameters"].get<int64_t>(), bucket = 4 * 38'633'472;
-  // The staging buffer for the other ranks' shares of the largest bucket (the embedding's) is always allocated on a
-  // GPU, on the CPU only if sharded.
-  const int64_t room = two["device"] == "cpu" ? 0 : bucket;
-  CHECK(std::abs(double(bytes(two) - room - bytes(one))) < 1e6);
-  CHECK(std::abs(double(bytes(two) - room - (bytes(shards) - bucket) - moments / 2)) < 2e6);
-  CHECK(std::abs(double(bytes(two) - room - (bytes(eight) - bucket) - moments / 8 * 7)) < 4e6);
+  // On a GPU there is always a staging buffer for the other ranks' parts of the largest bucket (the embedding's), on
+  // the CPU only with sharding.
+  const int64_t staging = two["device"] == "cpu" ? 0 : bucket;
+  CHECK(std::abs(double(bytes(two) - staging - bytes(one))) < 1e6);
+  CHECK(std::abs(double(bytes(two) - staging - (bytes(shards) - bucket) - moments / 2)) < 2e6);
+  CHECK(std::abs(double(bytes(two) - staging - (bytes(eight) - bucket) - moments / 8 * 7)) < 4e6);
   CHECK(std::abs(double(bytes(half) - bytes(two) - bucket / 2)) < 1e5);
   for (const char* bad : {"0", "-2", "many"}) CHECK(run_program("plan " + kTiny + " --ranks " + bad).exit_code == 2);
 }

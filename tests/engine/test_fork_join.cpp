@@ -1,5 +1,5 @@
-// ForkJoin: side work starts after the work queued before it, and join waits for the side work. The earlier work takes
-// milliseconds, so that a missing wait leaves zeros in the result.
+// ForkJoin: side work starts after the work queued before it, and join() waits for the side work. Copies of many
+// milliseconds delay the earlier work, so that the result would be zero if a wait were missing.
 #include "engine/fork_join.h"
 
 #include <algorithm>
@@ -11,8 +11,7 @@ namespace {
 
 using namespace triad;
 
-TEST_CASE("engine: work beside a context's begins behind what was queued, and join waits for it (GPU)",
-          "[engine][gpu]") {
+TEST_CASE("engine: side work starts after the work queued before it, and join waits for it (GPU)", "[engine][gpu]") {
   if (!test::require_gpu()) return;
   Runtime rt({.device = Device::cuda(), .arena_bytes = int64_t{5} << 28, .scratch_bytes = int64_t{1} << 20});
   Context& ctx = rt.ctx();
@@ -20,7 +19,7 @@ TEST_CASE("engine: work beside a context's begins behind what was queued, and jo
   const int64_t n = 1000, large = int64_t{1} << 26;
   const Tensor from = alloc(large), to = alloc(large), side_from = alloc(large), side_to = alloc(large);
   const Tensor ones = alloc(n), x = alloc(n), y = alloc(n), z = alloc(n), out = alloc(n);
-  const auto take_milliseconds = [](Context& on, const Tensor& dst, const Tensor& src) {
+  const auto delay = [](Context& on, const Tensor& dst, const Tensor& src) {
     for (int i = 0; i < 40; ++i) copy(on, dst, src);  // each copies 256 MiB
   };
   write(ctx, ones, std::vector<float>(static_cast<size_t>(n), 1.0f).data());
@@ -29,14 +28,14 @@ TEST_CASE("engine: work beside a context's begins behind what was queued, and jo
       INFO("side stream " << number << ", round " << round);
       for (const Tensor& t : {x, y, z, out, from, side_from}) zero(ctx, t);
       ctx.stream.synchronize();
-      take_milliseconds(ctx, to, from);
+      delay(ctx, to, from);
       copy(ctx, x, ones);
-      ForkJoin beside(ctx, number, [&](Context& side) {
+      ForkJoin side_work(ctx, number, [&](Context& side) {
         copy(side, y, x);
-        take_milliseconds(side, side_to, side_from);
+        delay(side, side_to, side_from);
         copy(side, z, y);
       });
-      beside.join();
+      side_work.join();
       copy(ctx, out, z);
       std::vector<float> got(static_cast<size_t>(n));
       read(ctx, got.data(), out);

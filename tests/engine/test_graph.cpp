@@ -1,6 +1,6 @@
-// Events that a graph waits for or records, recorded again while the graph is still queued, as a host does that is one
-// step ahead of the device. Copies that take tens of milliseconds delay the work before an event and the work after it,
-// so that a wait for the wrong record of the event gives a wrong result.
+// Events that a graph waits for or records, and that are recorded again while the graph is still queued: the host may
+// be one step ahead of the device. Slow copies delay the work before and after an event, so that waiting for the wrong
+// record of the event gives a wrong result.
 #include "engine/graph.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct Queues {
   Runtime rt{{.device = Device::cuda(), .arena_bytes = int64_t{5} << 28, .scratch_bytes = int64_t{1} << 20}};
   Stream other{Device::cuda(), "other"};
   Context& ctx = rt.ctx();
-  Context beside = ctx.on(other, ctx.scratch);
+  Context side_ctx = ctx.on(other, ctx.scratch);
   Tensor from = alloc(int64_t{1} << 26), to = alloc(from.numel()), side_from = alloc(from.numel()),
          side_to = alloc(from.numel());
   Tensor ones = alloc(1000), twos = alloc(1000), x = alloc(1000), in = alloc(1000), out = alloc(1000);
@@ -29,8 +29,8 @@ struct Queues {
     for (const Tensor& t : {from, side_from}) zero(ctx, t);
   }
   Tensor alloc(int64_t n) { return rt.arena().alloc(MemTag::io, "test", DType::f32, {n}); }
-  static void take_milliseconds(Context& on, const Tensor& dst, const Tensor& src) {
-    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // each copies 256 MiB: far longer than a launch
+  static void delay(Context& on, const Tensor& dst, const Tensor& src) {
+    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // each copies 256 MiB, which takes far longer than a launch
   }
   void clear() {
     for (const Tensor& t : {x, out}) zero(ctx, t);
@@ -44,7 +44,7 @@ struct Queues {
   }
 };
 
-TEST_CASE("engine: a queued graph waits for what its event stood for when it was launched (GPU)", "[engine][gpu]") {
+TEST_CASE("engine: a queued graph waits for the record of its event at the time of the launch (GPU)", "[engine][gpu]") {
   if (!test::require_gpu()) return;
   Queues q;
   copy(q.ctx, q.out, q.x);
@@ -55,27 +55,27 @@ TEST_CASE("engine: a queued graph waits for what its event stood for when it was
   for (int round = 0; round < 3; ++round) {
     INFO("round " << round);
     q.clear();
-    q.take_milliseconds(q.beside, q.side_to, q.side_from);
-    copy(q.beside, q.x, q.ones);
+    q.delay(q.side_ctx, q.side_to, q.side_from);
+    copy(q.side_ctx, q.x, q.ones);
     q.event.record(q.other);
     q.graph.launch(q.ctx.stream);
-    q.take_milliseconds(q.beside, q.side_to, q.side_from);
-    copy(q.beside, q.x, q.twos);
+    q.delay(q.side_ctx, q.side_to, q.side_from);
+    copy(q.side_ctx, q.x, q.twos);
     q.event.record(q.other);  // the event of the next step, recorded while the graph still waits
     CHECK(q.all_of_out(1));
   }
 }
 
-TEST_CASE("engine: who waits for an event of a graph waits for the launch before, not for a later one (GPU)",
+TEST_CASE("engine: a wait for a graph's event waits for the launch before it, not for a later one (GPU)",
           "[engine][gpu]") {
   if (!test::require_gpu()) return;
   Queues q;
   copy(q.ctx, q.x, q.in);
   q.graph.record(q.ctx, [&] {
-    q.take_milliseconds(q.ctx, q.to, q.from);
+    q.delay(q.ctx, q.to, q.from);
     copy(q.ctx, q.x, q.in);
     q.event.record(q.ctx.stream);
-    q.take_milliseconds(q.ctx, q.to, q.from);
+    q.delay(q.ctx, q.to, q.from);
   });
   for (int round = 0; round < 3; ++round) {
     INFO("round " << round);
@@ -83,7 +83,7 @@ TEST_CASE("engine: who waits for an event of a graph waits for the launch before
     copy(q.ctx, q.in, q.ones);
     q.graph.launch(q.ctx.stream);
     q.event.block(q.other);
-    copy(q.beside, q.out, q.x);
+    copy(q.side_ctx, q.out, q.x);
     copy(q.ctx, q.in, q.twos);
     q.graph.launch(q.ctx.stream);  // records the event again
     CHECK(q.all_of_out(1));

@@ -31,7 +31,7 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-// Uses the given CPU time of the calling thread.
+// Keeps the calling thread busy until it has used this much CPU time.
 void work_for(double seconds) {
   for (const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
        seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin < seconds;) {}
@@ -44,15 +44,15 @@ void write_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-// Measures CPU time, so a busy machine does not change the result. Threads that spin would use milliseconds after each
-// loop.
-TEST_CASE("threads: those that wait take no CPU time", "[threads]") {
+// This test measures CPU time, which does not depend on other load of the machine. Threads that spun would use
+// milliseconds after each loop.
+TEST_CASE("threads: waiting threads use no CPU time", "[threads]") {
   LoopContext c(2);
   constexpr int kLoops = 100;
   const auto loop = [&] { parallel_for(c.ctx(), 2, [](int64_t) { work_for(100e-6); }); };
   // The first loop starts the threads.
   loop();
-  // Threads of libraries (those of OpenBLAS, if it has its own) may spin for a moment after the process has started.
+  // Threads of libraries, such as OpenBLAS's, may spin for a moment after the process has started.
   for (double before = -1, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID); now - before > 1e-3;
        before = now, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID))
     usleep(50000);
@@ -63,7 +63,7 @@ TEST_CASE("threads: those that wait take no CPU time", "[threads]") {
   }
   const double of_others = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - process - (seconds_of(CLOCK_THREAD_CPUTIME_ID) - own);
   INFO("the other threads took " << of_others << " s of CPU time");
-  CHECK(of_others < 0.1);  // seconds; these threads' share of the work takes 0.01 s
+  CHECK(of_others < 0.1);  // seconds; their share of the loops takes 0.01 s
 }
 
 TEST_CASE("threads: a loop runs each iteration once, on any number of threads", "[threads]") {
@@ -81,7 +81,7 @@ TEST_CASE("threads: a loop runs each iteration once, on any number of threads", 
   }
 }
 
-TEST_CASE("threads: loops within loops, and of several threads at once", "[threads]") {
+TEST_CASE("threads: nested loops, and concurrent loops of several threads", "[threads]") {
   std::atomic<int64_t> count = 0;
   const auto loops = [&] {
     LoopContext c(3);
@@ -106,30 +106,32 @@ TEST_CASE("threads: an exception of an iteration arrives at the caller, and the 
         if (throws && i == bad) throw std::runtime_error("iteration " + std::to_string(i));
       });
     };
-    loop(false);  // measures the loop, so that the next one is split over the threads from its first iteration
+    // After this loop the duration is known, so the next one is split over threads from its first iteration.
+    loop(false);
     CHECK_THROWS_AS(loop(true), std::runtime_error);
     CHECK_NOTHROW(loop(false));
   }
 }
 
-TEST_CASE("threads: cores, quota and ranks decide how many there are", "[threads]") {
+TEST_CASE("threads: cores, CPU quota and ranks determine the number of threads", "[threads]") {
   CHECK(choose_threads({.cores = 8, .machine_cores = 8}) == 8);
   CHECK(choose_threads({.cores = 4, .machine_cores = 64}) == 4);
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 4}) == 4);
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 0.5}) == 1);
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 16, .local_ranks = 4}) == 4);
-  // If the launcher does not bind ranks to cores, local ranks share all visible cores, even if these are part of the
-  // machine.
+  // The ranks of a host share the cores that are visible. A launcher that binds ranks may still leave all cores
+  // visible.
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 8, .machine_cores = 64, .local_ranks = 4}) == 2);
-  // If the launcher does bind them, each rank has its own core, or several ranks share a socket of 32 cores.
+  // A launcher that binds ranks may give each its own core, or a whole socket of 32 cores to several ranks.
   CHECK(choose_threads({.cores = 1, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 1);
   CHECK(choose_threads({.cores = 32, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 4}) == 1);
-  CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 0}) == 2);  // 0: number of local ranks unknown
+  // 0: the number of local ranks is unknown.
+  CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 0}) == 2);
 }
 
-TEST_CASE("threads: the quota is the least of the groups around the process, in both versions", "[threads]") {
+TEST_CASE("threads: the CPU quota is the lowest of the process's control groups, in versions 1 and 2", "[threads]") {
   const TemporaryFolder folder;
   const std::string root = folder.path();
   CHECK(cpu_quota(root) == 0);
@@ -150,8 +152,8 @@ TEST_CASE("threads: the quota is the least of the groups around the process, in 
   CHECK(cpu_quota(root) == 3);
 }
 
-// An empty CUDA_VISIBLE_DEVICES makes this a machine without a GPU.
-TEST_CASE("CPU: a config made for a GPU names the one that works here", "[threads]") {
+// CUDA_VISIBLE_DEVICES is empty, so that there is no GPU on any machine.
+TEST_CASE("CPU: the error of a config for a GPU names the config for a CPU", "[threads]") {
   const TemporaryFolder folder;
   const std::string before = "CUDA_VISIBLE_DEVICES=", out = " --set log.out_dir=" + folder.file("run");
   for (const char* config : {"m7c_125m", "m7c_125m_8k"}) {
@@ -168,7 +170,7 @@ TEST_CASE("CPU: a config made for a GPU names the one that works here", "[thread
   CHECK(alone.output.find("--set runtime.device=cpu --set runtime.precision=fp32") != std::string::npos);
 }
 
-TEST_CASE("CPU: bf16 warns with the time of a step, and trains", "[threads]") {
+TEST_CASE("CPU: training in bf16 works, with a warning that gives the time of a step", "[threads]") {
   const TemporaryFolder folder;
   const auto train = [&](const std::string& precision) {
     return run_program("train " TRIAD_SOURCE_DIR

@@ -1,10 +1,13 @@
-// Faults for tests, preloaded with LD_PRELOAD; the program itself has no switch for faults. Environment variables:
-// TRIAD_FAULTS="RANK SECONDS [FILE]": on this rank each matrix product (cblas_sgemm) first sleeps SECONDS; with FILE
-// only while FILE exists. Creates FILE.asleep when a product sleeps. TRIAD_FAULTS_MOST_S=SECONDS limits the sum of the
-// sleeps. TRIAD_BEND=WORD: in processes whose command line contains WORD, adds 1 to the first element of each product.
-// With TRIAD_BEND_NAN=1 sets it to NaN instead, and only in products whose left factor is transposed: the weights'
-// gradients. TRIAD_LOSE=FILE: deletes FILE when a process ends. TRIAD_EARLY_USR1=1: `triad` sends itself SIGUSR1 before
-// main().
+// Faults that tests inject with LD_PRELOAD, since the program itself has no switch for faults. Environment variables:
+//   TRIAD_FAULTS="RANK SECONDS [FILE]"  on this rank each matrix product (cblas_sgemm) first sleeps SECONDS; with FILE
+//                                       only while FILE exists. The first sleep creates FILE.asleep.
+//   TRIAD_FAULTS_MOST_S=SECONDS         limits the sum of the sleeps
+//   TRIAD_WRONG=WORD                    in processes whose command line contains WORD, adds 1 to the first element of
+//                                       each product
+//   TRIAD_WRONG_NAN=1                   sets that element to NaN instead, and only in products whose left factor is
+//                                       transposed: those that compute gradients of weights
+//   TRIAD_DELETE=FILE                   deletes FILE when a process ends
+//   TRIAD_EARLY_USR1=1                  `triad` sends itself SIGUSR1 before main()
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -23,24 +26,25 @@
 
 namespace {
 
-struct Plant {
+struct Sleeper {
   int rank = 0;
   double each_s = 0, most_s = std::numeric_limits<double>::infinity();
   char file[1000] = "";
-  bool planted = false;
-  std::mutex mutex;  // threads sleep one after another, so that the total does not depend on their number
+  bool enabled = false;
+  // Held during a sleep: threads sleep one after another, so their number does not change the sum of the sleeps.
+  std::mutex mutex;
 
-  Plant() {
+  Sleeper() {
     const char* text = std::getenv("TRIAD_FAULTS");
     const char* own = std::getenv("OMPI_COMM_WORLD_RANK");
-    planted = text != nullptr && std::sscanf(text, "%d %lf %999s", &rank, &each_s, file) >= 2 &&
+    enabled = text != nullptr && std::sscanf(text, "%d %lf %999s", &rank, &each_s, file) >= 2 &&
               rank == (own == nullptr ? 0 : std::atoi(own));
     if (const char* most = std::getenv("TRIAD_FAULTS_MOST_S")) most_s = std::atof(most);
   }
   bool may_sleep() const { return (file[0] == '\0' || access(file, F_OK) == 0); }
-  // Sleeps until the time is over or the file is deleted; signals do not end the sleep.
+  // Sleeps for each_s seconds, or until FILE is deleted. Signals do not end the sleep.
   void sleep() {
-    if (!planted || !may_sleep()) return;
+    if (!enabled || !may_sleep()) return;
     const std::lock_guard lock(mutex);
     constexpr double kSliceS = 0.1;
     double left = std::min(each_s, most_s);
@@ -51,27 +55,27 @@ struct Plant {
   }
 };
 
-struct Bend {
-  bool bent = false, to_nan = false;
+struct WrongProducts {
+  bool enabled = false, to_nan = false;
 
-  Bend() {
-    const char* word = std::getenv("TRIAD_BEND");
+  WrongProducts() {
+    const char* word = std::getenv("TRIAD_WRONG");
     std::ifstream file("/proc/self/cmdline", std::ios::binary);
     const std::string words{std::istreambuf_iterator<char>(file), {}};
-    bent = word != nullptr && words.find(word) != std::string::npos;
-    to_nan = std::getenv("TRIAD_BEND_NAN") != nullptr;
+    enabled = word != nullptr && words.find(word) != std::string::npos;
+    to_nan = std::getenv("TRIAD_WRONG_NAN") != nullptr;
   }
   void apply(float& first, bool transposed) const {
-    if (bent && !to_nan) first += 1;
-    if (bent && to_nan && transposed) first = std::numeric_limits<float>::quiet_NaN();
+    if (enabled && !to_nan) first += 1;
+    if (enabled && to_nan && transposed) first = std::numeric_limits<float>::quiet_NaN();
   }
 };
 
-struct Loss {
-  ~Loss() {
-    if (const char* path = std::getenv("TRIAD_LOSE")) std::remove(path);
+struct DeleteAtExit {
+  ~DeleteAtExit() {
+    if (const char* path = std::getenv("TRIAD_DELETE")) std::remove(path);
   }
-} loss;
+} delete_at_exit;
 
 struct EarlySignal {
   EarlySignal() {
@@ -85,11 +89,11 @@ struct EarlySignal {
 extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
                             const float* b, int ldb, float beta, float* c, int ldc) {
   using Product = decltype(&cblas_sgemm);
-  static Plant plant;
+  static Sleeper sleeper;
   static const auto product = reinterpret_cast<Product>(dlsym(RTLD_NEXT, "cblas_sgemm"));
-  plant.sleep();
+  sleeper.sleep();
   product(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-  static const Bend bend;
+  static const WrongProducts wrong_products;
   constexpr int kTransposed = 112;  // CblasTrans in cblas.h
-  bend.apply(c[0], ta == kTransposed);
+  wrong_products.apply(c[0], ta == kTransposed);
 }

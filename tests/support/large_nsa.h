@@ -1,5 +1,5 @@
-// A large problem for NSA's kernels on a GPU, and its reference: a branch of the last sequence in plain double loops on
-// the host, row by row and key by key, straight from the definition of NSA (kernels/nsa/nsa.h).
+// A large problem for NSA's kernels on a GPU, and its reference: one branch of the last sequence, computed on the host
+// in plain double loops over rows and keys, directly from the definition of NSA (kernels/nsa/nsa.h).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "kernels/nsa/nsa.h"
 #include "tests/support/large.h"
 
-namespace triad::test::large {  // nsa_problem.h has smaller types of the same names
+namespace triad::test::large {  // a namespace of its own, because nsa_problem.h defines other types of these names
 
 using Floats = std::vector<float>;
 
@@ -20,7 +20,7 @@ struct Sizes {
   int64_t T, Hkv, G, dk, dv;
   NsaConfig c = {};
   double logit_std = 1, logit_mean = 0;
-  int64_t row_stride = 0;  // elements from one token's rows to the next's; 0: contiguous
+  int64_t row_stride = 0;  // elements between the rows of consecutive tokens; 0: contiguous
   int64_t B = 1;           // sequences; only the last one is checked
   int64_t Hq() const { return Hkv * G; }
   int64_t Tc() const { return compressed_length(T, c.l, c.d); }
@@ -39,8 +39,8 @@ inline NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int6
   return c;
 }
 
-// Random inputs of the branches (also of the compressed one), the results of forward, and the gradients of the branch
-// that backward() ran last.
+// Random inputs of all three branches, the results of forward, and the gradients of the branch for which backward() ran
+// last. Keys and values of the compressed branch are random too, not compressed tokens.
 class Problem {
  public:
   Sizes n;
@@ -50,7 +50,7 @@ class Problem {
 
   Problem(Runtime& rt, const Sizes& sizes, DType dtype) : n(sizes), T(dtype), rt_(rt) {
     const Shape q_shape = {n.B, n.T, n.Hq(), n.dk}, o_shape = {n.B, n.T, n.Hq(), n.dv};
-    if (n.row_stride > 0) {  // one block for each dtype; its tensors occupy different columns
+    if (n.row_stride > 0) {  // one allocation for each dtype; every tensor is a range of its columns
       for (const DType type : {T, DType::f32})
         blocks_.push_back(type == T && !blocks_.empty() ? blocks_[0] : allocate(rt, type, {n.B * n.T * n.row_stride}));
       staging_ = allocate(rt, DType::f32, {n.B * n.T * n.Hq() * std::max(n.dk, n.dv)});
@@ -69,7 +69,7 @@ class Problem {
     out = place(T, o_shape), dq = place(DType::f32, q_shape);
     for (int b = 0; b < 3; ++b) {
       o[b] = place(T, o_shape), lse[b] = poisoned(rt, DType::f32, {n.B, n.T, n.Hq()});
-      const DType type = b == kCmp ? DType::f32 : T;  // phi's backward reads sums in f32
+      const DType type = b == kCmp ? DType::f32 : T;  // the backward pass of the compression reads f32 gradients
       dk[b] = place(type, k[b].shape()), dv[b] = place(type, v[b].shape());
     }
   }
@@ -77,9 +77,8 @@ class Problem {
 
   void forward(bool select = true) {
     const NsaConfig& c = n.c;
-    nsa_attend_compressed_forward(ctx(), {o[kCmp], lse[kCmp]}, in(kCmp), {c.l, c.d});
-    if (select)
-      nsa_select(ctx(), lists, q, k[kCmp], lse[kCmp], {c.l, c.d, c.l_sel, c.n_sel, c.init_blocks, c.local_blocks});
+    nsa_attend_compressed_forward(ctx(), {o[kCmp], lse[kCmp]}, in(kCmp), c);
+    if (select) nsa_select(ctx(), lists, q, k[kCmp], lse[kCmp], c);
     nsa_attend_selected_forward(ctx(), {o[kSel], lse[kSel]}, in(kSel), lists, c.l_sel);
     nsa_attend_window_forward(ctx(), {o[kWin], lse[kWin]}, in(kWin), c.w);
     nsa_combine_forward(ctx(), out, {o[kCmp], o[kSel], o[kWin]}, gate);
@@ -107,7 +106,9 @@ class Problem {
   }
 
  private:
-  static constexpr double kShift = 32;  // element 0 of each q if logits have a mean; element 0 of k is the other factor
+  // If n.logit_mean is not 0: the value of element 0 of each row of q. Element 0 of each key is chosen so that their
+  // product adds n.logit_mean to every logit.
+  static constexpr double kShift = 32;
 
   AttendIn in(int b) const { return {q, k[b], v[b]}; }
   Tensor place(DType type, const Shape& shape) {
@@ -130,14 +131,14 @@ class Problem {
   }
 
   Runtime& rt_;
-  std::vector<Tensor> blocks_;  // in dtype T, in f32
+  std::vector<Tensor> blocks_;  // [0]: memory of tensors of dtype T; [1]: of f32 tensors
   Tensor staging_;              // dense copy of a strided tensor, for transfers to and from the host
   int64_t column_ = 0;
   uint64_t stream_ = 1;
 };
 
-// The reference of one branch of the last sequence, on the host: for rows [t0, T) and all keys, the expected results of
-// forward and backward.
+// The reference of one branch of the last sequence, on the host: the expected results of forward and backward for the
+// rows [t0, T) and all keys.
 class Reference {
  public:
   Reference(Problem& p, int b, int64_t t0)
@@ -198,7 +199,7 @@ class Reference {
     for (size_t i = 0; i < keys.size(); ++i) o.add(std::exp(x[i] - lse), value(keys[i], h / n_.G));
     return o;
   }
-  // Expected gradients use the lse and delta that forward computed; these are checked separately.
+  // Computes the expected gradients from the GPU's lse and delta, which are checked separately.
   Expected query_gradient(int64_t t, int64_t h) const {
     Expected dq(n_.dk);
     for (const int64_t s : visible(t, h / n_.G)) {
@@ -207,7 +208,7 @@ class Reference {
     }
     return dq;
   }
-  // Gradients of a key that is visible to no row before t0.
+  // The expected gradients of a key that no row before t0 sees.
   void key_gradients(int64_t s, int64_t g, Expected& dk, Expected& dv) const {
     for (int64_t t = t0_; t < n_.T; ++t)
       for (int64_t h = g * n_.G; h < (g + 1) * n_.G && sees(t, g, s); ++h) {
@@ -216,7 +217,7 @@ class Reference {
         dv.add(w.p * gate(t, g), dout(t, h));
       }
   }
-  int64_t first_key() const {  // the first key that is visible to no row before t0
+  int64_t first_key() const {  // the first key that no row before t0 sees
     return b_ == kCmp ? std::max<int64_t>(0, (t0_ - n_.c.l + n_.c.d) / n_.c.d) : t0_;
   }
 

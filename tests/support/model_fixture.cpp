@@ -14,13 +14,14 @@ ModelConfig small_model() {
 }
 
 ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
-                           double std, const RecomputePlan& recompute, const KernelChoices& kernels) {
+                           double std, const RecomputePlan& recompute, const KernelChoices& kernels,
+                           int64_t most_documents) {
   const Model::Options options{.dtype = dtype, .training = true, .max_seq_len = T};
   int64_t arena = 0, scratch = 0;
   {
     Runtime plan({.device = device, .planning = true, .kernels = kernels});
     Model model(plan.ctx(), plan.arena(), config, options);
-    Activations act(plan.arena(), config, B, T, dtype, true, recompute);
+    Activations act(plan.arena(), config, B, T, dtype, true, recompute, most_documents);
     model.forward(plan.ctx(), act);
     model.loss(plan.ctx(), act);
     model.loss_and_backward(plan.ctx(), act, 1);
@@ -30,7 +31,7 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
   runtime_ = std::make_unique<Runtime>(
       Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch, .kernels = kernels});
   model_ = std::make_unique<Model>(ctx(), runtime_->arena(), config, options);
-  act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true, recompute);
+  act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true, recompute, most_documents);
 
   Params& params = model_->params();
   host_.assign(static_cast<size_t>(params.stored_elements()), 0.0f);
@@ -52,6 +53,12 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
     }
   write(ctx(), act_->tokens, tokens.data());
   write(ctx(), act_->targets, targets.data());
+}
+
+void ModelFixture::set_documents(std::vector<int32_t> bounds) {
+  const Tensor to = act_->bounds;
+  bounds.resize(static_cast<size_t>(to.numel()), static_cast<int32_t>(act_->rows()));
+  write(ctx(), to, bounds.data());
 }
 
 double ModelFixture::mean_loss() {
@@ -85,13 +92,13 @@ void ModelFixture::set_f64(int64_t i, int64_t element, double value) {
 }
 
 std::vector<int32_t> ModelFixture::lists(int64_t layer) {
-  const Tensor t = act_->layer(layer).nsa.block_index;
+  const Tensor t = act_->layer(layer).attention.nsa.block_index;
   std::vector<int32_t> out(static_cast<size_t>(t.numel()));
   read(ctx(), out.data(), t);
   return out;
 }
 void ModelFixture::set_lists(int64_t layer, const std::vector<int32_t>& lists) {
-  write(ctx(), act_->layer(layer).nsa.block_index, lists.data());
+  write(ctx(), act_->layer(layer).attention.nsa.block_index, lists.data());
   model_->keep_block_index(true);
 }
 

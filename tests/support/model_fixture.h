@@ -1,4 +1,4 @@
-// A small model with a batch, on any device and in any dtype, for the tests of model/.
+// A small model and a batch of tokens, on any device and in any dtype, for the tests in model/.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace triad::test {
 
-// 2 layers, 6 heads in 2 groups, odd widths. At T = 70 every branch has work to do.
+// Returns a config with 2 layers, 6 heads in 2 groups and odd widths. At T = 70 every branch attends to some keys.
 ModelConfig small_model();
 
-// Parameters (every tensor N(0, std), also biases and norms) and tokens are the same on every device and in every
-// dtype.
+// The model, with the same parameters and tokens on every device and in every dtype. All parameters are drawn from N(0,
+// std), biases and norms too.
 class ModelFixture {
  public:
   ModelFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, uint64_t seed = 3, double std = 0.1,
-               const RecomputePlan& = {}, const KernelChoices& = {});
+               const RecomputePlan& = {}, const KernelChoices& = {}, int64_t most_documents = 0);
 
   double loss();                                      // runs forward; the mean loss of the batch
   double loss_and_grads();                            // runs forward and backward of that mean; overwrites gradients
@@ -26,9 +26,12 @@ class ModelFixture {
   // Access to single weights in f64, without the rounding of parameters().
   void set_f64(int64_t i, int64_t element, double value);
   double get_f64(int64_t i, int64_t element);
-  // Selection lists of a layer.
+  // The blocks that each row of this layer has selected, as in the forward pass before.
   std::vector<int32_t> lists(int64_t layer);
-  void set_lists(int64_t layer, const std::vector<int32_t>&);  // forward then keeps the lists instead of selecting
+  void set_lists(int64_t layer, const std::vector<int32_t>&);  // later forward passes use these lists and do not select
+
+  // The bounds of the documents in the B*T tokens, at most `most_documents` in each row.
+  void set_documents(std::vector<int32_t> bounds);
 
   Context& ctx() { return runtime_->ctx(); }
   Model& model() { return *model_; }

@@ -19,7 +19,7 @@ struct Refusal {
   const char* name;
   std::string args;
   int exit_code;
-  std::vector<std::string> says;
+  std::vector<std::string> words;
   std::string environment;
 };
 
@@ -27,7 +27,7 @@ void check(const Refusal& r) {
   const Outcome outcome = run_program(r.args, r.environment);
   INFO(r.name << ": triad " << r.args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
   CHECK(outcome.exit_code == r.exit_code);
-  for (const std::string& text : r.says) CHECK(outcome.output.find(text) != std::string::npos);
+  for (const std::string& text : r.words) CHECK(outcome.output.find(text) != std::string::npos);
 }
 
 std::string shard_bytes(int32_t magic, int32_t version, int32_t count, const std::vector<uint16_t>& tokens) {
@@ -40,7 +40,7 @@ std::string shard_bytes(int32_t magic, int32_t version, int32_t count, const std
 
 }  // namespace
 
-TEST_CASE("bad input: a GPU that is asked for where no NVIDIA driver is loaded", "[bad-input]") {
+TEST_CASE("bad input: a GPU is requested, but no NVIDIA driver is loaded", "[bad-input]") {
   if (fs::exists("/proc/driver/nvidia/version")) {
     std::puts("SKIPPED: a driver is loaded");
     return;
@@ -81,7 +81,7 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
       {"group is no object", "train " + config("flat.json", "{\"model\": 3}"), 2, {"model", "3"}, ""},
       {"required keys absent", "train " + config("bare.json", "{\"model\": {\"dim\": 8}}"), 2, {"model.n_layers"}, ""},
       {"unknown key", set("train.lrr=1"), 2, {"train.lrr", "did you mean \"train.lr\"?"}, ""},
-      {"a key's beginning", set("train.micro_batch=1"), 2, {"did you mean \"train.micro_batch_size\"?"}, ""},
+      {"a key's prefix", set("train.micro_batch=1"), 2, {"did you mean \"train.micro_batch_size\"?"}, ""},
       {"a key of another group", set("train.every=1"), 2, {"did you mean \"log.every\"?"}, ""},
       {"a key within a key", set("runtime.kernels={\"wim\": \"auto\"}"), 2, {"\"runtime.kernels.win\"?"}, ""},
       {"unknown group by --set", set("trian.lr=1"), 2, {"trian"}, ""},
@@ -267,7 +267,7 @@ TEST_CASE("bad input: checkpoints and folders", "[bad-input]") {
          ""});
 }
 
-TEST_CASE("bad input: sizes that are allowed each, and beyond counting together", "[bad-input]") {
+TEST_CASE("bad input: sizes that are valid individually, and whose product overflows", "[bad-input]") {
   const TemporaryFolder folder;
   const std::string tokens = kTiny + " --set train.micro_batch_size=1048576 --set train.seq_len=16777216 ",
                     parameters = kTiny + " --set model.dim=1048576 --set model.vocab_size=100000000 ",
@@ -294,7 +294,7 @@ TEST_CASE("bad input: sizes that are allowed each, and beyond counting together"
 
 TEST_CASE("bad input: full disk and unwritable folder", "[bad-input]") {
   const TemporaryFolder folder;
-  // A limit on the file size simulates a full disk, which would need a mount.
+  // A limit on file sizes simulates a full disk, which would otherwise need a mount.
   const Outcome limited = run_program("init " + kTiny + " --out " + folder.file("init"), "ulimit -f 8; ");
   INFO(limited.output);
   CHECK(limited.exit_code != 0);
@@ -303,7 +303,7 @@ TEST_CASE("bad input: full disk and unwritable folder", "[bad-input]") {
   check({"unwritable folder", "init " + kTiny + " --out /proc/triad", 1, {"/proc/triad"}, ""});
 }
 
-TEST_CASE("bad input: a GPU asked for and absent", "[bad-input]") {
+TEST_CASE("bad input: a GPU is requested, but there is none", "[bad-input]") {
   check({"no GPU",
          "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=/tmp/triad-no-gpu",
          1,

@@ -1,5 +1,5 @@
 // triad bench: its output, the comparison with kept rows (results of earlier runs), and errors in files of kept rows.
-// Also routes: the counts of which kernel ran for a call, with the reason if it was not the fast one.
+// Also routes: which kernel ran how many calls, and the reason if it was not the fastest.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -27,11 +27,11 @@ namespace {
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kAttention = "bench attention --device cpu --shapes 1x40x4x2x8 ";
 
-void check(const std::string& args, int exit_code, const std::vector<std::string>& says) {
+void check(const std::string& args, int exit_code, const std::vector<std::string>& words) {
   const Outcome outcome = run_program(args);
   INFO("triad " << args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
   CHECK(outcome.exit_code == exit_code);
-  for (const std::string& text : says) CHECK(outcome.output.find(text) != std::string::npos);
+  for (const std::string& text : words) CHECK(outcome.output.find(text) != std::string::npos);
 }
 
 std::vector<Json> read_rows(const std::string& path) {
@@ -51,18 +51,19 @@ bool is(const Json& row, const std::string& op, const std::string& pass) {
 
 }  // namespace
 
-TEST_CASE("bench: rows are kept, and compared with the newest of their kind", "[bench]") {
+TEST_CASE("bench: rows are kept, and compared with the newest row of the same case", "[bench]") {
   const TemporaryFolder folder;
   const std::string kept = folder.file("kept.jsonl"), compare = kAttention + "--compare " + kept;
   check(kAttention + "--append " + kept, 0, {"selected", "of floor", "peak of both passes"});
   std::vector<Json> rows = read_rows(kept);
-  REQUIRE(rows.size() == 16);  // the ceilings, eight parts forward, seven backward
+  REQUIRE(rows.size() == 16);  // one for the ceiling, eight parts of forward, seven of backward
   CHECK(rows[0]["what"] == "ceiling");
   for (const char* key : {"commit", "date", "gpu", "dtype", "op", "case", "pass", "us", "runs", "share_of_floor"})
     CHECK(rows[1].contains(key));
 
-  // Kept times are made far longer, because tests share cores and a median may be much too long. Three rows differ: one
-  // is shorter (so that this run is slower), one has an unknown key, one has an older duplicate.
+  // Other tests share the cores, so measured times vary. The times in the file of kept rows are therefore multiplied by
+  // 1e9, and no row counts as slower. Then three kept rows are changed: one gets a short time, so that this run counts
+  // as slower; one gets another key; and one gets an older duplicate.
   for (Json& row : rows)
     if (row.contains("us")) row["us"] = row["us"].get<double>() * 1e9;
   write_rows(kept, rows);
@@ -82,7 +83,7 @@ TEST_CASE("bench: rows are kept, and compared with the newest of their kind", "[
          "14 rows compared, 1 without a kept row", "no kept row"});
 }
 
-TEST_CASE("bench: rows that are kept in the file they are compared with are no measure of themselves", "[bench]") {
+TEST_CASE("bench: new rows are not compared with themselves, even if one file is read and appended to", "[bench]") {
   const TemporaryFolder folder;
   const std::string kept = folder.file("kept.jsonl");
   check(kAttention + "--append " + kept, 0, {});
@@ -94,7 +95,7 @@ TEST_CASE("bench: rows that are kept in the file they are compared with are no m
   CHECK(read_rows(kept).size() == 2 * rows.size());
 }
 
-TEST_CASE("bench: a file of kept rows that is missing or broken is told before anything is measured", "[bench]") {
+TEST_CASE("bench: a missing or malformed file of kept rows is an error before anything is measured", "[bench]") {
   const TemporaryFolder folder;
   const std::string kept = folder.file("kept.jsonl"), compare = kAttention + "--compare " + kept;
   check(compare, 1, {kept, "cannot be read"});
@@ -112,7 +113,7 @@ TEST_CASE("bench: a file of kept rows that is missing or broken is told before a
   check(compare, 1, {kept + ":1", "an object"});
 }
 
-TEST_CASE("bench: attention takes drawn and trained input, and refuses what it cannot time", "[bench]") {
+TEST_CASE("bench: attention is timed on random and on trained inputs, and invalid shapes are refused", "[bench]") {
   const TemporaryFolder folder;
   const std::string fresh = folder.file("init"), text = folder.file("a.txt");
   REQUIRE(run_program("init " + kTiny + " --out " + fresh).exit_code == 0);
@@ -123,8 +124,8 @@ TEST_CASE("bench: attention takes drawn and trained input, and refuses what it c
   REQUIRE(outcome.exit_code == 0);
   const Json results = parse_json(outcome.output, "the output of bench")["results"];
   CHECK(results.size() == 30);
-  CHECK(results[0]["case"] == "2x48x4x2x8 trained l8 d4 l'8 n4 w16");  // the checkpoint's own options
-  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // 20 tokens: every list holds all blocks
+  CHECK(results[0]["case"] == "2x48x4x2x8 trained l8 d4 l'8 n4 w16");  // the options are the checkpoint's
+  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // of 20 tokens every list contains all blocks
   check(trained + "1x48x4x1x8 --text " + text, 2, {"1x48x4x1x8", "4x2x8v8"});
   check(trained + "1x48x4x2x8", 2, {"--text"});
   check(trained + "9x48x4x2x8 --text " + text, 1, {"201 tokens"});
@@ -132,6 +133,12 @@ TEST_CASE("bench: attention takes drawn and trained input, and refuses what it c
                             "1x2x4x2x512", "1x2x4x3x8", "-1x2x4x2x8"})
     check(std::string("bench attention --device cpu --shapes=") + shape, 2, {});
   check("bench attention --attention plain", 2, {"plain"});
+  const std::string packed = "bench attention --device cpu --l 8 --d 4 --l-sel 8 --shapes 2x40x4x2x8 --documents ";
+  check(packed + "1x30+2x25,lognormal:10:80", 0,
+        {"2x40x4x2x8 randn documents 1x30+2x25", "2x40x4x2x8 randn documents lognormal:10:80", "\ndocuments "});
+  check(packed + "3x10", 2, {"3x10 has 30 tokens", "80 in all"});
+  for (const char* mix : {"80", "8x", "0x80", "8x10+", "lognormal:80", "lognormal:0:80", "lognormal:10:80:-1", "x"})
+    check(packed + mix, 2, {"--documents", mix});
   check("bench attention --n-sel 0", 2, {"--n-sel"});
 }
 
@@ -145,7 +152,7 @@ TEST_CASE("bench: dense attention and steps", "[bench]") {
   REQUIRE(rows.size() == 2);
   const Json& row = rows[1];
   CHECK(std::abs(row["tokens_per_s"].get<double>() * row["us"].get<double>() - 2 * 48e6) < 1);
-  const std::string named = folder.file("named.jsonl");  // the config is named by the environment
+  const std::string named = folder.file("named.jsonl");  // CONFIG in the environment names the config
   for (const char* verb :
        {"step --steps 1 --warm-up 0", "prefill --lengths 20 --runs 1", "decode --lengths 20 --runs 1"}) {
     const Outcome outcome =
@@ -158,7 +165,7 @@ TEST_CASE("bench: dense attention and steps", "[bench]") {
   check("bench step " + kTiny + " --set model.bogus=1", 2, {"bogus"});
 }
 
-TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[bench]") {
+TEST_CASE("bench: a memory-bound op is compared with a copy of the same number of bytes", "[bench]") {
   const Outcome outcome = run_program("bench adamw --device cpu --json");
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -168,10 +175,10 @@ TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[b
   REQUIRE(row["limited_by"] == "memory");
   CHECK(row["share_of_copy"].get<double>() > 0);
   CHECK(row["share_of_traffic"].get<double>() > 0);
-  CHECK_FALSE(row.contains("us_clean"));  // only on a GPU: the CPU has no flush
+  CHECK_FALSE(row.contains("us_clean"));  // measured on a GPU only, whose caches can be flushed
 }
 
-TEST_CASE("bench: a memory-bound op on the GPU is timed behind either flush", "[bench][gpu]") {
+TEST_CASE("bench: a memory-bound op on the GPU is timed after each kind of cache flush", "[bench][gpu]") {
   if (!test::require_gpu()) return;
   const Outcome outcome = run_program("bench rope --device cuda --json");
   INFO(outcome.output);
@@ -179,7 +186,7 @@ TEST_CASE("bench: a memory-bound op on the GPU is timed behind either flush", "[
   for (const Json& row : parse_json(outcome.output, "the output of bench")["results"]) {
     INFO(row.dump());
     REQUIRE(row["limited_by"] == "memory");
-    // Checks only that times exist: their size depends on other work on the GPU.
+    // Times must exist; how long they are depends on other work on the GPU.
     for (const char* share : {"share_of_copy", "share_of_copy_clean", "share_of_traffic"}) {
       CHECK(row[share].get<double>() > 0);
       CHECK(std::isfinite(row[share].get<double>()));
@@ -188,7 +195,7 @@ TEST_CASE("bench: a memory-bound op on the GPU is timed behind either flush", "[
   }
 }
 
-TEST_CASE("bench: what a case writes is a part of what it moves", "[bench]") {
+TEST_CASE("bench: the bytes that a case writes are part of those that it moves", "[bench]") {
   for (const OpCase& c : all_op_cases()) {
     INFO(c.op << " " << c.name);
     for (const auto& [written, bytes] :
@@ -197,7 +204,8 @@ TEST_CASE("bench: what a case writes is a part of what it moves", "[bench]") {
   }
 }
 
-// traffic() overwrites all of `to`; if both sizes are equal, every vector of `from` appears in it.
+// Checks that traffic() overwrites all of `to`, and, if both buffers have the same size, that every vector of `from` is
+// in `to`.
 void check_traffic(Device device) {
   constexpr int64_t kVector = 16;
   for (const int64_t reads : {0, 1, 1023, 1025, 70001})
@@ -229,8 +237,8 @@ void check_traffic(Device device) {
       }
     }
 }
-TEST_CASE("bench: traffic reads and writes all it is given", "[bench]") { check_traffic(Device::cpu()); }
-TEST_CASE("bench: traffic reads and writes all it is given, CUDA", "[bench]") {
+TEST_CASE("bench: traffic() reads and writes its whole buffers", "[bench]") { check_traffic(Device::cpu()); }
+TEST_CASE("bench: traffic() reads and writes its whole buffers, CUDA", "[bench]") {
   if (!test::require_gpu()) return;
   check_traffic(Device::cuda());
 }
@@ -241,11 +249,12 @@ TEST_CASE("bench: FLOPs of the M7C model", "[bench]") {
   c.resolve();
   const ProductFlops products = product_flops(c, 16, 2048);
   CHECK(products.head == 6.0 * 32768 * 50257 * 768);
-  // q and out: 768 x 768; six of 128 x 768; two of 3072 x 768.
+  // Per layer: q and out have 768 x 768 weights, six products 128 x 768, and two 3072 x 768.
   CHECK(products.layers == 6.0 * 32768 * 12 * 768 * (2 * 768 + 6 * 128 + 2 * 3072));
   CHECK(dense_equivalent_flops(c, 16, 2048) ==
         products.layers + products.head + 16.0 * 12 * 12 * (2048.0 * 2049 / 2) * 768);
-  CHECK(training_flops(c, 16, 2048) > dense_equivalent_flops(c, 16, 2048));  // at 2048 tokens NSA does more than dense
+  // At 2048 tokens NSA has more FLOPs than dense attention.
+  CHECK(training_flops(c, 16, 2048) > dense_equivalent_flops(c, 16, 2048));
   CHECK(training_flops(c, 1, 65536) < dense_equivalent_flops(c, 1, 65536));
 }
 
@@ -264,17 +273,18 @@ TEST_CASE("routes: calls are counted by layer, op, kernel and reason", "[routes]
   CHECK(routes.summary() == "3 fallbacks: nsa_select general (heads of 60) 3 times");
   CHECK(branch_of("nsa_attend_selected_backward") == "sel");
   CHECK(branch_of("nsa_select") == "select");
+  CHECK(branch_of("dense_attention_forward") == "win");
   CHECK(branch_of("matmul") == "matmul");
   CHECK(branch_of("linear_silu_forward") == "matmul");
 }
 
-TEST_CASE("routes: fallbacks reach the run's folder, each once", "[routes]") {
+TEST_CASE("routes: each fallback is logged once in the run's folder", "[routes]") {
   const TemporaryFolder folder;
   Config config;
   config.log.out_dir = folder.file("run");
   FolderLock lock;
   const RunFolder run(config.log.out_dir, RunFolder::Start::fresh, lock);
-  std::filesystem::create_directory(run.file("ranks"));  // the trainer creates it in a run
+  std::filesystem::create_directory(run.file("ranks"));  // the folder that the trainer creates in a run
   Routes routes;
   {
     Runtime runtime({.device = Device::cpu(), .planning = true});
@@ -315,9 +325,9 @@ TEST_CASE("routes: a bf16 shape that the fused kernels refuse is a fallback, an 
   CHECK(routes_of(DType::f32, 64).counts()[0].kernel == "general");
 }
 
-// Shapes for which every op must have a fast (sm90) kernel. The dry run of a training step chooses the same kernels as
-// the step.
-TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
+// Every op must have a fast (sm90) kernel for these shapes. The dry run of a training step chooses the same kernels as
+// the step itself.
+TEST_CASE("routes: every shape that should be fused is fused", "[routes]") {
   if (!test::require_hopper_plan()) return;
   struct Widths {
     int64_t dk, dv;
@@ -341,7 +351,8 @@ TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
             INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
             const auto of_products = [](const Routes::Count& c) { return c.op == "matmul"; };
             const std::vector<Routes::Count>& counts = plan.ctx().routes.counts();
-            // Expected calls: the selection, three branches forward and backward, two products of the MLP with SiLU.
+            // Apart from the other matrix products there are 9 calls: the selection, three branches forward and
+            // backward, and two products of the MLP with SiLU.
             REQUIRE(std::count_if(counts.begin(), counts.end(), of_products) + 9 == std::ssize(counts));
             CHECK(plan.ctx().routes.summary() == "no fallbacks");
           }
@@ -366,8 +377,7 @@ TEST_CASE("bench: one step as a Chrome trace", "[bench]") {
   CHECK(named == 2);
 }
 
-TEST_CASE("bench: a trace or rows that cannot be written are told before the measuring; rows that were measured stay",
-          "[bench]") {
+TEST_CASE("bench: an unwritable file is an error before anything is measured; measured rows are kept", "[bench]") {
   const TemporaryFolder folder;
   const std::string args = "bench step " + kTiny + " --set runtime.device=cpu --steps 1 --warm-up 0 ",
                     kept = folder.file("kept.jsonl");
@@ -378,11 +388,12 @@ TEST_CASE("bench: a trace or rows that cannot be written are told before the mea
     CHECK(outcome.output.find(folder.file("none/file") + ": cannot be written") != std::string::npos);
     CHECK(outcome.output.find("tokens/s") == std::string::npos);
   }
-  std::filesystem::create_directory(folder.file("taken"));  // an error that occurs only when the file is put in place
+  // With a folder of this name, the error occurs only when the finished file is renamed.
+  std::filesystem::create_directory(folder.file("taken"));
   const Outcome late = run_program(args + "--append " + kept + " --chrome-trace " + folder.file("taken"));
   INFO(late.output);
   CHECK(late.exit_code == 1);
   CHECK(late.output.find("--chrome-trace: " + folder.file("taken") + ": cannot be put in place") != std::string::npos);
-  CHECK(read_rows(kept).size() == 2);  // the ceiling and the step
+  CHECK(read_rows(kept).size() == 2);  // one row for the ceiling, one for the step
   CHECK(test::count_files(folder.path()) == 2);
 }

@@ -1,4 +1,4 @@
-// `triad doctor`: the whole examination on the CPU, and each verdict by an injected fault.
+// `triad doctor`: the whole examination on the CPU, and each verdict, caused by an injected fault.
 #include <signal.h>
 
 #include <chrono>
@@ -37,10 +37,11 @@ std::map<std::string, Row> results(const std::string& out) {
   return rows;
 }
 
-// A pattern for pgrep that matches the doctor's training runs, but not the shell that runs pgrep.
+// Returns a pattern for pgrep that matches the doctor's training runs, but not the shell that runs pgrep.
 std::string trainers_of(const TemporaryFolder& folder) { return "'train " + folder.path() + "[/]out/doctor.json'"; }
 
-// Whether a phase passed. On a busy machine it may also be SLOW for its time, but not for another reason.
+// Returns whether a phase passed. On a busy machine it may also be SLOW because of its duration, but for no other
+// reason.
 bool holds(const Row& row) {
   const bool late = has(row.evidence, " s, budget ") || has(row.evidence, " slow steps");
   return row.verdict == "PASS" || (row.verdict == "SLOW" && late && !has(row.evidence, "killed by the doctor"));
@@ -62,11 +63,11 @@ Examination examine(const TemporaryFolder& folder, const std::string& args, cons
 
 }  // namespace
 
-TEST_CASE("doctor: in the whole examination of the CPU all holds, and it leaves its evidence", "[doctor]") {
+TEST_CASE("doctor: on the CPU every phase passes and leaves its evidence", "[doctor]") {
   const TemporaryFolder folder;
   const Examination e = examine(folder, "--full");
   CHECK(e.outcome.exit_code == 0);
-  // Phases that need a GPU are skipped with a reason, and phases of MPI if there is none; all others pass.
+  // Phases that need a GPU are skipped with a reason, and so are those that need MPI if there is none. All others pass.
   const std::set<std::string> needs_gpus = {"topology", "collectives_nccl", "backend_nccl", "cuda_graph",
                                             "kernel_routes"};
   const bool mpi = has(read_text(folder.file("out/environment/machine.json")), "\"why_no_mpi\": \"\"");
@@ -90,11 +91,11 @@ TEST_CASE("doctor: in the whole examination of the CPU all holds, and it leaves 
   CHECK(fs::exists(file("long_context/mem_step1.json")));
 }
 
-TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
+TEST_CASE("doctor: a silent run is HANG, and is killed", "[doctor]") {
   const TemporaryFolder folder;
   const std::string trainers = trainers_of(folder);
-  // The first product sleeps practically forever. The run's watchdog detects that and dumps stacks; the doctor kills
-  // the run.
+  // The first product sleeps for practically unlimited time. The run's watchdog detects that and dumps stacks; the
+  // doctor kills the run.
   const Examination e = examine(folder, "--only gradient_trace --budget 0.5", with_faults("TRIAD_FAULTS=\"0 1e6\""));
   CHECK(e.outcome.exit_code == 1);
   const Row row = e.rows.at("gradient_trace");
@@ -104,17 +105,18 @@ TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
   CHECK(run_command("pgrep -f " + trainers).output.empty());
 }
 
-TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED", "[doctor]") {
+TEST_CASE("doctor: a suspended run is HANG, and phases that need it are SKIPPED", "[doctor]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
-  // Products sleep, so that the run lasts long enough to be stopped, 11 s after its start. At 18 s, three times its
-  // budget, it is over time, but not yet silent for 12 s, so the doctor must wait to distinguish HANG from SLOW.
+  // Products sleep, so that the run lasts until it is suspended, 11 s after its start. At 18 s, three times its budget,
+  // the run is over time, but has been silent for less than 12 s. The doctor must therefore wait until it can
+  // distinguish HANG from SLOW.
   BackgroundProgram doctor("doctor --device cpu --only repeat --budget 0.2 --out " + out,
                            with_faults("TRIAD_FAULTS=\"0 0.03\""), log);
   wait_for_file(out + "/baseline/output.txt");
-  const auto began = std::chrono::steady_clock::now();
+  const auto start = std::chrono::steady_clock::now();
   wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
-  std::this_thread::sleep_until(began + std::chrono::seconds(11));
+  std::this_thread::sleep_until(start + std::chrono::seconds(11));
   run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
   CHECK(doctor.wait() == 1);
   INFO(read_text(log));
@@ -125,9 +127,10 @@ TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED"
   CHECK(rows.at("repeat").evidence == "baseline is HANG");
 }
 
-TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[doctor]") {
+TEST_CASE("doctor: a phase that takes too long but advances is SLOW, which is no failure", "[doctor]") {
   const TemporaryFolder folder;
-  // The injected sleeps of all products add up to more than the budget of 6 s, or to more than three times the budget.
+  // All sleeps of the products together exceed the budget of 6 s in the first case, and three times the budget in the
+  // second.
   const auto sleeping = [&](const std::string& seconds) {
     const Examination e = examine(folder, "--only gradient_trace --budget 0.3",
                                   with_faults("TRIAD_FAULTS=\"0 0.15\" TRIAD_FAULTS_MOST_S=" + seconds));
@@ -140,7 +143,7 @@ TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[
   CHECK(has(endless, "alive, but not done at 3 times its budget"));
 }
 
-TEST_CASE("doctor: what was ended for its time is no reference for others, which are SKIPPED", "[doctor]") {
+TEST_CASE("doctor: a run killed for its time is no reference, so phases that need it are SKIPPED", "[doctor]") {
   const TemporaryFolder folder;
   const Examination e = examine(folder, "--only repeat,health --budget 0.3", with_faults("TRIAD_FAULTS=\"0 0.1\""));
   CHECK(e.outcome.exit_code == 0);
@@ -154,9 +157,10 @@ TEST_CASE("doctor: what was ended for its time is no reference for others, which
   }
 }
 
-TEST_CASE("doctor: it ends what it has started, and nobody else", "[doctor]") {
+TEST_CASE("doctor: it kills the processes that it has started, and no others", "[doctor]") {
   const TemporaryFolder folder;
-  // The background child of a shell becomes a child of the doctor when the shell replaces itself by the doctor (exec).
+  // A shell starts a child in the background and then replaces itself by the doctor (exec), so the child becomes a
+  // child of the doctor.
   const std::string pids = folder.file("pids");
   const Outcome o =
       run_command("sh -c 'sleep 300 & echo $! $$ >>" + pids + "; wait' >/dev/null 2>&1 & until [ -s " + pids +
@@ -169,42 +173,42 @@ TEST_CASE("doctor: it ends what it has started, and nobody else", "[doctor]") {
   run_command("kill $(cat " + pids + ")");
 }
 
-TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[doctor]") {
+TEST_CASE("doctor: wrong numbers are FAIL, and the evidence gives the difference", "[doctor]") {
   const TemporaryFolder folder;
-  // Products are wrong in processes whose command line contains the word.
-  const auto bent = [&](const std::string& word, const std::string& phase) {
-    const Examination e = examine(folder, "--only " + phase, with_faults("TRIAD_BEND=" + word));
+  // Runs a phase in which matrix products are wrong in the processes whose command line contains the word.
+  const auto with_wrong_products = [&](const std::string& word, const std::string& phase) {
+    const Examination e = examine(folder, "--only " + phase, with_faults("TRIAD_WRONG=" + word));
     CHECK(e.outcome.exit_code == 1);
     CHECK(has(e.outcome.output, "triad: at least one phase is FAIL or HANG"));
     CHECK(holds(e.rows.at("baseline")));
     CHECK(e.rows.at(phase).verdict == "FAIL");
     return e.rows.at(phase);
   };
-  CHECK(
-      has(bent("runtime.recompute=block", "recompute_all").evidence, "tensors differ from baseline/model.safetensors"));
-  CHECK(has(bent("after.safetensors", "causality").evidence,
+  CHECK(has(with_wrong_products("runtime.recompute=block", "recompute_all").evidence,
+            "tensors differ from baseline/model.safetensors"));
+  CHECK(has(with_wrong_products("after.safetensors", "causality").evidence,
             "rows of logits before a changed token differ; first row 0"));
-  CHECK(has(bent("here.safetensors", "attention_parity").evidence, "logits differ by "));
-  const std::string rank = bent("dist.backend=auto", "backend_tcp").evidence;
+  CHECK(has(with_wrong_products("here.safetensors", "attention_parity").evidence, "logits differ by "));
+  const std::string rank = with_wrong_products("dist.backend=auto", "backend_tcp").evidence;
   CHECK(has(rank, "weights differ by "));
 }
 
 TEST_CASE("doctor: a gradient that is not finite is FAIL, and named", "[doctor]") {
   const TemporaryFolder folder;
-  // Only gradients of weights are NaN: no other value is computed from them.
+  // Only gradients of weights are NaN, from which no other value is computed.
   const Examination e =
-      examine(folder, "--only attention_parity", with_faults("TRIAD_BEND=here.safetensors TRIAD_BEND_NAN=1"));
+      examine(folder, "--only attention_parity", with_faults("TRIAD_WRONG=here.safetensors TRIAD_WRONG_NAN=1"));
   CHECK(e.outcome.exit_code == 1);
   CHECK(e.rows.at("attention_parity").verdict == "FAIL");
   CHECK(has(e.rows.at("attention_parity").evidence, "here.safetensors: grad/"));
   CHECK(has(e.rows.at("attention_parity").evidence, " has nan at element 0"));
 }
 
-TEST_CASE("doctor: gates or lists that nobody wrote down are FAIL", "[doctor]") {
+TEST_CASE("doctor: missing statistics of gates or lists are FAIL", "[doctor]") {
   const TemporaryFolder folder;
   for (const std::string name : {"gates.csv", "k_stats.csv"}) {
     const Examination e =
-        examine(folder, "--only health", with_faults("TRIAD_LOSE=" + folder.file("out/baseline/" + name)));
+        examine(folder, "--only health", with_faults("TRIAD_DELETE=" + folder.file("out/baseline/" + name)));
     CHECK(e.outcome.exit_code == 1);
     CHECK(holds(e.rows.at("baseline")));
     CHECK(e.rows.at("health").verdict == "FAIL");
@@ -212,7 +216,7 @@ TEST_CASE("doctor: gates or lists that nobody wrote down are FAIL", "[doctor]") 
   }
 }
 
-TEST_CASE("doctor: what an earlier examination left is compared with nothing", "[doctor]") {
+TEST_CASE("doctor: files of an earlier examination are not compared", "[doctor]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   fs::create_directories(folder.file("out/backend_nccl"));
@@ -224,7 +228,7 @@ TEST_CASE("doctor: what an earlier examination left is compared with nothing", "
   CHECK(fs::exists(folder.file("out/backend_nccl/model.safetensors")));
 }
 
-TEST_CASE("doctor: runs have half of the cores that this process may use", "[doctor]") {
+TEST_CASE("doctor: runs use half of the cores that this process may use", "[doctor]") {
   const TemporaryFolder folder;
   const Outcome o =
       run_command("unset OMP_NUM_THREADS; exec taskset -c $(taskset -cp $$ | sed 's/.*: //; s/[,-].*//') " TRIAD_PROGRAM
@@ -237,9 +241,9 @@ TEST_CASE("doctor: runs have half of the cores that this process may use", "[doc
   CHECK(env["environment"]["OMP_NUM_THREADS"] == "1");
 }
 
-TEST_CASE("doctor: a run that ends with an error is FAIL, with its words", "[doctor]") {
+TEST_CASE("doctor: a run that ends with an error is FAIL, with the error's message", "[doctor]") {
   const TemporaryFolder folder;
-  // Files are limited to some 512 KiB, so the weights cannot be written.
+  // Files are limited to 512 KiB, which is too little for the weights.
   const std::string out = folder.file("out");
   const Outcome o = run_command("ulimit -f 1000; " TRIAD_PROGRAM " doctor --device cpu --only baseline --out " + out);
   INFO(o.output);
@@ -251,7 +255,7 @@ TEST_CASE("doctor: a run that ends with an error is FAIL, with its words", "[doc
   CHECK(has(read_text(out + "/RESULTS.md"), "## baseline: FAIL"));
 }
 
-TEST_CASE("doctor: without mpirun its phases are SKIPPED, and say so", "[doctor]") {
+TEST_CASE("doctor: without mpirun the phases that need it are SKIPPED, with the reason", "[doctor]") {
   const TemporaryFolder folder;
   const Examination none = examine(folder, "--only collectives_mpi", "PATH=/nowhere");
   CHECK(none.outcome.exit_code == 0);
@@ -265,7 +269,7 @@ TEST_CASE("doctor: without mpirun its phases are SKIPPED, and say so", "[doctor]
   CHECK(broken.rows.at("collectives_mpi").evidence == "mpirun -np 2 true exits with 3: no slots here");
 }
 
-TEST_CASE("doctor: the environment is judged, and kept from the runs", "[doctor]") {
+TEST_CASE("doctor: the environment is checked, and not passed on to the runs", "[doctor]") {
   const TemporaryFolder folder;
   const Examination wrong = examine(folder, "", "NSA_NO_SUCH=1");
   CHECK(wrong.outcome.exit_code == 1);
@@ -280,13 +284,13 @@ TEST_CASE("doctor: the environment is judged, and kept from the runs", "[doctor]
   CHECK(config["nsa"]["force_branch"] == "none");
 }
 
-TEST_CASE("doctor: what it refuses", "[doctor]") {
+TEST_CASE("doctor: invalid arguments are refused", "[doctor]") {
   const TemporaryFolder folder;
-  const auto refused = [&](const std::string& args, const std::string& says, const std::string& environment = "") {
+  const auto refused = [&](const std::string& args, const std::string& words, const std::string& environment = "") {
     const Outcome o = run_program("doctor " + args, environment);
     INFO(args << "\n" << o.output);
     CHECK(o.exit_code == 2);
-    CHECK(has(o.output, says));
+    CHECK(has(o.output, words));
   };
   refused("--only nothing --out " + folder.file("a"), "--only nothing: the phases are environment, topology");
   refused("--budget 0 --out " + folder.file("a"), "--budget");

@@ -31,7 +31,7 @@ std::string printed(const std::string& args) {
 
 }  // namespace
 
-TEST_CASE("generate: a text on the CPU is the same alone and beside others, and depends on the seed", "[generate]") {
+TEST_CASE("generate: a text on the CPU is the same alone and in a batch, and depends on the seed", "[generate]") {
   const TemporaryFolder folder;
   const std::string generate = init(folder);
   const std::string greedy = " --tokens 20 --temperature 0";
@@ -43,16 +43,17 @@ TEST_CASE("generate: a text on the CPU is the same alone and beside others, and 
   CHECK(printed(drawn + "1") != printed(drawn + "2"));
 }
 
-TEST_CASE("generate: a text goes on past its context, and ends at a stop token", "[generate]") {
+TEST_CASE("generate: a text continues past its context, and ends at a stop token", "[generate]") {
   const TemporaryFolder folder;
   const std::string generate = init(folder) + "--prompt abc --temperature 0 ";
   const std::string text = printed(generate + "--tokens 12");
-  REQUIRE(text.size() == 3 + 12 + 1);  // no end-of-text token was sampled: each token is a byte
+  // 3 bytes of the prompt, 12 tokens of one byte each, since none is an end of text, and a line feed.
+  REQUIRE(text.size() == 3 + 12 + 1);
   for (const char* context : {"1", "2", "7"}) {
     INFO(context);
     CHECK(printed(generate + "--tokens 40 --context " + context).size() >= 4);
   }
-  const size_t first = text.find(text[8], 3);  // first occurrence of the token chosen as the stop token
+  const size_t first = text.find(text[8], 3);  // where the stop token, text[8], occurs first
   const std::string stop = "--stop " + std::to_string(static_cast<unsigned char>(text[8]));
   CHECK(printed(generate + "--tokens 12 " + stop) == text.substr(0, first) + "\n");
   const Outcome refused = run_program(generate + "--stop 300");
@@ -60,9 +61,10 @@ TEST_CASE("generate: a text goes on past its context, and ends at a stop token",
   CHECK(refused.output.find("300") != std::string::npos);
 }
 
-TEST_CASE("generate: a prompt is not sampled with the numbers that a weight was drawn with", "[generate]") {
+TEST_CASE("generate: sampling uses other random numbers than the weights of the same seed", "[generate]") {
   const TemporaryFolder folder;
-  // Weights are so small that all logits are 0: token i is the i-th random number of the prompt's stream, times 256.
+  // The weights are so small that all logits are 0. Token i is then the i-th random number of the prompt's stream,
+  // times 256.
   REQUIRE(run_program("init " + kTiny + " --set model.init_std=1e-30 --out " + folder.file("fresh")).exit_code == 0);
   const auto drawn_from = [](uint64_t stream) {
     const Philox random(1337, stream);
@@ -83,12 +85,12 @@ TEST_CASE("generate: a prompt is not sampled with the numbers that a weight was 
   CHECK(text == "x" + first + "\n---\ny" + second + "\n");
 }
 
-TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {
+TEST_CASE("generate: top k and top p keep the most likely tokens", "[generate]") {
   const std::vector<float> logits = {0, 2, 1, 2, -1};
   for (int i = 0; i < 100; ++i) {
     const double uniform = i / 100.0;
     CHECK(sample_token(logits, {.temperature = 0}, uniform) == 1);
-    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // of equal logits, the first
+    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // of two equal logits the first is kept
     const int32_t of_two = sample_token(logits, {.top_k = 2}, uniform);
     CHECK(of_two == (i < 50 ? 1 : 3));
     CHECK(sample_token(logits, {.top_p = 0.3}, uniform) == 1);
@@ -96,7 +98,7 @@ TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {
   }
 }
 
-TEST_CASE("bench prefill and decode count what is read", "[generate]") {
+TEST_CASE("bench prefill and decode count the keys that are read", "[generate]") {
   for (const std::string verb : {"prefill ", "decode ", "decode --batch 3 "})
     for (const std::string kind : {"nsa", "dense"}) {
       const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu";
@@ -114,20 +116,22 @@ TEST_CASE("bench prefill and decode count what is read", "[generate]") {
         REQUIRE(cells.size() == 9);
         CHECK(cells[5] == cells[6]);
         CHECK(cells[7] == cells[8]);
-        // l 8, d 4, l' 8, n 4, w 16: 24 + 3*8 + 4 + 16 of 100 tokens
+        // With l 8, d 4, l' 8, n 4 and w 16 a step reads 24 compressed keys, 3*8 + 4 selected ones and 16 of the
+        // window, if the context has 100 tokens.
         if (cells[0] == "100") CHECK(cells[6] == (kind == "dense" ? "100" : "68"));
       }
       CHECK(rows == 4);
     }
 }
 
-TEST_CASE("bench decode keeps rows, and compares with them", "[generate]") {
+TEST_CASE("bench decode writes rows, and compares with kept ones", "[generate]") {
   const TemporaryFolder folder;
   const std::string kept = folder.file("kept.jsonl");
   const std::string args = "bench decode " + kTiny + " --lengths 20,33 --runs 1 --set runtime.device=cpu ";
   printed(args + "--append " + kept);
   const Outcome same =
-      run_program(args + "--batch 2 --compare " + kept);  // other keys than the kept rows: batches of 2
+      // No kept row has the key of a new one, because the new batches have 2 sequences.
+      run_program(args + "--batch 2 --compare " + kept);
   CHECK(same.exit_code == 0);
   CHECK(same.output.find("0 rows compared, 2 without a kept row") != std::string::npos);
   std::ifstream file(kept);

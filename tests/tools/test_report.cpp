@@ -1,5 +1,5 @@
-// triad report: pages of one run and of two, and folders that are no runs. The page's script runs in a real browser if
-// there is one.
+// triad report: pages for one run and for two, and folders that contain no run. A real browser, if there is one, runs
+// the page's script.
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -30,11 +30,12 @@ std::string report(const std::string& args) {
   const Outcome outcome = run_program("report " + args);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);  // the last line; warnings precede it
+  // The last line is the path of the report; warnings precede it.
+  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);
   return read_text(lines.substr(lines.rfind('\n') + 1));
 }
 
-// The JSON in the page's element with this id.
+// Returns the JSON in the page's element with this id.
 Json data_of(const std::string& page, const std::string& id = "data") {
   const std::string begin = "<script type=\"application/json\" id=\"" + id + "\">";
   const size_t at = page.find(begin);
@@ -43,7 +44,7 @@ Json data_of(const std::string& page, const std::string& id = "data") {
   return Json::parse(page.substr(from, page.find("</script>", from) - from));
 }
 
-// The text of the tile with this name; empty if there is none.
+// Returns the text of the tile with this name; empty if there is none.
 std::string tile(const std::string& page, const std::string& name) {
   const size_t end = page.find("</b><span>" + name + "</span>");
   if (end == std::string::npos) return "";
@@ -57,7 +58,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// Writes the files of a run with gates, selection, memory snapshots and anomalies: 2 layers, 1,000 steps.
+// Adds files to a run's folder: gates, selection, memory snapshots and anomalies of 2 layers and 1,000 steps.
 void add_files(const std::string& out) {
   std::ostringstream gates, selection, heartbeats;
   gates << "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win\n";
@@ -82,7 +83,7 @@ void add_files(const std::string& out) {
 
 }  // namespace
 
-TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
+TEST_CASE("report: a run on one self-contained page", "[report]") {
   const TemporaryFolder folder;
   const std::string out =
       train(folder.file("run"), "--set train.eval_every=10 --set 'data.paths=[\"</script><script>alert(1)\"]'");
@@ -107,12 +108,12 @@ TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
        {"last loss", "validation loss", "perplexity", "wall time", "tokens/s at the end", "peak MiB"})
     CHECK(tile(page, known).find_first_of("123456789") != std::string::npos);
   CHECK(has(tile(page, "device"), "CPU"));
-  CHECK(tile(page, "bits per byte").empty());  // synthetic tokens are not bytes of a text
+  CHECK(tile(page, "bits per byte").empty());  // unknown, because synthetic tokens are not bytes of a text
 
   const Json run = data_of(page).at(0);
   CHECK(run["training"]["loss"].size() == 20);
   CHECK(run["training"]["loss"][4][0] == 5);
-  CHECK(run["training"]["mfu"][0][1].is_null());  // empty on the CPU
+  CHECK(run["training"]["mfu"][0][1].is_null());  // MFU is unknown on the CPU
   CHECK(run["validation"].size() == 2);
   CHECK(run["tokens_per_step"] == 96);
   CHECK(run["tokens_are_bytes"] == false);
@@ -126,7 +127,7 @@ TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
   CHECK(run["ranks"][1]["means"]["step_ms"] == 5.5);
   const Json& heat = run["gates"]["entropy_mean"];
   CHECK(heat["layers"].size() == 2);
-  CHECK(heat["steps"].size() == 240);  // 1,000 steps in 240 columns: each is a mean
+  CHECK(heat["steps"].size() == 240);  // each of the 240 columns is the mean of a part of the 1,000 steps
   CHECK(heat["steps"][0] == 1);
   CHECK(heat["values"][1].size() == 240);
   CHECK(heat["values"][1][0].get<double>() == Approx(0.003));  // mean of steps 1 to 5
@@ -141,13 +142,13 @@ TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
   CHECK(hung);
 }
 
-TEST_CASE("report: two runs, what differs and where their losses part", "[report]") {
+TEST_CASE("report: two runs, their differing options and the first step with different losses", "[report]") {
   const TemporaryFolder folder;
   const std::string a = train(folder.file("a")), same = train(folder.file("same")),
                     b = train(folder.file("b"), "--set train.lr=2e-3 --set train.steps=15");
   const std::string own = report(a);
   const std::string page = report(a + " --vs " + b);
-  CHECK(read_text(a + "/report.html") == own);  // the run's own report is not replaced
+  CHECK(read_text(a + "/report.html") == own);  // a comparison does not replace the run's own report
   CHECK(read_text(a + "/report_vs_b.html") == page);
   const std::string elsewhere = report(a + " --vs " + b + " --out " + folder.file("vs.html"));
   CHECK(elsewhere == page);
@@ -156,7 +157,8 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   CHECK(fs::exists(a + "/report_vs_same.html"));
   CHECK(read_text(a + "/report_vs_b.html") == page);
   CHECK(data_of(page).size() == 2);
-  CHECK(data_of(page, "first_difference")["first"] == 2);  // both first losses are of the same initial weights
+  // The first loss of both runs is that of the same initial weights.
+  CHECK(data_of(page, "first_difference")["first"] == 2);
   CHECK(has(page, "The losses first differ at step 2"));
   CHECK(has(page, "15 steps are common to both."));
   const size_t differs = page.find("What differs"), next = page.find("id=\"charts\"");
@@ -184,11 +186,10 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   CHECK(data_of(alike, "first_difference")["first"].is_null());
 }
 
-TEST_CASE("report: a run that was resumed is drawn once, and a run without heartbeats compares with one that has them",
-          "[report]") {
+TEST_CASE("report: a resumed run has each step once, and a run without heartbeats can be compared", "[report]") {
   const TemporaryFolder folder;
   const std::string out = train(folder.file("run"), "--set train.save_every=10");
-  train(folder.file("run"), "--overwrite --resume " + out + "/checkpoints/step_10");  // steps 11 to 20 a second time
+  train(folder.file("run"), "--overwrite --resume " + out + "/checkpoints/step_10");  // trains steps 11 to 20 again
   Json run = data_of(report(out)).at(0);
   for (const char* line : {"step_ms", "compute_ms", "host_mib"}) {
     const Json& points = run["ranks"][0]["lines"][line];
@@ -205,7 +206,7 @@ TEST_CASE("report: a run that was resumed is drawn once, and a run without heart
   CHECK(data_of(report(bare + " --vs " + other), "first_difference")["first"] == 2);
 }
 
-TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {
+TEST_CASE("report: long runs are downsampled, and spikes stay", "[report]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   fs::create_directory(out);
@@ -221,14 +222,14 @@ TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {
   for (const Json& point : points) spike = spike || (point[0] == 77777 && point[1] == 99);
   CHECK(spike);
   CHECK(page.size() < 500000);
-  // No card without data.
+  // Without data there is no card.
   for (const char* absent : {">env.json<", ">Events<", ">Ranks<", ">Fallbacks", ">Stack dumps<", "What happened"})
     CHECK_FALSE(has(page, absent));
   for (const char* unknown :
        {"state", "device", "parameters", "validation loss", "tokens", "commit", "peak MiB", "anomalies"})
     CHECK(tile(page, unknown).empty());
   CHECK(tile(page, "steps") == "100,000");
-  CHECK(tile(page, "wall time") == "1 min 40 s");  // one millisecond for each step
+  CHECK(tile(page, "wall time") == "1 min 40 s");  // each step takes one millisecond
 }
 
 TEST_CASE("report: gradient norms by layer, from heartbeats or the ledger", "[report]") {
@@ -252,37 +253,41 @@ TEST_CASE("report: gradient norms by layer, from heartbeats or the ledger", "[re
   CHECK(norms()["values"] == Json::array({Json::array({0.5}), Json::array({0.25})}));
 }
 
-TEST_CASE("report: whatever a run's files say ends no element of the page", "[report]") {
+TEST_CASE("report: text from a run's files cannot end an element of the page", "[report]") {
   const TemporaryFolder folder;
-  const std::string out = folder.file("run"), evil = "</script></style><script>alert(1)</script><!--<script>";
+  const std::string out = folder.file("run"), markup = "</script></style><script>alert(1)</script><!--<script>";
   fs::create_directory(out);
-  Json config = {{"model", {{"attention", evil}}},
-                 {"data", {{"kind", "text"}, {"paths", {evil, evil}}, {"tokenizer", evil}}},
-                 {"runtime", {{"precision", evil}}},
-                 {evil, {{evil, evil}}}};
-  config["train"] = {{"steps", evil}, {"seq_len", evil}};
+  Json config = {{"model", {{"attention", markup}}},
+                 {"data", {{"kind", "text"}, {"paths", {markup, markup}}, {"tokenizer", markup}}},
+                 {"runtime", {{"precision", markup}}},
+                 {markup, {{markup, markup}}}};
+  config["train"] = {{"steps", markup}, {"seq_len", markup}};
   write_text(out + "/config.json", config.dump());
-  const Json environment = {
-      {"build", "triad (" + evil + ")"}, {"device", evil}, {"device_name", evil}, {"world", evil}, {evil, evil}};
+  const Json environment = {{"build", "triad (" + markup + ")"},
+                            {"device", markup},
+                            {"device_name", markup},
+                            {"world", markup},
+                            {markup, markup}};
   write_text(out + "/env.json", environment.dump());
-  write_text(out + "/heartbeat_rank0.jsonl",
-             Json({{"step", 1}, {"msg", evil}, {"iso", evil}, {"text", evil}, {"layer_grad_norms", evil}}).dump() +
-                 "\n" + Json({{"step", 1}, {"msg", "step_end"}, {"loss", evil}, {"step_ms", 1}}).dump() + "\n");
+  write_text(
+      out + "/heartbeat_rank0.jsonl",
+      Json({{"step", 1}, {"msg", markup}, {"iso", markup}, {"text", markup}, {"layer_grad_norms", markup}}).dump() +
+          "\n" + Json({{"step", 1}, {"msg", "step_end"}, {"loss", markup}, {"step_ms", 1}}).dump() + "\n");
   write_text(out + "/fallback_counters.csv",
-             "step,layer,branch,kernel,reason,count\n1,0," + evil + "," + evil + "," + evil + ",1\n");
-  write_text(out + "/.anomaly_type", evil);
-  write_text(out + "/mem_boot.json", Json({{"triad", {{"category_bytes", {{evil, 1048576}}}}}}).dump());
+             "step,layer,branch,kernel,reason,count\n1,0," + markup + "," + markup + "," + markup + ",1\n");
+  write_text(out + "/.anomaly_type", markup);
+  write_text(out + "/mem_boot.json", Json({{"triad", {{"category_bytes", {{markup, 1048576}}}}}}).dump());
   write_text(out + "/stackdump_rank0_" + std::string("<script>alert(2)"), "");
   for (const std::string& page : {report(out), report(out + " --vs " + out)}) {
     for (const char* raw : {"<script>alert", "</style><script>", "<!--"}) CHECK_FALSE(has(page, raw));
     CHECK(has(page, "&lt;script&gt;alert(1)"));
     CHECK(count(page, "</script>") == 4);
     CHECK(count(page, "<script") == 4);
-    CHECK(data_of(page).at(0)["stopped_by"] == evil);  // the script gets the text unescaped
+    CHECK(data_of(page).at(0)["stopped_by"] == markup);  // the script gets the text unescaped
   }
 }
 
-TEST_CASE("report: a sample of selection lists that is none", "[report]") {
+TEST_CASE("report: an invalid sample of selection lists is refused", "[report]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), file = out + "/selection_sample.json";
   fs::create_directory(out);
@@ -316,14 +321,14 @@ TEST_CASE("report: a sample of selection lists that is none", "[report]") {
   CHECK(run_program("report " + out).exit_code == 1);
 }
 
-TEST_CASE("report: a run's state is its last heartbeat that tells of one", "[report]") {
+TEST_CASE("report: a run's state is that of its last heartbeat with a state", "[report]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   fs::create_directory(out);
-  const auto state = [&](const std::vector<std::string>& told, const std::string& on_nonfinite) {
+  const auto state = [&](const std::vector<std::string>& messages, const std::string& on_nonfinite) {
     write_text(out + "/config.json", R"({"train": {"on_nonfinite": ")" + on_nonfinite + "\"}}");
     std::string lines;
-    for (const std::string& msg : told) lines += R"({"schema": 1, "step": 3, "msg": ")" + msg + "\"}\n";
+    for (const std::string& msg : messages) lines += R"({"schema": 1, "step": 3, "msg": ")" + msg + "\"}\n";
     write_text(out + "/heartbeat_rank0.jsonl", lines);
     const std::string page = report(out);
     const size_t end = page.find("</b><span>state</span>"), begin = page.rfind('>', end - 1) + 1;
@@ -339,7 +344,7 @@ TEST_CASE("report: a run's state is its last heartbeat that tells of one", "[rep
   CHECK(state({"boot", "nonfinite", "done"}, "skip") == "complete");
 }
 
-TEST_CASE("report: folders that are no run's, and files that are broken", "[report]") {
+TEST_CASE("report: folders without a run and malformed files are refused", "[report]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   const auto refused = [&](const std::string& args, const std::vector<std::string>& words) {
@@ -376,7 +381,7 @@ TEST_CASE("report: folders that are no run's, and files that are broken", "[repo
   CHECK(data_of(report(out)).at(0)["training"]["loss"].size() == 1);
 }
 
-TEST_CASE("report: a damaged line, or a name with a number of nobody, costs no other", "[report]") {
+TEST_CASE("report: damaged lines and file names with impossible numbers are skipped", "[report]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   fs::create_directory(out);
@@ -390,9 +395,9 @@ TEST_CASE("report: a damaged line, or a name with a number of nobody, costs no o
              "1,0,1,1,1,1,0,1,0,0\n2,\x1b[2J,1,1,1,1,0,1,0,0\n3,0,1,1,1,1,0,1,0,0\n");
   write_text(out + "/heartbeat_rank0.jsonl",
              "{\"step\": 1, \"msg\": \"boot\"}\n{\"step\"\n[]\n{\"step\": 4, \"msg\": \"step_end\", \"step_ms\": 7}\n");
-  const std::string nobodys = "99999999999999999999";
-  write_text(out + "/heartbeat_rank" + nobodys + ".jsonl", "{\"step\": 1, \"msg\": \"boot\"}\n");
-  write_text(out + "/mem_step" + nobodys + ".json", "{");
+  const std::string impossible = "99999999999999999999";
+  write_text(out + "/heartbeat_rank" + impossible + ".jsonl", "{\"step\": 1, \"msg\": \"boot\"}\n");
+  write_text(out + "/mem_step" + impossible + ".json", "{");
   const Outcome outcome = run_program("report " + out);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -421,7 +426,7 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
                                 "--set train.eval_every=10 --set log.diagnostics='[\"layer_norms\"]'"),
                     other = train(folder.file("other"), "--set model.attention=dense --set train.eval_every=10");
   add_files(out);
-  // The page's DOM in a browser, after a script has simulated the reader's input.
+  // Returns the page's DOM in a browser, after a script has simulated a user's input.
   const auto drawn = [&](const std::string& page, const std::string& reader) {
     const std::string file = folder.file("page.html");
     write_text(file, page + "<script>setTimeout(() => {" + reader + "}, 500)</script>");
@@ -435,16 +440,17 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
     const size_t end = outcome.output.find("<script type=\"application/json\"");
     const std::string dom = outcome.output.substr(0, end);
     for (const char* nothing : {"NaN", "Infinity", "undefined"})
-      CHECK_FALSE(has(dom, nothing));  // such a path would be an empty chart
+      CHECK_FALSE(has(dom, nothing));  // an SVG path with such a number would be an empty chart
     return dom;
   };
   const std::string page = report(out);
   const std::string dom = drawn(page, "");
-  // Charts: loss, validation, throughput, norm, rate, norms by layer (6); time by part and by rank (2); memory, host,
-  // GPU (3); gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2 lines (11).
+  // Expected charts: loss, validation, throughput, norm, rate, norms by layer (6); time by part and by rank (2);
+  // memory, host, GPU (3); gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2
+  // lines (11).
   CHECK(count(dom, "<svg ") == 6 + 2 + 3 + 9 + 11);
-  CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // unknown on a CPU
-  // The tooltip of the loss, over tokens, as perplexity.
+  CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // a CPU has no known peak
+  // Hovers over the chart of the loss, which shows perplexity over tokens, and reads the tooltip.
   const std::string hover = drawn(page, R"(
     document.querySelector('input[value=tokens]').click();
     document.querySelector('input[value=perplexity]').click();
@@ -453,16 +459,16 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   const double loss = data_of(page).at(0)["training"]["loss"].back()[1];
   const size_t tip = hover.find("class=\"tip\"");
   REQUIRE(tip != std::string::npos);
-  const std::string told = hover.substr(tip, hover.find("</section>", tip) - tip);
-  CHECK(has(told, "1920 tokens"));
-  CHECK(has(told, "training: "));
-  CHECK(std::stod(told.substr(told.find("training: ") + 10)) == Approx(std::exp(loss)).epsilon(1e-3));
-  CHECK(has(told, "at step 20"));
+  const std::string tooltip = hover.substr(tip, hover.find("</section>", tip) - tip);
+  CHECK(has(tooltip, "1920 tokens"));
+  CHECK(has(tooltip, "training: "));
+  CHECK(std::stod(tooltip.substr(tooltip.find("training: ") + 10)) == Approx(std::exp(loss)).epsilon(1e-3));
+  CHECK(has(tooltip, "at step 20"));
   const std::string two = drawn(report(out + " --vs " + other), "document.querySelector('input[value=time]').click();");
   CHECK(has(two, "Difference of the losses"));
   CHECK(has(two, "training A"));
   CHECK(has(two, "training B"));
-  // A run without gates and sample has no cards of them; a run with only a config has no cards at all.
+  // A run without gates and sample has no cards for them, and a run with a config only has no cards at all.
   const std::string dense = drawn(report(other), "");
   for (const char* absent : {"Gates", "Selection", "Gradient norm by layer"}) CHECK_FALSE(has(dense, absent));
   const std::string bare = folder.file("bare");

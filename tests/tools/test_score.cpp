@@ -1,5 +1,5 @@
-// triad score, compared with triad eval (the same losses) and triad generate (the same most likely tokens); eval
-// --batches; sources of generate's prompts; weights named by their file; folders of shards.
+// triad score, compared with triad eval (equal losses) and triad generate (equal most likely tokens); eval --batches;
+// sources of generate's prompts; weights given by their file; folders of shards.
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -15,7 +15,7 @@ namespace {
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
-Outcome run_well(const std::string& args) {
+Outcome run_ok(const std::string& args) {
   const Outcome outcome = run_program(args);
   INFO(args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -29,7 +29,7 @@ std::vector<Json> json_lines(const std::string& text) {
   return all;
 }
 
-// A model trained for a few steps on plain text, so that its most likely tokens are letters, without ties.
+// A model that is trained for a few steps on plain text, so that its most likely tokens are letters, without ties.
 struct Trained {
   TemporaryFolder folder;
   std::string from = " --device cpu --checkpoint " + folder.file("run") + " ";
@@ -37,9 +37,9 @@ struct Trained {
     std::string text;
     for (int i = 0; i < 100; ++i) text += fmt::format("{} sheep and {} goats; ", i * i, i);
     write_text(folder.file("corpus"), text);
-    run_well("train " + kTiny + " --set runtime.device=cpu --set data.kind=text --set 'data.paths=[\"" +
-             folder.file("corpus") +
-             "\"]' --set train.lr=0.01 --set train.steps=40 --set log.out_dir=" + folder.file("run"));
+    run_ok("train " + kTiny + " --set runtime.device=cpu --set data.kind=text --set 'data.paths=[\"" +
+           folder.file("corpus") +
+           "\"]' --set train.lr=0.01 --set train.steps=40 --set log.out_dir=" + folder.file("run"));
   }
 
   std::vector<Json> score(const std::vector<std::pair<std::string, std::string>>& pairs, const std::string& more = "") {
@@ -47,28 +47,30 @@ struct Trained {
     for (const auto& [context, continuation] : pairs)
       lines += Json({{"context", context}, {"continuation", continuation}}).dump() + "\n";
     write_text(folder.file("requests.jsonl"), lines);
-    return json_lines(run_well("score" + from + "--jsonl " + folder.file("requests.jsonl") + " " + more).output);
+    return json_lines(run_ok("score" + from + "--jsonl " + folder.file("requests.jsonl") + " " + more).output);
   }
 };
 
 }  // namespace
 
-TEST_CASE("score: log-probabilities over a text sum to eval's loss, whatever the windows and batches", "[score]") {
+TEST_CASE("score: log-probabilities over a text sum to eval's loss, for any windows and batches", "[score]") {
   Trained t;
   std::string text;
   for (int i = 0; i < 29; ++i) text += fmt::format("{} sheep; ", i * i);
   write_text(t.folder.file("text"), text);
-  for (const char* seq : {"", "--seq 7 ", "--seq 1000 "}) {  // 48, shorter, and longer than the text
+  // Windows of 48 tokens (the config's), fewer, and more than the text has.
+  for (const char* seq : {"", "--seq 7 ", "--seq 1000 "}) {
     INFO(seq);
-    const Json judged =
-        parse_json(run_well("eval --json" + t.from + seq + "--data " + t.folder.file("text")).output, "eval");
+    const Json evaluated =
+        parse_json(run_ok("eval --json" + t.from + seq + "--data " + t.folder.file("text")).output, "eval");
     const Json scored = t.score({{"", text}}, seq).at(0);
     CHECK(scored["tokens"] == text.size());
-    CHECK(judged["positions"] == text.size());
+    CHECK(evaluated["positions"] == text.size());
     const double loss = -scored["logprob"].get<double>() / static_cast<double>(text.size());
-    CHECK(loss == Approx(judged["loss"].get<double>()).epsilon(1e-6));
+    CHECK(loss == Approx(evaluated["loss"].get<double>()).epsilon(1e-6));
   }
-  // By the chain rule the log-probabilities of consecutive parts sum to that of the whole, in any batch and order.
+  // By the chain rule the log-probabilities of consecutive parts sum to that of the whole text. Requests may be in any
+  // batch and order.
   const std::string whole = text.substr(0, 40);
   std::vector<std::pair<std::string, std::string>> parts = {{"", whole}};
   for (size_t at = 0; at < whole.size(); at += 8) parts.emplace_back(whole.substr(0, at), whole.substr(at, 8));
@@ -81,29 +83,30 @@ TEST_CASE("score: log-probabilities over a text sum to eval's loss, whatever the
   }
 }
 
-TEST_CASE("score: white space that ends a context is scored, and a long context loses its beginning", "[score]") {
+TEST_CASE("score: white space at the end of a context is scored, and a long context is cut at its start", "[score]") {
   Trained t;
   const std::vector<Json> spaces = t.score({{"one ", "two"}, {"one", " two"}, {" ", "x"}, {"", " x"}});
   CHECK(spaces[0] == spaces[1]);
   CHECK(spaces[0]["tokens"] == 4);
   CHECK(spaces[2] == spaces[3]);
-  // In a row of 48 the last 4 predictions are the continuation's, so the last 45 tokens of the context remain.
+  // In a row of 48 the last 4 predictions are those of the continuation, so only the last 45 tokens of the context
+  // count.
   const std::string same(45, 'c');
-  const std::vector<Json> cut = t.score({{"aaaaaaaaaaaaaaaa" + same, "tail"}, {"bbbbb" + same, "tail"}});
-  CHECK(cut[0] == cut[1]);
-  CHECK(t.score({{"a" + same.substr(1), "tail"}}).at(0) != cut[0]);
+  const std::vector<Json> truncated = t.score({{"aaaaaaaaaaaaaaaa" + same, "tail"}, {"bbbbb" + same, "tail"}});
+  CHECK(truncated[0] == truncated[1]);
+  CHECK(t.score({{"a" + same.substr(1), "tail"}}).at(0) != truncated[0]);
 }
 
-TEST_CASE("score: greedy is what generate takes at temperature 0", "[score]") {
+TEST_CASE("score: the greedy continuation is that of generate at temperature 0", "[score]") {
   Trained t;
-  const Json said = parse_json(
-      run_well("generate --json --temperature 0 --tokens 6" + t.from + "--prompt 'Once upon'").output, "generate");
-  CHECK(said["prompt"] == "Once upon");
-  REQUIRE(said["tokens"].size() == 6);
-  CHECK(said["stopped"] == false);
-  const std::string greedy = said["text"];
+  const Json generated = parse_json(
+      run_ok("generate --json --temperature 0 --tokens 6" + t.from + "--prompt 'Once upon'").output, "generate");
+  CHECK(generated["prompt"] == "Once upon");
+  REQUIRE(generated["tokens"].size() == 6);
+  CHECK(generated["stopped"] == false);
+  const std::string greedy = generated["text"];
   REQUIRE(greedy.size() == 6);
-  std::string late = greedy;  // another token at the end
+  std::string late = greedy;  // the last token differs from generate's
   late.back() = late.back() == 'q' ? 'p' : 'q';
   const std::vector<Json> scored = t.score({{"Once upon", greedy}, {"Once upon", late}, {"Once upon" + greedy, "q"}});
   CHECK(scored[0]["greedy"] == true);
@@ -111,7 +114,7 @@ TEST_CASE("score: greedy is what generate takes at temperature 0", "[score]") {
   CHECK(scored[0]["logprob"].get<double>() > scored[1]["logprob"].get<double>());
 }
 
-TEST_CASE("score: standard input and output, a file, and lines that are none", "[score]") {
+TEST_CASE("score: standard input and output, files, and malformed lines", "[score]") {
   Trained t;
   write_text(t.folder.file("good"), R"({"context": "a", "continuation": "b", "id": 7})"
                                     "\n"
@@ -121,9 +124,9 @@ TEST_CASE("score: standard input and output, a file, and lines that are none", "
   INFO(piped.output);
   REQUIRE(piped.exit_code == 0);
   CHECK(json_lines(piped.output).size() == 2);
-  CHECK(run_well(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
+  CHECK(run_ok(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
   CHECK(read_text(t.folder.file("out")) == piped.output);
-  const auto refused = [&](const std::string& line, const std::string& says) {
+  const auto refused = [&](const std::string& line, const std::string& words) {
     write_text(t.folder.file("bad"), R"({"context": "a", "continuation": "b"})"
                                      "\n" +
                                          line + "\n");
@@ -131,7 +134,7 @@ TEST_CASE("score: standard input and output, a file, and lines that are none", "
     INFO(line << "\n" << outcome.output);
     CHECK(outcome.exit_code == 1);
     CHECK(has(outcome.output, "bad line 2: "));
-    CHECK(has(outcome.output, says));
+    CHECK(has(outcome.output, words));
     CHECK_FALSE(std::filesystem::exists(t.folder.file("none")));
   };
   refused("{\"context\": \"a\"", "no JSON");
@@ -144,14 +147,14 @@ TEST_CASE("score: standard input and output, a file, and lines that are none", "
   CHECK(run_program(score + t.folder.file("bad")).exit_code == 1);
 }
 
-TEST_CASE("eval: --batches takes the first ones", "[score]") {
+TEST_CASE("eval: --batches N evaluates the first N batches", "[score]") {
   Trained t;
   std::string text;
   for (int i = 0; i < 200; ++i) text += fmt::format("{} ", i * i * i);
   write_text(t.folder.file("text"), text);
   write_text(t.folder.file("head"), text.substr(0, 2 * 3 * 20));
   const auto judge = [&](const std::string& more) {
-    return parse_json(run_well("eval --json --batch 3 --seq 20" + t.from + more).output, "eval");
+    return parse_json(run_ok("eval --json --batch 3 --seq 20" + t.from + more).output, "eval");
   };
   const Json first = judge("--batches 2 --data " + t.folder.file("text")),
              head = judge("--data " + t.folder.file("head"));
@@ -165,14 +168,15 @@ TEST_CASE("generate: prompts from files and standard input, weights by their fil
   const std::string generate = "generate --json --temperature 0 --tokens 4 --checkpoint ", run = t.folder.file("run"),
                     cpu = " --device cpu ";
   write_text(t.folder.file("a"), "two\nlines\n");
-  const std::string said = run_well(generate + run + cpu + "--prompt 'two\nlines'").output;
-  CHECK(run_well(generate + run + cpu + "--prompt-file " + t.folder.file("a")).output == said);
-  CHECK(run_command("printf 'two\\nlines' | " TRIAD_PROGRAM " " + generate + run + cpu + "--prompt -").output == said);
-  CHECK(run_well(generate + run + "/model.safetensors" + cpu + "--prompt 'two\nlines'").output == said);
-  CHECK(json_lines(run_well(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).output).at(1) ==
-        parse_json(said, "generate"));
+  const std::string generated = run_ok(generate + run + cpu + "--prompt 'two\nlines'").output;
+  CHECK(run_ok(generate + run + cpu + "--prompt-file " + t.folder.file("a")).output == generated);
+  CHECK(run_command("printf 'two\\nlines' | " TRIAD_PROGRAM " " + generate + run + cpu + "--prompt -").output ==
+        generated);
+  CHECK(run_ok(generate + run + "/model.safetensors" + cpu + "--prompt 'two\nlines'").output == generated);
+  CHECK(json_lines(run_ok(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).output).at(1) ==
+        parse_json(generated, "generate"));
   CHECK(run_program(generate + run + cpu).exit_code == 2);
-  // A weights file in a folder without a config.
+  // A weights file needs a config in its folder.
   std::filesystem::create_directory(t.folder.file("alone"));
   std::filesystem::copy(run + "/model.safetensors", t.folder.file("alone"));
   const Outcome alone = run_program(generate + t.folder.file("alone/model.safetensors") + cpu + "--prompt x");
@@ -184,16 +188,16 @@ TEST_CASE("inspect: a folder of shards, with its manifest and without", "[score]
   const TemporaryFolder folder;
   for (const char* name : {"a", "b", "c"}) write_text(folder.file(name) + ".txt", std::string(100, *name));
   const std::string out = folder.file("shards");
-  run_well("data --input '" + folder.file("*.txt") + "' --out " + out + " --shard-tokens 64");
-  const Outcome whole = run_well("inspect " + out);
+  run_ok("data --input '" + folder.file("*.txt") + "' --out " + out + " --shard-tokens 64");
+  const Outcome whole = run_ok("inspect " + out);
   INFO(whole.output);
   for (const char* text : {"tokenizer: \"byte\"", "vocab_size: 256", "train: 2 documents, 202 tokens, 4 shards",
                            "val: 1 documents, 101 tokens, 2 shards", "train_000000.bin", "6 shards, 303 tokens"})
     CHECK(has(whole.output, text));
   std::filesystem::remove(out + "/manifest.json");
-  CHECK(has(run_well("inspect " + out).output, "6 shards, 303 tokens"));
+  CHECK(has(run_ok("inspect " + out).output, "6 shards, 303 tokens"));
   std::filesystem::resize_file(out + "/train_000001.bin", 1100);
-  const Outcome cut = run_program("inspect " + out);
-  CHECK(cut.exit_code == 1);
-  CHECK(has(cut.output, "train_000001.bin"));
+  const Outcome incomplete = run_program("inspect " + out);
+  CHECK(incomplete.exit_code == 1);
+  CHECK(has(incomplete.output, "train_000001.bin"));
 }

@@ -1,5 +1,5 @@
-// The verbs from the command line: output, refusals, and that a closed pipe, a full disk or weights that are not finite
-// never count as success.
+// The verbs on the command line: their output, refusals, and failures that must not end with exit code 0 (a closed
+// pipe, a full disk, weights that are not finite).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,11 +25,12 @@ namespace {
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kOnCpu = " --device cpu --dtype f64 ";
 
-void check(const std::string& args, int exit_code, const std::vector<std::string>& says, const std::string& with = "") {
+void check(const std::string& args, int exit_code, const std::vector<std::string>& words,
+           const std::string& with = "") {
   const Outcome outcome = run_program(args, with);
   INFO(with << " triad " << args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
   CHECK(outcome.exit_code == exit_code);
-  for (const std::string& text : says) CHECK(outcome.output.find(text) != std::string::npos);
+  for (const std::string& text : words) CHECK(outcome.output.find(text) != std::string::npos);
 }
 
 std::string init(const TemporaryFolder& folder, const std::string& name, const std::string& more = "") {
@@ -45,7 +46,7 @@ Json evaluated(const std::string& checkpoint, const std::string& data, const std
   return parse_json(outcome.output, "the output of eval");
 }
 
-// Copies an init folder and sets a weight of its last norm to NaN, with correct checksums.
+// Copies an init folder and sets a weight of the last norm to NaN; the checksums are right. Returns the new folder.
 std::string with_nan(const std::string& init, const std::string& folder) {
   fs::copy(init, folder);
   const SafetensorsFile good(init + "/model.safetensors");
@@ -85,7 +86,7 @@ TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
   ShardWriter shard(folder.file("s.bin"), TokenWidth::u16);
   shard.append(std::vector<int32_t>{7, 7, 7, 0, 7});
   shard.finish();
-  // Text: the first token (end of text) is no target, and the end-of-text token between two texts has no bytes.
+  // In a text the first token (end of text) is no target, and the end-of-text token between two texts has no bytes.
   const auto is_over = [](const Json& r, double bytes) {
     const double bits = r["loss"].get<double>() * r["positions"].get<double>() / std::numbers::ln2;
     return std::abs(r["bits_per_byte"].get<double>() * bytes - bits) < 1e-9;
@@ -95,13 +96,13 @@ TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
   CHECK(is_over(one, 14));
   CHECK(both["positions"] == 25);
   CHECK(is_over(both, 24));
-  // Shards: tokens are bytes only if the vocabulary is 256.
+  // In shards the tokens are bytes only if the vocabulary has 256 tokens.
   const Json in_bytes = evaluated(bytes, folder.file("s.bin"));
   CHECK(is_over(in_bytes, 3));
   CHECK(evaluated(words, folder.file("s.bin"))["bits_per_byte"].is_null());
 }
 
-TEST_CASE("tools: what is not finite is no result", "[tools]") {
+TEST_CASE("tools: weights that are not finite give an error, not a result", "[tools]") {
   const TemporaryFolder folder;
   const std::string bad = with_nan(init(folder, "init"), folder.file("bad"));
   write_text(folder.file("a.txt"), "some text");
@@ -109,7 +110,7 @@ TEST_CASE("tools: what is not finite is no result", "[tools]") {
   check("generate --prompt x --checkpoint " + bad + kOnCpu, 1, {bad, "nan"});
 }
 
-TEST_CASE("tools: output that cannot be written is a failure, but ends no run", "[tools]") {
+TEST_CASE("tools: output that cannot be written is a failure, except that of a training run", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), run = folder.file("run");
   check("inspect " + fresh + " >/dev/full", 1, {});
@@ -120,12 +121,12 @@ TEST_CASE("tools: output that cannot be written is a failure, but ends no run", 
   CHECK(fs::exists(run + "/metrics.json"));
 }
 
-TEST_CASE("tools: a pipe that nobody reads any more is no error of anybody's", "[tools]") {
+TEST_CASE("tools: a pipe without a reader ends a verb silently, and does not end a training run", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), gone = folder.file("gone"), code = folder.file("code");
   write_text(folder.file("a.txt"), "some text");
-  // The reader closes the pipe before the program writes.
-  const auto unread = [&](const std::string& args) {
+  // Runs a verb whose output goes to a pipe that the reader has closed already; returns the exit code.
+  const auto exit_code_with_closed_pipe = [&](const std::string& args) {
     fs::remove(gone);
     const Outcome outcome =
         triad::test::run_command("(until [ -e " + gone + " ]; do sleep 0.01; done; " + TRIAD_PROGRAM " " + args +
@@ -135,15 +136,16 @@ TEST_CASE("tools: a pipe that nobody reads any more is no error of anybody's", "
     return triad::test::read_text(code);
   };
   const std::string out = folder.file("run"), config = kTiny + " --set runtime.device=cpu --set train.steps=3 ";
-  CHECK(unread("train " + config + "--set log.out_dir=" + out) == "0\n");  // the results of a run are files
+  CHECK(exit_code_with_closed_pipe("train " + config + "--set log.out_dir=" + out) ==
+        "0\n");  // a run writes its results to files
   CHECK(fs::exists(out + "/metrics.json"));
   for (const std::string& args : {"inspect " + fresh, "plan " + config, "report " + out, std::string("bench --list"),
                                   "generate --prompt x --tokens 2 --checkpoint " + fresh + kOnCpu,
                                   "eval --checkpoint " + fresh + kOnCpu + "--data " + folder.file("a.txt")})
-    CHECK(unread(args) == "141\n");
+    CHECK(exit_code_with_closed_pipe(args) == "141\n");
 }
 
-TEST_CASE("tools: names in a file reach the terminal as text, not as what it obeys", "[tools]") {
+TEST_CASE("tools: control characters of names in a file are escaped on the terminal", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), path = fresh + "/model.safetensors";
   const std::string evil = "a\x1b]0;title\x07\x1b[2J\nb\u202e\xc2\x9b";
@@ -166,7 +168,7 @@ TEST_CASE("tools: names in a file reach the terminal as text, not as what it obe
   }
 }
 
-TEST_CASE("tools: fp32 and f32 are one, and so are bf16 and bfloat16", "[tools]") {
+TEST_CASE("tools: fp32 and f32 are the same dtype, and so are bf16 and bfloat16", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init");
   write_text(folder.file("a.txt"), "some text, and more of it");
@@ -241,7 +243,7 @@ std::vector<double> doubles(const SafetensorsFile& file, const std::string& name
 
 }  // namespace
 
-TEST_CASE("tools: grads takes -1 alone for no target, and names any other id outside of the vocabulary", "[tools]") {
+TEST_CASE("tools: grads accepts -1 for no target, and refuses other ids outside of the vocabulary", "[tools]") {
   const TemporaryFolder folder;
   const std::string tokens = folder.file("tokens.bin"), out = folder.file("g.safetensors"),
                     grads = "grads --checkpoint " + init(folder, "init") + kOnCpu + "--tokens " + tokens + " --out " +
@@ -281,7 +283,7 @@ TEST_CASE("tools: grads takes -1 alone for no target, and names any other id out
   check(grads + "1", 1, {"no position of the 1 rows has a target"});
 }
 
-TEST_CASE("tools: options are within bounds", "[tools]") {
+TEST_CASE("tools: options outside of their bounds are refused", "[tools]") {
   struct Refused {
     const char *verb, *option, *value;
   };

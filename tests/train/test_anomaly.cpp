@@ -1,4 +1,5 @@
-// Anomalies of a run that still advances: the rules on made-up numbers, and whole runs that report an anomaly or stop.
+// Anomalies of a run that still advances: the rules on made-up numbers, and whole runs that report an anomaly or are
+// stopped by one.
 #include "train/monitor/anomaly.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ Config config_with(const std::vector<std::string>& sets = {}) { return load_conf
 
 struct Steps {
   explicit Steps(const Config& c) : rules(c) {}
-  // Runs n steps and returns the types of the anomalies found; change(i, step) modifies the input of step i.
+  // Passes n steps to the rules, after change(i, step) has modified step i, and returns the types of the anomalies.
   template <class Change>
   std::vector<std::string> run(int n, Change&& change) {
     std::vector<std::string> types;
@@ -50,7 +51,7 @@ TEST_CASE("anomaly: a healthy run has none", "[anomaly]") {
   std::mt19937 random(1);
   std::normal_distribution<double> noise(0, 1);
   Steps steps(config);
-  // An occasional slow step and a sawtooth of memory that is freed again are no anomalies.
+  // An occasional slow step is no anomaly, and neither is memory that grows and is freed again.
   CHECK(steps.run(5000, [&](int i, StepHealth& s) {
     s.loss = 6 - 0.0005 * static_cast<double>(s.step) + 0.1 * noise(random);
     s.seconds = 1 + 0.1 * noise(random) + (i % 50 == 0 ? 9 : 0);
@@ -59,17 +60,17 @@ TEST_CASE("anomaly: a healthy run has none", "[anomaly]") {
   }) == Types{});
 }
 
-TEST_CASE("anomaly: throughput that falls flat, once", "[anomaly]") {
+TEST_CASE("anomaly: a lasting fall of throughput is reported once", "[anomaly]") {
   const Config config = config_with({"log.throughput_drop=0.5"});
   Steps steps(config);
   CHECK(steps.run(200, [](int, StepHealth&) {}) == Types{});
   CHECK(steps.run(100, [](int, StepHealth& s) { s.tokens = 600; }) == Types{});
   CHECK(steps.run(300, [](int, StepHealth& s) { s.tokens = 400; }) == Types{"throughput_flat"});
   CHECK(has(steps.text, "400 tokens/s"));
-  CHECK(has(steps.text, "step 320: "));  // reported after one window of 20 slow steps
+  CHECK(has(steps.text, "step 320: "));  // the window of 20 slow steps is complete at step 320
   CHECK(steps.run(40, [](int, StepHealth&) {}) == Types{});
   CHECK(steps.run(40, [](int, StepHealth& s) { s.tokens = 10; }) == Types{"throughput_flat"});
-  // The window is at least 20 steps and at least 10 s: with steps of 1 ms, 10,000 steps.
+  // The window is at least 20 steps and at least 10 s long; if steps take 1 ms, it is 10,000 steps.
   const auto quick = [](double tokens) { return [=](int, StepHealth& s) { s.tokens = tokens, s.seconds = 1e-3; }; };
   Steps short_steps(config_with({"log.plateau_steps=0"}));
   CHECK(short_steps.run(60000, quick(1)) == Types{});
@@ -91,10 +92,11 @@ TEST_CASE("anomaly: a loss that no longer falls over log.plateau_steps", "[anoma
   CHECK(never.run(5000, [&](int, StepHealth& s) { s.loss = 4; }) == Types{});
 }
 
-TEST_CASE("anomaly: memory that creeps, on the host or the device", "[anomaly]") {
+TEST_CASE("anomaly: memory that grows steadily, on the host or the device", "[anomaly]") {
   const Config config = config_with({"log.creep_mib=100", "log.plateau_steps=0"});
   Steps steps(config);
-  CHECK(steps.run(1000, [](int i, StepHealth& s) { s.host_mib = 1000 + 0.1 * i; }) == Types{});  // 50 MiB in 500 steps
+  // Host memory grows by 50 MiB in 500 steps.
+  CHECK(steps.run(1000, [](int i, StepHealth& s) { s.host_mib = 1000 + 0.1 * i; }) == Types{});
   CHECK(steps.run(1000, [](int i, StepHealth& s) { s.host_mib = 1100 + 0.4 * i; }) == Types{"host_memory_creep"});
   CHECK(has(steps.text, "MiB more in 500 steps"));
   Steps device(config);
@@ -102,7 +104,7 @@ TEST_CASE("anomaly: memory that creeps, on the host or the device", "[anomaly]")
         Types{"device_memory_creep"});
 }
 
-TEST_CASE("anomaly: gates that collapse, by layer; forced ones are as they should be", "[anomaly]") {
+TEST_CASE("anomaly: collapsed gates are reported by layer, but not if a branch is forced", "[anomaly]") {
   const GateHealth good{.layer = 0, .entropy_mean = 1.0, .max_mean = 0.4, .collapse_frac = 0};
   const std::vector<GateHealth> healthy = {good, {.layer = 1, .entropy_mean = 0.6, .max_mean = 0.8}};
   const std::vector<GateHealth> collapsed = {good,
@@ -114,16 +116,16 @@ TEST_CASE("anomaly: gates that collapse, by layer; forced ones are as they shoul
   CHECK(steps.run(5, [&](int i, StepHealth& s) { s.gates = i == 0 ? healthy : collapsed; }) == Types{"gate_collapse"});
   CHECK(has(steps.text, "layer 1 (entropy 0.200"));
   CHECK(!has(steps.text, "layer 0"));
-  CHECK(steps.run(5, [](int, StepHealth&) {}) == Types{});  // steps without gate statistics are ignored
+  CHECK(steps.run(5, [](int, StepHealth&) {}) == Types{});  // steps without gate statistics do not count
   const Config forced_config = config_with({"nsa.force_branch=win"});
   Steps forced(forced_config);
   CHECK(forced.run(10, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});
 }
 
-TEST_CASE("anomaly: gates that die, by layer, are not taken for collapsed ones", "[anomaly]") {
+TEST_CASE("anomaly: dead gates are reported by layer, and not as collapsed", "[anomaly]") {
   const Config config = config_with();
   Steps steps(config);
-  const auto gates = [](double dead) {  // if all rows of a layer are dead, its other statistics are NaN
+  const auto gates = [](double dead) {  // if all rows of a layer are dead, the other statistics are NaN
     const double known = dead < 1 ? 1.0 : NAN;
     return std::vector<GateHealth>{
         {.layer = 0, .entropy_mean = 1.0, .max_mean = 0.4},
@@ -139,7 +141,7 @@ TEST_CASE("anomaly: gates that die, by layer, are not taken for collapsed ones",
   CHECK(steps.run(5, [&](int, StepHealth& s) { s.gates = all; }) == Types{"gate_dead"});
 }
 
-TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[anomaly]") {
+TEST_CASE("anomaly: zero gradients are reported, except those that are zero by construction", "[anomaly]") {
   const Config config = config_with();
   Steps steps(config);
   CHECK(steps.run(1, [](int, StepHealth& s) { s.grad_norm = 0; }) == Types{"zero_gradients"});
@@ -173,10 +175,10 @@ TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[
   CHECK(zero("gate.fc2.weight", {"nsa.uniform_gate=true"}));
   CHECK(zero("gate.fc2.weight", {"nsa.stopgrad_gates=true"}));
   CHECK_FALSE(zero("k_sel_proj.weight", {"nsa.stopgrad_gates=true"}));
-  // A sequence shorter than nsa.l = 8 has no block.
+  // A sequence shorter than nsa.l = 8 has no compressed block.
   CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));
-  // With one block there is nothing to choose, so its key gets no gradient. The second block ends at token nsa.l +
-  // nsa.d = 12.
+  // With only one compressed block its softmax weight is 1, so its key gets no gradient. The second block ends at token
+  // nsa.l + nsa.d = 12.
   for (const char* name : {"k_cmp_proj.weight", "phi_k.weight", "phi_k.fc1.weight"}) {
     CHECK(zero(name, {"train.seq_len=8"}));
     CHECK(zero(name, {"train.seq_len=11"}));
@@ -189,7 +191,7 @@ TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[
   CHECK_FALSE(zero("k_win_proj.weight", {"model.attention=dense", "nsa.force_branch=cmp"}));
 }
 
-TEST_CASE("anomaly: one stops the run where that is asked for, with a checkpoint", "[anomaly]") {
+TEST_CASE("anomaly: an anomaly stops the run with a checkpoint, if configured", "[anomaly]") {
   const TemporaryFolder folder;
   const std::string common = "train " + kTiny +
                              " --set runtime.device=cpu --set train.lr=0 --set train.steps=300 "
@@ -220,7 +222,7 @@ TEST_CASE("anomaly: one stops the run where that is asked for, with a checkpoint
   CHECK_FALSE(fs::exists(folder.file("last") + "/.anomaly_type"));
 }
 
-TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank", "[anomaly]") {
+TEST_CASE("anomaly: rank 0 reports what concerns all ranks, each rank what concerns it alone", "[anomaly]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
@@ -233,9 +235,9 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
   CHECK(outcome.exit_code == 1);
   CHECK(has(outcome.output, "rank 0: stopped by an anomaly"));
   CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
-  const size_t told = outcome.output.find("anomaly loss_plateau: step ");
-  REQUIRE(told != std::string::npos);
-  CHECK(outcome.output.find("anomaly loss_plateau", told + 1) == std::string::npos);
+  const size_t reported = outcome.output.find("anomaly loss_plateau: step ");
+  REQUIRE(reported != std::string::npos);
+  CHECK(outcome.output.find("anomaly loss_plateau", reported + 1) == std::string::npos);
   CHECK(heartbeats(out, 0, "anomaly").size() == 1);
   CHECK(heartbeats(out, 1, "anomaly").empty());
   CHECK(heartbeats(out, 1, "stopped").size() == 1);  // rank 1 stops too
@@ -267,5 +269,5 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
                       .seconds = 1});
   REQUIRE(flat.size() == 1);
   CHECK(flat[0].type == "throughput_flat");
-  CHECK(flat[0].of_one_rank);  // throughput is measured by the rank's own clock
+  CHECK(flat[0].of_one_rank);  // each rank measures throughput by its own clock
 }

@@ -1,5 +1,5 @@
-// The trace of communication: a row for each bucket of each step, gradient sums that differ between ranks, and the last
-// collectives if one does not finish.
+// The trace of communication: one row for each bucket of each step, gradient sums that differ between ranks, and the
+// list of the last collectives if one does not finish.
 #include <map>
 #include <sstream>
 
@@ -28,7 +28,7 @@ std::vector<std::string> fields(const std::string& line) {
   return out;
 }
 
-// The rows of the trace, below its header: (step, bucket) -> fields.
+// Returns the rows of the trace, below its header, as a map from (step, bucket) to the fields.
 std::map<std::pair<int, int>, std::vector<std::string>> rows(const std::string& path) {
   const std::string text = read_text(path);
   const size_t at = text.find(BucketTrace::kHeader);
@@ -45,7 +45,7 @@ std::map<std::pair<int, int>, std::vector<std::string>> rows(const std::string& 
 
 }  // namespace
 
-TEST_CASE("buckets: a checksum sees every bit and every place", "[dist]") {
+TEST_CASE("buckets: a checksum depends on every bit and its position", "[dist]") {
   const std::unique_ptr<Runtime> runtime = std::make_unique<Runtime>(
       Runtime::Options{.device = Device::cpu(), .arena_bytes = 1 << 20, .scratch_bytes = 1 << 10});
   const Tensor x = runtime->arena().alloc(MemTag::io, "x", DType::f32, {1000}),
@@ -70,7 +70,7 @@ TEST_CASE("buckets: a checksum sees every bit and every place", "[dist]") {
   CHECK(sum() != before);
 }
 
-TEST_CASE("buckets: the rank that most disagree with is named; of two, both are", "[dist]") {
+TEST_CASE("buckets: the rank that differs from the majority is named; of two ranks, both are", "[dist]") {
   CHECK(odd_ranks({5, 5, 5}).empty());
   CHECK(odd_ranks({5}).empty());
   CHECK(odd_ranks({5, 7, 5}) == "rank 1 has 0000000000000007, the others 0000000000000005");
@@ -79,7 +79,7 @@ TEST_CASE("buckets: the rank that most disagree with is named; of two, both are"
   CHECK(odd_ranks({5, 7}) == "rank 0 has 0000000000000005, rank 1 has 0000000000000007");
 }
 
-TEST_CASE("buckets: a row for each bucket and step on every rank, and the same bits as without", "[dist]") {
+TEST_CASE("buckets: a row for each bucket and step on every rank, and unchanged weights", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const auto train = [&](const std::string& name, const std::string& more, const std::string& environment = "") {
@@ -106,7 +106,7 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and the same b
     ++checksums[row[5]];
   }
   CHECK(checksums.size() == first.size());
-  // If sharded, a rank holds its own part of a bucket only: parts differ, and nothing is compared.
+  // With sharding a rank has only its own part of a bucket. Parts differ between ranks, so nothing is compared.
   const std::string shards = train("shards", "--set dist.zero=1", "NSA_TRACE_DDP_BUCKETS=1 ");
   const auto own = rows(shards + "/ddp_buckets.txt"), other = rows(shards + "/ddp_buckets_rank1.txt");
   CHECK(own.at({3, 0})[5] != other.at({3, 0})[5]);
@@ -126,13 +126,13 @@ TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[d
   CHECK(has(found.output, ": rank 1 has "));
   CHECK(has(found.output, ", the others "));
   CHECK(has(read_text(folder.file("traced") + "/heartbeat_rank2.jsonl"), "\"divergence\""));
-  // The run ends with the checkpoint of the previous step, which was still being written.
+  // The run ends after the checkpoint of the previous step, which was still being written.
   const int64_t saved = list_checkpoints(folder.file("traced/checkpoints")).back().step;
   CHECK(has(found.output, "step " + std::to_string(saved + 1) + ": the ranks' sums"));
-  CHECK(flipped("plain", "").exit_code == 0);  // without the trace the flipped bit is not detected
+  CHECK(flipped("plain", "").exit_code == 0);  // without the trace nothing detects the flipped bit
 }
 
-TEST_CASE("buckets: the last collectives are written when one does not end", "[dist]") {
+TEST_CASE("buckets: the last collectives are written if one does not finish", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), asleep = folder.file("asleep");
@@ -153,7 +153,7 @@ TEST_CASE("buckets: the last collectives are written when one does not end", "[d
   CHECK(all.size() <= 1003);
   const std::vector<std::string> last = fields(all.back()), before = fields(all[all.size() - 2]);
   CHECK(has(last.at(1), "all_reduce of bucket"));
-  CHECK(last.size() == 4);  // the unfinished collective has no finish time
+  CHECK(last.size() == 4);  // a collective that has not finished has no finish time
   CHECK(before.size() == 5);
   CHECK(std::stoll(last[0]) == std::stoll(before[0]) + 1);
   CHECK(std::stod(before[4]) >= std::stod(before[3]));

@@ -1,5 +1,5 @@
-// Several ranks: how they are launched, and that they compute the same weights as one rank, to the bit where bits are
-// promised. Whole runs, through mpirun or torchrun's variables.
+// Several ranks: how they are launched, and that they compute the same weights as one rank, with the same bits where
+// these are guaranteed. Whole runs, started through mpirun or torchrun's variables.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ using namespace triad;
 using namespace triad::test;
 namespace fs = std::filesystem;
 
-TEST_CASE("dist: 1 and 2 and 4 ranks give the same weights, whatever the bucket size and sharding", "[dist]") {
+TEST_CASE("dist: 1, 2 and 4 ranks give the same weights, for any bucket size and sharding", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string one = run(folder.file("1"), 1), two = run(folder.file("2"), 2), four = run(folder.file("4"), 4);
@@ -50,7 +50,7 @@ TEST_CASE("dist: 1 and 2 and 4 ranks give the same weights, whatever the bucket 
         Json::parse(read_text(one + "/metrics.json"))["tokens"]);
 }
 
-TEST_CASE("dist: a resume on another number of ranks has the same state and goes on to the same losses", "[dist]") {
+TEST_CASE("dist: a resume on another number of ranks has the same state and gives the same losses", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   for (const char* precision : {"fp32", "bf16"}) {
@@ -67,7 +67,7 @@ TEST_CASE("dist: a resume on another number of ranks has the same state and goes
       const std::string to = folder.file(precision + std::to_string(ranks));
       run(to, ranks, more + "--resume '" + from + "'" + (ranks == 4 ? " --set dist.zero=1" : ""));
       INFO(precision << " on " << ranks);
-      // After the load the ranks hold exactly the checkpoint from which the run is resumed, weights and moments.
+      // After loading, weights and moments of all ranks together are exactly those of the checkpoint.
       for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
         CHECK(same_file(from + file, to + "/checkpoints/step_10" + file));
       const Difference d = difference(whole + kWeights, to + kWeights);
@@ -93,7 +93,7 @@ static void check_gpus_against_one(int ranks) {
   const Difference d = difference(one + kWeights, all + kWeights);
   CHECK(d.all < 1e-6);
   CHECK(d.worst < 1e-5);
-  // NCCL adds more than two values in an order of its own, which may depend on a bucket's size.
+  // NCCL chooses the order in which it adds more than two values, and the order may depend on a bucket's size.
   const bool same_order = ranks == 2 || read_text(all + "/ddp_buckets.txt").find(",copies,") != std::string::npos;
   int i = 0;
   for (const char* more :
@@ -117,10 +117,10 @@ TEST_CASE("dist: four GPUs give the weights of one, with NCCL and with MPI the s
   check_gpus_against_one(4);
 }
 
-TEST_CASE("dist: why GPUs do not copy to each other is told", "[dist][gpu2]") {
+TEST_CASE("dist: if GPUs do not copy to each other, the log gives the reason", "[dist][gpu2]") {
   if (!require_gpus(2) || !require_mpirun()) return;
   const TemporaryFolder folder;
-  const auto said = [&](const std::string& name, const std::string& environment) {
+  const auto log_gives_reason = [&](const std::string& name, const std::string& environment) {
     const Outcome outcome =
         run_command(environment + mpirun(2) + TRIAD_PROGRAM " train " + kTiny +
                     " --verbose --set train.steps=2 --set runtime.device=cuda --set log.out_dir=" + folder.file(name));
@@ -128,11 +128,11 @@ TEST_CASE("dist: why GPUs do not copy to each other is told", "[dist][gpu2]") {
     REQUIRE(outcome.exit_code == 0);
     return outcome.output.find("not by copies between the GPUs: rank 0: NCCL_P2P_DISABLE is set") != std::string::npos;
   };
-  CHECK(said("disabled", "NCCL_P2P_DISABLE=1 "));
-  CHECK_FALSE(said("usual", ""));
+  CHECK(log_gives_reason("disabled", "NCCL_P2P_DISABLE=1 "));
+  CHECK_FALSE(log_gives_reason("usual", ""));
 }
 
-TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
+TEST_CASE("dist: ranks with different configs do not start", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string args = train_args(folder.file("run"));
@@ -156,12 +156,12 @@ TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
           "MPI_LOCALRANKID is 1, but MPI_LOCALNRANKS is 1");
 }
 
-TEST_CASE("dist: ranks that see other weights or data do not begin, and the folder stays as it was", "[dist]") {
+TEST_CASE("dist: ranks that read different weights or data do not start, and the folder is unchanged", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), own = "--set train.save_every=2 --set train.steps=2 ";
   REQUIRE(run_program(train_args(out, own)).exit_code == 0);
-  for (const char* rank : {"0", "1"}) {  // each rank's working directory contains a run and a text file of its own
+  for (const char* rank : {"0", "1"}) {  // each rank has a working directory with a run and a text file of its own
     const std::string here = folder.file(rank);
     REQUIRE(run_program(train_args(here + "/first", own + "--set data.seed=1 --set train.seed=" + rank)).exit_code ==
             0);
@@ -181,11 +181,11 @@ TEST_CASE("dist: ranks that see other weights or data do not begin, and the fold
           "the tokens to train on are");
 }
 
-TEST_CASE("dist: what a step waits for other ranks is no part of its computing", "[dist]") {
+TEST_CASE("dist: a step's time for computing does not include waiting for other ranks", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  // Each of rank 1's matrix products takes 20 ms longer, so rank 0 waits for rank 1 at every bucket.
+  // Each matrix product of rank 1 takes 20 ms longer, so that rank 0 waits for rank 1 at every bucket.
   const Outcome outcome = run_command(with_faults("TRIAD_FAULTS='1 0.02'") + mpirun(2) + TRIAD_PROGRAM " " +
                                       train_args(out, "--set dist.bucket_mb=0.02 --set train.steps=4"));
   INFO(outcome.output);
@@ -203,7 +203,7 @@ TEST_CASE("dist: what a step waits for other ranks is no part of its computing",
   CHECK(parts_ms <= 1.01 * step_ms);
 }
 
-TEST_CASE("dist: the variables that users of PyTorch know", "[dist]") {
+TEST_CASE("dist: environment variables set bucket size, timeout and backend", "[dist]") {
   const TemporaryFolder folder;
   const Outcome outcome = run_program(train_args(folder.file("run"), "--set train.steps=1"),
                                       "NSA_DDP_BUCKET_MB=3.5 NSA_PG_TIMEOUT_MIN=0.5 TORCH_BACKEND=gloo");
@@ -219,7 +219,7 @@ TEST_CASE("dist: the variables that users of PyTorch know", "[dist]") {
 
 namespace {
 
-// While an object lives, the launchers' environment variables are unset, except for the given ones.
+// During an object's lifetime the launchers' environment variables are unset, except for the given ones.
 class Variables {
  public:
   explicit Variables(std::initializer_list<std::pair<const char*, const char*>> set) {
@@ -268,7 +268,7 @@ class Variables {
 
 }  // namespace
 
-TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]") {
+TEST_CASE("dist: rank and world size are read from the variables of each launcher", "[dist]") {
   const auto check = [](const LaunchEnv& e, const char* launcher, int rank, int world, int local, bool mpi) {
     INFO(launcher);
     CHECK(e.launcher == launcher);
@@ -290,7 +290,7 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
                               {"MASTER_PORT", "29500"},
                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                               {"OMPI_COMM_WORLD_RANK", "0"},
-                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // set by the launcher of torchrun's agents
+                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // also set, because mpirun started torchrun's agents
     const LaunchEnv e = read_launch_env();
     check(e, "torchrun", 5, 8, 1, false);
     CHECK(e.local_world == 4);
@@ -323,7 +323,7 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
         {{"PMIX_RANK", "6"}, {"SLURM_PROCID", "6"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "2"}});
     check(read_launch_env(), "Slurm", 6, 8, 2, true);
   }
-  {  // plain srun: ranks connect to MASTER_ADDR
+  {  // srun without MPI: ranks connect to MASTER_ADDR
     const Variables srun({{"SLURM_PROCID", "1"},
                           {"SLURM_STEP_NUM_TASKS", "2"},
                           {"SLURM_LOCALID", "1"},
@@ -334,13 +334,13 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
     CHECK(e.master_host == "node1");
     CHECK(!e.port_taken);
   }
-  {  // a batch script without srun is one process, however many tasks the job has
+  {  // a batch script that does not call srun is one process, for any number of tasks of its job
     const Variables sbatch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
     check(read_launch_env(), "", 0, 1, 0, false);
   }
 }
 
-TEST_CASE("dist: a run's id is torchrun's or Slurm's, and its secret TRIAD_SECRET's", "[dist]") {
+TEST_CASE("dist: the run id is torchrun's or Slurm's, and the secret is TRIAD_SECRET", "[dist]") {
   const auto expect = [](std::initializer_list<std::pair<const char*, const char*>> set, const std::string& id) {
     const Variables variables(set);
     CHECK(read_launch_env().run_id == id);
@@ -354,7 +354,7 @@ TEST_CASE("dist: a run's id is torchrun's or Slurm's, and its secret TRIAD_SECRE
           {"SLURM_LOCALID", "1"},
           {"SLURM_JOB_ID", "42"},
           {"SLURM_STEP_ID", "3"}},
-         "42.3");  // two steps of a job are two runs
+         "42.3");  // two steps of a Slurm job are two runs
   {
     const Variables secret({{"TRIAD_SECRET", "hush"}});
     CHECK(read_launch_env().secret == "hush");
@@ -364,7 +364,7 @@ TEST_CASE("dist: a run's id is torchrun's or Slurm's, and its secret TRIAD_SECRE
   CHECK_THROWS_AS(read_launch_env(), UsageError);
 }
 
-TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR, and say who they are", "[dist]") {
+TEST_CASE("dist: ranks with plain srun's variables connect at MASTER_ADDR, and log who they are", "[dist]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), args = train_args(out, "--set train.accumulate_grad_batches=2");
   const auto launch = [&](int rank, int local) {
@@ -391,7 +391,7 @@ TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR,
   CHECK(read_text(folder.file("log")).find("both have local rank 0") != std::string::npos);
 }
 
-TEST_CASE("dist: processes that torchrun's variables describe need no MPI", "[dist]") {
+TEST_CASE("dist: ranks with torchrun's variables need no MPI", "[dist]") {
   const TemporaryFolder folder;
   const auto launch = [&](int rank) {
     return "export RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) +

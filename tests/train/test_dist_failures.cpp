@@ -1,5 +1,5 @@
-// Runs in which a rank fails, is signalled or is killed: the other ranks end, and a resume ends with the same bits as
-// an uninterrupted run. Whole runs, through mpirun.
+// Runs in which a rank fails, gets a signal or is killed: the other ranks end, and a resume ends with the same bits as
+// an uninterrupted run. Whole runs, started through mpirun.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The process ids of a run's ranks, from their heartbeats; waits until all of them have trained some steps.
+// Waits until all ranks have trained some steps, and returns their process ids, which are in their heartbeats.
 std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
   std::vector<int> pids;
   for (int r = 0; r < ranks; ++r) {
@@ -49,12 +49,12 @@ bool all_gone(const std::vector<int>& pids) {
   return false;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point began) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// A shell prefix that starts one of two ranks as torchrun would, but without its agent; mpirun would end a rank that
-// hangs when another is gone.
+// Returns a shell prefix that starts one of two ranks as torchrun would, without torchrun's agent. (mpirun itself would
+// end a rank that hangs because the other is gone.)
 std::string as_torchrun_would(int rank) {
   return fmt::format(
       "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
@@ -65,7 +65,7 @@ const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=tr
 
 }  // namespace
 
-TEST_CASE("dist: a rank that dies or stops ends all, with a message that says where", "[dist]") {
+TEST_CASE("dist: a rank that is killed or suspended ends all ranks, with a message that says where", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   for (const int signal : {SIGKILL, SIGSTOP}) {
@@ -86,16 +86,16 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
   }
 }
 
-TEST_CASE("dist: a rank ends in time though the disk that it writes its last collectives to hangs", "[dist]") {
+TEST_CASE("dist: a rank ends in time although the disk for its last collectives hangs", "[dist]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
   BackgroundProgram other(train_args(out, kLong), as_torchrun_would(1) + "exec timeout -s KILL 300 "),
       first(train_args(out, kLong), as_torchrun_would(0) + "exec timeout -s KILL 300 ", log);
   const std::vector<int> pids = pids_of(out, 2, 3);
   const std::string hangs = out + "/ranks/rank_0_collectives.csv";
-  REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // a pipe without a reader: opening it for writing blocks
+  REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // a pipe without a reader, so opening it for writing blocks
   kill(pids[1], SIGKILL);
-  CHECK(first.wait() == 1);  // 137 would mean that `timeout` killed it
+  CHECK(first.wait() == 1);  // 137 would mean that `timeout` has killed it
   CHECK(other.wait() != 0);
   CHECK(all_gone(pids));
   const std::string text = read_text(log);
@@ -104,16 +104,17 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
     CHECK(text.find(part) != std::string::npos);
 }
 
-TEST_CASE("dist: a rank that waits for the others to come ends at a signal", "[dist]") {
+TEST_CASE("dist: a rank that waits for the others to connect ends at a signal", "[dist]") {
   const TemporaryFolder folder;
   BackgroundProgram alone(train_args(folder.file("run"), kLong), as_torchrun_would(1));
-  wait_for_text("/proc/" + std::to_string(alone.pid()) + "/comm", "triad");  // the shell has executed the program
+  // Waits until the shell has replaced itself by the program.
+  wait_for_text("/proc/" + std::to_string(alone.pid()) + "/comm", "triad");
   std::this_thread::sleep_for(std::chrono::seconds(1));
   alone.send(SIGTERM);
   CHECK(alone.wait() == 128 + SIGTERM);
 }
 
-TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]") {
+TEST_CASE("dist: a rank that throws ends all ranks, and its message is printed", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
@@ -125,12 +126,12 @@ TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]"
   CHECK(all_gone(pids));
   const std::string text = read_text(log);
   INFO(text);
-  const size_t said = text.find("triad: rank 1: ");
-  REQUIRE(said != std::string::npos);
-  CHECK(text.find("File too large", said) != std::string::npos);
+  const size_t message = text.find("triad: rank 1: ");
+  REQUIRE(message != std::string::npos);
+  CHECK(text.find("File too large", message) != std::string::npos);
 }
 
-TEST_CASE("dist: a rank whose data cannot be read ends all, and its message names file and offset", "[dist]") {
+TEST_CASE("dist: a rank whose data cannot be read ends all ranks, and its message names file and offset", "[dist]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), shard = folder.file("part.bin");
   ShardWriter writer(shard, TokenWidth::u16);
@@ -149,7 +150,7 @@ TEST_CASE("dist: a rank whose data cannot be read ends all, and its message name
   CHECK(has(text, "triad: rank 1: " + shard + ": cannot be read at offset "));
 }
 
-TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a checkpoint", "[dist]") {
+TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all ranks after one step, with a checkpoint", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   for (const bool by_file : {true, false}) {
@@ -173,8 +174,8 @@ TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a
 
 namespace {
 
-// TRIAD_KILL_TRIALS and TRIAD_KILL_SEED set the number of trials and the seed; by default a few trials with a random
-// seed.
+// TRIAD_KILL_TRIALS and TRIAD_KILL_SEED set the number of trials and the seed. The default is a few trials with a
+// random seed.
 int64_t number_from(const char* variable, int64_t otherwise) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::stoll(text) : otherwise;
@@ -188,7 +189,7 @@ bool has_half_written(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("dist: a loss that is not finite ends all ranks, with the checkpoint that was being written", "[dist]") {
+TEST_CASE("dist: a loss that is not finite ends all ranks, after the pending checkpoint is written", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string explode = "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 ";
@@ -199,12 +200,12 @@ TEST_CASE("dist: a loss that is not finite ends all ranks, with the checkpoint t
   CHECK(has(stopped.output, "triad: rank 0: step 2: "));
   const std::string newest = resolve_checkpoint(folder.file("run"));
   CHECK(has(newest, "step_1"));
-  // inspect verifies the checksums, too.
+  // inspect verifies checksums, too.
   CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);
   CHECK(count_files(folder.file("run/checkpoints")) == 3);  // step_0, step_1, latest
 }
 
-TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no longer than dist.timeout_s", "[dist]") {
+TEST_CASE("dist: an error is printed, and a pending checkpoint delays the end by dist.timeout_s at most", "[dist]") {
   const TemporaryFolder folder;
   const std::string explode =
       "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 --set dist.timeout_s=1 ";
@@ -213,10 +214,10 @@ TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no 
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(has(stopped.output, "triad: step 2: "));
-  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // step_1 was not finished within the timeout
+  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // step_1 was not written within the timeout
 }
 
-TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the same bits", "[dist]") {
+TEST_CASE("dist: after kills at random moments, every resume on 2 ranks ends with the same bits", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   constexpr int kSteps = 40;
@@ -226,20 +227,20 @@ TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the s
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
 
-  // The time from the end of the first step to the end of the run: the moments of the kills are uniform in it.
+  // Measures the time from the end of the first step to the end of the run. Kills are uniformly distributed over it.
   const std::string whole = folder.file("whole");
   BackgroundProgram uninterrupted(train_args(whole, ranks + more), mpirun(2));
   pids_of(whole, 2, 1);
-  const auto began = std::chrono::steady_clock::now();
+  const auto start = std::chrono::steady_clock::now();
   REQUIRE(uninterrupted.wait() == 0);
-  double seconds = seconds_since(began);
+  double seconds = seconds_since(start);
 
   const int64_t trials = number_from("TRIAD_KILL_TRIALS", 3);
   int64_t in_save = 0, ended_first = 0;
   for (int64_t trial = 0; trial < trials;) {
     const std::string out = folder.file("killed");
     const double wait = uniform(random) * seconds;
-    const int victims = std::uniform_int_distribution(1, 3)(random);  // bit r: rank r is killed
+    const int victims = std::uniform_int_distribution(1, 3)(random);  // if bit r is set, rank r is killed
     INFO("seed " << seed << ", trial " << trial << ": after " << wait << " of " << seconds << " s, ranks (bits) "
                  << victims);
     BackgroundProgram program(train_args(out, ranks + more), mpirun(2));
@@ -248,7 +249,7 @@ TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the s
     std::this_thread::sleep_for(std::chrono::duration<double>(wait));
     for (const int r : {0, 1})
       if ((victims >> r & 1) != 0) kill(pids[static_cast<size_t>(r)], SIGKILL);
-    if (program.wait() == 0) {  // the run ended before the kill: repeat with a shorter wait
+    if (program.wait() == 0) {  // the run ended before the kill, so the trial is repeated with a shorter wait
       REQUIRE(++ended_first < 10 + trials);
       seconds = std::min(0.9 * seconds, seconds_since(first_step));
       fs::remove_all(out);

@@ -1,9 +1,8 @@
 // Environment variables that override config keys (NSA_*, and those of other launchers): every variable is recognized,
-// and those that no other test covers have their effect. Tests elsewhere: NSA_FORCE_*, NSA_STOPGRAD_GATES and
-// NSA_STRICT_ASSERTS in test_ablation.cpp; NSA_SDPA_* and NSA_USE_FA2 in test_routes.cpp; NSA_TRACE_GRADS,
-// NSA_TRACE_MODULE_BWD and NSA_LOG_GRAD_NORM in test_ledger.cpp; NSA_TRACE_DDP_BUCKETS in test_bucket_trace.cpp;
-// NSA_MEM_DUMP_EVERY in test_memory_snapshots.cpp; NSA_TB_DISABLE in test_tensorboard.cpp; NSA_DISABLE_AUX_STATS in
-// test_stats_run.cpp.
+// and has its effect. The effects of some are tested elsewhere: NSA_FORCE_*, NSA_STOPGRAD_GATES and NSA_STRICT_ASSERTS
+// in test_ablation.cpp; NSA_SDPA_* and NSA_USE_FA2 in test_routes.cpp; NSA_TRACE_GRADS, NSA_TRACE_MODULE_BWD and
+// NSA_LOG_GRAD_NORM in test_ledger.cpp; NSA_TRACE_DDP_BUCKETS in test_bucket_trace.cpp; NSA_MEM_DUMP_EVERY in
+// test_memory_snapshots.cpp; NSA_TB_DISABLE in test_tensorboard.cpp; NSA_DISABLE_AUX_STATS in test_stats_run.cpp.
 #include <filesystem>
 #include <sstream>
 
@@ -37,7 +36,7 @@ Run train(const TemporaryFolder& folder, const std::string& name, const std::str
   run.config = Json::parse(run.text("config.json"));
   return run;
 }
-bool says(const Run& run, const std::string& words) { return run.outcome.output.find(words) != std::string::npos; }
+bool prints(const Run& run, const std::string& words) { return run.outcome.output.find(words) != std::string::npos; }
 
 int64_t count(const std::string& text, const std::string& word) {
   int64_t n = 0;
@@ -50,19 +49,19 @@ int64_t count(const std::string& text, const std::string& word) {
 TEST_CASE("environment: sizes and the learning rate", "[environment]") {
   const TemporaryFolder folder;
   const Run usual = train(folder, "usual", "");
-  CHECK(says(usual, "4 steps of 96 tokens (2 x 48): 384 tokens, fp32\n"));
-  CHECK(says(train(folder, "T", "NSA_SEQ_LEN=32"), "4 steps of 64 tokens"));
-  CHECK(says(train(folder, "B", "NSA_BATCH_SIZE=3"), "4 steps of 144 tokens"));
-  CHECK(says(train(folder, "A", "NSA_ACCUM=2"), "4 steps of 192 tokens (2 x 48 x 2 micro-steps)"));
+  CHECK(prints(usual, "4 steps of 96 tokens (2 x 48): 384 tokens, fp32\n"));
+  CHECK(prints(train(folder, "T", "NSA_SEQ_LEN=32"), "4 steps of 64 tokens"));
+  CHECK(prints(train(folder, "B", "NSA_BATCH_SIZE=3"), "4 steps of 144 tokens"));
+  CHECK(prints(train(folder, "A", "NSA_ACCUM=2"), "4 steps of 192 tokens (2 x 48 x 2 micro-steps)"));
   const Run rate = train(folder, "lr", "NSA_LR=0.25");
   CHECK(rate.text("training.csv").find(",2.500000e-01,") != std::string::npos);
   CHECK(rate.text("model.safetensors") != usual.text("model.safetensors"));
   // Precedence: defaults < file < environment < --set.
   CHECK(train(folder, "set", "NSA_LR=0.25", "--set train.lr=0.125").config["train"]["lr"] == 0.125);
-  CHECK(says(rate, "environment: NSA_LR=0.25 -> train.lr\n"));
+  CHECK(prints(rate, "environment: NSA_LR=0.25 -> train.lr\n"));
 }
 
-TEST_CASE("environment: what is written", "[environment]") {
+TEST_CASE("environment: variables that choose which files are written", "[environment]") {
   const TemporaryFolder folder;
   CHECK(count(train(folder, "each", "").text("heartbeat_rank0.jsonl"), "step_end") == 4);
   CHECK(count(train(folder, "second", "NSA_HEARTBEAT_EVERY=2").text("heartbeat_rank0.jsonl"), "step_end") == 2);
@@ -70,7 +69,7 @@ TEST_CASE("environment: what is written", "[environment]") {
   CHECK(fs::exists(train(folder, "csv", "NSA_DISABLE_CSV_LOGS=0").folder + "/training.csv"));
 }
 
-TEST_CASE("environment: how a step is run", "[environment]") {
+TEST_CASE("environment: variables that change how a step runs", "[environment]") {
   const TemporaryFolder folder;
   const Run usual = train(folder, "usual", ""), range = train(folder, "range", "NSA_GC_RANGE=1:2");
   CHECK(range.config["runtime"]["recompute"] == "1:2=block");
@@ -91,10 +90,10 @@ TEST_CASE("environment: how a step is run", "[environment]") {
   CHECK(peak(recomputes, "NSA_NO_GC=0") == none_kept);
   CHECK(peak(kTiny, "NSA_GC_RANGE=0:2") == none_kept);
   const char* no_graph = "runtime.cuda_graph has no effect on the CPU\n";
-  CHECK(says(train(folder, "graph", "NSA_DDP_STATIC_GRAPH=1"), no_graph));
-  CHECK_FALSE(says(train(folder, "no_graph", "NSA_DDP_STATIC_GRAPH=0"), no_graph));
-  CHECK(says(train(folder, "as_ever", "NSA_PREFILL_BATCHED=1 NSA_ENV_STATIC=1"),
-             "environment: NSA_PREFILL_BATCHED=1: no effect, always so\n"));
+  CHECK(prints(train(folder, "graph", "NSA_DDP_STATIC_GRAPH=1"), no_graph));
+  CHECK_FALSE(prints(train(folder, "no_graph", "NSA_DDP_STATIC_GRAPH=0"), no_graph));
+  CHECK(prints(train(folder, "as_ever", "NSA_PREFILL_BATCHED=1 NSA_ENV_STATIC=1"),
+               "environment: NSA_PREFILL_BATCHED=1: no effect, always so\n"));
   const Outcome both = run_program("train " + kTiny, "NSA_GC_RANGE=1:2 NSA_NO_GC=1");
   CHECK(both.exit_code == 2);
   CHECK(both.output.find("contradict") != std::string::npos);
@@ -102,7 +101,7 @@ TEST_CASE("environment: how a step is run", "[environment]") {
 
 TEST_CASE("environment: NSA_DDP_STATIC_GRAPH replays steps, on the GPU", "[environment][gpu]") {
   if (!require_gpu()) return;
-  // Fallbacks are counted when work is queued, so replayed steps add none.
+  // Fallbacks are counted when the host queues an op, so replayed steps add none.
   const TemporaryFolder folder;
   const auto counted = [&](const std::string& name, const std::string& environment) {
     const std::string out = folder.file(name);
@@ -123,7 +122,7 @@ TEST_CASE("environment: NSA_DDP_STATIC_GRAPH replays steps, on the GPU", "[envir
   CHECK(once < each);
 }
 
-TEST_CASE("environment: what several ranks do", "[environment][dist]") {
+TEST_CASE("environment: variables for runs of several ranks", "[environment][dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const auto ranks = [&](const std::string& name, const std::string& environment, const std::string& more = "") {
@@ -142,7 +141,7 @@ TEST_CASE("environment: what several ranks do", "[environment][dist]") {
   INFO(nccl.output);
   CHECK(nccl.exit_code != 0);
   CHECK(nccl.output.find("dist.backend") != std::string::npos);
-  // One rank sleeps for a minute; the other waits for it until the timeout.
+  // One rank sleeps for a minute, so the other reaches the timeout.
   const Outcome late = ranks("late", "NSA_PG_TIMEOUT_MIN=0.05 " + with_faults("TRIAD_FAULTS='1 60'"),
                              " --set train.steps=1000000 --set train.allow_unsafe=true --set log.every=1000");
   INFO(late.output);
@@ -150,8 +149,8 @@ TEST_CASE("environment: what several ranks do", "[environment][dist]") {
   CHECK(late.output.find("was not finished within dist.timeout_s = 3 s") != std::string::npos);
 }
 
-// Every supported variable is logged with its key. Other tests check the effects.
-TEST_CASE("environment: every variable is known, and told with its key", "[environment]") {
+// Every supported variable is logged with the key that it overrides. Other tests check the effects.
+TEST_CASE("environment: every variable is recognized, and logged with its key", "[environment]") {
   struct Honoured {
     const char *setting, *key;
   };
@@ -183,11 +182,12 @@ TEST_CASE("environment: every variable is known, and told with its key", "[envir
   std::string environment;
   for (const Honoured& h : all) environment += std::string(h.setting) + " ";
   const Run together = train(folder, "all", environment);
-  for (const Honoured& h : all) CHECK(says(together, std::string("environment: ") + h.setting + " -> " + h.key + "\n"));
-  CHECK(says(train(folder, "one", "NSA_NO_GC=1"), "environment: NSA_NO_GC=1 -> runtime.recompute\n"));
+  for (const Honoured& h : all)
+    CHECK(prints(together, std::string("environment: ") + h.setting + " -> " + h.key + "\n"));
+  CHECK(prints(train(folder, "one", "NSA_NO_GC=1"), "environment: NSA_NO_GC=1 -> runtime.recompute\n"));
   const Run flash = train(folder, "flash", "NSA_SDPA_FLASH_ONLY=1", "--set runtime.strict=false");
   for (const char* key : {"runtime.kernels", "runtime.strict"})
-    CHECK(says(flash, std::string("environment: NSA_SDPA_FLASH_ONLY=1 -> ") + key + "\n"));
+    CHECK(prints(flash, std::string("environment: NSA_SDPA_FLASH_ONLY=1 -> ") + key + "\n"));
 }
 
 TEST_CASE("environment: secrets are shown as set, never by value", "[environment]") {
@@ -202,14 +202,14 @@ TEST_CASE("environment: secrets are shown as set, never by value", "[environment
   for (const std::string& name : names) CHECK(shown[name] == "(set)");
   CHECK(shown["SLURM_JOB_NAME"] == "a-job");
   for (const char* name : {"HOME_TOKEN", "TRIAD_SECRET", "PATH"}) CHECK_FALSE(shown.contains(name));
-  // The report hides secrets of an env.json that was written before they were hidden.
+  // The report hides secrets also if an older version has written them to env.json.
   Json before = Json::parse(run.text("env.json"));
   before["environment"]["SLURM_JWT"] = secret;
   write_text(run.folder + "/env.json", before.dump());
   REQUIRE(run_program("report " + run.folder).exit_code == 0);
   fs::remove(run.folder + "/env.json");
   CHECK(run_command("grep -r " + secret + " " + run.folder).exit_code == 1);
-  CHECK_FALSE(says(run, secret));
+  CHECK_FALSE(prints(run, secret));
   const Outcome unknown = run_program("train " + kTiny, "NSA_API_KEY=" + secret);
   CHECK(unknown.exit_code == 2);
   CHECK(has(unknown.output, "unknown environment variable NSA_API_KEY (value \"(set)\")"));

@@ -1,5 +1,5 @@
-// The gradient ledger: which gradients arrived, their norms, which are zero or not finite, and the trace of the
-// backward pass.
+// The gradient ledger: which gradients have arrived, their norms, which of them are zero or not finite, and the trace
+// of the backward pass.
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -30,7 +30,7 @@ std::vector<std::string> lines(const std::string& text) {
   return out;
 }
 
-// The model of configs/tiny.json, one step at a time.
+// Trains the model of configs/tiny.json, one step at a time.
 struct Stepper {
   explicit Stepper(Device device, std::vector<std::string> sets = {})
       : config(load_config(kTiny, sets).config), runtime(allocate_planned(config, device)), step(*runtime, config) {
@@ -65,7 +65,7 @@ struct Stepper {
   TrainStep step;
 };
 
-// A GradSink that passes on all gradients except one parameter's.
+// A GradSink that passes on the gradients of all parameters but one.
 struct Skipping final : GradSink {
   Skipping(GradSink& to, const Tensor& skipped) : to(to), skipped(skipped) {}
   void ready(ConstTensor grad, const Stream& on) override {
@@ -93,7 +93,7 @@ void check_facts(Device device) {
     if (result.grads->is_zero(at)) zero.insert(s.params().specs()[at].name);
   }
   CHECK(result.grad_norm == Approx(std::sqrt(squares)).epsilon(1e-9));
-  // In the first step fc2 of the gate is zero, so fc1's gradient is rightly zero.
+  // In the first step fc2 of the gate is zero, so fc1's gradient must be zero.
   CHECK(zero == std::set<std::string>{"blocks.0.attn.gate.fc1.bias", "blocks.0.attn.gate.fc1.weight",
                                       "blocks.1.attn.gate.fc1.bias", "blocks.1.attn.gate.fc1.weight"});
   CHECK(unexpected_zeros(s.params(), s.config, 1, *result.grads).empty());
@@ -109,8 +109,8 @@ void check_facts(Device device) {
   CHECK(second.grad_norm == Approx(std::sqrt(layers[0] * layers[0] + layers[1] * layers[1] + rest)).epsilon(1e-9));
 }
 
-void check_planted(Device device) {
-  // An unexpected zero: with fc2 zero no gradient reaches fc1 and norm2 of layer 1.
+void check_injected_zeros_and_nans(Device device) {
+  // An unexpected zero: if the MLP's fc2 is zero, fc1 and norm2 of layer 1 get no gradient.
   Stepper dead(device);
   dead.fill("blocks.1.mlp.fc2.weight", 0);
   const TrainStep::Result result = dead.run(0);
@@ -124,7 +124,7 @@ void check_planted(Device device) {
   CHECK(bad.grads->not_finite[static_cast<size_t>(broken.index("blocks.0.norm1.weight"))] == 32);
 }
 
-// Parts of any size and alignment, some of them empty.
+// Compares the norms of parts of any size and alignment, some of them empty, with sums on the host.
 void check_per_param_norms(Device device) {
   Runtime runtime({.device = device, .arena_bytes = 8 << 20, .scratch_bytes = 1 << 20});
   const int64_t n = 300001;
@@ -193,7 +193,8 @@ void check_trace(Device device, bool graph) {
       names.insert(op.name);
     }
     CHECK(layers ==
-          std::vector<int64_t>{-1, 1, 0, -1});  // the head, the layers from the last to the first, the embedding
+          // The order of backward: the head, the layers from the last to the first, the embedding.
+          std::vector<int64_t>{-1, 1, 0, -1});
     for (const char* op :
          {"classifier_forward_backward", "nsa_attend_selected_backward", "matmul", "embedding_backward"})
       CHECK(names.count(op) == 1);
@@ -203,7 +204,7 @@ void check_trace(Device device, bool graph) {
 
 }  // namespace
 
-TEST_CASE("ledger: a gradient that backward skips is missing, by name", "[ledger]") {
+TEST_CASE("ledger: a gradient that backward skips is reported by name", "[ledger]") {
   ModelFixture f(small_model(), 2, 45, Device::cpu(), DType::f32);
   Runtime memory({.device = Device::cpu(), .arena_bytes = 1 << 20});
   const Params& params = f.model().params();
@@ -217,7 +218,8 @@ TEST_CASE("ledger: a gradient that backward skips is missing, by name", "[ledger
   CHECK(ledger.missing().empty());
   CHECK_NOTHROW(ledger.require_all());
   for (int64_t i = 0; i < params.count(); ++i) {
-    if (params.specs()[static_cast<size_t>(i)].joins_previous) continue;  // announced with the previous parameter
+    // Some gradients are reported together with the previous parameter's.
+    if (params.specs()[static_cast<size_t>(i)].joins_previous) continue;
     std::vector<std::string> expected;
     for (int64_t j = i; j < params.count() && (j == i || params.specs()[static_cast<size_t>(j)].joins_previous); ++j)
       expected.push_back(params.specs()[static_cast<size_t>(j)].name);
@@ -227,7 +229,7 @@ TEST_CASE("ledger: a gradient that backward skips is missing, by name", "[ledger
     check_error([&] { ledger.require_all(); },
                 {fmt::format("{} of {} gradients never came", expected.size(), params.count()), expected[0]});
   }
-  // The file that a run writes about missing gradients.
+  // A run writes the names of the parameters whose gradients are missing to a file.
   const TemporaryFolder folder;
   Config config;
   config.log.out_dir = folder.file("run");
@@ -237,26 +239,26 @@ TEST_CASE("ledger: a gradient that backward skips is missing, by name", "[ledger
   CHECK(read_text(run.file("all_missing_params.txt")) == "step 5: arrived=193 missing=2\na.weight\nb.bias\n");
 }
 
-TEST_CASE("ledger: norms, zeros and what is not finite, by parameter", "[ledger]") {
+TEST_CASE("ledger: norms, zeros and values that are not finite, by parameter", "[ledger]") {
   check_facts(Device::cpu());
-  check_planted(Device::cpu());
+  check_injected_zeros_and_nans(Device::cpu());
   check_per_param_norms(Device::cpu());
 }
 
-TEST_CASE("ledger: norms, zeros and what is not finite, by parameter, on the GPU", "[ledger][gpu]") {
+TEST_CASE("ledger: norms, zeros and values that are not finite, by parameter, on the GPU", "[ledger][gpu]") {
   if (!require_gpu()) return;
   check_facts(Device::cuda());
-  check_planted(Device::cuda());
+  check_injected_zeros_and_nans(Device::cuda());
   check_per_param_norms(Device::cuda());
 }
 
-TEST_CASE("ledger: what has to be zero is known", "[ledger]") {
+TEST_CASE("ledger: gradients that must be zero are counted as expected", "[ledger]") {
   struct Case {
     const char* set;
     int64_t zeros;  // expected number of zero gradients, of 35, in the second step
   };
-  // Per layer: 4 gradients of the gate, none of phi (avg has no parameters), 4 of k and v of the two branches that are
-  // forced off. The model has two layers.
+  // Each of the two layers has 4 zero gradients of the gate, none of phi (avg has no parameters), and 4 of k and v of
+  // the two branches that are forced off.
   for (const Case& c :
        {Case{"nsa.force_branch=win", 16}, Case{"nsa.force_branch=cmp", 16}, Case{"nsa.uniform_gate=true", 8},
         Case{"nsa.stopgrad_gates=true", 8}, Case{"train.seq_len=7", 4}, Case{"train.seq_len=8", 2},
@@ -272,9 +274,11 @@ TEST_CASE("ledger: what has to be zero is known", "[ledger]") {
   }
 }
 
-TEST_CASE("ledger: a backward is traced in its order, op by op", "[ledger]") { check_trace(Device::cpu(), false); }
+TEST_CASE("ledger: the trace of a backward pass lists its ops in order", "[ledger]") {
+  check_trace(Device::cpu(), false);
+}
 
-TEST_CASE("ledger: a backward is traced on the GPU, with graphs too", "[ledger][gpu]") {
+TEST_CASE("ledger: the trace of a backward pass lists its ops on the GPU, with graphs too", "[ledger][gpu]") {
   if (!require_gpu()) return;
   check_trace(Device::cuda(), false);
   check_trace(Device::cuda(), true);
@@ -300,7 +304,7 @@ TEST_CASE("ledger: NSA_TRACE_GRADS, NSA_LOG_GRAD_NORM and NSA_TRACE_MODULE_BWD",
        {"[GRAD-TRACE] after_backward_step1 arrived=35 missing=0 zero=4 unexpected_zero=0 not_finite=0\n",
         "[GRAD-TRACE] after_backward_step4 arrived=35 missing=0 zero=0 unexpected_zero=0 not_finite=0\n"})
     CHECK(has(read_text(folder.file("traced/ranks/rank_0.log")), line));
-  CHECK_FALSE(has(traced.output, "[GRAD-"));  // a trace is not printed to the terminal
+  CHECK_FALSE(has(traced.output, "[GRAD-"));  // the trace goes to a file, not to the terminal
   CHECK(read_text(folder.file("traced/all_missing_params.txt")) == "step 1: arrived=35 missing=0\n");
   const std::vector<std::string> rows = lines(read_text(folder.file("traced/grad_ledger.csv")));
   REQUIRE(rows.size() == 1 + 2 * 35);
@@ -331,8 +335,8 @@ TEST_CASE("ledger: NSA_TRACE_GRADS, NSA_LOG_GRAD_NORM and NSA_TRACE_MODULE_BWD",
   CHECK(trace.find("\nlayer 1    matmul") < trace.find("\nlayer 0    matmul"));
   CHECK(trace.find("in all") != std::string::npos);
 
-  // Diagnostics do not change the weights, 0 switches them off, and those of the file and of the variables are
-  // combined.
+  // Diagnostics do not change the weights. A variable that is 0 switches one off. Diagnostics of the file and of the
+  // variables are combined.
   REQUIRE(train("all", "NSA_TRACE_GRADS=1 NSA_LOG_GRAD_NORM=1 NSA_TRACE_MODULE_BWD=1").exit_code == 0);
   REQUIRE(train("off", "NSA_TRACE_GRADS=0 NSA_LOG_GRAD_NORM=0 NSA_TRACE_MODULE_BWD=0").exit_code == 0);
   for (const char* name : {"all", "off", "traced"})

@@ -1,6 +1,6 @@
-// Memory snapshots: the log of temporaries, the bytes of a pickle, the files that a run writes, and running out of
-// memory. check_memory_snapshot.py reads the files with Python's standard library alone; PyTorch's tools read them too
-// if PyTorch is installed.
+// Memory snapshots: the log of temporaries, the bytes of a pickle, the files that a run writes, and errors when memory
+// is exhausted. check_memory_snapshot.py reads the files with Python's standard library only. PyTorch's tools read them
+// too, if PyTorch is installed.
 #include <filesystem>
 
 #include "engine/memory_log.h"
@@ -32,12 +32,12 @@ Outcome run_tiny(const std::string& out, const std::string& more, const std::str
   return run_program("train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more, environment);
 }
 
-void check_snapshot(const std::string& base, const std::string& tensors, const std::vector<std::string>& says = {}) {
+void check_snapshot(const std::string& base, const std::string& tensors, const std::vector<std::string>& words = {}) {
   const Outcome outcome = run_command("python3 " + kChecker + " " + base + " " + tensors);
   INFO(base << "\n" << outcome.output);
   CHECK(outcome.exit_code == 0);
   CHECK(outcome.output.find("\nwhole\n") != std::string::npos);
-  for (const std::string& text : says) {
+  for (const std::string& text : words) {
     INFO("expected: " << text);
     CHECK(outcome.output.find(text) != std::string::npos);
   }
@@ -47,7 +47,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-TEST_CASE("memory: the log has each temporary once, by layer, op and name, and forgets the oldest", "[memory]") {
+TEST_CASE("memory: the log has each temporary once, by layer, op and name, and drops the oldest", "[memory]") {
   Runtime runtime({.device = Device::cpu(), .arena_bytes = 1 << 20, .scratch_bytes = 1 << 20});
   Context& ctx = runtime.ctx();
   MemoryLog& log = *runtime.memory_log();
@@ -91,7 +91,7 @@ TEST_CASE("memory: the log has each temporary once, by layer, op and name, and f
   CHECK(end.all.count.allocated == static_cast<int64_t>(MemoryLog::kEvents) + 2);
 }
 
-TEST_CASE("memory: scratch memory that is used up names what was asked for", "[memory]") {
+TEST_CASE("memory: the error of exhausted scratch memory names the requested tensor", "[memory]") {
   Runtime runtime({.device = Device::cpu(), .arena_bytes = 1 << 16, .scratch_bytes = 1 << 12});
   Scratch::Scope scope(runtime.ctx().scratch);
   scope.alloc(DType::f32, {512});
@@ -99,7 +99,7 @@ TEST_CASE("memory: scratch memory that is used up names what was asked for", "[m
   CHECK_THROWS_AS(scope.alloc(DType::f32, {1000}), OutOfMemory);
 }
 
-TEST_CASE("memory: what is pickled is what Python reads, in opcodes that the viewer knows", "[memory]") {
+TEST_CASE("memory: Python reads what was pickled, and the viewer supports all opcodes", "[memory]") {
   if (!require_python()) return;
   PickleWriter w;
   w.begin_dict();
@@ -122,7 +122,7 @@ TEST_CASE("memory: what is pickled is what Python reads, in opcodes that the vie
   w.text("empty");
   w.begin_list();
   w.end_list();
-  w.text("many");  // a list longer than one batch, with more texts than one-byte references reach
+  w.text("many");  // a list longer than one batch of APPENDS, with more texts than one-byte memo indices
   w.begin_list();
   for (int i = 0; i < 2500; ++i) w.text("t" + std::to_string(i % 700));
   w.end_list();
@@ -156,7 +156,7 @@ assert set(names) <= set('PROTO STOP MARK NEWTRUE NEWFALSE BININT BININT1 LONG1 
   CHECK(outcome.exit_code == 0);
 }
 
-TEST_CASE("memory: a run leaves snapshots at its start, after the loader, after step 1 and as asked", "[memory]") {
+TEST_CASE("memory: a run writes snapshots at its start, after the loader, after step 1 and as configured", "[memory]") {
   if (!require_python()) return;
   const TemporaryFolder folder;
   const Outcome run = run_tiny(folder.path(), "--set train.steps=6", "NSA_MEM_DUMP_EVERY=3");
@@ -181,7 +181,7 @@ TEST_CASE("memory: a run leaves snapshots at its start, after the loader, after 
     CHECK(dtypes.find(line) != std::string::npos);
 }
 
-TEST_CASE("memory: bf16 runs have master weights, and several ranks their own snapshots", "[memory][dist]") {
+TEST_CASE("memory: snapshots of bf16 runs have master weights, and each rank writes its own", "[memory][dist]") {
   if (!require_python() || !require_mpirun()) return;
   const TemporaryFolder folder;
   const Outcome run = run_ranks(2, "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + folder.path() +
@@ -193,7 +193,7 @@ TEST_CASE("memory: bf16 runs have master weights, and several ranks their own sn
   check_snapshot(folder.file("mem_step1_rank1"), tensors, {"comm", "master", "optimizer"});
   CHECK(fs::exists(folder.file("mem_boot_rank1.txt")));
   CHECK(!fs::exists(folder.file("mem_boot_rank0.txt")));
-  // MiB of both moments of all 43,270 parameters, although a rank holds half of them.
+  // In MiB: both moments of all 43,270 parameters, although each rank has only half of them.
   CHECK(first_line(read_text(folder.file("opt_state_mb.txt"))) == "0.33");
   CHECK(read_text(folder.file("dtypes_report.txt")).find("master        f32     master/") != std::string::npos);
 }
@@ -211,17 +211,17 @@ TEST_CASE("memory: a tensor's layer, by its name", "[memory]") {
   CHECK(layer_of("layers").empty());
 }
 
-TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten and a change that then fits",
-          "[memory]") {
+TEST_CASE("memory: a run that does not fit prints tensor, layer, the ten largest and a change that fits", "[memory]") {
   if (!require_python()) return;
 #ifdef __SANITIZE_ADDRESS__
   std::printf("SKIPPED: the address sanitizer does not run under a limit of addresses\n");
   return;
 #endif
   const TemporaryFolder folder;
-  const int64_t limit_kib = kBuiltWithCuda ? 1500000 : 1000000;  // CUDA's libraries reserve addresses too
+  // KiB of address space, of which CUDA's libraries reserve a part.
+  const int64_t limit_kib = kBuiltWithCuda ? 1500000 : 1000000;
   const std::string limited = fmt::format("ulimit -v {}; OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1", limit_kib);
-  // With 2,000 sequences the scratch memory (190 MiB) fits under the limit, but the layers (340 MiB) do not.
+  // With 2,000 sequences the scratch memory (190 MiB) fits into the limit, and the layers (340 MiB) do not.
   const auto attempt = [&](const std::string& more) {
     return run_tiny(folder.file("run"), "--set train.steps=1 --set train.micro_batch_size=2000 " + more, limited);
   };
@@ -236,23 +236,24 @@ TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten 
   REQUIRE(largest != std::string::npos);
   CHECK(std::count(refused.output.begin() + static_cast<std::ptrdiff_t>(largest), refused.output.end(), '\n') == 11);
   check_snapshot(folder.file("run/mem_oom"), "layer01.mlp_pre embed.weight", {"oom layer0", "MiB left"});
-  // A run that did not fit writes only the plan of its memory.
+  // A run that does not fit writes only the plan of its memory.
   CHECK(count_files(folder.file("run")) == 3);
 
-  const std::string key = "train.micro_batch_size ", says = refused.output.substr(refused.output.find("this fits: "));
-  const size_t at = says.find(key);
+  const std::string key = "train.micro_batch_size ",
+                    suggestion = refused.output.substr(refused.output.find("this fits: "));
+  const size_t at = suggestion.find(key);
   REQUIRE(at != std::string::npos);
-  const int64_t batch = std::stoll(says.substr(at + key.size()));
+  const int64_t batch = std::stoll(suggestion.substr(at + key.size()));
   CHECK(batch > 1);
   CHECK(batch < 2000);
   const Outcome fits = attempt("--set train.micro_batch_size=" + std::to_string(batch));
   INFO(fits.output);
   CHECK(fits.exit_code == 0);
   CHECK(fs::exists(folder.file("run/mem_step1.pickle")));
-  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // the new run removes the file of the previous attempt
+  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // a new run removes the file of the failed attempt
 }
 
-TEST_CASE("memory: too few addresses for the buffers of the CPU's products are an error, not a wait", "[memory]") {
+TEST_CASE("memory: too little address space for the BLAS buffers is an error, not a hang", "[memory]") {
 #ifdef __SANITIZE_ADDRESS__
   std::printf("SKIPPED: the address sanitizer does not run under a limit of addresses\n");
   return;
@@ -265,7 +266,7 @@ TEST_CASE("memory: too few addresses for the buffers of the CPU's products are a
   CHECK(run.output.find("128 MiB of addresses for each of 64 threads") != std::string::npos);
 }
 
-TEST_CASE("memory: running out in the middle of a run leaves mem_oom", "[memory]") {
+TEST_CASE("memory: running out of memory during a run writes mem_oom", "[memory]") {
   if (!require_python()) return;
   const TemporaryFolder folder;
   const Config config = load_config(kTiny, {"log.out_dir=" + folder.path()}).config;
@@ -281,7 +282,7 @@ TEST_CASE("memory: running out in the middle of a run leaves mem_oom", "[memory]
   CHECK(read_text(folder.file("mem_oom.txt")).find("CUDA OOMs: 1 ") != std::string::npos);
 }
 
-TEST_CASE("memory: PyTorch's own tools read a snapshot, and its table is ours", "[memory]") {
+TEST_CASE("memory: PyTorch's own tools read a snapshot, and print the same table", "[memory]") {
   if (run_command("python3 -c 'import torch.cuda._memory_viz'").exit_code != 0) {
     std::printf("SKIPPED: no PyTorch\n");
     return;

@@ -1,5 +1,4 @@
-// Files that a previous run has left and a resume continues: in each file that grows step by step, every step occurs
-// once.
+// A resume continues the files of the previous run: in each file that grows step by step, every step occurs once.
 #include <signal.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The step numbers that begin the lines after `header`, without immediate repetitions.
+// Returns the step numbers at the start of the lines after `header`, without immediate repetitions.
 std::vector<int> steps_of(const std::vector<std::string>& lines, const std::string& header) {
   std::vector<int> steps;
   for (auto it = std::find(lines.begin(), lines.end(), header); it != lines.end(); ++it)
@@ -47,7 +46,7 @@ std::vector<int> one_to(int last) {
 
 }  // namespace
 
-TEST_CASE("resume: a text is cut behind a step, and an unfinished line with it", "[train]") {
+TEST_CASE("resume: a text is cut after a step, and an unfinished line is dropped", "[train]") {
   const auto step_of = [](std::string_view line) { return number_between(line, "step ", ":"); };
   const std::string text = "head\nstep 1: a\n more\nstep 2: b\n step 9: no\nstep 3: c\n mo";
   CHECK(text_until(text, 3, step_of) == "head\nstep 1: a\n more\nstep 2: b\n step 9: no\nstep 3: c\n");
@@ -57,7 +56,7 @@ TEST_CASE("resume: a text is cut behind a step, and an unfinished line with it",
   CHECK(number_between("12,3", "", ",") == 12);
   CHECK_FALSE(number_between("12", "", ","));
   CHECK_FALSE(number_between("x,3", "", ","));
-  // Rows of other buckets are dropped, because the new table does not describe them.
+  // Rows under another table of buckets are dropped, because the new table does not describe them.
   CHECK(BucketTrace::rows_until(1, "A\n", "A\n1,a\n2,a\n") == "1,a\n");
   CHECK(BucketTrace::rows_until(1, "B\n", "A\n1,a\n2,a\n").empty());
 }
@@ -72,7 +71,8 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
       "--set 'log.diagnostics=[\"ledger\",\"layer_norms\",\"backward\",\"buckets\"]' ";
   run(out, 2, more + "--set train.steps=12 ");
   for (const char* rank : {"", "_rank1"}) CHECK(fs::exists(out + "/mem_step12" + rank + ".pickle"));
-  for (const char* name : {"needle.csv", "needle.svg"}) write_text(out + "/" + name, "");  // results of step 12's model
+  // Adds files as if the recall of step 12's model had been measured.
+  for (const char* name : {"needle.csv", "needle.svg"}) write_text(out + "/" + name, "");
   run(out, 2, more + "--set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
   for (const char* name : {"needle.csv", "needle.svg"}) CHECK_FALSE(fs::exists(out + "/" + name));
 
@@ -97,14 +97,14 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(8));
   CHECK(traced(out) == one_to(8));
 
-  // A resume without the trace keeps the traced rows up to its step.
+  // A resume without the trace keeps the rows of the trace up to its step.
   run(out, 2, "--set train.save_every=5 --set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
   for (const char* rank : {"", "_rank1"})
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(5));
   CHECK(traced(out) == one_to(5));
 }
 
-TEST_CASE("resume: tables that the resumed run does not write are cut all the same", "[train]") {
+TEST_CASE("resume: tables that the resumed run does not write are cut, too", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   run(out, 1,
@@ -127,7 +127,7 @@ TEST_CASE("resume: tables that the resumed run does not write are cut all the sa
   check(5);
 }
 
-TEST_CASE("resume: damaged lines, and names with a number of nobody, do not end it", "[train]") {
+TEST_CASE("resume: damaged lines and file names with impossible numbers do not end it", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   run(out, 1, "--set train.steps=4 --set train.save_every=2 --set train.eval_every=2 --set log.every=1");
@@ -138,12 +138,12 @@ TEST_CASE("resume: damaged lines, and names with a number of nobody, do not end 
     write_text(path, text.substr(0, at) + "\x1b[2J" + text.substr(at + 1));  // damages the first row
   }
   write_text(out + "/heartbeat_rank0.jsonl", "{\n" + read_text(out + "/heartbeat_rank0.jsonl"));
-  const std::string nobodys = "99999999999999999999";
+  const std::string impossible = "99999999999999999999";
   for (const char* name : {"/mem_step", "/heartbeat_rank", "/checkpoints/step_", "/checkpoints/set_aside_"}) {
-    fs::create_directory(out + name + nobodys);
-    write_text(out + name + nobodys + "/state.json", "{}");
+    fs::create_directory(out + name + impossible);
+    write_text(out + name + impossible + "/state.json", "{}");
   }
-  write_text(out + "/mem_step" + nobodys + ".json", "{}");
+  write_text(out + "/mem_step" + impossible + ".json", "{}");
   const Outcome outcome = run_program(
       train_args(out,
                  "--set train.accumulate_grad_batches=4 --set train.steps=6 --set train.eval_every=2 --set log.every=1 "
@@ -152,15 +152,15 @@ TEST_CASE("resume: damaged lines, and names with a number of nobody, do not end 
   CHECK(outcome.exit_code == 0);
   for (const std::string& name : tables)
     CHECK(has(outcome.output, out + "/" + name + " line 2 is damaged: \"\\x1b[2J"));
-  CHECK(column(out + "/training.csv", "loss").size() == 5);  // the damaged row of step 1 was dropped
+  CHECK(column(out + "/training.csv", "loss").size() == 5);  // without the damaged row of step 1
   CHECK(column(out + "/val.csv", "ppl").size() == 2);
-  CHECK(fs::exists(out + "/mem_step" + nobodys + ".json"));
+  CHECK(fs::exists(out + "/mem_step" + impossible + ".json"));
   const Outcome page = run_program("report " + out);
   INFO(page.output);
   CHECK(page.exit_code == 0);
 }
 
-TEST_CASE("resume: a stop tells the command that goes on, which needs no config", "[train]") {
+TEST_CASE("resume: a stopped run prints the command that resumes it, which needs no config", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("it's \"my\" run"), log = folder.file("log");
   const std::string endless = "--set train.steps=1000000 --set train.allow_unsafe=true --set train.lr=0.002 ";
@@ -187,7 +187,7 @@ TEST_CASE("resume: a stop tells the command that goes on, which needs no config"
     config["train"].erase("steps"), before["train"].erase("steps");
     CHECK(config == before);
   }
-  // A resume accepts the run's folder after a move, under any of its names.
+  // A resume accepts the run's folder after it was moved, under any path.
   const std::string moved = folder.file("moved");
   fs::rename(out, moved);
   int64_t steps = parse_json(read_text(moved + "/metrics.json"), "metrics")["step"].get<int64_t>();
@@ -204,7 +204,7 @@ TEST_CASE("resume: a stop tells the command that goes on, which needs no config"
     CHECK(fs::exists(moved + "/checkpoints/step_" + std::to_string(steps)));
   }
   CHECK_FALSE(fs::exists(out));
-  // A resume may not change the model, as usual.
+  // A resume from the printed command may not change the model either.
   const Outcome other =
       run_program("train --set train.steps=999 --set model.dim=64 --resume " + moved, "env -u CONFIG");
   CHECK(other.exit_code == 1);

@@ -20,13 +20,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A command prefix: root drops the capabilities with which it could ignore the modes of files.
+// A command prefix with which root drops the capabilities that ignore the modes of files.
 const std::string kAsOthers = geteuid() == 0 ? "setpriv --bounding-set=-dac_override,-dac_read_search,-fowner " : "";
 
-// Waits until every thread of a process that was sent SIGSTOP has stopped, because each may still be writing.
+// Waits until every thread of a process has stopped after SIGSTOP; until then each of them may still write.
 void wait_for_stop(int pid) {
   const auto is_stopped = [](const fs::directory_entry& thread) {
-    const std::string stat = read_text(thread.path().string() + "/stat");  // format: 123 (name) T ...
+    const std::string stat = read_text(thread.path().string() + "/stat");  // "123 (name) T ...": T means stopped
     return has(stat.substr(std::min(stat.rfind(')'), stat.size())), ") T ");
   };
   for (int i = 0; i < 180000; ++i) {
@@ -46,14 +46,14 @@ std::map<std::string, std::string> contents(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("run folder: of two runs in one the second ends, having changed nothing", "[train]") {
+TEST_CASE("run folder: of two runs in one folder the second ends without changing a file", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   const std::string args =
       train_args(out, "--set train.save_every=5 --set train.steps=1000000 --set train.allow_unsafe=true ");
   BackgroundProgram first(args);
   wait_for_text(out + "/training.csv", "\n12,");
-  first.send(SIGSTOP);  // the process lives, but writes nothing
+  first.send(SIGSTOP);  // the suspended process writes nothing, but keeps its lock
   wait_for_stop(first.pid());
   const auto before = contents(out);
   const Outcome second =
@@ -61,16 +61,17 @@ TEST_CASE("run folder: of two runs in one the second ends, having changed nothin
                   " 2>&1 & " TRIAD_PROGRAM " " + args + "--resume latest; code=$?; wait; exit $code");
   const std::string overwrite = read_text(folder.file("overwrite")), holder = lock_holder(out);
   INFO(second.output << "\n" << overwrite);
-  CHECK((holder.empty() || holder == " (pid " + std::to_string(first.pid()) + ")"));  // empty if /proc/locks is hidden
+  // Empty if /proc/locks cannot be read.
+  CHECK((holder.empty() || holder == " (pid " + std::to_string(first.pid()) + ")"));
   CHECK(second.exit_code == 1);
   CHECK(has(overwrite, "exit 1\n"));
-  for (const std::string& told : {second.output, overwrite}) {
-    CHECK(has(told, out + " is in use by another process" + holder + ": waiting up to 10 s"));
-    CHECK(has(told, "log.out_dir " + out + " is in use by another run" + holder));
+  for (const std::string& message : {second.output, overwrite}) {
+    CHECK(has(message, out + " is in use by another process" + holder + ": waiting up to 10 s"));
+    CHECK(has(message, "log.out_dir " + out + " is in use by another run" + holder));
   }
   CHECK(contents(out) == before);
 
-  // A new run waits for one that is ending, and a killed process leaves no lock.
+  // A new run waits for the end of one that is stopping, and a killed process leaves no lock.
   BackgroundProgram third(args + "--overwrite --set train.steps=6 ", "", folder.file("third"));
   wait_for_text(folder.file("third"), "waiting up to 10 s");
   first.send(SIGKILL);
@@ -79,16 +80,16 @@ TEST_CASE("run folder: of two runs in one the second ends, having changed nothin
   CHECK(lines(out + "/training.csv").size() == 7);
 }
 
-TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", "[train][dist]") {
+TEST_CASE("run folder: --resume latest does not change a complete run", "[train][dist]") {
   const TemporaryFolder folder;
   const std::string more = "--set train.save_every=2 --set train.eval_every=2 ";
   for (const int ranks : {1, 2}) {
     if (ranks > 1 && !require_mpirun()) continue;
     const std::string out = run(folder.file(std::to_string(ranks)), ranks, more + "--set train.steps=4");
-    fs::remove_all(out + "/checkpoints/step_4");  // as if the run's end had not been saved
+    fs::remove_all(out + "/checkpoints/step_4");  // as if the run had not saved its last step
     for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
     const auto before = contents(out);
-    // The message that nothing is left to train is printed before data is opened or memory allocated.
+    // The message that all steps are trained is printed before data is opened or memory allocated.
     const std::string impossible =
         "--set data.kind=shards --set data.paths='[\"/nowhere/*.bin\"]' "
         "--set train.micro_batch_size=1000000 ";
@@ -101,7 +102,7 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
       CHECK(has(again.output, words + steps + "\n"));
       CHECK(contents(out) == before);
     }
-    // A run that saved no checkpoint is complete too, whether it is named by `latest` or by its folder.
+    // A run without checkpoints is complete too, whether the command contains `latest` or its folder.
     const std::string unsaved = run(folder.file(std::to_string(ranks) + "unsaved"), ranks, "--set train.steps=2");
     for (const std::string& name : {std::string("latest"), unsaved}) {
       const Outcome again = run_program(train_args(unsaved, "--set train.steps=2 --resume " + name));
@@ -114,14 +115,13 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
     CHECK_FALSE(fs::exists(out + "/needle.csv"));
     // A resume from a named checkpoint goes back to it.
     run(out, ranks, more + "--set train.steps=6 --overwrite --resume " + out + "/checkpoints/step_4");
-    fs::remove(out + kWeights);  // a run without final weights is not complete
+    fs::remove(out + kWeights);  // without final weights a run is not complete
     run(out, ranks, more + "--set train.steps=6 --resume latest");
     CHECK(fs::exists(out + kWeights));
   }
 }
 
-TEST_CASE("run folder: who goes back to an older checkpoint is told of newer ones, which are moved, not removed",
-          "[train]") {
+TEST_CASE("run folder: a resume from an older checkpoint names the newer ones, and moves them aside", "[train]") {
   const TemporaryFolder folder;
   const std::string all = "--set train.save_every=2 --set train.keep_last=0 ";
   const std::string out = run(folder.file("run"), 1, all + "--set train.steps=6");
@@ -159,7 +159,8 @@ TEST_CASE("run folder: who goes back to an older checkpoint is told of newer one
   CHECK(read_text(aside + "/step_8" + kWeights) == weights);
   CHECK(resolve_checkpoint(out) == checkpoints + "/step_4");
 
-  // Folders set aside earlier are kept: the next one has a new name, and a run that would remove one is refused.
+  // Folders that were set aside earlier are kept: the next one gets a new name, and a run that would remove one is
+  // refused.
   CHECK(go("3", "--overwrite --resume " + older).exit_code == 0);
   CHECK(fs::exists(checkpoints + "/set_aside_1/step_4/state.json"));
   CHECK(fs::exists(aside + "/step_4/state.json"));
@@ -170,10 +171,10 @@ TEST_CASE("run folder: who goes back to an older checkpoint is told of newer one
   run(folder.file("elsewhere"), 1, "--set train.steps=9 --resume " + aside + "/step_8");
   for (const char* name : {"/step_2", "/step_3", "/step_0"}) fs::remove_all(checkpoints + name);
   for (const char* name : {"/model.safetensors", "/metrics.json"}) fs::remove(out + name);
-  CHECK(go("2", "").exit_code == 1);  // a folder that was set aside is protected as part of an earlier run, too
+  CHECK(go("2", "").exit_code == 1);  // checkpoints that were set aside are protected like any part of an earlier run
 }
 
-TEST_CASE("run folder: final weights are not begun anew over, whether or not there are checkpoints", "[train]") {
+TEST_CASE("run folder: a new run does not overwrite final weights, with or without checkpoints", "[train]") {
   const TemporaryFolder folder;
   const std::string none = "--set train.steps=2 --set train.save_last=false ", out = run(folder.file("run"), 1, none);
   CHECK_FALSE(fs::exists(out + "/checkpoints"));
@@ -183,12 +184,12 @@ TEST_CASE("run folder: final weights are not begun anew over, whether or not the
   CHECK(again.exit_code == 1);
   CHECK(has(again.output, "holds the final weights of an earlier run, " + out + "/model.safetensors: --overwrite"));
   CHECK(contents(out) == before);
-  // A folder that contains weights but no run.
+  // A folder with weights, but without a run.
   const std::string bare = folder.file("bare");
   fs::create_directory(bare);
-  write_text(bare + kWeights, "of somebody else");
+  write_text(bare + kWeights, "a user's file");
   CHECK(run_program(train_args(bare, none)).exit_code == 1);
-  CHECK(read_text(bare + kWeights) == "of somebody else");
+  CHECK(read_text(bare + kWeights) == "a user's file");
   run(bare, 1, none + "--overwrite");
   // Final weights without a checkpoint are set aside if a resume starts from an earlier step.
   const std::string some =
@@ -199,7 +200,7 @@ TEST_CASE("run folder: final weights are not begun anew over, whether or not the
   CHECK(fs::exists(some + "/checkpoints/step_4/state.json"));
 }
 
-TEST_CASE("run folder: a run without checkpoints leaves its last one, which a longer run goes on from",
+TEST_CASE("run folder: a run without train.save_every saves its last step, from which a longer run resumes",
           "[train][dist]") {
   const TemporaryFolder folder;
   const std::string same = "--set train.warmup_steps=0 --set train.min_lr_fraction=1 ";
@@ -212,7 +213,8 @@ TEST_CASE("run folder: a run without checkpoints leaves its last one, which a lo
     run(out, ranks, same + "--set train.steps=4 --resume latest");
     run(whole, ranks, same + "--set train.steps=4");
     CHECK(same_file(out + kWeights, whole + kWeights));
-    CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));  // the checkpoint has the same weights
+    // The final weights of step 2 are not moved to set_aside_0, because checkpoint step_2 has the same weights.
+    CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));
   }
   // If the last checkpoint does not fit on the disk, the final weights are written nevertheless.
   const std::string full = folder.file("full");
@@ -225,7 +227,7 @@ TEST_CASE("run folder: a run without checkpoints leaves its last one, which a lo
   CHECK(count_files(full + "/checkpoints") == 0);
 }
 
-TEST_CASE("run folder: final weights are set aside on the disk where the checkpoints are", "[train]") {
+TEST_CASE("run folder: final weights are set aside on the disk of the checkpoints", "[train]") {
   const TemporaryFolder folder;
   const std::string shared = run_command("mktemp -d /dev/shm/triad-test-XXXXXX").output;
   const std::string elsewhere = shared.substr(0, shared.find('\n')), out = folder.file("run");
@@ -253,17 +255,17 @@ TEST_CASE("run folder: a folder of checkpoints on another disk stays there", "[t
   for (const std::string& each : {out, elsewhere}) fs::create_directory(each);
   fs::create_directory_symlink(elsewhere, out + "/checkpoints");
   fs::create_directory(elsewhere + "/another");
-  write_text(elsewhere + "/another/file", "of somebody else");
+  write_text(elsewhere + "/another/file", "a user's file");
   run(out, 1, "--set train.steps=4 --set train.save_every=2");
   CHECK(fs::exists(elsewhere + "/step_4"));
   run(out, 1, "--set train.steps=3 --set train.save_every=3 --overwrite");
   CHECK(fs::is_symlink(out + "/checkpoints"));
   CHECK(fs::exists(elsewhere + "/step_3/state.json"));
   CHECK_FALSE(fs::exists(elsewhere + "/step_4"));
-  CHECK(read_text(elsewhere + "/another/file") == "of somebody else");
+  CHECK(read_text(elsewhere + "/another/file") == "a user's file");
 }
 
-TEST_CASE("run folder: a file system without locks stops no run, which says so", "[train]") {
+TEST_CASE("run folder: a run on a file system without locks trains, with a warning", "[train]") {
   const TemporaryFolder folder;
   const Outcome outcome =
       run_program(train_args(folder.file("run"), "--set train.steps=2"),
@@ -273,7 +275,7 @@ TEST_CASE("run folder: a file system without locks stops no run, which says so",
   CHECK(has(outcome.output, folder.file("run") + ": cannot be locked (No locks available)"));
 }
 
-TEST_CASE("run folder: what --overwrite may not remove is named, and the checkpoints stay", "[train]") {
+TEST_CASE("run folder: files that --overwrite may not remove are named, and the checkpoints stay", "[train]") {
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 1, "--set train.steps=4 --set train.save_every=2");
   fs::create_directory(out + "/tb/kept");
@@ -289,7 +291,7 @@ TEST_CASE("run folder: what --overwrite may not remove is named, and the checkpo
   run(out, 1, "--overwrite");
 }
 
-TEST_CASE("run folder: a run that is refused leaves nothing in another's folder, though it would not fit", "[train]") {
+TEST_CASE("run folder: a run that is refused or does not fit changes no file of an earlier run", "[train]") {
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 1, "--set train.steps=2 --set train.save_every=2");
   const auto before = contents(out);
@@ -313,15 +315,15 @@ TEST_CASE("run folder: a run that is refused leaves nothing in another's folder,
   for (const char* name : {"/mem_oom.txt", "/mem_oom_rank1.json"}) CHECK_FALSE(fs::exists(out + name));
 }
 
-TEST_CASE("run folder: what a killed run left unfinished is no part of what goes on", "[train]") {
+TEST_CASE("run folder: a resume does not use files that a killed run left unfinished", "[train]") {
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 1, "--set train.steps=6 --set train.save_every=2");
-  // A whole checkpoint that was not renamed yet.
+  // A checkpoint that is whole, but not renamed yet.
   fs::rename(out + "/checkpoints/step_6", out + "/checkpoints/step_6.tmp.4711");
   for (const char* name : {"/model.safetensors.tmp.4711", "/config.json.tmp.4711", "/notes.tmp.4711"})
     write_text(out + name, "half");
-  // The removal of the unfinished checkpoint is made to fail: in any order of removal, the rest must not look like a
-  // whole checkpoint.
+  // The removal of the unfinished checkpoint is made to fail. For any order in which its files are removed, the rest
+  // must not look like a whole checkpoint.
   std::string unfinished = out + "/checkpoints/step_6.tmp.4711/";
   const auto allow_removal = [&](bool allowed) {
     for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"})
@@ -352,5 +354,5 @@ TEST_CASE("run folder: what a killed run left unfinished is no part of what goes
   CHECK(is_checkpoint(out + "/checkpoints/set_aside_0/step_4"));
   CHECK_FALSE(fs::exists(out + "/model.safetensors.tmp.4711"));
   CHECK_FALSE(fs::exists(out + "/config.json.tmp.4711"));
-  CHECK(fs::exists(out + "/notes.tmp.4711"));  // a user's own file is kept
+  CHECK(fs::exists(out + "/notes.tmp.4711"));  // a user's file is kept
 }

@@ -1,5 +1,5 @@
-// log.stats in whole runs: gates.csv and k_stats.csv, heartbeats, TensorBoard; the same bits with and without
-// statistics; several ranks; and gates that collapse or die are reported, and stop the run if the config says so.
+// log.stats in whole runs: gates.csv, k_stats.csv, heartbeats and TensorBoard; the same bits with and without
+// statistics; several ranks. Gates that collapse or die are reported, and stop the run if the config says so.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,7 +51,7 @@ Table table(const std::string& path) {
   return out;
 }
 
-// Sets the bias of one layer's gate in a checkpoint's weights, and drops their checksums.
+// Sets the bias of one layer's gate in the weights of a checkpoint, and removes their checksums.
 void set_gate_bias(const std::string& path, int layer, const std::vector<float>& bias) {
   std::vector<std::vector<std::byte>> bytes;
   std::vector<TensorSpec> specs;
@@ -82,10 +82,10 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   const Table gates = table(out + "/gates.csv"), lists = table(out + "/k_stats.csv");
   CHECK(gates.header == "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win");
   CHECK(lists.header == "step,layer,k_mean,k_max,rows,pct_at_max");
-  REQUIRE(gates.rows.size() == 7 * 2);  // steps 3, 6, ..., 18, and the last; two layers
+  REQUIRE(gates.rows.size() == 7 * 2);  // rows of steps 3, 6, ..., 18 and of the last step, for two layers
   REQUIRE(lists.rows.size() == 7 * 2);
-  // A row lists up to 4 blocks of 8 tokens, its own block among them: token t sees all t + 1 tokens up to token 31, and
-  // then 24 tokens and those of its own block.
+  // A row lists up to 4 blocks of 8 tokens, one of which is its own. Up to token 31 a token t sees all t + 1 tokens,
+  // later ones see 24 tokens and those of their own block.
   double k_mean = 0, at_max = 0;
   for (int t = 0; t < 48; ++t) {
     const int k = std::min(t + 1, 24 + t % 8 + 1);
@@ -108,12 +108,12 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
     CHECK(k[4] == 2 * 2 * 48 * 2);
     CHECK(k[5] == Approx(at_max).margin(1e-6));
   }
-  CHECK(gates.rows.back()[2] < 1.098);  // the gates have learned
+  CHECK(gates.rows.back()[2] < 1.098);  // below ln 3 = 1.0986: the gates differ from 1/3
   const std::vector<Json> beats = heartbeats(out, 0, "step_end");
   REQUIRE(beats.size() == 20);
   CHECK(beats[0]["gate_entropy_mean"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
   CHECK(beats[0]["gate_entropy_min"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
-  const Json& beat = beats[17];  // the heartbeat of step 18: means over its two layers
+  const Json& beat = beats[17];  // the heartbeat of step 18 has the means over both layers
   const std::vector<double>&a = gates.rows[10], &b = gates.rows[11];
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx((a[2] + b[2]) / 2).margin(1e-6));
   CHECK(beat["gate_entropy_min"].get<double>() == Approx(std::min(a[3], b[3])).margin(1e-6));
@@ -145,7 +145,7 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   CHECK(has(page, "\"selection\":{\"k_mean\":{\"steps\":[3.0,6.0,"));
 }
 
-TEST_CASE("stats: weights are the same to the bit with and without; NSA_DISABLE_AUX_STATS", "[stats]") {
+TEST_CASE("stats: weights have the same bits with and without statistics; NSA_DISABLE_AUX_STATS", "[stats]") {
   const TemporaryFolder folder;
   const std::string few = "--set train.steps=4 --set train.lr=0.05 --set train.eval_every=2";
   run(folder.file("with"), few);
@@ -178,7 +178,7 @@ TEST_CASE("stats: on a resume rows past the checkpoint are cut and written again
   CHECK(read_text(out + "/k_stats.csv") == lists);
 }
 
-TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries have selected", "[stats]") {
+TEST_CASE("stats: an evaluation writes a sample of its queries' selection lists", "[stats]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), file = out + "/selection_sample.json";
   const std::string few =
@@ -205,7 +205,7 @@ TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries ha
             sample["lists"][static_cast<size_t>(layer)][static_cast<size_t>(group)][static_cast<size_t>(t)]
                 .get<std::vector<int64_t>>();
         std::vector<int64_t> known;
-        const Tensor row = loaded.activations().layer(layer).nsa.block_index[0][t][group];
+        const Tensor row = loaded.activations().layer(layer).attention.nsa.block_index[0][t][group];
         for (int64_t i = 0; i < 4 && row.ptr<int32_t>()[i] >= 0; ++i) known.push_back(row.ptr<int32_t>()[i]);
         CHECK(list == known);
         const int64_t cur = t / 8;
@@ -215,7 +215,7 @@ TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries ha
         chooses = chooses || list.size() > forced.size();
       }
   CHECK(chooses);
-  // A resume from before the sample's step removes the sample, and so does --overwrite.
+  // A resume from an earlier step removes the sample, and so does --overwrite.
   for (const char* end : {"/checkpoints/step_15", "/model.safetensors", "/metrics.json"}) fs::remove_all(out + end);
   run(out, few + "--set train.eval_every=0 --set train.steps=12 --resume " + out);
   CHECK_FALSE(fs::exists(file));
@@ -228,7 +228,7 @@ TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries ha
   }
 }
 
-TEST_CASE("stats: a sample of lists has few queries, however long a sequence is", "[stats]") {
+TEST_CASE("stats: a sample of lists has few queries, at any sequence length", "[stats]") {
   for (const int64_t seq_len : {1, 2, 48, 127, 128, 129, 1000, 2048, 65536, 1 << 24}) {
     INFO(seq_len);
     const std::vector<int64_t> queries = sampled_queries(seq_len, 128);
@@ -250,7 +250,7 @@ TEST_CASE("stats: dense attention has no rows", "[stats]") {
   CHECK_FALSE(heartbeats(folder.file("dense"), 0, "step_end").at(0).contains("gate_entropy_mean"));
 }
 
-TEST_CASE("stats: forced and uniform gates are what they are said to be, and no anomaly", "[stats]") {
+TEST_CASE("stats: forced and uniform gates have the configured values, and are no anomaly", "[stats]") {
   const TemporaryFolder folder;
   const char* const branches[] = {"cmp", "sel", "win"};
   for (size_t i = 0; i < 3; ++i) {
@@ -272,20 +272,20 @@ TEST_CASE("stats: forced and uniform gates are what they are said to be, and no 
   }
 }
 
-// Saves at step 2, replaces the bias in the gate of layer 1, and resumes.
-struct Planted {
+// A run that saves at step 2 and is resumed with another bias in the gate of layer 1.
+struct BiasedRun {
   std::string out;
   Outcome outcome;
 };
-Planted run_with_bias(const std::string& out, const std::vector<float>& bias, const std::string& more) {
+BiasedRun run_with_bias(const std::string& out, const std::vector<float>& bias, const std::string& more) {
   const std::string few = "--set train.lr=1e-5 --set train.save_every=2 " + more + " --set train.steps=";
   run(out, few + "2");
   set_gate_bias(out + "/checkpoints/step_2/model.safetensors", 1, bias);
   return {out, run_program(args(out, few + "12 --resume " + out + "/checkpoints/step_2"))};
 }
 
-// The bias makes the gate of layer 1 open one branch alone, for every input.
-TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run where that is asked for", "[stats]") {
+// The bias opens one branch only of the gate of layer 1, for every input.
+TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run if configured", "[stats]") {
   const TemporaryFolder folder;
   for (const bool stop : {false, true}) {
     const auto [out, outcome] =
@@ -308,15 +308,15 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
   }
 }
 
-// The bias closes all three gates of layer 1, which is possible for sigmoid gates only.
-TEST_CASE("stats: dead gates are a finding of their own, with shares that are not defined", "[stats]") {
+// The bias closes all three gates of layer 1. Only sigmoid gates can be closed together.
+TEST_CASE("stats: dead gates are an anomaly of their own, and their shares are NaN", "[stats]") {
   const TemporaryFolder folder;
   const auto [out, outcome] = run_with_bias(folder.file("run"), {-200, -200, -200}, "--set nsa.gate=sigmoid");
   INFO(outcome.output);
   CHECK(outcome.exit_code == 0);
   const std::vector<Json> anomalies = heartbeats(out, 0, "anomaly");
   REQUIRE(anomalies.size() == 2);
-  CHECK(anomalies[0]["type"] == "zero_gradients");  // no gradient passes closed gates
+  CHECK(anomalies[0]["type"] == "zero_gradients");  // closed gates pass no gradient
   const Json& anomaly = anomalies[1];
   CHECK(anomaly["type"] == "gate_dead");
   CHECK(anomaly["step"] == 5);  // reported at the third step in a row
@@ -333,14 +333,14 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   CHECK(beat["step"] == 3);
   CHECK(beat["gate_dead_frac"] == 0.5);
   CHECK(beat["gate_collapse_frac"] == 0);
-  // All rows of layer 1 are dead, so the mean is that of layer 0.
+  // All rows of layer 1 are dead, so the mean over both layers is that of layer 0.
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx(gates.rows[4][2]).margin(1e-6));
   CHECK(heartbeats(out, 0, "step_end").at(1)["gate_dead_frac"] == 0);
   REQUIRE(run_program("report " + out).exit_code == 0);
   CHECK(has(read_text(out + "/report.html"), "\"gate_dead_frac\":[[1.0,0.0],[2.0,0.0],[3.0,0.5]"));
 }
 
-TEST_CASE("stats: two ranks' rows are those of one that takes both their shares", "[stats][dist]") {
+TEST_CASE("stats: two ranks write the rows of one rank that processes all sequences", "[stats][dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string few = "--set train.steps=3 --set train.lr=0.05 --set train.micro_batch_size=";

@@ -1,5 +1,5 @@
-// Output on a terminal: the number of lines before the first step, progress lines that fit the width and that no other
-// output corrupts, rates, heartbeats that thin out; and suggestions for misspelled words.
+// Output on a terminal: the number of lines before the first step, progress lines that fit into the width and stay
+// intact, rates, heartbeats that become rarer; and suggestions for misspelled words.
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -30,7 +30,7 @@ Outcome on_terminal(const TemporaryFolder& folder, int columns, const std::strin
   return run_command("script -qec 'sh " + folder.file("command") + "' /dev/null </dev/null");
 }
 
-// What a terminal shows for these bytes: the final state of each line, and every state that a line had.
+// The lines that a terminal shows for these bytes: the final state of each, and every state that it had.
 struct Shown {
   std::vector<std::string> lines, states;
 };
@@ -59,7 +59,7 @@ std::string args(const TemporaryFolder& folder, const std::string& more) {
 
 }  // namespace
 
-TEST_CASE("terminal: a typo's nearest word", "[terminal]") {
+TEST_CASE("terminal: a misspelled word gives the nearest valid words", "[terminal]") {
   CHECK(edit_distance("", "abc") == 3);
   CHECK(edit_distance("kitten", "sitting") == 3);
   CHECK(edit_distance("ab", "ba") == 1);  // swapping adjacent letters is one edit
@@ -76,7 +76,7 @@ TEST_CASE("terminal: a typo's nearest word", "[terminal]") {
   CHECK(did_you_mean(std::string(1 << 20, 'x'), verbs).empty());
 }
 
-TEST_CASE("terminal: a progress line fits, and loses the least important first", "[terminal]") {
+TEST_CASE("terminal: a progress line fits, and drops its least important parts first", "[terminal]") {
   const LinePiece pieces[] = {{"step 3/9", 0}, {"lr 1", 2}, {"loss 2", 0}, {"eta 5s", 1}};
   CHECK(fit_line(pieces, 80) == "step 3/9  lr 1  loss 2  eta 5s");
   CHECK(fit_line(pieces, 30) == "step 3/9  lr 1  loss 2  eta 5s");
@@ -88,20 +88,21 @@ TEST_CASE("terminal: a progress line fits, and loses the least important first",
   CHECK(cut_line("123456789", 2) == "12");
 }
 
-TEST_CASE("terminal: a rate is the median since the last row, and no single step's", "[terminal]") {
+TEST_CASE("terminal: a rate is the median of all steps since the last row", "[terminal]") {
   StepTimes times;
   CHECK(times.median_ms() == 0);
-  for (const double ms : {70.0, 50.0, 51.0, 49.0, 52.0}) times.add(ms);  // the first step includes preparation
+  // The first step includes one-time preparations.
+  for (const double ms : {70.0, 50.0, 51.0, 49.0, 52.0}) times.add(ms);
   CHECK(times.median_ms() == 51);
   times.row();
-  times.add(0.9);  // the last step of a run, whose result was already there
+  times.add(0.9);  // the last step of a run, whose result is available immediately
   CHECK(times.median_ms() == 50);
   times.row();
   for (int i = 0; i < 100; ++i) times.add(i < 60 ? 10 : 1000);
-  CHECK(times.median_ms() == 10);  // the median of all steps since the last row
+  CHECK(times.median_ms() == 10);  // a median over several steps, not the last one alone
 }
 
-TEST_CASE("terminal: heartbeats thin out by default, and are as often as was asked for", "[terminal]") {
+TEST_CASE("terminal: heartbeats become rarer by default, or are as frequent as configured", "[terminal]") {
   const auto count = [](int64_t every, int64_t steps, double seconds) {
     int64_t due = 0;
     double since = 0;
@@ -121,7 +122,7 @@ TEST_CASE("terminal: heartbeats thin out by default, and are as often as was ask
   CHECK(heartbeat_due(-1, int64_t{1} << 62, 60));
 }
 
-TEST_CASE("terminal: durations and numbers as a person writes them", "[terminal]") {
+TEST_CASE("terminal: durations and numbers in readable units", "[terminal]") {
   CHECK(duration_text(59.9) == "59s");
   CHECK(duration_text(65) == "1m05s");
   CHECK(duration_text(7800) == "2h10m");
@@ -159,7 +160,7 @@ TEST_CASE("terminal: at most 12 lines before the first step say what is trained,
   }
 }
 
-TEST_CASE("terminal: nothing writes into the progress line, which fits", "[terminal]") {
+TEST_CASE("terminal: no other output corrupts the progress line, which fits", "[terminal]") {
   if (!require_script()) return;
   const TemporaryFolder folder;
   // An anomaly is printed while a progress line is open.
@@ -186,7 +187,7 @@ TEST_CASE("terminal: nothing writes into the progress line, which fits", "[termi
   CHECK(has(read_text(folder.file("run/ranks/rank_0.log")), "anomaly loss_plateau: "));
 }
 
-TEST_CASE("terminal: eval and generate show progress there, and elsewhere nothing", "[terminal]") {
+TEST_CASE("terminal: eval and generate show progress on a terminal only", "[terminal]") {
   if (!require_script()) return;
   const TemporaryFolder folder;
   REQUIRE(run_program("init " + kTiny + " --out " + folder.file("fresh")).exit_code == 0);
@@ -194,10 +195,10 @@ TEST_CASE("terminal: eval and generate show progress there, and elsewhere nothin
   const std::string from = " --device cpu --checkpoint " + folder.file("fresh") + " ",
                     eval = "eval" + from + "--batch 1 --seq 10 --data " + folder.file("text"),
                     generate = "generate" + from + "--prompt a --tokens 5 --seed 1 ";
-  const Outcome judged = on_terminal(folder, 80, eval);
-  INFO(judged.output);
-  CHECK(has(judged.output, "eval: 50 of 50 batches  "));
-  CHECK(has(judged.output, " tokens/s"));
+  const Outcome evaluated = on_terminal(folder, 80, eval);
+  INFO(evaluated.output);
+  CHECK(has(evaluated.output, "eval: 50 of 50 batches  "));
+  CHECK(has(evaluated.output, " tokens/s"));
   CHECK(run_command(TRIAD_PROGRAM " " + eval + " 2>&1 >/dev/null").output.empty());
   const Outcome written = on_terminal(folder, 80, generate + "--prompt b");
   INFO(written.output);

@@ -1,5 +1,5 @@
-// Whole runs of the program: the same bits twice, a resume to the exact bit, the contents of a run's folder, and how a
-// run is stopped.
+// Whole runs of the program: two runs give the same bits, a resume is exact to the bit, what a run's folder contains,
+// and how a run is stopped.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -54,7 +54,7 @@ std::vector<std::string> lines(const std::string& path) {
   return out;
 }
 
-// Waits until training.csv has the given number of rows, for three minutes at most.
+// Waits until training.csv has this number of rows, for three minutes at most.
 void wait_for_rows(const std::string& folder, size_t rows) {
   for (int i = 0; i < 180000 && lines(folder + "/training.csv").size() < rows + 1; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -73,10 +73,11 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
                  more + "--set train.save_every=7 --overwrite --resume " + folder.file("c/checkpoints/step_7")));
   CHECK(weights(folder.file("a")) == weights(folder.file("c")));
   CHECK(lines(folder.file("a/training.csv")).size() == 21);
-  CHECK(lines(folder.file("c/training.csv")).size() == 21);  // rows after the checkpoint were cut and written again
+  // The header and 20 steps: rows after the checkpoint were cut and written again.
+  CHECK(lines(folder.file("c/training.csv")).size() == 21);
 }
 
-// Single steps of the model of configs/tiny.json on a device, with access to its master weights.
+// Trains the model of configs/tiny.json on a device, one step at a time, and gives access to its master weights.
 struct SmallStep {
   SmallStep(Device device, const std::vector<std::string>& sets)
       : config(load_config(kTiny, sets).config), runtime(allocate_planned(config, device)), step(*runtime, config) {
@@ -93,7 +94,7 @@ struct SmallStep {
       out.push_back(static_cast<int32_t>((first + 7 * i) % config.model.vocab_size));
     return out;
   }
-  // Queues a step on the tokens that begin with `first`.
+  // Queues a step whose tokens begin with `first`.
   void queue(int64_t number, int32_t first) {
     const int64_t positions = config.train.seq_len * config.train.micro_batch_size;
     step.begin();
@@ -105,11 +106,11 @@ struct SmallStep {
   TrainStep step;
 };
 
-// The second of three queued steps reads a NaN weight; the third does not.
+// Queues three steps, of which the second reads a NaN weight and the third does not.
 void check_bad_step(Device device, const std::string& on_nonfinite) {
   SmallStep small(device, {"train.on_nonfinite=" + on_nonfinite, "runtime.cuda_graph=true"});
   const Params& params = small.step.model().params();
-  const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f: all gradients depend on it
+  const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f, on which all gradients depend
   REQUIRE(params.specs()[static_cast<size_t>(params.count() - 2)].name == "norm_f.weight");
   Context& ctx = small.runtime->ctx();
   small.queue(0, 1);
@@ -122,7 +123,7 @@ void check_bad_step(Device device, const std::string& on_nonfinite) {
   write(ctx, gain, bad.data());
   small.queue(1, 2);
   write(ctx, gain, good.data());
-  small.queue(2, 3);  // queued before the host reads the second result
+  small.queue(2, 3);  // queued before the host reads the result of the second step
   const TrainStep::Result second = small.step.result();
   CHECK(!second.finite);
   CHECK(second.bad_tensor == "the gradient of embed.weight");
@@ -138,7 +139,7 @@ void check_bad_step(Device device, const std::string& on_nonfinite) {
 
 }  // namespace
 
-TEST_CASE("train: a step that is not finite changes nothing, and with `stop` none after it does", "[train]") {
+TEST_CASE("train: a step that is not finite changes nothing, and with `stop` no later step does", "[train]") {
   for (const char* on_nonfinite : {"stop", "skip"}) check_bad_step(Device::cpu(), on_nonfinite);
 }
 
@@ -147,7 +148,7 @@ TEST_CASE("train: a step that is not finite changes nothing on the GPU either", 
   for (const char* on_nonfinite : {"stop", "skip"}) check_bad_step(Device::cuda(), on_nonfinite);
 }
 
-TEST_CASE("train: a recorded micro-step has the bits of one that is not", "[train][gpu]") {
+TEST_CASE("train: a micro-step replayed from a graph gives the bits of one that runs directly", "[train][gpu]") {
   if (!require_gpu()) return;
   for (const char* precision : {"fp32", "bf16"}) {
     std::vector<float> weights[2];
@@ -170,10 +171,10 @@ TEST_CASE("train: same seed, same bits, and resume to the exact bit", "[train]")
   check_same_bits_and_resume("cpu", "bf16");
 }
 
-TEST_CASE("train: a resume in the third file of the second epoch ends in the same bits", "[train]") {
+TEST_CASE("train: a resume in the third file of the second epoch ends with the same bits", "[train]") {
   constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // values of configs/tiny.json
   const TemporaryFolder folder;
-  const int64_t tokens[] = {100, 110, 180};  // so that sequences 5, 6 and 7 are in the third file alone
+  const int64_t tokens[] = {100, 110, 180};  // chosen so that only the third file contains sequences 5, 6 and 7
   const Philox random(1, 0);
   for (uint64_t file = 0; file < 3; ++file) {
     ShardWriter writer(folder.file("part" + std::to_string(file) + ".bin"), TokenWidth::u16);
@@ -210,7 +211,7 @@ TEST_CASE("train: same seed, same bits, and resume to the exact bit on the GPU",
   CHECK(weights(folder.file("false")) == weights(folder.file("true")));
 }
 
-TEST_CASE("train: killed at any moment, a resume ends in the same bits", "[train]") {
+TEST_CASE("train: a resume after a kill at any moment ends with the same bits", "[train]") {
   const TemporaryFolder folder;
   const std::string more = "--set train.steps=60 --set train.save_every=1 ";
   run(train_args(folder.file("whole"), "cpu", more));
@@ -243,7 +244,7 @@ void check_stops(const std::string& device) {
     CHECK(program.wait() == 0);
     CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
     CHECK(!fs::exists(out + "/.HALT"));
-    // Every step of the checkpoint has its row in training.csv.
+    // Every step before the checkpoint has a row in training.csv.
     const Json state = Json::parse(read_text(out + "/checkpoints/latest/state.json"));
     CHECK(static_cast<size_t>(state["step"].get<int64_t>()) + 1 == lines(out + "/training.csv").size());
   }
@@ -255,13 +256,13 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
 
 namespace {
 
-struct Told {
-  size_t survived = 0;  // number of signals survived
+struct SignalOutcome {
+  size_t survived = 0;  // number of signals that did not end the process
   std::vector<std::string> lines;
 };
 
-// Forks a process that handles stop signals, and sends it these, one after the other.
-Told after_signals(const std::vector<int>& signals, const std::string& log) {
+// Forks a process that handles stop signals, and sends these signals to it, one after another.
+SignalOutcome after_signals(const std::vector<int>& signals, const std::string& log) {
   const int child = fork();
   if (child == 0) {
     const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -275,15 +276,16 @@ Told after_signals(const std::vector<int>& signals, const std::string& log) {
   }
   int status = 0;
   waitpid(child, &status, 0);
-  Told told;
-  for (const std::string& line : lines(log)) line == "survived" ? void(++told.survived) : told.lines.push_back(line);
-  REQUIRE((WIFEXITED(status) && WEXITSTATUS(status) == (told.survived == signals.size() ? 0 : 1)));
-  return told;
+  SignalOutcome outcome;
+  for (const std::string& line : lines(log))
+    line == "survived" ? void(++outcome.survived) : outcome.lines.push_back(line);
+  REQUIRE((WIFEXITED(status) && WEXITSTATUS(status) == (outcome.survived == signals.size() ? 0 : 1)));
+  return outcome;
 }
 
 }  // namespace
 
-TEST_CASE("train: a stop signal ends the run at once where the messages before it said so, and only there", "[train]") {
+TEST_CASE("train: a stop signal ends the run at once if and only if an earlier message announced that", "[train]") {
   const TemporaryFolder folder;
   for (size_t n = 1; n <= 4; ++n)
     for (size_t bits = 0; bits < size_t{1} << n; ++bits) {
@@ -295,21 +297,21 @@ TEST_CASE("train: a stop signal ends the run at once where the messages before i
       }
       const int last = signals.back();
       signals.pop_back();
-      const Told before = after_signals(signals, folder.file("before"));
-      if (before.survived < signals.size()) continue;  // the process has already ended
-      bool promised = false;
+      const SignalOutcome before = after_signals(signals, folder.file("before"));
+      if (before.survived < signals.size()) continue;  // an earlier signal has already ended the process
+      bool announced = false;
       for (const std::string& line : before.lines)
-        promised = promised || has(line, last == SIGINT ? "; Ctrl-C " : " or SIGTERM again ends at once");
+        announced = announced || has(line, last == SIGINT ? "; Ctrl-C " : " or SIGTERM again ends at once");
       signals.push_back(last);
       INFO(names);
-      CHECK((after_signals(signals, folder.file("after")).survived < n) == promised);
-      // A launcher may send SIGTERM twice: this must leave time for the checkpoint.
-      if (names == " TERM TERM" || names == " INT TERM TERM") CHECK_FALSE(promised);
-      if (names == " INT INT" || names == " INT TERM INT" || names == " TERM INT TERM") CHECK(promised);
+      CHECK((after_signals(signals, folder.file("after")).survived < n) == announced);
+      // Launchers may send SIGTERM twice; the second must not prevent the checkpoint.
+      if (names == " TERM TERM" || names == " INT TERM TERM") CHECK_FALSE(announced);
+      if (names == " INT INT" || names == " INT TERM INT" || names == " TERM INT TERM") CHECK(announced);
     }
 }
 
-TEST_CASE("train: Ctrl-C is answered in the middle of a step, and a second one ends the run at once", "[train]") {
+TEST_CASE("train: Ctrl-C prints a message during a step, and a second one ends the run at once", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
   const std::string asleep = folder.file("asleep");
@@ -320,14 +322,15 @@ TEST_CASE("train: Ctrl-C is answered in the middle of a step, and a second one e
   wait_for_file(asleep + ".asleep");
   program.send(SIGINT);
   wait_for_text(log, "again ends at once\n");
-  const std::string told = read_text(log);
-  INFO(told);
-  const size_t rows = lines(out + "/training.csv").size();  // lines with the header: the number of steps begun
-  CHECK(has(told, "\ntriad: stops with a checkpoint when its step ends (step " + std::to_string(rows) +
-                      " has begun); Ctrl-C again ends at once\n"));
+  const std::string messages = read_text(log);
+  INFO(messages);
+  // The file has a header and one row per finished step, so its number of lines is the number of the running step.
+  const size_t rows = lines(out + "/training.csv").size();
+  CHECK(has(messages, "\ntriad: stops with a checkpoint when its step ends (step " + std::to_string(rows) +
+                          " has begun); Ctrl-C again ends at once\n"));
   program.send(SIGINT);
   CHECK(program.wait() == 1);
-  CHECK(fs::exists(asleep));  // the step has not ended, because its matrix product sleeps
+  CHECK(fs::exists(asleep));  // the injected fault still sleeps in a matrix product, so the step has not ended
   CHECK_FALSE(fs::exists(out + "/checkpoints"));
 }
 
@@ -335,7 +338,7 @@ TEST_CASE("train: .HALT and SIGTERM stop a run on the GPU too", "[train][gpu]") 
   if (require_gpu()) check_stops("cuda");
 }
 
-TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[train]") {
+TEST_CASE("train: checkpoints are written concurrently with the steps, and old ones are removed", "[train]") {
   const TemporaryFolder folder;
   const std::string often = "--set train.steps=9 --set train.save_every=1 ";
   run(train_args(folder.file("all"), "cpu", often + "--set train.keep_last=0"));
@@ -352,7 +355,7 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
   const std::string log = read_text(folder.file("usual/ranks/rank_0.log"));
   for (int step = 0; step <= 9; ++step)
     CHECK(has(log, fmt::format("checkpoint {}/checkpoints/step_{}, written in ", folder.file("usual"), step)));
-  // Each checkpoint contains the state of its own step, although later steps ran while it was being written.
+  // Each checkpoint contains the state of its own step, although later steps run while it is being written.
   run(train_args(folder.file("five"), "cpu", "--set train.steps=9 --set train.save_every=5"));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     CHECK(read_text(folder.file("all/checkpoints/step_5/") + file) ==
@@ -368,10 +371,10 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
   CHECK(written == 10);
 }
 
-TEST_CASE("train: the time of the first checkpoint is not the first step's", "[train]") {
+TEST_CASE("train: the time of the first checkpoint is not counted as the first step's", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  // The slowed disk makes the checkpoint take seconds.
+  // The disk is slowed down, so that a checkpoint takes seconds.
   run(train_args(out, "cpu", "--set train.steps=1 --set train.save_every=1000"),
       with_faults("TRIAD_SLOW_SYNC='0.2 /checkpoints'"));
   std::istringstream row(lines(out + "/training.csv").at(1));
@@ -388,7 +391,7 @@ TEST_CASE("train: the time of the first checkpoint is not the first step's", "[t
   CHECK(std::stod(row_ms) < step_ms + 500 * write_s);
 }
 
-TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
+TEST_CASE("train: a run's folder contains its tables, config, metrics and weights", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   write_text(folder.file("text.txt"), read_text(TRIAD_SOURCE_DIR "/train/trainer.cpp"));
@@ -447,7 +450,7 @@ TEST_CASE("model: the M7C shape has 195 tensors and its parameter counts", "[mod
   CHECK(param_specs(cpu.model).size() == 195);
   CHECK(count_parameters(cpu.model) == 78295332);
   CHECK(count_parameters(load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json", {}).config.model) == 155096868);
-  // Mean number of selected tokens per row.
+  // The expected mean number of selected tokens of a row.
   for (const auto& [T, mean] : {std::pair{512, 256.5}, {2048, 752.5}, {4096, 872.5}})
-    CHECK(attended_pairs(cpu.model, T).sel / T == mean);
+    CHECK(attended_pairs(cpu.model, AttentionKind::nsa, T).sel / T == mean);
 }

@@ -27,15 +27,15 @@ const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 Config config_with(const std::vector<std::string>& sets = {}) { return load_config(kTiny, sets).config; }
 
-// Waits until a rank has logged more than `before` heartbeats `msg`, three minutes at most, since machines that run
-// tests are busy.
+// Waits until a rank has logged more than `before` heartbeats with this msg, and returns the last of them. Fails after
+// three minutes, a limit for machines that are busy.
 Json wait_for_heartbeat(const std::string& folder, int rank, const std::string& msg, size_t before = 0) {
   for (int i = 0; i < 1800; ++i) {
     const std::vector<Json> found = heartbeats(folder, rank, msg);
     if (found.size() > before) return found.at(before);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  FAIL("rank " << rank << " never told of \"" << msg << "\"");
+  FAIL("rank " << rank << " never logged \"" << msg << "\"");
   return {};
 }
 
@@ -46,15 +46,15 @@ std::string stack_dump(const std::string& folder, int rank) {
   return "";
 }
 
-// From now on writing a stack dump hangs: its file names are pipes without a reader.
+// Makes writing a stack dump hang from now on: the names of the dump's files are taken by pipes without a reader.
 void make_dumps_hang(const std::string& folder) {
   const std::time_t now = std::time(nullptr);
   for (int i = 0; i < 300; ++i)
     REQUIRE(mkfifo((folder + "/stackdump_rank0_" + std::to_string(now + i) + ".txt").c_str(), 0600) == 0);
 }
 
-// The op in whose matrix product the process sleeps, from the dump's own stack. For a product inside another op it is
-// the outer op.
+// Returns the op in whose matrix product the process sleeps, according to the dump's own stack. Of nested ops it is the
+// outer one.
 std::string sleeping_op(const std::string& dump) {
   REQUIRE(has(dump, "cblas_sgemm"));
   for (const std::string op : {"classifier_forward_backward", "linear_silu_forward", "linear_silu_backward"})
@@ -62,7 +62,7 @@ std::string sleeping_op(const std::string& dump) {
   return "matmul";
 }
 
-// Arguments of a run that ends only when it is stopped.
+// Returns the arguments of a run that ends only when it is stopped.
 std::string endless(const std::string& out, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out +
          " --set train.steps=100000000 --set train.allow_unsafe=true --set log.every=1000 " + more;
@@ -74,7 +74,7 @@ void halt(const std::string& folder) { write_text(folder + "/.HALT", ""); }
 
 }  // namespace
 
-TEST_CASE("watchdog: slow is what still moves, hung what does not", "[watchdog]") {
+TEST_CASE("watchdog: a rank that advances slowly is slow, one that does not advance is hung", "[watchdog]") {
   const Config config = config_with({"log.hang_s=30", "log.slow_s=10", "log.slow_factor=5"});
   StallRule rule(config);
   using State = StallRule::State;
@@ -88,19 +88,20 @@ TEST_CASE("watchdog: slow is what still moves, hung what does not", "[watchdog]"
   };
   for (int i = 0; i < 20; ++i) CHECK(look(1, true, true) == State::advancing);
   CHECK(*rule.usual_s() == Approx(1));
-  for (int i = 0; i < 9; ++i) CHECK(look(1, true, false) == State::advancing);  // above 5 x 1 s, below log.slow_s
+  // The step now takes longer than log.slow_factor (5) times the usual 1 s, but less than log.slow_s (10 s).
+  for (int i = 0; i < 9; ++i) CHECK(look(1, true, false) == State::advancing);
   CHECK(look(1, true, false) == State::slow);
   for (int i = 0; i < 29; ++i) CHECK(look(1, false, false) == State::slow);
   CHECK(look(1, false, false) == State::hung);
   CHECK(rule.still_s() == Approx(30));
   CHECK(look(1, true, false) == State::slow);
   CHECK(look(1, true, true) == State::advancing);
-  // A device that advances while the host waits for it is no hang.
+  // A rank is not hung if its device advances while the host waits for it.
   for (int i = 0; i < 100; ++i) {
     ++place.device_mark;
     CHECK(look(1, false, i % 5 == 0) == State::advancing);
   }
-  // Only steps can be slow, and a checkpoint may take as long as other ranks would wait for it.
+  // Only steps can be slow. A checkpoint may take as long as the timeout of other ranks.
   place.stage = Stage::evaluation;
   for (int i = 0; i < 100; ++i) CHECK(look(1, true, false) == State::advancing);
   place.stage = Stage::checkpoint;
@@ -108,7 +109,7 @@ TEST_CASE("watchdog: slow is what still moves, hung what does not", "[watchdog]"
   CHECK(look(1, false, false) == State::hung);
 }
 
-TEST_CASE("watchdog: the first steps are not slow: nobody knows yet what is usual", "[watchdog]") {
+TEST_CASE("watchdog: the first steps are never slow, because the usual duration is not known yet", "[watchdog]") {
   const Config config = config_with();
   StallRule rule(config);
   Progress::Position place{.stage = Stage::forward};
@@ -118,7 +119,7 @@ TEST_CASE("watchdog: the first steps are not slow: nobody knows yet what is usua
   }
 }
 
-TEST_CASE("watchdog: an evaluation, whose batches go forward too, is no slow step", "[watchdog]") {
+TEST_CASE("watchdog: an evaluation, which has forward passes too, is not a slow step", "[watchdog]") {
   Runtime runtime({.device = Device::cpu(), .arena_bytes = 1 << 20, .scratch_bytes = 1 << 16});
   Context& ctx = runtime.ctx();
   Progress progress(Device::cpu());
@@ -150,30 +151,30 @@ TEST_CASE("watchdog: an evaluation, whose batches go forward too, is no slow ste
   CHECK(batch() == State::slow);
 }
 
-TEST_CASE("watchdog: a rank that waits tells where it is before others can call it hung", "[watchdog]") {
+TEST_CASE("watchdog: a waiting rank logs its position before others can report it as hung", "[watchdog]") {
   const TemporaryFolder folder;
   const Config config = config_with({"log.hang_s=3"});
   const Device cpu = Device::cpu();
   const std::unique_ptr<Comm> comm = make_self_comm(cpu);
   const Progress progress(cpu);
-  std::vector<std::string> told;
+  std::vector<std::string> messages;
   std::atomic<bool> hung = false;
   {
     Watchdog watchdog(progress, *comm, cpu, config, folder.path(), 0,
                       {.heartbeat =
                            [&](int64_t, const std::string& msg, const Json&) {
-                             told.push_back(msg);
+                             messages.push_back(msg);
                              hung = hung || msg == "hung";
                            },
                        .alert = [](const std::string&) {}});
     for (int i = 0; i < 1800 && !hung; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  REQUIRE(told.size() >= 2);
-  CHECK(told.front() == "progress");
-  CHECK(told.back() == "hung");
+  REQUIRE(messages.size() >= 2);
+  CHECK(messages.front() == "progress");
+  CHECK(messages.back() == "hung");
 }
 
-TEST_CASE("watchdog: a rank asleep is hung, and its dump says in which op; who waits for it says so", "[watchdog]") {
+TEST_CASE("watchdog: a sleeping rank is hung, its dump names the op, and waiting ranks name the rank", "[watchdog]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
@@ -191,7 +192,7 @@ TEST_CASE("watchdog: a rank asleep is hung, and its dump says in which op; who w
   CHECK(has(asleep["at"], "within " + sleeping_op(dump)));
   CHECK(has(dump, "rank 1 of 2"));
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
-  // The dump shows where the main thread sleeps, who called it, and the other threads.
+  // The dump shows the function in which the main thread sleeps, its callers, and the other threads.
   CHECK(has(dump, "nanosleep"));
   CHECK(has(dump, "Trainer::run_steps"));
   CHECK(has(dump, "\"watchdog\""));
@@ -201,13 +202,13 @@ TEST_CASE("watchdog: a rank asleep is hung, and its dump says in which op; who w
   CHECK(has(read_text(log), "rank 1: HUNG"));
 }
 
-TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
+TEST_CASE("watchdog: a step that is slowed down is slow, not hung", "[watchdog]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
   BackgroundProgram program(endless(out, "--set log.hang_s=20 --set log.slow_s=1"), asleep_while(sleeps, 0, "0.2"),
                             log);
   wait_for_heartbeat(out, 0, "step_end", 2);
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // meanwhile the usual duration of a step is updated
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // meanwhile the watchdog updates the usual duration of a step
   const size_t before = heartbeats(out, 0, "slow").size(), recovered = heartbeats(out, 0, "recovered").size();
   write_text(sleeps, "");
   const Json slow = wait_for_heartbeat(out, 0, "slow", before);
@@ -221,14 +222,14 @@ TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
   CHECK(heartbeats(out, 0, "hung").empty());
   CHECK(stack_dump(out, 0).empty());
   CHECK(has(read_text(log), "SLOW, still advancing"));
-  // Every heartbeat has the schema's version; values that need a GPU are null.
+  // Every heartbeat has the version of its schema. Values that need a GPU are null.
   const Json boot = heartbeats(out, 0, "boot").at(0);
   CHECK(boot["schema"] == 1);
   for (const char* key : {"gpu_used_mib", "gpu_util_pct", "power_w"}) CHECK(boot.at(key).is_null());
   CHECK(boot["host_mib"] > 1);
 }
 
-TEST_CASE("watchdog: a hang ends the run where that is asked for", "[watchdog]") {
+TEST_CASE("watchdog: a hang ends the run if configured", "[watchdog]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), sleeps = folder.file("sleeps");
   BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),
@@ -241,7 +242,7 @@ TEST_CASE("watchdog: a hang ends the run where that is asked for", "[watchdog]")
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
 }
 
-TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]") {
+TEST_CASE("watchdog: a hang ends the run although the disk hangs, too", "[watchdog]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
   BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),
@@ -249,15 +250,14 @@ TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]
   wait_for_heartbeat(out, 0, "step_end", 2);
   make_dumps_hang(out);
   write_text(sleeps, "");
-  // The matrix product and the stack dump would both block forever: a time limit ends the process. It writes
-  // .anomaly_type before the dump and the heartbeat "hung" after it.
+  // Both the matrix product and the stack dump would block forever, so the watchdog's time limit ends the process. It
+  // writes .anomaly_type before the dump and the heartbeat "hung" after it.
   CHECK(program.wait() == 1);
   CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));
   CHECK(heartbeats(out, 0, "hung").empty());
 }
 
-TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog waits for a disk that hangs",
-          "[watchdog]") {
+TEST_CASE("watchdog: an error is printed and ends the run while the watchdog waits for a hanging disk", "[watchdog]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
   BackgroundProgram program(endless(out, ""), "", log);
@@ -266,13 +266,14 @@ TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog wait
   program.send(SIGUSR1);
   std::this_thread::sleep_for(std::chrono::seconds(2));
   CHECK(heartbeats(out, 0, "stackdump").empty());
-  const rlimit limit{100000, 100000};  // bytes: heartbeats exceed this soon, the log does not
+  const rlimit limit{100000, 100000};  // bytes: the heartbeats soon exceed this limit, the log does not
   REQUIRE(prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
   wait_for_text(log, "File too large");
   CHECK(program.wait() == 1);
 }
 
-TEST_CASE("watchdog: SIGUSR1 before main ends nothing, and is answered when the watchdog is there", "[watchdog]") {
+TEST_CASE("watchdog: SIGUSR1 before main does not end the process, and is handled once the watchdog runs",
+          "[watchdog]") {
   const std::string early = with_faults("TRIAD_EARLY_USR1=1");
   CHECK(run_program("--version", early).exit_code == 0);
   if (!require_mpirun()) return;
@@ -306,7 +307,7 @@ TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") 
   CHECK(has(dump, "main  [triad+"));
 }
 
-TEST_CASE("watchdog: whoever wants to is called on SIGUSR1", "[watchdog]") {
+TEST_CASE("watchdog: registered functions are called on SIGUSR1", "[watchdog]") {
   const TemporaryFolder folder;
   const Config config = config_with();
   const Device cpu = Device::cpu();
@@ -330,7 +331,7 @@ TEST_CASE("watchdog: a stack dump has every thread, by name", "[watchdog]") {
     while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   std::string text;
-  // A new thread has no name yet, and one that gets no CPU for a second does not answer.
+  // A new thread has no name at first, and a thread that gets no CPU time for a second is dumped as "no answer".
   for (int i = 0; i < 60 && (!has(text, "\"otherthread\"") || has(text, "no answer")); ++i) text = dump_stacks();
   stop = true;
   other.join();
@@ -349,7 +350,8 @@ TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {
   CHECK_FALSE(Nvml("ffff:ff:1f.0").sample().used_mib);
 }
 
-TEST_CASE("watchdog: a GPU's NVML values, and the marks its stream leaves, in a graph too", "[watchdog][gpu]") {
+TEST_CASE("watchdog: a GPU's NVML values, and the position that its stream records, in a graph too",
+          "[watchdog][gpu]") {
   if (!require_gpu()) return;
   const Device gpu = Device::cuda();
   const GpuUse use = Nvml(backend::pci_address(gpu)).sample();
@@ -368,7 +370,8 @@ TEST_CASE("watchdog: a GPU's NVML values, and the marks its stream leaves, in a 
   Graph graph(gpu);
   graph.record(ctx, [&] { report_stage(ctx, Stage::forward, 5); });
   ctx.stream.synchronize();
-  CHECK(progress.position().device_text() == "backward of layer 3");  // recording a graph does not run its kernels
+  // A graph that is recorded does not run its kernels.
+  CHECK(progress.position().device_text() == "backward of layer 3");
   graph.launch(ctx.stream);
   ctx.stream.synchronize();
   CHECK(progress.position().device_text() == "forward of layer 5");

@@ -15,20 +15,18 @@
 #include "engine/check.h"
 #include "engine/process/parse.h"
 #include "kernels/common/op_case_args.h"
-#include "model/activations.h"
 #include "tools/bench/attention_parts.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/document_mix.h"
 #include "tools/options.h"
 
 namespace triad {
 
 namespace {
 
-constexpr int kWin = static_cast<int>(Branch::win);
-
 struct AttentionOptions {
   std::vector<std::string> shapes = {"8x2048x12x2x64", "1x8192x64x4x128", "1x65536x12x2x64", "1x65536x64x4x128"};
-  std::vector<std::string> data = {"randn"}, text;
+  std::vector<std::string> documents = {""}, data = {"randn"}, text;
   int64_t layer = -1;
   AttentionKind attention = AttentionKind::nsa;
   bool nondeterministic = false;
@@ -36,8 +34,8 @@ struct AttentionOptions {
   BenchOptions common;
 };
 
-// Parses BxTxHqxHkvxd: batch, tokens, query heads, key/value heads, head width. d may be 192v128: the width of query
-// and key heads, then of value heads.
+// Parses BxTxHqxHkvxd: batch, tokens, query heads, key/value heads, head width. d may have the form 192v128: the width
+// of query and key heads, then that of value heads.
 AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o) {
   std::vector<int64_t> sizes;
   std::string digits;
@@ -58,7 +56,7 @@ AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o)
   if (!valid)
     fail_usage("--shapes: {} is not BxTxHqxHkvxd with heads of at most 256, as 8x2048x12x2x64 or 1x4096x16x4x192v128",
                text);
-  AttentionProblem p{text, sizes[0], sizes[1], {}};
+  AttentionProblem p{.name = text, .B = sizes[0], .T = sizes[1], .config = {}};
   p.config.n_heads = sizes[2], p.config.n_kv_groups = sizes[3];
   p.config.d_k = sizes[4], p.config.d_v = sizes.back();
   p.config.attention = o.attention;
@@ -67,11 +65,11 @@ AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o)
   return p;
 }
 
-// Device memory of a problem in bytes, found by a dry run.
+// Device memory that a problem needs, in bytes, found by a dry run.
 struct Memory {
-  int64_t arena = 0;  // total
+  int64_t arena = 0;  // total size of the arena
   int64_t saved = 0, scratch_forward = 0, scratch_backward = 0;
-  int64_t peak = 0;  // over forward and backward, without q, k and v: comparable with PyTorch's peak
+  int64_t peak = 0;  // peak over forward and backward without q, k and v, as PyTorch's peak is counted
 };
 Memory plan(const AttentionProblem& p, Device device, DType dtype, bool deterministic) {
   Memory m;
@@ -86,7 +84,7 @@ Memory plan(const AttentionProblem& p, Device device, DType dtype, bool determin
     m.saved = saved_bytes(t.saved);
     m.peak = m.saved + t.dqkv.bytes() + t.dout.bytes() + t.dq.bytes() + m.scratch_backward;
     if (!t.dq_group.empty()) m.peak += t.dq_group.bytes();
-    if (t.out.data != t.saved.o[kWin].data) m.peak += t.out.bytes();
+    if (!t.out.empty()) m.peak += t.out.bytes();
   }
   m.arena += align_up(std::max(m.scratch_forward, m.scratch_backward));
   return m;
@@ -101,7 +99,7 @@ struct AttentionBench {
       .what = "attention", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 };
 
-// Distributed as fresh weights are: N(0, 0.02).
+// Random numbers for a weight, distributed as fresh weights are: N(0, 0.02).
 std::vector<std::byte> random_weight(const Tensor& w) {
   constexpr double kStd = 0.02;
   const Philox random(1, 1);
@@ -114,7 +112,8 @@ std::vector<std::byte> random_weight(const Tensor& w) {
 std::string case_name(const AttentionProblem& p, const std::string& data, bool nondeterministic) {
   std::string name = p.name + " " + data;
   const NsaConfig &n = p.config.nsa, usual;
-  if (!p.config.dense() &&
+  if (!p.documents.empty()) name += " documents " + p.documents;
+  if (p.config.has_nsa() &&
       (n.l != usual.l || n.d != usual.d || n.l_sel != usual.l_sel || n.n_sel != usual.n_sel || n.w != usual.w))
     name += fmt::format(" l{} d{} l'{} n{} w{}", n.l, n.d, n.l_sel, n.n_sel, n.w);
   if (nondeterministic) name += " nondeterministic";
@@ -169,7 +168,7 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
   const std::vector<std::byte> qkv = drawn ? random_qkv(p, bench.dtype, data == "local" ? kLocalDrift : 0, normals)
                                            : trained_qkv(p, data, {o.text, o.layer}, bench.device, bench.dtype);
   const std::string name = case_name(p, drawn ? data : "trained", o.nondeterministic),
-                    op = p.config.dense() ? "dense" : "attention";
+                    op = p.config.has_nsa() ? "attention" : "dense";
   const Memory memory = plan(p, bench.device, bench.dtype, !o.nondeterministic);
   const int64_t free = backend::info(bench.device).free_bytes;
   if (memory.arena > free) {
@@ -190,6 +189,7 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
         random_rows(p.B * p.T, p.config.n_heads, p.config.d_v, bench.dtype, Normals(3)).data());
   zero(ctx, t.dq);
   for (const Tensor& w : t.drawn_weights) write(ctx, w, random_weight(w).data());
+  if (!p.bounds.empty()) write(ctx, t.bounds, p.bounds.data());
 
   const AttentionParts parts(bench.device, p, t, bench.dtype);
   for (const AttentionPart& part : parts.all()) part.work(ctx);
@@ -211,7 +211,7 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
       rows.back()["peak_bytes"] = memory.peak;
     }
   }
-  const Json overlap = p.config.dense() ? Json() : overlap_json(ctx, t.saved.block_index);
+  const Json overlap = p.config.has_nsa() ? overlap_json(ctx, t.saved.nsa.block_index) : Json();
   if (!overlap.is_null()) rows.back()["lists"] = overlap;
   if (!bench.json) print_case(name, rows, memory, overlap);
   if (!bench.json && bench.device.is_cuda()) fmt::print("{}\n", ctx.routes.summary());
@@ -220,7 +220,13 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
 
 void run_attention(const AttentionOptions& o) {
   std::vector<AttentionProblem> problems;
-  for (const std::string& shape : o.shapes) problems.push_back(parse_shape(shape, o));
+  for (const std::string& shape : o.shapes)
+    for (const std::string& mix : o.documents) {
+      AttentionProblem& p = problems.emplace_back(parse_shape(shape, o));
+      if (mix.empty()) continue;
+      p.documents = mix;
+      p.bounds = mixed_bounds(mix, p.B, p.T);
+    }
   o.common.check_files();
   const Device device = o.common.chosen_device();
   AttentionBench bench{.device = device, .dtype = o.common.chosen_dtype(device), .json = o.common.json};
@@ -241,6 +247,12 @@ CLI::App* add_bench_attention(CLI::App& bench) {
           "a head (192v128: keys of 192, values of 128)")
       ->delimiter(',')
       ->capture_default_str();
+  verb->add_option(
+          "--documents", o->documents,
+          "lengths of the documents that are packed into the rows: comma-separated mixes, each with as many tokens as "
+          "the shape: 8x16384 (8 documents of 16,384 tokens), 1x60000+5000x1, or lognormal:MEAN:TOTAL[:SIGMA] "
+          "(default: every row is one document)")
+      ->delimiter(',');
   verb->add_option(
           "--data", o->data,
           "inputs, comma-separated: randn (independent normal numbers), local (q and k change slowly from token "

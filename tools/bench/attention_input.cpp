@@ -7,9 +7,19 @@
 #include "engine/check.h"
 #include "io/data/dataset.h"
 #include "kernels/common/op_case_args.h"
+#include "model/attention.h"
 #include "train/inference.h"
 
 namespace triad {
+
+int64_t AttentionProblem::most_documents() const {
+  int64_t most = 0, count = 0;
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    most = std::max(most, ++count);
+    if (bounds[i] % T == 0) count = 0;
+  }
+  return most;
+}
 
 namespace {
 
@@ -44,7 +54,7 @@ std::vector<std::byte> random_qkv(const AttentionProblem& p, DType dtype, double
     for (int64_t h = 0; h < count; ++h, columns += width) heads.push_back({columns, width, drifts});
   };
   add(p.config.n_heads, p.config.d_k, true);
-  for (int branch = p.config.dense() ? static_cast<int>(Branch::win) : 0; branch < 3; ++branch) {
+  for (int pair = 0; pair < kv_pairs(p.config.attention); ++pair) {
     add(p.config.n_kv_groups, p.config.d_k, true);
     add(p.config.n_kv_groups, p.config.d_v, false);
   }
@@ -72,7 +82,7 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
                       .dtype = dtype,
                       .batch = p.B,
                       .seq_len = p.T,
-                      .training = true});  // keeps the activations of every layer
+                      .training = true});  // a training model keeps the activations of every layer
   const ModelConfig& c = loaded.config().model;
   if (c.n_heads != p.config.n_heads || c.n_kv_groups != p.config.n_kv_groups || c.d_k != p.config.d_k ||
       c.d_v != p.config.d_v || c.attention != p.config.attention)
@@ -102,7 +112,8 @@ Overlap overlap_of(const std::vector<int32_t>& lists, int64_t B, int64_t T, int6
   };
   int64_t longest = 0;
   for (int64_t t = 0; t < T; ++t) longest = std::max<int64_t>(longest, length(list(0, t, 0)));
-  // Mean over runs of R consecutive tokens of |union of their lists| / longest.
+  // The mean, over all runs of R consecutive tokens, of the number of distinct blocks in their lists divided by
+  // `longest`.
   const auto mean_union = [&](int64_t R) {
     double sum = 0;
     int64_t count = 0;

@@ -1,7 +1,6 @@
 #include "tools/bench/attention_parts.h"
 
 #include "kernels/common/op_case_args.h"
-#include "model/flops.h"
 
 namespace triad {
 
@@ -10,51 +9,28 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-}  // namespace
-
-int64_t saved_bytes(const NsaSaved& s) {
-  int64_t bytes = 0;
-  for (const Tensor& t :
-       {s.k_cmp, s.v_cmp, s.block_index, s.gate, s.o[0], s.o[1], s.o[2], s.lse[0], s.lse[1], s.lse[2]})
-    if (!t.empty()) bytes += t.bytes();
-  return bytes;
-}
-
-AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DType dtype) {
+// Allocates the tensors that dense attention does not need: NSA's output, its weights and their gradients, and the
+// tensors that one part writes and another reads.
+void allocate_nsa(AttentionTensors& t, Arena& arena, const AttentionProblem& p, DType dtype) {
   const ModelConfig& c = p.config;
   const DType acc = acc_dtype(dtype);
-  const int64_t B = p.B, T = p.T, Hq = c.n_heads, Hkv = c.n_kv_groups;
+  const int64_t B = p.B, T = p.T, Hq = c.n_heads, Hkv = c.n_kv_groups, l = c.nsa.l;
   const auto alloc = [&](const char* name, DType type, const Shape& shape) {
     return arena.alloc(MemTag::activations, name, type, shape);
   };
-  AttentionTensors t;
-  t.qkv = alloc("qkv", dtype, {B * T, qkv_width(c)});
-  t.dqkv = alloc("dqkv", dtype, {B * T, qkv_width(c)});
-  t.dout = alloc("dout", dtype, {B, T, Hq, c.d_v});
-  t.dq = alloc("dq", acc, {B, T, Hq, c.d_k});
+  const NsaSaved& s = t.saved.nsa;
+  t.out = alloc("out", dtype, {B, T, Hq, c.d_v});
   t.delta = alloc("delta", acc, {3, B, T, Hq});
   t.rounding_unit = alloc("rounding_unit", acc, {B, T, Hq});
-  for (int b = c.dense() ? kWin : 0; b < 3; ++b) {
-    t.saved.o[b] = alloc("o", dtype, {B, T, Hq, c.d_v});
-    t.saved.lse[b] = alloc("lse", acc, {B, T, Hq});
-  }
-  t.out = c.dense() ? t.saved.o[kWin] : alloc("out", dtype, {B, T, Hq, c.d_v});
-  if (c.dense()) return t;
-  const int64_t Tc = compressed_length(T, c.nsa.l, c.nsa.d);
-  t.saved.k_cmp = alloc("k_cmp", dtype, {B, Tc, Hkv, c.d_k});
-  t.saved.v_cmp = alloc("v_cmp", dtype, {B, Tc, Hkv, c.d_v});
-  t.saved.block_index = alloc("block_index", DType::i32, {B, T, Hkv, c.nsa.n_sel});
-  t.saved.gate = alloc("gate", acc, {3, B, T, Hkv});
-  t.dk_cmp = alloc("dk_cmp", acc, t.saved.k_cmp.shape());
-  t.dv_cmp = alloc("dv_cmp", acc, t.saved.v_cmp.shape());
+  t.dk_cmp = alloc("dk_cmp", acc, s.k_cmp.shape());
+  t.dv_cmp = alloc("dv_cmp", acc, s.v_cmp.shape());
   t.dq_group = alloc("dq of groups", acc, {B, T, Hkv, c.d_k});
-  t.dgate = alloc("dgate", acc, t.saved.gate.shape());
+  t.dgate = alloc("dgate", acc, s.gate.shape());
   const auto weight = [&](ConstTensor& w, Tensor& dw, const Shape& shape) {
     t.drawn_weights.push_back(alloc("weight", dtype, shape));
     w = t.drawn_weights.back();
     dw = alloc("weight gradient", acc, shape);
   };
-  const int64_t l = c.nsa.l;
   const auto phi = [&](PhiWeights& w, PhiGrads& dw, int64_t D) {
     if (c.nsa.phi == Phi::conv) weight(w.w, dw.w, {l, D});
     if (c.nsa.phi != Phi::mlp) return;
@@ -68,107 +44,151 @@ AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DTy
   weight(t.weights.gate.fc1_b, t.weight_grads.gate.fc1_b, {c.d_k / 2});
   weight(t.weights.gate.fc2_w, t.weight_grads.gate.fc2_w, {3, c.d_k / 2});
   weight(t.weights.gate.fc2_b, t.weight_grads.gate.fc2_b, {3});
+}
+
+// The attended pairs of one head: the sum over all documents divided by the number of sequences.
+AttendedPairs mean_pairs(const AttentionProblem& p) {
+  const ModelConfig& c = p.config;
+  if (p.bounds.empty()) return attended_pairs(c, c.attention, p.T);
+  AttendedPairs sum;
+  for (size_t i = 1; i < p.bounds.size(); ++i) {
+    const AttendedPairs one = attended_pairs(c, c.attention, p.bounds[i] - p.bounds[i - 1]);
+    sum.cmp += one.cmp, sum.sel += one.sel, sum.win += one.win, sum.dense += one.dense;
+  }
+  const double B = static_cast<double>(p.B);
+  return {sum.cmp / B, sum.sel / B, sum.win / B, sum.dense / B};
+}
+
+}  // namespace
+
+int64_t saved_bytes(const AttentionSaved& saved) {
+  const NsaSaved& s = saved.nsa;
+  int64_t bytes = 0;
+  for (const Tensor& t : {s.k_cmp, s.v_cmp, s.block_index, s.gate, s.o[0], s.o[1], s.o[2], s.lse[0], s.lse[1], s.lse[2],
+                          saved.dense.o, saved.dense.lse})
+    if (!t.empty()) bytes += t.bytes();
+  return bytes;
+}
+
+AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DType dtype) {
+  const ModelConfig& c = p.config;
+  const int64_t B = p.B, T = p.T, Hq = c.n_heads, width = qkv_width(c, c.attention);
+  const AllocTensor alloc = [&](const std::string& name, DType type, const Shape& shape) {
+    return arena.alloc(MemTag::activations, name, type, shape);
+  };
+  AttentionTensors t;
+  t.qkv = alloc("qkv", dtype, {B * T, width});
+  t.dqkv = alloc("dqkv", dtype, {B * T, width});
+  t.dout = alloc("dout", dtype, {B, T, Hq, c.d_v});
+  t.dq = alloc("dq", acc_dtype(dtype), {B, T, Hq, c.d_k});
+  t.saved = alloc_attention(c, c.attention, B, T, dtype, alloc, alloc);
+  if (c.attention == AttentionKind::nsa) allocate_nsa(t, arena, p, dtype);
+  if (!p.bounds.empty()) {
+    const auto table = [&](const char* name, const Shape& shape) { return alloc(name, DType::i32, shape); };
+    t.bounds = table("bounds", {static_cast<int64_t>(p.bounds.size())});
+    t.documents = {table("begin", {B, p.T}), table("end", {B, p.T}), table("first_block", {B, p.T}),
+                   table("block_begin", {B, block_ids(p.T, c.nsa.l_sel, p.most_documents())})};
+  }
   return t;
 }
 
 AttentionParts::AttentionParts(Device device, const AttentionProblem& p, const AttentionTensors& t, DType dtype)
-    : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))) {
-  const QkvViews views = split_qkv(t.qkv, c_, p.B, p.T), dviews = split_qkv(t.dqkv, c_, p.B, p.T);
-  in_.q = views.q;
-  grad_.dq = t.dq, grad_.dq_group = t.dq_group;
-  for (int b = 0; b < 3; ++b) in_.k[b] = views.k[b], in_.v[b] = views.v[b];
-  grad_.k = dviews.k, grad_.v = dviews.v;
-  Runtime dry({.device = device, .planning = true});
-  Scratch::Scope scope(dry.scratch());
-  has_rounding_unit_ = !make_rounding_unit(dry.ctx(), scope).empty();
-  if (c_.dense()) {
-    add_dense();
-  } else {
-    add_nsa_forward();
-    add_nsa_backward();
+    : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))), pairs_(mean_pairs(p)) {
+  const QkvViews views = split_qkv(t.qkv, c_, c_.attention, p.B, p.T),
+                 dviews = split_qkv(t.dqkv, c_, c_.attention, p.B, p.T);
+  if (!p.bounds.empty()) add_document_tables();
+  switch (c_.attention) {
+    case AttentionKind::dense:
+      add_dense(dense_in(views, t.documents), {t.dq, dviews.k[0], dviews.v[0]});
+      break;
+    case AttentionKind::nsa: {
+      in_ = nsa_in(views, t.documents);
+      grad_ = {t.dq, t.dq_group, dviews.k, dviews.v, {}};
+      Runtime dry({.device = device, .planning = true});
+      Scratch::Scope scope(dry.scratch());
+      has_rounding_unit_ = !make_rounding_unit(dry.ctx(), scope).empty();
+      add_nsa_forward();
+      add_nsa_backward();
+      break;
+    }
   }
 }
 
 Tensor AttentionParts::make_rounding_unit(Context& ctx, Scratch::Scope& scope) const {
-  std::vector<RoundingUnitBranch> branches;
-  const NsaSaved& s = t_.saved;
-  if (c_.dense()) {
-    branches = {{in_.k[kWin], in_.v[kWin], {}, t_.delta[kWin]}};
-  } else {
-    branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], t_.delta[kCmp]},
-                {in_.k[kSel], in_.v[kSel], s.gate[kSel], t_.delta[kSel]},
-                {in_.k[kWin], in_.v[kWin], s.gate[kWin], t_.delta[kWin]}};
-  }
-  return attend_rounding_unit(ctx, scope, t_.dq, t_.dout, in_.q, branches);
+  const NsaSaved& s = t_.saved.nsa;
+  return attend_rounding_unit(ctx, scope, t_.dq, t_.dout, in_.q,
+                              {{s.k_cmp, s.v_cmp, s.gate[kCmp], t_.delta[kCmp], c_.nsa.d},
+                               {in_.k[kSel], in_.v[kSel], s.gate[kSel], t_.delta[kSel]},
+                               {in_.k[kWin], in_.v[kWin], s.gate[kWin], t_.delta[kWin]}},
+                              {}, {}, in_.documents);
+}
+
+void AttentionParts::add_document_tables() {
+  add("documents", true, 0, keys(12) / static_cast<double>(c_.n_kv_groups),
+      [this](Context& ctx) { nsa_document_tables(ctx, t_.documents, t_.bounds, c_.nsa.l_sel); });
 }
 
 void AttentionParts::add_nsa_forward() {
   const NsaConfig& n = c_.nsa;
-  const PhiOptions phi{n.phi, n.l, n.d};
-  const AttendedPairs pairs = attended_pairs(c_, p_.T);
-  const NsaSaved& s = t_.saved;
+  const PhiOptions phi = n.phi_options();
+  const NsaSaved& s = t_.saved.nsa;
   const auto upstream = [this](int b) {
-    return AttendGradIn{t_.dout, t_.saved.gate[b], t_.delta[b], t_.saved.lse[b], rounding_unit()};
+    return AttendGradIn{t_.dout, t_.saved.nsa.gate[b], t_.delta[b], t_.saved.nsa.lse[b], rounding_unit()};
   };
   const double widths = dk() + dv();
 
   add("compress", true, 0, element_ * (keys(widths) + compressed(widths)), [=, this](Context& ctx) {
-    nsa_compress_forward(ctx, t_.saved.k_cmp, in_.k[kCmp], t_.weights.phi_k, phi);
-    nsa_compress_forward(ctx, t_.saved.v_cmp, in_.v[kCmp], t_.weights.phi_v, phi);
+    nsa_compress_forward(ctx, t_.saved.nsa.k_cmp, in_.k[kCmp], t_.weights.phi_k, phi, in_.documents);
+    nsa_compress_forward(ctx, t_.saved.nsa.v_cmp, in_.v[kCmp], t_.weights.phi_v, phi, in_.documents);
   });
   add_branch(
-      "compressed", pairs.cmp, compressed(widths),
+      "compressed", pairs_.cmp, compressed(widths),
       [=, this](Context& ctx) {
-        nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in_.q, s.k_cmp, s.v_cmp}, {n.l, n.d});
+        nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, branch_in(kCmp), n);
       },
       [=, this](Context& ctx) {
-        nsa_attend_compressed_backward(ctx, {t_.dq, t_.dk_cmp, t_.dv_cmp}, upstream(kCmp), {in_.q, s.k_cmp, s.v_cmp},
-                                       {n.l, n.d});
+        nsa_attend_compressed_backward(ctx, {t_.dq, t_.dk_cmp, t_.dv_cmp}, upstream(kCmp), branch_in(kCmp), n);
       });
-  add("select", true, products(pairs.cmp, dk()),
+  add("select", true, products(pairs_.cmp, dk()),
       element_ * (rows(dk()) + compressed(dk())) + rows(4) + keys(4.0 * static_cast<double>(n.n_sel)),
-      [=, this](Context& ctx) {
-        nsa_select(ctx, s.block_index, in_.q, s.k_cmp, s.lse[kCmp],
-                   {n.l, n.d, n.l_sel, n.n_sel, n.init_blocks, n.local_blocks});
-      });
+      [=, this](Context& ctx) { nsa_select(ctx, s.block_index, in_.q, s.k_cmp, s.lse[kCmp], n, in_.documents); });
   add_branch(
-      "selected", pairs.sel, keys(widths),
+      "selected", pairs_.sel, keys(widths),
       [=, this](Context& ctx) {
-        nsa_attend_selected_forward(ctx, {s.o[kSel], s.lse[kSel]}, {in_.q, in_.k[kSel], in_.v[kSel]}, s.block_index,
-                                    n.l_sel);
+        nsa_attend_selected_forward(ctx, {s.o[kSel], s.lse[kSel]}, branch_in(kSel), s.block_index, n.l_sel);
       },
       [=, this](Context& ctx) {
-        nsa_attend_selected_backward(ctx, {t_.dq, grad_.k[kSel], grad_.v[kSel]}, upstream(kSel),
-                                     {in_.q, in_.k[kSel], in_.v[kSel]}, s.block_index, n.l_sel);
+        nsa_attend_selected_backward(ctx, {t_.dq, grad_.k[kSel], grad_.v[kSel]}, upstream(kSel), branch_in(kSel),
+                                     s.block_index, n.l_sel);
       });
   add_branch(
-      "window", pairs.win, keys(widths),
+      "window", pairs_.win, keys(widths),
       [=, this](Context& ctx) {
-        nsa_attend_window_forward(ctx, {s.o[kWin], s.lse[kWin]}, {in_.q, in_.k[kWin], in_.v[kWin]}, n.w);
+        nsa_attend_window_forward(ctx, {s.o[kWin], s.lse[kWin]}, branch_in(kWin), n.w);
       },
       [=, this](Context& ctx) {
-        nsa_attend_window_backward(ctx, {t_.dq, grad_.k[kWin], grad_.v[kWin]}, upstream(kWin),
-                                   {in_.q, in_.k[kWin], in_.v[kWin]}, n.w);
+        nsa_attend_window_backward(ctx, {t_.dq, grad_.k[kWin], grad_.v[kWin]}, upstream(kWin), branch_in(kWin), n.w);
       });
   add("gate", true, 0, element_ * rows(dk()) + keys(12),
       [=, this](Context& ctx) { nsa_gate_forward(ctx, s.gate, in_.q, t_.weights.gate, n.gate); });
   add("combine", true, 0, element_ * rows(4 * dv()) + keys(12),
       [=, this](Context& ctx) { nsa_combine_forward(ctx, t_.out, branch_outputs(), s.gate); });
-  add("nsa", true, products(pairs.cmp + pairs.sel + pairs.win, widths) + products(pairs.cmp, dk()),
+  add("nsa", true, products(pairs_.cmp + pairs_.sel + pairs_.win, widths) + products(pairs_.cmp, dk()),
       element_ * (rows(dk() + 4 * dv()) + 3 * keys(widths)) + rows(12),
       [=, this](Context& ctx) { nsa_forward(ctx, t_.out, s, in_, t_.weights, n); });
 }
 
 void AttentionParts::add_nsa_backward() {
   const NsaConfig& n = c_.nsa;
-  const PhiOptions phi{n.phi, n.l, n.d};
-  const AttendedPairs pairs = attended_pairs(c_, p_.T);
-  const NsaSaved& s = t_.saved;
+  const PhiOptions phi = n.phi_options();
+  const NsaSaved& s = t_.saved.nsa;
   const double widths = dk() + dv();
 
   add("combine", false, 0, element_ * rows(4 * dv()) + keys(24) + rows(12),
       [=, this](Context& ctx) { nsa_combine_backward(ctx, t_.dgate, t_.delta, t_.dout, branch_outputs(), s.gate); });
-  if (has_rounding_unit_)  // the small copy keeps the result for later parts; the whole needs no copy
+  // A part that copies the rounding unit, which is small, to a tensor for later parts. The whole backward needs no
+  // copy.
+  if (has_rounding_unit_)
     add("rounding_unit", false, 0, element_ * (rows(dk() + dv()) + 3 * keys(widths)) + rows(12),
         [=, this](Context& ctx) {
           Scratch::Scope scope(ctx.scratch);
@@ -176,33 +196,24 @@ void AttentionParts::add_nsa_backward() {
         });
   parts_.insert(parts_.end(), backward_.begin(), backward_.end());
   add("compress", false, 0, element_ * keys(widths) + 4 * compressed(widths), [=, this](Context& ctx) {
-    nsa_compress_backward(ctx, grad_.k[kCmp], t_.weight_grads.phi_k, t_.dk_cmp, in_.k[kCmp], t_.weights.phi_k, phi);
-    nsa_compress_backward(ctx, grad_.v[kCmp], t_.weight_grads.phi_v, t_.dv_cmp, in_.v[kCmp], t_.weights.phi_v, phi);
+    nsa_compress_backward(ctx, grad_.k[kCmp], t_.weight_grads.phi_k, t_.dk_cmp, in_.k[kCmp], t_.weights.phi_k, phi,
+                          in_.documents);
+    nsa_compress_backward(ctx, grad_.v[kCmp], t_.weight_grads.phi_v, t_.dv_cmp, in_.v[kCmp], t_.weights.phi_v, phi,
+                          in_.documents);
   });
   add("gate", false, 0, element_ * rows(dk()) + keys(24 + 4 * dk()), [=, this](Context& ctx) {
     nsa_gate_backward(ctx, t_.dq_group, t_.weight_grads.gate, t_.dgate, s.gate, in_.q, t_.weights.gate, n.gate);
   });
-  add("nsa", false, products(pairs.cmp + pairs.sel + pairs.win, 3 * dk() + 2 * dv()),
+  add("nsa", false, products(pairs_.cmp + pairs_.sel + pairs_.win, 3 * dk() + 2 * dv()),
       element_ * (rows(dk() + 4 * dv()) + 6 * keys(widths)) + rows(12 + 4 * dk()),
       [=, this](Context& ctx) { nsa_backward(ctx, grad_, t_.weight_grads, t_.dout, in_, s, t_.weights, n); });
 }
 
-void AttentionParts::add_dense() {
-  const AttendIn in{in_.q, in_.k[kWin], in_.v[kWin]};
-  const NsaSaved& s = t_.saved;
-  const Tensor delta = t_.delta[kWin];
+void AttentionParts::add_dense(const AttendIn& in, const DenseGrad& grad) {
+  const DenseSaved& saved = t_.saved.dense;
   add_branch(
-      "dense", attended_pairs(c_, p_.T).win, keys(dk() + dv()),
-      [=, this](Context& ctx) {
-        nsa_attend_window_forward(ctx, {s.o[kWin], s.lse[kWin]}, in, p_.T);
-      },
-      [=, this](Context& ctx) {
-        Scratch::Scope scope(ctx.scratch);
-        attention_delta(ctx, delta, t_.dout, s.o[kWin]);
-        zero(ctx, t_.dq);
-        nsa_attend_window_backward(ctx, {t_.dq, grad_.k[kWin], grad_.v[kWin]},
-                                   {t_.dout, {}, delta, s.lse[kWin], make_rounding_unit(ctx, scope)}, in, p_.T);
-      });
+      "dense", pairs_.dense, keys(dk() + dv()), [=](Context& ctx) { dense_attention_forward(ctx, saved, in); },
+      [=, this](Context& ctx) { dense_attention_backward(ctx, grad, t_.dout, in, saved); });
   parts_.insert(parts_.end(), backward_.begin(), backward_.end());
 }
 

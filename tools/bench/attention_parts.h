@@ -1,4 +1,5 @@
-// The work that `triad bench attention` times: a layer's attention and its parts, each with its least FLOPs and bytes.
+// The work that `triad bench attention` times: a layer's attention and its parts, each with the least FLOPs and bytes
+// that it needs.
 #pragma once
 #include <array>
 #include <functional>
@@ -6,23 +7,29 @@
 #include <vector>
 
 #include "engine/context.h"
-#include "model/activations.h"
+#include "kernels/nsa/document_tables.h"
+#include "model/attention.h"
+#include "model/flops.h"
 #include "tools/bench/attention_input.h"
 
 namespace triad {
 
-// All tensors of a layer's attention. delta, dgate, dk_cmp, dv_cmp and rounding_unit serve the parts only: the whole
-// takes them from scratch.
+// All tensors of a layer's attention.
 struct AttentionTensors {
-  Tensor qkv, dqkv, out, dout, dq, dq_group;
-  NsaSaved saved;
+  Tensor qkv, dqkv, dout, dq;
+  Tensor bounds;             // bounds of the documents, i32; bounds and tables are absent if every row is one document
+  DocumentTables documents;  // filled by the first part
+  AttentionSaved saved;
+  // NSA only. delta, dgate, dk_cmp, dv_cmp and rounding_unit connect the parts; nsa_backward allocates its own in
+  // scratch.
+  Tensor out, dq_group;
   NsaWeights weights;
   NsaWeightGrads weight_grads;
   Tensor dk_cmp, dv_cmp, dgate, delta, rounding_unit;
   std::vector<Tensor> drawn_weights;  // the tensors of `weights`, writable: the bench fills them with random numbers
 };
 
-int64_t saved_bytes(const NsaSaved&);  // bytes that forward keeps for backward
+int64_t saved_bytes(const AttentionSaved&);  // bytes that forward keeps for backward
 AttentionTensors allocate_attention(Arena&, const AttentionProblem&, DType);
 
 struct AttentionPart {
@@ -33,9 +40,9 @@ struct AttentionPart {
   Work work;
 };
 
-// FLOPs and bytes by closed forms. A matrix product costs 2 FLOPs an element of each attended (query, key) pair;
-// forward has two products, backward five. Each row is read and written once. The whole moves fewer bytes than the sum
-// of its parts, because it reads q, for example, once.
+// AttentionParts: the parts with their FLOPs and bytes, which are closed forms. A matrix product costs 2 FLOPs per
+// element of each attended (query, key) pair; forward has two products, backward five. Each row counts as read or
+// written once. The whole attention moves fewer bytes than the sum of its parts, because it reads q, for example, once.
 class AttentionParts {
  public:
   AttentionParts(Device, const AttentionProblem&, const AttentionTensors&, DType);
@@ -43,7 +50,8 @@ class AttentionParts {
 
  private:
   using Work = AttentionPart::Work;
-  // Elements of all rows of this width: of the query heads, of the key and value groups, of the compressed tokens.
+  // Number of elements in rows of this width, one row per token and query head; keys(): per token and key/value group;
+  // compressed(): per compressed token and group.
   double rows(double width) const { return static_cast<double>(p_.B * p_.T * c_.n_heads) * width; }
   double keys(double width) const { return static_cast<double>(p_.B * p_.T * c_.n_kv_groups) * width; }
   double compressed(double width) const {
@@ -51,23 +59,34 @@ class AttentionParts {
   }
   double dk() const { return static_cast<double>(c_.d_k); }
   double dv() const { return static_cast<double>(c_.d_v); }
-  // FLOPs of a product over this many attended pairs a head.
+  // FLOPs of a matrix product of this width over `pairs` attended (query, key) pairs per head.
   double products(double pairs, double width) const {
     return 2 * pairs * static_cast<double>(p_.B * c_.n_heads) * width;
   }
   void add(const char* name, bool forward, double flops, double bytes, Work work) {
     parts_.push_back({name, forward, flops, bytes, std::move(work)});
   }
-  // A branch of attention. pairs: attended (query, key) pairs a head; kv: elements of its k and v together.
+  // Adds a branch of attention. pairs: number of attended (query, key) pairs per head. kv: number of elements of the
+  // branch's k and v together.
   void add_branch(const char* name, double pairs, double kv, Work forward, Work backward) {
     add(name, true, products(pairs, dk() + dv()), element_ * (rows(dk() + dv()) + kv) + rows(4), std::move(forward));
     backward_.push_back({name, false, products(pairs, 3 * dk() + 2 * dv()),
                          element_ * (rows(2 * dk() + 3 * dv()) + 2 * kv) + rows(8), std::move(backward)});
   }
+  void add_document_tables();
   void add_nsa_forward();
   void add_nsa_backward();
-  void add_dense();
-  std::array<ConstTensor, 3> branch_outputs() const { return {t_.saved.o[0], t_.saved.o[1], t_.saved.o[2]}; }
+  void add_dense(const AttendIn&, const DenseGrad&);
+  std::array<ConstTensor, 3> branch_outputs() const {
+    const std::array<Tensor, 3>& o = t_.saved.nsa.o;
+    return {o[0], o[1], o[2]};
+  }
+  AttendIn branch_in(int branch) const {
+    const NsaSaved& s = t_.saved.nsa;
+    const bool compressed = branch == static_cast<int>(Branch::cmp);
+    const auto b = static_cast<size_t>(branch);
+    return {in_.q, compressed ? s.k_cmp : in_.k[b], compressed ? s.v_cmp : in_.v[b], in_.documents};
+  }
   Tensor make_rounding_unit(Context&, Scratch::Scope&) const;
   Tensor rounding_unit() const { return has_rounding_unit_ ? t_.rounding_unit : Tensor{}; }
 
@@ -75,11 +94,12 @@ class AttentionParts {
   const ModelConfig& c_;
   const AttentionTensors& t_;
   double element_;
+  AttendedPairs pairs_;  // attended pairs of one head, averaged over the sequences
   NsaIn in_;
   NsaGrad grad_;
   bool has_rounding_unit_ = false;
-  std::vector<AttentionPart> parts_;     // in an order in which each part finds its inputs computed by earlier ones
-  std::vector<AttentionPart> backward_;  // backward of the branches: appended to parts_ after delta is computed
+  std::vector<AttentionPart> parts_;     // ordered so that each part runs after those that compute its inputs
+  std::vector<AttentionPart> backward_;  // the branches' backward, which parts_ receives after delta
 };
 
 }  // namespace triad

@@ -1,8 +1,9 @@
 // triad bench: times the bench cases of every op, forward and backward, and compares each with this machine's ceilings,
-// measured at the start: the bandwidth of a device copy and the rate of a large matrix product. A memory-bound op is
-// also compared with a copy of equal size (share_of_copy in its row) and with a kernel that only reads and writes as
-// many bytes as the op does (share_of_traffic). us_clean and share_of_copy_clean repeat the copy's comparison with no
-// modified lines in L2 at the start. The verbs attention, step, prefill and decode are in files of their own.
+// which are measured at the start: the bandwidth of a device copy and the rate of a large matrix product. A
+// memory-bound op is also compared with a copy of equal size (share_of_copy in its row) and with a kernel that only
+// reads and writes as many bytes as the op does (share_of_traffic). us_clean and share_of_copy_clean are for the same
+// comparison with a copy, but with no modified lines in the L2 cache at the start. The verbs attention, step, prefill
+// and decode have files of their own.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -26,7 +27,7 @@ struct OpsOptions {
   BenchOptions common;
 };
 
-// One case in device memory: initialized arguments, and scratch of the planned size.
+// One case in device memory: its arguments, initialized, and scratch memory of the planned size.
 class BenchRun {
  public:
   BenchRun(const OpCase& c, Device device, DType dtype) : slots_(slots_of(c)) {
@@ -64,7 +65,8 @@ class BenchRun {
   Args args_;
 };
 
-// Why a case is skipped, or "". The sizes are made for a GPU; the CPU runs only cases that end within seconds.
+// The reason for which a case is skipped, or "". The sizes are made for a GPU; a CPU runs only cases that end within
+// seconds.
 std::string too_large(const OpCase& c, Device device, DType dtype) {
   constexpr double kCpuFlops = 2e11;
   const int64_t bytes = BenchRun::argument_bytes(c, dtype) + planned_scratch_bytes(c, device, dtype);
@@ -83,12 +85,13 @@ struct OpsBench {
   MemoryTimes memory_times{device, stopwatch};
   BenchRows rows{.what = "op", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 
-  std::string fallbacks = {};  // a line for each case in which a kernel fell back to a slower one
+  std::string fallbacks = {};  // one line for each case in which a kernel fell back to a slower one
 
   void skip(const OpCase& c, const std::string& why) {
     rows.rows.push_back({{"op", c.op}, {"case", c.name}, {"skipped", why}});
   }
-  // The times of a pass. clean: after Flush::read, for memory-bound passes on a GPU.
+  // The times of a forward or backward. dirty: after Flush::written. clean: after Flush::read, only for memory-bound
+  // work on a GPU.
   struct Pass {
     double flops, bytes;
     Timing dirty, clean;
@@ -102,7 +105,7 @@ struct OpsBench {
   bool memory_bound(const Pass& p) const {
     return p.bytes * 1e-3 / rows.ceiling.gb_per_s >= p.flops * 1e-6 / rows.ceiling.tflop_per_s;
   }
-  // written: how many of the pass's bytes are written; OpCase::kHalf: half of them.
+  // Adds the row of a pass. written: how many of its bytes are written; OpCase::kHalf means half of them.
   void add(const OpCase& c, const char* name, double written, const Pass& pass) {
     const auto& [flops, bytes, t, clean] = pass;
     const double memory = bytes / t.us * 1e-3 / rows.ceiling.gb_per_s;
@@ -133,10 +136,11 @@ void bench_case(OpsBench& bench, const OpCase& c) {
   if (bench.device.is_cuda() && !(bench.dtype == DType::bf16 ? c.gpu_bf16 : c.gpu_f32))
     return bench.skip(c, fmt::format("not built for {}", name_of(bench.dtype)));
   if (const std::string why = too_large(c, bench.device, bench.dtype); !why.empty()) return bench.skip(c, why);
-  const double element_scale = static_cast<double>(size_of(bench.dtype)) / 2;  // cases give bytes for bf16
+  // The cases state their bytes for bf16, 2 bytes per element.
+  const double element_scale = static_cast<double>(size_of(bench.dtype)) / 2;
   const auto scaled = [&](double bytes) { return bytes == OpCase::kHalf ? bytes : bytes * element_scale; };
   OpsBench::Pass forward{}, backward{};
-  {  // frees its memory before copies are timed
+  {  // this block ends before the copies are timed, so that its memory is free again
     BenchRun run(c, bench.device, bench.dtype);
     forward =
         bench.time(run.ctx(), c.forward_flops, scaled(c.forward_bytes), [&] { c.forward(run.ctx(), run.args()); });
@@ -171,7 +175,7 @@ void print_table(std::span<const Json> rows) {
   }
 }
 
-// The bench cases of the named ops; of all ops if none is named.
+// The bench cases of the named ops, or of all ops if none is named.
 std::vector<OpCase> chosen_cases(const std::vector<std::string>& ops) {
   std::vector<OpCase> cases = all_op_cases();
   std::erase_if(cases, [](const OpCase& c) { return !c.bench; });
@@ -210,11 +214,12 @@ void add_bench(CLI::App& app) {
   verb->add_option("op", options->ops, "ops to time (default: all)");
   verb->add_flag("--list", options->list, "list the ops and their cases, and time nothing");
   verb->footer(
-      "Columns, each a share of the best that was measured in the same run:\n"
-      "  of the ceiling  memory: bandwidth of a large device copy; compute: rate of a large matrix product\n"
-      "  of a copy       bandwidth of a copy of as many bytes (memory-bound ops only)\n"
-      "  of traffic      speed of a kernel that only reads and writes as many bytes as the op does\n"
-      "  L2 clean        the same copy, with no modified lines in the L2 cache at the start (GPU only)\n");
+      "The last columns give an op's speed as a percentage of a reference speed, measured in the same run:\n"
+      "  of the ceiling       a large device copy, if memory limits the op; a large matrix product, if compute does\n"
+      "  of a copy            a device copy of as many bytes as the op moves\n"
+      "  of traffic           a kernel that only reads and writes as many bytes as the op does\n"
+      "  of a copy, L2 clean  a device copy; the op and the copy begin without modified lines in the L2 cache\n"
+      "Only ops that memory limits have the last three columns.\n");
   options->common.add_to(*verb);
   const std::array subcommands = {add_bench_attention(*verb), add_bench_step(*verb), add_bench_prefill(*verb),
                                   add_bench_decode(*verb)};

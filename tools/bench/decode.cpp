@@ -1,11 +1,11 @@
-// triad bench prefill and triad bench decode: CSV of the times of a prompt of S tokens, and of the decoding step that
-// appends token S; of the attention branches' shares; and of the keys that the kernels read, with the expected number.
-//   decode: ms_total is a step with its greedy choice; ms_cmp, ms_sel and ms_win are what one branch adds, in all
-//   layers,
-//     to a step without branches. The step's kernels count the keys that they read.
-//   prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win time those ops on
-//     the last layer's rows, times the number of layers. Keys are counted by a pass with q = 0 and the selected lists:
-//     all scores are 0, so a row's lse is the logarithm of the number of keys that the kernel read for it.
+// triad bench prefill and triad bench decode: write CSV with the times of a prompt of S tokens, and of the decoding
+// step that appends token S; with the times of the attention branches; and with the number of keys that the kernels
+// read, next to the expected number. decode: ms_total is a step that also chooses the next token (greedy); ms_cmp,
+// ms_sel and ms_win are what one branch, in all layers, adds to a step without branches. The step's kernels count the
+// keys that they read. prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win
+// are times of those ops on the last layer's rows, times the number of layers. Keys are counted by a pass with q = 0
+// and the selected lists: all scores are 0, so a row's lse is the logarithm of the number of keys that the kernel read
+// for it.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -33,25 +33,26 @@ struct DecodeBenchOptions {
   std::vector<std::string> sets;
   std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
   int64_t batch = 1, runs = 31;
-  BenchOptions kept;  // only --compare and --append
+  BenchOptions kept;  // only its fields for --compare and --append are used
 };
 
 struct Row {
   int64_t S = 0;
   double ms_total = 0;
-  std::array<double, 3> ms{};          // by branch
-  double reads = 0, reads_decode = 0;  // keys that the last token reads, mean over groups (and layers): prefill, step
+  std::array<double, 3> ms{};  // times of the branches, ms
+  // Number of keys that the last token reads, the mean over groups (and layers), in a prefill and in a step.
+  double reads = 0, reads_decode = 0;
 };
 
-// Keys that the last of S tokens reads in one group, in all branches.
+// The number of keys that the last of S tokens reads in one group, in all branches together.
 int64_t expected_reads(const ModelConfig& c, int64_t S) {
-  if (c.dense()) return S;
+  if (!c.has_nsa()) return S;
   const NsaConfig& n = c.nsa;
   const int64_t selected = S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S;
   return compressed_length(S, n.l, n.d) + selected + std::min(n.w, S);
 }
 
-// The median of `runs` runs, timed by events, after one warm-up run.
+// Returns the median time of `runs` runs, measured by events after one warm-up run, ms.
 template <class Work>
 double median_ms(Context& ctx, int64_t runs, Work&& work) {
   std::vector<double> ms;
@@ -67,7 +68,7 @@ double median_ms(Context& ctx, int64_t runs, Work&& work) {
   return median(std::move(ms));
 }
 
-// Times a model of fresh weights on random tokens: prompts, and steps on the cache that a prompt has filled.
+// Times a model with fresh weights on random tokens: prompts, and steps that use the cache that a prompt has filled.
 class DecodeBench {
  public:
   DecodeBench(const Config& config, Device device, const DecodeBenchOptions& o)
@@ -124,53 +125,59 @@ class DecodeBench {
     q_zero_ = arena.alloc(MemTag::activations, "q of zeros", dtype_, {1, S, c_.n_heads, c_.d_k});
     out_ = arena.alloc(MemTag::activations, "out", dtype_, {1, S, c_.n_heads, c_.d_v});
   }
-  NsaIn in() {
-    const QkvViews views = split_qkv(last_layer().qkv, c_, 1, act_->T());
-    NsaIn in{views.q, {}, {}};
-    for (int b = c_.dense() ? kWin : 0; b < 3; ++b) in.k[b] = views.k[b], in.v[b] = views.v[b];
-    return in;
-  }
+  AttentionKind last_kind() const { return c_.attention_of(c_.n_layers - 1); }
+  QkvViews views() { return split_qkv(last_layer().qkv, c_, last_kind(), 1, act_->T()); }
 
   // ---- prefill ----
 
   void measure_prefill(Row& row) {
     Model& model = session_->model();
     row.ms_total = median_ms(ctx(), o_.runs, [&] { model.forward(ctx(), *act_); });
+    const AttentionSaved& saved = last_layer().attention;
+    const auto layers = [&](auto&& work) { return median_ms(ctx(), o_.runs, work) * static_cast<double>(c_.n_layers); };
+    if (last_kind() == AttentionKind::dense) {
+      row.ms[kWin] = layers([&] { dense_attention_forward(ctx(), saved.dense, dense_in(views())); });
+      return;
+    }
     const NsaWeights& w = model.weights().layers.back().nsa;
     const NsaConfig& n = c_.nsa;
-    const NsaIn from = in();
-    const NsaSaved& s = last_layer().nsa;
-    const auto layers = [&](auto&& work) { return median_ms(ctx(), o_.runs, work) * static_cast<double>(c_.n_layers); };
+    const NsaIn from = nsa_in(views());
+    const NsaSaved& s = saved.nsa;
     const auto out = [&](int b) { return AttendOut{s.o[b], s.lse[b]}; };
     row.ms[kWin] = layers([&] {
-      nsa_attend_window_forward(ctx(), out(kWin), {from.q, from.k[kWin], from.v[kWin]}, c_.dense() ? act_->T() : n.w);
+      nsa_attend_window_forward(ctx(), out(kWin), {from.q, from.k[kWin], from.v[kWin]}, n.w);
     });
-    if (c_.dense()) return;
     row.ms[kCmp] = layers([&] {
-      nsa_compress_forward(ctx(), s.k_cmp, from.k[kCmp], w.phi_k, {n.phi, n.l, n.d});
-      nsa_compress_forward(ctx(), s.v_cmp, from.v[kCmp], w.phi_v, {n.phi, n.l, n.d});
-      nsa_attend_compressed_forward(ctx(), out(kCmp), {from.q, s.k_cmp, s.v_cmp}, {n.l, n.d});
+      nsa_compress_forward(ctx(), s.k_cmp, from.k[kCmp], w.phi_k, n.phi_options());
+      nsa_compress_forward(ctx(), s.v_cmp, from.v[kCmp], w.phi_v, n.phi_options());
+      nsa_attend_compressed_forward(ctx(), out(kCmp), {from.q, s.k_cmp, s.v_cmp}, n);
     });
     row.ms[kSel] = layers([&] {
-      nsa_select(ctx(), s.block_index, from.q, s.k_cmp, s.lse[kCmp],
-                 {n.l, n.d, n.l_sel, n.n_sel, n.init_blocks, n.local_blocks});
+      nsa_select(ctx(), s.block_index, from.q, s.k_cmp, s.lse[kCmp], n);
       nsa_attend_selected_forward(ctx(), out(kSel), {from.q, from.k[kSel], from.v[kSel]}, s.block_index, n.l_sel);
     });
   }
 
   double reads_of_prefill() {
     zero(ctx(), q_zero_);
-    NsaIn from = in();
+    QkvViews from = views();
     from.q = q_zero_;
-    const NsaSaved& s = last_layer().nsa;
-    if (c_.dense())
-      nsa_attend_window_forward(ctx(), {out_, s.lse[kWin]}, {from.q, from.k[kWin], from.v[kWin]}, act_->T());
-    else
-      nsa_forward(ctx(), out_, s, from, session_->model().weights().layers.back().nsa, c_.nsa,
-                  /*keep_block_index=*/true);
+    const AttentionSaved& saved = last_layer().attention;
+    std::vector<Tensor> all_lse;  // lse of each branch, or of dense attention
+    switch (last_kind()) {
+      case AttentionKind::dense:
+        dense_attention_forward(ctx(), {out_, saved.dense.lse}, dense_in(from));
+        all_lse = {saved.dense.lse};
+        break;
+      case AttentionKind::nsa:
+        nsa_forward(ctx(), out_, saved.nsa, nsa_in(from), session_->model().weights().layers.back().nsa, c_.nsa,
+                    /*keep_block_index=*/true);
+        all_lse.assign(saved.nsa.lse.begin(), saved.nsa.lse.end());
+        break;
+    }
     double reads = 0;
-    for (int b = c_.dense() ? kWin : 0; b < 3; ++b) {
-      const Tensor last_row = s.lse[b][0][act_->T() - 1];  // [Hq]
+    for (const Tensor& branch_lse : all_lse) {
+      const Tensor last_row = branch_lse[0][act_->T() - 1];  // [Hq]
       std::vector<float> lse(static_cast<size_t>(c_.n_heads));
       read(ctx(), lse.data(), last_row);
       for (int64_t g = 0; g < c_.n_kv_groups; ++g) reads += std::round(std::exp(lse[g * c_.group_size()]));
@@ -178,7 +185,7 @@ class DecodeBench {
     return a_group(reads, 1);
   }
 
-  // ---- the step that appends token S: repeating it overwrites the same rows of the cache ----
+  // ---- the step that appends token S; repeating it overwrites the same rows of the cache ----
 
   void set_position_before(int64_t S) {
     const std::vector<int32_t> position(static_cast<size_t>(o_.batch), static_cast<int32_t>(S - 1));
@@ -197,7 +204,7 @@ class DecodeBench {
   void measure_step(Row& row) {
     const double without = step_ms(row.S, {false, false, false});
     row.ms_total = step_ms(row.S, {true, true, true});
-    for (int b = c_.dense() ? kWin : 0; b < 3; ++b)
+    for (int b = c_.has_nsa() ? 0 : kWin; b < 3; ++b)
       row.ms[b] = step_ms(row.S, {b == kCmp, b == kSel, b == kWin}) - without;
   }
 
@@ -235,7 +242,7 @@ class DecodeBench {
   Tensor q_zero_, out_;
 };
 
-// The row in the common format of kept rows (tools/bench/bench.h).
+// A result as a row in the common format of kept rows (tools/bench/bench.h).
 Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row& r, bool prefill, bool dense) {
   return {{"op", prefill ? "prefill" : "decode"},
           {"case", fmt::format("{} {}x{}{}", config, prefill ? 1 : o.batch, r.S, dense ? " dense" : "")},
@@ -259,7 +266,7 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
                  .ceiling = {},
                  .csv = o.csv.empty()};
   if (!o.kept.append.empty()) {
-    Stopwatch stopwatch(device);  // frees its memory before the model is allocated
+    Stopwatch stopwatch(device);  // this block ends before the model is allocated, so that the memory is free again
     rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
   }
   DecodeBench bench(config, device, o);
@@ -275,7 +282,7 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
                r.reads, expected, r.reads_decode, expected);
     TRIAD_CHECK(std::fflush(file) == 0, "{} cannot be written", o.csv.empty() ? "standard output" : o.csv);
     as_expected = as_expected && r.reads == static_cast<double>(expected) && r.reads_decode == r.reads;
-    rows.rows.push_back(kept_row(o, loaded.name, r, prefill, config.model.dense()));
+    rows.rows.push_back(kept_row(o, loaded.name, r, prefill, !config.model.has_nsa()));
   }
   if (file != stdout) TRIAD_CHECK(std::fclose(file) == 0, "{} cannot be written", o.csv);
   TRIAD_CHECK(as_expected, "the kernels read more or fewer keys than expected: compare the columns reads_* of the CSV");
@@ -302,10 +309,10 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
       ->capture_default_str();
   verb->add_option("--csv", o->csv, "write the CSV to this file (default: standard output)");
   verb->footer(
-      "Columns: S, tokens; ms_total, ms_cmp, ms_sel, ms_win: times in all and of the compressed, selected and window\n"
-      "branches; reads_actual, reads_actual_decode: keys and values that the last token of a prompt and a decoding "
-      "step\n"
-      "read, counted by the kernels; reads_expected*: the same by formula. Exit code 1 if they differ.");
+      "Columns of the CSV: S: length of the prompt in tokens. ms_total: time of the prefill or of a decoding step.\n"
+      "ms_cmp, ms_sel, ms_win: the part of the compressed, selected and window branch. reads_actual: keys that the\n"
+      "prompt's last token reads, counted by the kernels; reads_actual_decode: the same for a decoding step.\n"
+      "reads_expected, reads_expected_decode: both as computed from the config. The exit code is 1 if they differ.");
   o->kept.add_files_to(*verb);
   verb->callback([o, prefill] { run_bench(*o, prefill); });
   return verb;

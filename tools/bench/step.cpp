@@ -1,8 +1,9 @@
-// triad bench step: times whole training steps of a config, as `triad train` runs them, and splits a GPU's time by
-// family of kernels. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, whose kernels
-// cannot be attributed to ops; tracing slows the host, not the kernels. Kernels run concurrently (engine/fork_join.h)
-// and one that waits for free SMs has begun, so families may add up to more than a step. "GPU busy" is the share of the
-// time in which at least one kernel or copy runs, of traced steps with the graph.
+// triad bench step: times whole training steps of a config, as `triad train` runs them, and divides a GPU's time into
+// families of kernels. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, because
+// kernels of a graph cannot be attributed to ops; tracing slows down the host, not the kernels. Kernels may run
+// concurrently (engine/fork_join.h), and a kernel that waits for free SMs counts as running, so the families may add up
+// to more than a step. "GPU busy" is the share of the time in which at least one kernel or copy runs, in traced steps
+// with the graph.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -39,7 +40,7 @@ struct StepOptions {
   BenchOptions common;
 };
 
-// Families of kernels in the table's order, each with the prefixes of its ops' names.
+// A family of kernels with the prefixes of its ops' names. The families are in the order of the table.
 struct Family {
   const char* name;
   std::vector<const char*> ops;
@@ -53,7 +54,9 @@ const std::vector<Family>& families() {
                                           {"selected backward", {"nsa_attend_selected_backward"}},
                                           {"window forward", {"nsa_attend_window_forward"}},
                                           {"window backward", {"nsa_attend_window_backward"}},
-                                          {"gate", {"nsa_gate", "nsa_combine", "attention_delta"}},
+                                          {"dense forward", {"dense_attention_forward"}},
+                                          {"dense backward", {"dense_attention_backward"}},
+                                          {"gate", {"nsa_gate", "nsa_combine"}},
                                           {"dq rounding unit", {"attend_rounding_unit"}},
                                           {"gate and list stats", {"nsa_stats"}},
                                           {"matmul", {"matmul", "linear_silu"}},
@@ -63,7 +66,7 @@ const std::vector<Family>& families() {
                                           {"activation", {"silu", "swiglu"}},
                                           {"embedding", {"embedding"}},
                                           {"optimizer", {"adamw", "sum", "judge"}},
-                                          {"copies", {"cast"}},  // also copies and fills that no op queued
+                                          {"copies", {"cast"}},  // also copies and fills that no op has queued
                                           {"other", {}}};
   return all;
 }
@@ -74,15 +77,19 @@ std::string family_of(const Activity& a) {
   return a.op.empty() && (a.kernel == "copy" || a.kernel == "fill") ? "copies" : "other";
 }
 
-// FLOPs a step of the families whose ceiling is the rate of a matrix product. Attention is counted by closed forms, its
-// backward as five products a pair, however many a kernel computes.
+// FLOPs per step of the families whose ceiling is the rate of a matrix product. Those of attention are closed forms;
+// its backward counts as five products per pair, even if a kernel computes more.
 std::map<std::string, double> family_flops(const Config& config) {
   const ModelConfig& c = config.model;
   const TrainConfig& t = config.train;
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
   const ProductFlops products = product_flops(c, B, t.seq_len);
-  const AttendedPairs pairs = attended_pairs(c, t.seq_len);
-  const double heads = static_cast<double>(B * c.n_layers * c.n_heads);
+  AttendedPairs pairs;  // attended pairs of one head and sequence, in all layers
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    const AttendedPairs p = attended_pairs(c, c.attention_of(i), t.seq_len);
+    pairs.cmp += p.cmp, pairs.sel += p.sel, pairs.win += p.win, pairs.dense += p.dense;
+  }
+  const double heads = static_cast<double>(B * c.n_heads);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
   const double forward = 2 * heads * (dk + dv), backward = 2 * heads * (3 * dk + 2 * dv);
   return {{"matmul", products.layers},
@@ -93,22 +100,28 @@ std::map<std::string, double> family_flops(const Config& config) {
           {"selected forward", pairs.sel * forward},
           {"selected backward", pairs.sel * backward},
           {"window forward", pairs.win * forward},
-          {"window backward", pairs.win * backward}};
+          {"window backward", pairs.win * backward},
+          {"dense forward", pairs.dense * forward},
+          {"dense backward", pairs.dense * backward}};
 }
 
-// Runs training steps as the trainer does, without its work between steps (logs, checkpoints, evaluation).
+// Steps: runs training steps as the trainer does, without the trainer's work between steps (logs, checkpoints,
+// evaluation).
 class Steps {
  public:
   Steps(const Config& config, const std::string& weights)
       : config_(config),
         device_(choose_device(config.runtime.device)),
         data_(open_data(config)),
-        runtime_(allocate_planned(config, device_)),
-        step_(*runtime_, config_),
+        runtime_(allocate_planned(config, device_, /*comm=*/nullptr, data_.most_documents)),
+        step_(*runtime_, config_, /*comm=*/nullptr, data_.most_documents),
         loader_(data_.train, {.seq_len = config.train.seq_len,
                               .micro_batch = config.train.micro_batch_size,
                               .micro_steps = config.train.accumulate_grad_batches,
-                              .seed = static_cast<uint64_t>(config.data.seed)}) {
+                              .packing = data_.rows.packing,
+                              .max_documents = data_.rows.max_documents,
+                              .seed = data_.rows.seed,
+                              .within = data_.within()}) {
     runtime_->arena().seal();
     if (weights.empty())
       step_.model().params().init(ctx(), static_cast<uint64_t>(config.train.seed));
@@ -122,17 +135,18 @@ class Steps {
   }
   void take() {
     step_.begin();
-    const int64_t positions = config_.train.tokens_per_step();
+    int64_t positions = 0;
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
       const Batch batch = loader_.next();
-      step_.micro_step(batch.tokens, batch.targets, positions);
+      positions = batch.step_targets;
+      step_.micro_step(batch.tokens, batch.targets, positions, batch.bounds);
     }
     step_.update(taken_++, positions);
-    if (++queued_ > 1) settle();  // as in the trainer, one step runs while the host reads the previous result
+    if (++queued_ > 1) settle();  // one step stays queued while the host reads the previous result, as in the trainer
   }
   // Disables the CUDA graph: kernels of a graph cannot be attributed to their ops.
   void leave_graph() { config_.runtime.cuda_graph = false; }
-  // The times of `count` steps in us, each from its begin on the device to the next step's begin.
+  // The times of `count` steps in us, each from the step's begin on the device to that of the next step.
   std::vector<double> times_us(int64_t count) {
     std::vector<Event> begins;
     for (int64_t i = 0; i <= count; ++i) {
@@ -163,15 +177,15 @@ class Steps {
   int64_t taken_ = 0, queued_ = 0;
 };
 
-// Means of the traced steps.
+// Mean time and number of launches per traced step.
 struct Spent {
   double us = 0, launches = 0;
 };
 struct Split {
   std::map<std::string, Spent> family;
-  std::map<std::pair<std::string, std::string>, Spent> kernel;  // by (kernel, op)
-  double busy = 0;                                              // share of the time in which some kernel runs
-  double busy_step_us = 0;                                      // time of a step in the trace of `busy`
+  std::map<std::pair<std::string, std::string>, Spent> kernel;  // key: kernel name, op name
+  double busy = 0;                                              // share of the time in which at least one kernel runs
+  double busy_step_us = 0;                                      // time per step in the trace that measured `busy`, us
 };
 constexpr int kTracedSteps = 4;
 
@@ -239,7 +253,7 @@ std::string case_name(const LoadedConfig& loaded) {
   return name;
 }
 
-// Runs the warm-up and the timed steps, and returns their row.
+// Runs the warm-up steps and the timed steps, and returns their row.
 Json measure_steps(Steps& steps, const StepOptions& o, const LoadedConfig& loaded, const Ceiling& ceiling) {
   for (int64_t i = 0; i < o.warm_up; ++i) steps.take();
   const std::vector<double> times = steps.times_us(o.steps);
@@ -248,7 +262,7 @@ Json measure_steps(Steps& steps, const StepOptions& o, const LoadedConfig& loade
   const Config& config = loaded.config;
   const TrainConfig& t = config.train;
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
-  const double executed = training_flops(config.model, B, t.seq_len, config.recompute()) / us * 1e-6;
+  const double executed = training_flops(config.model, B, t.seq_len, config.recompute) / us * 1e-6;
   return {{"op", "step"},
           {"case", case_name(loaded)},
           {"pass", "step"},
@@ -274,7 +288,7 @@ void print_row(const Json& row, const Ceiling& ceiling) {
       100 * dense / ceiling.tflop_per_s);
 }
 
-// Traces one step into the file. Returns why that failed, or "".
+// Traces one step and writes the trace to the file. If that failed, returns the reason, else "".
 std::string write_trace(AtomicFile& file, Steps& steps) {
   try {
     steps.leave_graph();
@@ -293,7 +307,7 @@ void run_step(const StepOptions& o) {
   const Device device = choose_device(config.runtime.device);
   BenchRows rows{.what = "step", .device = device, .dtype = compute_dtype(config.runtime.precision), .ceiling = {}};
   {
-    Stopwatch stopwatch(device);  // frees its memory before the model is allocated
+    Stopwatch stopwatch(device);  // this block ends before the model is allocated, so that the memory is free again
     rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
   }
   if (!o.common.json) fmt::print("{}\n", describe(rows));
@@ -312,7 +326,7 @@ void run_step(const StepOptions& o) {
   }
   if (!o.common.json && device.is_cuda()) fmt::print("{}\n", steps.ctx().routes.summary());
   const std::string no_trace = trace_file ? write_trace(*trace_file, steps) : "";
-  rows.finish(o.common);  // before a failed trace is reported: the rows were measured
+  rows.finish(o.common);  // before the error of a failed trace, so that the rows are not lost
   if (!no_trace.empty()) fail("--chrome-trace: {}", no_trace);
 }
 
@@ -336,10 +350,10 @@ CLI::App* add_bench_step(CLI::App& bench) {
   verb->add_option("--chrome-trace", o->chrome_trace,
                    "run one more step and write its trace for chrome://tracing or Perfetto");
   verb->footer(
-      "executed: FLOPs of the step's matrix products and attention, recomputed ones included; dense-equivalent: those "
-      "of\n"
-      "the same model with dense attention. Families are measured by CUPTI in separate steps. Kernels that run\n"
-      "concurrently each count in full, so families may add up to more than a step.");
+      "Two rates are printed. \"executed\" counts the FLOPs of matrix products and attention as they run, recomputed\n"
+      "ones included; \"dense-equivalent\" counts those of the same model with dense attention. The table divides a\n"
+      "step into families of kernels, timed by CUPTI in separate steps. Kernels that run at the same time each count\n"
+      "in full, so the families may add up to more than a step.");
   o->common.add_output_to(*verb);
   verb->callback([o] { run_step(*o); });
   return verb;

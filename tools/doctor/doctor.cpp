@@ -1,5 +1,5 @@
 // triad doctor: examines this machine and build in phases (tools/doctor/phases.cpp), one after another. Each phase runs
-// programs in a folder of its own and judges the files that they write; RESULTS.md lists the verdicts.
+// programs in a folder of its own and judges the files that they write. RESULTS.md lists the verdicts.
 #include "tools/doctor/doctor.h"
 
 #include <CLI/CLI.hpp>
@@ -32,7 +32,8 @@ const Phase& phase_named(const std::string& name) {
   fail_usage("--only {}: the phases are {}", shortened(name), phase_names());
 }
 
-// The phases to run, in their order: those of --only with the phases that they need, or all of the chosen kind.
+// The phases to run, in the order of doctor_phases(). With --only: the named phases and those that they need. Otherwise
+// all phases; those that are `full` only with --full.
 std::vector<const Phase*> chosen_phases(const DoctorOptions& o) {
   std::vector<std::string> wanted = o.only;
   for (size_t i = 0; i < wanted.size(); ++i)
@@ -46,8 +47,8 @@ std::vector<const Phase*> chosen_phases(const DoctorOptions& o) {
   return phases;
 }
 
-// Creates the doctor's folder, or removes the phases' old results from it, so that no stale file is judged. Refuses a
-// folder that holds other files.
+// Creates the doctor's output folder, or removes the old results of the phases from it, so that no old file is judged.
+// Refuses a folder that holds other files.
 void prepare_folder(const std::string& out, const std::vector<const Phase*>& phases) {
   const std::string results = out + "/" + kResultsFile;
   if (fs::exists(out) && !fs::is_directory(out)) fail_usage("--out {} is not a folder", out);
@@ -61,12 +62,12 @@ void prepare_folder(const std::string& out, const std::vector<const Phase*>& pha
   }
 }
 
-// An earlier phase that this phase needs and that did not complete, or nullptr.
+// The result of an earlier phase that this phase needs and that did not complete; nullptr if there is none.
 const PhaseResult* missing_need(const Phase& phase, const std::vector<PhaseResult>& before, bool machine_known) {
   for (const std::string& needed : phase.needs)
     for (const PhaseResult& earlier : before)
-      // A machine with a fault may still be able to train: a failed phase environment blocks nothing if its facts
-      // exist.
+      // The phase `environment` is different: if it failed but its facts exist, it blocks no other phase, because a
+      // machine with a fault may still be able to train.
       if (earlier.phase->name == needed && !earlier.finding.holds() && !(needed == "environment" && machine_known))
         return &earlier;
   return nullptr;
@@ -103,7 +104,8 @@ void examine(const DoctorOptions& o) {
       PhaseRun visit(o, *phase, all);
       finding = visit.examine();
       if (phase->name == "environment") {
-        const PhaseRun after(o, *phase, all);  // the constructor of PhaseRun reads machine.json
+        // The constructor of PhaseRun reads machine.json, which exists only after this phase has run.
+        const PhaseRun after(o, *phase, all);
         machine = after.machine();
         write_doctor_config(o.out, after.on_gpu());
       }
@@ -144,8 +146,9 @@ void add_doctor(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "nccl", "mpi"}))
       ->group(kOwn);
   verb->footer(
-      "Verdicts: PASS; FAIL: a check failed; SLOW: correct, but over its time budget; HANG: no sign of life, killed;\n"
-      "SKIPPED: not possible on this machine. Exit code 1 if a phase is FAIL or HANG.");
+      "Verdicts: PASS: every check holds. FAIL: a check does not hold. SLOW: every check holds, but the phase took\n"
+      "longer than its budget. HANG: the phase showed no sign of life and was killed. SKIPPED: the phase is not\n"
+      "possible on this machine. The exit code is 1 if a phase is FAIL or HANG.");
   verb->callback([o] {
     if (o->probe.empty()) return examine(*o);
     make_folders(o->out);

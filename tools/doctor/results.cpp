@@ -56,13 +56,11 @@ void write_results(const DoctorOptions& o, const std::vector<PhaseResult>& all, 
                         cell(phase->question), word_of(finding.verdict), finding.seconds, phase->budget_s * o.budget,
                         cell(finding.evidence), finding.next.empty() ? "nothing" : cell(finding.next));
   text +=
-      "\nPASS: every check holds. FAIL: a check does not hold. SLOW: the checks hold, but the phase took longer than "
-      "its "
-      "budget, or it was alive at three times its budget and was killed. HANG: no sign of life; it was killed. "
-      "SKIPPED: "
-      "this machine or build lacks what the phase needs, or a phase whose files it reads did not complete. Each "
-      "phase's "
-      "folder holds env.json, the files of its run, and its output in output.txt.\n";
+      "\nPASS: every check holds. FAIL: a check does not hold. SLOW: every check holds, but the phase took longer than "
+      "its budget; or the phase still ran at three times its budget and was killed. HANG: the phase showed no sign of "
+      "life and was killed. SKIPPED: this machine or build lacks what the phase needs, or an earlier phase whose files "
+      "it reads did not complete. The folder of each phase holds env.json, the files of its run, and output.txt with "
+      "everything that it printed.\n";
   constexpr size_t kLines = 25;
   for (const auto& [phase, finding] : all) {
     if (finding.verdict == Verdict::pass || finding.verdict == Verdict::skipped) continue;

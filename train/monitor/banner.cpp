@@ -16,13 +16,13 @@ namespace triad {
 
 namespace {
 
-// Fraction of a GPU's peak FLOP/s that a step is expected to reach.
+// The fraction of a GPU's peak FLOP/s that a step is expected to reach, for the estimate of the run's duration.
 constexpr double kExpectedShare = 0.35;
 
 std::string model_text(const Config& c, int64_t parameters) {
   const ModelConfig& m = c.model;
   return fmt::format("{} parameters: {} layers of width {}, {} heads in {} groups, {} attention", grouped(parameters),
-                     m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.dense() ? "dense" : "NSA");
+                     m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.has_nsa() ? "NSA" : "dense");
 }
 
 std::string steps_text(const Config& c, int world, int64_t first_step) {
@@ -42,11 +42,11 @@ std::string flops_text(double flops) {
   return fmt::format("{:.3g} {}FLOP", flops, prefixes[i]);
 }
 
-// Estimated duration of the run; without a known peak FLOP/s, refers to the progress lines.
+// The estimated duration of the run as text. If the device's peak FLOP/s is unknown, the text refers to the progress
+// lines.
 std::string time_text(const Config& c, Device device, int world, int64_t steps) {
   const TrainConfig& t = c.train;
-  const double flops =
-      training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute());
+  const double flops = training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute);
   const std::string work = flops_text(flops * world) + " a step";
   const double peak = device.is_cuda() ? peak_bf16_flops(backend::info(device).name) : 0;
   if (peak <= 0 || c.runtime.precision != Precision::bf16) return fmt::format("known after the first step ({})", work);
@@ -71,8 +71,8 @@ std::string ranks_text(const Comm& comm) {
   return fmt::format("{} ranks on {} host{}, {}", comm.world(), hosts.size(), hosts.size() > 1 ? "s" : "", comm.name());
 }
 
-// The CPU cores of this process if they are fewer than the threads of a rank need (step, loader, comm guard, NCCL),
-// else 0.
+// The number of CPU cores that this process may use if they are fewer than the threads of a rank (step, loader, comm
+// guard, NCCL), else 0.
 int too_few_cores(Device device, const Comm& comm) {
   constexpr int kFewCores = 4;
   cpu_set_t cores;
@@ -90,6 +90,7 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   add("model", model_text(c, run.parameters));
   add("train", steps_text(c, comm.world(), run.first_step));
   add("data", run.data);
+  if (!run.documents.empty()) add("docs", run.documents);
   add("device", fmt::format("{}: {}", device.str(), backend::info(device).name));
   if (comm.world() > 1) add("ranks", ranks_text(comm));
   add("memory", fmt::format("{:.0f} MiB planned", run.planned_mib));
@@ -123,7 +124,7 @@ std::string grouped(int64_t number) {
 }
 
 std::string duration_text(double seconds) {
-  constexpr double kMost = 1e15;  // fits into int64_t
+  constexpr double kMost = 1e15;  // largest number of seconds that is shown; it fits into int64_t
   const auto s = static_cast<int64_t>(seconds > 0 ? std::min(seconds, kMost) : 0);
   constexpr int64_t kMinute = 60, kHour = 3600, kDay = 86400;
   if (s >= 3 * kDay) return fmt::format("{}d{:02}h", s / kDay, s % kDay / kHour);

@@ -1,5 +1,5 @@
-// The banner printed before the first step: model, data, device, output folder, memory and time. Details are in the
-// run's files.
+// The banner that a run prints before its first step: model, data, device, output folder, memory and time. Details are
+// in the run's files.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,13 +13,13 @@ namespace triad {
 struct RunSummary {
   int64_t parameters = 0, first_step = 0;
   double planned_mib = 0;
-  std::string data;
-  std::vector<std::string> environment;  // keys changed by the environment, a line each
+  std::string data, documents;  // documents: DataSource::documents
+  std::vector<std::string> environment;  // one line for each config key that the environment changed
 };
 
-// At most eleven lines "word  text".
+// The banner: at most twelve lines of the form "word  text".
 std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const RunSummary&);
-// Details for the log: the ranks and the whole config.
+// Details of the run for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);
 
 std::string grouped(int64_t number);        // 1234567 as "1,234,567"

@@ -10,7 +10,7 @@ namespace triad {
 
 namespace {
 
-// Copies host [rows, columns] to the device, into a tensor allocated with `room` rows.
+// Copies a matrix [rows, columns] from the host to the device, into a new tensor that has space for `room` rows.
 Tensor upload(Context& ctx, Arena& arena, const char* name, const std::vector<int64_t>& host, int64_t columns,
               int64_t room) {
   const int64_t rows = static_cast<int64_t>(host.size()) / columns;
@@ -25,7 +25,8 @@ GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const s
     : params_(params), arrivals_(params) {
   const std::vector<ElementRange> ranges = own.empty() ? std::vector{ElementRange{0, params.stored_elements()}} : own;
   std::vector<int64_t> pieces, first_piece = {0};
-  int64_t most = static_cast<int64_t>(ranges.size());  // bound for any rank: all ranks allocate the same
+  // number of ranges for which memory is allocated: the same on all ranks, and enough for each
+  int64_t most = static_cast<int64_t>(ranges.size());
   for (int64_t i = 0; i < params.count(); ++i) {
     const int64_t begin = params.offset(i), end = begin + params.specs()[static_cast<size_t>(i)].shape.numel();
     for (const ElementRange& range : ranges)
@@ -60,12 +61,13 @@ bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, 
     const bool fc1 = param.role == ParamRole::gate_fc1_weight || param.role == ParamRole::gate_fc1_bias;
     return !c.nsa.gate.has_gradient() || (step <= 1 && fc1);
   }
-  if (c.dense() || param.branch == Branch::none) return false;
+  if (param.branch == Branch::none) return false;
   if (c.nsa.gate.force != Branch::none && c.nsa.gate.force != param.branch) return true;
-  int64_t most = std::min(seq_len, c.nsa.w);  // maximum number of entries that a query attends to
+  int64_t most = std::min(seq_len, c.nsa.w);  // maximum number of keys that a query attends to in this branch
   if (param.branch == Branch::cmp) most = compressed_length(seq_len, c.nsa.l, c.nsa.d);
   if (param.branch == Branch::sel) most = std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel);
-  return most == 0 || (most == 1 && is_key(param.role));  // the softmax of one entry is 1
+  // With one key the softmax is constant 1, so the key's gradient is 0.
+  return most == 0 || (most == 1 && is_key(param.role));
 }
 
 }  // namespace triad

@@ -8,8 +8,8 @@
 namespace triad {
 
 namespace {
-constexpr size_t kFew = 5;      // minimum number of steps in a median, if the run has had so many
-constexpr size_t kMost = 1000;  // maximum number of steps in a median, because each step sorts them
+constexpr size_t kFew = 5;      // minimum number of step times in a median, once the run has had so many steps
+constexpr size_t kMost = 1000;  // maximum number of step times in a median, because they are sorted in every step
 }  // namespace
 
 void StepTimes::add(double ms) {
@@ -30,7 +30,7 @@ ThroughputMeter::ThroughputMeter(const Config& config, double peak_flops, int64_
     : config_(config),
       step_flops_(peak_flops > 0 ? training_flops(config.model,
                                                   config.train.micro_batch_size * config.train.accumulate_grad_batches,
-                                                  config.train.seq_len, config.recompute())
+                                                  config.train.seq_len, config.recompute)
                                  : 0),
       peak_flops_(peak_flops),
       run_tokens_(run_tokens) {}
@@ -50,8 +50,8 @@ void ThroughputMeter::measure(StepRecord& r, Clock::time_point now) {
     if (peak_flops_ > 0) r.mfu = step_flops_ / r.median_ms * 1e3 / peak_flops_;
   }
   r.row_comm_ms = comm_ms_since_row_ / static_cast<double>(steps_since_row_);
-  // Evaluations and checkpoints count. The first step counts only while it is the only one, because it also loads
-  // kernels and records graphs.
+  // The average includes evaluations and checkpoints. It includes the first step only while there is no other, because
+  // the first step also loads kernels and records graphs.
   const double so_far_s = std::chrono::duration<double>(now - first_step_).count();
   const double step_s = r.first ? r.median_ms / 1e3 : so_far_s / static_cast<double>(steps_ - 1);
   r.eta_s = step_s * static_cast<double>(config_.train.steps - r.step);

@@ -7,7 +7,8 @@ namespace triad {
 namespace {
 
 constexpr int kSchema = 1;
-constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;  // limits of a sample; blocks over all layers and groups
+// Limits on the size of a sample: queries; selected blocks over all layers and groups.
+constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
 
 }  // namespace
 
@@ -27,7 +28,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
   std::vector<int32_t> host(static_cast<size_t>(c.n_layers * rows * groups * n));
   Tensor sample(reinterpret_cast<std::byte*>(host.data()), DType::i32, {c.n_layers, rows, groups, n}, Device::cpu());
   for (int64_t i = 0; i < c.n_layers; ++i) {
-    Tensor lists = act.layer(i).nsa.block_index[0].slice(0, queries.front(), queries.back() + 1);
+    Tensor lists = act.layer(i).attention.nsa.block_index[0].slice(0, queries.front(), queries.back() + 1);
     if (rows > 1) lists.stride[0] *= queries[1] - queries[0];
     lists.dim[0] = rows;
     copy(ctx, sample[i], lists);
@@ -40,7 +41,8 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
       Json of_group = Json::array();
       for (int64_t r = 0; r < rows; ++r) {
         const int32_t* const list = sample[i][r][g].ptr<int32_t>();
-        of_group.push_back(std::vector<int32_t>(list, std::find(list, list + n, -1)));  // unused entries are -1
+        // A list is filled up with -1 after its last block.
+        of_group.push_back(std::vector<int32_t>(list, std::find(list, list + n, -1)));
       }
       of_layer.push_back(std::move(of_group));
     }

@@ -1,0 +1,73 @@
+#include "tools/eval_documents.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace triad {
+
+void DocumentLosses::add(int64_t position, double loss) {
+  while (index_.end(document_) <= position) {
+    ++document_;
+    if (current_.positions > 0) means_.loss += current_.mean(), ++means_.positions;
+    current_ = {};
+  }
+  const int64_t in_document = position - index_.begins[document_];
+  const auto range = std::upper_bound(kEnds.begin(), kEnds.end(), in_document) - kEnds.begin();
+  for (Sum* sum : {&current_, &by_position_[range]}) sum->loss += loss, ++sum->positions;
+}
+
+double DocumentLosses::mean_over_documents() const {
+  Sum all = means_;
+  if (current_.positions > 0) all.loss += current_.mean(), ++all.positions;
+  return all.mean();
+}
+
+Json DocumentLosses::json() const {
+  Json ranges = Json::array();
+  for (size_t i = 0; i < by_position_.size(); ++i) {
+    const Sum& sum = by_position_[i];
+    if (sum.positions == 0) continue;
+    ranges.push_back({{"from", i == 0 ? 0 : kEnds[i - 1]},
+                      {"to", i < kEnds.size() ? Json(kEnds[i]) : Json()},
+                      {"positions", sum.positions},
+                      {"loss", sum.mean()},
+                      {"ppl", std::exp(sum.mean())}});
+  }
+  return {{"documents", means_.positions + (current_.positions > 0)},
+          {"mean_loss", mean_over_documents()},
+          {"by_position", ranges}};
+}
+
+std::string DocumentLosses::table() const {
+  const Json all = json();
+  const double mean = all["mean_loss"];
+  std::string out = fmt::format(
+      "{} documents: mean of their losses {:.4f}, perplexity {:.3f}\n{:>18} {:>12} {:>8} {:>11}\n",
+      all["documents"].get<int64_t>(), mean, std::exp(mean), "token of document", "positions", "loss", "perplexity");
+  for (const Json& range : all["by_position"]) {
+    const auto k = [](const Json& tokens) { return fmt::format("{}k", tokens.get<int64_t>() >> 10); };
+    const std::string from = range["from"] == 0 ? "0" : k(range["from"]);
+    out += fmt::format("{:>18} {:>12} {:>8.4f} {:>11.3f}\n",
+                       range["to"].is_null() ? from + " and more" : from + " to " + k(range["to"]),
+                       range["positions"].get<int64_t>(), range["loss"].get<double>(), range["ppl"].get<double>());
+  }
+  return out;
+}
+
+std::vector<int32_t> bounds_of_rows(const DocumentIndex& index, int64_t begin, int64_t n, int64_t B, int64_t T) {
+  std::vector<int32_t> bounds;
+  for (int64_t row = 0; row < B; ++row) {
+    const int64_t first = row * T,
+                  end = std::clamp(n, first, first + T);  // the row's tokens of the source, from `begin`
+    bounds.push_back(static_cast<int32_t>(first));
+    for (const int64_t at : index.begins_in(begin + first + 1, begin + end))
+      bounds.push_back(static_cast<int32_t>(at - begin));
+    if (end > first && end < first + T) bounds.push_back(static_cast<int32_t>(end));
+  }
+  bounds.push_back(static_cast<int32_t>(B * T));
+  return bounds;
+}
+
+}  // namespace triad

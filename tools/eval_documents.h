@@ -1,0 +1,44 @@
+// The loss by position in the document, and by document, for `triad eval`.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "io/data/documents.h"
+#include "io/json_config.h"
+
+namespace triad {
+
+class DocumentLosses {
+ public:
+  explicit DocumentLosses(const DocumentIndex& index) : index_(index) {}
+  // Adds the loss of the prediction that follows the token at `position` of the source. Positions ascend.
+  void add(int64_t position, double loss);
+
+  Json json() const;  // {documents, mean_loss, by_position: [{from, to, positions, loss, ppl}]}; to: null for the last
+  std::string table() const;  // a line each
+
+ private:
+  struct Sum {
+    double loss = 0;
+    int64_t positions = 0;
+    double mean() const { return loss / static_cast<double>(positions); }
+  };
+  // A range of positions in a document ends at each of these; the last range has no end.
+  static constexpr std::array<int64_t, 4> kEnds = {2 << 10, 8 << 10, 32 << 10, 128 << 10};
+  // The mean over the documents of each document's mean loss.
+  double mean_over_documents() const;
+
+  const DocumentIndex& index_;
+  int64_t document_ = 0;  // of the last position
+  std::array<Sum, kEnds.size() + 1> by_position_;
+  Sum current_;  // of the document
+  Sum means_;    // of the means of the documents before it
+};
+
+// The bounds of the documents in B rows of T tokens that hold the tokens [begin, begin + n) of the source, the rest
+// being one document a row.
+std::vector<int32_t> bounds_of_rows(const DocumentIndex&, int64_t begin, int64_t n, int64_t B, int64_t T);
+
+}  // namespace triad

@@ -1,0 +1,13 @@
+// Reads the file of `triad grads --documents`.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace triad {
+
+// Returns the 32-bit integers of a file: the bounds of the documents of one row of T tokens, as check_bounds
+// (kernels/nsa/document_bounds.h) requires. Throws a UsageError that names the file.
+std::vector<int32_t> read_document_bounds(const std::string& path, int64_t T);
+
+}  // namespace triad

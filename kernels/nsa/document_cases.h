@@ -74,6 +74,7 @@ inline OpCase packed(OpCase c, const std::vector<int32_t>& bounds, int64_t l_sel
   add("document first_block", T, documents.first_block);
   add("document block_begin", documents.ids, documents.block_begin);
   c.forward_flops = c.forward_bytes = c.backward_flops = c.backward_bytes = 0;
+  c.forward_written = c.backward_written = OpCase::kHalf;
   return c;
 }
 

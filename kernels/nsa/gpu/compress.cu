@@ -2,8 +2,7 @@
 // All are bound by memory bandwidth: a thread computes one vector of an output row (16 bytes if alignment allows) from
 // the rows that contribute to it.
 //   forward: y[c] is computed from the l rows of block c. Blocks overlap, so a row is read l/d times, mostly from L1
-//   and
-//            L2.
+//            and L2.
 //   backward: dx[t] sums over the blocks that contain token t, at most ceil(l/d) of them. Each element is written once,
 //             without atomics.
 //   weights: dw and dpos are sums over all blocks. Each slice of the blocks stores partial sums to scratch, and
@@ -161,18 +160,19 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(slices + (blockIdx.x * g.l + i) * g.D + column, sum);
 }
 
-// Partial sums of the gradient of pos [l,D]: slices[s][column] = sum over the rows_per_slice rows of slice s of
-// drows[row][column].
+// Partial sums of the gradient of pos [l,D]: slices[s][column] = sum over the rows_per_slice rows (b, c, h) of slice s
+// of drows[row][column]. Rows of blocks that no document uses are left out.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     column_sum_kernel(float* __restrict__ slices, const T* __restrict__ drows, int64_t row_stride, int64_t columns,
-                      int64_t rows, int64_t rows_per_slice) {
+                      Geometry g, int64_t rows, int64_t rows_per_slice) {
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * V;
   if (column >= columns) return;
   const int64_t begin = blockIdx.x * rows_per_slice, end = min(begin + rows_per_slice, rows);
   float sum[V] = {};
 #pragma unroll 4
   for (int64_t r = begin; r < end; ++r) {
+    if (g.documents.begins != nullptr && g.begin(r / g.H / g.Tc, r / g.H % g.Tc) < 0) continue;
     float row[V];
     load_vector<V>(row, drows + r * row_stride + column);
 #pragma unroll
@@ -284,7 +284,7 @@ void compress_scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, c
       Scratch::Scope scope(ctx.scratch);
       const Tensor slices = scope.alloc(DType::f32, {split.count, columns});
       launch(ctx, "compress_dpos", column_sum_kernel<T, V>, dim3(split.count, ceil_div(columns / V, kThreads)),
-             kThreads, 0, slices.ptr<float>(), drows.ptr<T>(), drows.stride[0], columns, rows, split.per_slice);
+             kThreads, 0, slices.ptr<float>(), drows.ptr<T>(), drows.stride[0], columns, g, rows, split.per_slice);
       add_partials(ctx, slices, {{dpos, 0, g.D}});
     });
   });

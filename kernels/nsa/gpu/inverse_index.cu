@@ -42,6 +42,13 @@ struct InverseIndex {
     if (documents.begins != nullptr) return block >= 0 && documents.row(b).block_begins[block] <= t;
     return block >= 0 && block <= block_keys.quotient(t);
   }
+  // The tokens [x, y) that may see a key of the block: from its first token to the end of its document. Empty for an id
+  // without a block.
+  __device__ __forceinline__ int2 viewers(int b, int block) const {
+    const DocumentRow<int> row = documents.row(b);
+    const int first = block < lists.blocks ? row.block_begin(block, block_keys.value()) : lists.tokens;
+    return make_int2(first, first < lists.tokens ? row.end(first) : 0);
+  }
   // The entries of part_counts for one part: [blocks].
   __device__ __forceinline__ int* counts(int bg, int part) const {
     return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
@@ -160,7 +167,9 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
-  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
+  const int2 viewers = index.viewers(b, block0 + lane);
+  const int begin = max(part * index.part_tokens, static_cast<int>(__reduce_min_sync(kFullWarp, viewers.x)));
+  const int end = min((part + 1) * index.part_tokens, static_cast<int>(__reduce_max_sync(kFullWarp, viewers.y)));
   int* const out = index.tokens + bg * index.capacity;
   // The index in `out` of the next token of this lane's block.
   int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;

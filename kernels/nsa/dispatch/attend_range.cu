@@ -10,8 +10,7 @@ namespace triad::cuda {
 void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                           const KeyRange& range) {
   const RangeForward kernel = choose_forward(ctx, out, in);
-  record_route(ctx, op, in.q.dtype,
-               kernel == RangeForward::portable ? why_portable(in.documents, kRangeForwardPacks) : nullptr);
+  record_route(ctx, op, in.q.dtype, kernel == RangeForward::portable ? kNotFusedHeads : nullptr);
   switch (kernel) {
     case RangeForward::sm90:
       return forward_range_sm90(ctx, op, out, in, range);
@@ -25,8 +24,7 @@ void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& ou
   if (ctx.planning && !grad.rounding_unit.empty())
     attend_range_backward(ctx, op, out, without_rounding_unit(grad), in, range);
   const Backward kernels = choose_backward(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype,
-               kernels == Backward::portable ? why_portable(in.documents, kTwoKernelsPack) : nullptr);
+  record_route(ctx, op, in.q.dtype, kernels == Backward::portable ? kNotFusedHeads : nullptr);
   Scratch::Scope scope(ctx.scratch);
   switch (kernels) {
     case Backward::sm90_d64:

@@ -48,10 +48,9 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
   const SelectedForwardChoice choice = choose_forward(ctx, out, in, block_index, l_sel);
   record_route(ctx, op, in.q.dtype,
-               choice.kernel != SelectedForward::portable
-                   ? nullptr
-                   : why_portable(in.documents, kQueryStationaryPacks || kSharedTilePacks,
-                                  "head widths, alignment or a block length that the fused kernels lack"));
+               choice.kernel == SelectedForward::portable
+                   ? "head widths, alignment or a block length that the fused kernels lack"
+                   : nullptr);
   // Queues the kernel for lists that are alike (choice.where_alike), which returns at once if *unless is not 0.
   const auto forward_alike = [&](Context& on, const int* unless) {
     if (choice.where_alike == SelectedForward::query_stationary)
@@ -78,8 +77,7 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     cuda::nsa_attend_selected_backward(ctx, out, without_rounding_unit(grad), in, block_index, l_sel);
   const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
   const Backward kernels = choose_backward(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype,
-               kernels == Backward::portable ? why_portable(in.documents, kTwoKernelsPack) : nullptr);
+  record_route(ctx, op, in.q.dtype, kernels == Backward::portable ? kNotFusedHeads : nullptr);
   Scratch::Scope scope(ctx.scratch);
   Tensor row_stats;
   if (kernels == Backward::sm90) {

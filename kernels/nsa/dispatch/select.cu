@@ -17,9 +17,7 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
               o.l_sel);
   const Select kernel = choose_select(ctx, q, k_cmp, o, documents);
   record_route(ctx, "nsa_select", q.dtype,
-               kernel != Select::portable
-                   ? nullptr
-                   : why_portable(documents, kSelectPacks, "a shape that the fused selection lacks"));
+               kernel == Select::portable ? "a shape that the fused selection lacks" : nullptr);
   switch (kernel) {
     case Select::sm90:
       return select_sm90(ctx, block_index, q, k_cmp, lse_cmp, o, documents);

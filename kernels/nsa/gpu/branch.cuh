@@ -1,6 +1,7 @@
-// Kernel parameters that describe an attention branch, and the launchers of the portable kernels. The parameters are
-// the keys that a query row sees (KeyRange), the block lists of the selected branch (SelectedKeys), and the pieces of
-// work of the kernels that compute dk and dv (KeyWorkList). A query row is one token and one query head.
+// Kernel parameters that describe a call of a branch or of dense attention, and the launchers of the portable kernels.
+// The parameters are the keys that a query row sees (KeyRange), the block lists of the selected branch (SelectedKeys),
+// and the pieces of work of the kernels that compute dk and dv (KeyWorkList). A query row is one token and one query
+// head.
 #pragma once
 #include <cstdint>
 

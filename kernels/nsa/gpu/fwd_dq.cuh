@@ -1,6 +1,6 @@
 // The portable attention kernels for forward and for dq. A CTA keeps 64 query rows of one sequence and group, 16 per
-// warp, and iterates over the key tiles that any of its tokens sees. The template parameter Keys describes the branch
-// (RangeKeys below, or SelectedKeys) and enumerates these tiles:
+// warp, and iterates over the key tiles that any of its tokens sees. The template parameter Keys describes which keys
+// these are (RangeKeys below, or SelectedKeys) and enumerates these tiles:
 //   keys.range                    the keys that each token sees, regardless of block lists (KeyRange)
 //   Keys::Walk walk(keys, rows)   an iterator over the key tiles of a RowTile, in ascending order; one in each thread
 //   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last

@@ -1,4 +1,4 @@
-// dq, dk and dv of the attention branches on Hopper by one kernel (bf16, heads of 128): five products.
+// dq, dk and dv of the branches and of dense attention on Hopper by one kernel (bf16, heads of 128): five products.
 //
 // A CTA owns keys of one (sequence, group) and loops over the query rows that see them, 64 rows per stage. Its
 // warpgroups:
@@ -7,7 +7,7 @@
 //   2     dQ (reduce_dq): dq = ds k, added to global memory by bulk additions in L2, the heads of a token together.
 //   3     producer (produce_stages): q, dout and row statistics by cp.async.
 // The MMA warpgroups share
-//   contiguous rows (window, compressed): the stage; they have 128 keys, so q, dout and dq move once per 128 keys;
+//   contiguous rows (window, compressed, dense): the stage; they have 128 keys: q, dout and dq move once per 128 keys;
 //   listed rows (selected): the 64 keys of a block; they alternate stages, and add up dk and dv at the end.
 //
 // CTAs add to dq in any order, and the bits repeat: each addend is rounded to a multiple of the row's rounding unit

@@ -1,5 +1,5 @@
-// dq, dk and dv of the attention branches on Hopper by one kernel (bf16, heads of 64): five products, where the two
-// kernels of nsa/sm90/dkdv.cu and nsa/sm90/dq.cu compute seven.
+// dq, dk and dv of the branches and of dense attention on Hopper by one kernel (bf16, heads of 64): five products,
+// where the two kernels of nsa/sm90/dkdv.cu and nsa/sm90/dq.cu compute seven.
 //
 // A CTA owns a tile of keys and loops over the query rows (t, h) that see them, 64 rows per stage. Its warpgroups:
 //   0, 1  MMA (KeyMma): 64 keys each, the rows of wgmma. s^T = k q^T and dp^T = v dout^T, 32 rows per step; with p^T

@@ -1,4 +1,4 @@
-// dk and dv of the attention branches on Hopper (bf16, heads of 64 to 192 in panels of 64 columns).
+// dk and dv of the branches and of dense attention on Hopper (bf16, heads of 64 to 192 in panels of 64 columns).
 //
 // A CTA is one warpgroup and owns 64 keys of one (sequence, group), the rows of wgmma: k and v in shared memory, dk and
 // dv accumulate in registers. It loops over the query rows (t, h) that see these keys, one stage at a time (cp.async,

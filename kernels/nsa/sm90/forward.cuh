@@ -447,8 +447,8 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
-// Launches the forward. Keys is RangeKeys for the window and compressed branches, SharedTileKeys or BitmapKeys for the
-// selected branch (nsa/sm90/shared_tile.cuh).
+// Launches the forward. Keys is RangeKeys for the window branch, the compressed branch and dense attention;
+// SharedTileKeys or BitmapKeys for the selected branch (nsa/sm90/shared_tile.cuh).
 template <class Keys>
 void launch_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   // The number of tiles of q in shared memory. With kMadeTogether a CTA computes a single tile, and its plan uses the

@@ -214,7 +214,7 @@ void TrainStep::sum_over_ranks(bool stop) {
   const auto own = [&](int64_t which) { return own_number(ranks_, comm_->rank(), which); };
   const auto loss = numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1);
   copy(ctx_, own(RankNumbers::loss), loss);
-  constexpr int kFlagByte = 0x3f;  // as all bytes of an f64: a finite number other than 0
+  constexpr int kFlagByte = 0x3f;  // an f64 whose eight bytes have this value is finite and not 0
   const Tensor flag = own(RankNumbers::stop);
   if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kFlagByte : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();

@@ -105,8 +105,10 @@ struct ConvTerm {
     for (int j = 0; j < V; ++j) sum[j] = fmaf(dy_c[j], weight[j], sum[j]);
   }
 };
+// phi mlp: its input is the concatenation of the block's l tokens, and its gradient is row (b, c, h) of drows. Column
+// i * D + j of the row belongs to column j of the block's token i.
 template <class T>
-struct RowTerm {  // mlp: row (b, c, h) of drows is the gradient of the concatenation of the block's l tokens
+struct RowTerm {
   const T* drows;
   int64_t row_stride;
   int64_t Tc, H, D;

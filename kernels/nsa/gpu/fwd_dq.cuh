@@ -36,7 +36,8 @@ struct RowTile {
 struct LaneRows {
   bool exists[2];                  // whether the row is before the end of the sequence
   int token[2], head[2];           // token t; index of the head among all Hq
-  int low[2], high[2], bit[2];     // the row sees the keys [low, high); its token's bit in KeyTile::token_mask
+  int low[2], high[2];             // the row sees the keys [low, high)
+  int bit[2];                      // index of the row's token in KeyTile::token_mask
   template <class T, class Range>  // Range: KeyRange or DocumentRange
   __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const Range& range) {
 #pragma unroll

@@ -234,8 +234,8 @@ struct KeyMma {
   int warpgroup;
   int key0, key_end, warp_key;  // keys [key0, key_end) of this warpgroup; the first key of this lane
   float scale;                  // score scale times log2(e)
-  // wgmma descriptors of tiles in shared memory. As members they are the same in all lanes for the compiler, so the
-  // products read them from uniform registers; otherwise each would need a move.
+  // wgmma descriptors of tiles in shared memory. They are members that are computed once, from values equal in all
+  // lanes, so that the products read them from uniform registers; otherwise each product would need a move.
   uint32_t k, v, stages_at;
   int ds_to;  // byte offset in ds where this lane's row of the four stored 8 x 8 matrices begins; 16 rows further: 2048
               // bytes more
@@ -369,7 +369,8 @@ struct KeyMma {
       float2 lse[8];
       read_stats(lse, shared.lse[stage]);
       wgmma_fence();
-      scores(p, k, kReadAlong | q_of(stage));  // after the last step the rows are old ones, and the result is not used
+      // In the last step the stage still holds rows of an earlier step, and p is not used.
+      scores(p, k, kReadAlong | q_of(stage));
       add(dk, operand_ds, kReadAcross | q_of(last));
       wgmma_wait<1>();
       pin(p);
@@ -429,7 +430,8 @@ __device__ __forceinline__ void store_dkdv(const BwdD128Args& a, const CtaTask& 
         *reinterpret_cast<uint32_t*>(to + 8 * j + fragment_column()) = pack_bf16(x, y);
     }
   };
-  // The empty asm statement makes the compiler compute the addresses here: before the loop it would have to spill them.
+  // The empty asm statement makes the compiler compute the addresses here. It would otherwise compute them before the
+  // kernel's loop and spill them.
   int first_key = warp_key, slot = task.work.slot, block0 = task.block0, group = task.bg;
   asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block0), "+r"(group));
 #pragma unroll

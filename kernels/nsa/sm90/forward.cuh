@@ -230,9 +230,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         add[i] = exponentiate(i, listed[i] && row_max[i] != -INFINITY ? -row_max[i] : -INFINITY, false);
-      // The vote of the warp also keeps the exponentials before the wait that follows, so that they overlap with the
-      // products of the last step; ptxas would otherwise move them after it. With a branch per lane instead of a vote,
-      // the loop's addresses would leave the uniform registers (10% slower).
+      // The warp's vote also keeps ptxas from moving the exponentials after the wait below; before it they overlap with
+      // the products of the last step. With a branch per lane instead of a vote, the loop's addresses would leave the
+      // uniform registers (10% slower).
       if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
         const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
         const unsigned char* const k = shared.stage[next_state.index].k;

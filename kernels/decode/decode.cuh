@@ -50,7 +50,7 @@ struct Decode {
     if (branch == 2) return min(rows[2], at + 1);
     if (dense) return 0;
     if (branch == 1) return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1;
-    return at + 1 < l ? 0 : min(rows[0], (at + 1 - l) / d + 1);
+    return min(rows[0], blocks_within(at + 1, l, d));
   }
   __device__ int first_chunk(int branch) const {  // chunks are stored in the order compressed, window, selected
     return branch == 0 ? 0 : branch == 2 ? chunks[0] : chunks[0] + chunks[2];

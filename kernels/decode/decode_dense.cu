@@ -133,8 +133,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
   float* const sums = memory.o[0][0];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] += __shfl_xor_sync(kFullWarp, sum[h], 1);
-    sum[h] += __shfl_xor_sync(kFullWarp, sum[h], 2);
+    sum[h] = quad_sum(sum[h]);
     const int head = lane / 4 + 8 * h;
     if (lane % 4 == 0) memory.max[warp][head] = max[h], memory.sum[warp][head] = sum[h];
     if (head >= a.G) continue;

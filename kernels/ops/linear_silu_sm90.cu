@@ -84,11 +84,7 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
 __device__ __forceinline__ float upper(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(pair << 16); }
 // 1 / (1 + e^-x) with an error of a few ulp; for very negative x it is 1 / inf = 0.
-__device__ __forceinline__ float sigmoid(float x) {
-  float s;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_approx(x * -kLog2e)));
-  return s;
-}
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(x * -kLog2e)); }
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
 // Computes two neighbouring elements of out and y from those of the product. In backward `out` contains pre on entry.

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads) compress_dx_kernel(Bthd<T> dx, Term 
   const DocumentRow<int> row = g.documents.row(static_cast<int>(at.b));
   const int token = static_cast<int>(at.row), l = static_cast<int>(g.l), d = static_cast<int>(g.d);
   const int t = token - row.begin(token), first_key = row.first_key(token, d);  // t: the position in the document
-  const int first = t < l ? 0 : (t - l) / d + 1, last = min(t / d + 1, row.visible_keys(row.end(token) - 1, l, d));
+  const int first = blocks_within(t, l, d), last = min(t / d + 1, row.visible_keys(row.end(token) - 1, l, d));
   float sum[V] = {};
   for (int c = first; c < last; ++c) term.template add<V>(sum, at.b, first_key + c, at.h, t - c * d, at.column);
   store_vector<V>(dx.row(at.b, token, at.h) + at.column, sum);

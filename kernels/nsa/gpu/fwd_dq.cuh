@@ -105,16 +105,6 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                    [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
-// The maximum, or the sum, over the four lanes that hold the same row of an mma fragment.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(kFullWarp, x, 1);
-  return x + __shfl_xor_sync(kFullWarp, x, 2);
-}
-
 template <class T>
 struct ForwardArgs {
   Attend<T> in;

@@ -457,10 +457,6 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
       *reinterpret_cast<float2*>(&all.fc1_w[warp / kSharers][unit][column]) =
           make_float2(fc1_sum[j / 2][k][2 * (j % 2)], fc1_sum[j / 2][k][2 * (j % 2) + 1]);
     }
-  const auto quad_sum = [](float x) {
-    x += __shfl_xor_sync(kFullWarp, x, 1);
-    return x + __shfl_xor_sync(kFullWarp, x, 2);
-  };
   float* const small = all.small[warp];
 #pragma unroll
   for (int j = 0; j < kUnits; ++j) {

@@ -504,7 +504,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
 
   Shared& shared = *reinterpret_cast<Shared*>(aligned_shared());
   const int G = a.in.heads.value();
-  task.rows = work.count * G, task.steps = (task.rows + kStageRows - 1) / kStageRows;
+  task.rows = work.count * G, task.steps = ceil_div(task.rows, kStageRows);
   task.start = kListed || task.steps == 0 ? 0 : task.steps - 1 - work.first * G / kStageRows % task.steps;
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (threadIdx.x == 0) {

@@ -293,7 +293,7 @@ struct KeyMma {
 template <bool kListed, int kTurn>
 __device__ __forceinline__ void mma_keys(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int tile,
                                          int warp, int lane) {
-  const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
+  const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
   using Mma = KeyMma<kListed, kTurn>;
   uint32_t k[Mma::kStepsD][4], v[Mma::kStepsD][4], operand_p[Mma::kDeep][4], operand_ds[Mma::kDeep][4];
   float dk[kPanel / 8][4] = {}, dv[kPanel / 8][4] = {}, p[Mma::kN][4], ds[Mma::kN][4];

@@ -92,7 +92,7 @@ struct RowLoader {
     dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
     to_row = swizzled(warp_row + lane / 8, chunk);
   }
-  __device__ __forceinline__ int steps() const { return (task.rows + kStageRows - 1) / kStageRows; }
+  __device__ __forceinline__ int steps() const { return ceil_div(task.rows, kStageRows); }
 
   // Starts the copies of a step's rows, as one cp.async group; after the last step the group is empty. The rows past
   // the end are copies of the last row, with statistics that make p = 0.
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __g
       const DocumentRange range(a.range, b);
       const int first_row = range.first_row(keys.x), end_row = range.end_row(keys.y - 1, a.tokens);
       first = first_row / a.part_tokens;
-      end = first_row < end_row ? (end_row + a.part_tokens - 1) / a.part_tokens : first;
+      end = first_row < end_row ? ceil_div(end_row, a.part_tokens) : first;
     }
     slots = make_int2((bg * list.blocks + block) * parts + first, end - first);
   }
@@ -395,8 +395,7 @@ __global__ void __launch_bounds__(256)
             head = g * heads.value() + row - t * heads.value();
   const float x = *lse.at(b, t, head), d = *delta.at(b, t, head), w = gate.data == nullptr ? 1.0f : *gate.at(b, t, g);
   const bool unused = x == -INFINITY || w == 0.0f;  // the row sees no key, or its gate is 0
-  row_stats[static_cast<int64_t>(bg) * rows + row] =
-      unused ? no_row() : make_float2(fmaf(x, 1.4426950408889634f, -log2f(w)), d / w);
+  row_stats[static_cast<int64_t>(bg) * rows + row] = unused ? no_row() : make_float2(fmaf(x, kLog2e, -log2f(w)), d / w);
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ __device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
   __syncthreads();
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
   unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // tiles per sequence and group
+  const int tiles = ceil_div(a.lists.tokens, a.tile_tokens);  // tiles per sequence and group
   int unions = 0, entries = 0;
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kIndexThreads)
     const bool exists = block < a.lists.blocks;
     int entries = 0;
     for (int part = 0; exists && part < a.parts; ++part) entries += counts[part * a.lists.blocks + block];
-    const int pieces = (entries + a.piece_tokens - 1) / a.piece_tokens;
+    const int pieces = ceil_div(entries, a.piece_tokens);
     int2 total;
     const int2 at = sum_before({entries, pieces}, total);
     if (threadIdx.x == 0) first_item = atomicAdd(a.item_counts + launch, total.y);

@@ -20,6 +20,7 @@ namespace triad {
 //              without intermediate rounding
 // The CPU has only the reference, which automatic and general select too.
 enum class KernelChoice { automatic, fused, general, reference };
+// One value for each branch and for matrix products. Dense attention has that of the window branch.
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
   static KernelChoices all(KernelChoice choice) { return {choice, choice, choice, choice}; }

@@ -248,6 +248,9 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
     results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
   }
   if (micro_steps_ > 0) ledger_.require_all();
+  TRIAD_CHECK(reducer_ == nullptr || ctx_.planning || micro_steps_ == config_.train.accumulate_grad_batches,
+              "{} micro-steps in a step of {}: the gradients of the last one are summed over the ranks", micro_steps_,
+              config_.train.accumulate_grad_batches);
   if (stats_) stats_->finish(ctx_);
   if (reducer_) sum_over_ranks(stop);
   if (measure || ctx_.planning) measure_gradients();  // a plan always includes its memory

@@ -167,7 +167,9 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
 }
 
 // Computes dk and dv of every block that has several pieces, by adding the partial sums of its pieces in order. Grid: x
-// the block, y the sequence and group, z a group of kMergeKeys keys of the block.
+// the block, y the sequence and group, z a group of kMergeKeys keys of the block. A thread adds one column at a time,
+// so heads may have any width; bwd_dkdv_merge_kernel (nsa/sm90/dkdv.cu) loads four at a time, for widths that are
+// multiples of 64.
 constexpr int kMergeKeys = 8;
 __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
                                                const KeyRange range) {

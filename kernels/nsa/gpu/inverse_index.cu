@@ -8,6 +8,10 @@
 //       block 0, which every token lists.
 //   index_fill_kernel: writes the tokens of each block, ascending. A warp builds a 32 x 32 bit matrix (token, block)
 //       from the lists of 32 tokens and transposes it by ballots; each lane then has the tokens that list one block.
+// The KV-stationary forward has an index of its own (nsa/sm90/kv_stationary_index.cuh). Here the order of a block's
+// tokens is the order of the sums over them, so it must be fixed, and every block has a piece of work. There the order
+// is arbitrary, since each token adds its partial sums in the order of its list; it has the far blocks only, and it
+// also finds the entry of each place in a list.
 #include <algorithm>
 
 #include "kernels/common/tile_mma.cuh"

@@ -1,6 +1,6 @@
 // KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the parameters of its kernels, and the
 // index kernels. These decide whether the lists differ enough, and sort the list entries of each range of tokens by
-// block.
+// block. nsa/gpu/inverse_index.cu, the index of backward, says why the two are not one.
 #pragma once
 #include <algorithm>
 #include <numbers>

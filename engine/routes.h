@@ -28,6 +28,9 @@ struct KernelChoices {
   friend bool operator==(const KernelChoices&, const KernelChoices&) = default;
 };
 
+// The name under which ops record their kernels for any card and shape.
+inline constexpr const char* kGeneralKernel = "general";
+
 class Routes {
  public:
   explicit Routes(const KernelChoices& wanted = {}, bool strict = false) : wanted_(wanted), strict_(strict) {}
@@ -46,8 +49,8 @@ class Routes {
   KernelChoice wanted(std::string_view op) const;
   // Sets the operands whose shapes the next record() calls count.
   void set_call(const ConstTensor& first, const ConstTensor& second);
-  // Counts one call of `op` by `kernel`; a reason makes it a fallback. If strict, a fallback throws an Error with op,
-  // shape and reason.
+  // Counts one call of `op` by `kernel`: kGeneralKernel, "cpu", or the name of a faster one. A reason makes it a
+  // fallback. If strict, a fallback throws an Error with op, shape and reason.
   void record(std::string_view op, std::string_view kernel, std::string_view reason = {});
   void set_layer(int64_t layer) { layer_ = layer; }  // sets the layer of the calls recorded from now on
   int64_t layer() const { return layer_; }

@@ -232,7 +232,7 @@ bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor
          const Tensor& out, const Tensor& y) {
   const bool fits = a.dtype == DType::bf16 && ctx.may_use_sm90() &&
                     all_have_vectors(kVector<__nv_bfloat16>, a, b, pre, out, y) && a.size(1) > 0;
-  record_route(ctx, name, a.dtype, fits ? nullptr : "rows that are not made of 16-byte vectors");
+  record_route(ctx, name, a.dtype, fits ? "sm90" : nullptr, "rows that are not made of 16-byte vectors");
   if (!fits) return false;
   const int64_t columns = ceil_div(out.size(1), kTileN);
   const int64_t turns = ceil_div(out.size(0), kTileM * kCluster) * columns;

@@ -93,4 +93,53 @@ Select choose_select(const Context& ctx, const ConstTensor& q, const ConstTensor
   return ctx.may_use_sm90() && select_sm90_supports(q, k_cmp, o, documents) ? Select::sm90 : Select::portable;
 }
 
+const char* fused_name(RangeForward kernel) {
+  switch (kernel) {
+    case RangeForward::portable:
+      return nullptr;
+    case RangeForward::sm90:
+      return "sm90";
+  }
+  return nullptr;
+}
+
+const char* fused_name(const SelectedForwardChoice& choice) {
+  switch (choice.kernel) {
+    case SelectedForward::portable:
+      return nullptr;
+    case SelectedForward::query_stationary:
+      return "query_stationary";
+    case SelectedForward::kv_stationary:  // the lists decide, on the GPU
+      return choice.where_alike == SelectedForward::shared_tile ? "kv_stationary or shared_tile"
+                                                                : "kv_stationary or query_stationary";
+    case SelectedForward::shared_tile:
+      return "shared_tile";
+  }
+  return nullptr;
+}
+
+const char* fused_name(Backward kernels) {
+  switch (kernels) {
+    case Backward::portable:
+      return nullptr;
+    case Backward::sm90:
+      return "sm90";
+    case Backward::sm90_d64:
+      return "sm90_d64";
+    case Backward::sm90_d128:
+      return "sm90_d128";
+  }
+  return nullptr;
+}
+
+const char* fused_name(Select kernel) {
+  switch (kernel) {
+    case Select::portable:
+      return nullptr;
+    case Select::sm90:
+      return "sm90";
+  }
+  return nullptr;
+}
+
 }  // namespace triad::cuda

@@ -45,4 +45,11 @@ enum class Select { portable, sm90 };
 Select choose_select(const Context&, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&,
                      const Documents&);
 
+// The name of the chosen kernels in the record of routes (engine/routes.h), which the log and `triad bench` print: the
+// enumerator's, or nullptr for the portable kernels.
+const char* fused_name(RangeForward);
+const char* fused_name(const SelectedForwardChoice&);
+const char* fused_name(Backward);
+const char* fused_name(Select);
+
 }  // namespace triad::cuda

@@ -57,7 +57,7 @@ struct Decode : DecodeArgs<T, 3> {
   __device__ int keys(int branch, int at) const {
     if (branch == 2) return min(this->rows[2], at + 1);
     if (branch == 1) return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1;
-    return min(this->rows[0], blocks_within(at + 1, l, d));
+    return blocks_within(at + 1, l, d, this->rows[0]);
   }
   __device__ int first_chunk(int branch) const {  // chunks are stored in the order compressed, window, selected
     return branch == 0 ? 0 : branch == 2 ? this->chunks[0] : this->chunks[0] + this->chunks[2];

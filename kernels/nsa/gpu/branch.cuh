@@ -41,7 +41,7 @@ struct KeyRange {
   __device__ __forceinline__ int low(int t) const { return max(0, t + 1 - window); }
   __device__ __forceinline__ int high(int t) const {
     if (d == 1) return max(0, min(keys, t + 2 - l));
-    return min(keys, blocks_within(t + 1, l, d));
+    return blocks_within(t + 1, l, d, keys);
   }
   // Exactly the tokens [first_row(a), end_row(b)) see at least one of the keys a .. b.
   __device__ __forceinline__ int first_row(int key) const { return key * d + l - 1; }

@@ -60,7 +60,7 @@ struct Select {
   DocumentView documents;
 
   // For the token at position t of its document: the number of compressed keys that it sees, and its selection rule.
-  __device__ int visible(int t) const { return min(blocks_within(t + 1, l, d), keys); }
+  __device__ int visible(int t) const { return blocks_within(t + 1, l, d, keys); }
   __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 

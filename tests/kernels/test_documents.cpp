@@ -162,7 +162,7 @@ std::map<std::string, Values> tensors_of(const DocumentResult& r) {
   return all;
 }
 
-// The distance between two results; infinity where one is not finite and the other is not the same.
+// The distance between two results; infinity if an element is not finite in one of them and different in the other.
 double distance(std::span<const double> a, std::span<const double> b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {

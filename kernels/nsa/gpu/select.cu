@@ -421,8 +421,9 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
   }
 }
 
-// Calls f.template operator()<kHeld>() for rows of `chunks` chunks. kHeld: the chunks of a key that stay in registers,
-// at least `chunks`. 0, for rows that are too long or do not consist of 16-byte vectors: chunks are loaded repeatedly.
+// Calls f.template operator()<kHeld>() for rows of `chunks` chunks. kHeld: how many chunks of a key fit into the
+// registers, the least instantiated number that is at least `chunks`. It is 0 for rows that are too long or do not
+// consist of 16-byte vectors; their chunks are loaded repeatedly.
 template <class T, class F>
 void dispatch_held(int64_t chunks, bool vectors, F&& f) {
   if (!vectors) return f.template operator()<0>();

@@ -42,7 +42,7 @@ struct KvStationaryArgs {
   int parts;                                      // parts (of kPartTokens tokens each) per range
   int piece_tokens;                               // largest number of tokens per item
   int tile_tokens;                                // tokens per tile in compare_lists
-  float union_limit;                              // compare_lists compares with it
+  float union_limit;                              // the threshold of compare_lists
   int* differ;                                    // one value: 1 if these kernels compute the far blocks, 0 if another
                                                   // kernel computes all blocks
   int near_tokens;                                // tokens per CTA of the near kernel

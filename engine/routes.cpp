@@ -10,7 +10,7 @@ namespace triad {
 
 namespace {
 
-constexpr std::string_view kFused = "sm90", kGeneral = "general", kCpu = "cpu";
+constexpr std::string_view kGeneral = kGeneralKernel, kCpu = "cpu";
 
 // Returns the entry for which same(entry) is true; appends `fresh` if there is none.
 template <class Same>

@@ -20,12 +20,16 @@ namespace triad {
 //              without intermediate rounding
 // The CPU has only the reference, which automatic and general select too.
 enum class KernelChoice { automatic, fused, general, reference };
+// One value for each branch and for matrix products. Dense attention has that of the window branch.
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
   static KernelChoices all(KernelChoice choice) { return {choice, choice, choice, choice}; }
   bool fused_branches() const;  // all three branches are automatic or fused
   friend bool operator==(const KernelChoices&, const KernelChoices&) = default;
 };
+
+// The name under which ops record their kernels for any card and shape.
+inline constexpr const char* kGeneralKernel = "general";
 
 class Routes {
  public:
@@ -45,8 +49,8 @@ class Routes {
   KernelChoice wanted(std::string_view op) const;
   // Sets the operands whose shapes the next record() calls count.
   void set_call(const ConstTensor& first, const ConstTensor& second);
-  // Counts one call of `op` by `kernel`; a reason makes it a fallback. If strict, a fallback throws an Error with op,
-  // shape and reason.
+  // Counts one call of `op` by `kernel`: kGeneralKernel, "cpu", or the name of a faster one. A reason makes it a
+  // fallback. If strict, a fallback throws an Error with op, shape and reason.
   void record(std::string_view op, std::string_view kernel, std::string_view reason = {});
   void set_layer(int64_t layer) { layer_ = layer; }  // sets the layer of the calls recorded from now on
   int64_t layer() const { return layer_; }

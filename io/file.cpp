@@ -116,7 +116,7 @@ std::string InputFile::text(int64_t offset, int64_t bytes) const {
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
-  struct stat info {};  // renaming a file to a device's or pipe's name would replace it
+  struct stat info {};  // a device or pipe is no target of a rename, which would replace it with a file
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
     fail("{}: is no file that can be replaced, but a device, pipe or socket", path);
   file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));

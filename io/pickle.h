@@ -38,7 +38,9 @@ class PickleWriter {
   std::string finish();  // the bytes of the file
 
  private:
-  void item();  // call before each value: begins a new batch of list items where needed
+  // Every value is written after a call of item(). In a list, which is written in batches, it begins a new batch where
+  // needed.
+  void item();
   void little_endian(uint64_t value, int bytes);
   void put();
   void get(uint32_t id);

@@ -42,10 +42,9 @@ class Activations {
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
 
   Tensor tokens, targets;  // [B,T] i32
-  // The bounds of the documents in the packed B*T tokens, padded at the end with B*T, and their tables, which
-  // Model::forward fills. Absent if every row is one document.
-  Tensor bounds;  // [B * most_documents + 1] i32
-  DocumentTables documents;
+  // Of packed rows; absent if every row is one document.
+  Tensor bounds;             // [B * most_documents + 1] i32: bounds of the documents in the B*T tokens, then B*T
+  DocumentTables documents;  // filled from `bounds` by Model::forward
   Tensor rrms_final;
   Tensor row_loss;
 

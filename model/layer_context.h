@@ -1,4 +1,4 @@
-// The arguments of a layer's stages, apart from its weights and activations.
+// The arguments of a layer's stages, apart from its weights and activations. Outside the layers, Model uses the checks.
 #pragma once
 #include "model/asserts.h"
 #include "model/grad_sink.h"
@@ -18,7 +18,7 @@ struct LayerContext {
   bool add_products = true;     // false: gradients with ParamSpec::product hold no values yet and are overwritten
   GradSink* sink = nullptr;     // receives each gradient when it is finished; may be null
   Asserts* asserts = nullptr;   // checks the output of each op; may be null
-  int64_t layer = -1;           // index of the layer
+  int64_t layer = -1;           // index of the layer; -1: outside the layers
   LayerStats* stats = nullptr;  // receives the gates and lists of a forward, not of a recomputation; may be null
 
   AttentionKind attention() const { return config.attention_of(layer); }

@@ -52,10 +52,6 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .layer = layer};
 }
 
-void Model::expect_finite(Context& ctx, const char* op, const char* name, ConstTensor x) const {
-  if (asserts_ != nullptr) asserts_->finite(ctx, -1, {{op, name, x}});
-}
-
 void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate,
                     const AfterLayer& after_layer) {
   TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
@@ -70,7 +66,7 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
   if (gate != nullptr) gate->begin();
   need(gate, ctx, {w_.embed});
   embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
-  expect_finite(ctx, "embedding", "x", act.x(0));
+  layer_context(act, -1).expect_finite(ctx, {{"embedding", "x", act.x(0)}});
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     ctx.routes.set_layer(i);
     report_stage(ctx, Stage::forward, i);
@@ -96,7 +92,7 @@ void Model::loss(Context& ctx, Activations& act) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = final_norm(ctx, act, scope);
   classifier_forward(ctx, act.row_loss, h, w_.head, act.targets.view({act.rows()}), {.vocab = config_.vocab_size});
-  expect_finite(ctx, "final norm, head, cross-entropy", "row_loss", act.row_loss);
+  layer_context(act, -1).expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
 }
 
 void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits) {
@@ -109,6 +105,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
   report_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
+  const LayerContext outside = layer_context(act, -1);
   const Tensor x = act.x(config_.n_layers);
   Tensor dx = scope.alloc(x.dtype, x.shape(), "dx");
   {
@@ -116,13 +113,13 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
     const Tensor h = final_norm(ctx, act, inner);
     classifier_forward_backward(ctx, act.row_loss, dx, g_.head, h, w_.head, act.targets.view({act.rows()}), scale,
                                 {.vocab = config_.vocab_size, .add_dw = !first});
-    expect_finite(ctx, "final norm, head, cross-entropy", "row_loss", act.row_loss);
+    outside.expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
     if (sink != nullptr && !config_.tie_embeddings) sink->ready(g_.head, ctx.stream);
   }
   if (asserts_ != nullptr) asserts_->enter("backward");
-  expect_finite(ctx, "cross-entropy and head backward", "dh", dx);
+  outside.expect_finite(ctx, {{"cross-entropy and head backward", "dh", dx}});
   rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
-  expect_finite(ctx, "final norm backward", "dx", dx);
+  outside.expect_finite(ctx, {{"final norm backward", "dx", dx}});
   if (sink != nullptr) sink->ready(g_.norm_f, ctx.stream);
   for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
     ctx.routes.set_layer(i);

@@ -52,7 +52,6 @@ class Model {
 
  private:
   LayerContext layer_context(const Activations& act, int64_t layer) const;
-  void expect_finite(Context&, const char* op, const char* name, ConstTensor x) const;
   Tensor final_norm(Context&, Activations& act, Scratch::Scope&);
 
   ModelConfig config_;

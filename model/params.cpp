@@ -176,7 +176,7 @@ Tensor Params::part(const Tensor& whole, int64_t i) const { return stored(whole,
 
 template <class TensorType>
 ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
-  std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // (layer, role): index of the first parameter
+  std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // of the first parameter of each (layer, role)
   for (int64_t i = 0; i < count(); ++i) index.try_emplace({specs_[i].layer, specs_[i].role}, i);
   // A parameter and those stored contiguously after it, as one matrix; an empty tensor if the model has no parameter of
   // this role.

@@ -12,6 +12,7 @@
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"
+#include "kernels/common/integer.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"
@@ -151,7 +152,7 @@ void score(const Options& o) {
   size_t longest = 0;
   for (const Window& w : windows) longest = std::max(longest, w.size);
   constexpr size_t kTile = 64;  // kernels round rows up to tiles of this size, so a shorter row costs as much
-  const size_t T = std::min(most, (longest + kTile - 1) / kTile * kTile);
+  const size_t T = std::min(most, round_up(longest, kTile));
   const auto B = std::min(static_cast<size_t>(o.batch), windows.size());
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),

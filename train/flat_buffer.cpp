@@ -39,25 +39,30 @@ int64_t index_of_param(const Params& params, const std::string& name) {
 MissingGradients::MissingGradients(std::vector<std::string> missing, int64_t all)
     : Error(missing_text(missing, all)), names(std::move(missing)), of(all) {}
 
-GradArrivals::GradArrivals(const Params& params)
-    : params_(params), by_offset_(static_cast<size_t>(params.count())), arrived_(by_offset_.size(), false) {
+GradFinder::GradFinder(const Params& params) : params_(params), by_offset_(static_cast<size_t>(params.count())) {
   std::iota(by_offset_.begin(), by_offset_.end(), 0);
   std::sort(by_offset_.begin(), by_offset_.end(),
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
 }
 
-std::vector<int64_t> GradArrivals::add(ConstTensor grad) {
+std::vector<int64_t> GradFinder::find(ConstTensor grad) const {
   const ElementRange range = range_in(params_.grads(), grad);
   std::vector<int64_t> found;
   auto it = std::lower_bound(by_offset_.begin(), by_offset_.end(), range.begin,
                              [&](int64_t i, int64_t at) { return params_.offset(i) < at; });
-  for (; it != by_offset_.end() && params_.offset(*it) < range.end; ++it) {
-    const auto i = static_cast<size_t>(*it);
+  for (; it != by_offset_.end() && params_.offset(*it) < range.end; ++it) found.push_back(*it);
+  return found;
+}
+
+GradArrivals::GradArrivals(const Params& params)
+    : params_(params), finder_(params), arrived_(static_cast<size_t>(params.count()), false) {}
+
+void GradArrivals::add(ConstTensor grad) {
+  for (const int64_t param : finder_.find(grad)) {
+    const auto i = static_cast<size_t>(param);
     if (arrived_[i]) fail("the gradient of {} came twice in one backward", params_.specs()[i].name);
     arrived_[i] = true;
-    found.push_back(*it);
   }
-  return found;
 }
 
 std::vector<std::string> GradArrivals::missing() const {

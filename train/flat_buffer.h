@@ -1,5 +1,5 @@
 // Parts of the flat buffers in which Params stores all parameters (or their gradients) one after the other: element
-// ranges, and the list of parameters whose gradients a backward has reported.
+// ranges, the parameters of a part, and the list of parameters whose gradients a backward has reported.
 #pragma once
 #include <string>
 #include <vector>
@@ -23,6 +23,18 @@ ElementRange range_in(ConstTensor whole, ConstTensor part);
 ElementRange range_of(const Params&, int64_t i);
 int64_t index_of_param(const Params&, const std::string& name);
 
+// Finds the parameters whose gradients a part of Params::grads() contains.
+class GradFinder {
+ public:
+  explicit GradFinder(const Params&);
+  // Returns the indices of the parameters whose gradients begin in `grad`, in the order of storage.
+  std::vector<int64_t> find(ConstTensor grad) const;
+
+ private:
+  const Params& params_;
+  std::vector<int64_t> by_offset_;  // indices of the parameters, sorted by their offset in the flat buffer
+};
+
 // Thrown if a backward has not reported every gradient.
 class MissingGradients : public Error {
  public:
@@ -38,16 +50,16 @@ class GradArrivals {
   explicit GradArrivals(const Params&);
 
   void begin() { arrived_.assign(arrived_.size(), false); }
-  // Records that backward has reported the gradients that begin in `grad`, a part of Params::grads(). Returns the
-  // indices of their parameters in the order of storage. Throws Error if one of them was reported before.
-  std::vector<int64_t> add(ConstTensor grad);
+  // Records that backward has reported the gradients that begin in `grad`, a part of Params::grads(). Throws Error if
+  // one of them was reported before.
+  void add(ConstTensor grad);
   std::vector<std::string> missing() const;  // names of the parameters whose gradients were not reported
   void require_all() const;                  // throws MissingGradients
 
  private:
   const Params& params_;
-  std::vector<int64_t> by_offset_;  // indices of the parameters, sorted by their offset in the flat buffer
-  std::vector<bool> arrived_;       // for each parameter: whether its gradient was reported
+  GradFinder finder_;
+  std::vector<bool> arrived_;  // for each parameter: whether its gradient was reported
 };
 
 }  // namespace triad

@@ -21,7 +21,8 @@ std::string find_resume(const TrainRequest&, Comm&);
 // The step at which the run in log.out_dir is complete, if resume is `latest` or names that folder; else nullopt. Its
 // newest checkpoint may be older or missing: a complete run is not trained again.
 std::optional<int64_t> complete_at(const Config&, const std::string& resume);
-std::optional<int64_t> find_complete(const TrainRequest&, Comm&);  // the first rank's complete_at, on all ranks
+// Calls complete_at on the first rank and returns its result on all ranks. Collective.
+std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
 // The run's device. Refuses a long fp32 run on a GPU unless train.allow_unsafe is set. If the config requires a GPU and
 // none is usable, the error says what would run instead.
 Device choose_run_device(const TrainRequest&, const LaunchEnv&);

@@ -109,8 +109,8 @@ bool decides_resume(const std::string& key) {
   return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len";
 }
 
-// Whether the new config names the tokenizer of shards whose tokenizer the old one did not name ("byte" or empty):
-// their tokens stay the same.
+// Whether data.tokenizer may change: the data are shards, whose tokens stay the same, and the old config did not name
+// their tokenizer (its value was "byte" or empty).
 bool names_unknown_tokenizer(const Config& before, const Config& now) {
   return now.data.kind == DataKind::shards && before.data.tokenizer_or_bytes() == "byte";
 }

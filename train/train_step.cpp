@@ -214,7 +214,7 @@ void TrainStep::sum_over_ranks(bool stop) {
   const auto own = [&](int64_t which) { return own_number(ranks_, comm_->rank(), which); };
   const auto loss = numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1);
   copy(ctx_, own(RankNumbers::loss), loss);
-  constexpr int kFlagByte = 0x3f;  // as all bytes of an f64: a finite number other than 0
+  constexpr int kFlagByte = 0x3f;  // an f64 whose eight bytes have this value is finite and not 0
   const Tensor flag = own(RankNumbers::stop);
   if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kFlagByte : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();
@@ -248,6 +248,9 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
     results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
   }
   if (micro_steps_ > 0) ledger_.require_all();
+  TRIAD_CHECK(reducer_ == nullptr || ctx_.planning || micro_steps_ == config_.train.accumulate_grad_batches,
+              "{} micro-steps in a step of {}: the gradients of the last one are summed over the ranks", micro_steps_,
+              config_.train.accumulate_grad_batches);
   if (stats_) stats_->finish(ctx_);
   if (reducer_) sum_over_ranks(stop);
   if (measure || ctx_.planning) measure_gradients();  // a plan always includes its memory

@@ -2,10 +2,9 @@
 // its activations and the optimizer. With several ranks, gradients are summed over the ranks during the last micro-step
 // and every rank makes the same update.
 //
-// The host queues a step without waiting for the device: tokens are copied from
-// pinned memory, the device itself skips the update if the gradient is not finite (kernels/step/step_guard.h), and the
-// step's numbers are copied to pinned memory, where result() reads them later. So the host may queue the next step
-// meanwhile.
+// The host queues a step without waiting for the device: tokens are copied from pinned memory, the device itself skips
+// the update if the gradient is not finite (kernels/step/step_guard.h), and the step's numbers are copied to pinned
+// memory, where result() reads them later. So the host may queue the next step meanwhile.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -42,8 +41,10 @@ class TrainStep {
     double grad_norm = 0;    // global L2 norm before clipping
     bool finite = true;      // false: the update was skipped, and with on_nonfinite stop so are all later ones
     std::string bad_tensor;  // if not finite: the first gradient that is not, or "the loss" if all gradients are finite
-    int64_t bad_rank = -1;   // if not finite: the first rank whose own gradient or loss is not; -1: only their sum
-    bool stop = false;       // a rank has requested an orderly stop
+    // If not finite: the first rank whose own gradient or loss is not. -1: each rank's own is finite, only the sum is
+    // not.
+    int64_t bad_rank = -1;
+    bool stop = false;  // a rank has requested an orderly stop
     Times times;
     std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace

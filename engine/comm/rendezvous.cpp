@@ -235,7 +235,7 @@ class RankGatherer {
   const double timeout_s_;
   const Clock::time_point end_;
   std::vector<Socket> listeners_, ranks_;
-  std::vector<Pending> pending_;  // in order of arrival
+  std::vector<Pending> pending_;  // in the order in which they were accepted
   Dropped dropped_;
 };
 

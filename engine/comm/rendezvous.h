@@ -10,8 +10,8 @@
 
 namespace triad {
 
-// For rank 0: returns a socket to each rank; [0] is closed. Closes the listening port. Throws if a rank is missing
-// after timeout_s.
+// For rank 0: returns a socket to each rank, by rank; the one at index 0, rank 0 itself, is closed. Closes the
+// listening port. Throws if a rank is missing after timeout_s.
 std::vector<Socket> gather_ranks(const LaunchEnv&, double timeout_s);
 
 // For the other ranks: returns a socket to rank 0 once all ranks have connected. Throws after timeout_s.

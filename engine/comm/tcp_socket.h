@@ -19,7 +19,8 @@ struct TcpAddress {
   socklen_t size = 0;
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   bool is_loopback() const;
-  bool is_unspecified() const;  // 0.0.0.0 or [::]: all addresses of a host
+  // Whether this is 0.0.0.0 or [::], which mean all addresses of a host.
+  bool is_unspecified() const;
   void set_port(int port);
   std::string text() const;  // "127.0.0.1:29500"
 };

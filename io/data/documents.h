@@ -30,7 +30,7 @@ struct DocumentIndex {
 // separator, or after the last one if separators are documents' last tokens, are a document too.
 DocumentIndex index_documents(std::vector<int64_t> marks, int64_t size, Separator, int32_t eot);
 
-// How the rows of T tokens that begin at the multiples of T, as many as count_sequences() says, divide the documents.
+// How rows of T tokens divide the documents. Row i is the tokens i*T and up; there are count_sequences() rows.
 struct RowDivision {
   int64_t most = 0;       // largest number of documents in a row
   int64_t fullest = 0;    // the first row that has as many

@@ -50,8 +50,8 @@ struct ShardOrigin {
 };
 ShardOrigin find_manifests(std::span<const std::string> shards);
 
-// Expands patterns as expand_globs does; a folder with a manifest means its shards of one split.
 enum class ShardSplit { train, val };
+// Expands patterns as expand_globs does. A folder with a manifest is replaced by the manifest's shards of this split.
 std::vector<std::string> expand_shards(std::span<const std::string> patterns, ShardSplit);
 
 }  // namespace triad

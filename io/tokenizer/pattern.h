@@ -12,7 +12,7 @@ namespace triad {
 
 class Pattern {
  public:
-  // oniguruma: the pattern. where: its place in the tokenizer's file, for messages.
+  // oniguruma: the pattern. where: names the entry of tokenizer.json that holds it, for error messages.
   Pattern(const std::string& oniguruma, const std::string& where);
 
   // The memory that matching needs, for one thread.

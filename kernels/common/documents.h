@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "engine/tensor.h"
+#include "kernels/common/integer.h"
 
 namespace triad {
 
@@ -25,8 +26,19 @@ struct Documents {
 };
 
 // The number of block ids of a row of T tokens with at most `documents` documents.
-constexpr int64_t block_ids(int64_t T, int64_t l_sel, int64_t documents) {
-  return (T + l_sel - 1) / l_sel + documents - 1;
+constexpr int64_t block_ids(int64_t T, int64_t l_sel, int64_t documents) { return ceil_div(T, l_sel) + documents - 1; }
+
+// The number of compressed blocks, block c being the tokens [c*d, c*d + l), that end within the first `tokens` tokens.
+template <class Int>
+constexpr Int blocks_within(Int tokens, Int l, Int d) {
+  return tokens < l ? 0 : (tokens - l) / d + 1;
+}
+// The same, at most `most` >= 0. (A minimum of the other function's result would be compiled to an instruction more.)
+template <class Int>
+constexpr Int blocks_within(Int tokens, Int l, Int d, Int most) {
+  if (tokens < l) return 0;
+  const Int blocks = (tokens - l) / d + 1;
+  return blocks < most ? blocks : most;
 }
 
 // The tables of one row, as pointers to host or device memory. Without tables (begins == nullptr) the row is one
@@ -60,15 +72,12 @@ struct DocumentRow {
   constexpr Int key_begin(Int c, Int l, Int d) const {
     if (!packed()) return c * d;
     const Int x = owner(c, d), s = begin(x);
-    const Int first = s > c * d ? s : s + (c * d - s + d - 1) / d * d;
+    const Int first = s > c * d ? s : s + round_up(c * d - s, d);
     return first + l <= end(x) ? first : -1;
   }
   // Token t attends to the compressed keys [first_key, first_key + visible_keys).
   constexpr Int first_key(Int t, Int d) const { return packed() ? begins[t] / d : 0; }
-  constexpr Int visible_keys(Int t, Int l, Int d) const {
-    const Int tokens = t - begin(t) + 1;
-    return tokens < l ? 0 : (tokens - l) / d + 1;
-  }
+  constexpr Int visible_keys(Int t, Int l, Int d) const { return blocks_within(t - begin(t) + 1, l, d); }
 };
 
 // Row b of the tables in host memory.

@@ -60,12 +60,12 @@ void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid
   launch_with(ctx, {}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
-// Records in ctx.routes whether the fused (sm_90) or the general kernel runs a call of `op`; why_not_fused is null for
-// the fused kernel. A call of the general kernel counts as a fallback only for bf16 on Hopper, since fused kernels
-// exist for these alone.
-inline void record_route(Context& ctx, const char* op, DType dtype, const char* why_not_fused) {
-  const bool fused = why_not_fused == nullptr, meant = dtype == DType::bf16 && ctx.may_use_sm90();
-  ctx.routes.record(op, fused ? "sm90" : "general", fused || !meant ? "" : why_not_fused);
+// Records in ctx.routes which kernel runs a call of `op`: the fused (sm_90) kernel of the name `fused`, or, if fused is
+// nullptr, the general one, because of why_not_fused. A call of the general kernel counts as a fallback only for bf16
+// on Hopper, since fused kernels exist for these alone.
+inline void record_route(Context& ctx, const char* op, DType dtype, const char* fused, const char* why_not_fused) {
+  const bool meant = dtype == DType::bf16 && ctx.may_use_sm90();
+  ctx.routes.record(op, fused != nullptr ? fused : kGeneralKernel, fused != nullptr || !meant ? "" : why_not_fused);
 }
 
 inline constexpr const char* kNotFusedHeads = "head widths or alignment that the fused kernels lack";

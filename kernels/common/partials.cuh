@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "kernels/common/launch_pdl.cuh"
+#include "kernels/common/ptx.cuh"
 
 namespace triad::cuda {
 
@@ -46,7 +47,7 @@ static __global__ void __launch_bounds__(kColumns* kLanes)
   const int64_t row = inside ? element / t.columns : 0, column = inside ? element % t.columns : 0;
   const float* const from = slices + t.offset + row * t.row_stride + column;
   if (threadIdx.y == 0 && inside)  // grad is needed last; this loads it into L2 during pdl_wait()
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(t.grad + row * t.grad_stride + column));
+    prefetch_l2(t.grad + row * t.grad_stride + column);
   pdl_wait();
   float sum = 0;
   if (inside) {

@@ -10,7 +10,7 @@
 namespace triad::cuda {
 
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // warps and threads of every CTA that uses these tiles
-inline constexpr int kDepth = 64;  // inner dimension of a product at a time; shorter ones are padded with zeros
+inline constexpr int kDepth = 64;  // inner dimensions are padded with zeros to a multiple of this
 
 template <class T>
 constexpr int tile_stride(int width) {

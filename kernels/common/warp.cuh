@@ -1,5 +1,6 @@
-// Reductions of floats over a warp or an aligned part of it, in a fixed order that adds the most distant lanes first.
-// cub's warp reductions add neighbouring lanes first, so their sums would have other bits; integer sums use cub.
+// Reductions of floats over a warp or an aligned part of it, in a fixed order: warp_* add the most distant lanes first,
+// quad_* neighbouring ones. cub's warp reductions add neighbouring lanes first, so their sums over a warp would have
+// other bits; integer sums use cub.
 #pragma once
 
 namespace triad::cuda {
@@ -19,6 +20,15 @@ __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int o = kLanes / 2; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, o));
   return x;
+}
+// The maximum, or the sum, over the four lanes that hold the same row of an mma fragment, in each of them.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kFullWarp, x, 1);
+  return x + __shfl_xor_sync(kFullWarp, x, 2);
 }
 // The sum over the warp, valid in lane 0 only.
 __device__ __forceinline__ double warp_sum_to_lane0(double x) {

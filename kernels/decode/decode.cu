@@ -6,14 +6,11 @@
 //      branch, and the gate.
 //   2. decode/decode_selected.cu: the selection, the chunks of the selected branch, and the combination of all
 //      branches, rounded as in the forward pass and summed by their gates.
-// Dense attention has the window branch and the combination only. If decode/decode_dense.cu supports the shape, it
-// computes the chunks, which are longer there, since it is bound by memory.
+// Dense attention has chunks of one branch and the combination only (decode/decode_dense.cu).
 // Sizes of grids and scratch depend only on the cache's capacity, and positions are read on the device, so one recorded
 // CUDA graph serves all positions; chunks beyond a position exit at once. Softmaxes use powers of 2. A step of NSA is
 // bound by latency: each kernel waits for memory about three times in sequence.
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 
 #include "kernels/common/launch_pdl.cuh"
 #include "kernels/decode/decode.cuh"
@@ -125,10 +122,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
     for (int k = 0; k < 3; ++k) a.gate[(k * a.B + b) * a.Hkv + g] = z[k];
 }
 
-// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window branch, then the gate if computed ----
-
-template <int kHeads>
-using BranchChunk = ChunkMemory<kHeads, kBranchThreads, kBranchChunk>;
+// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window branch, then the gate ----
 
 template <class T, int V, int kHeads>
 __global__ void __launch_bounds__(kBranchThreads, 2)
@@ -155,66 +149,10 @@ __global__ void __launch_bounds__(kBranchThreads, 2)
 template <class T, int V, int kHeads>
 void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& gate) {
   const int floats = std::max(BranchChunk<kHeads>::floats(a.G, a.dk), gate.computed() ? GateMemory<T>::floats(mlp) : 0);
-  const dim3 grid(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (a.dense ? 0 : 1)), static_cast<unsigned>(a.Hkv),
+  const dim3 grid(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + 1), static_cast<unsigned>(a.Hkv),
                   static_cast<unsigned>(a.B));
   launch_pdl(ctx, "nsa_decode branches", decode_branches_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),
              sizeof(float) * static_cast<size_t>(floats), a, mlp, gate);
-}
-
-// ---- the combination alone, 64 outputs per CTA ----
-
-template <class T>
-__global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(Decode<T> a) {
-  pdl_trigger();
-  pdl_wait();
-  __shared__ CombineMemory<kCombineThreads> memory;
-  const int begin = static_cast<int>(blockIdx.x) * kColumns;
-  combine_chunks(a, memory, blockIdx.z, blockIdx.y, begin, min(a.G * a.dv, begin + kColumns));
-}
-
-// ---- the arguments of a call ----
-
-// Returns the arguments that NSA and dense attention share. k, v: keys and values of any branch's cache, for their
-// sizes.
-template <class T>
-Decode<T> decode_args(const Tensor& out, const ConstTensor& q, const ConstTensor& position, const Tensor& k,
-                      const Tensor& v, const DecodeProbe& probe) {
-  TRIAD_CHECK(out.contiguous(), "decode: out {} has gaps", out.str());
-  Decode<T> a{};
-  a.q = bthd<T>(q);
-  a.out = out.ptr<T>();
-  a.position = position.ptr<int32_t>();
-  a.B = static_cast<int>(q.size(0)), a.Hq = static_cast<int>(q.size(2)), a.Hkv = static_cast<int>(k.size(2));
-  a.G = a.Hq / a.Hkv;
-  a.dk = static_cast<int>(q.size(3)), a.dv = static_cast<int>(v.size(3));
-  a.scale_log2 = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(a.dk)));
-  a.window_chunk = kBranchChunk;
-  if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
-  TRIAD_CHECK(a.G <= kMaxHeads, "decode: {} heads a group, at most {} on a GPU", a.G, kMaxHeads);
-  return a;
-}
-
-// Sets a branch's keys and values, of which a token attends to at most `most`. Returns whether their rows consist of
-// aligned 16-byte vectors.
-template <class T>
-bool set_branch(Decode<T>& a, int branch, const Tensor& k, const Tensor& v, int64_t most, const DecodeProbe& probe) {
-  a.k[branch] = bthd<T>(ConstTensor(k)), a.v[branch] = bthd<T>(ConstTensor(v));
-  a.rows[branch] = static_cast<int>(k.size(1));
-  a.chunks[branch] = static_cast<int>(ceil_div(most, a.chunk_of(branch)));
-  a.run[branch] = probe.run[static_cast<size_t>(branch)];
-  return has_vectors(k, kVector<T>) && has_vectors(v, kVector<T>);
-}
-
-float* alloc_floats(Scratch::Scope& scope, int64_t n, const char* name) {
-  return reinterpret_cast<float*>(scope.alloc(DType::f32, Shape{n}, name).data);
-}
-
-// Allocates the partial results of all chunks. Call after the number of chunks is known.
-template <class T>
-void alloc_partials(Scratch::Scope& scope, Decode<T>& a) {
-  const int64_t heads = int64_t{a.B} * a.Hkv * (a.chunks[0] + a.chunks[1] + a.chunks[2]) * a.G;
-  a.partial_o = alloc_floats(scope, heads * a.dv, "sums of chunks");
-  a.partial_sum = reinterpret_cast<float2*>(alloc_floats(scope, heads * 2, "totals of chunks"));
 }
 
 // vectors: whether the rows of all keys and values consist of aligned 16-byte vectors.
@@ -234,10 +172,11 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
             const DecodeProbe& probe) {
   const NsaCache& cache = in.cache;
   const int64_t S = cache.k_sel.size(1);
-  Decode<T> a = decode_args<T>(out, in.q, in.position, cache.k_win, cache.v_win, probe);
-  bool vectors = set_branch(a, 0, cache.k_cmp, cache.v_cmp, cache.k_cmp.size(1), probe);
-  vectors &= set_branch(a, 1, cache.k_sel, cache.v_sel, std::min(c.n_sel * c.l_sel, S + c.l_sel), probe);
-  vectors &= set_branch(a, 2, cache.k_win, cache.v_win, cache.k_win.size(1), probe);
+  auto a = decode_args<Decode<T>>(out, in.q, in.position, cache.k_win, cache.v_win);
+  bool vectors = set_branch(a, 0, cache.k_cmp, cache.v_cmp, cache.k_cmp.size(1), probe.run[0]);
+  vectors &= set_branch(a, 1, cache.k_sel, cache.v_sel, std::min(c.n_sel * c.l_sel, S + c.l_sel), probe.run[1]);
+  vectors &= set_branch(a, 2, cache.k_win, cache.v_win, cache.k_win.size(1), probe.run[2]);
+  if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
   a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d), a.l_sel = static_cast<int>(c.l_sel);
   a.n_sel = static_cast<int>(c.n_sel), a.init_blocks = static_cast<int>(c.init_blocks);
   a.local_blocks = static_cast<int>(c.local_blocks);
@@ -259,41 +198,11 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   launch_selected(ctx, a, vectors);
 }
 
-template <class T>
-void decode_dense(Context& ctx, const Tensor& out, const DenseDecodeIn& in, const DecodeProbe& probe) {
-  Decode<T> a = decode_args<T>(out, in.q, in.position, in.cache.k, in.cache.v, probe);
-  a.dense = true;
-  const bool vectors = set_branch(a, 2, in.cache.k, in.cache.v, in.cache.k.size(1), probe);
-  Scratch::Scope scope(ctx.scratch);
-  alloc_partials(scope, a);
-  const bool launched = [&] {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>)
-      return launch_dense(ctx, a, vectors && has_vectors(in.q, kVector<T>));
-    return false;
-  }();
-  if (!launched) launch_branches(ctx, a, vectors, GateMlp<T>{}, GateKernelOptions{});
-  launch_combine(ctx, a);
-}
-
 }  // namespace
-
-template <class T>
-void launch_combine(Context& ctx, const Decode<T>& a) {
-  launch_pdl(ctx, "nsa_decode combine", decode_combine_kernel<T>,
-             dim3(static_cast<unsigned>(ceil_div(a.G * a.dv, kColumns)), static_cast<unsigned>(a.Hkv),
-                  static_cast<unsigned>(a.B)),
-             dim3(kCombineThreads), 0, a);
-}
-template void launch_combine(Context&, const Decode<float>&);
-template void launch_combine(Context&, const Decode<__nv_bfloat16>&);
 
 void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
                 const DecodeProbe& probe) {
   dispatch_gpu_float(out.dtype, [&]<class T>() { decode<T>(ctx, out, in, gate, c, probe); });
-}
-
-void dense_decode(Context& ctx, Tensor out, const DenseDecodeIn& in, const DecodeProbe& probe) {
-  dispatch_gpu_float(out.dtype, [&]<class T>() { decode_dense<T>(ctx, out, in, probe); });
 }
 
 }  // namespace triad::cuda

@@ -1,8 +1,12 @@
 // For the decoding attention kernels (overview: decode/decode.cu): the arguments of a call, attention over a chunk of
-// keys, and the combination of chunks (split-KV). A branch is NSA's compressed, selected or window branch, index 0, 1
-// or 2. One CTA processes one chunk for all query heads of a group, so that each key is read once. For each head it
-// writes the maximum of the scores, the sum of their exponentials and the weighted sum of the values.
+// keys, and the combination of chunks (split-KV). NSA has three branches, the compressed, the selected and the window
+// branch, index 0, 1 and 2. Dense attention has one, index 0. One CTA processes one chunk for all query heads of a
+// group, so that each key is read once. For each head it writes the maximum of the scores, the sum of their
+// exponentials and the weighted sum of the values.
 #pragma once
+#include <cmath>
+#include <numbers>
+
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/launch_pdl.cuh"
 #include "kernels/common/ptx.cuh"
@@ -10,8 +14,8 @@
 
 namespace triad::cuda {
 
-inline constexpr int kColumns = 64;         // columns of the values that are processed at a time, two per lane
-inline constexpr int kBranchChunk = 64;     // keys per CTA in the compressed and window branches
+inline constexpr int kColumns = 64;      // columns of the values that are processed at a time, two per lane
+inline constexpr int kBranchChunk = 64;  // keys per CTA in the compressed and window branches, and in dense attention
 inline constexpr int kSelectedChunk = 128;  // keys per CTA in the selected branch
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
@@ -20,45 +24,66 @@ inline constexpr int kClusterCtas = 8;   // CTAs that share the work of one (seq
 inline constexpr int kMaxSelected = 64;  // most blocks in a list of selected blocks (n_sel)
 inline constexpr int kMaxHeads = 32;     // most query heads of a group (G)
 
-// The arguments of a call. Arrays of three are indexed by branch: compressed, selected, window.
-template <class T>
-struct Decode {
+// The arguments that NSA and dense attention share. Arrays are indexed by branch.
+template <class T, int kBranches_>
+struct DecodeArgs {
+  using Element = T;
+  static constexpr int kBranches = kBranches_;
   Bthd<const T> q;
-  Bthd<const T> k[3], v[3];
+  Bthd<const T> k[kBranches], v[kBranches];
   const int32_t* position;  // [B] position of the new token
   int B, Hq, Hkv, G, dk, dv;
-  int rows[3];    // rows of each branch's cache; for the window, the length of the ring
-  int chunks[3];  // number of chunks of each branch if the cache is full
-  int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int window_chunk;           // keys per CTA in the window branch
-  int tile_blocks;            // number of blocks that the selection scores at a time
-  bool run[3], dense;         // run: branches to compute; dense: dense attention, which is the window branch alone
+  int rows[kBranches];        // rows of each branch's cache; for the window, the length of the ring
+  int chunks[kBranches];      // number of chunks of each branch if the cache is full
+  bool run[kBranches];        // branches to compute
   float scale_log2;           // log2(e) / sqrt(dk), the factor of scores in base 2
-  float* scores;              // [B,Hq,rows[0]]: scores of the compressed branch, times log2(e)
   float* partial_o;           // [B,Hkv,all chunks,G,dv]: sum of 2^(score - max) v over a chunk
   float2* partial_sum;        // [B,Hkv,all chunks,G]: max of the scores and sum of 2^(score - max) over a chunk
-  float* gate;                // [3,B,Hkv]: factor of each branch in the output
-  uint64_t* best;             // [B,Hkv,kClusterCtas,n_sel]: best blocks of each CTA's share of the candidates
   T* out;                     // [B,Hq,dv]
-  unsigned long long* reads;  // [3]: counters of keys read, or null
+  unsigned long long* reads;  // [kBranches]: counters of keys read, or null
+};
 
-  __host__ __device__ int chunk_of(int branch) const {
-    return branch == 0 ? kBranchChunk : branch == 1 ? kSelectedChunk : window_chunk;
-  }
+// The arguments of NSA.
+template <class T>
+struct Decode : DecodeArgs<T, 3> {
+  int l, d, l_sel, n_sel, init_blocks, local_blocks;
+  int tile_blocks;  // number of blocks that the selection scores at a time
+  float* scores;    // [B,Hq,rows[0]]: scores of the compressed branch, times log2(e)
+  float* gate;      // [3,B,Hkv]: factor of each branch in the output
+  uint64_t* best;   // [B,Hkv,kClusterCtas,n_sel]: best blocks of each CTA's share of the candidates
+
+  static __host__ __device__ int chunk_of(int branch) { return branch == 1 ? kSelectedChunk : kBranchChunk; }
   // The number of keys of a branch that the token at position `at` attends to.
   __device__ int keys(int branch, int at) const {
-    if (branch == 2) return min(rows[2], at + 1);
-    if (dense) return 0;
+    if (branch == 2) return min(this->rows[2], at + 1);
     if (branch == 1) return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1;
-    return at + 1 < l ? 0 : min(rows[0], (at + 1 - l) / d + 1);
+    return blocks_within(at + 1, l, d, this->rows[0]);
   }
   __device__ int first_chunk(int branch) const {  // chunks are stored in the order compressed, window, selected
-    return branch == 0 ? 0 : branch == 2 ? chunks[0] : chunks[0] + chunks[2];
+    return branch == 0 ? 0 : branch == 2 ? this->chunks[0] : this->chunks[0] + this->chunks[2];
   }
   // Index in partial_sum of the first head of a chunk; multiplied by dv, the index in partial_o.
   __device__ int64_t partial(int b, int g, int branch, int chunk) const {
-    return ((int64_t{b} * Hkv + g) * (chunks[0] + chunks[1] + chunks[2]) + first_chunk(branch) + chunk) * G;
+    const int all = this->chunks[0] + this->chunks[1] + this->chunks[2];
+    return ((int64_t{b} * this->Hkv + g) * all + first_chunk(branch) + chunk) * this->G;
   }
+  // Returns `out`, the sum of earlier branches, plus the output o of a branch times its gate.
+  __device__ float add_branch(float out, float o, int branch, int b, int g) const {
+    return fmaf(gate[(branch * this->B + b) * this->Hkv + g], o, out);
+  }
+};
+
+// The arguments of dense attention.
+template <class T>
+struct DenseDecode : DecodeArgs<T, 1> {
+  int chunk_keys;  // keys per CTA
+
+  __host__ __device__ int chunk_of(int) const { return chunk_keys; }
+  __device__ int keys(int, int at) const { return min(this->rows[0], at + 1); }
+  __device__ int64_t partial(int b, int g, int, int chunk) const {
+    return ((int64_t{b} * this->Hkv + g) * this->chunks[0] + chunk) * this->G;
+  }
+  __device__ float add_branch(float, float o, int, int, int) const { return o; }
 };
 
 // Two adjacent elements of a row of values in registers, as loaded.
@@ -95,11 +120,14 @@ struct ChunkMemory {
   }
 };
 
+template <int kHeads>
+using BranchChunk = ChunkMemory<kHeads, kBranchThreads, kBranchChunk>;
+
 // Loads the group's queries into shared memory, scaled by scale_log2, with zeros for padding heads. A barrier must
 // follow.
-template <class T, int kHeads, int kThreads, int kChunk>
-__device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int b, int g) {
-  const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
+template <class Args, int kHeads, int kThreads, int kChunk>
+__device__ void load_queries(const Args& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int b, int g) {
+  const typename Args::Element* const q = a.q.row(b, 0, int64_t{g} * a.G);
   float* const to = memory.q;
   const int q_row = round_up(a.dk, 4);
 #pragma unroll 1
@@ -112,9 +140,10 @@ __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThre
 // Attention of one group's heads over a chunk of `count` keys; key i is row row_of(i) of the branch's cache. Writes the
 // heads' partial sums and, if scores is not null, their scores to scores[head * scores_stride + i]. kQueries: whether
 // to load the queries first.
-template <bool kQueries, int V, class T, int kHeads, int kThreads, int kChunk, class RowOf>
-__device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch,
-                             int chunk, int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
+template <bool kQueries, int V, class Args, int kHeads, int kThreads, int kChunk, class RowOf>
+__device__ void attend_chunk(const Args& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch, int chunk,
+                             int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
+  using T = typename Args::Element;
   constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes that share a key
   constexpr int kHeld = kChunk / kWarps;                             // keys of a warp
   constexpr int kOfLane = kChunk / 32;                               // scores of one head in a lane
@@ -226,24 +255,26 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   if (threadIdx.x == 0 && a.reads != nullptr) atomicAdd(a.reads + branch, static_cast<unsigned long long>(count));
 }
 
-template <int kThreads>
+template <int kBranches, int kThreads>
 struct CombineMemory {
   static constexpr int kParts = kThreads / kColumns;
-  float max[3][kParts][kColumns], sum[3][kParts][kColumns], o[3][kParts][kColumns];
+  float max[kBranches][kParts][kColumns], sum[kBranches][kParts][kColumns], o[kBranches][kParts][kColumns];
 };
 
 // Combines chunks into the outputs [begin, end) of the G * dv of one (sequence, group): combines the chunks of each
 // branch, rounds as the forward pass does, and adds the branches times their gates. The threads are columns x parts. A
 // part combines some of the chunks, relative to their maximum so far; then the parts are combined in order.
-template <class T, int kThreads>
-__device__ void combine_chunks(const Decode<T>& a, CombineMemory<kThreads>& memory, int b, int g, int begin, int end) {
+template <class Args, int kThreads>
+__device__ void combine_chunks(const Args& a, CombineMemory<Args::kBranches, kThreads>& memory, int b, int g, int begin,
+                               int end) {
+  using T = typename Args::Element;
   constexpr int kParts = kThreads / kColumns, kAtOnce = 8;
   const int at = a.position[b], column = threadIdx.x % kColumns, part = threadIdx.x / kColumns;
 #pragma unroll 1
   for (int i0 = begin; i0 < end; i0 += kColumns) {
     const int i = i0 + column, h = i / a.dv, j = i % a.dv;
 #pragma unroll 1
-    for (int branch = 0; branch < 3; ++branch) {
+    for (int branch = 0; branch < Args::kBranches; ++branch) {
       const int chunks = i < end ? ceil_div(a.keys(branch, at), a.chunk_of(branch)) : 0;
       const float2* const sums = a.partial_sum + a.partial(b, g, branch, 0) + h;
       const float* const outs = a.partial_o + (a.partial(b, g, branch, 0) + h) * a.dv + j;
@@ -275,7 +306,7 @@ __device__ void combine_chunks(const Decode<T>& a, CombineMemory<kThreads>& memo
     if (part == 0 && i < end) {
       float out = 0;
 #pragma unroll 1
-      for (int branch = 0; branch < 3; ++branch) {
+      for (int branch = 0; branch < Args::kBranches; ++branch) {
         if (a.keys(branch, at) == 0) continue;
         float max = -INFINITY, sum = 0, o = 0;
 #pragma unroll
@@ -287,7 +318,7 @@ __device__ void combine_chunks(const Decode<T>& a, CombineMemory<kThreads>& memo
           o = fmaf(memory.o[branch][p][column], weight, o);
         }
         o = to_float(from_float<T>(o / sum));
-        out = a.dense ? o : fmaf(a.gate[(branch * a.B + b) * a.Hkv + g], o, out);
+        out = a.add_branch(out, o, branch, b, g);
       }
       a.out[(int64_t{b} * a.Hq + g * a.G + h) * a.dv + j] = from_float<T>(out);
     }
@@ -295,14 +326,71 @@ __device__ void combine_chunks(const Decode<T>& a, CombineMemory<kThreads>& memo
   }
 }
 
-// launch_selected() launches the selection, the selected branch and the combination (decode/decode_selected.cu);
-// launch_combine() only the combination (decode/decode.cu).
+// The combination alone, 64 outputs per CTA.
+template <class Args>
+__global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(Args a) {
+  pdl_trigger();
+  pdl_wait();
+  __shared__ CombineMemory<Args::kBranches, kCombineThreads> memory;
+  const int begin = static_cast<int>(blockIdx.x) * kColumns;
+  combine_chunks(a, memory, blockIdx.z, blockIdx.y, begin, min(a.G * a.dv, begin + kColumns));
+}
+template <class Args>
+void launch_combine(Context& ctx, const char* name, const Args& a) {
+  launch_pdl(ctx, name, decode_combine_kernel<Args>,
+             dim3(static_cast<unsigned>(ceil_div(a.G * a.dv, kColumns)), static_cast<unsigned>(a.Hkv),
+                  static_cast<unsigned>(a.B)),
+             dim3(kCombineThreads), 0, a);
+}
+
+// ---- the arguments of a call, on the host ----
+
+// Returns the arguments that do not depend on the branches. k, v: keys and values of any branch's cache, for their
+// sizes.
+template <class Args>
+Args decode_args(const Tensor& out, const ConstTensor& q, const ConstTensor& position, const Tensor& k,
+                 const Tensor& v) {
+  using T = typename Args::Element;
+  TRIAD_CHECK(out.contiguous(), "decode: out {} has gaps", out.str());
+  Args a{};
+  a.q = bthd<T>(q);
+  a.out = out.ptr<T>();
+  a.position = position.ptr<int32_t>();
+  a.B = static_cast<int>(q.size(0)), a.Hq = static_cast<int>(q.size(2)), a.Hkv = static_cast<int>(k.size(2));
+  a.G = a.Hq / a.Hkv;
+  a.dk = static_cast<int>(q.size(3)), a.dv = static_cast<int>(v.size(3));
+  a.scale_log2 = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(a.dk)));
+  TRIAD_CHECK(a.G <= kMaxHeads, "decode: {} heads a group, at most {} on a GPU", a.G, kMaxHeads);
+  return a;
+}
+
+// Sets a branch's keys and values, of which a token attends to at most `most`. Returns whether their rows consist of
+// aligned 16-byte vectors.
+template <class Args>
+bool set_branch(Args& a, int branch, const Tensor& k, const Tensor& v, int64_t most, bool run) {
+  using T = typename Args::Element;
+  a.k[branch] = bthd<T>(ConstTensor(k)), a.v[branch] = bthd<T>(ConstTensor(v));
+  a.rows[branch] = static_cast<int>(k.size(1));
+  a.chunks[branch] = static_cast<int>(ceil_div(most, a.chunk_of(branch)));
+  a.run[branch] = run;
+  return has_vectors(k, kVector<T>) && has_vectors(v, kVector<T>);
+}
+
+inline float* alloc_floats(Scratch::Scope& scope, int64_t n, const char* name) {
+  return reinterpret_cast<float*>(scope.alloc(DType::f32, Shape{n}, name).data);
+}
+
+// Allocates the partial results of all chunks. Call after the number of chunks is known.
+template <class Args>
+void alloc_partials(Scratch::Scope& scope, Args& a) {
+  int64_t heads = 0;
+  for (const int chunks : a.chunks) heads += int64_t{a.B} * a.Hkv * chunks * a.G;
+  a.partial_o = alloc_floats(scope, heads * a.dv, "sums of chunks");
+  a.partial_sum = reinterpret_cast<float2*>(alloc_floats(scope, heads * 2, "totals of chunks"));
+}
+
+// Launches the selection, the selected branch and the combination (decode/decode_selected.cu).
 template <class T>
 void launch_selected(Context&, const Decode<T>&, bool vectors);
-template <class T>
-void launch_combine(Context&, const Decode<T>&);
-// Launches dense attention on tensor cores (decode/decode_dense.cu). Sets a.window_chunk and a.chunks[2], because its
-// chunks are longer. Returns false and does nothing if it does not support the shape.
-bool launch_dense(Context&, Decode<__nv_bfloat16>&, bool vectors);
 
 }  // namespace triad::cuda

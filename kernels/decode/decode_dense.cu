@@ -1,7 +1,8 @@
-// Dense attention of one new token in bf16 on tensor cores, over all keys of the cache. It is bound by
-// memory. Its keys and values are branch 2 of the call's arguments. Its chunks, here called runs, are longer than those
-// of NSA's branches, since combining many short ones would take longer than reading them. A product has 16 heads (rows
-// of zeros if a group has fewer) and 16 keys.
+// Dense attention of one new token, over all keys of the cache. There are two kernels for the chunks, both followed by
+// the combination (decode/decode.cuh). dense_decode_chunks_kernel takes any shape, as NSA's branches do (attend_chunk).
+// dense_decode_kernel takes bf16 and heads of 64 or 128, on tensor cores. It is bound by memory. Its chunks, here
+// called runs, are longer, since combining many short ones would take longer than reading them. A product has 16 heads
+// (rows of zeros if a group has fewer) and 16 keys.
 //   A CTA processes one run of keys. Each warp, independently of the others, processes every eighth tile of 16 keys.
 //   Keys and values are loaded directly into the registers of the MMA operands: the next keys during the softmax of
 //   the current ones, the next values after the current ones have been used. The order of elements along k does not
@@ -32,18 +33,18 @@ struct DenseMemory {
 };
 
 template <int kDk, int kDv>
-__global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_dense_kernel(Decode<bf16> a) {
+__global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_decode_kernel(DenseDecode<bf16> a) {
   pdl_wait();
   constexpr int kSteps = kDk / 32;   // vectors of a key per lane: elements 8 (lane % 4) ... + 8, the next 32 further on
   constexpr int kBlocks = kDv / 64;  // 64-column blocks of values; a lane has elements 8 (lane / 4) ... + 8 of each
   const int g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first = static_cast<int>(blockIdx.x) * a.window_chunk;
-  const int count = min(a.window_chunk, a.keys(2, a.position[b]) - first);
-  if (count <= 0 || !a.run[2]) return;
+  const int first = static_cast<int>(blockIdx.x) * a.chunk_keys;
+  const int count = min(a.chunk_keys, a.keys(0, a.position[b]) - first);
+  if (count <= 0 || !a.run[0]) return;
 
   const bf16* const q_rows = a.q.row(b, 0, int64_t{g} * a.G);
-  const bf16* const k_rows = a.k[2].row(b, first, g) + lane % 4 * 8;
-  const bf16* const v_rows = a.v[2].row(b, first, g) + lane / 4 * 8;
+  const bf16* const k_rows = a.k[0].row(b, first, g) + lane % 4 * 8;
+  const bf16* const v_rows = a.v[0].row(b, first, g) + lane / 4 * 8;
   uint4 q[2][kSteps], k[2][kSteps], v[4][kBlocks];
 #pragma unroll
   for (int half = 0; half < 2; ++half)
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
   const auto load_keys = [&](int at) {  // loads keys at + lane / 4 and + 8
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bf16* const row = k_rows + min(at + lane / 4 + 8 * half, count - 1) * a.k[2].stride_t;
+      const bf16* const row = k_rows + min(at + lane / 4 + 8 * half, count - 1) * a.k[0].stride_t;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) k[half][s] = *reinterpret_cast<const uint4*>(row + 32 * s);
     }
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
   const auto load_values = [&](int at) {  // loads the values of keys at + 2 (lane % 4), + 1, + 8, + 9
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bf16* const row = v_rows + min(at + lane % 4 * 2 + i % 2 + i / 2 * 8, count - 1) * a.v[2].stride_t;
+      const bf16* const row = v_rows + min(at + lane % 4 * 2 + i % 2 + i / 2 * 8, count - 1) * a.v[0].stride_t;
 #pragma unroll
       for (int c = 0; c < kBlocks; ++c) v[i][c] = *reinterpret_cast<const uint4*>(row + 64 * c);
     }
@@ -133,8 +134,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
   float* const sums = memory.o[0][0];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] += __shfl_xor_sync(kFullWarp, sum[h], 1);
-    sum[h] += __shfl_xor_sync(kFullWarp, sum[h], 2);
+    sum[h] = quad_sum(sum[h]);
     const int head = lane / 4 + 8 * h;
     if (lane % 4 == 0) memory.max[warp][head] = max[h], memory.sum[warp][head] = sum[h];
     if (head >= a.G) continue;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
       }
   }
   __syncthreads();
-  const int64_t partial = a.partial(b, g, 2, blockIdx.x);
+  const int64_t partial = a.partial(b, g, 0, blockIdx.x);
 #pragma unroll 1
   for (int i = threadIdx.x; i < a.G * kDv; i += kThreads) {
     const int head = i / kDv;
@@ -164,26 +164,74 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
     a.partial_o[partial * kDv + i] = out;
     if (i % kDv == 0) a.partial_sum[partial + head] = make_float2(all, total);
   }
-  if (threadIdx.x == 0 && a.reads != nullptr) atomicAdd(a.reads + 2, static_cast<unsigned long long>(count));
+  if (threadIdx.x == 0 && a.reads != nullptr) atomicAdd(a.reads, static_cast<unsigned long long>(count));
 }
 
 template <int kDk, int kDv>
-void launch_for(Context& ctx, const Decode<bf16>& a) {
+void launch_runs(Context& ctx, const DenseDecode<bf16>& a) {
   const size_t o = sizeof(float) * static_cast<size_t>(kWarps * (a.G - 1) * kDv);
-  launch_pdl(ctx, "dense_decode", decode_dense_kernel<kDk, kDv>,
-             dim3(static_cast<unsigned>(a.chunks[2]), static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)),
+  launch_pdl(ctx, "dense_decode", dense_decode_kernel<kDk, kDv>,
+             dim3(static_cast<unsigned>(a.chunks[0]), static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)),
              dim3(kThreads), sizeof(DenseMemory<kDv>) + o, a);
+}
+
+// Launches dense_decode_kernel, with runs as chunks. Returns false and does nothing if it does not support the shape.
+bool launch_on_tensor_cores(Context& ctx, DenseDecode<bf16>& a, bool vectors) {
+  const bool heads_of_64 = a.dk == 64 && a.dv == 64, heads_of_128 = a.dk == 128 && a.dv == 128;
+  if (!vectors || a.G > kTile || !(heads_of_64 || heads_of_128)) return false;
+  a.chunk_keys = round_up(ceil_div(a.rows[0], kMaxRuns), kRound);
+  a.chunks[0] = ceil_div(a.rows[0], a.chunk_keys);
+  heads_of_64 ? launch_runs<64, 64>(ctx, a) : launch_runs<128, 128>(ctx, a);
+  return true;
+}
+
+// ---- any shape ----
+
+template <class T, int V, int kHeads>
+__global__ void __launch_bounds__(kBranchThreads, 2) dense_decode_chunks_kernel(DenseDecode<T> a) {
+  pdl_wait();
+  const int chunk = blockIdx.x, g = blockIdx.y, b = blockIdx.z;
+  const int first = chunk * kBranchChunk, count = min(kBranchChunk, a.keys(0, a.position[b]) - first);
+  if (count <= 0 || !a.run[0]) return;
+  const BranchChunk<kHeads> memory(reinterpret_cast<float*>(dynamic_shared()), a.G, a.dk);
+  attend_chunk<true, V>(
+      a, memory, 0, chunk, b, g, count, [&](int i) { return first + i; }, nullptr, 0);
+}
+
+template <class T, int V, int kHeads>
+void launch_chunks(Context& ctx, const DenseDecode<T>& a) {
+  const dim3 grid(static_cast<unsigned>(a.chunks[0]), static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B));
+  launch_pdl(ctx, "dense_decode chunks", dense_decode_chunks_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),
+             sizeof(float) * static_cast<size_t>(BranchChunk<kHeads>::floats(a.G, a.dk)), a);
+}
+
+template <class T>
+void decode(Context& ctx, const Tensor& out, const DenseDecodeIn& in, const DecodeProbe& probe) {
+  constexpr size_t kWin = 2;  // the probe counts dense attention as the window branch
+  auto a = decode_args<DenseDecode<T>>(out, in.q, in.position, in.cache.k, in.cache.v);
+  a.chunk_keys = kBranchChunk;
+  if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>()) + kWin;
+  const bool vectors = set_branch(a, 0, in.cache.k, in.cache.v, in.cache.k.size(1), probe.run[kWin]);
+  Scratch::Scope scope(ctx.scratch);
+  alloc_partials(scope, a);  // enough for runs too, since they are longer and fewer than chunks of kBranchChunk
+  const bool launched = [&] {
+    if constexpr (std::is_same_v<T, bf16>)
+      return launch_on_tensor_cores(ctx, a, vectors && has_vectors(in.q, kVector<T>));
+    return false;
+  }();
+  if (!launched && !vectors)
+    launch_chunks<T, 1, 2>(ctx, a);
+  else if (!launched && a.G <= 2)
+    launch_chunks<T, kVector<T>, 2>(ctx, a);
+  else if (!launched)
+    launch_chunks<T, kVector<T>, 8>(ctx, a);
+  launch_combine(ctx, "dense_decode combine", a);
 }
 
 }  // namespace
 
-bool launch_dense(Context& ctx, Decode<bf16>& a, bool vectors) {
-  const bool narrow = a.dk == 64 && a.dv == 64, wide = a.dk == 128 && a.dv == 128;
-  if (!vectors || a.G > kTile || !(narrow || wide)) return false;
-  a.window_chunk = round_up(ceil_div(a.rows[2], kMaxRuns), kRound);
-  a.chunks[2] = ceil_div(a.rows[2], a.window_chunk);
-  narrow ? launch_for<64, 64>(ctx, a) : launch_for<128, 128>(ctx, a);
-  return true;
+void dense_decode(Context& ctx, Tensor out, const DenseDecodeIn& in, const DecodeProbe& probe) {
+  dispatch_gpu_float(out.dtype, [&]<class T>() { decode<T>(ctx, out, in, probe); });
 }
 
 }  // namespace triad::cuda

@@ -187,7 +187,7 @@ template <int kHeads>
 using SelectedChunk = ChunkMemory<kHeads, kSelectThreads, kSelectedChunk>;
 template <int kHeads>
 __host__ __device__ int chunk_floats(int G, int dk) {
-  const int combine = static_cast<int>(sizeof(CombineMemory<kSelectThreads>) / sizeof(float));
+  const int combine = static_cast<int>(sizeof(CombineMemory<3, kSelectThreads>) / sizeof(float));
   const int chunk = SelectedChunk<kHeads>::floats(G, dk);
   return round_up(chunk > combine ? chunk : combine, 4);
 }
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Deco
     sync_cluster();
     const int outputs = a.G * a.dv, share = ceil_div(outputs, kClusterCtas),
               begin = static_cast<int>(blockIdx.x) * share;
-    combine_chunks(a, *reinterpret_cast<CombineMemory<kSelectThreads>*>(shared), b, g, begin,
+    combine_chunks(a, *reinterpret_cast<CombineMemory<3, kSelectThreads>*>(shared), b, g, begin,
                    min(outputs, begin + share));
   }
 }
@@ -251,7 +251,7 @@ void launch_for(Context& ctx, const Decode<T>& a) {
     launch(ctx, "nsa_decode select", decode_select_kernel<T>, grid, block, select, a);
     launch(ctx, "nsa_decode selected", decode_selected_kernel<T, V, kHeads, false>, grid, block, all, a);
   }
-  launch_combine(ctx, a);
+  launch_combine(ctx, "nsa_decode combine", a);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ std::vector<OpCase> skinny_linear_cases() {
       few_case("1x200x3073_addend", 1, 200, 3073, false, Activation::none, true),
       // In f32 the most shared memory that a CTA may use.
       few_case("8x3072x96_addend", 8, 3072, 96, false, Activation::none, true),
-      few_case("6x136x2117_addend", 6, 136, 2117, false, Activation::none, true),  // in bf16 a CTA computes 16 columns
+      few_case("6x136x2117_addend", 6, 136, 2117, false, Activation::none, true),  // a CTA computes 16 columns in bf16
       few_case("7x64x6405_norm", 7, 64, 6405, true, Activation::none, false),      // CTAs loop over columns
       // The longest rows that a warp holds in registers, and longer ones, which it processes in blocks.
       few_case("8x768x32_swiglu", 8, 768, 32, false, Activation::swiglu, false),

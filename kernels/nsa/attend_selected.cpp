@@ -18,7 +18,8 @@ struct SelectedPattern {
   attend_cpu::Rows<const int32_t> lists;
   // The inverse index, for backward: the tokens of sequence b and group g that list block j are tokens[begins[j]] ..
   // tokens[begins[j+1] - 1], ascending.
-  Tensor begins, tokens;  // [B,Hkv,blocks+1] i64, [B,Hkv,T*min(n,blocks)] i32
+  Tensor begins;  // [B,Hkv,blocks+1] i64
+  Tensor tokens;  // [B,Hkv,T*min(n,blocks)] i32
 
   DocumentRow<int64_t> row(int64_t b) const { return host_row(documents, b, T); }
   // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1 and for blocks

@@ -36,7 +36,7 @@ struct Blocks {
     const DocumentRow<int64_t> row = host_row(documents, b, T);
     const int64_t at = s - row.begin(s), first_key = row.first_key(s, d);
     const int64_t last = std::min(compressed_length(row.end(s) - row.begin(s), l, d), at / d + 1);
-    for (int64_t c = at < l ? 0 : (at - l) / d + 1; c < last; ++c) visit(first_key + c, at - c * d);
+    for (int64_t c = blocks_within(at, l, d); c < last; ++c) visit(first_key + c, at - c * d);
   }
 };
 

@@ -12,7 +12,7 @@ namespace triad {
 enum class Phi { avg, conv, mlp };
 
 // Tc, the number of compressed blocks of T tokens; 0 while T < l.
-constexpr int64_t compressed_length(int64_t T, int64_t l, int64_t d) { return T < l ? 0 : (T - l) / d + 1; }
+constexpr int64_t compressed_length(int64_t T, int64_t l, int64_t d) { return blocks_within(T, l, d); }
 
 // Compressed block c is the tokens [c*d, c*d + l).
 struct CompressionBlocks {

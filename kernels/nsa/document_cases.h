@@ -34,7 +34,7 @@ struct CaseDocuments {
   }
 };
 
-// random_block_lists of packed rows: the lists of each document's tokens, as ids.
+// As random_block_lists, for packed rows: the entries are block ids, all of them of the token's own document.
 inline std::vector<double> random_block_lists(uint64_t seed, const CaseDocuments& documents, int64_t Hkv, int64_t n,
                                               int64_t l_sel, bool short_lists) {
   std::vector<double> lists;

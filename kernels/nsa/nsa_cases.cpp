@@ -127,7 +127,7 @@ std::vector<OpCase> packed_cases() {
   add("docs_empty_tail_G16", {1, 31, 16, 1, 6, 10}, config(4, 2, 4, 5, 7), {0, 9, 31, 31, 31});
   add("docs_one", {1, 31, 2, 1, 8, 8}, small(), {0, 31});
   add("docs_64_of_4", {1, 256, 1, 1, 8, 8}, config(2, 1, 4, 3, 3), equal_documents(64, 4));
-  cases.back().differences = false;  // seconds; smaller cases cover it
+  cases.back().differences = false;  // they would take seconds, and smaller cases cover them
   // Routes of a GPU. On Hopper: backward for heads of 64, of 128 and in two kernels, each with and without the gated
   // sum in the selected branch's epilogue.
   const std::vector<int32_t> four = {0, 130, 131, 250, 333}, rows = {0, 70, 300, 301, 429, 600};

@@ -57,7 +57,7 @@ struct NsaStats {
   // is no such row.
   constexpr double overlap() const { return at[shared] / at[followers]; }
 
-  // Adds a row whose gates are not all 0. cmp, sel, win: p of each branch; its_entropy: their entropy.
+  // Adds a row that is not dead. cmp, sel, win: its p, one for each branch; its_entropy: the entropy of p.
   constexpr void add_gates(double cmp, double sel, double win, double its_entropy) {
     const double its_largest = greater(greater(cmp, sel), win);
     at[entropy_min] = live() == 0 ? its_entropy : lesser(at[entropy_min], its_entropy);

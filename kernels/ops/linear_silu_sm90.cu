@@ -84,11 +84,7 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
 __device__ __forceinline__ float upper(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(pair << 16); }
 // 1 / (1 + e^-x) with an error of a few ulp; for very negative x it is 1 / inf = 0.
-__device__ __forceinline__ float sigmoid(float x) {
-  float s;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_approx(x * -kLog2e)));
-  return s;
-}
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(x * -kLog2e)); }
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
 // Computes two neighbouring elements of out and y from those of the product. In backward `out` contains pre on entry.
@@ -236,7 +232,7 @@ bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor
          const Tensor& out, const Tensor& y) {
   const bool fits = a.dtype == DType::bf16 && ctx.may_use_sm90() &&
                     all_have_vectors(kVector<__nv_bfloat16>, a, b, pre, out, y) && a.size(1) > 0;
-  record_route(ctx, name, a.dtype, fits ? nullptr : "rows that are not made of 16-byte vectors");
+  record_route(ctx, name, a.dtype, fits ? "sm90" : nullptr, "rows that are not made of 16-byte vectors");
   if (!fits) return false;
   const int64_t columns = ceil_div(out.size(1), kTileN);
   const int64_t turns = ceil_div(out.size(0), kTileM * kCluster) * columns;

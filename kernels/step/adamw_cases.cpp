@@ -40,8 +40,8 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
     adamw(ctx, master, rounded ? weights : Tensor{}, t["m"], t["v"], t["grad"], t["norm_squared"], o);
     if (!rounded) copy(ctx, weights, master);
   };
-  // Bytes in bf16: 3 copies of f32, a cast to bf16, the update. In f32 the update writes no weights, so the doubled
-  // number is slightly too high.
+  // Bytes in bf16: 3 copies of f32, a cast to bf16, the update. For f32 `triad bench` doubles the number, which is
+  // slightly too high, since the update then writes no weights.
   const double elements = static_cast<double>(n);
   c.forward_flops = 16 * elements;
   c.forward_bytes = (3 * 8 + 6 + 30) * elements;

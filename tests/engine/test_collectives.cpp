@@ -155,16 +155,18 @@ TEST_CASE("dist: a gradient that is missing or reported twice is an error that n
     zero(runtime->ctx(), params.grads());
     const Tensor probe = runtime->arena().alloc(MemTag::io, "probe", DType::f64, {1});
     GradReducer reducer(runtime->ctx(), runtime->arena(), params, comm, config, probe);
+    GradLedger ledger(runtime->ctx(), runtime->arena(), params);
     const int64_t before = comm.collectives();
     reducer.begin();
+    ledger.begin(&reducer);
     for (int64_t i = params.count() - 1; i > 0; --i)
-      if (i != 5) reducer.ready(params.part(params.grads(), i), runtime->stream());
+      if (i != 5) ledger.ready(params.part(params.grads(), i), runtime->stream());
     try {
-      reducer.finish();
+      ledger.require_all();
     } catch (const Error& e) { missing[comm.rank()] = e.what(); }
     collectives[comm.rank()] = comm.collectives() - before;
     try {
-      reducer.ready(params.part(params.grads(), 7), runtime->stream());
+      ledger.ready(params.part(params.grads(), 7), runtime->stream());
     } catch (const Error& e) { twice[comm.rank()] = e.what(); }
   });
   const std::vector<ParamSpec> specs = param_specs(load_config(kTiny, {}).config.model);
@@ -175,6 +177,23 @@ TEST_CASE("dist: a gradient that is missing or reported twice is an error that n
     CHECK(twice[r].find(specs[7].name + " came twice") != std::string::npos);
     CHECK(collectives[r] > 0);
   }
+}
+
+TEST_CASE("dist: a step with too few micro-steps, whose gradients would not be summed, is an error", "[dist]") {
+  std::string message[2];
+  on_two_ranks([&](Comm& comm) {
+    const Config config = load_config(kTiny, {"train.accumulate_grad_batches=2"}).config;
+    const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu(), &comm);
+    TrainStep step(*runtime, config, &comm);
+    step.model().params().init(runtime->ctx(), 7);
+    const std::vector<int32_t> tokens(static_cast<size_t>(config.train.micro_batch_size * config.train.seq_len), 1);
+    step.begin();
+    step.micro_step(tokens, tokens, 1);
+    try {
+      step.update(0, 1);
+    } catch (const Error& e) { message[comm.rank()] = e.what(); }
+  });
+  for (const std::string& of_rank : message) CHECK(of_rank.find("1 micro-steps in a step of 2") != std::string::npos);
 }
 
 TEST_CASE("dist: buckets cover every element once, in backward order, and large gradients are split", "[dist]") {

@@ -27,7 +27,7 @@ TEST_CASE("nvtx: a profiler receives one named range for each op, in order", "[t
   bool open = false;
   for (std::string line; std::getline(in, line); open = !open) {
     INFO(line);
-    // Ranges do not nest, because the products inside the classifier have none of their own.
+    // Ranges do not nest: matrix products that the classifier calls open no range.
     REQUIRE((line == "end") == open);
     if (!open) ++counts[line];
   }

@@ -92,8 +92,9 @@ struct ForeignConnections {
   enum Kind { silent, garbage, replayed, false_proof, oversized, kKinds };
 
   const LaunchEnv& env;
-  const std::string& recorded;             // what a rank sent in a successful handshake
-  int accepted[kKinds] = {}, refused = 0;  // refused: rank 0 no longer listens
+  const std::string& recorded;  // what a rank sent in a successful handshake
+  int accepted[kKinds] = {};    // accepted connections of each kind
+  int refused = 0;              // connections refused because rank 0 no longer listens
   std::vector<FileHandle> open_sockets{};
 
   void open(int number) {
@@ -105,7 +106,7 @@ struct ForeignConnections {
     if (kind == garbage) return send_bytes(socket, std::string("GET / HTTP/1.1\r\n\r\n"));
     if (kind == replayed) return send_bytes(socket, recorded);
     HelloFrame hello = encode(hello_of(env, 1));
-    // oversized: the largest world, and a run id without its terminator.
+    // oversized: all sizes are the largest numbers, and no zero ends the run id.
     if (kind == oversized) std::fill(hello.begin() + 8, hello.end(), std::byte{0xff});
     send_bytes(socket, hello);
     if (kind == false_proof) send_bytes(socket, Mac{});

@@ -428,7 +428,8 @@ struct CountedMap : std::map<Key, Value, Less, Allocator> {
   using Map::Map;
   struct iterator : Map::iterator {
     iterator() = default;
-    iterator(typename Map::iterator base) : Map::iterator(base) {}  // converts what functions of the base class return
+    // Converts an iterator that std::map's functions return.
+    iterator(typename Map::iterator base) : Map::iterator(base) {}
     iterator& operator++() {
       ++map_steps;
       Map::iterator::operator++();

@@ -90,7 +90,7 @@ TEST_CASE("needle: every key is followed by its value, and only answers are targ
         distances.insert(at[i] - at[i - 1]);
       }
     }
-    // 6 keys occur in one question, 6 in three; each also has its pair.
+    // Each key occurs once with its value; then 6 keys occur in one question and 6 in three.
     CHECK(sizes == std::map<size_t, int>{{2, 6}, {4, 6}});
     CHECK(s.targets == expected);
     // All other tokens are filler ("hay").

@@ -70,7 +70,7 @@ TEST_CASE("documents: a file of bounds is read, or refused with its name", "[doc
   check_error(read, {path, "67 bounds", "64 tokens"});
 }
 
-// ---- a packed row and its documents alone ----
+// ---- each document of a packed row against the same document in a row of its own ----
 
 namespace {
 
@@ -162,7 +162,7 @@ std::map<std::string, Values> tensors_of(const DocumentResult& r) {
   return all;
 }
 
-// The distance between two results; infinity where one is not finite and the other is not the same.
+// The distance between two results; infinity if an element is not finite in one of them and different in the other.
 double distance(std::span<const double> a, std::span<const double> b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -172,8 +172,8 @@ double distance(std::span<const double> a, std::span<const double> b) {
   }
   return a.size() == b.size() ? std::sqrt(sum) : INFINITY;
 }
-// The norm of a result, to which errors are compared. The inputs are of unit variance, and a result that is zero up to
-// rounding, such as the gradient of the only key that a token sees, is compared with a part of that.
+// The norm of a result, to which errors are compared; at least that of a result whose elements are 0.1. A result may be
+// zero up to rounding (such as the gradient of the only key that a token sees), while the inputs have unit variance.
 double norm(std::span<const double> values) {
   constexpr double kSmall = 0.1;
   double sum = 0;

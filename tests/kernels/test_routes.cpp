@@ -2,11 +2,14 @@
 // both.
 #include <cmath>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "io/json_config.h"
 #include "kernels/nsa/attend_selected.h"
+#include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/gate.h"
+#include "kernels/nsa/select.h"
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
@@ -29,6 +32,15 @@ Outcome train(const std::string& out, const std::string& sets, const std::string
   std::string args = "train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set log.out_dir=" + out;
   return run_program(args + sets, environment);
 }
+// The fused kernels by their names in the record of routes.
+const std::set<std::string> kFusedKernels = {"sm90",
+                                             "sm90_d64",
+                                             "sm90_d128",
+                                             "query_stationary",
+                                             "shared_tile",
+                                             "kv_stationary or shared_tile",
+                                             "kv_stationary or query_stationary"};
+
 Json runtime_of(const std::string& folder) { return Json::parse(read_text(folder + "/config.json"))["runtime"]; }
 
 }  // namespace
@@ -172,9 +184,10 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels, .strict = strict});
     TrainStep step(plan, config);
     step.micro_step({}, {}, 1);
-    std::map<std::string, std::string> out;  // from branch to kernel; "!" after the kernel marks a fallback
+    // From branch to kernel, "fused" for any fused one; "!" after the kernel marks a fallback.
+    std::map<std::string, std::string> out;
     for (const Routes::Count& c : plan.ctx().routes.counts()) {
-      const std::string kernel = c.kernel + (c.is_fallback() ? "!" : "");
+      const std::string kernel = (kFusedKernels.contains(c.kernel) ? "fused" : c.kernel) + (c.is_fallback() ? "!" : "");
       const std::string of = c.op.starts_with("linear_silu") ? "silu" : branch_of(c.op);
       const auto [at, is_new] = out.try_emplace(of, kernel);
       INFO(c.op);
@@ -190,27 +203,109 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     if (*silu != 0) map["silu"] = silu;
     return map;
   };
-  CHECK(kernels_of("auto", "bf16") == all("sm90", "cublaslt", "sm90"));
-  CHECK(kernels_of("fused", "bf16") == all("sm90", "cublaslt", "sm90"));
+  CHECK(kernels_of("auto", "bf16") == all("fused", "cublaslt", "fused"));
+  CHECK(kernels_of("fused", "bf16") == all("fused", "cublaslt", "fused"));
   CHECK(kernels_of("general", "bf16") == all("general", "cublaslt first", ""));
   CHECK(kernels_of("reference", "bf16") == all("reference", "reference", ""));
   CHECK(kernels_of("auto", "fp32") == all("general", "cublaslt", "general"));
   CHECK(kernels_of("fused", "fp32") == all("general!", "cublaslt", "general!"));
   CHECK(kernels_of("reference", "fp32") == all("reference", "reference", ""));
-  CHECK(kernels_of(R"({"sel":"general"})", "bf16") == Map{{"cmp", "sm90"},
+  CHECK(kernels_of(R"({"sel":"general"})", "bf16") == Map{{"cmp", "fused"},
                                                           {"sel", "general"},
                                                           {"select", "general"},
-                                                          {"win", "sm90"},
+                                                          {"win", "fused"},
                                                           {"matmul", "cublaslt"},
-                                                          {"silu", "sm90"}});
-  CHECK(
-      kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
-      Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
+                                                          {"silu", "fused"}});
+  CHECK(kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
+        Map{{"cmp", "reference"},
+            {"sel", "fused"},
+            {"select", "fused"},
+            {"win", "general"},
+            {"matmul", "cublaslt first"}});
   // This choice changes matrix products only. In fp32, and on GPUs other than Hopper, no fused kernel computes the
   // product with SiLU.
   CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
   check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
               {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
+}
+
+namespace {
+
+// A call of the ops whose kernels are chosen by shape, with one group. documents: number of documents of a packed row;
+// 0: the row is one document.
+struct RouteProblem {
+  int64_t T, heads, dk, dv, l_sel, n, documents = 0;
+  DType dtype = DType::bf16;
+};
+// The kernels that the ops record for it.
+struct RouteNames {
+  std::string range, selected, backward, select;  // range: forward of the window branch; backward: of both branches
+};
+
+RouteNames planned_kernels(const RouteProblem& p) {
+  Runtime plan({.device = Device::cuda(), .planning = true});
+  Context& ctx = plan.ctx();
+  const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
+  const Tensor q = alloc(p.dtype, {1, p.T, p.heads, p.dk}), k = alloc(p.dtype, {1, p.T, 1, p.dk}),
+               v = alloc(p.dtype, {1, p.T, 1, p.dv}), o = alloc(p.dtype, {1, p.T, p.heads, p.dv}),
+               lse = alloc(DType::f32, {1, p.T, p.heads}), dq = alloc(DType::f32, q.shape()),
+               lists = alloc(DType::i32, {1, p.T, 1, p.n});
+  Documents documents;
+  if (p.documents > 0) {
+    const auto table = [&](int64_t n) { return alloc(DType::i32, {1, n}); };
+    documents = {table(p.T), table(p.T), table(p.T), table(block_ids(p.T, p.l_sel, p.documents))};
+  }
+  const SelectOptions options{{32, 16}, p.l_sel, p.n};
+  const Tensor k_cmp = alloc(p.dtype, {1, compressed_length(p.T, options.l, options.d), 1, p.dk});
+  const AttendIn in{q, k, v, documents};
+  const AttendGradOut grads{dq, alloc(p.dtype, k.shape()), alloc(p.dtype, v.shape())};
+  const AttendGradIn upstream{o, {}, lse, lse, lse};
+  nsa_attend_window_forward(ctx, {o, lse}, in, 512);
+  nsa_attend_selected_forward(ctx, {o, lse}, in, lists, p.l_sel);
+  nsa_attend_window_backward(ctx, grads, upstream, in, 512);
+  nsa_attend_selected_backward(ctx, grads, upstream, in, lists, p.l_sel);
+  nsa_select(ctx, lists, q, k_cmp, lse, options, documents);
+  const std::vector<Routes::Count>& counts = ctx.routes.counts();
+  REQUIRE(counts.size() == 5);
+  CHECK(counts[3].kernel == counts[2].kernel);
+  return {counts[0].kernel, counts[1].kernel, counts[2].kernel, counts[4].kernel};
+}
+
+}  // namespace
+
+// The table of kernels/nsa/dispatch/README.md, on a planning context of a Hopper card.
+TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
+  if (!require_hopper_plan()) return;
+  const std::pair<RouteProblem, RouteNames> table[] = {
+      {{2048, 6, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{65536, 6, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{2048, 16, 64, 64, 64, 16}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
+      // A group of 12 heads fills 3/4 of a unit of 16, which is enough if the sequence has 6 blocks per list entry.
+      {{8192, 12, 64, 64, 64, 16}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
+      {{4096, 12, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{2048, 16, 128, 128, 64, 16}, {"sm90", "query_stationary", "sm90_d128", "sm90"}},
+      {{2048, 16, 192, 128, 64, 16}, {"sm90", "query_stationary", "sm90", "sm90"}},
+      // Blocks of 16 tokens: up to 1,024 of them, by the shared tile alone.
+      {{16384, 6, 64, 64, 16, 16}, {"sm90", "shared_tile", "sm90_d64", "general"}},
+      {{16400, 6, 64, 64, 16, 16}, {"sm90", "general", "sm90_d64", "general"}},
+      // 129 heads per group: more than a tile of the forward kernels has.
+      {{256, 129, 64, 64, 64, 16}, {"general", "general", "sm90_d64", "general"}},
+      {{2048, 6, 60, 60, 64, 16}, {"general", "general", "general", "general"}},
+      {{2048, 6, 64, 128, 64, 16}, {"general", "general", "general", "sm90"}},
+      {{2048, 6, 64, 64, 64, 16, 0, DType::f32}, {"general", "general", "general", "general"}},
+      // Packed rows never take kv_stationary; the shared tile takes up to 896 of their block ids.
+      {{32768, 6, 64, 64, 64, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{65536, 6, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
+  };
+  for (const auto& [p, expected] : table) {
+    const RouteNames got = planned_kernels(p);
+    INFO("T " << p.T << ", " << p.heads << " heads of " << p.dk << " and " << p.dv << ", blocks of " << p.l_sel << ", "
+              << p.documents << " documents, " << name_of(p.dtype));
+    CHECK(got.range == expected.range);
+    CHECK(got.selected == expected.selected);
+    CHECK(got.backward == expected.backward);
+    CHECK(got.select == expected.select);
+  }
 }
 
 namespace {
@@ -302,7 +397,7 @@ TEST_CASE("routes: the selected branch is fused at any length, and also combines
         nsa_attend_selected_forward(plan.ctx(), {o, lse}, {q, k, k}, lists, l_sel, along ? &combine : nullptr);
         INFO("T " << T << ", blocks of " << l_sel << ", " << heads << " heads");
         REQUIRE(plan.ctx().routes.counts().size() == 1);
-        CHECK(plan.ctx().routes.counts()[0].kernel == "sm90");
+        CHECK(kFusedKernels.contains(plan.ctx().routes.counts()[0].kernel));
         CHECK(along);
       }
 }

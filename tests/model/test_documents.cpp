@@ -191,7 +191,7 @@ void check_independence(const Case& c, Device device, DType dtype) {
   const Result before = run_packed(c, tokens, device, dtype);
   for (const int64_t document : std::set<int64_t>{0, c.documents() / 2, c.documents() - 1}) {
     const int64_t first = c.bounds[static_cast<size_t>(document)], end = first + c.length(document);
-    // Other tokens, whose rows of the embedding no other document reads and are much larger.
+    // The document gets other tokens. Their rows of the embedding are much larger, and no other document reads them.
     Tokens changed = tokens;
     for (int64_t i = first; i < end; ++i)
       changed.tokens[static_cast<size_t>(i)] = static_cast<int32_t>((c.tokens() + i) * 7 % c.config.vocab_size);

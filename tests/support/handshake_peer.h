@@ -18,7 +18,7 @@
 
 namespace triad::test {
 
-// The timeout of ranks that connect: longer than they need, shorter than a rank 0 blocked by a foreign connection.
+// The timeout of ranks that connect. They need less, unless a foreign connection blocks rank 0: then they fail.
 inline constexpr double kConnectS = 40;  // seconds
 // The timeout of a rank that rank 0 refuses, which retries until then.
 inline constexpr double kRefusedS = 5;  // seconds

@@ -96,7 +96,7 @@ TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
   CHECK(is_over(one, 14));
   CHECK(both["positions"] == 25);
   CHECK(is_over(both, 24));
-  // In shards the tokens are bytes only if the vocabulary has 256 tokens.
+  // A shard holds no text. Its tokens count as bytes if the vocabulary has 256 tokens; else there are no bits per byte.
   const Json in_bytes = evaluated(bytes, folder.file("s.bin"));
   CHECK(is_over(in_bytes, 3));
   CHECK(evaluated(words, folder.file("s.bin"))["bits_per_byte"].is_null());

@@ -186,8 +186,8 @@ void AttentionParts::add_nsa_backward() {
 
   add("combine", false, 0, element_ * rows(4 * dv()) + keys(24) + rows(12),
       [=, this](Context& ctx) { nsa_combine_backward(ctx, t_.dgate, t_.delta, t_.dout, branch_outputs(), s.gate); });
-  // A part that copies the rounding unit, which is small, to a tensor for later parts. The whole backward needs no
-  // copy.
+  // This part copies the rounding unit to a tensor that later parts read, because its scratch is released at its end.
+  // The copy is small; nsa_backward has none.
   if (has_rounding_unit_)
     add("rounding_unit", false, 0, element_ * (rows(dk() + dv()) + 3 * keys(widths)) + rows(12),
         [=, this](Context& ctx) {

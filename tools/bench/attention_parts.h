@@ -18,7 +18,7 @@ namespace triad {
 struct AttentionTensors {
   Tensor qkv, dqkv, dout, dq;
   Tensor bounds;             // bounds of the documents, i32; bounds and tables are absent if every row is one document
-  DocumentTables documents;  // filled by the first part
+  DocumentTables documents;  // tables of packed rows; the first AttentionPart fills them
   AttentionSaved saved;
   // NSA only. delta, dgate, dk_cmp, dv_cmp and rounding_unit connect the parts; nsa_backward allocates its own in
   // scratch.

@@ -39,7 +39,7 @@ struct DecodeBenchOptions {
 struct Row {
   int64_t S = 0;
   double ms_total = 0;
-  std::array<double, 3> ms{};  // times of the branches, ms
+  std::array<double, 3> ms{};  // times of the branches, ms; dense attention: its time is at kWin
   // Number of keys that the last token reads, the mean over groups (and layers), in a prefill and in a step.
   double reads = 0, reads_decode = 0;
 };
@@ -135,7 +135,7 @@ class DecodeBench {
     row.ms_total = median_ms(ctx(), o_.runs, [&] { model.forward(ctx(), *act_); });
     const AttentionSaved& saved = last_layer().attention;
     const auto layers = [&](auto&& work) { return median_ms(ctx(), o_.runs, work) * static_cast<double>(c_.n_layers); };
-    if (last_kind() == AttentionKind::dense) {
+    if (last_kind() == AttentionKind::dense) {  // in the column of the window branch
       row.ms[kWin] = layers([&] { dense_attention_forward(ctx(), saved.dense, dense_in(views())); });
       return;
     }
@@ -204,6 +204,7 @@ class DecodeBench {
   void measure_step(Row& row) {
     const double without = step_ms(row.S, {false, false, false});
     row.ms_total = step_ms(row.S, {true, true, true});
+    // Dense attention is in the column of the window branch, and DecodeProbe treats it so too.
     for (int b = c_.has_nsa() ? 0 : kWin; b < 3; ++b)
       row.ms[b] = step_ms(row.S, {b == kCmp, b == kSel, b == kWin}) - without;
   }
@@ -310,8 +311,9 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
   verb->add_option("--csv", o->csv, "write the CSV to this file (default: standard output)");
   verb->footer(
       "Columns of the CSV: S: length of the prompt in tokens. ms_total: time of the prefill or of a decoding step.\n"
-      "ms_cmp, ms_sel, ms_win: the part of the compressed, selected and window branch. reads_actual: keys that the\n"
-      "prompt's last token reads, counted by the kernels; reads_actual_decode: the same for a decoding step.\n"
+      "ms_cmp, ms_sel, ms_win: the part of the compressed, selected and window branch. With dense attention ms_win is\n"
+      "its part, and the other two are 0. reads_actual: keys that the prompt's last token reads, counted by the\n"
+      "kernels; reads_actual_decode: the same for a decoding step.\n"
       "reads_expected, reads_expected_decode: both as computed from the config. The exit code is 1 if they differ.");
   o->kept.add_files_to(*verb);
   verb->callback([o, prefill] { run_bench(*o, prefill); });

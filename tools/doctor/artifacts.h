@@ -17,7 +17,7 @@ struct TrainedRun {
   int64_t tensors = 0;
   int64_t fallbacks = 0;                 // number of calls that fell back to a slower kernel, from the last heartbeat
   int64_t slow_steps = 0;                // number of steps that the run's watchdog reported as slow
-  std::map<std::string, double> of_gpu;  // the fields gpu_* of the last heartbeat
+  std::map<std::string, double> of_gpu;  // the last heartbeat's fields that begin with gpu_, by name
   std::string file(const std::string& name) const { return folder + "/" + name; }
 };
 
@@ -27,9 +27,11 @@ TrainedRun read_trained(const std::string& folder, int64_t steps, int ranks);
 // How much the final weights of two runs differ.
 struct WeightDifference {
   int64_t tensors = 0, unequal = 0;  // number of tensors; of those whose bytes differ
-  // |a - b| / |b|, where b is the reference: over all tensors together, and for the tensor in which it is largest.
-  double relative = 0, worst = 0;
-  std::string first, worst_name;  // name of the first tensor that differs, and of the one that differs most
+  // The relative difference |a - b| / |b|, where b is the reference.
+  double relative = 0;     // of all tensors together
+  double worst = 0;        // of the tensor in which it is largest
+  std::string first;       // name of the first tensor that differs
+  std::string worst_name;  // name of the tensor with the largest relative difference
 };
 WeightDifference compare_weights(const std::string& folder, const std::string& reference_folder);
 

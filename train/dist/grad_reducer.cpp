@@ -30,7 +30,7 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
       queue_(ctx, comm),
       probe_param_(index_of_param(params, kProbe)),
       probe_(probe),
-      arrivals_(params),
+      finder_(params),
       filled_(plan_.buckets().size()) {
   const int64_t largest = plan_.largest();
   if (config.dist.grad_dtype == Precision::bf16)
@@ -51,7 +51,6 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
 void GradReducer::begin(bool recorded) {
   recorded_ = recorded;
   order_.clear();
-  arrivals_.begin();
   missing_.clear();
   for (const GradBucket& bucket : plan_.buckets()) missing_.push_back(bucket.params.size());
   streams_.clear();
@@ -61,9 +60,8 @@ void GradReducer::begin(bool recorded) {
 }
 
 void GradReducer::ready(ConstTensor grad, const Stream& on) {
-  const std::vector<int64_t> params = arrivals_.add(grad);
   if (std::find(streams_.begin(), streams_.end(), &on) == streams_.end()) streams_.push_back(&on);
-  for (const int64_t param : params) {
+  for (const int64_t param : finder_.find(grad)) {
     if (param == probe_param_) {
       TRIAD_CHECK(&on == &ctx_.stream, "the gradient of {} came on stream {}", kProbe, on.name());
       sum_of_squares(ctx_, probe_, params_.part(params_.grads(), param));
@@ -120,7 +118,6 @@ void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ct
 }
 
 void GradReducer::finish() {
-  arrivals_.require_all();
   if (trace_ != nullptr) trace_->end(queue_.ctx());
 }
 

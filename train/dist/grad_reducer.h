@@ -32,7 +32,7 @@ class GradReducer final : public GradSink {
   void begin(bool recorded = false);
   void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
-  // Call after backward. Throws MissingGradients if backward did not pass every gradient to ready(). ctx.stream waits
+  // Call after a backward that passed every gradient to ready() (GradLedger::require_all checks that). ctx.stream waits
   // for the sums only in the next queue().run().
   void finish();
 
@@ -74,7 +74,7 @@ class GradReducer final : public GradSink {
   Tensor staging_;  // staging() [elements of the largest bucket] f32; empty without shards and peer copies
   BucketTrace* trace_ = nullptr;
 
-  GradArrivals arrivals_;
+  GradFinder finder_;
   std::vector<size_t> missing_;         // for each bucket: number of its gradients that backward has not reported yet
   std::vector<const Stream*> streams_;  // the streams on which backward computed the reported gradients
   bool recorded_ = false;

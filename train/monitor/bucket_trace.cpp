@@ -47,7 +47,7 @@ BucketTrace::BucketTrace(Context& ctx, Arena& arena, Comm& comm, int64_t buckets
 }
 
 void BucketTrace::begin(const Stream& compute) {
-  if (slots_.empty()) return;  // while memory is planned nothing is recorded
+  if (slots_.empty()) return;  // only memory is planned
   TRIAD_CHECK(waiting_ < slots_.size(), "{} steps' buckets are traced without a look at them", waiting_);
   slots_[next_].began.record(compute);
 }

@@ -14,8 +14,8 @@ namespace triad {
 
 Console::Console(const RunFolder& folder, const Comm& comm, bool verbose)
     : comm_(comm),
-      terminal_(comm.world() == 1 &&
-                is_terminal(STDOUT_FILENO)),  // false with mpirun too, although it gives the ranks a pseudo-terminal
+      // mpirun gives its ranks a pseudo-terminal, so with several ranks is_terminal() says nothing about the user's.
+      terminal_(comm.world() == 1 && is_terminal(STDOUT_FILENO)),
       verbose_(verbose),
       log_(folder.file(fmt::format("ranks/rank_{}.log", comm.rank()))) {}
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/common/integer.h"
 #include "kernels/step/per_param_norms.h"
 #include "kernels/step/reduce.h"
 
@@ -32,7 +33,7 @@ GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const s
     for (const ElementRange& range : ranges)
       for (int64_t at = std::max(begin, range.begin); at < std::min(end, range.end); at += kSumPiece)
         pieces.insert(pieces.end(), {at, std::min({kSumPiece, end - at, range.end - at})});
-    most += (end - begin + kSumPiece - 1) / kSumPiece;
+    most += ceil_div(end - begin, kSumPiece);
     first_piece.push_back(static_cast<int64_t>(pieces.size()) / 2);
   }
   pieces_ = upload(ctx, arena, "ledger pieces", pieces, 2, most);

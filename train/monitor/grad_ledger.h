@@ -23,7 +23,8 @@ class GradLedger final : public GradSink {
   // own: the ranges of elements whose summed gradients this rank holds; empty means all elements.
   GradLedger(Context&, Arena&, const Params&, const std::vector<ElementRange>& own = {});
 
-  // Call before queuing a backward. Each call of ready() is forwarded to `next` unless it is null. A replayed graph
+  // Call before queuing a backward. Each call of ready() is forwarded to `next` unless it is null, and throws Error if
+  // the gradient was reported before. A replayed graph
   // does not call ready(), so what the recorded backward has reported stays valid.
   void begin(GradSink* next) {
     next_ = next;

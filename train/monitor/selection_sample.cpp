@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/common/integer.h"
+
 namespace triad {
 
 namespace {
@@ -13,7 +15,7 @@ constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
 }  // namespace
 
 std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most) {
-  int64_t distance = (seq_len + most - 1) / most;
+  int64_t distance = ceil_div(seq_len, most);
   if (distance % 2 == 0) ++distance;
   std::vector<int64_t> queries;
   for (int64_t t = (seq_len - 1) % distance; t < seq_len; t += distance) queries.push_back(t);

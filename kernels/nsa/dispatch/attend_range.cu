@@ -6,27 +6,10 @@
 #include "kernels/nsa/sm90/launch_forward.h"
 
 namespace triad::cuda {
+namespace {
 
-void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                          const KeyRange& range) {
-  const RangeForward kernel = choose_forward(ctx, out, in);
-  record_route(ctx, op, in.q.dtype,
-               kernel == RangeForward::portable ? why_portable(in.documents, kRangeForwardPacks) : nullptr);
-  switch (kernel) {
-    case RangeForward::sm90:
-      return forward_range_sm90(ctx, op, out, in, range);
-    case RangeForward::portable:
-      return forward_range_portable(ctx, op, out, in, range);
-  }
-}
-
-void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
-                           const AttendIn& in, const KeyRange& range) {
-  if (ctx.planning && !grad.rounding_unit.empty())
-    attend_range_backward(ctx, op, out, without_rounding_unit(grad), in, range);
-  const Backward kernels = choose_backward(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype,
-               kernels == Backward::portable ? why_portable(in.documents, kTwoKernelsPack) : nullptr);
+void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                  const KeyRange& range, Backward kernels) {
   Scratch::Scope scope(ctx.scratch);
   switch (kernels) {
     case Backward::sm90_d64:
@@ -47,6 +30,31 @@ void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& ou
       return;
     }
   }
+}
+
+}  // namespace
+
+void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                          const KeyRange& range) {
+  const RangeForward kernel = choose_forward(ctx, out, in);
+  record_route(ctx, op, in.q.dtype, fused_name(kernel), kNotFusedHeads);
+  switch (kernel) {
+    case RangeForward::sm90:
+      return forward_range_sm90(ctx, op, out, in, range);
+    case RangeForward::portable:
+      return forward_range_portable(ctx, op, out, in, range);
+  }
+}
+
+void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                           const AttendIn& in, const KeyRange& range) {
+  const Backward kernels = choose_backward(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, fused_name(kernels), kNotFusedHeads);
+  if (ctx.planning && !grad.rounding_unit.empty()) {
+    const AttendGradIn without = without_rounding_unit(grad);
+    run_backward(ctx, op, out, without, in, range, choose_backward(ctx, out, without, in));
+  }
+  run_backward(ctx, op, out, grad, in, range, kernels);
 }
 
 }  // namespace triad::cuda

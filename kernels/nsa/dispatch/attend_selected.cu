@@ -32,6 +32,29 @@ PiecePlan plan_pieces(const AttendIn& in, Backward kernels) {
   return {parts, cut, most_tokens};
 }
 
+void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                  const SelectedKeys& keys, Backward kernels) {
+  Scratch::Scope scope(ctx.scratch);
+  Tensor row_stats;
+  if (kernels == Backward::sm90) {
+    row_stats = compute_row_stats(ctx, scope, grad, in);
+    backward_dq_selected_sm90(ctx, op, out, grad, in, keys, row_stats);
+  } else if (kernels == Backward::portable) {
+    dq_selected_portable(ctx, op, out, grad, in, keys);
+  }
+  const KeyWorkList list = build_inverse_index(ctx, scope, op, in, keys, plan_pieces(in, kernels));
+  switch (kernels) {
+    case Backward::sm90_d64:
+      return backward_d64_listed(ctx, op, out, grad, in, keys.range, list);
+    case Backward::sm90_d128:
+      return backward_d128_listed(ctx, op, out, grad, in, keys.range, list);
+    case Backward::sm90:
+      return backward_dkdv_sm90(ctx, op, out, grad, in, keys.range, list, row_stats);
+    case Backward::portable:
+      return dkdv_portable(ctx, op, out, grad, in, keys.range, list);
+  }
+}
+
 }  // namespace
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
@@ -47,11 +70,8 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
               "{}: nothing here combines along", op);
   const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
   const SelectedForwardChoice choice = choose_forward(ctx, out, in, block_index, l_sel);
-  record_route(ctx, op, in.q.dtype,
-               choice.kernel != SelectedForward::portable
-                   ? nullptr
-                   : why_portable(in.documents, kQueryStationaryPacks || kSharedTilePacks,
-                                  "head widths, alignment or a block length that the fused kernels lack"));
+  record_route(ctx, op, in.q.dtype, fused_name(choice),
+               "head widths, alignment or a block length that the fused kernels lack");
   // Queues the kernel for lists that are alike (choice.where_alike), which returns at once if *unless is not 0.
   const auto forward_alike = [&](Context& on, const int* unless) {
     if (choice.where_alike == SelectedForward::query_stationary)
@@ -74,31 +94,14 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
-  if (ctx.planning && !grad.rounding_unit.empty())
-    cuda::nsa_attend_selected_backward(ctx, out, without_rounding_unit(grad), in, block_index, l_sel);
   const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
   const Backward kernels = choose_backward(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype,
-               kernels == Backward::portable ? why_portable(in.documents, kTwoKernelsPack) : nullptr);
-  Scratch::Scope scope(ctx.scratch);
-  Tensor row_stats;
-  if (kernels == Backward::sm90) {
-    row_stats = compute_row_stats(ctx, scope, grad, in);
-    backward_dq_selected_sm90(ctx, op, out, grad, in, keys, row_stats);
-  } else if (kernels == Backward::portable) {
-    dq_selected_portable(ctx, op, out, grad, in, keys);
+  record_route(ctx, op, in.q.dtype, fused_name(kernels), kNotFusedHeads);
+  if (ctx.planning && !grad.rounding_unit.empty()) {
+    const AttendGradIn without = without_rounding_unit(grad);
+    run_backward(ctx, op, out, without, in, keys, choose_backward(ctx, out, without, in));
   }
-  const KeyWorkList list = build_inverse_index(ctx, scope, op, in, keys, plan_pieces(in, kernels));
-  switch (kernels) {
-    case Backward::sm90_d64:
-      return backward_d64_listed(ctx, op, out, grad, in, keys.range, list);
-    case Backward::sm90_d128:
-      return backward_d128_listed(ctx, op, out, grad, in, keys.range, list);
-    case Backward::sm90:
-      return backward_dkdv_sm90(ctx, op, out, grad, in, keys.range, list, row_stats);
-    case Backward::portable:
-      return dkdv_portable(ctx, op, out, grad, in, keys.range, list);
-  }
+  run_backward(ctx, op, out, grad, in, keys, kernels);
 }
 
 }  // namespace triad::cuda

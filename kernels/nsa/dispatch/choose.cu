@@ -1,6 +1,5 @@
 #include "kernels/nsa/dispatch/choose.h"
 
-#include "kernels/common/launch.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
 #include "kernels/nsa/sm90/launch_forward.h"
 #include "kernels/nsa/sm90/launch_select.h"
@@ -9,8 +8,6 @@ namespace triad::cuda {
 namespace {
 
 constexpr int64_t k31Bits = int64_t{1} << 31;
-
-bool packing_fits(const Documents& documents, bool kernel_packs) { return documents.empty() || kernel_packs; }
 
 // Whether a tensor is bf16, its rows begin at multiples of 16 bytes, and its strides within a sequence fit 31 bits.
 bool rows_fit(const ConstTensor& t) {
@@ -55,19 +52,16 @@ bool fits_two_kernels(const AttendGradOut& out, const AttendGradIn& grad, const 
 }  // namespace
 
 RangeForward choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in) {
-  return ctx.may_use_sm90() && packing_fits(in.documents, kRangeForwardPacks) && forward_sm90_supports(out, in)
-             ? RangeForward::sm90
-             : RangeForward::portable;
+  return ctx.may_use_sm90() && forward_sm90_supports(out, in) ? RangeForward::sm90 : RangeForward::portable;
 }
 
 SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in,
                                      const ConstTensor& block_index, int64_t l_sel) {
   using enum SelectedForward;
   if (!ctx.may_use_sm90()) return {portable};
-  const bool query =
-      packing_fits(in.documents, kQueryStationaryPacks) && query_stationary_supports(out, in, block_index, l_sel);
+  const bool query = query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
-  const bool tile = packing_fits(in.documents, kSharedTilePacks) && shared_tile_supports(out, in, l_sel);
+  const bool tile = shared_tile_supports(out, in, l_sel);
   if (!tile && !query) return {portable};
   const SelectedForward other = tile ? shared_tile : query_stationary;
   // kv_stationary compares the lists of a whole row, so one document would change the bits of another.
@@ -84,27 +78,68 @@ Backward choose_backward(const Context& ctx, const AttendGradOut& out, const Att
     if (is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype)
       return Backward::sm90_d128;
   }
-  return packing_fits(in.documents, kTwoKernelsPack) && fits_two_kernels(out, grad, in) ? Backward::sm90
-                                                                                        : Backward::portable;
+  return fits_two_kernels(out, grad, in) ? Backward::sm90 : Backward::portable;
 }
 
 bool choose_rounding_unit(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
-                          const std::vector<RoundingUnitBranch>& branches, const Documents& documents) {
-  bool fits = ctx.may_use_sm90() && branches.size() <= kMostBranches &&
-              packing_fits(documents, q.size(3) == 64 ? kD64Packs : kD128Packs);
+                          const std::vector<RoundingUnitBranch>& branches) {
+  bool fits = ctx.may_use_sm90() && branches.size() <= kMostBranches;
   for (const RoundingUnitBranch& branch : branches) fits = fits && fits_one_kernel(dq, dout, q, branch.k, branch.v);
   return fits;
 }
 
-const char* why_portable(const Documents& documents, bool kernel_packs, const char* otherwise) {
-  return packing_fits(documents, kernel_packs) ? otherwise : "packed documents, which the fused kernels lack";
-}
-
 Select choose_select(const Context& ctx, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o,
                      const Documents& documents) {
-  return ctx.may_use_sm90() && packing_fits(documents, kSelectPacks) && select_sm90_supports(q, k_cmp, o, documents)
-             ? Select::sm90
-             : Select::portable;
+  return ctx.may_use_sm90() && select_sm90_supports(q, k_cmp, o, documents) ? Select::sm90 : Select::portable;
+}
+
+const char* fused_name(RangeForward kernel) {
+  switch (kernel) {
+    case RangeForward::portable:
+      return nullptr;
+    case RangeForward::sm90:
+      return "sm90";
+  }
+  return nullptr;
+}
+
+const char* fused_name(const SelectedForwardChoice& choice) {
+  switch (choice.kernel) {
+    case SelectedForward::portable:
+      return nullptr;
+    case SelectedForward::query_stationary:
+      return "query_stationary";
+    case SelectedForward::kv_stationary:  // the lists decide, on the GPU
+      return choice.where_alike == SelectedForward::shared_tile ? "kv_stationary or shared_tile"
+                                                                : "kv_stationary or query_stationary";
+    case SelectedForward::shared_tile:
+      return "shared_tile";
+  }
+  return nullptr;
+}
+
+const char* fused_name(Backward kernels) {
+  switch (kernels) {
+    case Backward::portable:
+      return nullptr;
+    case Backward::sm90:
+      return "sm90";
+    case Backward::sm90_d64:
+      return "sm90_d64";
+    case Backward::sm90_d128:
+      return "sm90_d128";
+  }
+  return nullptr;
+}
+
+const char* fused_name(Select kernel) {
+  switch (kernel) {
+    case Select::portable:
+      return nullptr;
+    case Select::sm90:
+      return "sm90";
+  }
+  return nullptr;
 }
 
 }  // namespace triad::cuda

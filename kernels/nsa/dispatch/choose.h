@@ -1,24 +1,13 @@
 // Which kernels compute a call: one pure function per op, of the card (Context::may_use_sm90) and of the problem
 // (shapes, dtypes, strides, alignment). Planning and execution switch on the same result. README.md has the table.
-// The sm_90 kernels compute packed rows (AttendIn::documents) where a switch below is true, else the portable ones do.
 #pragma once
 #include <vector>
 
 #include "engine/context.h"
-#include "kernels/common/launch.cuh"
 #include "kernels/nsa/attend.h"
 #include "kernels/nsa/select.h"
 
 namespace triad::cuda {
-
-// Whether the sm_90 kernels of an op compute packed rows.
-inline constexpr bool kRangeForwardPacks = true;     // window, compressed, dense: forward
-inline constexpr bool kQueryStationaryPacks = true;  // selected: forward by sm90/query_stationary.cu
-inline constexpr bool kSharedTilePacks = true;       // selected: forward by sm90/shared_tile.cu
-inline constexpr bool kTwoKernelsPack = true;        // backward by sm90/dq.cu and sm90/dkdv.cu
-inline constexpr bool kD64Packs = true;              // backward by sm90/backward_d64.cu
-inline constexpr bool kD128Packs = true;             // backward by sm90/backward_d128.cu
-inline constexpr bool kSelectPacks = true;           // select
 
 // Forward of the window branch, the compressed branch and dense attention.
 enum class RangeForward { portable, sm90 };
@@ -42,11 +31,7 @@ Backward choose_backward(const Context&, const AttendGradOut&, const AttendGradI
 // Whether backward has a rounding unit for dq (attend_rounding_unit in nsa/attend.h). It applies to all of the branches
 // or to none, because a kernel that does not round would leave values in dq that are no multiples of the unit.
 bool choose_rounding_unit(const Context&, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
-                          const std::vector<RoundingUnitBranch>&, const Documents&);
-
-// The reason why a portable kernel runs a call, for record_route: that rows are packed, if they are and the op's sm_90
-// kernels do not support that (kernel_packs is false); else `otherwise`.
-const char* why_portable(const Documents&, bool kernel_packs, const char* otherwise = kNotFusedHeads);
+                          const std::vector<RoundingUnitBranch>&);
 
 // Returns grad without its rounding unit. A planning context plans backward with and without it and reserves the larger
 // scratch: it does not know how the tensors will be aligned, and choose_backward may choose other kernels in the run.
@@ -59,5 +44,12 @@ inline AttendGradIn without_rounding_unit(AttendGradIn grad) {
 enum class Select { portable, sm90 };
 Select choose_select(const Context&, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&,
                      const Documents&);
+
+// The name of the chosen kernels in the record of routes (engine/routes.h), which the log and `triad bench` print: the
+// enumerator's, or nullptr for the portable kernels.
+const char* fused_name(RangeForward);
+const char* fused_name(const SelectedForwardChoice&);
+const char* fused_name(Backward);
+const char* fused_name(Select);
 
 }  // namespace triad::cuda

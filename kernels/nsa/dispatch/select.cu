@@ -16,10 +16,7 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
   TRIAD_CHECK(o.l % o.d == 0 && o.l_sel % o.d == 0, "nsa_select: d {} does not divide l {} and l_sel {}", o.d, o.l,
               o.l_sel);
   const Select kernel = choose_select(ctx, q, k_cmp, o, documents);
-  record_route(ctx, "nsa_select", q.dtype,
-               kernel != Select::portable
-                   ? nullptr
-                   : why_portable(documents, kSelectPacks, "a shape that the fused selection lacks"));
+  record_route(ctx, "nsa_select", q.dtype, fused_name(kernel), "a shape that the fused selection lacks");
   switch (kernel) {
     case Select::sm90:
       return select_sm90(ctx, block_index, q, k_cmp, lse_cmp, o, documents);

@@ -181,7 +181,7 @@ __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Rang
   const int parts = list.pieces / list.blocks, block = i / parts, part = i % parts;
   const int key0 = block * list.block_keys, key1 = min(key0 + list.block_keys, keys) - 1;
   const int begin = range.first_row(key0), end = range.end_row(key1, tokens);
-  const int each = (end - begin + parts - 1) / parts, first = begin + part * each;
+  const int each = ceil_div(end - begin, parts), first = begin + part * each;
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }
 

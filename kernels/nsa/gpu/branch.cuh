@@ -1,6 +1,7 @@
-// Kernel parameters that describe an attention branch, and the launchers of the portable kernels. The parameters are
-// the keys that a query row sees (KeyRange), the block lists of the selected branch (SelectedKeys), and the pieces of
-// work of the kernels that compute dk and dv (KeyWorkList). A query row is one token and one query head.
+// Kernel parameters that describe a call of a branch or of dense attention, and the launchers of the portable kernels.
+// The parameters are the keys that a query row sees (KeyRange), the block lists of the selected branch (SelectedKeys),
+// and the pieces of work of the kernels that compute dk and dv (KeyWorkList). A query row is one token and one query
+// head.
 #pragma once
 #include <cstdint>
 
@@ -40,7 +41,7 @@ struct KeyRange {
   __device__ __forceinline__ int low(int t) const { return max(0, t + 1 - window); }
   __device__ __forceinline__ int high(int t) const {
     if (d == 1) return max(0, min(keys, t + 2 - l));
-    return t + 1 < l ? 0 : min(keys, (t + 1 - l) / d + 1);
+    return blocks_within(t + 1, l, d, keys);
   }
   // Exactly the tokens [first_row(a), end_row(b)) see at least one of the keys a .. b.
   __device__ __forceinline__ int first_row(int key) const { return key * d + l - 1; }

@@ -2,6 +2,7 @@
 // one vector and for one bf16 row. nsa/gpu/combine.cu calls them in a kernel of its own. Hopper's kernels of the
 // selected branch call them in their epilogue, where the rows of o_sel are on the chip.
 #pragma once
+#include "kernels/common/ptx.cuh"
 #include "kernels/nsa/gpu/gate.cuh"
 
 namespace triad::cuda {
@@ -27,9 +28,6 @@ struct CombineRows {
   __device__ __forceinline__ void prefetch(int b, int t, int h, int column) const {
     prefetch_l2(o_cmp.row(b, t, h) + column);
     prefetch_l2(o_win.row(b, t, h) + column);
-  }
-  static __device__ __forceinline__ void prefetch_l2(const void* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
   // Row (b, t, h) of all operands; head h belongs to group g. store() writes eight columns of its gated sum.

@@ -104,8 +104,10 @@ struct ConvTerm {
     for (int j = 0; j < V; ++j) sum[j] = fmaf(dy_c[j], weight[j], sum[j]);
   }
 };
+// phi mlp: its input is the concatenation of the block's l tokens, and its gradient is row (b, c, h) of drows. Column
+// i * D + j of the row belongs to column j of the block's token i.
 template <class T>
-struct RowTerm {  // mlp: row (b, c, h) of drows is the gradient of the concatenation of the block's l tokens
+struct RowTerm {
   const T* drows;
   int64_t row_stride;
   int64_t Tc, H, D;
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) compress_dx_kernel(Bthd<T> dx, Term 
   const DocumentRow<int> row = g.documents.row(static_cast<int>(at.b));
   const int token = static_cast<int>(at.row), l = static_cast<int>(g.l), d = static_cast<int>(g.d);
   const int t = token - row.begin(token), first_key = row.first_key(token, d);  // t: the position in the document
-  const int first = t < l ? 0 : (t - l) / d + 1, last = min(t / d + 1, row.visible_keys(row.end(token) - 1, l, d));
+  const int first = blocks_within(t, l, d), last = min(t / d + 1, row.visible_keys(row.end(token) - 1, l, d));
   float sum[V] = {};
   for (int c = first; c < last; ++c) term.template add<V>(sum, at.b, first_key + c, at.h, t - c * d, at.column);
   store_vector<V>(dx.row(at.b, token, at.h) + at.column, sum);

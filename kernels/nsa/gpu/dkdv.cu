@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
-  const int parts_z = (a.list.block_keys + kRows - 1) / kRows;  // tiles of 64 keys per block
+  const int parts_z = ceil_div(a.list.block_keys, kRows);  // tiles of 64 keys per block
   const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
   const DocumentRange range(a.range, b);
   const KeyWork work = find_work(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y);
@@ -167,7 +167,9 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
 }
 
 // Computes dk and dv of every block that has several pieces, by adding the partial sums of its pieces in order. Grid: x
-// the block, y the sequence and group, z a group of kMergeKeys keys of the block.
+// the block, y the sequence and group, z a group of kMergeKeys keys of the block. A thread adds one column at a time,
+// so heads may have any width; bwd_dkdv_merge_kernel (nsa/sm90/dkdv.cu) loads four at a time, for widths that are
+// multiples of 64.
 constexpr int kMergeKeys = 8;
 __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
                                                const KeyRange range) {

@@ -1,6 +1,6 @@
 // The portable attention kernels for forward and for dq. A CTA keeps 64 query rows of one sequence and group, 16 per
-// warp, and iterates over the key tiles that any of its tokens sees. The template parameter Keys describes the branch
-// (RangeKeys below, or SelectedKeys) and enumerates these tiles:
+// warp, and iterates over the key tiles that any of its tokens sees. The template parameter Keys describes which keys
+// these are (RangeKeys below, or SelectedKeys) and enumerates these tiles:
 //   keys.range                    the keys that each token sees, regardless of block lists (KeyRange)
 //   Keys::Walk walk(keys, rows)   an iterator over the key tiles of a RowTile, in ascending order; one in each thread
 //   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
@@ -36,7 +36,8 @@ struct RowTile {
 struct LaneRows {
   bool exists[2];                  // whether the row is before the end of the sequence
   int token[2], head[2];           // token t; index of the head among all Hq
-  int low[2], high[2], bit[2];     // the row sees the keys [low, high); its token's bit in KeyTile::token_mask
+  int low[2], high[2];             // the row sees the keys [low, high)
+  int bit[2];                      // index of the row's token in KeyTile::token_mask
   template <class T, class Range>  // Range: KeyRange or DocumentRange
   __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const Range& range) {
 #pragma unroll
@@ -102,16 +103,6 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
   const int count = tile.end - tile.first;
   load_rows<kKeys>(to, stride, padded, view,
                    [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
-}
-
-// The maximum, or the sum, over the four lanes that hold the same row of an mma fragment.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(kFullWarp, x, 1);
-  return x + __shfl_xor_sync(kFullWarp, x, 2);
 }
 
 template <class T>

@@ -21,7 +21,7 @@ constexpr int kThreads = 256;
 constexpr int kRows = 4;                          // rows that a warp computes at a time
 constexpr int64_t kSharedLimit = 160 * 1024;      // bytes of shared memory per CTA; every GPU since A100 allows more
 constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // CTAs of backward, at least and at most
-constexpr int64_t kSliceFloats = 2 << 20;         // floats of all slices together, as far as these limits allow
+constexpr int64_t kSliceFloats = 2 << 20;  // most floats of all slices together, unless kMinCtas slices have more
 
 // ---- the gate MLP ----
 
@@ -152,10 +152,12 @@ __global__ void __launch_bounds__(kThreads)
   gate.at(2, row.b, row.t, row.g) = win;
 }
 
-// The tile of rows that a CTA of backward computes at a time, in shared memory after the weights. mean: q averaged over
-// the group's heads; after: output of the SiLU; dbefore: gradient of the SiLU's input; dz: gradient of fc2's output.
+// The tile of rows that a CTA of backward computes at a time, in shared memory after the weights.
 struct GateTile {
-  float *mean, *after, *dbefore, *dz;  // [rows][padded width], 2 x [rows][padded hidden], [rows][4]
+  float* mean;     // [rows][padded width]: q averaged over the group's heads
+  float* after;    // [rows][padded hidden]: output of the SiLU
+  float* dbefore;  // [rows][padded hidden]: gradient of the SiLU's input
+  float* dz;       // [rows][4]: gradient of fc2's output
   template <class T>
   __device__ GateTile(float* shared, const GateMlp<T>& mlp, int rows)
       : mean(shared),

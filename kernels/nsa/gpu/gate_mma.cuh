@@ -380,7 +380,8 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   s.load(weights);
 
   int turn = 0;
-  for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {  // uniform over the CTA
+  // All warps make the same number of iterations, since an iteration may contain a barrier of the CTA.
+  for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {
     float sum[kWidth / 4], d[kUnits][2], dz[2][3];
     upstream.get(dz, softmax, inverse_temperature);
     heads.next(sum);
@@ -456,10 +457,6 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
       *reinterpret_cast<float2*>(&all.fc1_w[warp / kSharers][unit][column]) =
           make_float2(fc1_sum[j / 2][k][2 * (j % 2)], fc1_sum[j / 2][k][2 * (j % 2) + 1]);
     }
-  const auto quad_sum = [](float x) {
-    x += __shfl_xor_sync(kFullWarp, x, 1);
-    return x + __shfl_xor_sync(kFullWarp, x, 2);
-  };
   float* const small = all.small[warp];
 #pragma unroll
   for (int j = 0; j < kUnits; ++j) {
@@ -473,8 +470,9 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
     if (lane == 0) small[4 * Tiles::kHidden + b] = total;
   }
   __syncthreads();
-  const GateSlice place(weights);  // fc1_b, fc2_w and fc2_b are contiguous
-  float* const slice = slices + blockIdx.x * static_cast<int64_t>(place.size);
+  // The offsets of the gradients in a slice. Those of fc1_b, fc2_w and fc2_b are contiguous, so one loop stores them.
+  const GateSlice offsets(weights);
+  float* const slice = slices + blockIdx.x * static_cast<int64_t>(offsets.size);
   for (int i = threadIdx.x; i < Tiles::kHidden * kWidth; i += blockDim.x) {
     float total = all.fc1_w[0][i / kWidth][i % kWidth];
 #pragma unroll
@@ -485,7 +483,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   for (int i = threadIdx.x; i < 4 * Tiles::kHidden + 3; i += blockDim.x) {
     float total = all.small[0][i];
     for (int other = 1; other < Tiles::kBackwardWarps; ++other) total += all.small[other][i];
-    slice[place.fc1_b + i] = total;
+    slice[offsets.fc1_b + i] = total;
   }
 }
 

@@ -8,6 +8,10 @@
 //       block 0, which every token lists.
 //   index_fill_kernel: writes the tokens of each block, ascending. A warp builds a 32 x 32 bit matrix (token, block)
 //       from the lists of 32 tokens and transposes it by ballots; each lane then has the tokens that list one block.
+// The KV-stationary forward has an index of its own (nsa/sm90/kv_stationary_index.cuh). Here the order of a block's
+// tokens is the order of the sums over them, so it must be fixed, and every block has a piece of work. There the order
+// is arbitrary, since each token adds its partial sums in the order of its list; it has the far blocks only, and it
+// also finds the entry of each place in a list.
 #include <algorithm>
 
 #include "kernels/common/tile_mma.cuh"
@@ -61,7 +65,7 @@ struct InverseIndex {
 constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
 __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const InverseIndex index, bool in_shared) {
   const BlockLists& lists = index.lists;
-  const int of_part = (index.part_tokens + kCountTokens - 1) / kCountTokens, part = blockIdx.x / of_part;
+  const int of_part = ceil_div(index.part_tokens, kCountTokens), part = blockIdx.x / of_part;
   const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
   const int begin = part * index.part_tokens + blockIdx.x % of_part * kCountTokens;
   const int end = min(min(begin + kCountTokens, (part + 1) * index.part_tokens), lists.tokens);
@@ -98,7 +102,7 @@ __device__ __forceinline__ WorkSum sum_before(const WorkSum& mine, WorkSum& tota
 __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseIndex index) {
   const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
   int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
-  const auto pieces_of = [&](int tokens) { return (tokens + index.most_tokens - 1) / index.most_tokens; };
+  const auto pieces_of = [&](int tokens) { return ceil_div(tokens, index.most_tokens); };
   WorkSum done{};  // the sum over all blocks before block0
   for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
     const int block = block0 + threadIdx.x;

@@ -60,7 +60,7 @@ struct Select {
   DocumentView documents;
 
   // For the token at position t of its document: the number of compressed keys that it sees, and its selection rule.
-  __device__ int visible(int t) const { return t + 1 < l ? 0 : min((t + 1 - l) / d + 1, keys); }
+  __device__ int visible(int t) const { return blocks_within(t + 1, l, d, keys); }
   __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
@@ -198,7 +198,7 @@ struct Tile {
   int g, first, last;
   template <class T>
   __device__ Tile(const Select<T>& s, int64_t item) {
-    const int64_t bg = item % s.sequences_and_groups, tiles = (s.tokens + kTokens - 1) / kTokens;
+    const int64_t bg = item % s.sequences_and_groups, tiles = ceil_div(s.tokens, kTokens);
     b = bg / s.groups;
     g = static_cast<int>(bg % s.groups);
     // The last tokens have the most work, so their items are the first.
@@ -421,8 +421,9 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
   }
 }
 
-// Calls f.template operator()<kHeld>() for rows of `chunks` chunks. kHeld: the chunks of a key that stay in registers,
-// at least `chunks`. 0, for rows that are too long or do not consist of 16-byte vectors: chunks are loaded repeatedly.
+// Calls f.template operator()<kHeld>() for rows of `chunks` chunks. kHeld: how many chunks of a key fit into the
+// registers, the least instantiated number that is at least `chunks`. It is 0 for rows that are too long or do not
+// consist of 16-byte vectors; their chunks are loaded repeatedly.
 template <class T, class F>
 void dispatch_held(int64_t chunks, bool vectors, F&& f) {
   if (!vectors) return f.template operator()<0>();

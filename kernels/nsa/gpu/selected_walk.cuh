@@ -54,7 +54,7 @@ class SelectedKeys::Walk {
   int block_keys_, n_, visible_end_;
   const int* list_[2];       // the lists of the CTA's tokens `lane` and lane + 32
   int at_[2], block_[2];     // index of the current entry of each list; its block, INT_MAX after the last one
-  int first_ = 0, end_ = 0;  // the keys of the current block that next() has not yet returned
+  int first_ = 0, end_ = 0;  // next() has yet to return the keys [first_, end_) of the current block
   uint64_t token_mask_ = 0;  // the tokens that list the current block
 };
 

@@ -1,4 +1,4 @@
-// dq, dk and dv of the attention branches on Hopper by one kernel (bf16, heads of 128): five products.
+// dq, dk and dv of the branches and of dense attention on Hopper by one kernel (bf16, heads of 128): five products.
 //
 // A CTA owns keys of one (sequence, group) and loops over the query rows that see them, 64 rows per stage. Its
 // warpgroups:
@@ -7,7 +7,7 @@
 //   2     dQ (reduce_dq): dq = ds k, added to global memory by bulk additions in L2, the heads of a token together.
 //   3     producer (produce_stages): q, dout and row statistics by cp.async.
 // The MMA warpgroups share
-//   contiguous rows (window, compressed): the stage; they have 128 keys, so q, dout and dq move once per 128 keys;
+//   contiguous rows (window, compressed, dense): the stage; they have 128 keys: q, dout and dq move once per 128 keys;
 //   listed rows (selected): the 64 keys of a block; they alternate stages, and add up dk and dv at the end.
 //
 // CTAs add to dq in any order, and the bits repeat: each addend is rounded to a multiple of the row's rounding unit
@@ -234,8 +234,8 @@ struct KeyMma {
   int warpgroup;
   int key0, key_end, warp_key;  // keys [key0, key_end) of this warpgroup; the first key of this lane
   float scale;                  // score scale times log2(e)
-  // wgmma descriptors of tiles in shared memory. As members they are the same in all lanes for the compiler, so the
-  // products read them from uniform registers; otherwise each would need a move.
+  // wgmma descriptors of tiles in shared memory. They are members that are computed once, from values equal in all
+  // lanes, so that the products read them from uniform registers; otherwise each product would need a move.
   uint32_t k, v, stages_at;
   int ds_to;  // byte offset in ds where this lane's row of the four stored 8 x 8 matrices begins; 16 rows further: 2048
               // bytes more
@@ -369,7 +369,8 @@ struct KeyMma {
       float2 lse[8];
       read_stats(lse, shared.lse[stage]);
       wgmma_fence();
-      scores(p, k, kReadAlong | q_of(stage));  // after the last step the rows are old ones, and the result is not used
+      // In the last step the stage still holds rows of an earlier step, and p is not used.
+      scores(p, k, kReadAlong | q_of(stage));
       add(dk, operand_ds, kReadAcross | q_of(last));
       wgmma_wait<1>();
       pin(p);
@@ -429,7 +430,8 @@ __device__ __forceinline__ void store_dkdv(const BwdD128Args& a, const CtaTask& 
         *reinterpret_cast<uint32_t*>(to + 8 * j + fragment_column()) = pack_bf16(x, y);
     }
   };
-  // The empty asm statement makes the compiler compute the addresses here: before the loop it would have to spill them.
+  // The empty asm statement makes the compiler compute the addresses here. It would otherwise compute them before the
+  // kernel's loop and spill them.
   int first_key = warp_key, slot = task.work.slot, block0 = task.block0, group = task.bg;
   asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block0), "+r"(group));
 #pragma unroll
@@ -502,7 +504,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
 
   Shared& shared = *reinterpret_cast<Shared*>(aligned_shared());
   const int G = a.in.heads.value();
-  task.rows = work.count * G, task.steps = (task.rows + kStageRows - 1) / kStageRows;
+  task.rows = work.count * G, task.steps = ceil_div(task.rows, kStageRows);
   task.start = kListed || task.steps == 0 ? 0 : task.steps - 1 - work.first * G / kStageRows % task.steps;
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (threadIdx.x == 0) {

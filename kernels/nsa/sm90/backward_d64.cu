@@ -1,5 +1,5 @@
-// dq, dk and dv of the attention branches on Hopper by one kernel (bf16, heads of 64): five products, where the two
-// kernels of nsa/sm90/dkdv.cu and nsa/sm90/dq.cu compute seven.
+// dq, dk and dv of the branches and of dense attention on Hopper by one kernel (bf16, heads of 64): five products,
+// where the two kernels of nsa/sm90/dkdv.cu and nsa/sm90/dq.cu compute seven.
 //
 // A CTA owns a tile of keys and loops over the query rows (t, h) that see them, 64 rows per stage. Its warpgroups:
 //   0, 1  MMA (KeyMma): 64 keys each, the rows of wgmma. s^T = k q^T and dp^T = v dout^T, 32 rows per step; with p^T
@@ -293,7 +293,7 @@ struct KeyMma {
 template <bool kListed, int kTurn>
 __device__ __forceinline__ void mma_keys(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int tile,
                                          int warp, int lane) {
-  const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
+  const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
   using Mma = KeyMma<kListed, kTurn>;
   uint32_t k[Mma::kStepsD][4], v[Mma::kStepsD][4], operand_p[Mma::kDeep][4], operand_ds[Mma::kDeep][4];
   float dk[kPanel / 8][4] = {}, dv[kPanel / 8][4] = {}, p[Mma::kN][4], ds[Mma::kN][4];

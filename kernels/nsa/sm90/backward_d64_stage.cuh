@@ -93,7 +93,7 @@ template <bool kListed>
 __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
                                                int lane) {
   constexpr int kStages = Shared<kListed>::kStages;
-  const int G = a.in.heads.value(), rows = task.count * G, steps = (rows + kStageRows - 1) / kStageRows;
+  const int G = a.in.heads.value(), rows = task.count * G, steps = ceil_div(rows, kStageRows);
   const RowStats* const row_stats = a.row_stats + static_cast<int64_t>(task.bg) * a.in.tokens * G;
   const float* const rounding_unit = a.rounding_unit.at(task.b, 0, task.g * G);
   const int chunk = lane % 8;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args
                                        int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
   constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
-  const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
+  const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
   float* const base = a.dq.at(task.b, 0, task.g * a.in.heads.value()) + 4 * (lane % 4);
   const uint32_t k = tile_descriptor(shared_address(shared.k));
   float dq[kPanel / 8][4];

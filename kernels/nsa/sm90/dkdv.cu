@@ -1,4 +1,4 @@
-// dk and dv of the attention branches on Hopper (bf16, heads of 64 to 192 in panels of 64 columns).
+// dk and dv of the branches and of dense attention on Hopper (bf16, heads of 64 to 192 in panels of 64 columns).
 //
 // A CTA is one warpgroup and owns 64 keys of one (sequence, group), the rows of wgmma: k and v in shared memory, dk and
 // dv accumulate in registers. It loops over the query rows (t, h) that see these keys, one stage at a time (cp.async,
@@ -92,7 +92,7 @@ struct RowLoader {
     dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
     to_row = swizzled(warp_row + lane / 8, chunk);
   }
-  __device__ __forceinline__ int steps() const { return (task.rows + kStageRows - 1) / kStageRows; }
+  __device__ __forceinline__ int steps() const { return ceil_div(task.rows, kStageRows); }
 
   // Starts the copies of a step's rows, as one cp.async group; after the last step the group is empty. The rows past
   // the end are copies of the last row, with statistics that make p = 0.
@@ -347,7 +347,9 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 }
 
 // Computes dk and dv of a block of keys as the sum of its pieces' partial sums. A CTA has a few keys of the block, a
-// thread four columns of one key.
+// thread four columns of one key. The portable merge kernel (nsa/gpu/dkdv.cu) has one column per thread and adds all
+// pieces of a block; this one leaves out pieces of contiguous rows that have no rows, whose partial sums were never
+// written (part_tokens).
 constexpr int kMergeThreads = 256;
 __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;
@@ -393,8 +395,7 @@ __global__ void __launch_bounds__(256)
             head = g * heads.value() + row - t * heads.value();
   const float x = *lse.at(b, t, head), d = *delta.at(b, t, head), w = gate.data == nullptr ? 1.0f : *gate.at(b, t, g);
   const bool unused = x == -INFINITY || w == 0.0f;  // the row sees no key, or its gate is 0
-  row_stats[static_cast<int64_t>(bg) * rows + row] =
-      unused ? no_row() : make_float2(fmaf(x, 1.4426950408889634f, -log2f(w)), d / w);
+  row_stats[static_cast<int64_t>(bg) * rows + row] = unused ? no_row() : make_float2(fmaf(x, kLog2e, -log2f(w)), d / w);
 }
 
 }  // namespace

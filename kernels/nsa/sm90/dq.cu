@@ -1,5 +1,6 @@
-// dq of the attention branches on Hopper (bf16, heads of 64 to 192 in panels of 64 columns), for any walk over key
-// tiles (nsa/gpu/fwd_dq.cuh): one visible range of keys per row, or the union of the blocks that a tile's tokens list.
+// dq of the branches and of dense attention on Hopper (bf16, heads of 64 to 192 in panels of 64 columns), for any walk
+// over key tiles (nsa/gpu/fwd_dq.cuh): one visible range of keys per row, or the union of the blocks that a tile's
+// tokens list.
 //
 // A CTA is one warpgroup and owns 64 rows (t, h) of one (sequence, group): q and dout are left operands in registers,
 // dq accumulates in registers and is added to global memory at the end. Tiles of 64 keys (heads of 128 and 192: 32) and

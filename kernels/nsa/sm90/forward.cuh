@@ -25,17 +25,6 @@
 namespace triad::cuda {
 namespace {
 
-__device__ __forceinline__ float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float log2_approx(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // A mask of the lowest n bits. n may be negative (then no bit) or above 32 (then all bits).
 __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
@@ -230,9 +219,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         add[i] = exponentiate(i, listed[i] && row_max[i] != -INFINITY ? -row_max[i] : -INFINITY, false);
-      // The vote of the warp also keeps the exponentials before the wait that follows, so that they overlap with the
-      // products of the last step; ptxas would otherwise move them after it. With a branch per lane instead of a vote,
-      // the loop's addresses would leave the uniform registers (10% slower).
+      // The warp's vote also keeps ptxas from moving the exponentials after the wait below; before it they overlap with
+      // the products of the last step. With a branch per lane instead of a vote, the loop's addresses would leave the
+      // uniform registers (10% slower).
       if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
         const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
         const unsigned char* const k = shared.stage[next_state.index].k;
@@ -447,8 +436,8 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
-// Launches the forward. Keys is RangeKeys for the window and compressed branches, SharedTileKeys or BitmapKeys for the
-// selected branch (nsa/sm90/shared_tile.cuh).
+// Launches the forward. Keys is RangeKeys for the window branch, the compressed branch and dense attention;
+// SharedTileKeys or BitmapKeys for the selected branch (nsa/sm90/shared_tile.cuh).
 template <class Keys>
 void launch_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   // The number of tiles of q in shared memory. With kMadeTogether a CTA computes a single tile, and its plan uses the

@@ -19,7 +19,7 @@ struct VisibleKeys {
   __device__ __forceinline__ int2 of(int b, int t) const {
     return range.documents.begins == nullptr ? seen(t, 0) : seen(t, document_begin(b, t));
   }
-  // The same for a t that is equal in all lanes of the warp, which call it together: the result is in uniform
+  // As of(), for a t that is equal in all lanes of the warp, which must all call it: the result is in uniform
   // registers.
   __device__ __forceinline__ int2 of_warp(int b, int t) const {
     return seen(t, range.documents.begins == nullptr ? 0 : static_cast<int>(uniform(document_begin(b, t))));
@@ -114,22 +114,25 @@ struct WarpgroupRange {
   }
 };
 
-// The plan of a tile: the steps over its keys. Step n has the keys [first(n), end(n)), at most Shape::kKeys of them.
-// For the consumer warpgroup w of the constructor: steps_seen bounds the steps that its rows see; sees(n): false if no
-// row sees a key of step n; needs_mask(n): whether some row sees only part of its keys. The producer warpgroup has no
-// rows and uses only steps and first(). kListed: rows have block lists. kMadeTogether: all threads of the CTA build one
-// plan in shared memory, and the CTA computes one tile; otherwise each warp builds its own plan. If
-// nothing_to_do(keys), the CTA returns at once.
+// The plan of a tile: the steps over its keys, at most Shape::kKeys of them each.
+//   steps                number of steps
+//   first(n), end(n)     step n has the keys [first(n), end(n))
+//   nothing_to_do(keys)  whether the CTA returns at once
+//   kListed              rows have block lists
+//   kMadeTogether        all threads of the CTA build one plan in shared memory, and the CTA computes one tile;
+//                        otherwise each warp builds its own plan
+//   bytes(keys)          size of the plan in shared memory, where it follows Shape::Shared
+// For the 64 rows of consumer warpgroup w, an argument of the constructor (the producer uses steps and first() only):
+//   steps_seen           no row sees a key of the steps from steps_seen on
+//   sees(n)              false if no row sees a key of step n
+//   needs_mask(n)        whether some row does not see all keys of step n
 template <class Keys, class Shape>
 class Plan;
 template <class Shape>
 class Plan<RangeKeys, Shape> {
  public:
   static constexpr bool kListed = false, kMadeTogether = false;
-  static int64_t bytes(const RangeKeys&) {
-    return 0;
-  }  // size of the plan in shared memory, where it follows
-     // Shape::Shared
+  static int64_t bytes(const RangeKeys&) { return 0; }
   static __device__ __forceinline__ bool nothing_to_do(const RangeKeys&) { return false; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
       : begin_(a.visible.of_warp(tile.b, tile.first_token).x),

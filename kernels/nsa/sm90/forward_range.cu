@@ -1,4 +1,5 @@
-// Forward of the window and the compressed branch on Hopper: nsa/sm90/forward.cuh with one range of keys for each row.
+// Forward of the window branch, the compressed branch and dense attention on Hopper: nsa/sm90/forward.cuh with one
+// range of keys for each row.
 #include "kernels/nsa/sm90/forward.cuh"
 #include "kernels/nsa/sm90/launch_forward.h"
 

@@ -210,9 +210,9 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
   const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
-  const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
+  const int key_tiles = kWhole ? 1 : ceil_div(a.block_keys.value(), kTileRows);
   unsigned char *const stages = aligned_shared(), *const keys = stages + kStages * Shape::kStageBytes;
-  const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
+  const int n_rows = count * G, tiles = ceil_div(n_rows, kTileRows);
   // Each warp computes the offsets of its own 16 rows of every tile. The offsets of the first two tiles are computed
   // first, so that their loads start early. The rows past the last one repeat it.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
   const int t0 = blockIdx.x * a.near_tokens, count = min(a.near_tokens, a.lists.tokens - t0);
   const int b = blockIdx.y / a.lists.groups, g = blockIdx.y % a.lists.groups;
-  const int key_tiles = (block_keys + kTileRows - 1) / kTileRows;
+  const int key_tiles = ceil_div(block_keys, kTileRows);
   const NearBlocks blocks(a, t0, t0 + count - 1);
   unsigned char* const keys = aligned_shared();
   unsigned char* const stages = keys + blocks.all() * key_tiles * Shape::kKeyBytes;
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
     load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, blocks.at(i), key_tiles,
                                               keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
-  const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
+  const int n_rows = count * G, tiles = ceil_div(n_rows, kTileRows);
   // strides of q in units of 16 bytes
   const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);
   const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;

@@ -1,6 +1,6 @@
 // KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the parameters of its kernels, and the
 // index kernels. These decide whether the lists differ enough, and sort the list entries of each range of tokens by
-// block.
+// block. nsa/gpu/inverse_index.cu, the index of backward, says why the two are not one.
 #pragma once
 #include <algorithm>
 #include <numbers>
@@ -42,7 +42,7 @@ struct KvStationaryArgs {
   int parts;                                      // parts (of kPartTokens tokens each) per range
   int piece_tokens;                               // largest number of tokens per item
   int tile_tokens;                                // tokens per tile in compare_lists
-  float union_limit;                              // compare_lists compares with it
+  float union_limit;                              // the threshold of compare_lists
   int* differ;                                    // one value: 1 if these kernels compute the far blocks, 0 if another
                                                   // kernel computes all blocks
   int near_tokens;                                // tokens per CTA of the near kernel
@@ -113,7 +113,7 @@ __device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
   __syncthreads();
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
   unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // tiles per sequence and group
+  const int tiles = ceil_div(a.lists.tokens, a.tile_tokens);  // tiles per sequence and group
   int unions = 0, entries = 0;
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kIndexThreads)
     const bool exists = block < a.lists.blocks;
     int entries = 0;
     for (int part = 0; exists && part < a.parts; ++part) entries += counts[part * a.lists.blocks + block];
-    const int pieces = (entries + a.piece_tokens - 1) / a.piece_tokens;
+    const int pieces = ceil_div(entries, a.piece_tokens);
     int2 total;
     const int2 at = sum_before({entries, pieces}, total);
     if (threadIdx.x == 0) first_item = atomicAdd(a.item_counts + launch, total.y);

@@ -1,4 +1,5 @@
-// Launchers of the branches' backward on Hopper. nsa/dispatch/choose.cu decides which calls they take.
+// Launchers of the backward of the branches and of dense attention on Hopper. nsa/dispatch/choose.cu decides which
+// calls they take.
 #pragma once
 #include <vector>
 

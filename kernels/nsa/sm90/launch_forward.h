@@ -1,5 +1,5 @@
-// The branches' forward on Hopper: what each kernel supports, and its launcher. All take bf16 and heads (dk, dv) of
-// (64, 64), (128, 128) and (192, 128). `supports` and `pays` are pure functions of the problem.
+// Forward of the branches and of dense attention on Hopper: what each kernel supports, and its launcher. All take bf16
+// and heads (dk, dv) of (64, 64), (128, 128) and (192, 128). `supports` and `pays` are pure functions of the problem.
 #pragma once
 #include <functional>
 
@@ -8,7 +8,7 @@
 
 namespace triad::cuda {
 
-// The window and the compressed branch (nsa/sm90/forward_range.cu).
+// The window branch, the compressed branch and dense attention (nsa/sm90/forward_range.cu).
 bool forward_sm90_supports(const AttendOut&, const AttendIn&);
 void forward_range_sm90(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
 

@@ -263,8 +263,8 @@ struct QueryConsumer : BlockRing<Shape> {
     const int64_t at = lane % 2 * (Shape::kDv / 2);
 #pragma unroll
     for (int i = 0; i < Shape::kDv / 2; i += 64) {
-      CombineRows::prefetch_l2(a.combine.o_cmp.row(tile.b, token, tile.g * a.G + h) + at + i);
-      CombineRows::prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
+      prefetch_l2(a.combine.o_cmp.row(tile.b, token, tile.g * a.G + h) + at + i);
+      prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
     }
   }
 

@@ -241,7 +241,7 @@ struct Producer : BlockRing<Shape> {
         return number * a.entry_keys <= tile.first + token ? number : -1;
       };
       if (lane < tokens)
-        for (int i = 0; i < n; i += 16) CombineRows::prefetch_l2(a.lists.at(tile.b, tile.first + lane, tile.g) + i);
+        for (int i = 0; i < n; i += 16) prefetch_l2(a.lists.at(tile.b, tile.first + lane, tile.g) + i);
       for (int i = lane; i < 1 << a.table_bits; i += 32) table[i] = kEmptySlot;
       barrier_wait(&control.list_empty[turn & 1], (turn >> 1 & 1) ^ 1);
       unsigned* const entries = this->list(turn);

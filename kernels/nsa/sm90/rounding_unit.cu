@@ -22,8 +22,8 @@ struct NormArgs {
   int d[kMostBranches];  // tokens from one key to the next
 };
 
-// The largest magnitude and the sum of squares of a row of 64 kPanels columns. Eight lanes share a row: each has every
-// eighth 16 bytes.
+// The largest magnitude and the sum of squares of a row of 64 kPanels columns. Eight lanes share a row: each loads
+// every eighth vector of 16 bytes.
 template <int kPanels>
 struct RowNorm {
   uint4 loaded[kPanels];
@@ -53,7 +53,7 @@ struct RowNorm {
   }
 };
 
-// Raises a maximum in global memory. Both numbers are >= 0, so their bits are ordered as they are.
+// Raises a maximum in global memory. Both numbers are >= 0, so their bits, read as integers, have the same order.
 __device__ __forceinline__ void raise_to(float& most, float x) {
   atomicMax(reinterpret_cast<int*>(&most), __float_as_int(x));
 }

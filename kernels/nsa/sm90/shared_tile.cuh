@@ -157,7 +157,7 @@ class Plan<SharedTileKeys, Shape> {
       }
       if (row.packed() && block < blocks) entries[keys_.size.blocks * keys_.size.parts + block] = begin;
       const int end = min(begin + block_keys, tile.last_token + 1);
-      const int parts = seen_by != 0 ? (end - begin + Shape::kKeys - 1) / Shape::kKeys : 0;
+      const int parts = seen_by != 0 ? ceil_div(end - begin, Shape::kKeys) : 0;
       int at = parts;
       for (int by = 1; by < 32; by *= 2) {
         const int before = __shfl_up_sync(kFullWarp, at, by);

@@ -54,7 +54,7 @@ std::vector<std::byte> random_qkv(const AttentionProblem& p, DType dtype, double
     for (int64_t h = 0; h < count; ++h, columns += width) heads.push_back({columns, width, drifts});
   };
   add(p.config.n_heads, p.config.d_k, true);
-  for (int pair = 0; pair < kv_pairs(p.config.attention); ++pair) {
+  for (int pair = 0; pair < kv_pairs(p.config, p.config.attention); ++pair) {
     add(p.config.n_kv_groups, p.config.d_k, true);
     add(p.config.n_kv_groups, p.config.d_v, false);
   }

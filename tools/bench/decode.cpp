@@ -44,9 +44,9 @@ struct Row {
   double reads = 0, reads_decode = 0;
 };
 
-// The number of keys that the last of S tokens reads in one group, in all branches together.
-int64_t expected_reads(const ModelConfig& c, int64_t S) {
-  if (!c.has_nsa()) return S;
+// The number of keys that the last of S tokens reads in one group of a layer, in all branches together.
+int64_t expected_reads(const ModelConfig& c, AttentionKind kind, int64_t S) {
+  if (kind == AttentionKind::dense) return S;
   const NsaConfig& n = c.nsa;
   const int64_t selected = S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S;
   return compressed_length(S, n.l, n.d) + selected + std::min(n.w, S);

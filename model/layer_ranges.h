@@ -11,8 +11,8 @@ struct LayerRange {
   std::string_view word;       // the text after '=', a part of the parsed text; empty if there is none
 };
 
-// Parses a list of ranges that are not empty, lie in 0:n_layers and do not overlap. Throws a UsageError that begins with
-// `key` and the text; `allowed` says in it what is allowed.
+// Parses a list of ranges that are not empty, do not overlap and name layers below n_layers. For other text throws a
+// UsageError that begins with `key` and the text; `allowed` says in it what is allowed.
 std::vector<LayerRange> parse_layer_ranges(std::string_view text, int64_t n_layers, std::string_view key,
                                            std::string_view allowed);
 

@@ -54,7 +54,7 @@ struct ParamSpec {
   enum class Init { normal, constant };
   ParamRole role;
   int64_t layer = -1;            // index of the layer; -1: outside the layers
-  // Branch of a k_proj, v_proj or phi of NSA; none for other roles, for dense attention and for what all branches share.
+  // Branch of a k_proj, v_proj or phi of NSA; none for other roles, dense attention and what all branches share.
   Branch branch = Branch::none;
   std::string name;
   Shape shape;  // shape in files and reports, without padding

@@ -75,8 +75,9 @@ TEST_CASE("layers: model.dense_layers is parsed once, and bad text is an error t
     CHECK(message.find(word) != std::string::npos);
   }
   // The key may stay in the config of the dense control run.
-  CHECK(changed([](ModelConfig& m) { m.attention = AttentionKind::dense, m.dense_layers = "0:4"; }).count_nsa_layers() ==
-        0);
+  const ModelConfig control =
+      changed([](ModelConfig& m) { m.attention = AttentionKind::dense, m.dense_layers = "0:4"; });
+  CHECK(control.count_nsa_layers() == 0);
 }
 
 TEST_CASE("layers: impossible rotations and gates are errors that name key and value", "[model]") {
@@ -126,7 +127,8 @@ TEST_CASE("layers: with shared_kv only k_win_proj and v_win_proj exist", "[model
   shared.nsa.shared_kv = true;
   std::set<std::string> expected = names_of_layer(separate, 1);
   for (const char* branch : {"cmp", "sel"})
-    for (const char letter : {'k', 'v'}) CHECK(expected.erase(fmt::format("attn.{}_{}_proj.weight", letter, branch)) == 1);
+    for (const char letter : {'k', 'v'})
+      CHECK(expected.erase(fmt::format("attn.{}_{}_proj.weight", letter, branch)) == 1);
   CHECK(names_of_layer(shared, 1) == expected);
   const int64_t pair = shared.n_kv_groups * (shared.d_k + shared.d_v) * shared.dim;
   CHECK(count_parameters(separate) - count_parameters(shared) == shared.n_layers * 2 * pair);

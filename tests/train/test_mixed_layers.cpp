@@ -86,7 +86,8 @@ TEST_CASE("mixed layers: tables, samples, reports and gradients hold the NSA lay
 
   const std::string plan = succeed("plan " + kTiny + " " + kMixed);
   CHECK(has(plan, "2 layers with NSA and 1 with dense attention"));
-  CHECK(has(succeed("plan --fit --memory-gb 0.01 --set runtime.device=cpu " + kTiny + " " + kMixed), "these settings fit"));
+  const std::string fit = succeed("plan --fit --memory-gb 0.01 --set runtime.device=cpu " + kTiny + " " + kMixed);
+  CHECK(has(fit, "these settings fit"));
 }
 
 TEST_CASE("mixed layers: a resume ends with the same bits, and recomputation gives the same bits", "[train]") {
@@ -152,7 +153,8 @@ TEST_CASE("init_from: an NSA model begins with the weights of a dense one", "[tr
   CHECK(std::abs(first_loss(nsa) - loss) > 1e-3);
 
   // The weights themselves: copies, fresh phi and fresh gates, or those of nsa.gate_init.
-  succeed(train_args(nsa, from + "--set train.steps=0 --set nsa.phi=conv --set 'nsa.gate_init=[0.1,0.3,0.6]' --overwrite"));
+  succeed(train_args(
+      nsa, from + "--set train.steps=0 --set nsa.phi=conv --set 'nsa.gate_init=[0.1,0.3,0.6]' --overwrite"));
   auto theirs = tensors(dense + kWeights), ours = tensors(nsa + kWeights);
   for (const char* layer : {"blocks.0.attn.", "blocks.1.attn."}) {
     for (const char* letter : {"k", "v"})

@@ -90,6 +90,8 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
                word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
   const int64_t layer = input.layer < 0 ? c.n_layers / 2 : input.layer;
   if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
+  if (c.attention_of(layer) != p.config.attention)
+    fail_usage("--layer is {}: this layer of {} has {} attention", layer, checkpoint, word_of(c.attention_of(layer)));
   p.config.nsa = c.nsa;
   const auto tokenizer = loaded.tokenizer();
   const auto source = open_tokens(input.text, *tokenizer, c.vocab_size);

@@ -32,7 +32,8 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
   std::vector<int32_t> host(static_cast<size_t>(count * rows * groups * n));
   Tensor sample(reinterpret_cast<std::byte*>(host.data()), DType::i32, {count, rows, groups, n}, Device::cpu());
   for (int64_t i = 0; i < count; ++i) {
-    Tensor lists = act.layer(layers[static_cast<size_t>(i)]).attention.nsa.block_index[0].slice(0, queries.front(), queries.back() + 1);
+    const Tensor all = act.layer(layers[static_cast<size_t>(i)]).attention.nsa.block_index;
+    Tensor lists = all[0].slice(0, queries.front(), queries.back() + 1);
     if (rows > 1) lists.stride[0] *= queries[1] - queries[0];
     lists.dim[0] = rows;
     copy(ctx, sample[i], lists);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/nsa/dense_attention.h"
+#include "kernels/ops/qk_norm.h"
 #include "model/layer_context.h"
 
 namespace triad {
@@ -20,6 +21,12 @@ struct QkvViews {
   std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; NSA: indexed by Branch; dense: only the first
 };
 QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
+// With model.qk_norm, q and all k of a layer after the norm, as columns of one matrix: its width, and the views of
+// split_qkv() with q and k replaced by columns of qk [N, qk_width].
+int64_t qk_width(const ModelConfig&, AttentionKind);
+QkvViews with_qk(QkvViews, const Tensor& qk);
+QkHeads qk_heads(const QkvViews&);  // q and k, for qk_norm
+ConstQkHeads const_qk_heads(const QkvViews&);
 NsaIn nsa_in(const QkvViews&, const Documents& documents = {});
 AttendIn dense_in(const QkvViews&, const Documents& documents = {});
 

@@ -16,6 +16,7 @@ struct ModelConfig {
   int64_t mlp_hidden = 0;  // if 0, resolve() sets 4 * dim, or for swiglu 8/3 * dim rounded up to a multiple of 64
   AttentionKind attention = AttentionKind::nsa;
   bool tie_embeddings = false;
+  bool qkv_bias = false, qk_norm = false;
   double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
   NsaConfig nsa;
 
@@ -70,6 +71,8 @@ void visit(ModelConfig& c, V&& v) {
     at_least(0).up_to(1 << 22));
   v("attention", c.attention, "three-branch NSA, or plain causal attention as the control", Rule{});
   v("tie_embeddings", c.tie_embeddings, "lm_head shares the embedding's weight", Rule{});
+  v("qkv_bias", c.qkv_bias, "biases of the projections of q, k and v", Rule{});
+  v("qk_norm", c.qk_norm, "RMSNorm of every head of q and k, before rotation", Rule{});
   v("rope_theta", c.rope_theta, "base of the rotation angles", above(0));
   v("rope_scale", c.rope_scale, "positions are divided by this", above(0));
   v("init_std", c.init_std, "standard deviation of fresh weights", above(0));

@@ -33,7 +33,21 @@ const Variant kVariants[] = {
     {"dense, tied", [](ModelConfig& c) { c.attention = AttentionKind::dense, c.tie_embeddings = true; }},
     {"forced branch", [](ModelConfig& c) { c.nsa.gate.force = Branch::sel; }},
     {"uniform gate", [](ModelConfig& c) { c.nsa.gate.uniform = true; }},
+    {"qkv_bias and qk_norm", [](ModelConfig& c) { c.qkv_bias = c.qk_norm = true; }},
+    {"qkv_bias and qk_norm, dense, swiglu, tied",
+     [](ModelConfig& c) {
+       c.qkv_bias = c.qk_norm = true, c.attention = AttentionKind::dense;
+       c.mlp = MlpKind::swiglu, c.mlp_hidden = 24, c.tie_embeddings = true;
+     }},
+    {"qkv_bias, conv, swiglu",
+     [](ModelConfig& c) { c.qkv_bias = true, c.nsa.phi = Phi::conv, c.mlp = MlpKind::swiglu, c.mlp_hidden = 24; }},
+    {"qk_norm, mlp, sigmoid, tied",
+     [](ModelConfig& c) {
+       c.qk_norm = true, c.nsa.phi = Phi::mlp, c.nsa.gate.kind = GateKind::sigmoid, c.tie_embeddings = true;
+     }},
 };
+// Those whose gradients a GPU is compared with the CPU's for.
+const auto kGpuVariants = {kVariants[0], kVariants[1], kVariants[2], kVariants[4], kVariants[7], kVariants[8]};
 
 double norm(const std::vector<double>& v) {
   double sum = 0;
@@ -75,6 +89,51 @@ TEST_CASE("model: every gradient agrees with central differences in double", "[m
       // A gradient may be zero by design (forced gates). Its difference quotient is a pure rounding error, hence the
       // 1e-9.
       CHECK(std::sqrt(error) <= kTolerance * std::sqrt(reference) + 1e-9);
+    }
+  }
+}
+
+TEST_CASE("model: biases and norms of q and k have names, shapes and initial values, and do not decay", "[model]") {
+  struct Expected {
+    const char* name;
+    int64_t size;
+    double value;
+    Branch branch;
+  };
+  // 6 heads in 2 groups, d_k 6, d_v 5
+  const std::vector<Expected> nsa = {{"q_proj.bias", 36, 0, Branch::none},     {"k_cmp_proj.bias", 12, 0, Branch::cmp},
+                                     {"v_cmp_proj.bias", 10, 0, Branch::cmp},  {"k_sel_proj.bias", 12, 0, Branch::sel},
+                                     {"v_sel_proj.bias", 10, 0, Branch::sel},  {"k_win_proj.bias", 12, 0, Branch::win},
+                                     {"v_win_proj.bias", 10, 0, Branch::win},  {"q_norm.weight", 6, 1, Branch::none},
+                                     {"k_cmp_norm.weight", 6, 1, Branch::cmp}, {"k_sel_norm.weight", 6, 1, Branch::sel},
+                                     {"k_win_norm.weight", 6, 1, Branch::win}};
+  const std::vector<Expected> dense = {{"q_proj.bias", 36, 0, Branch::none},
+                                       {"k_win_proj.bias", 12, 0, Branch::none},
+                                       {"v_win_proj.bias", 10, 0, Branch::none},
+                                       {"q_norm.weight", 6, 1, Branch::none},
+                                       {"k_win_norm.weight", 6, 1, Branch::none}};
+  for (const AttentionKind kind : {AttentionKind::nsa, AttentionKind::dense}) {
+    ModelConfig plain = test::small_model();
+    plain.attention = kind;
+    ModelConfig config = plain;
+    config.qkv_bias = config.qk_norm = true;
+    const std::vector<Expected>& expected = kind == AttentionKind::nsa ? nsa : dense;
+    ModelFixture f(config, 1, 8, Device::cpu(), DType::f64);
+    f.model().params().init(f.ctx(), 5);
+    const std::vector<ParamSpec>& specs = f.model().params().specs();
+    CHECK(specs.size() == param_specs(plain).size() + 2 * expected.size());
+    for (const Expected& e : expected) {
+      const auto spec = std::find_if(specs.begin(), specs.end(), [&](const ParamSpec& p) {
+        return p.name == std::string("blocks.1.attn.") + e.name;
+      });
+      INFO(e.name);
+      REQUIRE(spec != specs.end());
+      CHECK(spec->shape == Shape{e.size});
+      CHECK(spec->branch == e.branch);
+      CHECK_FALSE(spec->decays());
+      const int64_t i = spec - specs.begin();
+      CHECK(f.model().params().offset(i) >= f.model().params().decay_end());
+      for (int64_t j = 0; j < e.size; ++j) CHECK(f.get_f64(i, j) == e.value);
     }
   }
 }
@@ -159,7 +218,7 @@ double gradient_floor(ModelFixture& f) {
 
 TEST_CASE("model: CUDA f32 gradients agree with the CPU's", "[model][gpu]") {
   if (!require_gpu()) return;
-  for (const Variant& variant : {kVariants[0], kVariants[1], kVariants[2], kVariants[4]}) {
+  for (const Variant& variant : kGpuVariants) {
     ModelConfig config = gpu_model();
     variant.change(config);
     ModelFixture cpu(config, 2, 300, Device::cpu(), DType::f32), gpu(config, 2, 300, Device::cuda(), DType::f32);
@@ -181,7 +240,7 @@ TEST_CASE("model: CUDA f32 gradients agree with the CPU's", "[model][gpu]") {
 TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16", "[model][gpu]") {
   if (!require_gpu()) return;
   constexpr int kSeeds = 4;
-  for (const Variant& variant : {kVariants[0], kVariants[1], kVariants[2], kVariants[4]}) {
+  for (const Variant& variant : kGpuVariants) {
     ModelConfig config = gpu_model();
     variant.change(config);
     const std::vector<ParamSpec> specs = param_specs(config);

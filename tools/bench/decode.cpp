@@ -126,7 +126,7 @@ class DecodeBench {
     out_ = arena.alloc(MemTag::activations, "out", dtype_, {1, S, c_.n_heads, c_.d_v});
   }
   AttentionKind last_kind() const { return c_.attention_of(c_.n_layers - 1); }
-  QkvViews views() { return split_qkv(last_layer().qkv, c_, last_kind(), 1, act_->T()); }
+  QkvViews views() { return attended_qkv(last_layer(), c_, last_kind(), 1, act_->T()); }
 
   // ---- prefill ----
 

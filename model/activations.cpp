@@ -38,6 +38,7 @@ LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int
   a.rrms1 = kept("rrms1", acc, {N});
   a.rrms2 = kept("rrms2", acc, {N});
   a.qkv = alloc_of(LayerPart::attention)("qkv", dtype, {N, qkv_width(c, kind)});
+  if (c.qk_norm) a.qk = alloc_of(LayerPart::attention)("qk", dtype, {N, qk_width(c, kind)});
   a.attention = alloc_attention(c, kind, B, T, dtype, kept, alloc_of(LayerPart::attention));
   a.x_mid = alloc_of(LayerPart::out_proj)("x_mid", dtype, {N, c.dim});
   a.mlp_pre =
@@ -60,6 +61,11 @@ void check_sequences(Device device, const ModelConfig& c, int64_t B) {
         "{} "
         "are possible, {} groups in all",
         B, c.n_kv_groups, most, most * c.n_kv_groups);
+}
+
+QkvViews attended_qkv(const LayerActivations& a, const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T) {
+  const QkvViews views = split_qkv(a.qkv, c, kind, B, T);
+  return a.qk.empty() ? views : with_qk(views, a.qk);
 }
 
 Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype, bool keep,

@@ -19,11 +19,15 @@ void check_sequences(Device, const ModelConfig&, int64_t B);
 struct LayerActivations {
   Tensor x;  // [N,C]: the layer's input, which the previous layer writes
   Tensor rrms1, rrms2;
-  Tensor qkv;  // [N, rows of the fused projection]: q, k and v; q and k after the rotation of rope
+  Tensor qkv;  // [N, rows of the fused projection]: q, k and v; without model.qk_norm q and k after rope's rotation
+  Tensor qk;   // [N, qk_width]: with model.qk_norm q and k after norm and rotation, those in qkv being as projected
   AttentionSaved attention;
   Tensor x_mid;    // [N,C]: the sum after the attention stage
   Tensor mlp_pre;  // [N,H], for swiglu [N,2H]: the MLP before its activation
 };
+
+// The views of q, k and v that attention reads: q and k normed (with model.qk_norm) and rotated.
+QkvViews attended_qkv(const LayerActivations&, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
 
 class Activations {
  public:

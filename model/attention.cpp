@@ -73,6 +73,26 @@ QkvViews split_qkv(const Tensor& qkv, const ModelConfig& c, AttentionKind kind, 
   return views;
 }
 
+int64_t qk_width(const ModelConfig& c, AttentionKind kind) {
+  return (c.n_heads + kv_pairs(c, kind) * c.n_kv_groups) * c.d_k;
+}
+
+QkvViews with_qk(QkvViews views, const Tensor& qk) {
+  int64_t at = 0;
+  const auto replace = [&](Tensor& view) {
+    if (view.empty()) return;
+    const int64_t width = view.size(2) * view.size(3);
+    view = qk.slice(1, at, at + width).view(view.shape());
+    at += width;
+  };
+  replace(views.q);
+  for (Tensor& k : views.k) replace(k);
+  return views;
+}
+
+QkHeads qk_heads(const QkvViews& views) { return {views.q, views.k[0], views.k[1], views.k[2]}; }
+ConstQkHeads const_qk_heads(const QkvViews& views) { return {views.q, views.k[0], views.k[1], views.k[2]}; }
+
 NsaIn nsa_in(const QkvViews& views, const Documents& documents) {
   NsaIn in{views.q, {}, {}, documents};
   for (int b = 0; b < kBranches; ++b) {

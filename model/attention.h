@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/nsa/dense_attention.h"
+#include "kernels/ops/qk_norm.h"
 #include "model/layer_context.h"
 
 namespace triad {
@@ -23,6 +24,12 @@ struct QkvViews {
   Tensor pairs;                // [B*T, pairs * kv_width]: the columns of k and v
 };
 QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
+// With model.qk_norm, q and all k of a layer after the norm, as columns of one matrix: its width, and the views of
+// split_qkv() with q and k replaced by columns of qk [N, qk_width].
+int64_t qk_width(const ModelConfig&, AttentionKind);
+QkvViews with_qk(QkvViews, const Tensor& qk);
+QkHeads qk_heads(const QkvViews&);  // q and k, for qk_norm
+ConstQkHeads const_qk_heads(const QkvViews&);
 NsaIn nsa_in(const QkvViews&, const Documents& documents = {});
 AttendIn dense_in(const QkvViews&, const Documents& documents = {});
 

@@ -20,6 +20,7 @@ struct ModelConfig {
   AttentionKind attention = AttentionKind::nsa;
   std::string dense_layers;  // layers of an NSA model that have dense attention, as ranges "0:2,30:32"
   bool tie_embeddings = false;
+  bool qkv_bias = false, qk_norm = false;
   double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
   RopeScaling rope_scaling = RopeScaling::none;
   int64_t rope_original_len = 8192;
@@ -93,6 +94,8 @@ void visit(ModelConfig& c, V&& v) {
   v("dense_layers", c.dense_layers,
     "layers of an NSA model that have plain causal attention: ranges with exclusive ends, such as 0:2,30:32", Rule{});
   v("tie_embeddings", c.tie_embeddings, "lm_head shares the embedding's weight", Rule{});
+  v("qkv_bias", c.qkv_bias, "biases of the projections of q, k and v", Rule{});
+  v("qk_norm", c.qk_norm, "RMSNorm of every head of q and k, before rotation", Rule{});
   v("rope_theta", c.rope_theta, "base of the rotation angles", above(0));
   v("rope_scale", c.rope_scale, "positions are divided by this; 1 with rope_scaling", above(0));
   v("rope_scaling", c.rope_scaling, "frequencies for texts longer than rope_original_len, as in transformers", Rule{});

@@ -8,6 +8,7 @@
 #include "kernels/decode/argmax.h"
 #include "kernels/decode/skinny_linear.h"
 #include "kernels/ops/embedding.h"
+#include "kernels/ops/matmul.h"
 
 namespace triad {
 
@@ -66,7 +67,7 @@ void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
               "a prefill of {} tokens: a pass over {} x {}, a cache of {}", n, act.B(), act.T(), capacity_);
   model_.forward(ctx, act, nullptr, nullptr, [&](int64_t layer, LayerActivations& a) {
     const AttentionKind kind = model_.config().attention_of(layer);
-    const QkvViews views = split_qkv(a.qkv, model_.config(), kind, 1, act.T());
+    const QkvViews views = attended_qkv(a, model_.config(), kind, 1, act.T());
     const LayerCache& cache = caches_[static_cast<size_t>(layer)];
     switch (kind) {
       case AttentionKind::dense:
@@ -90,7 +91,8 @@ Tensor Decoder::qkv_of(int64_t layer) const {
 void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const ModelConfig& c = model_.config();
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
-  skinny_linear(ctx, qkv_of(layer), x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps});
+  const Tensor qkv = qkv_of(layer);
+  skinny_linear(ctx, qkv, x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps, .addend = repeat_row(w.qkv_bias, B())});
   attend(ctx, layer, probe);
   skinny_linear(ctx, x_, attended_, w.out_proj, {.addend = x_});
   const auto activation =
@@ -102,11 +104,13 @@ void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) 
 // Extends the layer's cache by the token of qkv_, and computes attended_.
 void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const ModelConfig& c = model_.config();
-  const NsaWeights& w = model_.weights().layers[static_cast<size_t>(layer)].nsa;
+  const LayerTensors<ConstTensor>& weights = model_.weights().layers[static_cast<size_t>(layer)];
+  const NsaWeights& w = weights.nsa;
   const AttentionKind kind = c.attention_of(layer);
   const LayerCache& cache = caches_[static_cast<size_t>(layer)];
   const QkvViews views = split_qkv(qkv_of(layer), c, kind, B(), 1);
   const Tensor out = attended_.view({B(), 1, c.n_heads, c.d_v});
+  if (c.qk_norm) qk_norm_forward(ctx, qk_heads(views), const_qk_heads(views), weights.qk_norm, c.norm_eps);
   switch (kind) {
     case AttentionKind::dense:
       dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(),

@@ -1,6 +1,7 @@
 #include "model/layer.h"
 
 #include "kernels/ops/activation.h"
+#include "kernels/ops/column_sum.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
@@ -27,10 +28,18 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
   const ModelConfig& c = lc.config;
   Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
-  linear_forward(ctx, a.qkv, h, w.qkv);
-  const QkvViews views = split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T);
+  linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
+  const QkvViews views = attended_qkv(a, c, lc.attention(), lc.B, lc.T);
+  if (c.qk_norm) {
+    lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
+    qk_norm_forward(ctx, qk_heads(views), const_qk_heads(split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T)), w.qk_norm,
+                    c.norm_eps);
+  }
   rope_forward(ctx, views.q, views.q, lc.rope_cos, lc.rope_sin, views.k, lc.documents.begin);
-  lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections, rope", "qkv", a.qkv}});
+  if (c.qk_norm)
+    lc.expect_finite(ctx, {{"qk_norm, rope", "qk", a.qk}});
+  else
+    lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections, rope", "qkv", a.qkv}});
   return attend_forward(ctx, lc, w.nsa, views, a.attention, scope);
 }
 
@@ -66,7 +75,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   Tensor dqkv = scope.alloc(dtype, a.qkv.shape(), "dqkv");
   {
     Scratch::Scope inner(ctx.scratch);
-    const QkvViews views = split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T),
+    const QkvViews views = attended_qkv(a, c, lc.attention(), lc.B, lc.T),
                    dviews = split_qkv(dqkv, c, lc.attention(), lc.B, lc.T);
     const Tensor dout = inner.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
@@ -78,6 +87,16 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
     rope_backward(ctx, dviews.q, grads.dq, lc.rope_cos, lc.rope_sin, dviews.k, grads.dq_group, lc.documents.begin);
     lc.expect_finite(ctx, {{"backward of the branches and rope", "dqkv", dqkv}});
+    if (c.qk_norm) {
+      qk_norm_backward(ctx, qk_heads(dviews), g.qk_norm, const_qk_heads(dviews),
+                       const_qk_heads(split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T)), w.qk_norm, c.norm_eps);
+      lc.expect_finite(ctx, {{"qk_norm backward", "dqkv", dqkv}});
+      report(ctx, lc, {g.qk_norm});
+    }
+  }
+  if (c.qkv_bias) {
+    column_sum(ctx, g.qkv_bias, dqkv);
+    report(ctx, lc, {g.qkv_bias});
   }
   norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products);
   lc.expect_finite(ctx, {{"backward of the projections and rmsnorm", "dx", dx}});

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <map>
-#include <tuple>
 
 #include "engine/check.h"
 #include "engine/random_streams.h"
@@ -88,26 +87,48 @@ std::vector<double> gate_bias(const NsaConfig& c) {
   return bias;
 }
 
+// A pair of keys and values in the fused projection.
+struct KvPair {
+  std::string_view name;
+  Branch branch;
+};
+std::vector<KvPair> pairs_of(const ModelConfig& c, AttentionKind kind) {
+  // What dense attention has, and what all branches share, has the window branch's names.
+  if (kind == AttentionKind::dense || c.nsa.shared_kv) return {{"win", Branch::none}};
+  return {{"cmp", Branch::cmp}, {"sel", Branch::sel}, {"win", Branch::win}};
+}
+
+// The fused projection of q, k and v: the matrices, then their biases, then the weights of the norms of q and k. Each
+// of the three is stored contiguously.
+void add_qkv(SpecList& list, const ModelConfig& c, const std::vector<KvPair>& pairs) {
+  using enum ParamRole;
+  const auto join = [](ParamSpec& spec, Branch branch) { spec.branch = branch, spec.joins_previous = true; };
+  list.linear(q_proj, "attn.q_proj.weight", c.n_heads * c.d_k, c.dim);
+  for (const auto& [name, branch] : pairs) {
+    join(list.linear(k_proj, fmt::format("attn.k_{}_proj.weight", name), c.n_kv_groups * c.d_k, c.dim), branch);
+    join(list.linear(v_proj, fmt::format("attn.v_{}_proj.weight", name), c.n_kv_groups * c.d_v, c.dim), branch);
+  }
+  if (c.qkv_bias) {
+    list.constant(q_bias, "attn.q_proj.bias", {c.n_heads * c.d_k}, 0);
+    for (const auto& [name, branch] : pairs) {
+      join(list.constant(k_bias, fmt::format("attn.k_{}_proj.bias", name), {c.n_kv_groups * c.d_k}, 0), branch);
+      join(list.constant(v_bias, fmt::format("attn.v_{}_proj.bias", name), {c.n_kv_groups * c.d_v}, 0), branch);
+    }
+  }
+  if (c.qk_norm) {
+    list.constant(q_norm, "attn.q_norm.weight", {c.d_k}, 1);
+    for (const auto& [name, branch] : pairs)
+      join(list.constant(k_norm, fmt::format("attn.k_{}_norm.weight", name), {c.d_k}, 1), branch);
+  }
+}
+
 void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
   using enum ParamRole;
-  list.linear(q_proj, "attn.q_proj.weight", c.n_heads * c.d_k, c.dim);
-  const auto add_pair = [&](std::string_view name, Branch branch) {
-    for (const auto& [role, letter, width] : {std::tuple{k_proj, 'k', c.d_k}, {v_proj, 'v', c.d_v}}) {
-      ParamSpec& spec =
-          list.linear(role, fmt::format("attn.{}_{}_proj.weight", letter, name), c.n_kv_groups * width, c.dim);
-      spec.branch = branch;
-      spec.joins_previous = true;
-    }
-  };
+  add_qkv(list, c, pairs_of(c, kind));
   switch (kind) {
     case AttentionKind::dense:
-      add_pair("win", Branch::none);  // dense attention's k and v have the window branch's names
       break;
     case AttentionKind::nsa:
-      if (c.nsa.shared_kv)
-        add_pair("win", Branch::none);
-      else
-        for (const Branch branch : {Branch::cmp, Branch::sel, Branch::win}) add_pair(word_of(branch), branch);
       add_phi(list, kPhiK, "attn.phi_k", c, c.d_k);
       add_phi(list, kPhiV, "attn.phi_v", c, c.d_v);
       list.normal(gate_fc1_weight, "attn.gate.fc1.weight", {c.d_k / 2, c.d_k});

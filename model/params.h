@@ -13,8 +13,8 @@
 
 namespace triad {
 
-// What a parameter is used for. A layer has one parameter of each role, except that with NSA it has one k_proj and one
-// v_proj per branch, unless the branches share them (nsa.shared_kv).
+// What a parameter is used for. A layer has one parameter of each role, except that with NSA it has one k_proj, v_proj,
+// k_bias, v_bias and k_norm per branch, unless the branches share them (nsa.shared_kv).
 enum class ParamRole : uint8_t {
   embed,
   norm1,
@@ -22,6 +22,12 @@ enum class ParamRole : uint8_t {
   q_proj,
   k_proj,
   v_proj,
+  // q_bias, q_norm: their tensors in LayerTensors are qkv_bias and qk_norm, which contain those of k and v too.
+  q_bias,
+  k_bias,
+  v_bias,
+  q_norm,
+  k_norm,
   phi_k_conv,
   phi_k_pos,
   phi_k_fc1,
@@ -45,16 +51,19 @@ enum class ParamRole : uint8_t {
 };
 constexpr bool is_gate(ParamRole r) { return r >= ParamRole::gate_fc1_weight && r <= ParamRole::gate_fc2_bias; }
 constexpr bool is_phi(ParamRole r) { return r >= ParamRole::phi_k_conv && r <= ParamRole::phi_v_fc2; }
-// Whether a parameter of this role is used only to compute keys: the projection, and phi of the keys.
+// Whether a parameter of this role is used only to compute keys: the projection with its bias, the norm, and phi of the
+// keys.
 constexpr bool is_key(ParamRole r) {
-  return r == ParamRole::k_proj || (r >= ParamRole::phi_k_conv && r <= ParamRole::phi_k_fc2);
+  return r == ParamRole::k_proj || r == ParamRole::k_bias || r == ParamRole::k_norm ||
+         (r >= ParamRole::phi_k_conv && r <= ParamRole::phi_k_fc2);
 }
 
 struct ParamSpec {
   enum class Init { normal, constant };
   ParamRole role;
-  int64_t layer = -1;            // index of the layer; -1: outside the layers
-  // Branch of a k_proj, v_proj or phi of NSA; none for other roles, dense attention and what all branches share.
+  int64_t layer = -1;  // index of the layer; -1: outside the layers
+  // The branch of NSA that a parameter of k, v or phi belongs to; none for other roles, dense attention and what all
+  // branches share.
   Branch branch = Branch::none;
   std::string name;
   Shape shape;  // shape in files and reports, without padding
@@ -62,7 +71,7 @@ struct ParamSpec {
   double value = 0;                 // standard deviation of normal initial values, or the constant initial value
   std::vector<double> values = {};  // constant initial values of the elements; empty: `value` for each
   int64_t padded_rows = 0;          // number of stored rows of embedding and head; 0: shape[0]
-  bool joins_previous = false;      // stored directly after the previous parameter, as rows of one matrix
+  bool joins_previous = false;      // stored directly after the previous one, as rows of one matrix or as one vector
   // True if backward's first contribution to its gradient is a matrix product, which can overwrite old values.
   bool product = false;
   bool decays() const { return shape.rank >= 2; }
@@ -78,6 +87,8 @@ int64_t count_parameters(const ModelConfig&);
 template <class TensorType>
 struct LayerTensors {
   TensorType norm1, qkv, out_proj, norm2;  // qkv: [Hq*dk + sum over branches of Hkv*(dk+dv), C]
+  TensorType qkv_bias;                     // [rows of qkv]; absent without model.qkv_bias
+  TensorType qk_norm;  // [(1 + branches)*dk]: weights for q, then for each branch's k; absent without model.qk_norm
   TensorType mlp_in, mlp_out;  // mlp_in: fc1 [H,C], for swiglu gate and up [2H,C]; mlp_out: fc2 or down [C,H]
   NsaWeightTensors<TensorType> nsa;
 };
@@ -97,11 +108,13 @@ void for_each_tensor_of_nsa(NsaTensors& nsa, F&& f) {
   f(ParamRole::gate_fc2_weight, nsa.gate.fc2_w);
   f(ParamRole::gate_fc2_bias, nsa.gate.fc2_b);
 }
-// Calls f(role, tensor) for each tensor of a layer, in the order of LayerTensors.
+// Calls f(role, tensor) for each tensor of a layer; tensors that the model lacks are empty.
 template <class Layer, class F>
 void for_each_tensor(Layer& layer, F&& f) {
   f(ParamRole::norm1, layer.norm1);
   f(ParamRole::q_proj, layer.qkv);
+  f(ParamRole::q_bias, layer.qkv_bias);
+  f(ParamRole::q_norm, layer.qk_norm);
   f(ParamRole::out_proj, layer.out_proj);
   f(ParamRole::norm2, layer.norm2);
   f(ParamRole::mlp_in, layer.mlp_in);

@@ -15,7 +15,8 @@ struct SkinnyLinearOptions {
   ConstTensor norm = {};                     // [in] T: weights of an RMSNorm that is applied to x first
   double eps = 0;                            // epsilon of the RMSNorm
   Activation activation = Activation::none;  // swiglu: silu(product with w's first half) * product with its second half
-  ConstTensor addend = {};                   // [N,out] T, added before rounding; may be y; not with an activation
+  ConstTensor addend =
+      {};  // [N,out] T, added before rounding; may be y, or repeat_row() of a bias; not with an activation
 };
 
 // y [N,out] T overwritten  <-  x [N,in] T, w [out,in] T (swiglu: [2*out,in]); x must not be y

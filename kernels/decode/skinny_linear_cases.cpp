@@ -1,6 +1,7 @@
 // Cases of skinny linear layers, those of a decoding step. There is no backward.
 #include "kernels/common/op_case.h"
 #include "kernels/decode/skinny_linear.h"
+#include "kernels/ops/matmul.h"
 
 namespace triad {
 
@@ -23,6 +24,17 @@ OpCase few_case(std::string name, int64_t N, int64_t in, int64_t out, bool norm,
   c.forward_flops = 2.0 * static_cast<double>(N * in * rows);
   c.forward_bytes = 2.0 * static_cast<double>(rows * in + N * (in + out));
   c.forward_written = 2.0 * static_cast<double>(N * out);
+  return c;
+}
+
+// The case with the same addend for every row.
+OpCase biased(OpCase c) {
+  const int64_t N = c.args[0].shape[0];
+  c.name += "_bias";
+  c.args.push_back({.name = "bias", .role = ArgRole::constant, .shape = {c.args[2].shape[1]}});
+  c.forward = [N](Context& ctx, const Args& a) {
+    skinny_linear(ctx, a["y"], a["x"], a["w"], {.norm = a["norm"], .eps = 1e-6, .addend = repeat_row(a["bias"], N)});
+  };
   return c;
 }
 
@@ -52,6 +64,10 @@ std::vector<OpCase> skinny_linear_cases() {
       // Rows in three blocks, and CTAs loop over columns.
       few_case("2x3080x4300_norm", 2, 3080, 4300, true, Activation::none, false),
       few_case("9x64x40_norm_silu", 9, 64, 40, true, Activation::silu, false),
+      biased(few_case("1x768x130_norm", 1, 768, 130, true, Activation::none, false)),
+      biased(few_case("3x64x41", 3, 64, 41, false, Activation::none, false)),
+      biased(few_case("8x200x33_norm", 8, 200, 33, true, Activation::none, false)),
+      biased(few_case("9x64x40_norm", 9, 64, 40, true, Activation::none, false)),
       few_case("m7c_qkv", 1, 768, 1536, true, Activation::none, false),
       few_case("m7c_fc1", 1, 768, 3072, true, Activation::silu, false),
       few_case("m7c_fc2", 1, 3072, 768, false, Activation::none, true),

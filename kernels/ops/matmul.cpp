@@ -51,8 +51,8 @@ Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor&
   for (const ConstTensor* t : {&d, &a, &b, &addend}) {
     if (t->empty()) continue;
     TRIAD_CHECK(t->stride[1] == 1 || t->size(1) <= 1, "matmul: the columns of {} are {} apart", t->str(), t->stride[1]);
-    TRIAD_CHECK(leading_dimension(*t) >= t->size(1), "matmul: the rows of {} overlap, {} apart", t->str(),
-                t->stride[0]);
+    TRIAD_CHECK(leading_dimension(*t) >= t->size(1) || (t == &addend && is_repeated_row(*t)),
+                "matmul: the rows of {} overlap, {} apart", t->str(), t->stride[0]);
     // CBLAS takes sizes as int.
     TRIAD_CHECK(std::max(t->size(0), leading_dimension(*t)) <= INT_MAX, "matmul: {} is too large", t->str());
   }
@@ -263,6 +263,14 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
     default:
       return multiply_bf16(ctx, d, a, b, s, options, addend);
   }
+}
+
+ConstTensor repeat_row(ConstTensor row, int64_t N) {
+  if (row.empty()) return row;
+  TRIAD_CHECK(row.rank == 1, "repeat_row: {} is not one row", row.str());
+  ConstTensor rows = row.view({1, row.size(0)});
+  rows.dim[0] = N, rows.stride[0] = 0;
+  return rows;
 }
 
 void linear_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend) {

@@ -43,10 +43,12 @@ struct Operand {
   int32_t alignment;  // alignment of the first element in bytes, on which vector loads depend
 };
 
-// The key of a plan: everything that the heuristic reads. beta is not part of it, and C is D if there is no addend.
+// The key of a plan: everything that the heuristic reads. beta is not part of it, and C is D if there is no addend, or
+// if the addend is a bias, which the epilogue adds.
 struct Problem {
   bool trans_a, trans_b;
   Operand a, b, c, d;
+  int32_t bias_alignment;  // alignment of the bias in bytes; 0: no bias
   auto operator<=>(const Problem&) const = default;
 };
 
@@ -96,16 +98,20 @@ class CublasLt final : public BlasHandle {
     return static_cast<CublasLt&>(*ctx.blas);
   }
 
-  Plan& plan(const Problem& problem) {
+  // bias: one element per row of cuBLASLt's D, or nullptr.
+  Plan& plan(const Problem& problem, const void* bias) {
     const auto found = plans_.find(problem);
-    return found != plans_.end() ? found->second : plans_.emplace(problem, make_plan(problem)).first->second;
+    if (found == plans_.end()) return plans_.emplace(problem, make_plan(problem, bias)).first->second;
+    if (bias != nullptr) set_bias(found->second, bias);
+    return found->second;
   }
 
   cublasLtHandle_t handle() const { return handle_; }
   void* workspace() const { return workspace_; }
 
  private:
-  Plan make_plan(const Problem& problem) const;
+  Plan make_plan(const Problem& problem, const void* bias) const;
+  static void set_bias(Plan& plan, const void* bias);
   bool use_tuned(Plan& plan, const Problem& problem) const;
 
   Device device_;
@@ -181,7 +187,11 @@ bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   return true;
 }
 
-Plan CublasLt::make_plan(const Problem& p) const {
+void CublasLt::set_bias(Plan& plan, const void* bias) {
+  set<const void*>(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+}
+
+Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
   Plan plan;
   // CUBLAS_COMPUTE_32F_PEDANTIC forbids every substitute for fp32 arithmetic (TF32, sums of bf16 products). bf16
   // operands need CUBLAS_COMPUTE_32F, which allows tensor cores.
@@ -189,6 +199,10 @@ Plan CublasLt::make_plan(const Problem& p) const {
   CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, compute, CUDA_R_32F));
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (bias != nullptr) {
+    set<uint32_t>(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set_bias(plan, bias);
+  }
   init_layout(plan.a, p.a);
   init_layout(plan.b, p.b);
   init_layout(plan.c, p.c);
@@ -202,7 +216,9 @@ Plan CublasLt::make_plan(const Problem& p) const {
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.a.alignment);
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.b.alignment);
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c.alignment);
-  set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.d.alignment);
+  // The preference has no alignment of its own for the bias, which the epilogue loads as it stores D.
+  set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                bias == nullptr ? p.d.alignment : std::min(p.d.alignment, p.bias_alignment));
 
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
@@ -210,11 +226,11 @@ Plan CublasLt::make_plan(const Problem& p) const {
                                                                &plan.d, &preference, 1, &best, &found);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0)
     fail(
-        "cuBLASLt knows no algorithm for {} [{},{}] <- {} [{},{}]{} x [{},{}]{} (column-major; alignments {}, {}, {}, "
-        "{}): {}",
+        "cuBLASLt knows no algorithm for {} [{},{}] <- {} [{},{}]{} x [{},{}]{}{} (column-major; alignments {}, {}, "
+        "{}, {}): {}",
         name_of(p.d.dtype), p.d.rows, p.d.cols, name_of(p.a.dtype), p.a.rows, p.a.cols, p.trans_a ? "^T" : "", p.b.rows,
-        p.b.cols, p.trans_b ? "^T" : "", p.a.alignment, p.b.alignment, p.c.alignment, p.d.alignment,
-        cublasLtGetStatusString(status));
+        p.b.cols, p.trans_b ? "^T" : "", bias == nullptr ? "" : " + bias", p.a.alignment, p.b.alignment, p.c.alignment,
+        p.d.alignment, cublasLtGetStatusString(status));
   plan.algorithm = best.algo;
   return plan;
 }
@@ -225,11 +241,15 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
   TRIAD_CHECK(!ctx.is_side, "a product on {}, beside others: they share one workspace", ctx.stream.name());
   if (ctx.planning) return;
   CublasLt& lt = CublasLt::of(ctx);
-  const ConstTensor c = addend.empty() ? ConstTensor(d) : addend;
-  // The operands are swapped: cuBLASLt's A is this op's B.
-  Plan& plan = lt.plan({options.trans_b, options.trans_a, b, a, c, ConstTensor(d)});
+  const void* const bias = is_repeated_row(addend) ? addend.data : nullptr;
+  const bool has_c = !addend.empty() && bias == nullptr;
+  const ConstTensor c = has_c ? addend : ConstTensor(d);
+  // The operands are swapped: cuBLASLt's A is this op's B. So a row of D is a column, and a bias one element per row.
+  Plan& plan = lt.plan(
+      {options.trans_b, options.trans_a, b, a, c, ConstTensor(d), bias == nullptr ? 0 : Operand::alignment_of(bias)},
+      bias);
   const float alpha = static_cast<float>(options.alpha);
-  const float beta = options.accumulate || !addend.empty() ? 1.0f : 0.0f;
+  const float beta = options.accumulate || has_c ? 1.0f : 0.0f;
   CUBLAS_CHECK(cublasLtMatmul(lt.handle(), &plan.product, &alpha, b.data, &plan.a, a.data, &plan.b, &beta, c.data,
                               &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(), kMatmulWorkspaceBytes,
                               static_cast<cudaStream_t>(ctx.stream.handle())));

@@ -24,8 +24,13 @@ struct MatmulOptions {
 
 // D [M,N] T or acc overwritten, or added to with `accumulate`  <-  A [M,K] (or [K,M] if trans_a) T, B [K,N] (or [N,K]
 // if trans_b) T; row-major, any row stride. addend [M,N] of D's dtype, if given, is added before the single rounding,
-// as for a residual; not together with accumulate.
+// as for a residual, or for a bias if it is a repeat_row(); not together with accumulate.
 void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& = {}, ConstTensor addend = {});
+
+// A view [N,C] whose rows are all the same row [C]: a bias, as the addend of a product. Absent if the row is absent.
+ConstTensor repeat_row(ConstTensor row, int64_t N);
+// Whether t is a view of repeat_row() with two or more rows.
+inline bool is_repeated_row(const ConstTensor& t) { return t.rank == 2 && t.size(0) > 1 && t.stride[0] == 0; }
 
 // A linear layer y = x w^T: y [N,out] T overwritten  <-  x [N,in] T, w [out,in] T; addend [N,out] T as in matmul.
 void linear_forward(Context&, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend = {});

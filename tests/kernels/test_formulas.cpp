@@ -14,7 +14,9 @@
 #include "kernels/nsa/gate.h"
 #include "kernels/ops/branch_sum.h"
 #include "kernels/ops/cast.h"
+#include "kernels/ops/column_sum.h"
 #include "kernels/ops/matmul.h"
+#include "kernels/ops/qk_norm.h"
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/step/adamw.h"
@@ -140,9 +142,11 @@ namespace {
 
 // The model of configs/tiny.json on the CPU in fp32, and its gradients for given tokens.
 struct TinyStep {
-  explicit TinyStep(int64_t micro_batch_size)
+  explicit TinyStep(int64_t micro_batch_size, bool qkv_bias_and_qk_norm = false)
       : config(load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
-                           {"train.micro_batch_size=" + std::to_string(micro_batch_size)})
+                           {"train.micro_batch_size=" + std::to_string(micro_batch_size),
+                            fmt::format("model.qkv_bias={}", qkv_bias_and_qk_norm),
+                            fmt::format("model.qk_norm={}", qkv_bias_and_qk_norm)})
                    .config),
         runtime(allocate_planned(config, Device::cpu())),
         step(*runtime, config) {
@@ -211,8 +215,8 @@ TEST_CASE("formula: two micro-batches equal one batch of twice the size, and beg
 // After one step from zero moments, m is (1 - beta1) g'. The size of the update then depends on the bias correction,
 // and so reveals the step number that the optimizer has used.
 TEST_CASE("formula: the optimizer counts steps from one, decays only matrices and follows the schedule", "[formulas]") {
-  for (const int64_t step : {0, 5}) {
-    TinyStep tiny(1);
+  for (const auto& [step, qkv] : {std::pair<int64_t, bool>{0, false}, {5, false}, {5, true}}) {
+    TinyStep tiny(1, qkv);
     const TrainConfig& c = tiny.config.train;
     const std::vector<int32_t> tokens = some_tokens(c.seq_len, 0), targets = some_tokens(c.seq_len, 1);
     const Values before = tiny.read_all(tiny.params().master());
@@ -378,6 +382,24 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
   matmul(lab.ctx(), d, lab.from({1, 2, 3, 4}, {2, 2}), lab.from({5, 6}, {2, 1}), {.alpha = -2},
          lab.from({1, 10}, {2, 1}));
   CHECK(Lab::values(d) == Values{-33, -68});
+}
+
+TEST_CASE("formula: QK-norm's epsilon and its weights by tensor, a bias on every row", "[formulas]") {
+  Lab lab;
+  // One token with two query heads and one key head of two elements, so small that epsilon matters.
+  const Tensor q = lab.from({3e-3, -4e-3, 0, 5e-3}, {1, 1, 2, 2}), k = lab.from({1e-3, 1e-3}, {1, 1, 1, 2});
+  const Tensor q_normed = lab.empty({1, 1, 2, 2}), k_normed = lab.empty({1, 1, 1, 2});
+  qk_norm_forward(lab.ctx(), {q_normed, k_normed}, {q, k}, lab.from({2, 5, -1, 7}, {4}), 1e-6);
+  const double r = 1 / std::sqrt(12.5e-6 + 1e-6), r_k = 1 / std::sqrt(1e-6 + 1e-6);
+  CHECK(largest_difference(Lab::values(q_normed), {6e-3 * r, -20e-3 * r, 0, 25e-3 * r}) < kTiny);
+  CHECK(largest_difference(Lab::values(k_normed), {-1e-3 * r_k, 7e-3 * r_k}) < kTiny);
+
+  const Tensor y = lab.empty({2, 3}), db = lab.from({1, 1, 1}, {3});
+  linear_forward(lab.ctx(), y, lab.from({1, 2}, {2, 1}), lab.from({10, 20, 30}, {3, 1}),
+                 repeat_row(lab.from({1, 2, 3}, {3}), 2));
+  CHECK(Lab::values(y) == Values{11, 22, 33, 21, 42, 63});
+  column_sum(lab.ctx(), db, y);
+  CHECK(Lab::values(db) == Values{33, 65, 97});
 }
 
 TEST_CASE("random numbers: no two uses of a seed share a stream, and streams never change", "[formulas]") {

@@ -199,6 +199,17 @@ void check_asserts(Device device, DType dtype) {
              device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.attn.v_win_proj.weight", 0, kNan); },
              [](ModelConfig& c) { c.attention = AttentionKind::dense; }),
          "forward of layer 1: rmsnorm, q, k and v projections, rope: qkv[0,48]");
+  // With qk_norm q and k are checked before and after the norm. Of the biases in qkv [90,102], element 36 is the first
+  // of k_cmp; in qk [90,72] group 1 of k_cmp begins at column 42.
+  const auto qkv = [](ModelConfig& c) { c.qkv_bias = c.qk_norm = true; };
+  CHECK(found(
+            device, dtype, [](ModelFixture&) {}, qkv) == "");
+  expect(found(
+             device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.attn.k_cmp_proj.bias", 0, kNan); }, qkv),
+         "forward of layer 1: rmsnorm, q, k and v projections: qkv[0,36] of [90,102] is NaN");
+  expect(found(
+             device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.0.attn.k_cmp_norm.weight", 1, kInf); }, qkv),
+         "forward of layer 0: qk_norm, rope: qk[0,37] of [90,72] is");
 }
 
 }  // namespace

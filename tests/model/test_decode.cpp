@@ -332,6 +332,13 @@ TEST_CASE("decode: after a prefill of any length, steps give the forward pass's 
   ModelConfig dense = c;
   dense.attention = AttentionKind::dense;
   check_agreement(dense, Device::cpu(), DType::f32, 1e-5, {0, 1, 100}, "dense");
+  for (const AttentionKind kind : {AttentionKind::nsa, AttentionKind::dense}) {
+    ModelConfig qkv = c;
+    qkv.attention = kind, qkv.qkv_bias = qkv.qk_norm = true;
+    check_agreement(qkv, Device::cpu(), DType::f64, 1e-12, {0, 1, 33}, "qkv_bias and qk_norm");
+    qkv.qk_norm = false;
+    check_agreement(qkv, Device::cpu(), DType::f32, 1e-5, {10}, "qkv_bias");
+  }
   ModelConfig scaled = c;
   scaled.rope_scale = 3.5;
   check_agreement(scaled, Device::cpu(), DType::f32, 1e-5, {0, 33}, "rope_scale");
@@ -393,6 +400,10 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
     variant.change(layers);
     check_agreement(layers, Device::cuda(), DType::f32, 1e-5, {0, 70}, variant.name, kGpuStd);
   }
+  dense.qkv_bias = dense.qk_norm = true;
+  check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, qkv_bias and qk_norm", kGpuStd);
+  other.qkv_bias = other.qk_norm = true;
+  check_agreement(other, Device::cuda(), DType::f32, 1e-5, {0, 47}, "qkv_bias and qk_norm", kGpuStd);
 }
 
 TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi avg", "[decode][gpu]") {
@@ -409,6 +420,8 @@ TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forwar
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
   check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu");
+  dense.qkv_bias = dense.qk_norm = true;
+  check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu, qkv_bias and qk_norm");
 }
 
 namespace {
@@ -447,6 +460,9 @@ void check_ragged(const ModelConfig& c, Device device, const std::vector<int64_t
 TEST_CASE("decode: sequences of a batch may differ in length", "[decode]") {
   check_ragged(config_of(Phi::avg, GateKind::softmax, 6, 2), Device::cpu(), {0, 5, 33, 200}, "avg");
   check_ragged(config_of(Phi::mlp, GateKind::sigmoid, 2, 2), Device::cpu(), {12, 0, 7}, "mlp, sigmoid");
+  ModelConfig qkv = config_of(Phi::conv, GateKind::softmax, 6, 2);
+  qkv.qkv_bias = qkv.qk_norm = true;
+  check_ragged(qkv, Device::cpu(), {3, 0, 41}, "qkv_bias and qk_norm");
 }
 
 TEST_CASE("decode: sequences of a batch on the GPU may differ in length", "[decode][gpu]") {

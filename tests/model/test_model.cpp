@@ -49,8 +49,19 @@ const Variant kVariants[] = {
        c.resolve();
      }},
     {"shared k and v, mlp", [](ModelConfig& c) { c.nsa.shared_kv = true, c.nsa.phi = Phi::mlp; }},
+    {"qkv_bias and qk_norm", [](ModelConfig& c) { c.qkv_bias = c.qk_norm = true; }},
+    {"qkv_bias and qk_norm, dense, swiglu, tied",
+     [](ModelConfig& c) {
+       c.qkv_bias = c.qk_norm = true, c.attention = AttentionKind::dense;
+       c.mlp = MlpKind::swiglu, c.mlp_hidden = 24, c.tie_embeddings = true;
+     }},
+    {"qkv_bias, conv, swiglu",
+     [](ModelConfig& c) { c.qkv_bias = true, c.nsa.phi = Phi::conv, c.mlp = MlpKind::swiglu, c.mlp_hidden = 24; }},
+    {"qk_norm, mlp, sigmoid, tied",
+     [](ModelConfig& c) {
+       c.qk_norm = true, c.nsa.phi = Phi::mlp, c.nsa.gate.kind = GateKind::sigmoid, c.tie_embeddings = true;
+     }},
 };
-
 constexpr size_t kOnGpu[] = {0, 1, 2, 4, 7, 8, 9, 10};  // the variants whose gradients are compared with the GPU's
 
 // Calls f(layer) for the layers with NSA.
@@ -100,6 +111,51 @@ TEST_CASE("model: every gradient agrees with central differences in double", "[m
       // A gradient may be zero by design (forced gates). Its difference quotient is a pure rounding error, hence the
       // 1e-9.
       CHECK(std::sqrt(error) <= kTolerance * std::sqrt(reference) + 1e-9);
+    }
+  }
+}
+
+TEST_CASE("model: biases and norms of q and k have names, shapes and initial values, and do not decay", "[model]") {
+  struct Expected {
+    const char* name;
+    int64_t size;
+    double value;
+    Branch branch;
+  };
+  // 6 heads in 2 groups, d_k 6, d_v 5
+  const std::vector<Expected> nsa = {{"q_proj.bias", 36, 0, Branch::none},     {"k_cmp_proj.bias", 12, 0, Branch::cmp},
+                                     {"v_cmp_proj.bias", 10, 0, Branch::cmp},  {"k_sel_proj.bias", 12, 0, Branch::sel},
+                                     {"v_sel_proj.bias", 10, 0, Branch::sel},  {"k_win_proj.bias", 12, 0, Branch::win},
+                                     {"v_win_proj.bias", 10, 0, Branch::win},  {"q_norm.weight", 6, 1, Branch::none},
+                                     {"k_cmp_norm.weight", 6, 1, Branch::cmp}, {"k_sel_norm.weight", 6, 1, Branch::sel},
+                                     {"k_win_norm.weight", 6, 1, Branch::win}};
+  const std::vector<Expected> dense = {{"q_proj.bias", 36, 0, Branch::none},
+                                       {"k_win_proj.bias", 12, 0, Branch::none},
+                                       {"v_win_proj.bias", 10, 0, Branch::none},
+                                       {"q_norm.weight", 6, 1, Branch::none},
+                                       {"k_win_norm.weight", 6, 1, Branch::none}};
+  for (const AttentionKind kind : {AttentionKind::nsa, AttentionKind::dense}) {
+    ModelConfig plain = test::small_model();
+    plain.attention = kind;
+    ModelConfig config = plain;
+    config.qkv_bias = config.qk_norm = true;
+    const std::vector<Expected>& expected = kind == AttentionKind::nsa ? nsa : dense;
+    ModelFixture f(config, 1, 8, Device::cpu(), DType::f64);
+    f.model().params().init(f.ctx(), 5);
+    const std::vector<ParamSpec>& specs = f.model().params().specs();
+    CHECK(specs.size() == param_specs(plain).size() + 2 * expected.size());
+    for (const Expected& e : expected) {
+      const auto spec = std::find_if(specs.begin(), specs.end(), [&](const ParamSpec& p) {
+        return p.name == std::string("blocks.1.attn.") + e.name;
+      });
+      INFO(e.name);
+      REQUIRE(spec != specs.end());
+      CHECK(spec->shape == Shape{e.size});
+      CHECK(spec->branch == e.branch);
+      CHECK_FALSE(spec->decays());
+      const int64_t i = spec - specs.begin();
+      CHECK(f.model().params().offset(i) >= f.model().params().decay_end());
+      for (int64_t j = 0; j < e.size; ++j) CHECK(f.get_f64(i, j) == e.value);
     }
   }
 }

@@ -64,7 +64,12 @@ TEST_CASE("recompute: every plan gives the same bits", "[recompute]") {
       {"NSA", [](ModelConfig&) {}},
       {"dense", [](ModelConfig& c) { c.attention = AttentionKind::dense; }},
       {"mixed", [](ModelConfig& c) { c.dense_layers = "1:2"; }},
-      {"mixed, shared k and v", [](ModelConfig& c) { c.dense_layers = "0:1", c.nsa.shared_kv = true; }}};
+      {"mixed, shared k and v", [](ModelConfig& c) { c.dense_layers = "0:1", c.nsa.shared_kv = true; }},
+      {"qkv_bias and qk_norm", [](ModelConfig& c) { c.qkv_bias = c.qk_norm = true; }},
+      {"dense, qkv_bias and qk_norm",
+       [](ModelConfig& c) { c.attention = AttentionKind::dense, c.qkv_bias = c.qk_norm = true; }},
+      {"mixed, shared k and v, qkv_bias and qk_norm",
+       [](ModelConfig& c) { c.dense_layers = "0:1", c.nsa.shared_kv = c.qkv_bias = c.qk_norm = true; }}};
   for (const auto& [name, change] : models)
     for (const DType dtype : {DType::f32, DType::bf16}) {
       ModelConfig c = three_layers();
@@ -75,7 +80,6 @@ TEST_CASE("recompute: every plan gives the same bits", "[recompute]") {
         INFO(name << " " << plan);
         CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers)) == kept);
       }
-    }
 }
 
 TEST_CASE("recompute: every plan gives the same bits on the GPU", "[recompute][gpu]") {
@@ -84,12 +88,13 @@ TEST_CASE("recompute: every plan gives the same bits on the GPU", "[recompute][g
   c.dim = 128, c.n_heads = 12, c.d_k = c.d_v = 64, c.vocab_size = 307, c.mlp_hidden = 0;
   c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
   c.resolve();
-  for (const char* dense_layers : {"", "1:2"}) {
+  for (const auto& [dense_layers, qkv] : {std::pair("", false), {"1:2", false}, {"1:2", true}}) {
     c.dense_layers = dense_layers;
+    c.qkv_bias = c.qk_norm = qkv;
     c.resolve();
     const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {});
     for (const char* plan : kPlans) {
-      INFO(plan << ", dense layers " << dense_layers);
+      INFO(plan << ", dense layers " << dense_layers << (qkv ? ", qkv_bias and qk_norm" : ""));
       CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers)) == kept);
     }
   }
@@ -107,6 +112,15 @@ TEST_CASE("recompute: the more is recomputed, the less memory is kept", "[recomp
   CHECK(block < attention);
   CHECK(block < half);
   CHECK(half < none);
+  const auto recomputed_qk = [&](const std::string& recompute) {
+    Config config = m7c(recompute);
+    config.model.qk_norm = true;
+    return plan_memory(config, Device::cuda()).peak_bytes() - peak(recompute);
+  };
+  // q and k before the norm: 32,768 rows of 18 heads of 64 in bf16, in each of 12 layers or once for all that recompute
+  constexpr int64_t kQk = int64_t{2} * 32768 * 18 * 64;
+  CHECK(recomputed_qk("none") / kQk == 12);
+  CHECK(recomputed_qk("attention") / kQk == 1);
   CHECK(block <= 6'000'000'000);  // bytes, for M7C with a vocabulary of 50257 and 16 sequences of 2048 tokens
   const ModelConfig c = m7c("none").model;
   CHECK(training_flops(c, 16, 2048, RecomputePlan::parse("block", 12)) ==

@@ -189,6 +189,17 @@ TEST_CASE("anomaly: zero gradients are reported, except those that are zero by c
   CHECK_FALSE(zero("k_win_proj.weight", {"nsa.w=2"}));
   CHECK_FALSE(zero("v_win_proj.weight", {"nsa.w=1"}));
   CHECK_FALSE(zero("k_win_proj.weight", {"model.attention=dense", "nsa.force_branch=cmp"}));
+  // Biases and norms follow their projections.
+  const auto zero_qkv = [&](const std::string& name, std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"model.qkv_bias=true", "model.qk_norm=true"});
+    return zero(name, sets);
+  };
+  for (const char* name : {"k_win_proj.bias", "k_win_norm.weight", "v_win_proj.bias", "q_proj.bias", "q_norm.weight"})
+    CHECK_FALSE(zero_qkv(name, {}));
+  for (const char* name : {"k_win_proj.bias", "k_win_norm.weight", "v_win_proj.bias"}) {
+    CHECK(zero_qkv(name, {"nsa.force_branch=sel"}));
+    CHECK(zero_qkv(name, {"nsa.w=1"}) == (name[0] == 'k'));
+  }
 }
 
 TEST_CASE("anomaly: an anomaly stops the run with a checkpoint, if configured", "[anomaly]") {

@@ -50,6 +50,25 @@ TEST_CASE("dist: 1, 2 and 4 ranks give the same weights, for any bucket size and
         Json::parse(read_text(one + "/metrics.json"))["tokens"]);
 }
 
+TEST_CASE("dist: biases and norms of q and k are summed over the ranks, for any bucket size and sharding", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string keys = "--set model.qkv_bias=true --set model.qk_norm=true ";
+  const std::string one = run(folder.file("1"), 1, keys), two = run(folder.file("2"), 2, keys);
+  CHECK(difference(one + kWeights, two + kWeights).all < 1e-6);
+  const auto weights = tensors(two + kWeights);
+  for (const char* name : {"q_proj.bias", "v_sel_proj.bias", "k_win_norm.weight"}) {
+    const std::vector<float>& trained = weights.at(std::string("blocks.1.attn.") + name);
+    CHECK(std::count(trained.begin(), trained.end(), trained[0]) < static_cast<std::ptrdiff_t>(trained.size()));
+  }
+  int i = 0;
+  for (const char* more : {"--set dist.bucket_mb=0.0009765625", "--set dist.zero=1 --set dist.bucket_mb=0.02",
+                           "--set runtime.recompute=block"}) {
+    INFO(more);
+    CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, keys + more) + kWeights));
+  }
+}
+
 TEST_CASE("dist: a resume on another number of ranks has the same state and gives the same losses", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

@@ -205,7 +205,9 @@ void check_trace(Device device, bool graph) {
 }  // namespace
 
 TEST_CASE("ledger: a gradient that backward skips is reported by name", "[ledger]") {
-  ModelFixture f(small_model(), 2, 45, Device::cpu(), DType::f32);
+  ModelConfig config_of_model = small_model();
+  config_of_model.qkv_bias = config_of_model.qk_norm = true;
+  ModelFixture f(config_of_model, 2, 45, Device::cpu(), DType::f32);
   Runtime memory({.device = Device::cpu(), .arena_bytes = 1 << 20});
   const Params& params = f.model().params();
   GradLedger ledger(f.ctx(), memory.arena(), params);

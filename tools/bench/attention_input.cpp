@@ -101,7 +101,14 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
   source->read(0, tokens);
   loaded.set_tokens(tokens);
   loaded.model().forward(loaded.ctx(), loaded.activations());
-  const Tensor qkv = loaded.activations().layer(layer).qkv;
+  const LayerActivations& activations = loaded.activations().layer(layer);
+  const Tensor qkv = activations.qkv;
+  if (c.qk_norm) {  // attention reads q and k from another tensor, which the rows of qkv must then contain
+    const QkHeads to = qk_heads(split_qkv(qkv, c, c.attention_of(layer), p.B, p.T)),
+                  from = qk_heads(attended_qkv(activations, c, c.attention_of(layer), p.B, p.T));
+    for (size_t i = 0; i < to.size(); ++i)
+      if (!to[i].empty()) copy(loaded.ctx(), to[i], from[i]);
+  }
   std::vector<std::byte> host(static_cast<size_t>(qkv.bytes()));
   read(loaded.ctx(), host.data(), qkv);
   return host;

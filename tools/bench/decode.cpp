@@ -147,7 +147,7 @@ class DecodeBench {
     q_zero_ = arena.alloc(MemTag::activations, "q of zeros", dtype_, {1, S, c_.n_heads, c_.d_k});
     out_ = arena.alloc(MemTag::activations, "out", dtype_, {1, S, c_.n_heads, c_.d_v});
   }
-  QkvViews views(const LayersOfKind& l) { return split_qkv(act_->layer(l.last).qkv, c_, l.kind, 1, act_->T()); }
+  QkvViews views(const LayersOfKind& l) { return attended_qkv(act_->layer(l.last), c_, l.kind, 1, act_->T()); }
 
   // ---- prefill ----
 

@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kThreads)
 // of drows[row][column]. Rows of blocks that no document uses are left out.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    column_sum_kernel(float* __restrict__ slices, const T* __restrict__ drows, int64_t row_stride, int64_t columns,
-                      Geometry g, int64_t rows, int64_t rows_per_slice) {
+    compress_dpos_kernel(float* __restrict__ slices, const T* __restrict__ drows, int64_t row_stride, int64_t columns,
+                         Geometry g, int64_t rows, int64_t rows_per_slice) {
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * V;
   if (column >= columns) return;
   const int64_t begin = blockIdx.x * rows_per_slice, end = min(begin + rows_per_slice, rows);
@@ -285,7 +285,7 @@ void compress_scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, c
       const Slices split(rows);
       Scratch::Scope scope(ctx.scratch);
       const Tensor slices = scope.alloc(DType::f32, {split.count, columns});
-      launch(ctx, "compress_dpos", column_sum_kernel<T, V>, dim3(split.count, ceil_div(columns / V, kThreads)),
+      launch(ctx, "compress_dpos", compress_dpos_kernel<T, V>, dim3(split.count, ceil_div(columns / V, kThreads)),
              kThreads, 0, slices.ptr<float>(), drows.ptr<T>(), drows.stride[0], columns, g, rows, split.per_slice);
       add_partials(ctx, slices, {{dpos, 0, g.D}});
     });

@@ -43,6 +43,7 @@ enum class ParamRole : uint8_t {
   head
 };
 constexpr bool is_gate(ParamRole r) { return r >= ParamRole::gate_fc1_weight && r <= ParamRole::gate_fc2_bias; }
+constexpr bool is_phi(ParamRole r) { return r >= ParamRole::phi_k_conv && r <= ParamRole::phi_v_fc2; }
 // Whether a parameter of this role is used only to compute keys: the projection, and phi of the keys.
 constexpr bool is_key(ParamRole r) {
   return r == ParamRole::k_proj || (r >= ParamRole::phi_k_conv && r <= ParamRole::phi_k_fc2);

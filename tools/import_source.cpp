@@ -53,7 +53,7 @@ Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
   // The window branch begins as most of the attention, because it alone has the dense model's keys without a choice
   // or a mean of them; equal gates would begin with a worse model.
   const Json nsa = {
-      {"l", 32}, {"d", 16}, {"l_sel", 64}, {"n_sel", 16}, {"w", 512}, {"phi", "avg"}};
+      {"l", 32}, {"d", 16}, {"l_sel", 64}, {"n_sel", 16}, {"w", 512}, {"phi", "avg"}, {"gate_init", {0.1, 0.3, 0.6}}};
   return {{"model", std::move(model)}, {"nsa", nsa}};
 }
 

@@ -1,9 +1,13 @@
 // triad import: model folders of transformers that the tests write, what becomes of them, and what is refused. That the
 // numbers are transformers' own is the subject of test_huggingface_import.py.
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <tuple>
 
 #include "io/data/shards.h"
 #include "io/huggingface/tensor_names.h"
@@ -65,7 +69,9 @@ std::vector<float> logits_of(const std::string& checkpoint, const TemporaryFolde
   const std::string tokens = folder.file("tokens.bin"), out = folder.file("grads.safetensors");
   std::vector<int32_t> ids;
   for (int64_t i = 0; i <= T; ++i) ids.push_back(static_cast<int32_t>((i * i + 3 * i) % 61));
-  write_shard(tokens, ids, TokenWidth::u16);
+  ShardWriter shard(tokens, TokenWidth::u16);
+  shard.append(ids);
+  shard.finish();
   run_ok(fmt::format("grads --device cpu --checkpoint {} --tokens {} --batch 1 --seq {} --out {}", checkpoint, tokens,
                      T, out),
          environment);
@@ -389,7 +395,10 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
   refused("import " + hf + " --out " + hf + "/../hf/", 1, {"folder to import"});
   // A limit on file sizes simulates a full disk.
   refused(args, 1, {"model.safetensors", "cannot write"}, "ulimit -f 8; ");
-  refused(args, 1, {"model.safetensors"}, triad::test::with_faults("TRIAD_BAD_DISK=" + hf + "/model.safetensors"));
+  write_text(hf + "/model.safetensors.bad", "");
+  refused(args, 1, {"model.safetensors", "Input/output error"},
+          triad::test::with_faults("TRIAD_BAD_DISK=" + hf + "/model.safetensors"));
+  fs::remove(hf + "/model.safetensors.bad");
   CHECK(count_files(folder.path()) == 1);
   fs::create_directories(folder.file("ckpt"));
   write_text(folder.file("ckpt/kept"), "mine");
@@ -418,9 +427,10 @@ TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
   INFO(ids);
   REQUIRE(ids.starts_with("1,2,3,"));
   CHECK(std::count(ids.begin(), ids.end(), ',') == 7);
-  const Json line = parse_json(run_ok(generate + " --json --prompt-ids 1,2,3 --prompt-ids 4"), "generate").is_null()
-                        ? Json()
-                        : Json();
+  const std::string lines = run_ok(generate + " --json --prompt-ids 1,2,3 --prompt-ids 4");
+  const Json line = parse_json(lines.substr(0, lines.find('\n')), "generate");
+  CHECK(line["prompt_ids"] == Json({1, 2, 3}));
+  CHECK(fmt::format("1,2,3,{}\n", fmt::join(line["tokens"].get<std::vector<int>>(), ",")) == ids);
   refused(generate + " --prompt-ids 1,,3", 2, {"--prompt-ids", "\"\"", "319"});
   refused(generate + " --prompt-ids 320", 2, {"--prompt-ids", "320", "319"});
   write_text(folder.file("a.txt"), "text");

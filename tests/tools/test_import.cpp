@@ -391,8 +391,8 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
   write_text(hf + "/tokenizer.json", R"({"model": {"type": "Unigram"}})");
   refused(args, 1, {"tokenizer.json", "Unigram", "--no-tokenizer"});
   fs::remove(hf + "/tokenizer.json");
-  refused("import " + hf + " --out " + hf, 1, {"--out " + hf, "folder to import"});
-  refused("import " + hf + " --out " + hf + "/../hf/", 1, {"folder to import"});
+  refused("import " + hf + " --out " + hf, 1, {"--out " + hf, "the folder that is read"});
+  refused("import " + hf + " --out " + hf + "/../hf/", 1, {"the folder that is read"});
   // A limit on file sizes simulates a full disk.
   refused(args, 1, {"model.safetensors", "cannot write"}, "ulimit -f 8; ");
   write_text(hf + "/model.safetensors.bad", "");

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
+#include <system_error>
 
 #include "engine/check.h"
 #include "io/file.h"

@@ -161,7 +161,7 @@ std::string describe(const Tokenizer& tokenizer) {
                                : "none";
 }
 
-void import(const Options& o) {
+void run_import(const Options& o) {
   check_environment();
   const auto begin = std::chrono::steady_clock::now();
   AttentionKind attention = AttentionKind::dense;
@@ -209,7 +209,7 @@ void add_import(CLI::App& app) {
       ->take_all()
       ->expected(1);
   verb->add_flag("--no-tokenizer", o->no_tokenizer, "import the weights without the folder's tokenizer");
-  verb->callback([o] { import(*o); });
+  verb->callback([o] { run_import(*o); });
 }
 
 }  // namespace triad

@@ -1,5 +1,6 @@
 #include "model/params.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -235,6 +236,17 @@ ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
 template ModelTensors<ConstTensor> Params::tensors(const Tensor&) const;
 template ModelTensors<Tensor> Params::tensors(const Tensor&) const;
 
+std::vector<float> initial_values(Context& ctx, const ParamSpec& p, int64_t index, uint64_t seed) {
+  const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(index)));
+  std::vector<float> values(static_cast<size_t>(p.shape.numel()));
+  parallel_for(ctx, p.shape.numel(), [&](int64_t j) {
+    const double constant = p.values.empty() ? p.value : p.values[static_cast<size_t>(j)];
+    values[static_cast<size_t>(j)] =
+        static_cast<float>(p.init == Init::constant ? constant : p.value * random.normal(static_cast<uint64_t>(j)));
+  });
+  return values;
+}
+
 void Params::init(Context& ctx, uint64_t seed) {
   if (!ctx.planning) set(ctx, initial_values(ctx, seed));
 }
@@ -243,15 +255,9 @@ std::vector<float> Params::initial_values(Context& ctx, uint64_t seed,
                                           const std::function<bool(const ParamSpec&)>& wanted) const {
   std::vector<float> host(static_cast<size_t>(stored_elements_), 0.0f);
   for (int64_t i = 0; i < count(); ++i) {
-    const ParamSpec& p = specs_[i];
-    if (wanted && !wanted(p)) continue;
-    const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(i)));
-    float* to = host.data() + offset_[i];
-    parallel_for(ctx, p.shape.numel(), [&](int64_t j) {
-      const double constant = p.values.empty() ? p.value : p.values[static_cast<size_t>(j)];
-      to[j] =
-          static_cast<float>(p.init == Init::constant ? constant : p.value * random.normal(static_cast<uint64_t>(j)));
-    });
+    if (wanted && !wanted(specs_[i])) continue;
+    const std::vector<float> values = triad::initial_values(ctx, specs_[i], i, seed);
+    std::copy(values.begin(), values.end(), host.begin() + offset_[i]);
   }
   return host;
 }

@@ -1,0 +1,337 @@
+#include "io/huggingface/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <initializer_list>
+#include <optional>
+#include <system_error>
+
+#include "engine/check.h"
+#include "io/file.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kConfigFile = "config.json";
+constexpr const char* kGenerationFile = "generation_config.json";
+// Keys of an origin.
+constexpr const char *kConfig = "config", *kGeneration = "generation_config", *kEos = "eos_token_id";
+
+// An object of the file, with the prefix of its keys in messages.
+class Object {
+ public:
+  Object(const std::string& path, const Json& json, std::string prefix = "")
+      : path_(path), json_(json), prefix_(std::move(prefix)) {}
+
+  // The value of a key; nullptr if it is absent or null, which transformers treats alike.
+  const Json* find(const char* key) const {
+    const auto it = json_.find(key);
+    return it == json_.end() || it->is_null() ? nullptr : &*it;
+  }
+  bool has(const char* key) const { return json_.contains(key); }
+  std::string name(const char* key) const { return prefix_ + key; }
+
+  [[noreturn]] void refuse(const char* key, const Json& value, const std::string& wanted) const {
+    fail("{}: {} is {}: {}", path_, name(key), brief(value), wanted);
+  }
+  // The next three return `otherwise` if the key is absent or null; without it the key is needed.
+  int64_t integer(const char* key, double least, double most, std::optional<int64_t> otherwise = {}) const {
+    const Json* value = needed(key, otherwise.has_value());
+    if (value == nullptr) return *otherwise;
+    const bool whole = value->is_number_integer() && value->get<double>() >= least && value->get<double>() <= most;
+    if (!whole) refuse(key, *value, fmt::format("a whole number from {:.0f} to {:.0f} is needed", least, most));
+    return value->get<int64_t>();
+  }
+  double number(const char* key, const Rule& rule, std::optional<double> otherwise = {}) const {
+    const Json* value = needed(key, otherwise.has_value());
+    if (value == nullptr) return *otherwise;
+    const bool good = value->is_number() && std::isfinite(value->get<double>()) && rule.allows(value->get<double>());
+    if (!good) refuse(key, *value, rule.str() + " is needed");
+    return value->get<double>();
+  }
+  bool flag(const char* key, bool otherwise) const {
+    const Json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_boolean()) refuse(key, *value, "true or false is needed");
+    return value->get<bool>();
+  }
+  std::string text(const char* key, const std::string& otherwise) const {
+    const Json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_string()) refuse(key, *value, "a string is needed");
+    return value->get<std::string>();
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  const Json* needed(const char* key, bool optional) const {
+    const Json* value = find(key);
+    TRIAD_CHECK(value != nullptr || optional, "{}: {} is missing", path_, name(key));
+    return value;
+  }
+
+  const std::string& path_;
+  const Json& json_;
+  std::string prefix_;
+};
+
+constexpr double kMostPositions = 1e12;  // far above real lengths; exact as double and as int64_t
+
+// The class, from `architectures`, or without it from `model_type`.
+HuggingFaceClass read_class(const Object& file) {
+  const std::string wanted = "import takes " + all_words<HuggingFaceClass>();
+  if (const Json* list = file.find("architectures")) {
+    if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) file.refuse("architectures", *list, wanted);
+    for (const auto& [word, value] : EnumWords<HuggingFaceClass>::words)
+      if ((*list)[0].get<std::string>() == word) return value;
+    file.refuse("architectures", *list, wanted);
+  }
+  constexpr std::pair<const char*, HuggingFaceClass> kTypes[] = {{"llama", HuggingFaceClass::llama},
+                                                                 {"mistral", HuggingFaceClass::mistral},
+                                                                 {"qwen2", HuggingFaceClass::qwen2},
+                                                                 {"qwen3", HuggingFaceClass::qwen3}};
+  const std::string type = file.text("model_type", "");
+  TRIAD_CHECK(!type.empty(), "{}: neither architectures nor model_type says what model this is: {}", file.path(),
+              wanted);
+  for (const auto& [word, value] : kTypes)
+    if (type == word) return value;
+  file.refuse("model_type", type, wanted);
+}
+
+// Throws an Error for what the class can have and Triad cannot compute.
+void refuse_unknown_arithmetic(const Object& file, HuggingFaceClass model_class) {
+  using enum HuggingFaceClass;
+  if (const Json* quantized = file.find("quantization_config"))
+    file.refuse("quantization_config", *quantized, "quantized weights cannot be taken: F32, BF16 or F16 are needed");
+  if (const Json* map = file.find("auto_map"); map != nullptr && map->contains("AutoModelForCausalLM"))
+    file.refuse("auto_map", *map, "a model with code of its own cannot be taken");
+  if (const std::string act = file.text("hidden_act", "silu"); act != "silu" && act != "swish")
+    file.refuse("hidden_act", act, "silu is needed");
+  if (model_class == llama && file.flag("mlp_bias", false))
+    file.refuse("mlp_bias", true, "biases in the MLP cannot be taken");
+  if ((model_class == llama || model_class == qwen3) && file.flag("attention_bias", false))
+    file.refuse("attention_bias", true, "it gives o_proj a bias, too, which cannot be taken");
+}
+
+// Throws an Error if a layer attends within a sliding window that is shorter than the model's positions.
+void refuse_sliding_windows(const Object& file, const HuggingFaceConfig& c) {
+  const std::string wanted = "layers with a sliding window cannot be taken";
+  constexpr int64_t kDefaultWindow = 4096, kDefaultFirstLayer = 28;  // of transformers
+  const Json* types = file.find("layer_types");
+  if (types != nullptr) {
+    if (!types->is_array()) file.refuse("layer_types", *types, "a list is needed");
+    for (const Json& type : *types)
+      if (type != "full_attention")
+        file.refuse("layer_types", type, "full_attention is needed in each layer; " + wanted);
+  }
+  if (c.model_class == HuggingFaceClass::llama) return;
+  const bool mistral = c.model_class == HuggingFaceClass::mistral;
+  if (!mistral && (types != nullptr || !file.flag("use_sliding_window", false))) return;
+  if (!mistral && file.integer("max_window_layers", 0, kMostPositions, kDefaultFirstLayer) >= c.n_layers) return;
+  if (file.has("sliding_window") && file.find("sliding_window") == nullptr) return;  // null: no window
+  const int64_t window = file.integer("sliding_window", 0, kMostPositions, kDefaultWindow);
+  if (window < c.max_positions)
+    file.refuse(
+        "sliding_window", window,
+        fmt::format("null is needed, or a number not below max_position_embeddings = {}; {}", c.max_positions, wanted));
+}
+
+// transformers' factor of cos and sin for yarn, if neither attention_factor nor mscale sets another one.
+double yarn_scale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1; }
+
+void refuse_yarn_variants(const Object& rope, double factor) {
+  constexpr double kRounding = 1e-6;
+  const double usual = yarn_scale(factor, 1);
+  const std::string wanted = fmt::format("only the default, {}, can be taken", usual);
+  const auto differs = [&](double scale) { return !(std::abs(scale - usual) <= kRounding * usual); };
+  if (const Json* given = rope.find("attention_factor")) {
+    if (differs(rope.number("attention_factor", {}))) rope.refuse("attention_factor", *given, wanted);
+  } else if (rope.find("mscale") != nullptr && rope.find("mscale_all_dim") != nullptr) {
+    const double mscale = rope.number("mscale", {}), all = rope.number("mscale_all_dim", {});
+    if (mscale != 0 && all != 0 && differs(yarn_scale(factor, mscale) / yarn_scale(factor, all)))
+      rope.refuse("mscale", mscale, fmt::format("with mscale_all_dim {} it scales attention; {}", all, wanted));
+  }
+  if (!rope.flag("truncate", true)) rope.refuse("truncate", false, "true is needed");
+}
+
+// The rotation's parameters: `rope_scaling` (files of the Hub, with rope_theta next to it) or `rope_parameters`
+// (transformers 5). If a file has both, the first one counts, as in transformers.
+HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_positions) {
+  static const Json kNone = Json::object();
+  const Json *scaling = file.find("rope_scaling"), *parameters = file.find("rope_parameters");
+  const bool old = scaling != nullptr && !scaling->empty();
+  const char* const key = old ? "rope_scaling" : "rope_parameters";
+  const Json& found = old ? *scaling : parameters != nullptr ? *parameters : kNone;
+  if (!found.is_object()) file.refuse(key, found, "an object is needed");
+  const Object rope(file.path(), found, std::string(key) + ".");
+  for (const char* nested : {"full_attention", "sliding_attention"})
+    if (const Json* value = rope.find(nested)) rope.refuse(nested, *value, "one rotation for all layers is needed");
+  for (const Object& object : {rope, file})
+    if (object.number("partial_rotary_factor", {}, 1) != 1)
+      object.refuse("partial_rotary_factor", *object.find("partial_rotary_factor"), "1 is needed");
+
+  HuggingFaceRope r;
+  r.theta = rope.number("rope_theta", above(0), file.number("rope_theta", above(0), r.theta));
+  const char* const type_key = rope.find("rope_type") != nullptr ? "rope_type" : "type";
+  r.type = rope.text(type_key, r.type);
+  if (r.type == "default") return r;
+  if (r.type != "linear" && r.type != "llama3" && r.type != "yarn")
+    rope.refuse(type_key, r.type, "default, linear, llama3 and yarn can be taken");
+  if (r.type == "linear") {
+    r.factor = rope.number("factor", above(0));
+    return r;
+  }
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  r.original_len = json.contains(kOriginal) ? file.integer(kOriginal, 1, kMostPositions)
+                                            : rope.integer(kOriginal, 1, kMostPositions, max_positions);
+  if (r.type == "llama3") {
+    r.factor = rope.number("factor", at_least(1));
+    r.low_freq = rope.number("low_freq_factor", above(0));
+    r.high_freq = rope.number("high_freq_factor", above(0));
+    if (r.high_freq <= r.low_freq)
+      rope.refuse("high_freq_factor", r.high_freq, fmt::format("more than low_freq_factor = {} is needed", r.low_freq));
+    return r;
+  }
+  // transformers allows a null factor, for which it takes the quotient of the lengths.
+  const double quotient = static_cast<double>(max_positions) / static_cast<double>(r.original_len);
+  r.factor = rope.has("factor") ? rope.number("factor", at_least(1), quotient) : rope.number("factor", at_least(1));
+  TRIAD_CHECK(r.factor >= 1, "{}: {} is null, and max_position_embeddings / {} is {}: 1 or more is needed", rope.path(),
+              rope.name("factor"), kOriginal, r.factor);
+  const auto beta = [&](const char* beta_key, double usual) {
+    const double given = rope.number(beta_key, at_least(0), usual);
+    return given == 0 ? usual : given;
+  };
+  r.beta_fast = beta("beta_fast", r.beta_fast);
+  r.beta_slow = beta("beta_slow", r.beta_slow);
+  if (r.beta_fast < r.beta_slow)
+    rope.refuse("beta_fast", r.beta_fast, fmt::format("at least beta_slow = {} is needed", r.beta_slow));
+  refuse_yarn_variants(rope, r.factor);
+  return r;
+}
+
+// What transformers takes where a class's file lacks the key.
+struct ClassDefaults {
+  int64_t max_positions, n_kv_heads, head_dim;  // 0 heads: n_heads; 0 head_dim: dim / n_heads
+};
+ClassDefaults defaults_of(HuggingFaceClass model_class) {
+  switch (model_class) {
+    case HuggingFaceClass::llama:
+      return {2048, 0, 0};
+    case HuggingFaceClass::mistral:
+      return {131072, 8, 0};
+    case HuggingFaceClass::qwen2:
+      return {32768, 32, 0};
+    case HuggingFaceClass::qwen3:
+      return {32768, 32, 128};
+  }
+  fail("a model class without defaults");
+}
+
+void read_shape(const Object& file, HuggingFaceConfig& c) {
+  const ClassDefaults defaults = defaults_of(c.model_class);
+  constexpr double kMostHeads = 1 << 16, kMostHeadDim = 256;
+  c.dim = file.integer("hidden_size", 1, 1 << 20);
+  c.n_layers = file.integer("num_hidden_layers", 1, 10000);
+  c.n_heads = file.integer("num_attention_heads", 1, kMostHeads);
+  const char* const kv = "num_key_value_heads";
+  const int64_t absent_kv = file.has(kv) ? 0 : defaults.n_kv_heads;
+  c.n_kv_heads = file.integer(kv, 1, kMostHeads, absent_kv == 0 ? c.n_heads : absent_kv);
+  if (c.n_heads % c.n_kv_heads != 0)
+    file.refuse(kv, c.n_kv_heads, fmt::format("a divisor of num_attention_heads = {} is needed", c.n_heads));
+  if (file.find("head_dim") != nullptr || (!file.has("head_dim") && defaults.head_dim > 0)) {
+    c.head_dim = file.integer("head_dim", 2, kMostHeadDim, defaults.head_dim);
+  } else {
+    if (c.dim % c.n_heads != 0)
+      file.refuse("hidden_size", c.dim,
+                  fmt::format("without head_dim, a multiple of num_attention_heads = {} is needed", c.n_heads));
+    c.head_dim = c.dim / c.n_heads;
+  }
+  if (c.head_dim % 2 != 0 || c.head_dim < 2 || c.head_dim > static_cast<int64_t>(kMostHeadDim))
+    fail("{}: head_dim, or hidden_size / num_attention_heads, is {}: an even number from 2 to {:.0f} is needed",
+         file.path(), c.head_dim, kMostHeadDim);
+  c.mlp_hidden = file.integer("intermediate_size", 1, 1 << 22);
+  c.vocab_size = file.integer("vocab_size", 2, 1e8);
+  c.max_positions = file.integer("max_position_embeddings", 1, kMostPositions, defaults.max_positions);
+}
+
+}  // namespace
+
+HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path) {
+  TRIAD_CHECK(json.is_object(), "{}: a JSON object is needed, found {}", path, brief(json));
+  HuggingFaceConfig c;
+  c.json = std::move(json);
+  const Object file(path, c.json);
+  c.model_class = read_class(file);
+  refuse_unknown_arithmetic(file, c.model_class);
+  read_shape(file, c);
+  c.norm_eps = file.number("rms_norm_eps", above(0), c.norm_eps);
+  c.init_std = file.number("initializer_range", at_least(0), c.init_std);
+  c.tie_embeddings = file.flag("tie_word_embeddings", false);
+  c.qkv_bias = c.model_class == HuggingFaceClass::qwen2;
+  c.qk_norm = c.model_class == HuggingFaceClass::qwen3;
+  refuse_sliding_windows(file, c);
+  c.rope = read_rope(file, c.json, c.max_positions);
+  return c;
+}
+
+HuggingFaceConfig read_huggingface_config(const std::string& folder) {
+  const std::string path = (fs::path(folder) / kConfigFile).string();
+  return parse_huggingface_config(parse_json(read_file(path), path), path);
+}
+
+bool is_huggingface_folder(const std::string& folder) {
+  const std::string path = (fs::path(folder) / kConfigFile).string();
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return false;
+  try {
+    const Json json = parse_json(read_file(path), path, JsonComments::allowed);
+    return json.is_object() && (json.contains("architectures") || json.contains("model_type"));
+  } catch (const Error&) { return false; }
+}
+
+Json read_origin(const std::string& folder, const HuggingFaceConfig& config) {
+  const auto is_file = [&](const char* name) {
+    std::error_code ignored;
+    return fs::is_regular_file(fs::path(folder) / name, ignored);
+  };
+  const auto text_of = [&](const char* name) { return read_file((fs::path(folder) / name).string()); };
+  Json origin = {{"format", "transformers"},
+                 {"architecture", word_of(config.model_class)},
+                 {kConfig, config.json},
+                 {"files", Json::object()}};
+  if (is_file(kGenerationFile)) {
+    const std::string path = (fs::path(folder) / kGenerationFile).string();
+    origin[kGeneration] = parse_json(text_of(kGenerationFile), path);
+    TRIAD_CHECK(origin[kGeneration].is_object(), "{}: a JSON object is needed, found {}", path,
+                brief(origin[kGeneration]));
+  }
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                           "chat_template.json", "chat_template.jinja"})
+    if (is_file(name)) origin["files"][name] = text_of(name);
+  for (const int64_t token : eos_tokens(origin))
+    TRIAD_CHECK(token < config.vocab_size, "{}: {} {} is outside of the vocabulary of {}", folder, kEos, token,
+                config.vocab_size);
+  return origin;
+}
+
+std::vector<int64_t> eos_tokens(const Json& origin) {
+  if (!origin.is_object()) return {};
+  for (const char* part : {kGeneration, kConfig}) {
+    if (!origin.contains(part) || !origin[part].is_object() || !origin[part].contains(kEos)) continue;
+    const Json& value = origin[part][kEos];
+    std::vector<int64_t> tokens;
+    for (const Json& token : value.is_null() ? Json::array() : value.is_array() ? value : Json::array({value})) {
+      TRIAD_CHECK(token.is_number_unsigned() && token.get<uint64_t>() < (uint64_t{1} << 31),
+                  "{}.json: {} is {}: a token's number or a list of them is needed", part, kEos, brief(value));
+      tokens.push_back(token.get<int64_t>());
+    }
+    return tokens;
+  }
+  return {};
+}
+
+}  // namespace triad

@@ -1,0 +1,68 @@
+// Reads config.json of a model folder that Hugging Face's transformers has written: the classes whose arithmetic Triad
+// has. What Triad cannot compute is an Error that names the file, the key and the value. The struct has no types of
+// model/; tools/import.cpp maps it to a Config.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/fields.h"
+#include "io/json_config.h"
+
+namespace triad {
+
+// The classes of transformers that `triad import` takes.
+enum class HuggingFaceClass { llama, mistral, qwen2, qwen3 };
+template <>
+struct EnumWords<HuggingFaceClass> {
+  static constexpr std::pair<std::string_view, HuggingFaceClass> words[] = {
+      {"LlamaForCausalLM", HuggingFaceClass::llama},
+      {"MistralForCausalLM", HuggingFaceClass::mistral},
+      {"Qwen2ForCausalLM", HuggingFaceClass::qwen2},
+      {"Qwen3ForCausalLM", HuggingFaceClass::qwen3}};
+};
+
+// The rotation of queries and keys. `type` is transformers' rope_type: default, linear, llama3 or yarn. The fields
+// after theta are used by the types that their comments name.
+struct HuggingFaceRope {
+  std::string type = "default";
+  double theta = 10000;
+  double factor = 1;                     // linear, llama3, yarn
+  int64_t original_len = 0;              // llama3, yarn: original_max_position_embeddings
+  double low_freq = 1, high_freq = 4;    // llama3
+  double beta_fast = 32, beta_slow = 1;  // yarn
+};
+
+struct HuggingFaceConfig {
+  HuggingFaceClass model_class = HuggingFaceClass::llama;
+  int64_t dim = 0, n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, mlp_hidden = 0, vocab_size = 0;
+  int64_t max_positions = 0;
+  double norm_eps = 1e-6, init_std = 0.02;
+  bool tie_embeddings = false;
+  bool qkv_bias = false;  // q_proj, k_proj and v_proj have biases (Qwen2)
+  bool qk_norm = false;   // RMSNorm of every head of q and k (Qwen3)
+  HuggingFaceRope rope;
+  Json json;  // the whole file, which an export keeps
+};
+
+// Reads and checks folder/config.json.
+HuggingFaceConfig read_huggingface_config(const std::string& folder);
+// Checks the JSON of a config.json; `path` is its name in messages.
+HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path);
+
+// Whether the folder has a config.json with one of the keys `architectures` and `model_type`, which Triad's own configs
+// do not have. False too if the file cannot be read as JSON.
+bool is_huggingface_folder(const std::string& folder);
+
+// What an export needs of the folder that was imported, as state.json keeps it under `origin` (README.md here): the
+// class, config.json, generation_config.json, and the texts of the tokenizer's small files.
+Json read_origin(const std::string& folder, const HuggingFaceConfig&);
+
+// The tokens at which generation of an imported model ends: eos_token_id of the origin's generation_config, or if that
+// has none, of its config. The value is a number, a list of numbers, or null (none). Throws an Error with key and value
+// for anything else. An origin that is null has none.
+std::vector<int64_t> eos_tokens(const Json& origin);
+
+}  // namespace triad

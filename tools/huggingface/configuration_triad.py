@@ -4,11 +4,11 @@ The names are those of transformers where it has one; the groups `nsa` and `rope
 """
 from transformers import PretrainedConfig
 
-# Key: default of the group `nsa`. None: has to be given for a model with NSA layers.
+# Key: default of the group `nsa`. `triad export` writes all of them.
 NSA_KEYS = {
-    "l": None, "d": None,  # compression block and stride, tokens
-    "l_sel": None, "n_sel": None,  # selection block, tokens; number of selected blocks, forced ones included
-    "w": None,  # sliding window, tokens
+    "l": 32, "d": 16,  # compression block and stride, tokens
+    "l_sel": 64, "n_sel": 16,  # selection block, tokens; number of selected blocks, forced ones included
+    "w": 512,  # sliding window, tokens
     "phi": "avg",  # how a block is compressed: avg, conv or mlp
     "gate": "softmax", "gate_temperature": 1.0,  # how the three branches are weighed: softmax or sigmoid
     "init_blocks": 1, "local_blocks": 2,  # first blocks, and current and preceding ones: always selected
@@ -91,9 +91,6 @@ class TriadConfig(PretrainedConfig):
                              f"{self.num_attention_heads}")
         if all(i in self.dense_layers for i in range(self.num_hidden_layers)):
             return
-        for key in ("l", "d", "l_sel", "n_sel", "w"):
-            if self.nsa[key] is None:
-                raise ValueError(f"nsa.{key} is needed for a model with NSA layers")
         one_of("nsa.phi", self.nsa["phi"], ("avg", "conv", "mlp"))
         one_of("nsa.gate", self.nsa["gate"], ("softmax", "sigmoid"))
         one_of("nsa.force_branch", self.nsa["force_branch"], ("none", "cmp", "sel", "win"))

@@ -1,5 +1,6 @@
 #include "model/params.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -200,17 +201,22 @@ ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
 template ModelTensors<ConstTensor> Params::tensors(const Tensor&) const;
 template ModelTensors<Tensor> Params::tensors(const Tensor&) const;
 
+std::vector<float> initial_values(Context& ctx, const ParamSpec& p, int64_t index, uint64_t seed) {
+  const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(index)));
+  std::vector<float> values(static_cast<size_t>(p.shape.numel()));
+  parallel_for(ctx, p.shape.numel(), [&](int64_t j) {
+    values[static_cast<size_t>(j)] =
+        static_cast<float>(p.init == Init::constant ? p.value : p.value * random.normal(static_cast<uint64_t>(j)));
+  });
+  return values;
+}
+
 void Params::init(Context& ctx, uint64_t seed) {
   if (ctx.planning) return;
   std::vector<float> host(static_cast<size_t>(stored_elements_), 0.0f);
   for (int64_t i = 0; i < count(); ++i) {
-    const ParamSpec& p = specs_[i];
-    const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(i)));
-    float* to = host.data() + offset_[i];
-    parallel_for(ctx, p.shape.numel(), [&](int64_t j) {
-      to[j] =
-          static_cast<float>(p.init == Init::constant ? p.value : p.value * random.normal(static_cast<uint64_t>(j)));
-    });
+    const std::vector<float> values = initial_values(ctx, specs_[i], i, seed);
+    std::copy(values.begin(), values.end(), host.begin() + offset_[i]);
   }
   set(ctx, host);
 }

@@ -70,6 +70,8 @@ struct ParamSpec {
 // The specs of all parameters in the order of the forward pass, which all files and reports use.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);
+// The initial values of parameter number `index` of a model, in its logical shape. They depend only on these arguments.
+std::vector<float> initial_values(Context&, const ParamSpec&, int64_t index, uint64_t seed);
 
 // The tensors of one layer as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
 template <class TensorType>

@@ -102,7 +102,8 @@ bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokeniz
   const std::vector<std::string> paths = expand_globs(o.data);
   if (!is_shard(paths.front())) return true;
   const std::vector<Tokenizer::File> files = tokenizer.files();
-  const bool named = !loaded.config().data.tokenizer.empty() || !files.empty();
+  const std::string& name = loaded.config().data.tokenizer;
+  const bool named = (!name.empty() && name != kNoTokenizer) || !files.empty();
   const ShardOrigin origin = find_manifests(paths);
   for (const ShardManifest& manifest : origin.manifests)
     if (named && !manifest.is_of(tokenizer))

@@ -161,8 +161,8 @@ void visit(DataConfig& c, V&& v) {
   v("val_fraction", c.val_fraction, "fraction held out for validation if there are no val_paths",
     at_least(0).up_to(0.9));
   v("tokenizer", c.tokenizer,
-    "byte, a tokenizer.json, or an encoder.json in the same folder as its vocab.bpe; not set: byte, or for shards the "
-    "tokenizer named in their manifest.json",
+    "byte, a tokenizer.json, or an encoder.json in the same folder as its vocab.bpe; none: tokens have no texts, as of "
+    "a model imported without a tokenizer; not set: byte, or for shards the tokenizer named in their manifest.json",
     Rule{});
   v("stall_s", c.stall_s, "seconds that a step waits for its tokens before the run fails", above(0).up_to(1 << 20));
   v("seed", c.seed, "seed of the split and of the order of sequences; -1: train.seed", at_least(-1));

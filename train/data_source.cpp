@@ -110,7 +110,7 @@ void agree_with(Config& c, const ShardManifest& manifest) {
   if (manifest.vocab_size > c.model.vocab_size)
     fail_usage("model.vocab_size is {}: the tokenizer {} of the shards has {} tokens ({})", c.model.vocab_size,
                manifest.tokenizer, manifest.vocab_size, manifest.path);
-  if (c.data.tokenizer.empty())
+  if (c.data.tokenizer.empty() || c.data.tokenizer == kNoTokenizer)
     c.data.tokenizer = manifest.checked_tokenizer();
   else if (!manifest.is_of(*make_tokenizer(c.data.tokenizer)))
     fail_usage("data.tokenizer is {}, but the shards hold tokens of {} ({})", c.data.tokenizer, manifest.tokenizer,

@@ -42,7 +42,7 @@ DataSource open_data_for(const Config& config, const Tokenizer& tokenizer, const
   if (!resume_from.empty()) check_tokenizer(resume_from, tokenizer);
   if (init_from) {
     const std::string& theirs = init_from->config.data.tokenizer;
-    const bool known = !theirs.empty() && !config.data.tokenizer.empty();
+    const bool known = !theirs.empty() && theirs != kNoTokenizer && !config.data.tokenizer.empty();
     if (known && tokenizer_of_checkpoint(init_from->folder, theirs)->files() != tokenizer.files())
       fail(
           "train.init_from is {}, of data.tokenizer = {}: tokens of data.tokenizer = {} would mean something else to "
@@ -62,7 +62,10 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
       fail_usage("train.steps is {}, but {} is at step {} already", config.train.steps, resume_from, state.step);
   } else {
     params.init(ctx, static_cast<uint64_t>(config.train.seed));
-    if (init_from) load_weights(ctx, params, init_from->weights);
+    if (init_from) {
+      load_weights(ctx, params, init_from->weights);
+      state.origin = init_from->origin;
+    }
   }
   if (comm.world() == 1) return state;
   const auto same = [&](int64_t own, const char* what) {

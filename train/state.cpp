@@ -21,6 +21,7 @@ namespace {
 
 constexpr const char* kWeightsFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kOrigin = "origin";  // a key of state.json
 
 // A host buffer [stored elements] laid out as the flat parameter buffer; its tensors are written as prefix + name.
 struct NamedBuffer {
@@ -84,14 +85,6 @@ void check_names(const Params& params, const SafetensorsFile& file, const std::v
                 shortened(entry.name));
 }
 
-Json state_json(const Config& config, const RunState& state) {
-  return {{"format", "triad checkpoint"},
-          {"step", state.step},
-          {"sequences", state.sequences},
-          {"tokens", state.tokens},
-          {"config", config_to_json(config)}};
-}
-
 // Calls report(key, their value, our value) for each key in which two configs differ.
 template <class F>
 void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
@@ -132,7 +125,25 @@ int64_t state_number(const Json& state, const std::string& folder, const char* k
   return state[key].get<int64_t>();
 }
 
+// `origin` of a checkpoint's state.json; null if it has none.
+Json origin_of(const Json& state, const std::string& folder) {
+  const Json origin = state.value(kOrigin, Json());
+  TRIAD_CHECK(origin.is_null() || origin.is_object(), "{}/{}: `{}` is {}: an object is needed", folder, kStateFile,
+              kOrigin, brief(origin));
+  return origin;
+}
+
 }  // namespace
+
+Json state_json(const Config& config, const RunState& state) {
+  Json json = {{"format", "triad checkpoint"},
+               {"step", state.step},
+               {"sequences", state.sequences},
+               {"tokens", state.tokens},
+               {"config", config_to_json(config)}};
+  if (!state.origin.is_null()) json[kOrigin] = state.origin;
+  return json;
+}
 
 void save_weights(Context& ctx, const Params& params, const std::string& path) {
   const Tensor master = params.master();
@@ -183,7 +194,8 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
   optimizer.set(ctx, read_buffer(params, moments, "exp_avg/"), read_buffer(params, moments, "exp_avg_sq/"));
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),
-          .tokens = state_number(state, folder, "tokens")};
+          .tokens = state_number(state, folder, "tokens"),
+          .origin = origin_of(state, folder)};
 }
 
 std::vector<std::string> differences(const Config& before, const Config& now) {
@@ -209,25 +221,34 @@ void save_initial(Context& ctx, const std::string& folder, const Params& params,
 
 ModelSource find_model(const std::string& path) {
   // Environment variables that set nsa.* keys (for example, to force a branch) apply to a trained model too.
-  const auto source = [](Json config, const std::string& folder) {
+  const auto source = [](Json config, const std::string& folder, Json origin) {
     apply_environment(config, "nsa");
-    return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, folder + "/" + kWeightsFile};
+    return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, folder + "/" + kWeightsFile,
+                       std::move(origin)};
+  };
+  const auto checkpoint = [&](const std::string& folder) {
+    const Json state = read_state(folder);
+    return source(state["config"], folder, origin_of(state, folder));
+  };
+  // The folder of a run: its own weights have no state.json, but its checkpoints have.
+  const auto run = [&](const std::string& folder) {
+    const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
+    return source(read_json_file(folder + "/config.json"), folder,
+                  newest ? origin_of(read_state(*newest), *newest) : Json());
   };
   if (fs::is_regular_file(path)) {
     const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;
     const bool state = fs::exists(folder + "/" + kStateFile);
     if (!state && !fs::exists(folder + "/config.json"))
       fail("{}: neither {} nor config.json beside it says of which model these weights are", path, kStateFile);
-    ModelSource found =
-        state ? source(read_state(folder)["config"], folder) : source(read_json_file(folder + "/config.json"), folder);
+    ModelSource found = state ? checkpoint(folder) : run(folder);
     found.weights = path;
     return found;
   }
   const bool weights = fs::exists(path + "/" + kWeightsFile);
-  if (weights && fs::exists(path + "/" + kStateFile)) return source(read_state(path)["config"], path);
-  if (weights && fs::exists(path + "/config.json")) return source(read_json_file(path + "/config.json"), path);
-  const std::string folder = resolve_checkpoint(path);
-  return source(read_state(folder)["config"], folder);
+  if (weights && fs::exists(path + "/" + kStateFile)) return checkpoint(path);
+  if (weights && fs::exists(path + "/config.json")) return run(path);
+  return checkpoint(resolve_checkpoint(path));
 }
 
 }  // namespace triad

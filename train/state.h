@@ -19,8 +19,13 @@ struct RunState {
   int64_t step = 0;       // optimizer steps done
   int64_t sequences = 0;  // sequences that the data loader has delivered
   int64_t tokens = 0;     // tokens trained on, by all ranks
+  // Null, or for a model that `triad import` has read, and for those trained from it, what an export needs of the
+  // folder from which it came (io/huggingface/README.md).
+  Json origin;
 };
 
+// The contents of state.json.
+Json state_json(const Config&, const RunState&);
 // Writes model.safetensors. The file depends only on the weights: equal weights give equal bytes.
 void save_weights(Context&, const Params&, const std::string& path);
 // Reads any safetensors file with the model's names and shapes (F32, BF16, F16 or F64) and verifies its checksums if it
@@ -62,6 +67,7 @@ struct ModelSource {
   Config config;
   std::string folder;   // holds the weights, and the tokenizer's files unless it is `byte`
   std::string weights;  // path of a safetensors file
+  Json origin;          // RunState::origin of the checkpoint, or of the newest one of a run's folder
 };
 ModelSource find_model(const std::string& path);
 

@@ -17,6 +17,8 @@ namespace {
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kGenerationFile = "generation_config.json";
+// Keys of an origin.
+constexpr const char *kConfig = "config", *kGeneration = "generation_config", *kEos = "eos_token_id";
 
 // An object of the file, with the prefix of its keys in messages.
 class Object {
@@ -288,20 +290,40 @@ bool is_huggingface_folder(const std::string& folder) {
   } catch (const Error&) { return false; }
 }
 
-std::vector<int64_t> read_eos_tokens(const std::string& folder) {
-  constexpr const char* kKey = "eos_token_id";
-  for (const char* name : {kGenerationFile, kConfigFile}) {
-    const std::string path = (fs::path(folder) / name).string();
+Json read_origin(const std::string& folder, const HuggingFaceConfig& config) {
+  const auto is_file = [&](const char* name) {
     std::error_code ignored;
-    if (!fs::is_regular_file(path, ignored)) continue;
-    const Json json = parse_json(read_file(path), path, JsonComments::allowed);
-    TRIAD_CHECK(json.is_object(), "{}: a JSON object is needed, found {}", path, brief(json));
-    const auto found = json.find(kKey);
-    if (found == json.end()) continue;
+    return fs::is_regular_file(fs::path(folder) / name, ignored);
+  };
+  const auto text_of = [&](const char* name) { return read_file((fs::path(folder) / name).string()); };
+  Json origin = {{"format", "transformers"},
+                 {"architecture", word_of(config.model_class)},
+                 {kConfig, config.json},
+                 {"files", Json::object()}};
+  if (is_file(kGenerationFile)) {
+    const std::string path = (fs::path(folder) / kGenerationFile).string();
+    origin[kGeneration] = parse_json(text_of(kGenerationFile), path);
+    TRIAD_CHECK(origin[kGeneration].is_object(), "{}: a JSON object is needed, found {}", path,
+                brief(origin[kGeneration]));
+  }
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                           "chat_template.json", "chat_template.jinja"})
+    if (is_file(name)) origin["files"][name] = text_of(name);
+  for (const int64_t token : eos_tokens(origin))
+    TRIAD_CHECK(token < config.vocab_size, "{}: {} {} is outside of the vocabulary of {}", folder, kEos, token,
+                config.vocab_size);
+  return origin;
+}
+
+std::vector<int64_t> eos_tokens(const Json& origin) {
+  if (!origin.is_object()) return {};
+  for (const char* part : {kGeneration, kConfig}) {
+    if (!origin.contains(part) || !origin[part].is_object() || !origin[part].contains(kEos)) continue;
+    const Json& value = origin[part][kEos];
     std::vector<int64_t> tokens;
-    for (const Json& token : found->is_null() ? Json::array() : found->is_array() ? *found : Json::array({*found})) {
+    for (const Json& token : value.is_null() ? Json::array() : value.is_array() ? value : Json::array({value})) {
       TRIAD_CHECK(token.is_number_unsigned() && token.get<uint64_t>() < (uint64_t{1} << 31),
-                  "{}: {} is {}: a token's number or a list of them is needed", path, kKey, brief(*found));
+                  "{}.json: {} is {}: a token's number or a list of them is needed", part, kEos, brief(value));
       tokens.push_back(token.get<int64_t>());
     }
     return tokens;

@@ -56,9 +56,13 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path);
 // do not have. False too if the file cannot be read as JSON.
 bool is_huggingface_folder(const std::string& folder);
 
-// The end-of-text tokens, at which generation stops: eos_token_id of folder/generation_config.json, or without that
-// file or key of config.json. The value is a number, a list of numbers, or null (none). Throws an Error with file, key
-// and value for anything else.
-std::vector<int64_t> read_eos_tokens(const std::string& folder);
+// What an export needs of the folder that was imported, as state.json keeps it under `origin` (README.md here): the
+// class, config.json, generation_config.json, and the texts of the tokenizer's small files.
+Json read_origin(const std::string& folder, const HuggingFaceConfig&);
+
+// The tokens at which generation of an imported model ends: eos_token_id of the origin's generation_config, or if that
+// has none, of its config. The value is a number, a list of numbers, or null (none). Throws an Error with key and value
+// for anything else. An origin that is null has none.
+std::vector<int64_t> eos_tokens(const Json& origin);
 
 }  // namespace triad

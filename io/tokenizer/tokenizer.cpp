@@ -43,8 +43,16 @@ namespace {
 
 constexpr std::pair<const char*, const char*> kPairs[] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
 
-// The file in a folder from which its tokenizer is read; "" if there is none.
-std::string tokenizer_in(const fs::path& folder) {
+}  // namespace
+
+void NoTokenizer::refuse() {
+  fail(
+      "the model has no tokenizer (data.tokenizer is none), so texts cannot be read or written: put its tokenizer.json "
+      "into the folder of the weights, or set data.tokenizer");
+}
+
+std::string find_tokenizer(const std::string& name) {
+  const fs::path folder = name;
   std::error_code ignored;
   if (fs::is_regular_file(folder / "tokenizer.json", ignored)) return (folder / "tokenizer.json").string();
   for (const auto& [vocabulary, merges] : kPairs)
@@ -53,12 +61,11 @@ std::string tokenizer_in(const fs::path& folder) {
   return "";
 }
 
-}  // namespace
-
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
   if (name == "byte") return std::make_unique<ByteTokenizer>();
+  if (name == kNoTokenizer) return std::make_unique<NoTokenizer>();
   std::error_code ignored;
-  const std::string path = fs::is_directory(name, ignored) ? tokenizer_in(name) : name;
+  const std::string path = fs::is_directory(name, ignored) ? find_tokenizer(name) : name;
   if (path.empty() || !fs::is_regular_file(path, ignored))
     fail_usage(
         "tokenizer {}: byte is allowed, or a file that is there: tokenizer.json, or encoder.json with vocab.bpe beside "
@@ -79,7 +86,7 @@ void write_tokenizer_files(const std::vector<Tokenizer::File>& files, const std:
 }
 
 std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name) {
-  const std::string own = name == "byte" ? "" : tokenizer_in(folder);
+  const std::string own = name == "byte" ? "" : find_tokenizer(folder);
   if (!own.empty()) return make_tokenizer(own);
   return make_tokenizer(name.empty() ? "byte" : name);
 }

@@ -19,9 +19,10 @@ class Tokenizer {
   };
 
   virtual ~Tokenizer() = default;
-  virtual std::string name() const = 0;    // the name with which make_tokenizer makes this tokenizer
-  virtual int64_t vocab_size() const = 0;  // every token is in [0, vocab_size)
-  virtual int32_t eot() const = 0;         // the end-of-text token, which is written before each document
+  virtual std::string name() const = 0;            // the name with which make_tokenizer makes this tokenizer
+  virtual int64_t vocab_size() const = 0;          // every token is in [0, vocab_size)
+  virtual int32_t eot() const = 0;                 // the end-of-text token, which is written before each document
+  virtual bool available() const { return true; }  // false for NoTokenizer only
   // The files from which make_tokenizer can rebuild this tokenizer in any folder.
   virtual std::vector<File> files() const = 0;
 
@@ -48,14 +49,33 @@ class ByteTokenizer final : public Tokenizer {
   std::string decode(std::span<const int32_t> tokens) const override;
 };
 
+// Stands for the tokenizer of a model that has none: every function that needs text throws an Error which says so.
+inline constexpr const char* kNoTokenizer = "none";
+class NoTokenizer final : public Tokenizer {
+ public:
+  std::string name() const override { return kNoTokenizer; }
+  int64_t vocab_size() const override { return 0; }
+  bool available() const override { return false; }
+  std::vector<File> files() const override { return {}; }
+  int32_t eot() const override { refuse(); }
+  void append(std::string_view, std::vector<int32_t>&) const override { refuse(); }
+  size_t append_prefix(std::string_view, std::vector<int32_t>&) const override { refuse(); }
+  std::string decode(std::span<const int32_t>) const override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse();
+};
+
 struct TokenizerOptions {
   bool special_as_text = false;  // special tokens in a text are encoded as plain text
 };
-// Makes a tokenizer from a value of data.tokenizer or --tokenizer: `byte`, a tokenizer.json, GPT-2's encoder.json (or
-// vocab.json) with vocab.bpe (merges.txt) in the same folder, or a folder that holds one of them. Anything else throws
-// a UsageError.
+// Makes a tokenizer from a value of data.tokenizer or --tokenizer: `byte`, `none`, a tokenizer.json, GPT-2's
+// encoder.json (or vocab.json) with vocab.bpe (merges.txt) in the same folder, or a folder that holds one of them.
+// Anything else throws a UsageError.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& = {});
 
+// The file in a folder from which make_tokenizer(folder) reads its tokenizer; "" if there is none.
+std::string find_tokenizer(const std::string& folder);
 // tokenizer_of_checkpoint: the copy in the checkpoint's folder, unless name is "byte"; without a copy, the tokenizer of
 // that name; "" means "byte".
 void write_tokenizer_files(const std::vector<Tokenizer::File>&, const std::string& folder);

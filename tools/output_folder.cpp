@@ -1,0 +1,65 @@
+#include "tools/output_folder.h"
+
+#include <stdio.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "engine/check.h"
+#include "io/file.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+void remove_unfinished(const fs::path& out) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(out.parent_path(), error)) {
+    std::string target;
+    if (entry.is_directory() && is_temporary(entry.path().filename().string(), &target) && target == out.filename())
+      found.push_back(entry.path().string());
+  }
+  for (const std::string& path : found) remove_tree(path);
+}
+
+}  // namespace
+
+std::string check_output_folder(const std::string& out, const std::string& source) {
+  fs::path path = fs::absolute(out).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  std::error_code ignored;
+  if (fs::equivalent(source, path, ignored))
+    fail("--out {} is the folder that is read: the result needs a folder of its own", out);
+  const fs::file_status status = fs::status(path, ignored);
+  if (!fs::exists(status)) return path.string();
+  if (!fs::is_directory(status)) fail("--out {} exists and is no folder", out);
+  std::error_code error;
+  const bool empty = fs::is_empty(path, error);
+  if (error) fail("--out {} cannot be read: {}", out, error.message());
+  if (!empty) fail("--out {} exists and is not empty: remove it, or choose another --out", out);
+  return path.string();
+}
+
+void write_output_folder(const std::string& out, const std::function<void(const std::string& folder)>& write) {
+  const std::string parent = fs::path(out).parent_path().string(), temporary = temporary_name(out);
+  make_folders(parent);
+  remove_unfinished(out);
+  try {
+    make_folders(temporary);
+    write(temporary);
+    sync_tree(temporary);
+    if (::rename(temporary.c_str(), out.c_str()) != 0) fail("{}: cannot be put in place: {}", out, std::strerror(errno));
+  } catch (...) {
+    std::error_code ignored;  // the first error is rethrown
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+  sync_folder(parent);
+}
+
+}  // namespace triad

@@ -1,0 +1,16 @@
+// Folders that a verb writes as a whole: such a folder appears under its name completely or not at all.
+#pragma once
+#include <functional>
+#include <string>
+
+namespace triad {
+
+// Returns --out as an absolute path. Throws an Error if it is `source`, the folder that the verb reads, or if it exists
+// and is not an empty folder.
+std::string check_output_folder(const std::string& out, const std::string& source);
+
+// Fills a temporary folder next to `out` by write(folder) and renames it to `out`, a result of check_output_folder. If
+// write throws, the temporary folder is removed. What a killed process has left of the same `out` is removed first.
+void write_output_folder(const std::string& out, const std::function<void(const std::string& folder)>& write);
+
+}  // namespace triad

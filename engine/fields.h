@@ -1,8 +1,8 @@
 // The fields of a config. A config struct S declares them once, in a free function
 //   template <class V> void visit(S& s, V&& v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
 // Parsing, range checks, --help, the echo of the config and the check of a resumed run's config all visit this list. A
-// field is a bool, int64_t, double, std::string, std::vector<std::string>, an enum whose words are in EnumWords, or
-// KernelChoices (routes.h).
+// field is a bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>, an enum whose words are
+// in EnumWords, or KernelChoices (routes.h).
 #pragma once
 #include <limits>
 #include <string>

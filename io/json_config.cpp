@@ -109,6 +109,17 @@ void read_value(const std::string& key, const Json& j, const Rule&, std::vector<
   }
 }
 
+void read_value(const std::string& key, const Json& j, const Rule& rule, std::vector<double>& out) {
+  const std::string allowed = "a list of numbers, each " + rule.str() + ",";
+  if (!j.is_array()) wrong_value(key, j, allowed);
+  out.clear();
+  for (const Json& item : j) {
+    if (!item.is_number() || !std::isfinite(item.get<double>()) || !rule.allows(item.get<double>()))
+      wrong_value(key, j, allowed);
+    out.push_back(item.get<double>());
+  }
+}
+
 void read_value(const std::string& key, const Json& j, const Rule& rule, KernelChoices& out) {
   if (!j.is_object()) {
     KernelChoice all;

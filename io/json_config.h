@@ -67,6 +67,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, int64_t& out
 void read_value(const std::string& key, const Json& j, const Rule&, double& out);
 void read_value(const std::string& key, const Json& j, const Rule&, std::string& out);
 void read_value(const std::string& key, const Json& j, const Rule&, std::vector<std::string>& out);
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<double>& out);  // rule: of each number
 Json choices_to_json(const KernelChoices&);
 template <class E>
 requires std::is_enum_v<E>

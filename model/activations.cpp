@@ -13,20 +13,22 @@ namespace triad {
 
 namespace {
 
-using SharedTensors = std::map<std::string, Tensor>;  // tensors of recomputing layers, by name and shape
+using SharedTensors = std::map<std::string, Tensor>;  // tensors that layers share, by name and shape
 
-LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t layer, int64_t B, int64_t T, DType dtype,
-                             Recompute recompute, SharedTensors& shared) {
-  const int64_t N = B * T;
-  const DType acc = acc_dtype(dtype);
-  const AllocTensor kept = [&](const std::string& name, DType type, const Shape& shape) {
-    return arena.alloc(MemTag::activations, fmt::format("layer{:02}.{}", layer, name), type, shape);
-  };
-  const AllocTensor recomputed = [&](const std::string& name, DType type, const Shape& shape) {
-    const auto [entry, is_new] = shared.try_emplace(name + shape.str());
-    if (is_new) entry->second = arena.alloc(MemTag::activations, "recomputed." + name, type, shape);
+// An AllocTensor that allocates prefix + name in the arena if `shared` has no tensor of this name and shape yet.
+AllocTensor shared_alloc(Arena& arena, SharedTensors& shared, const std::string& prefix) {
+  return [&arena, &shared, prefix](const std::string& name, DType type, const Shape& shape) {
+    const auto [entry, is_new] = shared.try_emplace(prefix + name + shape.str());
+    if (is_new) entry->second = arena.alloc(MemTag::activations, prefix + name, type, shape);
     return entry->second;
   };
+}
+
+// kept: allocates the tensors that the layer has for itself. recomputed: allocates those that recomputing layers share.
+LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, DType dtype,
+                             Recompute recompute, const AllocTensor& kept, const AllocTensor& recomputed) {
+  const int64_t N = B * T;
+  const DType acc = acc_dtype(dtype);
   const auto alloc_of = [&](LayerPart part) -> const AllocTensor& {
     return covers(recompute, part) ? recomputed : kept;
   };
@@ -75,9 +77,12 @@ Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t 
                  table("document block_begin", {B, block_ids(T, c.nsa.l_sel, most_documents)})};
   }
   // Without `keep`, two sets of tensors are enough: layer i reads its own set and writes x of the set of layer i+1.
-  const int64_t sets = keep ? c.n_layers : std::min<int64_t>(2, c.n_layers);
   SharedTensors shared;
-  for (int64_t i = 0; i < sets; ++i) layers_.push_back(alloc_layer(arena, c, i, B, T, dtype, recompute.of(i), shared));
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    const AllocTensor own = shared_alloc(arena, shared, fmt::format("layer{:02}.", keep ? i : i % 2));
+    layers_.push_back(
+        alloc_layer(c, i, B, T, dtype, recompute.of(i), own, shared_alloc(arena, shared, "recomputed.")));
+  }
   x_final_ = arena.alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim});
   rrms_final = arena.alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T});
   row_loss = arena.alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T});

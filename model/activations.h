@@ -28,7 +28,7 @@ struct LayerActivations {
 class Activations {
  public:
   // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
-  // which is enough for forward alone.
+  // which is enough for forward alone. A set holds the tensors of each kind of attention among its layers.
   // most_documents: the largest number of documents in a row; 0: every row is one document.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
               int64_t most_documents = 0);
@@ -37,7 +37,7 @@ class Activations {
   int64_t T() const { return tokens.size(1); }
   int64_t rows() const { return B() * T(); }
   Recompute recompute(int64_t i) const { return recompute_.of(i); }
-  LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i) % layers_.size()]; }
+  LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
   // The input of layer i; for i = n_layers, the input of the final norm.
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
 

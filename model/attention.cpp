@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "kernels/ops/branch_sum.h"
+
 namespace triad {
 
 namespace {
@@ -19,43 +21,64 @@ void expect_sound(Context& ctx, const LayerContext& lc, const NsaSaved& s, Const
                          {"nsa_combine", "out", out}});
 }
 
+constexpr int kBranches = 3;
+
+// Hands out the columns of rows [B*T, width] in order, as heads [B,T,heads,width of a head].
+class Columns {
+ public:
+  Columns(const Tensor& rows, int64_t B, int64_t T) : rows_(rows), B_(B), T_(T) {}
+  Tensor take(int64_t heads, int64_t width) {
+    const Tensor columns = rows_.slice(1, at_, at_ + heads * width);
+    at_ += heads * width;
+    return columns.view({B_, T_, heads, width});
+  }
+  void take_pairs(QkvViews& views, int pairs, const ModelConfig& c) {
+    views.pairs = rows_.slice(1, at_, at_ + pairs * kv_width(c));
+    for (int i = 0; i < pairs; ++i) {
+      views.k[i] = take(c.n_kv_groups, c.d_k);
+      views.v[i] = take(c.n_kv_groups, c.d_v);
+    }
+  }
+
+ private:
+  Tensor rows_;
+  int64_t B_, T_, at_ = 0;
+};
+
 Shape out_shape(const LayerContext& lc) { return {lc.B, lc.T, lc.config.n_heads, lc.config.d_v}; }
 
 }  // namespace
 
-int kv_pairs(AttentionKind kind) {
+int kv_pairs(const ModelConfig& c, AttentionKind kind) {
   switch (kind) {
     case AttentionKind::nsa:
-      return 3;
+      return c.nsa.shared_kv ? 1 : kBranches;
     case AttentionKind::dense:
       return 1;
   }
   return 0;
 }
 
+int64_t kv_width(const ModelConfig& c) { return c.n_kv_groups * (c.d_k + c.d_v); }
+
 int64_t qkv_width(const ModelConfig& c, AttentionKind kind) {
-  return c.n_heads * c.d_k + kv_pairs(kind) * c.n_kv_groups * (c.d_k + c.d_v);
+  return c.n_heads * c.d_k + kv_pairs(c, kind) * kv_width(c);
 }
 
 QkvViews split_qkv(const Tensor& qkv, const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T) {
-  int64_t at = 0;
-  auto take = [&](int64_t heads, int64_t width) {
-    const Tensor columns = qkv.slice(1, at, at + heads * width);
-    at += heads * width;
-    return columns.view({B, T, heads, width});
-  };
+  Columns columns(qkv, B, T);
   QkvViews views;
-  views.q = take(c.n_heads, c.d_k);
-  for (int i = 0; i < kv_pairs(kind); ++i) {
-    views.k[i] = take(c.n_kv_groups, c.d_k);
-    views.v[i] = take(c.n_kv_groups, c.d_v);
-  }
+  views.q = columns.take(c.n_heads, c.d_k);
+  columns.take_pairs(views, kv_pairs(c, kind), c);
   return views;
 }
 
 NsaIn nsa_in(const QkvViews& views, const Documents& documents) {
   NsaIn in{views.q, {}, {}, documents};
-  for (int b = 0; b < 3; ++b) in.k[b] = views.k[b], in.v[b] = views.v[b];
+  for (int b = 0; b < kBranches; ++b) {
+    const int pair = views.k[b].empty() ? 0 : b;  // a single pair feeds all branches
+    in.k[b] = views.k[pair], in.v[b] = views.v[pair];
+  }
   return in;
 }
 
@@ -124,8 +147,18 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
     case AttentionKind::nsa:
       grads.out = scope.alloc(in.q.dtype, out_shape(lc), "attention");
       grads.dq_group = scope.alloc(acc, in.k[0].shape(), "dq_group");
-      nsa_backward(ctx, {grads.dq, grads.dq_group, din.k, din.v, grads.out}, dw, dout, nsa_in(in, lc.documents),
-                   saved.nsa, w, lc.config.nsa);
+      if (lc.config.nsa.shared_kv) {
+        Scratch::Scope inner(ctx.scratch);
+        const Tensor parts = inner.alloc(in.q.dtype, {lc.B * lc.T, kBranches * kv_width(lc.config)}, "dk, dv");
+        QkvViews of_branches;
+        Columns(parts, lc.B, lc.T).take_pairs(of_branches, kBranches, lc.config);
+        nsa_backward(ctx, {grads.dq, grads.dq_group, of_branches.k, of_branches.v, grads.out}, dw, dout,
+                     nsa_in(in, lc.documents), saved.nsa, w, lc.config.nsa);
+        branch_sum(ctx, din.pairs, parts);
+      } else {
+        nsa_backward(ctx, {grads.dq, grads.dq_group, din.k, din.v, grads.out}, dw, dout, nsa_in(in, lc.documents),
+                     saved.nsa, w, lc.config.nsa);
+      }
       lc.expect_finite(
           ctx, {{"nsa_gate backward", "dq_group", grads.dq_group}, {"backward of the branches", "dq", grads.dq}});
       break;

@@ -10,14 +10,17 @@
 
 namespace triad {
 
-// Pairs of keys and values in the fused projection: NSA has one for each branch, dense attention one.
-int kv_pairs(AttentionKind);
+// Pairs of keys and values in the fused projection: NSA has one for each branch, dense attention and NSA with
+// nsa.shared_kv one.
+int kv_pairs(const ModelConfig&, AttentionKind);
+int64_t kv_width(const ModelConfig&);  // columns of one pair: Hkv*(dk+dv)
 int64_t qkv_width(const ModelConfig&, AttentionKind);
 
 // Views of q and the pairs of k and v in the rows of the fused projection (activations or gradients).
 struct QkvViews {
   Tensor q;                    // [B,T,Hq,dk]
-  std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; NSA: indexed by Branch; dense: only the first
+  std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; NSA: indexed by Branch; a single pair: only the first
+  Tensor pairs;                // [B*T, pairs * kv_width]: the columns of k and v
 };
 QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
 NsaIn nsa_in(const QkvViews&, const Documents& documents = {});
@@ -43,6 +46,7 @@ struct AttentionGrads {
   Tensor out;           // attend_forward's result
 };
 // The gradients of k and v in din are overwritten, those of weights added to  <-  dout [B,T,Hq,dv] T
+// A pair that the branches share gets the sum of their gradients (ops/branch_sum.h).
 AttentionGrads attend_backward(Context&, const LayerContext&, const QkvViews& din, const NsaWeightGrads& dw,
                                ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
                                Scratch::Scope&);

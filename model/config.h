@@ -1,9 +1,12 @@
 // A model's hyperparameters: the groups `model` and `nsa` of a config file.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "engine/fields.h"
 #include "kernels/nsa/nsa.h"
+#include "kernels/ops/rope.h"
 
 namespace triad {
 
@@ -15,19 +18,32 @@ struct ModelConfig {
   MlpKind mlp = MlpKind::silu;
   int64_t mlp_hidden = 0;  // if 0, resolve() sets 4 * dim, or for swiglu 8/3 * dim rounded up to a multiple of 64
   AttentionKind attention = AttentionKind::nsa;
+  std::string dense_layers;  // layers of an NSA model that have dense attention, as ranges "0:2,30:32"
   bool tie_embeddings = false;
   double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
+  RopeScaling rope_scaling = RopeScaling::none;
+  int64_t rope_original_len = 8192;
+  double rope_factor = 8, rope_low_freq = 1, rope_high_freq = 4, rope_beta_fast = 32, rope_beta_slow = 1;
   NsaConfig nsa;
 
   int64_t group_size() const { return n_heads / n_kv_groups; }  // G: number of query heads per key/value group
-  AttentionKind attention_of(int64_t /*layer*/) const { return attention; }
+  AttentionKind attention_of(int64_t layer) const {
+    const auto i = static_cast<size_t>(layer);
+    return i < dense_.size() && dense_[i] ? AttentionKind::dense : attention;
+  }
   bool has_nsa() const { return attention == AttentionKind::nsa; }  // whether any layer has NSA
+  int64_t count_nsa_layers() const;
+  RopeOptions rope() const;
   // Number of rows in which embedding and head are stored: the vocabulary size rounded up to a multiple of 128, with
   // which matrix products are faster.
   int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
   // Fills in the defaults that depend on other fields. Then throws a UsageError with key, value and rule if the
   // combination of values is impossible (n_kv_groups must divide n_heads, d must divide l, ...).
   void resolve();
+
+ private:
+  void resolve_dense_layers();
+  std::vector<bool> dense_;  // by layer: whether dense_layers names it; empty in a model without NSA
 };
 
 template <>
@@ -39,6 +55,11 @@ template <>
 struct EnumWords<AttentionKind> {
   static constexpr std::pair<std::string_view, AttentionKind> words[] = {{"nsa", AttentionKind::nsa},
                                                                          {"dense", AttentionKind::dense}};
+};
+template <>
+struct EnumWords<RopeScaling> {
+  static constexpr std::pair<std::string_view, RopeScaling> words[] = {
+      {"none", RopeScaling::none}, {"llama3", RopeScaling::llama3}, {"yarn", RopeScaling::yarn}};
 };
 template <>
 struct EnumWords<Phi> {
@@ -69,9 +90,19 @@ void visit(ModelConfig& c, V&& v) {
   v("mlp_hidden", c.mlp_hidden, "hidden units; 0: 4*dim, swiglu 8/3*dim up to a multiple of 64",
     at_least(0).up_to(1 << 22));
   v("attention", c.attention, "three-branch NSA, or plain causal attention as the control", Rule{});
+  v("dense_layers", c.dense_layers,
+    "layers of an NSA model that have plain causal attention: ranges with exclusive ends, such as 0:2,30:32", Rule{});
   v("tie_embeddings", c.tie_embeddings, "lm_head shares the embedding's weight", Rule{});
   v("rope_theta", c.rope_theta, "base of the rotation angles", above(0));
-  v("rope_scale", c.rope_scale, "positions are divided by this", above(0));
+  v("rope_scale", c.rope_scale, "positions are divided by this; 1 with rope_scaling", above(0));
+  v("rope_scaling", c.rope_scaling, "frequencies for texts longer than rope_original_len, as in transformers", Rule{});
+  v("rope_factor", c.rope_factor, "llama3, yarn: slow pairs turn this much slower", at_least(1));
+  v("rope_original_len", c.rope_original_len, "llama3, yarn: tokens of the texts before the scaling",
+    at_least(1).up_to(1 << 30));
+  v("rope_low_freq", c.rope_low_freq, "llama3: pairs of fewer turns in rope_original_len are slow", above(0));
+  v("rope_high_freq", c.rope_high_freq, "llama3: pairs of more turns keep their frequency", above(0));
+  v("rope_beta_fast", c.rope_beta_fast, "yarn: pairs of more turns keep their frequency", above(0));
+  v("rope_beta_slow", c.rope_beta_slow, "yarn: pairs of fewer turns are slow", above(0));
   v("init_std", c.init_std, "standard deviation of fresh weights", above(0));
   v("norm_eps", c.norm_eps, "added to RMSNorm's mean square", above(0));
 }
@@ -91,6 +122,8 @@ void visit(NsaConfig& c, V&& v) {
   v("force_branch", c.gate.force, "gate one-hot: this branch alone", Rule{});
   v("uniform_gate", c.gate.uniform, "gate 1/3 each", Rule{});
   v("stopgrad_gates", c.gate.stop_gradient, "no gradient through the gates", Rule{});
+  v("gate_init", c.gate_init, "gates of cmp, sel and win that fresh weights begin with; none: all equal", above(0));
+  v("shared_kv", c.shared_kv, "one k and one v, those of the window branch, for all three branches", Rule{});
 }
 
 }  // namespace triad

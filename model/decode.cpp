@@ -48,7 +48,9 @@ Decoder::Decoder(Context& ctx, Arena& arena, Model& model, int64_t B, int64_t S)
   zero(ctx, position);
   logits = arena.alloc(MemTag::io, "logits", dtype, {B, c.padded_vocab()});
   x_ = arena.alloc(MemTag::activations, "step.x", dtype, {B, c.dim});
-  qkv_ = arena.alloc(MemTag::activations, "step.qkv", dtype, {B, qkv_width(c, c.attention)});
+  int64_t widest = 0;
+  for (int64_t i = 0; i < c.n_layers; ++i) widest = std::max(widest, qkv_width(c, c.attention_of(i)));
+  qkv_ = arena.alloc(MemTag::activations, "step.qkv", dtype, {B * widest});
   attended_ = arena.alloc(MemTag::activations, "step.attended", dtype, {B, c.n_heads * c.d_v});
   hidden_ = arena.alloc(MemTag::activations, "step.hidden", dtype, {B, c.mlp_hidden});
   for (int64_t i = 0; i < c.n_layers; ++i) caches_.push_back(alloc_cache(arena, c, c.attention_of(i), B, S, dtype, i));
@@ -79,10 +81,16 @@ void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
   write(ctx, position.slice(0, b, b + 1), &at);
 }
 
+Tensor Decoder::qkv_of(int64_t layer) const {
+  const ModelConfig& c = model_.config();
+  const int64_t width = qkv_width(c, c.attention_of(layer));
+  return qkv_.slice(0, 0, B() * width).view({B(), width});
+}
+
 void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const ModelConfig& c = model_.config();
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
-  skinny_linear(ctx, qkv_, x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps});
+  skinny_linear(ctx, qkv_of(layer), x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps});
   attend(ctx, layer, probe);
   skinny_linear(ctx, x_, attended_, w.out_proj, {.addend = x_});
   const auto activation =
@@ -97,7 +105,7 @@ void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const NsaWeights& w = model_.weights().layers[static_cast<size_t>(layer)].nsa;
   const AttentionKind kind = c.attention_of(layer);
   const LayerCache& cache = caches_[static_cast<size_t>(layer)];
-  const QkvViews views = split_qkv(qkv_, c, kind, B(), 1);
+  const QkvViews views = split_qkv(qkv_of(layer), c, kind, B(), 1);
   const Tensor out = attended_.view({B(), 1, c.n_heads, c.d_v});
   switch (kind) {
     case AttentionKind::dense:

@@ -42,13 +42,15 @@ class Decoder {
   Tensor position;  // [B] i32: the position of the next token in each sequence
 
  private:
+  Tensor qkv_of(int64_t layer) const;  // [B, rows of the layer's qkv]: a part of qkv_
   void layer_step(Context&, int64_t layer, const DecodeProbe&);
   void attend(Context&, int64_t layer, const DecodeProbe&);
 
   Model& model_;
   int64_t capacity_;
   std::vector<int64_t> length_;
-  // The cache of a layer: nsa or dense, by the layer's kind.
+  // The cache of a layer: nsa or dense, by the layer's kind. Branches that share keys and values have caches of their
+  // own too: those of the window and the raw rows are short rings, so that only k_sel and v_sel grow with S.
   struct LayerCache {
     NsaCache nsa;
     DenseCache dense;
@@ -56,7 +58,8 @@ class Decoder {
   static LayerCache alloc_cache(Arena&, const ModelConfig&, AttentionKind, int64_t B, int64_t S, DType, int64_t layer);
 
   std::vector<LayerCache> caches_;
-  Tensor x_, qkv_, attended_, hidden_;  // buffers of a step, compute dtype: [B,C], [B, rows of qkv], [B,Hq*dv], [B,H]
+  // Buffers of a step, compute dtype: [B,C], [B * rows of the widest layer's qkv], [B,Hq*dv], [B,H].
+  Tensor x_, qkv_, attended_, hidden_;
 };
 
 }  // namespace triad

@@ -37,7 +37,7 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
   const Shape table = {options.max_seq_len, config.d_k / 2};
   rope_cos_ = arena.alloc(MemTag::workspace, "rope cos", acc_dtype(options.dtype), table);
   rope_sin_ = arena.alloc(MemTag::workspace, "rope sin", acc_dtype(options.dtype), table);
-  rope_table(ctx, rope_cos_, rope_sin_, config.d_k, config.rope_theta, config.rope_scale);
+  rope_table(ctx, rope_cos_, rope_sin_, config.d_k, config.rope());
 }
 
 LayerContext Model::layer_context(const Activations& act, int64_t layer) const {

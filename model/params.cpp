@@ -78,6 +78,17 @@ void add_phi(SpecList& list, const PhiRoles& roles, const std::string& name, con
   }
 }
 
+// The biases of gate.fc2 with which the gates are nsa.gate_init while fc2.weight is 0, up to a common factor of softmax
+// gates; empty if gate_init is not set.
+std::vector<double> gate_bias(const NsaConfig& c) {
+  std::vector<double> bias;
+  for (const double g : c.gate_init) {
+    const double z = c.gate.kind == GateKind::sigmoid ? std::log(g / (1 - g)) : std::log(g);
+    bias.push_back(c.gate.temperature * z);
+  }
+  return bias;
+}
+
 void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
   using enum ParamRole;
   list.linear(q_proj, "attn.q_proj.weight", c.n_heads * c.d_k, c.dim);
@@ -94,13 +105,16 @@ void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
       add_pair("win", Branch::none);  // dense attention's k and v have the window branch's names
       break;
     case AttentionKind::nsa:
-      for (const Branch branch : {Branch::cmp, Branch::sel, Branch::win}) add_pair(word_of(branch), branch);
+      if (c.nsa.shared_kv)
+        add_pair("win", Branch::none);
+      else
+        for (const Branch branch : {Branch::cmp, Branch::sel, Branch::win}) add_pair(word_of(branch), branch);
       add_phi(list, kPhiK, "attn.phi_k", c, c.d_k);
       add_phi(list, kPhiV, "attn.phi_v", c, c.d_v);
       list.normal(gate_fc1_weight, "attn.gate.fc1.weight", {c.d_k / 2, c.d_k});
       list.constant(gate_fc1_bias, "attn.gate.fc1.bias", {c.d_k / 2}, 0);
       list.constant(gate_fc2_weight, "attn.gate.fc2.weight", {3, c.d_k / 2}, 0);
-      list.constant(gate_fc2_bias, "attn.gate.fc2.bias", {3}, 0);
+      list.constant(gate_fc2_bias, "attn.gate.fc2.bias", {3}, 0).values = gate_bias(c.nsa);
       break;
   }
   list.residual_linear(out_proj, "attn.out_proj.weight", c.dim, c.n_heads * c.d_v);
@@ -205,20 +219,26 @@ std::vector<float> initial_values(Context& ctx, const ParamSpec& p, int64_t inde
   const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(index)));
   std::vector<float> values(static_cast<size_t>(p.shape.numel()));
   parallel_for(ctx, p.shape.numel(), [&](int64_t j) {
+    const double constant = p.values.empty() ? p.value : p.values[static_cast<size_t>(j)];
     values[static_cast<size_t>(j)] =
-        static_cast<float>(p.init == Init::constant ? p.value : p.value * random.normal(static_cast<uint64_t>(j)));
+        static_cast<float>(p.init == Init::constant ? constant : p.value * random.normal(static_cast<uint64_t>(j)));
   });
   return values;
 }
 
 void Params::init(Context& ctx, uint64_t seed) {
-  if (ctx.planning) return;
+  if (!ctx.planning) set(ctx, initial_values(ctx, seed));
+}
+
+std::vector<float> Params::initial_values(Context& ctx, uint64_t seed,
+                                          const std::function<bool(const ParamSpec&)>& wanted) const {
   std::vector<float> host(static_cast<size_t>(stored_elements_), 0.0f);
   for (int64_t i = 0; i < count(); ++i) {
-    const std::vector<float> values = initial_values(ctx, specs_[i], i, seed);
+    if (wanted && !wanted(specs_[i])) continue;
+    const std::vector<float> values = triad::initial_values(ctx, specs_[i], i, seed);
     std::copy(values.begin(), values.end(), host.begin() + offset_[i]);
   }
-  set(ctx, host);
+  return host;
 }
 
 void Params::set(Context& ctx, const std::vector<float>& host) {

@@ -3,6 +3,7 @@
 // contiguously, so that the engine uses them as one matrix; files have one tensor for each (model/README.md lists the
 // names).
 #pragma once
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@
 namespace triad {
 
 // What a parameter is used for. A layer has one parameter of each role, except that with NSA it has one k_proj and one
-// v_proj per branch.
+// v_proj per branch, unless the branches share them (nsa.shared_kv).
 enum class ParamRole : uint8_t {
   embed,
   norm1,
@@ -53,13 +54,15 @@ struct ParamSpec {
   enum class Init { normal, constant };
   ParamRole role;
   int64_t layer = -1;            // index of the layer; -1: outside the layers
-  Branch branch = Branch::none;  // branch of a k_proj, v_proj or phi of NSA; none for other roles and dense attention
+  // Branch of a k_proj, v_proj or phi of NSA; none for other roles, dense attention and what all branches share.
+  Branch branch = Branch::none;
   std::string name;
   Shape shape;  // shape in files and reports, without padding
   Init init = Init::normal;
-  double value = 0;             // standard deviation of normal initial values, or the constant initial value
-  int64_t padded_rows = 0;      // number of stored rows of embedding and head; 0: shape[0]
-  bool joins_previous = false;  // stored directly after the previous parameter, as rows of one matrix
+  double value = 0;                 // standard deviation of normal initial values, or the constant initial value
+  std::vector<double> values = {};  // constant initial values of the elements; empty: `value` for each
+  int64_t padded_rows = 0;          // number of stored rows of embedding and head; 0: shape[0]
+  bool joins_previous = false;      // stored directly after the previous parameter, as rows of one matrix
   // True if backward's first contribution to its gradient is a matrix product, which can overwrite old values.
   bool product = false;
   bool decays() const { return shape.rank >= 2; }
@@ -152,6 +155,9 @@ class Params {
 
   // Initializes the weights from a seed. The values are the same on every device and for every dtype, up to rounding.
   void init(Context&, uint64_t seed);
+  // The values of init() as a flat buffer in host memory [stored elements]; 0 for parameters that are not wanted.
+  std::vector<float> initial_values(Context&, uint64_t seed,
+                                    const std::function<bool(const ParamSpec&)>& wanted = nullptr) const;
   // Sets master weights and weights from a flat buffer in host memory.
   void set(Context&, const std::vector<float>& stored);
 

@@ -1,6 +1,7 @@
 // triad generate: samples text from a checkpoint with a KV cache: one forward pass over each prompt, then one decoding
 // step per token for all prompts together. When the cache of a text is full, it is filled again with the last half of
 // the text.
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -10,14 +11,18 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "engine/check.h"
+#include "engine/process/parse.h"
 #include "engine/process/progress_line.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "io/data/text_input.h"
+#include "io/huggingface/model_config.h"
 #include "io/tokenizer/tokenizer.h"
+#include "io/tokenizer/unicode.h"
 #include "model/decode_session.h"
 #include "model/sampling.h"
 #include "tools/options.h"
@@ -32,7 +37,7 @@ namespace {
 
 struct Options {
   std::string checkpoint, device = "auto", dtype = "f32";
-  std::vector<std::string> prompts, prompt_files;
+  std::vector<std::string> prompts, prompt_files, prompt_ids;
   std::vector<int64_t> stop;
   bool json = false;
   int64_t tokens = 200, context = 0;
@@ -41,6 +46,8 @@ struct Options {
 };
 
 struct Text {
+  std::string prompt_text;      // empty if the prompt is a list of ids
+  bool ids;                     // the prompt was given as ids, so the text is printed as ids
   std::vector<int32_t> tokens;  // the tokens of the prompt, then the sampled ones
   size_t prompt;                // number of tokens in the prompt
   Philox random;
@@ -51,6 +58,22 @@ struct Text {
   }
 };
 
+// Parses "1,2,3", tokens of the vocabulary.
+std::vector<int32_t> parse_ids(const std::string& list, int64_t vocab) {
+  std::vector<int32_t> ids;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    const std::string word = list.substr(begin, end - begin);
+    const std::optional<int64_t> id = parse_number<int64_t>(word);
+    if (!id || *id < 0 || *id >= vocab)
+      fail_usage("--prompt-ids holds \"{}\": numbers from 0 to {}, separated by commas, are needed", shortened(word),
+                 vocab - 1);
+    ids.push_back(static_cast<int32_t>(*id));
+    begin = end + 1;
+  }
+  return ids;
+}
+
 class Generator {
  public:
   explicit Generator(const Options& o)
@@ -60,23 +83,30 @@ class Generator {
         context_(o.context > 0 ? o.context : source_.config.train.seq_len),
         stop_(o.stop.begin(), o.stop.end()) {
     const int64_t vocab = source_.config.model.vocab_size;
-    if (source_.config.data.tokenizer.empty() && tokenizer_->files().empty())
+    const bool has_texts = !o.prompts.empty();
+    if (has_texts && !tokenizer_->available())
+      fail(
+          "{} has no tokenizer, which --prompt needs: put its tokenizer.json into the folder {}, or give --prompt-ids "
+          "1,2,3",
+          o.checkpoint, source_.folder);
+    if (has_texts && source_.config.data.tokenizer.empty() && tokenizer_->files().empty())
       fmt::print(stderr,
                  "triad: {} was trained on shards whose tokenizer is not known, so tokens are taken for bytes (put its "
                  "tokenizer.json into the folder of the weights to use it)\n",
                  o.checkpoint);
     for (const int64_t token : stop_)
       if (token >= vocab) fail_usage("--stop is {}: the vocabulary has {} tokens", token, vocab);
-    stop_.insert(tokenizer_->eot());
-    std::vector<int64_t> prefills = {half()};
-    for (size_t i = 0; i < o.prompts.size(); ++i) {
+    if (tokenizer_->available()) stop_.insert(tokenizer_->eot());
+    for (const int64_t token : eos_tokens(source_.origin)) stop_.insert(token);
+    for (const std::string& prompt : o.prompts) {
       // The prompt begins with an end-of-text token, because one precedes each document in training.
       std::vector<int32_t> tokens = {tokenizer_->eot()};
-      for (const int32_t token : tokenizer_->encode(o.prompts[i])) tokens.push_back(token);
-      const size_t n = tokens.size();
-      texts_.push_back({std::move(tokens), n, Philox(o.seed, random_stream(RandomUse::sampling, i))});
-      prefills.push_back(static_cast<int64_t>(texts_.back().last(context_).size()));
+      for (const int32_t token : tokenizer_->encode(prompt)) tokens.push_back(token);
+      add_text(prompt, false, std::move(tokens));
     }
+    for (const std::string& ids : o.prompt_ids) add_text("", true, parse_ids(ids, vocab));
+    std::vector<int64_t> prefills = {half()};
+    for (const Text& text : texts_) prefills.push_back(static_cast<int64_t>(text.last(context_).size()));
     const DType dtype = parse_dtype(o.dtype);
     const Device device = parse_device(o.device);
     if (device.is_cuda() && dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
@@ -93,7 +123,7 @@ class Generator {
     WorkProgress progress("generate", "tokens a text", o_.tokens);
     // False if the text itself, streamed to the terminal, shows the progress.
     const bool shows_progress = !streams() || !is_terminal(STDOUT_FILENO);
-    if (streams()) show(o_.prompts.front());
+    if (streams()) show(prompt_of(texts_.front()));
     if (o_.tokens > 0) {
       for (size_t b = 0; b < texts_.size(); ++b) session_->prefill(static_cast<int64_t>(b), texts_[b].last(context_));
       take(greedy() ? session_->choose_greedy() : sampled());
@@ -131,12 +161,16 @@ class Generator {
       const Text& t = texts_[b];
       const std::vector<int32_t> sampled(t.tokens.begin() + static_cast<std::ptrdiff_t>(t.prompt), t.tokens.end());
       if (o_.json) {
-        const Json line = {
-            {"prompt", o_.prompts[b]}, {"text", words(sampled)}, {"tokens", sampled}, {"stopped", t.stopped}};
+        Json line = Json::object();
+        if (t.ids)
+          line["prompt_ids"] = std::span(t.tokens).first(t.prompt);
+        else
+          line["prompt"] = t.prompt_text, line["text"] = words(t, sampled);
+        line["tokens"] = sampled, line["stopped"] = t.stopped;
         show(dump_json(line, -1) + "\n");
         continue;
       }
-      show(o_.prompts[b] + words(sampled) + "\n");
+      show(prompt_of(t) + words(t, sampled) + "\n");
       if (b + 1 < texts_.size()) show("---\n");
     }
   }
@@ -193,13 +227,26 @@ class Generator {
         continue;
       }
       t.tokens.push_back(tokens[b]);
-      if (streams()) show(words({tokens[b]}));
+      if (streams()) show(words(t, {tokens[b]}));
       t.ended = static_cast<int64_t>(t.sampled()) >= o_.tokens;
     }
   }
 
-  std::string words(const std::vector<int32_t>& tokens) const {
+  void add_text(std::string prompt, bool ids, std::vector<int32_t> tokens) {
+    const size_t n = tokens.size();
+    texts_.push_back({std::move(prompt), ids, std::move(tokens), n,
+                      Philox(o_.seed, random_stream(RandomUse::sampling, texts_.size()))});
+  }
+  std::string prompt_of(const Text& t) const {
+    return t.ids ? fmt::format("{}", fmt::join(std::span(t.tokens).first(t.prompt), ",")) : t.prompt_text;
+  }
+  // Sampled tokens as they are printed after what precedes them.
+  std::string words(const Text& t, const std::vector<int32_t>& tokens) const {
     std::string text;
+    if (t.ids) {
+      for (const int32_t token : tokens) text += fmt::format(",{}", token);
+      return text;
+    }
     for (const int32_t token : tokens)
       text += token < tokenizer_->vocab_size() ? tokenizer_->decode(std::array{token}) : "?";
     return text;
@@ -226,7 +273,8 @@ std::string read_prompt(const std::string& path) {
 }
 
 void read_prompts(Options& o) {
-  if (o.prompts.empty() && o.prompt_files.empty()) fail_usage("generate: --prompt or --prompt-file is required");
+  if (o.prompts.empty() && o.prompt_files.empty() && o.prompt_ids.empty())
+    fail_usage("generate: --prompt, --prompt-file or --prompt-ids is required");
   int readers = 0;
   for (std::string& prompt : o.prompts) {
     if (prompt != kStandardInput) continue;
@@ -252,13 +300,19 @@ void add_generate(CLI::App& app) {
                    "a file with a prompt, without the newline at its end; may be repeated, follows those of --prompt")
       ->take_all()
       ->expected(1);
+  verb->add_option("--prompt-ids", o->prompt_ids,
+                   "a prompt as token ids, 1,2,3, without an end-of-text token before it; prints ids and needs no "
+                   "tokenizer; may be repeated, follows the texts")
+      ->take_all()
+      ->expected(1);
   verb->add_flag("--json", o->json,
-                 "print a line of JSON for each prompt: prompt, text, tokens, stopped (whether a stop token ended it)");
+                 "print a line of JSON for each prompt: prompt, text (or prompt_ids), tokens, stopped (whether a stop "
+                 "token ended it)");
   verb->add_option("--tokens", o->tokens, "largest number of tokens to sample for each prompt")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
   verb->add_option("--stop", o->stop,
-                   "id of a token that ends a text, in addition to the end-of-text token; may be repeated")
+                   "id of a token that ends a text, in addition to the end-of-text tokens; may be repeated")
       ->take_all()
       ->expected(1)
       ->check(within(at_least(0).up_to(kMaxInteger)));

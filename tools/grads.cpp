@@ -111,8 +111,11 @@ void count_from_document(LoadedModel& loaded, std::vector<std::byte>& lists) {
     if (ids[i] >= 0) ids[i] -= first[i / of_token];
 }
 
+// Adds lists and gates of the NSA layers.
 void add_selection(LoadedModel& loaded, Results& results) {
-  for (int64_t i = 0; i < loaded.config().model.n_layers; ++i) {
+  const ModelConfig& model = loaded.config().model;
+  for (int64_t i = 0; i < model.n_layers; ++i) {
+    if (model.attention_of(i) == AttentionKind::dense) continue;
     const NsaSaved& saved = loaded.activations().layer(i).attention.nsa;
     std::vector<std::byte> lists(static_cast<size_t>(saved.block_index.bytes()));
     read(loaded.ctx(), lists.data(), saved.block_index);

@@ -1,4 +1,5 @@
-// triad inspect: prints the contents of a checkpoint, a folder of token shards, a safetensors file or a token shard.
+// triad inspect: prints the contents of a checkpoint, a model folder of Hugging Face's transformers, a folder of token
+// shards, a safetensors file or a token shard.
 // The first bytes of a file decide its kind.
 #include <fmt/format.h>
 
@@ -19,6 +20,8 @@
 #include "io/json_config.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/unicode.h"
+#include "model/params.h"
+#include "tools/import_source.h"
 #include "tools/verbs.h"
 
 namespace triad {
@@ -180,10 +183,42 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
   fmt::print("{} shards, {} tokens, {:.3f} MiB\n", shards.size(), tokens, static_cast<double>(bytes) / kMiB);
 }
 
+// Prints what a model folder of Hugging Face's transformers is, whether `triad import` takes it, and if so its tensors.
+void inspect_huggingface(const std::string& path) {
+  std::vector<std::string> files;
+  try {
+    const ImportSource source = open_import(path);
+    const HuggingFaceConfig& c = source.config;
+    int64_t bytes = 0;
+    source.weights.for_each([&](const SafetensorsFile&, const TensorEntry& entry) { bytes += entry.bytes(); });
+    fmt::print("{}\n  a model folder of Hugging Face's transformers: {}\n", printable(path), word_of(c.model_class));
+    fmt::print("  {} layers, width {}, {} heads of {}, {} key/value heads, MLP {}, vocabulary {}, {} positions\n",
+               c.n_layers, c.dim, c.n_heads, c.head_dim, c.n_kv_heads, c.mlp_hidden, c.vocab_size, c.max_positions);
+    fmt::print("  rope {} of theta {}{}{}{}\n", c.rope.type, c.rope.theta, c.tie_embeddings ? ", tied embeddings" : "",
+               c.qkv_bias ? ", biases of q, k and v" : "", c.qk_norm ? ", norms of q and k" : "");
+    fmt::print("  {} parameters, {} tensors in {} files, {:.3f} MiB of {}\n", count_parameters(dense_model(c)),
+               source.weights.count(), source.weights.files().size(), static_cast<double>(bytes) / kMiB,
+               source.dtypes());
+    fmt::print("  tokenizer: {}\n", source.tokenizer->available()
+                                        ? fmt::format("{} tokens", source.tokenizer->vocab_size())
+                                        : "none; import takes the weights with a warning");
+    fmt::print("  triad import takes it\n");
+    for (const SafetensorsFile& file : source.weights.files()) files.push_back(file.path());
+  } catch (const Error& e) {
+    fmt::print("{}\n  a model folder of Hugging Face's transformers\n  triad import cannot take it: {}\n",
+               printable(path), printable(e.what()));
+  }
+  for (const std::string& file : files) {
+    fmt::print("\n");
+    inspect_safetensors(file);
+  }
+}
+
 // Prints the contents of a folder: token shards, safetensors files, or the newest checkpoint of a run.
 void inspect_folder(const std::string& path) {
   if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
     return inspect_shard_folder(path, shards);
+  if (!is_checkpoint(path) && is_huggingface_folder(path)) return inspect_huggingface(path);
   const std::string folder = safetensors_in(path).empty() ? resolve_checkpoint(path) : path;
   fmt::print("{}\n", printable(folder));
   if (is_checkpoint(folder)) {
@@ -214,7 +249,10 @@ void add_inspect(CLI::App& app) {
   auto path = std::make_shared<std::string>();
   CLI::App* verb =
       app.add_subcommand("inspect", "print the contents of a checkpoint, a safetensors file or token shards");
-  verb->add_option("path", *path, "a checkpoint, a run's folder, a folder of token shards, or a file")->required();
+  verb->add_option("path", *path,
+                   "a checkpoint, a run's folder, a model folder of Hugging Face's transformers, a folder of token "
+                   "shards, or a file")
+      ->required();
   verb->callback([path] { inspect(*path); });
 }
 

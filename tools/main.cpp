@@ -94,6 +94,7 @@ int main(int argc, char** argv) {
   triad::add_score(app);
   triad::add_data(app);
   triad::add_init(app);
+  triad::add_import(app);
   triad::add_grads(app);
   triad::add_bench(app);
   triad::add_plan(app);

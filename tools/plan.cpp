@@ -45,6 +45,15 @@ int64_t memory_of(const Options& o, Device device) {
   return backend::info(device).free_bytes;
 }
 
+// The attention of the layers: "12 layers with NSA", "28 layers with NSA and 4 with dense attention".
+std::string layers_text(const ModelConfig& c) {
+  const int64_t nsa = c.count_nsa_layers(), dense = c.n_layers - nsa;
+  const std::string with_nsa = fmt::format("{} layers with NSA", nsa);
+  if (dense == 0) return with_nsa;
+  return nsa == 0 ? fmt::format("{} layers with dense attention", dense)
+                  : fmt::format("{} and {} with dense attention", with_nsa, dense);
+}
+
 double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 
 // Returns the prediction as JSON. Without --json, also prints it as text.
@@ -56,6 +65,7 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
   const double replayed = flops - training_flops(config.model, sequences, t.seq_len) / step_tokens;
   const Json out = {{"parameters", count_parameters(config.model)},
                     {"tensors", param_specs(config.model).size()},
+                    {"nsa_layers", config.model.count_nsa_layers()},
                     {"device", device.str()},
                     {"recompute", config.recompute.str()},
                     {"ranks", o.ranks},
@@ -67,11 +77,12 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
                     {"peak_bytes", plan.peak_bytes()}};
   if (!o.json)
     fmt::print(
-        "parameters: {} in {} tensors; a step: {} tokens; FLOPs: {:.1f} million per token, {:.1f} of them recomputed\n"
+        "parameters: {} in {} tensors; {}; a step: {} tokens; FLOPs: {:.1f} million per token, {:.1f} of them "
+        "recomputed\n"
         "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
         "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
-        count_parameters(config.model), param_specs(config.model).size(), t.tokens_per_step() * o.ranks, flops * 1e-6,
-        replayed * 1e-6, device.str(),
+        count_parameters(config.model), param_specs(config.model).size(), layers_text(config.model),
+        t.tokens_per_step() * o.ranks, flops * 1e-6, replayed * 1e-6, device.str(),
         o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
         gb(plan.peak_bytes()), config.recompute.str(), static_cast<double>(plan.workspace_bytes) / kMiB,
         static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);

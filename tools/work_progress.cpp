@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "engine/process/progress_line.h"
 #include "train/monitor/banner.h"
@@ -38,9 +39,9 @@ void WorkProgress::show(int64_t done, int64_t tokens) {
   shown_ = std::chrono::steady_clock::now();
   const double elapsed = std::max(seconds(), 1e-9);
   const double left = done > 0 ? elapsed / static_cast<double>(done) * static_cast<double>(total_ - done) : 0;
-  const LinePiece pieces[] = {{fmt::format("{}: {} of {} {}", verb_, done, total_, unit_), 0},
-                              {fmt::format("{:.0f} tokens/s", static_cast<double>(tokens) / elapsed), 1},
-                              {fmt::format("{} left", duration_text(left)), 2}};
+  std::vector<LinePiece> pieces = {{fmt::format("{}: {} of {} {}", verb_, done, total_, unit_), 0}};
+  if (tokens >= 0) pieces.push_back({fmt::format("{:.0f} tokens/s", static_cast<double>(tokens) / elapsed), 1});
+  pieces.push_back({fmt::format("{} left", duration_text(left)), 2});
   constexpr int kAnyLength = 1 << 16;
   if (terminal_)
     show_progress_line(STDERR_FILENO, fit_line(pieces, terminal_columns(STDERR_FILENO) - 1));

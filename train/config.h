@@ -209,7 +209,8 @@ void visit(TrainConfig& c, V&& v) {
   v("seed", c.seed, "seed of the initial weights, and of the data unless data.seed is set", at_least(0));
   v("init_from", c.init_from,
     "path of a run or checkpoint whose weights this run starts from. Its parameters and tokenizer must be the same; "
-    "any other key may differ. Optimizer state, schedule and data start anew. A resumed run ignores this key",
+    "any other key may differ. A dense model may begin an NSA model, whose gates and phi then start fresh. Optimizer "
+    "state, schedule and data start anew. A resumed run ignores this key",
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
   v("eval_batches", c.eval_batches, "micro-batches per evaluation", at_least(1).up_to(1 << 24));

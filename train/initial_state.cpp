@@ -26,6 +26,14 @@ int64_t checksum_of(Context& ctx, const Params& params) {
   return static_cast<int64_t>(crc);
 }
 
+// Loads the weights of train.init_from. Those of a dense model can begin an NSA model (model/from_dense.h).
+void load_init(Context& ctx, Params& params, const Config& config, const ModelSource& from) {
+  if (config.model.has_nsa() && !from.config.model.has_nsa())
+    load_dense_weights(ctx, params, from.weights, static_cast<uint64_t>(config.train.seed));
+  else
+    load_weights(ctx, params, from.weights);
+}
+
 }  // namespace
 
 std::optional<ModelSource> find_init(const Config& config, const std::string& resume_from) {
@@ -61,10 +69,11 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
     if (state.step > config.train.steps)
       fail_usage("train.steps is {}, but {} is at step {} already", config.train.steps, resume_from, state.step);
   } else {
-    params.init(ctx, static_cast<uint64_t>(config.train.seed));
     if (init_from) {
-      load_weights(ctx, params, init_from->weights);
+      load_init(ctx, params, config, *init_from);
       state.origin = init_from->origin;
+    } else {
+      params.init(ctx, static_cast<uint64_t>(config.train.seed));
     }
   }
   if (comm.world() == 1) return state;

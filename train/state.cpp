@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/unicode.h"
+#include "model/from_dense.h"
 #include "train/load_config.h"
 
 namespace triad {
@@ -61,25 +63,37 @@ void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* ou
   fail("{}: tensor {} is {}: F32, BF16, F16 or F64 is needed", file.path(), shortened(entry.name), entry.str());
 }
 
-// Reads the tensors prefix + name into a host buffer [stored elements] laid out as the flat parameter buffer; padding
-// is 0.
-std::vector<float> read_buffer(const Params& params, const SafetensorsFile& file, const std::string& prefix) {
-  std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
+// The name of the tensor of a file from which a parameter is read; empty if it keeps its initial values.
+using NameOf = std::function<std::string(const ParamSpec&)>;
+NameOf with_prefix(const std::string& prefix) {
+  return [prefix](const ParamSpec& spec) { return prefix + spec.name; };
+}
+
+// Reads the tensors of a file into a host buffer [stored elements] laid out as the flat parameter buffer.
+void read_into(std::vector<float>& host, const Params& params, const SafetensorsFile& file, const NameOf& name_of) {
   for (int64_t i = 0; i < params.count(); ++i) {
     const ParamSpec& spec = params.specs()[i];
-    const TensorEntry& entry = file.at(prefix + spec.name);
+    const std::string name = name_of(spec);
+    if (name.empty()) continue;
+    const TensorEntry& entry = file.at(name);
     const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
-    TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", file.path(), entry.name,
-                entry.str(), spec.shape.str());
+    TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's{} is {}", file.path(), entry.name,
+                entry.str(), name.ends_with(spec.name) ? "" : " " + spec.name, spec.shape.str());
     read_entry(file, entry, host.data() + params.offset(i));
   }
+}
+
+// Reads the tensors prefix + name; padding is 0.
+std::vector<float> read_buffer(const Params& params, const SafetensorsFile& file, const std::string& prefix) {
+  std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
+  read_into(host, params, file, with_prefix(prefix));
   return host;
 }
 
-void check_names(const Params& params, const SafetensorsFile& file, const std::vector<std::string>& prefixes) {
+void check_names(const Params& params, const SafetensorsFile& file, const std::vector<NameOf>& names) {
   std::set<std::string> expected;
-  for (const std::string& prefix : prefixes)
-    for (const ParamSpec& p : params.specs()) expected.insert(prefix + p.name);
+  for (const NameOf& name_of : names)
+    for (const ParamSpec& p : params.specs()) expected.insert(name_of(p));
   for (const TensorEntry& entry : file.entries())
     TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(),
                 shortened(entry.name));
@@ -155,8 +169,17 @@ void save_weights(Context& ctx, const Params& params, const std::string& path) {
 
 void load_weights(Context& ctx, Params& params, const std::string& path) {
   const SafetensorsFile file(path);
-  check_names(params, file, {""});
+  check_names(params, file, {with_prefix("")});
   params.set(ctx, read_buffer(params, file, ""));
+}
+
+void load_dense_weights(Context& ctx, Params& params, const std::string& path, uint64_t seed) {
+  const SafetensorsFile file(path);
+  check_names(params, file, {dense_source});
+  std::vector<float> host =
+      params.initial_values(ctx, seed, [](const ParamSpec& spec) { return dense_source(spec).empty(); });
+  read_into(host, params, file, dense_source);
+  params.set(ctx, host);
 }
 
 std::string save_checkpoint(const std::string& parent, const Params& params, const StateTensors& tensors,
@@ -190,7 +213,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
   });
   load_weights(ctx, params, folder + "/" + kWeightsFile);
   const SafetensorsFile moments(folder + "/" + kOptimizerFile);
-  check_names(params, moments, {"exp_avg/", "exp_avg_sq/"});
+  check_names(params, moments, {with_prefix("exp_avg/"), with_prefix("exp_avg_sq/")});
   optimizer.set(ctx, read_buffer(params, moments, "exp_avg/"), read_buffer(params, moments, "exp_avg_sq/"));
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),

@@ -31,6 +31,9 @@ void save_weights(Context&, const Params&, const std::string& path);
 // Reads any safetensors file with the model's names and shapes (F32, BF16, F16 or F64) and verifies its checksums if it
 // has any. Throws Error with the name of a missing, unknown or misshapen tensor.
 void load_weights(Context&, Params&, const std::string& path);
+// Reads the weights of a dense model, likewise, into an NSA or mixed model (model/from_dense.h). The parameters that no
+// tensor of the dense model begins get the values of Params::init.
+void load_dense_weights(Context&, Params&, const std::string& path, uint64_t seed);
 
 // The tensors of a checkpoint: fp32 [stored elements], on the host, laid out as the flat parameter buffer.
 struct StateTensors {

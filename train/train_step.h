@@ -48,7 +48,7 @@ class TrainStep {
     std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
     std::optional<BucketTrace::Step> buckets;  // with several ranks and log.diagnostics "buckets"
-    std::vector<NsaStats> stats;  // with log.stats: by layer, over micro-steps and ranks; without NSA: empty
+    std::vector<NsaStats> stats;  // with log.stats: by layer, over micro-steps and ranks; dense layers: no rows
   };
 
   // Begins a step: clears gradients and loss. trace: records the times of the first micro-step's backward, op by op

@@ -5,6 +5,7 @@
 // f64) and acc its accumulator type (f32, or f64 for f64).
 #pragma once
 #include <array>
+#include <vector>
 
 #include "kernels/nsa/attend_compressed.h"
 #include "kernels/nsa/attend_selected.h"
@@ -20,6 +21,10 @@ struct NsaConfig : SelectOptions {
   int64_t w = 512;  // tokens of the sliding window
   Phi phi = Phi::avg;
   GateOptions gate;
+  // For the parameters of a model, not for the ops: the gates with which fresh weights begin, in the order of Branch
+  // (empty: equal gates), and whether the branches share one k and one v.
+  std::vector<double> gate_init;
+  bool shared_kv = false;
 
   PhiOptions phi_options() const { return {*this, phi}; }
 };

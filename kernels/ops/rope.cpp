@@ -1,8 +1,10 @@
 // Rotary position embedding on the CPU, and the table of angles for both devices.
 #include "kernels/ops/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <vector>
 
 #include "engine/op_scope.h"
@@ -12,16 +14,41 @@ namespace triad {
 
 namespace {
 
+// The shares, one a pair, of the unchanged frequency in the mix with the frequency that is slowed down by o.factor.
+std::vector<double> unchanged_shares(const std::vector<double>& radians, int64_t head_dim, const RopeOptions& o) {
+  std::vector<double> shares;
+  const auto original = static_cast<double>(o.original_len), dim = static_cast<double>(head_dim);
+  if (o.scaling == RopeScaling::llama3) {
+    for (const double f : radians) {
+      const double turns = original * f / (2 * std::numbers::pi);
+      shares.push_back(std::clamp((turns - o.low_freq) / (o.high_freq - o.low_freq), 0.0, 1.0));
+    }
+    return shares;
+  }
+  // yarn: the (real) index of the pair that turns so many times within the original length.
+  const auto index = [&](double turns) {
+    return dim * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(o.theta));
+  };
+  constexpr double kLeastWidth = 1e-3;
+  const double first = std::max(std::floor(index(o.beta_fast)), 0.0),
+               last = std::min(std::ceil(index(o.beta_slow)), dim - 1), width = last - first;
+  for (size_t j = 0; j < radians.size(); ++j) {
+    const double ramp = (static_cast<double>(j) - first) / (width == 0 ? kLeastWidth : width);
+    shares.push_back(1 - std::clamp(ramp, 0.0, 1.0));
+  }
+  return shares;
+}
+
 template <class A>
-void fill_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double theta, double scale) {
+void fill_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, const RopeOptions& o) {
   const int64_t T = cos.size(0), half = head_dim / 2;
+  const RopeFrequencies frequencies = rope_frequencies(head_dim, o);
   std::vector<A> cosines(static_cast<size_t>(ctx.planning ? 0 : T * half)), sines(cosines.size());
   parallel_for(ctx, T, [&](int64_t t) {
     for (int64_t j = 0; j < half; ++j) {
-      const double frequency = std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
-      const double angle = static_cast<double>(t) / scale * frequency;
-      cosines[static_cast<size_t>(t * half + j)] = static_cast<A>(std::cos(angle));
-      sines[static_cast<size_t>(t * half + j)] = static_cast<A>(std::sin(angle));
+      const double angle = static_cast<double>(t) / o.scale * frequencies.radians[static_cast<size_t>(j)];
+      cosines[static_cast<size_t>(t * half + j)] = static_cast<A>(frequencies.factor * std::cos(angle));
+      sines[static_cast<size_t>(t * half + j)] = static_cast<A>(frequencies.factor * std::sin(angle));
     }
   });
   write(ctx, cos, cosines.data());
@@ -111,17 +138,30 @@ void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKe
 
 }  // namespace
 
-void rope_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double theta, double scale) {
-  TRIAD_CHECK(head_dim > 0 && head_dim % 2 == 0 && theta > 0 && scale > 0,
-              "rope_table: head_dim {}, theta {}, scale {}", head_dim, theta, scale);
+RopeFrequencies rope_frequencies(int64_t head_dim, const RopeOptions& o) {
+  RopeFrequencies out;
+  for (int64_t j = 0; j < head_dim / 2; ++j)
+    out.radians.push_back(std::pow(o.theta, -2.0 * static_cast<double>(j) / static_cast<double>(head_dim)));
+  if (o.scaling == RopeScaling::none) return out;
+  const std::vector<double> shares = unchanged_shares(out.radians, head_dim, o);
+  for (size_t j = 0; j < shares.size(); ++j)
+    out.radians[j] = out.radians[j] * shares[j] + out.radians[j] / o.factor * (1 - shares[j]);
+  constexpr double kFactorOfLog = 0.1;
+  if (o.scaling == RopeScaling::yarn) out.factor = kFactorOfLog * std::log(o.factor) + 1;
+  return out;
+}
+
+void rope_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, const RopeOptions& o) {
+  TRIAD_CHECK(head_dim > 0 && head_dim % 2 == 0 && o.theta > 0 && o.scale > 0,
+              "rope_table: head_dim {}, theta {}, scale {}", head_dim, o.theta, o.scale);
   TRIAD_CHECK(cos.rank == 2 && (cos.dtype == DType::f64 || cos.dtype == DType::f32), "rope_table: cos is {}",
               cos.str());
   check_tensor("rope_table: cos", cos, {cos.size(0), head_dim / 2}, cos.dtype);
   check_tensor("rope_table: sin", sin, cos.shape(), cos.dtype);
   if (cos.dtype == DType::f64)
-    fill_table<double>(ctx, cos, sin, head_dim, theta, scale);
+    fill_table<double>(ctx, cos, sin, head_dim, o);
   else
-    fill_table<float>(ctx, cos, sin, head_dim, theta, scale);
+    fill_table<float>(ctx, cos, sin, head_dim, o);
 }
 
 void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys,

@@ -1,15 +1,41 @@
-// Rotary position embedding, rotate-half layout: rotates the pair (x[j], x[j + D/2]) at position t by the angle (t /
-// scale) * theta^(-2j/D).
+// Rotary position embedding, rotate-half layout: rotates the pair (x[j], x[j + D/2]) at position t by the angle t * f_j
+// and multiplies it by a factor. Without scaling f_j = theta^(-2j/D) / scale and the factor is 1.
 #pragma once
 #include <array>
+#include <vector>
 
 #include "engine/context.h"
 
 namespace triad {
 
+// How the frequencies f_j of a model that was trained on texts of original_len tokens are changed for longer ones, as
+// the rope functions of these names in transformers change them.
+enum class RopeScaling {
+  none,
+  // Pairs that turn fewer than low_freq times within original_len tokens are slowed down by `factor`, those that turn
+  // more than high_freq times keep their frequency, and between them the two are mixed linearly in the turns.
+  llama3,
+  // Likewise with beta_slow and beta_fast turns, but mixed linearly in the index j of the pair, between whole indices.
+  // cos and sin are multiplied by 0.1 ln(factor) + 1.
+  yarn
+};
+struct RopeOptions {
+  double theta = 10000, scale = 1;  // scale: positions are divided by it
+  RopeScaling scaling = RopeScaling::none;
+  double factor = 8;            // this and the next fields only with scaling
+  int64_t original_len = 8192;  // tokens
+  double low_freq = 1, high_freq = 4, beta_fast = 32, beta_slow = 1;
+};
+struct RopeFrequencies {
+  std::vector<double> radians;  // [D/2]: the angle of each pair at position `scale`
+  double factor = 1;            // multiplies cos and sin
+};
+RopeFrequencies rope_frequencies(int64_t head_dim, const RopeOptions&);
+
 // Fills the table of angles. cos, sin [T, D/2] acc overwritten, on either device. Angles are computed in double, then
-// rounded. Called once, at startup.
-void rope_table(Context&, Tensor cos, Tensor sin, int64_t head_dim, double theta, double scale);
+// rounded; the factor of yarn is in the table, so that both directions of the rotation multiply by it. Called once, at
+// startup.
+void rope_table(Context&, Tensor cos, Tensor sin, int64_t head_dim, const RopeOptions&);
 // The keys of up to three attention branches, each [B,T,Hkv,D] T or absent. rope_forward() and rope_backward() rotate
 // them in place, in the same launch as the queries.
 using RopeKeys = std::array<Tensor, 3>;
@@ -17,8 +43,9 @@ using RopeKeys = std::array<Tensor, 3>;
 // begin [B,T] i32, optional: the position of token t is t - begin[t] (Documents::begin, common/documents.h).
 void rope_forward(Context&, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys = {},
                   ConstTensor begin = {});
-// dx [B,T,H,D] T overwritten, may be dy itself  <-  dy [B,T,H,D] T or acc, rotated by the negative angle. dy_group
-// [B,T,Hkv,D] acc, if given, is first added to dy, its head g to all query heads of group g; Hkv divides H.
+// dx [B,T,H,D] T overwritten, may be dy itself  <-  dy [B,T,H,D] T or acc, rotated by the negative angle and multiplied
+// by the same factor. dy_group [B,T,Hkv,D] acc, if given, is first added to dy, its head g to all query heads of group g;
+// Hkv divides H.
 void rope_backward(Context&, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin, const RopeKeys& dkeys = {},
                    ConstTensor dy_group = {}, ConstTensor begin = {});
 

@@ -107,20 +107,22 @@ OpCase packed(OpCase c, const std::vector<int64_t>& bounds) {
   return c;
 }
 
-OpCase table_case(std::string name, int64_t T, int64_t D, double scale) {
+OpCase table_case(std::string name, int64_t T, int64_t D, const RopeOptions& o) {
   const Shape table = {T, D / 2};
   OpCase c{.op = "rope", .name = std::move(name)};
   c.args = {{.name = "cos", .role = ArgRole::output, .shape = table, .type = ArgType::acc},
             {.name = "sin", .role = ArgRole::output, .shape = table, .type = ArgType::acc}};
-  c.forward = [D, scale](Context& ctx, const Args& t) { rope_table(ctx, t["cos"], t["sin"], D, kTheta, scale); };
+  c.forward = [D, o](Context& ctx, const Args& t) { rope_table(ctx, t["cos"], t["sin"], D, o); };
   return c;
 }
 
 }  // namespace
 
 std::vector<OpCase> rope_cases() {
-  return {table_case("table 127x64", 127, 64, 1.0),
-          table_case("table 9x6, scaled", 9, 6, 4.0),
+  return {table_case("table 127x64", 127, 64, {.theta = kTheta}),
+          table_case("table 9x6, scaled", 9, 6, {.theta = kTheta, .scale = 4}),
+          table_case("table 65x32, llama3", 65, 32, {.scaling = RopeScaling::llama3, .original_len = 32}),
+          table_case("table 65x32, yarn", 65, 32, {.scaling = RopeScaling::yarn, .factor = 4, .original_len = 32}),
           rope_case({"1x1x1x2", 1, 1, 1, 2}),
           rope_case({"2x7x3x6", 2, 7, 3, 6}),
           rope_case({"2x31x12x64", 2, 31, 12, 64}),

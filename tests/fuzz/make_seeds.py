@@ -206,9 +206,49 @@ def documents():
     put("documents", "empty", b"")
 
 
+def huggingface():
+    llama = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 128, "max_position_embeddings": 256}
+    index = {"metadata": {"total_size": 8}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors",
+                                                           "model.norm.weight": "model-00002-of-00002.safetensors"}}
+
+    def seed(name, config, map_=index):
+        put("huggingface", name, config if isinstance(config, str) else json.dumps(config), json.dumps(map_))
+
+    def rope(name, key="rope_scaling", **values):
+        seed(f"rope-{name}", llama | {key: values, "rope_theta": 500000.0})
+
+    seed("llama", llama)
+    seed("eos", llama | {"eos_token_id": [2, 3], "tie_word_embeddings": True, "head_dim": None, "rope_scaling": None})
+    seed("eos-text", llama | {"eos_token_id": "</s>"})
+    seed("mistral", llama | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "head_dim": 32})
+    seed("window", llama | {"architectures": ["MistralForCausalLM"], "sliding_window": 128})
+    seed("qwen2", llama | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 2})
+    seed("qwen3", llama | {"architectures": None, "model_type": "qwen3", "layer_types": ["full_attention"] * 2})
+    seed("layer-types", llama | {"layer_types": ["full_attention", "sliding_attention"]})
+    seed("other", llama | {"architectures": ["MixtralForCausalLM"]})
+    seed("bias", llama | {"attention_bias": True})
+    seed("act", llama | {"hidden_act": "gelu"})
+    seed("uneven", llama | {"num_key_value_heads": 3})
+    seed("large", llama | {"vocab_size": 2**63, "hidden_size": -1})
+    rope("linear", type="linear", factor=4)
+    rope("llama3", rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+         original_max_position_embeddings=128)
+    rope("yarn", "rope_parameters", rope_type="yarn", factor=4.0, rope_theta=1e6, original_max_position_embeddings=64,
+         attention_factor=1.1386294361119891, beta_fast=None)
+    rope("mscale", rope_type="yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0)
+    rope("dynamic", rope_type="dynamic", factor=2.0)
+    rope("nested", "rope_parameters", full_attention={"rope_type": "default"})
+    seed("index-path", llama, {"weight_map": {"a": "../b"}})
+    seed("index-number", llama, {"weight_map": {"a": 1}})
+    seed("index-empty", llama, {"weight_map": {}})
+    seed("cut", json.dumps(llama)[:60], [])
+
+
 shards()
 safetensors()
 tokenizers()
 configs()
 handshakes()
 documents()
+huggingface()

@@ -12,6 +12,7 @@
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "kernels/nsa/gate.h"
+#include "kernels/ops/branch_sum.h"
 #include "kernels/ops/cast.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
@@ -277,6 +278,71 @@ TEST_CASE("formula: rounding to bf16 is to nearest, ties to even", "[formulas]")
   }
 }
 
+// The expected numbers are those of ROPE_INIT_FUNCTIONS["llama3"] and ["yarn"] of transformers 5.24.0 (f32), called with
+// a LlamaConfig of this head_dim and rope_parameters, low_freq_factor 1, high_freq_factor 4, beta_fast 32, beta_slow 1.
+TEST_CASE("formula: the frequencies of llama3 and yarn are those of transformers", "[formulas]") {
+  struct Case {
+    int64_t head_dim;
+    RopeOptions options;
+    Values radians;
+    double factor;
+  };
+  const RopeScaling llama3 = RopeScaling::llama3, yarn = RopeScaling::yarn;
+  const std::vector<Case> cases = {
+      {16,
+       {.theta = 500000, .scaling = llama3},
+       {1.0, 0.193922758, 0.0376060307, 0.00729266508, 0.000524846022, 3.42810235e-05, 6.64786967e-06, 1.28917316e-06},
+       1},
+      {16,
+       {.scaling = llama3, .original_len = 32},
+       {1.0, 0.0958399773, 0.0125000002, 0.00395284733, 0.00124999997, 0.000395284733, 0.000125000006, 3.95284733e-05},
+       1},
+      {16,
+       {.scaling = yarn, .factor = 4, .original_len = 32},
+       {1.0, 0.197642356, 0.0250000004, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012, 7.90569466e-05},
+       1.138629436111989},
+      {32,
+       {.theta = 1e6, .scaling = yarn, .factor = 4, .original_len = 32768},
+       {1.0,            0.421696514,    0.177827939,    0.0749894157,   0.0316227786,   0.0133352149,
+        0.00477990136,  0.00165996165,  0.000549999997, 0.000168678584, 4.44569851e-05, 1.87473561e-05,
+        7.90569356e-06, 3.33380353e-06, 1.40585337e-06, 5.92843435e-07},
+       1.138629436111989},
+      // The pairs between which yarn mixes lie outside of the head.
+      {16,
+       {.theta = 100, .scaling = yarn, .factor = 4, .original_len = 1000000000},
+       {0.25, 0.140585333, 0.079056941, 0.0444569848, 0.0250000004, 0.0140585322, 0.00790569466, 0.00444569858},
+       1.138629436111989}};
+  Lab lab;
+  for (const Case& c : cases) {
+    const RopeFrequencies got = rope_frequencies(c.head_dim, c.options);
+    REQUIRE(got.radians.size() == c.radians.size());
+    CHECK(got.factor == Approx(c.factor).epsilon(1e-14));
+    for (size_t j = 0; j < c.radians.size(); ++j) CHECK(got.radians[j] == Approx(c.radians[j]).epsilon(2e-6));
+    // The table: cos and sin of position times frequency, times the factor.
+    const int64_t half = c.head_dim / 2;
+    const Tensor cos = lab.empty({8, half}), sin = lab.empty({8, half});
+    rope_table(lab.ctx(), cos, sin, c.head_dim, c.options);
+    const Values cosines = Lab::values(cos), sines = Lab::values(sin);
+    for (size_t j = 0; j < c.radians.size(); ++j) {
+      const size_t at = 7 * static_cast<size_t>(half) + j;
+      CHECK(cosines[at] == Approx(c.factor * std::cos(7 * got.radians[j])).epsilon(1e-12));
+      CHECK(sines[at] == Approx(c.factor * std::sin(7 * got.radians[j])).epsilon(1e-12));
+    }
+  }
+}
+
+TEST_CASE("formula: the sum of the branches' gradients", "[formulas]") {
+  Lab lab;
+  const Tensor out = lab.empty({2, 2});
+  branch_sum(lab.ctx(), out, lab.from({1, 2, 10, 20, 100, 200, 3, 4, 30, 40, 300, 400}, {2, 6}));
+  CHECK(Lab::values(out) == Values{111, 222, 333, 444});
+  // In bf16 the sum is rounded once: 256 + 1 + 1 = 258, and with a rounding in between it would be 256.
+  const Tensor rounded = lab.empty({1, 1}, DType::bf16), parts = lab.empty({1, 3}, DType::bf16);
+  cast(lab.ctx(), parts, lab.from({256, 1, 1}, {1, 3}));
+  branch_sum(lab.ctx(), rounded, parts);
+  CHECK(static_cast<float>(*rounded.ptr<bf16>()) == 258);
+}
+
 TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, matmul's factor", "[formulas]") {
   Lab lab;
   {  // rows so small that epsilon matters
@@ -287,7 +353,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
   }
   {  // scale 2 turns position 3 into an angle of 1.5: the pairs (x0, x2) and (x1, x3) rotate by 1.5 and 1.5 / 100
     const Tensor cos = lab.empty({4, 2}), sin = lab.empty({4, 2}), y = lab.empty({1, 4, 1, 4});
-    rope_table(lab.ctx(), cos, sin, 4, 10000, 2);
+    rope_table(lab.ctx(), cos, sin, 4, {.scale = 2});
     Values x(16, 0.0);
     for (size_t j = 0; j < 4; ++j) x[12 + j] = static_cast<double>(j + 1);
     rope_forward(lab.ctx(), y, lab.from(x, {1, 4, 1, 4}), cos, sin);

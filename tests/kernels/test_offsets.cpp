@@ -280,7 +280,7 @@ TEST_CASE("Rotation and compression are right past 2^31 elements (GPU)", "[gpu][
     const Tensor y = poisoned(rt, dtype, {T, H * D}), y_cmp = poisoned(rt, dtype, {Tc, H * D});
     const Tensor cos = allocate(rt, DType::f32, {T, D / 2}), sin = allocate(rt, DType::f32, {T, D / 2});
     const Shape shape = {1, T, H, D}, shape_cmp = {1, Tc, H, D};
-    rope_table(rt.ctx(), cos, sin, D, kTheta, 1.0);
+    rope_table(rt.ctx(), cos, sin, D, {.theta = kTheta});
     rope_forward(rt.ctx(), y.view(shape), x.tensor.view(shape), cos, sin);
     auto turned = [&](int64_t t, double direction) {
       Expected want(H * D);

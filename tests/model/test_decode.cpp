@@ -156,6 +156,24 @@ double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
   return largest;
 }
 
+// Models whose layers or branches differ from the default; of three layers, so that the kinds alternate.
+struct LayerVariant {
+  const char* name;
+  void (*change)(ModelConfig&);
+};
+const LayerVariant kLayerVariants[] = {
+    {"mixed layers, yarn",
+     [](ModelConfig& c) {
+       c.n_layers = 3, c.dense_layers = "0:1,2:3", c.rope_scaling = RopeScaling::yarn, c.rope_original_len = 64;
+       c.resolve();
+     }},
+    {"shared k and v, mixed layers, llama3",
+     [](ModelConfig& c) {
+       c.n_layers = 3, c.dense_layers = "1:2", c.nsa.shared_kv = true, c.rope_scaling = RopeScaling::llama3;
+       c.rope_original_len = 64;
+       c.resolve();
+     }}};
+
 void check_agreement(const ModelConfig& config, Device device, DType dtype, double tolerance,
                      std::initializer_list<int64_t> prefills, const std::string& name, double std = 0.3) {
   DecodeFixture f(config, 1, kTokens, device, dtype, std);
@@ -317,6 +335,13 @@ TEST_CASE("decode: after a prefill of any length, steps give the forward pass's 
   ModelConfig scaled = c;
   scaled.rope_scale = 3.5;
   check_agreement(scaled, Device::cpu(), DType::f32, 1e-5, {0, 33}, "rope_scale");
+  for (const LayerVariant& variant : kLayerVariants)
+    for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp}) {
+      ModelConfig layers = c;
+      layers.nsa.phi = phi;
+      variant.change(layers);
+      check_agreement(layers, Device::cpu(), DType::f64, 1e-12, {0, 33}, variant.name);
+    }
 }
 
 namespace {
@@ -363,6 +388,11 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, swiglu", kGpuStd);
+  for (const LayerVariant& variant : kLayerVariants) {
+    ModelConfig layers = gpu_config(Phi::conv, GateKind::softmax, 6, 2, 64);
+    variant.change(layers);
+    check_agreement(layers, Device::cuda(), DType::f32, 1e-5, {0, 70}, variant.name, kGpuStd);
+  }
 }
 
 TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi avg", "[decode][gpu]") {

@@ -33,7 +33,32 @@ const Variant kVariants[] = {
     {"dense, tied", [](ModelConfig& c) { c.attention = AttentionKind::dense, c.tie_embeddings = true; }},
     {"forced branch", [](ModelConfig& c) { c.nsa.gate.force = Branch::sel; }},
     {"uniform gate", [](ModelConfig& c) { c.nsa.gate.uniform = true; }},
+    {"mixed layers, llama3",
+     [](ModelConfig& c) {
+       c.n_layers = 3, c.dense_layers = "0:1,2:3", c.nsa.phi = Phi::conv;
+       c.rope_scaling = RopeScaling::llama3, c.rope_original_len = 16;
+       c.resolve();
+     }},
+    {"shared k and v, avg, yarn",
+     [](ModelConfig& c) {
+       c.nsa.shared_kv = true, c.rope_scaling = RopeScaling::yarn, c.rope_factor = 4, c.rope_original_len = 32;
+     }},
+    {"shared k and v, conv, mixed layers",
+     [](ModelConfig& c) {
+       c.nsa.shared_kv = true, c.nsa.phi = Phi::conv, c.nsa.gate.kind = GateKind::sigmoid, c.dense_layers = "1:2";
+       c.resolve();
+     }},
+    {"shared k and v, mlp", [](ModelConfig& c) { c.nsa.shared_kv = true, c.nsa.phi = Phi::mlp; }},
 };
+
+constexpr size_t kOnGpu[] = {0, 1, 2, 4, 7, 8, 9, 10};  // the variants whose gradients are compared with the GPU's
+
+// Calls f(layer) for the layers with NSA.
+template <class F>
+void for_each_nsa_layer(const ModelConfig& c, F&& f) {
+  for (int64_t i = 0; i < c.n_layers; ++i)
+    if (c.attention_of(i) == AttentionKind::nsa) f(i);
+}
 
 double norm(const std::vector<double>& v) {
   double sum = 0;
@@ -159,13 +184,13 @@ double gradient_floor(ModelFixture& f) {
 
 TEST_CASE("model: CUDA f32 gradients agree with the CPU's", "[model][gpu]") {
   if (!require_gpu()) return;
-  for (const Variant& variant : {kVariants[0], kVariants[1], kVariants[2], kVariants[4]}) {
+  for (const size_t which : kOnGpu) {
+    const Variant& variant = kVariants[which];
     ModelConfig config = gpu_model();
     variant.change(config);
     ModelFixture cpu(config, 2, 300, Device::cpu(), DType::f32), gpu(config, 2, 300, Device::cuda(), DType::f32);
     const double cpu_loss = cpu.loss_and_grads();
-    if (config.has_nsa())
-      for (int64_t i = 0; i < config.n_layers; ++i) gpu.set_lists(i, cpu.lists(i));
+    for_each_nsa_layer(config, [&](int64_t i) { gpu.set_lists(i, cpu.lists(i)); });
     const double gpu_loss = gpu.loss_and_grads();
     CHECK(std::abs(gpu_loss - cpu_loss) <= 1e-5 * cpu_loss);
     const double floor = gradient_floor(cpu);
@@ -181,7 +206,8 @@ TEST_CASE("model: CUDA f32 gradients agree with the CPU's", "[model][gpu]") {
 TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16", "[model][gpu]") {
   if (!require_gpu()) return;
   constexpr int kSeeds = 4;
-  for (const Variant& variant : {kVariants[0], kVariants[1], kVariants[2], kVariants[4]}) {
+  for (const size_t which : kOnGpu) {
+    const Variant& variant = kVariants[which];
     ModelConfig config = gpu_model();
     variant.change(config);
     const std::vector<ParamSpec> specs = param_specs(config);
@@ -191,11 +217,10 @@ TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16",
           rounded(config, 2, 300, Device::cpu(), DType::bf16, seed),
           gpu(config, 2, 300, Device::cuda(), DType::bf16, seed);
       exact.loss_and_grads();
-      if (config.has_nsa())
-        for (int64_t i = 0; i < config.n_layers; ++i) {
-          rounded.set_lists(i, exact.lists(i));
-          gpu.set_lists(i, exact.lists(i));
-        }
+      for_each_nsa_layer(config, [&](int64_t i) {
+        rounded.set_lists(i, exact.lists(i));
+        gpu.set_lists(i, exact.lists(i));
+      });
       rounded.loss_and_grads();
       gpu.loss_and_grads();
       const double floor = gradient_floor(exact);

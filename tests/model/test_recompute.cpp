@@ -60,13 +60,19 @@ TEST_CASE("recompute: a plan is the same after printing and parsing", "[recomput
 }
 
 TEST_CASE("recompute: every plan gives the same bits", "[recompute]") {
-  for (const bool dense : {false, true})
+  const std::pair<const char*, void (*)(ModelConfig&)> models[] = {
+      {"NSA", [](ModelConfig&) {}},
+      {"dense", [](ModelConfig& c) { c.attention = AttentionKind::dense; }},
+      {"mixed", [](ModelConfig& c) { c.dense_layers = "1:2"; }},
+      {"mixed, shared k and v", [](ModelConfig& c) { c.dense_layers = "0:1", c.nsa.shared_kv = true; }}};
+  for (const auto& [name, change] : models)
     for (const DType dtype : {DType::f32, DType::bf16}) {
       ModelConfig c = three_layers();
-      if (dense) c.attention = AttentionKind::dense;
+      change(c);
+      c.resolve();
       const auto kept = gradients(c, 50, Device::cpu(), dtype, {});
       for (const char* plan : kPlans) {
-        INFO(plan << (dense ? ", dense" : ""));
+        INFO(name << " " << plan);
         CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers)) == kept);
       }
     }
@@ -78,10 +84,14 @@ TEST_CASE("recompute: every plan gives the same bits on the GPU", "[recompute][g
   c.dim = 128, c.n_heads = 12, c.d_k = c.d_v = 64, c.vocab_size = 307, c.mlp_hidden = 0;
   c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
   c.resolve();
-  const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {});
-  for (const char* plan : kPlans) {
-    INFO(plan);
-    CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers)) == kept);
+  for (const char* dense_layers : {"", "1:2"}) {
+    c.dense_layers = dense_layers;
+    c.resolve();
+    const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {});
+    for (const char* plan : kPlans) {
+      INFO(plan << ", dense layers " << dense_layers);
+      CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers)) == kept);
+    }
   }
 }
 

@@ -97,7 +97,7 @@ class Run {
 
   void run_rope() {
     const Tensor cos = poisoned({s_.T(), s_.dk / 2}, acc()), sin = poisoned({s_.T(), s_.dk / 2}, acc());
-    rope_table(lab_.ctx(), cos, sin, s_.dk, 10000.0, 1.0);
+    rope_table(lab_.ctx(), cos, sin, s_.dk, {});
     const Tensor y = token_input("q", s_.Hq(), s_.dk), k = token_input("k1", s_.Hkv, s_.dk);
     rope_forward(lab_.ctx(), y, y, cos, sin, {k}, tables_.begin);
     keep("rope q", y), keep("rope k", k);

@@ -54,7 +54,7 @@ std::vector<std::byte> random_qkv(const AttentionProblem& p, DType dtype, double
     for (int64_t h = 0; h < count; ++h, columns += width) heads.push_back({columns, width, drifts});
   };
   add(p.config.n_heads, p.config.d_k, true);
-  for (int pair = 0; pair < kv_pairs(p.config.attention); ++pair) {
+  for (int pair = 0; pair < kv_pairs(p.config, p.config.attention); ++pair) {
     add(p.config.n_kv_groups, p.config.d_k, true);
     add(p.config.n_kv_groups, p.config.d_v, false);
   }
@@ -90,6 +90,8 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
                word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
   const int64_t layer = input.layer < 0 ? c.n_layers / 2 : input.layer;
   if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
+  if (c.attention_of(layer) != p.config.attention)
+    fail_usage("--layer is {}: this layer of {} has {} attention", layer, checkpoint, word_of(c.attention_of(layer)));
   p.config.nsa = c.nsa;
   const auto tokenizer = loaded.tokenizer();
   const auto source = open_tokens(input.text, *tokenizer, c.vocab_size);

@@ -70,6 +70,13 @@ int64_t saved_bytes(const AttentionSaved& saved) {
   return bytes;
 }
 
+// The config with a pair of k and v for each branch: the kernels write their gradients to a place of their own, also
+// where the branches share one pair (the model then adds them).
+ModelConfig separate(ModelConfig c) {
+  c.nsa.shared_kv = false;
+  return c;
+}
+
 AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DType dtype) {
   const ModelConfig& c = p.config;
   const int64_t B = p.B, T = p.T, Hq = c.n_heads, width = qkv_width(c, c.attention);
@@ -78,7 +85,7 @@ AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DTy
   };
   AttentionTensors t;
   t.qkv = alloc("qkv", dtype, {B * T, width});
-  t.dqkv = alloc("dqkv", dtype, {B * T, width});
+  t.dqkv = alloc("dqkv", dtype, {B * T, qkv_width(separate(c), c.attention)});
   t.dout = alloc("dout", dtype, {B, T, Hq, c.d_v});
   t.dq = alloc("dq", acc_dtype(dtype), {B, T, Hq, c.d_k});
   t.saved = alloc_attention(c, c.attention, B, T, dtype, alloc, alloc);
@@ -95,7 +102,7 @@ AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DTy
 AttentionParts::AttentionParts(Device device, const AttentionProblem& p, const AttentionTensors& t, DType dtype)
     : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))), pairs_(mean_pairs(p)) {
   const QkvViews views = split_qkv(t.qkv, c_, c_.attention, p.B, p.T),
-                 dviews = split_qkv(t.dqkv, c_, c_.attention, p.B, p.T);
+                 dviews = split_qkv(t.dqkv, separate(c_), c_.attention, p.B, p.T);
   if (!p.bounds.empty()) add_document_tables();
   switch (c_.attention) {
     case AttentionKind::dense:

@@ -63,6 +63,7 @@ const std::vector<Family>& families() {
                                           {"classifier", {"classifier"}},
                                           {"norm", {"rmsnorm"}},
                                           {"rope", {"rope"}},
+                                          {"shared k and v", {"branch_sum"}},
                                           {"activation", {"silu", "swiglu"}},
                                           {"embedding", {"embedding"}},
                                           {"optimizer", {"adamw", "sum", "judge"}},

@@ -211,8 +211,9 @@ function blockMap(card, {sample, layer, group, paint, label}) {
 }
 
 // Draws values[layer][bin], in percent, as coloured cells.
-function distanceMap(card, {names, values, label}) {
-  const layers = values.map((_, layer) => layer), cell = cellOf(layers), bottom = kTop + cell * layers.length;
+// layers: the number of the layer of each row of values.
+function distanceMap(card, {names, values, layers, label}) {
+  const cell = cellOf(layers), bottom = kTop + cell * layers.length;
   const [low, high] = [0, Math.max(extent(values.flat())[1], 1e-9)];
   mount(card, label, width => {
     const svg = canvas(width, bottom + kBottom), slot = (width - kLeft - kRight) / names.length, every = Math.ceil(58 / slot);
@@ -224,8 +225,8 @@ function distanceMap(card, {names, values, label}) {
     });
     svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, "distance in blocks"));
     return {svg, bottom, xs: names.map((_, k) => kLeft + (k + 0.5) * slot), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
-            describe: (k, row) => [{text: `distance ${names[k]}`}, ...layers.flatMap(r => (row === null || row === undefined ? r < 12 : r === row)
-              ? [{colour: ramp(values[r][k] / high), text: `layer ${r}: ${short(values[r][k])}%`}] : [])]};
+            describe: (k, row) => [{text: `distance ${names[k]}`}, ...layers.flatMap((number, r) => (row === null || row === undefined ? r < 12 : r === row)
+              ? [{colour: ramp(values[r][k] / high), text: `layer ${number}: ${short(values[r][k])}%`}] : [])]};
   });
   rampLegend(card, low, high, "%");
   return true;

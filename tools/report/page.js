@@ -188,6 +188,8 @@ lines(gates, "Dead gates", run => run.ranks[0]?.lines.gate_dead_frac?.some(p => 
 
 const selection = section("Selection");
 const sampled = runs.filter(run => run.sample);
+// The number of the layer of sample.lists[i]. Samples without "layers" hold every layer.
+const layerOf = (sample, i) => sample.layers?.[i] ?? i;
 {
   const parts = sampled.map(run => ({run, ...distancesOf(run.sample)})).filter(d => d.all > 0);
   const bins = Math.max(0, ...parts.map(d => d.chosen.length)), first = Math.min(...parts.map(d => d.even.findIndex(v => v > 0)));
@@ -198,20 +200,20 @@ const sampled = runs.filter(run => run.sample);
   for (const {run} of parts) {
     const {sample} = run, title = "Distance by layer" + tag(runs.indexOf(run));
     const rows = sample.lists.map((_, layer) => distancesOf(sample, layer).chosen.slice(first).map(v => 100 * v));
-    card(selection, title, made => distanceMap(made, {names: binNames(bins).slice(first, first + rows[0].length), values: rows, label: title}), {unit: "%", note: "Share of a layer's chosen blocks."});
+    card(selection, title, made => distanceMap(made, {names: binNames(bins).slice(first, first + rows[0].length), values: rows, layers: rows.map((_, i) => layerOf(sample, i)), label: title}), {unit: "%", note: "Share of a layer's chosen blocks."});
   }
 }
 const kMostMaps = 8;  // with more, one layer is shown at a time
 for (const run of sampled) {
   const {sample} = run, i = runs.indexOf(run), layers = sample.lists.length, groups = sample.lists[0].length;
   card(selection, "Which blocks are selected" + tag(i), made => {
-    const pick = node("select", {"aria-label": "layer"}, ...sample.lists.map((_, layer) => node("option", {value: layer}, `layer ${layer}`)));
+    const pick = node("select", {"aria-label": "layer"}, ...sample.lists.map((_, layer) => node("option", {value: layer}, `layer ${layerOf(sample, layer)}`)));
     const place = node("div", {class: "maps"}), all = layers * groups * sampled.length <= kMostMaps;
     const draw = () => {
       place.replaceChildren();
       for (let layer = 0; layer < layers; ++layer)
         for (let group = 0; group < groups && (all || layer === Number(pick.value)); ++group) {
-          const label = `layer ${layer}, group ${group}`, map = node("div", {}, node("h4", {}, label));
+          const label = `layer ${layerOf(sample, layer)}, group ${group}`, map = node("div", {}, node("h4", {}, label));
           place.append(map);
           blockMap(map, {sample, layer, group, paint: colour(i), label: `Selected blocks, ${label}`});
         }

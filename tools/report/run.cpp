@@ -259,6 +259,9 @@ Json sample_of(const std::string& path) {
   if (!sample.contains("queries") || !all_integers(sample["queries"]) || sample["queries"].empty()) broken("queries");
   if (sample["l_sel"].get<int64_t>() < 1 || sample["seq_len"].get<int64_t>() < 1) broken("l_sel, seq_len");
   if (!sample.contains("lists") || !sample["lists"].is_array() || sample["lists"].empty()) broken("lists");
+  if (sample.contains("layers") &&
+      (!all_integers(sample["layers"]) || sample["layers"].size() != sample["lists"].size()))
+    broken("layers");
   for (const Json& layer : sample["lists"]) {
     if (!layer.is_array() || layer.empty() || layer.size() != sample["lists"][0].size()) broken("lists");
     for (const Json& group : layer)

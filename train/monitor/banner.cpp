@@ -21,8 +21,9 @@ constexpr double kExpectedShare = 0.35;
 
 std::string model_text(const Config& c, int64_t parameters) {
   const ModelConfig& m = c.model;
-  return fmt::format("{} parameters: {} layers of width {}, {} heads in {} groups, {} attention", grouped(parameters),
-                     m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.has_nsa() ? "NSA" : "dense");
+  return fmt::format("{} parameters: {} layers of width {}, {} heads in {} groups, {} attention{}", grouped(parameters),
+                     m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.has_nsa() ? "NSA" : "dense",
+                     m.has_nsa() && !m.dense_layers.empty() ? ", dense in layers " + m.dense_layers : "");
 }
 
 std::string steps_text(const Config& c, int world, int64_t first_step) {

@@ -56,18 +56,34 @@ GradNorms GradLedger::read(const double* norms) const {
   return out;
 }
 
+namespace {
+
+// Whether the gradient of the keys or values of one NSA branch must be 0: the gates force the branch off, or its
+// queries attend to nothing. With one key the softmax is constant 1, so the key's gradient is 0.
+bool branch_is_zero(const ModelConfig& c, int64_t seq_len, Branch branch, bool key) {
+  if (c.nsa.gate.force != Branch::none && c.nsa.gate.force != branch) return true;
+  int64_t most = std::min(seq_len, c.nsa.w);  // maximum number of keys that a query attends to in this branch
+  if (branch == Branch::cmp) most = compressed_length(seq_len, c.nsa.l, c.nsa.d);
+  if (branch == Branch::sel) most = std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel);
+  return most == 0 || (most == 1 && key);
+}
+
+// Whether a parameter makes the keys or values that all branches of an NSA layer share.
+bool feeds_all_branches(const ModelConfig& c, const ParamSpec& param) {
+  const bool projection = param.role == ParamRole::k_proj || param.role == ParamRole::v_proj;
+  return projection && c.nsa.shared_kv && c.attention_of(param.layer) == AttentionKind::nsa;
+}
+
+}  // namespace
+
 bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, const ParamSpec& param) {
   if (is_gate(param.role)) {
     const bool fc1 = param.role == ParamRole::gate_fc1_weight || param.role == ParamRole::gate_fc1_bias;
     return !c.nsa.gate.has_gradient() || (step <= 1 && fc1);
   }
-  if (param.branch == Branch::none) return false;
-  if (c.nsa.gate.force != Branch::none && c.nsa.gate.force != param.branch) return true;
-  int64_t most = std::min(seq_len, c.nsa.w);  // maximum number of keys that a query attends to in this branch
-  if (param.branch == Branch::cmp) most = compressed_length(seq_len, c.nsa.l, c.nsa.d);
-  if (param.branch == Branch::sel) most = std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel);
-  // With one key the softmax is constant 1, so the key's gradient is 0.
-  return most == 0 || (most == 1 && is_key(param.role));
+  const auto zero_in = [&](Branch branch) { return branch_is_zero(c, seq_len, branch, is_key(param.role)); };
+  if (feeds_all_branches(c, param)) return zero_in(Branch::cmp) && zero_in(Branch::sel) && zero_in(Branch::win);
+  return param.branch != Branch::none && zero_in(param.branch);
 }
 
 }  // namespace triad

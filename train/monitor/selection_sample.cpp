@@ -22,20 +22,25 @@ std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most) {
 
 Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int64_t step) {
   const int64_t groups = c.n_kv_groups, n = c.nsa.n_sel;
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < c.n_layers; ++i)
+    if (c.attention_of(i) == AttentionKind::nsa) layers.push_back(i);
+  const auto count = static_cast<int64_t>(layers.size());
   const std::vector<int64_t> queries =
-      sampled_queries(act.T(), std::clamp<int64_t>(kMostBlocks / (c.n_layers * groups * n), 1, kMostQueries));
+      sampled_queries(act.T(), std::clamp<int64_t>(kMostBlocks / (count * groups * n), 1, kMostQueries));
   const auto rows = static_cast<int64_t>(queries.size());
-  std::vector<int32_t> host(static_cast<size_t>(c.n_layers * rows * groups * n));
-  Tensor sample(reinterpret_cast<std::byte*>(host.data()), DType::i32, {c.n_layers, rows, groups, n}, Device::cpu());
-  for (int64_t i = 0; i < c.n_layers; ++i) {
-    Tensor lists = act.layer(i).attention.nsa.block_index[0].slice(0, queries.front(), queries.back() + 1);
+  std::vector<int32_t> host(static_cast<size_t>(count * rows * groups * n));
+  Tensor sample(reinterpret_cast<std::byte*>(host.data()), DType::i32, {count, rows, groups, n}, Device::cpu());
+  for (int64_t i = 0; i < count; ++i) {
+    const Tensor all = act.layer(layers[static_cast<size_t>(i)]).attention.nsa.block_index;
+    Tensor lists = all[0].slice(0, queries.front(), queries.back() + 1);
     if (rows > 1) lists.stride[0] *= queries[1] - queries[0];
     lists.dim[0] = rows;
     copy(ctx, sample[i], lists);
   }
   ctx.stream.synchronize();
-  Json layers = Json::array();
-  for (int64_t i = 0; i < c.n_layers; ++i) {
+  Json of_layers = Json::array();
+  for (int64_t i = 0; i < count; ++i) {
     Json of_layer = Json::array();
     for (int64_t g = 0; g < groups; ++g) {
       Json of_group = Json::array();
@@ -46,7 +51,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
       }
       of_layer.push_back(std::move(of_group));
     }
-    layers.push_back(std::move(of_layer));
+    of_layers.push_back(std::move(of_layer));
   }
   return {{"schema", kSchema},
           {"step", step},
@@ -55,7 +60,8 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
           {"init_blocks", c.nsa.init_blocks},
           {"local_blocks", c.nsa.local_blocks},
           {"queries", queries},
-          {"lists", std::move(layers)}};
+          {"layers", layers},
+          {"lists", std::move(of_layers)}};
 }
 
 }  // namespace triad

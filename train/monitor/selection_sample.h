@@ -16,7 +16,8 @@ inline constexpr const char* kSelectionSample = "selection_sample.json";
 std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most);
 
 // Call after a forward that keeps activations. Returns the selection lists of the batch's first sequence as {schema,
-// step, seq_len, l_sel, init_blocks, local_blocks, queries: [t, ..], lists: [layer][group][query] = [block, ..]}.
+// step, seq_len, l_sel, init_blocks, local_blocks, queries: [t, ..], layers: [layer, ..], lists: [i][group][query] =
+// [block, ..]}; lists[i] are those of layers[i], the layers with NSA.
 Json selection_sample(Context&, Activations&, const ModelConfig&, int64_t step);
 
 }  // namespace triad

@@ -45,6 +45,7 @@ Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, TensorBoa
   if (layers.empty()) return Json::object();
   NsaStats all;
   for (size_t i = 0; i < layers.size(); ++i) {
+    if (config_.model.attention_of(static_cast<int64_t>(i)) == AttentionKind::dense) continue;
     const NsaStats& s = layers[i];
     gates_.push_back({.layer = static_cast<int64_t>(i),
                       .entropy_mean = s.gate_mean(F::entropy),
@@ -73,6 +74,7 @@ void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoa
   std::vector<Scalar> scalars;
   std::vector<double> entropies, largest;
   for (size_t i = 0; i < layers.size(); ++i) {
+    if (config_.model.attention_of(static_cast<int64_t>(i)) == AttentionKind::dense) continue;
     const NsaStats& s = layers[i];
     add_scalars(scalars, static_cast<int64_t>(i), s);
     entropies.push_back(s.gate_mean(F::entropy));

@@ -22,10 +22,10 @@ class StatsReport {
   // resume.
   StatsReport(const Config&, const RunFolder&, bool first, int64_t resume_step);
 
-  // layers: a step's statistics by layer; empty with dense attention or without log.stats. Returns the fields for the
-  // step's heartbeat.
+  // layers: a step's statistics by layer; empty without NSA or without log.stats. Layers with dense attention have no
+  // rows and are left out of every report. Returns the fields for the step's heartbeat.
   Json step(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);
-  std::span<const GateHealth> gates() const { return gates_; }  // gate statistics by layer, of the last call of step()
+  std::span<const GateHealth> gates() const { return gates_; }  // of the NSA layers, of the last call of step()
 
  private:
   void rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);

@@ -1,0 +1,464 @@
+// triad import: model folders of transformers that the tests write, what becomes of them, and what is refused. That the
+// numbers are transformers' own is the subject of test_huggingface_import.py.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <tuple>
+
+#include "io/data/shards.h"
+#include "io/huggingface/tensor_names.h"
+#include "io/safetensors.h"
+#include "model/params.h"
+#include "tests/support/huggingface_folder.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+#include "train/state.h"
+
+using namespace triad;
+using triad::test::bpe_tokenizer_json;
+using triad::test::count_files;
+using triad::test::has;
+using triad::test::HuggingFaceFolder;
+using triad::test::Outcome;
+using triad::test::read_text;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+using triad::test::tiny_llama;
+using triad::test::write_text;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string run_ok(const std::string& args, const std::string& environment = "") {
+  const Outcome outcome = run_program(args, environment);
+  INFO(environment << " triad " << args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return outcome.output;
+}
+
+void refused(const std::string& args, int exit_code, const std::vector<std::string>& words,
+             const std::string& environment = "") {
+  const Outcome outcome = run_program(args, environment);
+  INFO(environment << " triad " << args << "\n" << outcome.output);
+  CHECK(outcome.exit_code == exit_code);
+  for (const std::string& word : words) {
+    INFO("expected: " << word);
+    CHECK(has(outcome.output, word));
+  }
+}
+
+std::vector<float> floats_of(const SafetensorsFile& file, const std::string& name) {
+  const TensorEntry& entry = file.at(name);
+  const std::vector<std::byte> bytes = file.read(entry);
+  std::vector<float> out;
+  for (int64_t i = 0; i < entry.numel(); ++i) {
+    const auto* const at = bytes.data() + i * entry.bytes() / entry.numel();
+    out.push_back(entry.dtype == "BF16" ? static_cast<float>(*reinterpret_cast<const bf16*>(at))
+                                        : *reinterpret_cast<const float*>(at));
+  }
+  return out;
+}
+
+// The logits that `triad grads` writes for a checkpoint and tokens.
+std::vector<float> logits_of(const std::string& checkpoint, const TemporaryFolder& folder, int64_t T,
+                             const std::string& environment = "") {
+  const std::string tokens = folder.file("tokens.bin"), out = folder.file("grads.safetensors");
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i <= T; ++i) ids.push_back(static_cast<int32_t>((i * i + 3 * i) % 61));
+  ShardWriter shard(tokens, TokenWidth::u16);
+  shard.append(ids);
+  shard.finish();
+  run_ok(fmt::format("grads --device cpu --checkpoint {} --tokens {} --batch 1 --seq {} --out {}", checkpoint, tokens,
+                     T, out),
+         environment);
+  return floats_of(SafetensorsFile(out), "logits");
+}
+
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  REQUIRE(norm > 0);
+  return std::sqrt(difference / norm);
+}
+
+}  // namespace
+
+TEST_CASE("import: names of tensors are translated both ways", "[import]") {
+  for (const auto& [name, tensor] : tiny_llama().tensors) {
+    INFO(name);
+    const std::optional<std::string> ours = triad_name(name);
+    REQUIRE(ours);
+    CHECK(huggingface_name(*ours) == name);
+  }
+  CHECK(triad_name("model.layers.12.self_attn.k_proj.weight") == "blocks.12.attn.k_win_proj.weight");
+  CHECK(triad_name("model.layers.0.self_attn.k_norm.weight") == "blocks.0.attn.k_win_norm.weight");
+  for (const char* other : {"model.layers..input_layernorm.weight", "model.layers.01.input_layernorm.weight",
+                            "model.layers.1.mlp.gate_proj.bias", "model.layers.1", "embed.weight", ""}) {
+    INFO(other);
+    CHECK(!triad_name(other));
+  }
+  CHECK(!huggingface_name("blocks.0.attn.k_cmp_proj.weight"));
+  CHECK(!huggingface_name("blocks.0.attn.gate.fc1.weight"));
+}
+
+TEST_CASE("import: every tensor arrives under its name, from one file and from three, in each dtype", "[import]") {
+  for (const std::string dtype : {"F32", "BF16", "F16"})
+    for (const size_t files : {1, 3}) {
+      INFO(dtype << " in " << files);
+      const TemporaryFolder folder;
+      HuggingFaceFolder f = tiny_llama();
+      f.set_dtype(dtype);
+      f.tensors["model.norm.weight"].dtype = "F32";
+      f.write(folder.file("hf"), files);
+      const std::string output = run_ok("import " + folder.file("hf") + " --out " + folder.file("ckpt"));
+      CHECK(has(output, "LlamaForCausalLM"));
+      const SafetensorsFile weights(folder.file("ckpt/model.safetensors"));
+      CHECK(weights.entries().size() == f.tensors.size());
+      for (const auto& [name, tensor] : f.tensors) {
+        INFO(name);
+        CHECK(floats_of(weights, *triad_name(name)) == tensor.values);
+        CHECK(weights.at(*triad_name(name)).dtype == (tensor.dtype == "BF16" ? "BF16" : "F32"));
+      }
+      CHECK(count_files(folder.path()) == 2);  // nothing else is left
+      const Json state = parse_json(read_text(folder.file("ckpt/state.json")), "state.json");
+      CHECK(state["origin"]["architecture"] == "LlamaForCausalLM");
+      CHECK(state["origin"]["config"] == f.config);
+      CHECK(state["step"] == 0);
+    }
+}
+
+TEST_CASE("import: what a checkpoint is for works: train, resume, eval, grads, score, generate", "[import]") {
+  const TemporaryFolder folder;
+  HuggingFaceFolder f = tiny_llama();
+  f.config["vocab_size"] = 320;
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    f.tensors[name].shape[0] = 320;
+    const std::vector<float> rows = f.tensors[name].values;
+    for (int i = 0; i < 4; ++i) f.tensors[name].values.insert(f.tensors[name].values.end(), rows.begin(), rows.end());
+  }
+  f.write(folder.file("hf"));
+  write_text(folder.file("hf/tokenizer.json"), bpe_tokenizer_json());
+  write_text(folder.file("hf/tokenizer_config.json"), R"({"eos_token": "<|endoftext|>"})");
+  write_text(folder.file("a.txt"), std::string(20'000, 'a') + " text");
+  const std::string ckpt = folder.file("ckpt"), on_cpu = " --device cpu --checkpoint " + ckpt;
+  run_ok("import " + folder.file("hf") + " --out " + ckpt);
+  CHECK(read_text(ckpt + "/tokenizer.json") == bpe_tokenizer_json());
+  const std::string short_run =
+      " --set train.steps=2 --set train.seq_len=32 --set runtime.device=cpu --set log.out_dir=";
+  run_ok("train " + ckpt + "/config.json" + short_run + folder.file("as_it_is"));
+  run_ok("train " + ckpt + "/config.json" + short_run + folder.file("run") +
+         " --set data.kind=text --set 'data.paths=[\"" + folder.file("a.txt") + "\"]'");
+  // Training begins from the imported weights, so the first step's loss is that of eval, and its checkpoint keeps where
+  // they came from.
+  const Json state = parse_json(read_text(folder.file("run/checkpoints/latest/state.json")), "state.json");
+  CHECK(state["origin"]["architecture"] == "LlamaForCausalLM");
+  CHECK(state["origin"]["files"]["tokenizer_config.json"] == R"({"eos_token": "<|endoftext|>"})");
+  run_ok("train --resume " + folder.file("run") + " --set train.steps=3");
+  CHECK(parse_json(read_text(folder.file("run/checkpoints/latest/state.json")), "state.json")["origin"] ==
+        state["origin"]);
+  CHECK(find_model(folder.file("run")).origin == state["origin"]);
+  CHECK(has(run_ok("eval --seq 32" + on_cpu + " --data " + folder.file("a.txt")), "bits per byte"));
+  run_ok("generate --tokens 4 --prompt aa" + on_cpu);
+  write_text(folder.file("requests.jsonl"), R"({"context": "a", "continuation": "a text"})");
+  CHECK(has(run_ok("score --jsonl " + folder.file("requests.jsonl") + on_cpu), "logprob"));
+  CHECK(logits_of(ckpt, folder, 32).size() == 32 * 320);
+}
+
+TEST_CASE("import: every branch of NSA begins with the dense keys and values", "[import]") {
+  const TemporaryFolder folder;
+  const HuggingFaceFolder f = tiny_llama();
+  f.write(folder.file("hf"));
+  run_ok("import " + folder.file("hf") + " --out " + folder.file("dense"));
+  const std::string nsa = "import --attention nsa " + folder.file("hf") +
+                          " --set nsa.l=8 --set nsa.d=4 --set nsa.l_sel=8 "
+                          "--set nsa.n_sel=4 --set nsa.w=64 --out ";
+  run_ok(nsa + folder.file("nsa"));
+  const SafetensorsFile weights(folder.file("nsa/model.safetensors"));
+  for (const std::string branch : {"cmp", "sel", "win"})
+    for (const std::string letter : {"k", "v"}) {
+      INFO(branch << letter);
+      CHECK(floats_of(weights, "blocks.1.attn." + letter + "_" + branch + "_proj.weight") ==
+            f.tensors.at("model.layers.1.self_attn." + letter + "_proj.weight").values);
+    }
+  for (const float x : floats_of(weights, "blocks.0.attn.gate.fc2.weight")) CHECK(x == 0);
+  const std::vector<float> bias = floats_of(weights, "blocks.1.attn.gate.fc2.bias");
+  REQUIRE(bias.size() == 3);
+  CHECK(bias[1] - bias[0] == Approx(std::log(3.0)));
+  CHECK(bias[2] - bias[0] == Approx(std::log(6.0)));
+  // With the window alone, which covers the row, the model is the dense one.
+  const std::vector<float> dense = logits_of(folder.file("dense"), folder, 48);
+  CHECK(relative_difference(logits_of(folder.file("nsa"), folder, 48, "NSA_FORCE_BRANCH=win"), dense) < 2e-5);
+  CHECK(relative_difference(logits_of(folder.file("nsa"), folder, 48), dense) > 1e-3);
+  run_ok("train " + folder.file("nsa/config.json") +
+         " --set train.steps=2 --set train.seq_len=32 --set "
+         "runtime.device=cpu --set log.out_dir=" +
+         folder.file("run"));
+  // What --set chooses: another phi begins fresh, shared keys have one tensor.
+  run_ok(nsa + folder.file("conv") + " --set nsa.phi=conv --set nsa.shared_kv=true --set 'nsa.gate_init=[1,1,2]'");
+  const SafetensorsFile shared(folder.file("conv/model.safetensors"));
+  CHECK(shared.find("blocks.0.attn.k_cmp_proj.weight") == nullptr);
+  CHECK(floats_of(shared, "blocks.0.attn.k_win_proj.weight") ==
+        f.tensors.at("model.layers.0.self_attn.k_proj.weight").values);
+  CHECK(floats_of(shared, "blocks.0.attn.phi_k.weight").front() == 1.0f / 8);
+  refused(nsa + folder.file("x") + " --set model.dim=64", 2, {"model.dim is 64", "has 32"});
+  refused(nsa + folder.file("x") + " --set model.attention=dense", 2, {"--attention dense"});
+  refused(nsa + folder.file("x") + " --set nsa.wide=64", 2, {"nsa.wide"});
+  CHECK(!fs::exists(folder.file("x")));
+}
+
+TEST_CASE("import: rotations of the Hub's files and of transformers 5 become the same keys", "[import]") {
+  using Check = std::function<void(const Json& model)>;
+  const auto number = [](const char* key, double value) {
+    return [=](const Json& model) { CHECK(model[key].get<double>() == value); };
+  };
+  const Json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 4.0},
+                       {"low_freq_factor", 1.5},
+                       {"high_freq_factor", 3.0},
+                       {"original_max_position_embeddings", 64}};
+  const Json yarn = {{"rope_type", "yarn"},
+                     {"factor", 2.0},
+                     {"original_max_position_embeddings", 32},
+                     {"attention_factor", 0.1 * std::log(2.0) + 1},
+                     {"beta_slow", 2}};
+  const std::tuple<const char*, Json, std::vector<Check>> cases[] = {
+      {"none", nullptr, {number("rope_theta", 5e5), number("rope_scale", 1)}},
+      {"default", {{"rope_type", "default"}}, {number("rope_theta", 5e5), number("rope_scale", 1)}},
+      {"linear", {{"type", "linear"}, {"factor", 4}}, {number("rope_theta", 5e5), number("rope_scale", 4)}},
+      {"llama3",
+       llama3,
+       {number("rope_factor", 4), number("rope_low_freq", 1.5), number("rope_high_freq", 3),
+        number("rope_original_len", 64), number("rope_theta", 5e5),
+        [](const Json& model) { CHECK(model["rope_scaling"] == "llama3"); }}},
+      {"yarn",
+       yarn,
+       {number("rope_factor", 2), number("rope_original_len", 32), number("rope_beta_fast", 32),
+        number("rope_beta_slow", 2), [](const Json& model) { CHECK(model["rope_scaling"] == "yarn"); }}}};
+  for (const auto& [name, rope, checks] : cases)
+    for (const bool is_new : {false, true}) {
+      INFO(name << (is_new ? ", rope_parameters" : ", rope_scaling"));
+      const TemporaryFolder folder;
+      HuggingFaceFolder f = tiny_llama();
+      if (is_new) {
+        f.config["rope_parameters"] = rope.is_null() ? Json::object() : rope;
+        f.config["rope_parameters"]["rope_theta"] = 5e5;
+      } else {
+        f.config["rope_scaling"] = rope;
+        f.config["rope_theta"] = 5e5;
+      }
+      f.write(folder.file("hf"));
+      run_ok("import " + folder.file("hf") + " --out " + folder.file("ckpt"));
+      const Json model = parse_json(read_text(folder.file("ckpt/config.json")), "config.json")["model"];
+      for (const Check& check : checks) check(model);
+    }
+}
+
+TEST_CASE("import: what config.json has and Triad cannot compute is named, and nothing is written", "[import]") {
+  const auto rope = [](Json values) { return Json{{"rope_scaling", std::move(values)}}; };
+  const std::pair<Json, std::vector<std::string>> cases[] = {
+      {{{"architectures", {"MixtralForCausalLM"}}}, {"architectures", "MixtralForCausalLM", "Qwen3ForCausalLM"}},
+      {{{"architectures", nullptr}, {"model_type", "gemma"}}, {"model_type", "gemma"}},
+      {{{"mlp_bias", true}}, {"mlp_bias is true"}},
+      {{{"attention_bias", true}}, {"attention_bias is true", "o_proj"}},
+      {{{"architectures", {"Qwen3ForCausalLM"}}, {"attention_bias", true}}, {"attention_bias is true"}},
+      {{{"hidden_act", "gelu"}}, {"hidden_act is \"gelu\"", "silu"}},
+      {{{"quantization_config", {{"bits", 4}}}}, {"quantization_config"}},
+      {{{"architectures", {"MistralForCausalLM"}}, {"sliding_window", 64}}, {"sliding_window is 64", "128"}},
+      {{{"architectures", {"MistralForCausalLM"}}, {"max_position_embeddings", 8192}}, {"sliding_window is 4096"}},
+      {{{"architectures", {"Qwen2ForCausalLM"}},
+        {"use_sliding_window", true},
+        {"sliding_window", 64},
+        {"max_window_layers", 1}},
+       {"sliding_window is 64"}},
+      {{{"layer_types", {"full_attention", "sliding_attention"}}}, {"layer_types", "sliding_attention"}},
+      {{{"head_dim", 7}}, {"head_dim", "7"}},
+      {{{"head_dim", 512}}, {"head_dim", "512"}},
+      {{{"num_attention_heads", 5}, {"num_key_value_heads", 5}}, {"hidden_size is 32", "num_attention_heads = 5"}},
+      {{{"num_key_value_heads", 3}}, {"num_key_value_heads is 3"}},
+      {{{"hidden_size", nullptr}}, {"hidden_size is missing"}},
+      {{{"vocab_size", "64"}}, {"vocab_size is \"64\""}},
+      {{{"partial_rotary_factor", 0.5}}, {"partial_rotary_factor is 0.5"}},
+      {rope({{"rope_type", "dynamic"}, {"factor", 2}}), {"rope_scaling.rope_type is \"dynamic\"", "llama3"}},
+      {rope({{"type", "longrope"}}), {"rope_scaling.type is \"longrope\""}},
+      {rope({{"rope_type", "linear"}}), {"rope_scaling.factor is missing"}},
+      {rope({{"rope_type", "yarn"}, {"factor", 4}, {"attention_factor", 1.0}}), {"attention_factor is 1.0", "1.138"}},
+      {rope({{"rope_type", "yarn"}, {"factor", 4}, {"mscale", 1.0}, {"mscale_all_dim", 1.0}}), {"mscale"}},
+      {rope({{"rope_type", "yarn"}, {"factor", 4}, {"truncate", false}}), {"truncate is false"}},
+      {rope({{"rope_type", "llama3"}, {"factor", 4}, {"low_freq_factor", 4}, {"high_freq_factor", 1}}),
+       {"high_freq_factor is 1"}},
+      {rope({{"partial_rotary_factor", 0.5}}), {"rope_scaling.partial_rotary_factor is 0.5"}}};
+  for (const auto& [change, words] : cases) {
+    INFO(change.dump());
+    const TemporaryFolder folder;
+    HuggingFaceFolder f = tiny_llama();
+    f.config.update(change);
+    f.write(folder.file("hf"));
+    refused("import " + folder.file("hf") + " --out " + folder.file("ckpt"), 1, words);
+    CHECK(count_files(folder.path()) == 1);
+    const std::string seen = run_ok("inspect " + folder.file("hf"));
+    CHECK(has(seen, "cannot take it"));
+    for (const std::string& word : words) CHECK(has(seen, word));
+  }
+}
+
+TEST_CASE("import: weights that do not fit are named, and nothing is written", "[import]") {
+  const std::string q = "model.layers.1.self_attn.q_proj.weight";
+  using Change = std::function<void(HuggingFaceFolder&)>;
+  const auto value = [&](float x) { return [=](HuggingFaceFolder& f) { f.tensors[q].values[9] = x; }; };
+  const std::pair<Change, std::vector<std::string>> cases[] = {
+      {[&](HuggingFaceFolder& f) { f.tensors.erase(q); }, {q, "missing", "32,32"}},
+      {[&](HuggingFaceFolder& f) {
+         f.tensors[q].shape = {16, 64};
+       },
+       {q, "F32[16,64]", "32,32"}},
+      {[&](HuggingFaceFolder& f) { f.tensors["model.layers.2.mlp.up_proj.weight"] = f.tensors[q]; },
+       {"model.layers.2.mlp.up_proj.weight", "none of a LlamaForCausalLM"}},
+      {[&](HuggingFaceFolder& f) { f.tensors["lm_head.bias"] = f.tensors["model.norm.weight"]; }, {"lm_head.bias"}},
+      {[&](HuggingFaceFolder& f) { f.tensors[q].dtype = "I32"; }, {q, "I32", "BF16"}},
+      {value(std::nanf("")), {q, "nan at index 9", "finite"}},
+      {value(std::numeric_limits<float>::infinity()), {q, "inf at index 9"}},
+      {[&](HuggingFaceFolder& f) { f.tensors[q].dtype = "BF16", f.tensors[q].values[9] = std::nanf(""); }, {q, "nan"}},
+      {[&](HuggingFaceFolder& f) { f.tensors[q].dtype = "F16", f.tensors[q].values[9] = 1e9f; }, {q, "inf"}},
+      {[&](HuggingFaceFolder& f) { f.config["tie_word_embeddings"] = true; },
+       {"lm_head.weight", "tie_word_embeddings"}}};
+  for (const auto& [change, words] : cases)
+    for (const size_t files : {1, 2}) {
+      INFO(words.front() << " in " << files);
+      const TemporaryFolder folder;
+      HuggingFaceFolder f = tiny_llama();
+      change(f);
+      f.write(folder.file("hf"), files);
+      refused("import " + folder.file("hf") + " --out " + folder.file("ckpt"), 1, words);
+      CHECK(count_files(folder.path()) == 1);
+    }
+}
+
+TEST_CASE("import: files that are missing, cut or foreign are named, and nothing is written", "[import]") {
+  const TemporaryFolder folder;
+  const std::string hf = folder.file("hf"), args = "import " + hf + " --out " + folder.file("ckpt"),
+                    second = hf + "/model-00002-of-00002.safetensors", index = hf + "/model.safetensors.index.json";
+  const auto begin = [&](size_t files) {
+    fs::remove_all(hf);
+    tiny_llama().write(hf, files);
+  };
+  refused(args, 1, {"hf", "no such folder"});
+  fs::create_directories(hf);
+  refused(args, 1, {"config.json"});
+  begin(1);
+  fs::remove(hf + "/model.safetensors");
+  refused(args, 1, {"model.safetensors", "hf"});
+  write_text(hf + "/pytorch_model.bin", "x");
+  refused(args, 1, {"pytorch_model.bin", "safetensors"});
+  begin(2);
+  fs::remove(second);
+  refused(args, 1, {"model-00002-of-00002.safetensors", "missing"});
+  begin(2);
+  fs::resize_file(second, fs::file_size(second) - 1);
+  refused(args, 1, {second, "truncated"});
+  begin(2);
+  fs::remove(index);
+  refused(args, 1, {"model.safetensors.index.json"});
+  begin(2);
+  Json map = parse_json(read_text(index), index);
+  map["weight_map"].erase("model.norm.weight");
+  write_text(index, map.dump());
+  refused(args, 1, {"model.norm.weight", "index.json"});
+  map["weight_map"]["model.norm.weight"] = "../other.safetensors";
+  write_text(index, map.dump());
+  refused(args, 1, {"model.norm.weight", "../other.safetensors"});
+  map["weight_map"]["model.norm.weight"] = "model-00001-of-00002.safetensors";
+  write_text(index, map.dump());
+  refused(args, 1, {"model.norm.weight", "model-00001-of-00002.safetensors"});
+  begin(1);
+  write_text(hf + "/config.json", read_text(hf + "/config.json").substr(0, 40));
+  refused(args, 1, {"config.json", "JSON"});
+  begin(1);
+  write_text(hf + "/generation_config.json", R"({"eos_token_id": "two"})");
+  refused(args, 1, {"generation_config.json", "eos_token_id", "two"});
+  write_text(hf + "/generation_config.json", R"({"eos_token_id": [2, 64]})");
+  refused(args, 1, {"eos_token_id 64", "64"});
+  fs::remove(hf + "/generation_config.json");
+  write_text(hf + "/tokenizer.json", bpe_tokenizer_json());
+  refused(args, 1, {"tokenizer.json", "tokens", "vocab_size in config.json is 64"});
+  write_text(hf + "/tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  refused(args, 1, {"tokenizer.json", "Unigram", "--no-tokenizer"});
+  fs::remove(hf + "/tokenizer.json");
+  refused("import " + hf + " --out " + hf, 1, {"--out " + hf, "folder to import"});
+  refused("import " + hf + " --out " + hf + "/../hf/", 1, {"folder to import"});
+  // A limit on file sizes simulates a full disk.
+  refused(args, 1, {"model.safetensors", "cannot write"}, "ulimit -f 8; ");
+  write_text(hf + "/model.safetensors.bad", "");
+  refused(args, 1, {"model.safetensors", "Input/output error"},
+          triad::test::with_faults("TRIAD_BAD_DISK=" + hf + "/model.safetensors"));
+  fs::remove(hf + "/model.safetensors.bad");
+  CHECK(count_files(folder.path()) == 1);
+  fs::create_directories(folder.file("ckpt"));
+  write_text(folder.file("ckpt/kept"), "mine");
+  refused(args, 1, {"ckpt", "not empty"});
+  CHECK(read_text(folder.file("ckpt/kept")) == "mine");
+  fs::remove(folder.file("ckpt/kept"));
+  run_ok(args + "/");  // an empty folder is written to
+}
+
+TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
+  const TemporaryFolder folder;
+  HuggingFaceFolder f = tiny_llama();
+  f.config["vocab_size"] = 320;
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    f.tensors[name].shape[0] = 320;
+    f.tensors[name].values.resize(320 * 32, 0.125f);
+  }
+  f.write(folder.file("hf"));
+  const std::string ckpt = folder.file("ckpt"),
+                    generate = "generate --device cpu --temperature 0 --tokens 5 --checkpoint " + ckpt;
+  const std::string warning = run_ok("import " + folder.file("hf") + " --out " + ckpt);
+  CHECK(has(warning, "no tokenizer.json"));
+  CHECK(has(warning, "--prompt-ids"));
+  refused(generate + " --prompt hello", 1, {ckpt, "no tokenizer", "tokenizer.json", "--prompt-ids"});
+  const std::string ids = run_ok(generate + " --prompt-ids 1,2,3");
+  INFO(ids);
+  REQUIRE(ids.starts_with("1,2,3,"));
+  CHECK(std::count(ids.begin(), ids.end(), ',') == 7);
+  const std::string lines = run_ok(generate + " --json --prompt-ids 1,2,3 --prompt-ids 4");
+  const Json line = parse_json(lines.substr(0, lines.find('\n')), "generate");
+  CHECK(line["prompt_ids"] == Json({1, 2, 3}));
+  CHECK(fmt::format("1,2,3,{}\n", fmt::join(line["tokens"].get<std::vector<int>>(), ",")) == ids);
+  refused(generate + " --prompt-ids 1,,3", 2, {"--prompt-ids", "\"\"", "319"});
+  refused(generate + " --prompt-ids 320", 2, {"--prompt-ids", "320", "319"});
+  write_text(folder.file("a.txt"), "text");
+  refused("eval --device cpu --checkpoint " + ckpt + " --data " + folder.file("a.txt"), 1, {"no tokenizer"});
+  const std::string run = " --set train.steps=1 --set train.seq_len=32 --set runtime.device=cpu --set log.out_dir=";
+  run_ok("train " + ckpt + "/config.json" + run + folder.file("run"));
+  refused("generate --device cpu --prompt a --checkpoint " + folder.file("run"), 1, {"no tokenizer"});
+  // The end-of-text tokens of the folder end a text: here the first token that is sampled.
+  const std::string first = ids.substr(6, ids.find(',', 6) - 6);
+  write_text(folder.file("hf/generation_config.json"), "{\"eos_token_id\": [" + first + "]}");
+  run_ok("import " + folder.file("hf") + " --out " + folder.file("ends"));
+  CHECK(run_ok("generate --device cpu --temperature 0 --prompt-ids 1,2,3 --checkpoint " + folder.file("ends")) ==
+        "1,2,3\n");
+  // A tokenizer that is put there later is used.
+  write_text(ckpt + "/tokenizer.json", bpe_tokenizer_json());
+  CHECK(run_ok(generate + " --prompt hello").starts_with("hello"));
+}
+
+TEST_CASE("import: inspect says what a folder is", "[import]") {
+  const TemporaryFolder folder;
+  HuggingFaceFolder f = tiny_llama();
+  f.set_dtype("BF16");
+  f.write(folder.file("hf"), 2);
+  const std::string seen = run_ok("inspect " + folder.file("hf"));
+  INFO(seen);
+  for (const char* word : {"LlamaForCausalLM", "2 layers", "4 heads of 8", "21 tensors in 2 files", "BF16",
+                           "triad import takes it", "model.layers.0.mlp.up_proj.weight"})
+    CHECK(has(seen, word));
+  run_ok("import " + folder.file("hf") + " --out " + folder.file("ckpt"));
+  CHECK(!has(run_ok("inspect " + folder.file("ckpt")), "triad import"));
+}

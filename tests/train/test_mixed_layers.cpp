@@ -1,0 +1,202 @@
+// Whole runs of models that mix dense attention and NSA (model.dense_layers) or share keys and values (nsa.shared_kv):
+// tables and samples hold the NSA layers only, resumes and ranks give the same weights. Runs of NSA models that begin
+// with dense weights (train.init_from).
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <sstream>
+
+#include "io/json_config.h"
+#include "io/safetensors.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/heartbeats.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kMixed = "--set model.n_layers=3 --set model.dense_layers=1:2 ";
+
+// Runs the program, requires success and returns what it printed.
+std::string succeed(const std::string& args) {
+  const Outcome outcome = run_program(args);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return outcome.output;
+}
+
+// The values of column `layer` of a run's table.
+std::set<std::string> layers_of(const std::string& path) {
+  std::set<std::string> layers;
+  const std::vector<std::string> all = lines(path);
+  for (size_t i = 1; i < all.size(); ++i) {
+    const size_t comma = all[i].find(',');
+    layers.insert(all[i].substr(comma + 1, all[i].find(',', comma + 1) - comma - 1));
+  }
+  return layers;
+}
+
+double first_loss(const std::string& run) { return column(run + "/training.csv", "loss").at(1); }
+
+}  // namespace
+
+TEST_CASE("mixed layers: tables, samples, reports and gradients hold the NSA layers only", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const std::string log = succeed(train_args(
+      out, kMixed + "--set train.steps=4 --set train.eval_every=2 --set train.save_every=4 --set runtime.strict=true "
+                    "--set 'log.diagnostics=[\"ledger\"]' --set runtime.asserts=true"));
+  CHECK(has(log, "NSA attention, dense in layers 1:2"));
+  const std::set<std::string> expected = {"0", "2"};
+  CHECK(layers_of(out + "/gates.csv") == expected);
+  CHECK(layers_of(out + "/k_stats.csv") == expected);
+  CHECK(Json::parse(read_text(out + "/selection_sample.json"))["layers"] == Json::parse("[0,2]"));
+  CHECK(Json::parse(read_text(out + "/selection_sample.json"))["lists"].size() == 2);
+  int steps = 0;
+  for (const std::string& line : lines(out + "/heartbeat_rank0.jsonl")) {
+    const Json beat = Json::parse(line);
+    CHECK_FALSE(has(beat["msg"].get<std::string>(), "anomaly"));
+    if (beat["msg"] != "step_end") continue;
+    ++steps;
+    CHECK(beat["gate_dead_frac"] == 0);
+    CHECK(beat["sel_rows"] == 2 * 2 * 2 * 48);  // layers, groups, sequences, tokens
+    CHECK(beat["gate_entropy_mean"].get<double>() > 1);
+  }
+  CHECK(steps == 4);
+  CHECK(lines(out + "/all_missing_params.txt").size() <= 1);
+  succeed("report " + out);
+  const std::string page = read_text(out + "/report.html");
+  CHECK(has(page, "\"layers\":[0.0,2.0]"));
+  CHECK_FALSE(has(page, "\"layers\":[0.0,1.0,2.0]"));
+
+  succeed("data --tokenizer byte --input " + out + "/config.json --out " + folder.file("data") + " --val-fraction 0");
+  std::string shard;
+  for (const auto& entry : fs::directory_iterator(folder.file("data")))
+    if (entry.path().extension() == ".bin") shard = entry.path().string();
+  succeed("grads --device cpu --checkpoint " + out + " --tokens " + shard + " --batch 2 --seq 60 --out " +
+          folder.file("grads"));
+  const SafetensorsFile grads(folder.file("grads"));
+  std::set<std::string> lists;
+  for (const TensorEntry& entry : grads.entries())
+    if (entry.name.starts_with("gate/") || entry.name.starts_with("block_index/")) lists.insert(entry.name);
+  CHECK(lists == std::set<std::string>{"block_index/0", "block_index/2", "gate/0", "gate/2"});
+
+  const std::string plan = succeed("plan " + kTiny + " " + kMixed);
+  CHECK(has(plan, "2 layers with NSA and 1 with dense attention"));
+  const std::string fit = succeed("plan --fit --memory-gb 0.01 --set runtime.device=cpu " + kTiny + " " + kMixed);
+  CHECK(has(fit, "these settings fit"));
+}
+
+TEST_CASE("mixed layers: a resume ends with the same bits, and recomputation gives the same bits", "[train]") {
+  const TemporaryFolder folder;
+  for (const std::string& more : {kMixed, kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp "}) {
+    const std::string steps = more + "--set train.steps=6 --set train.save_every=3 --overwrite ";
+    const std::string whole = folder.file("whole"), halves = folder.file("halves"), again = folder.file("again");
+    succeed(train_args(whole, steps));
+    succeed(train_args(halves, steps));
+    fs::remove_all(halves + "/checkpoints/step_6");
+    fs::remove(halves + "/model.safetensors");
+    succeed(train_args(halves, steps + "--resume " + halves + "/checkpoints/step_3"));
+    CHECK(same_file(whole + kWeights, halves + kWeights));
+    succeed(train_args(again, steps + "--set runtime.recompute=0:1=block,1:3=attention"));
+    CHECK(same_file(whole + kWeights, again + kWeights));
+  }
+  // Other layers or projections are another model.
+  for (const std::string other : {"--set model.dense_layers=0:1 ", "--set nsa.shared_kv=false "}) {
+    const Outcome outcome = run_program(train_args(
+        folder.file("whole"), kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp --set train.steps=8 " + other +
+                                  "--resume " + folder.file("whole") + "/checkpoints/step_6"));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK((has(outcome.output, "model.dense_layers is") || has(outcome.output, "nsa.shared_kv is")));
+  }
+}
+
+TEST_CASE("mixed layers: two ranks give the weights of one", "[train][dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  for (const std::string& more : {kMixed, kMixed + "--set nsa.shared_kv=true "}) {
+    const std::string few = more + "--set train.steps=5 --overwrite ";
+    const std::string one = run(folder.file("1"), 1, few), two = run(folder.file("2"), 2, few);
+    const Difference d = difference(one + kWeights, two + kWeights);
+    CHECK(d.all < 1e-6);
+    CHECK(d.worst < 1e-5);
+    CHECK(same_file(two + kWeights, run(folder.file("zero"), 2, few + "--set dist.zero=1") + kWeights));
+    CHECK(layers_of(two + "/gates.csv") == std::set<std::string>{"0", "2"});
+  }
+}
+
+TEST_CASE("init_from: an NSA model begins with the weights of a dense one", "[train]") {
+  const TemporaryFolder folder;
+  const std::string dense = folder.file("dense");
+  succeed(train_args(dense, "--set model.attention=dense --set train.steps=8 --set train.lr=0.02"));
+  const std::string from = "--set train.init_from=" + dense + " ";
+  const std::string same = folder.file("same"), nsa = folder.file("nsa");
+  succeed(train_args(same, from + "--set model.attention=dense --set train.steps=1"));
+
+  // Whichever branch attends to every token computes the dense model: the window with w >= T, the selected branch with
+  // n_sel blocks that cover T.
+  const double loss = first_loss(same);
+  for (const std::string all :
+       {"--set nsa.force_branch=win --set nsa.w=48 ", "--set nsa.force_branch=sel --set nsa.n_sel=6 ",
+        "--set nsa.force_branch=win --set nsa.w=48 --set nsa.shared_kv=true ",
+        "--set nsa.force_branch=win --set nsa.w=48 --set model.dense_layers=1:2 --set nsa.phi=mlp "}) {
+    INFO(all);
+    succeed(train_args(nsa, from + all + "--set train.steps=1 --overwrite"));
+    CHECK(first_loss(nsa) == Approx(loss).epsilon(2e-6));
+  }
+  // With other weights the loss differs, so the equality above means something.
+  succeed(train_args(nsa, "--set nsa.force_branch=win --set nsa.w=48 --set train.steps=1 --overwrite"));
+  CHECK(std::abs(first_loss(nsa) - loss) > 1e-3);
+
+  // The weights themselves: copies, fresh phi and fresh gates, or those of nsa.gate_init.
+  succeed(train_args(
+      nsa, from + "--set train.steps=0 --set nsa.phi=conv --set 'nsa.gate_init=[0.1,0.3,0.6]' --overwrite"));
+  auto theirs = tensors(dense + kWeights), ours = tensors(nsa + kWeights);
+  for (const char* layer : {"blocks.0.attn.", "blocks.1.attn."}) {
+    for (const char* letter : {"k", "v"})
+      for (const char* branch : {"cmp", "sel", "win"})
+        CHECK(ours.at(fmt::format("{}{}_{}_proj.weight", layer, letter, branch)) ==
+              theirs.at(fmt::format("{}{}_win_proj.weight", layer, letter)));
+    CHECK(ours.at(fmt::format("{}phi_k.weight", layer)) == std::vector<float>(8 * 8, 0.125f));
+    const std::vector<float> bias = ours.at(fmt::format("{}gate.fc2.bias", layer));
+    for (size_t i = 0; i < 3; ++i) CHECK(bias[i] == Approx(std::log(std::array{0.1, 0.3, 0.6}[i])).epsilon(1e-6));
+    for (const float w : ours.at(fmt::format("{}gate.fc2.weight", layer))) CHECK(w == 0);
+  }
+  for (const auto& [name, values] : theirs) CHECK(ours.at(name) == values);
+
+  const auto refused = [&](const std::string& more, const std::vector<std::string>& words) {
+    const Outcome outcome = run_program(train_args(nsa, from + "--overwrite " + more));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    for (const std::string& word : words) CHECK(has(outcome.output, word));
+  };
+  refused("--set model.dim=64", {dense + kWeights, "embed.weight is F32[256,32]"});
+  refused("--set model.n_kv_groups=4",
+          {"tensor blocks.0.attn.k_win_proj.weight is F32[16,32]", "blocks.0.attn.k_cmp_proj.weight is [32,32]"});
+  refused("--set model.mlp=swiglu", {dense + kWeights, "mlp.fc1.weight is none of this model's"});
+  refused("--set model.n_layers=3", {dense + kWeights, "blocks.2.norm1.weight"});
+}
+
+TEST_CASE("mixed layers: bad keys are errors that name key and value", "[train]") {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {"model.dense_layers=1:9", {"model.dense_layers is \"1:9\"", "0:2"}},
+      {"model.dense_layers=0:2", {"model.dense_layers is \"0:2\"", "every layer"}},
+      {"model.dense_layers=1", {"model.dense_layers is 1", "a string"}},
+      {"model.rope_scaling=linear", {"model.rope_scaling is \"linear\"", "none|llama3|yarn"}},
+      {"model.rope_factor=0.5", {"model.rope_factor is 0.5", "at least 1"}},
+      {"model.rope_original_len=1.5", {"model.rope_original_len is 1.5", "an integer"}},
+      {"nsa.gate_init=[0.1,-1,0.2]", {"nsa.gate_init is [0.1,-1,0.2]", "above 0"}},
+      {"nsa.gate_init=0.1", {"nsa.gate_init is 0.1", "a list of numbers"}},
+      {"nsa.gate_init=[0.1,0.2]", {"nsa.gate_init is [0.1, 0.2]", "three numbers"}},
+      {"nsa.shared_kv=1", {"nsa.shared_kv is 1", "true or false"}}};
+  for (const auto& [set, words] : cases) {
+    const Outcome outcome = run_program("plan " + kTiny + " --set '" + set + "'");
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 2);
+    for (const std::string& word : words) CHECK(has(outcome.output, word));
+  }
+}

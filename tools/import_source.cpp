@@ -1,0 +1,174 @@
+#include "tools/import_source.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "engine/check.h"
+#include "io/huggingface/tensor_names.h"
+#include "io/tokenizer/unicode.h"
+#include "model/params.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The groups model and nsa.
+Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
+  Json model = {{"dim", c.dim},
+                {"n_layers", c.n_layers},
+                {"n_heads", c.n_heads},
+                {"n_kv_groups", c.n_kv_heads},
+                {"d_k", c.head_dim},
+                {"d_v", c.head_dim},
+                {"vocab_size", c.vocab_size},
+                {"mlp", "swiglu"},
+                {"mlp_hidden", c.mlp_hidden},
+                {"attention", word_of(attention)},
+                {"tie_embeddings", c.tie_embeddings},
+                {"rope_theta", c.rope.theta},
+                {"norm_eps", c.norm_eps}};
+  if (c.init_std > 0) model["init_std"] = c.init_std;
+  if (c.qkv_bias) model["qkv_bias"] = true;
+  if (c.qk_norm) model["qk_norm"] = true;
+  if (c.rope.type == "linear") model["rope_scale"] = c.rope.factor;
+  if (c.rope.type == "llama3" || c.rope.type == "yarn") {
+    model["rope_scaling"] = c.rope.type;
+    model["rope_factor"] = c.rope.factor;
+    model["rope_original_len"] = c.rope.original_len;
+  }
+  if (c.rope.type == "llama3") {
+    model["rope_low_freq"] = c.rope.low_freq;
+    model["rope_high_freq"] = c.rope.high_freq;
+  }
+  if (c.rope.type == "yarn") {
+    model["rope_beta_fast"] = c.rope.beta_fast;
+    model["rope_beta_slow"] = c.rope.beta_slow;
+  }
+  // The window branch begins as most of the attention, because it alone has the dense model's keys without a choice
+  // or a mean of them; equal gates would begin with a worse model.
+  const Json nsa = {
+      {"l", 32}, {"d", 16}, {"l_sel", 64}, {"n_sel", 16}, {"w", 512}, {"phi", "avg"}, {"gate_init", {0.1, 0.3, 0.6}}};
+  return {{"model", std::move(model)}, {"nsa", nsa}};
+}
+
+// Adds the groups of a run. Synthetic tokens, so that the config trains as it is; the user sets data.* and train.*.
+Json with_run_groups(Json root, const ImportSource& source, const std::string& out) {
+  constexpr int64_t kMostSeqLen = 4096;
+  const bool has_tokenizer = source.tokenizer->available();
+  root["data"] = {{"kind", "synthetic"},
+                  {"tokenizer", has_tokenizer ? out + "/" + source.tokenizer->files().front().name : kNoTokenizer}};
+  root["train"] = {{"steps", 1000},         {"seq_len", std::min(kMostSeqLen, source.config.max_positions)},
+                   {"micro_batch_size", 1}, {"lr", 1e-5},
+                   {"warmup_steps", 50},    {"init_from", out}};
+  root["runtime"] = {{"precision", source.is_16_bit() ? "bf16" : "fp32"}};
+  root["log"] = {{"out_dir", "runs/" + fs::path(out).filename().string()}};
+  return root;
+}
+
+// The config of groups model and nsa alone: the groups that a run needs get any values.
+Config config_of_groups(Json root) {
+  root["data"] = {{"kind", "synthetic"}};
+  root["train"] = {{"steps", 1}, {"seq_len", 1}, {"micro_batch_size", 1}};
+  root["log"] = {{"out_dir", "runs"}};
+  return config_from_json(root);
+}
+
+void check_entry(const SafetensorsFile& file, const TensorEntry& entry, const ParamSpec& spec,
+                 const std::string& architecture) {
+  const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
+  TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but {} of this config.json has {}", file.path(),
+              shortened(entry.name), shortened(entry.str()), architecture, spec.shape.str());
+  TRIAD_CHECK(entry.dtype == "F32" || entry.dtype == "BF16" || entry.dtype == "F16",
+              "{}: tensor {} is {}: F32, BF16 or F16 is needed", file.path(), shortened(entry.name),
+              shortened(entry.str()));
+}
+
+// Throws an Error unless the folder has exactly the tensors of the dense model.
+void check_tensors(const WeightIndex& weights, const HuggingFaceConfig& config, const std::string& folder) {
+  const std::string architecture(word_of(config.model_class));
+  std::map<std::string, const ParamSpec*, std::less<>> expected;
+  const std::vector<ParamSpec> specs = param_specs(dense_model(config));
+  for (const ParamSpec& spec : specs) {
+    const std::optional<std::string> name = huggingface_name(spec.name);
+    TRIAD_CHECK(name.has_value(), "{}: transformers has no name for {}", architecture, spec.name);
+    expected.emplace(*name, &spec);
+  }
+  weights.for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
+    if (const auto at = expected.find(entry.name); at != expected.end())
+      return check_entry(file, entry, *at->second, architecture);
+    if (is_computed_tensor(entry.name)) return;
+    // Some files hold a tied head, too; import compares it with the embedding.
+    if (config.tie_embeddings && triad_name(entry.name) == "lm_head.weight")
+      return check_entry(file, entry, specs.front(), architecture);
+    fail("{}: tensor {} {} is none of a {} with this config.json", file.path(), shortened(entry.name),
+         shortened(entry.str()), architecture);
+  });
+  for (const auto& [name, spec] : expected)
+    TRIAD_CHECK(weights.find(name) != nullptr, "{}: tensor {} {} is missing from the {} of {}", folder, name,
+                spec->shape.str(), weights.count(),
+                weights.files().size() == 1 ? "file" : fmt::format("{} files", weights.files().size()));
+}
+
+std::unique_ptr<Tokenizer> open_tokenizer(const std::string& folder, int64_t vocab) {
+  const std::string path = find_tokenizer(folder);
+  if (path.empty()) return std::make_unique<NoTokenizer>();
+  std::unique_ptr<Tokenizer> tokenizer;
+  try {
+    tokenizer = make_tokenizer(path);
+  } catch (const Error& e) { fail("{} (--no-tokenizer imports the weights without it)", e.what()); }
+  TRIAD_CHECK(tokenizer->vocab_size() <= vocab,
+              "{}: the tokenizer has {} tokens, but vocab_size in config.json is {} (--no-tokenizer imports the "
+              "weights without it)",
+              path, tokenizer->vocab_size(), vocab);
+  return tokenizer;
+}
+
+}  // namespace
+
+std::string ImportSource::dtypes() const {
+  std::set<std::string> words;
+  weights.for_each([&](const SafetensorsFile&, const TensorEntry& entry) { words.insert(entry.dtype); });
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
+  return out;
+}
+
+bool ImportSource::is_16_bit() const { return dtypes().find("16") != std::string::npos; }
+
+ModelConfig dense_model(const HuggingFaceConfig& config) {
+  return config_of_groups(model_groups(config, AttentionKind::dense)).model;
+}
+
+ImportSource open_import(const std::string& folder, bool with_tokenizer) {
+  std::error_code ignored;
+  TRIAD_CHECK(fs::is_directory(folder, ignored), "{}: there is no such folder", folder);
+  HuggingFaceConfig config = read_huggingface_config(folder);
+  WeightIndex weights(folder);
+  check_tensors(weights, config, folder);
+  std::unique_ptr<Tokenizer> tokenizer =
+      with_tokenizer ? open_tokenizer(folder, config.vocab_size) : std::make_unique<NoTokenizer>();
+  Json origin = read_origin(folder, config);
+  return {folder, std::move(config), std::move(weights), std::move(tokenizer), std::move(origin)};
+}
+
+Config config_of_import(const ImportSource& source, const ImportedConfig& o) {
+  Json root = with_run_groups(model_groups(source.config, o.attention), source, o.out);
+  Config before = config_from_json(root);
+  for (const std::string& assignment : o.sets) set_json_key(root, assignment);
+  Config config = config_from_json(root);
+  const Json was = group_to_json(before.model), now = group_to_json(config.model);
+  for (const auto& [key, value] : was.items()) {
+    if (key == "init_std" || key == "dense_layers" || now[key] == value) continue;
+    if (key == "attention") fail_usage("--set model.attention: use --attention {}", now[key].get<std::string>());
+    fail_usage("--set model.{} is {}: the model in {} has {}", key, brief(now[key]), source.folder, brief(value));
+  }
+  return config;
+}
+
+}  // namespace triad

@@ -1,18 +1,12 @@
 // triad import: makes a checkpoint of a model folder of Hugging Face's transformers. The tensors are copied one at a
 // time, from one file after the other, so that host memory holds the largest tensor and not the model.
 #include <fmt/format.h>
-#include <stdio.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <filesystem>
 #include <map>
 #include <memory>
-#include <system_error>
 #include <utility>
 
 #include "engine/check.h"
@@ -21,6 +15,7 @@
 #include "io/huggingface/tensor_names.h"
 #include "model/from_dense.h"
 #include "tools/import_source.h"
+#include "tools/output_folder.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"
 #include "train/load_config.h"
@@ -29,8 +24,6 @@
 namespace triad {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Options {
   std::string folder, out, attention = "dense";
@@ -162,59 +155,9 @@ class WeightsCopy {
   std::map<std::string, std::vector<size_t>, std::less<>> targets_;  // by the folder's name: the parameters it begins
 };
 
-// The folder to write as an absolute path. Throws an Error if it is the source, or is not empty.
-std::string check_out(const Options& o) {
-  fs::path path = fs::absolute(o.out).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  const std::string out = path.string();
-  std::error_code ignored;
-  if (fs::equivalent(o.folder, out, ignored))
-    fail("--out {} is the folder to import: a checkpoint needs a folder of its own", o.out);
-  const fs::file_status status = fs::status(out, ignored);
-  if (!fs::exists(status)) return out;
-  if (!fs::is_directory(status)) fail("--out {} exists and is no folder", o.out);
-  std::error_code error;
-  const bool empty = fs::is_empty(out, error);
-  if (error) fail("--out {} cannot be read: {}", o.out, error.message());
-  if (!empty) fail("--out {} exists and is not empty: remove it, or choose another --out", o.out);
-  return out;
-}
-
-// Removes what a killed import of the same --out has left.
-void remove_unfinished(const fs::path& out) {
-  std::vector<std::string> found;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(out.parent_path(), error)) {
-    std::string target;
-    if (entry.is_directory() && is_temporary(entry.path().filename().string(), &target) && target == out.filename())
-      found.push_back(entry.path().string());
-  }
-  for (const std::string& path : found) remove_tree(path);
-}
-
-// Fills a temporary folder next to `out` by write(folder) and renames it to `out`; removes it if write throws.
-template <class F>
-void write_folder(const std::string& out, F&& write) {
-  const std::string parent = fs::path(out).parent_path().string(), temporary = temporary_name(out);
-  make_folders(parent);
-  remove_unfinished(out);
-  try {
-    make_folders(temporary);
-    write(temporary);
-    sync_tree(temporary);
-    TRIAD_CHECK(::rename(temporary.c_str(), out.c_str()) == 0, "{}: cannot be put in place: {}", out,
-                std::strerror(errno));
-  } catch (...) {
-    std::error_code ignored;  // the first error is rethrown
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
-  sync_folder(parent);
-}
-
 std::string describe(const Tokenizer& tokenizer) {
-  return tokenizer.available() ? fmt::format("{} tokens in {}", tokenizer.vocab_size(), tokenizer.files().front().name)
-                               : "none";
+  if (!tokenizer.available() || tokenizer.files().empty()) return tokenizer.name();
+  return fmt::format("{} tokens in {}", tokenizer.vocab_size(), tokenizer.files().front().name);
 }
 
 void import(const Options& o) {
@@ -224,7 +167,7 @@ void import(const Options& o) {
   if (o.attention != "dense" && o.attention != "nsa")
     fail_usage("--attention is \"{}\": dense or nsa is allowed", shortened(o.attention));
   if (o.attention == "nsa") attention = AttentionKind::nsa;
-  const std::string out = check_out(o);
+  const std::string out = check_output_folder(o.out, o.folder, "the folder to import");
   const ImportSource source = open_import(o.folder, !o.no_tokenizer);
   Config config = config_of_import(source, {.attention = attention, .sets = o.sets, .out = out});
   if (!source.tokenizer->available())
@@ -233,7 +176,7 @@ void import(const Options& o) {
                "tokenizer.json into {} to use texts)\n",
                o.folder, o.no_tokenizer ? "its tokenizer is left out" : "it holds no tokenizer.json", o.out);
   WeightsCopy copy(source, config);
-  write_folder(out, [&](const std::string& folder) {
+  write_output_folder(out, [&](const std::string& folder) {
     copy.write(folder + "/model.safetensors");
     write_tokenizer_files(source.tokenizer->files(), folder);
     write_file_atomically(folder + "/config.json", dump_json(config_to_json(config), 2) + "\n");

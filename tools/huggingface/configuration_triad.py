@@ -13,6 +13,7 @@ NSA_KEYS = {
     "gate": "softmax", "gate_temperature": 1.0,  # how the three branches are weighed: softmax or sigmoid
     "init_blocks": 1, "local_blocks": 2,  # first blocks, and current and preceding ones: always selected
     "force_branch": "none", "uniform_gate": False, "stopgrad_gates": False,
+    "gate_init": (),  # gates of cmp, sel and win that fresh weights begin with; empty: all equal
     "shared_kv": False,  # k_win_proj and v_win_proj feed all branches
 }
 # Key: default of the group `rope`. scaling: none, llama3 or yarn. scale divides positions, and only with none.

@@ -46,7 +46,8 @@ std::string only_in_triad(const ModelConfig& c) {
 int64_t max_positions(const Config& config) {
   const ModelConfig& m = config.model;
   if (m.rope_scaling == RopeScaling::none) return config.train.seq_len;
-  return std::max(config.train.seq_len, std::llround(static_cast<double>(m.rope_original_len) * m.rope_factor));
+  const double scaled = static_cast<double>(m.rope_original_len) * m.rope_factor;
+  return std::max(config.train.seq_len, static_cast<int64_t>(std::llround(scaled)));
 }
 
 // transformers' parameters of the rotation, without rope_theta; null for unscaled frequencies.

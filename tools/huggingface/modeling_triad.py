@@ -469,6 +469,10 @@ class TriadPreTrainedModel(PreTrainedModel):
                 nn.init.normal_(module.pos, std=std)
         elif isinstance(module, Gate):
             nn.init.zeros_(module.fc2.weight)
+            if module.nsa["gate_init"]:
+                g = torch.tensor(module.nsa["gate_init"])
+                z = g.logit() if module.nsa["gate"] == "sigmoid" else g.log()
+                module.fc2.bias.copy_(z * module.nsa["gate_temperature"])
         elif isinstance(module, TriadBlock):
             last = module.mlp.down_proj if self.config.mlp == "swiglu" else module.mlp.fc2
             for linear in (module.attn.out_proj, last):

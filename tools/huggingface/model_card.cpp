@@ -5,6 +5,8 @@
 #include <cmath>
 #include <filesystem>
 #include <numbers>
+#include <system_error>
+#include <utility>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"

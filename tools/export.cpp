@@ -135,9 +135,9 @@ void run(const Options& o) {
   if (!o.dtype.empty() && o.dtype != "bf16" && o.dtype != "f32")
     fail_usage("--dtype is \"{}\": bf16 or f32 is allowed", shortened(o.dtype));
   const DType dtype = o.dtype == "f32" || (o.dtype.empty() && triad) ? DType::f32 : DType::bf16;
-  if (fs::exists(o.checkpoint)) check_output_folder(o.out, o.checkpoint, "the checkpoint");
+  if (fs::exists(o.checkpoint)) check_output_folder(o.out, o.checkpoint);
   const Export e(o.checkpoint);
-  const std::string out = check_output_folder(o.out, e.source.folder, "the checkpoint");
+  const std::string out = check_output_folder(o.out, e.source.folder);
   if (triad) return export_triad(e, dtype, out);
   constexpr double kGB = 1e9;
   export_huggingface(e, dtype, static_cast<int64_t>(o.file_gb * kGB), out);

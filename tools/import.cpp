@@ -1,6 +1,7 @@
 // triad import: makes a checkpoint of a model folder of Hugging Face's transformers. The tensors are copied one at a
 // time, from one file after the other, so that host memory holds the largest tensor and not the model.
 #include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
@@ -160,14 +161,14 @@ std::string describe(const Tokenizer& tokenizer) {
   return fmt::format("{} tokens in {}", tokenizer.vocab_size(), tokenizer.files().front().name);
 }
 
-void import(const Options& o) {
+void run_import(const Options& o) {
   check_environment();
   const auto begin = std::chrono::steady_clock::now();
   AttentionKind attention = AttentionKind::dense;
   if (o.attention != "dense" && o.attention != "nsa")
     fail_usage("--attention is \"{}\": dense or nsa is allowed", shortened(o.attention));
   if (o.attention == "nsa") attention = AttentionKind::nsa;
-  const std::string out = check_output_folder(o.out, o.folder, "the folder to import");
+  const std::string out = check_output_folder(o.out, o.folder);
   const ImportSource source = open_import(o.folder, !o.no_tokenizer);
   Config config = config_of_import(source, {.attention = attention, .sets = o.sets, .out = out});
   if (!source.tokenizer->available())
@@ -208,7 +209,7 @@ void add_import(CLI::App& app) {
       ->take_all()
       ->expected(1);
   verb->add_flag("--no-tokenizer", o->no_tokenizer, "import the weights without the folder's tokenizer");
-  verb->callback([o] { import(*o); });
+  verb->callback([o] { run_import(*o); });
 }
 
 }  // namespace triad

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "engine/check.h"
@@ -67,7 +68,7 @@ Json with_run_groups(Json root, const ImportSource& source, const std::string& o
                    {"micro_batch_size", 1}, {"lr", 1e-5},
                    {"warmup_steps", 50},    {"init_from", out}};
   root["runtime"] = {{"precision", source.is_16_bit() ? "bf16" : "fp32"}};
-  root["log"] = {{"out_dir", "runs/" + fs::path(out).filename().string()}};
+  root["log"] = {{"out_dir", "runs/" + fs::path(out).filename().string() + "_run"}};
   return root;
 }
 

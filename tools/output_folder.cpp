@@ -30,12 +30,12 @@ void remove_unfinished(const fs::path& out) {
 
 }  // namespace
 
-std::string check_output_folder(const std::string& out, const std::string& source, const std::string& source_is) {
+std::string check_output_folder(const std::string& out, const std::string& source) {
   fs::path path = fs::absolute(out).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   std::error_code ignored;
   if (fs::equivalent(source, path, ignored))
-    fail("--out {} is {}: the result needs a folder of its own", out, source_is);
+    fail("--out {} is the folder that is read: the result needs a folder of its own", out);
   const fs::file_status status = fs::status(path, ignored);
   if (!fs::exists(status)) return path.string();
   if (!fs::is_directory(status)) fail("--out {} exists and is no folder", out);

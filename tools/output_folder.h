@@ -6,8 +6,8 @@
 namespace triad {
 
 // Returns --out as an absolute path. Throws an Error if it is `source`, the folder that the verb reads, or if it exists
-// and is not an empty folder. source_is: what the source is in the message, such as "the folder to import".
-std::string check_output_folder(const std::string& out, const std::string& source, const std::string& source_is);
+// and is not an empty folder.
+std::string check_output_folder(const std::string& out, const std::string& source);
 
 // Fills a temporary folder next to `out` by write(folder) and renames it to `out`, a result of check_output_folder. If
 // write throws, the temporary folder is removed. What a killed process has left of the same `out` is removed first.

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
+#include <system_error>
 
 #include "engine/check.h"
 #include "io/file.h"
@@ -198,6 +199,8 @@ HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_posi
   // transformers allows a null factor, for which it takes the quotient of the lengths.
   const double quotient = static_cast<double>(max_positions) / static_cast<double>(r.original_len);
   r.factor = rope.has("factor") ? rope.number("factor", at_least(1), quotient) : rope.number("factor", at_least(1));
+  TRIAD_CHECK(r.factor >= 1, "{}: {} is null, and max_position_embeddings / {} is {}: 1 or more is needed", rope.path(),
+              rope.name("factor"), kOriginal, r.factor);
   const auto beta = [&](const char* beta_key, double usual) {
     const double given = rope.number(beta_key, at_least(0), usual);
     return given == 0 ? usual : given;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -13,6 +14,7 @@
 #include "tests/support/model_fixture.h"
 #include "tests/support/test.h"
 #include "train/inference.h"
+#include "train/monitor/grad_ledger.h"
 
 using namespace triad;
 using namespace triad::test;
@@ -190,6 +192,28 @@ TEST_CASE("layers: gate_init gives the gates of fresh weights", "[model]") {
       for (size_t b = 0; b < 3; ++b)
         for (size_t i = 0; i < rows; ++i) CHECK(gates[b * rows + i] == Approx(wanted[b]).epsilon(1e-6));
     }
+}
+
+TEST_CASE("layers: shared k and v expect a zero gradient only if it is zero in every branch", "[model]") {
+  ModelConfig config = small_model();
+  config.nsa.shared_kv = true, config.dense_layers = "1:2";
+  config.resolve();
+  const auto zero = [&](const char* name, int64_t seq_len) {
+    for (const ParamSpec& p : param_specs(config))
+      if (p.name == name) return expects_zero_gradient(config, seq_len, /*step=*/5, p);
+    return false;
+  };
+  const char *k = "blocks.0.attn.k_win_proj.weight", *v = "blocks.0.attn.v_win_proj.weight";
+  CHECK_FALSE(zero(k, 45));
+  CHECK_FALSE(zero(k, config.nsa.l - 1));  // too short for the compressed branch, not for the others
+  config.nsa.gate.force = Branch::cmp;
+  CHECK_FALSE(zero(k, 45));
+  CHECK(zero(k, config.nsa.l - 1));
+  CHECK(zero(v, config.nsa.l - 1));
+  config.nsa.gate.force = Branch::win, config.nsa.w = 1;  // one key: a softmax of constant 1
+  CHECK(zero(k, 45));
+  CHECK_FALSE(zero(v, 45));
+  CHECK_FALSE(zero("blocks.1.attn.k_win_proj.weight", 45));  // of a dense layer
 }
 
 TEST_CASE("layers: the dense tensor that begins a parameter of an NSA model", "[model]") {

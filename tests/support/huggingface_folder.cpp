@@ -68,6 +68,17 @@ void HuggingFaceFolder::set_dtype(const std::string& dtype) {
   for (auto& [name, tensor] : tensors) tensor.dtype = dtype;
 }
 
+void HuggingFaceFolder::set_vocabulary(int64_t tokens) {
+  config["vocab_size"] = tokens;
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    FolderTensor& tensor = tensors[name];
+    const size_t before = tensor.values.size();
+    tensor.shape[0] = tokens;
+    for (size_t i = 0; tensor.values.size() < static_cast<size_t>(tokens * tensor.shape[1]); ++i)
+      tensor.values.push_back(tensor.values[i % before]);
+  }
+}
+
 HuggingFaceFolder tiny_llama() {
   constexpr int64_t kDim = 32, kLayers = 2, kHeads = 4, kGroups = 2, kHead = 8, kMlp = 48, kVocab = 64;
   HuggingFaceFolder f;

@@ -23,11 +23,13 @@ struct HuggingFaceFolder {
   // Writes config.json and the weights: model.safetensors, or several files with model.safetensors.index.json.
   void write(const std::string& folder, size_t files = 1) const;
   void set_dtype(const std::string& dtype);
+  void set_vocabulary(int64_t tokens);  // repeats the rows of embedding and head
 };
 // A Llama of 2 layers, width 32, 4 heads of 8 in 2 groups, MLP 48, vocabulary 64, 128 positions.
 HuggingFaceFolder tiny_llama();
 
-// The text of a tokenizer.json of about 300 tokens.
+// The text of a tokenizer.json of at most kBpeTokens tokens.
+inline constexpr int64_t kBpeTokens = 448;
 std::string bpe_tokenizer_json();
 
 }  // namespace triad::test

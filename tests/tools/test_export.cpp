@@ -302,8 +302,8 @@ TEST_CASE("export: bad input is refused, and nothing is left", "[export]") {
     }
     CHECK(count_files(folder.file("place")) == 0);
   };
-  refused(checkpoint + " --out " + checkpoint, 1, {"--out " + checkpoint, "the checkpoint"});
-  refused(checkpoint + " --out " + checkpoint + "/../checkpoint/", 1, {"the checkpoint"});
+  refused(checkpoint + " --out " + checkpoint, 1, {"--out " + checkpoint, "the folder that is read"});
+  refused(checkpoint + " --out " + checkpoint + "/../checkpoint/", 1, {"the folder that is read"});
   refused(checkpoint + " --out " + folder.path(), 1, {"not empty"});
   refused(checkpoint + " --out " + checkpoint + "/state.json", 1, {"state.json", "no folder"});
   refused(checkpoint + " --out " + out + " --format gguf", 2, {"gguf", "hf or triad"});

@@ -23,6 +23,7 @@ using triad::test::bpe_tokenizer_json;
 using triad::test::count_files;
 using triad::test::has;
 using triad::test::HuggingFaceFolder;
+using triad::test::kBpeTokens;
 using triad::test::Outcome;
 using triad::test::read_text;
 using triad::test::run_program;
@@ -138,12 +139,7 @@ TEST_CASE("import: every tensor arrives under its name, from one file and from t
 TEST_CASE("import: what a checkpoint is for works: train, resume, eval, grads, score, generate", "[import]") {
   const TemporaryFolder folder;
   HuggingFaceFolder f = tiny_llama();
-  f.config["vocab_size"] = 320;
-  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
-    f.tensors[name].shape[0] = 320;
-    const std::vector<float> rows = f.tensors[name].values;
-    for (int i = 0; i < 4; ++i) f.tensors[name].values.insert(f.tensors[name].values.end(), rows.begin(), rows.end());
-  }
+  f.set_vocabulary(kBpeTokens);
   f.write(folder.file("hf"));
   write_text(folder.file("hf/tokenizer.json"), bpe_tokenizer_json());
   write_text(folder.file("hf/tokenizer_config.json"), R"({"eos_token": "<|endoftext|>"})");
@@ -169,7 +165,7 @@ TEST_CASE("import: what a checkpoint is for works: train, resume, eval, grads, s
   run_ok("generate --tokens 4 --prompt aa" + on_cpu);
   write_text(folder.file("requests.jsonl"), R"({"context": "a", "continuation": "a text"})");
   CHECK(has(run_ok("score --jsonl " + folder.file("requests.jsonl") + on_cpu), "logprob"));
-  CHECK(logits_of(ckpt, folder, 32).size() == 32 * 320);
+  CHECK(logits_of(ckpt, folder, 32).size() == 32 * kBpeTokens);
 }
 
 TEST_CASE("import: every branch of NSA begins with the dense keys and values", "[import]") {
@@ -391,8 +387,8 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
   write_text(hf + "/tokenizer.json", R"({"model": {"type": "Unigram"}})");
   refused(args, 1, {"tokenizer.json", "Unigram", "--no-tokenizer"});
   fs::remove(hf + "/tokenizer.json");
-  refused("import " + hf + " --out " + hf, 1, {"--out " + hf, "folder to import"});
-  refused("import " + hf + " --out " + hf + "/../hf/", 1, {"folder to import"});
+  refused("import " + hf + " --out " + hf, 1, {"--out " + hf, "the folder that is read"});
+  refused("import " + hf + " --out " + hf + "/../hf/", 1, {"the folder that is read"});
   // A limit on file sizes simulates a full disk.
   refused(args, 1, {"model.safetensors", "cannot write"}, "ulimit -f 8; ");
   write_text(hf + "/model.safetensors.bad", "");
@@ -411,11 +407,7 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
 TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
   const TemporaryFolder folder;
   HuggingFaceFolder f = tiny_llama();
-  f.config["vocab_size"] = 320;
-  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
-    f.tensors[name].shape[0] = 320;
-    f.tensors[name].values.resize(320 * 32, 0.125f);
-  }
+  f.set_vocabulary(kBpeTokens);
   f.write(folder.file("hf"));
   const std::string ckpt = folder.file("ckpt"),
                     generate = "generate --device cpu --temperature 0 --tokens 5 --checkpoint " + ckpt;
@@ -431,8 +423,8 @@ TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
   const Json line = parse_json(lines.substr(0, lines.find('\n')), "generate");
   CHECK(line["prompt_ids"] == Json({1, 2, 3}));
   CHECK(fmt::format("1,2,3,{}\n", fmt::join(line["tokens"].get<std::vector<int>>(), ",")) == ids);
-  refused(generate + " --prompt-ids 1,,3", 2, {"--prompt-ids", "\"\"", "319"});
-  refused(generate + " --prompt-ids 320", 2, {"--prompt-ids", "320", "319"});
+  refused(generate + " --prompt-ids 1,,3", 2, {"--prompt-ids", "\"\"", "447"});
+  refused(generate + " --prompt-ids 448", 2, {"--prompt-ids", "448", "447"});
   write_text(folder.file("a.txt"), "text");
   refused("eval --device cpu --checkpoint " + ckpt + " --data " + folder.file("a.txt"), 1, {"no tokenizer"});
   const std::string run = " --set train.steps=1 --set train.seq_len=32 --set runtime.device=cpu --set log.out_dir=";

@@ -70,6 +70,7 @@ TEST_CASE("mixed layers: tables, samples, reports and gradients hold the NSA lay
   succeed("report " + out);
   const std::string page = read_text(out + "/report.html");
   CHECK(has(page, "\"layers\":[0.0,2.0]"));
+  CHECK(has(page, "nsa, dense in layers 1:2"));
   CHECK_FALSE(has(page, "\"layers\":[0.0,1.0,2.0]"));
 
   succeed("data --tokenizer byte --input " + out + "/config.json --out " + folder.file("data") + " --val-fraction 0");

@@ -122,6 +122,13 @@ void add_costs(std::vector<Fact>& facts, const ReportRun& run) {
   number("peak MiB", metric("peak_mib"), grouped);
 }
 
+// "nsa", "dense", or "nsa, dense in layers 0:2".
+std::string attention_of(const Json& config) {
+  const std::string kind = word(value_of(config, "model", "attention"));
+  const std::string dense = word(value_of(config, "model", "dense_layers"));
+  return kind == "nsa" && !dense.empty() ? kind + ", dense in layers " + dense : kind;
+}
+
 }  // namespace
 
 bool tokens_are_bytes(const Json& config) {
@@ -143,7 +150,7 @@ std::vector<Fact> facts_of(const ReportRun& run) {
   add_losses(facts, run);
   facts.push_back({"parameters", "", parameters_of(run.config), grouped});
   add_costs(facts, run);
-  text("attention", word(value_of(run.config, "model", "attention")));
+  text("attention", attention_of(run.config));
   text("precision", word(value_of(run.config, "runtime", "precision")));
   text("device", device_of(run.environment));
   text("data", data_of(run.config));

@@ -31,6 +31,15 @@ const char* model_type_of(HuggingFaceClass c) {
   fail("a model class without a model_type");
 }
 
+// Whether layers have a parameter of this name: biases and norms of q and k are parameters, so that the list of
+// parameters alone says which ones a model has.
+bool has_parameter(const ModelConfig& c, const std::string& name) {
+  const std::vector<ParamSpec> specs = param_specs(c);
+  return std::any_of(specs.begin(), specs.end(), [&](const ParamSpec& p) { return p.name == "blocks.0." + name; });
+}
+bool has_biases(const ModelConfig& c) { return has_parameter(c, "attn.q_proj.bias"); }
+bool has_qk_norm(const ModelConfig& c) { return has_parameter(c, "attn.q_norm.weight"); }
+
 // What the classes of transformers cannot hold; empty if one of them can hold the model.
 std::string only_in_triad(const ModelConfig& c) {
   std::vector<std::string> found;
@@ -38,7 +47,7 @@ std::string only_in_triad(const ModelConfig& c) {
     found.push_back(c.count_nsa_layers() == c.n_layers ? "NSA layers" : "NSA and dense layers");
   if (c.mlp == MlpKind::silu) found.push_back("mlp silu");
   if (c.d_k != c.d_v) found.push_back(fmt::format("d_k {} with d_v {}", c.d_k, c.d_v));
-  if (c.qkv_bias && c.qk_norm) found.push_back("qkv_bias with qk_norm");
+  if (has_biases(c) && has_qk_norm(c)) found.push_back("qkv_bias with qk_norm");
   return fmt::format("{}", fmt::join(found, ", "));
 }
 
@@ -167,8 +176,8 @@ Json triad_config(const Config& config) {
                {"mlp", word_of(m.mlp)},
                {"rms_norm_eps", m.norm_eps},
                {"initializer_range", m.init_std},
-               {"qkv_bias", m.qkv_bias},
-               {"qk_norm", m.qk_norm},
+               {"qkv_bias", has_biases(m)},
+               {"qk_norm", has_qk_norm(m)},
                {"dense_layers", dense_layers},
                {"max_position_embeddings", max_positions(config)},
                {"tie_word_embeddings", m.tie_embeddings},
@@ -191,8 +200,8 @@ std::string ExportClass::word() const {
 ExportClass export_class(const ModelConfig& c, const Json& origin) {
   const std::string reason = only_in_triad(c);
   if (!reason.empty()) return {std::nullopt, reason};
-  if (c.qkv_bias) return {qwen2, ""};
-  if (c.qk_norm) return {qwen3, ""};
+  if (has_biases(c)) return {qwen2, ""};
+  if (has_qk_norm(c)) return {qwen3, ""};
   if (!origin.is_null() && origin.value("architecture", "") == word_of(mistral)) return {mistral, ""};
   return {llama, ""};
 }

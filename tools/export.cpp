@@ -148,11 +148,12 @@ void run(const Options& o) {
 void add_export(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("export", "write a model for transformers, vLLM and llama.cpp's converter");
-  verb->add_option("CHECKPOINT", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")->required();
+  verb->add_option("CHECKPOINT", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")
+      ->required();
   verb->add_option("--out", o->out, "folder to write; it must not exist, or be empty")->required();
   verb->add_option("--format", o->format,
-                   "hf: for Hugging Face's transformers, as the class from which the model was imported, as Llama, Qwen2 "
-                   "or Qwen3, or with code of its own; triad: a checkpoint with one whole file of weights")
+                   "hf: for Hugging Face's transformers, as the class from which the model was imported, as Llama, "
+                   "Qwen2 or Qwen3, or with code of its own; triad: a checkpoint with one whole file of weights")
       ->capture_default_str();
   verb->add_option("--dtype", o->dtype, "bf16 or f32, which keeps every bit; default: bf16, for format triad f32");
   verb->add_option("--file-gb", o->file_gb, "format hf: weights are split into files of at most this many GB")

@@ -1,6 +1,6 @@
 """The configuration of a model that `triad export` wrote as model_type triad; modeling_triad.py computes it.
 
-The names are those of transformers where it has one; the groups `nsa` and `rope` have the key names of Triad's own config.
+The names are those of transformers where it has one; the groups `nsa` and `rope` have the keys of Triad's own config.
 """
 from transformers import PretrainedConfig
 
@@ -96,4 +96,4 @@ class TriadConfig(PretrainedConfig):
         one_of("nsa.gate", self.nsa["gate"], ("softmax", "sigmoid"))
         one_of("nsa.force_branch", self.nsa["force_branch"], ("none", "cmp", "sel", "win"))
         if self.nsa["l"] % self.nsa["d"] or self.nsa["l_sel"] % self.nsa["d"]:
-            raise ValueError(f"nsa.d {self.nsa['d']} does not divide nsa.l {self.nsa['l']} and nsa.l_sel {self.nsa['l_sel']}")
+            raise ValueError("nsa.d {d} does not divide nsa.l {l} and nsa.l_sel {l_sel}".format(**self.nsa))

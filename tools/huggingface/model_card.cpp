@@ -64,8 +64,8 @@ std::string attention_text(const ModelConfig& m) {
   const std::string layers = m.count_nsa_layers() == m.n_layers
                                  ? ""
                                  : fmt::format(" in {} of {} layers", m.count_nsa_layers(), m.n_layers);
-  return fmt::format("Native Sparse Attention{}: blocks of {} tokens every {} compressed by {}, {} blocks of {} selected, "
-                     "window {}, {} gate",
+  return fmt::format("Native Sparse Attention{}: blocks of {} tokens every {} compressed by {}, {} blocks of {} "
+                     "selected, window {}, {} gate",
                      layers, n.l, n.d, word_of(n.phi), n.n_sel, n.l_sel, n.w, word_of(n.gate.kind));
 }
 

@@ -14,8 +14,8 @@ struct ExportClass {
 
   std::string word() const;  // "LlamaForCausalLM", "TriadForCausalLM"
 };
-// The class from which the model was imported (`origin` of its state.json, or null) if it can still hold the model; else
-// Qwen2 for biases, Qwen3 for qk_norm, and Llama; and model_type triad for what none of them can hold.
+// The class from which the model was imported (`origin` of its state.json, or null) if it can still hold the model;
+// else Qwen2 for biases, Qwen3 for qk_norm, and Llama; and model_type triad for what none of them can hold.
 ExportClass export_class(const ModelConfig&, const Json& origin);
 
 // The name of a tensor in the files of the class.

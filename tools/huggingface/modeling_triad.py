@@ -1,7 +1,8 @@
 """A decoder language model with Native Sparse Attention (NSA, arXiv 2502.11089) in plain PyTorch, for transformers.
 
-It computes what Triad's engine computes, and is written to be read: the attention is in NativeSparseAttention, from the
-compressed branch to the gates. Nothing has T x T entries: queries run in chunks, and only selected blocks are gathered.
+It computes what Triad's engine computes, and is written to be read: the attention is in NativeSparseAttention, from
+the compressed branch to the gates. Nothing has T x T entries: queries run in chunks, and only selected blocks are
+gathered.
 
 Shapes: B texts, T new tokens, S tokens so far, H key/value groups, G query heads per group, D width of a head, N keys.
 """
@@ -38,8 +39,8 @@ class Span:
         counted = mask.long().cumsum(1)
         self.lengths = before + counted[:, -1]  # [B], with the new tokens
         self.positions = (before[:, None] + counted - 1).masked_fill(~mask, -1)  # [B, T]
-        self.first, self.shortest, self.longest, whole = torch.stack(  # one copy from the device for all four
-            [before.min(), self.lengths.min(), self.lengths.max(), mask.all()]).tolist()
+        facts = torch.stack([before.min(), self.lengths.min(), self.lengths.max(), mask.all()])
+        self.first, self.shortest, self.longest, whole = facts.tolist()  # one copy from the device
         # All texts are equally long and nothing is left out, so that new tokens are appended as they are.
         self.uniform = bool(whole) and self.longest == self.first + mask.size(1) == self.shortest
         self.texts, self.columns = (None, None) if self.uniform else mask.nonzero(as_tuple=True)
@@ -213,12 +214,12 @@ class Compression(nn.Module):
 def select_blocks(p, t, blocks, nsa):
     """Chooses the selection blocks of each query, the same ones for all heads of a group. No gradient flows here.
 
-    p [B, H, G, T, Tc]: probabilities of the compressed blocks; t [B, T]: positions of the queries. Returns block numbers
-    [B, H, T, n], ascending; `blocks` fills up lists of fewer than n.
+    p [B, H, G, T, Tc]: probabilities of the compressed blocks; t [B, T]: positions of the queries. Returns block
+    numbers [B, H, T, n], ascending; `blocks` fills up lists of fewer than n.
     """
     l, d, l_sel = nsa["l"], nsa["d"], nsa["l_sel"]
-    # Importance of block j: the sum over compressed blocks c of p[c] times the share of c that lies in j. In units of d,
-    # c begins at offset -(l/d - 1) .. l_sel/d - 1 from the beginning of j.
+    # Importance of block j: the sum over compressed blocks c of p[c] times the share of c that is in j. In units of d,
+    # such a c begins at offset -(l/d - 1) .. l_sel/d - 1 from the beginning of j.
     before, inside = l // d - 1, l_sel // d
     begin = torch.arange(-before, inside, device=p.device) * d
     share = (torch.clamp(begin + l, max=l_sel) - torch.clamp(begin, min=0)).to(p.dtype) / l
@@ -245,6 +246,11 @@ class Gate(nn.Module):
         self.nsa = config.nsa
         self.fc1 = nn.Linear(config.head_dim, config.head_dim // 2)
         self.fc2 = nn.Linear(config.head_dim // 2, 3)
+        self.fc2.init_scale = 0.0
+        if self.nsa["gate_init"]:
+            g = torch.tensor(self.nsa["gate_init"], dtype=torch.float64, device="cpu")
+            z = g.logit() if self.nsa["gate"] == "sigmoid" else g.log()
+            self.fc2.init_bias = (z * self.nsa["gate_temperature"]).tolist()
 
     def forward(self, q):
         """q [B, T, H, G, D] -> [B, T, H, 3]"""
@@ -257,6 +263,13 @@ class Gate(nn.Module):
         z = z / self.nsa["gate_temperature"]
         g = torch.sigmoid(z) if self.nsa["gate"] == "sigmoid" else torch.softmax(z, -1)
         return g.detach() if self.nsa["stopgrad_gates"] else g
+
+
+def residual_linear(config, width):
+    """A linear layer whose output is added to the residual stream; its initial values are smaller."""
+    linear = nn.Linear(width, config.hidden_size, bias=False)
+    linear.init_scale = 1 / math.sqrt(2 * config.num_hidden_layers)
+    return linear
 
 
 class Attention(nn.Module):
@@ -278,7 +291,7 @@ class Attention(nn.Module):
         if self.qk_norm:
             for name in ("q", *(f"k_{branch}" for branch in branches)):
                 setattr(self, f"{name}_norm", RMSNorm(self.width_k, config.rms_norm_eps))
-        self.out_proj = nn.Linear(self.heads * self.width_v, config.hidden_size, bias=False)
+        self.out_proj = residual_linear(config, self.heads * self.width_v)
 
     def rotated(self, x, name, cos_sin):
         y = getattr(self, f"{name}_proj")(x).unflatten(-1, (-1, self.width_k))
@@ -416,7 +429,7 @@ class SiluMLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.fc2 = residual_linear(config, config.intermediate_size)
 
     def forward(self, x):
         return self.fc2(F.silu(self.fc1(x)))
@@ -427,7 +440,7 @@ class SwigluMLP(nn.Module):
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.down_proj = residual_linear(config, config.intermediate_size)
 
     def forward(self, x):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -457,9 +470,10 @@ class TriadPreTrainedModel(PreTrainedModel):
         """Fresh weights as `triad init` draws them: N(0, std), smaller where a sum is added to the residual stream."""
         std = self.config.initializer_range
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=std)
+            nn.init.normal_(module.weight, std=std * getattr(module, "init_scale", 1.0))
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
+                module.bias += torch.tensor(getattr(module, "init_bias", 0.0), device=module.bias.device)
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, Compression):
@@ -467,16 +481,6 @@ class TriadPreTrainedModel(PreTrainedModel):
                 nn.init.constant_(module.weight, 1 / module.l)
             if module.kind == "mlp":
                 nn.init.normal_(module.pos, std=std)
-        elif isinstance(module, Gate):
-            nn.init.zeros_(module.fc2.weight)
-            if module.nsa["gate_init"]:
-                g = torch.tensor(module.nsa["gate_init"])
-                z = g.logit() if module.nsa["gate"] == "sigmoid" else g.log()
-                module.fc2.bias.copy_(z * module.nsa["gate_temperature"])
-        elif isinstance(module, TriadBlock):
-            last = module.mlp.down_proj if self.config.mlp == "swiglu" else module.mlp.fc2
-            for linear in (module.attn.out_proj, last):
-                nn.init.normal_(linear.weight, std=std / math.sqrt(2 * self.config.num_hidden_layers))
 
 
 class TriadModel(TriadPreTrainedModel):
@@ -506,7 +510,7 @@ class TriadModel(TriadPreTrainedModel):
         if cache is None or (not isinstance(cache, TriadCache) and cache.get_seq_length() == 0):
             cache = TriadCache(self.config.num_hidden_layers)
         if not isinstance(cache, TriadCache):
-            raise ValueError(f"the cache is a {type(cache).__name__}: a TriadCache is needed, for it keeps three branches")
+            raise ValueError(f"the cache is a {type(cache).__name__}: a TriadCache is needed, with three branches")
         span = self.span_of(x, attention_mask, cache, kwargs.get("position_ids"))
         cos_sin = self.rotation.at(span.positions, x.dtype)
         hidden = []
@@ -539,8 +543,10 @@ class TriadModel(TriadPreTrainedModel):
                                  "1 for each token that counts; NSA makes its own causal masks")
             mask = attention_mask[:, -T:].to(x.device) != 0
         span = Span(before, mask)
-        if position_ids is not None and not torch.equal(position_ids.expand(B, T).to(x.device)[mask], span.positions[mask]):
-            raise ValueError("position_ids other than 0, 1, 2, ... are not supported, nor are documents packed by them")
+        if position_ids is not None:
+            given = position_ids.expand(B, T).to(x.device)
+            if not torch.equal(given[mask], span.positions[mask]):
+                raise ValueError("position_ids other than 0, 1, 2, ... are not supported, nor documents packed by them")
         return span
 
 
@@ -570,8 +576,8 @@ class TriadForCausalLM(TriadPreTrainedModel, GenerationMixin):
         """labels [B, T]: usually input_ids; they are shifted here, and -100 has no loss. logits_to_keep: logits of that
         many last tokens only; 0: of all."""
         items = kwargs.pop("num_items_in_batch", None)  # the Trainer's number of labels in all micro-batches
-        out = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states, True,
-                         cache, **kwargs)
+        out = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states,
+                         True, cache, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         kept = kept if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
@@ -595,8 +601,9 @@ class TriadForCausalLM(TriadPreTrainedModel, GenerationMixin):
         cache = past_key_values if cache is None else cache
         if use_cache and cache is None:
             cache = TriadCache(self.config.num_hidden_layers)
-        inputs = {"input_ids": input_ids[:, cache.get_seq_length() if use_cache else 0 :], "attention_mask": attention_mask,
-                  "past_key_values": cache if use_cache else None, "use_cache": use_cache}
+        new = input_ids[:, cache.get_seq_length() :] if use_cache else input_ids
+        inputs = {"input_ids": new, "attention_mask": attention_mask, "past_key_values": cache if use_cache else None,
+                  "use_cache": use_cache}
         for key in ("logits_to_keep", "output_hidden_states", "return_dict"):
             if key in kwargs:
                 inputs[key] = kwargs[key]

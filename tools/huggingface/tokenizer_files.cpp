@@ -40,7 +40,8 @@ std::vector<Tokenizer::File> imported_files(const Json& origin, const ExportClas
     files.push_back({name, text.get<std::string>()});
   }
   if (c.huggingface) return files;
-  const auto config = std::find_if(files.begin(), files.end(), [](const auto& file) { return file.name == kConfigFile; });
+  const auto is_config = [](const Tokenizer::File& file) { return file.name == kConfigFile; };
+  const auto config = std::find_if(files.begin(), files.end(), is_config);
   Json json = config == files.end() ? Json::object() : parse_json(config->content, kConfigFile);
   TRIAD_CHECK(json.is_object(), "origin.files in state.json: {} is {}: an object is needed", kConfigFile, brief(json));
   if (!json.contains(kClassKey)) json[kClassKey] = kAnyClass;

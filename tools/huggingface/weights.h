@@ -19,8 +19,8 @@ struct WrittenWeights {
   size_t files = 1;
 };
 
-// Writes the tensors as `dtype`, f32 or bf16, to folder/model.safetensors. If they have more than most_bytes bytes, they
-// are split in their order into files of at most that many (a larger tensor has a file of its own), and
+// Writes the tensors as `dtype`, f32 or bf16, to folder/model.safetensors. If they have more than most_bytes bytes,
+// they are split in their order into files of at most that many (a larger tensor has a file of its own), and
 // model.safetensors.index.json names the file of each. One tensor at a time is in memory. Throws an Error that names
 // file, tensor and value if a value is not finite, or has no bf16 that is.
 WrittenWeights write_weights(const SafetensorsFile& from, std::span<const ExportedTensor> tensors, DType dtype,

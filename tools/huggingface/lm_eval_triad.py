@@ -2,7 +2,7 @@
 """lm-evaluation-harness on a Triad checkpoint, through the program `triad`; no PyTorch model is loaded.
 
 Takes the options of `lm_eval`, with --model triad:
-  lm_eval_triad.py --model triad --model_args checkpoint=runs/mine,program=build/cpu/triad --tasks lambada_openai
+  lm_eval_triad.py --model triad --model_args checkpoint=runs/mine,program=build/cpu/triad --device cpu --tasks piqa
 """
 import json
 import os
@@ -15,10 +15,11 @@ from lm_eval.api.registry import register_model
 
 @register_model("triad")
 class TriadLM(LM):
-    def __init__(self, checkpoint, program="triad", batch_size=8, device="auto", dtype="f32", seq=0, **kwargs):
-        """seq: longest window in tokens; 0: the training length. batch_size and device also come from lm_eval."""
+    def __init__(self, checkpoint, program="triad", dtype="f32", seq=0, batch_size=None, device=None, **kwargs):
+        """seq: longest window in tokens; 0: the training length. lm_eval sets batch_size and device."""
         super().__init__()
-        self.program, self.batch, self.seq = program, int(batch_size or 8), int(seq)
+        self.program, self.seq = program, int(seq)
+        self.batch = int(batch_size) if str(batch_size).isdigit() else 8
         device = "cuda" if str(device).startswith("cuda") else device or "auto"
         self.options = ["--checkpoint", checkpoint, "--device", device, "--dtype", dtype]
 

@@ -30,8 +30,8 @@ CHUNK_ELEMENTS = 2**25  # limit on the elements of the largest tensor of a chunk
 class Span:
     """Where the new tokens of a call stand in their texts.
 
-    A token that the attention mask leaves out is treated as if it were absent, so that a padded text gives what it gives
-    alone: its position is -1, it sees nothing, and nothing sees it.
+    A token that the attention mask leaves out is treated as if it were absent, so that a padded text gives what it
+    gives alone: its position is -1, it sees nothing, and nothing sees it.
     """
 
     def __init__(self, before, mask):

@@ -19,10 +19,9 @@ class Tokenizer {
   };
 
   virtual ~Tokenizer() = default;
-  virtual std::string name() const = 0;            // the name with which make_tokenizer makes this tokenizer
-  virtual int64_t vocab_size() const = 0;          // every token is in [0, vocab_size)
-  virtual int32_t eot() const = 0;                 // the end-of-text token, which is written before each document
-  virtual bool available() const { return true; }  // false for NoTokenizer only
+  virtual std::string name() const = 0;    // the name with which make_tokenizer makes this tokenizer
+  virtual int64_t vocab_size() const = 0;  // every token is in [0, vocab_size)
+  virtual int32_t eot() const = 0;         // the end-of-text token, which is written before each document
   // The files from which make_tokenizer can rebuild this tokenizer in any folder.
   virtual std::vector<File> files() const = 0;
 
@@ -35,6 +34,7 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text) const;
   // Concatenates the bytes of the tokens. Throws for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
+  virtual bool available() const { return true; }  // false for NoTokenizer only
 };
 
 // A tokenizer whose tokens are bytes: vocabulary 256, end of text 0. decode(encode(x)) == x for any bytes.

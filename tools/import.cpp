@@ -157,8 +157,8 @@ class WeightsCopy {
 };
 
 std::string describe(const Tokenizer& tokenizer) {
-  return tokenizer.available() ? fmt::format("{} tokens in {}", tokenizer.vocab_size(), tokenizer.files().front().name)
-                               : "none";
+  if (!tokenizer.available() || tokenizer.files().empty()) return tokenizer.name();
+  return fmt::format("{} tokens in {}", tokenizer.vocab_size(), tokenizer.files().front().name);
 }
 
 void run_import(const Options& o) {

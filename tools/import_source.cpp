@@ -61,9 +61,9 @@ Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
 // Adds the groups of a run. Synthetic tokens, so that the config trains as it is; the user sets data.* and train.*.
 Json with_run_groups(Json root, const ImportSource& source, const std::string& out) {
   constexpr int64_t kMostSeqLen = 4096;
-  const bool has_tokenizer = source.tokenizer->available();
+  const std::vector<Tokenizer::File> files = source.tokenizer->files();  // none of `byte` and of `none`
   root["data"] = {{"kind", "synthetic"},
-                  {"tokenizer", has_tokenizer ? out + "/" + source.tokenizer->files().front().name : kNoTokenizer}};
+                  {"tokenizer", files.empty() ? source.tokenizer->name() : out + "/" + files.front().name}};
   root["train"] = {{"steps", 1000},         {"seq_len", std::min(kMostSeqLen, source.config.max_positions)},
                    {"micro_batch_size", 1}, {"lr", 1e-5},
                    {"warmup_steps", 50},    {"init_from", out}};

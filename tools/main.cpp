@@ -95,6 +95,7 @@ int main(int argc, char** argv) {
   triad::add_data(app);
   triad::add_init(app);
   triad::add_import(app);
+  triad::add_export(app);
   triad::add_grads(app);
   triad::add_bench(app);
   triad::add_plan(app);

@@ -15,6 +15,7 @@ void add_score(CLI::App& app);
 void add_data(CLI::App& app);
 void add_init(CLI::App& app);
 void add_import(CLI::App& app);
+void add_export(CLI::App& app);
 void add_grads(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_plan(CLI::App& app);

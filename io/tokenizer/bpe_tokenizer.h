@@ -84,7 +84,8 @@ class BpeTokenizer final : public Tokenizer {
 
 // Reads a tokenizer.json of the `tokenizers` library. Supported: the model BPE, Unicode's normal forms as normalizers,
 // and the pre-tokenizers Split, Digits and ByteLevel, where ByteLevel must be the last. Anything else throws an Error
-// that names it. Truncation, padding and the post-processor do not affect a document's tokens and are ignored.
+// that names it. Truncation, padding and the post-processor do not affect a document's tokens and are ignored. A file
+// with the vocabulary of byte_tokenizer_json() is a ByteTokenizer.
 std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const std::string& path,
                                                const TokenizerOptions&);
 // Reads GPT-2's encoder.json and vocab.bpe. <|endoftext|> is a special token, and the pattern is GPT-2's.

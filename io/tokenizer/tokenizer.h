@@ -48,6 +48,9 @@ class ByteTokenizer final : public Tokenizer {
   size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
 };
+// The tokenizer.json that gives the tokens of the byte tokenizer in the `tokenizers` library. make_tokenizer recognizes
+// it. Its token 0 is the character U+0000, special, and the others are spelled as in every byte-level vocabulary.
+std::string byte_tokenizer_json();
 
 // Stands for the tokenizer of a model that has none: every function that needs text throws an Error which says so.
 inline constexpr const char* kNoTokenizer = "none";

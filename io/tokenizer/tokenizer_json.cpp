@@ -74,6 +74,15 @@ class Value {
   std::string key_;
 };
 
+// The vocabulary of byte_tokenizer_json(). It spells byte 0 as itself, so that the character whose UTF-8 is that byte
+// can be a special token, and no other character is one.
+TokenJson byte_vocabulary() {
+  TokenJson vocab = TokenJson::object();
+  vocab[std::string(1, '\0')] = 0;
+  for (int byte = 1; byte < 256; ++byte) vocab[spell_byte(static_cast<uint8_t>(byte))] = byte;
+  return vocab;
+}
+
 class Vocabulary {
  public:
   Vocabulary(const Value& vocab, BpeSpec& spec) : spec_(spec), where_(vocab.path()) {
@@ -258,6 +267,42 @@ int32_t find_eot(const BpeSpec& spec) {
 
 }  // namespace
 
+std::string byte_tokenizer_json() {
+  const Json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  // In the order of the ids, which a reader of the file expects.
+  Json vocab = Json::object();
+  std::vector<std::string> tokens(256);
+  for (const auto& [token, id] : byte_vocabulary().items()) tokens[id.get<size_t>()] = token;
+  for (size_t id = 0; id < tokens.size(); ++id) vocab[tokens[id]] = id;
+  const Json file = {{"version", "1.0"},
+                     {"truncation", nullptr},
+                     {"padding", nullptr},
+                     {"added_tokens", Json::array({{{"id", 0},
+                                                    {"content", tokens[0]},
+                                                    {"single_word", false},
+                                                    {"lstrip", false},
+                                                    {"rstrip", false},
+                                                    {"normalized", false},
+                                                    {"special", true}}})},
+                     {"normalizer", nullptr},
+                     {"pre_tokenizer", byte_level},
+                     {"post_processor", nullptr},
+                     {"decoder", byte_level},
+                     {"model",
+                      {{"type", "BPE"},
+                       {"dropout", nullptr},
+                       {"unk_token", nullptr},
+                       {"continuing_subword_prefix", nullptr},
+                       {"end_of_word_suffix", nullptr},
+                       {"fuse_unk", false},
+                       {"byte_fallback", false},
+                       {"ignore_merges", false},
+                       {"vocab", std::move(vocab)},
+                       {"merges", Json::array()}}}};
+  return dump_json(file, 2) + "\n";
+}
+
 std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const std::string& path,
                                                const TokenizerOptions& options) {
   BpeSpec spec;
@@ -270,6 +315,8 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const st
   const Value model = root["model"];
   // The oldest tokenizer.json files have no model type.
   if (!model["type"].absent() && model.type() != "BPE") model["type"].refuse("BPE is understood");
+  if (model["vocab"].json() == byte_vocabulary() && model["merges"].list().empty())
+    return std::make_unique<ByteTokenizer>();
   Vocabulary vocabulary(model["vocab"], spec);
   read_model(model, vocabulary);
   read_added_tokens(root["added_tokens"], spec, vocabulary);

@@ -1,0 +1,165 @@
+// triad export: writes the model of a checkpoint as a folder for Hugging Face's transformers, or as one whole Triad
+// checkpoint. The tensors are copied one at a time, so that host memory holds the largest tensor and not the model.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/tokenizer/unicode.h"
+#include "tools/huggingface/code.h"
+#include "tools/huggingface/model_card.h"
+#include "tools/huggingface/model_files.h"
+#include "tools/huggingface/tokenizer_files.h"
+#include "tools/huggingface/weights.h"
+#include "tools/options.h"
+#include "tools/output_folder.h"
+#include "tools/verbs.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string checkpoint, out, format = "hf", dtype;
+  double file_gb = 5;
+};
+
+// What is exported: a checkpoint whose tensors have the names and shapes of its config's model.
+struct Export {
+  ModelSource source;
+  std::unique_ptr<Tokenizer> tokenizer;
+  SafetensorsFile weights;
+  std::vector<ParamSpec> specs;
+
+  explicit Export(const std::string& checkpoint)
+      : source(find_model(checkpoint)),
+        tokenizer(tokenizer_of_checkpoint(source.folder, source.config.data.tokenizer)),
+        weights(source.weights),
+        specs(param_specs(source.config.model)) {
+    std::set<std::string_view> expected;
+    for (const ParamSpec& spec : specs) {
+      expected.insert(spec.name);
+      const TensorEntry& entry = weights.at(spec.name);
+      const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
+      TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", weights.path(), entry.name,
+                  entry.str(), spec.shape.str());
+    }
+    for (const TensorEntry& entry : weights.entries())
+      TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", weights.path(),
+                  shortened(entry.name));
+    const int64_t vocab = source.config.model.vocab_size;
+    TRIAD_CHECK(tokenizer->vocab_size() <= vocab, "{}: the tokenizer {} has {} tokens, but model.vocab_size is {}",
+                source.folder, tokenizer->name(), tokenizer->vocab_size(), vocab);
+  }
+
+  // The tensors under the names that name(spec.name) gives.
+  template <class F>
+  std::vector<ExportedTensor> tensors(F&& name) const {
+    std::vector<ExportedTensor> all;
+    for (const ParamSpec& spec : specs) all.push_back({&weights.at(spec.name), name(spec.name), spec.shape});
+    return all;
+  }
+  // The end-of-text token, if the tokens' meaning is known.
+  std::optional<int64_t> eot() const {
+    if (!tokenizer->available()) return std::nullopt;
+    return tokenizer->eot();
+  }
+};
+
+void write_all(const std::string& folder, const std::vector<Tokenizer::File>& files) {
+  for (const Tokenizer::File& file : files) write_file_atomically(folder + "/" + file.name, file.content);
+}
+
+std::string json_file(const Json& json) { return dump_json(json, 2) + "\n"; }
+
+std::string size_text(const WrittenWeights& written) {
+  return fmt::format("{:.1f} MB in {} file{}", static_cast<double>(written.bytes) / 1e6, written.files,
+                     written.files == 1 ? "" : "s");
+}
+
+void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const std::string& out) {
+  const ExportClass c = export_class(e.source.config.model, e.source.origin);
+  const std::vector<Tokenizer::File> tokenizer =
+      tokenizer_files(*e.tokenizer, e.source.origin, c, e.source.config.train.seq_len);
+  std::vector<Tokenizer::File> files = {
+      {"config.json", json_file(export_config(e.source, c, dtype, e.eot()))},
+      {"generation_config.json", json_file(export_generation_config(e.source, e.eot()))},
+      {"README.md", model_card(fs::path(out).filename().string(), e.source, c, dtype, *e.tokenizer)}};
+  if (!c.huggingface) {
+    files.push_back({"configuration_triad.py", kConfigurationTriad});
+    files.push_back({"modeling_triad.py", kModelingTriad});
+  }
+  WrittenWeights written;
+  write_output_folder(out, [&](const std::string& folder) {
+    const auto name = [&](const std::string& triad_name) { return exported_name(c, triad_name); };
+    written = write_weights(e.weights, e.tensors(name), dtype, most_bytes, folder);
+    write_all(folder, files);
+    write_all(folder, tokenizer);
+  });
+  if (tokenizer.empty())
+    fmt::print(stderr, "triad: {} has no tokenizer, so {} has none either\n", e.source.folder, out);
+  fmt::print("{}: {}, {} tensors, {}, {}\n", out, c.word(), e.specs.size(), name_of(dtype), size_text(written));
+  if (!c.huggingface)
+    fmt::print("model_type triad, because of {}: from_pretrained needs trust_remote_code=True\n", c.reason);
+}
+
+// A checkpoint as `triad init` writes one. state.json keeps the step, the config and the origin.
+void export_triad(const Export& e, DType dtype, const std::string& out) {
+  const std::string state = e.source.folder + "/" + kStateFile;
+  const std::string text = fs::exists(state) ? read_file(state)
+                                             : json_file(state_json(e.source.config, {.origin = e.source.origin}));
+  WrittenWeights written;
+  write_output_folder(out, [&](const std::string& folder) {
+    written = write_weights(e.weights, e.tensors([](const std::string& name) { return name; }), dtype,
+                            std::numeric_limits<int64_t>::max(), folder);
+    write_tokenizer_files(e.tokenizer->files(), folder);
+    write_file_atomically(folder + "/" + kStateFile, text);
+  });
+  fmt::print("{}: a Triad checkpoint, {} tensors, {}, {}\n", out, e.specs.size(), name_of(dtype), size_text(written));
+}
+
+void run(const Options& o) {
+  check_environment();
+  const bool triad = o.format == "triad";
+  if (!triad && o.format != "hf") fail_usage("--format is \"{}\": hf or triad is allowed", shortened(o.format));
+  if (!o.dtype.empty() && o.dtype != "bf16" && o.dtype != "f32")
+    fail_usage("--dtype is \"{}\": bf16 or f32 is allowed", shortened(o.dtype));
+  const DType dtype = o.dtype == "f32" || (o.dtype.empty() && triad) ? DType::f32 : DType::bf16;
+  if (fs::exists(o.checkpoint)) check_output_folder(o.out, o.checkpoint);
+  const Export e(o.checkpoint);
+  const std::string out = check_output_folder(o.out, e.source.folder);
+  if (triad) return export_triad(e, dtype, out);
+  constexpr double kGB = 1e9;
+  export_huggingface(e, dtype, static_cast<int64_t>(o.file_gb * kGB), out);
+}
+
+}  // namespace
+
+void add_export(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("export", "write a model for transformers, vLLM and llama.cpp's converter");
+  verb->add_option("CHECKPOINT", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")
+      ->required();
+  verb->add_option("--out", o->out, "folder to write; it must not exist, or be empty")->required();
+  verb->add_option("--format", o->format,
+                   "hf: for Hugging Face's transformers, as the class from which the model was imported, as Llama, "
+                   "Qwen2 or Qwen3, or with code of its own; triad: a checkpoint with one whole file of weights")
+      ->capture_default_str();
+  verb->add_option("--dtype", o->dtype, "bf16 or f32, which keeps every bit; default: bf16, for format triad f32");
+  verb->add_option("--file-gb", o->file_gb, "format hf: weights are split into files of at most this many GB")
+      ->check(within(above(0).up_to(1e6)))
+      ->capture_default_str();
+  verb->callback([o] { run(*o); });
+}
+
+}  // namespace triad

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""lm-evaluation-harness on a Triad checkpoint, through the program `triad`; no PyTorch model is loaded.
+
+Takes the options of `lm_eval`, with --model triad:
+  lm_eval_triad.py --model triad --model_args checkpoint=runs/mine,program=build/cpu/triad --device cpu --tasks piqa
+"""
+import json
+import os
+import subprocess
+import tempfile
+
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+
+@register_model("triad")
+class TriadLM(LM):
+    def __init__(self, checkpoint, program="triad", dtype="f32", seq=0, batch_size=None, device=None, **kwargs):
+        """seq: longest window in tokens; 0: the training length. lm_eval sets batch_size and device."""
+        super().__init__()
+        self.program, self.seq = program, int(seq)
+        self.batch = int(batch_size) if str(batch_size).isdigit() else 8
+        device = "cuda" if str(device).startswith("cuda") else device or "auto"
+        self.options = ["--checkpoint", checkpoint, "--device", device, "--dtype", dtype]
+
+    def run(self, verb, *options, text=None):
+        command = [self.program, verb, *self.options, *options]
+        result = subprocess.run(command, input=text, stdout=subprocess.PIPE, check=True, encoding="utf-8")
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def score(self, pairs):
+        """Returns (log-probability, is greedy) of each (context, continuation)."""
+        lines = [json.dumps({"context": a, "continuation": b}) for a, b in pairs if b]
+        options = ["--jsonl", "-", "--seq", str(self.seq), "--batch", str(self.batch)]
+        scored = iter(self.run("score", *options, text="\n".join(lines) + "\n") if lines else [])
+        results = ((next(scored) if b else {"logprob": 0.0, "greedy": True}) for _, b in pairs)
+        return [(result["logprob"], result["greedy"]) for result in results]
+
+    def loglikelihood(self, requests):
+        return self.score([request.args for request in requests])
+
+    def loglikelihood_rolling(self, requests):
+        return [logprob for logprob, _ in self.score([("", request.args[0]) for request in requests])]
+
+    def generate_until(self, requests):
+        return [self.generate(context, dict(options)) for context, options in (r.args for r in requests)]
+
+    def generate(self, context, options):
+        until = options.get("until") or []
+        temperature = options.get("temperature", 0.0) if options.get("do_sample", True) else 0.0
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "prompt")
+            with open(path, "w", encoding="utf-8", newline="") as file:
+                file.write(context + "\n")  # `generate` takes one newline from the end
+            tokens = str(options.get("max_gen_toks", 256))
+            text = self.run("generate", "--json", "--prompt-file", path, "--tokens", tokens, "--temperature",
+                            str(temperature), "--top-p", str(options.get("top_p", 1)))[0]["text"]
+        for stop in [until] if isinstance(until, str) else until:
+            text = text.split(stop)[0] if stop else text
+        return text
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

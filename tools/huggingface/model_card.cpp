@@ -1,0 +1,138 @@
+#include "tools/huggingface/model_card.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <numbers>
+#include <system_error>
+#include <utility>
+
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/tokenizer/unicode.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+Json read_object(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return Json::object();
+  Json json = parse_json(read_file(path.string()), path.string());
+  TRIAD_CHECK(json.is_object(), "{}: a JSON object is needed, found {}", path.string(), brief(json));
+  return json;
+}
+
+// The figures of these weights: state.json's, and metrics.json's of the same step. A checkpoint of a run is in
+// RUN/checkpoints/step_N.
+Json figures_of(const std::string& folder) {
+  const Json state = read_object(fs::path(folder) / kStateFile);
+  Json figures = Json::object();
+  for (const char* key : {"step", "tokens"})
+    if (state.contains(key)) figures[key] = state[key];
+  for (const fs::path& place : {fs::path(folder), fs::absolute(folder) / ".." / ".."}) {
+    const Json metrics = read_object(place / "metrics.json");
+    if (!metrics.contains("step") || (figures.contains("step") && figures["step"] != metrics["step"])) continue;
+    for (const auto& [key, value] : metrics.items()) figures[key] = value;
+    break;
+  }
+  return figures;
+}
+
+// A table of two columns.
+class Table {
+ public:
+  template <class... Args>
+  void add(const std::string& name, fmt::format_string<Args...> format, Args&&... args) {
+    text_ += fmt::format("| {} | {} |\n", name, fmt::format(format, std::forward<Args>(args)...));
+  }
+  std::string str() const { return "| | |\n| --- | --- |\n" + text_ + "\n"; }
+  bool empty() const { return text_.empty(); }
+
+ private:
+  std::string text_;
+};
+
+std::string attention_text(const ModelConfig& m) {
+  if (!m.has_nsa()) return "dense";
+  const NsaConfig& n = m.nsa;
+  const std::string layers = m.count_nsa_layers() == m.n_layers
+                                 ? ""
+                                 : fmt::format(" in {} of {} layers", m.count_nsa_layers(), m.n_layers);
+  return fmt::format("Native Sparse Attention{}: blocks of {} tokens every {} compressed by {}, {} blocks of {} "
+                     "selected, window {}, {} gate",
+                     layers, n.l, n.d, word_of(n.phi), n.n_sel, n.l_sel, n.w, word_of(n.gate.kind));
+}
+
+std::string shape_table(const ModelSource& source, const ExportClass& c, DType dtype, const Tokenizer& tokenizer) {
+  const ModelConfig& m = source.config.model;
+  Table table;
+  table.add("class", "{}", c.word());
+  table.add("parameters", "{}, {}", count_parameters(m), name_of(dtype));
+  table.add("layers, width", "{}, {}", m.n_layers, m.dim);
+  table.add("heads", "{} in {} groups, widths {} (k) and {} (v)", m.n_heads, m.n_kv_groups, m.d_k, m.d_v);
+  table.add("MLP", "{}, {} hidden units", word_of(m.mlp), m.mlp_hidden);
+  table.add("attention", "{}", attention_text(m));
+  table.add("tokens", "{}{}", m.vocab_size,
+            tokenizer.name() == "byte" ? ": bytes; the byte 0 separates documents and begins each text" : "");
+  table.add("training length", "{} tokens", source.config.train.seq_len);
+  return table.str();
+}
+
+std::string figures_table(const ModelSource& source, const Tokenizer& tokenizer) {
+  const Json figures = figures_of(source.folder);
+  const Config& config = source.config;
+  Table table;
+  const auto number = [&](const char* key) {
+    return figures.contains(key) && figures[key].is_number() ? figures[key].get<double>() : std::nan("");
+  };
+  if (const double step = number("step"); step > 0) table.add("optimizer steps", "{:.0f}", step);
+  if (const double tokens = number("tokens"); tokens > 0) table.add("tokens trained on", "{:.0f}", tokens);
+  if (table.empty()) return "These weights have not been trained by Triad.\n\n";
+  table.add("learning rate", "{} after {} steps of warm-up, then cosine to {}", config.train.lr,
+            config.train.warmup_steps, config.train.lr * config.train.min_lr_fraction);
+  if (const double loss = number("train_loss"); std::isfinite(loss)) table.add("training loss", "{:.4f} nats", loss);
+  if (const double loss = number("val_loss"); std::isfinite(loss)) {
+    table.add("validation loss", "{:.4f} nats a token, perplexity {:.3f}", loss, std::exp(loss));
+    if (tokenizer.name() == "byte") table.add("validation, bits per byte", "{:.4f}", loss / std::numbers::ln2);
+  }
+  if (const double seconds = number("seconds"); std::isfinite(seconds)) table.add("seconds", "{:.0f}", seconds);
+  return table.str();
+}
+
+}  // namespace
+
+std::string model_card(const std::string& name, const ModelSource& source, const ExportClass& c, DType dtype,
+                       const Tokenizer& tokenizer) {
+  const std::string trust = c.huggingface ? "" : ", trust_remote_code=True";
+  std::string text = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- triad\n";
+  if (source.config.model.has_nsa()) text += "- native-sparse-attention\n";
+  text += fmt::format("---\n\n# {}\n\nA decoder language model, exported by Triad.\n\n", printable(name));
+  text += shape_table(source, c, dtype, tokenizer);
+  text += "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n";
+  text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\"{})\n", printable(name), trust);
+  if (tokenizer.available()) {
+    text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\")\n", printable(name));
+    if (source.origin.is_null())
+      text += "ids = tokenizer(tokenizer.bos_token + \"Once\", return_tensors=\"pt\").input_ids\n";
+    else
+      text += "ids = tokenizer(\"Once\", return_tensors=\"pt\").input_ids\n";
+    text += "print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))\n";
+  }
+  text += "```\n\n";
+  if (!c.huggingface)
+    text += fmt::format("The folder contains the model's code in plain PyTorch (modeling_triad.py), because "
+                        "transformers has no class that holds it: {}.\n\n",
+                        c.reason);
+  text += "## Training\n\n" + figures_table(source, tokenizer);
+  text += "Trained on " + std::string(word_of(source.config.data.kind)) +
+          " data. config.json and the checkpoint's state.json hold all hyperparameters.\n";
+  return text;
+}
+
+}  // namespace triad

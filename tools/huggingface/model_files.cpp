@@ -1,0 +1,246 @@
+#include "tools/huggingface/model_files.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <vector>
+
+#include "engine/check.h"
+#include "io/huggingface/tensor_names.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace {
+
+using enum HuggingFaceClass;
+
+const char* model_type_of(HuggingFaceClass c) {
+  switch (c) {
+    case llama:
+      return "llama";
+    case mistral:
+      return "mistral";
+    case qwen2:
+      return "qwen2";
+    case qwen3:
+      return "qwen3";
+  }
+  fail("a model class without a model_type");
+}
+
+// Whether layers have a parameter of this name: biases and norms of q and k are parameters, so that the list of
+// parameters alone says which ones a model has.
+bool has_parameter(const ModelConfig& c, const std::string& name) {
+  const std::vector<ParamSpec> specs = param_specs(c);
+  return std::any_of(specs.begin(), specs.end(), [&](const ParamSpec& p) { return p.name == "blocks.0." + name; });
+}
+bool has_biases(const ModelConfig& c) { return has_parameter(c, "attn.q_proj.bias"); }
+bool has_qk_norm(const ModelConfig& c) { return has_parameter(c, "attn.q_norm.weight"); }
+
+// What the classes of transformers cannot hold; empty if one of them can hold the model.
+std::string only_in_triad(const ModelConfig& c) {
+  std::vector<std::string> found;
+  if (c.has_nsa())
+    found.push_back(c.count_nsa_layers() == c.n_layers ? "NSA layers" : "NSA and dense layers");
+  if (c.mlp == MlpKind::silu) found.push_back("mlp silu");
+  if (c.d_k != c.d_v) found.push_back(fmt::format("d_k {} with d_v {}", c.d_k, c.d_v));
+  if (has_biases(c) && has_qk_norm(c)) found.push_back("qkv_bias with qk_norm");
+  return fmt::format("{}", fmt::join(found, ", "));
+}
+
+// The longest text for which the model is made.
+int64_t max_positions(const Config& config) {
+  const ModelConfig& m = config.model;
+  if (m.rope_scaling == RopeScaling::none) return config.train.seq_len;
+  const double scaled = static_cast<double>(m.rope_original_len) * m.rope_factor;
+  return std::max(config.train.seq_len, static_cast<int64_t>(std::llround(scaled)));
+}
+
+// transformers' parameters of the rotation, without rope_theta; null for unscaled frequencies.
+Json rope_scaling_json(const ModelConfig& m) {
+  switch (m.rope_scaling) {
+    case RopeScaling::none:
+      return m.rope_scale == 1 ? Json() : Json({{"rope_type", "linear"}, {"factor", m.rope_scale}});
+    case RopeScaling::llama3:
+      return {{"rope_type", "llama3"},
+              {"factor", m.rope_factor},
+              {"low_freq_factor", m.rope_low_freq},
+              {"high_freq_factor", m.rope_high_freq},
+              {"original_max_position_embeddings", m.rope_original_len}};
+    case RopeScaling::yarn:
+      return {{"rope_type", "yarn"},
+              {"factor", m.rope_factor},
+              {"beta_fast", m.rope_beta_fast},
+              {"beta_slow", m.rope_beta_slow},
+              {"original_max_position_embeddings", m.rope_original_len}};
+  }
+  fail("a rope_scaling that transformers lacks");
+}
+
+void set_dtype(Json& json, DType dtype) {
+  // transformers renamed torch_dtype to dtype; other programs read the old key.
+  for (const char* key : {"torch_dtype", "dtype"}) json[key] = dtype == DType::bf16 ? "bfloat16" : "float32";
+}
+
+void set_token_ids(Json& json, std::optional<int64_t> bos_eos) {
+  if (!bos_eos) return;
+  json["bos_token_id"] = *bos_eos;
+  json["eos_token_id"] = *bos_eos;
+}
+
+// config.json of a class of transformers, made from Triad's config alone.
+Json dense_config(const Config& config, HuggingFaceClass c) {
+  const ModelConfig& m = config.model;
+  Json json = {{"architectures", {word_of(c)}},
+               {"model_type", model_type_of(c)},
+               {"vocab_size", m.vocab_size},
+               {"hidden_size", m.dim},
+               {"intermediate_size", m.mlp_hidden},
+               {"num_hidden_layers", m.n_layers},
+               {"num_attention_heads", m.n_heads},
+               {"num_key_value_heads", m.n_kv_groups},
+               {"head_dim", m.d_k},
+               {"hidden_act", "silu"},
+               {"max_position_embeddings", max_positions(config)},
+               {"initializer_range", m.init_std},
+               {"rms_norm_eps", m.norm_eps},
+               {"tie_word_embeddings", m.tie_embeddings},
+               {"use_cache", true},
+               {"attention_dropout", 0.0}};
+  // Files of the Hub have rope_theta and rope_scaling; transformers 5 writes both into rope_parameters.
+  const Json scaling = rope_scaling_json(m);
+  json["rope_theta"] = m.rope_theta;
+  json["rope_scaling"] = scaling;
+  json["rope_parameters"] = scaling.is_null() ? Json({{"rope_type", "default"}}) : scaling;
+  json["rope_parameters"]["rope_theta"] = m.rope_theta;
+  if (c == llama) json["mlp_bias"] = false;
+  if (c == llama || c == qwen3) json["attention_bias"] = false;
+  if (c != llama) json["sliding_window"] = nullptr;
+  if (c == qwen2 || c == qwen3) {
+    json["use_sliding_window"] = false;
+    json["max_window_layers"] = m.n_layers;
+  }
+  return json;
+}
+
+// Whether two files describe the same computation.
+bool same_model(const HuggingFaceConfig& a, const HuggingFaceConfig& b) {
+  const auto facts = [](const HuggingFaceConfig& c) {
+    const HuggingFaceRope& r = c.rope;
+    return std::tuple(std::tuple(c.model_class, c.dim, c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.mlp_hidden),
+                      std::tuple(c.vocab_size, c.norm_eps, c.tie_embeddings, c.qkv_bias, c.qk_norm),
+                      std::tuple(r.type, r.theta, r.factor, r.original_len, r.low_freq, r.high_freq, r.beta_fast,
+                                 r.beta_slow));
+  };
+  return facts(a) == facts(b);
+}
+
+// The imported config.json, with the keys of `fresh` where the model has changed since.
+Json updated_config(const Json& imported, const Json& fresh, int64_t seq_len) {
+  const HuggingFaceConfig wanted = parse_huggingface_config(fresh, "the exported config.json");
+  const HuggingFaceConfig before = parse_huggingface_config(imported, "origin.config in state.json");
+  Json json = imported;
+  json["architectures"] = fresh["architectures"];
+  if (before.max_positions < seq_len) json["max_position_embeddings"] = seq_len;
+  if (same_model(parse_huggingface_config(json, "the exported config.json"), wanted)) return json;
+  for (const auto& [key, value] : fresh.items()) json[key] = value;
+  json["max_position_embeddings"] = std::max(before.max_positions, wanted.max_positions);
+  const bool same = same_model(parse_huggingface_config(json, "the exported config.json"), wanted);
+  TRIAD_CHECK(same, "origin.config in state.json: {}: a key in it changes the exported model", brief(imported));
+  return json;
+}
+
+// config.json of model_type triad (configuration_triad.py).
+Json triad_config(const Config& config) {
+  const ModelConfig& m = config.model;
+  Json dense_layers = Json::array();
+  for (int64_t i = 0; i < m.n_layers; ++i)
+    if (m.attention_of(i) == AttentionKind::dense) dense_layers.push_back(i);
+  Json json = {{"architectures", {"TriadForCausalLM"}},
+               {"model_type", "triad"},
+               {"auto_map",
+                {{"AutoConfig", "configuration_triad.TriadConfig"},
+                 {"AutoModel", "modeling_triad.TriadModel"},
+                 {"AutoModelForCausalLM", "modeling_triad.TriadForCausalLM"}}},
+               {"vocab_size", m.vocab_size},
+               {"hidden_size", m.dim},
+               {"intermediate_size", m.mlp_hidden},
+               {"num_hidden_layers", m.n_layers},
+               {"num_attention_heads", m.n_heads},
+               {"num_key_value_heads", m.n_kv_groups},
+               {"head_dim", m.d_k},
+               {"v_head_dim", m.d_v},
+               {"mlp", word_of(m.mlp)},
+               {"rms_norm_eps", m.norm_eps},
+               {"initializer_range", m.init_std},
+               {"qkv_bias", has_biases(m)},
+               {"qk_norm", has_qk_norm(m)},
+               {"dense_layers", dense_layers},
+               {"max_position_embeddings", max_positions(config)},
+               {"tie_word_embeddings", m.tie_embeddings},
+               {"use_cache", true}};
+  json["rope"] = {{"theta", m.rope_theta},         {"scale", m.rope_scale},
+                  {"scaling", word_of(m.rope_scaling)}, {"factor", m.rope_factor},
+                  {"original_len", m.rope_original_len}, {"low_freq", m.rope_low_freq},
+                  {"high_freq", m.rope_high_freq}, {"beta_fast", m.rope_beta_fast},
+                  {"beta_slow", m.rope_beta_slow}};
+  if (m.has_nsa()) json["nsa"] = config_to_json(config)["nsa"];
+  return json;
+}
+
+}  // namespace
+
+std::string ExportClass::word() const {
+  return huggingface ? std::string(word_of(*huggingface)) : "TriadForCausalLM";
+}
+
+ExportClass export_class(const ModelConfig& c, const Json& origin) {
+  const std::string reason = only_in_triad(c);
+  if (!reason.empty()) return {std::nullopt, reason};
+  if (has_biases(c)) return {qwen2, ""};
+  if (has_qk_norm(c)) return {qwen3, ""};
+  if (!origin.is_null() && origin.value("architecture", "") == word_of(mistral)) return {mistral, ""};
+  return {llama, ""};
+}
+
+std::string exported_name(const ExportClass& c, const std::string& triad_name) {
+  if (!c.huggingface) return triad_name == "lm_head.weight" ? triad_name : "model." + triad_name;
+  const std::optional<std::string> name = huggingface_name(triad_name);
+  TRIAD_CHECK(name.has_value(), "{} has no tensor for {}", c.word(), triad_name);
+  return *name;
+}
+
+Json export_config(const ModelSource& source, const ExportClass& c, DType dtype, std::optional<int64_t> bos_eos) {
+  const bool same_class = !source.origin.is_null() && source.origin.value("architecture", "") == c.word();
+  Json json;
+  if (same_class) {
+    const bool whole = source.origin.contains("config") && source.origin["config"].is_object();
+    TRIAD_CHECK(whole, "{}/state.json: origin.config is missing: it is needed to export {}", source.folder, c.word());
+    json = updated_config(source.origin["config"], dense_config(source.config, *c.huggingface),
+                          source.config.train.seq_len);
+  } else {
+    json = c.huggingface ? dense_config(source.config, *c.huggingface) : triad_config(source.config);
+    if (source.origin.is_null()) {
+      set_token_ids(json, bos_eos);
+    } else {
+      const Json before = source.origin.value("config", Json::object());
+      for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+        if (before.contains(key)) json[key] = before[key];
+    }
+  }
+  set_dtype(json, dtype);
+  return json;
+}
+
+Json export_generation_config(const ModelSource& source, std::optional<int64_t> bos_eos) {
+  if (!source.origin.is_null() && source.origin.contains("generation_config"))
+    return source.origin["generation_config"];
+  Json json = {{"_from_model_config", true}};
+  set_token_ids(json, bos_eos);
+  return json;
+}
+
+}  // namespace triad

@@ -1,0 +1,79 @@
+#include "tools/huggingface/tokenizer_files.h"
+
+#include <algorithm>
+#include <array>
+
+#include "engine/check.h"
+#include "io/tokenizer/unicode.h"
+
+namespace triad {
+
+namespace {
+
+constexpr const char *kConfigFile = "tokenizer_config.json", *kClassKey = "tokenizer_class";
+constexpr const char* kAnyClass = "PreTrainedTokenizerFast";  // takes any tokenizer.json
+
+// The files that hold the vocabulary, under the names that transformers reads.
+std::vector<Tokenizer::File> vocabulary_files(const Tokenizer& tokenizer) {
+  std::vector<Tokenizer::File> files = tokenizer.files();
+  if (files.empty()) return {{"tokenizer.json", byte_tokenizer_json()}};
+  for (Tokenizer::File& file : files) {  // GPT-2's names
+    if (file.name == "encoder.json") file.name = "vocab.json";
+    if (file.name == "vocab.bpe") file.name = "merges.txt";
+  }
+  return files;
+}
+
+std::string json_file(const Json& json) { return dump_json(json, 2) + "\n"; }
+
+// The small files that the import has kept. A model of another class than the imported one needs a tokenizer_class,
+// because transformers would look it up by the model's class.
+std::vector<Tokenizer::File> imported_files(const Json& origin, const ExportClass& c) {
+  constexpr std::array kKept = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                "chat_template.json", "chat_template.jinja"};
+  const Json texts = origin.value("files", Json::object());
+  TRIAD_CHECK(texts.is_object(), "origin.files in state.json is {}: an object is needed", brief(texts));
+  std::vector<Tokenizer::File> files;
+  for (const auto& [name, text] : texts.items()) {
+    const bool known = std::find(kKept.begin(), kKept.end(), name) != kKept.end() && text.is_string();
+    TRIAD_CHECK(known, "origin.files in state.json: {} is none of the files that an import keeps", shortened(name));
+    files.push_back({name, text.get<std::string>()});
+  }
+  if (c.huggingface) return files;
+  const auto is_config = [](const Tokenizer::File& file) { return file.name == kConfigFile; };
+  const auto config = std::find_if(files.begin(), files.end(), is_config);
+  Json json = config == files.end() ? Json::object() : parse_json(config->content, kConfigFile);
+  TRIAD_CHECK(json.is_object(), "origin.files in state.json: {} is {}: an object is needed", kConfigFile, brief(json));
+  if (!json.contains(kClassKey)) json[kClassKey] = kAnyClass;
+  if (config == files.end())
+    files.push_back({kConfigFile, json_file(json)});
+  else
+    config->content = json_file(json);
+  return files;
+}
+
+}  // namespace
+
+std::vector<Tokenizer::File> tokenizer_files(const Tokenizer& tokenizer, const Json& origin, const ExportClass& c,
+                                             int64_t seq_len) {
+  if (!tokenizer.available()) return {};
+  std::vector<Tokenizer::File> files = vocabulary_files(tokenizer);
+  std::vector<Tokenizer::File> more;
+  if (!origin.is_null()) {
+    more = imported_files(origin, c);
+  } else {
+    // An end-of-text token precedes each document, so it begins texts, too.
+    const std::string eot = tokenizer.decode(std::array{tokenizer.eot()});
+    Json special = {{"bos_token", eot}, {"eos_token", eot}};
+    Json config = special;
+    config[kClassKey] = files.front().name == "tokenizer.json" ? kAnyClass : "GPT2Tokenizer";
+    if (files.front().name != "tokenizer.json") config["unk_token"] = special["unk_token"] = eot;
+    config["clean_up_tokenization_spaces"] = false;
+    config["model_max_length"] = seq_len;
+    more = {{kConfigFile, json_file(config)}, {"special_tokens_map.json", json_file(special)}};
+  }
+  files.insert(files.end(), more.begin(), more.end());
+  return files;
+}
+
+}  // namespace triad

@@ -1,0 +1,15 @@
+// The tokenizer's files of an exported model, as transformers' AutoTokenizer reads them.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "tools/huggingface/model_files.h"
+
+namespace triad {
+
+// Returns the files: tokenizer.json (of the byte tokenizer one that gives the same tokens) or vocab.json and
+// merges.txt, tokenizer_config.json and special_tokens_map.json. The small files of an imported model are kept as they
+// were. None if the model has no tokenizer. seq_len: the training length, transformers' model_max_length.
+std::vector<Tokenizer::File> tokenizer_files(const Tokenizer&, const Json& origin, const ExportClass&, int64_t seq_len);
+
+}  // namespace triad

@@ -24,12 +24,17 @@ ModelConfig three_layers() {
   return c;
 }
 
+// bounds: of the documents in the two rows; empty: each row is one document.
 std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Device device, DType dtype,
-                                           const RecomputePlan& plan) {
-  ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan);
+                                           const RecomputePlan& plan, const std::vector<int32_t>& bounds = {}) {
+  ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan, {}, static_cast<int64_t>(bounds.size()));
   std::vector<std::vector<double>> all(static_cast<size_t>(f.model().params().count()));
-  // The second pass runs on buffers that contain values of the first.
-  for (int pass = 0; pass < 2; ++pass) f.loss_and_grads();
+  // The second pass runs on buffers that contain values of the first, which has other documents.
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto end = static_cast<int32_t>(2 * T);
+    if (!bounds.empty()) f.set_documents(pass == 0 ? std::vector{0, 7, end / 2, end} : bounds);
+    f.loss_and_grads();
+  }
   for (size_t i = 0; i < all.size(); ++i) all[i] = f.grad(static_cast<int64_t>(i));
   return all;
 }
@@ -59,29 +64,40 @@ TEST_CASE("recompute: a plan is the same after printing and parsing", "[recomput
   }
 }
 
-TEST_CASE("recompute: every plan gives the same bits", "[recompute]") {
+TEST_CASE("recompute: every plan gives the same bits, on packed rows too", "[recompute]") {
+  const std::vector<int32_t> packed = {0, 1, 20, 33, 50, 57, 100};
   for (const bool dense : {false, true})
     for (const DType dtype : {DType::f32, DType::bf16}) {
       ModelConfig c = three_layers();
       if (dense) c.attention = AttentionKind::dense;
-      const auto kept = gradients(c, 50, Device::cpu(), dtype, {});
-      for (const char* plan : kPlans) {
-        INFO(plan << (dense ? ", dense" : ""));
-        CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers)) == kept);
+      const auto whole = gradients(c, 50, Device::cpu(), dtype, {});
+      for (const std::vector<int32_t>& bounds : {std::vector<int32_t>{}, packed}) {
+        const auto kept = gradients(c, 50, Device::cpu(), dtype, {}, bounds);
+        CHECK((kept == whole) == bounds.empty());
+        for (const char* plan : kPlans) {
+          INFO(plan << (dense ? ", dense" : "") << (bounds.empty() ? "" : ", packed"));
+          CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers), bounds) == kept);
+        }
       }
     }
 }
 
-TEST_CASE("recompute: every plan gives the same bits on the GPU", "[recompute][gpu]") {
+TEST_CASE("recompute: every plan gives the same bits on the GPU, on packed rows too", "[recompute][gpu]") {
   if (!require_gpu()) return;
-  ModelConfig c = three_layers();
-  c.dim = 128, c.n_heads = 12, c.d_k = c.d_v = 64, c.vocab_size = 307, c.mlp_hidden = 0;
-  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
-  c.resolve();
-  const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {});
-  for (const char* plan : kPlans) {
-    INFO(plan);
-    CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers)) == kept);
+  const std::vector<int32_t> packed = {0, 130, 131, 400, 700, 731, 1400};
+  for (const bool dense : {false, true}) {
+    ModelConfig c = three_layers();
+    c.dim = 128, c.n_heads = 12, c.d_k = c.d_v = 64, c.vocab_size = 307, c.mlp_hidden = 0;
+    c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
+    if (dense) c.attention = AttentionKind::dense;
+    c.resolve();
+    for (const std::vector<int32_t>& bounds : {std::vector<int32_t>{}, packed}) {
+      const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {}, bounds);
+      for (const char* plan : kPlans) {
+        INFO(plan << (dense ? ", dense" : "") << (bounds.empty() ? "" : ", packed"));
+        CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers), bounds) == kept);
+      }
+    }
   }
 }
 

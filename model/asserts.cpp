@@ -49,7 +49,7 @@ std::string Asserts::describe(int64_t key) const {
   TRIAD_CHECK(v.check < static_cast<int64_t>(sites_.size()), "violation {:#x} of a check that was not made", key);
   const Site& site = sites_[static_cast<size_t>(v.check)];
   const char* const of_floats[] = {"NaN", "+inf", "-inf"};
-  const char* const of_lists[] = {"a block that does not exist", "not above the entry before it",
+  const char* const of_lists[] = {"a block that does not exist in its document", "not above the entry before it",
                                   "a block that begins after its token"};
   const char* wrong = site.kind == Site::Kind::floats  ? of_floats[v.what]
                       : site.kind == Site::Kind::lists ? of_lists[v.what]

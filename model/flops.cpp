@@ -20,12 +20,14 @@ AttendedPairs nsa_pairs(const ModelConfig& c, int64_t T) {
               static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
   if (Tc == 0) pairs.cmp = 0;
   // A query selects min(n_sel, number of blocks up to its own) blocks. All are full except its own, of which it sees
-  // the keys up to itself.
-  for (int64_t begin = 0; begin < T; begin += n.l_sel) {
-    const double rows = static_cast<double>(std::min(n.l_sel, T - begin));
-    const double full = static_cast<double>(std::min(n.n_sel, begin / n.l_sel + 1) - 1);
-    pairs.sel += rows * full * static_cast<double>(n.l_sel) + triangle(rows);
-  }
+  // the keys up to itself. The queries of block i see min(n_sel - 1, i) full ones; those of the first `growing` blocks
+  // see i.
+  const int64_t blocks = T / n.l_sel, growing = std::min(blocks, n.n_sel);
+  const double block = static_cast<double>(n.l_sel), rest = static_cast<double>(T % n.l_sel);
+  const double full = triangle(static_cast<double>(growing - 1)) +
+                      static_cast<double>(blocks - growing) * static_cast<double>(n.n_sel - 1);
+  pairs.sel = block * block * full + static_cast<double>(blocks) * triangle(block) +
+              rest * block * static_cast<double>(std::min(n.n_sel - 1, blocks)) + triangle(rest);
   const double w = static_cast<double>(std::min(n.w, T));
   pairs.win = static_cast<double>(T) * w - w * (w - 1) / 2;
   return pairs;
@@ -43,6 +45,18 @@ AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T
   return {};
 }
 
+AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T, const DocumentMix& mix) {
+  if (mix.rows == 0) return attended_pairs(c, kind, T);
+  AttendedPairs mean;
+  for (const auto& [length, number] : mix.documents) {
+    const AttendedPairs one = attended_pairs(c, kind, length);
+    const double per_row = static_cast<double>(number) / static_cast<double>(mix.rows);
+    mean.cmp += per_row * one.cmp, mean.sel += per_row * one.sel, mean.win += per_row * one.win;
+    mean.dense += per_row * one.dense;
+  }
+  return mean;
+}
+
 ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   const double tokens = static_cast<double>(B * T);
   ProductFlops flops;
@@ -53,11 +67,12 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   return flops;
 }
 
-double replay_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, Recompute recompute) {
+double replay_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, Recompute recompute,
+                    const DocumentMix& mix) {
   const double tokens = static_cast<double>(B * T), dim = static_cast<double>(c.dim);
   double flops = 0;
   if (covers(recompute, LayerPart::attention)) {
-    const AttendedPairs p = attended_pairs(c, kind, T);
+    const AttendedPairs p = attended_pairs(c, kind, T, mix);
     flops += 2 * tokens * dim * static_cast<double>(qkv_width(c, kind)) +
              2 * p.all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
   }
@@ -67,14 +82,15 @@ double replay_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t
   return flops;
 }
 
-double training_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& recompute) {
+double training_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& recompute,
+                      const DocumentMix& mix) {
   const ProductFlops products = product_flops(c, B, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
   double attention = 0, replayed = 0;  // attention: FLOPs of one head and sequence, in all layers
   for (int64_t i = 0; i < c.n_layers; ++i) {
-    const AttendedPairs p = attended_pairs(c, c.attention_of(i), T);
+    const AttendedPairs p = attended_pairs(c, c.attention_of(i), T, mix);
     attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv) + 2 * p.cmp * dk;
-    replayed += replay_flops(c, c.attention_of(i), B, T, recompute.of(i));
+    replayed += replay_flops(c, c.attention_of(i), B, T, recompute.of(i), mix);
   }
   return products.layers + products.head + static_cast<double>(B * c.n_heads) * attention + replayed;
 }

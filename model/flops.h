@@ -1,5 +1,7 @@
 // FLOPs of a model in closed form: the (query, key) pairs of attention, and the FLOPs of a step.
 #pragma once
+#include <cstdint>
+#include <map>
 #include <string_view>
 
 #include "model/config.h"
@@ -15,13 +17,25 @@ struct AttendedPairs {
 };
 AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T);
 
+// The documents that rows of tokens hold where attention stays within documents: how many there are of each length, in
+// `rows` rows together. Padding, which the model computes like a document, is one. rows = 0: each row is one document.
+struct DocumentMix {
+  int64_t rows = 0;
+  std::map<int64_t, int64_t> documents;  // length in tokens -> number
+
+  void add(int64_t length, int64_t number = 1) { documents[length] += number; }
+};
+// The pairs of a row of T tokens: the mean over the rows of the mix.
+AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const DocumentMix&);
+
 // FLOPs of forward and backward over B sequences of T tokens, as executed. Products with weights: 6 FLOPs per weight
 // and token (embedding lookups are free). Attention: per pair, 2 products in forward, 5 in backward and 1 for the
 // selection scores. Recomputation is added. Not counted are the products of gates and phi, less than 1%, and two more
-// products per pair where backward uses two kernels (fp32, other cards and head widths; kernels/README.md).
-double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {});
+// products per pair where backward uses two kernels (fp32, other cards and head widths; kernels/README.md). The mix
+// tells which documents the sequences hold, on average.
+double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {}, const DocumentMix& = {});
 // FLOPs that the recomputation of one layer adds.
-double replay_flops(const ModelConfig&, AttentionKind, int64_t B, int64_t T, Recompute);
+double replay_flops(const ModelConfig&, AttentionKind, int64_t B, int64_t T, Recompute, const DocumentMix& = {});
 
 // FLOPs of the matrix products with weights in forward and backward: 6 per weight and token.
 struct ProductFlops {

@@ -11,11 +11,11 @@
 
 #include "engine/check.h"
 #include "io/data/dataset.h"
+#include "io/data/document_losses.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shards.h"
 #include "io/file.h"
 #include "kernels/step/reduce.h"
-#include "tools/eval_documents.h"
 #include "tools/eval_needle.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
@@ -33,6 +33,7 @@ struct Options {
   std::vector<std::string> data;
   int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
+  std::string per_document;
   bool needle = false;
   std::vector<int64_t> lengths;  // this and the next options are those of --needle
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
@@ -137,6 +138,11 @@ void eval(const Options& o) {
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
   const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, model.config.model.vocab_size);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
+  if (!o.per_document.empty() && source->documents() == nullptr)
+    fail(
+        "--per-document {}: where the documents of {} begin is not known: no manifest.json lists all of its shards and "
+        "names their separator as `eot` (io/data/README.md)",
+        o.per_document, source->name());
   const int64_t most = most_documents(o, model.config, *source);
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
@@ -146,12 +152,13 @@ void eval(const Options& o) {
                       .most_documents = most});
   const bool known = tokens_are_known(o, loaded, *tokenizer);
   std::optional<DocumentLosses> documents;
-  if (source->documents() != nullptr) documents.emplace(*source->documents());
+  if (source->documents() != nullptr) documents.emplace(*source->documents(), loaded.activations().T());
   const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr, o.batches, most > 0,
                                documents ? &*documents : nullptr);
   const double loss = total.loss / static_cast<double>(total.positions);
   TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
               source->name(), loss);
+  if (!o.per_document.empty()) write_file_atomically(o.per_document, documents->csv());
   // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the number of
   // bytes is unknown.
   const bool has_bytes = total.bytes > 0;
@@ -218,6 +225,11 @@ void add_eval(CLI::App& app) {
   needle->excludes(batches);
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
+  CLI::Option* per_document =
+      verb->add_option("--per-document", o->per_document,
+                       "also write a CSV file with a row for each document: number, first token, tokens, positions, "
+                       "loss, perplexity");
+  needle->excludes(per_document);
   verb->add_flag("--json", o->json, "print one JSON object");
   verb->callback([o] {
     if (o->data.empty() && !o->needle) fail_usage("eval: --data or --needle is required");

@@ -22,6 +22,9 @@ namespace triad {
 namespace {
 
 constexpr double kGB = 1e9, kMiB = 1024.0 * 1024.0;
+// Why FLOPs are only a bound if the config alone says how many documents a row may have.
+constexpr const char* kWholeRows =
+    " (data.max_documents is set, so the data is not opened, and each row counts as one document)";
 
 struct Options {
   std::string config;
@@ -57,12 +60,15 @@ std::string layers_text(const ModelConfig& c) {
 double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 
 // Returns the prediction as JSON. Without --json, also prints it as text.
-Json describe_plan(const Options& o, const Config& config, Device device, const MemoryPlan& plan) {
+Json describe_plan(const Options& o, const Config& config, Device device, const MemoryPlan& plan,
+                   const PlannedDocuments& documents) {
   const TrainConfig& t = config.train;
   const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of one rank per step
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
-  const double flops = training_flops(config.model, sequences, t.seq_len, config.recompute) / step_tokens;
-  const double replayed = flops - training_flops(config.model, sequences, t.seq_len) / step_tokens;
+  const double flops =
+      training_flops(config.model, sequences, t.seq_len, config.recompute, documents.attended) / step_tokens;
+  const double replayed =
+      flops - training_flops(config.model, sequences, t.seq_len, {}, documents.attended) / step_tokens;
   const Json out = {{"parameters", count_parameters(config.model)},
                     {"tensors", param_specs(config.model).size()},
                     {"nsa_layers", config.model.count_nsa_layers()},
@@ -72,17 +78,19 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
                     {"tokens_per_step", t.tokens_per_step() * o.ranks},
                     {"flops_per_token", flops},
                     {"flops_per_token_replayed", replayed},
+                    {"flops_are_a_bound", !documents.known},
                     {"scratch_bytes", plan.scratch_bytes},
                     {"workspace_bytes", plan.workspace_bytes},
                     {"peak_bytes", plan.peak_bytes()}};
   if (!o.json)
     fmt::print(
-        "parameters: {} in {} tensors; {}; a step: {} tokens; FLOPs: {:.1f} million per token, {:.1f} of them "
-        "recomputed\n"
+        "parameters: {} in {} tensors; {}; a step: {} tokens; FLOPs: {}{:.1f} million per token, {:.1f} of them "
+        "recomputed{}\n"
         "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
         "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
         count_parameters(config.model), param_specs(config.model).size(), layers_text(config.model),
-        t.tokens_per_step() * o.ranks, flops * 1e-6, replayed * 1e-6, device.str(),
+        t.tokens_per_step() * o.ranks, documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6,
+        documents.known ? "" : kWholeRows, device.str(),
         o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
         gb(plan.peak_bytes()), config.recompute.str(), static_cast<double>(plan.workspace_bytes) / kMiB,
         static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
@@ -91,11 +99,13 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
 
 // Returns the settings that fit in memory as JSON. Without --json, also prints them as text. Throws an Error if nothing
 // fits.
-Json describe_fit(const Options& o, const Config& config, Device device, Comm* ranks, int64_t most_documents) {
+Json describe_fit(const Options& o, const Config& config, Device device, Comm* ranks,
+                  const PlannedDocuments& documents) {
   const TrainConfig& t = config.train;
   const int64_t bytes = memory_of(o, device);
-  const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks, most_documents);
-  const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes, ranks, most_documents);
+  const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks, documents.most);
+  const std::optional<RecomputeFit> recompute =
+      fit_recompute(config, device, bytes, ranks, documents.most, documents.attended);
   if (!batch && !recompute)
     fail("nothing fits in {:.3f} GB: one sequence of {} tokens, or {} of them with runtime.recompute block, need more",
          gb(bytes), t.seq_len, t.micro_batch_size);
@@ -123,9 +133,9 @@ void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
   const Device device = planned_device(config.runtime.device);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
-  const int64_t most = planned_documents(config);
-  Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), most));
-  if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get(), most);
+  const PlannedDocuments documents = planned_documents(config);
+  Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), documents.most), documents);
+  if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get(), documents);
   if (o.json) fmt::print("{}\n", dump_json(out, 2));
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "engine/check.h"
 #include "io/data/best_fit.h"
@@ -60,6 +61,53 @@ std::string percent(int64_t part, int64_t whole) {
 
 double ratio(int64_t a, int64_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
 
+// The documents in `rows` rows, from their numbers by length.
+DocumentMix mix_of(int64_t rows, const std::vector<int64_t>& by_length) {
+  DocumentMix mix{.rows = rows, .documents = {}};
+  for (size_t length = 0; length < by_length.size(); ++length)
+    if (by_length[length] > 0) mix.add(static_cast<int64_t>(length), by_length[length]);
+  return mix;
+}
+
+void describe_best_fit(const Config& c, DataSource& data, const DocumentIndex& index) {
+  const int64_t T = c.train.seq_len;
+  const PackingStats s = measure_best_fit(*data.train, data.rows);
+  data.parts = mix_of(s.rows, s.parts);
+  if (data.rows.within) {
+    data.attended = data.parts;
+    for (const auto& [length, number] : mix_of(s.rows, s.paddings).documents) data.attended.add(length, number);
+  }
+  data.document_stats = {{"documents", index.count()},
+                         {"mean_length", ratio(index.size, index.count())},
+                         {"documents_per_row", ratio(s.pieces, s.rows)},
+                         {"documents_cut_share", ratio(s.cut, index.count())},
+                         {"cut_share", ratio(s.cut_tokens, index.size)},
+                         {"dropped_share", ratio(s.dropped, index.size)},
+                         {"padded_share", ratio(s.padded, s.rows * T)}};
+  data.documents += fmt::format(
+      "best_fit: {:.1f} a row, {} cut to fill a row, which drops {} of the tokens; {} of the tokens are cut from their "
+      "document's beginning or dropped, {} of the rows' tokens are padding",
+      ratio(s.pieces, s.rows), percent(s.cut, index.count()), percent(s.dropped, index.size),
+      percent(s.cut_tokens, index.size), percent(s.padded, s.rows * T));
+}
+
+void describe_stream(const Config& c, DataSource& data, const DocumentIndex& index, const RowDivision& division) {
+  const int64_t T = c.train.seq_len, rows = (index.size - 1) / T;
+  data.attended = data.parts = mix_of(rows, division.parts);
+  data.document_stats = {{"documents", index.count()},
+                         {"mean_length", ratio(index.size, index.count())},
+                         {"documents_per_row", ratio(division.documents, rows)},
+                         {"documents_cut_share", ratio(division.cut, index.count())},
+                         {"cut_share", ratio(division.cut_tokens, rows * T)},
+                         {"dropped_share", 0.0},
+                         {"padded_share", 0.0}};
+  data.documents += fmt::format(
+      "stream: {:.1f} a row, at most {}; rows' ends cut {} of them, and so {} of the tokens from their document's "
+      "beginning",
+      ratio(division.documents, rows), division.most, percent(division.cut, index.count()),
+      percent(division.cut_tokens, rows * T));
+}
+
 // Fills in what a run knows about its documents; nothing if its rows do not depend on them.
 void describe_documents(const Config& c, DataSource& data) {
   data.rows = {.seq_len = c.train.seq_len,
@@ -77,32 +125,13 @@ void describe_documents(const Config& c, DataSource& data) {
   const int64_t limit = packs ? 0 : c.data.max_documents;
   const int64_t val = within && data.val->size() > 0 ? divide_stream(c, *data.val, limit).most : 0;
   if (packs) {
-    const PackingStats s = measure_best_fit(*data.train, data.rows);
+    describe_best_fit(c, data, index);
     if (within) data.most_documents = std::max(data.rows.max_documents + 1, val);
-    data.document_stats = {{"documents", index.count()},
-                           {"mean_length", ratio(index.size, index.count())},
-                           {"documents_per_row", ratio(s.pieces, s.rows)},
-                           {"cut_share", ratio(s.cut, index.count())},
-                           {"dropped_share", ratio(s.dropped, index.size)},
-                           {"padded_share", ratio(s.padded, s.rows * c.train.seq_len)}};
-    data.documents += fmt::format(
-        "best_fit: {:.1f} a row, {} cut to fill a row, which drops {} of the tokens; {} of the rows' tokens are "
-        "padding",
-        ratio(s.pieces, s.rows), percent(s.cut, index.count()), percent(s.dropped, index.size),
-        percent(s.padded, s.rows * c.train.seq_len));
     return;
   }
   const RowDivision division = divide_stream(c, *data.train, limit);
   data.most_documents = limit > 0 ? limit : std::max(division.most, val);
-  data.document_stats = {{"documents", index.count()},
-                         {"mean_length", ratio(index.size, index.count())},
-                         {"documents_per_row", ratio(division.documents, (index.size - 1) / c.train.seq_len)},
-                         {"cut_share", ratio(division.cut, index.count())},
-                         {"dropped_share", 0.0},
-                         {"padded_share", 0.0}};
-  data.documents += fmt::format("stream: {:.1f} a row, at most {}; a row's end cuts {} of them",
-                                ratio(division.documents, (index.size - 1) / c.train.seq_len), division.most,
-                                percent(division.cut, index.count()));
+  describe_stream(c, data, index, division);
 }
 
 // Checks the config against a manifest; sets data.tokenizer from it if the config names none.
@@ -193,10 +222,12 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   return source;
 }
 
-int64_t planned_documents(const Config& c) {
-  if (!attends_within(c.data)) return 0;
-  return c.data.max_documents > 0 && c.data.packing == Packing::stream ? c.data.max_documents
-                                                                       : open_data(c).most_documents;
+PlannedDocuments planned_documents(const Config& c) {
+  if (!attends_within(c.data)) return {};
+  if (c.data.max_documents > 0 && c.data.packing == Packing::stream)
+    return {.most = c.data.max_documents, .attended = {}, .known = false};
+  DataSource data = open_data(c);
+  return {.most = data.most_documents, .attended = std::move(data.attended)};
 }
 
 }  // namespace triad

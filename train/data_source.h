@@ -6,6 +6,7 @@
 #include "io/data/needle.h"
 #include "io/data/rows.h"
 #include "io/json_config.h"
+#include "model/flops.h"
 #include "train/config.h"
 
 namespace triad {
@@ -21,6 +22,9 @@ struct DataSource {
   // depend on documents.
   std::string documents;
   Json document_stats;
+  // The documents that the training rows hold, and with padding, as attention sees them (empty unless attention stays
+  // within documents).
+  DocumentMix parts, attended;
   RowOptions rows;  // of the training rows
 
   bool within() const { return most_documents > 0; }  // attention stays within documents
@@ -36,8 +40,15 @@ void resolve_documents(Config&);
 // tokenizer: the tokenizer that the config names; null if the caller has not loaded it.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
 
-// DataSource::most_documents, for a memory plan. Opens the data only if the config does not determine the number.
-int64_t planned_documents(const Config&);
+// What a plan needs to know about a run's documents.
+struct PlannedDocuments {
+  int64_t most = 0;      // DataSource::most_documents
+  DocumentMix attended;  // DataSource::attended
+  // False: `attended` is not known, because the data was not opened.
+  bool known = true;
+};
+// Opens the data only if the config does not determine the largest number of documents in a row.
+PlannedDocuments planned_documents(const Config&);
 
 // The needle retrieval task that the config's keys data.needle_* describe.
 NeedleTask needle_task(const Config&);

@@ -22,13 +22,14 @@ struct Candidate {
   std::string text;
   double flops;
 };
-std::vector<Candidate> recompute_candidates(const Config& c) {
+std::vector<Candidate> recompute_candidates(const Config& c, const DocumentMix& mix) {
   const int64_t L = c.model.n_layers;
   std::vector<Candidate> all;
   const auto add = [&](const RecomputePlan& plan) {
     double flops = 0;
     for (int64_t i = 0; i < L; ++i)
-      flops += replay_flops(c.model, c.model.attention_of(i), c.train.micro_batch_size, c.train.seq_len, plan.of(i));
+      flops +=
+          replay_flops(c.model, c.model.attention_of(i), c.train.micro_batch_size, c.train.seq_len, plan.of(i), mix);
     all.push_back({plan.str(), flops});
   };
   add({});
@@ -178,10 +179,10 @@ std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, C
 }
 
 std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes, Comm* comm,
-                                          int64_t most_documents) {
+                                          int64_t most_documents, const DocumentMix& mix) {
   const TrainConfig& t = config.train;
-  const double kept = training_flops(config.model, t.micro_batch_size, t.seq_len);
-  for (const Candidate& candidate : recompute_candidates(config)) {
+  const double kept = training_flops(config.model, t.micro_batch_size, t.seq_len, {}, mix);
+  for (const Candidate& candidate : recompute_candidates(config, mix)) {
     config.runtime.recompute = candidate.text;
     config.resolve();
     MemoryPlan plan = plan_memory(config, device, comm, most_documents);

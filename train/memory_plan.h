@@ -8,6 +8,7 @@
 #include "engine/comm/comm.h"
 #include "engine/context.h"
 #include "io/memory_snapshot.h"
+#include "model/flops.h"
 #include "train/config.h"
 
 namespace triad {
@@ -40,7 +41,7 @@ struct RecomputeFit {
   MemoryPlan plan;
 };
 std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes, Comm* comm = nullptr,
-                                          int64_t most_documents = 0);
+                                          int64_t most_documents = 0, const DocumentMix& = {});
 
 // Thrown if the planned memory exceeds the free memory, before anything is allocated. The message names the first
 // tensor that does not fit, its layer, the largest tensors, and a train.micro_batch_size or runtime.recompute that

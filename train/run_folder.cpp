@@ -30,8 +30,8 @@ namespace {
 // the user.
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
-      "config\\.json|env\\.json|selection_sample\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|merges\\.txt|"
-      "metrics\\.json|model\\."
+      "(config|env|metrics|selection_sample|document_lengths)\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|"
+      "merges\\.txt|model\\."
       "safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
       "(training|val|k_stats|gates|fallback_counters|grad_ledger|needle)\\.csv|needle\\.svg|"
       "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"

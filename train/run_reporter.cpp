@@ -15,6 +15,15 @@ Telemetry::Resume resume_of(const RunSetup& run) {
   return run.resumed() ? Telemetry::Resume{run.initial_state.step, run.initial_state.tokens} : Telemetry::Resume{};
 }
 
+// What this rank's rows of a step hold of documents, for its heartbeat.
+Json documents_of_step(const TrainConfig& t, const RowDocuments& documents) {
+  const auto rows = static_cast<double>(t.micro_batch_size * t.accumulate_grad_batches);
+  const double tokens = rows * static_cast<double>(t.seq_len);
+  return {{"docs_per_row", static_cast<double>(documents.documents) / rows},
+          {"docs_cut_share", static_cast<double>(documents.cut) / tokens},
+          {"docs_padded_share", static_cast<double>(documents.padded) / tokens}};
+}
+
 }  // namespace
 
 RunReporter::RunReporter(RunSetup& setup)
@@ -23,7 +32,7 @@ RunReporter::RunReporter(RunSetup& setup)
       memory_(*setup.runtime, setup.step, setup.outside, setup.folder, *setup.comm),
       checks_(config_, setup.folder, *setup.comm, setup.step),
       telemetry_(config_, setup.folder, setup.device, *setup.comm, setup.runtime->arena(), resume_of(setup),
-                 setup.request.verbose),
+                 step_flops(config_, setup.data.attended), setup.request.verbose),
       grad_report_(config_, setup.folder, setup.step.model().params(), setup.first(), setup.resume_step()),
       stats_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       progress_(setup.device),
@@ -78,6 +87,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   last_loss_ = result.loss;
   Json more = grad_report_.step(step, updates_, result, telemetry_);
   more.update(stats_report_.step(step, result.stats, telemetry_.board()));
+  if (!setup_.data.document_stats.is_null()) more.update(documents_of_step(config_.train, settled.documents));
   if (!result.finite)
     if (const std::optional<std::string> why = not_finite(step, result)) return why;
   telemetry_.step({.step = step,

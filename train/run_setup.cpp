@@ -7,6 +7,7 @@
 #include "train/initial_state.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
+#include "train/monitor/document_lengths.h"
 #include "train/monitor/env_report.h"
 #include "train/run_exit.h"
 #include "train/startup.h"
@@ -62,6 +63,9 @@ std::string RunSetup::write_initial_files() {
   write_file_atomically(folder.file("config.json"), dump_json(config_to_json(config), 2) + "\n");
   // Copied so that users of the final weights have the tokenizer.
   write_tokenizer_files(tokenizer->files(), folder.path());
+  if (data.train->documents() != nullptr)
+    write_file_atomically(folder.file(kDocumentLengths),
+                          dump_json(document_lengths(*data.train->documents(), data.parts), 2) + "\n");
   write_file_atomically(folder.file("env.json"), dump_json(environment_report(device, *comm, request.build), 2) + "\n");
   return set_aside;
 }

@@ -21,9 +21,9 @@ struct RunSetup {
   RunSetup(const TrainRequest&, Device, OutsideMemory, std::unique_ptr<Comm>, FolderLock);
   RunSetup(const RunSetup&) = delete;
 
-  // Writes the files that a run writes at its start (config.json, env.json, the tokenizer). On a resume, first returns
-  // the folder to the resumed step. Returns the folder to which later checkpoints were moved, or "". Collective: all
-  // ranks call it.
+  // Writes the files that a run writes at its start (config.json, env.json, document_lengths.json, the tokenizer). On a
+  // resume, first returns the folder to the resumed step. Returns the folder to which later checkpoints were moved, or
+  // "". Collective: all ranks call it.
   std::string write_initial_files();
 
   bool first() const { return comm->first(); }

@@ -16,6 +16,7 @@ void StepQueue::push(Loader& loader, const Options& options) {
   TrainStep& step = setup_.step;
   step_begins(next());
   std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
+  RowDocuments& documents = documents_.emplace_back();
   step.begin(options.trace);
   for (int64_t i = 0; i < setup_.config.train.accumulate_grad_batches; ++i) {
     report_stage(setup_.runtime->ctx(), Stage::data);
@@ -23,6 +24,7 @@ void StepQueue::push(Loader& loader, const Options& options) {
     const Batch batch = loader.next();
     fetch_ms.push_back(ms(Clock::now() - begin));
     targets = batch.step_targets;
+    documents.add(batch.documents);
     step.micro_step(batch.tokens, batch.targets, targets, batch.bounds);
   }
   step.update(state_.step, targets, options.stop(), options.measure);
@@ -41,6 +43,8 @@ SettledStep StepQueue::settle() {
   settled.step_ms = ms(now - std::exchange(settled_at_, now));
   settled.fetch_ms = std::move(fetch_ms_.front());
   fetch_ms_.pop_front();
+  settled.documents = documents_.front();
+  documents_.pop_front();
   --queued_;
   return settled;
 }

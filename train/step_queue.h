@@ -14,6 +14,7 @@ struct SettledStep {
   int64_t number = 0;            // 1-based
   double step_ms = 0;            // time since the previous step's result, without the time passed to exclude(), ms
   std::vector<double> fetch_ms;  // for each micro-step: time that it waited for its tokens, ms
+  RowDocuments documents;        // sums over this rank's rows
   TrainStep::Result result;
 };
 
@@ -46,6 +47,7 @@ class StepQueue {
   RunState state_;
   int64_t queued_ = 0;
   std::deque<std::vector<double>> fetch_ms_;  // fetch_ms of each queued step, oldest first
+  std::deque<RowDocuments> documents_;        // documents of each queued step, oldest first
   Clock::time_point settled_at_;
 };
 

@@ -19,6 +19,11 @@ namespace {
 constexpr int64_t kRowsOfGroup = 256;
 constexpr int64_t kLeastDocuments = 1000;
 
+// The tokens that cuts separate from the piece's document (RowDocuments::cut).
+int64_t cut_tokens(const DocumentIndex& index, const Piece& piece) {
+  return piece.dropped + (index.begins_at(piece.begin) ? 0 : piece.length);
+}
+
 // The documents of all groups of a run, and where they lie.
 class Groups {
  public:
@@ -69,8 +74,10 @@ class BestFitRows final : public RowSource {
   void read(int64_t number, Row& row) override {
     const std::vector<Piece>& pieces = find(number);
     row.begins.clear();
+    row.documents = {.documents = static_cast<int64_t>(pieces.size())};
     int64_t at = 0;  // tokens of the row that are filled
     for (const Piece& piece : pieces) {
+      row.documents.cut += cut_tokens(index_, piece);
       if (options_.within) row.begins.push_back(static_cast<int32_t>(at));
       const auto part = [&](std::span<int32_t> of) {
         return of.subspan(static_cast<size_t>(at), static_cast<size_t>(piece.length));
@@ -78,6 +85,7 @@ class BestFitRows final : public RowSource {
       read_piece(piece, part(row.tokens), part(row.targets));
       at += piece.length;
     }
+    row.documents.padded = options_.seq_len - at;
     if (at == options_.seq_len) return;
     if (options_.within) row.begins.push_back(static_cast<int32_t>(at));
     std::fill(row.tokens.begin() + at, row.tokens.end(), index_.eot);
@@ -163,7 +171,8 @@ Packed pack_best_fit(std::span<const Piece> documents, const PackingLimits& limi
       Piece piece = documents[-chosen->second];
       if (piece.length > rest) {
         ++packed.cut;
-        packed.dropped += piece.length - rest;
+        piece.dropped = piece.length - rest;
+        packed.dropped += piece.dropped;
         piece.length = rest;
       }
       rest -= piece.length;
@@ -186,12 +195,24 @@ std::unique_ptr<RowSource> best_fit_rows(std::shared_ptr<const TokenSource> sour
 }
 
 PackingStats measure_best_fit(const TokenSource& source, const RowOptions& options) {
-  const Groups groups(require_documents(source), options);
+  const DocumentIndex& index = require_documents(source);
+  const Groups groups(index, options);
   PackingStats stats;
+  stats.parts.resize(static_cast<size_t>(options.seq_len + 1));
+  stats.paddings = stats.parts;
   for (int64_t group = 0; group < groups.per_epoch(); ++group) {
     const Packed packed = groups.pack(group);
     stats.rows += static_cast<int64_t>(packed.rows.size());
-    for (const std::vector<Piece>& row : packed.rows) stats.pieces += static_cast<int64_t>(row.size());
+    for (const std::vector<Piece>& row : packed.rows) {
+      stats.pieces += static_cast<int64_t>(row.size());
+      int64_t padding = options.seq_len;
+      for (const Piece& piece : row) {
+        ++stats.parts[piece.length];
+        stats.cut_tokens += cut_tokens(index, piece);
+        padding -= piece.length;
+      }
+      if (padding > 0) ++stats.paddings[padding];
+    }
     stats.cut += packed.cut;
     stats.dropped += packed.dropped;
     stats.padded += packed.padded;

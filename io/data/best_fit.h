@@ -12,6 +12,7 @@ namespace triad {
 // Consecutive tokens of a source: a document, or a part of one.
 struct Piece {
   int64_t begin = 0, length = 0;
+  int64_t dropped = 0;  // tokens that it lost at its end to fill a row
 };
 
 struct PackingLimits {
@@ -47,6 +48,9 @@ std::unique_ptr<RowSource> best_fit_rows(std::shared_ptr<const TokenSource>, con
 // The first epoch of these rows.
 struct PackingStats {
   int64_t rows = 0, pieces = 0, cut = 0, dropped = 0, padded = 0;
+  int64_t cut_tokens = 0;  // RowDocuments::cut of all rows
+  // [T+1]: by length, the number of pieces, and of rows with so much padding.
+  std::vector<int64_t> parts = {}, paddings = {};
 };
 PackingStats measure_best_fit(const TokenSource&, const RowOptions&);
 

@@ -31,7 +31,7 @@ DocumentIndex index_documents(std::vector<int64_t> marks, int64_t size, Separato
 }
 
 RowDivision divide_rows(const DocumentIndex& index, int64_t rows, int64_t seq_len) {
-  RowDivision division;
+  RowDivision division{.parts = std::vector<int64_t>(static_cast<size_t>(seq_len + 1))};
   const auto add_row = [&](int64_t row, int64_t documents) {
     division.documents += documents;
     if (documents > division.most) division.most = documents, division.fullest = row;
@@ -46,6 +46,11 @@ RowDivision divide_rows(const DocumentIndex& index, int64_t rows, int64_t seq_le
     if (row == rows) break;
     in_row = begin % seq_len == 0 ? 1 : in_row + 1;
     division.cut += end > (row + 1) * seq_len && (row + 1 < rows);
+    for (int64_t at = begin, row_end = 0; at < std::min(end, rows * seq_len); at = row_end) {
+      row_end = std::min(end, (at / seq_len + 1) * seq_len);
+      ++division.parts[row_end - at];
+      if (at > begin) division.cut_tokens += row_end - at;
+    }
   }
   close_rows_before(rows * seq_len);
   return division;

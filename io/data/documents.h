@@ -20,6 +20,8 @@ struct DocumentIndex {
   int64_t count() const { return static_cast<int64_t>(begins.size()); }
   int64_t end(int64_t document) const { return document + 1 < count() ? begins[document + 1] : size; }
   int64_t length(int64_t document) const { return end(document) - begins[document]; }
+  // Whether a document begins at the position.
+  bool begins_at(int64_t position) const { return !begins_in(position, position + 1).empty(); }
   // The documents that begin at the positions [begin, end): as a range of `begins`.
   std::span<const int64_t> begins_in(int64_t begin, int64_t end) const;
   // The documents of the tokens [begin, end) of this source, as an index of those tokens alone.
@@ -36,6 +38,8 @@ struct RowDivision {
   int64_t fullest = 0;    // the first row that has as many
   int64_t documents = 0;  // sum of the rows' numbers of documents
   int64_t cut = 0;        // documents that continue in another row
+  int64_t cut_tokens = 0;  // tokens of the rows whose document began in an earlier row
+  std::vector<int64_t> parts = {};  // [T+1]: by length, the number of documents, or parts of them, that the rows hold
 };
 RowDivision divide_rows(const DocumentIndex&, int64_t rows, int64_t seq_len);
 

@@ -85,6 +85,7 @@ Batch Loader::Shared::read(int64_t index) {
     Row row = row_of(batch, i, o.seq_len);
     rows->read(first + i, row);
     add_bounds(batch, i, o.seq_len, row.begins);
+    batch.documents.add(row.documents);
   }
   if (o.within) end_bounds(batch, o.micro_batch, o.seq_len);
   return batch;

@@ -20,6 +20,7 @@ struct Batch {
   // bound is at every multiple of seq_len. A row without a sequence is one document. Otherwise empty.
   std::vector<int32_t> bounds;
   int64_t rows = 0;
+  RowDocuments documents = {};  // of a training batch: sums over its rows
   int64_t step_targets = 0;  // of a training batch: targets other than -1 in its whole step, on all ranks
 };
 

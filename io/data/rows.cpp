@@ -54,11 +54,14 @@ int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed) {
 void read_stream_row(const TokenSource& source, int64_t begin, bool within, Row& row) {
   source.read_sequence(begin, row.tokens, row.targets);
   row.begins.clear();
+  row.documents = {};
   if (!within) return;
   const DocumentIndex& index = require_documents(source);
   const auto T = static_cast<int64_t>(row.tokens.size());
   row.begins.push_back(0);
   for (const int64_t at : index.begins_in(begin + 1, begin + T)) row.begins.push_back(static_cast<int32_t>(at - begin));
+  row.documents.documents = static_cast<int64_t>(row.begins.size());
+  if (!index.begins_at(begin)) row.documents.cut = row.begins.size() > 1 ? row.begins[1] : T;
   if (index.separator == Separator::last)
     for (const int64_t at : index.begins_in(begin + 1, begin + T + 1)) row.targets[at - begin - 1] = -1;
 }

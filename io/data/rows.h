@@ -9,11 +9,22 @@
 
 namespace triad {
 
+// How rows hold documents. Zeros for rows that do not depend on documents.
+struct RowDocuments {
+  int64_t documents = 0;  // documents, or parts of them, padding not included
+  int64_t padded = 0;     // tokens of padding
+  // Tokens that a cut separates from their document: those that a row holds without the document's beginning, and those
+  // that were dropped to fill the row.
+  int64_t cut = 0;
+  void add(const RowDocuments& o) { documents += o.documents, padded += o.padded, cut += o.cut; }
+};
+
 // A row of a batch. The spans have the same size.
 struct Row {
   std::span<int32_t> tokens, targets;
   std::vector<int32_t> begins =
       {};  // first tokens of the row's documents, from 0; empty if documents are not kept apart
+  RowDocuments documents = {};
 };
 
 // How rows are made of documents.

@@ -116,10 +116,11 @@ void check_stopgrad_against_constant_gates(Device device, DType dtype) {
 // error.
 std::string found(
     Device device, DType dtype, const std::function<void(ModelFixture&)>& damage,
-    void (*change)(ModelConfig&) = [](ModelConfig&) {}) {
+    void (*change)(ModelConfig&) = [](ModelConfig&) {}, const std::vector<int32_t>& bounds = {}) {
   ModelConfig config = small_model();
   change(config);
-  ModelFixture f(config, 2, 45, device, dtype);
+  ModelFixture f(config, 2, 45, device, dtype, 3, 0.1, {}, {}, static_cast<int64_t>(bounds.size()));
+  if (!bounds.empty()) f.set_documents(bounds);
   Runtime memory({.device = device, .arena_bytes = 4096});
   Asserts asserts(memory.arena());
   f.model().watch(&asserts);
@@ -212,7 +213,43 @@ void check_asserts(Device device, DType dtype) {
          "forward of layer 0: qk_norm, rope: qk[0,37] of [90,72] is");
 }
 
+// In packed rows a list may name the blocks of its token's document alone. Ids: the documents of row 1 begin at its
+// tokens 0, 20 and 21, and their first blocks are 0, floor(20 / 8) + 1 = 3 and floor(21 / 8) + 2 = 4.
+void check_asserts_of_documents(Device device, DType dtype) {
+  const std::vector<int32_t> bounds = {0, 45, 65, 66, 90};
+  const auto with_list = [&](std::vector<int32_t> list, int64_t token) {
+    return found(
+        device, dtype,
+        [&](ModelFixture& f) {
+          std::vector<int32_t> all = f.lists(1);
+          std::copy(list.begin(), list.end(), all.begin() + ((45 + token) * 2 + 1) * 4);
+          f.set_lists(0, f.lists(0));
+          f.set_lists(1, all);
+        },
+        [](ModelConfig&) {}, bounds);
+  };
+  const std::string at = "forward of layer 1: nsa_select: block_index";
+  CHECK(with_list({4, 5, 6, -1}, 44) == "");
+  CHECK(with_list({0, 1, 2, -1}, 19) == "");
+  CHECK(with_list({3, -1, -1, -1}, 20) == "");
+  expect(with_list({2, 4, 5, 6}, 44), at + "[1,44,1,0] of [2,45,2,4] is a block that does not exist in its document");
+  expect(with_list({3, 4, 5, 6}, 44), at + "[1,44,1,0] of [2,45,2,4] is a block that does not exist in its document");
+  expect(with_list({0, 1, 2, 3}, 19), at + "[1,19,1,3] of [2,45,2,4] is a block that does not exist in its document");
+  expect(with_list({3, 4, -1, -1}, 20), at + "[1,20,1,1] of [2,45,2,4] is a block that does not exist in its document");
+  expect(with_list({4, 5, 6, -1}, 36), at + "[1,36,1,2] of [2,45,2,4] is a block that begins after its token");
+  expect(with_list({4, 6, 5, -1}, 44), at + "[1,44,1,2] of [2,45,2,4] is not above the entry before it");
+}
+
 }  // namespace
+
+TEST_CASE("asserts: a list that names another document's block is found", "[ablation][documents]") {
+  for (const DType dtype : {DType::f32, DType::bf16}) check_asserts_of_documents(Device::cpu(), dtype);
+}
+
+TEST_CASE("asserts: a list that names another document's block is found on the GPU", "[ablation][documents][gpu]") {
+  if (!require_gpu()) return;
+  for (const DType dtype : {DType::f32, DType::bf16}) check_asserts_of_documents(Device::cuda(), dtype);
+}
 
 TEST_CASE("ablation: a forced branch leaves the other branches' parameters without a gradient", "[ablation]") {
   check_forced(Device::cpu(), DType::f64);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <string>
 
 #include "engine/rng.h"
@@ -131,6 +130,14 @@ ModelConfig variant(Phi phi, GateKind gate, int64_t vocab) {
   return c;
 }
 
+// NSA's usual block lengths, in a small model.
+ModelConfig large_blocks() {
+  ModelConfig c = variant(Phi::avg, GateKind::softmax, 1031);
+  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 5, c.nsa.w = 128;
+  c.resolve();
+  return c;
+}
+
 // The size of the vocabulary is a prime and more than twice the number of tokens, so that Tokens has no token twice and
 // unused tokens are left for changes.
 std::vector<Case> small_cases() {
@@ -141,7 +148,14 @@ std::vector<Case> small_cases() {
   return {{"avg, softmax", variant(Phi::avg, GateKind::softmax, 257), 1, 127, mixed},
           {"conv, sigmoid, two rows", variant(Phi::conv, GateKind::sigmoid, 257), 2, 33, rows},
           {"mlp, softmax", variant(Phi::mlp, GateKind::softmax, 257), 1, 50, {0, 1, 2, 3, 30, 50}},
-          {"dense", dense, 1, 127, mixed}};
+          {"dense", dense, 1, 127, mixed},
+          // The bounds of the reference cases (packed rows that an independent implementation in double computes too).
+          {"one document", variant(Phi::avg, GateKind::softmax, 257), 1, 70, {0, 70}},
+          {"three documents", variant(Phi::avg, GateKind::softmax, 257), 1, 101, {0, 33, 64, 101}},
+          {"mlp, single tokens first", variant(Phi::mlp, GateKind::softmax, 257), 1, 40, {0, 1, 2, 3, 19, 40}},
+          {"conv, sigmoid, halves", variant(Phi::conv, GateKind::sigmoid, 257), 1, 97, {0, 48, 97}},
+          {"dense, four documents", dense, 1, 60, {0, 7, 31, 60}},
+          {"blocks of 64", large_blocks(), 1, 513, {0, 65, 66, 400, 513}}};
 }
 
 std::vector<Case> gpu_cases() {
@@ -189,7 +203,7 @@ void check_independence(const Case& c, Device device, DType dtype) {
   constexpr double kFactor = 1000;
   const Tokens tokens(c);
   const Result before = run_packed(c, tokens, device, dtype);
-  for (const int64_t document : std::set<int64_t>{0, c.documents() / 2, c.documents() - 1}) {
+  for (int64_t document = 0; document < c.documents(); ++document) {
     const int64_t first = c.bounds[static_cast<size_t>(document)], end = first + c.length(document);
     // The document gets other tokens. Their rows of the embedding are much larger, and no other document reads them.
     Tokens changed = tokens;

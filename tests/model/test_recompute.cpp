@@ -24,12 +24,17 @@ ModelConfig three_layers() {
   return c;
 }
 
+// bounds: of the documents in the two rows; empty: each row is one document.
 std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Device device, DType dtype,
-                                           const RecomputePlan& plan) {
-  ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan);
+                                           const RecomputePlan& plan, const std::vector<int32_t>& bounds = {}) {
+  ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan, {}, static_cast<int64_t>(bounds.size()));
   std::vector<std::vector<double>> all(static_cast<size_t>(f.model().params().count()));
-  // The second pass runs on buffers that contain values of the first.
-  for (int pass = 0; pass < 2; ++pass) f.loss_and_grads();
+  // The second pass runs on buffers that contain values of the first, which has other documents.
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto end = static_cast<int32_t>(2 * T);
+    if (!bounds.empty()) f.set_documents(pass == 0 ? std::vector{0, 7, end / 2, end} : bounds);
+    f.loss_and_grads();
+  }
   for (size_t i = 0; i < all.size(); ++i) all[i] = f.grad(static_cast<int64_t>(i));
   return all;
 }
@@ -59,7 +64,7 @@ TEST_CASE("recompute: a plan is the same after printing and parsing", "[recomput
   }
 }
 
-TEST_CASE("recompute: every plan gives the same bits", "[recompute]") {
+TEST_CASE("recompute: every plan gives the same bits, on packed rows too", "[recompute]") {
   const std::pair<const char*, void (*)(ModelConfig&)> models[] = {
       {"NSA", [](ModelConfig&) {}},
       {"dense", [](ModelConfig& c) { c.attention = AttentionKind::dense; }},
@@ -70,32 +75,44 @@ TEST_CASE("recompute: every plan gives the same bits", "[recompute]") {
        [](ModelConfig& c) { c.attention = AttentionKind::dense, c.qkv_bias = c.qk_norm = true; }},
       {"mixed, shared k and v, qkv_bias and qk_norm",
        [](ModelConfig& c) { c.dense_layers = "0:1", c.nsa.shared_kv = c.qkv_bias = c.qk_norm = true; }}};
+  const std::vector<int32_t> packed = {0, 1, 20, 33, 50, 57, 100};
   for (const auto& [name, change] : models)
     for (const DType dtype : {DType::f32, DType::bf16}) {
       ModelConfig c = three_layers();
       change(c);
       c.resolve();
-      const auto kept = gradients(c, 50, Device::cpu(), dtype, {});
-      for (const char* plan : kPlans) {
-        INFO(name << " " << plan);
-        CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers)) == kept);
+      const auto whole = gradients(c, 50, Device::cpu(), dtype, {});
+      for (const std::vector<int32_t>& bounds : {std::vector<int32_t>{}, packed}) {
+        const auto kept = gradients(c, 50, Device::cpu(), dtype, {}, bounds);
+        CHECK((kept == whole) == bounds.empty());
+        for (const char* plan : kPlans) {
+          INFO(name << (bounds.empty() ? " " : ", packed: ") << plan);
+          CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers), bounds) == kept);
+        }
+      }
       }
 }
 
-TEST_CASE("recompute: every plan gives the same bits on the GPU", "[recompute][gpu]") {
+TEST_CASE("recompute: every plan gives the same bits on the GPU, on packed rows too", "[recompute][gpu]") {
   if (!require_gpu()) return;
-  ModelConfig c = three_layers();
-  c.dim = 128, c.n_heads = 12, c.d_k = c.d_v = 64, c.vocab_size = 307, c.mlp_hidden = 0;
-  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
-  c.resolve();
-  for (const auto& [dense_layers, qkv] : {std::pair("", false), {"1:2", false}, {"1:2", true}}) {
-    c.dense_layers = dense_layers;
-    c.qkv_bias = c.qk_norm = qkv;
+  const std::vector<int32_t> packed = {0, 130, 131, 400, 700, 731, 1400};
+  const std::pair<const char*, void (*)(ModelConfig&)> models[] = {
+      {"NSA", [](ModelConfig&) {}},
+      {"dense", [](ModelConfig& c) { c.attention = AttentionKind::dense; }},
+      {"mixed", [](ModelConfig& c) { c.dense_layers = "1:2"; }},
+      {"mixed, qkv_bias and qk_norm", [](ModelConfig& c) { c.dense_layers = "1:2", c.qkv_bias = c.qk_norm = true; }}};
+  for (const auto& [name, change] : models) {
+    ModelConfig c = three_layers();
+    c.dim = 128, c.n_heads = 12, c.d_k = c.d_v = 64, c.vocab_size = 307, c.mlp_hidden = 0;
+    c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
+    change(c);
     c.resolve();
-    const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {});
-    for (const char* plan : kPlans) {
-      INFO(plan << ", dense layers " << dense_layers << (qkv ? ", qkv_bias and qk_norm" : ""));
-      CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers)) == kept);
+    for (const std::vector<int32_t>& bounds : {std::vector<int32_t>{}, packed}) {
+      const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {}, bounds);
+      for (const char* plan : kPlans) {
+        INFO(name << (bounds.empty() ? " " : ", packed: ") << plan);
+        CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers), bounds) == kept);
+      }
     }
   }
 }

@@ -1,13 +1,12 @@
 // triad report: pages for one run and for two, and folders that contain no run. A real browser, if there is one, runs
 // the page's script.
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "io/json_config.h"
-#include "tests/support/program.h"
+#include "tests/support/report_page.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -26,36 +25,12 @@ std::string train(const std::string& out, const std::string& more = "") {
   return out;
 }
 
-std::string report(const std::string& args) {
-  const Outcome outcome = run_program("report " + args);
-  INFO(outcome.output);
-  REQUIRE(outcome.exit_code == 0);
-  // The last line is the path of the report; warnings precede it.
-  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);
-  return read_text(lines.substr(lines.rfind('\n') + 1));
-}
-
-// Returns the JSON in the page's element with this id.
-Json data_of(const std::string& page, const std::string& id = "data") {
-  const std::string begin = "<script type=\"application/json\" id=\"" + id + "\">";
-  const size_t at = page.find(begin);
-  REQUIRE(at != std::string::npos);
-  const size_t from = at + begin.size();
-  return Json::parse(page.substr(from, page.find("</script>", from) - from));
-}
-
 // Returns the text of the tile with this name; empty if there is none.
 std::string tile(const std::string& page, const std::string& name) {
   const size_t end = page.find("</b><span>" + name + "</span>");
   if (end == std::string::npos) return "";
   const size_t begin = page.rfind('>', end - 1) + 1;
   return page.substr(begin, end - begin);
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t n = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
-  return n;
 }
 
 // Adds files to a run's folder: gates, selection, memory snapshots and anomalies of 2 layers and 1,000 steps.
@@ -297,23 +272,22 @@ TEST_CASE("report: an invalid sample of selection lists is refused", "[report]")
                       {"init_blocks", 1},   {"local_blocks", 2},
                       {"queries", {7, 15}}, {"lists", Json::array({Json::array({Json::array({{0}, {0, 1}})})})}};
   write_text(file, whole.dump());
-  CHECK(data_of(report(out)).at(0)["sample"] == whole);
+  Json read = whole;
+  read["bounds"] = {0, 16};  // before schema 2 a row was one sequence
+  CHECK(data_of(report(out)).at(0)["sample"] == read);
   fs::remove(out + "/report.html");
   const auto refused = [&](const char* key, const Json& value) {
     Json broken = whole;
     broken[key] = value;
-    write_text(file, broken.dump());
-    const Outcome outcome = run_program("report " + out);
-    INFO(key << ": " << outcome.output);
-    CHECK(outcome.exit_code == 1);
-    CHECK(has(outcome.output, "selection_sample.json"));
-    CHECK_FALSE(fs::exists(out + "/report.html"));
+    check_report_refused(out, "selection_sample.json", broken.dump());
   };
-  refused("schema", 2);
+  refused("schema", 3);
+  refused("schema", 2);  // without bounds
   refused("step", "2");
   refused("l_sel", 0);
   refused("queries", {7});
   refused("queries", {"<b>", 15});
+  refused("queries", {7, 16});
   refused("lists", {});
   refused("lists", Json::array({Json::array()}));
   refused("lists", Json::array({Json::array({Json::array({{0}, {"x"}})})}));
@@ -417,41 +391,21 @@ TEST_CASE("report: damaged lines and file names with impossible numbers are skip
 }
 
 TEST_CASE("report: a browser draws every chart", "[report]") {
-  if (run_command("command -v chromium").exit_code != 0) {
-    std::printf("SKIPPED: no chromium\n");
-    return;
-  }
+  if (!require_browser()) return;
   const TemporaryFolder folder;
   const std::string out = train(folder.file("run"),
                                 "--set train.eval_every=10 --set log.diagnostics='[\"layer_norms\"]'"),
                     other = train(folder.file("other"), "--set model.attention=dense --set train.eval_every=10");
   add_files(out);
-  // Returns the page's DOM in a browser, after a script has simulated a user's input.
-  const auto drawn = [&](const std::string& page, const std::string& reader) {
-    const std::string file = folder.file("page.html");
-    write_text(file, page + "<script>setTimeout(() => {" + reader + "}, 500)</script>");
-    const Outcome outcome = run_command(
-        "timeout 300 chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=5000 "
-        "--dump-dom file://" +
-        file);
-    INFO(outcome.output);
-    REQUIRE(outcome.exit_code == 0);
-    CHECK_FALSE(has(outcome.output, "Uncaught"));
-    const size_t end = outcome.output.find("<script type=\"application/json\"");
-    const std::string dom = outcome.output.substr(0, end);
-    for (const char* nothing : {"NaN", "Infinity", "undefined"})
-      CHECK_FALSE(has(dom, nothing));  // an SVG path with such a number would be an empty chart
-    return dom;
-  };
   const std::string page = report(out);
-  const std::string dom = drawn(page, "");
+  const std::string dom = drawn(folder, page);
   // Expected charts: loss, validation, throughput, norm, rate, norms by layer (6); time by part and by rank (2);
   // memory, host, GPU (3); gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2
   // lines (11).
   CHECK(count(dom, "<svg ") == 6 + 2 + 3 + 9 + 11);
   CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // a CPU has no known peak
   // Hovers over the chart of the loss, which shows perplexity over tokens, and reads the tooltip.
-  const std::string hover = drawn(page, R"(
+  const std::string hover = drawn(folder, page, R"(
     document.querySelector('input[value=tokens]').click();
     document.querySelector('input[value=perplexity]').click();
     const chart = document.querySelector('.chart'), box = chart.getBoundingClientRect();
@@ -464,16 +418,17 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   CHECK(has(tooltip, "training: "));
   CHECK(std::stod(tooltip.substr(tooltip.find("training: ") + 10)) == Approx(std::exp(loss)).epsilon(1e-3));
   CHECK(has(tooltip, "at step 20"));
-  const std::string two = drawn(report(out + " --vs " + other), "document.querySelector('input[value=time]').click();");
+  const std::string two =
+      drawn(folder, report(out + " --vs " + other), "document.querySelector('input[value=time]').click();");
   CHECK(has(two, "Difference of the losses"));
   CHECK(has(two, "training A"));
   CHECK(has(two, "training B"));
   // A run without gates and sample has no cards for them, and a run with a config only has no cards at all.
-  const std::string dense = drawn(report(other), "");
+  const std::string dense = drawn(folder, report(other));
   for (const char* absent : {"Gates", "Selection", "Gradient norm by layer"}) CHECK_FALSE(has(dense, absent));
   const std::string bare = folder.file("bare");
   fs::create_directory(bare);
   write_text(bare + "/config.json", "{}");
-  const std::string empty = drawn(report(bare), "");
+  const std::string empty = drawn(folder, report(bare));
   for (const char* any : {"<section", "<details", "<h2", "<table"}) CHECK_FALSE(has(empty, any));
 }

@@ -123,7 +123,15 @@ function shareDots(card, {layers, parts, label, all = [parts]}) {
 // ---- selected blocks ----
 
 const isForced = (sample, block, own) => block < sample.init_blocks || own - block < sample.local_blocks;
-const ownBlock = (sample, query) => Math.floor(sample.queries[query] / sample.l_sel);
+const isPacked = sample => sample.bounds.length > 2;
+// The document of a token of the row, as {begin, end}.
+function documentOf(sample, t) {
+  let low = 0, high = sample.bounds.length - 1;
+  while (high - low > 1) { const middle = (low + high) >> 1; sample.bounds[middle] <= t ? (low = middle) : (high = middle); }
+  return {begin: sample.bounds[low], end: sample.bounds[low + 1]};
+}
+// The block of a query, counted from the first token of its document.
+const ownBlock = (sample, query) => Math.floor((sample.queries[query] - documentOf(sample, sample.queries[query]).begin) / sample.l_sel);
 // The bin of a distance in blocks; bins are 1, 2 to 3, 4 to 7, ...
 const distanceBin = distance => Math.floor(Math.log2(Math.max(1, distance)));
 function binNames(bins) {
@@ -133,7 +141,8 @@ function binNames(bins) {
 // Shares of the blocks chosen by score (forced blocks left out) in each bin of distance, of one layer or of all (null):
 // {all: number of chosen blocks, chosen: shares, even: shares if each query chose uniformly among its candidates}.
 function distancesOf(sample, layer = null) {
-  const bins = distanceBin(Math.ceil(sample.seq_len / sample.l_sel) - 1) + 1;
+  const longest = Math.max(...sample.bounds.slice(1).map((end, i) => end - sample.bounds[i]));
+  const bins = distanceBin(Math.ceil(longest / sample.l_sel) - 1) + 1;
   const chosen = Array(bins).fill(0), even = Array(bins).fill(0);
   const layers = layer === null ? sample.lists : [sample.lists[layer]];
   sample.queries.forEach((t, q) => {
@@ -148,51 +157,61 @@ function distancesOf(sample, layer = null) {
   return {all, chosen: chosen.map(n => n / (all || 1)), even: even.map(n => n / (all || 1))};
 }
 
-// Draws grouped bars of distances, and a line at the share of a uniform choice. series: [{name, colour, values[bin],
-// even[bin]}].
-function distanceBars(card, {names, series, label}) {
-  const most = Math.max(...series.flatMap(s => [...s.values, ...s.even])), bottom = kHeight - kBottom;
+// Draws grouped bars of shares, and lines at the shares in `marks`. axis: the name of the x axis; of: what a name is; mark:
+// what the lines are, "" if no series has any. series: [{name, colour, values[bin], marks[bin] or null}].
+function groupedBars(card, {names, series, label, axis, of, mark}) {
+  const most = Math.max(...series.flatMap(s => [...s.values, ...(s.marks ?? [])])), bottom = kHeight - kBottom;
   mount(card, label, width => {
     const svg = canvas(width, kHeight), y = leftAxis(svg, width, bottom, [0, 100 * most || 1]), slot = (width - kLeft - kRight) / names.length;
-    const bar = Math.min(40, slot * 0.8 / series.length), every = Math.ceil(58 / slot);
+    const bar = Math.min(40, slot * 0.8 / series.length), every = Math.ceil((8 + 7 * Math.max(7, ...names.map(name => name.length))) / slot);
     svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
-    svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, "distance in blocks"));
+    svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, axis));
+    const percent = (values, k) => 100 * (values[k] ?? 0);
     const xs = names.map((name, k) => {
       const x = kLeft + slot * (k + 0.5);
       if (k % every === 0) svg.append(node("text", {x, y: bottom + 15, "text-anchor": "middle"}, name));
       series.forEach((s, i) => {
-        const left = x + (i - series.length / 2) * bar, value = 100 * (s.values[k] ?? 0), even = 100 * (s.even[k] ?? 0);
+        const left = x + (i - series.length / 2) * bar, value = percent(s.values, k);
         svg.append(node("rect", {x: left + 0.5, width: bar - 1, y: y(value), height: Math.max(0, bottom - y(value)), fill: s.colour}));
-        svg.append(node("line", {class: "even", x1: left - 1, x2: left + bar + 1, y1: y(even), y2: y(even)}));
+        if (s.marks) svg.append(node("line", {class: "even", x1: left - 1, x2: left + bar + 1, y1: y(percent(s.marks, k)), y2: y(percent(s.marks, k))}));
       });
       return x;
     });
     return {svg, bottom, xs, describe: k => [
-      {text: `distance ${names[k]}`},
-      ...series.map(s => ({colour: s.colour, text: `${s.name}: ${(100 * (s.values[k] ?? 0)).toFixed(1)}%, uniform choice ${(100 * (s.even[k] ?? 0)).toFixed(1)}%`}))]};
+      {text: `${of} ${names[k]}`},
+      ...series.map(s => ({colour: s.colour, text: `${s.name}: ${percent(s.values, k).toFixed(1)}%${s.marks ? `, ${mark} ${percent(s.marks, k).toFixed(1)}%` : ""}`}))]};
   });
   card.append(node("div", {class: "legend"}, ...series.map(s => {
     const i = node("i", {class: "box"});
     i.style.color = s.colour;
     return node("span", {}, i, s.name);
-  }), node("span", {}, node("i", {class: "even"}), "uniform choice")));
+  }), ...(mark ? [node("span", {}, node("i", {class: "even"}), mark)] : [])));
   return true;
 }
 
-// Draws which blocks each query selects: a row for each query, a column for each block. paint: colour of blocks chosen by
-// score.
+// Draws which blocks each query selects: a row for each query, a column for each block. In packed rows, a column is a token
+// of the row, and lines show where documents begin. paint: colour of blocks chosen by score.
 function blockMap(card, {sample, layer, group, paint, label}) {
-  const lists = sample.lists[layer][group], blocks = Math.ceil(sample.seq_len / sample.l_sel), rows = lists.length;
-  const bottom = kTop + Math.max(120, Math.min(260, rows * 2.2)), cell = (bottom - kTop) / rows;
+  const lists = sample.lists[layer][group], rows = lists.length, packed = isPacked(sample), unit = packed ? 1 : sample.l_sel;
+  const columns = Math.ceil(sample.seq_len / unit), bottom = kTop + Math.max(120, Math.min(260, rows * 2.2)), cell = (bottom - kTop) / rows;
+  // Where a query's block begins and ends, in columns.
+  const place = (q, block) => {
+    const {begin, end} = documentOf(sample, sample.queries[q]), from = begin + block * sample.l_sel;
+    return [from / unit, Math.min(packed ? end : Infinity, from + sample.l_sel) / unit];
+  };
   mount(card, label, width => {
-    const svg = canvas(width, bottom + kBottom), wide = (width - kLeft - kRight) / blocks;
-    const x = bottomAxis(svg, width, bottom, [0, blocks], {name: "block", ticks: kAxes.steps.ticks, write: whole});
+    const svg = canvas(width, bottom + kBottom);
+    const x = bottomAxis(svg, width, bottom, [0, columns], {name: packed ? "token" : "block", ticks: kAxes.steps.ticks, write: whole});
     svg.append(node("rect", {class: "ground", x: kLeft, y: kTop, width: width - kLeft - kRight, height: bottom - kTop}));
+    for (const begin of packed ? sample.bounds.slice(1, -1) : [])
+      svg.append(node("line", {class: "rule", x1: x(begin), x2: x(begin), y1: kTop, y2: bottom}));
     const paths = {forced: "", chosen: ""};
     lists.forEach((list, q) => {
-      for (const block of list)
+      for (const block of list) {
+        const [from, end] = place(q, block).map(x), wide = Math.max(1.2, end - from).toFixed(2);
         paths[isForced(sample, block, ownBlock(sample, q)) ? "forced" : "chosen"] +=
-          `M${x(block).toFixed(2)},${(kTop + q * cell).toFixed(2)}h${Math.max(1.2, wide).toFixed(2)}v${Math.max(1, cell).toFixed(2)}h${(-Math.max(1.2, wide)).toFixed(2)}z`;
+          `M${from.toFixed(2)},${(kTop + q * cell).toFixed(2)}h${wide}v${Math.max(1, cell).toFixed(2)}h-${wide}z`;
+      }
     });
     svg.append(node("path", {class: "forced", d: paths.forced}), node("path", {d: paths.chosen, fill: paint}));
     const every = Math.max(1, Math.ceil(rows / 5));
@@ -200,11 +219,14 @@ function blockMap(card, {sample, layer, group, paint, label}) {
       svg.append(node("text", {x: kLeft - 6, y: kTop + (q + 0.5) * cell + 4, "text-anchor": "end"}, sample.queries[q] < 1e4 ? whole(sample.queries[q]) : `${Math.round(sample.queries[q] / 1e3)}k`));
     const middle = (kTop + bottom) / 2;
     svg.append(node("text", {x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})`}, "query"));
-    return {svg, bottom, xs: Array.from({length: blocks}, (_, b) => x(b + 0.5)), rows, rowAt: y => Math.max(0, Math.min(rows - 1, Math.floor((y - kTop) / cell))),
-            describe: (block, row) => {
-              const q = row ?? rows - 1, own = ownBlock(sample, q), list = lists[q];
+    return {svg, bottom, xs: Array.from({length: columns}, (_, c) => x(c + 0.5)), rows, rowAt: y => Math.max(0, Math.min(rows - 1, Math.floor((y - kTop) / cell))),
+            describe: (column, row) => {
+              const q = row ?? rows - 1, own = ownBlock(sample, q), list = lists[q], {begin, end} = documentOf(sample, sample.queries[q]);
+              const block = packed ? Math.floor((column - begin) / sample.l_sel) : column;
               const is = !list.includes(block) ? "not listed" : isForced(sample, block, own) ? "forced" : "chosen";
-              return [{text: `query ${whole(sample.queries[q])}, in block ${whole(own)}`}, {text: `block ${whole(block)}: ${is}`},
+              const inside = packed ? `, ${whole(sample.queries[q] - begin)} of its document` : "";
+              return [{text: `query ${whole(sample.queries[q])}${inside}, in block ${whole(own)}`},
+                      {text: packed && (column < begin || column >= end) ? "another document" : `block ${whole(block)}: ${is}`},
                       {text: `lists ${list.slice(0, 24).map(whole).join(", ")}${list.length > 24 ? ", …" : ""}`}];
             }};
   });

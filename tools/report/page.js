@@ -144,6 +144,34 @@ for (const [title, key, unit] of [["Host memory", "host_mib", " MiB"], ["GPU mem
                                   ["GPU utilisation", "gpu_util_pct", "%"], ["GPU power", "power_w", " W"]])
   rankLines(memory, title, key, {unit});
 
+// ---- documents ----
+
+const documents = section("Documents");
+{
+  const known = runs.filter(run => run.lengths && run.lengths.tokens > 0);
+  const rangesOf = run => [...run.lengths.lengths, ...(run.lengths.row_parts ?? [])];
+  const first = Math.min(...known.flatMap(run => rangesOf(run).map(r => r.from))), end = Math.max(...known.flatMap(run => rangesOf(run).map(r => r.to)));
+  const starts = [];
+  for (let from = first; from < end; from *= 2) starts.push(from);
+  const sharesOf = (ranges, key) => {
+    const at = new Map((ranges ?? []).map(r => [r.from, r[key]])), all = [...at.values()].reduce((a, b) => a + b, 0);
+    return starts.map(from => (at.get(from) ?? 0) / (all || 1));
+  };
+  const names = starts.map(from => (from === 1 ? "1" : `${whole(from)}–${whole(2 * from - 1)}`));
+  const withParts = known.some(run => run.lengths.row_parts);
+  for (const [title, key] of [["Tokens by length of their document", "tokens"], ["Documents by length", "documents"]])
+    if (known.length > 0)
+      card(documents, title, made => groupedBars(made, {names, label: title, axis: "length in tokens", of: "length", mark: withParts ? "as the rows hold them" : "",
+        series: known.map(run => ({name: `${key}${tag(runs.indexOf(run))}`, colour: colour(runs.indexOf(run)), values: sharesOf(run.lengths.lengths, key),
+                                   marks: run.lengths.row_parts ? sharesOf(run.lengths.row_parts, key) : null}))}),
+        {unit: "%", note: known.map(run => `${tag(runs.indexOf(run)).trim() ? tag(runs.indexOf(run)).trim() + ": " : ""}${whole(run.lengths.documents)} documents, ` +
+                                           `${whole(Math.round(run.lengths.tokens / run.lengths.documents))} tokens on average, at most ${whole(run.lengths.longest)}.`).join(" ")});
+}
+for (const [title, key, note] of [["Documents a row", "docs_per_row", ""],
+                                  ["Tokens cut from their document", "docs_cut_share", "Tokens without the beginning of their document, and dropped ones, per token of the rows."],
+                                  ["Padding", "docs_padded_share", "Share of the rows' tokens."]])
+  rankLines(documents, title, key, {note});
+
 // ---- gates ----
 
 const gates = section("Gates");
@@ -194,8 +222,8 @@ const layerOf = (sample, i) => sample.layers?.[i] ?? i;
   const parts = sampled.map(run => ({run, ...distancesOf(run.sample)})).filter(d => d.all > 0);
   const bins = Math.max(0, ...parts.map(d => d.chosen.length)), first = Math.min(...parts.map(d => d.even.findIndex(v => v > 0)));
   if (parts.length > 0)
-    card(selection, "How far away the chosen blocks are", made => distanceBars(made, {names: binNames(bins).slice(first), label: "Distance of the chosen blocks",
-      series: parts.map(d => ({name: `chosen blocks${tag(runs.indexOf(d.run))}`, colour: colour(runs.indexOf(d.run)), values: d.chosen.slice(first), even: d.even.slice(first)}))}),
+    card(selection, "How far away the chosen blocks are", made => groupedBars(made, {names: binNames(bins).slice(first), label: "Distance of the chosen blocks", axis: "distance in blocks", of: "distance", mark: "uniform choice",
+      series: parts.map(d => ({name: `chosen blocks${tag(runs.indexOf(d.run))}`, colour: colour(runs.indexOf(d.run)), values: d.chosen.slice(first), marks: d.even.slice(first)}))}),
       {unit: "%", note: "Distance from the query's own block to a block chosen by score, over all layers and groups. Forced blocks are left out."});
   for (const {run} of parts) {
     const {sample} = run, title = "Distance by layer" + tag(runs.indexOf(run));
@@ -225,7 +253,8 @@ for (const run of sampled) {
     const chosen = node("i", {class: "box"}), forced = node("i", {class: "box forced"});
     chosen.style.color = colour(i);
     made.append(node("div", {class: "legend"}, node("span", {}, chosen, "chosen by score"), node("span", {}, forced, "forced: first and nearest blocks")));
-  }, {wide: true, note: `${whole(sample.queries.length)} queries of the first validation sequence, at step ${whole(sample.step)}; blocks of ${sample.l_sel} tokens.`});
+  }, {wide: true, note: `${whole(sample.queries.length)} queries of the first validation sequence, at step ${whole(sample.step)}; blocks of ${sample.l_sel} tokens` +
+                    (isPacked(sample) ? `, counted from the beginning of each of its ${whole(sample.bounds.length - 1)} documents.` : ".")});
 }
 for (const [key, title] of [["k_mean", "Selected tokens a row, mean"], ["k_max", "Selected tokens a row, most"], ["pct_at_max", "Rows with the most tokens"]])
   heatCards(selection, title, run => run.selection[key]);

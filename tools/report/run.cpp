@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <regex>
 #include <set>
@@ -19,6 +20,7 @@
 #include "tools/report/facts.h"
 #include "tools/report/series.h"
 #include "train/load_config.h"
+#include "train/monitor/document_lengths.h"
 #include "train/monitor/selection_sample.h"
 
 namespace triad {
@@ -28,13 +30,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 1;
+constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 2, kKnownLengthsSchema = 1;
 
 // The keys of a heartbeat whose numbers the report draws as lines, one per rank.
 constexpr const char* kHeartbeatLines[] = {"step_ms",         "compute_ms",    "update_ms",         "fetch_ms",
                                            "comm_wait_ms",    "tokens_per_s",  "host_mib",          "gpu_used_mib",
                                            "gpu_util_pct",    "power_w",       "gpu_mem_alloc_mib", "sel_overlap",
-                                           "sel_forced_frac", "gate_dead_frac"};
+                                           "sel_forced_frac", "gate_dead_frac",    "docs_per_row",
+                                           "docs_cut_share",  "docs_padded_share"};
 
 double number_in(const Json& line, const char* key) {
   const auto it = line.find(key);
@@ -248,7 +251,7 @@ bool all_integers(const Json& list) {
 // Reads a sample of selection lists (train/monitor/selection_sample.h) and checks everything that the page's script
 // uses.
 Json sample_of(const std::string& path) {
-  const Json sample = json_or_null(path);
+  Json sample = json_or_null(path);
   if (sample.is_null()) return sample;
   const auto broken = [&](const char* what) { fail("{}: {}: no sample of selection lists", path, what); };
   for (const char* key : {"schema", "step", "seq_len", "l_sel", "init_blocks", "local_blocks"})
@@ -257,7 +260,15 @@ Json sample_of(const std::string& path) {
     fail("{}: its schema is {}, and this program knows those up to {}", path, sample["schema"].get<int64_t>(),
          kKnownSampleSchema);
   if (!sample.contains("queries") || !all_integers(sample["queries"]) || sample["queries"].empty()) broken("queries");
-  if (sample["l_sel"].get<int64_t>() < 1 || sample["seq_len"].get<int64_t>() < 1) broken("l_sel, seq_len");
+  const int64_t T = sample["seq_len"].get<int64_t>();
+  if (sample["l_sel"].get<int64_t>() < 1 || T < 1) broken("l_sel, seq_len");
+  if (sample["schema"].get<int64_t>() == 1) sample["bounds"] = {0, T};  // the row is one sequence
+  const Json& bounds = sample["bounds"];
+  if (!all_integers(bounds) || bounds.size() < 2 || bounds.front() != 0 || bounds.back() != T ||
+      std::adjacent_find(bounds.begin(), bounds.end(), std::greater_equal<>()) != bounds.end())
+    broken("bounds");
+  for (const Json& query : sample["queries"])
+    if (query < 0 || query >= T) broken("queries");
   if (!sample.contains("lists") || !sample["lists"].is_array() || sample["lists"].empty()) broken("lists");
   if (sample.contains("layers") &&
       (!all_integers(sample["layers"]) || sample["layers"].size() != sample["lists"].size()))
@@ -270,6 +281,29 @@ Json sample_of(const std::string& path) {
         broken("lists");
   }
   return sample;
+}
+
+// Reads document_lengths.json (train/monitor/document_lengths.h) and checks everything that the page's script uses.
+Json lengths_of(const std::string& path) {
+  const Json lengths = json_or_null(path);
+  if (lengths.is_null()) return lengths;
+  const auto broken = [&](const char* what) { fail("{}: {}: no lengths of documents", path, what); };
+  for (const char* key : {"schema", "documents", "tokens", "longest"})
+    if (!lengths.contains(key) || !lengths[key].is_number_integer()) broken(key);
+  if (lengths["schema"].get<int64_t>() > kKnownLengthsSchema)
+    fail("{}: its schema is {}, and this program knows those up to {}", path, lengths["schema"].get<int64_t>(),
+         kKnownLengthsSchema);
+  for (const char* key : {"lengths", "row_parts"}) {
+    const Json ranges = lengths.value(key, Json());
+    if (ranges.is_null() && key == std::string("row_parts")) continue;  // the rows do not depend on documents
+    if (!ranges.is_array()) broken(key);
+    for (const Json& range : ranges)
+      for (const char* number : {"from", "to", "documents", "tokens"})
+        if (!range.is_object() || !range.contains(number) || !range[number].is_number_integer() ||
+            range[number].get<int64_t>() < 0)
+          broken(key);
+  }
+  return lengths;
 }
 
 // Number of tokens per step on all ranks; null if the run's files do not contain it.
@@ -365,6 +399,7 @@ ReportRun read_run(const std::string& folder) {
   d["tokens_per_step"] = tokens_per_step(run);
   d["tokens_are_bytes"] = tokens_are_bytes(run.config);
   d["sample"] = sample_of(file(kSelectionSample));
+  d["lengths"] = lengths_of(file(kDocumentLengths));
   add_lines_and_maps(d, tables);
   d["memory"] = memory_of(folder);
   d["metrics"] = json_or_null(file("metrics.json"));

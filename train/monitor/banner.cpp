@@ -44,10 +44,8 @@ std::string flops_text(double flops) {
 }
 
 // The estimated duration of the run as text. If the device's peak FLOP/s is unknown, the text refers to the progress
-// lines.
-std::string time_text(const Config& c, Device device, int world, int64_t steps) {
-  const TrainConfig& t = c.train;
-  const double flops = training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute);
+// lines. flops: FLOPs of a step of one rank.
+std::string time_text(const Config& c, Device device, int world, int64_t steps, double flops) {
   const std::string work = flops_text(flops * world) + " a step";
   const double peak = device.is_cuda() ? peak_bf16_flops(backend::info(device).name) : 0;
   if (peak <= 0 || c.runtime.precision != Precision::bf16) return fmt::format("known after the first step ({})", work);
@@ -95,7 +93,7 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   add("device", fmt::format("{}: {}", device.str(), backend::info(device).name));
   if (comm.world() > 1) add("ranks", ranks_text(comm));
   add("memory", fmt::format("{:.0f} MiB planned", run.planned_mib));
-  add("time", time_text(c, device, comm.world(), c.train.steps - run.first_step));
+  add("time", time_text(c, device, comm.world(), c.train.steps - run.first_step, run.step_flops));
   add("folder", folder_text(c));
   if (!run.environment.empty()) add("environ", fmt::format("{}", fmt::join(run.environment, "; ")));
   if (const int cores = too_few_cores(device, comm); cores > 0)

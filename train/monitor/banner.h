@@ -13,6 +13,7 @@ namespace triad {
 struct RunSummary {
   int64_t parameters = 0, first_step = 0;
   double planned_mib = 0;
+  double step_flops = 0;        // FLOPs of a step of one rank
   std::string data, documents;  // documents: DataSource::documents
   std::vector<std::string> environment;  // one line for each config key that the environment changed
 };

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "model/flops.h"
-
 namespace triad {
 
 namespace {
@@ -26,14 +24,13 @@ double StepTimes::median_ms() const {
   return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 
-ThroughputMeter::ThroughputMeter(const Config& config, double peak_flops, int64_t run_tokens)
-    : config_(config),
-      step_flops_(peak_flops > 0 ? training_flops(config.model,
-                                                  config.train.micro_batch_size * config.train.accumulate_grad_batches,
-                                                  config.train.seq_len, config.recompute)
-                                 : 0),
-      peak_flops_(peak_flops),
-      run_tokens_(run_tokens) {}
+double step_flops(const Config& c, const DocumentMix& mix) {
+  const TrainConfig& t = c.train;
+  return training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute, mix);
+}
+
+ThroughputMeter::ThroughputMeter(const Config& config, double step_flops, double peak_flops, int64_t run_tokens)
+    : config_(config), step_flops_(step_flops), peak_flops_(peak_flops), run_tokens_(run_tokens) {}
 
 void ThroughputMeter::measure(StepRecord& r, Clock::time_point now) {
   ++steps_, ++steps_since_row_;

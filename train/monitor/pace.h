@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 
+#include "model/flops.h"
 #include "train/config.h"
 #include "train/monitor/step_record.h"
 
@@ -25,13 +26,16 @@ class StepTimes {
   size_t since_row_ = 0;
 };
 
+// FLOPs of a step of one rank. The mix: the documents within which attention stays (DataSource::attended).
+double step_flops(const Config&, const DocumentMix& = {});
+
 // ThroughputMeter: computes the rates and averages of a StepRecord.
 class ThroughputMeter {
  public:
   using Clock = std::chrono::steady_clock;
-  // peak_flops: the card's peak in FLOP/s; 0: unknown. run_tokens: number of tokens that the run had trained on before
-  // this process.
-  ThroughputMeter(const Config&, double peak_flops, int64_t run_tokens);
+  // step_flops: FLOPs of a step of this rank. peak_flops: the card's peak in FLOP/s; 0: unknown. run_tokens: number of
+  // tokens that the run had trained on before this process.
+  ThroughputMeter(const Config&, double step_flops, double peak_flops, int64_t run_tokens);
   // Fills in the second half of the record (see StepRecord). now: the time at which the step's result arrived.
   void measure(StepRecord&, Clock::time_point now);
 

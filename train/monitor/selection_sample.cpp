@@ -1,6 +1,7 @@
 #include "train/monitor/selection_sample.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/common/integer.h"
 
@@ -8,9 +9,26 @@ namespace triad {
 
 namespace {
 
-constexpr int kSchema = 1;
+constexpr int kSchema = 2;
 // Limits on the size of a sample: queries; selected blocks over all layers and groups.
 constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
+
+// The bounds of the documents in the batch's first row; without packed documents, those of the row.
+std::vector<int32_t> bounds_of_first_row(Context& ctx, const Activations& act) {
+  const auto T = static_cast<int32_t>(act.T());
+  if (act.bounds.empty()) return {0, T};
+  std::vector<int32_t> bounds(static_cast<size_t>(act.bounds.size(0)));
+  read(ctx, bounds.data(), act.bounds);
+  bounds.erase(std::next(std::find(bounds.begin(), bounds.end(), T)), bounds.end());
+  return bounds;
+}
+
+// For each token of the batch's first row, the id of the first block of its document.
+std::vector<int32_t> first_blocks(Context& ctx, const Activations& act) {
+  std::vector<int32_t> first(static_cast<size_t>(act.T()), 0);
+  if (!act.documents.first_block.empty()) read(ctx, first.data(), act.documents.first_block[0]);
+  return first;
+}
 
 }  // namespace
 
@@ -41,6 +59,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
     copy(ctx, sample[i], lists);
   }
   ctx.stream.synchronize();
+  const std::vector<int32_t> first = first_blocks(ctx, act);
   Json of_layers = Json::array();
   for (int64_t i = 0; i < count; ++i) {
     Json of_layer = Json::array();
@@ -49,7 +68,9 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
       for (int64_t r = 0; r < rows; ++r) {
         const int32_t* const list = sample[i][r][g].ptr<int32_t>();
         // A list is filled up with -1 after its last block.
-        of_group.push_back(std::vector<int32_t>(list, std::find(list, list + n, -1)));
+        std::vector<int32_t> blocks(list, std::find(list, list + n, -1));
+        for (int32_t& block : blocks) block -= first[queries[r]];
+        of_group.push_back(std::move(blocks));
       }
       of_layer.push_back(std::move(of_group));
     }
@@ -58,6 +79,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
   return {{"schema", kSchema},
           {"step", step},
           {"seq_len", act.T()},
+          {"bounds", bounds_of_first_row(ctx, act)},
           {"l_sel", c.nsa.l_sel},
           {"init_blocks", c.nsa.init_blocks},
           {"local_blocks", c.nsa.local_blocks},

@@ -15,9 +15,11 @@ inline constexpr const char* kSelectionSample = "selection_sample.json";
 // last position included. The distance between them is odd, so that they fall on different positions within a block.
 std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most);
 
-// Call after a forward that keeps activations. Returns the selection lists of the batch's first sequence as {schema,
-// step, seq_len, l_sel, init_blocks, local_blocks, queries: [t, ..], layers: [layer, ..], lists: [i][group][query] =
-// [block, ..]}; lists[i] are those of layers[i], the layers with NSA.
+// Call after a forward that keeps activations. Returns the selection lists of the batch's first row as {schema, step,
+// seq_len, bounds: [0, .., seq_len], l_sel, init_blocks, local_blocks, queries: [t, ..], layers: [layer, ..], lists:
+// [i][group][query] = [block, ..]}; lists[i] are those of layers[i], the layers with NSA. bounds: of the documents in
+// the row; one if the row is one sequence. t: a position in the row. Blocks are counted from the first token of the
+// query's document. (Schema 1 had no bounds, and blocks counted from the row's first token.)
 Json selection_sample(Context&, Activations&, const ModelConfig&, int64_t step);
 
 }  // namespace triad

@@ -19,12 +19,13 @@ constexpr double kMiB = 1024.0 * 1024.0;
 }  // namespace
 
 Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Comm& comm, const Arena& arena,
-                     Resume resume, bool verbose)
+                     Resume resume, double step_flops, bool verbose)
     : config_(config),
       device_(device),
       comm_(comm),
       arena_(arena),
-      meter_(config, device.is_cuda() ? peak_bf16_flops(backend::info(device).name) : 0, resume.tokens),
+      step_flops_(step_flops),
+      meter_(config, step_flops, device.is_cuda() ? peak_bf16_flops(backend::info(device).name) : 0, resume.tokens),
       run_tokens_(resume.tokens),
       console_(folder, comm, verbose),
       heartbeats_(config, folder, device, comm, arena) {
@@ -38,6 +39,7 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
 
 void Telemetry::banner(RunSummary run) {
   run.planned_mib = peak_mib();
+  run.step_flops = step_flops_;
   for (const std::string& line : banner_lines(config_, device_, comm_, run)) message(line);
   for (const std::string& line : banner_details(config_, comm_, run.environment)) detail(line);
 }

@@ -27,10 +27,11 @@ class Telemetry {
   struct Resume {
     int64_t step = -1, tokens = 0;  // -1: a fresh run
   };
-  // verbose: detail() prints to stdout too.
-  Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, Resume, bool verbose);
+  // step_flops: FLOPs of a step of this rank. verbose: detail() prints to stdout too.
+  Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, Resume, double step_flops,
+            bool verbose);
 
-  void banner(RunSummary);  // completes the summary's planned_mib, then prints the banner
+  void banner(RunSummary);  // completes the summary's planned_mib and step_flops, then prints the banner
   void step(StepRecord);    // completes the second half of the record, then passes it on
   void evaluation(int64_t step, double loss);
   // Writes to fallback_counters.csv the fallbacks that were counted since the last call.
@@ -54,6 +55,7 @@ class Telemetry {
   const Device device_;
   const Comm& comm_;
   const Arena& arena_;
+  const double step_flops_;
   ThroughputMeter meter_;
   int64_t run_tokens_;  // number of tokens trained on so far
   Console console_;

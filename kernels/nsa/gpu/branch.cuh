@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "kernels/common/documents.cuh"
 #include "kernels/nsa/attend.h"
+#include "kernels/nsa/gpu/key_work_bounds.h"
 
 namespace triad::cuda {
 
@@ -116,12 +117,6 @@ struct KeyWorkList {
   int64_t tokens_stride;
   const int2* block_slots;  // [B*Hkv, blocks]: x the block's first slot, y its number of pieces; or nullptr
   float* partial;           // [slots, block_keys, dk + dv]: partial sums; nullptr if no block has several pieces
-};
-// How the selected branch's work for dk and dv is cut into pieces. A sequence is divided into `parts` equal parts,
-// which are indexed concurrently. Each `cut` consecutive parts form a run. A piece has at most most_tokens tokens, all
-// of one run.
-struct PiecePlan {
-  int64_t parts, cut, most_tokens;
 };
 // Builds the selected branch's work list on the GPU: for each block the tokens that list it (the inverse of the block
 // lists), cut into pieces. Tables and partial sums are allocated from `scope`. `op` names the caller in errors.

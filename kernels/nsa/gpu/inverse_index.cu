@@ -17,6 +17,7 @@
 #include "kernels/common/tile_mma.cuh"
 #include "kernels/nsa/gpu/block_scan.cuh"
 #include "kernels/nsa/gpu/branch.cuh"
+#include "kernels/nsa/gpu/key_work_bounds.h"
 
 namespace triad::cuda {
 namespace {
@@ -40,10 +41,13 @@ struct InverseIndex {
   int2* block_slots;       // [B*Hkv, blocks]: first slot of the block's partial sums, number of its pieces
   int pieces, slots;       // allocated per sequence and group: pieces of work; slots of partial sums
   DocumentView documents;
-  // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1 and for blocks
-  // that begin after t.
+  // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1, for blocks that
+  // begin after t and for those of other documents, so that the bounds on pieces and slots hold for any list.
   __device__ __forceinline__ bool shows(int b, int block, int t) const {
-    if (documents.begins != nullptr) return block >= 0 && documents.row(b).block_begins[block] <= t;
+    if (documents.begins != nullptr) {
+      const DocumentRow<int> row = documents.row(b);
+      return block >= row.first_blocks[t] && row.block_begins[block] <= t;
+    }
     return block >= 0 && block <= block_keys.quotient(t);
   }
   // The tokens [x, y) that may see a key of the block: from its first token to the end of its document. Empty for an id
@@ -229,17 +233,8 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
   const BlockLists& lists = keys.lists;
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
   const int64_t part_tokens = ceil_div(T, plan.parts);
-  // Upper bounds for the pieces and slots to allocate. At most capacity / most_tokens pieces are full. In each run,
-  // each block that tokens of the run may list adds at most one piece that is not full (`partly`). Slots are needed
-  // only for blocks with several pieces; with a single run, such a block has a full piece, and one that is not full at
-  // most.
-  const int64_t capacity = T * lists.n, full = capacity / plan.most_tokens;
-  const int64_t more_blocks = blocks - ceil_div(T, keys.block_keys);  // 0; in packed rows at most one per document
-  int64_t partly = 0;
-  for (int64_t end = part_tokens * plan.cut; end < T + part_tokens * plan.cut; end += part_tokens * plan.cut)
-    partly += std::min(blocks, ceil_div(end, keys.block_keys) + more_blocks);
-  const int64_t pieces = full + std::max(partly, blocks);
-  const int64_t slots = plan.cut == plan.parts ? full + std::min(full, blocks) : pieces;
+  const int64_t capacity = T * lists.n;
+  const auto [pieces, slots] = key_work_bounds({T, lists.n, keys.block_keys, blocks}, plan);
   TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
   const Tensor counts = scope.alloc(DType::i32, {bgs, plan.parts, blocks});
   const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});

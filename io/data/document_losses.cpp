@@ -1,4 +1,4 @@
-#include "tools/eval_documents.h"
+#include "io/data/document_losses.h"
 
 #include <fmt/format.h>
 
@@ -8,20 +8,28 @@
 namespace triad {
 
 void DocumentLosses::add(int64_t position, double loss) {
-  while (index_.end(document_) <= position) {
-    ++document_;
-    if (current_.positions > 0) means_.loss += current_.mean(), ++means_.positions;
-    current_ = {};
-  }
-  const int64_t in_document = position - index_.begins[document_];
+  while (index_.end(document_) <= position) ++document_;
+  if (by_document_.empty() || by_document_.back().document != document_) by_document_.push_back({{}, document_});
+  const int64_t row = position / seq_len_ * seq_len_;
+  const int64_t in_document = position - std::max(row, index_.begins[document_]);
   const auto range = std::upper_bound(kEnds.begin(), kEnds.end(), in_document) - kEnds.begin();
-  for (Sum* sum : {&current_, &by_position_[range]}) sum->loss += loss, ++sum->positions;
+  const auto add_to = [&](Sum& sum) { sum.loss += loss, ++sum.positions; };
+  add_to(by_document_.back());
+  add_to(by_position_[range]);
 }
 
 double DocumentLosses::mean_over_documents() const {
-  Sum all = means_;
-  if (current_.positions > 0) all.loss += current_.mean(), ++all.positions;
-  return all.mean();
+  double sum = 0;
+  for (const OfDocument& one : by_document_) sum += one.mean();
+  return sum / static_cast<double>(by_document_.size());
+}
+
+std::string DocumentLosses::csv() const {
+  std::string out = "document,first_token,tokens,positions,loss,ppl\n";
+  for (const OfDocument& one : by_document_)
+    out += fmt::format("{},{},{},{},{:.6f},{:.6f}\n", one.document, index_.begins[one.document],
+                       index_.length(one.document), one.positions, one.mean(), std::exp(one.mean()));
+  return out;
 }
 
 Json DocumentLosses::json() const {
@@ -35,7 +43,7 @@ Json DocumentLosses::json() const {
                       {"loss", sum.mean()},
                       {"ppl", std::exp(sum.mean())}});
   }
-  return {{"documents", means_.positions + (current_.positions > 0)},
+  return {{"documents", by_document_.size()},
           {"mean_loss", mean_over_documents()},
           {"by_position", ranges}};
 }

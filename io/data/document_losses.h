@@ -10,14 +10,20 @@
 
 namespace triad {
 
+// Losses of the predictions of a source that is evaluated in rows of seq_len tokens, which begin at its multiples. A
+// position in a document counts the document's tokens before it in its row, because the model sees no others: a
+// document that goes on in the next row begins there anew.
 class DocumentLosses {
  public:
-  explicit DocumentLosses(const DocumentIndex& index) : index_(index) {}
+  DocumentLosses(const DocumentIndex& index, int64_t seq_len) : index_(index), seq_len_(seq_len) {}
   // Adds the loss of the prediction that follows the token at `position` of the source. Positions ascend.
   void add(int64_t position, double loss);
 
   Json json() const;  // {documents, mean_loss, by_position: [{from, to, positions, loss, ppl}]}; to: null for the last
   std::string table() const;  // a line each
+  // CSV with a row for each document that has a prediction: its number in the source from 0, its first token there, its
+  // length, the number of its predictions, their mean loss and perplexity.
+  std::string csv() const;
 
  private:
   struct Sum {
@@ -25,16 +31,19 @@ class DocumentLosses {
     int64_t positions = 0;
     double mean() const { return loss / static_cast<double>(positions); }
   };
+  struct OfDocument : Sum {
+    int64_t document = 0;
+  };
   // A range of positions in a document ends at each of these; the last range has no end.
   static constexpr std::array<int64_t, 4> kEnds = {2 << 10, 8 << 10, 32 << 10, 128 << 10};
   // The mean over the documents of each document's mean loss.
   double mean_over_documents() const;
 
   const DocumentIndex& index_;
+  int64_t seq_len_;
   int64_t document_ = 0;  // of the last position
   std::array<Sum, kEnds.size() + 1> by_position_;
-  Sum current_;  // of the document
-  Sum means_;    // of the means of the documents before it
+  std::vector<OfDocument> by_document_;  // ascending
 };
 
 // The bounds of the documents in B rows of T tokens that hold the tokens [begin, begin + n) of the source, the rest

@@ -1,0 +1,135 @@
+// The bounds on the pieces of work and slots of the selected branch's backward: a plan of the work by the rules of the
+// inverse index, for random documents and lists, stays within them, and some reach them.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "engine/rng.h"
+#include "kernels/common/documents.h"
+#include "kernels/nsa/gpu/key_work_bounds.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using cuda::key_work_bounds;
+using cuda::KeyWorkBounds;
+using cuda::KeyWorkShape;
+using cuda::PiecePlan;
+
+namespace {
+
+// A row of documents of these lengths and the lists of its tokens. most: the largest number of documents in a row.
+struct Row {
+  std::vector<int64_t> lengths;
+  int64_t l_sel = 0, n = 0, most = 0;
+
+  int64_t T() const { return std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
+  int64_t ids() const { return block_ids(T(), l_sel, most); }
+  KeyWorkShape shape() const { return {T(), n, std::min(l_sel, T()), ids()}; }
+};
+
+// Calls visit(token, first block of its document, block of the token) for each token.
+template <class Visit>
+void for_each_token(const Row& row, Visit&& visit) {
+  int64_t begin = 0, document = 0;
+  for (const int64_t length : row.lengths) {
+    const int64_t first = begin / row.l_sel + document++;
+    for (int64_t t = begin; t < begin + length; ++t) visit(t, first, first + (t - begin) / row.l_sel);
+    begin += length;
+  }
+}
+
+// The pieces and slots that index_plan_kernel plans. chooses(token, block): whether the token's list has the block.
+template <class Chooses>
+KeyWorkBounds planned(const Row& row, const PiecePlan& plan, Chooses&& chooses) {
+  const int64_t run_tokens = ceil_div(row.T(), plan.parts) * plan.cut, runs = plan.parts / plan.cut;
+  std::vector<std::vector<int64_t>> counts(static_cast<size_t>(row.ids()),
+                                           std::vector<int64_t>(static_cast<size_t>(runs), 0));
+  for_each_token(row, [&](int64_t t, int64_t first, int64_t own) {
+    int64_t listed = 0;
+    for (int64_t block = own; block >= first && listed < row.n; --block)
+      if (chooses(t, block)) ++counts[block][t / run_tokens], ++listed;
+  });
+  KeyWorkBounds sum{0, 0};
+  for (const std::vector<int64_t>& of_block : counts) {
+    int64_t pieces = 0;
+    for (const int64_t tokens : of_block) pieces += ceil_div(tokens, plan.most_tokens);
+    sum.pieces += std::max<int64_t>(1, pieces);
+    if (pieces > 1) sum.slots += pieces;
+  }
+  return sum;
+}
+
+constexpr auto kAll = [](int64_t, int64_t) { return true; };
+
+Row random_row(const Philox& random, uint64_t& drawn) {
+  const auto below = [&](int64_t end) {
+    return static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(end)));
+  };
+  Row row;
+  row.l_sel = int64_t{1} << below(5);
+  row.n = 1 + below(12);
+  const int64_t documents = 1 + below(40), longest = 1 + (below(3) == 0 ? below(900) : below(40));
+  for (int64_t i = 0; i < documents; ++i) row.lengths.push_back(1 + below(longest));
+  if (below(3) == 0) row.lengths[static_cast<size_t>(below(documents))] += 600;  // one long document beside short ones
+  row.most = documents + below(4) * below(20);
+  return row;
+}
+
+}  // namespace
+
+TEST_CASE("key work: no documents and lists need more pieces or slots than the bounds", "[documents]") {
+  const Philox random(21, 0);
+  uint64_t drawn = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const Row row = random_row(random, drawn);
+    const int64_t parts = int64_t{1} << random.below(drawn++, 6);
+    const int64_t cut = std::max<int64_t>(1, parts >> random.below(drawn++, 6));
+    const PiecePlan plan{parts, cut, 1 + static_cast<int64_t>(random.below(drawn++, 60))};
+    const uint64_t often = 1 + random.below(drawn++, 4);  // one of so many visible blocks is listed
+    const auto chooses = [&](int64_t t, int64_t block) {
+      const auto of_round = static_cast<uint64_t>(round) << 40;
+      return random.below(of_round + static_cast<uint64_t>(t * 4096 + block), often) == 0;
+    };
+    const KeyWorkBounds bounds = key_work_bounds(row.shape(), plan), need = planned(row, plan, chooses);
+    INFO("round " << round << ": T " << row.T() << ", " << row.lengths.size() << " of " << row.most
+                  << " documents, l_sel " << row.l_sel << ", n " << row.n << ", plan " << parts << "/" << cut << "/"
+                  << plan.most_tokens);
+    CHECK(need.pieces <= bounds.pieces);
+    CHECK(need.slots <= bounds.slots);
+  }
+}
+
+TEST_CASE("key work: a row of one document reaches the bounds up to its full pieces", "[documents]") {
+  // Every token lists every block before its own, and no piece is full.
+  const Row row{.lengths = {512}, .l_sel = 16, .n = 32, .most = 1};
+  const PiecePlan plan{8, 2, 1000};
+  const int64_t full = 512 * 32 / 1000;
+  const KeyWorkBounds bounds = key_work_bounds(row.shape(), plan), need = planned(row, plan, kAll);
+  CHECK(need.pieces == 8 + 16 + 24 + 32);  // the blocks that begin before the end of each run
+  CHECK(bounds.pieces == full + need.pieces);
+  CHECK(need.slots == need.pieces - 8);  // the last run's own blocks have one piece each
+  CHECK(bounds.slots <= full + need.pieces);
+  // A single run needs slots only for blocks with a full piece.
+  CHECK(key_work_bounds(row.shape(), {8, 8, 1000}).slots == full + std::min<int64_t>(full, 32));
+}
+
+TEST_CASE("key work: a document that reaches the bounds beside many short ones", "[documents]") {
+  Row row{.lengths = std::vector<int64_t>(100, 1), .l_sel = 16, .n = 40, .most = 101};
+  row.lengths.push_back(412);
+  const PiecePlan plan{4, 1, 1000};
+  const int64_t full = 512 * 40 / 1000;
+  const KeyWorkBounds bounds = key_work_bounds(row.shape(), plan), need = planned(row, plan, kAll);
+  // Ids without a block have a piece too. Alone, the bound on further pieces counts the tokens before the document.
+  CHECK(need.pieces == row.ids() + 2 + 10 + 18);
+  CHECK(bounds.pieces == full + row.ids() + 8 + 16 + 24);
+}
+
+TEST_CASE("key work: many short documents add little", "[documents]") {
+  // 65,536 tokens in blocks of 64 keys, 16 blocks a list, as heads of 64 and groups of 6 are cut: 8 runs.
+  const PiecePlan plan{8, 1, 512};
+  const auto slots = [&](int64_t documents) {
+    return key_work_bounds({65536, 16, 64, block_ids(65536, 64, documents)}, plan).slots;
+  };
+  CHECK(slots(1) == 2048 + 128 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8));
+  CHECK(slots(5000) <= slots(1) + 2048 + 7);
+}

@@ -28,13 +28,15 @@ void read_tokenizer_pair(std::string_view bytes);  // three sections: encoder.js
 void read_config(std::string_view bytes);          // two sections: a config file, and --set assignments, one a line
 void read_handshake(std::string_view bytes);       // a frame of engine/comm/handshake.h, as received from a socket
 void read_documents(std::string_view bytes);       // a file of bounds, as `triad grads --documents` reads it
+void read_record(std::string_view bytes);          // a line of a JSONL file
 inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"safetensors", read_safetensors},
                                       {"tokenizer_json", read_tokenizer_json},
                                       {"tokenizer_pair", read_tokenizer_pair},
                                       {"config", read_config},
                                       {"handshake", read_handshake},
-                                      {"documents", read_documents}};
+                                      {"documents", read_documents},
+                                      {"record", read_record}};
 
 // Thrown if a reader violates the contract. It does not derive from triad::Error, so that tests distinguish it from a
 // refusal.

@@ -210,7 +210,8 @@ class Job {
                 from_.offset);
     text_bytes_ = unfinished.at("text_bytes");
     cut_ = unfinished.at("cut");
-    if (const Json masked = unfinished.value("masked", Json()); masked.is_boolean()) set_masked(masked.get<bool>());
+    const Json masked = unfinished.value("masked", Json(false));  // programs before masks wrote none
+    if (masked.is_boolean()) set_masked(masked.get<bool>());
     remove_temporaries();
     train_.resume(unfinished.at("train"));
     val_.resume(unfinished.at("val"));

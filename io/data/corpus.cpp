@@ -54,7 +54,7 @@ void encode(Work& work, const Tokenizer& tokenizer) {
     const size_t begin = piece.tokens.size();
     if (record.masked && piece.first_masked.empty()) piece.first_masked = place, piece.learned.assign(begin, 1);
     for (const Record::Part& part : record.parts) {
-      tokenizer.append(part.text, piece.tokens);
+      if (!part.text.empty()) tokenizer.append(part.text, piece.tokens);
       if (!piece.first_masked.empty()) piece.learned.resize(piece.tokens.size(), part.learned ? 1 : 0);
       piece.text_bytes += static_cast<int64_t>(part.text.size());
     }

@@ -144,8 +144,9 @@ void Shard::check_length() const {
   uint8_t last = 0;
   file_.read(expected - 1, std::as_writable_bytes(std::span(&last, 1)));
   TRIAD_CHECK(last >> (size_ % 8) == 0,
-              "{}: at offset {} no mask of {} tokens ends: expected a byte whose upper {} bits are 0, found {}", path(),
-              expected - 1, size_, 8 - size_ % 8, last);
+              "{}: damaged: at offset {}, the end of the mask of {} tokens, the upper {} bits are expected to be 0, "
+              "found the byte {}",
+              path(), expected - 1, size_, 8 - size_ % 8, last);
 }
 
 LossMask Shard::mask() const {

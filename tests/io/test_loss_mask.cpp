@@ -168,8 +168,9 @@ TEST_CASE("mask: rows of packed documents have the targets and counts of brute f
     RowOptions across = options;
     across.within = false;
     const auto rows = best_fit_rows(source, options), rows_across = best_fit_rows(source, across);
+    const int64_t n = measure_best_fit(*source, options).rows;
     int64_t checked = 0;
-    for (int64_t k = 0; k < measure_best_fit(*source, options).rows; ++k) {
+    for (int64_t k = 0; k < n; ++k) {
       Tokens tokens(T), targets(T), same_tokens(T), same_targets(T);
       Row row{tokens, targets}, same{same_tokens, same_targets};
       rows->read(k, row);
@@ -189,7 +190,7 @@ TEST_CASE("mask: rows of packed documents have the targets and counts of brute f
         checked += static_cast<int64_t>(positions.size());
       }
     }
-    CHECK(checked > 19000);
+    CHECK(checked > 15000);
   }
 }
 
@@ -258,7 +259,7 @@ TEST_CASE("mask: JSONL as text, by document into both splits, keeps each documen
   CHECK(text_of(*whole) == "|ab|[c][d]e|[u][s][e][r][/][f][/][|]g");
   CHECK(whole->documents()->after_end == 0);
   bool val_of_each[4] = {};
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
     const DataSplit split = open(0.25, seed);
     const std::string train = text_of(*split.train), val = text_of(*split.val);
     const std::string documents[] = {"ab", "[c][d]e", "[u][s][e][r][/][f][/]", "g"};

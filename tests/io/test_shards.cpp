@@ -76,7 +76,7 @@ TEST_CASE("shards: those of llmq and nanoGPT are read", "[io]") {
   bad(llmq(2, 4, 4, 2, body + "x"), {"b.bin", "offset 24", "mask", "found 2"});
   bad(llmq(2, 4, 4, 1, body), {"b.bin", "truncated", "mask, which begins at offset 1040", "1041", "offset 1040"});
   bad(llmq(2, 4, 4, 1, body + "\x0f\x01"), {"b.bin", "behind the mask", "1041", "offset 1042"});
-  bad(llmq(2, 4, 4, 1, body + "\x15"), {"b.bin", "offset 1040", "mask of 4 tokens", "upper 4 bits", "found 21"});
+  bad(llmq(2, 4, 4, 1, body + "\x15"), {"b.bin", "offset 1040", "mask of 4 tokens", "upper 4 bits", "byte 21"});
   write_text(folder.file("masked.bin"), llmq(2, 4, 4, 1, body + "\x05"));
   const Shard masked(folder.file("masked.bin"));
   CHECK(all_of(masked) == tokens);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 
@@ -51,14 +52,14 @@ TEST_CASE("mask: runs on 1 and 2 ranks, in 1 and 4 micro-steps, have the same lo
         on(file) + "--set train.eval_every=10 --set train.eval_batches=3 --set data.packing=" + packing + " ";
     const std::string one = run(folder.file(std::string("1") + packing), 1, more);
     const std::string two = run(folder.file(std::string("2") + packing), 2, more);
-    CHECK(difference(one + kWeights, two + kWeights).all < 1e-6);
+    CHECK(difference(one + kWeights, two + kWeights).all < 1e-5);
     const auto losses = column(one + "/training.csv", "loss");
     for (const auto& [step, loss] : column(two + "/training.csv", "loss")) CHECK(loss == Approx(losses.at(step)));
     CHECK(column(one + "/val.csv", "val_loss").at(20) == Approx(column(two + "/val.csv", "val_loss").at(20)));
     const Outcome wide = run_program(
         train_args(folder.file(std::string("wide") + packing), more + "--set train.micro_batch_size=8"));
     REQUIRE(wide.exit_code == 0);
-    CHECK(difference(one + kWeights, folder.file(std::string("wide") + packing) + kWeights).all < 1e-6);
+    CHECK(difference(one + kWeights, folder.file(std::string("wide") + packing) + kWeights).all < 1e-5);
     CHECK(has(read_text(one + "/ranks/rank_0.log"), "of them learned"));
     CHECK(metrics_of(one)["steps_without_targets"] == 0);
   }
@@ -125,13 +126,13 @@ TEST_CASE("mask: a step without any target changes neither weights nor moments",
 TEST_CASE("mask: steps without a target are skipped and counted, on any number of ranks", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  const std::string file = questions(folder, 60);
-  const std::string more = on(file) + "--set train.eval_every=0 --set log.every=1 --set train.seq_len=16 ";
+  const std::string file = questions(folder, 30);
+  const std::string more = on(file) + "--set train.eval_every=0 --set log.every=1 ";
   const std::string one = run(folder.file("one"), 1, more + "--set train.micro_batch_size=1 ");
   for (const char* zero : {"0", "1"}) {
     const std::string two = run(folder.file(std::string("two") + zero), 2,
                                 more + "--set train.micro_batch_size=1 --set dist.zero=" + zero + " ");
-    CHECK(difference(one + kWeights, two + kWeights).all < 1e-6);
+    CHECK(difference(one + kWeights, two + kWeights).all < 1e-5);
     CHECK(heartbeats(two, 1, "no_targets").size() == heartbeats(one, 0, "no_targets").size());
   }
   const std::vector<Json> skipped = heartbeats(one, 0, "no_targets");
@@ -167,7 +168,7 @@ TEST_CASE("mask: eval counts what is learned, in text and in shards", "[train]")
   const std::string run_folder = run(folder.file("run"), 1, on(questions(folder, 2)) + "--set train.steps=3 ");
   const auto eval = [&](const std::string& data) {
     const Outcome outcome =
-        run_program("eval --device cpu --json --batch 3 --checkpoint " + run_folder + " --data " + data);
+        run_program("eval --device cpu --json --batch 3 --seq 100 --checkpoint " + run_folder + " --data " + data);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     return parse_json(outcome.output.substr(outcome.output.find('{')), "eval");

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <system_error>
@@ -139,10 +140,9 @@ class Job {
       : o_(o),
         tokenizer_(tokenizer),
         files_(std::move(files)),
-        width_(tokenizer.vocab_size() <= 1 << 16 ? TokenWidth::u16 : TokenWidth::u32),
         what_(describe(o, tokenizer, files_)),
-        train_(o.out, "train", width_, o.shard_tokens),
-        val_(o.out, "val", width_, o.shard_tokens) {}
+        train_(o.out, "train", layout(), o.shard_tokens),
+        val_(o.out, "val", layout(), o.shard_tokens) {}
 
   void run() {
     if (fs::is_directory(o_.out)) lock_folder();
@@ -158,8 +158,23 @@ class Job {
  private:
   std::string path(const std::string& name) const { return o_.out + "/" + name; }
 
+  // The shards have a mask if the first document has one, which is not known before it is read.
+  bool masked() const { return masked_.value_or(false); }
+  ShardLayout layout() const {
+    const bool narrow = tokenizer_.vocab_size() <= 1 << 16 && !masked();
+    return {.width = narrow ? TokenWidth::u16 : TokenWidth::u32,
+            .masked = masked(),
+            .vocab = tokenizer_.vocab_size()};
+  }
+  void set_masked(std::optional<bool> masked) {
+    masked_ = masked;
+    train_.lay_out(layout());
+    val_.lay_out(layout());
+  }
+
   static bool is_output(const std::string& name) {
-    const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
+    const bool shard = (name.starts_with("train_") || name.starts_with("val_")) &&
+                       (name.ends_with(".bin") || name.ends_with(".bin.mask"));
     return shard || name == kManifest || name == kUnfinished;
   }
 
@@ -195,6 +210,8 @@ class Job {
                 from_.offset);
     text_bytes_ = unfinished.at("text_bytes");
     cut_ = unfinished.at("cut");
+    const Json masked = unfinished.value("masked", Json(false));  // programs before masks wrote none
+    if (masked.is_boolean()) set_masked(masked.get<bool>());
     remove_temporaries();
     train_.resume(unfinished.at("train"));
     val_.resume(unfinished.at("val"));
@@ -237,6 +254,7 @@ class Job {
     Clock::time_point saved = Clock::now();
     bool begun = from_.file > 0 || from_.offset > 0;
     encode_corpus(corpus, tokenizer_, from_, [&](const EncodedPiece& piece) {
+      check_mask(piece);
       if (!begun) {  // the folder is created only when there is something to write
         make_folders(o_.out);
         lock_folder();
@@ -248,11 +266,8 @@ class Job {
       }
       for (const EncodedPiece::Part& part : piece.parts) {
         ShardRow& row = held_out(part.document) ? val_ : train_;
-        if (part.begins) {
-          row.begin_document();
-          row.append({&eot, 1});
-        }
-        row.append(std::span(piece.tokens).subspan(part.begin, part.end - part.begin));
+        if (part.begins) row.begin_document(eot);
+        row.append(piece.tokens_of(part), piece.learned_of(part));
       }
       text_bytes_ += piece.text_bytes;
       from_ = piece.after;
@@ -267,6 +282,16 @@ class Job {
     progress.show(input_bytes, text_bytes_, train_.tokens() + val_.tokens(), true);
     train_.finish();
     val_.finish();
+  }
+
+  // The first document decides whether the shards have a mask.
+  void check_mask(const EncodedPiece& piece) {
+    if (!masked_ && !piece.parts.empty()) set_masked(piece.parts.front().masked);
+    if (!masked() && !piece.first_masked.empty())
+      fail(
+          "{}: this record has a loss mask (`completion` or `messages`), but the first document has none, and so have "
+          "the shards in {}. Write shards of their own from records of either kind",
+          piece.first_masked, o_.out);
   }
 
   // If no document was chosen for validation, moves the last one there; of a single document, its end.
@@ -285,8 +310,9 @@ class Job {
   }
 
   void save() {
-    const Json unfinished = {{"call", what_}, {"position", to_json(from_)}, {"text_bytes", text_bytes_},
+    Json unfinished = {{"call", what_}, {"position", to_json(from_)}, {"text_bytes", text_bytes_},
                              {"cut", cut_},   {"train", train_.pause()},    {"val", val_.pause()}};
+    unfinished["masked"] = masked_ ? Json(*masked_) : Json();
     write_file_atomically(path(kUnfinished), dump_json(unfinished, 2) + "\n");
   }
 
@@ -298,7 +324,9 @@ class Job {
 
   void write_manifest() {
     write_tokenizer_files(tokenizer_.files(), o_.out);
-    const Json manifest = {{"format", width_ == TokenWidth::u16 ? "llm.c u16" : "llm.c u32"},
+    const char* const format =
+        masked() ? "llmq u32 with a mask" : (layout().width == TokenWidth::u16 ? "llm.c u16" : "llm.c u32");
+    const Json manifest = {{"format", format},
                            {"tokenizer", tokenizer_.name()},
                            {"tokenizer_files", describe_files(tokenizer_.files())},
                            {"vocab_size", tokenizer_.vocab_size()},
@@ -315,12 +343,18 @@ class Job {
     fmt::print("{}: {} documents of {} files; train {} tokens in {} shards, val {} tokens in {} shards\n", o_.out,
                manifest["documents"].get<int64_t>(), files_.size(), train_.tokens(), manifest["train"]["shards"].size(),
                val_.tokens(), manifest["val"]["shards"].size());
+    if (masked()) {
+      const auto learned = [&](const char* split) { return manifest[split]["learned"].get<int64_t>(); };
+      fmt::print("loss mask: {:.2f}% of the tokens are learned\n",
+                 100 * static_cast<double>(learned("train") + learned("val")) /
+                     static_cast<double>(train_.tokens() + val_.tokens()));
+    }
   }
 
   const Options& o_;
   const Tokenizer& tokenizer_;
   std::vector<std::string> files_;
-  TokenWidth width_;
+  std::optional<bool> masked_;  // empty until a document was read
   Json what_;
   ShardRow train_, val_;
   CorpusPosition from_;
@@ -352,7 +386,7 @@ void data(Options o) {
 void add_data(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb =
-      app.add_subcommand("data", "tokenize texts and JSONL (its field text), plain or compressed, into shards");
+      app.add_subcommand("data", "tokenize texts and JSONL (text, prompt and completion, or messages) into shards");
   verb->add_option("--tokenizer", o->tokenizer,
                    "byte, a tokenizer.json, or an encoder.json with vocab.bpe in the same folder")
       ->capture_default_str();

@@ -48,9 +48,9 @@ struct Total {
   double seconds = 0;
 };
 
-// Sums the loss over consecutive windows of T tokens, B at a time. Positions that are missing at the end have target -1
-// and do not count. bytes_by: the tokenizer of the tokens, or null if unknown. most_batches: computes only this many
-// batches; 0: all.
+// Sums the loss over consecutive windows of T tokens, B at a time. Positions that are missing at the end, or whose next
+// token the mask excludes, have target -1 and do not count. bytes_by: the tokenizer of the tokens, or null if unknown.
+// most_batches: computes only this many batches; 0: all.
 // within: attention stays within documents. losses: receives each prediction's loss; null if documents are not known.
 Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches,
                bool within, DocumentLosses* losses) {
@@ -65,11 +65,11 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
     std::vector<int32_t> read(static_cast<size_t>(n + 1));
     source.read(begin, read);
     std::vector<int32_t> tokens(read.begin(), read.end() - 1), next(read.begin() + 1, read.end());
+    apply_mask(source.mask(), begin + 1, next);
     if (bytes_by != nullptr) {
-      std::erase(read, bytes_by->eot());
-      // The first token is not a target, so its bytes do not count.
-      const bool first_is_text = tokens.front() != bytes_by->eot();
-      total.bytes += static_cast<int64_t>(bytes_by->decode(std::span(read).subspan(first_is_text ? 1 : 0)).size());
+      std::vector<int32_t> text = next;  // the first token is not a target, so its bytes do not count
+      std::erase_if(text, [&](int32_t token) { return token < 0 || token == bytes_by->eot(); });
+      total.bytes += static_cast<int64_t>(bytes_by->decode(text).size());
     }
     tokens.resize(static_cast<size_t>(B * T), 0);
     next.resize(static_cast<size_t>(B * T), -1);
@@ -120,9 +120,11 @@ bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokeniz
 }
 
 // The most documents in a row of T tokens of the source, the empty rest of the last row included; 0 if the run that
-// wrote the checkpoint does not keep documents apart.
+// wrote the checkpoint does not keep documents apart. If the checkpoint says neither, they are kept apart if they are
+// known.
 int64_t most_documents(const Options& o, const Config& config, const TokenSource& source) {
-  if (!attends_within(config.data)) return 0;
+  const bool unset = config.data.documents == DocumentScope::unset;  // by `triad init`, which does not open the data
+  if (unset ? source.documents() == nullptr : !attends_within(config.data)) return 0;
   if (source.documents() == nullptr)
     fail(
         "{} was trained with data.documents attend_within, but where the documents of {} begin is not known: no "
@@ -155,6 +157,7 @@ void eval(const Options& o) {
   if (source->documents() != nullptr) documents.emplace(*source->documents(), loaded.activations().T());
   const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr, o.batches, most > 0,
                                documents ? &*documents : nullptr);
+  TRIAD_CHECK(total.positions > 0, "{}: the loss mask leaves no token that is learned", source->name());
   const double loss = total.loss / static_cast<double>(total.positions);
   TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
               source->name(), loss);

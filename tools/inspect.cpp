@@ -119,6 +119,11 @@ void inspect_shard(const std::string& path) {
   const int64_t largest = shard.max_token();
   fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", printable(path), shard.format(),
              shard.size(), shard.bytes(), largest);
+  if (shard.has_mask()) {
+    const int64_t learned = shard.mask().count(0, shard.size());
+    fmt::print("loss mask: {} tokens are learned, {:.2f}%\n", learned,
+               100.0 * static_cast<double>(learned) / static_cast<double>(shard.size()));
+  }
   constexpr int64_t kLargestVocabulary = 1 << 24;  // a file with a larger token is hardly a token shard
   constexpr size_t kHead = 12, kChunk = 1 << 16;
   if (largest >= kLargestVocabulary) return;
@@ -166,8 +171,10 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
       if (!value.is_structured()) fmt::print("  {}: {}\n", shortened(key), brief(value));
     for (const char* split : {"train", "val"})
       if (const Json part = said.value(split, Json()); part.is_object())
-        fmt::print("  {}: {} documents, {} tokens, {} shards\n", split, brief(part.value("documents", Json())),
-                   brief(part.value("tokens", Json())), part.value("shards", Json::array()).size());
+        fmt::print("  {}: {} documents, {} tokens{}, {} shards\n", split, brief(part.value("documents", Json())),
+                   brief(part.value("tokens", Json())),
+                   part.contains("learned") ? fmt::format(", {} of them learned", brief(part["learned"])) : "",
+                   part.value("shards", Json::array()).size());
   }
   int64_t tokens = 0, bytes = 0;
   size_t width = 5;

@@ -44,8 +44,9 @@ void add_train(CLI::App& app) {
     LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
     // Fills in the keys that the shards' manifest determines. A resumed run's config has them already, and a complete
     // run reads no shards.
-    if (!of_run && !complete_at(loaded.config, o->resume)) resolve_shards(loaded.config);
-    resolve_documents(loaded.config);
+    const bool complete = complete_at(loaded.config, o->resume).has_value();
+    if (!of_run && !complete) resolve_shards(loaded.config);
+    if (!complete) resolve_documents(loaded.config, o->resume);
     loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,

@@ -30,7 +30,7 @@ struct DataConfig {
   std::string tokenizer;
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
   int64_t seed = -1;                               // -1 means train.seed, which resolve() fills in
-  DocumentScope documents = DocumentScope::unset;  // resolve_data() replaces unset
+  DocumentScope documents = DocumentScope::unset;  // resolve_documents() replaces unset
   Packing packing = Packing::stream;
   int64_t max_documents = 0;
   double stall_s = 300;
@@ -168,13 +168,12 @@ void visit(DataConfig& c, V&& v) {
   v("seed", c.seed, "seed of the split and of the order of sequences; -1: train.seed", at_least(-1));
   v("documents", c.documents,
     "attend_within: attention, positions and selection stay within a document, for text and for shards whose "
-    "manifest.json names the separator; attend_across: a row is one sequence. Not set: attend_across, because packed "
-    "rows do not have the fast sm_90 kernels yet",
+    "manifest.json names the separator; attend_across: a row is one sequence. Not set: attend_within if the documents "
+    "are known, else attend_across; a resumed run keeps what it had",
     Rule{});
   v("packing", c.packing,
     "stream: rows are consecutive tokens, and a document that a row's end cuts continues in another row; best_fit: "
-    "rows "
-    "hold whole documents where one of a thousand fits; else the shortest is cut, and its rest is dropped",
+    "rows hold whole documents where one of a thousand fits; else the shortest is cut, and its rest is dropped",
     Rule{});
   v("max_documents", c.max_documents,
     "the most documents in a row. stream with attend_within: a row with more is an error; 0: as many as the data has. "

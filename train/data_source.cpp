@@ -8,10 +8,13 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "io/checkpoint.h"
 #include "io/data/best_fit.h"
 #include "io/data/documents.h"
 #include "io/data/shard_manifest.h"
+#include "train/load_config.h"
 #include "train/monitor/banner.h"
+#include "train/state.h"
 
 namespace triad {
 
@@ -25,14 +28,30 @@ NeedleTask needle_task(const Config& c) {
           .seed = static_cast<uint64_t>(c.data.seed)};
 }
 
-bool attends_within(const DataConfig& data) { return data.documents == DocumentScope::attend_within; }
+namespace {
+
+// Whether it is known where the documents of both splits begin.
+bool knows_documents(const DataConfig& data) {
+  if (data.kind != DataKind::shards) return data.kind == DataKind::text;
+  const auto known = [](const std::vector<std::string>& patterns, ShardSplit split) {
+    return patterns.empty() || find_manifests(expand_shards(patterns, split)).has_separator();
+  };
+  return known(data.paths, ShardSplit::train) && known(data.val_paths, ShardSplit::val);
+}
+
+}  // namespace
+
+bool attends_within(const DataConfig& data) {
+  if (data.documents == DocumentScope::unset) return knows_documents(data);
+  return data.documents == DocumentScope::attend_within;
+}
 
 namespace {
 
 // Throws a UsageError if the documents of a split are not known.
 const DocumentIndex& known_documents(const Config& c, const TokenSource& source) {
   if (source.documents() != nullptr) return *source.documents();
-  const bool within = attends_within(c.data);
+  const bool within = c.data.documents == DocumentScope::attend_within;
   const char* const key = within ? "data.documents is attend_within" : "data.packing is best_fit";
   const char* const remedy = within ? "data.documents=attend_across" : "data.packing=stream";
   if (c.data.kind != DataKind::shards)
@@ -134,6 +153,27 @@ void describe_documents(const Config& c, DataSource& data) {
   describe_stream(c, data, index, division);
 }
 
+// Describes the share of the tokens that a mask leaves; empty without a mask. Throws an Error if it leaves none to
+// train on, or none in all rows of an evaluation.
+std::string describe_mask(const Config& c, const TokenSource& train, const TokenSource& val) {
+  const int64_t T = c.train.seq_len;
+  const auto learned = [](const TokenSource& source) { return source.mask().count(1, source.size()); };
+  if (!train.mask().empty() && learned(train) == 0)
+    fail("{}: its loss mask leaves no token that is learned", train.name());
+  if (!val.mask().empty() && c.train.eval_every > 0) {
+    const int64_t rows = std::min(c.train.eval_batches * c.train.micro_batch_size, count_sequences(val, T));
+    const bool within = attends_within(c.data);
+    bool any = false;
+    for (int64_t row = 0; row < rows && !any; ++row) any = count_stream_targets(val, row * T, T, within) > 0;
+    if (!any)
+      fail(
+          "{}: its loss mask leaves no token that is learned in the first {} rows of {} tokens, which an evaluation "
+          "reads",
+          val.name(), rows, T);
+  }
+  return train.mask().empty() ? "" : fmt::format(", {} of them learned", percent(learned(train), train.size()));
+}
+
 // Checks the config against a manifest; sets data.tokenizer from it if the config names none.
 void agree_with(Config& c, const ShardManifest& manifest) {
   if (manifest.vocab_size > c.model.vocab_size)
@@ -173,7 +213,13 @@ void resolve_shards(Config& c) {
   }
 }
 
-void resolve_documents(Config& c) {
+void resolve_documents(Config& c, const std::string& resume) {
+  if (c.data.documents == DocumentScope::unset && !resume.empty()) {
+    try {
+      const std::string folder = resolve_checkpoint(resume == "latest" ? c.log.out_dir : resume);
+      c.data.documents = config_from_json(config_of_checkpoint(folder)).data.documents;
+    } catch (const Error&) {}  // ignored here: find_resume() reports it
+  }
   c.data.documents = attends_within(c.data) ? DocumentScope::attend_within : DocumentScope::attend_across;
 }
 
@@ -201,10 +247,11 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   if (c.train.eval_every > 0) count_sequences(*data.val, c.train.seq_len);
   std::string text = data.train->name(), summary = text;
   if (c.data.kind == DataKind::text || c.data.kind == DataKind::shards) {
-    text += fmt::format(": {} tokens, {} sequences an epoch; {}: {} tokens", data.train->size(), sequences,
+    const std::string learned = describe_mask(c, *data.train, *data.val);
+    text += fmt::format(": {} tokens{}, {} sequences an epoch; {}: {} tokens", data.train->size(), learned, sequences,
                         data.val->name(), data.val->size());
-    summary = fmt::format("{}: {} tokens to train on, {} to evaluate on", word_of(c.data.kind),
-                          grouped(data.train->size()), grouped(data.val->size()));
+    summary = fmt::format("{}: {} tokens to train on{}, {} to evaluate on", word_of(c.data.kind),
+                          grouped(data.train->size()), learned, grouped(data.val->size()));
   }
   std::string warning;
   if (c.data.kind == DataKind::shards && c.data.tokenizer.empty())
@@ -223,11 +270,19 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
 }
 
 PlannedDocuments planned_documents(const Config& c) {
-  if (!attends_within(c.data)) return {};
-  if (c.data.max_documents > 0 && c.data.packing == Packing::stream)
-    return {.most = c.data.max_documents, .attended = {}, .known = false};
-  DataSource data = open_data(c);
-  return {.most = data.most_documents, .attended = std::move(data.attended)};
+  try {
+    if (!attends_within(c.data)) return {};
+    if (c.data.max_documents > 0 && c.data.packing == Packing::stream)
+      return {.most = c.data.max_documents, .attended = {}, .known = false};
+    DataSource data = open_data(c);
+    return {.most = data.most_documents, .attended = std::move(data.attended)};
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& e) {
+    if (c.data.documents != DocumentScope::unset) throw;
+    fail("{} (the plan depends on the most documents in a row of this data, unless data.documents=attend_across)",
+         e.what());
+  }
 }
 
 }  // namespace triad

@@ -32,11 +32,12 @@ struct DataSource {
 // For data of kind shards: fills in data.tokenizer and data.val_paths from manifest.json in the shards' folder. Throws
 // UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
 void resolve_shards(Config&);
-// Whether attention stays within documents. The only place that decides what an unset data.documents means, for data
-// whose documents are known.
+// Whether attention stays within documents. The only place that decides what an unset data.documents means: within, if
+// the documents of both splits are known. Then reads the manifests of shards.
 bool attends_within(const DataConfig&);
-// Replaces an unset data.documents by the word for what it means for this data.
-void resolve_documents(Config&);
+// Replaces an unset data.documents by the word for what it means for this data. resume: what --resume names, or empty;
+// a resumed run keeps what its checkpoint says.
+void resolve_documents(Config&, const std::string& resume = "");
 // tokenizer: the tokenizer that the config names; null if the caller has not loaded it.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
 

@@ -84,12 +84,13 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   const TrainStep::Result& result = settled.result;
   const int64_t step = settled.number;
   const double lr = learning_rate(config_.train, step - 1);
-  last_loss_ = result.loss;
+  if (result.targets > 0) last_loss_ = result.loss;
   Json more = grad_report_.step(step, updates_, result, telemetry_);
   more.update(stats_report_.step(step, result.stats, telemetry_.board()));
   if (!setup_.data.document_stats.is_null()) more.update(documents_of_step(config_.train, settled.documents));
   if (!result.finite)
     if (const std::optional<std::string> why = not_finite(step, result)) return why;
+  if (result.targets == 0) without_targets(step);
   telemetry_.step({.step = step,
                    .loss = result.loss,
                    .lr = lr,
@@ -104,14 +105,15 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                    .more = more});
   if (result.buckets)
     if (const std::optional<std::string> why = checks_.buckets(telemetry_, step, *result.buckets)) return why;
-  checks_.anomalies(telemetry_,
-                    {.step = step,
-                     .updates = updates_,
-                     .tokens = static_cast<double>(setup_.step_tokens()),
-                     .seconds = settled.step_ms / 1e3,
-                     .gates = stats_report_.gates()},
-                    result, watchdog_->sample());
-  updates_ += result.finite && lr > 0;
+  if (result.targets > 0)  // a loss and gradients of 0 without a target are no anomaly
+    checks_.anomalies(telemetry_,
+                      {.step = step,
+                       .updates = updates_,
+                       .tokens = static_cast<double>(setup_.step_tokens()),
+                       .seconds = settled.step_ms / 1e3,
+                       .gates = stats_report_.gates()},
+                      result, watchdog_->sample());
+  updates_ += result.finite && result.targets > 0 && lr > 0;
   constexpr int64_t kWarmUpSteps = 5;
   if (++settled_ > kWarmUpSteps) comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};
@@ -127,6 +129,15 @@ std::optional<std::string> RunReporter::not_finite(int64_t step, const TrainStep
   if (config_.train.on_nonfinite == OnNonfinite::stop) return what + ". train.on_nonfinite is stop";
   telemetry_.message(what + ". The step is skipped");
   return {};
+}
+
+void RunReporter::without_targets(int64_t step) {
+  ++without_targets_;
+  const std::string text = fmt::format(
+      "step {}: no target: the loss mask leaves none of its tokens. The update is skipped ({} such steps so far)", step,
+      without_targets_);
+  telemetry_.heartbeat(step, "no_targets", {{"text", text}, {"steps", without_targets_}});
+  telemetry_.message(text);
 }
 
 void RunReporter::kernels(int64_t step, bool with_fallbacks) {
@@ -164,6 +175,7 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"seconds", seconds},
                   {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
                   {"peak_mib", telemetry_.peak_mib()}};
+  if (!setup_.data.train->mask().empty()) metrics["steps_without_targets"] = without_targets_;
   if (!setup_.data.document_stats.is_null()) metrics["documents"] = setup_.data.document_stats;
   if (setup_.comm->world() > 1) metrics["comm_wait_ms"] = mean(comm_ms_);
   write_file_atomically(setup_.folder.file("metrics.json"), dump_json(metrics, 2) + "\n");

@@ -51,6 +51,7 @@ class RunReporter {
   void start_watchdog();
   // Reports a step whose loss or gradient is not finite. If the run must end, returns the reason.
   std::optional<std::string> not_finite(int64_t step, const TrainStep::Result&);
+  void without_targets(int64_t step);  // reports a step all of whose targets are masked
   double mean(double sum) const { return comm_steps_ > 0 ? sum / static_cast<double>(comm_steps_) : 0; }
 
   RunSetup& setup_;
@@ -62,6 +63,7 @@ class RunReporter {
   StatsReport stats_report_;
   Progress progress_;
   std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
+  int64_t without_targets_ = 0;  // steps of this process that had no target
   int64_t updates_;  // number of finished steps that changed the weights, those before a resume included
   int64_t settled_ = 0, comm_steps_ = 0;
   double comm_ms_ = 0, gather_ms_ = 0;       // sums of the fields of TrainStep::Times over comm_steps_ steps

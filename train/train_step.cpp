@@ -163,7 +163,7 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
     TRIAD_CHECK(static_cast<int64_t>(from.size()) == to.numel(), "a batch of {} tokens for {}", from.size(), to.str());
     put(to, from.data());
   };
-  const double scale = 1.0 / static_cast<double>(step_positions);
+  const double scale = step_positions > 0 ? 1.0 / static_cast<double>(step_positions) : 0;
   put(loss_scale_, &scale);
   put_tokens(act_.tokens, tokens);
   put_tokens(act_.targets, targets);
@@ -237,6 +237,12 @@ void TrainStep::measure_gradients() {
   if (zero()) reducer_->queue().run([&] { comm_->all_reduce(ledger_.norms(), "the gradients' norms"); });
 }
 
+// Without any target, AdamW would still move the weights by its moments and the weight decay.
+void TrainStep::forbid_update(const Tensor& applied) {
+  constexpr int kNanByte = 0xff;  // as all bytes of an f64: a NaN
+  if (!ctx_.planning) backend::fill(applied.data, applied.device, kNanByte, applied.bytes(), ctx_.stream.handle());
+}
+
 void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool measure) {
   TRIAD_CHECK(ctx_.planning || queued_.size() < kMaxQueued, "{} steps are queued without a look at their results",
               queued_.size());
@@ -260,6 +266,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
     sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
   judge_step(ctx_, numbers_, grads, parts_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
              config_.train.on_nonfinite == OnNonfinite::stop);
+  if (step_positions == 0) forbid_update(number(StepNumbers::applied));
   optimizer_.step(ctx_, model_.params(), number(StepNumbers::applied), config_.train, step);
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
@@ -295,7 +302,8 @@ TrainStep::Result TrainStep::result() {
     asserts_->require_none(first, fmt::format("step {}", queued.step + 1));
   }
   Result result;
-  result.loss = numbers[StepNumbers::loss] / static_cast<double>(queued.step_positions);
+  result.targets = queued.step_positions;
+  result.loss = numbers[StepNumbers::loss] / static_cast<double>(std::max<int64_t>(1, result.targets));
   result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;

@@ -37,7 +37,8 @@ class TrainStep {
     double gather = 0;               // from the end of the update until all new weights have arrived
   };
   struct Result {
-    double loss = 0;         // mean over the step's targets
+    double loss = 0;         // mean over the step's targets; 0 if there are none
+    int64_t targets = 0;     // the step's targets on all ranks; without any, the update was skipped
     double grad_norm = 0;    // global L2 norm before clipping
     bool finite = true;      // false: the update was skipped, and with on_nonfinite stop so are all later ones
     std::string bad_tensor;  // if not finite: the first gradient that is not, or "the loss" if all gradients are finite
@@ -57,12 +58,14 @@ class TrainStep {
   void begin(bool trace = false);
   // Queues forward and backward of tokens and targets [B*T]. The step's gradient is that of the sum of losses divided
   // by step_positions, the number of targets other than -1 in all ranks' micro-steps, which may differ from step to
-  // step. With several ranks a step has exactly train.accumulate_grad_batches micro-steps. bounds: of the documents in
-  // the B*T tokens (nsa/document_tables.h), needed if the step was built with most_documents.
+  // step; 0 if the step has none. With several ranks a step has exactly train.accumulate_grad_batches micro-steps.
+  // bounds: of the documents in the B*T tokens (nsa/document_tables.h), needed if the step was built with
+  // most_documents.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                   std::span<const int32_t> bounds = {});
-  // Queues the update. step: optimizer steps done before this one. stop: this rank requests an orderly stop. measure:
-  // the result has each gradient's norm. Throws MissingGradients if backward did not announce every gradient.
+  // Queues the update, which changes nothing if step_positions is 0. step: optimizer steps done before this one. stop:
+  // this rank requests an orderly stop. measure: the result has each gradient's norm. Throws MissingGradients if
+  // backward did not announce every gradient.
   void update(int64_t step, int64_t step_positions, bool stop = false, bool measure = false);
   // Waits for and returns the result of the oldest queued update; at most kMaxQueued may be queued. Throws if
   // runtime.asserts has found a violation in that step.
@@ -123,6 +126,7 @@ class TrainStep {
   void forward_backward(bool first, GradSink* sink = nullptr);
   bool zero() const { return reducer_ && config_.dist.zero == 1; }
   void sum_over_ranks(bool stop);
+  void forbid_update(const Tensor& applied);
   std::vector<ElementRange> own_elements() const;
   void measure_gradients();
   std::unique_ptr<LayerStats> make_stats();
@@ -150,7 +154,7 @@ class TrainStep {
   std::unique_ptr<Asserts> asserts_;  // runtime.asserts
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
-  Tensor loss_scale_;                 // [1] f64: 1 / step_positions of the current micro-step
+  Tensor loss_scale_;                 // [1] f64: 1 / step_positions of the current micro-step, or 0
   Tensor parts_;                      // [parameters, 2] i64: offset and size of each gradient, for the step guard
 
   std::deque<Slot> batches_;

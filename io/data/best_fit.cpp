@@ -69,7 +69,11 @@ class Groups {
 class BestFitRows final : public RowSource {
  public:
   BestFitRows(std::shared_ptr<const TokenSource> source, const RowOptions& options)
-      : source_(std::move(source)), index_(require_documents(*source_)), options_(options), groups_(index_, options) {}
+      : source_(std::move(source)),
+        index_(require_documents(*source_)),
+        mask_(source_->mask()),
+        options_(options),
+        groups_(index_, options) {}
 
   void read(int64_t number, Row& row) override {
     const std::vector<Piece>& pieces = find(number);
@@ -87,26 +91,37 @@ class BestFitRows final : public RowSource {
     }
     row.documents.padded = options_.seq_len - at;
     if (at == options_.seq_len) return;
-    if (options_.within) row.begins.push_back(static_cast<int32_t>(at));
+    if (options_.within) pad(row.begins, at);
     std::fill(row.tokens.begin() + at, row.tokens.end(), index_.eot);
     std::fill(row.targets.begin() + at, row.targets.end(), -1);
   }
 
   int64_t count_targets(int64_t number) override {
     int64_t targets = 0;
-    for (const Piece& piece : find(number)) targets += piece.length - !last_has_target(piece);
+    for (const Piece& piece : find(number))
+      targets += mask_.count(piece.begin + 1, piece.begin + piece.length) + last_has_target(piece);
     return targets;
   }
 
  private:
+  // Appends the begins of the padding, which follows the row's first `at` tokens: as many documents as the row may
+  // still have, because short documents attend to few tokens.
+  void pad(std::vector<int32_t>& begins, int64_t at) const {
+    const int64_t padding = options_.seq_len - at;
+    const int64_t room = options_.max_documents + 1 - static_cast<int64_t>(begins.size());
+    const int64_t n = std::min(padding, room);
+    for (int64_t i = 0; i < n; ++i) begins.push_back(static_cast<int32_t>(at + padding * i / n));
+  }
   bool last_has_target(const Piece& piece) const {
     const int64_t end = piece.begin + piece.length;
     if (end == index_.size) return index_.after_end >= 0;
+    if (!mask_.learned(end)) return false;
     return index_.separator == Separator::first || !std::binary_search(index_.begins.begin(), index_.begins.end(), end);
   }
   void read_piece(const Piece& piece, std::span<int32_t> tokens, std::span<int32_t> targets) const {
     source_->read(piece.begin, tokens);
     std::copy(tokens.begin() + 1, tokens.end(), targets.begin());
+    apply_mask(mask_, piece.begin + 1, targets.first(targets.size() - 1));
     const int64_t end = piece.begin + piece.length;
     int32_t& last = targets.back();
     if (!last_has_target(piece))
@@ -139,6 +154,7 @@ class BestFitRows final : public RowSource {
 
   std::shared_ptr<const TokenSource> source_;
   const DocumentIndex& index_;
+  MaskView mask_;
   RowOptions options_;
   Groups groups_;
   std::vector<int64_t> first_rows_ = {0};  // of each group that was packed so far, and of the next one

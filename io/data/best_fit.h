@@ -41,8 +41,9 @@ int64_t default_max_documents(int64_t seq_len);
 // pieces of T tokens before, which count as documents.
 //
 // The target of each token is the next token of its document, the last token's is the next document's separator. If
-// the separator is a document's last token, that has target -1. Padding is one more document: separators with target
-// -1.
+// the separator is a document's last token, that has target -1; so has the token before one that the mask excludes.
+// Padding is separators with target -1, in as many documents of their own as the row may still have, at least one: a
+// row has at most max_documents + 1.
 std::unique_ptr<RowSource> best_fit_rows(std::shared_ptr<const TokenSource>, const RowOptions&);
 
 // The first epoch of these rows.

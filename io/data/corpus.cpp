@@ -10,12 +10,12 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "engine/check.h"
+#include "io/data/record.h"
 #include "io/data/text_input.h"
-#include "io/json_config.h"
 #include "io/tokenizer/unicode.h"
 
 namespace triad {
@@ -39,20 +39,6 @@ struct Work {
   bool jsonl = false, encoded = false;
 };
 
-std::string text_of_line(const Work& work, const Work::Line& line) {
-  const std::string_view text = std::string_view(work.text).substr(line.begin, line.end - line.begin);
-  try {
-    nlohmann::json object = nlohmann::json::parse(text);
-    if (object.is_object()) {
-      const auto found = object.find("text");
-      if (found != object.end() && found->is_string()) return std::move(found->get_ref<std::string&>());
-    }
-  } catch (const nlohmann::json::exception& e) {
-    fail("{}: line {}, at offset {}: {}", work.file, line.number, line.offset, shortened(e.what()));
-  }
-  fail("{}: line {}, at offset {}: a JSON object with a string `text` is needed", work.file, line.number, line.offset);
-}
-
 void encode(Work& work, const Tokenizer& tokenizer) {
   EncodedPiece& piece = work.piece;
   if (work.encoded) return;
@@ -62,12 +48,17 @@ void encode(Work& work, const Tokenizer& tokenizer) {
     return;
   }
   for (const Work::Line& line : work.lines) {
-    const std::string text = text_of_line(work, line);
-    if (text.empty()) continue;
+    const std::string place = fmt::format("{}: line {}, at offset {}", work.file, line.number, line.offset);
+    const Record record = parse_record(std::string_view(work.text).substr(line.begin, line.end - line.begin), place);
+    if (record.empty()) continue;
     const size_t begin = piece.tokens.size();
-    tokenizer.append(text, piece.tokens);
-    piece.parts.push_back({line.document, true, begin, piece.tokens.size()});
-    piece.text_bytes += static_cast<int64_t>(text.size());
+    if (record.masked && piece.first_masked.empty()) piece.first_masked = place, piece.learned.assign(begin, 1);
+    for (const Record::Part& part : record.parts) {
+      if (!part.text.empty()) tokenizer.append(part.text, piece.tokens);
+      if (!piece.first_masked.empty()) piece.learned.resize(piece.tokens.size(), part.learned ? 1 : 0);
+      piece.text_bytes += static_cast<int64_t>(part.text.size());
+    }
+    piece.parts.push_back({line.document, true, begin, piece.tokens.size(), record.masked});
   }
 }
 

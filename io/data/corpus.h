@@ -1,9 +1,10 @@
 // Encodes text files to the tokens of their documents. One thread reads the files in order, several encode, and the
-// results are delivered in the order of the files. A text file is one document; in a JSONL file, the field `text` of
-// each line is a document. Empty documents are skipped.
+// results are delivered in the order of the files. A text file is one document; in a JSONL file, the record of each
+// line is a document (io/data/record.h). Empty documents are skipped.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,16 +40,26 @@ struct EncodedPiece {
     int64_t document;  // number of a document within the corpus
     bool begins;       // true: the document begins here; false: it continues from an earlier piece
     size_t begin, end;
+    bool masked = false;  // from a record whose document has a loss mask
   };
   std::vector<Part> parts;
   std::vector<int32_t> tokens;
+  std::vector<uint8_t> learned;  // a byte for each token, 1 if it is learned; empty: all are
+  std::string first_masked;      // file and line of the first masked record; empty: there is none
   int64_t text_bytes = 0;
   CorpusPosition after;
+
+  std::span<const int32_t> tokens_of(const Part& part) const {
+    return std::span(tokens).subspan(part.begin, part.end - part.begin);
+  }
+  std::span<const uint8_t> learned_of(const Part& part) const {  // empty: all are learned
+    return learned.empty() ? std::span(learned) : std::span(learned).subspan(part.begin, part.end - part.begin);
+  }
 };
 
 // Calls body(piece), on the calling thread, for every piece after the position `from`, in the order of the corpus. At
-// most a few pieces are in memory at a time. For unreadable text, or a line that is not a JSON object with a string
-// `text`, throws an Error that names file, line and offset, after delivering all pieces before it.
+// most a few pieces are in memory at a time. For unreadable text, or a line that is no record, throws an Error that
+// names file, line and offset, after delivering all pieces before it.
 void encode_corpus(const CorpusOptions&, const Tokenizer&, const CorpusPosition& from,
                    const std::function<void(const EncodedPiece&)>& body);
 

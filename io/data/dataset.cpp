@@ -62,14 +62,25 @@ template <class T>
 class MemoryTokens final : public TokenSource {
  public:
   explicit MemoryTokens(std::string name) : name_(std::move(name)) {}
-  // Appends a document, which begins with the separator.
-  void append(std::span<const int32_t> document) {
+  // Appends a document, which begins with the separator. learned: a byte for each token, 1 if it is learned; empty: all
+  // are. The separator is learned if the last token before it is.
+  void append(std::span<const int32_t> document, std::span<const uint8_t> learned) {
+    if (!learned.empty() && mask_.size() == 0) mask_.append(true, size());
+    if (!learned.empty() || mask_.size() > 0) {
+      mask_.append(mask_.size() == 0 || mask_.learned(mask_.size() - 1), 1);
+      if (learned.empty())
+        mask_.append(true, static_cast<int64_t>(document.size()) - 1);
+      else
+        mask_.append(learned.subspan(1));
+    }
     index_.begins.push_back(size());
     for (const int32_t token : document) tokens_.push_back(static_cast<T>(token));
     index_.size = size();
-    index_.eot = index_.after_end = document.front();
+    index_.eot = document.front();
+    index_.after_end = mask().learned(size() - 1) ? index_.eot : -1;
   }
   const DocumentIndex* documents() const override { return &index_; }
+  MaskView mask() const override { return {.mask = mask_.size() > 0 ? &mask_ : nullptr}; }
   int64_t size() const override { return static_cast<int64_t>(tokens_.size()); }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);
@@ -80,6 +91,7 @@ class MemoryTokens final : public TokenSource {
  private:
   std::string name_;
   std::vector<T> tokens_;
+  LossMask mask_;  // of no tokens as long as all are learned
   DocumentIndex index_;
 };
 
@@ -90,6 +102,8 @@ class ShardTokens final : public TokenSource {
       : name_(describe("token shards", files)), vocab_(vocab) {
     int64_t tokens = 0;
     for (const std::string& file : files) ends_.push_back(tokens += shards_.emplace_back(file).size());
+    if (std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) { return shard.has_mask(); }))
+      for (const Shard& shard : shards_) mask_.append(shard.mask());
     // A scan is slow, so all headers were checked first.
     const ShardOrigin origin = find_manifests(files);
     if (!origin.has_separator()) {
@@ -105,8 +119,10 @@ class ShardTokens final : public TokenSource {
       std::for_each(marks.begin() + static_cast<std::ptrdiff_t>(before), marks.end(), [&](int64_t& m) { m += first; });
     }
     index_ = index_documents(std::move(marks), size(), manifest.separator, manifest.eot);
+    if (!mask().learned(size() - 1)) index_->after_end = -1;  // a separator is learned if the token before it is
   }
   const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
+  MaskView mask() const override { return {.mask = mask_.size() > 0 ? &mask_ : nullptr}; }
   int64_t size() const override { return ends_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);
@@ -127,6 +143,7 @@ class ShardTokens final : public TokenSource {
   int64_t vocab_;
   std::vector<Shard> shards_;
   std::vector<int64_t> ends_;  // for each shard: number of tokens up to its end
+  LossMask mask_;              // of no tokens if no shard has a mask
   std::optional<DocumentIndex> index_;
 };
 
@@ -138,6 +155,10 @@ class TokenRange final : public TokenSource {
     if (const DocumentIndex* of_whole = whole_->documents()) index_ = of_whole->part(begin, end);
   }
   const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
+  MaskView mask() const override {
+    const MaskView of_whole = whole_->mask();
+    return {.mask = of_whole.mask, .first = of_whole.first + begin_};
+  }
   int64_t size() const override { return end_ - begin_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);  // an error here: the tokens outside the range belong to the other split
@@ -193,14 +214,18 @@ bool is_jsonl(const std::string& path) {
   return name.extension() == ".jsonl" || name.extension() == ".ndjson";
 }
 
-// Calls append(document) for each document of the files, in order; a document begins with the end-of-text token.
+// Calls append(document, learned) for each document of the files, in order; a document begins with the end-of-text
+// token. learned: as in MemoryTokens::append.
 template <class F>
 void for_each_document(const std::vector<std::string>& files, const Tokenizer& tokenizer, F&& append) {
   std::vector<int32_t> document;
-  const auto add = [&](std::span<const int32_t> tokens) {
+  std::vector<uint8_t> mask;
+  const auto add = [&](std::span<const int32_t> tokens, std::span<const uint8_t> learned = {}) {
     document.assign(1, tokenizer.eot());
     document.insert(document.end(), tokens.begin(), tokens.end());
-    append(document);
+    mask.assign(learned.empty() ? 0 : 1, 1);
+    mask.insert(mask.end(), learned.begin(), learned.end());
+    append(document, mask);
   };
   const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
   for (const std::string& file : files) {
@@ -211,7 +236,7 @@ void for_each_document(const std::vector<std::string>& files, const Tokenizer& t
     encode_corpus({.files = {file}, .format = TextFormat::jsonl, .threads = threads}, tokenizer, {},
                   [&](const EncodedPiece& piece) {
                     for (const EncodedPiece::Part& part : piece.parts)
-                      add(std::span(piece.tokens).subspan(part.begin, part.end - part.begin));
+                      add(piece.tokens_of(part), piece.learned_of(part));
                   });
   }
 }
@@ -220,7 +245,9 @@ void for_each_document(const std::vector<std::string>& files, const Tokenizer& t
 template <class T, class F>
 std::shared_ptr<const TokenSource> fill_memory(const std::string& name, F&& fill) {
   auto source = std::make_shared<MemoryTokens<T>>(name);
-  fill([&](std::span<const int32_t> document) { source->append(document); });
+  fill([&](std::span<const int32_t> document, std::span<const uint8_t> learned) {
+    source->append(document, learned);
+  });
   return source;
 }
 template <class F>
@@ -244,12 +271,17 @@ std::shared_ptr<const TokenSource> choose_documents(const TokenSource& source, c
                                                     const std::string& what, F&& wanted) {
   return fill_memory(tokenizer, what + source.name(), [&](auto append) {
     const DocumentIndex& index = *source.documents();
+    const MaskView mask = source.mask();
     std::vector<int32_t> document;
+    std::vector<uint8_t> learned;
     for (int64_t i = 0; i < index.count(); ++i) {
       if (!wanted(i)) continue;
       document.resize(static_cast<size_t>(index.length(i)));
       source.read(index.begins[i], document);
-      append(document);
+      learned.resize(mask.empty() ? 0 : document.size());
+      for (size_t j = 0; j < learned.size(); ++j)
+        learned[j] = mask.learned(index.begins[i] + static_cast<int64_t>(j));
+      append(document, learned);
     }
   });
 }

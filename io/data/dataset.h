@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/data/documents.h"
+#include "io/data/loss_mask.h"
 #include "io/data/permutation.h"
 #include "io/tokenizer/tokenizer.h"
 
@@ -21,12 +22,15 @@ class TokenSource {
   // Reads the tokens [begin, begin + out.size()). Throws if the range exceeds size().
   virtual void read(int64_t begin, std::span<int32_t> out) const = 0;
   // Reads a training sequence from position `begin` on. targets[i] is the token that the model must predict at
-  // tokens[i], by default the next token; the loss ignores the target -1. Both spans have the same size.
+  // tokens[i], by default the next token; the loss ignores the target -1. Both spans have the same size. The mask is
+  // not applied.
   virtual void read_sequence(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
   // The number of targets other than -1 in a sequence of this length; it is the same for every sequence.
   virtual int64_t count_targets(int64_t seq_len) const { return seq_len; }
   // Where the documents begin; null if that is unknown. The index lives as long as the source.
   virtual const DocumentIndex* documents() const { return nullptr; }
+  // Which tokens are learned. It lives as long as the source.
+  virtual MaskView mask() const { return {}; }
   virtual std::string name() const = 0;  // for messages: "the validation split of 12 text files"
 };
 
@@ -50,14 +54,16 @@ struct SplitOptions {
   double val_fraction = 0;
   uint64_t seed = 0;  // seed of the random choice of validation documents
 };
-// Token sources from text files, one document each, and from JSONL files (*.jsonl, *.ndjson, also packed), whose lines'
-// `text` are documents. Held in memory as tokens, with tokenizer.eot() before each document. The seed chooses the
+// Token sources from text files, one document each, and from JSONL files (*.jsonl, *.ndjson, also packed), whose lines
+// are documents (io/data/record.h), with a mask if some of their text is not learned. Held in memory as tokens, with
+// tokenizer.eot() before each document. The seed chooses the
 // validation documents. A single document is split by position instead: its last val_fraction is for validation. Empty
 // files are skipped. A token shard among the files throws.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
 // Token sources from shards (io/data/shards.h), in the order of their names. Each shard is checked and scanned for
 // tokens >= vocab before the first token is used, and checked again at each read. The same scan finds the documents if
-// the shards' manifests name the separator. The last val_fraction of all tokens is for validation.
+// the shards' manifests name the separator. Masks are held in memory. The last val_fraction of all tokens is for
+// validation.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
 // One token source without a validation split from files of one kind, token shards or text, which is recognized by

@@ -15,7 +15,9 @@ struct DocumentIndex {
   int64_t size = 0;             // number of tokens of the source
   Separator separator = Separator::first;
   int32_t eot = 0;         // the separator's token
-  int32_t after_end = -1;  // the target of the source's last token: the separator of the next document, or -1
+  // The target of the source's last token: the separator of the next document, or -1 if none follows or it is not
+  // learned.
+  int32_t after_end = -1;
 
   int64_t count() const { return static_cast<int64_t>(begins.size()); }
   int64_t end(int64_t document) const { return document + 1 < count() ? begins[document + 1] : size; }

@@ -1,5 +1,6 @@
 #include "io/data/rows.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/check.h"
@@ -53,6 +54,7 @@ int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed) {
 
 void read_stream_row(const TokenSource& source, int64_t begin, bool within, Row& row) {
   source.read_sequence(begin, row.tokens, row.targets);
+  apply_mask(source.mask(), begin + 1, row.targets);
   row.begins.clear();
   row.documents = {};
   if (!within) return;
@@ -67,9 +69,17 @@ void read_stream_row(const TokenSource& source, int64_t begin, bool within, Row&
 }
 
 int64_t count_stream_targets(const TokenSource& source, int64_t begin, int64_t seq_len, bool within) {
-  const int64_t all = source.count_targets(seq_len);
+  const MaskView mask = source.mask();
+  const int64_t all = mask.empty() ? source.count_targets(seq_len) : mask.count(begin + 1, begin + seq_len + 1);
   if (!within || require_documents(source).separator == Separator::first) return all;
-  return all - static_cast<int64_t>(require_documents(source).begins_in(begin + 1, begin + seq_len + 1).size());
+  const auto begins = require_documents(source).begins_in(begin + 1, begin + seq_len + 1);
+  return all - std::count_if(begins.begin(), begins.end(), [&](int64_t at) { return mask.learned(at); });
+}
+
+void apply_mask(const MaskView& mask, int64_t first, std::span<int32_t> targets) {
+  if (mask.empty()) return;
+  for (size_t i = 0; i < targets.size(); ++i)
+    if (!mask.learned(first + static_cast<int64_t>(i))) targets[i] = -1;
 }
 
 }  // namespace triad

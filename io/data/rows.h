@@ -65,10 +65,13 @@ int64_t count_sequences(const TokenSource&, int64_t seq_len);
 // order is a permutation keyed by (seed, epoch).
 int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed);
 
-// Reads the row that begins at token `begin`. within: as in RowOptions; a separator that is a document's last token
-// then has target -1.
+// Reads the row that begins at token `begin`; a token that the source's mask excludes is no target. within: as in
+// RowOptions; a separator that is a document's last token then has target -1.
 void read_stream_row(const TokenSource&, int64_t begin, bool within, Row&);
 // The number of targets other than -1 in that row.
 int64_t count_stream_targets(const TokenSource&, int64_t begin, int64_t seq_len, bool within);
+
+// Sets each target to -1 whose token is not learned; targets[i] is token number first + i of the mask's source.
+void apply_mask(const MaskView&, int64_t first, std::span<int32_t> targets);
 
 }  // namespace triad

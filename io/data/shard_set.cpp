@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
@@ -14,6 +15,22 @@ namespace fs = std::filesystem;
 
 namespace {
 constexpr int64_t kCopyTokens = 1 << 20;
+
+// Calls body(tokens, learned) for the tokens [begin, end) of a shard, piece by piece; the arguments are as for
+// ShardWriter::append.
+template <class F>
+void for_each_piece(const Shard& shard, int64_t begin, int64_t end, F&& body) {
+  const LossMask mask = shard.has_mask() ? shard.mask() : LossMask();
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> learned;
+  for (int64_t at = begin; at < end; at += kCopyTokens) {
+    tokens.resize(static_cast<size_t>(std::min(kCopyTokens, end - at)));
+    shard.read(at, tokens);
+    learned.resize(shard.has_mask() ? tokens.size() : 0);
+    for (size_t i = 0; i < learned.size(); ++i) learned[i] = mask.learned(at + static_cast<int64_t>(i));
+    body(tokens, learned);
+  }
+}
 }  // namespace
 
 HeldOutStream::HeldOutStream(double val_fraction, uint64_t seed)
@@ -33,34 +50,56 @@ bool HeldOutStream::operator()(int64_t document) const {
   return document == first + chosen;
 }
 
-ShardRow::ShardRow(std::string folder, std::string prefix, TokenWidth width, int64_t shard_tokens)
-    : folder_(std::move(folder)), prefix_(std::move(prefix)), width_(width), shard_tokens_(shard_tokens) {}
+ShardRow::ShardRow(std::string folder, std::string prefix, const ShardLayout& layout, int64_t shard_tokens)
+    : folder_(std::move(folder)), prefix_(std::move(prefix)), layout_(layout), shard_tokens_(shard_tokens) {}
 
-void ShardRow::append(std::span<const int32_t> tokens) {
+void ShardRow::append(std::span<const int32_t> tokens, std::span<const uint8_t> learned) {
+  if (tokens.empty()) return;
+  std::vector<uint8_t> all;
+  if (!layout_.masked) {
+    learned = {};
+  } else if (learned.empty()) {
+    all.assign(tokens.size(), 1);
+    learned = all;
+  }
+  last_learned_ = learned.empty() || learned.back() != 0;
   tokens_ += static_cast<int64_t>(tokens.size());
   while (!tokens.empty()) {
     if (!shard_) {
       name_ = fmt::format("{}_{:06}.bin", prefix_, shards_.size());
-      shard_ = std::make_unique<ShardWriter>(path(name_), width_);
+      shard_ = std::make_unique<ShardWriter>(path(name_), layout_);
     }
     const int64_t room = shard_tokens_ - shard_->size();
     const auto n = static_cast<size_t>(std::min(room, static_cast<int64_t>(tokens.size())));
-    shard_->append(tokens.first(n));
+    shard_->append(tokens.first(n), learned.first(std::min(n, learned.size())));
     tokens = tokens.subspan(n);
+    learned = learned.subspan(std::min(n, learned.size()));
     if (shard_->size() == shard_tokens_) finish_shard();
   }
 }
 
-void ShardRow::begin_document() {
+void ShardRow::begin_document(int32_t eot) {
   ++documents_;
   last_document_ = tokens_;
+  const uint8_t learned = last_learned_ ? 1 : 0;
+  append({&eot, 1}, {&learned, 1});
 }
 
 void ShardRow::finish_shard() {
   const ShardWriter::Written w = shard_->finish();
   shard_.reset();
-  shards_.push_back(
-      {{"file", name_}, {"tokens", w.tokens}, {"bytes", w.bytes}, {"crc32", fmt::format("{:08x}", w.crc32)}});
+  Json entry = {{"file", name_}, {"tokens", w.tokens}, {"bytes", w.bytes}, {"crc32", fmt::format("{:08x}", w.crc32)}};
+  if (layout_.masked) entry["learned"] = w.learned;
+  shards_.push_back(std::move(entry));
+}
+
+Json ShardRow::report() const {
+  Json report = {{"documents", documents_}, {"tokens", tokens_}, {"shards", shards_}};
+  if (layout_.masked)
+    report["learned"] =
+        std::accumulate(shards_.begin(), shards_.end(), int64_t{0},
+                        [](int64_t sum, const Json& entry) { return sum + entry.at("learned").get<int64_t>(); });
+  return report;
 }
 
 void ShardRow::finish() {
@@ -70,6 +109,7 @@ void ShardRow::finish() {
 Json ShardRow::pause() {
   Json paused = report();
   paused["last_document"] = last_document_;
+  paused["last_learned"] = last_learned_;
   if (shard_) {
     const ShardWriter::Progress progress = shard_->pause();
     paused["part"] = {{"tokens", progress.tokens}, {"crc32", progress.crc32}};
@@ -81,8 +121,9 @@ std::optional<int64_t> ShardRow::number_of(std::string_view name) const {
   if (!name.starts_with(prefix_ + "_")) return std::nullopt;
   name.remove_prefix(prefix_.size() + 1);
   const size_t dot = name.find('.');
-  if (dot == std::string_view::npos || (name.substr(dot) != ".bin" && name.substr(dot) != ".bin.part"))
-    return std::nullopt;
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::string_view ending = name.substr(dot);
+  if (ending != ".bin" && ending != ".bin.part" && ending != ".bin.mask") return std::nullopt;
   return parse_number<int64_t>(name.substr(0, dot));
 }
 
@@ -90,6 +131,7 @@ void ShardRow::resume(const Json& paused) {
   documents_ = paused.at("documents").get<int64_t>();
   tokens_ = paused.at("tokens").get<int64_t>();
   last_document_ = paused.at("last_document").get<int64_t>();
+  last_learned_ = paused.value("last_learned", true);
   shards_ = paused.at("shards");
   const bool has_part = paused.contains("part");
   name_ = fmt::format("{}_{:06}.bin", prefix_, shards_.size());
@@ -101,20 +143,16 @@ void ShardRow::resume(const Json& paused) {
   }
   if (has_part)
     shard_ = std::make_unique<ShardWriter>(
-        path(name_), width_,
+        path(name_), layout_,
         ShardWriter::Progress{paused["part"].at("tokens").get<int64_t>(), paused["part"].at("crc32").get<uint32_t>()});
 }
 
 void ShardRow::copy_tail(int64_t begin, ShardRow& to) const {
-  std::vector<int32_t> tokens;
   int64_t first = 0;  // position of the shard's first token within all shards of this prefix
   for (const Json& entry : shards_) {
     const Shard shard(path(entry["file"].get<std::string>()));
-    for (int64_t at = std::max<int64_t>(0, begin - first); at < shard.size(); at += kCopyTokens) {
-      tokens.resize(static_cast<size_t>(std::min(kCopyTokens, shard.size() - at)));
-      shard.read(at, tokens);
-      to.append(tokens);
-    }
+    for_each_piece(shard, std::max<int64_t>(0, begin - first), shard.size(),
+                   [&](const auto& tokens, const auto& learned) { to.append(tokens, learned); });
     first += shard.size();
   }
   to.finish();
@@ -131,14 +169,10 @@ void ShardRow::cut(int64_t begin) {
     } else if (first >= begin) {
       fs::remove(path(name_));
     } else {
-      std::vector<int32_t> tokens;
       const Shard whole(path(name_));  // if the process was killed before, this may already be the shortened shard
-      shard_ = std::make_unique<ShardWriter>(path(name_), width_);
-      for (int64_t at = 0; at < begin - first; at += kCopyTokens) {
-        tokens.resize(static_cast<size_t>(std::min(kCopyTokens, begin - first - at)));
-        whole.read(at, tokens);
-        shard_->append(tokens);
-      }
+      shard_ = std::make_unique<ShardWriter>(path(name_), layout_);
+      for_each_piece(whole, 0, begin - first,
+                     [&](const auto& tokens, const auto& learned) { shard_->append(tokens, learned); });
       shards_.swap(kept);
       finish_shard();
       shards_.swap(kept);

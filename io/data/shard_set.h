@@ -30,11 +30,15 @@ class HeldOutStream {
 // last one. A document may span two files.
 class ShardRow {
  public:
-  ShardRow(std::string folder, std::string prefix, TokenWidth width, int64_t shard_tokens);
+  ShardRow(std::string folder, std::string prefix, const ShardLayout&, int64_t shard_tokens);
+  // Changes the layout; before the first token.
+  void lay_out(const ShardLayout& layout) { layout_ = layout; }
   // Continues from the state that pause() returned; files of this prefix that were written later are removed.
   void resume(const Json& paused);
-  void append(std::span<const int32_t> tokens);
-  void begin_document();
+  // learned: a byte for each token, 1 if it is learned; empty: all are. Shards without a mask ignore it.
+  void append(std::span<const int32_t> tokens, std::span<const uint8_t> learned = {});
+  // Appends the separator, which is learned if the token before it is.
+  void begin_document(int32_t eot);
   Json pause();
   void finish();
   // Call after finish(): copies the tokens [begin, tokens()) to another row and finishes that row; cut() then removes
@@ -47,7 +51,7 @@ class ShardRow {
   // Position of the first token of the last document in the row.
   int64_t last_document() const { return last_document_; }
   void set_documents(int64_t n) { documents_ = n; }
-  Json report() const { return {{"documents", documents_}, {"tokens", tokens_}, {"shards", shards_}}; }
+  Json report() const;  // for the manifest
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
@@ -56,11 +60,12 @@ class ShardRow {
   void finish_shard();
 
   std::string folder_, prefix_, name_;
-  TokenWidth width_;
+  ShardLayout layout_;
   int64_t shard_tokens_;
   std::unique_ptr<ShardWriter> shard_;
   Json shards_ = Json::array();
   int64_t tokens_ = 0, documents_ = 0, last_document_ = 0;
+  bool last_learned_ = true;  // whether the last token is learned
 };
 
 }  // namespace triad

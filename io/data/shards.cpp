@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "engine/check.h"
@@ -25,8 +26,33 @@ struct Format {
 };
 constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}, Format{TokenWidth::u32, 20240801, 7}};
 constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
+constexpr int32_t kLlmqVersion = 2;
 
 constexpr int64_t kHeadBytes = 4096;  // number of bytes that suffices to recognize any format
+
+int64_t mask_bytes(int64_t tokens) { return (tokens + 7) / 8; }
+
+// The file of the mask of a shard that is not finished.
+std::string mask_path(const std::string& shard) { return shard + ".mask"; }
+
+// The mask of the first n tokens of a shard that an earlier process began. If it also finished the shard, but its state
+// is from before, the mask may be in the shard alone.
+LossMask paused_mask(const std::string& path, const ShardLayout& layout, int64_t n) {
+  LossMask mask;
+  if (!layout.masked || n == 0) return mask;
+  const std::string kept = mask_path(path);
+  if (!std::filesystem::exists(kept) && std::filesystem::exists(path)) {
+    mask = Shard(path).mask();
+    TRIAD_CHECK(mask.size() >= n, "{}: has {} tokens, {} were written to go on with", path, mask.size(), n);
+    mask.cut(n);
+    return mask;
+  }
+  const std::string bits = read_file(kept);
+  TRIAD_CHECK(static_cast<int64_t>(bits.size()) >= mask_bytes(n), "{}: ends at offset {}: the mask of {} tokens has {}",
+              kept, bits.size(), n, mask_bytes(n));
+  mask.append_bits(std::as_bytes(std::span(bits)), n);
+  return mask;
+}
 
 int32_t header_word(std::string_view head, int64_t index) {
   int32_t word = 0;
@@ -98,9 +124,41 @@ Shard::Shard(const std::string& path) : file_(path) {
     read_llmc_header(head);
   }
   TRIAD_CHECK(size_ > 0, "{}: expected a count of one or more tokens, found {}", path, size_);
-  const int64_t expected = header_bytes_ + size_ * static_cast<int64_t>(width_);
-  TRIAD_CHECK(bytes() == expected, "{}: {}: its {} tokens make {} bytes, the file ends at offset {}", path,
-              bytes() < expected ? "a truncated token shard" : "bytes behind the last token", size_, expected, bytes());
+  check_length();
+}
+
+void Shard::check_length() const {
+  if (!has_mask_) {
+    TRIAD_CHECK(bytes() == mask_begin(), "{}: {}: its {} tokens make {} bytes, the file ends at offset {}", path(),
+                bytes() < mask_begin() ? "a truncated token shard" : "bytes behind the last token", size_, mask_begin(),
+                bytes());
+    return;
+  }
+  const int64_t expected = mask_begin() + mask_bytes(size_);
+  TRIAD_CHECK(
+      bytes() == expected,
+      "{}: {}: its {} tokens and their mask, which begins at offset {}, make {} bytes, the file ends at offset {}",
+      path(), bytes() < expected ? "a truncated token shard" : "bytes behind the mask", size_, mask_begin(), expected,
+      bytes());
+  if (size_ % 8 == 0) return;
+  uint8_t last = 0;
+  file_.read(expected - 1, std::as_writable_bytes(std::span(&last, 1)));
+  TRIAD_CHECK(last >> (size_ % 8) == 0,
+              "{}: damaged: at offset {}, the end of the mask of {} tokens, the upper {} bits are expected to be 0, "
+              "found the byte {}",
+              path(), expected - 1, size_, 8 - size_ % 8, last);
+}
+
+LossMask Shard::mask() const {
+  LossMask mask;
+  if (!has_mask_) {
+    mask.append(true, size_);
+    return mask;
+  }
+  std::vector<std::byte> bits(static_cast<size_t>(mask_bytes(size_)));
+  file_.read(mask_begin(), bits);
+  mask.append_bits(bits, size_);
+  return mask;
 }
 
 void Shard::need_header(std::string_view head) const {
@@ -130,20 +188,20 @@ void Shard::read_llmc_header(std::string_view head) {
 // vocabulary size, and whether a mask follows the tokens.
 void Shard::read_llmq_header(std::string_view head) {
   need_header(head);
-  constexpr int64_t kVersion = 2, kBytes = 4;
-  TRIAD_CHECK(header_word(head, 2) == kVersion, "{}: at offset 8 expected version {} of BIN.TOK, found {}", path(),
-              kVersion, header_word(head, 2));
+  constexpr int64_t kBytes = 4;
+  TRIAD_CHECK(header_word(head, 2) == kLlmqVersion, "{}: at offset 8 expected version {} of BIN.TOK, found {}", path(),
+              kLlmqVersion, header_word(head, 2));
   TRIAD_CHECK(header_word(head, 3) == kBytes, "{}: at offset 12 expected {} bytes a token, found {}", path(), kBytes,
               header_word(head, 3));
   width_ = TokenWidth::u32;
   format_ = "llmq's u32 (BIN.TOK, version 2)";
   size_ = header_word(head, 4);
   TRIAD_CHECK(size_ > 0, "{}: at offset 16 expected a count of one or more tokens, found {}", path(), size_);
-  TRIAD_CHECK(
-      header_word(head, 6) == 0,
-      "{}: at offset 24 a mask is announced ({}), which would leave tokens out of the loss: only shards without "
-      "one are read",
-      path(), header_word(head, 6));
+  const int32_t flag = header_word(head, 6);
+  TRIAD_CHECK(flag == 0 || flag == 1, "{}: at offset 24 expected 1 if a mask follows the tokens, else 0, found {}",
+              path(), flag);
+  has_mask_ = flag == 1;
+  if (has_mask_) format_ = "llmq's u32 with a mask (BIN.TOK, version 2)";
 }
 
 // Calls f(first, tokens) for the tokens [begin, end), piece by piece, as spans of the type that the file stores,
@@ -200,22 +258,26 @@ void Shard::scan(int64_t vocab, int32_t mark, std::vector<int64_t>* marks) const
   });
 }
 
-ShardWriter::ShardWriter(const std::string& path, TokenWidth width, const Progress& from)
+ShardWriter::ShardWriter(const std::string& path, const ShardLayout& layout, const Progress& from)
     : path_(path),
-      width_(width),
-      file_(path, from.tokens > 0 ? kHeaderBytes + from.tokens * static_cast<int64_t>(width) : 0),
+      layout_(layout),
+      mask_(paused_mask(path, layout, from.tokens)),
+      file_(path, from.tokens > 0 ? kHeaderBytes + from.tokens * token_bytes() : 0),
       size_(from.tokens),
       body_crc_(from.crc32) {
+  TRIAD_CHECK(!layout.masked || layout.width == TokenWidth::u32, "{}: a shard with a mask has tokens of 4 bytes", path);
   const std::array<std::byte, kHeaderBytes> placeholder{};  // reserves space for the header, which finish() writes
   if (from.tokens == 0) file_.write(placeholder);
 }
 
-void ShardWriter::append(std::span<const int32_t> tokens) {
+void ShardWriter::append(std::span<const int32_t> tokens, std::span<const uint8_t> learned) {
   constexpr size_t kFlushBytes = 1 << 20;
-  const int64_t limit = width_ == TokenWidth::u16 ? INT64_C(1) << 16 : INT64_C(1) << 31;
-  const auto bytes_each = static_cast<size_t>(width_);
+  const int64_t limit = layout_.width == TokenWidth::u16 ? INT64_C(1) << 16 : INT64_C(1) << 31;
+  const auto bytes_each = static_cast<size_t>(layout_.width);
   TRIAD_CHECK(size_ + static_cast<int64_t>(tokens.size()) <= INT32_MAX, "{}: a shard holds at most {} tokens", path_,
               INT32_MAX);
+  TRIAD_CHECK(learned.size() == (layout_.masked ? tokens.size() : 0), "{}: {} tokens with a mask of {}", path_,
+              tokens.size(), learned.size());
   for (const int32_t token : tokens)
     TRIAD_CHECK(token >= 0 && token < limit, "{}: token {} does not fit {} bytes", path_, token, bytes_each);
   const size_t at = buffer_.size();
@@ -225,6 +287,7 @@ void ShardWriter::append(std::span<const int32_t> tokens) {
     std::memcpy(to, &token, bytes_each);  // little-endian: the low bytes are first
     to += bytes_each;
   }
+  mask_.append(learned);
   size_ += static_cast<int64_t>(tokens.size());
   if (buffer_.size() >= kFlushBytes) flush();
 }
@@ -232,6 +295,10 @@ void ShardWriter::append(std::span<const int32_t> tokens) {
 ShardWriter::Progress ShardWriter::pause() {
   flush();
   file_.leave();
+  if (layout_.masked) {
+    const std::vector<std::byte> bits = mask_.bits();
+    write_file_atomically(mask_path(path_), {reinterpret_cast<const char*>(bits.data()), bits.size()});
+  }
   return {size_, body_crc_};
 }
 
@@ -244,18 +311,34 @@ void ShardWriter::flush() {
 
 ShardWriter::Written ShardWriter::finish() {
   TRIAD_CHECK(size_ > 0, "{}: a shard without tokens is not written", path_);
+  const std::vector<std::byte> bits = mask_.bits();
+  buffer_.insert(buffer_.end(), bits.begin(), bits.end());
   flush();
-  const Format& format = kFormats[width_ == TokenWidth::u16 ? 0 : 1];
+  const Format& format = kFormats[layout_.width == TokenWidth::u16 ? 0 : 1];
   std::array<int32_t, kHeaderWords> header{};
-  header[0] = format.magic;
-  header[1] = format.version;
-  header[2] = static_cast<int32_t>(size_);
+  if (layout_.masked) {
+    std::memcpy(header.data(), kLlmqMagic.data(), kLlmqMagic.size());
+    header[2] = kLlmqVersion;
+    header[3] = static_cast<int32_t>(token_bytes());
+    header[4] = static_cast<int32_t>(size_);
+    header[5] = static_cast<int32_t>(layout_.vocab);
+    header[6] = 1;
+  } else {
+    header[0] = format.magic;
+    header[1] = format.version;
+    header[2] = static_cast<int32_t>(size_);
+  }
   const auto bytes = std::as_bytes(std::span(header));
   file_.write_at(0, bytes);
   const uLong header_crc = crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
   const auto crc = static_cast<uint32_t>(crc32_combine(header_crc, body_crc_, file_.size() - kHeaderBytes));
   file_.commit();
-  return {.tokens = size_, .bytes = file_.size(), .crc32 = crc};
+  std::error_code ignored;
+  if (layout_.masked) std::filesystem::remove(mask_path(path_), ignored);
+  return {.tokens = size_,
+          .bytes = file_.size(),
+          .crc32 = crc,
+          .learned = layout_.masked ? mask_.count(0, size_) : size_};
 }
 
 }  // namespace triad

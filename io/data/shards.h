@@ -1,7 +1,8 @@
 // Reads and writes token shards (io/data/README.md has the layouts). Written is llm.c's format: a header of 256 int32
 // (magic number, version, token count), then the tokens, little-endian; 16-bit tokens with magic 20240520 and version
-// 1, 32-bit tokens with magic 20240801 and version 7. Two more formats can be read: llmq's (BIN.TOK, 32-bit) and
-// nanoGPT's train.bin and val.bin, which are 16-bit tokens without a header.
+// 1, 32-bit tokens with magic 20240801 and version 7. Shards with a loss mask are written in llmq's format (BIN.TOK):
+// a header, 32-bit tokens, then a bit for each token. Also read are llmq's shards without a mask, and nanoGPT's
+// train.bin and val.bin, which are 16-bit tokens without a header.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -9,19 +10,27 @@
 #include <string_view>
 #include <vector>
 
+#include "io/data/loss_mask.h"
 #include "io/file.h"
 
 namespace triad {
 
 enum class TokenWidth { u16 = 2, u32 = 4 };  // bytes per token
 
+// The layout of a shard to be written.
+struct ShardLayout {
+  TokenWidth width = TokenWidth::u16;
+  bool masked = false;  // llmq's format with a loss mask; needs u32
+  int64_t vocab = 0;    // size of the vocabulary; in the header of a shard with a mask
+};
+
 // True if the file begins with a shard format's magic number, or is one of nanoGPT's files by name and content. False
 // for a file that is too short for a magic number.
 bool is_shard(const std::string& path);
 
-// Shard: a shard that is open for reading. A file that is of another format, cut, without tokens, or not as long as its
-// header says, throws an Error that names file, offset, and the expected and found values. If the file changes later,
-// the next read throws.
+// Shard: a shard that is open for reading. A file that is of another format, cut, without tokens, not as long as its
+// header says, or with a damaged mask, throws an Error that names file, offset, and the expected and found values. If
+// the file changes later, the next read throws.
 class Shard {
  public:
   explicit Shard(const std::string& path);
@@ -36,9 +45,13 @@ class Shard {
   // Reads the whole shard. A token >= vocab throws an Error that names file, offset and token. If `marks` is given, it
   // receives the positions of the token `mark`, ascending, after what it holds already.
   void scan(int64_t vocab, int32_t mark = -1, std::vector<int64_t>* marks = nullptr) const;
+  bool has_mask() const { return has_mask_; }
+  LossMask mask() const;  // of all tokens; without a mask in the file, all are learned
 
  private:
   static constexpr int64_t kAnyToken = int64_t{1} << 32;
+  int64_t mask_begin() const { return header_bytes_ + size_ * static_cast<int64_t>(width_); }  // offset in the file
+  void check_length() const;
   void need_header(std::string_view head) const;
   void read_llmc_header(std::string_view head);
   void read_llmq_header(std::string_view head);
@@ -52,6 +65,7 @@ class Shard {
   TokenWidth width_ = TokenWidth::u16;
   int64_t header_bytes_ = 1024;  // bytes before the tokens
   int64_t size_ = 0;
+  bool has_mask_ = false;
 };
 
 // ShardWriter: writes a shard piece by piece. The file appears under its name only when it is complete.
@@ -63,23 +77,30 @@ class ShardWriter {
     int64_t tokens = 0;
     uint32_t crc32 = 0;
   };
-  ShardWriter(const std::string& path, TokenWidth width) : ShardWriter(path, width, Progress{}) {}
-  ShardWriter(const std::string& path, TokenWidth width, const Progress& from);
-  void append(std::span<const int32_t> tokens);  // throws for a token that does not fit the width
-  int64_t size() const { return size_; }         // number of tokens written so far
-  Progress pause();  // syncs all tokens to the file NAME.part, which the destructor then keeps
+  ShardWriter(const std::string& path, TokenWidth width) : ShardWriter(path, ShardLayout{.width = width}) {}
+  ShardWriter(const std::string& path, const ShardLayout& layout) : ShardWriter(path, layout, Progress{}) {}
+  ShardWriter(const std::string& path, const ShardLayout& layout, const Progress& from);
+  // learned: for a shard with a mask, a byte for each token, 1 if it is learned; otherwise empty. Throws for a token
+  // that does not fit the width.
+  void append(std::span<const int32_t> tokens, std::span<const uint8_t> learned = {});
+  int64_t size() const { return size_; }  // number of tokens written so far
+  // Syncs all tokens to the file NAME.part, which the destructor then keeps, and the mask to NAME.mask.
+  Progress pause();
 
   struct Written {
     int64_t tokens = 0, bytes = 0;
-    uint32_t crc32 = 0;  // CRC-32 of the whole file
+    uint32_t crc32 = 0;   // CRC-32 of the whole file
+    int64_t learned = 0;  // number of tokens that the mask leaves
   };
   Written finish();  // throws if there are no tokens
 
  private:
   void flush();
+  int64_t token_bytes() const { return static_cast<int64_t>(layout_.width); }
 
   std::string path_;
-  TokenWidth width_;
+  ShardLayout layout_;
+  LossMask mask_;  // of the tokens so far, if layout_.masked
   AtomicFile file_;
   std::vector<std::byte> buffer_;
   int64_t size_ = 0;

@@ -29,6 +29,7 @@ void read_config(std::string_view bytes);          // two sections: a config fil
 void read_handshake(std::string_view bytes);       // a frame of engine/comm/handshake.h, as received from a socket
 void read_documents(std::string_view bytes);       // a file of bounds, as `triad grads --documents` reads it
 void read_huggingface(std::string_view bytes);     // two sections: config.json, and model.safetensors.index.json
+void read_record(std::string_view bytes);          // a line of a JSONL file
 inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"safetensors", read_safetensors},
                                       {"tokenizer_json", read_tokenizer_json},
@@ -36,7 +37,8 @@ inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"config", read_config},
                                       {"handshake", read_handshake},
                                       {"documents", read_documents},
-                                      {"huggingface", read_huggingface}};
+                                      {"huggingface", read_huggingface},
+                                      {"record", read_record}};
 
 // Thrown if a reader violates the contract. It does not derive from triad::Error, so that tests distinguish it from a
 // refusal.

@@ -28,6 +28,12 @@ def shards():
     llmq = struct.unpack("<2i", b"BIN.TOK\n")
     put("shard", "llmq", header(*llmq, 2, 4, 3, 128256, 0) + u32)
     put("shard", "llmq-mask", header(*llmq, 2, 4, 3, 128256, 1) + u32 + b"\x07")
+    put("shard", "llmq-mask-foreign", header(*llmq, 2, 4, 3, 128256, 1) + u32 + b"\x0f")
+    put("shard", "llmq-mask-cut", header(*llmq, 2, 4, 3, 128256, 1) + u32)
+    put("shard", "llmq-mask-long", header(*llmq, 2, 4, 2, 128256, 1) + u32 + b"\x03")
+    nine = struct.pack("<9I", *range(9))
+    put("shard", "llmq-mask-bytes", header(*llmq, 2, 4, 9, 128256, 1) + nine + b"\xa5\x01")
+    put("shard", "llmq-mask-flag", header(*llmq, 2, 4, 9, 128256, -1) + nine + b"\xa5\x01")
     put("shard", "nanogpt", u16)
     put("shard", "nanogpt-odd", u16 + b"\x01")
     put("shard", "cut-header", header(20240520, 1, 4)[:40])
@@ -245,6 +251,27 @@ def huggingface():
     seed("cut", json.dumps(llama)[:60], [])
 
 
+def records():
+    def record(name, value):
+        put("record", name, value if isinstance(value, str) else json.dumps(value))
+
+    record("text", {"text": "Once \u00e9", "id": 7})
+    record("pair", {"prompt": "2+2=", "completion": "4"})
+    record("messages", {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U\nV"},
+                                     {"role": "assistant", "content": "A"}, {"role": "assistant", "content": ""}]})
+    record("both", {"prompt": "a", "completion": "b", "messages": []})
+    record("half", {"prompt": "a"})
+    record("number", {"text": 7})
+    record("list", "[1]")
+    record("role", {"messages": [{"role": "a\nb", "content": "x"}]})
+    record("content", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]})
+    record("twice", '{"text":"a","text":"b"}')
+    record("deep", '{"messages":' + "[" * 80 + "]" * 80 + "}")
+    record("cut", '{"text":"a')
+    put("record", "no-utf8", b'{"text":"\xff"}')
+    put("record", "empty", b"")
+
+
 shards()
 safetensors()
 tokenizers()
@@ -252,3 +279,4 @@ configs()
 handshakes()
 documents()
 huggingface()
+records()

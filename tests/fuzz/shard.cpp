@@ -10,13 +10,28 @@ namespace triad::fuzz {
 
 namespace {
 
+// `bits`: the bytes of the file behind the tokens.
+void check_mask(const Shard& shard, std::string_view bits) {
+  const LossMask mask = shard.mask();
+  expect(mask.size() == shard.size(), "{}: a mask of {} for {} tokens", shard.path(), mask.size(), shard.size());
+  int64_t learned = 0;
+  for (int64_t i = 0; i < shard.size(); ++i) {
+    const bool bit = !shard.has_mask() || (static_cast<uint8_t>(bits[static_cast<size_t>(i / 8)]) >> i % 8 & 1) != 0;
+    expect(mask.learned(i) == bit, "{}: bit {} of its mask is {}", shard.path(), i, bit);
+    learned += bit;
+  }
+  expect(mask.count(0, mask.size()) == learned, "{}: {} of its tokens are learned, not {}", shard.path(), learned,
+         mask.count(0, mask.size()));
+}
+
 void check_shard(const std::string& path, std::string_view bytes) {
   const bool known = is_shard(path);
   const std::optional<Shard> shard = read_or_refuse(path, [&] { return Shard(path); });
   if (!shard) return;
   expect(known, "{}: a shard that is_shard() does not know", path);
   const int64_t n = shard->size(), width = static_cast<int64_t>(shard->width());
-  const auto file_bytes = static_cast<int64_t>(bytes.size()), header = file_bytes - n * width;
+  const int64_t mask_bytes = shard->has_mask() ? (n + 7) / 8 : 0;
+  const auto file_bytes = static_cast<int64_t>(bytes.size()), header = file_bytes - n * width - mask_bytes;
   expect(n > 0 && (header == 0 || header == 1024), "{}: {} tokens of {} bytes in {}", path, n, width, bytes.size());
 
   std::vector<int32_t> tokens(static_cast<size_t>(n));
@@ -35,6 +50,7 @@ void check_shard(const std::string& path, std::string_view bytes) {
   expect(accepts(path, [&] { shard->scan(most + 1); }), "{}: scan({}) finds a token", path, most + 1);
   expect(!accepts(path, [&] { shard->scan(most); }), "{}: scan({}) does not find token {}", path, most, most);
 
+  check_mask(*shard, bytes.substr(bytes.size() - static_cast<size_t>(mask_bytes)));
   std::vector<int32_t> one(1);
   shard->read(n - 1, one);
   expect(one[0] == tokens.back(), "{}: the last token is {}, alone {}", path, tokens.back(), one[0]);
@@ -43,13 +59,18 @@ void check_shard(const std::string& path, std::string_view bytes) {
 
   if (most > INT32_MAX) return;  // ShardWriter takes int32 tokens, so such a shard cannot be written again
   const std::string copy = scratch_folder() + "/copy.bin";
-  ShardWriter writer(copy, shard->width());
-  writer.append(tokens);
+  ShardWriter writer(copy, {.width = shard->width(), .masked = shard->has_mask(), .vocab = most + 1});
+  std::vector<uint8_t> learned;
+  const LossMask mask = shard->mask();
+  for (int64_t i = 0; shard->has_mask() && i < n; ++i) learned.push_back(mask.learned(i) ? 1 : 0);
+  writer.append(tokens, learned);
   writer.finish();
   const Shard again(copy);
   std::vector<int32_t> same(tokens.size());
   again.read(0, same);
   expect(again.size() == n && same == tokens, "{}: written and read again, its {} tokens are others", path, n);
+  expect(again.has_mask() == shard->has_mask() && again.mask().bits() == shard->mask().bits(),
+         "{}: written and read again, its mask is another", path);
 }
 
 }  // namespace

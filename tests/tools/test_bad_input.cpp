@@ -118,6 +118,21 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
        ""},
       {"unknown tokenizer", set("data.tokenizer=gpt5"), 2, {"data.tokenizer", "gpt5"}, ""},
       {"text without paths", set("data.kind=text"), 2, {"data.paths"}, ""},
+      {"unknown scope of documents", set("data.documents=within"), 2,
+       {"data.documents", "within", "attend_within|attend_across"}, ""},
+      {"documents of synthetic tokens",
+       set("data.documents=attend_within"),
+       2,
+       {"data.documents is attend_within", "kind synthetic", "data.documents=attend_across"},
+       ""},
+      {"unknown packing", set("data.packing=first_fit"), 2, {"data.packing", "first_fit", "stream|best_fit"}, ""},
+      {"packing of synthetic tokens",
+       set("data.packing=best_fit"),
+       2,
+       {"data.packing is best_fit", "kind synthetic", "data.packing=stream"},
+       ""},
+      {"negative number of documents", set("data.max_documents=-1"), 2, {"data.max_documents", "-1"}, ""},
+      {"a fraction of documents", set("data.max_documents=2.5"), 2, {"data.max_documents", "2.5", "integer"}, ""},
       {"a number for a switch", set("log.stats=3"), 2, {"log.stats", "3"}, ""},
       {"unsafe long run", set("train.steps=5000"), 2, {"train.save_every", "5000", "allow_unsafe"}, ""},
       {"unknown NSA_ variable",
@@ -161,6 +176,13 @@ TEST_CASE("bad input: data", "[bad-input]") {
   std::vector<uint16_t> large = tokens;
   large[1234] = 300;
   write_text(folder.file("large.bin"), shard_bytes(20240520, 1, 2000, large));
+  std::string masked("BIN.TOK\n\2\0\0\0\4\0\0\0\x10\0\0\0\0\1\0\0\1\0\0\0", 28);  // 16 tokens, 2 bytes of mask
+  masked.resize(1024 + 64, '\0');
+  write_text(folder.file("masked.bin"), masked + "m");
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += "{\"text\":\"ab\"}\n";
+  write_text(folder.file("short.jsonl"), lines);
+  write_text(folder.file("half.jsonl"), lines + "{\"prompt\":\"ab\"}\n");
   write_text(folder.file("tiny.txt"), "short");
   write_text(folder.file("empty.txt"), "");
   const Refusal refusals[] = {
@@ -172,6 +194,23 @@ TEST_CASE("bad input: data", "[bad-input]") {
       {"shard of another version", data("shards", folder.file("version.bin")), 1, {"version.bin", "9"}, ""},
       {"shard without a header", data("shards", folder.file("header.bin")), 1, {"header.bin"}, ""},
       {"token >= V", data("shards", folder.file("large.bin")), 1, {"large.bin", "300", "255"}, ""},
+      {"cut mask", data("shards", folder.file("masked.bin")), 1, {"masked.bin", "mask", "1088", "offset 1089"}, ""},
+      {"half a record", data("text", folder.file("half.jsonl")), 1, {"half.jsonl: line 41", "`completion`"}, ""},
+      {"documents of shards without a manifest",
+       data("shards", folder.file("good.bin"), "--set data.documents=attend_within"),
+       2,
+       {"data.documents is attend_within", "good.bin", "manifest.json"},
+       ""},
+      {"packing of shards without a manifest",
+       data("shards", folder.file("good.bin"), "--set data.packing=best_fit"),
+       2,
+       {"data.packing is best_fit", "good.bin", "data.packing=stream"},
+       ""},
+      {"too many documents in a row",
+       data("text", folder.file("short.jsonl"), "--set data.max_documents=3"),
+       2,
+       {"row 0 (tokens 0 to 48) has 16 documents", "data.max_documents allows 3"},
+       ""},
       {"shard given as text", data("text", folder.file("good.bin")), 1, {"good.bin"}, ""},
       {"too little text", data("text", folder.file("tiny.txt")), 1, {"49"}, ""},
       {"empty text", data("text", folder.file("empty.txt")), 1, {"text"}, ""},

@@ -234,12 +234,13 @@ TEST_CASE("corpus: a call resumes with the same tokenizer only, and one call at 
 
 TEST_CASE("corpus: a resume removes later shards of the interrupted call, and no other file", "[data]") {
   const TemporaryFolder folder;
-  const std::vector<std::string> later = {"train_000001.bin", "train_000002.bin.part", "train_1000000.bin"},
+  const std::vector<std::string> later = {"train_000001.bin", "train_000002.bin.part",
+                                          "train_000002.bin.mask", "train_1000000.bin"},
                                  others = {"train_000000.bin", "train_99999999999999999999.bin", "train_notes.bin",
                                            "train_000001.txt", "val_000001.bin"};
   for (const std::string& name : later) write_text(folder.file(name), "");
   for (const std::string& name : others) write_text(folder.file(name), "");
-  ShardRow row(folder.path(), "train", TokenWidth::u16, 100);
+  ShardRow row(folder.path(), "train", ShardLayout{}, 100);
   row.resume({{"documents", 1}, {"tokens", 100}, {"last_document", 0}, {"shards", {{{"file", "train_000000.bin"}}}}});
   for (const std::string& name : later) CHECK_FALSE(fs::exists(folder.file(name)));
   for (const std::string& name : others) CHECK(fs::exists(folder.file(name)));

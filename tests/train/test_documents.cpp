@@ -151,8 +151,8 @@ TEST_CASE("documents: a resume ends in the same bits; one from before data.docum
   CHECK(changed.exit_code != 0);
   CHECK(has(changed.output, "data.documents"));
 
-  const std::string across = "--set data.kind=shards --set data.paths=" + shards + " --set train.save_every=7 ";
-  const std::string plain = run(folder.file("plain"), 1, across);
+  const std::string unset = "--set data.kind=shards --set data.paths=" + shards + " --set train.save_every=7 ";
+  const std::string plain = run(folder.file("plain"), 1, unset + "--set data.documents=attend_across ");
   CHECK(parse_json(read_file(plain + "/config.json"), "config")["data"]["documents"] == "attend_across");
   CHECK(!same_file(whole + kWeights, plain + kWeights));
   const std::string state_path = plain + "/checkpoints/step_7/state.json";
@@ -160,8 +160,57 @@ TEST_CASE("documents: a resume ends in the same bits; one from before data.docum
   state["config"]["data"].erase("documents");
   state["config"]["data"].erase("max_documents");
   write_text(state_path, state.dump());
-  const std::string later = run(folder.file("later"), 1, across + "--resume " + plain + "/checkpoints/step_7");
+  const std::string resume = "--resume " + plain + "/checkpoints/step_7 ";
+  const std::string later = run(folder.file("later"), 1, unset + resume);
   CHECK(same_file(plain + kWeights, later + kWeights));
+  const Outcome within_now =
+      run_program(train_args(folder.file("now"), "--set train.accumulate_grad_batches=4 " + unset + resume +
+                                                     "--set data.documents=attend_within"));
+  CHECK(within_now.exit_code == 1);
+  CHECK(has(within_now.output, "data.documents"));
+}
+
+TEST_CASE("documents: attention stays within them where all are known, unless the config says otherwise", "[train]") {
+  const TemporaryFolder folder;
+  const std::string shards = make_shards(folder), bare = folder.file("bare.bin");
+  fs::copy_file(shards + "/train_000000.bin", bare);
+  write_text(folder.file("a.txt"), std::string(500, 'x'));
+  const std::string of_shards = "data.kind=shards --set data.paths=" + shards;
+  const std::string val = " --set data.val_paths=";
+  int number = 0;
+  for (const auto& [data, expected] : {std::pair<std::string, std::string>{of_shards, "attend_within"},
+                                       {of_shards + val + shards + "/val_000000.bin", "attend_within"},
+                                       {of_shards + val + bare, "attend_across"},
+                                       {"data.kind=shards --set data.paths=" + bare, "attend_across"},
+                                       {"data.kind=text --set data.paths=" + folder.file("a.txt"), "attend_within"},
+                                       {"data.kind=synthetic", "attend_across"},
+                                       {of_shards + " --set data.documents=attend_across", "attend_across"}}) {
+    const std::string out = folder.file("run" + std::to_string(number++));
+    const Outcome outcome = run_program(train_args(out, "--set train.steps=1 --set " + data));
+    INFO(data << "\n" << outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK(parse_json(read_file(out + "/config.json"), "config")["data"]["documents"] == expected);
+  }
+  // `triad init` does not open the data: a checkpoint of it is evaluated as the data allows.
+  REQUIRE(run_program("init " + kTiny + " --out " + folder.file("init")).exit_code == 0);
+  const auto loss = [&](const std::string& checkpoint, const std::string& data) {
+    const Outcome outcome = run_program("eval --device cpu --json --checkpoint " + checkpoint + " --data " + data);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return parse_json(outcome.output.substr(outcome.output.find('{')), "eval")["loss"].get<double>();
+  };
+  const std::string file = shards + "/train_000000.bin", path = folder.file("init/state.json");
+  const double by_data = loss(folder.file("init"), file), unknown = loss(folder.file("init"), bare);
+  Json state = parse_json(read_file(path), "state");
+  CHECK(state["config"]["data"]["documents"] == "");
+  const auto with = [&](const char* word) {
+    state["config"]["data"]["documents"] = word;
+    write_text(path, state.dump());
+    return loss(folder.file("init"), file);
+  };
+  CHECK(with("attend_within") == by_data);
+  CHECK(with("attend_across") == unknown);
+  CHECK(by_data != unknown);
 }
 
 TEST_CASE("documents: a plan includes the tables of the most documents that a row may have", "[train]") {
@@ -176,6 +225,7 @@ TEST_CASE("documents: a plan includes the tables of the most documents that a ro
   const int64_t across = peak("--set data.documents=attend_across");
   const int64_t by_data = peak(""), many = peak("--set data.max_documents=4096");
   CHECK(across < by_data);
+  CHECK(peak("--set data.documents=") == by_data);
   CHECK(by_data < many);
   const Config config = load_config(kTiny, {}).config;
   CHECK(plan_memory(config, Device::cpu(), nullptr, 4096).peak_bytes() == many);

@@ -26,7 +26,8 @@ TrainedRun read_trained(const std::string& folder, int64_t steps, int ranks);
 
 // How much the final weights of two runs differ.
 struct WeightDifference {
-  int64_t tensors = 0, unequal = 0;  // number of tensors; of those whose bytes differ
+  int64_t tensors = 0;  // number of tensors
+  int64_t unequal = 0;  // number of tensors whose bytes differ
   // The relative difference |a - b| / |b|, where b is the reference.
   double relative = 0;     // of all tensors together
   double worst = 0;        // of the tensor in which it is largest

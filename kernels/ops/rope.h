@@ -44,8 +44,8 @@ using RopeKeys = std::array<Tensor, 3>;
 void rope_forward(Context&, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys = {},
                   ConstTensor begin = {});
 // dx [B,T,H,D] T overwritten, may be dy itself  <-  dy [B,T,H,D] T or acc, rotated by the negative angle and multiplied
-// by the same factor. dy_group [B,T,Hkv,D] acc, if given, is first added to dy, its head g to all query heads of group g;
-// Hkv divides H.
+// by the same factor. dy_group [B,T,Hkv,D] acc, if given, is first added to dy, its head g to all query heads of group
+// g; Hkv divides H.
 void rope_backward(Context&, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin, const RopeKeys& dkeys = {},
                    ConstTensor dy_group = {}, ConstTensor begin = {});
 

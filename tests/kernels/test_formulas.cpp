@@ -282,8 +282,9 @@ TEST_CASE("formula: rounding to bf16 is to nearest, ties to even", "[formulas]")
   }
 }
 
-// The expected numbers are those of ROPE_INIT_FUNCTIONS["llama3"] and ["yarn"] of transformers 5.24.0 (f32), called with
-// a LlamaConfig of this head_dim and rope_parameters, low_freq_factor 1, high_freq_factor 4, beta_fast 32, beta_slow 1.
+// The expected numbers are those of ROPE_INIT_FUNCTIONS["llama3"] and ["yarn"] of transformers 5.24.0 (f32), called
+// with a LlamaConfig of this head_dim and rope_parameters, low_freq_factor 1, high_freq_factor 4, beta_fast 32,
+// beta_slow 1.
 TEST_CASE("formula: the frequencies of llama3 and yarn are those of transformers", "[formulas]") {
   struct Case {
     int64_t head_dim;

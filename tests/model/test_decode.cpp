@@ -156,23 +156,15 @@ double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
   return largest;
 }
 
-// Models whose layers or branches differ from the default; of three layers, so that the kinds alternate.
-struct LayerVariant {
-  const char* name;
-  void (*change)(ModelConfig&);
-};
-const LayerVariant kLayerVariants[] = {
-    {"mixed layers, yarn",
-     [](ModelConfig& c) {
-       c.n_layers = 3, c.dense_layers = "0:1,2:3", c.rope_scaling = RopeScaling::yarn, c.rope_original_len = 64;
-       c.resolve();
-     }},
-    {"shared k and v, mixed layers, llama3",
-     [](ModelConfig& c) {
-       c.n_layers = 3, c.dense_layers = "1:2", c.nsa.shared_kv = true, c.rope_scaling = RopeScaling::llama3;
-       c.rope_original_len = 64;
-       c.resolve();
-     }}};
+// Models whose layers or branches differ from those of c; of three layers, so that the kinds alternate.
+std::vector<std::pair<const char*, ModelConfig>> layer_variants(ModelConfig c) {
+  c.n_layers = 3, c.rope_original_len = 64;
+  ModelConfig mixed = c, shared = c;
+  mixed.dense_layers = "0:1,2:3", mixed.rope_scaling = RopeScaling::yarn;
+  shared.dense_layers = "1:2", shared.nsa.shared_kv = true, shared.rope_scaling = RopeScaling::llama3;
+  mixed.resolve(), shared.resolve();
+  return {{"mixed layers, yarn", mixed}, {"shared k and v, mixed layers, llama3", shared}};
+}
 
 void check_agreement(const ModelConfig& config, Device device, DType dtype, double tolerance,
                      std::initializer_list<int64_t> prefills, const std::string& name, double std = 0.3) {
@@ -342,13 +334,9 @@ TEST_CASE("decode: after a prefill of any length, steps give the forward pass's 
   ModelConfig scaled = c;
   scaled.rope_scale = 3.5;
   check_agreement(scaled, Device::cpu(), DType::f32, 1e-5, {0, 33}, "rope_scale");
-  for (const LayerVariant& variant : kLayerVariants)
-    for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp}) {
-      ModelConfig layers = c;
-      layers.nsa.phi = phi;
-      variant.change(layers);
-      check_agreement(layers, Device::cpu(), DType::f64, 1e-12, {0, 33}, variant.name);
-    }
+  for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
+    for (const auto& [name, model] : layer_variants(config_of(phi, GateKind::softmax, 6, 2)))
+      check_agreement(model, Device::cpu(), DType::f64, 1e-12, {0, 33}, name);
 }
 
 namespace {
@@ -395,11 +383,8 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, swiglu", kGpuStd);
-  for (const LayerVariant& variant : kLayerVariants) {
-    ModelConfig layers = gpu_config(Phi::conv, GateKind::softmax, 6, 2, 64);
-    variant.change(layers);
-    check_agreement(layers, Device::cuda(), DType::f32, 1e-5, {0, 70}, variant.name, kGpuStd);
-  }
+  for (const auto& [name, model] : layer_variants(gpu_config(Phi::conv, GateKind::softmax, 6, 2, 64)))
+    check_agreement(model, Device::cuda(), DType::f32, 1e-5, {0, 70}, name, kGpuStd);
   dense.qkv_bias = dense.qk_norm = true;
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, qkv_bias and qk_norm", kGpuStd);
   other.qkv_bias = other.qk_norm = true;

@@ -203,8 +203,9 @@ void inspect_huggingface(const std::string& path) {
                c.n_layers, c.dim, c.n_heads, c.head_dim, c.n_kv_heads, c.mlp_hidden, c.vocab_size, c.max_positions);
     fmt::print("  rope {} of theta {}{}{}{}\n", c.rope.type, c.rope.theta, c.tie_embeddings ? ", tied embeddings" : "",
                c.qkv_bias ? ", biases of q, k and v" : "", c.qk_norm ? ", norms of q and k" : "");
-    fmt::print("  {} parameters, {} tensors in {} files, {:.3f} MiB of {}\n", count_parameters(dense_model(c)),
-               source.weights.count(), source.weights.files().size(), static_cast<double>(bytes) / kMiB,
+    const size_t n_files = source.weights.files().size();
+    fmt::print("  {} parameters, {} tensors in {} file{}, {:.3f} MiB of {}\n", count_parameters(dense_model(c)),
+               source.weights.count(), n_files, n_files == 1 ? "" : "s", static_cast<double>(bytes) / kMiB,
                source.dtypes());
     fmt::print("  tokenizer: {}\n", source.tokenizer->available()
                                         ? fmt::format("{} tokens", source.tokenizer->vocab_size())

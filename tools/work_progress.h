@@ -16,7 +16,7 @@ class WorkProgress {
   // done: number of units finished. tokens: number of tokens processed so far, from which the printed rate is computed.
   void show(int64_t done, int64_t tokens);
   void show(int64_t done) { show(done, -1); }  // without a rate
-  double seconds() const;  // time since construction
+  double seconds() const;                      // time since construction
 
  private:
   const std::string verb_, unit_;

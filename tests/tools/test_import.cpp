@@ -401,7 +401,10 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
   refused(args, 1, {"ckpt", "not empty"});
   CHECK(read_text(folder.file("ckpt/kept")) == "mine");
   fs::remove(folder.file("ckpt/kept"));
-  run_ok(args + "/");  // an empty folder is written to
+  // An empty folder is written to, and what a killed import has left is removed.
+  fs::create_directories(folder.file("ckpt.tmp.5"));
+  run_ok(args + "/");
+  CHECK(count_files(folder.path()) == 2);
 }
 
 TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {

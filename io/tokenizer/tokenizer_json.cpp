@@ -273,7 +273,8 @@ std::string byte_tokenizer_json() {
   // In the order of the ids, which a reader of the file expects.
   Json vocab = Json::object();
   std::vector<std::string> tokens(256);
-  for (const auto& [token, id] : byte_vocabulary().items()) tokens[id.get<size_t>()] = token;
+  const auto numbers = byte_vocabulary();
+  for (const auto& [token, id] : numbers.items()) tokens[id.get<size_t>()] = token;
   for (size_t id = 0; id < tokens.size(); ++id) vocab[tokens[id]] = id;
   const Json file = {{"version", "1.0"},
                      {"truncation", nullptr},

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/ops/branch_sum.h"
+#include "kernels/nsa/branch_sum.h"
 
 namespace triad {
 

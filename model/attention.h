@@ -53,7 +53,7 @@ struct AttentionGrads {
   Tensor out;           // attend_forward's result
 };
 // The gradients of k and v in din are overwritten, those of weights added to  <-  dout [B,T,Hq,dv] T
-// A pair that the branches share gets the sum of their gradients (ops/branch_sum.h).
+// A pair that the branches share gets the sum of their gradients (nsa/branch_sum.h).
 AttentionGrads attend_backward(Context&, const LayerContext&, const QkvViews& din, const NsaWeightGrads& dw,
                                ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
                                Scratch::Scope&);

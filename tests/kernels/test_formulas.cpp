@@ -12,7 +12,7 @@
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "kernels/nsa/gate.h"
-#include "kernels/ops/branch_sum.h"
+#include "kernels/nsa/branch_sum.h"
 #include "kernels/ops/cast.h"
 #include "kernels/ops/column_sum.h"
 #include "kernels/ops/matmul.h"

@@ -1,6 +1,6 @@
 // Cases of the sum of the branches' gradients: rows of whole 16-byte vectors and others, with and without padding.
 #include "kernels/common/op_case.h"
-#include "kernels/ops/branch_sum.h"
+#include "kernels/nsa/branch_sum.h"
 
 namespace triad {
 

@@ -1,5 +1,5 @@
 // The sum of the branches' gradients on the CPU, in parallel over rows.
-#include "kernels/ops/branch_sum.h"
+#include "kernels/nsa/branch_sum.h"
 
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"

@@ -111,7 +111,7 @@ TEST_CASE("mask: bits, counts, cuts and joins are those of a list of bools", "[d
     if (piece % 4 == 3) mask.append(piece % 8 == 3, n);
     expected.insert(expected.end(), bits.begin(), bits.end());
     if (piece % 7 == 6) {
-      expected.resize(expected.size() - expected.size() / 3);
+      expected.erase(expected.end() - static_cast<int64_t>(expected.size() / 3), expected.end());
       mask.cut(static_cast<int64_t>(expected.size()));
     }
     REQUIRE(mask.size() == static_cast<int64_t>(expected.size()));

@@ -289,7 +289,7 @@ TEST_CASE("routes: each fallback is logged once in the run's folder", "[routes]"
   {
     Runtime runtime({.device = Device::cpu(), .planning = true});
     const std::unique_ptr<Comm> alone = make_self_comm(Device::cpu());
-    Telemetry telemetry(config, run, Device::cpu(), *alone, runtime.arena(), Telemetry::Resume{}, false);
+    Telemetry telemetry(config, run, Device::cpu(), *alone, runtime.arena(), Telemetry::Resume{}, 0, false);
     routes.set_layer(3);
     routes.record("nsa_attend_window_forward", "general", "w, or so");
     routes.record("nsa_attend_window_forward", "sm90");

@@ -66,6 +66,14 @@ class Groups {
   int64_t per_epoch_;
 };
 
+// Calls f(begin, end) for each document of the padding, which follows `pieces` documents that fill the first `at` tokens
+// of a row. The padding is as many documents as the row may still have, because short documents attend to few tokens.
+template <class F>
+void for_each_padding(const RowOptions& options, int64_t pieces, int64_t at, F&& f) {
+  const int64_t padding = options.seq_len - at, n = std::min(padding, options.max_documents + 1 - pieces);
+  for (int64_t i = 0; i < n; ++i) f(at + padding * i / n, at + padding * (i + 1) / n);
+}
+
 class BestFitRows final : public RowSource {
  public:
   BestFitRows(std::shared_ptr<const TokenSource> source, const RowOptions& options)
@@ -91,7 +99,9 @@ class BestFitRows final : public RowSource {
     }
     row.documents.padded = options_.seq_len - at;
     if (at == options_.seq_len) return;
-    if (options_.within) pad(row.begins, at);
+    if (options_.within)
+      for_each_padding(options_, row.documents.documents, at,
+                       [&](int64_t begin, int64_t) { row.begins.push_back(static_cast<int32_t>(begin)); });
     std::fill(row.tokens.begin() + at, row.tokens.end(), index_.eot);
     std::fill(row.targets.begin() + at, row.targets.end(), -1);
   }
@@ -104,14 +114,6 @@ class BestFitRows final : public RowSource {
   }
 
  private:
-  // Appends the begins of the padding, which follows the row's first `at` tokens: as many documents as the row may
-  // still have, because short documents attend to few tokens.
-  void pad(std::vector<int32_t>& begins, int64_t at) const {
-    const int64_t padding = options_.seq_len - at;
-    const int64_t room = options_.max_documents + 1 - static_cast<int64_t>(begins.size());
-    const int64_t n = std::min(padding, room);
-    for (int64_t i = 0; i < n; ++i) begins.push_back(static_cast<int32_t>(at + padding * i / n));
-  }
   bool last_has_target(const Piece& piece) const {
     const int64_t end = piece.begin + piece.length;
     if (end == index_.size) return index_.after_end >= 0;
@@ -221,13 +223,14 @@ PackingStats measure_best_fit(const TokenSource& source, const RowOptions& optio
     stats.rows += static_cast<int64_t>(packed.rows.size());
     for (const std::vector<Piece>& row : packed.rows) {
       stats.pieces += static_cast<int64_t>(row.size());
-      int64_t padding = options.seq_len;
+      int64_t at = 0;
       for (const Piece& piece : row) {
         ++stats.parts[piece.length];
         stats.cut_tokens += cut_tokens(index, piece);
-        padding -= piece.length;
+        at += piece.length;
       }
-      if (padding > 0) ++stats.paddings[padding];
+      for_each_padding(options, static_cast<int64_t>(row.size()), at,
+                       [&](int64_t begin, int64_t end) { ++stats.paddings[end - begin]; });
     }
     stats.cut += packed.cut;
     stats.dropped += packed.dropped;

@@ -50,7 +50,7 @@ std::unique_ptr<RowSource> best_fit_rows(std::shared_ptr<const TokenSource>, con
 struct PackingStats {
   int64_t rows = 0, pieces = 0, cut = 0, dropped = 0, padded = 0;
   int64_t cut_tokens = 0;  // RowDocuments::cut of all rows
-  // [T+1]: by length, the number of pieces, and of rows with so much padding.
+  // [T+1]: by length, the number of pieces, and of documents that are padding.
   std::vector<int64_t> parts = {}, paddings = {};
 };
 PackingStats measure_best_fit(const TokenSource&, const RowOptions&);

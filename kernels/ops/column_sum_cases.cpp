@@ -34,8 +34,8 @@ OpCase sum_case(std::string name, int64_t rows, int64_t width, int64_t row_pad, 
   };
   c.bench = bench;
   c.forward_flops = static_cast<double>(rows * width);
-  c.forward_bytes = 2 * static_cast<double>(rows * width);
   c.forward_written = 4 * static_cast<double>(width);
+  c.forward_bytes = 2 * static_cast<double>(rows * width) + c.forward_written;
   return c;
 }
 

@@ -43,14 +43,17 @@ struct Counted {
     const auto T = static_cast<int64_t>(row.tokens.size());
     int64_t end = T;
     while (end > 0 && row.tokens[end - 1] == 0 && row.targets[end - 1] == -1) --end;
-    for (size_t i = 0; i < row.begins.size() && row.begins[i] < end; ++i) {
+    for (size_t i = 0; i < row.begins.size(); ++i) {
       const int64_t begin = row.begins[i], next = i + 1 < row.begins.size() ? row.begins[i + 1] : T;
+      if (begin >= end) {
+        ++paddings[next - begin];
+        continue;
+      }
       ++documents.documents;
       ++parts[next - begin];
       if (row.tokens[begin] != 0) documents.cut += next - begin;
     }
     documents.padded += T - end;
-    if (end < T) ++paddings[T - end];
   }
 };
 

@@ -88,7 +88,7 @@ TEST_CASE("mixed layers: tables, samples, reports and gradients hold the NSA lay
 
   const std::string plan = succeed("plan " + kTiny + " " + kMixed);
   CHECK(has(plan, "2 layers with NSA and 1 with dense attention"));
-  const std::string fit = succeed("plan --fit --memory-gb 0.1 --set runtime.device=cpu " + kTiny + " " + kMixed);
+  const std::string fit = succeed("plan " + kTiny + " --fit --memory-gb 0.1 --set runtime.device=cpu " + kMixed);
   CHECK(has(fit, "these settings fit"));
 }
 

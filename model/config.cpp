@@ -28,6 +28,13 @@ void check_rope(const ModelConfig& c) {
     fail_usage("model.rope_theta is {}: with model.rope_scaling yarn it must be above 1", c.rope_theta);
 }
 
+// The numbers, separated by commas. (With fmt::join of doubles gcc 13 warns of overflows in fmt that do not exist.)
+std::string joined(const std::vector<double>& numbers) {
+  std::string text;
+  for (const double x : numbers) text += fmt::format("{}{}", text.empty() ? "" : ", ", x);
+  return text;
+}
+
 void check_nsa(const NsaConfig& c) {
   if (c.l % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l {}", c.d, c.l);
   if (c.l_sel % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l_sel {}", c.d, c.l_sel);
@@ -39,11 +46,11 @@ void check_nsa(const NsaConfig& c) {
                word_of(c.gate.force));
   if (c.gate_init.empty()) return;
   if (c.gate_init.size() != 3)
-    fail_usage("nsa.gate_init is [{}]: three numbers are needed, for cmp, sel and win", fmt::join(c.gate_init, ", "));
+    fail_usage("nsa.gate_init is [{}]: three numbers are needed, for cmp, sel and win", joined(c.gate_init));
   for (const double g : c.gate_init)
     if (c.gate.kind == GateKind::sigmoid && g >= 1)
       fail_usage("nsa.gate_init is [{}]: with nsa.gate sigmoid each number must be below 1, and {} is not",
-                 fmt::join(c.gate_init, ", "), g);
+                 joined(c.gate_init), g);
 }
 
 }  // namespace

@@ -47,39 +47,6 @@ void dispatch_panels(const AttendIn& in, F&& f) {
   }
 }
 
-// How the kernels for dq, dk and dv cut the query rows of a block of keys into pieces (window, compressed, dense).
-struct PieceCut {
-  // Rows of one document are cut at multiples of this many tokens, so that CTAs of all blocks read the same rows at the
-  // same time. 0: the rows of each block form equal pieces (find_work), all of which exist.
-  int tokens;
-  // Few pieces of a packed row have rows of a given block, whose document may be short. There each block's own rows are
-  // cut into at most list.pieces / list.blocks equal pieces of at least this many tokens.
-  int least_tokens;
-};
-// The pieces of the block with keys [key0, key_end) of sequence b. Piece i has the rows [begin_of(i), end_of(i)); only
-// the pieces first <= i < end have any.
-class RowPieces {
- public:
-  __device__ __forceinline__ RowPieces(const PieceCut& cut, const KeyRange& keys, int b, int key0, int key_end,
-                                       int tokens, int most) {
-    const DocumentRange range(keys, b);
-    first_row_ = range.first_row(key0), end_row_ = max(first_row_, range.end_row(key_end - 1, tokens));
-    if (keys.documents.begins == nullptr) {
-      origin_ = 0, each_ = cut.tokens;
-    } else {
-      origin_ = first_row_, each_ = max(cut.least_tokens, (end_row_ - first_row_ + most - 1) / most);
-    }
-    first = (first_row_ - origin_) / each_;
-    end = first_row_ < end_row_ ? (end_row_ - origin_ + each_ - 1) / each_ : first;
-  }
-  __device__ __forceinline__ int begin_of(int i) const { return max(first_row_, origin_ + i * each_); }
-  __device__ __forceinline__ int end_of(int i) const { return min(end_row_, origin_ + (i + 1) * each_); }
-  int first, end;
-
- private:
-  int first_row_, end_row_, origin_, each_;
-};
-
 // The arguments of the kernel that sums partial dk and dv. The query rows of a block of keys may be cut into several
 // pieces; each piece has then stored fp32 sums [block_keys, dk + dv] in its slot of list.partial. The kernel adds the
 // pieces in order. It skips blocks with a single piece, which has stored dk and dv directly.
@@ -88,7 +55,9 @@ struct MergeArgs {
   GradView dk, dv;
   KeyRange range;
   int tokens, groups;
-  PieceCut cut = {};  // as the kernel of the pieces cut contiguous rows
+  // If query rows are contiguous and cut into pieces at multiples of a number of tokens, this number: the pieces before
+  // a block's first row and after its last row do not exist then. 0: every block has all pieces.
+  int part_tokens = 0;
 };
 void merge_dkdv_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);
 

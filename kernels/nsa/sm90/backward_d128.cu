@@ -535,7 +535,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
 
 template <bool kListed>
 void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
-                  const KeyRange& range, const KeyWorkList& list, const PieceCut& cut) {
+                  const KeyRange& range, const KeyWorkList& list, int part_tokens) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
   const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
@@ -554,11 +554,11 @@ void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const 
                       make_grad_view(out.dv),
                       range,
                       list,
-                      cut,
+                      part_tokens,
                       static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
   launch(ctx, op, bwd_d128_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, cut}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens}, bgs);
 }
 
 }  // namespace
@@ -582,13 +582,12 @@ void backward_d128_range(Context& ctx, const char* op, const AttendGradOut& out,
   list.pieces = static_cast<int>(blocks * parts);
   Scratch::Scope scope(ctx.scratch);
   if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kWidth}).ptr<float>();
-  const PieceCut cut = {static_cast<int>(ceil_div(T, parts)), static_cast<int>(least_tokens)};
-  run_bwd_d128<false>(ctx, op, out, grad, in, range, list, limited ? PieceCut{} : cut);
+  run_bwd_d128<false>(ctx, op, out, grad, in, range, list, limited ? 0 : static_cast<int>(ceil_div(T, parts)));
 }
 
 void backward_d128_listed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                           const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
-  run_bwd_d128<true>(ctx, op, out, grad, in, range, list, {});
+  run_bwd_d128<true>(ctx, op, out, grad, in, range, list, 0);
 }
 
 }  // namespace triad::cuda

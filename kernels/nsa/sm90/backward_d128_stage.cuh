@@ -27,7 +27,8 @@ struct BwdD128Args {
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
-  PieceCut cut;  // of contiguous rows
+  int part_tokens;  // contiguous rows are cut into pieces at multiples of this number of tokens; 0: each block's rows
+                    // form equal pieces
   int sequences_and_groups;
 };
 
@@ -69,18 +70,14 @@ constexpr uint32_t kReadAlong = 1u << 16, kReadAcross = static_cast<uint32_t>(kP
 
 // The work of CTA number i of a sequence and group. For contiguous rows without a window, the CTAs of one range of
 // tokens have consecutive numbers, for all blocks of keys, so that the rows stay in L2. The last tokens, which see most
-// keys, start first. In packed rows the pieces of a block are consecutive, so that concurrent CTAs read one document.
+// keys, start first.
 __device__ __forceinline__ KeyWork find_piece(const BwdD128Args& a, int i, int bg) {
-  const int b = bg / a.in.groups;
-  if (a.cut.tokens == 0)
-    return find_work(a.list, DocumentRange(a.range, b), a.range.keys, a.in.tokens, i, bg, a.sequences_and_groups);
-  const bool packed = a.range.documents.begins != nullptr;
-  const int parts = a.list.pieces / a.list.blocks;
-  const int part = packed ? i % parts : parts - 1 - i / a.list.blocks;
-  const int block = packed ? i / parts : i % a.list.blocks;
-  const int key0 = block * a.list.block_keys, key_end = min(key0 + a.list.block_keys, a.range.keys);
-  const RowPieces pieces(a.cut, a.range, b, key0, key_end, a.in.tokens, parts);
-  const int first = pieces.begin_of(part), end = pieces.end_of(part);
+  const DocumentRange range(a.range, bg / a.in.groups);
+  if (a.part_tokens == 0) return find_work(a.list, range, a.range.keys, a.in.tokens, i, bg, a.sequences_and_groups);
+  const int parts = a.list.pieces / a.list.blocks, part = parts - 1 - i / a.list.blocks, block = i % a.list.blocks;
+  const int key0 = block * a.list.block_keys, key1 = min(key0 + a.list.block_keys, a.range.keys) - 1;
+  const int first = max(range.first_row(key0), part * a.part_tokens);
+  const int end = min(range.end_row(key1, a.in.tokens), (part + 1) * a.part_tokens);
   // A piece without rows does not exist, unless it is the block's only one: it then writes zeros.
   const int count = first < end ? end - first : parts > 1 ? -1 : 0;
   return {block, first, count, parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};

@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
 
 template <bool kListed>
 void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
-                 const KeyRange& range, const KeyWorkList& list, const PieceCut& cut) {
+                 const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
   constexpr int64_t kNearBytes = 48 << 20;
@@ -398,28 +398,32 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
                      range,
                      list,
                      static_cast<int>(bgs),
-                     cut,
+                     static_cast<int>(piece_tokens),
                      static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
   launch(ctx, op, bwd_d64_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, cut}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, a.piece_tokens}, bgs);
 }
 
 }  // namespace
 
 void backward_d64_range(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                         const AttendIn& in, const KeyRange& range) {
-  constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 128, kLongPiece = 512, kPiecesPerSm = 16;
+  constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 128, kLongPiece = 512, kPiecesPerSm = 16,
+                    kPackedPiece = 1024, kPackedPieces = 8192;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
   // If there are fewer blocks of keys than SMs (the compressed branch has few keys), their rows are cut into pieces. A
   // short sequence has one piece per SM. A long one has many, to balance the load: about half of the pieces do not
-  // exist, because their tokens precede the block. Each piece writes 64 KB of partial sums, which are read again.
+  // exist, because their tokens precede the block. Each piece writes 64 KB of partial sums, which are read again. In a
+  // packed row only the pieces of a block's own document exist, so there they are shorter.
   int64_t piece_tokens = T;
   if (const int64_t per_block = ctx.num_sms / std::max<int64_t>(1, bgs * blocks); per_block > 0) {
     piece_tokens = ceil_div(T, per_block);
     if (piece_tokens > kLongPiece)
       piece_tokens = std::max(kLongPiece, ceil_div(T * bgs * blocks, kPiecesPerSm * ctx.num_sms));
+    if (!in.documents.empty() && piece_tokens > kPackedPiece)
+      piece_tokens = std::clamp(T * bgs * blocks / kPackedPieces, kPackedPiece, piece_tokens);
     piece_tokens = std::min(T, std::max(kLeastTokens, piece_tokens));
   }
   const int64_t parts = ceil_div(T, piece_tokens);
@@ -429,13 +433,12 @@ void backward_d64_range(Context& ctx, const char* op, const AttendGradOut& out, 
   list.pieces = static_cast<int>(blocks * parts);
   Scratch::Scope scope(ctx.scratch);
   if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kPanel}).ptr<float>();
-  run_bwd_d64<false>(ctx, op, out, grad, in, range, list,
-                     {static_cast<int>(piece_tokens), static_cast<int>(kLeastTokens)});
+  run_bwd_d64<false>(ctx, op, out, grad, in, range, list, piece_tokens);
 }
 
 void backward_d64_listed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                          const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
-  run_bwd_d64<true>(ctx, op, out, grad, in, range, list, {});
+  run_bwd_d64<true>(ctx, op, out, grad, in, range, list, 0);
 }
 
 }  // namespace triad::cuda

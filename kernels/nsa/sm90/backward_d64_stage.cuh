@@ -21,8 +21,8 @@ struct BwdD64Args {
   KeyRange range;
   KeyWorkList list;
   int bgs;
-  PieceCut cut;  // of contiguous rows
-  int near;      // for listed rows: the number of groups (of all sequences) that run at the same time
+  int piece_tokens;  // contiguous rows are cut into pieces of this many tokens
+  int near;          // for listed rows: the number of groups (of all sequences) that run at the same time
 };
 
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
@@ -70,16 +70,13 @@ __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
   if constexpr (kListed) {
     work = a.list.work[static_cast<int64_t>(piece) * a.bgs + bg];
   } else {
-    // In packed rows, CTAs that run at the same time have pieces of one document, whose rows then stay in L2.
-    const bool packed = a.range.documents.begins != nullptr;
-    const int parts = a.list.pieces / a.list.blocks;
-    const int part = packed ? piece % parts : piece / a.list.blocks;
-    const int block = packed ? piece / parts : piece % a.list.blocks;
-    const int key0 = block * a.list.block_keys, key_end = min(key0 + a.list.block_keys, a.range.keys);
-    const RowPieces pieces(a.cut, a.range, bg / a.in.groups, key0, key_end, a.in.tokens, parts);
-    const int begin = pieces.begin_of(part), count = max(0, pieces.end_of(part) - begin);
-    work = {block, begin, count, parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
-    if (parts > 1 && count == 0) work.count = -1;  // not one of the block's pieces
+    const int parts = a.list.pieces / a.list.blocks, part = piece / a.list.blocks, block = piece % a.list.blocks;
+    const int key0 = block * a.list.block_keys, last = min(key0 + a.list.block_keys, a.range.keys) - 1;
+    const DocumentRange range(a.range, bg / a.in.groups);
+    const int begin = max(range.first_row(key0), part * a.piece_tokens);
+    const int end = min(range.end_row(last, a.in.tokens), (part + 1) * a.piece_tokens);
+    work = {block, begin, max(0, end - begin), parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
+    if (parts > 1 && begin >= end) work.count = -1;  // such a piece does not exist
   }
   const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block);
   const int tile0 = keys.x + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;

@@ -362,9 +362,11 @@ __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __g
   } else {
     const int parts = list.pieces / list.blocks;
     int first = 0, end = parts;
-    if (a.cut.tokens > 0) {
-      const RowPieces pieces(a.cut, a.range, b, keys.x, keys.y, a.tokens, parts);
-      first = pieces.first, end = pieces.end;
+    if (a.part_tokens > 0) {  // the pieces that have rows
+      const DocumentRange range(a.range, b);
+      const int first_row = range.first_row(keys.x), end_row = range.end_row(keys.y - 1, a.tokens);
+      first = first_row / a.part_tokens;
+      end = first_row < end_row ? ceil_div(end_row, a.part_tokens) : first;
     }
     slots = make_int2((bg * list.blocks + block) * parts + first, end - first);
   }

@@ -6,8 +6,6 @@
 // block are computed and masked. A warpgroup skips blocks that none of its own tokens lists. At T = 2048 and random
 // lists, a tile of 21 tokens computes about 1.35 times the blocks of one list.
 #pragma once
-#include <algorithm>
-
 #include "kernels/nsa/sm90/forward.cuh"
 
 namespace triad::cuda {
@@ -15,40 +13,18 @@ namespace {
 
 constexpr int kTileKeys = 64;  // keys of a step
 
-// The size of a tile's plan in shared memory.
-struct SharedTileSize {
-  int blocks;  // blocks among which the tokens of a tile choose, at most
-  int words;   // of a block's mask: 32 tokens each
-  int parts;   // steps of a block
-  bool packed;
-  // Packed rows also need the first key of each block.
-  __host__ __device__ int64_t bytes() const {
-    return static_cast<int64_t>(sizeof(int)) * blocks * (words + parts + (packed ? 1 : 0));
-  }
-};
-// For tiles of the same number of rows in all shapes. A document that begins within a tile adds a block that is not
-// full, so packed rows may have one more block for each token of the tile.
-inline SharedTileSize shared_tile_size(const AttendIn& in, int64_t l_sel, int64_t rows) {
-  const int64_t T = in.q.size(1), block = std::min(l_sel, T), tokens = rows / (in.q.size(2) / in.k.size(2));
-  const bool packed = !in.documents.empty();
-  const int64_t blocks = ceil_div(T, block) + (packed ? std::min(in.documents.ids() - ceil_div(T, block), tokens) : 0);
-  return {static_cast<int>(blocks), static_cast<int>(ceil_div(tokens, 32)),
-          static_cast<int>(ceil_div(block, kTileKeys)), packed};
-}
-
 // The block lists for plans of any number of blocks whose masks fit into shared memory.
 struct SharedTileKeys {
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
   Divisor n, block_keys;
-  SharedTileSize size;
-  int block_size;  // l', the same as block_keys
+  int blocks, block_size;  // blocks: ceil(T / l'), or the ids of packed rows; block_size: l', the same as block_keys
   CombineRows combine;
   const int* unless;  // if not nullptr, the kernel returns at once if *unless is not 0
+  int steps;          // of all blocks
 };
-inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const SharedTileSize& size,
-                                            const CombineAlong* combine, const int* unless) {
+inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
   return {keys.range,
           keys.lists.data,
           keys.lists.batch,
@@ -56,10 +32,11 @@ inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const Shar
           keys.lists.head,
           Divisor(keys.lists.n),
           Divisor(keys.block_keys),
-          size,
+          keys.lists.blocks,
           keys.block_keys,
           combine_rows(combine),
-          unless};
+          unless,
+          keys.lists.blocks * ceil_div(keys.block_keys, kTileKeys)};
 }
 
 template <class Shape>
@@ -67,7 +44,10 @@ class Plan<SharedTileKeys, Shape> {
  public:
   static_assert(Shape::kKeys == kTileKeys);
   static constexpr bool kListed = true, kMadeTogether = true;
-  static int64_t bytes(const SharedTileKeys& keys) { return sizeof(Head) + keys.size.bytes(); }
+  static int64_t bytes(const SharedTileKeys& keys) {
+    const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
+    return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts + (is_packed(keys) ? 1 : 0));
+  }
   static __device__ __forceinline__ bool nothing_to_do(const SharedTileKeys& keys) {
     return keys.unless != nullptr && *keys.unless != 0;
   }
@@ -76,21 +56,21 @@ class Plan<SharedTileKeys, Shape> {
       : keys_(keys), w_(w) {
     Head& head = *reinterpret_cast<Head*>(memory);
     unsigned* const masks = reinterpret_cast<unsigned*>(memory + sizeof(Head));
-    unsigned* const entries = masks + keys.size.blocks * keys.size.words;
+    unsigned* const entries = masks + keys.blocks * kWords;
     masks_ = masks, entries_ = entries;
     const DocumentRow<int> row = keys.range.documents.row(tile.b);
     // The blocks are counted from the first one that a token of the tile can list to the last token's own.
     const int block0 = row.first_block(tile.first_token);
     const int blocks = row.first_block(tile.last_token) - block0 +
                        keys.block_keys.quotient(tile.last_token - row.begin(tile.last_token)) + 1;
-    for (int i = threadIdx.x; i < blocks * keys.size.words; i += Shape::kThreads) masks[i] = 0;
+    for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) masks[i] = 0;
     __syncthreads();
     const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
     const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
     for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
       const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n];
       if (block >= 0)  // -1 fills up the end of a list
-        atomicOr(&masks[(block - block0) * keys.size.words + token / 32], 1u << token % 32);
+        atomicOr(&masks[(block - block0) * kWords + token / 32], 1u << token % 32);
     }
     __syncthreads();
     if (threadIdx.x < 32) order_steps(a, tile, row, block0, blocks, head, masks, entries);
@@ -105,7 +85,7 @@ class Plan<SharedTileKeys, Shape> {
   __device__ __forceinline__ bool needs_mask(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
   // Whether token number `token` of this CTA lists the block of step n.
   __device__ __forceinline__ bool lists(int n, int token) const {
-    return (masks_[block_of(n) * keys_.size.words + token / 32] >> token % 32 & 1) != 0;
+    return (masks_[block_of(n) * kWords + token / 32] >> token % 32 & 1) != 0;
   }
 
   // An entry describes a step in 32 bits: its block, counted from block0 (12 bits), the number of the step in the block
@@ -114,20 +94,20 @@ class Plan<SharedTileKeys, Shape> {
   int steps, steps_seen;
 
  private:
-  static constexpr int kMostWords = Shape::kRowsCta / 32, kSeenShift = 24, kPartShift = 28;
+  static constexpr int kWords = Shape::kRowsCta / 32, kSeenShift = 24, kPartShift = 28;
   static_assert(Shape::kWarpgroups <= 4);
   struct Head {
     int steps, steps_seen[Shape::kWarpgroups];
   };
 
-  __device__ __forceinline__ int block_of(int n) const { return entries_[n] & ((1 << kBlockBits) - 1); }
-  __device__ __forceinline__ const unsigned* first_keys() const {
-    return entries_ + keys_.size.blocks * keys_.size.parts;
+  __host__ __device__ __forceinline__ static bool is_packed(const SharedTileKeys& keys) {
+    return keys.range.documents.begins != nullptr;
   }
+  __device__ __forceinline__ int block_of(int n) const { return entries_[n] & ((1 << kBlockBits) - 1); }
   // The first key of the block of step n. Blocks of packed rows begin anywhere: shared memory has a table of them.
   __device__ __forceinline__ int block_begin(int n) const {
     const int block = block_of(n);
-    return keys_.size.packed ? static_cast<int>(first_keys()[block]) : block * keys_.block_size;
+    return is_packed(keys_) ? static_cast<int>(entries_[keys_.steps + block]) : block * keys_.block_size;
   }
 
   // Writes the entries of the steps in ascending order of keys. Called by one warp; each lane processes one of 32
@@ -135,7 +115,7 @@ class Plan<SharedTileKeys, Shape> {
   __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, const DocumentRow<int>& row,
                                               int block0, int blocks, Head& head, const unsigned* masks,
                                               unsigned* entries) const {
-    const int lane = threadIdx.x, block_keys = keys_.block_size, words = keys_.size.words;
+    const int lane = threadIdx.x, block_keys = keys_.block_size;
     int count = 0, seen[Shape::kWarpgroups] = {};
     for (int first_block = 0; first_block < blocks; first_block += 32) {
       const int block = first_block + lane;
@@ -150,12 +130,12 @@ class Plan<SharedTileKeys, Shape> {
         const int to = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
         all_see[v] = min(begin + block_keys, from + 1);
 #pragma unroll
-        for (int i = 0; i < kMostWords; ++i) {
+        for (int i = 0; i < kWords; ++i) {
           const int low = max(from - tile.first_token - 32 * i, 0), high = min(to - tile.first_token - 32 * i, 31);
-          if (low <= high && (masks[block * words + i] >> low << (31 - high + low)) != 0) seen_by |= 1u << v;
+          if (low <= high && (masks[block * kWords + i] >> low << (31 - high + low)) != 0) seen_by |= 1u << v;
         }
       }
-      if (row.packed() && block < blocks) entries[keys_.size.blocks * keys_.size.parts + block] = begin;
+      if (row.packed() && block < blocks) entries[keys_.steps + block] = begin;
       const int end = min(begin + block_keys, tile.last_token + 1);
       const int parts = seen_by != 0 ? ceil_div(end - begin, Shape::kKeys) : 0;
       int at = parts;

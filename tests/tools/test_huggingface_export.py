@@ -186,7 +186,7 @@ def check_round_trip(triad):
 def check_tokenizer(triad):
     with tempfile.TemporaryDirectory() as path:
         _, out = make(triad, pathlib.Path(path), [])
-        tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
         assert tokenizer.bos_token_id == tokenizer.eos_token_id == 0 and len(tokenizer) == 256
         for text in ["a b\n\tc", "\u0100 na\u00efve \u20ac \u6f22 \U0001f389 \x00 a\x00b", *map(chr, range(0x800)), *map(chr, range(0x800, 0xd800, 37))]:
             assert tokenizer(text).input_ids == list(text.encode()), repr(text)

@@ -117,7 +117,7 @@ std::string model_card(const std::string& name, const ModelSource& source, const
   text += "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n";
   text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\"{})\n", printable(name), trust);
   if (tokenizer.available()) {
-    text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\")\n", printable(name));
+    text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\"{})\n", printable(name), trust);
     if (source.origin.is_null())
       text += "ids = tokenizer(tokenizer.bos_token + \"Once\", return_tensors=\"pt\").input_ids\n";
     else

@@ -24,6 +24,7 @@ struct DocumentMix {
   std::map<int64_t, int64_t> documents;  // length in tokens -> number
 
   void add(int64_t length, int64_t number = 1) { documents[length] += number; }
+  int64_t longest() const { return documents.empty() ? 0 : documents.rbegin()->first; }  // 0: no documents
 };
 // The pairs of a row of T tokens: the mean over the rows of the mix.
 AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const DocumentMix&);

@@ -30,10 +30,11 @@ RunReporter::RunReporter(RunSetup& setup)
     : setup_(setup),
       config_(setup.config),
       memory_(*setup.runtime, setup.step, setup.outside, setup.folder, *setup.comm),
-      checks_(config_, setup.folder, *setup.comm, setup.step),
+      checks_(config_, setup.folder, *setup.comm, setup.step, setup.data.attended.longest()),
       telemetry_(config_, setup.folder, setup.device, *setup.comm, setup.runtime->arena(), resume_of(setup),
                  step_flops(config_, setup.data.attended), setup.request.verbose),
-      grad_report_(config_, setup.folder, setup.step.model().params(), setup.first(), setup.resume_step()),
+      grad_report_(config_, setup.folder, setup.step.model().params(), setup.first(), setup.resume_step(),
+                   setup.data.attended.longest()),
       stats_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       progress_(setup.device),
       updates_(setup.initial_state.step) {}

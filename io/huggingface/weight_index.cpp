@@ -70,8 +70,9 @@ WeightIndex::WeightIndex(const std::string& folder) {
     for (const auto& [tensor, file] : map) positions.emplace(file, 0);
     for (auto& [name, position] : positions) {
       const fs::path path = fs::path(folder) / name;
+      const auto in_file = [&file = name](const auto& one) { return one.second == file; };
       TRIAD_CHECK(is_file(path), "{}: file {} is missing, which {} names for {} tensors", folder, shortened(name),
-                  kIndex, std::count_if(map.begin(), map.end(), [&](const auto& one) { return one.second == name; }));
+                  kIndex, std::count_if(map.begin(), map.end(), in_file));
       position = files_.size();
       files_.emplace_back(path.string());
     }

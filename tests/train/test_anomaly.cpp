@@ -170,6 +170,15 @@ TEST_CASE("anomaly: zero gradients are reported, except those that are zero by c
   for (const char* name :
        {"gate.fc1.weight", "gate.fc2.bias", "k_cmp_proj.weight", "phi_k.weight", "v_sel_proj.weight"})
     CHECK(zero(name, {"nsa.force_branch=win"}));
+  // No document has the tokens of a compression block.
+  {
+    const Config c = config_with({});
+    for (const ParamSpec& p : param_specs(c.model)) {
+      const bool cmp = p.name.find("_cmp_proj") != std::string::npos;
+      if (cmp) CHECK(zero_by_construction(p, c, 5, c.model.nsa.l - 1));
+      if (cmp) CHECK_FALSE(zero_by_construction(p, c, 5, c.model.nsa.l + c.model.nsa.d));
+    }
+  }
   for (const char* name : {"k_win_proj.weight", "q_proj.weight", "out_proj.weight"})
     CHECK_FALSE(zero(name, {"nsa.force_branch=win"}));
   CHECK(zero("gate.fc2.weight", {"nsa.uniform_gate=true"}));

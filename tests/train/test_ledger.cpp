@@ -237,7 +237,7 @@ TEST_CASE("ledger: a gradient that backward skips is reported by name", "[ledger
   config.log.out_dir = folder.file("run");
   FolderLock lock;
   const RunFolder run(config.log.out_dir, RunFolder::Start::fresh, lock);
-  GradReport(config, run, params, true, -1).missing(5, MissingGradients({"a.weight", "b.bias"}, 195));
+  GradReport(config, run, params, true, -1, 0).missing(5, MissingGradients({"a.weight", "b.bias"}, 195));
   CHECK(read_text(run.file("all_missing_params.txt")) == "step 5: arrived=193 missing=2\na.weight\nb.bias\n");
 }
 

@@ -91,25 +91,31 @@ void set_token_ids(Json& json, std::optional<int64_t> bos_eos) {
   json["eos_token_id"] = *bos_eos;
 }
 
+// The keys of config.json that every model_type has.
+Json shape_config(const Config& config, std::string_view architecture, std::string_view model_type) {
+  const ModelConfig& m = config.model;
+  return {{"architectures", {architecture}},
+          {"model_type", model_type},
+          {"vocab_size", m.vocab_size},
+          {"hidden_size", m.dim},
+          {"intermediate_size", m.mlp_hidden},
+          {"num_hidden_layers", m.n_layers},
+          {"num_attention_heads", m.n_heads},
+          {"num_key_value_heads", m.n_kv_groups},
+          {"head_dim", m.d_k},
+          {"max_position_embeddings", max_positions(config)},
+          {"initializer_range", m.init_std},
+          {"rms_norm_eps", m.norm_eps},
+          {"tie_word_embeddings", m.tie_embeddings},
+          {"use_cache", true}};
+}
+
 // config.json of a class of transformers, made from Triad's config alone.
 Json dense_config(const Config& config, HuggingFaceClass c) {
   const ModelConfig& m = config.model;
-  Json json = {{"architectures", {word_of(c)}},
-               {"model_type", model_type_of(c)},
-               {"vocab_size", m.vocab_size},
-               {"hidden_size", m.dim},
-               {"intermediate_size", m.mlp_hidden},
-               {"num_hidden_layers", m.n_layers},
-               {"num_attention_heads", m.n_heads},
-               {"num_key_value_heads", m.n_kv_groups},
-               {"head_dim", m.d_k},
-               {"hidden_act", "silu"},
-               {"max_position_embeddings", max_positions(config)},
-               {"initializer_range", m.init_std},
-               {"rms_norm_eps", m.norm_eps},
-               {"tie_word_embeddings", m.tie_embeddings},
-               {"use_cache", true},
-               {"attention_dropout", 0.0}};
+  Json json = shape_config(config, word_of(c), model_type_of(c));
+  json["hidden_act"] = "silu";
+  json["attention_dropout"] = 0.0;
   // Files of the Hub have rope_theta and rope_scaling; transformers 5 writes both into rope_parameters.
   const Json scaling = rope_scaling_json(m);
   json["rope_theta"] = m.rope_theta;
@@ -159,29 +165,15 @@ Json triad_config(const Config& config) {
   Json dense_layers = Json::array();
   for (int64_t i = 0; i < m.n_layers; ++i)
     if (m.attention_of(i) == AttentionKind::dense) dense_layers.push_back(i);
-  Json json = {{"architectures", {"TriadForCausalLM"}},
-               {"model_type", "triad"},
-               {"auto_map",
-                {{"AutoConfig", "configuration_triad.TriadConfig"},
-                 {"AutoModel", "modeling_triad.TriadModel"},
-                 {"AutoModelForCausalLM", "modeling_triad.TriadForCausalLM"}}},
-               {"vocab_size", m.vocab_size},
-               {"hidden_size", m.dim},
-               {"intermediate_size", m.mlp_hidden},
-               {"num_hidden_layers", m.n_layers},
-               {"num_attention_heads", m.n_heads},
-               {"num_key_value_heads", m.n_kv_groups},
-               {"head_dim", m.d_k},
-               {"v_head_dim", m.d_v},
-               {"mlp", word_of(m.mlp)},
-               {"rms_norm_eps", m.norm_eps},
-               {"initializer_range", m.init_std},
-               {"qkv_bias", has_biases(m)},
-               {"qk_norm", has_qk_norm(m)},
-               {"dense_layers", dense_layers},
-               {"max_position_embeddings", max_positions(config)},
-               {"tie_word_embeddings", m.tie_embeddings},
-               {"use_cache", true}};
+  Json json = shape_config(config, "TriadForCausalLM", "triad");
+  json["auto_map"] = {{"AutoConfig", "configuration_triad.TriadConfig"},
+                      {"AutoModel", "modeling_triad.TriadModel"},
+                      {"AutoModelForCausalLM", "modeling_triad.TriadForCausalLM"}};
+  json["v_head_dim"] = m.d_v;
+  json["mlp"] = word_of(m.mlp);
+  json["qkv_bias"] = has_biases(m);
+  json["qk_norm"] = has_qk_norm(m);
+  json["dense_layers"] = dense_layers;
   json["rope"] = {{"theta", m.rope_theta},         {"scale", m.rope_scale},
                   {"scaling", word_of(m.rope_scaling)}, {"factor", m.rope_factor},
                   {"original_len", m.rope_original_len}, {"low_freq", m.rope_low_freq},

@@ -32,11 +32,11 @@ constexpr int kGatesInRow = 3;
 
 }  // namespace
 
-bool zero_by_construction(const ParamSpec& param, const Config& config, int64_t updates) {
-  return expects_zero_gradient(config.model, config.train.seq_len, updates + 1, param);
+bool zero_by_construction(const ParamSpec& param, const Config& config, int64_t updates, int64_t longest) {
+  return expects_zero_gradient(config.model, longest > 0 ? longest : config.train.seq_len, updates + 1, param);
 }
 
-AnomalyRules::AnomalyRules(const Config& config) : config_(config) {
+AnomalyRules::AnomalyRules(const Config& config, int64_t longest) : config_(config), longest_(longest) {
   for (const ParamSpec& param : param_specs(config.model)) params_.emplace(param.name, param);
 }
 
@@ -164,7 +164,7 @@ std::optional<std::string> AnomalyRules::zero_gradients(const StepHealth& s) con
   std::vector<std::string> names;
   for (const std::string& name : s.zero_grads)
     if (const auto param = params_.find(name);
-        param == params_.end() || !zero_by_construction(param->second, config_, s.updates))
+        param == params_.end() || !zero_by_construction(param->second, config_, s.updates, longest_))
       names.push_back(name);
   if (names.empty()) return {};
   const size_t count = names.size();

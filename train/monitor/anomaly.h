@@ -41,11 +41,12 @@ struct StepHealth {
 
 // Whether this parameter's gradient must be 0: that of gate.fc1 while fc2 is still 0, of gates that are forced or
 // detached, and of branches that are forced off or attend to nothing. updates: earlier updates since fresh weights.
-bool zero_by_construction(const ParamSpec&, const Config&, int64_t updates);
+// longest: tokens of the longest document within which attention stays; 0: rows are one sequence.
+bool zero_by_construction(const ParamSpec&, const Config&, int64_t updates, int64_t longest = 0);
 
 class AnomalyRules {
  public:
-  explicit AnomalyRules(const Config&);
+  explicit AnomalyRules(const Config&, int64_t longest = 0);  // longest: as in zero_by_construction
   std::vector<Anomaly> step(const StepHealth&);
 
  private:
@@ -64,6 +65,7 @@ class AnomalyRules {
   std::optional<std::string> zero_gradients(const StepHealth&) const;
 
   const Config& config_;
+  int64_t longest_;
   std::map<std::string, ParamSpec> params_;  // parameter name: its ParamSpec
   std::map<std::string, bool> is_on_;        // rule name: whether its condition held in the previous step
   int64_t rate_steps_ = 0;                   // number of steps in the current throughput window

@@ -19,11 +19,12 @@ std::string some_of(const std::vector<std::string>& names) {
 }  // namespace
 
 std::vector<std::string> unexpected_zeros(const Params& params, const Config& config, int64_t step,
-                                          const GradNorms& grads) {
+                                          const GradNorms& grads, int64_t longest) {
+  const int64_t tokens = longest > 0 ? longest : config.train.seq_len;
   std::vector<std::string> names;
   for (size_t i = 0; i < grads.norm.size(); ++i) {
     const ParamSpec& param = params.specs()[i];
-    if (grads.is_zero(i) && !expects_zero_gradient(config.model, config.train.seq_len, step, param))
+    if (grads.is_zero(i) && !expects_zero_gradient(config.model, tokens, step, param))
       names.push_back(param.name);
   }
   return names;
@@ -39,8 +40,8 @@ std::vector<double> layer_norms(const Params& params, const ModelConfig& config,
 }
 
 GradReport::GradReport(const Config& config, const RunFolder& folder, const Params& params, bool first,
-                       int64_t resume_step)
-    : config_(config), folder_(folder), params_(params), first_(first) {
+                       int64_t resume_step, int64_t longest)
+    : config_(config), folder_(folder), params_(params), first_(first), longest_(longest) {
   if (!first) return;
   if (ledger())
     csv_ =
@@ -63,7 +64,7 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
   if (traces_ && !result.trace.empty()) traces_->append(trace_text(step, result.trace));
   if (!result.grads) return beat;
   const GradNorms& grads = *result.grads;
-  const std::vector<std::string> zeros = unexpected_zeros(params_, config_, updates + 1, grads);
+  const std::vector<std::string> zeros = unexpected_zeros(params_, config_, updates + 1, grads, longest_);
   int64_t zero = 0;
   std::vector<std::string> not_finite;
   for (size_t i = 0; i < grads.norm.size(); ++i) {

@@ -10,16 +10,18 @@
 
 namespace triad {
 
-// Names of the parameters whose gradient is zero although nothing in the config makes it zero.
-std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradNorms&);
+// Names of the parameters whose gradient is zero although nothing in the config or in the length of the documents makes
+// it zero. longest: as in zero_by_construction (anomaly.h).
+std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradNorms&,
+                                          int64_t longest = 0);
 // L2 norm of all gradients of a layer, for each layer [n_layers].
 std::vector<double> layer_norms(const Params&, const ModelConfig&, const GradNorms&);
 
 class GradReport {
  public:
   // first: true on the first rank, which writes the files. resume_step: step from which the run resumes; -1: not a
-  // resume.
-  GradReport(const Config&, const RunFolder&, const Params&, bool first, int64_t resume_step);
+  // resume. longest: as above.
+  GradReport(const Config&, const RunFolder&, const Params&, bool first, int64_t resume_step, int64_t longest);
 
   // Whether the gradients of this step are measured, and whether its backward is traced. step: number of optimizer
   // steps done, this one included.
@@ -39,6 +41,7 @@ class GradReport {
   const RunFolder& folder_;
   const Params& params_;
   bool first_;
+  int64_t longest_;
   bool missing_written_ = false;
   std::unique_ptr<CsvFile> csv_;
   std::unique_ptr<AppendFile> traces_;

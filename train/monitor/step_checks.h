@@ -17,8 +17,9 @@ namespace triad {
 
 class StepChecks {
  public:
-  StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step)
-      : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config) {}
+  // longest: as in zero_by_construction (anomaly.h).
+  StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step, int64_t longest)
+      : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config, longest) {}
 
   // Writes ddp_buckets.txt, the table of gradient buckets. With log.diagnostics "buckets" every rank writes a table of
   // its own, with a row for each bucket of each step. resumed_at: rows up to this step are kept; nullopt: not a resume.

@@ -137,7 +137,7 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
 
 // The table's row for this product, or nullptr. The table is for linear layers in bf16 with 16-byte aligned operands.
 const TunedProduct* find_tuned(const Problem& p) {
-  if (p.a.dtype != DType::bf16) return nullptr;
+  if (p.a.dtype != DType::bf16 || p.bias_alignment != 0) return nullptr;  // none was measured with a bias
   for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
     if (o->alignment < 16 || o->ld % 8 != 0) return nullptr;
   // cuBLASLt's A is this op's B, and its rows are this op's columns.

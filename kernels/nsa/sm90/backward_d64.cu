@@ -410,13 +410,13 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
 void backward_d64_range(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                         const AttendIn& in, const KeyRange& range) {
   constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 128, kLongPiece = 512, kPiecesPerSm = 16,
-                    kPackedPiece = 1024, kPackedPieces = 8192;
+                    kPackedPiece = 1024, kPackedPieces = 4096;  // 64 KB of scratch each, 256 MB
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
   // If there are fewer blocks of keys than SMs (the compressed branch has few keys), their rows are cut into pieces. A
   // short sequence has one piece per SM. A long one has many, to balance the load: about half of the pieces do not
   // exist, because their tokens precede the block. Each piece writes 64 KB of partial sums, which are read again. In a
-  // packed row only the pieces of a block's own document exist, so there they are shorter.
+  // packed row only the pieces of a block's own document exist, so there they are shorter, if memory allows.
   int64_t piece_tokens = T;
   if (const int64_t per_block = ctx.num_sms / std::max<int64_t>(1, bgs * blocks); per_block > 0) {
     piece_tokens = ceil_div(T, per_block);

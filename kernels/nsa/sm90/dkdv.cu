@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 // Computes dk and dv of a block of keys as the sum of its pieces' partial sums. A CTA has a few keys of the block, a
 // thread four columns of one key. The portable merge kernel (nsa/gpu/dkdv.cu) has one column per thread and adds all
 // pieces of a block; this one leaves out pieces of contiguous rows that have no rows, whose partial sums were never
-// written (part_tokens).
+// written (part_tokens). A block without any rows has no pieces, and its dk and dv become zeros here.
 constexpr int kMergeThreads = 256;
 __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;

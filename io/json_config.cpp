@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -46,6 +47,10 @@ Json read_json_file(const std::string& path) {
     root = parse_json(text, "config " + path, JsonComments::allowed);
   } catch (const Error& e) { throw UsageError(e.what()); }
   if (!root.is_object()) fail_usage("config {}: a JSON object is needed, this is {}", path, root.type_name());
+  if (root.contains("architectures") || root.contains("model_type")) {
+    const std::string folder = std::filesystem::path(path).parent_path().string();
+    fail_usage("{} is a transformers folder: triad import takes it", folder.empty() ? "." : folder);
+  }
   return root;
 }
 

@@ -53,7 +53,7 @@ std::string brief(const AnyJson& value) {
 }
 
 // Reads a config file: one JSON object, with // and /* */ comments. A file that is missing, empty, cut or not an object
-// throws a UsageError that names it.
+// throws a UsageError that names it, and so does the config.json of a transformers folder.
 Json read_json_file(const std::string& path);
 // Applies an option `--set group.key=value`. The value is parsed as JSON; if it is not JSON, it is a string, which must
 // be UTF-8.

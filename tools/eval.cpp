@@ -1,4 +1,5 @@
-// triad eval: computes the loss of a checkpoint on text or token shards; every token but the first is predicted once.
+// triad eval: computes the loss of a checkpoint on text, JSONL or token shards; every token but the first is predicted
+// once. Shards are recognized by their first bytes, JSONL by its name; gzip and zstd are decompressed.
 // With --needle, it computes the accuracy of recall (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -190,7 +191,9 @@ void add_eval(CLI::App& app) {
       app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards; with --needle, recall");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   CLI::Option* data =
-      verb->add_option("--data", o->data, "text files or token shards, globs; a file's first bytes show which it is");
+      verb->add_option("--data", o->data,
+                       "text files or token shards, globs; a file's first bytes show whether it is a shard, and its "
+                       "name (*.jsonl, *.ndjson) whether each line is a document; gzip and zstd are decompressed");
   CLI::Option* needle =
       verb->add_flag(
               "--needle", o->needle,

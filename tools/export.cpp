@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
@@ -32,6 +33,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::string checkpoint, out, format = "hf", dtype;
   double file_gb = 5;
+  bool splits = false;  // --file-gb is given
 };
 
 // What is exported: a checkpoint whose tensors have the names and shapes of its config's model.
@@ -88,13 +90,15 @@ std::string size_text(const WrittenWeights& written) {
 }
 
 void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const std::string& out) {
-  const ExportClass c = export_class(e.source.config.model, e.source.origin);
+  ModelSource source = e.source;
+  source.origin = origin_for_tokens(std::move(source.origin), *e.tokenizer, source.config.data.tokenizer);
+  const ExportClass c = export_class(source.config.model, source.origin);
   const std::vector<Tokenizer::File> tokenizer =
-      tokenizer_files(*e.tokenizer, e.source.origin, c, e.source.config.train.seq_len);
+      tokenizer_files(*e.tokenizer, source.origin, c, source.config.train.seq_len);
   std::vector<Tokenizer::File> files = {
-      {"config.json", json_file(export_config(e.source, c, dtype, e.eot()))},
-      {"generation_config.json", json_file(export_generation_config(e.source, e.eot()))},
-      {"README.md", model_card(fs::path(out).filename().string(), e.source, c, dtype, *e.tokenizer)}};
+      {"config.json", json_file(export_config(source, c, dtype, e.eot()))},
+      {"generation_config.json", json_file(export_generation_config(source, e.eot()))},
+      {"README.md", model_card(fs::path(out).filename().string(), source, c, dtype, *e.tokenizer)}};
   if (!c.huggingface) {
     files.push_back({"configuration_triad.py", kConfigurationTriad});
     files.push_back({"modeling_triad.py", kModelingTriad});
@@ -113,11 +117,20 @@ void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const 
     fmt::print("model_type triad, because of {}: from_pretrained needs trust_remote_code=True\n", c.reason);
 }
 
-// A checkpoint as `triad init` writes one. state.json keeps the step, the config and the origin.
+// A number of figures_of(); 0 if it is not known.
+int64_t count_in(const Json& figures, const char* key) {
+  return figures.contains(key) && figures[key].is_number_unsigned() ? figures[key].get<int64_t>() : 0;
+}
+
+// A checkpoint as `triad init` writes one. state.json keeps the step, the tokens, the config and the origin.
 void export_triad(const Export& e, DType dtype, const std::string& out) {
   const std::string state = e.source.folder + "/" + kStateFile;
-  const std::string text = fs::exists(state) ? read_file(state)
-                                             : json_file(state_json(e.source.config, {.origin = e.source.origin}));
+  const Json figures = figures_of(e.source.folder);
+  RunState reached;
+  reached.step = count_in(figures, "step");
+  reached.tokens = count_in(figures, "tokens");
+  reached.origin = e.source.origin;
+  const std::string text = fs::exists(state) ? read_file(state) : json_file(state_json(e.source.config, reached));
   WrittenWeights written;
   write_output_folder(out, [&](const std::string& folder) {
     written = write_weights(e.weights, e.tensors([](const std::string& name) { return name; }), dtype,
@@ -132,6 +145,7 @@ void run(const Options& o) {
   check_environment();
   const bool triad = o.format == "triad";
   if (!triad && o.format != "hf") fail_usage("--format is \"{}\": hf or triad is allowed", shortened(o.format));
+  if (triad && o.splits) fail_usage("--file-gb is {}: --format triad writes one whole file of weights", o.file_gb);
   if (!o.dtype.empty() && o.dtype != "bf16" && o.dtype != "f32")
     fail_usage("--dtype is \"{}\": bf16 or f32 is allowed", shortened(o.dtype));
   const DType dtype = o.dtype == "f32" || (o.dtype.empty() && triad) ? DType::f32 : DType::bf16;
@@ -156,10 +170,14 @@ void add_export(CLI::App& app) {
                    "Qwen2 or Qwen3, or with code of its own; triad: a checkpoint with one whole file of weights")
       ->capture_default_str();
   verb->add_option("--dtype", o->dtype, "bf16 or f32, which keeps every bit; default: bf16, for format triad f32");
-  verb->add_option("--file-gb", o->file_gb, "format hf: weights are split into files of at most this many GB")
-      ->check(within(above(0).up_to(1e6)))
-      ->capture_default_str();
-  verb->callback([o] { run(*o); });
+  const CLI::Option* const file_gb =
+      verb->add_option("--file-gb", o->file_gb, "format hf: weights are split into files of at most this many GB")
+          ->check(within(above(0).up_to(1e6)))
+          ->capture_default_str();
+  verb->callback([o, file_gb] {
+    o->splits = file_gb->count() > 0;
+    run(*o);
+  });
 }
 
 }  // namespace triad

@@ -97,7 +97,8 @@ class Generator {
     for (const int64_t token : stop_)
       if (token >= vocab) fail_usage("--stop is {}: the vocabulary has {} tokens", token, vocab);
     if (tokenizer_->available()) stop_.insert(tokenizer_->eot());
-    for (const int64_t token : eos_tokens(source_.origin)) stop_.insert(token);
+    const Json origin = origin_for_tokens(source_.origin, *tokenizer_, source_.config.data.tokenizer);
+    for (const int64_t token : eos_tokens(origin)) stop_.insert(token);
     for (const std::string& prompt : o.prompts) {
       // The prompt begins with an end-of-text token, because one precedes each document in training.
       std::vector<int32_t> tokens = {tokenizer_->eot()};

@@ -182,15 +182,18 @@ void run_import(const Options& o) {
     write_tokenizer_files(source.tokenizer->files(), folder);
     write_file_atomically(folder + "/config.json", dump_json(config_to_json(config), 2) + "\n");
     config.train.init_from.clear();
-    write_file_atomically(folder + "/" + kStateFile,
-                          dump_json(state_json(config, {.origin = source.origin}), 2) + "\n");
+    RunState untrained;
+    untrained.origin = source.origin;
+    write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, untrained), 2) + "\n");
   });
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   fmt::print("{}: {} of {}, {} attention, {} parameters in {} tensors{}; tokenizer: {}; {:.1f} s\n", o.out,
              word_of(source.config.model_class), source.dtypes(), o.attention, count_parameters(config.model),
              copy.count(), copy.fresh() > 0 ? fmt::format(" ({} begin fresh: the gates and phi)", copy.fresh()) : "",
              describe(*source.tokenizer), seconds.count());
-  fmt::print("train it: triad train {}/config.json --set data.kind=text --set 'data.paths=[\"my/*.txt\"]'\n", o.out);
+  const bool texts = source.tokenizer->available();  // without a tokenizer only tokens can be read
+  fmt::print("train it: triad train {}/config.json --set data.kind={} --set 'data.paths=[\"my/*.{}\"]'\n", o.out,
+             texts ? "text" : "shards", texts ? "txt" : "bin");
 }
 
 }  // namespace

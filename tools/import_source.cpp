@@ -154,7 +154,7 @@ ImportSource open_import(const std::string& folder, bool with_tokenizer) {
   check_tensors(weights, config, folder);
   std::unique_ptr<Tokenizer> tokenizer =
       with_tokenizer ? open_tokenizer(folder, config.vocab_size) : std::make_unique<NoTokenizer>();
-  Json origin = read_origin(folder, config);
+  Json origin = read_origin(folder, config, *tokenizer);
   return {folder, std::move(config), std::move(weights), std::move(tokenizer), std::move(origin)};
 }
 

@@ -210,7 +210,7 @@ void inspect_huggingface(const std::string& path) {
     fmt::print("  tokenizer: {}\n", source.tokenizer->available()
                                         ? fmt::format("{} tokens", source.tokenizer->vocab_size())
                                         : "none; import takes the weights with a warning");
-    fmt::print("  triad import takes it\n");
+    fmt::print("  triad import takes it, unless a weight is not finite (columns nan and inf)\n");
     for (const SafetensorsFile& file : source.weights.files()) files.push_back(file.path());
   } catch (const Error& e) {
     fmt::print("{}\n  a model folder of Hugging Face's transformers\n  triad import cannot take it: {}\n",

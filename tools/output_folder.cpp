@@ -31,15 +31,21 @@ void remove_unfinished(const fs::path& out) {
 }  // namespace
 
 std::string check_output_folder(const std::string& out, const std::string& source) {
+  if (out.empty()) fail_usage("--out is empty: a folder is needed");
   fs::path path = fs::absolute(out).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
-  std::error_code ignored;
+  std::error_code error, ignored;
+  // The result is renamed to the folder itself, because a folder cannot take the place of a link.
+  if (fs::is_symlink(path, ignored)) {
+    const fs::path target = fs::canonical(path, error);
+    if (error) fail("--out {} is a link that leads to no folder: {}", out, error.message());
+    path = target;
+  }
   if (fs::equivalent(source, path, ignored))
     fail("--out {} is the folder that is read: the result needs a folder of its own", out);
   const fs::file_status status = fs::status(path, ignored);
   if (!fs::exists(status)) return path.string();
   if (!fs::is_directory(status)) fail("--out {} exists and is no folder", out);
-  std::error_code error;
   const bool empty = fs::is_empty(path, error);
   if (error) fail("--out {} cannot be read: {}", out, error.message());
   if (!empty) fail("--out {} exists and is not empty: remove it, or choose another --out", out);
@@ -54,7 +60,8 @@ void write_output_folder(const std::string& out, const std::function<void(const 
     make_folders(temporary);
     write(temporary);
     sync_tree(temporary);
-    if (::rename(temporary.c_str(), out.c_str()) != 0) fail("{}: cannot be put in place: {}", out, std::strerror(errno));
+    if (::rename(temporary.c_str(), out.c_str()) != 0)
+      fail("{}: cannot be put in place: {}", out, std::strerror(errno));
   } catch (...) {
     std::error_code ignored;  // the first error is rethrown
     fs::remove_all(temporary, ignored);

@@ -5,8 +5,8 @@
 
 namespace triad {
 
-// Returns --out as an absolute path. Throws an Error if it is `source`, the folder that the verb reads, or if it exists
-// and is not an empty folder.
+// Returns --out as an absolute path; if it is a link, the path of the folder to which it leads. Throws an Error if it
+// is `source`, the folder that the verb reads, or if it exists and is not an empty folder; a UsageError if it is "".
 std::string check_output_folder(const std::string& out, const std::string& source);
 
 // Fills a temporary folder next to `out` by write(folder) and renames it to `out`, a result of check_output_folder. If

@@ -176,8 +176,8 @@ void visit(DataConfig& c, V&& v) {
     "rows hold whole documents where one of a thousand fits; else the shortest is cut, and its rest is dropped",
     Rule{});
   v("max_documents", c.max_documents,
-    "the most documents in a row. stream with attend_within: a row with more is an error; 0: as many as the data has. "
-    "best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8",
+    "the most documents in a row. stream: a row with more is an error, only with attend_within; 0: as many as the data "
+    "has. best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8",
     at_least(0).up_to(1 << 24));
   v("needle_pairs", c.needle_pairs, "kind needle: key-value pairs in a sequence", at_least(1).up_to(1 << 20));
   v("needle_questions", c.needle_questions,

@@ -127,6 +127,16 @@ void describe_stream(const Config& c, DataSource& data, const DocumentIndex& ind
       percent(division.cut_tokens, rows * T));
 }
 
+// Throws a UsageError if data.max_documents would limit nothing.
+void check_max_documents(const Config& c) {
+  if (c.data.max_documents > 0 && c.data.packing == Packing::stream && !attends_within(c.data))
+    fail_usage(
+        "data.max_documents is {}, but with data.packing stream it limits only rows whose attention stays within "
+        "documents, and here it crosses them (data.documents attend_across). Set data.max_documents=0, "
+        "data.documents=attend_within or data.packing=best_fit",
+        c.data.max_documents);
+}
+
 // Fills in what a run knows about its documents; nothing if its rows do not depend on them.
 void describe_documents(const Config& c, DataSource& data) {
   data.rows = {.seq_len = c.train.seq_len,
@@ -224,6 +234,7 @@ void resolve_documents(Config& c, const std::string& resume) {
 }
 
 DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
+  check_max_documents(c);
   const uint64_t seed = static_cast<uint64_t>(c.data.seed);
   const SplitOptions split{
       .paths = c.data.paths, .val_paths = c.data.val_paths, .val_fraction = c.data.val_fraction, .seed = seed};
@@ -271,6 +282,7 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
 
 PlannedDocuments planned_documents(const Config& c) {
   try {
+    check_max_documents(c);
     if (!attends_within(c.data)) return {};
     if (c.data.max_documents > 0 && c.data.packing == Packing::stream)
       return {.most = c.data.max_documents, .attended = {}, .known = false};

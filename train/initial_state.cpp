@@ -1,11 +1,15 @@
 #include "train/initial_state.h"
 
+#include <fmt/format.h>
 #include <zlib.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/check.h"
+#include "io/checkpoint.h"
 #include "train/run_folder.h"
 
 namespace triad {
@@ -32,6 +36,69 @@ void load_init(Context& ctx, Params& params, const Config& config, const ModelSo
     load_dense_weights(ctx, params, from.weights, static_cast<uint64_t>(config.train.seed));
   else
     load_weights(ctx, params, from.weights);
+}
+
+// A number that describes the data of a run, and for messages what it is.
+struct DataFact {
+  const char* what;  // with {} for the split's use: train or evaluate
+  int64_t value;
+};
+
+// What of a split the ranks must agree on, because each rank computes the order of the rows and counts the targets of
+// a step (Batch::step_targets) for all ranks from its own files.
+std::vector<DataFact> facts_of(const TokenSource& source) {
+  const MaskView mask = source.mask();
+  const DocumentIndex* const index = source.documents();
+  return {{"the tokens to {} on are", source.size()},
+          {"the learned tokens to {} on are", mask.count(0, source.size())},
+          {"the checksum of the loss mask to {} with is", mask.empty() ? 0 : mask.mask->checksum()},
+          {"the separator (-1: unknown) of the documents to {} on is token", index == nullptr ? -1 : index->eot},
+          {"the place of the separator (0: first, 1: last) in the documents to {} on is",
+           index == nullptr ? -1 : static_cast<int64_t>(index->separator)},
+          {"the documents to {} on are", index == nullptr ? -1 : index->count()},
+          {"the beginnings of the documents to {} on have checksum", index == nullptr ? 0 : index->checksum()}};
+}
+
+// Throws an Error on every rank if the ranks differ in the step, the weights or the data. read_weights: whether the
+// weights were read from files.
+void compare_ranks(Context& ctx, Comm& comm, const Params& params, const DataSource& data, const RunState& state,
+                   bool read_weights) {
+  const auto same = [&](int64_t own, const std::string& what) {
+    for (const int64_t other : comm.all_gather_host(own, what))
+      TRIAD_CHECK(other == own, "{} {} on rank {}, {} on another: do they see the same files?", what, own, comm.rank(),
+                  other);
+  };
+  same(state.step, "the step to go on from is");
+  if (read_weights) same(checksum_of(ctx, params), "the weights to begin with have checksum");
+  for (const DataFact& fact : facts_of(*data.train)) same(fact.value, fmt::format(fmt::runtime(fact.what), "train"));
+  for (const DataFact& fact : facts_of(*data.val)) same(fact.value, fmt::format(fmt::runtime(fact.what), "evaluate"));
+}
+
+// RunState::data of a run on this data: the numbers of tokens, learned tokens and documents (null: unknown) of each
+// split. Null for generated data, which its config determines.
+Json count_data(const Config& config, const DataSource& data) {
+  if (config.data.kind != DataKind::text && config.data.kind != DataKind::shards) return {};
+  const auto counts = [](const TokenSource& source) {
+    const DocumentIndex* const index = source.documents();
+    return Json{{"tokens", source.size()},
+                {"learned", source.mask().count(0, source.size())},
+                {"documents", index == nullptr ? Json() : Json(index->count())}};
+  };
+  return {{"train", counts(*data.train)}, {"val", counts(*data.val)}};
+}
+
+// Throws an Error if a checkpoint's counts of its data differ from those of now. Documents that were unknown then or
+// are now are not compared: the rows of such a run do not depend on them.
+void check_counts(const Json& before, const Json& now, const std::string& resume_from, const DataSource& data) {
+  if (before.is_null() || now.is_null()) return;
+  for (const char* split : {"train", "val"})
+    for (const char* key : {"tokens", "learned", "documents"}) {
+      const Json then = before.value(split, Json::object()).value(key, Json()), value = now[split][key];
+      if (then.is_null() || value.is_null() || then == value) continue;
+      const TokenSource& source = split == std::string("train") ? *data.train : *data.val;
+      fail("{}/{}: its data.{}.{} is {}, but {} has {} now: a resume needs the data that the run had", resume_from,
+           kStateFile, split, key, brief(then), source.name(), brief(value));
+    }
 }
 
 }  // namespace
@@ -76,16 +143,10 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
       params.init(ctx, static_cast<uint64_t>(config.train.seed));
     }
   }
-  if (comm.world() == 1) return state;
-  const auto same = [&](int64_t own, const char* what) {
-    for (const int64_t other : comm.all_gather_host(own, what))
-      TRIAD_CHECK(other == own, "{} {} on rank {}, {} on another: do they see the same files?", what, own, comm.rank(),
-                  other);
-  };
-  same(state.step, "the step to go on from is");
-  if (!resume_from.empty() || init_from) same(checksum_of(ctx, params), "the weights to begin with have checksum");
-  same(data.train->size(), "the tokens to train on are");
-  same(data.val->size(), "the tokens to evaluate on are");
+  if (comm.world() > 1) compare_ranks(ctx, comm, params, data, state, !resume_from.empty() || init_from);
+  Json counts = count_data(config, data);
+  check_counts(state.data, counts, resume_from, data);
+  state.data = std::move(counts);
   return state;
 }
 

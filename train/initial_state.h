@@ -19,7 +19,8 @@ DataSource open_data_for(const Config&, const Tokenizer&, const std::string& res
                          const std::optional<ModelSource>& init_from);
 
 // Loads or initializes the parameters, and on a resume the optimizer's moments. If the ranks differ in the first step,
-// the weights' checksum or the number of tokens in the data, throws Error on every rank.
+// the weights' checksum, or in the tokens, loss masks or documents of the data, throws Error on every rank; also if the
+// numbers of tokens, learned tokens or documents differ from those in the checkpoint to resume.
 RunState begin_run(Context&, TrainStep&, Comm&, const Config&, const DataSource&, const std::string& resume_from,
                    const std::optional<ModelSource>& init_from);
 

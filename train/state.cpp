@@ -9,6 +9,7 @@
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "io/data/dataset.h"
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/unicode.h"
@@ -23,7 +24,8 @@ namespace {
 
 constexpr const char* kWeightsFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
-constexpr const char* kOrigin = "origin";  // a key of state.json
+constexpr const char* kOrigin = "origin";  // keys of state.json
+constexpr const char* kData = "data";
 
 // A host buffer [stored elements] laid out as the flat parameter buffer; its tensors are written as prefix + name.
 struct NamedBuffer {
@@ -139,12 +141,37 @@ int64_t state_number(const Json& state, const std::string& folder, const char* k
   return state[key].get<int64_t>();
 }
 
-// `origin` of a checkpoint's state.json; null if it has none.
-Json origin_of(const Json& state, const std::string& folder) {
-  const Json origin = state.value(kOrigin, Json());
-  TRIAD_CHECK(origin.is_null() || origin.is_object(), "{}/{}: `{}` is {}: an object is needed", folder, kStateFile,
-              kOrigin, brief(origin));
-  return origin;
+// An object in a checkpoint's state.json; null if it has none.
+Json object_of(const Json& state, const std::string& folder, const char* key) {
+  const Json object = state.value(key, Json());
+  TRIAD_CHECK(object.is_null() || object.is_object(), "{}/{}: `{}` is {}: an object is needed", folder, kStateFile, key,
+              brief(object));
+  return object;
+}
+Json origin_of(const Json& state, const std::string& folder) { return object_of(state, folder, kOrigin); }
+
+// `data` of a checkpoint's state.json, which has an object for each split.
+Json data_of(const Json& state, const std::string& folder) {
+  const Json data = object_of(state, folder, kData);
+  for (const auto& [split, counts] : data.items())
+    TRIAD_CHECK(counts.is_object(), "{}/{}: `{}.{}` is {}: an object is needed", folder, kStateFile, kData,
+                shortened(split), brief(counts));
+  return data;
+}
+
+// Throws if a run from before data.documents existed has JSONL among its texts: it read such a file as one document of
+// plain text, but today each line is parsed.
+void check_jsonl(const Json& state, const Config& config, const std::string& folder) {
+  const Json& root = state["config"];
+  if (config.data.kind != DataKind::text || (root.contains("data") && root["data"].contains("documents"))) return;
+  for (const std::vector<std::string>* patterns : {&config.data.paths, &config.data.val_paths})
+    for (const std::string& file : expand_globs(*patterns))
+      if (is_jsonl(file))
+        fail(
+            "{}/{}: its run began before data.documents existed, and read {} as plain text, one document. Each line is "
+            "parsed as a document now, so the run cannot go on: begin a new one, with train.init_from if its weights "
+            "are to be kept",
+            folder, kStateFile, file);
 }
 
 }  // namespace
@@ -156,6 +183,7 @@ Json state_json(const Config& config, const RunState& state) {
                {"tokens", state.tokens},
                {"config", config_to_json(config)}};
   if (!state.origin.is_null()) json[kOrigin] = state.origin;
+  if (!state.data.is_null()) json[kData] = state.data;
   return json;
 }
 
@@ -211,6 +239,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
     if (key == "data.tokenizer" && names_unknown_tokenizer(before, config)) return;
     if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
   });
+  check_jsonl(state, config, folder);
   load_weights(ctx, params, folder + "/" + kWeightsFile);
   const SafetensorsFile moments(folder + "/" + kOptimizerFile);
   check_names(params, moments, {with_prefix("exp_avg/"), with_prefix("exp_avg_sq/")});
@@ -218,7 +247,8 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),
           .tokens = state_number(state, folder, "tokens"),
-          .origin = origin_of(state, folder)};
+          .origin = origin_of(state, folder),
+          .data = data_of(state, folder)};
 }
 
 std::vector<std::string> differences(const Config& before, const Config& now) {
@@ -244,19 +274,22 @@ void save_initial(Context& ctx, const std::string& folder, const Params& params,
 
 ModelSource find_model(const std::string& path) {
   // Environment variables that set nsa.* keys (for example, to force a branch) apply to a trained model too.
-  const auto source = [](Json config, const std::string& folder, Json origin) {
+  const auto source = [](Json config, const std::string& folder, const std::string& file, Json origin) {
     apply_environment(config, "nsa");
-    return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, folder + "/" + kWeightsFile,
-                       std::move(origin)};
+    try {
+      return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, folder + "/" + kWeightsFile,
+                         std::move(origin)};
+    } catch (const UsageError& e) { fail_usage("{}: {}", file, e.what()); }
   };
   const auto checkpoint = [&](const std::string& folder) {
     const Json state = read_state(folder);
-    return source(state["config"], folder, origin_of(state, folder));
+    return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder));
   };
   // The folder of a run: its own weights have no state.json, but its checkpoints have.
   const auto run = [&](const std::string& folder) {
     const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
-    return source(read_json_file(folder + "/config.json"), folder,
+    const std::string file = folder + "/config.json";
+    return source(read_json_file(file), folder, file,
                   newest ? origin_of(read_state(*newest), *newest) : Json());
   };
   if (fs::is_regular_file(path)) {

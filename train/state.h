@@ -22,6 +22,9 @@ struct RunState {
   // Null, or for a model that `triad import` has read, and for those trained from it, what an export needs of the
   // folder from which it came (io/huggingface/README.md).
   Json origin;
+  // {train, val}: {tokens, learned, documents}, the numbers of these in the run's text or shards; null for other data,
+  // and where they are not known. begin_run() fills it in and compares it.
+  Json data = nullptr;
 };
 
 // The contents of state.json.
@@ -48,7 +51,7 @@ std::string save_checkpoint(const std::string& parent, const Params&, const Stat
 // passes.
 void check_tokenizer(const std::string& folder, const Tokenizer&);
 // Reads a checkpoint. Throws Error if its config differs in a key on which a resume depends: model.*, nsa.*, data.* or
-// train.seq_len.
+// train.seq_len. Likewise for one that read a JSONL file as plain text, as runs did before data.documents existed.
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
 
 // The config that a checkpoint was written with.

@@ -16,6 +16,7 @@
 #include "io/data/corpus.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shards.h"
+#include "io/data/text_input.h"
 #include "io/file.h"
 
 namespace triad {
@@ -118,6 +119,10 @@ class ShardTokens final : public TokenSource {
       const int64_t first = ends_[i] - shards_[i].size();
       std::for_each(marks.begin() + static_cast<std::ptrdiff_t>(before), marks.end(), [&](int64_t& m) { m += first; });
     }
+    for (const ShardManifest& m : origin.manifests)
+      if (const int64_t documents = m.documents_of(files); marks.empty() && documents > 1)
+        fail("{}: its eot is {}, but {} hold no such token, and {} documents: it cannot be their separator", m.path,
+             m.eot, name_, documents);
     index_ = index_documents(std::move(marks), size(), manifest.separator, manifest.eot);
     if (!mask().learned(size() - 1)) index_->after_end = -1;  // a separator is learned if the token before it is
   }
@@ -207,13 +212,6 @@ std::vector<std::string> text_files(const std::vector<std::string>& files) {
   return texts;
 }
 
-// Whether a file's name says that each line is a JSON object with a document.
-bool is_jsonl(const std::string& path) {
-  std::filesystem::path name(path);
-  if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
-  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
-}
-
 // Calls append(document, learned) for each document of the files, in order; a document begins with the end-of-text
 // token. learned: as in MemoryTokens::append.
 template <class F>
@@ -230,7 +228,7 @@ void for_each_document(const std::vector<std::string>& files, const Tokenizer& t
   const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
   for (const std::string& file : files) {
     if (!is_jsonl(file)) {
-      add(tokenizer.encode(read_file(file)));
+      if (const std::string text = read_whole_text(file); !text.empty()) add(tokenizer.encode(text));
       continue;
     }
     encode_corpus({.files = {file}, .format = TextFormat::jsonl, .threads = threads}, tokenizer, {},
@@ -297,6 +295,12 @@ void TokenSource::read_sequence(int64_t begin, std::span<int32_t> tokens, std::s
   read(begin + 1, targets);
   read(begin, tokens.first(1));
   std::copy(targets.begin(), targets.end() - 1, tokens.begin() + 1);
+}
+
+bool is_jsonl(const std::string& path) {
+  std::filesystem::path name(path);
+  if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
+  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
 }
 
 const DocumentIndex& require_documents(const TokenSource& source) {

@@ -54,9 +54,9 @@ struct SplitOptions {
   double val_fraction = 0;
   uint64_t seed = 0;  // seed of the random choice of validation documents
 };
-// Token sources from text files, one document each, and from JSONL files (*.jsonl, *.ndjson, also packed), whose lines
-// are documents (io/data/record.h), with a mask if some of their text is not learned. Held in memory as tokens, with
-// tokenizer.eot() before each document. The seed chooses the
+// Token sources from text files, one document each, and from JSONL files (is_jsonl), whose lines are documents
+// (io/data/record.h), with a mask if some of their text is not learned. gzip and zstd are decompressed; files of other
+// compression throw. Held in memory as tokens, with tokenizer.eot() before each document. The seed chooses the
 // validation documents. A single document is split by position instead: its last val_fraction is for validation. Empty
 // files are skipped. A token shard among the files throws.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
@@ -66,8 +66,11 @@ DataSplit text_data(const SplitOptions&, const Tokenizer&);
 // validation.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
-// One token source without a validation split from files of one kind, token shards or text, which is recognized by
-// their first bytes.
+// Whether a file's name says that each line is a JSON object with a document: *.jsonl and *.ndjson, also packed.
+bool is_jsonl(const std::string& path);
+
+// One token source without a validation split from files of one kind: token shards, which are recognized by their first
+// bytes, or text, of which JSONL is recognized by its name.
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer&, int64_t vocab);
 
 // If n_tokens tokens are split by position: the number of tokens at the beginning that are for training.

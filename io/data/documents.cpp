@@ -1,5 +1,7 @@
 #include "io/data/documents.h"
 
+#include <zlib.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -15,6 +17,11 @@ DocumentIndex DocumentIndex::part(int64_t begin, int64_t end) const {
   for (const int64_t at : begins_in(begin + 1, end)) part.begins.push_back(at - begin);
   if (end == size) part.after_end = after_end;
   return part;
+}
+
+uint32_t DocumentIndex::checksum() const {
+  const auto* const bytes = reinterpret_cast<const Bytef*>(begins.data());
+  return static_cast<uint32_t>(crc32_z(0, bytes, begins.size() * sizeof(int64_t)));
 }
 
 DocumentIndex index_documents(std::vector<int64_t> marks, int64_t size, Separator separator, int32_t eot) {

@@ -28,6 +28,7 @@ struct DocumentIndex {
   std::span<const int64_t> begins_in(int64_t begin, int64_t end) const;
   // The documents of the tokens [begin, end) of this source, as an index of those tokens alone.
   DocumentIndex part(int64_t begin, int64_t end) const;
+  uint32_t checksum() const;  // CRC-32 of `begins`
 };
 
 // The index of a source in which `marks` are the positions of the separators, ascending. Tokens before the first

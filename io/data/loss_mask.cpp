@@ -1,5 +1,7 @@
 #include "io/data/loss_mask.h"
 
+#include <zlib.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -89,6 +91,11 @@ std::vector<std::byte> LossMask::bits() const {
   std::vector<std::byte> bytes(static_cast<size_t>((size_ + 7) / 8));
   if (size_ > 0) std::memcpy(bytes.data(), words_.data(), bytes.size());
   return bytes;
+}
+
+uint32_t LossMask::checksum() const {
+  const auto* const bytes = reinterpret_cast<const Bytef*>(words_.data());
+  return static_cast<uint32_t>(crc32_z(0, bytes, words_.size() * sizeof(uint64_t)));
 }
 
 }  // namespace triad

@@ -22,6 +22,7 @@ class LossMask {
   int64_t count(int64_t begin, int64_t end) const;  // number of learned tokens in [begin, end)
   // All bits, the lowest bit of each byte first; the bits after the last token are 0.
   std::vector<std::byte> bits() const;
+  uint32_t checksum() const;  // CRC-32 of the bits
 
  private:
   void append_word(uint64_t bits, int64_t n);

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <map>
+#include <utility>
 
 #include "engine/check.h"
 #include "io/file.h"
@@ -22,19 +24,67 @@ std::string sibling(const fs::path& manifest, const std::string& name) {
   return (manifest.parent_path() / name).string();
 }
 
-std::vector<std::string> shards_of(const ShardManifest& manifest, const Json& row) {
+// An object of a manifest. Its values are checked for their type; an error names file, key and value.
+class Fields {
+ public:
+  // name: the object's key with those that lead to it, "train"; empty for the whole file.
+  Fields(const std::string& path, std::string name, const Json& json)
+      : path_(path), name_(std::move(name)), json_(json) {
+    if (!json.is_object()) refuse(name_, json, "an object");
+  }
+  bool has(const char* key) const { return json_.contains(key); }
+  std::string text(const char* key) const {
+    const Json& value = at(key);
+    if (!value.is_string()) refuse(name_of(key), value, "a string");
+    return value.get<std::string>();
+  }
+  // An integer in [least, most].
+  int64_t integer(const char* key, int64_t least, int64_t most) const {
+    const Json& value = at(key);
+    const bool fits = !value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(most);
+    if (!value.is_number_integer() || !fits || value.get<int64_t>() < least || value.get<int64_t>() > most)
+      refuse(name_of(key), value, fmt::format("an integer from {} to {}", least, most));
+    return value.get<int64_t>();
+  }
+  Fields object(const char* key) const { return {path_, name_of(key), at(key)}; }
+  // The elements of a list, each of which is an object.
+  std::vector<Fields> objects(const char* key) const {
+    const Json& list = at(key);
+    if (!list.is_array()) refuse(name_of(key), list, "a list");
+    std::vector<Fields> all;
+    for (size_t i = 0; i < list.size(); ++i) all.emplace_back(path_, fmt::format("{}[{}]", name_of(key), i), list[i]);
+    return all;
+  }
+
+ private:
+  std::string name_of(const char* key) const { return name_.empty() ? key : name_ + "." + key; }
+  const Json& at(const char* key) const {
+    if (!has(key)) fail("{} is damaged: its {} is absent", path_, name_of(key));
+    return json_[key];
+  }
+  [[noreturn]] void refuse(const std::string& name, const Json& value, const std::string& needed) const {
+    fail("{} is damaged: its {} is {}: {} is needed", path_, name, brief(value), needed);
+  }
+
+  const std::string& path_;
+  std::string name_;
+  const Json& json_;
+};
+
+constexpr int64_t kMostDocuments = int64_t{1} << 53;
+
+// Reads the paths of a split's shards; documents: receives the number of documents, if the manifest has it.
+std::vector<std::string> read_split(const ShardManifest& manifest, const Fields& split, int64_t& documents) {
   std::vector<std::string> paths;
-  for (const Json& shard : row.at("shards"))
-    paths.push_back(sibling(manifest.path, shard.at("file").get<std::string>()));
+  for (const Fields& shard : split.objects("shards")) paths.push_back(sibling(manifest.path, shard.text("file")));
+  if (split.has("documents")) documents = split.integer("documents", 0, kMostDocuments);
   return paths;
 }
 
-void read_separator(ShardManifest& manifest, const Json& json) {
-  const auto eot = json.value("eot", int64_t{-1});
-  if (eot < -1 || eot >= manifest.vocab_size)
-    fail("{}: its eot is {}: a token of its vocabulary of {} is needed", manifest.path, eot, manifest.vocab_size);
-  manifest.eot = static_cast<int32_t>(eot);
-  const auto position = json.value("eot_position", std::string("first"));
+// eot: a token of the vocabulary, or -1 (unknown), which is also the default.
+void read_separator(ShardManifest& manifest, const Fields& fields) {
+  if (fields.has("eot")) manifest.eot = static_cast<int32_t>(fields.integer("eot", -1, manifest.vocab_size - 1));
+  const std::string position = fields.has("eot_position") ? fields.text("eot_position") : "first";
   if (position != "first" && position != "last")
     fail("{}: its eot_position is \"{}\": first or last is allowed", manifest.path, shortened(position));
   manifest.separator = position == "last" ? Separator::last : Separator::first;
@@ -55,6 +105,17 @@ Json files_in(const std::string& folder) {
   } catch (const UsageError&) { return nullptr; }  // the folder has no tokenizer files
 }
 
+// `tokenizer_files` of a manifest, or those in its folder if it has no such key; null: unknown.
+Json read_tokenizer_files(const ShardManifest& manifest, const Fields& fields, const Json& json) {
+  if (!fields.has("tokenizer_files")) return files_in(manifest.folder());
+  for (const Fields& file : fields.objects("tokenizer_files")) {
+    file.text("file");
+    file.text("crc32");
+    file.integer("bytes", 0, std::numeric_limits<int64_t>::max());
+  }
+  return json["tokenizer_files"];
+}
+
 bool lists(const ShardManifest& manifest, const fs::path& shard) {
   const auto is_shard = [&](const std::string& path) { return fs::path(path).filename() == shard.filename(); };
   return std::any_of(manifest.train.begin(), manifest.train.end(), is_shard) ||
@@ -70,6 +131,18 @@ bool same_separator(const ShardManifest& a, const ShardManifest& b) {
 std::string ShardManifest::folder() const {
   const std::string parent = fs::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
+}
+
+int64_t ShardManifest::documents_of(std::span<const std::string> files) const {
+  const auto among_files = [&](const std::string& shard) {
+    return std::any_of(files.begin(), files.end(), [&](const std::string& file) {
+      return fs::path(file).filename() == fs::path(shard).filename();
+    });
+  };
+  int64_t documents = 0;
+  if (!train.empty() && std::all_of(train.begin(), train.end(), among_files)) documents += train_documents;
+  if (!val.empty() && std::all_of(val.begin(), val.end(), among_files)) documents += val_documents;
+  return documents;
 }
 
 bool ShardManifest::is_of(const Tokenizer& other) const {
@@ -106,21 +179,18 @@ std::optional<ShardManifest> read_manifest(const std::string& folder) {
   const Json json = parse_json(read_file(manifest.path), manifest.path);
   if (!json.is_object() || !json.contains("format") || !json.contains("tokenizer") || !json.contains("train"))
     return std::nullopt;
-  try {
-    manifest.vocab_size = json.at("vocab_size").get<int64_t>();
-    read_separator(manifest, json);
-    manifest.train = shards_of(manifest, json.at("train"));
-    manifest.val = shards_of(manifest, json.at("val"));
-    manifest.tokenizer = json.at("tokenizer").get<std::string>();
-    manifest.tokenizer_files = Json::array();
-    if (manifest.tokenizer != "byte") {
-      manifest.tokenizer_files =
-          json.contains("tokenizer_files") ? json["tokenizer_files"] : files_in(manifest.folder());
-      const bool known = !checksums(manifest.tokenizer_files).empty();
-      manifest.tokenizer =
-          known ? sibling(manifest.path, manifest.tokenizer_files[0].at("file").get<std::string>()) : "";
-    }
-  } catch (const Json::exception& e) { fail("{} is damaged: {}", manifest.path, e.what()); }
+  const Fields fields(manifest.path, "", json);
+  manifest.tokenizer = fields.text("tokenizer");
+  manifest.vocab_size = fields.integer("vocab_size", 1, std::numeric_limits<int32_t>::max());
+  read_separator(manifest, fields);
+  manifest.train = read_split(manifest, fields.object("train"), manifest.train_documents);
+  manifest.val = read_split(manifest, fields.object("val"), manifest.val_documents);
+  manifest.tokenizer_files = Json::array();
+  if (manifest.tokenizer != "byte") {
+    manifest.tokenizer_files = read_tokenizer_files(manifest, fields, json);
+    const bool known = !manifest.tokenizer_files.empty();
+    manifest.tokenizer = known ? sibling(manifest.path, manifest.tokenizer_files[0].at("file").get<std::string>()) : "";
+  }
   return manifest;
 }
 

@@ -19,6 +19,7 @@ struct ShardManifest {
   Json tokenizer_files;                 // what describe_files() returns; empty for the byte tokenizer
   int64_t vocab_size = 0;               // size of the tokenizer's vocabulary
   std::vector<std::string> train, val;  // paths of the shards
+  int64_t train_documents = 0, val_documents = 0;  // the numbers of documents in these; 0: unknown
   // The token that separates documents; -1: unknown.
   int32_t eot = -1;
   Separator separator = Separator::first;  // the manifest's `eot_position`: "first", the default, or "last"
@@ -27,6 +28,9 @@ struct ShardManifest {
   // Whether the shards may hold tokens of this tokenizer: compares the contents of its files, not their names. True if
   // the manifest does not know its tokenizer.
   bool is_of(const Tokenizer&) const;
+  // The documents that the manifest counts in the files: those of each split all of whose shards are among them, by the
+  // names alone.
+  int64_t documents_of(std::span<const std::string> files) const;
   // The manifest's tokenizer as a value for data.tokenizer. Throws an Error that names the file if it is missing or has
   // changed.
   std::string checked_tokenizer() const;
@@ -36,7 +40,7 @@ struct ShardManifest {
 Json describe_files(const std::vector<Tokenizer::File>&);
 
 // Reads the manifest in a folder; nullopt if the folder has no manifest.json, or one of another program. A damaged
-// manifest throws.
+// manifest throws, with the key and its value.
 std::optional<ShardManifest> read_manifest(const std::string& folder);
 
 // Where shards come from: the manifests that list them, each once, and the shards whose tokenizer is unknown.

@@ -1,5 +1,7 @@
 #include "io/huggingface/model_config.h"
 
+#include <zlib.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -9,6 +11,7 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 
@@ -20,6 +23,7 @@ constexpr const char* kConfigFile = "config.json";
 constexpr const char* kGenerationFile = "generation_config.json";
 // Keys of an origin.
 constexpr const char *kConfig = "config", *kGeneration = "generation_config", *kEos = "eos_token_id";
+constexpr const char *kFiles = "files", *kTokenizer = "tokenizer";
 
 // An object of the file, with the prefix of its keys in messages.
 class Object {
@@ -258,6 +262,31 @@ void read_shape(const Object& file, HuggingFaceConfig& c) {
   c.max_positions = file.integer("max_position_embeddings", 1, kMostPositions, defaults.max_positions);
 }
 
+// CRC-32 of the files of a tokenizer, one after the other, in hexadecimal.
+std::string checksum_of(const std::vector<Tokenizer::File>& files) {
+  uLong crc = 0;
+  for (const Tokenizer::File& file : files)
+    crc = crc32_z(crc, reinterpret_cast<const Bytef*>(file.content.data()), file.content.size());
+  return fmt::format("{:08x}", crc);
+}
+
+// What origin.tokenizer holds for a tokenizer; null for NoTokenizer.
+Json identity_of(const Tokenizer& tokenizer) {
+  if (!tokenizer.available()) return Json();
+  const std::vector<Tokenizer::File> files = tokenizer.files();
+  return checksum_of(files.empty() ? std::vector<Tokenizer::File>{{"", byte_tokenizer_json()}} : files);
+}
+
+// The same for the tokenizer's files in a folder, which need not be of a kind that Triad has.
+Json identity_in(const std::string& folder) {
+  const fs::path path = find_tokenizer(folder);
+  if (path.empty()) return Json();
+  std::vector<Tokenizer::File> files = {{"", read_file(path.string())}};
+  if (path.filename() == "vocab.json") files.push_back({"", read_file((fs::path(folder) / "merges.txt").string())});
+  if (path.filename() == "encoder.json") files.push_back({"", read_file((fs::path(folder) / "vocab.bpe").string())});
+  return checksum_of(files);
+}
+
 }  // namespace
 
 HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path) {
@@ -293,16 +322,24 @@ bool is_huggingface_folder(const std::string& folder) {
   } catch (const Error&) { return false; }
 }
 
-Json read_origin(const std::string& folder, const HuggingFaceConfig& config) {
+Json read_origin(const std::string& folder, const HuggingFaceConfig& config, const Tokenizer& tokenizer) {
   const auto is_file = [&](const char* name) {
     std::error_code ignored;
     return fs::is_regular_file(fs::path(folder) / name, ignored);
   };
-  const auto text_of = [&](const char* name) { return read_file((fs::path(folder) / name).string()); };
+  const auto text_of = [&](const char* name) {
+    const std::string path = (fs::path(folder) / name).string();
+    std::string text = read_file(path);
+    const size_t valid = utf8_prefix(text);
+    TRIAD_CHECK(valid == text.size(), "{}: the byte 0x{:02x} at offset {} is not UTF-8", path,
+                static_cast<unsigned char>(text[valid]), valid);
+    return text;
+  };
   Json origin = {{"format", "transformers"},
                  {"architecture", word_of(config.model_class)},
                  {kConfig, config.json},
-                 {"files", Json::object()}};
+                 {kTokenizer, tokenizer.available() ? identity_of(tokenizer) : identity_in(folder)},
+                 {kFiles, Json::object()}};
   if (is_file(kGenerationFile)) {
     const std::string path = (fs::path(folder) / kGenerationFile).string();
     origin[kGeneration] = parse_json(text_of(kGenerationFile), path);
@@ -311,12 +348,25 @@ Json read_origin(const std::string& folder, const HuggingFaceConfig& config) {
   }
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                            "chat_template.json", "chat_template.jinja"})
-    if (is_file(name)) origin["files"][name] = text_of(name);
+    if (is_file(name)) origin[kFiles][name] = text_of(name);
   for (const int64_t token : eos_tokens(origin))
     TRIAD_CHECK(token < config.vocab_size, "{}: {} {} is outside of the vocabulary of {}", folder, kEos, token,
                 config.vocab_size);
   return origin;
 }
+
+Json origin_for_tokens(Json origin, const Tokenizer& tokenizer, const std::string& name) {
+  // A checkpoint of an older program does not say which tokenizer was imported.
+  if (!origin.is_object() || !origin.contains(kTokenizer) || name == kNoTokenizer) return origin;
+  if (origin[kTokenizer] == identity_of(tokenizer)) return origin;
+  origin.erase(kFiles);
+  origin.erase(kGeneration);
+  if (origin.contains(kConfig) && origin[kConfig].is_object())
+    for (const char* key : {"bos_token_id", kEos, "pad_token_id"}) origin[kConfig].erase(key);
+  return origin;
+}
+
+bool has_imported_tokens(const Json& origin) { return origin.is_object() && origin.contains(kFiles); }
 
 std::vector<int64_t> eos_tokens(const Json& origin) {
   if (!origin.is_object()) return {};

@@ -10,6 +10,7 @@
 
 #include "engine/fields.h"
 #include "io/json_config.h"
+#include "io/tokenizer/tokenizer.h"
 
 namespace triad {
 
@@ -57,8 +58,17 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path);
 bool is_huggingface_folder(const std::string& folder);
 
 // What an export needs of the folder that was imported, as state.json keeps it under `origin` (README.md here): the
-// class, config.json, generation_config.json, and the texts of the tokenizer's small files.
-Json read_origin(const std::string& folder, const HuggingFaceConfig&);
+// class, config.json, generation_config.json, which tokenizer the folder has, and the texts of the tokenizer's small
+// files, which must be UTF-8. tokenizer: the imported one; if it is NoTokenizer, the folder may hold one all the same.
+Json read_origin(const std::string& folder, const HuggingFaceConfig&, const Tokenizer& tokenizer);
+
+// The origin as far as it holds for a model whose tokens are those of `tokenizer`, named `name` in its config
+// (data.tokenizer; "none" says that the tokens are still the imported ones). If it is not the imported tokenizer, the
+// result lacks generation_config, the small files, and the ids of bos, eos and pad in config, because the model's
+// tokens mean something else now. A null origin stays null.
+Json origin_for_tokens(Json origin, const Tokenizer& tokenizer, const std::string& name);
+// Whether the result of origin_for_tokens is of a model with the imported tokens.
+bool has_imported_tokens(const Json& origin);
 
 // The tokens at which generation of an imported model ends: eos_token_id of the origin's generation_config, or if that
 // has none, of its config. The value is a number, a list of numbers, or null (none). Throws an Error with key and value

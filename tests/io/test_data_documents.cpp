@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <set>
 #include <tuple>
@@ -16,6 +17,7 @@
 #include "io/data/loader.h"
 #include "io/data/shards.h"
 #include "io/json_config.h"
+#include "tests/support/corpus.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
 #include "train/data_source.h"
@@ -207,7 +209,69 @@ TEST_CASE("documents: data without known documents, and rows with too many, are 
       {"row " + row + " (", fmt::format("has {} documents", most), "data.max_documents"});
   check_error([&] { ShardFolder(all, {{"eot", 256}}).open(); }, {"manifest.json", "eot is 256"});
   check_error([&] { ShardFolder(all, {{"eot", 9}, {"eot_position", "middle"}}).open(); }, {"eot_position", "middle"});
-  check_error([&] { ShardFolder(all, {{"eot", "9"}}).open(); }, {"manifest.json is damaged"});
+  // Without documents to keep apart, data.max_documents limits nothing unless rows are packed.
+  for (const std::string& across : {known.path(), unknown.path()})
+    check_error([&] { open(across, {"data.documents=attend_across", "data.max_documents=40"}); },
+                {"data.max_documents is 40", "attend_across"});
+  check_error([&] { open(unknown.path(), {"data.max_documents=7"}); }, {"data.max_documents is 7"});
+  check_error([&] { planned_documents(config_of({"data.max_documents=7"})); }, {"data.max_documents is 7"});
+  open(known.path(), {"data.documents=attend_across", "data.packing=best_fit", "data.max_documents=40"});
+}
+
+TEST_CASE("documents: a manifest with a value of the wrong type, or a separator that never occurs, is refused",
+          "[data]") {
+  const Tokens all = random_documents(600, 5, 3);
+  const auto refused = [&](const Json& keys, const std::string& key, const std::string& value) {
+    INFO(keys.dump());
+    check_error([&] { ShardFolder(all, keys).open(); }, {"manifest.json is damaged", "its " + key + " is " + value});
+  };
+  refused({{"eot", "9"}}, "eot", "\"9\"");
+  refused({{"eot", 9.0}}, "eot", "9.0");
+  refused({{"eot", 9.5}}, "eot", "9.5");
+  refused({{"eot", true}}, "eot", "true");
+  refused({{"eot", nullptr}}, "eot", "null");
+  refused({{"eot", -2}}, "eot", "-2");
+  refused({{"eot", std::numeric_limits<uint64_t>::max()}}, "eot", "18446744073709551615");
+  refused({{"eot_position", 1}}, "eot_position", "1");
+  refused({{"vocab_size", "256"}}, "vocab_size", "\"256\"");
+  refused({{"vocab_size", 0}}, "vocab_size", "0");
+  refused({{"tokenizer", 3}}, "tokenizer", "3");
+  refused({{"train", Json::array()}}, "train", "[]");
+  refused({{"train", Json::object()}}, "train.shards", "absent");
+  refused({{"val", {{"shards", "none"}}}}, "val.shards", "\"none\"");
+  refused({{"val", {{"shards", {3}}}}}, "val.shards[0]", "3");
+  refused({{"val", {{"shards", {{{"file", 3}}}}}}}, "val.shards[0].file", "3");
+  refused({{"tokenizer", "bpe"}, {"tokenizer_files", {{{"file", "a"}, {"crc32", "0"}}}}}, "tokenizer_files[0].bytes",
+          "absent");
+  const auto with_documents = [&](const Json& documents, int32_t eot) {
+    return Json{{"eot", eot}, {"train", {{"documents", documents}, {"shards", {{{"file", "train_000000.bin"}}}}}}};
+  };
+  refused(with_documents("2", 9), "train.documents", "\"2\"");
+  check_error([&] { ShardFolder(all, with_documents(2, 5)).open(); },
+              {"manifest.json: its eot is 5", "train_000000.bin", "2 documents"});
+  CHECK(ShardFolder(all, with_documents(1, 5)).open()->documents()->count() == 1);
+  CHECK(ShardFolder(all, with_documents(2, 9)).open()->documents()->count() > 2);
+}
+
+TEST_CASE("documents: packed text is decompressed", "[data]") {
+  const TemporaryFolder folder;
+  const ByteTokenizer tokenizer;
+  write_text(folder.file("plain.txt"), "some text");
+  write_text(folder.file("a.txt.gz"), gzip("some text"));
+  write_text(folder.file("b.txt.zst"), zstd("some text"));
+  write_text(folder.file("empty.gz"), gzip(""));
+  write_text(folder.file("c.txt.bz2"), "BZh91AY");
+  const auto tokens = [&](const std::string& name) {
+    const auto source = open_tokens({folder.file(name)}, tokenizer, 256);
+    Tokens all(static_cast<size_t>(source->size()));
+    source->read(0, all);
+    return all;
+  };
+  CHECK(tokens("plain.txt").size() == 10);
+  CHECK(tokens("a.txt.gz") == tokens("plain.txt"));
+  CHECK(tokens("b.txt.zst") == tokens("plain.txt"));
+  check_error([&] { tokens("empty.gz"); }, {"empty.gz", "no document"});
+  check_error([&] { tokens("c.txt.bz2"); }, {"c.txt.bz2", "bzip2"});
 }
 
 TEST_CASE("documents: each line of a JSONL file is a document, and the seed chooses those for validation", "[data]") {

@@ -387,6 +387,10 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
   write_text(hf + "/tokenizer.json", R"({"model": {"type": "Unigram"}})");
   refused(args, 1, {"tokenizer.json", "Unigram", "--no-tokenizer"});
   fs::remove(hf + "/tokenizer.json");
+  write_text(hf + "/tokenizer_config.json", "{\"eos_token\": \"\xff\"}");
+  refused(args, 1, {hf + "/tokenizer_config.json", "0xff at offset 15", "UTF-8"});
+  fs::remove(hf + "/tokenizer_config.json");
+  refused("import " + hf + " --out \"\"", 2, {"--out is empty"});
   refused("import " + hf + " --out " + hf, 1, {"--out " + hf, "the folder that is read"});
   refused("import " + hf + " --out " + hf + "/../hf/", 1, {"the folder that is read"});
   // A limit on file sizes simulates a full disk.
@@ -405,6 +409,30 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
   fs::create_directories(folder.file("ckpt.tmp.5"));
   run_ok(args + "/");
   CHECK(count_files(folder.path()) == 2);
+  // A link to an empty folder: the folder is written, and the link stays.
+  fs::create_directories(folder.file("elsewhere"));
+  fs::create_directory_symlink(folder.file("elsewhere"), folder.file("link"));
+  run_ok("import " + hf + " --out " + folder.file("link") + "/");
+  CHECK(fs::is_symlink(folder.file("link")));
+  CHECK(fs::exists(folder.file("elsewhere/state.json")));
+}
+
+TEST_CASE("import: a transformers folder in place of a checkpoint is named as one", "[import]") {
+  const TemporaryFolder folder;
+  const std::string words = " is a transformers folder: triad import takes it";
+  write_text(folder.file("a.txt"), "text");
+  for (const size_t files : {1, 2}) {
+    INFO(files);
+    const std::string hf = folder.file("hf" + std::to_string(files)), checkpoint = " --device cpu --checkpoint " + hf;
+    tiny_llama().write(hf, files);
+    refused("export " + hf + " --out " + folder.file("out"), 2, {hf + words});
+    refused("generate --prompt a" + checkpoint, 2, {hf + words});
+    refused("eval --data " + folder.file("a.txt") + checkpoint, 2, {hf + words});
+    refused("train " TRIAD_SOURCE_DIR "/configs/tiny.json --set runtime.device=cpu --set train.init_from=" + hf +
+                " --set log.out_dir=" + folder.file("run"),
+            2, {hf + words});
+    refused("train " + hf + "/config.json", 2, {hf + words});
+  }
 }
 
 TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
@@ -417,6 +445,8 @@ TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
   const std::string warning = run_ok("import " + folder.file("hf") + " --out " + ckpt);
   CHECK(has(warning, "no tokenizer.json"));
   CHECK(has(warning, "--prompt-ids"));
+  CHECK(has(warning, "data.kind=shards"));  // text would need a tokenizer
+  CHECK(!has(warning, "data.kind=text"));
   refused(generate + " --prompt hello", 1, {ckpt, "no tokenizer", "tokenizer.json", "--prompt-ids"});
   const std::string ids = run_ok(generate + " --prompt-ids 1,2,3");
   INFO(ids);
@@ -439,6 +469,11 @@ TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
   run_ok("import " + folder.file("hf") + " --out " + folder.file("ends"));
   CHECK(run_ok("generate --device cpu --temperature 0 --prompt-ids 1,2,3 --checkpoint " + folder.file("ends")) ==
         "1,2,3\n");
+  // They do not if the model was trained on tokens of another tokenizer.
+  run_ok("train " + folder.file("ends") + "/config.json --set data.tokenizer=byte --set train.lr=1e-9" + run +
+         folder.file("bytes"));
+  CHECK(run_ok("generate --device cpu --temperature 0 --prompt-ids 1,2,3 --tokens 1 --checkpoint " +
+               folder.file("bytes")) == "1,2,3," + first + "\n");
   // A tokenizer that is put there later is used.
   write_text(ckpt + "/tokenizer.json", bpe_tokenizer_json());
   CHECK(run_ok(generate + " --prompt hello").starts_with("hello"));
@@ -452,7 +487,7 @@ TEST_CASE("import: inspect says what a folder is", "[import]") {
   const std::string seen = run_ok("inspect " + folder.file("hf"));
   INFO(seen);
   for (const char* word : {"LlamaForCausalLM", "2 layers", "4 heads of 8", "21 tensors in 2 files", "BF16",
-                           "triad import takes it", "model.layers.0.mlp.up_proj.weight"})
+                           "triad import takes it, unless a weight is not finite", "model.layers.0.mlp.up_proj.weight"})
     CHECK(has(seen, word));
   run_ok("import " + folder.file("hf") + " --out " + folder.file("ckpt"));
   CHECK(!has(run_ok("inspect " + folder.file("ckpt")), "triad import"));

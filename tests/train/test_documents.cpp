@@ -170,6 +170,109 @@ TEST_CASE("documents: a resume ends in the same bits; one from before data.docum
   CHECK(has(within_now.output, "data.documents"));
 }
 
+TEST_CASE("documents: ranks with other masks, documents or separators of the same tokens do not start", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const auto repeat = [](const std::string& text) {
+    std::string all;
+    for (int i = 0; i < 200; ++i) all += text;
+    return all;
+  };
+  const auto answer = [](const char* prompt, const char* completion) {
+    return Json{{"prompt", prompt}, {"completion", completion}}.dump() + "\n";
+  };
+  const auto text = [](const char* text) { return Json{{"text", text}}.dump() + "\n"; };
+  for (const int rank : {0, 1}) {  // each rank has a working directory of its own
+    const std::string here = folder.file(std::to_string(rank));
+    fs::create_directory(here);
+    const auto write = [&](const char* name, const std::string& zero, const std::string& one) {
+      write_text(here + "/" + name, repeat(rank == 0 ? zero : one));
+    };
+    write("same.jsonl", answer("ab", "cd"), answer("ab", "cd"));
+    write("learned.jsonl", answer("ab", "cd"), answer("abc", "d"));
+    write("mask.jsonl", answer("ab", "cdef") + answer("abcd", "ef"), answer("abcd", "ef") + answer("ab", "cdef"));
+    write("count.jsonl", text("abcd"), text("a") + text("bc"));
+    write("begins.jsonl", text("abc") + text("d"), text("ab") + text("cd"));
+    const Outcome shards =
+        run_program("data --val-fraction 0 --input " + here + "/same.jsonl --out " + here + "/shards");
+    REQUIRE(shards.exit_code == 0);
+    Json manifest = parse_json(read_file(here + "/shards/manifest.json"), "manifest");
+    fs::copy(here + "/shards", here + "/other_eot");
+    Json other = manifest;
+    if (rank == 1) manifest["eot_position"] = "last", other["eot"] = 'a';
+    write_text(here + "/shards/manifest.json", manifest.dump());
+    write_text(here + "/other_eot/manifest.json", other.dump());
+  }
+  const auto refused = [&](const std::string& keys, const std::string& words) {
+    const Outcome outcome = run_command(
+        mpirun(2) + "sh -c 'cd " + folder.path() + "/$OMPI_COMM_WORLD_RANK; exec " + TRIAD_PROGRAM + " " +
+        train_args(folder.file("run"), "--set train.steps=1 --set data.val_fraction=0 " + keys) + "'");
+    INFO(outcome.output);
+    CHECK(outcome.exit_code != 0);
+    CHECK(has(outcome.output, words));
+    CHECK(!fs::exists(folder.file("run") + "/training.csv"));
+  };
+  const std::string of_text = "--set data.kind=text --set data.paths=";
+  refused(of_text + "learned.jsonl", "the learned tokens to train on are");
+  refused(of_text + "same.jsonl --set data.val_paths=learned.jsonl", "the learned tokens to evaluate on are");
+  refused(of_text + "mask.jsonl", "the checksum of the loss mask to train with is");
+  refused(of_text + "count.jsonl", "the documents to train on are");
+  refused(of_text + "begins.jsonl", "the beginnings of the documents to train on have checksum");
+  const std::string of_shards = "--set data.kind=shards --set data.documents=attend_across --set data.paths=";
+  refused(of_shards + "shards", "the place of the separator (0: first, 1: last) in the documents to train on is");
+  refused(of_shards + "other_eot", "the separator (-1: unknown) of the documents to train on is token");
+}
+
+TEST_CASE("documents: a resume refuses data that changed, and JSONL that the run read as plain text", "[train]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a.jsonl"), from = folder.file("run/checkpoints/step_1");
+  const auto write = [&](int documents, const char* prompt, const char* completion) {
+    std::string text;
+    for (int i = 0; i < documents; ++i) text += Json{{"prompt", prompt}, {"completion", completion}}.dump() + "\n";
+    write_text(path, text);
+  };
+  const std::string keys =
+      "--set train.save_every=1 --set data.kind=text --set data.val_fraction=0.1 --set data.paths=" + path + " ";
+  const auto resume = [&](const std::string& name) {
+    return run_program(train_args(folder.file(name), keys + "--set train.steps=2 --resume " + from));
+  };
+  const auto refused = [&](const std::vector<std::string>& words) {
+    const Outcome outcome = resume("refused");
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    for (const std::string& part : words) {
+      INFO(part);
+      CHECK(has(outcome.output, part));
+    }
+    CHECK(!fs::exists(folder.file("refused") + "/training.csv"));
+  };
+  write(200, "ab", "cd");
+  REQUIRE(run_program(train_args(folder.file("run"), keys + "--set train.steps=1 ")).exit_code == 0);
+  const std::string state_path = from + "/state.json";
+  const Json written = parse_json(read_file(state_path), "state");
+  Json state = written;
+  const auto tokens = state["data"]["train"]["tokens"].get<int64_t>();
+  CHECK(state["data"]["train"]["documents"] == tokens / 5);
+  CHECK(state["data"]["train"]["documents"].get<int64_t>() + state["data"]["val"]["documents"].get<int64_t>() == 200);
+  CHECK(state["data"]["train"]["learned"].get<int64_t>() < tokens);
+  CHECK(resume("same").exit_code == 0);
+
+  write(300, "ab", "cd");
+  refused({state_path, fmt::format("its data.train.tokens is {}, but", tokens), path, "now"});
+  write(200, "abc", "d");
+  refused({state_path, "its data.train.learned is", path});
+  write(200, "ab", "cd");
+  state["data"]["val"]["documents"] = 77;
+  write_text(state_path, state.dump());
+  refused({state_path, "its data.val.documents is 77, but", path});
+  state.erase("data");  // as in a checkpoint of an earlier version
+  write_text(state_path, state.dump());
+  CHECK(resume("earlier").exit_code == 0);
+  state["config"]["data"].erase("documents");  // as before data.documents existed
+  write_text(state_path, state.dump());
+  refused({state_path, "before data.documents", path, "plain text"});
+}
+
 TEST_CASE("documents: attention stays within them where all are known, unless the config says otherwise", "[train]") {
   const TemporaryFolder folder;
   const std::string shards = make_shards(folder), bare = folder.file("bare.bin");

@@ -4,9 +4,10 @@
 
 #include <cmath>
 #include <filesystem>
-#include <numbers>
+#include <optional>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
@@ -26,22 +27,6 @@ Json read_object(const fs::path& path) {
   Json json = parse_json(read_file(path.string()), path.string());
   TRIAD_CHECK(json.is_object(), "{}: a JSON object is needed, found {}", path.string(), brief(json));
   return json;
-}
-
-// The figures of these weights: state.json's, and metrics.json's of the same step. A checkpoint of a run is in
-// RUN/checkpoints/step_N.
-Json figures_of(const std::string& folder) {
-  const Json state = read_object(fs::path(folder) / kStateFile);
-  Json figures = Json::object();
-  for (const char* key : {"step", "tokens"})
-    if (state.contains(key)) figures[key] = state[key];
-  for (const fs::path& place : {fs::path(folder), fs::absolute(folder) / ".." / ".."}) {
-    const Json metrics = read_object(place / "metrics.json");
-    if (!metrics.contains("step") || (figures.contains("step") && figures["step"] != metrics["step"])) continue;
-    for (const auto& [key, value] : metrics.items()) figures[key] = value;
-    break;
-  }
-  return figures;
 }
 
 // A table of two columns.
@@ -84,7 +69,8 @@ std::string shape_table(const ModelSource& source, const ExportClass& c, DType d
   return table.str();
 }
 
-std::string figures_table(const ModelSource& source, const Tokenizer& tokenizer) {
+// The section about the training of the weights by Triad.
+std::string training_text(const ModelSource& source) {
   const Json figures = figures_of(source.folder);
   const Config& config = source.config;
   Table table;
@@ -93,19 +79,43 @@ std::string figures_table(const ModelSource& source, const Tokenizer& tokenizer)
   };
   if (const double step = number("step"); step > 0) table.add("optimizer steps", "{:.0f}", step);
   if (const double tokens = number("tokens"); tokens > 0) table.add("tokens trained on", "{:.0f}", tokens);
-  if (table.empty()) return "These weights have not been trained by Triad.\n\n";
+  if (table.empty()) return "These weights have not been trained by Triad.\n";
   table.add("learning rate", "{} after {} steps of warm-up, then cosine to {}", config.train.lr,
             config.train.warmup_steps, config.train.lr * config.train.min_lr_fraction);
   if (const double loss = number("train_loss"); std::isfinite(loss)) table.add("training loss", "{:.4f} nats", loss);
-  if (const double loss = number("val_loss"); std::isfinite(loss)) {
+  if (const double loss = number("val_loss"); std::isfinite(loss))
     table.add("validation loss", "{:.4f} nats a token, perplexity {:.3f}", loss, std::exp(loss));
-    if (tokenizer.name() == "byte") table.add("validation, bits per byte", "{:.4f}", loss / std::numbers::ln2);
-  }
   if (const double seconds = number("seconds"); std::isfinite(seconds)) table.add("seconds", "{:.0f}", seconds);
-  return table.str();
+  return table.str() + fmt::format("Trained on {} data. The checkpoint's state.json holds all hyperparameters.\n",
+                                   word_of(source.config.data.kind));
 }
 
 }  // namespace
+
+Json figures_of(const std::string& folder) {
+  Json state = read_object(fs::path(folder) / kStateFile);
+  Json figures = Json::object();
+  const auto take_state = [&] {
+    for (const char* key : {"step", "tokens"})
+      if (state.contains(key)) figures[key] = state[key];
+  };
+  take_state();
+  std::vector<fs::path> places = {folder};
+  // A checkpoint of a run is in RUN/checkpoints/step_N.
+  if (figures.contains("step")) places.push_back(fs::absolute(folder) / ".." / "..");
+  for (const fs::path& place : places) {
+    const Json metrics = read_object(place / "metrics.json");
+    if (!metrics.contains("step") || (figures.contains("step") && figures["step"] != metrics["step"])) continue;
+    for (const auto& [key, value] : metrics.items()) figures[key] = value;
+    break;
+  }
+  if (figures.contains("step")) return figures;
+  if (const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints")) {
+    state = read_object(fs::path(*newest) / kStateFile);
+    take_state();
+  }
+  return figures;
+}
 
 std::string model_card(const std::string& name, const ModelSource& source, const ExportClass& c, DType dtype,
                        const Tokenizer& tokenizer) {
@@ -118,7 +128,7 @@ std::string model_card(const std::string& name, const ModelSource& source, const
   text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\"{})\n", printable(name), trust);
   if (tokenizer.available()) {
     text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\"{})\n", printable(name), trust);
-    if (source.origin.is_null())
+    if (!has_imported_tokens(source.origin))
       text += "ids = tokenizer(tokenizer.bos_token + \"Once\", return_tensors=\"pt\").input_ids\n";
     else
       text += "ids = tokenizer(\"Once\", return_tensors=\"pt\").input_ids\n";
@@ -129,10 +139,7 @@ std::string model_card(const std::string& name, const ModelSource& source, const
     text += fmt::format("The folder contains the model's code in plain PyTorch (modeling_triad.py), because "
                         "transformers has no class that holds it: {}.\n\n",
                         c.reason);
-  text += "## Training\n\n" + figures_table(source, tokenizer);
-  text += "Trained on " + std::string(word_of(source.config.data.kind)) +
-          " data. config.json and the checkpoint's state.json hold all hyperparameters.\n";
-  return text;
+  return text + "## Training\n\n" + training_text(source);
 }
 
 }  // namespace triad

@@ -213,9 +213,10 @@ Json export_config(const ModelSource& source, const ExportClass& c, DType dtype,
     TRIAD_CHECK(whole, "{}/state.json: origin.config is missing: it is needed to export {}", source.folder, c.word());
     json = updated_config(source.origin["config"], dense_config(source.config, *c.huggingface),
                           source.config.train.seq_len);
+    if (!has_imported_tokens(source.origin)) set_token_ids(json, bos_eos);
   } else {
     json = c.huggingface ? dense_config(source.config, *c.huggingface) : triad_config(source.config);
-    if (source.origin.is_null()) {
+    if (!has_imported_tokens(source.origin)) {
       set_token_ids(json, bos_eos);
     } else {
       const Json before = source.origin.value("config", Json::object());

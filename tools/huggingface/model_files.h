@@ -22,7 +22,8 @@ ExportClass export_class(const ModelConfig&, const Json& origin);
 std::string exported_name(const ExportClass&, const std::string& triad_name);
 
 // config.json and generation_config.json. Those of an imported model are kept, except for keys whose values have
-// changed. dtype: f32 or bf16. bos_eos: the token that separates documents; nullopt if it is not known.
+// changed. The source's origin is a result of origin_for_tokens(). dtype: f32 or bf16. bos_eos: the token that
+// separates documents; nullopt if it is not known.
 Json export_config(const ModelSource&, const ExportClass&, DType dtype, std::optional<int64_t> bos_eos);
 Json export_generation_config(const ModelSource&, std::optional<int64_t> bos_eos);
 

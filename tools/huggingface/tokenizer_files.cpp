@@ -59,7 +59,7 @@ std::vector<Tokenizer::File> tokenizer_files(const Tokenizer& tokenizer, const J
   if (!tokenizer.available()) return {};
   std::vector<Tokenizer::File> files = vocabulary_files(tokenizer);
   std::vector<Tokenizer::File> more;
-  if (!origin.is_null()) {
+  if (has_imported_tokens(origin)) {
     more = imported_files(origin, c);
   } else {
     // An end-of-text token precedes each document, so it begins texts, too.

@@ -9,7 +9,8 @@ namespace triad {
 
 // Returns the files: tokenizer.json (of the byte tokenizer one that gives the same tokens) or vocab.json and
 // merges.txt, tokenizer_config.json and special_tokens_map.json. The small files of an imported model are kept as they
-// were. None if the model has no tokenizer. seq_len: the training length, transformers' model_max_length.
+// were if the model still has its tokens: origin is a result of origin_for_tokens(). None if the model has no
+// tokenizer. seq_len: the training length, transformers' model_max_length.
 std::vector<Tokenizer::File> tokenizer_files(const Tokenizer&, const Json& origin, const ExportClass&, int64_t seq_len);
 
 }  // namespace triad

@@ -1,6 +1,7 @@
-// triad eval: computes the loss of a checkpoint on text, JSONL or token shards; every token but the first is predicted
-// once. Shards are recognized by their first bytes, JSONL by its name; gzip and zstd are decompressed.
-// With --needle, it computes the accuracy of recall (tools/eval_needle.h).
+// triad eval: computes the loss of a checkpoint on text, JSONL or token shards. Every token is predicted once, except
+// the first and those that a loss mask excludes. Shards are recognized by their first bytes, JSONL by its name; gzip
+// and zstd are decompressed. With --needle: how often a model that was trained on data.kind needle recalls a value from
+// its context (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -52,7 +53,8 @@ struct Total {
 // Sums the loss over consecutive windows of T tokens, B at a time. Positions that are missing at the end, or whose next
 // token the mask excludes, have target -1 and do not count. bytes_by: the tokenizer of the tokens, or null if unknown.
 // most_batches: computes only this many batches; 0: all.
-// within: attention stays within documents. losses: receives each prediction's loss; null if documents are not known.
+// within: whether attention stays within documents. losses: where the loss of each prediction is added to its document;
+// null if it is not known where documents begin.
 Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches,
                bool within, DocumentLosses* losses) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();

@@ -4,7 +4,7 @@
 //
 // The host queues a step without waiting for the device: tokens are copied from pinned memory, the device itself skips
 // the update if the gradient is not finite (kernels/step/step_guard.h), and the step's numbers are copied to pinned
-// memory, where result() reads them later. So the host may queue the next step meanwhile.
+// memory, where result() reads them later. So the host can queue the next step while the device computes this one.
 #pragma once
 #include <cstdint>
 #include <deque>

@@ -80,8 +80,8 @@ class ShardWriter {
   ShardWriter(const std::string& path, TokenWidth width) : ShardWriter(path, ShardLayout{.width = width}) {}
   ShardWriter(const std::string& path, const ShardLayout& layout) : ShardWriter(path, layout, Progress{}) {}
   ShardWriter(const std::string& path, const ShardLayout& layout, const Progress& from);
-  // learned: for a shard with a mask, a byte for each token, 1 if it is learned; otherwise empty. Throws for a token
-  // that does not fit the width.
+  // learned: empty, unless the shard has a loss mask; then a byte for each token: 1 if the token is a target of the
+  // loss, else 0. Throws for a token that does not fit the shard's bytes per token.
   void append(std::span<const int32_t> tokens, std::span<const uint8_t> learned = {});
   int64_t size() const { return size_; }  // number of tokens written so far
   // Syncs all tokens to the file NAME.part, which the destructor then keeps, and the mask to NAME.mask.

@@ -5,8 +5,8 @@
 
 namespace triad {
 
-// token [N] i32 overwritten  <-  logits [N, at least vocab] T: the index of the largest of the first `vocab` logits,
-// the lowest index if several are equal; -1 if any of these logits is not finite.
+// token [N] i32 overwritten  <-  logits [N, at least vocab] T. For each row, the index of the largest of its first
+// `vocab` logits; if several are the largest, the lowest of their indices; -1 if one of these logits is not finite.
 void argmax(Context&, Tensor token, ConstTensor logits, int64_t vocab);
 // position [N] i32: each is increased by one, but not above `last`.
 void advance(Context&, Tensor position, int64_t last);

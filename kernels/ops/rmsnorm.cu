@@ -137,7 +137,7 @@ struct BackwardRows {
 };
 
 // Backward for rows of at most kWords vectors per lane, with inputs, weights and the lane's sums for dw in registers.
-// kInLayer: both dresidual and y are given; otherwise neither.
+// kInLayer: as in a layer, p.dresidual is added to dx and the normed rows are written to p.y; false: both are null.
 template <class T, int kWords, bool kInLayer>
 __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
     rmsnorm_backward_in_registers_kernel(BackwardRows<T> p, float* __restrict__ slices, const T* __restrict__ w,

@@ -98,7 +98,8 @@ std::vector<std::string> OpRun::complaints() const {
       continue;
     }
     int64_t unwritten_count = 0;
-    // The loop replaces the tensor's bytes by guard bytes; then no other bytes may remain.
+    // In this copy the loop overwrites the tensor's elements with guard bytes. If only guard bytes are left after it,
+    // the op wrote nothing outside the tensor.
     std::vector<std::byte> rest = region.after;
     std::byte* const first = rest.data() + first_byte(slot);
     for (int64_t i = 0; i < slot.numel(); ++i) {

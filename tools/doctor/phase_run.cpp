@@ -64,7 +64,8 @@ Command mpirun(int ranks, const std::vector<std::string>& words) {
   return command;
 }
 
-// The reason why mpirun cannot start processes here, or "" if it can. It is tried only once.
+// Returns why mpirun cannot start processes on this machine, or "" if it can. The first call tries it; later calls
+// return the same answer.
 const std::string& why_no_mpirun(const std::string& folder) {
   static std::optional<std::string> why;
   if (why) return *why;

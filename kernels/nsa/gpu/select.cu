@@ -8,8 +8,8 @@
 //      mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
 //   2. The warps store these sums to shared memory. The thread of a token and block adds the tile's contribution to the
 //      block's score, in key order. Each score is added to by one thread, so there are no atomics.
-//   3. One warp per token finds the lowest score that is listed by bisection (scores are >= 0, so their bits order like
-//      integers), and writes the list in one ascending pass.
+//   3. One warp per token finds, by bisection, the lowest score that enters the list, and writes the list in one pass
+//      over the blocks in ascending order. Scores are >= 0, so comparing their bits as integers compares the scores.
 //
 // Scores are not computed for tokens whose list has room for all of their blocks. Scores are fp32, one per block and
 // token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for each of a

@@ -56,6 +56,19 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
   return lists;
 }
 
+// Every row of a packed case lists only the first block of its document.
+OpCase with_first_blocks(OpCase c, const std::vector<int32_t>& bounds, int64_t l_sel) {
+  const auto lists = std::ranges::find(c.args, "block_index", &Arg::name);
+  lists->fill_all = [=, shape = lists->shape](uint64_t) {
+    const CaseDocuments documents(bounds, shape[0], shape[1], l_sel);
+    std::vector<double> values;
+    for (const int32_t first : documents.first_block)
+      for (int64_t i = 0; i < shape[2] * shape[3]; ++i) values.push_back(i % shape[3] == 0 ? first : -1);
+    return values;
+  };
+  return c;
+}
+
 std::vector<OpCase> packed_cases() {
   std::vector<OpCase> cases = {
       packed(selected_case("docs_1_2_3_10x6", {1, 3, 3, 2, 2, 10, 6}, 3, 8), kSingleTokens, 8),
@@ -95,6 +108,22 @@ std::vector<OpCase> packed_cases() {
                        {0, 900, 1700, 1750, 3400}, 32)),
       gpu_sized(packed(selected_case("docs_1500_2600_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 32),
                        {0, 1500, 2600}, 32)),
+      // Long and short documents: the KV-stationary kernels compute the long ones.
+      gpu_sized(packed(selected_case("docs_3000_3001_3050_6100_far_G6", {1, 6100, 6100, 12, 2, 64, 64}, 8, 32),
+                       {0, 3000, 3001, 3050, 6100}, 32)),
+      gpu_sized(packed(selected_case("docs_2500_2530_5000_far_G3_tails", {1, 5000, 5000, 3, 1, 64, 64}, 6, 32),
+                       {0, 2500, 2530, 5000}, 32, true)),
+      gpu_sized(packed(selected_case("docs_2100_2101_4300_far_G12_128x128", {1, 4300, 4300, 12, 1, 128, 128}, 8, 32),
+                       {0, 2100, 2101, 4300}, 32)),
+      // Documents of a few tokens share a piece of work in backward.
+      gpu_sized(packed(selected_case("docs_short_G6_64x64", {1, 300, 300, 12, 2, 64, 64}, 3, 64),
+                       {0, 1, 2, 5, 40, 64, 65, 70, 129, 130, 131, 200, 255, 256, 300}, 64)),
+      gpu_sized(packed(selected_case("docs_short_G3_l128_64x64", {2, 300, 300, 3, 1, 64, 64}, 2, 128),
+                       {0, 20, 127, 129, 130, 300, 301, 302, 600}, 128)),
+      // Documents with one list for all tokens. The first is too long for the masks of the shared KV tile.
+      gpu_sized(with_first_blocks(packed(selected_case("docs_28500_alike_G1", {1, 29500, 29500, 1, 1, 64, 64}, 2, 32),
+                                         {0, 28500, 28501, 28502, 29500}, 32),
+                                  {0, 28500, 28501, 28502, 29500}, 32)),
   };
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key each: dq and dk are 0, so no relative error exists
   return cases;

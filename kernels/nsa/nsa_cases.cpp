@@ -119,6 +119,7 @@ std::vector<OpCase> packed_cases() {
     cases.push_back(packed(nsa_case(name, n, c), bounds, c.l_sel));
   };
   add("docs_1_2_3", {1, 3, 2, 1, 8, 8}, small(), kSingleTokens);
+  cases.back().gpu_bf16 = false;  // one key each: dk is 0 up to rounding, so no relative error exists
   add("docs_5_14_31_G2_avg", {1, 31, 4, 2, 8, 8}, small(), {0, 5, 14, 15, 31});
   add("docs_5_14_31_G1_conv_sigmoid", {1, 31, 2, 2, 10, 6}, small(Phi::conv, sigmoid), {0, 5, 14, 15, 31});
   add("docs_5_14_31_G4_mlp", {1, 31, 4, 1, 8, 8}, small(Phi::mlp), {0, 5, 14, 15, 31});

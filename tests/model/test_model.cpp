@@ -290,7 +290,11 @@ TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16",
       INFO(variant.name << ": " << specs[i].name << " GPU " << on_gpu[i].relative() << " CPU bf16 "
                         << on_cpu[i].relative() << " cosine " << on_gpu[i].cosine() << " CPU bf16 "
                         << on_cpu[i].cosine());
-      CHECK(on_gpu[i].relative() <= 2 * on_cpu[i].relative());
+      // The ratio of two norms of n rounding errors spreads by about 1 / sqrt(n). The gradients of a gate's parameters
+      // are sums over all tokens, times its 3 * Hkv logits, so they have only as many independent errors per seed.
+      const double independent = static_cast<double>(3 * config.n_kv_groups * kSeeds);
+      const double spread = specs[i].name.find(".gate.") == std::string::npos ? 1 : 1 + 2 / std::sqrt(independent);
+      CHECK(on_gpu[i].relative() <= 2 * spread * on_cpu[i].relative());
       CHECK(on_gpu[i].cosine() >= 0.999);
     }
   }

@@ -29,6 +29,12 @@ PiecePlan plan_pieces(const AttendIn& in, Backward kernels) {
   const int64_t most_tokens = cut < parts                     ? kWorkTokens / 4
                               : kernels == Backward::sm90_d64 ? kWorkTokens * 3 / 4
                                                               : kWorkTokens / 2;
+  if (!in.documents.empty()) {
+    // The documents' lengths are known on the GPU alone. Most are shorter than a row, so there are fewer and longer
+    // runs (measured, tests/baselines/notes/documents.md).
+    return {kParts, std::max<int64_t>(cut, 2), kernels == Backward::sm90_d64 ? kWorkTokens * 3 / 4 : kWorkTokens / 2,
+            /*merges=*/kernels == Backward::sm90_d64};
+  }
   return {parts, cut, most_tokens};
 }
 
@@ -72,12 +78,13 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   const SelectedForwardChoice choice = choose_forward(ctx, out, in, block_index, l_sel);
   record_route(ctx, op, in.q.dtype, fused_name(choice),
                "head widths, alignment or a block length that the fused kernels lack");
-  // Queues the kernel for lists that are alike (choice.where_alike), which returns at once if *unless is not 0.
-  const auto forward_alike = [&](Context& on, const int* unless) {
-    if (choice.where_alike == SelectedForward::query_stationary)
-      forward_query_stationary(on, op, out, in, block_index, l_sel, nullptr, unless);
+  // Queues the kernel for lists that are alike (choice.where_alike).
+  const bool tile_where_alike = choice.where_alike == SelectedForward::shared_tile;
+  const auto forward_alike = [&](Context& on, const KvStationaryShare& elsewhere) {
+    if (tile_where_alike)
+      forward_shared_tile(on, op, out, in, keys, nullptr, &elsewhere);
     else
-      forward_shared_tile(on, op, out, in, keys, nullptr, unless);
+      forward_query_stationary(on, op, out, in, block_index, l_sel, nullptr, &elsewhere);
   };
   switch (choice.kernel) {
     case SelectedForward::portable:
@@ -85,7 +92,9 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
     case SelectedForward::query_stationary:
       return forward_query_stationary(ctx, op, out, in, block_index, l_sel, combine);
     case SelectedForward::kv_stationary:
-      return forward_kv_stationary(ctx, op, out, in, block_index, l_sel, forward_alike, combine);
+      return forward_kv_stationary(ctx, op, out, in, block_index, l_sel,
+                                   tile_where_alike ? shared_tile_longest(in, l_sel) : in.q.size(1), forward_alike,
+                                   combine);
     case SelectedForward::shared_tile:
       return forward_shared_tile(ctx, op, out, in, keys, combine);
   }

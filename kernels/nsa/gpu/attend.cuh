@@ -185,12 +185,14 @@ __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Rang
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }
 
-// Returns the keys [x, y) of a block of the work list, in sequence b. In the selected branch with packed rows, blocks
-// need not begin at multiples of block_keys: the tables of the documents give their bounds.
-__device__ __forceinline__ int2 keys_of_block(const KeyWorkList& list, const KeyRange& range, int b, int block) {
+// Returns the keys [x, y) of a block of the work list and the `further` blocks after it, in sequence b. In the selected
+// branch with packed rows, blocks need not begin at multiples of block_keys: the tables of the documents give their
+// bounds.
+__device__ __forceinline__ int2 keys_of_block(const KeyWorkList& list, const KeyRange& range, int b, int block,
+                                              int further = 0) {
   if (list.work != nullptr) {
     const DocumentRow<int> row = range.documents.row(b);
-    return make_int2(row.block_begin(block, list.block_keys), row.block_end(block, list.block_keys));
+    return make_int2(row.block_begin(block, list.block_keys), row.block_end(block + further, list.block_keys));
   }
   return make_int2(block * list.block_keys, min((block + 1) * list.block_keys, range.keys));
 }

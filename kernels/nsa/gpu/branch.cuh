@@ -101,7 +101,12 @@ SelectedKeys make_selected_keys(const char* op, const AttendIn&, const ConstTens
 struct KeyWork {
   int block;         // index of the block of keys
   int first, count;  // see above; count < 0: no work, an unused entry of the list of pieces
-  int slot;          // index into KeyWorkList::partial; -1: the block's only piece, stored to dk and dv directly
+  int slot;          // index into KeyWorkList::partial; negative: the only piece, stored to dk and dv directly
+  // In packed rows, a piece without slot may also have the blocks after `block`, this many of them. Each of these
+  // blocks is a whole document; together they have at most as many keys as one block. Its rows then see keys that
+  // another document owns, so the kernel must bound them by their documents.
+  __host__ __device__ __forceinline__ static constexpr int slot_of_merged(int further) { return -1 - further; }
+  __device__ __forceinline__ int merged() const { return max(0, -1 - slot); }
 };
 inline constexpr int kWorkTokens = 2048;  // the most tokens that a piece of the selected branch may have
 
@@ -115,7 +120,8 @@ struct KeyWorkList {
   const KeyWork* work;     // [pieces, B*Hkv], or nullptr
   const int* tokens;       // [B*Hkv, tokens_stride]: the tokens that list block 0, then block 1, ...; or nullptr
   int64_t tokens_stride;
-  const int2* block_slots;  // [B*Hkv, blocks]: x the block's first slot, y its number of pieces; or nullptr
+  const int2* block_slots;  // [B*Hkv, blocks]: x the block's first slot, y its number of pieces, 0 if it shares one; or
+                            // nullptr
   float* partial;           // [slots, block_keys, dk + dv]: partial sums; nullptr if no block has several pieces
 };
 // Builds the selected branch's work list on the GPU: for each block the tokens that list it (the inverse of the block

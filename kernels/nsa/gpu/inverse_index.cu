@@ -40,6 +40,7 @@ struct InverseIndex {
   KeyWork* work;           // [pieces, B*Hkv]: the pieces of work
   int2* block_slots;       // [B*Hkv, blocks]: first slot of the block's partial sums, number of its pieces
   int pieces, slots;       // allocated per sequence and group: pieces of work; slots of partial sums
+  bool merges;             // whether short documents may share a piece
   DocumentView documents;
   // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1, for blocks that
   // begin after t and for those of other documents, so that the bounds on pieces and slots hold for any list.
@@ -56,6 +57,21 @@ struct InverseIndex {
     const DocumentRow<int> row = documents.row(b);
     const int first = block < lists.blocks ? row.block_begin(block, block_keys.value()) : lists.tokens;
     return make_int2(first, first < lists.tokens ? row.end(first) : 0);
+  }
+  // Short documents share a piece if they begin and end in the same aligned `block_keys` tokens of the row, so each of
+  // them is one block. Returns for a block: 0 if it shares no piece, the number of the further blocks if it is the first
+  // of a piece, kShares if it is one of the others.
+  static constexpr int kShares = -1;
+  __device__ __forceinline__ int merged_blocks(int b, int block) const {
+    const DocumentRow<int> row = documents.row(b);
+    if (!merges || !row.packed()) return 0;
+    const int begin = row.block_begins[block];
+    if (begin >= row.T) return 0;  // an id without a block
+    const int window = block_keys.quotient(begin) * block_keys.value(), window_end = min(window + block_keys.value(), row.T);
+    if (row.begin(begin) != begin || row.end(begin) > window_end) return 0;
+    if (begin > window && row.begin(begin - 1) >= window) return kShares;
+    const int last = window_end - 1;
+    return row.first_block(row.end(last) <= window_end ? last : row.begin(last) - 1) - block;
   }
   // The entries of part_counts for one part: [blocks].
   __device__ __forceinline__ int* counts(int bg, int part) const {
@@ -104,7 +120,7 @@ __device__ __forceinline__ WorkSum sum_before(const WorkSum& mine, WorkSum& tota
 // Plans one sequence and group per CTA, in two steps, with one thread per block. The first computes, for every block,
 // where its tokens begin in the index, and its slots of partial sums. The second writes the pieces of work, run by run.
 __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseIndex index) {
-  const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
+  const int bg = blockIdx.x, b = bg / index.lists.groups, blocks = index.lists.blocks, runs = index.parts / index.cut;
   int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
   const auto pieces_of = [&](int tokens) { return ceil_div(tokens, index.most_tokens); };
   WorkSum done{};  // the sum over all blocks before block0
@@ -128,7 +144,8 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       first += count;
       count = begin;
     }
-    block_slots[block] = make_int2(bg * index.slots + at.slots, max(1, pieces));
+    const int merged = index.merged_blocks(b, block);  // in the second step: the x of a y of 0
+    block_slots[block] = merged == 0 ? make_int2(bg * index.slots + at.slots, max(1, pieces)) : make_int2(merged, 0);
   }
   __syncthreads();
   const int all_tokens = done.tokens;
@@ -145,7 +162,12 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
         return block + 1 < blocks ? index.counts(bg, 0)[block + 1] : all_tokens;
       };
       int begin = 0, tokens = 0, pieces = 0;
-      if (exists) {
+      const int2 slots = exists ? block_slots[block] : make_int2(0, 1);
+      if (slots.y == 0) {  // one piece for this block and the slots.x after it, or none
+        const int after = block + slots.x + 1;
+        pieces = run == 0 && slots.x != InverseIndex::kShares, begin = index.counts(bg, 0)[block];
+        if (pieces > 0) tokens = (after < blocks ? index.counts(bg, 0)[after] : all_tokens) - begin;
+      } else if (exists) {
         begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
         if (run == 0 && begin_of(runs) == begin) pieces = 1;  // no token lists the block: an empty piece writes zeros
       }
@@ -153,13 +175,12 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       const int to = planned + sum_before({0, pieces, 0}, total).pieces;
       planned += total.pieces;
       if (pieces == 0) continue;
-      const int2 slots = block_slots[block];
       int slot = slots.x;
-      for (int r = 0; r < run; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
+      for (int r = 0; slots.y > 1 && r < run; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
       for (int i = 0; i < pieces; ++i)
         index.work[static_cast<int64_t>(to + i) * gridDim.x + bg] = {
             block, begin + i * index.most_tokens, min(index.most_tokens, tokens - i * index.most_tokens),
-            slots.y > 1 ? slot + i : -1};
+            slots.y > 1 ? slot + i : KeyWork::slot_of_merged(slots.y == 0 ? slots.x : 0)};
     }
   // Marks the unused entries of the list of pieces.
   for (int i = planned + threadIdx.x; i < index.pieces; i += kScanThreads)
@@ -254,6 +275,7 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
                            .block_slots = reinterpret_cast<int2*>(block_slots.data),
                            .pieces = static_cast<int>(pieces),
                            .slots = static_cast<int>(slots),
+                           .merges = plan.merges,
                            .documents = keys.range.documents};
   zero(ctx, counts);
   const auto grid_y = static_cast<unsigned>(bgs);

@@ -54,9 +54,11 @@ struct Shared {
 
 // A CTA's work: the keys [tile0, tile_end) of sequence b and group g, and the rows of `count` tokens that see them.
 // `first` is the first token, or for a listed block the first entry of its list. slot: where the partial sums are
-// stored; -1 if this task has all rows of the block. block0: the block's first key.
+// stored; negative if this task has all rows of the block. block0: the block's first key. merged: whether the keys are
+// those of several short documents (KeyWork::merged).
 struct Task {
   int b, g, bg, tile0, tile_end, first, count, slot, block0;
+  bool merged;
 };
 
 template <bool kListed>
@@ -78,9 +80,10 @@ __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
     work = {block, begin, max(0, end - begin), parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
     if (parts > 1 && begin >= end) work.count = -1;  // such a piece does not exist
   }
-  const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block);
+  const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block, kListed ? work.merged() : 0);
   const int tile0 = keys.x + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
-  task = {bg / a.in.groups, bg % a.in.groups, bg, tile0, keys.y, work.first, work.count, work.slot, keys.x};
+  task = {bg / a.in.groups, bg % a.in.groups, bg, tile0, keys.y, work.first, work.count, work.slot, keys.x,
+          kListed && work.merged() > 0};
   return work.count >= 0 && tile0 < keys.y;
 }
 
@@ -127,7 +130,8 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       else
         stage.row_stats[r] = no_row();
       copy_async_4(&stage.rounding_unit[r], rounding_unit + t * a.rounding_unit.row + h * a.rounding_unit.head, true);
-      const int2 range = make_int2(visible.low(t), visible.high(t));
+      const int low = kListed && task.merged ? a.range.documents.row(task.b).begins[t] : visible.low(t);
+      const int2 range = make_int2(low, visible.high(t));
       stage.range[r] = range;
       unsigned all_seen = 0;
 #pragma unroll

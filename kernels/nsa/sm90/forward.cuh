@@ -86,7 +86,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
-      const int2 seen = a.visible.of(tile.b, t);
+      const int2 seen = a.visible.template of<Keys::kPacked>(tile.b, t);
       low[i] = seen.x, high[i] = seen.y;
       if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
     }
@@ -356,7 +356,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
 template <class Shape, class Keys>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     fwd_sm90_kernel(const __grid_constant__ RowForwardArgs a, const __grid_constant__ Keys keys) {
-  if (Plan<Keys, Shape>::nothing_to_do(keys)) return;
+  if (Plan<Keys, Shape>::nothing_to_do(a, keys)) return;
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
   if (threadIdx.x == 0) {
@@ -436,7 +436,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
-// Launches the forward. Keys is RangeKeys for the window branch, the compressed branch and dense attention;
+// Launches the forward. Keys is RowRangeKeys for the window branch, the compressed branch and dense attention;
 // SharedTileKeys or BitmapKeys for the selected branch (nsa/sm90/shared_tile.cuh).
 template <class Keys>
 void launch_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {

@@ -15,14 +15,16 @@ struct VisibleKeys {
   KeyRange range;
   Divisor d;
   // The keys [x, y) that token t of sequence b sees; none if y <= x. Both bounds grow with t. t may be past the end of
-  // the sequence.
+  // the sequence. kPacked: whether rows are packed.
+  template <bool kPacked>
   __device__ __forceinline__ int2 of(int b, int t) const {
-    return range.documents.begins == nullptr ? seen(t, 0) : seen(t, document_begin(b, t));
+    return seen(t, kPacked ? document_begin(b, t) : 0);
   }
   // As of(), for a t that is equal in all lanes of the warp, which must all call it: the result is in uniform
   // registers.
+  template <bool kPacked>
   __device__ __forceinline__ int2 of_warp(int b, int t) const {
-    return seen(t, range.documents.begins == nullptr ? 0 : static_cast<int>(uniform(document_begin(b, t))));
+    return seen(t, kPacked ? static_cast<int>(uniform(document_begin(b, t))) : 0);
   }
 
  private:
@@ -102,13 +104,14 @@ __device__ __forceinline__ int tile_of_round(int round) {
 
 // The visible ranges of a warpgroup's rows: [low_any, high_any) contains their union, [low_all, high_all) is their
 // intersection, which is empty if low_all >= high_all.
+template <bool kPacked>
 struct WarpgroupRange {
   int low_any = 0, low_all = 0, high_any = 0, high_all = 0;
   __device__ __forceinline__ WarpgroupRange(const RowForwardArgs& a, const CtaRows& tile, int w) {
     const int first_row = tile.first + 64 * w;
     if (first_row >= tile.rows) return;
     const int first = a.in.heads.quotient(first_row), last = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
-    const int2 of_first = a.visible.of_warp(tile.b, first), of_last = a.visible.of_warp(tile.b, last);
+    const int2 of_first = a.visible.of_warp<kPacked>(tile.b, first), of_last = a.visible.of_warp<kPacked>(tile.b, last);
     low_any = of_first.x, low_all = of_last.x;
     high_any = of_last.y, high_all = of_first.y;
   }
@@ -117,7 +120,7 @@ struct WarpgroupRange {
 // The plan of a tile: the steps over its keys, at most Shape::kKeys of them each.
 //   steps                number of steps
 //   first(n), end(n)     step n has the keys [first(n), end(n))
-//   nothing_to_do(keys)  whether the CTA returns at once
+//   nothing_to_do(a, keys)  whether the CTA returns at once
 //   kListed              rows have block lists
 //   kMadeTogether        all threads of the CTA build one plan in shared memory, and the CTA computes one tile;
 //                        otherwise each warp builds its own plan
@@ -128,17 +131,26 @@ struct WarpgroupRange {
 //   needs_mask(n)        whether some row does not see all keys of step n
 template <class Keys, class Shape>
 class Plan;
-template <class Shape>
-class Plan<RangeKeys, Shape> {
+
+// The keys of the branches in which a token sees one range. kPacked: whether rows are packed (common/documents.h).
+template <bool kPacked_>
+struct RowRangeKeys {
+  static constexpr bool kPacked = kPacked_;
+  KeyRange range;
+};
+
+template <bool kPacked, class Shape>
+class Plan<RowRangeKeys<kPacked>, Shape> {
  public:
   static constexpr bool kListed = false, kMadeTogether = false;
-  static int64_t bytes(const RangeKeys&) { return 0; }
-  static __device__ __forceinline__ bool nothing_to_do(const RangeKeys&) { return false; }
-  __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
-      : begin_(a.visible.of_warp(tile.b, tile.first_token).x),
-        end_(a.visible.of_warp(tile.b, tile.last_token).y),
+  static int64_t bytes(const RowRangeKeys<kPacked>&) { return 0; }
+  static __device__ __forceinline__ bool nothing_to_do(const RowForwardArgs&, const RowRangeKeys<kPacked>&) { return false; }
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const RowRangeKeys<kPacked>&, const CtaRows& tile, int w,
+                                  unsigned char*)
+      : begin_(a.visible.of_warp<kPacked>(tile.b, tile.first_token).x),
+        end_(a.visible.of_warp<kPacked>(tile.b, tile.last_token).y),
         steps(steps_to(end_)) {
-    const WarpgroupRange range(a, tile, w);
+    const WarpgroupRange<kPacked> range(a, tile, w);
     first_seen_ = (range.low_any - begin_) / Shape::kKeys;
     first_whole_ = steps_to(range.low_all);
     end_whole_ = max(0, range.high_all - begin_) / Shape::kKeys;

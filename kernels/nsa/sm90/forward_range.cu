@@ -24,7 +24,10 @@ bool forward_sm90_supports(const AttendOut& out, const AttendIn& in) {
 }
 
 void forward_range_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const KeyRange& range) {
-  launch_forward_sm90(ctx, op, out, in, RangeKeys{range});
+  if (in.documents.empty())
+    launch_forward_sm90(ctx, op, out, in, RowRangeKeys<false>{range});
+  else
+    launch_forward_sm90(ctx, op, out, in, RowRangeKeys<true>{range});
 }
 
 }  // namespace triad::cuda

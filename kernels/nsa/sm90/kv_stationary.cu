@@ -10,8 +10,9 @@
 //
 // Partial sums of all tokens would take n * dv * 2 bytes per row: 1.6 GB at 65536 x 12 x 64. The sequence is therefore
 // cut into ranges of tokens, and a launch computes as many ranges as fit kPartialBytes. Kernels:
-//   kv_stationary_read_lists: decides whether neighbours' lists differ enough; if not, another kernel computes all
-//       blocks, and the kernels below return at once. Counts the entries (t, place) of each block.
+//   kv_stationary_read_lists: decides whether neighbours' lists differ enough, in packed rows for each document; if
+//       not, another kernel computes the tokens, and the kernels below leave them out. Counts the entries (t, place) of
+//       each block.
 //   kv_stationary_plan_items, kv_stationary_fill_entries: the entries of each range by block, cut into items.
 //   fwd_kv_stationary_near: a CTA computes the tokens of one or two blocks with all their near blocks.
 //   fwd_kv_stationary_gather: a CTA computes one item: a far block and up to 16 tiles of its entries.
@@ -57,8 +58,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
                                    const __grid_constant__ CombineRows combine, int first_step) {
   constexpr int kLanes = kDv / 8;
   static_assert(kPlaces <= kLanes);
-  const bool merges = *a.differ != 0;  // if false, another kernel has computed all of o
-  if (!merges && !combine.active()) return;
+  if (a.nothing_to_do() && !combine.active()) return;
   const int lane = threadIdx.x % kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
   const int at = blockIdx.x * (kMergeThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
@@ -67,6 +67,8 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   const bool exists = first_step + at / step_rows == step && a.heads.quotient(row) == t_in_range;
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
   const int in_group = row - a.heads.quotient(row) * G, h = g * G + in_group;
+  const bool merges = a.share.has(b, t);  // if false, another kernel has computed the row
+  const bool any_merges = __any_sync(kFullWarp, merges);
   const int64_t first = a.first_row(step) + in_group;
   const int* const entry_of = a.entry_of + static_cast<int64_t>(step) * a.entries_stride + t_in_range * n;
 
@@ -74,9 +76,9 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   bf16* const o = a.o.at(b, t, h) + 8 * lane;
   const uint4 near = *reinterpret_cast<const uint4*>(o);
   float row_max = *lse * kLog2e, sum = row_max == -INFINITY ? 0.0f : 1.0f, out[8];
-  for (int place0 = 0; merges && place0 < n; place0 += kPlaces) {
+  for (int place0 = 0; any_merges && place0 < n; place0 += kPlaces) {
     const int place = place0 + lane;
-    const int entry = lane < kPlaces && place < n ? __ldg(entry_of + place) : -1;
+    const int entry = merges && lane < kPlaces && place < n ? __ldg(entry_of + place) : -1;
     // row_max (in powers of 2) and the sum of probabilities, of one partial sum
     const float2 sums =
         entry >= 0 ? __ldcs(a.partial_sums + first + static_cast<int64_t>(entry) * G) : make_float2(-INFINITY, 0.0f);
@@ -116,15 +118,15 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
     }
   }
   uint4 columns = near;
-  if (merges) {
+  if (any_merges) {
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = pack_bf16(out[2 * i] * inverse, out[2 * i + 1] * inverse);
     transpose(words);
-    columns = make_uint4(words[0], words[1], words[2], words[3]);
-    if (exists) *reinterpret_cast<uint4*>(o) = columns;
-    if (exists && lane == 0) *lse = sum == 0.0f ? -INFINITY : (row_max + log2f(sum)) * kLn2;
+    if (merges) columns = make_uint4(words[0], words[1], words[2], words[3]);
+    if (exists && merges) *reinterpret_cast<uint4*>(o) = columns;
+    if (exists && merges && lane == 0) *lse = sum == 0.0f ? -INFINITY : (row_max + log2f(sum)) * kLn2;
   }
   if (exists && combine.active()) {
     const CombineRows::Row row(combine, b, t, h, g);
@@ -152,6 +154,21 @@ double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
 // The GPU compares the lists only if the union of random lists would exceed union_limit by this factor: the comparison
 // costs time even if it finds the lists alike.
 constexpr double kWorthComparing = 1.8;
+bool is_worth_comparing(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads, int64_t dk) {
+  return random_union(tokens, block_keys, n, heads) > kWorthComparing * union_limit(dk);
+}
+// The number of tokens, at most `most`, from which on it is worth comparing the lists of a document.
+int64_t least_tokens(int64_t block_keys, int64_t n, int64_t heads, int64_t dk, int64_t most) {
+  int64_t low = 0, high = ceil_div(most, block_keys);
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (is_worth_comparing(middle * block_keys, block_keys, n, heads, dk) ? high : low) = middle;
+  }
+  return std::min(high * block_keys, most);
+}
+int64_t blocks_of_row(const AttendIn& in, int64_t l_sel) {
+  return in.documents.empty() ? ceil_div(in.q.size(1), l_sel) : in.documents.ids();
+}
 
 int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   const int64_t fit = kPartialBytes / token_bytes, most = std::max<int64_t>(fit / std::min<int64_t>(groups, 2), 128);
@@ -187,18 +204,24 @@ bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
 template <int kDk, int kDv>
 void launch_kv_stationary(Context& ctx, const char* op, const KvStationaryArgs& a, const CombineRows& combine,
                           int64_t block_keys, int64_t G,
-                          const std::function<void(Context& on, const int* unless)>& forward_alike) {
+                          const ForwardAlike& forward_alike) {
   using Shape = KvStationaryShape<kDk, kDv>;
   const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), parts = a.steps * a.parts;
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
   const dim3 threads(kIndexThreads);
+  if (a.share.is_packed()) {
+    const int64_t count = int64_t{a.steps / a.ranges / a.lists.groups} * a.share.documents.ids;
+    launch(ctx, "clear_compared", kv_stationary_clear_kernel,
+           dim3(static_cast<unsigned>(ceil_div(count, int64_t{kIndexThreads}))), threads, 0, a.share.listed, count);
+  }
   launch(ctx, "read_lists", kv_stationary_read_lists_kernel, dim3(static_cast<unsigned>(1 + parts)), threads,
          read_lists_bytes(a.lists.blocks), a);
   ForkJoin near(ctx, 1, [&](Context& side) {
-    forward_alike(side, a.differ);
+    forward_alike(side, a.share);
     launch(
         side, op, fwd_kv_stationary_near_kernel<kDk, kDv>,
-        dim3(static_cast<unsigned>(ceil_div(a.lists.tokens, a.near_tokens)), static_cast<unsigned>(a.steps / a.ranges)),
+        dim3(static_cast<unsigned>(ceil_div(a.lists.blocks * block_keys, int64_t{a.near_tokens})),
+             static_cast<unsigned>(a.steps / a.ranges)),
         dim3(Shape::kNearThreads), near_bytes_of<kDk, kDv>(a.near_tokens, block_keys), a);
   });
   launch(ctx, "plan_items", kv_stationary_plan_items_kernel, dim3(static_cast<unsigned>(a.steps)), threads, 0, a);
@@ -223,22 +246,20 @@ bool kv_stationary_supports(const AttendOut& out, const AttendIn& in, const Cons
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3), G = in.q.size(2) / in.k.size(2);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return in.q.dtype == DType::bf16 && widths && n <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
-         near_blocks_fit(dk, l_sel, G) && G <= 64 && ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && vector_rows(in.q) &&
+         near_blocks_fit(dk, l_sel, G) && G <= 64 && blocks_of_row(in, l_sel) <= kMaxBlocks && vector_rows(in.q) &&
          vector_rows(in.k) && vector_rows(in.v) && vector_rows(out.o) &&
          in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31);
 }
 
 bool kv_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  return random_union(in.q.size(1), l_sel, block_index.size(3), in.q.size(2) / in.k.size(2)) >
-         kWorthComparing * union_limit(in.q.size(3));
+  return is_worth_comparing(in.q.size(1), l_sel, block_index.size(3), in.q.size(2) / in.k.size(2), in.q.size(3));
 }
 
 void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                           const ConstTensor& block_index, int64_t l_sel,
-                           const std::function<void(Context& on, const int* unless)>& forward_alike,
-                           const CombineAlong* combine) {
+                           const ConstTensor& block_index, int64_t l_sel, int64_t longest,
+                           const ForwardAlike& forward_alike, const CombineAlong* combine) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
-  const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = ceil_div(T, l_sel);
+  const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = blocks_of_row(in, l_sel);
   const int64_t token_bytes = n * G * (dv * 2 + 8);
   const int range_tokens = range_tokens_of(T, token_bytes, bgs);
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, parts = ceil_div(range_tokens, kPartTokens);
@@ -248,6 +269,7 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
   const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
   const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
   const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);
+  const bool packed = !in.documents.empty();
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
   const KvStationaryArgs a{
@@ -268,9 +290,13 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
       .launch_steps = static_cast<int>(launch_steps),
       .parts = static_cast<int>(parts),
       .piece_tokens = static_cast<int>(piece_tokens),
-      .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
-      .union_limit = static_cast<float>(union_limit(in.q.size(3))),
-      .differ = ints(1),
+      .share = {.all = packed ? nullptr : ints(1),
+                .listed = packed ? reinterpret_cast<int2*>(ints(2 * in.q.size(0) * blocks)) : nullptr,
+                .documents = document_view(in.documents, T),
+                .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
+                .union_limit = static_cast<float>(union_limit(in.q.size(3))),
+                .most_tokens = static_cast<int>(longest)},
+      .least_tokens = static_cast<int>(std::min(least_tokens(l_sel, n, G, in.q.size(3), T), longest + 1)),
       .near_tokens = near_tokens_of(in.q.size(3), l_sel, G),
       .near = ints(bgs * T),
       .counts = ints(steps * parts * blocks),

@@ -29,18 +29,18 @@ struct KvStationaryShape {
   }
 };
 
-// Loads the keys and values of a block into shared memory: for every 64 keys, the panels of k and then those of v. Keys
-// past the block's end are set to zero.
+// Loads the keys and values of the block that begins at token `begin` into shared memory: for every 64 keys, the panels
+// of k and then those of v. Keys past the row's end are set to zero.
 template <int kDk, int kDv, int kThreads>
-__device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int g, int block, int key_tiles,
+__device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int g, int begin, int key_tiles,
                                            unsigned char* to) {
   using Shape = KvStationaryShape<kDk, kDv>;
   const int block_keys = a.block_keys.value(), chunk = threadIdx.x % 8;
   for (int tile = 0; tile < key_tiles; ++tile, to += Shape::kKeyBytes)
 #pragma unroll
     for (int r = threadIdx.x / 8; r < kTileRows; r += kThreads / 8) {
-      const int key = tile * kTileRows + r, row = min(block * block_keys + key, a.lists.tokens - 1);
-      const int bytes = key < block_keys && block * block_keys + key < a.lists.tokens ? 16 : 0;
+      const int key = tile * kTileRows + r, row = min(begin + key, a.lists.tokens - 1);
+      const int bytes = key < block_keys && begin + key < a.lists.tokens ? 16 : 0;
       const bf16 *const k = a.k.at(b, row, g) + 8 * chunk, *const v = a.v.at(b, row, g) + 8 * chunk;
       unsigned char* const at = to + swizzled(r, chunk);
 #pragma unroll
@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
     rows[i] = token * q_row + h * q_head;
   };
   const int first_token = token_at(lane);
-  load_block<kDk, kDv, kWarpgroup>(a, b, g, block, key_tiles, keys);
+  load_block<kDk, kDv, kWarpgroup>(a, b, g, a.share.documents.row(b).block_begin(block, a.block_keys.value()), key_tiles,
+                                   keys);
   copy_async_commit();
   place(lane, first_token);
   __syncwarp();
@@ -271,21 +272,43 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
 
 // ---- near blocks ----
 
-// The near blocks of the tokens of a CTA. The near_tokens consecutive tokens of a CTA belong to one block or two.
-// Shared memory holds their near blocks, four at most: `count` consecutive blocks, the last of which is the last
-// token's own block, and after them block 0 if it is not one of these.
+// The tokens of a CTA, and their near blocks. The tokens are consecutive, at most near_tokens: a part of a block, a
+// block, or two blocks, of which those that are not of the share are left out. (The two blocks may be of different
+// documents.) Shared memory holds the near blocks, four at most: `count` consecutive blocks, the last of which is the
+// last token's own block, and after them the document's first block if it is not one of these.
 struct NearBlocks {
-  int first, count;
-  __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, int first_token, int last_token)
-      : first(max(a.block_keys.quotient(first_token) - 1, 0)), count(a.block_keys.quotient(last_token) - first + 1) {}
-  __device__ __forceinline__ int all() const { return count + (first > 0); }
-  __device__ __forceinline__ int at(int place) const { return place < count ? first + place : 0; }
-  // A mask of the blocks in shared memory that a token of block `own` lists. `near` is the token's entry of
-  // KvStationaryArgs::near.
+  int t0, tokens;       // the tokens [t0, t0 + tokens); if there are none, the other members are not set
+  int first, count;     // see above
+  int first_begin;      // the first token of block `first`
+  int last_begin;       // the first token of the last of the consecutive blocks
+  int document_begin;   // the first token of the document of token t0
+  bool begins_earlier;  // whether the document begins before block `first`
+  __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, const DocumentRow<int>& row, int b, int cta) {
+    const int block_keys = a.block_keys.value(), ids = a.lists.blocks;
+    const int id = a.block_keys.quotient(cta * a.near_tokens), offset = cta * a.near_tokens - id * block_keys;
+    const auto begin_of = [&](int block) { return block < ids ? row.block_begin(block, block_keys) : a.lists.tokens; };
+    const auto is_of_share = [&](int begin) { return begin < a.lists.tokens && a.share.has(b, begin); };
+    const int begin = begin_of(id), next_begin = a.near_tokens > block_keys ? begin_of(id + 1) : a.lists.tokens;
+    const bool has = is_of_share(begin), has_next = is_of_share(next_begin);
+    const int end = has ? min(row.block_end(id, block_keys), begin + offset + a.near_tokens) : 0;
+    t0 = has ? begin + offset : next_begin;
+    tokens = (has_next ? row.block_end(id + 1, block_keys) : end) - t0;
+    if (tokens <= 0) return;
+    const int of_document = row.first_block(t0);
+    first = max((has ? id : id + 1) - 1, of_document), count = (has_next ? id + 1 : id) - first + 1;
+    first_begin = row.block_begin(first, block_keys), last_begin = has_next ? next_begin : begin;
+    document_begin = row.begin(t0), begins_earlier = first > of_document;
+  }
+  __device__ __forceinline__ int all() const { return count + begins_earlier; }
+  // The first token of a block in shared memory.
+  __device__ __forceinline__ int begin_of(int place, int block_keys) const {
+    return place >= count ? document_begin : place == count - 1 ? last_begin : first_begin + place * block_keys;
+  }
+  // A mask of the blocks in shared memory that a token lists whose own block has place `own`. `near` is the token's
+  // entry of KvStationaryArgs::near.
   __device__ __forceinline__ int listed(int near, int own) const {
-    const int place = own - first,
-              own_and_before = place > 0 ? (near & 1) << place | (near >> 1 & 1) << (place - 1) : near;
-    return own_and_before | (near >> 2) << (first > 0 ? count : 0);
+    const int own_and_before = own > 0 ? (near & 1) << own | (near >> 1 & 1) << (own - 1) : near;
+    return own_and_before | (near >> 2) << (begins_earlier ? count : 0);
   }
 };
 
@@ -294,19 +317,25 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
     fwd_kv_stationary_near_kernel(const __grid_constant__ KvStationaryArgs a) {
   using Shape = KvStationaryShape<kDk, kDv>;
   constexpr int kGroups = Shape::kNearGroups, kListedBits = 4;
-  if (*a.differ == 0) return;
+  if (a.nothing_to_do()) return;
   const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
-  const int t0 = blockIdx.x * a.near_tokens, count = min(a.near_tokens, a.lists.tokens - t0);
   const int b = blockIdx.y / a.lists.groups, g = blockIdx.y % a.lists.groups;
   const int key_tiles = ceil_div(block_keys, kTileRows);
-  const NearBlocks blocks(a, t0, t0 + count - 1);
+  const NearBlocks blocks(a, a.share.documents.row(b), b, static_cast<int>(blockIdx.x));
+  const int t0 = blocks.t0, count = blocks.tokens, own_last = blocks.count - 1;
+  if (count <= 0) return;
+  __shared__ int begins[4];  // the first tokens of the blocks in shared memory
+  if (static_cast<int>(threadIdx.x) < blocks.all()) begins[threadIdx.x] = blocks.begin_of(threadIdx.x, block_keys);
+  __syncthreads();
+  // The place in shared memory of the block that contains token t, one of the CTA's.
+  const auto place_of = [&](int t) { return t >= begins[own_last] ? own_last : own_last - 1; };
   unsigned char* const keys = aligned_shared();
   unsigned char* const stages = keys + blocks.all() * key_tiles * Shape::kKeyBytes;
   int* const rows = reinterpret_cast<int*>(stages + kGroups * kStages * Shape::kStageBytes);
   int* const outs = rows + kItemTiles * kTileRows;  // for each row: its position (t - t0, h) and the mask of its near
                                                     // blocks; -1: the row does not exist
   for (int i = 0; i < blocks.all(); ++i)
-    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, blocks.at(i), key_tiles,
+    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, begins[i], key_tiles,
                                               keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
   const int n_rows = count * G, tiles = ceil_div(n_rows, kTileRows);
@@ -316,7 +345,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   for (int r = threadIdx.x; r < tiles * kTileRows; r += Shape::kNearThreads) {
     const int row = min(r, n_rows - 1), t = a.heads.quotient(row), h = row - t * G;
     rows[r] = t * q_row + h * q_head;
-    outs[r] = r < n_rows ? row << kListedBits | blocks.listed(__ldg(near + t), a.block_keys.quotient(t0 + t)) : -1;
+    outs[r] = r < n_rows ? row << kListedBits | blocks.listed(__ldg(near + t), place_of(t0 + t)) : -1;
   }
   __syncthreads();
   const RowLoads<kDk> loads(stages + group * kStages * Shape::kStageBytes, rows + threadIdx.x % kWarpgroup / 32 * 16,
@@ -330,16 +359,17 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     loads.await();
-    int to[2], own[2];  // own: the row's token, counted from the first key of block blocks.first
+    int to[2], own[2];  // own: the row's token
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];
-      own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits) - blocks.first * block_keys;
+      own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits);
     }
-    // The tokens of this tile see only the blocks [from, end) and block 0.
+    // The tokens of this tile see only the blocks [from, end) and the document's first block, which has place 0 unless
+    // it begins earlier.
     const int last_row = min(tile * kTileRows + kTileRows, n_rows) - 1;
-    const int from = max(a.block_keys.quotient(t0 + a.heads.quotient(tile * kTileRows)) - 1 - blocks.first, 0);
-    const int end = a.block_keys.quotient(t0 + a.heads.quotient(last_row)) - blocks.first + 1;
+    const int from = blocks.begins_earlier ? max(place_of(t0 + a.heads.quotient(tile * kTileRows)) - 1, 0) : 0;
+    const int end = place_of(t0 + a.heads.quotient(last_row)) + 1;
     RowSums<kDk, kDv> sums;
     bool add = false;
 #pragma unroll 1
@@ -353,8 +383,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         seen[j] = (to[j] >> which & 1) == 0 ? 0
-                  : which < blocks.count    ? min(block_keys, own[j] + 1 - which * block_keys) - part * kTileRows
-                                            : block_keys - part * kTileRows;
+                                            : min(block_keys, own[j] + 1 - begins[which]) - part * kTileRows;
       sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, seen, add, false, [] {});
       add = true;
     }

@@ -8,6 +8,7 @@
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
 #include "kernels/nsa/gpu/block_scan.cuh"
+#include "kernels/nsa/sm90/kv_stationary_share.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -21,12 +22,17 @@ constexpr int kPartTokens = 1024;                        // tokens per CTA of th
 constexpr int kIndexThreads = 1024;
 constexpr float kLn2 = std::numbers::ln2_v<float>;
 
-// The number of near blocks: the first block of the sequence and the two that end with the token's own. With the
-// default selection rule (1 initial and 2 local blocks) every token lists them, so neighbouring tokens share them. All
-// other blocks of a list are far blocks: they are complete and precede the token. Results are correct for any number of
-// near blocks; with this one, only far blocks differ between neighbours.
+// The number of near blocks: the first block of the token's document and the two that end with the token's own. With
+// the default selection rule (1 initial and 2 local blocks) every token lists them, so neighbouring tokens share them.
+// All other blocks of a list are far blocks: they are complete and precede the token. Results are correct for any
+// number of near blocks; with this one, only far blocks differ between neighbours.
 constexpr int kNear = 3;
-__device__ __forceinline__ bool is_far(int block, int current) { return block > 0 && block + 1 < current; }
+// The block of a token, and the first block of its document.
+struct TokenBlocks {
+  static constexpr int kNoFar = 1 << 30;  // as `first`: no block is far
+  int own, first;
+  __device__ __forceinline__ bool is_far(int block) const { return block > first && block + 1 < own; }
+};
 
 // Arguments of the KV-stationary kernels. A step is a range of tokens of one sequence and group; a launch computes
 // several consecutive steps.
@@ -41,11 +47,9 @@ struct KvStationaryArgs {
                                                   // after group; launch_steps: steps per launch
   int parts;                                      // parts (of kPartTokens tokens each) per range
   int piece_tokens;                               // largest number of tokens per item
-  int tile_tokens;                                // tokens per tile in compare_lists
-  float union_limit;                              // the threshold of compare_lists
-  int* differ;                                    // one value: 1 if these kernels compute the far blocks, 0 if another
-                                                  // kernel computes all blocks
-  int near_tokens;                                // tokens per CTA of the near kernel
+  KvStationaryShare share;                        // the tokens that these kernels compute
+  int least_tokens;  // of packed rows, documents of fewer tokens are not of the share
+  int near_tokens;   // tokens per CTA of the near kernel
   int* near;         // [B*Hkv,T] near blocks that the token lists: bit 0: its own, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] entries of a block; after plan_items, the index of its first one
   int* entries;      // [steps, entries_stride] sorted by block: token minus first token of the range
@@ -62,6 +66,12 @@ struct KvStationaryArgs {
   __device__ __forceinline__ int64_t first_row(int step) const {
     return static_cast<int64_t>(step % launch_steps) * entries_stride * heads.value();
   }
+  // Whether no token is of the share. False for packed rows, where this is known per document.
+  __device__ __forceinline__ bool nothing_to_do() const { return !share.is_packed() && *share.all == 0; }
+  __device__ __forceinline__ TokenBlocks blocks_of(const DocumentRow<int>& row, int t) const {
+    const int first = row.first_block(t);
+    return {first + block_keys.quotient(t - row.begin(t)), first};
+  }
 };
 
 // ---- the index ----
@@ -71,8 +81,7 @@ __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
   return exclusive_scan<kIndexThreads>(mine, total, [](int2 a, int2 b) { return make_int2(a.x + b.x, a.y + b.y); });
 }
 
-// Calls f(token within the part, place in its list, block, the token's own block) for each list entry of a part's
-// tokens.
+// Calls f(token within the part, place in its list, block) for each list entry of a part's tokens.
 template <class F>
 __device__ __forceinline__ void for_entries(const KvStationaryArgs& a, int step, int first, int tokens, F&& f) {
   constexpr int kAtOnce = 8;
@@ -87,88 +96,140 @@ __device__ __forceinline__ void for_entries(const KvStationaryArgs& a, int step,
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u)
-      if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
+      if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u]);
   }
 }
 // A part of a step's range of tokens, which one CTA of an index kernel processes. index: number of the part, counted
 // over all steps. in_range, first: its first token, counted from the start of the range and of the sequence. tokens:
 // how many tokens it has.
 struct Part {
-  int step, in_range, first, tokens;
+  int step, b, in_range, first, tokens;
   __device__ __forceinline__ Part(const KvStationaryArgs& a, int index)
       : step(index / a.parts),
+        b(step / a.ranges / a.lists.groups),
         in_range(index % a.parts * kPartTokens),
         first(a.first_token(step) + in_range),
         tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
+  // Writes the blocks of the part's tokens to shared memory; where has_far(t) is false, without far blocks.
+  template <class HasFar>
+  __device__ __forceinline__ void list_token_blocks(const KvStationaryArgs& a, const DocumentRow<int>& row,
+                                                    TokenBlocks* to, HasFar&& has_far) const {
+    static_assert(kPartTokens == kIndexThreads);
+    const int token = threadIdx.x;
+    if (token >= tokens) return;
+    to[token] = a.blocks_of(row, first + token);
+    if (!has_far(first + token)) to[token].first = TokenBlocks::kNoFar;
+  }
 };
 
-// Decides whether the lists of neighbouring tokens differ enough for the KV-stationary forward, and sets *differ. It
+// Compares the lists of the tile of tokens that begins with t0. Returns this lane's share of two counts: how many
+// blocks the tokens list (x), and how many without repetition (y). Called by one warp, which uses `seen`, one bit for
+// each block of the row.
+__device__ __forceinline__ int2 compare_tile(const KvStationaryArgs& a, int b, int g, int t0, unsigned* seen) {
+  const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, n = a.n.value();
+  const int count = min(a.share.tile_tokens, a.lists.tokens - t0) * n;
+  for (int w = lane; w < words; w += 32) seen[w] = 0;
+  __syncwarp();
+  constexpr int kAtOnce = 8;
+  int2 listed = {0, 0};
+  for (int e0 = lane; e0 < count; e0 += 32 * kAtOnce) {
+    int block[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int e = e0 + 32 * u, row = a.n.quotient(e);
+      block[u] = e < count ? __ldg(a.lists.at(b, t0 + row, g) + e - row * n) : -1;
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (block[u] < 0) continue;
+      atomicOr(&seen[block[u] / 32], 1u << block[u] % 32);
+      ++listed.x;
+    }
+  }
+  __syncwarp();
+  for (int w = lane; w < words; w += 32) listed.y += __popc(seen[w]);
+  __syncwarp();
+  return listed;
+}
+
+// Decides whether the lists of neighbouring tokens differ enough for the KV-stationary forward, and sets *share.all. It
 // compares kComparedTiles tiles, spread over all sequences: whether the union of a tile's lists has more than
 // union_limit times the blocks of one list. Counts are exact, so the same lists give the same decision.
 constexpr int kComparedTiles = 64;
-__device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
+__device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   __shared__ int in_unions, in_lists;
-  for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
   __syncthreads();
-  const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
-  unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = ceil_div(a.lists.tokens, a.tile_tokens);  // tiles per sequence and group
-  int unions = 0, entries = 0;
+  const int warp = threadIdx.x / 32, words = (a.lists.blocks + 31) / 32;
+  unsigned* const seen = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
+  const int tiles = ceil_div(a.lists.tokens, a.share.tile_tokens);  // tiles per sequence and group
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
     const int bg = static_cast<int>(tile / tiles), b = bg / a.lists.groups, g = bg % a.lists.groups;
-    const int t0 = static_cast<int>(tile % tiles) * a.tile_tokens;
-    const int count = min(a.tile_tokens, a.lists.tokens - t0) * n;
-    for (int w = lane; w < words; w += 32) listed[w] = 0;
-    __syncwarp();
-    constexpr int kAtOnce = 8;
-    for (int e0 = lane; e0 < count; e0 += 32 * kAtOnce) {
-      int block[kAtOnce];
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const int e = e0 + 32 * u, row = a.n.quotient(e);
-        block[u] = e < count ? __ldg(a.lists.at(b, t0 + row, g) + e - row * n) : -1;
-      }
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        if (block[u] < 0) continue;
-        atomicOr(&listed[block[u] / 32], 1u << block[u] % 32);
-        ++entries;
-      }
-    }
-    __syncwarp();
-    for (int w = lane; w < words; w += 32) unions += __popc(listed[w]);
-    __syncwarp();
+    const int2 listed = compare_tile(a, b, g, static_cast<int>(tile % tiles) * a.share.tile_tokens, seen);
+    atomicAdd(&in_lists, listed.x);
+    atomicAdd(&in_unions, listed.y);
   }
-  atomicAdd(&in_unions, unions);
-  atomicAdd(&in_lists, entries);
   __syncthreads();
-  if (threadIdx.x == 0)
-    *a.differ = static_cast<float>(in_unions) * static_cast<float>(a.tile_tokens) >
-                a.union_limit * static_cast<float>(in_lists);
+  if (threadIdx.x == 0) *a.share.all = a.share.exceeds(in_lists, in_unions);
 }
 
-// The first index kernel. CTA 0 compares lists. Each other CTA counts, for one part, the far entries of each block, and
-// records which near blocks its tokens list. read_lists_bytes is its shared memory, bytes.
+// The same for a part of a packed row: adds the counts of kPartTiles tiles to share.listed of their documents. Tiles of
+// several documents and documents of fewer than least_tokens tokens are left out.
+constexpr int kPartTiles = 4;
+__device__ __forceinline__ void compare_part(const KvStationaryArgs& a, const Part& part, const DocumentRow<int>& row) {
+  const int warp = threadIdx.x / 32, t0 = part.first + warp * (kPartTokens / kPartTiles);
+  const int end = t0 + a.share.tile_tokens;
+  if (warp >= kPartTiles || end > part.first + part.tokens || end > row.end(t0) ||
+      row.end(t0) - row.begin(t0) < a.least_tokens)
+    return;
+  unsigned* const seen = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * ((a.lists.blocks + 31) / 32);
+  const int2 listed = compare_tile(a, part.b, part.step / a.ranges % a.lists.groups, t0, seen);
+  int2& sum = a.share.listed[int64_t{part.b} * a.share.documents.ids + row.first_block(t0)];
+  atomicAdd(&sum.x, listed.x);
+  atomicAdd(&sum.y, listed.y);
+}
+
+// Sets to zero what the first index kernel adds to in packed rows.
+__global__ void __launch_bounds__(kIndexThreads) kv_stationary_clear_kernel(int2* listed, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kIndexThreads + threadIdx.x;
+  if (i < count) listed[i] = {0, 0};
+}
+
+// The first index kernel. CTA 0 compares lists, unless the rows are packed. Each other CTA counts, for one part, the
+// far entries of each block, and records which near blocks its tokens list. In packed rows it also compares its part's
+// lists. read_lists_bytes is its shared memory, bytes.
 inline int64_t read_lists_bytes(int64_t blocks) {
   return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_read_lists_kernel(const __grid_constant__ KvStationaryArgs a) {
-  if (blockIdx.x == 0) return compare_lists(a);
+  if (blockIdx.x == 0) {
+    for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
+    if (!a.share.is_packed()) compare_rows(a);
+    return;
+  }
   __shared__ unsigned listed_near[kPartTokens];
+  __shared__ TokenBlocks token_blocks[kPartTokens];
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // the number of entries of each block
   const int index = blockIdx.x - 1;
   const Part part(a, index);
+  const DocumentRow<int> row = a.share.documents.row(part.b);
+  if (a.share.is_packed()) {
+    compare_part(a, part, row);
+    __syncthreads();  // by_block uses the memory of compare_part
+  }
+  part.list_token_blocks(a, row, token_blocks,
+                         [&](int t) { return !row.packed() || row.end(t) - row.begin(t) >= a.least_tokens; });
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads) by_block[i] = 0;
   for (int i = threadIdx.x; i < kPartTokens; i += kIndexThreads) listed_near[i] = 0;
   __syncthreads();
-  for_entries(a, part.step, part.first, part.tokens, [&](int token, int, int block, int current) {
-    if (is_far(block, current))
+  for_entries(a, part.step, part.first, part.tokens, [&](int token, int, int block) {
+    const TokenBlocks of = token_blocks[token];
+    if (of.is_far(block))
       atomicAdd(&by_block[block], 1);
-    else if (block >= 0 && block <= current)
-      atomicOr(&listed_near[token], block == current ? 1u : block + 1 == current ? 2u : 4u);
+    else if (block >= 0 && block <= of.own)
+      atomicOr(&listed_near[token], block == of.own ? 1u : block + 1 == of.own ? 2u : 4u);
   });
   __syncthreads();
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
@@ -182,13 +243,15 @@ __global__ void __launch_bounds__(kIndexThreads)
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_plan_items_kernel(const __grid_constant__ KvStationaryArgs a) {
   __shared__ int first_item;
-  if (*a.differ == 0) return;
-  const int step = blockIdx.x, launch = step / a.launch_steps;
+  if (a.nothing_to_do()) return;
+  const int step = blockIdx.x, launch = step / a.launch_steps, b = step / a.ranges / a.lists.groups;
+  const DocumentRow<int> row = a.share.documents.row(b);
   int* const counts = a.counts + static_cast<int64_t>(step) * a.parts * a.lists.blocks;
   int done = 0;
   for (int block0 = 0; block0 < a.lists.blocks; block0 += kIndexThreads) {
     const int block = block0 + threadIdx.x;
-    const bool exists = block < a.lists.blocks;
+    const int begin_token = row.packed() && block < a.lists.blocks ? row.block_begin(block, 0) : 0;
+    const bool exists = block < a.lists.blocks && begin_token < a.lists.tokens && a.share.has(b, begin_token);
     int entries = 0;
     for (int part = 0; exists && part < a.parts; ++part) entries += counts[part * a.lists.blocks + block];
     const int pieces = ceil_div(entries, a.piece_tokens);
@@ -215,15 +278,17 @@ __global__ void __launch_bounds__(kIndexThreads)
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_fill_entries_kernel(const __grid_constant__ KvStationaryArgs a) {
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // for each block, the index of its next entry
-  if (*a.differ == 0) return;
+  __shared__ TokenBlocks token_blocks[kPartTokens];
+  if (a.nothing_to_do()) return;
   const Part part(a, blockIdx.x);
+  part.list_token_blocks(a, a.share.documents.row(part.b), token_blocks, [&](int t) { return a.share.has(part.b, t); });
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
     by_block[i] = a.counts[static_cast<int64_t>(blockIdx.x) * a.lists.blocks + i];
   __syncthreads();
   int* const out = a.entries + static_cast<int64_t>(part.step) * a.entries_stride;
   int* const entry_of = a.entry_of + static_cast<int64_t>(part.step) * a.entries_stride;
-  for_entries(a, part.step, part.first, part.tokens, [&](int token, int place, int block, int current) {
-    const bool far = is_far(block, current);
+  for_entries(a, part.step, part.first, part.tokens, [&](int token, int place, int block) {
+    const bool far = token_blocks[token].is_far(block);
     const int entry = far ? atomicAdd(&by_block[block], 1) : -1;
     if (far) out[entry] = part.in_range + token;
     entry_of[(part.in_range + token) * a.n.value() + place] = entry;

@@ -13,27 +13,34 @@ bool forward_sm90_supports(const AttendOut&, const AttendIn&);
 void forward_range_sm90(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
 
 // The selected branch. combine, if not nullptr: the kernel also computes the gated sum of the branches, along with o
-// (nsa/gate.h). unless, if not nullptr: the kernel returns at once if *unless, on the GPU, is not 0.
+// (nsa/gate.h). elsewhere, if not nullptr: tokens that the KV-stationary kernels compute, as the GPU decides; they write
+// o and lse of these tokens afterwards.
+struct KvStationaryShare;
 
-// The forward with a shared KV tile and a mask per row (nsa/sm90/shared_tile.cu), for up to 1,024 blocks.
-bool shared_tile_supports(const AttendOut&, const AttendIn&, int64_t l_sel);
+// The forward with a shared KV tile and a mask per row (nsa/sm90/shared_tile.cu), for up to 1,024 blocks (896 in packed
+// rows with blocks of 64). long_documents_elsewhere: packed rows may have more blocks, if other kernels compute the
+// documents of more than shared_tile_longest() tokens.
+bool shared_tile_supports(const AttendOut&, const AttendIn&, int64_t l_sel, bool long_documents_elsewhere = false);
+int64_t shared_tile_longest(const AttendIn&, int64_t l_sel);
 void forward_shared_tile(Context&, const char* op, const AttendOut&, const AttendIn&, const SelectedKeys&,
-                         const CombineAlong* combine, const int* unless = nullptr);
+                         const CombineAlong* combine, const KvStationaryShare* elsewhere = nullptr);
 
 // The query-stationary forward (nsa/sm90/query_stationary.cu), for groups of many heads and any number of blocks.
 bool query_stationary_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 bool query_stationary_pays(const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 void forward_query_stationary(Context&, const char* op, const AttendOut&, const AttendIn&,
                               const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
-                              const int* unless = nullptr);
+                              const KvStationaryShare* elsewhere = nullptr);
 
 // The KV-stationary forward, split-KV and merge (nsa/sm90/kv_stationary.cu), for long sequences whose neighbouring
-// tokens list different blocks. The GPU compares the lists. For lists that are alike, forward_alike(on, unless) has to
-// queue on stream `on` another kernel, which computes o and lse unless *unless is not 0.
+// tokens list different blocks. The GPU compares the lists. For lists that are alike, forward_alike(on, elsewhere) has
+// to queue on stream `on` another kernel, which computes o and lse of all other tokens. longest: documents of more
+// tokens are computed here even if their lists are alike.
+using ForwardAlike = std::function<void(Context& on, const KvStationaryShare& elsewhere)>;
 bool kv_stationary_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 bool kv_stationary_pays(const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 void forward_kv_stationary(Context&, const char* op, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
-                           int64_t l_sel, const std::function<void(Context& on, const int* unless)>& forward_alike,
+                           int64_t l_sel, int64_t longest, const ForwardAlike& forward_alike,
                            const CombineAlong* combine);
 
 }  // namespace triad::cuda

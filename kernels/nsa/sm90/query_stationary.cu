@@ -319,7 +319,7 @@ struct QueryConsumer : BlockRing<Shape> {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     fwd_query_stationary_kernel(const __grid_constant__ QueryStationaryArgs a) {
-  if (a.unless != nullptr && *a.unless != 0) return;
+  if (!a.elsewhere.is_packed() && a.elsewhere.has(0, 0)) return;
   unsigned char* const stages = aligned_shared();
   const BlockRing<Shape> ring{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
   if (threadIdx.x == 0) {
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 template <class Shape>
 void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                              const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
-                             const int* unless) {
+                             const KvStationaryShare* elsewhere) {
   const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
   const int64_t tiles = ceil_div(T, tile_tokens);
@@ -388,7 +388,7 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
       .list_room = static_cast<int>(list_room),
       .table_bits = static_cast<int>(table_bits),
       .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3))),
-      .unless = unless};
+      .elsewhere = elsewhere == nullptr ? KvStationaryShare{} : *elsewhere};
   if (!ctx.planning) {
     a.k_map = make_box_map(make_view<const bf16>(in.k), B, T, groups, static_cast<int>(stage_keys));
     a.v_map = make_box_map(make_view<const bf16>(in.v), B, T, groups, static_cast<int>(stage_keys));
@@ -418,9 +418,9 @@ bool query_stationary_pays(const AttendIn& in, const ConstTensor& block_index, i
 
 void forward_query_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                               const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
-                              const int* unless) {
+                              const KvStationaryShare* elsewhere) {
   const auto attend = [&]<class Shape>() {
-    launch_query_stationary<Shape>(ctx, op, out, in, block_index, l_sel, combine, unless);
+    launch_query_stationary<Shape>(ctx, op, out, in, block_index, l_sel, combine, elsewhere);
   };
   if (in.q.size(3) == 64)
     attend.operator()<QueryStationaryShape<64, 64, 12, 152, 56>>();

@@ -15,6 +15,7 @@
 #include "kernels/nsa/gpu/branch.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
 #include "kernels/nsa/sm90/forward.cuh"
+#include "kernels/nsa/sm90/kv_stationary_share.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -46,7 +47,7 @@ struct QueryStationaryArgs {
   int list_room;           // entries per list, at most
   int table_bits;          // log2 of the slots of the hash table
   float scale_log2;
-  const int* unless;  // if not nullptr, the kernel returns at once if *unless is not 0
+  KvStationaryShare elsewhere;  // tokens whose results other kernels write afterwards
 };
 
 // The sizes of a CTA, which has kWarps consumer warps and a producer warpgroup. Registers are per thread.
@@ -103,7 +104,12 @@ struct BlockRing {
   // Calls f(tile, turn) for each tile of this CTA, with turn = 0, 1, ...
   template <class F>
   __device__ __forceinline__ void for_tiles(F&& f) const {
-    for (int i = blockIdx.x, turn = 0; i < a.all_tiles; i += gridDim.x, ++turn) f(Tile(a, i), turn);
+    for (int i = blockIdx.x, turn = 0; i < a.all_tiles; i += gridDim.x) {
+      const Tile tile(a, i);
+      const int last = min(tile.first + a.tile_tokens.value(), a.lists.tokens) - 1;
+      if (a.elsewhere.is_packed() && a.elsewhere.has_all(tile.b, tile.first, last)) continue;
+      f(tile, turn++);
+    }
   }
 };
 

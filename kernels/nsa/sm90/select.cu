@@ -93,14 +93,47 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
   }
 }
 
-// Writes the lists of tokens that have at most n blocks: these list all blocks up to their own.
-__device__ __forceinline__ void list_all(const SelectArgs& a, const Tile& tile) {
+// Writes the lists of those of kListedTokens tokens that have at most n blocks: these list all blocks up to their own.
+// item: counts these runs of tokens.
+__device__ __forceinline__ void list_all(const SelectArgs& a, unsigned item) {
+  const int b = static_cast<int>(item % a.bgs / a.groups), g = static_cast<int>(item % a.groups);
+  const int first = static_cast<int>(item / a.bgs) * kListedTokens, end = min(first + kListedTokens, a.scored_from);
   const int width = a.n_sel <= 16 ? 16 : 32;  // number of lanes per token
-  int t = tile.first + static_cast<int>(threadIdx.x) / width;
-  int32_t* list = a.block_index.row(tile.b, t, tile.g);
-  for (; t < tile.first + tile.count; t += kWarpgroup / width, list += kWarpgroup / width * a.block_index.stride_t)
-    for (int i = threadIdx.x % width; i < a.n_sel; i += width)
-      list[i] = i <= (t - tile.first + tile.position) >> a.token_shift ? tile.block0 + i : -1;
+  const DocumentRow<int> row = a.documents.row(b);
+  int t = first + static_cast<int>(threadIdx.x) / width;
+  int32_t* list = a.block_index.row(b, t, g);
+  for (; t < end; t += kWarpgroup / width, list += kWarpgroup / width * a.block_index.stride_t) {
+    const int own = t - row.begin(t) >> a.token_shift, block0 = row.first_block(t);
+    if (own >= a.n_sel) continue;  // the token needs scores
+    for (int i = threadIdx.x % width; i < a.n_sel; i += width) list[i] = i <= own ? block0 + i : -1;
+  }
+}
+
+// Lists the tiles of packed rows that need scores, in any order (SelectArgs::packed_tiles); one thread per tile. Every
+// block has l' / tile_tokens tiles, of which those past its end have no tokens.
+constexpr int kListThreads = 256;
+__global__ void __launch_bounds__(kListThreads)
+    list_tiles_kernel(const DocumentView documents, int tile_tokens, int token_shift, int n_sel, int batch, int4* list,
+                      int* count) {
+  const int per_block = (1 << token_shift) / tile_tokens, per_row = documents.ids * per_block;
+  const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
+  int4 tile = {};
+  if (at < int64_t{batch} * per_row) {
+    // In a row the last tiles come first: they see the most keys, and the longest tiles should start first.
+    const int b = static_cast<int>(at % batch), of_row = per_row - 1 - static_cast<int>(at / batch);
+    const DocumentRow<int> row = documents.row(b);
+    const int begin = row.block_begins[of_row / per_block], first = begin + of_row % per_block * tile_tokens;
+    if (begin < row.T && first < row.block_end(of_row / per_block, 1 << token_shift)) {
+      const int document = row.begin(begin), end = row.block_end(of_row / per_block, 1 << token_shift);
+      if (first - document >> token_shift >= n_sel)
+        tile = make_int4(first, document, row.first_block(begin), 32 * b + min(tile_tokens, end - first));
+    }
+  }
+  const unsigned listed = __ballot_sync(kFullWarp, tile.w != 0);
+  const int lane = threadIdx.x % 32;
+  int to = lane == 0 && listed != 0 ? atomicAdd(count, __popc(listed)) : 0;
+  to = __shfl_sync(kFullWarp, to, 0) + __popc(listed & ((1u << lane) - 1));
+  if (tile.w != 0) list[to] = tile;
 }
 
 // CTAs per SM, as given to __launch_bounds__.
@@ -109,12 +142,13 @@ constexpr int kResident = kPanels == 1   ? 4
                           : kPanels == 2 ? 3
                                          : 2;
 
-// The selection kernel. Its items are tiles that need scores, the longest first, and then tokens that need none; of
-// packed rows they are mixed. The next tile's queries and first keys are loaded while a tile's lists are written.
-template <int kPanels, int kColumns, bool kInShared>
+// The selection kernel. Its items are tiles that need scores, the longest first, and then runs of tokens that need
+// none. The next tile's queries and first keys are loaded while a tile's lists are written.
+template <int kPanels, int kColumns, bool kInShared, bool kPacked>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
   constexpr int kTokens = kTokensOf<kPanels>, kWarpTokens = kTokens / kWarps;
+  constexpr std::bool_constant<kPacked> packed;
   const int warp = threadIdx.x / 32;
   unsigned char* const queries = aligned_shared();
   unsigned char* const key_buffers = queries + a.query_bytes;
@@ -126,14 +160,17 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     scores = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes);
   else
     scores = a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
-  const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs;
+  // The number of scored items is in shared memory, because the loop over keys needs all registers.
+  if (threadIdx.x == 0)
+    ends.scored_items = kPacked ? static_cast<unsigned>(*a.packed_count) * a.groups
+                                : static_cast<unsigned>(a.scored_tiles) * a.bgs;
+  __syncthreads();
   const auto steps_of = [&](const Candidates& c) {
     return ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
   };
   const auto begin = [&](unsigned item) {
-    if (item >= scored_items) return;
-    const Tile tile(a, item, kTokens);
-    if (!tile.scored) return;
+    if (item >= ends.scored_items) return;
+    const Tile tile(a, item, kTokens, packed);
     WarpKeys<kPanels>::copy(shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes,
                             WarpKeys<kPanels>::lane_part(a.k.row(tile.b, tile.key0, tile.g)), a.key_bytes,
                             warp * steps_of(Candidates(a, tile)) * kWarpKeys, a.keys - tile.key0);
@@ -141,31 +178,27 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   };
   unsigned item = blockIdx.x;
   begin(item);
-  while (item < scored_items) {
-    const Tile tile(a, item, kTokens);
-    if (tile.scored) finish_queries<kPanels>(a, tile, lse);
+  while (item < ends.scored_items) {
+    const Tile tile(a, item, kTokens, packed);
+    finish_queries<kPanels>(a, tile, lse);
     __syncthreads();
     if (threadIdx.x == 0) ends.next_item = next_item(a, item);
-    if (tile.scored) {
-      const Candidates c(a, tile);
-      score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
-    }
+    const Candidates c(a, tile);
+    score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
     __syncthreads();
     asm volatile(""
                  : "+r"(item));  // makes the compiler recompute the tile: keeping it would take registers from the
                                  // loop over keys
-    const Tile done(a, item, kTokens);
+    const Tile done(a, item, kTokens, packed);
     item = ends.next_item;
     begin(item);
-    if (done.scored) {
-      const Candidates c(a, done);
-      write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, done, c, scores, ends.last, steps_of(c), lists);
-    } else {
-      list_all(a, done);
-    }
+    const Candidates candidates(a, done);
+    write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, done, candidates, scores, ends.last,
+                                                               steps_of(candidates), lists);
   }
-  while (item < a.items) {
-    list_all(a, Tile(a, item, kTokens));
+  const unsigned scored_items = ends.scored_items;
+  while (item < scored_items + static_cast<unsigned>(ceil_div(a.scored_from, kListedTokens)) * a.bgs) {
+    list_all(a, item - scored_items);
     __syncthreads();
     if (threadIdx.x == 0) ends.next_item = next_item(a, item);
     __syncthreads();
@@ -210,37 +243,49 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
 }
 
 template <int kPanels, int kColumns>
-void run(Context& ctx, const SelectArgs& a, const Plan& p) {
-  const int64_t ctas = std::min<int64_t>(a.items, p.ctas);
-  const auto kernel =
-      p.in_shared ? select_sm90_kernel<kPanels, kColumns, true> : select_sm90_kernel<kPanels, kColumns, false>;
+void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
+  const bool packed = a.packed_tiles != nullptr;
+  const auto kernel = p.in_shared ? packed ? select_sm90_kernel<kPanels, kColumns, true, true>
+                                           : select_sm90_kernel<kPanels, kColumns, true, false>
+                      : packed    ? select_sm90_kernel<kPanels, kColumns, false, true>
+                                  : select_sm90_kernel<kPanels, kColumns, false, false>;
   launch(ctx, "nsa_select", kernel, dim3(ctas), kWarpgroup, p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
 }
 
 template <int kPanels>
-void run(Context& ctx, const SelectArgs& a, const Plan& p) {
+void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
   switch (p.columns / p.turns) {
     case 32:
-      return run<kPanels, 32>(ctx, a, p);
+      return run<kPanels, 32>(ctx, a, p, ctas);
     case 64:
-      return run<kPanels, 64>(ctx, a, p);
+      return run<kPanels, 64>(ctx, a, p, ctas);
     case 96:
-      return run<kPanels, 96>(ctx, a, p);
+      return run<kPanels, 96>(ctx, a, p, ctas);
     default:
-      return run<kPanels, 128>(ctx, a, p);
+      return run<kPanels, 128>(ctx, a, p, ctas);
   }
 }
 
 void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
               const SelectOptions& o, const Documents& documents, const Plan& p) {
   const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
-  const int64_t scored_from = documents.empty() ? std::min(tokens, o.n_sel * o.l_sel) : 0;
+  const bool packed = !documents.empty();
+  const int64_t scored_from = packed ? tokens : std::min(tokens, o.n_sel * o.l_sel);
   const int64_t scored_tiles =
-      documents.empty() ? ceil_div(tokens - scored_from, p.tokens) : documents.ids() * (o.l_sel / p.tokens);
-  const int64_t items = (scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv;
+      packed ? documents.ids() * (o.l_sel / p.tokens) : ceil_div(tokens - scored_from, p.tokens);
+  const int64_t ctas = std::min((scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv, p.ctas);
   Scratch::Scope scope(ctx.scratch);
   float* const slab =
-      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), p.tokens * p.row_floats}).ptr<float>();
+      p.in_shared ? nullptr : scope.alloc(DType::f32, {ctas, p.tokens * p.row_floats}).ptr<float>();
+  Tensor tiles, count;
+  if (packed) {
+    tiles = scope.alloc(DType::i32, {B * scored_tiles, 4}), count = scope.alloc(DType::i32, {1});
+    zero(ctx, count);
+    launch(ctx, "list_tiles", list_tiles_kernel, dim3(static_cast<unsigned>(ceil_div(B * scored_tiles, kListThreads))),
+           dim3(kListThreads), 0, document_view(documents, tokens), static_cast<int>(p.tokens),
+           std::countr_zero(static_cast<uint64_t>(o.l_sel)), static_cast<int>(o.n_sel), static_cast<int>(B),
+           reinterpret_cast<int4*>(tiles.data), count.ptr<int>());
+  }
   const Tensor taken = p.takes ? scope.alloc(DType::i32, {1}) : Tensor{};
   if (p.takes) zero(ctx, taken);
   const SelectArgs a{.block_index = bthd<int32_t>(block_index),
@@ -267,7 +312,8 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .scale = kLog2e / std::sqrt(static_cast<float>(dk)),
                      .scored_from = static_cast<int>(scored_from),
                      .scored_tiles = static_cast<int>(scored_tiles),
-                     .items = static_cast<int>(items),
+                     .packed_tiles = packed ? reinterpret_cast<const int4*>(tiles.data) : nullptr,
+                     .packed_count = packed ? count.ptr<int>() : nullptr,
                      .query_bytes = static_cast<int>(p.query_bytes),
                      .list_bytes = static_cast<int>(p.list_bytes),
                      .row_floats = static_cast<int>(p.row_floats),
@@ -275,11 +321,11 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .taken = p.takes ? taken.ptr<int>() : nullptr,
                      .documents = document_view(documents, tokens)};
   if (dk == 64)
-    run<1>(ctx, a, p);
+    run<1>(ctx, a, p, ctas);
   else if (dk == 128)
-    run<2>(ctx, a, p);
+    run<2>(ctx, a, p, ctas);
   else
-    run<3>(ctx, a, p);
+    run<3>(ctx, a, p, ctas);
 }
 
 }  // namespace

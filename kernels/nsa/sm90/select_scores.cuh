@@ -30,9 +30,12 @@ struct SelectArgs {
   float whole, over;           // weights of Eq. 9: whole, of a key inside its block; over, of a block's last key in the
                                // next block
   float scale;                 // factor of q.k, times log2(e)
-  int scored_from;             // tokens before this one need no scores, because they list all their blocks
-  int scored_tiles;
-  int items;
+  int scored_from;             // tokens before this one need no scores, because they list all their blocks; T in packed
+                               // rows, where the kernel looks at each token
+  int scored_tiles;            // tiles that need scores, of a sequence and group, and
+  const int4* packed_tiles;    // for packed rows, where the GPU lists those of all rows (list_tiles_kernel): for each
+                               // its first token, its document's first token and first block, and 32 b + its tokens
+  const int* packed_count;     // how many these are
   int query_bytes, list_bytes,
       row_floats;  // bytes of q in shared memory; bytes of a warp's lists; floats per token's row of scores, with
                    // padding
@@ -102,39 +105,29 @@ __device__ __forceinline__ void finish(float (&product)[kN][4]) {
   pin(product);
 }
 
-// A tile: the tokens [first, first + count) of sequence b and group g, all of one document. Keys and blocks are counted
-// within the document, whose first ones are key0 and block0 of the row; `position` is that of the first token. scored:
-// whether the tokens need scores. Of packed rows every block has l' / tile_tokens tiles, of which those past its end
-// have no tokens, and tiles that need no scores are among the scored ones.
+// A tile of tokens that need scores: [first, first + count) of sequence b and group g, all of one document. Keys and
+// blocks are counted within the document, whose first ones are key0 and block0 of the row; `position` is that of the
+// first token.
 struct Tile {
   int b, g, first, count, position, key0 = 0, block0 = 0;
-  bool scored;
-  __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens) {
-    const unsigned bg = item % a.bgs, i = item / a.bgs, tiles = a.scored_tiles;
-    b = static_cast<int>(bg / a.groups), g = static_cast<int>(bg % a.groups);
-    if (a.documents.begins != nullptr) {
-      place_in_block(a, static_cast<int>(tiles - 1 - i), tile_tokens);
+  // The tile of an item. packed: std::true_type for packed rows. The loop over keys needs all registers, so that the
+  // kernel has an instance for each.
+  template <class Packed>
+  __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens, Packed packed) {
+    if constexpr (packed) {
+      const int4 listed = a.packed_tiles[item / a.groups];
+      const auto in_all_lanes = [](int x) { return static_cast<int>(uniform(x)); };
+      const int b_and_count = in_all_lanes(listed.w), document = in_all_lanes(listed.y);
+      b = b_and_count / 32, count = b_and_count % 32, g = static_cast<int>(item % a.groups);
+      first = in_all_lanes(listed.x), position = first - document;
+      key0 = document >> (a.token_shift - a.key_shift), block0 = in_all_lanes(listed.z);
       return;
     }
-    scored = i < tiles;
-    first = scored ? a.scored_from + static_cast<int>(tiles - 1 - i) * tile_tokens
-                   : static_cast<int>(i - tiles) * kListedTokens;
-    count = scored ? min(tile_tokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
+    const unsigned bg = item % a.bgs, i = item / a.bgs;
+    b = static_cast<int>(bg / a.groups), g = static_cast<int>(bg % a.groups);
+    first = a.scored_from + (a.scored_tiles - 1 - static_cast<int>(i)) * tile_tokens;
+    count = min(tile_tokens, a.tokens - first);
     position = first;
-  }
-
- private:
-  __device__ void place_in_block(const SelectArgs& a, int at, int tile_tokens) {
-    const auto entry = [](const int32_t* table, int i) { return static_cast<int>(uniform(table[i])); };
-    const DocumentRow<int> row = a.documents.row(b);
-    const int per_block = (1 << a.token_shift) / tile_tokens, in_block = at % per_block * tile_tokens;
-    const int begin = entry(row.block_begins, at / per_block);
-    first = begin + in_block, count = 0, position = 0, scored = false;
-    if (begin >= a.tokens) return;  // an id without a block
-    const int document = entry(row.begins, begin);
-    count = min(tile_tokens, min(begin + (1 << a.token_shift), entry(row.ends, begin)) - first);
-    position = first - document, scored = count > 0 && position >> a.token_shift >= a.n_sel;
-    key0 = document >> (a.token_shift - a.key_shift), block0 = entry(row.first_blocks, begin);
   }
 };
 
@@ -250,7 +243,8 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
 struct SharedEnds {
   float last[kWarps][kMaxTokens];  // what each stripe's last key contributes to the first block of the next stripe
   unsigned next_item;
-  unsigned unused[3];
+  unsigned scored_items;  // how many items are tiles that need scores
+  unsigned unused[2];
 };
 
 // Computes the scores of a tile. Each warp processes a stripe of the keys, `steps` times 32 keys. A step multiplies

@@ -7,6 +7,7 @@
 // lists, a tile of 21 tokens computes about 1.35 times the blocks of one list.
 #pragma once
 #include "kernels/nsa/sm90/forward.cuh"
+#include "kernels/nsa/sm90/kv_stationary_share.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -14,17 +15,23 @@ namespace {
 constexpr int kTileKeys = 64;  // keys of a step
 
 // The block lists for plans of any number of blocks whose masks fit into shared memory.
+template <bool kPacked_>
 struct SharedTileKeys {
+  static constexpr bool kPacked = kPacked_;  // whether rows are packed
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
   Divisor n, block_keys;
-  int blocks, block_size;  // blocks: ceil(T / l'), or the ids of packed rows; block_size: l', the same as block_keys
+  int blocks, block_size;  // blocks: the most that a tile's plan has; block_size: l', the same as block_keys
   CombineRows combine;
-  const int* unless;  // if not nullptr, the kernel returns at once if *unless is not 0
-  int steps;          // of all blocks
+  KvStationaryShare elsewhere;  // tokens whose results other kernels write afterwards
+  int steps;                    // of all blocks
 };
-inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
+// most_blocks: see SharedTileKeys::blocks.
+template <bool kPacked>
+SharedTileKeys<kPacked> make_shared_tile_keys(const SelectedKeys& keys, int64_t most_blocks,
+                                              const CombineAlong* combine, const KvStationaryShare* elsewhere) {
+  const int blocks = static_cast<int>(most_blocks);
   return {keys.range,
           keys.lists.data,
           keys.lists.batch,
@@ -32,35 +39,40 @@ inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const Comb
           keys.lists.head,
           Divisor(keys.lists.n),
           Divisor(keys.block_keys),
-          keys.lists.blocks,
+          blocks,
           keys.block_keys,
           combine_rows(combine),
-          unless,
-          keys.lists.blocks * ceil_div(keys.block_keys, kTileKeys)};
+          elsewhere == nullptr ? KvStationaryShare{} : *elsewhere,
+          blocks * ceil_div(keys.block_keys, kTileKeys)};
 }
 
-template <class Shape>
-class Plan<SharedTileKeys, Shape> {
+template <bool kPacked, class Shape>
+class Plan<SharedTileKeys<kPacked>, Shape> {
+  using Keys = SharedTileKeys<kPacked>;
+
  public:
   static_assert(Shape::kKeys == kTileKeys);
   static constexpr bool kListed = true, kMadeTogether = true;
-  static int64_t bytes(const SharedTileKeys& keys) {
+  static int64_t bytes(const Keys& keys) {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
-    return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts + (is_packed(keys) ? 1 : 0));
+    return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts + (kPacked ? 1 : 0));
   }
-  static __device__ __forceinline__ bool nothing_to_do(const SharedTileKeys& keys) {
-    return keys.unless != nullptr && *keys.unless != 0;
+  static __device__ __forceinline__ bool nothing_to_do(const RowForwardArgs& a, const Keys& keys) {
+    const CtaRows tile(a, static_cast<int>(blockIdx.x));
+    return keys.elsewhere.has_all(tile.b, tile.first_token, tile.last_token);
   }
-  __device__ __forceinline__ Plan(const RowForwardArgs& a, const SharedTileKeys& keys, const CtaRows& tile, int w,
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const Keys& keys, const CtaRows& tile, int w,
                                   unsigned char* memory)
       : keys_(keys), w_(w) {
     Head& head = *reinterpret_cast<Head*>(memory);
     unsigned* const masks = reinterpret_cast<unsigned*>(memory + sizeof(Head));
     unsigned* const entries = masks + keys.blocks * kWords;
     masks_ = masks, entries_ = entries;
-    const DocumentRow<int> row = keys.range.documents.row(tile.b);
-    // The blocks are counted from the first one that a token of the tile can list to the last token's own.
-    const int block0 = row.first_block(tile.first_token);
+    const DocumentRow<int> row = kPacked ? keys.range.documents.row(tile.b) : DocumentRow<int>{.T = a.in.tokens};
+    // The blocks are counted from the first one that a token of the tile can list to the last token's own. If other
+    // kernels compute the document of the tile's first token, its blocks are left out.
+    const bool begins_elsewhere = kPacked && keys.elsewhere.has(tile.b, tile.first_token);
+    const int block0 = row.first_block(begins_elsewhere ? row.end(tile.first_token) : tile.first_token);
     const int blocks = row.first_block(tile.last_token) - block0 +
                        keys.block_keys.quotient(tile.last_token - row.begin(tile.last_token)) + 1;
     for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) masks[i] = 0;
@@ -68,9 +80,9 @@ class Plan<SharedTileKeys, Shape> {
     const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
     const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
     for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
-      const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n];
-      if (block >= 0)  // -1 fills up the end of a list
-        atomicOr(&masks[(block - block0) * kWords + token / 32], 1u << token % 32);
+      const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n] - block0;
+      if (0 <= block && block < blocks)  // -1 fills up the end of a list
+        atomicOr(&masks[block * kWords + token / 32], 1u << token % 32);
     }
     __syncthreads();
     if (threadIdx.x < 32) order_steps(a, tile, row, block0, blocks, head, masks, entries);
@@ -100,14 +112,11 @@ class Plan<SharedTileKeys, Shape> {
     int steps, steps_seen[Shape::kWarpgroups];
   };
 
-  __host__ __device__ __forceinline__ static bool is_packed(const SharedTileKeys& keys) {
-    return keys.range.documents.begins != nullptr;
-  }
   __device__ __forceinline__ int block_of(int n) const { return entries_[n] & ((1 << kBlockBits) - 1); }
   // The first key of the block of step n. Blocks of packed rows begin anywhere: shared memory has a table of them.
   __device__ __forceinline__ int block_begin(int n) const {
     const int block = block_of(n);
-    return is_packed(keys_) ? static_cast<int>(entries_[keys_.steps + block]) : block * keys_.block_size;
+    return kPacked ? static_cast<int>(entries_[keys_.steps + block]) : block * keys_.block_size;
   }
 
   // Writes the entries of the steps in ascending order of keys. Called by one warp; each lane processes one of 32
@@ -135,7 +144,7 @@ class Plan<SharedTileKeys, Shape> {
           if (low <= high && (masks[block * kWords + i] >> low << (31 - high + low)) != 0) seen_by |= 1u << v;
         }
       }
-      if (row.packed() && block < blocks) entries[keys_.steps + block] = begin;
+      if (kPacked && block < blocks) entries[keys_.steps + block] = begin;
       const int end = min(begin + block_keys, tile.last_token + 1);
       const int parts = seen_by != 0 ? ceil_div(end - begin, Shape::kKeys) : 0;
       int at = parts;
@@ -163,7 +172,7 @@ class Plan<SharedTileKeys, Shape> {
     for (int v = 0; v < Shape::kWarpgroups; ++v) head.steps_seen[v] = seen[v];
   }
 
-  const SharedTileKeys& keys_;
+  const Keys& keys_;
   int w_;
   const unsigned *masks_, *entries_;
 };
@@ -173,6 +182,7 @@ class Plan<SharedTileKeys, Shape> {
 // last token's. Nothing has to be ordered before the first load, and the mask of a row is one bit. Each warp builds the
 // plan by itself, so CTAs are persistent.
 struct BitmapKeys {
+  static constexpr bool kPacked = false;
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
@@ -196,7 +206,7 @@ class Plan<BitmapKeys, Shape> {
   static constexpr bool kListed = true, kMadeTogether = false;
   static_assert(Shape::kKeys == 64);
   static int64_t bytes(const BitmapKeys&) { return 0; }
-  static __device__ __forceinline__ bool nothing_to_do(const BitmapKeys&) { return false; }
+  static __device__ __forceinline__ bool nothing_to_do(const RowForwardArgs&, const BitmapKeys&) { return false; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,
                                   unsigned char*)
       : steps(tile.last_token / Shape::kKeys + 1), keys_end_(keys.range.keys), part_bits_(keys.part_bits) {

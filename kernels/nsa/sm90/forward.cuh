@@ -78,9 +78,6 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
   turns.begin();
   for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
     const CtaRows tile(a, index);
-    const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
-    const int query = round % Shape::kQueries;
-    unsigned char* const own_q = shared.q[query][0] + 64 * w * kPanelRowBytes;
     int low[2], high[2];      // each of the lane's two rows sees the keys [low, high)
     unsigned token_bits = 0;  // for each row, the index of its token within the CTA: 16 bits per row
 #pragma unroll
@@ -90,7 +87,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       low[i] = seen.x, high[i] = seen.y;
       if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
     }
-
+    const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
+    const int query = round % Shape::kQueries;
+    unsigned char* const own_q = shared.q[query][0] + 64 * w * kPanelRowBytes;
     // ---- the ring ----
     // Releases a stage: this warp does not read it any more.
     const auto release = [&](const State& at) {

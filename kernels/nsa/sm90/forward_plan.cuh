@@ -20,11 +20,18 @@ struct VisibleKeys {
   __device__ __forceinline__ int2 of(int b, int t) const {
     return seen(t, kPacked ? document_begin(b, t) : 0);
   }
-  // As of(), for a t that is equal in all lanes of the warp, which must all call it: the result is in uniform
-  // registers.
+  // As of() for four tokens that are equal in all lanes of the warp, which must all call it: the results are in uniform
+  // registers. The beginnings of their documents are loaded at once, because each load would delay the tile.
   template <bool kPacked>
-  __device__ __forceinline__ int2 of_warp(int b, int t) const {
-    return seen(t, kPacked ? static_cast<int>(uniform(document_begin(b, t))) : 0);
+  __device__ __forceinline__ void of_warp(int b, const int (&t)[4], int2 (&seen_by)[4]) const {
+    int begin = 0;
+    if constexpr (kPacked) {
+      const int lane = threadIdx.x % 32;
+      begin = document_begin(b, lane == 0 ? t[0] : lane == 1 ? t[1] : lane == 2 ? t[2] : t[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      seen_by[i] = seen(t[i], kPacked ? static_cast<int>(uniform(__shfl_sync(kFullWarp, begin, i))) : 0);
   }
 
  private:
@@ -102,21 +109,6 @@ __device__ __forceinline__ int tile_of_round(int round) {
   return round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta);
 }
 
-// The visible ranges of a warpgroup's rows: [low_any, high_any) contains their union, [low_all, high_all) is their
-// intersection, which is empty if low_all >= high_all.
-template <bool kPacked>
-struct WarpgroupRange {
-  int low_any = 0, low_all = 0, high_any = 0, high_all = 0;
-  __device__ __forceinline__ WarpgroupRange(const RowForwardArgs& a, const CtaRows& tile, int w) {
-    const int first_row = tile.first + 64 * w;
-    if (first_row >= tile.rows) return;
-    const int first = a.in.heads.quotient(first_row), last = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
-    const int2 of_first = a.visible.of_warp<kPacked>(tile.b, first), of_last = a.visible.of_warp<kPacked>(tile.b, last);
-    low_any = of_first.x, low_all = of_last.x;
-    high_any = of_last.y, high_all = of_first.y;
-  }
-};
-
 // The plan of a tile: the steps over its keys, at most Shape::kKeys of them each.
 //   steps                number of steps
 //   first(n), end(n)     step n has the keys [first(n), end(n))
@@ -146,15 +138,21 @@ class Plan<RowRangeKeys<kPacked>, Shape> {
   static int64_t bytes(const RowRangeKeys<kPacked>&) { return 0; }
   static __device__ __forceinline__ bool nothing_to_do(const RowForwardArgs&, const RowRangeKeys<kPacked>&) { return false; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RowRangeKeys<kPacked>&, const CtaRows& tile, int w,
-                                  unsigned char*)
-      : begin_(a.visible.of_warp<kPacked>(tile.b, tile.first_token).x),
-        end_(a.visible.of_warp<kPacked>(tile.b, tile.last_token).y),
-        steps(steps_to(end_)) {
-    const WarpgroupRange<kPacked> range(a, tile, w);
-    first_seen_ = (range.low_any - begin_) / Shape::kKeys;
-    first_whole_ = steps_to(range.low_all);
-    end_whole_ = max(0, range.high_all - begin_) / Shape::kKeys;
-    steps_seen = steps_to(range.high_any);
+                                  unsigned char*) {
+    // The first and last token of the tile, and those of the warpgroup's rows.
+    const int first_row = tile.first + 64 * w, last_row = min(first_row + 64, tile.rows) - 1;
+    const int tokens[4] = {tile.first_token, tile.last_token, a.in.heads.quotient(first_row),
+                           a.in.heads.quotient(max(last_row, 0))};
+    int2 seen[4];
+    a.visible.of_warp<kPacked>(tile.b, tokens, seen);
+    begin_ = seen[0].x, end_ = seen[1].y, steps = steps_to(end_);
+    if (first_row >= tile.rows) return;
+    // The ranges of the warpgroup's rows together are [low of the first, high of the last); the keys that all of its
+    // rows see are [low of the last, high of the first).
+    first_seen_ = (seen[2].x - begin_) / Shape::kKeys;
+    first_whole_ = steps_to(seen[3].x);
+    end_whole_ = max(0, seen[2].y - begin_) / Shape::kKeys;
+    steps_seen = steps_to(seen[3].y);
   }
   __device__ __forceinline__ int first(int n) const { return begin_ + n * Shape::kKeys; }
   __device__ __forceinline__ int end(int) const { return end_; }
@@ -165,11 +163,10 @@ class Plan<RowRangeKeys<kPacked>, Shape> {
   __device__ __forceinline__ int steps_to(int end) const {
     return max(0, end - begin_ + Shape::kKeys - 1) / Shape::kKeys;
   }
-  int begin_, end_, first_seen_, first_whole_, end_whole_;
+  int begin_, end_, first_seen_ = 0, first_whole_ = 0, end_whole_ = 0;
 
  public:
-  const int steps;
-  int steps_seen;
+  int steps, steps_seen = 0;
 };
 
 // Waits until TMA has read all the data that this thread told it to store, so that their shared memory may be

@@ -160,16 +160,23 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     scores = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes);
   else
     scores = a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
-  // The number of scored items is in shared memory, because the loop over keys needs all registers.
-  if (threadIdx.x == 0)
-    ends.scored_items = kPacked ? static_cast<unsigned>(*a.packed_count) * a.groups
-                                : static_cast<unsigned>(a.scored_tiles) * a.bgs;
-  __syncthreads();
+  // Of packed rows, the number of items that need scores is in shared memory, because the loop over keys needs all
+  // registers.
+  if constexpr (kPacked) {
+    if (threadIdx.x == 0) ends.scored_items = static_cast<unsigned>(*a.packed_count) * a.groups;
+    __syncthreads();
+  }
+  const auto scored_items = [&] {
+    if constexpr (kPacked)
+      return ends.scored_items;
+    else
+      return static_cast<unsigned>(a.scored_tiles) * a.bgs;
+  };
   const auto steps_of = [&](const Candidates& c) {
     return ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
   };
   const auto begin = [&](unsigned item) {
-    if (item >= ends.scored_items) return;
+    if (item >= scored_items()) return;
     const Tile tile(a, item, kTokens, packed);
     WarpKeys<kPanels>::copy(shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes,
                             WarpKeys<kPanels>::lane_part(a.k.row(tile.b, tile.key0, tile.g)), a.key_bytes,
@@ -178,7 +185,7 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   };
   unsigned item = blockIdx.x;
   begin(item);
-  while (item < ends.scored_items) {
+  while (item < scored_items()) {
     const Tile tile(a, item, kTokens, packed);
     finish_queries<kPanels>(a, tile, lse);
     __syncthreads();
@@ -196,9 +203,9 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, done, candidates, scores, ends.last,
                                                                steps_of(candidates), lists);
   }
-  const unsigned scored_items = ends.scored_items;
-  while (item < scored_items + static_cast<unsigned>(ceil_div(a.scored_from, kListedTokens)) * a.bgs) {
-    list_all(a, item - scored_items);
+  const unsigned scored = scored_items();
+  while (item < scored + static_cast<unsigned>(ceil_div(a.scored_from, kListedTokens)) * a.bgs) {
+    list_all(a, item - scored);
     __syncthreads();
     if (threadIdx.x == 0) ends.next_item = next_item(a, item);
     __syncthreads();

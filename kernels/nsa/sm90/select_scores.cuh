@@ -243,7 +243,7 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
 struct SharedEnds {
   float last[kWarps][kMaxTokens];  // what each stripe's last key contributes to the first block of the next stripe
   unsigned next_item;
-  unsigned scored_items;  // how many items are tiles that need scores
+  unsigned scored_items;  // of packed rows: how many items are tiles that need scores
   unsigned unused[2];
 };
 

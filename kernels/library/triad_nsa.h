@@ -122,6 +122,9 @@ typedef enum triad_nsa_kernels {
 
 /* Flags of triad_nsa_options. */
 #define TRIAD_NSA_UNCHECKED_POINTERS 1u /* the caller vouches that all pointers are memory of the context's device */
+#define TRIAD_NSA_SIGNED_GATES 2u       /* gates may be negative. Without it a gate per group has to be >= 0: Hopper's
+                                           backward gives NaN for a negative one. It costs backward three products of
+                                           dout's size; gates per head have that cost and that freedom always */
 
 typedef struct triad_nsa_options {
   size_t struct_size;      /* sizeof(triad_nsa_options); fields that a later version adds follow the last one */
@@ -175,7 +178,8 @@ typedef struct triad_nsa_inputs {
   triad_nsa_documents documents;
 } triad_nsa_inputs;
 
-/* What forward leaves for backward. Contiguous; the sizes are those that triad_nsa_saved_bytes reports. */
+/* What forward leaves for backward. Contiguous, at addresses that are multiples of 16 bytes; the sizes are those that
+ * triad_nsa_saved_bytes reports. */
 typedef struct triad_nsa_saved {
   size_t struct_size;
   void* o[3];           /* [B,T,Hq,dv] type: the branches' outputs, before the gates */
@@ -238,7 +242,8 @@ TRIAD_NSA_API triad_nsa_status triad_nsa_select(triad_nsa_context*, void* stream
 
 /* o [B,T,Hq,dv] type, lse [B,T,Hq] acc overwritten  <-  q [B,T,Hq,dk], k [B,S,Hkv,dk], v [B,S,Hkv,dv] type with S = Tc
  * for branch cmp (k_cmp and v_cmp) and T for the others; block_index [B,T,Hkv,selected] i32 for branch sel, else NULL:
- * ascending, without repetitions, padded at the end with -1. */
+ * ascending, without repetitions, padded at the end with -1. On a GPU o and lse are at multiples of 16 bytes, o with
+ * strides that are multiples of 16 bytes, except for the last. */
 TRIAD_NSA_API triad_nsa_status triad_nsa_attend(triad_nsa_context*, void* stream, const triad_nsa_options*,
                                                 const triad_nsa_documents*, int branch, const triad_nsa_tensor* q,
                                                 const triad_nsa_tensor* k, const triad_nsa_tensor* v,

@@ -41,17 +41,18 @@ void check_head_strides(const std::string& name, const Tensor& t, const triad_ns
   if (from.size[last] > 1 && from.stride[last] != 1)
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: the last axis needs stride 1", name,
            numbers(from.stride, t.rank), numbers(from.size, t.rank));
-  std::array<int, TRIAD_NSA_MAX_RANK> axes{};
-  int n = 0;
-  for (int i = 0; i < t.rank; ++i)
-    if (t.dim[i] > 1) axes[n++] = i;
-  std::sort(axes.begin(), axes.begin() + n, [&](int a, int b) { return t.stride[a] < t.stride[b]; });
-  int64_t within = 1;  // elements from the first to the last of the axes so far
-  for (int i = 0; i < n; ++i) {
-    const int64_t stride = t.stride[axes[i]], size = t.dim[axes[i]];
+  std::array<bool, TRIAD_NSA_MAX_RANK> done{};
+  int64_t within = 1;  // elements from the first to the last one of the axes so far
+  for (;;) {
+    int axis = -1;  // the axis with the least stride of those that are left
+    for (int i = 0; i < t.rank; ++i)
+      if (!done[i] && t.dim[i] > 1 && (axis < 0 || t.stride[i] < t.stride[axis])) axis = i;
+    if (axis < 0) break;
+    done[axis] = true;
+    const int64_t stride = t.stride[axis], size = t.dim[axis];
     if (stride < within)
       reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: elements of axis {} share memory", name,
-             numbers(from.stride, t.rank), numbers(from.size, t.rank), axes[i]);
+             numbers(from.stride, t.rank), numbers(from.size, t.rank), axis);
     int64_t more = 0;
     if (__builtin_mul_overflow(size - 1, stride, &more) || __builtin_add_overflow(within, more, &within) ||
         within > int64_t{1} << 58)
@@ -141,7 +142,7 @@ std::byte* Call::address(const std::string& name, void* data, DType dtype, int64
   if (data == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: data is NULL", name);
   if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(size_of(dtype)) != 0)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: data is {}, no multiple of the {} bytes of an element", name,
-           fmt::ptr(data), size_of(dtype));
+           static_cast<const void*>(data), size_of(dtype));
   if (options.check_pointers) {
     const int at = device_of(data), wanted = context_.device.is_cuda() ? context_.device.index : kHost;
     if (at != wanted && at != kAnywhere)
@@ -184,6 +185,10 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: it has to be contiguous", name,
            numbers(from.stride, rank), numbers(from.size, rank));
   t.data = address(name, from.data, t.dtype, numel);
+  // The plan of a workspace knows strides, and no addresses, so those of outputs have to suit every kernel.
+  if (written && strides == Strides::heads && ctx.device.is_cuda() && reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
+    reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: data is {}, no multiple of 16 bytes", name,
+           static_cast<const void*>(from.data));
   return t;
 }
 
@@ -192,7 +197,7 @@ Tensor Call::at(const std::string& name, void* data, DType dtype, const Shape& s
   Tensor t(nullptr, dtype, shape, context_.device);
   t.data = address(name, data, dtype, shape.numel());
   if (ctx.device.is_cuda() && reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "{} is {}, no multiple of 16 bytes", name, fmt::ptr(data));
+    reject(TRIAD_NSA_ERROR_ARGUMENT, "{} is {}, no multiple of 16 bytes", name, static_cast<const void*>(data));
   return t;
 }
 
@@ -218,7 +223,8 @@ Documents Call::documents(const triad_nsa_documents* d, int64_t B, int64_t T, Sc
   if (d->count < 0 || d->count >= kMost || d->max_per_row < 0)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "documents: count is {} and max_per_row {}", d->count, d->max_per_row);
   if (B * T >= kMost)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "documents: {} rows of {} tokens pass the 2^31 - 1 that i32 bounds can count", B, T);
+    reject(TRIAD_NSA_ERROR_ARGUMENT, "documents: {} rows of {} tokens pass the 2^31 - 1 that i32 bounds can count", B,
+           T);
   const int64_t most = std::min(max_documents(*d), T);
   Tensor bounds(nullptr, DType::i32, {d->count + 1}, context_.device);
   bounds.data = address("documents.cu_seqlens", const_cast<int32_t*>(d->cu_seqlens), DType::i32, d->count + 1);

@@ -78,9 +78,7 @@ triad_nsa_status guarded(const std::function<void()>& body) noexcept {
     return report(TRIAD_NSA_ERROR_ARGUMENT, e.what());
   } catch (const std::bad_alloc&) {
     return report(TRIAD_NSA_ERROR_MEMORY, "the host is out of memory");
-  } catch (const std::exception& e) {
-    return report(TRIAD_NSA_ERROR_INTERNAL, e.what());
-  } catch (...) {
+  } catch (const std::exception& e) { return report(TRIAD_NSA_ERROR_INTERNAL, e.what()); } catch (...) {
     return report(TRIAD_NSA_ERROR_INTERNAL, "an unknown exception");
   }
 }
@@ -120,9 +118,7 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
   Stream on = Stream::borrowed(c->device, stream);
   try {
     run_on(*c, on, slot.sides(), options, memory, needed - static_cast<size_t>(kMemAlign), body);
-  } catch (const StatusError&) {
-    throw;
-  } catch (const UsageError&) {
+  } catch (const StatusError&) { throw; } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {
     // The plan has passed all checks of the ops, so on a GPU it is CUDA that refuses.

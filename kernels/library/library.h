@@ -1,5 +1,5 @@
-// What the functions of triad_nsa.h share: errors with a status, a context's state, the arguments of a call, and the two
-// runs of a call, one that measures the workspace and one that queues the work.
+// What the functions of triad_nsa.h share: errors with a status, a context's state, the arguments of a call, and the
+// two runs of a call, one that measures the workspace and one that queues the work.
 #pragma once
 #include <fmt/core.h>
 

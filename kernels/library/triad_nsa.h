@@ -104,8 +104,8 @@ typedef enum triad_nsa_branch { TRIAD_NSA_CMP = 0, TRIAD_NSA_SEL = 1, TRIAD_NSA_
  * Strides are in elements. Tensors with head widths (q, k, v, o, out, their gradients, k_cmp, v_cmp) need stride 1 on
  * the last axis; other strides must be at least 1 and such that no two elements share memory. Strides of axes of size 1
  * are ignored. Gates may have any strides, 0 too where they are inputs. lse and block_index are contiguous.
- * On a GPU the fastest kernels need data and all strides but the last to be multiples of 16 bytes; other views work,
- * more slowly. */
+ * On a GPU outputs with head widths are at addresses that are multiples of 16 bytes, and the fastest kernels need that
+ * of inputs too, and of all strides but the last; other views work, more slowly. */
 typedef struct triad_nsa_tensor {
   void* data;
   int32_t dtype; /* triad_nsa_dtype */
@@ -242,8 +242,7 @@ TRIAD_NSA_API triad_nsa_status triad_nsa_select(triad_nsa_context*, void* stream
 
 /* o [B,T,Hq,dv] type, lse [B,T,Hq] acc overwritten  <-  q [B,T,Hq,dk], k [B,S,Hkv,dk], v [B,S,Hkv,dv] type with S = Tc
  * for branch cmp (k_cmp and v_cmp) and T for the others; block_index [B,T,Hkv,selected] i32 for branch sel, else NULL:
- * ascending, without repetitions, padded at the end with -1. On a GPU o and lse are at multiples of 16 bytes, o with
- * strides that are multiples of 16 bytes, except for the last. */
+ * ascending, without repetitions, padded at the end with -1. */
 TRIAD_NSA_API triad_nsa_status triad_nsa_attend(triad_nsa_context*, void* stream, const triad_nsa_options*,
                                                 const triad_nsa_documents*, int branch, const triad_nsa_tensor* q,
                                                 const triad_nsa_tensor* k, const triad_nsa_tensor* v,

@@ -6,7 +6,7 @@
 
 #include "kernels/library/library.h"
 #include "kernels/nsa/branch_sum.h"
-#include "kernels/ops/scale.h"
+#include "kernels/library/scale.h"
 
 namespace triad::library {
 

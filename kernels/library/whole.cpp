@@ -4,7 +4,7 @@
 #include "kernels/library/outputs.h"
 #include "kernels/nsa/compose.h"
 #include "kernels/nsa/gate_factors.h"
-#include "kernels/ops/scale.h"
+#include "kernels/library/scale.h"
 
 namespace triad::library {
 

@@ -7,7 +7,7 @@
 
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
-#include "kernels/nsa/compress_cpu.h"
+#include "kernels/nsa/cpu/compress.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/cast.h"
 #include "kernels/ops/matmul.h"

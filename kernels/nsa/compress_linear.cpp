@@ -3,7 +3,7 @@
 
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
-#include "kernels/nsa/compress_cpu.h"
+#include "kernels/nsa/cpu/compress.h"
 
 namespace triad {
 

@@ -30,11 +30,12 @@ declare -A rooms=(
   [hopper]="engine/|$k/common/|$k/hopper/"
   [ops]="engine/|$k/common/|$k/ops/"
   [step]="engine/|$k/common/|$k/ops/|$k/step/"
-  [nsa]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\""
+  [nsa]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/"
+  [nsa/cpu]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/"
   [nsa/gpu]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/"
   [nsa/sm90]="engine/|$k/common/|$k/hopper/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/|$k/nsa/sm90/"
   [nsa/dispatch]="engine/|$k/common/|$k/ops/|$k/nsa/"
-  [decode]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/|$k/decode/"
+  [decode]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/|$k/nsa/gpu/|$k/decode/"
   [library]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/library/")
 for room in "${!rooms[@]}"; do
   files=$(sources "$k/$room" -maxdepth 1)

@@ -1,6 +1,6 @@
 // scale on the GPU, bound by memory bandwidth: a thread converts one vector of 8 elements (of f32 two 16-byte vectors),
 // or, where a row is not aligned to 16 bytes, one element.
-#include "kernels/ops/scale.h"
+#include "kernels/library/scale.h"
 
 #include "kernels/common/bthd.cuh"
 

@@ -1,5 +1,5 @@
 // scale: checks, dispatch, CPU loop.
-#include "kernels/ops/scale.h"
+#include "kernels/library/scale.h"
 
 #include "engine/check.h"
 #include "engine/op_scope.h"

@@ -1,5 +1,5 @@
 // Cases of scale: all pairs of the element and the accumulator type, strided, with rows of any alignment.
-#include "kernels/ops/scale.h"
+#include "kernels/library/scale.h"
 
 #include "kernels/common/op_case.h"
 

@@ -161,7 +161,7 @@ class Inside(unittest.TestCase):
             p = Problem(B=1, T=21, **case)
             k, v = (x if len(x) == 3 else [x[0], None, None] for x in (p.k, p.v))
             k, v = ([None, *x[1:]] if case.get("learned") else x for x in (k, v))
-            options = [8, 4, 8, 4, 12, 1, 2]
+            options = [8, 4, 8, 4, 12, 1, 2, 0]
             torch.library.opcheck(torch.ops.triad_nsa.forward.default,
                                   (p.q, *k, *v, p.gate, p.k_cmp, p.v_cmp, p.cu_seqlens, options, 0.0, True))
             tensors = [x if x is None else x.detach() for x in (p.q, *k, *v, p.gate, p.k_cmp, p.v_cmp)]
@@ -298,4 +298,4 @@ class Errors(unittest.TestCase):
         p = Problem(bounds=SHORT)
         with self.assertRaisesRegex(ValueError, "33"):
             torch.ops.triad_nsa.forward(p.q.detach(), *p.k, *p.v, p.gate, None, None,
-                                        torch.tensor([0, 33, 3, 70], dtype=torch.int32), [8, 4, 8, 4, 12, 1, 2], 0.0, True)
+                                        torch.tensor([0, 33, 3, 70], dtype=torch.int32), [8, 4, 8, 4, 12, 1, 2, 0], 0.0, True)

@@ -1,11 +1,13 @@
 """triad_nsa.attention: Native Sparse Attention (arXiv 2502.11089) as a function of PyTorch tensors."""
 import math
+import math
 from typing import NamedTuple
 
 import torch
 
 from . import ops
-from .arguments import three_tensors
+from .arguments import accumulator, three_tensors
+from .plans import begins
 
 
 class Parts(NamedTuple):
@@ -17,20 +19,26 @@ class Parts(NamedTuple):
     # packed documents are counted from the document's first token
 
 
-_check = [True]
+_settings = {"check_bounds": True, "signed_gates": False}
+
+
+def set_signed_gates(enabled):
+    """Whether gates can be negative. On Hopper a negative gate per group gives gradients that are NaN, unless this is set;
+    backward then takes longer. Gates per head can always be negative."""
+    _settings["signed_gates"] = bool(enabled)
 
 
 def set_bounds_check(enabled):
     """Whether attention reads cu_seqlens on the GPU to check it, once for each new tensor, which waits for the GPU. On the
     CPU bounds are always checked, inside torch.compile and CUDA graphs never. Wrong bounds give undefined results."""
-    _check[0] = bool(enabled)
+    _settings["check_bounds"] = bool(enabled)
 
 
 def check_bounds(cu_seqlens, tokens, blocks, compress):
     """Raises a ValueError unless bounds ascend from 0 to `tokens`. blocks: rows of k_cmp, or None."""
     if torch.compiler.is_compiling() or type(cu_seqlens) is not torch.Tensor or cu_seqlens.dtype != torch.int32:
         return
-    if cu_seqlens.is_cuda and (not _check[0] or torch.cuda.is_current_stream_capturing()):
+    if cu_seqlens.is_cuda and (not _settings["check_bounds"] or torch.cuda.is_current_stream_capturing()):
         return
     state = (cu_seqlens._version, tokens, blocks, compress)
     if getattr(cu_seqlens, "_triad_nsa_checked", None) == state:
@@ -93,21 +101,19 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
         tensors = _autocast(tensors[:7], device_type) + [gate] + _autocast(tensors[8:], device_type)
         q = tensors[0]
     if gate is not None and gate.dtype != q.dtype:
-        tensors[7] = gate.to(ops.accumulator(q.dtype))
-    if cu_seqlens is not None:
+        tensors[7] = gate.to(accumulator(q.dtype))
+    if cu_seqlens is not None and q.dim() == 3:
         check_bounds(cu_seqlens, q.shape[0], None if k_cmp is None else k_cmp.shape[0], tuple(compress))
-    l, d = compress
-    keep = return_parts or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
-    options = [l, d, block, selected, window, init_blocks, local_blocks]
-    out, *kept = torch.ops.triad_nsa.forward(*tensors, cu_seqlens, options, 0.0 if scale is None else scale, keep)
-    return (out, _parts(*kept, out, cu_seqlens, block)) if return_parts else out
+    options = [*compress, block, selected, window, init_blocks, local_blocks, int(_settings["signed_gates"])]
+    result = ops.forward(tensors, cu_seqlens, options, 0.0 if scale is None else scale, return_parts)
+    return (result[0], _parts(*result, cu_seqlens, block)) if return_parts else result
 
 
-def _parts(values, lse, lists, out, cu_seqlens, block):
+def _parts(out, values, lse, lists, cu_seqlens, block):
     def of_branches(buffer, shape):
         count = math.prod(shape)
-        found, _ = ops.begins([count] * 3, buffer.dtype)
-        return tuple(buffer[begin:begin + count].view(shape) for begin in found)
+        found, _ = begins([count] * 3, buffer.dtype)
+        return tuple(buffer[at:at + count].view(shape) for at in found)
 
     if cu_seqlens is not None:  # from the library's numbers, which count in the row
         token = torch.arange(out.size(0), device=out.device)

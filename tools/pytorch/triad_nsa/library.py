@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32
 OK, ARGUMENT, STRIDE, BOUNDS, DEVICE = range(5)
 CPU = -1  # the device of a context
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "int32": 3}
-UNCHECKED_POINTERS = 1
+UNCHECKED_POINTERS, SIGNED_GATES = 1, 2
 MAX_RANK = 5
 
 

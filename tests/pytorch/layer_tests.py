@@ -97,7 +97,7 @@ class Decode(unittest.TestCase):
             expected.append(out[0, -1])
         # What no token has written is NaN.
         caches, table, cmp_table = [], None, None
-        for x, size in ((*p.k, *((8,) * 0)) and [(x, 8) for x in (*p.k, *p.v)]):
+        for x in (*p.k, *p.v):
             unwritten = torch.arange(96)[None] >= lengths[:, None]
             caches.append(x.detach().masked_fill(unwritten[..., None, None], torch.nan))
         if paged:  # the pages of all sequences in a random order

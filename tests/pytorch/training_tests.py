@@ -1,5 +1,8 @@
 """A model of 4 layers trained for 200 steps by PyTorch with NSAAttention and by `triad train`, from the same weights and on
-the same tokens in f32 on the CPU: the losses of every step are compared. And checkpoints of `triad init` load by name."""
+the same tokens in f32 on the CPU: the losses of every step are compared. And checkpoints of `triad init` load by name.
+
+The losses agree to about 1e-6, unless two blocks have scores so nearly equal that rounding decides which one a token
+selects. Then a step differs by up to 1e-3. Rows of 48 tokens have few such choices, and large weights few ties."""
 import json
 import math
 import os
@@ -14,7 +17,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import triad_nsa
 
-STEPS, T, B, VOCABULARY, SEED, MOST = 200, 96, 2, 64, 1337, 1e-4
+STEPS, T, B, VOCABULARY, SEED, MOST = 200, 48, 2, 64, 1337, 1e-4
 DTYPES = {"F32": torch.float32, "F64": torch.float64}
 
 
@@ -133,7 +136,7 @@ class Training(unittest.TestCase):
         write_shard(folder / "val.bin", tokens[:2 * T])
         tiny, options, config, weights = self.start(folder, [
             *sets, "model.n_layers=4", f"model.vocab_size={VOCABULARY}", "model.d_v=12", "nsa.w=12", f"train.steps={STEPS}",
-            f"train.seq_len={T}", f"train.micro_batch_size={B}", "train.lr=0.003", "train.warmup_steps=10", f"train.seed={SEED}",
+            f"train.seq_len={T}", f"train.micro_batch_size={B}", "train.lr=0.002", "model.init_std=0.1", "train.warmup_steps=10", f"train.seed={SEED}",
             "data.kind=shards", f'data.paths=["{folder}/train.bin"]', f'data.val_paths=["{folder}/val.bin"]',
             f"log.out_dir={folder}/run", "runtime.device=cpu"])
         self.triad("train", tiny, *options, "--set", f"train.init_from={folder}/init")

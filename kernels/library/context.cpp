@@ -121,9 +121,10 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
   } catch (const StatusError&) { throw; } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {
-    // The plan has passed all checks of the ops, so on a GPU it is CUDA that refuses.
-    if (c->device.is_cuda()) reject(TRIAD_NSA_ERROR_CUDA, "{}", e.what());
-    throw;
+    if (!c->device.is_cuda()) throw;
+    // The plan has passed all checks of the ops, so it is CUDA that refuses.
+    const bool no_kernel = std::string(e.what()).find("no kernel image") != std::string::npos;
+    reject(no_kernel ? TRIAD_NSA_ERROR_UNSUPPORTED : TRIAD_NSA_ERROR_CUDA, "{}", e.what());
   }
 }
 

@@ -1,4 +1,4 @@
-// library.h's part on CUDA devices.
+// library.h's part on CUDA devices. CMakeLists.txt defines TRIAD_CUDA_ARCHITECTURES.
 #include <fmt/format.h>
 
 #include "engine/cuda_check.h"
@@ -46,9 +46,9 @@ int device_of(const void* address) {
 }
 
 std::string build_info() {
-  return fmt::format("{}.{}.{}, CUDA {}.{}, sm_90a and compute_80", TRIAD_NSA_VERSION / 10000,
+  return fmt::format("{}.{}.{}, CUDA {}.{}, architectures {}", TRIAD_NSA_VERSION / 10000,
                      TRIAD_NSA_VERSION / 100 % 100, TRIAD_NSA_VERSION % 100, CUDART_VERSION / 1000,
-                     CUDART_VERSION / 10 % 100);
+                     CUDART_VERSION / 10 % 100, TRIAD_CUDA_ARCHITECTURES);
 }
 
 }  // namespace triad::library

@@ -70,7 +70,7 @@ typedef enum triad_nsa_status {
 TRIAD_NSA_API const char* triad_nsa_last_error(void);
 TRIAD_NSA_API const char* triad_nsa_status_name(int status); /* "TRIAD_NSA_ERROR_STRIDE" */
 TRIAD_NSA_API int triad_nsa_version(void);                   /* TRIAD_NSA_VERSION of the library */
-TRIAD_NSA_API const char* triad_nsa_build_info(void);        /* "0.1.0, CUDA 13.0, sm_90a and compute_80" */
+TRIAD_NSA_API const char* triad_nsa_build_info(void);        /* "0.1.0, CUDA 13.0, architectures ..." */
 TRIAD_NSA_API int triad_nsa_cuda_device_count(void);         /* 0 without CUDA, a driver or a GPU */
 
 /* ---- context ---- */

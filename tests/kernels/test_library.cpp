@@ -453,6 +453,23 @@ TEST_CASE("library: gradients that are not wanted, and their types") {
   }
 }
 
+TEST_CASE("library: keys and values that are not read have zero gradients") {
+  LibraryCase n = small_cases()[0];
+  n.learned = true;
+  LibraryProblem p(kCpu, n);
+  for (const char* const name : {"k0", "v0"}) {  // of NaN, which a read would spread
+    const Shape shape = p.in[name[0] == 'k' ? "k1" : "v1"].shape();
+    p.in[name] = p.lab.poisoned(shape, DType::f32), p.grad[name] = p.lab.poisoned(shape, DType::f32);
+  }
+  p.forward();
+  p.backward();
+  for (const auto& [name, values] : p.results()) {
+    INFO(name);
+    const bool unread = name == "dk0" || name == "dv0";
+    CHECK(std::all_of(values.begin(), values.end(), [&](double x) { return unread ? x == 0 : std::isfinite(x); }));
+  }
+}
+
 TEST_CASE("library: saved tensors that are not wanted") {
   LibraryProblem p(kCpu, small_cases()[0]);
   p.forward();

@@ -69,7 +69,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     source = library().resolve()
     print(f"triad-nsa: packs {source}", file=sys.stderr)
     info = f"triad_nsa-{version()}.dist-info"
-    files = {f"triad_nsa/{path.name}": path.read_bytes() for path in sorted((HERE / "triad_nsa").glob("*.py"))}
+    files = {f"triad_nsa/{path.name}": path.read_bytes() for path in sorted((HERE / "src/triad_nsa").glob("*.py"))}
     files[f"triad_nsa/{LIBRARY}"] = source.read_bytes()
     files[f"{info}/METADATA"] = metadata().encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: triad\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode()

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Times triad_nsa.attention on a GPU next to the peers that are installed, and to `triad bench attention` in the same run.
+
+  bench.py [--triad PROGRAM] [--shapes BxTxHqxHkvxd,...] [--peers NAME,...] [--json FILE]
+
+A time is the median of CUDA events around 15 to 31 calls that are queued without waiting, each after a write that evicts the
+L2 cache, as in `triad bench`. Inputs are bf16 slices of one projection's rows, as a model makes them, with keys and values
+for each branch; forward keeps what backward needs. peak: extra memory of both passes. Peers: SDPA (dense attention) by
+cuDNN and by FlashAttention; flash_nsa; fla (its own NSA: no window, compressed blocks that do not overlap).
+
+Host time: of one forward call while the GPU is idle, next to a trivial operator of torch.library.custom_op."""
+import argparse
+import gc
+import json
+import pathlib
+import statistics
+import subprocess
+import time
+
+import torch
+
+import triad_nsa
+
+PEERS = ("triad_nsa", "sdpa_cudnn", "sdpa_flash", "flash_nsa", "fla")
+
+
+def inputs(B, T, Hq, Hkv, d):
+    """q, three k, three v as slices of rows, a gate of factors, and dout."""
+    torch.manual_seed(0)
+    widths = [Hq * d] + 6 * [Hkv * d]
+    rows = torch.randn(B, T, sum(widths), device="cuda", dtype=torch.bfloat16)
+    views = [x.unflatten(-1, (-1, d)).detach().requires_grad_() for x in rows.split(widths, -1)]
+    gate = torch.randn(B, T, Hkv, 3, device="cuda").softmax(-1).requires_grad_()
+    return views[0], views[1:4], views[4:], gate
+
+
+def call_of(peer, B, T, Hq, Hkv, d):
+    """Returns the call and the tensors whose gradients backward computes."""
+    q, k, v, gate = inputs(B, T, Hq, Hkv, d)
+    if peer == "triad_nsa":
+        return (lambda: triad_nsa.attention(q, k, v, gate)), [q, *k, *v, gate]
+    q, k, v = (x.detach().contiguous().requires_grad_() for x in (q, k[1], v[1]))  # as the peers have one k and one v
+    if peer.startswith("sdpa"):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend = {"sdpa_cudnn": SDPBackend.CUDNN_ATTENTION, "sdpa_flash": SDPBackend.FLASH_ATTENTION}[peer]
+        heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+
+        def dense():
+            with sdpa_kernel([backend]):
+                return torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
+
+        return dense, [q, k, v]
+    gates = torch.randn(B, T, Hq, 3, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    if peer == "flash_nsa":
+        from flash_nsa import HFNSACore, NSAConfig
+
+        core = HFNSACore(NSAConfig(num_heads=Hq, num_kv_heads=Hkv, head_dim=d)).to(q)
+        flat = [x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v, gates)]
+        bounds = (torch.arange(B + 1, device="cuda") * T).int()
+        return (lambda: core(*flat, bounds)), flat
+    from fla.ops.nsa.parallel import parallel_nsa
+
+    factors = [gates[..., b].sigmoid().detach().contiguous().requires_grad_() for b in range(3)]
+    return (lambda: parallel_nsa(q, k, v, *factors, block_counts=16, block_size=64, window_size=0)), [q, k, v, *factors]
+
+
+class Clock:
+    """Medians of CUDA events with a cold L2 cache."""
+
+    def __init__(self):
+        size = torch.cuda.get_device_properties(0).L2_cache_size
+        self.other = torch.empty(2 * max(size, 1 << 20), dtype=torch.uint8, device="cuda")
+
+    def __call__(self, work):
+        for _ in range(3):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+        torch.cuda.synchronize()
+        runs = int(min(31, max(15, 1000 / begin.elapsed_time(end))))
+        events = []
+        for i in range(runs):
+            self.other.fill_(i)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            events.append((begin, end))
+        torch.cuda.synchronize()
+        return statistics.median(a.elapsed_time(b) for a, b in events)
+
+
+def measure(peer, shape, clock):
+    gc.collect()
+    torch.cuda.empty_cache()
+    call, leaves = call_of(peer, *shape)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = call()
+    dout = torch.randn_like(out)
+    torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    peak = torch.cuda.max_memory_allocated() - before
+    forward = clock(call)
+    backward = clock(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True))
+    return {"forward_ms": forward, "backward_ms": backward, "peak_mib": peak / 2**20}
+
+
+def host_us(work, count=200):
+    times = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) * 1e6
+
+
+def host_times(shape):
+    @torch.library.custom_op("triad_nsa_bench::trivial", mutates_args=())
+    def trivial(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    trivial.register_fake(torch.empty_like)
+    trivial.register_autograd(lambda ctx, g: g, setup_context=lambda ctx, inputs, output: None)
+    call, leaves = call_of("triad_nsa", *shape)
+    result = {}
+    for name, mode in (("training", torch.enable_grad), ("inference", torch.no_grad)):
+        with mode():
+            ours, theirs = host_us(call), host_us(lambda: trivial(leaves[0]))
+        result[name] = {"forward_us": ours, "trivial_us": theirs, "beyond_us": ours - theirs}
+    return result
+
+
+def engine(program, shape):
+    """The rows of `triad bench attention` of this shape, in ms."""
+    done = subprocess.run([program, "bench", "attention", "--shapes", "x".join(map(str, shape)), "--json"], capture_output=True, text=True)
+    if done.returncode:
+        return {"skipped": done.stderr.strip()[-200:]}
+    found = {}
+    for row in json.loads(done.stdout)["results"]:
+        if row["op"] == "attention" and "skipped" in row:
+            return {"skipped": row["skipped"]}
+        if row["op"] == "attention":
+            found[f"{row['pass']}_ms"] = row["us"] / 1e3
+            found["peak_mib"] = row.get("peak_bytes", 0) / 2**20
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--triad", type=pathlib.Path)
+    parser.add_argument("--shapes", default="1x8192x64x4x128,1x65536x64x4x128")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("bench.py needs a GPU")
+    unknown = set(options.peers.split(",")) - set(PEERS)
+    if unknown:
+        raise SystemExit(f"--peers: {', '.join(sorted(unknown))}: known are {', '.join(PEERS)}")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triad_nsa {triad_nsa.build_info()}")
+    print(f"{'shape':>22} {'what':12} {'forward ms':>11} {'backward ms':>12} {'peak MiB':>9}", flush=True)
+    clock, rows = Clock(), []
+    for text in options.shapes.split(","):
+        shape = tuple(map(int, text.split("x")))
+        timed = {}
+        for peer in options.peers.split(","):
+            try:
+                timed[peer] = measure(peer, shape, clock)
+            except Exception as error:  # a peer that is missing, or that cannot take the shape
+                timed[peer] = {"skipped": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
+        if options.triad:
+            gc.collect()
+            torch.cuda.empty_cache()
+            timed["triad bench"] = engine(options.triad, shape)
+        for name, row in timed.items():
+            rows.append({"shape": text, "what": name, **row})
+            if "skipped" in row:
+                print(f"{text:>22} {name:12} skipped: {row['skipped']}")
+            else:
+                print(f"{text:>22} {name:12} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f} {row['peak_mib']:9.0f}", flush=True)
+        ours, theirs = timed.get("triad_nsa", {}), timed.get("triad bench", {})
+        if "forward_ms" in ours and "forward_ms" in theirs:
+            ratio = {key: ours[key] / theirs[key] for key in ("forward_ms", "backward_ms")}
+            print(f"{text:>22} triad_nsa / triad bench: forward {ratio['forward_ms']:.3f}, backward {ratio['backward_ms']:.3f}")
+    first = tuple(map(int, options.shapes.split(",")[0].split("x")))
+    for name, row in host_times(first).items():
+        rows.append({"shape": options.shapes.split(",")[0], "what": f"host, {name}", **row})
+        print(f"host time of a forward, {name}: {row['forward_us']:.1f} us, a trivial operator {row['trivial_us']:.1f} us, "
+              f"beyond it {row['beyond_us']:.1f} us")
+    if options.json:
+        options.json.write_text("".join(json.dumps({"gpu": torch.cuda.get_device_name(), **row}) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

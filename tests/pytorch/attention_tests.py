@@ -278,6 +278,11 @@ class Errors(unittest.TestCase):
         self.refused("window", q, k, v, gate, window=0)
         self.refused("compress", q, k, v, gate, compress=(8, 3))
 
+    def test_supports(self):
+        x = torch.empty(1)
+        self.assertTrue(triad_nsa.supports(x) and triad_nsa.supports(x.double()) and triad_nsa.supports(x.bfloat16()))
+        self.assertFalse(triad_nsa.supports(x.half()) or triad_nsa.supports(x.to("meta")))
+
     def test_bounds(self):
         p = Problem(bounds=SHORT)
         for bounds, pattern in (([0, 33, 3, 70], r"cu_seqlens\[1\] is 33 and cu_seqlens\[2\] is 3"),

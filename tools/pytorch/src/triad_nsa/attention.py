@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import ops
+from . import library, ops
 from .arguments import accumulator, three_tensors
 from .plans import begins
 
@@ -32,6 +32,19 @@ def set_bounds_check(enabled):
     """Whether attention reads cu_seqlens on the GPU to check it, once for each new tensor, which waits for the GPU. On the
     CPU bounds are always checked, inside torch.compile and CUDA graphs never. Wrong bounds give undefined results."""
     _settings["check_bounds"] = bool(enabled)
+
+
+def supports(q):
+    """Whether there are kernels for the dtype of q on its device."""
+    if q.device.type == "cpu":
+        return q.dtype in (torch.bfloat16, torch.float32, torch.float64)
+    if q.device.type != "cuda" or q.dtype not in (torch.bfloat16, torch.float32):
+        return False
+    try:
+        library.context(q.device.index)
+    except (RuntimeError, ValueError):  # a library without CUDA, or an architecture without kernels
+        return False
+    return True
 
 
 def check_bounds(cu_seqlens, tokens, blocks, compress):

@@ -62,7 +62,7 @@ TEST_CASE("library: GPUs compute what the CPU computes") {
           dtype == DType::f32 ? expected : results_of({Device::cpu(), dtype}, n);
       for (const auto& [name, values] : results) {
         INFO(n.name << " " << name_of(dtype) << " " << name);
-        CHECK(relative_error(values, on_cpu.at(name)) <= (dtype == DType::f32 ? 2e-5 : 2e-2));
+        CHECK(relative_error(values, on_cpu.at(name)) <= (dtype == DType::f32 ? 5e-5 : 2e-2));
       }
     }
   }

@@ -157,7 +157,8 @@ class Inside(unittest.TestCase):
     """Inside other parts of PyTorch."""
 
     def test_opcheck(self):
-        for case in (dict(), dict(shared=True, gate="head"), dict(bounds=[0, 3, 21], learned=True)):
+        for case in (dict(), dict(shared=True, gate="head"), dict(bounds=[0, 3, 21], learned=True),
+                     dict(Hq=1, Hkv=1, dv=3, dtype=torch.float32)):  # the last: gaps between saved tensors
             p = Problem(B=1, T=21, **case)
             k, v = (x if len(x) == 3 else [x[0], None, None] for x in (p.k, p.v))
             k, v = ([None, *x[1:]] if case.get("learned") else x for x in (k, v))

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "engine/process/cpu_threads.h"
 #include "kernels/library/library.h"
@@ -22,11 +23,13 @@ triad_nsa_status report(triad_nsa_status status, const char* message) noexcept {
 constexpr size_t kMostWorkspaces = 4096;  // entries of the record of workspace sizes; past that it begins anew
 constexpr int kSlots = 4;                 // calls whose side streams do not wait for one another
 
-// The streams that a call has beside the caller's, with the priorities of engine/context.cpp; without CUDA's device
-// (cpu: for planning) they do nothing.
+// Priorities of the streams, those of engine/context.cpp.
+constexpr int kMainPriority = 2, kSidePriority[] = {0, 0, 1};
+
+// Side streams of a device; those of the CPU, for planning, do nothing.
 std::vector<SideStream> side_streams(Device device) {
   std::vector<SideStream> sides;
-  for (const int priority : {0, 0, 1}) sides.emplace_back(device, "nsa", priority);
+  for (const int priority : kSidePriority) sides.emplace_back(device, "nsa", priority);
   return sides;
 }
 
@@ -51,7 +54,7 @@ size_t run_on(const triad_nsa_context& c, Stream& stream, std::vector<SideStream
   return static_cast<size_t>(scratch.peak_bytes());
 }
 
-// A slot for the time of a call.
+// A slot for the time of a call; absent on the CPU, and if none is free.
 class TakenSlot {
  public:
   TakenSlot(triad_nsa_context& c, void* stream) : context_(c), slot_(c.device.is_cuda() ? c.take(stream) : nullptr) {}
@@ -59,14 +62,42 @@ class TakenSlot {
     if (slot_ != nullptr) context_.give_back(slot_);
   }
   TakenSlot(const TakenSlot&) = delete;
-  std::vector<SideStream>* sides() const { return slot_ == nullptr ? nullptr : &slot_->sides; }
+  Slot* get() const { return slot_; }
 
  private:
   triad_nsa_context& context_;
   Slot* const slot_;
 };
 
+// Puts work on a slot's main stream between the work that is on the caller's stream before and after it.
+class MainStream {
+ public:
+  MainStream(Slot& slot, const Stream& caller) : main_(slot.main), caller_(caller) {
+    main_.begin.record(caller);
+    main_.begin.block(main_.stream);
+  }
+  ~MainStream() {
+    try {
+      join();
+    } catch (...) {}  // after an error that is reported already
+  }
+  MainStream(const MainStream&) = delete;
+  void join() {
+    if (std::exchange(joined_, true)) return;
+    main_.end.record(main_.stream);
+    main_.end.block(caller_);
+  }
+  Stream& stream() const { return main_.stream; }
+
+ private:
+  SideStream& main_;
+  const Stream& caller_;
+  bool joined_ = false;
+};
+
 }  // namespace
+
+Slot::Slot(Device device) : main(device, "nsa", kMainPriority), sides(side_streams(device)) {}
 
 triad_nsa_status guarded(const std::function<void()>& body) noexcept {
   try {
@@ -92,7 +123,7 @@ size_t planned_bytes(const triad_nsa_context& c, const Options& options, const B
 }
 
 void run(triad_nsa_context* c, void* stream, const Options& options, const Key& key, void* workspace,
-         size_t* workspace_bytes, const Body& body) {
+         size_t* workspace_bytes, const Body& body, bool large) {
   if (workspace_bytes == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "workspace_bytes is NULL");
   size_t needed = 0;
   {
@@ -113,11 +144,20 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
   if (*workspace_bytes < needed)
     reject(TRIAD_NSA_ERROR_WORKSPACE, "the workspace has {} bytes, and this call needs {}", *workspace_bytes, needed);
   auto* const memory = reinterpret_cast<std::byte*>(align_up(reinterpret_cast<intptr_t>(workspace)));
-  const CurrentDevice current(c->device);
-  const TakenSlot slot(*c, stream);
-  Stream on = Stream::borrowed(c->device, stream);
+  const size_t usable = needed - static_cast<size_t>(kMemAlign);
   try {
-    run_on(*c, on, slot.sides(), options, memory, needed - static_cast<size_t>(kMemAlign), body);
+    const CurrentDevice current(c->device);
+    const TakenSlot slot(*c, stream);
+    Stream caller = Stream::borrowed(c->device, stream);
+    if (slot.get() == nullptr) {
+      run_on(*c, caller, nullptr, options, memory, usable, body);
+    } else if (!large) {
+      run_on(*c, caller, &slot.get()->sides, options, memory, usable, body);
+    } else {
+      MainStream main(*slot.get(), caller);
+      run_on(*c, main.stream(), &slot.get()->sides, options, memory, usable, body);
+      main.join();
+    }
   } catch (const StatusError&) { throw; } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {
@@ -139,25 +179,26 @@ triad_nsa_context::triad_nsa_context(Device on, bool with_streams) : device(on),
     return;
   }
   if (!with_streams) return;
-  for (int i = 0; i < kSlots; ++i) {
-    slots.push_back(std::make_unique<Slot>());
-    slots.back()->sides = side_streams(on);
-  }
+  for (int i = 0; i < kSlots; ++i) { slots.push_back(std::make_unique<Slot>(on)); }
 }
 
 // A stream that takes part in a capture keeps doing so until the capture ends, so a slot fits only calls of the same
 // capture, or, outside of captures, none.
 Slot* triad_nsa_context::take(void* stream) {
   const unsigned long long capture = capture_of(stream);
+  if (capture == kInvalidCapture)
+    reject(TRIAD_NSA_ERROR_CUDA, "the stream's graph capture has been invalidated by an earlier error");
   const std::lock_guard lock(mutex);
-  Slot* best = nullptr;
+  Slot* best = nullptr;  // the slot of the last call on the same stream, else the one that was used longest ago
   for (const std::unique_ptr<Slot>& slot : slots) {
     if (slot->taken) continue;
     const unsigned long long its = capture_of(slot->sides[0].stream.handle());
     if (its != 0 && its != capture) continue;
-    if (best == nullptr || slot->last_stream == stream) best = slot.get();
+    const bool same = slot->last_call > 0 && slot->last_stream == stream;
+    if (best == nullptr || same || slot->last_call < best->last_call) best = slot.get();
+    if (same) break;
   }
-  if (best != nullptr) best->taken = true, best->last_stream = stream;
+  if (best != nullptr) best->taken = true, best->last_stream = stream, best->last_call = ++calls;
   return best;
 }
 

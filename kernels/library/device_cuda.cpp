@@ -32,8 +32,7 @@ unsigned long long capture_of(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   CUDA_CHECK(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id));
-  if (status == cudaStreamCaptureStatusInvalidated)
-    reject(TRIAD_NSA_ERROR_CUDA, "the stream's graph capture has been invalidated by an earlier error");
+  if (status == cudaStreamCaptureStatusInvalidated) return kInvalidCapture;
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
@@ -46,9 +45,9 @@ int device_of(const void* address) {
 }
 
 std::string build_info() {
-  return fmt::format("{}.{}.{}, CUDA {}.{}, architectures {}", TRIAD_NSA_VERSION / 10000,
-                     TRIAD_NSA_VERSION / 100 % 100, TRIAD_NSA_VERSION % 100, CUDART_VERSION / 1000,
-                     CUDART_VERSION / 10 % 100, TRIAD_CUDA_ARCHITECTURES);
+  return fmt::format("{}.{}.{}, CUDA {}.{}, architectures {}", TRIAD_NSA_VERSION / 10000, TRIAD_NSA_VERSION / 100 % 100,
+                     TRIAD_NSA_VERSION % 100, CUDART_VERSION / 1000, CUDART_VERSION / 10 % 100,
+                     TRIAD_CUDA_ARCHITECTURES);
 }
 
 }  // namespace triad::library

@@ -34,10 +34,14 @@ template <class... Args>
 // Runs body() and turns its exceptions into a status and the thread's last message. No exception leaves it.
 triad_nsa_status guarded(const std::function<void()>& body) noexcept;
 
-// What a call has for itself while it queues its work: side streams and the record of routes.
+// The streams that a call has for itself while it queues its work. The kernels of `main` have priority over those of
+// `sides`, which a caller's stream cannot have.
 struct Slot {
+  explicit Slot(Device device);
+  SideStream main;
   std::vector<SideStream> sides;
-  void* last_stream = nullptr;  // of the last call, which calls on the same stream prefer
+  void* last_stream = nullptr;  // of the last call; calls on the same stream prefer this slot
+  int64_t last_call = 0;        // its number; 0: none
   bool taken = false;
 };
 
@@ -108,8 +112,9 @@ class Call {
 };
 
 // Runs `body` as triad_nsa.h says of every function with a workspace: measures, or checks the workspace and queues.
+// large: the work is so long that its order on the GPU matters more than the events that Slot::main needs.
 void run(triad_nsa_context*, void* stream, const Options&, const Key&, void* workspace, size_t* workspace_bytes,
-         const Body& body);
+         const Body& body, bool large = false);
 // The bytes of scratch that body takes, on a context for `device` that queues nothing.
 size_t planned_bytes(const triad_nsa_context&, const Options&, const Body& body);
 
@@ -130,15 +135,15 @@ struct DeviceTraits {
 };
 DeviceTraits device_traits(int ordinal);
 // The number of the graph capture that a stream takes part in; 0: none.
+inline constexpr unsigned long long kInvalidCapture = ~0ULL;  // of a capture that an error has made invalid
 unsigned long long capture_of(void* stream);
 // Where memory is: a CUDA ordinal, kHost, or kAnywhere (managed memory, which every device reads).
 inline constexpr int kHost = -1, kAnywhere = -2;
 int device_of(const void* address);
 std::string build_info();
 
-// Throws BAD_BOUNDS unless the bounds (in host memory) are in order.
+// Throws TRIAD_NSA_ERROR_BOUNDS unless the bounds, in host memory, are in order.
 void check_host_bounds(const int32_t* bounds, int64_t count, int64_t B, int64_t T, int64_t most);
-// Strides of axes of size 1 are free: contiguous ones are set.
 inline int64_t max_documents(const triad_nsa_documents& d) { return d.max_per_row > 0 ? d.max_per_row : d.count; }
 
 }  // namespace triad::library
@@ -148,8 +153,9 @@ struct triad_nsa_context {
   triad::Device device;
   triad::library::DeviceTraits traits;
   std::atomic<int> threads{1};
-  std::mutex mutex;  // of slots and workspaces
+  std::mutex mutex;  // of slots, calls and workspaces
   std::vector<std::unique_ptr<triad::library::Slot>> slots;
+  int64_t calls = 0;                                   // that have taken a slot
   std::unordered_map<std::string, size_t> workspaces;  // bytes by Key
 
   explicit triad_nsa_context(triad::Device device, bool with_streams = true);

@@ -2,9 +2,9 @@
 // averages or the caller's compressed keys and values.
 #include "kernels/library/library.h"
 #include "kernels/library/outputs.h"
+#include "kernels/library/scale.h"
 #include "kernels/nsa/compose.h"
 #include "kernels/nsa/gate_factors.h"
-#include "kernels/library/scale.h"
 
 namespace triad::library {
 
@@ -78,6 +78,12 @@ Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
   }
   n.documents = &from->documents;
   return n;
+}
+
+// Whether q has so many rows, tokens times heads, that kernels run for longer than the host takes to queue them.
+bool is_large(const triad_nsa_tensor& q) {
+  constexpr double kRows = 1 << 17;
+  return static_cast<double>(q.size[0]) * static_cast<double>(q.size[1]) * static_cast<double>(q.size[2]) >= kRows;
 }
 
 Key key_of(const char* function, const triad_nsa_options& options, const triad_nsa_inputs& in) {
@@ -292,8 +298,9 @@ triad_nsa_status triad_nsa_forward(triad_nsa_context* context, void* stream, con
     for (int i = 0; i < 3 && saved != nullptr; ++i) key.add(saved->o[i] != nullptr).add(saved->lse[i] != nullptr);
     if (saved != nullptr)
       key.add(saved->block_index != nullptr).add(saved->k_cmp != nullptr).add(saved->v_cmp != nullptr);
-    run(context, stream, options, key, workspace, workspace_bytes,
-        [&](Call& call) { forward(call, inputs, out, saved); });
+    run(
+        context, stream, options, key, workspace, workspace_bytes,
+        [&](Call& call) { forward(call, inputs, out, saved); }, is_large(inputs->q));
   });
 }
 
@@ -309,8 +316,9 @@ triad_nsa_status triad_nsa_backward(triad_nsa_context* context, void* stream, co
     Key key = key_of("backward", *options_from, *inputs);
     key.add(dout).add(gradients->q).add(gradients->k_cmp).add(gradients->v_cmp).add(gradients->gate);
     for (int i = 0; i < 3; ++i) key.add(gradients->k[i]).add(gradients->v[i]);
-    run(context, stream, options, key, workspace, workspace_bytes,
-        [&](Call& call) { backward(call, inputs, saved, dout, gradients); });
+    run(
+        context, stream, options, key, workspace, workspace_bytes,
+        [&](Call& call) { backward(call, inputs, saved, dout, gradients); }, is_large(inputs->q));
   });
 }
 

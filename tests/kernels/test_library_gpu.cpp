@@ -34,6 +34,14 @@ std::vector<LibraryCase> gpu_cases() {
   return cases;
 }
 
+// The same, and one so large that the call has a main stream of its own (kernels/library/README.md).
+std::vector<LibraryCase> gpu_cases_and_large() {
+  std::vector<LibraryCase> cases = gpu_cases();
+  cases.push_back({.name = "large", .B = 2, .T = 4096, .Hkv = 2, .G = 8, .dk = 64, .dv = 64});
+  cases.back().options = {32, 16, 64, 16, 512};
+  return cases;
+}
+
 std::map<std::string, Values> results_of(const Setting& setting, const LibraryCase& n) {
   LibraryProblem p(setting, n);
   p.forward();
@@ -70,7 +78,7 @@ TEST_CASE("library: GPUs compute what the CPU computes") {
 
 TEST_CASE("library: two runs give the same bits, on any stream") {
   on_gpu([](const Setting& setting) {
-    for (const LibraryCase& n : gpu_cases()) {
+    for (const LibraryCase& n : gpu_cases_and_large()) {
       INFO(n.name << " " << name_of(setting.dtype));
       LibraryProblem p(setting, n);
       p.forward();
@@ -97,7 +105,7 @@ TEST_CASE("library: two runs give the same bits, on any stream") {
 
 TEST_CASE("library: calls in a graph capture") {
   on_gpu([](const Setting& setting) {
-    for (const LibraryCase& n : gpu_cases()) {
+    for (const LibraryCase& n : gpu_cases_and_large()) {
       INFO(n.name << " " << name_of(setting.dtype));
       LibraryProblem p(setting, n);
       p.forward();
@@ -190,6 +198,7 @@ TEST_CASE("library: several threads and streams on one context") {
   if (backend::cuda_device_count() == 0) return;
   check({Device::cuda(), DType::bf16}, gpu_cases()[0]);
   check({Device::cuda(), DType::bf16}, gpu_cases()[3]);
+  check({Device::cuda(), DType::bf16}, gpu_cases_and_large().back());
 }
 
 TEST_CASE("library: misaligned and strided tensors on a GPU") {

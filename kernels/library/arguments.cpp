@@ -35,12 +35,8 @@ std::string numbers(const int64_t* first, int n) {
   return text + ")";
 }
 
-// Throws unless the strides are those of heads: 1 on the last axis, and no two elements at one address.
-void check_head_strides(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
-  const int last = t.rank - 1;
-  if (from.size[last] > 1 && from.stride[last] != 1)
-    reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: the last axis needs stride 1", name,
-           numbers(from.stride, t.rank), numbers(from.size, t.rank));
+// Throws unless every element has an address of its own.
+void check_overlap(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
   std::array<bool, TRIAD_NSA_MAX_RANK> done{};
   int64_t within = 1;  // elements from the first to the last one of the axes so far
   for (;;) {
@@ -180,7 +176,10 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
     if (t.stride[i] < 0 || (t.dim[i] > 1 && t.stride[i] == 0 && (strides == Strides::heads || written)))
       reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: axis {} has stride {}", name,
              numbers(from.stride, rank), numbers(from.size, rank), i, t.stride[i]);
-  if (numel > 0 && strides == Strides::heads) check_head_strides(name, t, from);
+  if (numel > 0 && strides == Strides::heads && t.dim[rank - 1] > 1 && t.stride[rank - 1] != 1)
+    reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: the last axis needs stride 1", name,
+           numbers(from.stride, rank), numbers(from.size, rank));
+  if (numel > 0 && (strides == Strides::heads || written)) check_overlap(name, t, from);
   if (numel > 0 && strides == Strides::contiguous && !t.contiguous())
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: it has to be contiguous", name,
            numbers(from.stride, rank), numbers(from.size, rank));
@@ -199,6 +198,14 @@ Tensor Call::at(const std::string& name, void* data, DType dtype, const Shape& s
   if (ctx.device.is_cuda() && reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "{} is {}, no multiple of 16 bytes", name, static_cast<const void*>(data));
   return t;
+}
+
+void Call::expect_count(int64_t B, int64_t T, int64_t heads, int64_t width) const {
+  const double count =
+      static_cast<double>(B) * static_cast<double>(T) * static_cast<double>(heads) * static_cast<double>(width);
+  if (count > 0x1p50)
+    reject(TRIAD_NSA_ERROR_ARGUMENT, "the sizes give a tensor ({},{},{},{}) of more than 2^50 elements", B, T, heads,
+           width);
 }
 
 void Call::expect(const std::string& name, const ConstTensor& t, const Shape& shape, DType dtype) const {

@@ -97,6 +97,8 @@ class Call {
   // Throws a StatusError unless t has this shape and one of the dtypes.
   void expect(const std::string& name, const ConstTensor& t, const Shape& shape, DType dtype) const;
   void expect(const std::string& name, const ConstTensor& t, const Shape& shape, DType dtype, DType or_dtype) const;
+  // Throws unless a tensor of this shape, which the arguments imply, has a possible size.
+  void expect_count(int64_t B, int64_t T, int64_t heads, int64_t width) const;
   // Throws unless the device computes q's dtype.
   void expect_element(const std::string& name, const ConstTensor& q) const;
   // Fills the tables of packed rows in the scope's scratch; no documents: absent.

@@ -1,4 +1,5 @@
 // NSA part by part: compress, select, attend, combine, and the backward of each; the check of documents.
+#include <algorithm>
 #include <array>
 
 #include "kernels/library/library.h"
@@ -52,6 +53,7 @@ Branch read_branch(const Call& call, int branch, const triad_nsa_tensor* q, cons
   if (Hkv < 1 || Hq < 1 || Hq % Hkv != 0)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "q has {} heads, no multiple of the {} groups of k", Hq, Hkv);
   if (dk < 1 || dv < 1) reject(TRIAD_NSA_ERROR_ARGUMENT, "q is {} and v {}: heads need a width", b.q.str(), b.v.str());
+  call.expect_count(B, T, Hq, std::max(dk, dv));
   const int64_t S = branch == TRIAD_NSA_CMP ? compressed_length(T, call.options.l, call.options.d) : T;
   call.expect("k", b.k, {B, S, Hkv, dk}, b.type);
   call.expect("v", b.v, {B, S, Hkv, dv}, b.type);

@@ -81,7 +81,7 @@ typedef struct triad_nsa_context triad_nsa_context;
 #define TRIAD_NSA_CPU (-1)
 /* device: TRIAD_NSA_CPU or the CUDA ordinal. Creates streams and events, so do it outside a capture, once a device. */
 TRIAD_NSA_API triad_nsa_status triad_nsa_context_create(triad_nsa_context** context, int device);
-/* All work queued through the context must be done, and graphs captured through it may still be launched. */
+/* Only when all work queued through the context is done. Graphs captured through it may be launched afterwards. */
 TRIAD_NSA_API void triad_nsa_context_destroy(triad_nsa_context* context); /* NULL is allowed */
 TRIAD_NSA_API int triad_nsa_context_device(const triad_nsa_context* context);
 /* CPU: the number of threads of a call, at least 1. Default: the cores that the process may use, or OMP_NUM_THREADS.

@@ -1,5 +1,7 @@
 // triad_nsa_forward and triad_nsa_backward: NSA's composition (nsa/compose.h) with the caller's gates, and with
 // averages or the caller's compressed keys and values.
+#include <algorithm>
+
 #include "kernels/library/library.h"
 #include "kernels/library/outputs.h"
 #include "kernels/library/scale.h"
@@ -57,6 +59,8 @@ Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
     reject(TRIAD_NSA_ERROR_ARGUMENT, "q has {} heads, no multiple of the {} groups of k", n.Hq, n.Hkv);
   if (n.dk < 1 || n.dv < 1)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "q is {} and v {}: heads need a width", n.q.str(), n.v[1].str());
+  call.expect_count(n.B, n.T, n.Hq, 3 * std::max(n.dk, n.dv));
+  call.expect_count(n.B, n.T, n.Hkv, call.options.n_sel);
   for (int i = 0; i < 3; ++i) {
     if (!n.k[i].empty()) call.expect(kKeyNames[n.shared_k ? 0 : i], n.k[i], {n.B, n.T, n.Hkv, n.dk}, n.type);
     if (!n.v[i].empty()) call.expect(kValueNames[n.shared_v ? 0 : i], n.v[i], {n.B, n.T, n.Hkv, n.dv}, n.type);

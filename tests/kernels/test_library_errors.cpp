@@ -223,6 +223,49 @@ TEST_CASE("library errors: contexts, workspaces and NULL") {
   CHECK(triad_nsa_context_device(c) == TRIAD_NSA_CPU);
 }
 
+TEST_CASE("library errors: arguments of random bytes are refused or planned") {
+  LibraryProblem p(kCpu, kCase);
+  const Philox random(7, 0);
+  uint64_t at = 0;
+  int planned = 0;
+  for (int run = 0; run < 20000; ++run) {
+    Arguments a{p.options, p.inputs(), p.saved(), c_tensor(p.out), c_tensor(p.dout), p.gradients()};
+    const auto spoil = [&](auto& value) {  // some 8-byte words of it: small, large or negative numbers
+      for (int i = 0; i < 2; ++i) {
+        const size_t word = static_cast<size_t>(random.uniform(at++) * static_cast<double>(sizeof value / 8));
+        const double kind = random.uniform(at++), x = random.uniform(at++);
+        const int64_t number = static_cast<int64_t>(kind < 0.5   ? x * 70
+                                                    : kind < 0.7 ? x * 0x1p62
+                                                    : kind < 0.8 ? -x * 100
+                                                                 : std::exp2(x * 40));
+        std::memcpy(reinterpret_cast<char*>(&value) + 8 * word, &number, 8);
+      }
+    };
+    const double which = random.uniform(at++);
+    if (which < 0.2)
+      spoil(a.options);
+    else if (which < 0.6)
+      spoil(a.in);
+    else if (which < 0.8)
+      spoil(a.gradients);
+    else
+      spoil(a.out), spoil(a.dout);
+    size_t bytes = 0;
+    triad_nsa_context* const context = p.context.get();
+    const auto fine = [&](triad_nsa_status status) {
+      planned += status == TRIAD_NSA_OK;
+      return status == TRIAD_NSA_OK || (status != TRIAD_NSA_ERROR_INTERNAL && *triad_nsa_last_error() != '\0');
+    };
+    const bool forward =
+        fine(triad_nsa_forward(context, nullptr, &a.options, &a.in, &a.out, &a.saved, nullptr, &bytes));
+    const bool backward =
+        fine(triad_nsa_backward(context, nullptr, &a.options, &a.in, &a.saved, &a.dout, &a.gradients, nullptr, &bytes));
+    INFO(run << ": " << triad_nsa_last_error());
+    REQUIRE((forward && backward));
+  }
+  CHECK(planned > 1000);
+}
+
 TEST_CASE("library errors: the message belongs to the thread") {
   CHECK(triad_nsa_context_set_threads(nullptr, 1) == TRIAD_NSA_ERROR_ARGUMENT);
   const std::string mine = triad_nsa_last_error();

@@ -132,7 +132,13 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
     if (known != c->workspaces.end()) needed = known->second;
   }
   if (needed == 0 || workspace == nullptr) {  // a query checks its arguments again
-    needed = planned_bytes(*c, options, body);
+    try {
+      needed = planned_bytes(*c, options, body);
+    } catch (const StatusError&) { throw; } catch (const Error& e) {
+      // An op refuses what passes the checks of arguments: on a GPU, shapes that its kernels lack.
+      if (c->device.is_cuda()) reject(TRIAD_NSA_ERROR_UNSUPPORTED, "{}", e.what());
+      throw;
+    }
     const std::lock_guard lock(c->mutex);
     if (c->workspaces.size() >= kMostWorkspaces) c->workspaces.clear();
     c->workspaces[key.bytes()] = needed;

@@ -6,6 +6,7 @@
 #include <thread>
 #include <tuple>
 
+#include "kernels/library/library.h"
 #include "tests/support/library_problem.h"
 
 namespace {
@@ -224,10 +225,12 @@ TEST_CASE("library errors: contexts, workspaces and NULL") {
 }
 
 TEST_CASE("library errors: arguments of random bytes are refused or planned") {
-  LibraryProblem p(kCpu, kCase);
+  LibraryProblem p({Device::cpu(), DType::bf16}, kCase);
   const Philox random(7, 0);
   uint64_t at = 0;
   int planned = 0;
+  triad_nsa_context gpu(Device::cuda(), false);  // plans for Hopper, with or without a GPU
+  gpu.traits = {132, 90};
   for (int run = 0; run < 20000; ++run) {
     Arguments a{p.options, p.inputs(), p.saved(), c_tensor(p.out), c_tensor(p.dout), p.gradients()};
     const auto spoil = [&](auto& value) {  // some 8-byte words of it: small, large or negative numbers
@@ -251,7 +254,7 @@ TEST_CASE("library errors: arguments of random bytes are refused or planned") {
     else
       spoil(a.out), spoil(a.dout);
     size_t bytes = 0;
-    triad_nsa_context* const context = p.context.get();
+    triad_nsa_context* const context = run % 2 == 0 || !kBuiltWithCuda ? p.context.get() : &gpu;
     const auto fine = [&](triad_nsa_status status) {
       planned += status == TRIAD_NSA_OK;
       return status == TRIAD_NSA_OK || (status != TRIAD_NSA_ERROR_INTERNAL && *triad_nsa_last_error() != '\0');

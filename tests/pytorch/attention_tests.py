@@ -25,6 +25,9 @@ CASES = {
     "packed, a document each": dict(bounds=[0, 1, 2, 9, 17, 49, 50, 70], learned=True),
     "packed, long": dict(bounds=LONG, Hq=2, Hkv=1, dk=16, dv=16, **DEFAULTS),
     "shorter than a block": dict(T=5),
+    "shorter than a block, learned": dict(T=5, learned=True),
+    "packed, no document has a block": dict(bounds=[0, 5, 12], learned=True),
+    "one token": dict(T=1),
     "no forced first block": dict(init_blocks=0, local_blocks=1),
     "stride equals length": dict(compress=(4, 4), selected=6, init_blocks=2, local_blocks=3, window=1),
     "scale": dict(scale=0.5),
@@ -88,6 +91,11 @@ class Values(unittest.TestCase):
         p = Problem(dtype=torch.bfloat16)
         p.gate = p.gate.detach().float().requires_grad_()
         self.assertEqual(p.gradients(p.run())[-1].dtype, torch.float32)
+
+    def test_nothing(self):
+        for shape in (dict(T=0), dict(B=0)):
+            p = Problem(**shape)
+            self.assertEqual([x.shape for x in p.gradients(p.run())], [x.shape for x in p.leaves()])
 
     def test_same_bits(self):
         p = Problem(dtype=torch.float32, bounds=SHORT)
@@ -225,6 +233,14 @@ class Inside(unittest.TestCase):
         other = tuple(x.detach() for x in (lambda o: (o.q, o.k[0], o.v[0], o.gate))(Problem(shared=True, T=93)))
         for each in (given, other):
             self.assertTrue(torch.equal(program.module()(*each), Layer()(*each)))
+
+    def test_export_packed(self):
+        layer = triad_nsa.NSAAttention(24, 4, 2, 8, 6, **SMALL, phi="conv")
+        x, bounds = torch.randn(70, 24), torch.tensor(SHORT, dtype=torch.int32)
+        program = torch.export.export(layer, (x, bounds), dynamic_shapes={
+            "x": {0: torch.export.Dim("N", min=16, max=4096)}, "cu_seqlens": None, "cos_sin": None})
+        for each in ((x, bounds), (torch.randn(90, 24), torch.tensor([0, 10, 80, 90], dtype=torch.int32))):
+            self.assertTrue(torch.equal(program.module()(*each), layer(*each)))
 
     def test_threads(self):
         problems = [Problem(seed=i) for i in range(4)]

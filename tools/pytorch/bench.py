@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Times triad_nsa.attention on a GPU next to the peers that are installed, and to `triad bench attention` in the same run.
 
-  bench.py [--triad PROGRAM] [--shapes BxTxHqxHkvxd,...] [--peers NAME,...] [--json FILE]
+  bench.py [--triad PROGRAM] [--shapes BxTxHqxHkvxd,...] [--peers NAME,...] [--json FILE] [--readme]
 
 A time is the median of CUDA events around 15 to 31 calls that are queued without waiting, each after a write that evicts the
 L2 cache, as in `triad bench`. Inputs are bf16 slices of one projection's rows, as a model makes them, with keys and values
 for each branch; forward keeps what backward needs. peak: extra memory of both passes. Peers: SDPA (dense attention) by
 cuDNN and by FlashAttention; flash_nsa; fla (its own NSA: no window, compressed blocks that do not overlap).
 
-Host time: of one forward call while the GPU is idle, next to a trivial operator of torch.library.custom_op."""
+--readme writes the table of times into README.md. Host time: of one forward call while the GPU is idle, next to a trivial operator of torch.library.custom_op."""
 import argparse
 import gc
 import json
@@ -148,12 +148,28 @@ def engine(program, shape):
     return found
 
 
+def write_readme(rows):
+    """The table of times between the marks of README.md."""
+    path = pathlib.Path(__file__).parent / "README.md"
+    before, rest = path.read_text().split("<!-- times", 1)
+    after = rest.split("<!-- end -->", 1)[1]
+    lines = [f"<!-- times: written by bench.py --readme; medians, {torch.cuda.get_device_name()}, torch {torch.__version__} -->",
+             "| shape | what | forward, ms | backward, ms | extra memory, MiB |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| {r['shape']} | {r['what']} | {r['forward_ms']:.3f} | {r['backward_ms']:.3f} | {r['peak_mib']:.0f} |"
+              for r in rows if "forward_ms" in r]
+    lines.append("")
+    lines += [f"{r['what'].capitalize()}: a forward takes {r['forward_us']:.0f} microseconds, a trivial operator {r['trivial_us']:.0f}."
+              for r in rows if "forward_us" in r]
+    path.write_text(before + "\n".join(lines) + "\n<!-- end -->" + after)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triad", type=pathlib.Path)
     parser.add_argument("--shapes", default="1x8192x64x4x128,1x65536x64x4x128")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--readme", action="store_true")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("bench.py needs a GPU")
@@ -190,6 +206,8 @@ def main():
         rows.append({"shape": options.shapes.split(",")[0], "what": f"host, {name}", **row})
         print(f"host time of a forward, {name}: {row['forward_us']:.1f} us, a trivial operator {row['trivial_us']:.1f} us, "
               f"beyond it {row['beyond_us']:.1f} us")
+    if options.readme:
+        write_readme(rows)
     if options.json:
         options.json.write_text("".join(json.dumps({"gpu": torch.cuda.get_device_name(), **row}) + "\n" for row in rows))
 

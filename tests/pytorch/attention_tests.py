@@ -238,7 +238,7 @@ class Inside(unittest.TestCase):
         layer = triad_nsa.NSAAttention(24, 4, 2, 8, 6, **SMALL, phi="conv")
         x, bounds = torch.randn(70, 24), torch.tensor(SHORT, dtype=torch.int32)
         program = torch.export.export(layer, (x, bounds), dynamic_shapes={
-            "x": {0: torch.export.Dim("N", min=16, max=4096)}, "cu_seqlens": None, "cos_sin": None})
+            "x": {0: torch.export.Dim("N", min=16, max=4096)}, "cu_seqlens": None})
         for each in ((x, bounds), (torch.randn(90, 24), torch.tensor([0, 10, 80, 90], dtype=torch.int32))):
             self.assertTrue(torch.equal(program.module()(*each), layer(*each)))
 

@@ -117,6 +117,11 @@ class Values(unittest.TestCase):
         self.assertTrue(torch.equal(dq, expected[0]) and torch.equal(dv, expected[2]))
         with torch.no_grad():
             self.assertTrue(torch.equal(p.run(), out))
+        with torch.inference_mode():
+            for case in (dict(), dict(bounds=SHORT, learned=True)):
+                p = Problem(**case)
+                self.assertLessEqual(error(p.run(), p.run(dense_reference.attention, cu_seqlens=p.bounds)[0]), F64)
+                self.assertTrue(torch.equal(p.run(return_parts=True)[0], p.run()))
 
 
 class Layouts(unittest.TestCase):
@@ -275,16 +280,17 @@ class Errors(unittest.TestCase):
         p, packed = Problem(), Problem(bounds=SHORT)
         q, k, v, gate = p.q.detach(), [x.detach() for x in p.k], [x.detach() for x in p.v], p.gate.detach()
         far = lambda x: torch.empty_like(x, device="meta")  # noqa: E731
-        self.refused("k_sel is on meta, and q is on cpu", q, [k[0], far(k[1]), k[2]], v, gate)
+        self.refused(r"k\[1\] is on meta, and q is on cpu", q, [k[0], far(k[1]), k[2]], v, gate)
         self.refused("gate is on meta, and q is on cpu", q, k, v, far(gate))
         self.refused("[Ss]tride", q, [k[0], k[1][:, :1].expand(-1, 70, -1, -1), k[2]], v, gate)
         self.refused("[Ss]tride", torch.as_strided(q, q.shape, (70 * 32, 16, 8, 1)), k, v, gate)
         self.refused(r"gate is \[2, 70, 2, 4\]: \[2, 70, 2, 3\] is needed, or \[2, 70, 4, 3\]", q, k, v, torch.rand(2, 70, 2, 4))
         self.refused(r"gate is \[2, 70, 3, 3\]", q, k, v, torch.rand(2, 70, 3, 3))
+        self.refused(r"k is \[2, 69, 2, 8\]: \[2, 70, 2, 8\] is needed", q, k[0][:, 1:], v, gate)
         self.refused("k has 2 tensors", q, k[:2], v, gate)
         self.refused("k's heads has to divide", q[:, :, :3], k, v, gate)
-        self.refused(r"v_win is \[2, 69, 2, 6\]: \[2, 70, 2, 6\] is needed", q, k, [*v[:2], v[2][:, 1:]], gate)
-        self.refused("k_win is torch.float32, and q is torch.float64", q, [*k[:2], k[2].float()], v, gate)
+        self.refused(r"v\[2\] is \[2, 69, 2, 6\]: \[2, 70, 2, 6\] is needed", q, k, [*v[:2], v[2][:, 1:]], gate)
+        self.refused(r"k\[2\] is torch.float32, and q is torch.float64", q, [*k[:2], k[2].float()], v, gate)
         self.refused("q is torch.float16", q.half(), k, v, gate)
         self.refused("without cu_seqlens", q[0], k[0][0], v[0][0], gate[0])
         self.refused("with cu_seqlens", q, k, v, gate, cu_seqlens=packed.cu_seqlens)
@@ -293,7 +299,8 @@ class Errors(unittest.TestCase):
                      k_cmp=torch.rand(2, 15, 2, 8, dtype=torch.float64), v_cmp=torch.rand(2, 16, 2, 6, dtype=torch.float64))
         self.refused("selected", q, k, v, gate, selected=2)
         self.refused("window", q, k, v, gate, window=0)
-        self.refused("compress", q, k, v, gate, compress=(8, 3))
+        self.refused(r"compress is \(8, 3\)", q, k, v, gate, compress=(8, 3))
+        self.refused(r"compress is \(8, 0\)", q, k, v, gate, compress=(8, 0))
 
     def test_supports(self):
         x = torch.empty(1)

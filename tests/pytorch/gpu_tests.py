@@ -161,7 +161,7 @@ class Gpu(unittest.TestCase):
 
     def test_refused(self):
         p = self.problem(dk=64, dv=64)
-        with self.assertRaisesRegex(ValueError, "k_sel is on cpu, and q is on cuda:0"):
+        with self.assertRaisesRegex(ValueError, r"k\[1\] is on cpu, and q is on cuda:0"):
             triad_nsa.attention(p.q, [p.k[0], p.k[1].cpu(), p.k[2]], p.v, p.gate, **SMALL)
         with self.assertRaisesRegex((ValueError, RuntimeError), "f64|float64"):
             triad_nsa.attention(p.q.double(), p.k[0].double(), p.v[0].double(), **SMALL)

@@ -54,6 +54,11 @@ def _expect(condition, message):
         raise ValueError(f"triad_nsa: {message()}")
 
 
+def names_of(name, tensors):
+    """How messages call the tensors of k or v: as the caller gave them."""
+    return [name] * 3 if tensors[1] is None else [f"{name}[{b}]" for b in range(3)]
+
+
 def check_inputs(tensors, cu_seqlens, options):
     """Raises a ValueError that names the first argument that does not fit. tensors: in the order of INPUTS."""
     q = tensors[0]
@@ -62,15 +67,18 @@ def check_inputs(tensors, cu_seqlens, options):
     _expect((cu_seqlens is not None) == (q.dim() == 3), lambda:
             f"q is {shape(q)} {'with' if cu_seqlens is not None else 'without'} cu_seqlens: packed tokens [N, Hq, dk] need "
             "cu_seqlens, and only they may have it")
-    _expect(str(q.dtype)[6:] in ("bfloat16", "float32", "float64") and q.is_floating_point(),
+    _expect(q.dtype in (torch.bfloat16, torch.float32, torch.float64),
             lambda: f"q is {q.dtype}: bfloat16, float32 or (on the CPU) float64 is needed")
-    for name, x in zip(("cu_seqlens", *INPUTS), (cu_seqlens, *tensors)):
+    l, d = options[:2]
+    _expect(d > 0 and l > 0 and l % d == 0, lambda: f"compress is ({l}, {d}): a length and a stride that divides it are needed")
+    names = ["q", *names_of("k", tensors[1:4]), *names_of("v", tensors[4:7]), "gate", "k_cmp", "v_cmp"]
+    for name, x in zip(("cu_seqlens", *names), (cu_seqlens, *tensors)):
         _expect(x is None or x.device == q.device, lambda: f"{name} is on {x.device}, and q is on {q.device}")
     k, v = first_given(tensors[1], tensors[2]), first_given(tensors[4], tensors[5])
     lead, Hq, Hkv = q.shape[:-2], q.size(-2), k.size(-2)
     _expect(k.dim() == q.dim() and Hkv > 0 and Hq % Hkv == 0, lambda:
             f"q is {shape(q)} and k is {shape(k)}: the number of k's heads has to divide that of q's")
-    for i, name in enumerate(INPUTS[1:7], 1):
+    for i, name in enumerate(names[1:7], 1):
         x, width = tensors[i], q.size(-1) if i < 4 else v.size(-1)
         _expect(x is None or x.shape == (*lead, Hkv, width), lambda:
                 f"{name} is {shape(x)}: {[*lead, Hkv, width]} is needed, as q is {shape(q)}")
@@ -84,7 +92,7 @@ def check_inputs(tensors, cu_seqlens, options):
             continue
         _expect(x.dtype == q.dtype, lambda: f"{name} is {x.dtype}, and q is {q.dtype}")
         if cu_seqlens is None:
-            needed = (q.size(0), blocks_within(q.size(1), options[0], options[1]), Hkv, width)
+            needed = (q.size(0), blocks_within(q.size(1), l, d), Hkv, width)
             _expect(x.shape == needed, lambda: f"{name} is {shape(x)}: {list(needed)} is needed, a row for each block")
         else:
             _expect(x.dim() == 3 and x.shape[1:] == (Hkv, width), lambda:

@@ -53,8 +53,9 @@ def check_bounds(cu_seqlens, tokens, blocks, compress):
         return
     if cu_seqlens.is_cuda and (not _settings["check_bounds"] or torch.cuda.is_current_stream_capturing()):
         return
-    state = (cu_seqlens._version, tokens, blocks, compress)
-    if getattr(cu_seqlens, "_triad_nsa_checked", None) == state:
+    version = None if cu_seqlens.is_inference() else cu_seqlens._version
+    state = (version, tokens, blocks, compress)
+    if version is not None and getattr(cu_seqlens, "_triad_nsa_checked", None) == state:
         return
     bounds = cu_seqlens.tolist()
     if len(bounds) < 2 or bounds[0] != 0:

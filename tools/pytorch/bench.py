@@ -178,34 +178,41 @@ def main():
         raise SystemExit(f"--peers: {', '.join(sorted(unknown))}: known are {', '.join(PEERS)}")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triad_nsa {triad_nsa.build_info()}")
     print(f"{'shape':>22} {'what':12} {'forward ms':>11} {'backward ms':>12} {'peak MiB':>9}", flush=True)
-    clock, rows = Clock(), []
-    for text in options.shapes.split(","):
-        shape = tuple(map(int, text.split("x")))
-        timed = {}
-        for peer in options.peers.split(","):
-            try:
-                timed[peer] = measure(peer, shape, clock)
-            except Exception as error:  # a peer that is missing, or that cannot take the shape
-                timed[peer] = {"skipped": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
+    clock, rows, shapes, peers = Clock(), [], options.shapes.split(","), options.peers.split(",")
+    sizes = {text: tuple(map(int, text.split("x"))) for text in shapes}
+
+    def add(text, what, timed):
+        rows.append({"shape": text, "what": what, **timed})
+        numbers = "skipped: " + timed["skipped"] if "skipped" in timed else \
+            f"{timed['forward_ms']:11.3f} {timed['backward_ms']:12.3f} {timed['peak_mib']:9.0f}"
+        print(f"{text:>22} {what:12} {numbers}", flush=True)
+        return timed
+
+    def try_to_measure(text, peer):
+        try:
+            return measure(peer, sizes[text], clock)
+        except Exception as error:  # a peer that is missing, or that cannot take the shape
+            return {"skipped": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
+
+    for text in shapes if "triad_nsa" in peers else []:
+        ours = add(text, "triad_nsa", try_to_measure(text, "triad_nsa"))
         if options.triad:
             gc.collect()
             torch.cuda.empty_cache()
-            timed["triad bench"] = engine(options.triad, shape)
-        for name, row in timed.items():
-            rows.append({"shape": text, "what": name, **row})
-            if "skipped" in row:
-                print(f"{text:>22} {name:12} skipped: {row['skipped']}")
-            else:
-                print(f"{text:>22} {name:12} {row['forward_ms']:11.3f} {row['backward_ms']:12.3f} {row['peak_mib']:9.0f}", flush=True)
-        ours, theirs = timed.get("triad_nsa", {}), timed.get("triad bench", {})
-        if "forward_ms" in ours and "forward_ms" in theirs:
-            ratio = {key: ours[key] / theirs[key] for key in ("forward_ms", "backward_ms")}
-            print(f"{text:>22} triad_nsa / triad bench: forward {ratio['forward_ms']:.3f}, backward {ratio['backward_ms']:.3f}")
-    first = tuple(map(int, options.shapes.split(",")[0].split("x")))
-    for name, row in host_times(first).items():
-        rows.append({"shape": options.shapes.split(",")[0], "what": f"host, {name}", **row})
+            theirs = add(text, "triad bench", engine(options.triad, sizes[text]))
+            if "forward_ms" in ours and "forward_ms" in theirs:
+                print(f"{'':>22} ratio        {ours['forward_ms'] / theirs['forward_ms']:11.3f} "
+                      f"{ours['backward_ms'] / theirs['backward_ms']:12.3f}", flush=True)
+    for name, row in host_times(sizes[shapes[0]]).items():
+        rows.append({"shape": shapes[0], "what": f"host, {name}", **row})
         print(f"host time of a forward, {name}: {row['forward_us']:.1f} us, a trivial operator {row['trivial_us']:.1f} us, "
-              f"beyond it {row['beyond_us']:.1f} us")
+              f"beyond it {row['beyond_us']:.1f} us", flush=True)
+    # Peers are last: an illegal access of one of them would end the others' measurements, too.
+    for text in shapes:
+        for peer in peers:
+            if peer != "triad_nsa":
+                add(text, peer, try_to_measure(text, peer))
+    rows.sort(key=lambda row: shapes.index(row["shape"]))
     if options.readme:
         write_readme(rows)
     if options.json:

@@ -101,6 +101,9 @@ Scratch::Scratch(Arena& arena, int64_t bytes) : device_(arena.device()), plannin
   base_ = planning_ ? planned_base() : arena.alloc(MemTag::workspace, kScratchName, DType::u8, {bytes}).data;
 }
 
+Scratch::Scratch(Device device, std::byte* memory, int64_t bytes)
+    : device_(device), planning_(memory == nullptr), base_(planning_ ? planned_base() : memory), capacity_(bytes) {}
+
 void Scratch::log_release(int64_t begin) { log_->release(base_ + begin); }
 
 Tensor Scratch::Scope::alloc(DType dtype, const Shape& shape, const char* name, const std::source_location& where) {

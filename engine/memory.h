@@ -90,6 +90,8 @@ class PinnedMemory {
 class Scratch {
  public:
   Scratch(Arena& arena, int64_t bytes);  // an unlimited planned scratch if the arena is planned
+  // A scratch in memory that the caller owns, aligned to kMemAlign. memory == nullptr: an unlimited planned scratch.
+  Scratch(Device device, std::byte* memory, int64_t bytes);
   // Tag of a constructor that makes a scratch for another stream from the free part of `of`. Until the new scratch is
   // destroyed, `of` must not allocate (engine/fork_join.h).
   struct Rest {};

@@ -1,5 +1,5 @@
-// Stream: a queue of work on one device. Event: a point in that queue. Both own their CUDA object and are move-only. On
-// the CPU work runs immediately, in the calling thread.
+// Stream: a queue of work on one device. Event: a point in that queue. Both own their CUDA object (a borrowed Stream
+// does not) and are move-only. On the CPU work runs immediately, in the calling thread.
 #pragma once
 #include <chrono>
 #include <string>
@@ -13,9 +13,16 @@ class Stream {
  public:
   explicit Stream(Device device, std::string name = "compute", int priority = 0)
       : device_(device), name_(std::move(name)), handle_(backend::create_stream(device, priority)) {}
-  ~Stream() { backend::destroy_stream(device_, handle_); }
+  // A stream that another library owns: handle is its cudaStream_t, nullptr being the legacy default stream.
+  static Stream borrowed(Device device, void* handle) { return Stream(device, handle); }
+  ~Stream() {
+    if (owned_) backend::destroy_stream(device_, handle_);
+  }
   Stream(Stream&& other) noexcept
-      : device_(other.device_), name_(std::move(other.name_)), handle_(std::exchange(other.handle_, nullptr)) {}
+      : device_(other.device_),
+        name_(std::move(other.name_)),
+        handle_(std::exchange(other.handle_, nullptr)),
+        owned_(other.owned_) {}
   Stream& operator=(Stream&&) = delete;
 
   Device device() const { return device_; }
@@ -24,9 +31,11 @@ class Stream {
   void synchronize() const { backend::synchronize(device_, handle_); }
 
  private:
+  Stream(Device device, void* handle) : device_(device), handle_(handle), owned_(false) {}
   Device device_;
   std::string name_;
   void* handle_;
+  bool owned_ = true;
 };
 
 class Event {

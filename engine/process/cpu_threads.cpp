@@ -1,6 +1,5 @@
 #include "engine/process/cpu_threads.h"
 
-#include <omp.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -101,7 +100,8 @@ int choose_threads(const CpuShare& share) {
 int cpu_threads() {
   static const int threads = [] {
     const char* const asked = std::getenv("OMP_NUM_THREADS");
-    if (asked != nullptr && *asked != '\0') return omp_get_max_threads();
+    // The first number of a list such as "8,2". OpenMP's own function would make libtriad_nsa.so need its library.
+    if (const int wanted = asked != nullptr ? std::atoi(asked) : 0; wanted > 0) return wanted;
     LaunchEnv launch;
     try {
       launch = read_launch_env();

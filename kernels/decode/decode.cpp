@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "engine/op_scope.h"
-#include "kernels/nsa/attend_cpu_forward.h"
-#include "kernels/nsa/select_cpu.h"
+#include "kernels/nsa/cpu/attend_forward.h"
+#include "kernels/nsa/cpu/select.h"
 
 namespace triad {
 

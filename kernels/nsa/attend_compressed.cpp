@@ -1,10 +1,10 @@
-// The compressed branch: checks, dispatch, and the Pattern of the CPU reference (attend_cpu.h).
+// The compressed branch: checks, dispatch, and the Pattern of the CPU reference (cpu/attend.h).
 #include "kernels/nsa/attend_compressed.h"
 
 #include "engine/op_scope.h"
-#include "kernels/nsa/attend_cpu_backward.h"
-#include "kernels/nsa/attend_cpu_forward.h"
 #include "kernels/nsa/compress.h"
+#include "kernels/nsa/cpu/attend_backward.h"
+#include "kernels/nsa/cpu/attend_forward.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {

@@ -1,11 +1,11 @@
-// The selected branch: checks, dispatch, and the Pattern of the CPU reference (attend_cpu.h). For dk and dv the CPU
+// The selected branch: checks, dispatch, and the Pattern of the CPU reference (cpu/attend.h). For dk and dv the CPU
 // builds an inverse index in scratch: for each block the tokens that list it. It is as long as the lists.
 #include "kernels/nsa/attend_selected.h"
 
 #include "engine/op_scope.h"
 #include "kernels/common/integer.h"
-#include "kernels/nsa/attend_cpu_backward.h"
-#include "kernels/nsa/attend_cpu_forward.h"
+#include "kernels/nsa/cpu/attend_backward.h"
+#include "kernels/nsa/cpu/attend_forward.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {

@@ -1,5 +1,5 @@
-// phi: checks, dispatch, CPU loops. avg and conv are weighted sums of rows; mlp gathers the rows of each block and
-// applies two matrix products.
+// phi mlp: gathers the rows of each block and applies two matrix products; checks, dispatch, CPU loops. avg and conv
+// are in compress_linear.cpp.
 #include "kernels/nsa/compress.h"
 
 #include <algorithm>
@@ -7,135 +7,16 @@
 
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
+#include "kernels/nsa/cpu/compress.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/cast.h"
 #include "kernels/ops/matmul.h"
 
 namespace triad {
 
+using namespace compress_cpu;
+
 namespace {
-
-// Sizes of x [B,T,H,D] and of its Tc blocks, and which tokens a block covers.
-struct Blocks {
-  int64_t B, T, H, D, l, d, Tc;
-  const Documents& documents;
-  Blocks(const ConstTensor& x, const PhiOptions& o, const Documents& docs)
-      : B(x.size(0)),
-        T(x.size(1)),
-        H(x.size(2)),
-        D(x.size(3)),
-        l(o.l),
-        d(o.d),
-        Tc(compressed_length(T, l, d)),
-        documents(docs) {}
-  // The first token of block c of sequence b; -1 if no document uses the block.
-  int64_t begin(int64_t b, int64_t c) const { return host_row(documents, b, T).key_begin(c, l, d); }
-  // Calls visit(c, i) for each block c that covers token s of sequence b, as its token i, in ascending order.
-  template <class Visit>
-  void for_each_cover(int64_t b, int64_t s, Visit&& visit) const {
-    const DocumentRow<int64_t> row = host_row(documents, b, T);
-    const int64_t at = s - row.begin(s), first_key = row.first_key(s, d);
-    const int64_t last = std::min(compressed_length(row.end(s) - row.begin(s), l, d), at / d + 1);
-    for (int64_t c = blocks_within(at, l, d); c < last; ++c) visit(first_key + c, at - c * d);
-  }
-};
-
-template <class TensorType>
-void check_phi(const char* what, const PhiTensors<TensorType>& w, const PhiOptions& o, int64_t D, DType dtype) {
-  if (o.kind == Phi::conv) check_tensor(what, w.w, {o.l, D}, dtype);
-  if (o.kind == Phi::mlp) {
-    check_tensor(what, w.pos, {o.l, D}, dtype);
-    check_tensor(what, w.fc1, {2 * D, o.l * D}, dtype);
-    check_tensor(what, w.fc2, {D, 2 * D}, dtype);
-  }
-}
-
-void check_compress(const ConstTensor& x, const ConstTensor& y, DType y_dtype, const PhiWeights& w, const PhiOptions& o,
-                    const Documents& documents) {
-  TRIAD_CHECK(x.rank == 4 && is_float(x.dtype), "nsa_compress: x is {}, not floats of four axes", x.str());
-  TRIAD_CHECK(o.l >= 1 && o.d >= 1, "nsa_compress: blocks of {} tokens every {}", o.l, o.d);
-  TRIAD_CHECK(documents.empty() || o.d <= o.l, "nsa_compress: blocks of {} tokens every {} leave gaps", o.l, o.d);
-  const Blocks n(x, o, documents);
-  check_tensor("nsa_compress: y", y, {n.B, n.Tc, n.H, n.D}, y_dtype);
-  check_phi("nsa_compress: a weight of phi", w, o, n.D, x.dtype);
-}
-
-template <class T>
-const T* row_of(const ConstTensor& x, int64_t b, int64_t t, int64_t h) {
-  return x.ptr<T>() + b * x.stride[0] + t * x.stride[1] + h * x.stride[2];
-}
-template <class T>
-T* row_of(const Tensor& x, int64_t b, int64_t t, int64_t h) {
-  return x.ptr<T>() + b * x.stride[0] + t * x.stride[1] + h * x.stride[2];
-}
-
-// ---- avg, conv: y_c = sum_i weight_i * x[c*d + i], weight_i 1/l or w[i,:] ----
-
-template <class T>
-void linear_forward_cpu(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& weights, const PhiOptions& o,
-                        const Documents& documents) {
-  using A = acc_t<T>;
-  const Blocks n(x, o, documents);
-  parallel_for(ctx, n.B * n.Tc, [&](int64_t i) {
-    const int64_t c = i % n.Tc, b = i / n.Tc, begin = n.begin(b, c);
-    static thread_local std::vector<A> sum;
-    for (int64_t h = 0; h < n.H; ++h) {
-      sum.assign(static_cast<size_t>(n.D), A{0});
-      for (int64_t k = 0; k < n.l && begin >= 0; ++k) {
-        const T* row = row_of<T>(x, b, begin + k, h);
-        if (o.kind == Phi::avg) {
-          for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(row[j]);
-        } else {
-          const T* w = weights.w.ptr<T>() + k * weights.w.stride[0];
-          for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(w[j]) * static_cast<A>(row[j]);
-        }
-      }
-      const A scale = o.kind == Phi::avg ? A{1} / static_cast<A>(n.l) : A{1};
-      T* to = row_of<T>(y, b, c, h);
-      for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(scale * sum[j]);
-    }
-  });
-}
-
-template <class T>
-void linear_backward_cpu(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
-                         const PhiWeights& weights, const PhiOptions& o, const Documents& documents) {
-  using A = acc_t<T>;
-  const Blocks n(x, o, documents);
-  parallel_for(ctx, n.B * n.T, [&](int64_t i) {
-    const int64_t s = i % n.T, b = i / n.T;
-    static thread_local std::vector<A> sum;
-    for (int64_t h = 0; h < n.H; ++h) {
-      sum.assign(static_cast<size_t>(n.D), A{0});
-      n.for_each_cover(b, s, [&](int64_t c, int64_t k) {
-        const A* row = row_of<A>(dy, b, c, h);
-        if (o.kind == Phi::avg) {
-          for (int64_t j = 0; j < n.D; ++j) sum[j] += row[j] / static_cast<A>(n.l);
-        } else {
-          const T* w = weights.w.ptr<T>() + k * weights.w.stride[0];
-          for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(w[j]) * row[j];
-        }
-      });
-      T* to = row_of<T>(dx, b, s, h);
-      for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(sum[j]);
-    }
-  });
-  if (o.kind == Phi::avg) return;
-  parallel_for(ctx, n.l, [&](int64_t k) {
-    A* dw = grads.w.ptr<A>() + k * grads.w.stride[0];
-    for (int64_t b = 0; b < n.B; ++b)
-      for (int64_t c = 0; c < n.Tc; ++c) {
-        const int64_t begin = n.begin(b, c);
-        for (int64_t h = 0; h < n.H && begin >= 0; ++h) {
-          const A* row = row_of<A>(dy, b, c, h);
-          const T* from = row_of<T>(x, b, begin + k, h);
-          for (int64_t j = 0; j < n.D; ++j) dw[j] += row[j] * static_cast<A>(from[j]);
-        }
-      }
-  });
-}
-
-// ---- mlp ----
 
 template <class T>
 void gather_cpu(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o,
@@ -241,28 +122,21 @@ void mlp_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy
 
 void nsa_compress_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o,
                           const Documents& documents) {
+  if (o.kind != Phi::mlp) return nsa_compress_linear_forward(ctx, y, x, w, o, documents);
   const OpScope op_scope(ctx, "nsa_compress_forward");
   check_compress(x, y, x.dtype, w, o, documents);
-  if (y.numel() == 0) return;
-  if (o.kind == Phi::mlp) return mlp_forward(ctx, y, x, w, o, documents);
-  if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::compress_linear_forward(ctx, y, x, w, o, documents);
-  }
-  dispatch_float(x.dtype, [&]<class T>() { linear_forward_cpu<T>(ctx, y, x, w, o, documents); });
+  if (y.numel() != 0) mlp_forward(ctx, y, x, w, o, documents);
 }
 
 void nsa_compress_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
                            const PhiWeights& w, const PhiOptions& o, const Documents& documents) {
+  if (o.kind != Phi::mlp) return nsa_compress_linear_backward(ctx, dx, grads, dy, x, w, o, documents);
   const OpScope op_scope(ctx, "nsa_compress_backward");
   check_compress(x, dy, acc_dtype(x.dtype), w, o, documents);
   check_tensor("nsa_compress: dx", dx, x.shape(), x.dtype);
   check_phi("nsa_compress: a gradient of phi", grads, o, x.size(3), acc_dtype(x.dtype));
   if (dy.numel() == 0) return zero(ctx, dx);
-  if (o.kind == Phi::mlp) return mlp_backward(ctx, dx, grads, dy, x, w, o, documents);
-  if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::compress_linear_backward(ctx, dx, grads, dy, x, w, o, documents);
-  }
-  dispatch_float(x.dtype, [&]<class T>() { linear_backward_cpu<T>(ctx, dx, grads, dy, x, w, o, documents); });
+  mlp_backward(ctx, dx, grads, dy, x, w, o, documents);
 }
 
 }  // namespace triad

@@ -39,6 +39,12 @@ void nsa_compress_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, 
 void nsa_compress_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
                            const PhiOptions&, const Documents& documents = {});
 
+// The same for avg and conv alone. They need no matrix products, hence no BLAS: libtriad_nsa.so links these only.
+void nsa_compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&,
+                                 const Documents& documents = {});
+void nsa_compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x,
+                                  const PhiWeights&, const PhiOptions&, const Documents& documents = {});
+
 namespace cuda {
 // The kernels of avg and conv. mlp uses ops/matmul.h and ops/activation.h between the gather and the scatter below.
 void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&, const Documents&);

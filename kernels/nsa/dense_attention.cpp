@@ -1,10 +1,10 @@
 // Dense causal attention: checks, dispatch, delta and rounding unit before backward, and the Pattern of the CPU
-// reference (attend_cpu.h).
+// reference (cpu/attend.h).
 #include "kernels/nsa/dense_attention.h"
 
 #include "engine/op_scope.h"
-#include "kernels/nsa/attend_cpu_backward.h"
-#include "kernels/nsa/attend_cpu_forward.h"
+#include "kernels/nsa/cpu/attend_backward.h"
+#include "kernels/nsa/cpu/attend_forward.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/route.h"
 

@@ -1,97 +1,45 @@
-// Queues the six ops of NSA in the order of their dependencies. It contains no arithmetic.
+// NSA with the gate MLP and phi: the steps of the composition (nsa/compose.h) that have parameters.
 #include "kernels/nsa/nsa.h"
 
-#include "engine/fork_join.h"
+#include "kernels/nsa/compose.h"
 
 namespace triad {
 
 namespace {
 
-constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
-              kWin = static_cast<int>(Branch::win);
+constexpr int kCmp = static_cast<int>(Branch::cmp);
+
+NsaComposition composition(const NsaConfig& c, bool keep_block_index) {
+  NsaComposition composition{c};
+  composition.w = c.w;
+  composition.keep_block_index = keep_block_index;
+  return composition;
+}
 
 }  // namespace
 
-// The critical path is compress, compressed branch, selection, selected branch; its kernels have the highest priority
-// (engine/context.cpp). Window and gate need only q and k, so they run concurrently on side streams. If the selected
-// branch's kernel can compute the gated sum in its epilogue, the window and the gate have to finish before it starts.
 void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaWeights& w, const NsaConfig& c,
                  bool keep_block_index) {
-  ForkJoin window(ctx, 0, [&](Context& side) {
-    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
-  });
-  ForkJoin gate(ctx, 2, [&](Context& side) { nsa_gate_forward(side, s.gate, in.q, w.gate, c.gate); });
-  nsa_compress_forward(ctx, s.k_cmp, in.k[kCmp], w.phi_k, c.phi_options(), in.documents);
-  nsa_compress_forward(ctx, s.v_cmp, in.v[kCmp], w.phi_v, c.phi_options(), in.documents);
-  nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in.q, s.k_cmp, s.v_cmp, in.documents}, c);
-  if (!keep_block_index) nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp], c, in.documents);
-  const AttendOut selected{s.o[kSel], s.lse[kSel]};
-  const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel], in.documents};
-  const CombineAlong combine{out, s.o[kCmp], s.o[kWin], s.gate};
-  const auto join = [&] { gate.join(), window.join(); };
-  if (nsa_attend_selected_combines(ctx, selected, selected_in, s.block_index, c.l_sel, combine)) {
-    join();
-    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel, &combine);
-  } else {
-    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel);
-    join();
-    nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
-  }
+  nsa_compose_forward(ctx, out, s, in, composition(c, keep_block_index),
+                      {.gate = [&](Context& on) { nsa_gate_forward(on, s.gate, in.q, w.gate, c.gate); },
+                       .compress =
+                           [&](Context& on) {
+                             nsa_compress_forward(on, s.k_cmp, in.k[kCmp], w.phi_k, c.phi_options(), in.documents);
+                             nsa_compress_forward(on, s.v_cmp, in.v[kCmp], w.phi_v, c.phi_options(), in.documents);
+                           }});
 }
 
-// With a rounding unit the branches may add to dq in any order, hence concurrently; without it the ForkJoins run in
-// sequence. The selected branch, the longest, has the highest priority. The small kernels (inverse index, partial sums,
-// the gradients of phi and the gate) overlap with it.
 void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, ConstTensor dout, const NsaIn& in,
                   const NsaSaved& s, const NsaWeights& w, const NsaConfig& c) {
-  const DType acc = acc_dtype(in.q.dtype);
-  const int64_t B = in.q.size(0), T = in.q.size(1), Hq = in.q.size(2);
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor dgate = scope.alloc(acc, s.gate.shape()), delta = scope.alloc(acc, {3, B, T, Hq});
-  const Tensor dout_norm = scope.alloc(acc, {B, T, Hq});
-  const Tensor dk_cmp = scope.alloc(acc, s.k_cmp.shape()), dv_cmp = scope.alloc(acc, s.v_cmp.shape());
-  const std::vector<RoundingUnitBranch> rounding_unit_branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp], c.d},
-                                                                  {in.k[kSel], in.v[kSel], s.gate[kSel], delta[kSel]},
-                                                                  {in.k[kWin], in.v[kWin], s.gate[kWin], delta[kWin]}};
-  const Tensor key_norms = scope.alloc(acc, key_norms_shape(rounding_unit_branches, in.documents));
-  ForkJoin clearing(ctx, 0, [&](Context& side) {
-    zero(side, grad.dq);  // every branch adds to dq
-    attend_key_norms(side, key_norms, grad.dq, dout, in.q, rounding_unit_branches, in.documents);
-  });
-  nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out, dout_norm);
-  clearing.join();
-  const Tensor rounding_unit =
-      attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, rounding_unit_branches, dout_norm, key_norms, in.documents);
-  auto upstream = [&](int branch) {
-    return AttendGradIn{dout, s.gate[branch], delta[branch], s.lse[branch], rounding_unit};
+  const auto gate_backward = [&](Context& on, ConstTensor dgate) {
+    nsa_gate_backward(on, grad.dq_group, dw.gate, dgate, s.gate, in.q, w.gate, c.gate);
   };
-
-  const bool any_order = !rounding_unit.empty();
-  const auto compress_backward = [&](Context& on) {
-    nsa_compress_backward(on, grad.k[kCmp], dw.phi_k, dk_cmp, in.k[kCmp], w.phi_k, c.phi_options(), in.documents);
-    nsa_compress_backward(on, grad.v[kCmp], dw.phi_v, dv_cmp, in.v[kCmp], w.phi_v, c.phi_options(), in.documents);
+  const auto compress_backward = [&](Context& on, ConstTensor dk, ConstTensor dv) {
+    nsa_compress_backward(on, grad.k[kCmp], dw.phi_k, dk, in.k[kCmp], w.phi_k, c.phi_options(), in.documents);
+    nsa_compress_backward(on, grad.v[kCmp], dw.phi_v, dv, in.v[kCmp], w.phi_v, c.phi_options(), in.documents);
   };
-  ForkJoin window(
-      ctx, 0,
-      [&](Context& side) {
-        nsa_attend_window_backward(side, {grad.dq, grad.k[kWin], grad.v[kWin]}, upstream(kWin),
-                                   {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
-      },
-      any_order);
-  ForkJoin compressed(
-      ctx, 1,
-      [&](Context& side) {
-        nsa_attend_compressed_backward(side, {grad.dq, dk_cmp, dv_cmp}, upstream(kCmp),
-                                       {in.q, s.k_cmp, s.v_cmp, in.documents}, c);
-        nsa_gate_backward(side, grad.dq_group, dw.gate, dgate, s.gate, in.q, w.gate, c.gate);
-        if (c.phi != Phi::mlp) compress_backward(side);
-      },
-      any_order);
-  nsa_attend_selected_backward(ctx, {grad.dq, grad.k[kSel], grad.v[kSel]}, upstream(kSel),
-                               {in.q, in.k[kSel], in.v[kSel], in.documents}, s.block_index, c.l_sel);
-  compressed.join();
-  if (c.phi == Phi::mlp) compress_backward(ctx);  // matrix products are not allowed on a side stream
-  window.join();
+  nsa_compose_backward(ctx, grad, dout, in, s, composition(c, false),
+                       {.gate = gate_backward, .compress = compress_backward, .compress_on_side = c.phi != Phi::mlp});
 }
 
 }  // namespace triad

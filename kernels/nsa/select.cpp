@@ -1,9 +1,9 @@
-// The selection: checks and dispatch (select_cpu.h is the CPU reference).
+// The selection: checks and dispatch (cpu/select.h is the CPU reference).
 #include "kernels/nsa/select.h"
 
 #include "engine/op_scope.h"
+#include "kernels/nsa/cpu/select.h"
 #include "kernels/nsa/route.h"
-#include "kernels/nsa/select_cpu.h"
 
 namespace triad {
 

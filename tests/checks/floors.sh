@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the order of the folders: a file may include headers of its own folder and of those below it in this order.
 #   4 tools/ tests/   3 train/   2 model/ (not io/)   1 kernels/ | io/   0 engine/
-# The same holds for the rooms of kernels/. Portable CUDA includes no Hopper code, and decode/ is included by no other room.
+# The same holds for the rooms of kernels/. Portable CUDA includes no Hopper code, and decode/ and library/ are included by no other room.
 #   tests/checks/floors.sh SOURCE_FOLDER
 cd "${1:?the source folder}" || exit 1
 status=0
@@ -30,11 +30,13 @@ declare -A rooms=(
   [hopper]="engine/|$k/common/|$k/hopper/"
   [ops]="engine/|$k/common/|$k/ops/"
   [step]="engine/|$k/common/|$k/ops/|$k/step/"
-  [nsa]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\""
+  [nsa]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/"
+  [nsa/cpu]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/"
   [nsa/gpu]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/"
   [nsa/sm90]="engine/|$k/common/|$k/hopper/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/|$k/nsa/sm90/"
   [nsa/dispatch]="engine/|$k/common/|$k/ops/|$k/nsa/"
-  [decode]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/|$k/decode/")
+  [decode]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/|$k/nsa/gpu/|$k/decode/"
+  [library]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/library/")
 for room in "${!rooms[@]}"; do
   files=$(sources "$k/$room" -maxdepth 1)
   # Hopper kernels of ordinary ops are in ops/, in files whose names end in _sm90.

@@ -18,7 +18,7 @@ complex: std::complex
 condition_variable: std::condition_variable
 csignal signal.h: std::(signal|raise|sig_atomic_t)([^a-z_]|$)
 cstddef: std::(byte|nullptr_t|max_align_t|ptrdiff_t)([^a-z_]|$)
-cstdint: (^|[^_a-zA-Z])(u?int(8|16|32|64|max|ptr)_t)
+cstdint stdint.h: (^|[^_a-zA-Z])(u?int(8|16|32|64|max|ptr)_t)
 cstdio: std::(printf|fprintf|fputs|fputc|fflush|snprintf|FILE|fopen|fclose|fread|fwrite|remove|rename|sscanf|puts|putchar|perror|ferror|fileno|setvbuf)([^a-z_]|$)
 cstdlib: std::(getenv|atoi|atol|atof|strtol|strtoll|strtoull|strtod|free|malloc|calloc|aligned_alloc|exit|abort|system|atexit|_Exit|quick_exit|mkstemp)\(
 cstring: std::(memcpy|memset|memcmp|memmove|memchr|strerror|strlen|strcmp|strncmp|strstr|strchr|strrchr)\(

@@ -2,7 +2,8 @@
 
 It computes what Triad's engine computes, and is written to be read: the attention is in NativeSparseAttention, from
 the compressed branch to the gates. Nothing has T x T entries: queries run in chunks, and only selected blocks are
-gathered.
+gathered. Where the package triad_nsa is installed (tools/pytorch of Triad), its kernels compute the attention of whole
+texts, in training and for prompts; set NativeSparseAttention.use_kernels to False to prevent it.
 
 Shapes: B texts, T new tokens, S tokens so far, H key/value groups, G query heads per group, D width of a head, N keys.
 """
@@ -17,6 +18,11 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from .configuration_triad import TriadConfig
+
+try:
+    import triad_nsa
+except ImportError:
+    triad_nsa = None
 
 BRANCHES = ("cmp", "sel", "win")
 # What outputs call the cache: transformers renamed it in version 5.
@@ -342,6 +348,8 @@ class NativeSparseAttention(Attention):
     """Three branches: compressed blocks of the whole past, a few selected blocks in full, a sliding window; the gate
     weighs their outputs."""
 
+    use_kernels = triad_nsa is not None
+
     def __init__(self, config):
         self.shared = config.nsa["shared_kv"]
         super().__init__(config, ("win",) if self.shared else BRANCHES)
@@ -357,6 +365,11 @@ class NativeSparseAttention(Attention):
             cache.sel[name].append(new["win" if self.shared else "sel"][i], span)
             cache.win[name].append(new["win"][i], span)
         k_cmp, v_cmp = self.compressed(cache, span, "k", self.phi_k), self.compressed(cache, span, "v", self.phi_v)
+        if self.use_kernels and span.uniform and span.first == 0 and triad_nsa.supports(q):
+            o = self.attend_by_kernels(q, new, k_cmp.transpose(1, 2), v_cmp.transpose(1, 2))
+            for name in "kv":
+                cache.win[name].drop_before(span.shortest - self.nsa["w"] + 1)
+            return o
         k_sel, v_sel = cache.sel["k"].rows, cache.sel["v"].rows
         # The closures below hold these tensors, which drop_before() replaces in the cache.
         win = {name: (cache.win[name].rows, cache.win[name].begin) for name in "kv"}
@@ -370,6 +383,16 @@ class NativeSparseAttention(Attention):
         for name in "kv":
             cache.win[name].drop_before(span.shortest - self.nsa["w"] + 1)
         return o
+
+    def attend_by_kernels(self, q, new, k_cmp, v_cmp):
+        """All queries of texts without padding that begin here: q [B, T, H, G, D], k_cmp and v_cmp [B, Tc, H, D]."""
+        nsa = self.nsa
+        gate = self.gate(q).to(torch.promote_types(q.dtype, torch.float32))
+        k, v = (new["win"][i] if self.shared else [new[b][i] for b in BRANCHES] for i in (0, 1))
+        o = triad_nsa.attention(q.flatten(2, 3), k, v, gate, compress=(nsa["l"], nsa["d"]), block=nsa["l_sel"],
+                                selected=nsa["n_sel"], window=nsa["w"], init_blocks=nsa["init_blocks"],
+                                local_blocks=nsa["local_blocks"], k_cmp=k_cmp, v_cmp=v_cmp)
+        return o.unflatten(2, (self.groups, -1))
 
     def compressed(self, cache, span, name, phi):
         """Returns all blocks [B, H, Tc, D]. A block that is complete in every text is kept, and its raw tokens go."""

@@ -1,6 +1,6 @@
 // Building blocks of attention on the CPU, shared by NSA's branches, dense attention and the selection: a matrix
-// product, its packed operands, and the iteration over the keys that a row sees. attend_cpu_forward.h and
-// attend_cpu_backward.h use them.
+// product, its packed operands, and the iteration over the keys that a row sees. attend_forward.h and
+// attend_backward.h use them.
 //
 // All arithmetic is one small product, C[M,N] += A[M,K] B[K,N] with N in blocks of one cache line (multiply_add). The
 // operands are packed beforehand: accumulator type, unit strides, tails padded with zeros. Forward and dq are computed

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "kernels/common/cpu_exp.h"
-#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/cpu/attend.h"
 
 namespace triad::attend_cpu {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels/common/cpu_exp.h"
-#include "kernels/nsa/attend_cpu.h"
 #include "kernels/nsa/compress.h"
+#include "kernels/nsa/cpu/attend.h"
 #include "kernels/nsa/select.h"
 
 namespace triad::select_cpu {

@@ -1,0 +1,14 @@
+// Multiplies by a number and converts between float types; both tensors may be strided.
+#pragma once
+#include "engine/context.h"
+
+namespace triad {
+
+// y = factor * x, rounded once. y overwritten  <-  x, both [B,T,H,D] with innermost stride 1, of any two float dtypes
+// with one accumulator type (T and acc). The gradient of x is the same op: dx = factor * dy.
+void scale(Context&, Tensor y, ConstTensor x, double factor);
+
+namespace cuda {
+void scale(Context&, Tensor y, ConstTensor x, double factor);
+}  // namespace cuda
+}  // namespace triad

@@ -1,0 +1,514 @@
+// The C functions of kernels/library against the engine's own ops, central differences and each other. GPUs:
+// test_library_gpu.cpp; bad arguments: test_library_errors.cpp.
+#include "kernels/nsa/compose.h"
+#include "tests/support/library_problem.h"
+
+namespace {
+
+using namespace triad;
+using namespace triad::test;
+
+const Setting kCpu64{Device::cpu(), DType::f64};
+
+std::vector<LibraryCase> small_cases() {
+  return {
+      {.name = "2x33 apart", .B = 2, .T = 33, .Hkv = 2, .G = 2, .dk = 8, .dv = 6},
+      {.name = "70 shared, per head",
+       .B = 1,
+       .T = 70,
+       .Hkv = 2,
+       .G = 3,
+       .dk = 8,
+       .dv = 8,
+       .gates = Gates::per_head,
+       .shared = true},
+      {.name = "40 no gate, G 1", .B = 1, .T = 40, .Hkv = 3, .G = 1, .dk = 10, .dv = 8, .gates = Gates::none},
+      {.name = "50 learned", .B = 1, .T = 50, .Hkv = 1, .G = 4, .dk = 8, .dv = 8, .learned = true},
+      {.name = "2x41 learned, shared, per head",
+       .B = 2,
+       .T = 41,
+       .Hkv = 1,
+       .G = 2,
+       .dk = 8,
+       .dv = 8,
+       .gates = Gates::per_head,
+       .shared = true,
+       .learned = true},
+      {.name = "45 negative", .B = 1, .T = 45, .Hkv = 2, .G = 2, .dk = 8, .dv = 8, .negative = true},
+      {.name = "44 negative per head, scale",
+       .B = 1,
+       .T = 44,
+       .Hkv = 1,
+       .G = 6,
+       .dk = 8,
+       .dv = 12,
+       .gates = Gates::per_head,
+       .negative = true,
+       .scale = 0.5},
+      {.name = "documents", .B = 1, .T = 70, .Hkv = 2, .G = 2, .dk = 8, .dv = 8, .bounds = {0, 3, 33, 70}},
+      {.name = "documents, per head, shared",
+       .B = 1,
+       .T = 70,
+       .Hkv = 1,
+       .G = 2,
+       .dk = 8,
+       .dv = 8,
+       .gates = Gates::per_head,
+       .shared = true,
+       .bounds = {0, 3, 33, 70}},
+      {.name = "documents, learned, scale",
+       .B = 1,
+       .T = 70,
+       .Hkv = 1,
+       .G = 2,
+       .dk = 8,
+       .dv = 8,
+       .learned = true,
+       .bounds = {0, 3, 33, 70},
+       .scale = 0.2},
+      {.name = "5 tokens, no block", .B = 1, .T = 5, .Hkv = 1, .G = 2, .dk = 8, .dv = 8},
+      {.name = "1 token, learned", .B = 1, .T = 1, .Hkv = 1, .G = 1, .dk = 4, .dv = 4, .learned = true},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("library: gradients of the whole are central differences") {
+  for (const LibraryCase& n : small_cases()) {
+    LibraryProblem p(kCpu64, n);
+    p.forward();
+    p.backward();
+    const Values lists = p.lab.values(p.block_index), dout = p.lab.values(p.dout);
+    const auto loss = [&] {
+      p.forward();
+      const Values out = p.lab.values(p.out);
+      double sum = 0;
+      for (size_t i = 0; i < out.size(); ++i) sum += out[i] * dout[i];
+      REQUIRE(p.lab.values(p.block_index) == lists);  // the selection has no gradient, and must not change
+      return sum;
+    };
+    for (auto& [name, t] : p.in) {
+      if (t.numel() == 0) continue;
+      const Values values = p.lab.values(t), gradient = p.lab.values(p.grad[name]);
+      for (uint64_t direction = 0; direction < 2; ++direction) {
+        INFO(n.name << ": d" << name << ", direction " << direction);
+        const Values step = random_values(t.numel(), 100 + direction);
+        const auto moved = [&](double by) {
+          Values to = values;
+          for (size_t i = 0; i < to.size(); ++i) to[i] += by * step[i];
+          p.lab.assign(t, to);
+          return loss();
+        };
+        constexpr double kStep = 2e-6;
+        const double difference = (moved(kStep) - moved(-kStep)) / (2 * kStep);
+        double expected = 0, size = 0;
+        for (size_t i = 0; i < step.size(); ++i)
+          expected += gradient[i] * step[i], size += std::abs(gradient[i] * step[i]);
+        CHECK(std::abs(expected - difference) <= 1e-7 * (1 + size));
+      }
+      p.lab.assign(t, values);
+    }
+  }
+}
+
+namespace {
+
+// NSA by the engine's nsa_forward and nsa_backward, and the same through the library, with the gates that the engine
+// computed as factors: equal bits.
+void check_against_engine(const Setting& setting, const Sizes& n, const NsaConfig& c) {
+  INFO(n.str() << " " << name_of(setting.dtype));
+  Problem e(setting, n, c);
+  Lab& lab = e.lab;
+  const DType T = setting.dtype, acc = acc_dtype(T);
+  const NsaIn in{e.q, {e.k[0], e.k[1], e.k[2]}, {e.v[0], e.v[1], e.v[2]}};
+  NsaGrad grad{lab.poisoned(e.q.shape(), acc), lab.poisoned({1, n.T, n.Hkv, n.dk}, acc), {}, {}, {}};
+  for (int b = 0; b < 3; ++b) grad.k[b] = lab.poisoned(e.k[b].shape(), T), grad.v[b] = lab.poisoned(e.v[b].shape(), T);
+  NsaWeightGrads dw;
+  const GateWeights& gate = e.weights.gate;
+  const auto zeros = [&](const ConstTensor& like) {
+    return lab.from(Values(static_cast<size_t>(like.numel()), 0.0), like.shape(), acc);
+  };
+  dw.gate = {zeros(gate.fc1_w), zeros(gate.fc1_b), zeros(gate.fc2_w), zeros(gate.fc2_b)};
+
+  LibraryCase library{.name = "engine", .B = 1, .T = n.T, .Hkv = n.Hkv, .G = n.G, .dk = n.dk, .dv = n.dv};
+  library.options = {c.l, c.d, c.l_sel, c.n_sel, c.w};
+  LibraryProblem p(setting, library);
+  const auto take = [&](const std::string& name, const ConstTensor& t) {
+    REQUIRE(p.in[name].shape() == t.shape());
+    p.lab.assign(p.in[name], lab.values(Tensor(const_cast<std::byte*>(t.data), t.dtype, t.shape(), t.device)));
+  };
+  take("q", e.q);
+  for (int b = 0; b < 3; ++b) take("k" + std::to_string(b), e.k[b]), take("v" + std::to_string(b), e.v[b]);
+  e.forward();
+  const Values planes = lab.values(e.saved.gate);
+  Values factors(planes.size());
+  const size_t rows = planes.size() / 3;
+  for (size_t i = 0; i < planes.size(); ++i) factors[i % rows * 3 + i / rows] = planes[i];
+  p.in["gate"] = p.lab.from(factors, {1, n.T, n.Hkv, 3}, acc);
+  p.grad["gate"] = p.lab.poisoned({1, n.T, n.Hkv, 3}, acc);
+  p.grad["q"] = p.lab.poisoned(e.q.shape(), acc);
+  p.lab.assign(p.dout, random_values(p.dout.numel(), 51));
+  nsa_backward(lab.ctx(), grad, dw, lab.from(lab.values(p.dout), p.dout.shape(), T), in, e.saved, e.weights, c);
+  p.forward();
+  p.backward();
+  CHECK(p.lab.values(p.out) == lab.values(e.out));
+  CHECK(p.lab.values(p.block_index) == lab.values(e.saved.block_index));
+  for (int b = 0; b < 3; ++b) {
+    CHECK(p.lab.values(p.o[b]) == lab.values(e.saved.o[b]));
+    CHECK(p.lab.values(p.lse[b]) == lab.values(e.saved.lse[b]));
+    CHECK(p.lab.values(p.grad["k" + std::to_string(b)]) == lab.values(grad.k[b]));
+    CHECK(p.lab.values(p.grad["v" + std::to_string(b)]) == lab.values(grad.v[b]));
+  }
+  CHECK(p.lab.values(p.grad["q"]) == lab.values(grad.dq));
+}
+
+}  // namespace
+
+TEST_CASE("library: the whole has the engine's bits") {
+  check_against_engine(kCpu, {300, 2, 3, 16, 16}, config(16, 8, 32, 4, 50));
+  check_against_engine(kCpu64, {90, 1, 4, 8, 8}, config(8, 4, 16, 3, 20));
+}
+
+TEST_CASE("library: the whole has the engine's bits, on a GPU") {
+  on_gpu([](const Setting& setting) {
+    check_against_engine(setting, {1031, 2, 6, 64, 64}, config(32, 16, 64, 8, 200));
+    check_against_engine(setting, {600, 1, 16, 128, 128}, config(32, 16, 64, 4, 128));
+    check_against_engine(setting, {333, 1, 4, 192, 128}, config(32, 16, 64, 4, 128));
+    check_against_engine(setting, {257, 2, 2, 40, 24}, config(16, 8, 32, 4, 50));
+  });
+}
+
+TEST_CASE("library: documents have the results that they have alone") {
+  LibraryCase packed{.name = "packed", .B = 1, .T = 70, .Hkv = 2, .G = 2, .dk = 8, .dv = 8, .gates = Gates::per_head};
+  packed.bounds = {0, 3, 33, 70};
+  LibraryProblem p(kCpu64, packed);
+  p.forward();
+  p.backward();
+  const std::map<std::string, Values> all = p.results();
+  for (size_t i = 0; i + 1 < packed.bounds.size(); ++i) {
+    const int64_t from = packed.bounds[i], to = packed.bounds[i + 1];
+    LibraryCase one = packed;
+    one.bounds.clear();
+    one.T = to - from;
+    LibraryProblem alone(kCpu64, one);
+    const auto rows = [&](const Values& values) {  // those of the document's tokens
+      const int64_t row = static_cast<int64_t>(values.size()) / packed.T;
+      return Values(values.begin() + from * row, values.begin() + to * row);
+    };
+    for (auto& [name, t] : alone.in) alone.lab.assign(t, rows(p.lab.values(p.in[name])));
+    alone.lab.assign(alone.dout, rows(p.lab.values(p.dout)));
+    alone.forward();
+    alone.backward();
+    for (const auto& [name, values] : alone.results()) {
+      INFO("document " << i << ", " << name);
+      if (name != "block_index") CHECK(relative_error(rows(all.at(name)), values) <= 1e-12);
+    }
+  }
+}
+
+TEST_CASE("library: learned compression with the averages gives what averages give") {
+  for (const bool packed : {false, true}) {
+    LibraryCase n{.name = "averages", .B = 1, .T = 70, .Hkv = 2, .G = 2, .dk = 8, .dv = 8};
+    if (packed) n.bounds = {0, 3, 33, 70};
+    LibraryProblem averages(kCpu64, n);
+    averages.forward();
+    averages.backward();
+    n.learned = true;
+    LibraryProblem learned(kCpu64, n);
+    for (auto& [name, t] : learned.in)
+      if (name != "k_cmp" && name != "v_cmp") learned.lab.assign(t, averages.lab.values(averages.in[name]));
+    learned.lab.assign(learned.in["k_cmp"], averages.lab.values(averages.averages[0]));
+    learned.lab.assign(learned.in["v_cmp"], averages.lab.values(averages.averages[1]));
+    learned.forward();
+    learned.backward();
+    CHECK(learned.lab.values(learned.out) == averages.lab.values(averages.out));
+    CHECK(learned.lab.values(learned.grad["q"]) == averages.lab.values(averages.grad["q"]));
+    // The gradients of the averages' inputs follow from those of k_cmp and v_cmp.
+    for (const std::string name : {"k", "v"}) {
+      const triad_nsa_tensor dy = c_tensor(learned.grad[name + "_cmp"]);
+      const Tensor dx = learned.lab.poisoned(averages.in[name + "0"].shape(), DType::f64);
+      const triad_nsa_tensor to = c_tensor(dx);
+      const triad_nsa_documents documents = learned.documents();
+      learned.call("compress " + name, [&](void* w, size_t* bytes) {
+        return triad_nsa_compress_backward(learned.context.get(), nullptr, &learned.options, &documents, &dy, &to, w,
+                                           bytes);
+      });
+      CHECK(relative_error(learned.lab.values(dx), averages.lab.values(averages.grad[name + "0"])) <= 1e-14);
+    }
+  }
+}
+
+namespace {
+
+// Compares the whole with the composition of its parts, as an autograd of another framework would compose them.
+void check_parts(const Setting& setting, const LibraryCase& n, double tolerance) {
+  LibraryProblem p(setting, n);
+  p.forward();
+  p.backward();
+  const std::map<std::string, Values> whole = p.results();
+  std::map<std::string, Values> whole_saved;
+  for (int b = 0; b < 3; ++b) whole_saved["o" + std::to_string(b)] = p.lab.values(p.o[b]);
+  const DType T = setting.dtype, acc = acc_dtype(T);
+  triad_nsa_context* const c = p.context.get();
+  void* const stream = p.lab.ctx().stream.handle();
+  const triad_nsa_options* const o = &p.options;
+  const triad_nsa_documents documents = p.documents();
+  const Tensor k_cmp = n.learned ? p.in["k_cmp"] : p.lab.poisoned(p.averages[0].shape(), T);
+  const Tensor v_cmp = n.learned ? p.in["v_cmp"] : p.lab.poisoned(p.averages[1].shape(), T);
+  const triad_nsa_tensor q = c_tensor(p.in["q"]), k_c = c_tensor(k_cmp), v_c = c_tensor(v_cmp);
+  const Tensor index = p.lab.poisoned(p.block_index.shape(), DType::i32);
+  const triad_nsa_tensor index_c = c_tensor(index);
+  if (!n.learned)
+    for (const auto& [name, to] : {std::pair{"k0", &k_c}, {"v0", &v_c}}) {
+      const triad_nsa_tensor from = c_tensor(p.in[name]);
+      p.call(std::string("compress ") + name,
+             [&](void* w, size_t* bytes) { return triad_nsa_compress(c, stream, o, &documents, &from, to, w, bytes); });
+    }
+  std::array<triad_nsa_tensor, 3> k{k_c}, v{v_c}, out_b, lse_b;
+  std::array<Tensor, 3> o_b, l_b;
+  for (int b = 0; b < 3; ++b) {
+    if (b > 0) k[b] = c_tensor(p.in["k" + std::to_string(b)]), v[b] = c_tensor(p.in["v" + std::to_string(b)]);
+    o_b[b] = p.lab.poisoned(p.out.shape(), T), l_b[b] = p.lab.poisoned(p.lse[b].shape(), acc);
+    out_b[b] = c_tensor(o_b[b]), lse_b[b] = c_tensor(l_b[b]);
+    p.call("attend", [&](void* w, size_t* bytes) {
+      return triad_nsa_attend(c, stream, o, &documents, b, &q, &k[b], &v[b], b == TRIAD_NSA_SEL ? &index_c : nullptr,
+                              &out_b[b], &lse_b[b], w, bytes);
+    });
+    if (b == TRIAD_NSA_CMP)
+      p.call("select", [&](void* w, size_t* bytes) {
+        return triad_nsa_select(c, stream, o, &documents, &q, &k_c, &lse_b[0], &index_c, w, bytes);
+      });
+    CHECK(p.lab.values(o_b[b]) == whole_saved["o" + std::to_string(b)]);
+  }
+  CHECK(p.lab.values(index) == whole.at("block_index"));
+  const Tensor out = p.lab.poisoned(p.out.shape(), T);
+  const triad_nsa_tensor out_c = c_tensor(out), dout = c_tensor(p.dout),
+                         gate = c_tensor(LibraryProblem::at(p.in, "gate"));
+  const triad_nsa_tensor* const gates = gate.rank == 0 ? nullptr : &gate;
+  p.call("combine", [&](void* w, size_t* bytes) {
+    return triad_nsa_combine(c, stream, o, out_b.data(), gates, &out_c, w, bytes);
+  });
+  CHECK(relative_error(p.lab.values(out), whole.at("out")) <= tolerance);
+
+  std::array<Tensor, 3> d_o;
+  std::array<triad_nsa_tensor, 3> d_o_c;
+  for (int b = 0; b < 3; ++b) d_o[b] = p.lab.poisoned(p.out.shape(), T), d_o_c[b] = c_tensor(d_o[b]);
+  const Tensor dgate = gates == nullptr ? Tensor{} : p.lab.poisoned(p.in["gate"].shape(), acc);
+  const triad_nsa_tensor dgate_c = c_tensor(dgate);
+  p.call("combine backward", [&](void* w, size_t* bytes) {
+    return triad_nsa_combine_backward(c, stream, o, &dout, out_b.data(), gates, d_o_c.data(),
+                                      gates == nullptr ? nullptr : &dgate_c, w, bytes);
+  });
+  if (gates != nullptr) CHECK(relative_error(p.lab.values(dgate), whole.at("dgate")) <= tolerance);
+  Values dq;
+  for (int b = 0; b < 3; ++b) {
+    const Tensor dq_b = p.lab.poisoned(p.in["q"].shape(), b == 0 ? acc : T);
+    const Shape keys = b == 0 ? k_cmp.shape() : p.in["k1"].shape(),
+                values = b == 0 ? v_cmp.shape() : p.in["v1"].shape();
+    const Tensor dk = p.lab.poisoned(keys, T), dv = p.lab.poisoned(values, T);
+    const triad_nsa_tensor dq_c = c_tensor(dq_b), dk_c = c_tensor(dk), dv_c = c_tensor(dv);
+    p.call("attend backward", [&](void* w, size_t* bytes) {
+      return triad_nsa_attend_backward(c, stream, o, &documents, b, &q, &k[b], &v[b],
+                                       b == TRIAD_NSA_SEL ? &index_c : nullptr, &out_b[b], &lse_b[b], &d_o_c[b], &dq_c,
+                                       &dk_c, &dv_c, w, bytes);
+    });
+    const Values part = p.lab.values(dq_b);
+    dq.resize(part.size());
+    for (size_t i = 0; i < part.size(); ++i) dq[i] += part[i];
+    INFO("branch " << b);
+    const std::string of = b == 0 ? "_cmp" : std::to_string(b);
+    if (b > 0 || n.learned) {
+      CHECK(relative_error(p.lab.values(dk), whole.at("dk" + of)) <= tolerance);
+      CHECK(relative_error(p.lab.values(dv), whole.at("dv" + of)) <= tolerance);
+      continue;
+    }
+    const Tensor dx = p.lab.poisoned(p.in["k0"].shape(), T);
+    const triad_nsa_tensor dx_c = c_tensor(dx);
+    p.call("compress backward", [&](void* w, size_t* bytes) {
+      return triad_nsa_compress_backward(c, stream, o, &documents, &dk_c, &dx_c, w, bytes);
+    });
+    CHECK(relative_error(p.lab.values(dx), whole.at("dk0")) <= tolerance);
+  }
+  CHECK(relative_error(dq, whole.at("dq")) <= tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("library: the parts compose to the whole") {
+  for (const Setting& setting : {kCpu64, Setting{Device::cpu(), DType::f32}})
+    for (LibraryCase n : small_cases()) {
+      if (n.shared) continue;
+      INFO(n.name << " " << name_of(setting.dtype));
+      check_parts(setting, n, setting.dtype == DType::f64 ? 1e-12 : 1e-5);
+    }
+}
+
+TEST_CASE("library: the parts compose to the whole, on a GPU") {
+  on_gpu([](const Setting& setting) {
+    LibraryCase n{.name = "400", .B = 2, .T = 400, .Hkv = 2, .G = 4, .dk = 64, .dv = 64};
+    n.options = {32, 16, 64, 4, 100};
+    for (const int64_t d : {64, 128}) {
+      n.dk = n.dv = d;
+      for (const Gates gates : {Gates::none, Gates::per_group, Gates::per_head}) {
+        n.gates = gates;
+        INFO(d << " " << static_cast<int>(gates) << " " << name_of(setting.dtype));
+        check_parts(setting, n, setting.tolerance());
+      }
+    }
+  });
+}
+
+TEST_CASE("library: gates per head that are equal in a group give what gates per group give") {
+  const auto check = [](const Setting& setting, LibraryCase n, double tolerance) {
+    INFO(n.name << " " << name_of(setting.dtype));
+    LibraryProblem group(setting, n);
+    group.forward();
+    group.backward();
+    n.gates = Gates::per_head;
+    LibraryProblem head(setting, n);
+    for (auto& [name, t] : head.in)
+      if (name != "gate") head.lab.assign(t, group.lab.values(group.in[name]));
+    const Values gate = group.lab.values(group.in["gate"]);
+    const size_t G = static_cast<size_t>(n.G);
+    Values spread(gate.size() * G);
+    for (size_t i = 0; i < spread.size(); ++i) spread[i] = gate[i / 3 / G * 3 + i % 3];
+    head.lab.assign(head.in["gate"], spread);
+    head.forward();
+    head.backward();
+    std::map<std::string, Values> of_heads = head.results(), of_groups = group.results();
+    Values sums(gate.size());
+    for (size_t i = 0; i < spread.size(); ++i) sums[i / 3 / G * 3 + i % 3] += of_heads["dgate"][i];
+    of_heads["dgate"] = sums;
+    for (const auto& [name, values] : of_groups) {
+      INFO(name);
+      CHECK(relative_error(of_heads[name], values) <= tolerance);
+    }
+  };
+  LibraryCase n{.name = "70", .B = 1, .T = 70, .Hkv = 2, .G = 3, .dk = 8, .dv = 8};
+  check(kCpu64, n, 1e-14);
+  if (!require_gpu()) return;
+  n.options = {32, 16, 64, 4, 100};
+  n.T = 400, n.dk = n.dv = 64;
+  check({Device::cuda(), DType::f32}, n, 1e-5);
+  check({Device::cuda(), DType::bf16}, n, 1.5e-2);
+  n.bounds = {0, 3, 33, 400};
+  n.dk = n.dv = 128;
+  check({Device::cuda(), DType::bf16}, n, 1.5e-2);
+}
+
+namespace {
+
+// t's values in a tensor of the same shape, whose rows are `gap` elements longer and whose axes 1 and 2 are swapped in
+// memory.
+Tensor spread_out(Lab& lab, const Tensor& t, int64_t gap) {
+  const int64_t B = t.size(0), T = t.size(1), H = t.size(2), D = t.size(3), row = D + gap;
+  Tensor to = lab.poisoned({B, H, T, row}, t.dtype);
+  to.dim = {B, T, H, D};
+  to.stride = {H * T * row, row, T * row, 1};
+  copy(lab.ctx(), to, t);
+  return to;
+}
+Values values_of(Lab& lab, const Tensor& strided) {
+  const Tensor dense = lab.poisoned(strided.shape(), strided.dtype);
+  copy(lab.ctx(), dense, strided);
+  return lab.values(dense);
+}
+
+}  // namespace
+
+TEST_CASE("library: strided tensors give the bits of contiguous ones") {
+  for (LibraryCase n : small_cases()) {
+    INFO(n.name);
+    const Setting setting{Device::cpu(), DType::f32};
+    LibraryProblem p(setting, n);
+    p.forward();
+    p.backward();
+    const std::map<std::string, Values> expected = p.results();
+    for (auto& [name, t] : p.in) t = spread_out(p.lab, t, name == "gate" ? 1 : 3);
+    for (auto& [name, t] : p.grad) t = spread_out(p.lab, t, name == "gate" ? 2 : 5);
+    p.out = spread_out(p.lab, p.out, 1), p.dout = spread_out(p.lab, p.dout, 2);
+    p.forward();
+    p.backward();
+    CHECK(values_of(p.lab, p.out) == expected.at("out"));
+    for (auto& [name, t] : p.grad) {
+      INFO(name);
+      CHECK(values_of(p.lab, t) == expected.at("d" + name));
+    }
+  }
+}
+
+TEST_CASE("library: gradients that are not wanted, and their types") {
+  LibraryCase n = small_cases()[0];
+  const Setting setting{Device::cpu(), DType::bf16};  // whose accumulator type is another
+  LibraryProblem p(setting, n);
+  p.forward();
+  p.backward();
+  const std::map<std::string, Values> expected = p.results();
+  for (const auto& [name, t] : p.in) {  // one alone, in f32
+    p.grad.clear();
+    p.grad[name] = p.lab.poisoned(t.shape(), DType::f32);
+    p.backward();
+    INFO(name);
+    CHECK(relative_error(p.lab.values(p.grad[name]), expected.at("d" + name)) <= 4e-3);
+  }
+}
+
+TEST_CASE("library: keys and values that are not read have zero gradients") {
+  LibraryCase n = small_cases()[0];
+  n.learned = true;
+  LibraryProblem p(kCpu, n);
+  for (const char* const name : {"k0", "v0"}) {  // of NaN, which a read would spread
+    const Shape shape = p.in[name[0] == 'k' ? "k1" : "v1"].shape();
+    p.in[name] = p.lab.poisoned(shape, DType::f32), p.grad[name] = p.lab.poisoned(shape, DType::f32);
+  }
+  p.forward();
+  p.backward();
+  for (const auto& [name, values] : p.results()) {
+    INFO(name);
+    const bool unread = name == "dk0" || name == "dv0";
+    CHECK(std::all_of(values.begin(), values.end(), [&](double x) { return unread ? x == 0 : std::isfinite(x); }));
+  }
+}
+
+TEST_CASE("library: saved tensors that are not wanted") {
+  LibraryProblem p(kCpu, small_cases()[0]);
+  p.forward();
+  const Values out = p.lab.values(p.out);
+  const triad_nsa_inputs in = p.inputs();
+  const triad_nsa_tensor to = c_tensor(p.out);
+  p.lab.assign(p.out, Values(out.size(), 0.0));
+  p.call("no saved", [&](void* w, size_t* bytes) {
+    return triad_nsa_forward(p.context.get(), nullptr, &p.options, &in, &to, nullptr, w, bytes);
+  });
+  CHECK(p.lab.values(p.out) == out);
+  triad_nsa_saved_sizes sizes{};
+  sizes.struct_size = sizeof sizes;
+  require_ok(triad_nsa_saved_bytes(p.context.get(), &p.options, &in, &sizes));
+  CHECK(sizes.compressed == p.n.Tc());
+  CHECK(sizes.o == static_cast<size_t>(p.o[0].bytes()));
+  CHECK(sizes.lse == static_cast<size_t>(p.lse[0].bytes()));
+  CHECK(sizes.block_index == static_cast<size_t>(p.block_index.bytes()));
+  CHECK(sizes.k_cmp == static_cast<size_t>(p.averages[0].bytes()));
+}
+
+TEST_CASE("library: the default scale, and any other") {
+  LibraryCase n = small_cases()[0];
+  LibraryProblem base(kCpu64, n);
+  base.forward();
+  base.backward();
+  n.scale = 1 / std::sqrt(static_cast<double>(n.dk));
+  LibraryProblem same(kCpu64, n);
+  same.forward();
+  same.backward();
+  CHECK(same.results() == base.results());
+  n.scale *= 2;  // as q twice as large, exactly
+  LibraryProblem twice(kCpu64, n);
+  Values q = base.lab.values(base.in["q"]);
+  for (double& x : q) x /= 2;
+  twice.lab.assign(twice.in["q"], q);
+  twice.forward();
+  twice.backward();
+  std::map<std::string, Values> expected = base.results();
+  for (double& x : expected["dq"]) x *= 2;
+  CHECK(twice.results() == expected);
+}

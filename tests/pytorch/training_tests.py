@@ -1,0 +1,179 @@
+"""A model of 4 layers trained for 200 steps by PyTorch with NSAAttention and by `triad train`, from the same weights and on
+the same tokens in f32 on the CPU: the losses of every step are compared. And checkpoints of `triad init` load by name.
+
+The losses agree to about 1e-6, unless two blocks have scores so nearly equal that rounding decides which one a token
+selects. Then a step differs by up to 1e-3. Rows of 48 tokens have few such choices, and large weights few ties."""
+import json
+import math
+import os
+import pathlib
+import struct
+import subprocess
+import tempfile
+import unittest
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import triad_nsa
+
+STEPS, T, B, VOCABULARY, SEED, MOST = 200, 48, 2, 64, 1337, 1e-4
+DTYPES = {"F32": torch.float32, "F64": torch.float64}
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    end = 8 + struct.unpack("<Q", data[:8])[0]
+    tensors = {name: entry for name, entry in json.loads(data[8:end]).items() if name != "__metadata__"}
+    return {name: torch.frombuffer(bytearray(data[end + e["data_offsets"][0]:end + e["data_offsets"][1]]),
+                                   dtype=DTYPES[e["dtype"]]).view(e["shape"]) for name, e in tensors.items()}
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        m, n = c["model"], c["nsa"]
+        self.norm1, self.norm2 = (nn.RMSNorm(m["dim"], eps=m["norm_eps"]) for _ in range(2))
+        self.attn = triad_nsa.NSAAttention(
+            m["dim"], m["n_heads"], m["n_kv_groups"], m["d_k"], m["d_v"], compress=(n["l"], n["d"]), block=n["l_sel"],
+            selected=n["n_sel"], window=n["w"], init_blocks=n["init_blocks"], local_blocks=n["local_blocks"], phi=n["phi"],
+            gate=n["gate"], gate_temperature=n["gate_temperature"], shared_kv=n["shared_kv"], rope_theta=m["rope_theta"],
+            rope_scale=m["rope_scale"], qkv_bias=m["qkv_bias"], qk_norm=m["qk_norm"], norm_eps=m["norm_eps"])
+        self.mlp = nn.Module()
+        self.mlp.fc1 = nn.Linear(m["dim"], m["mlp_hidden"], bias=False)
+        self.mlp.fc2 = nn.Linear(m["mlp_hidden"], m["dim"], bias=False)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp.fc2(F.silu(self.mlp.fc1(self.norm2(x))))
+
+
+class Model(nn.Module):
+    """The decoder of model/README.md, with its names."""
+
+    def __init__(self, config):
+        super().__init__()
+        m = config["model"]
+        self.embed = nn.Embedding(m["vocab_size"], m["dim"])
+        self.blocks = nn.ModuleList(Block(config) for _ in range(m["n_layers"]))
+        self.norm_f = nn.RMSNorm(m["dim"], eps=m["norm_eps"])
+        self.lm_head = nn.Linear(m["dim"], m["vocab_size"], bias=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(self.norm_f(x))
+
+
+def philox(seed, stream, counter):
+    """engine/rng.h: the first 32 bits of a counter's block."""
+    low = 0xFFFFFFFF
+    x, k0, k1 = [counter & low, counter >> 32, stream & low, stream >> 32], seed & low, seed >> 32
+    for _ in range(10):
+        a, b = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [b >> 32 ^ x[1] ^ k0, b & low, a >> 32 ^ x[3] ^ k1, a & low]
+        k0, k1 = k0 + 0x9E3779B9 & low, k1 + 0xBB67AE85 & low
+    return x[0]
+
+
+def sequence_of(k, n):
+    """io/data/rows.cpp: the number of sequence k of a run, of n sequences."""
+    stream = 0x6F72646572000000 + k // n
+    half = ((n - 1).bit_length() + 1) // 2
+    x, mask = k % n, (1 << half) - 1
+    while True:
+        left, right = x >> half, x & mask
+        for turn in range(6):
+            left, right = right, left ^ philox(SEED, stream, turn << 32 | right) & mask
+        x = left << half | right
+        if x < n:
+            return x
+
+
+def write_shard(path, tokens):
+    path.write_bytes(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens))
+
+
+def make_tokens(count):
+    """A walk that repeats itself, so that there is something to learn."""
+    random = torch.Generator().manual_seed(5)
+    steps = torch.randint(1, 7, (count,), generator=random)
+    repeat = torch.rand(count, generator=random) < 0.5
+    tokens = [0] * count
+    for i in range(1, count):
+        tokens[i] = tokens[i - 24] if repeat[i] and i >= 24 else (tokens[i - 1] + int(steps[i])) % VOCABULARY
+    return tokens
+
+
+class Training(unittest.TestCase):
+    def setUp(self):
+        self.program = os.environ.get("TRIAD_PROGRAM")
+        if not self.program:
+            self.skipTest("no program `triad` was given")
+
+    def triad(self, *arguments):
+        done = subprocess.run([self.program, *map(str, arguments)], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{arguments}\n{done.stdout}{done.stderr}")
+
+    def start(self, folder, sets):
+        """Fresh weights; returns their config and tensors."""
+        tiny = pathlib.Path(__file__).resolve().parents[2] / "configs/tiny.json"
+        options = [word for each in sets for word in ("--set", each)]
+        self.triad("init", tiny, *options, "--out", folder / "init")
+        config = json.loads((folder / "init/state.json").read_text())["config"]
+        return tiny, options, config, read_safetensors(folder / "init/model.safetensors")
+
+    def test_same_losses(self):
+        for name, sets in {"apart": [], "shared, conv, norms, sigmoid": [
+                "nsa.shared_kv=true", "nsa.phi=conv", "model.qk_norm=true", "nsa.gate=sigmoid", "model.qkv_bias=true"]}.items():
+            with self.subTest(name), tempfile.TemporaryDirectory() as path:
+                self.check(name, pathlib.Path(path), sets)
+
+    def check(self, name, folder, sets):
+        tokens = make_tokens(61 * T + 1)
+        write_shard(folder / "train.bin", tokens)
+        write_shard(folder / "val.bin", tokens[:2 * T])
+        tiny, options, config, weights = self.start(folder, [
+            *sets, "model.n_layers=4", f"model.vocab_size={VOCABULARY}", "model.d_v=12", "nsa.w=12", f"train.steps={STEPS}",
+            f"train.seq_len={T}", f"train.micro_batch_size={B}", "train.lr=0.002", "model.init_std=0.1", "train.warmup_steps=10", f"train.seed={SEED}",
+            "data.kind=shards", f'data.paths=["{folder}/train.bin"]', f'data.val_paths=["{folder}/val.bin"]',
+            f"log.out_dir={folder}/run", "runtime.device=cpu"])
+        self.triad("train", tiny, *options, "--set", f"train.init_from={folder}/init")
+        steps = [json.loads(line) for line in (folder / "run/heartbeat_rank0.jsonl").read_text().splitlines()]
+        theirs = [step["loss"] for step in steps if step["msg"] == "step_end"]
+        ours = self.train(config["train"], Model(config), weights, tokens)
+        worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        print(f"{name}: {STEPS} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}, largest difference {worst:.1e}", flush=True)
+        self.assertLess(ours[-1], ours[0] - 0.3)
+        self.assertLessEqual(worst, MOST)
+
+    @staticmethod
+    def train(c, model, weights, tokens):
+        model.load_state_dict(weights)
+        tokens, n = torch.tensor(tokens), (len(tokens) - 1) // T
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() == 1]
+        optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=c["lr"],
+                                      betas=(c["beta1"], c["beta2"]), eps=c["eps"], weight_decay=c["weight_decay"])
+        losses = []
+        for step in range(STEPS):
+            begins = [sequence_of(step * B + b, n) * T for b in range(B)]
+            batch = torch.stack([tokens[begin:begin + T + 1] for begin in begins])
+            loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), c["grad_clip"])
+            lowest, warm = c["lr"] * c["min_lr_fraction"], c["warmup_steps"]
+            cosine = lowest + 0.5 * (c["lr"] - lowest) * (1 + math.cos(math.pi * (step - warm) / (STEPS - warm)))
+            for group in optimizer.param_groups:
+                group["lr"] = c["lr"] * (step + 1) / warm if step < warm else cosine
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def test_names_of_checkpoints(self):
+        for sets in ([], ["nsa.phi=mlp"], ["nsa.phi=conv", "nsa.shared_kv=true", "model.qk_norm=true", "model.qkv_bias=true"]):
+            with self.subTest(str(sets)), tempfile.TemporaryDirectory() as path:
+                _, _, config, weights = self.start(pathlib.Path(path), sets)
+                Model(config).load_state_dict(weights)

@@ -1,0 +1,169 @@
+"""The operators triad_nsa::forward and triad_nsa::backward, and the way around them.
+
+torch.library registers them with fake tensors and a derivative, so torch.compile, export, CUDA graphs, autocast and
+checkpointing treat them as PyTorch's own. PyTorch spends as much host time on dispatching an operator with so many
+arguments as the call itself needs; therefore forward() calls the library directly for plain tensors outside of any
+tracing or dispatch mode.
+"""
+import torch
+
+from .arguments import INPUTS, K_CMP, Sizes, accumulator, check_inputs
+from .plans import BackwardPlan, ForwardPlan, begins, plan_of
+
+COUNT = len(INPUTS)
+_TENSORS = ", ".join(f"Tensor{'' if name == 'q' else '?'} {name}" for name in INPUTS)
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+# options: compress length and stride, block, selected, window, init_blocks, local_blocks, 1 if gates can be negative.
+# values: o of the three branches, then the averages k_cmp and v_cmp unless the caller gives them (arguments.Sizes).
+torch.library.define("triad_nsa::forward", f"({_TENSORS}, Tensor? cu_seqlens, int[] options, float scale, bool keep) -> "
+                     "(Tensor out, Tensor values, Tensor lse, Tensor block_index)", tags=_TAGS)
+torch.library.define("triad_nsa::backward", f"(Tensor dout, {_TENSORS}, Tensor? cu_seqlens, Tensor values, Tensor lse, "
+                     "Tensor block_index, int[] options, float scale, int wanted) -> Tensor[]", tags=_TAGS)
+
+
+def _forward(*arguments):
+    *tensors, cu_seqlens, options, scale, keep = arguments
+    plan = plan_of(ForwardPlan, tensors, cu_seqlens, tuple(options), scale, keep)
+    if keep:
+        return plan.in_parts(tensors, cu_seqlens)
+    out = plan.run(tensors, cu_seqlens, None)
+    return out, out.new_empty(0), out.new_empty(0), out.new_empty(0)
+
+
+@torch.library.register_fake("triad_nsa::forward")
+def _(*arguments):
+    *tensors, cu_seqlens, options, _, keep = arguments
+    check_inputs(tensors, cu_seqlens, options)
+    q, sizes = tensors[0], Sizes(tensors, options)
+    out, acc = q.new_empty(sizes.out), accumulator(q.dtype)
+    if not keep:
+        return out, q.new_empty(0), q.new_empty(0), q.new_empty(0)
+    return (out, q.new_empty(begins(sizes.values, q.dtype)[1]), q.new_empty(begins(sizes.lse, acc)[1], dtype=acc),
+            q.new_empty(sizes.lists, dtype=torch.int32))
+
+
+def _backward(*arguments):
+    dout, *tensors, cu_seqlens, values, lse, lists, options, scale, wanted = arguments
+    plan = plan_of(BackwardPlan, tensors, cu_seqlens, tuple(options), scale, dout, wanted)
+    return plan.run(tensors, cu_seqlens, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()), dout)
+
+
+@torch.library.register_fake("triad_nsa::backward")
+def _(*arguments):
+    _, *tensors, _, _, _, _, _, _, wanted = arguments
+    return [x.new_empty(x.shape) for i, x in enumerate(tensors) if x is not None and wanted >> i & 1]
+
+
+# ---- derivatives ----
+
+
+def _wanted(ctx, tensors):
+    return sum(1 << i for i, x in enumerate(tensors) if x is not None and ctx.needs_input_grad[i])
+
+
+def _all_gradients(found, wanted):
+    """One for each argument of forward."""
+    found = iter(found)
+    return (*[next(found) if wanted >> i & 1 else None for i in range(COUNT)], None, None, None, None)
+
+
+class _Forward(torch.autograd.Function):
+    """Of the operator. (torch.library.register_autograd would do the same, in more host time.)"""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tensors, cu_seqlens, options, scale, keep = inputs
+        if not keep:
+            raise RuntimeError("triad_nsa::forward was called with keep=False on tensors that require gradients")
+        with torch._C._AutoDispatchBelowAutograd():
+            out, *kept = _forward_op(*inputs)
+        ctx.save_for_backward(*tensors, cu_seqlens, *kept)
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.options, ctx.scale = options, scale
+        return out, *kept
+
+    @staticmethod
+    def backward(ctx, dout, *_):
+        if dout is None:
+            return (None,) * (COUNT + 4)
+        given = ctx.saved_tensors
+        wanted = _wanted(ctx, given[:COUNT])
+        return _all_gradients(_backward_op(dout, *given, ctx.options, ctx.scale, wanted), wanted)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(_backward_op(*inputs))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError("triad_nsa: second derivatives are not implemented")
+
+
+def _forward_autograd(*inputs):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:COUNT]):
+        return _Forward.apply(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _forward_op(*inputs)
+
+
+def _backward_autograd(*inputs):
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        return list(_Backward.apply(*inputs))
+    with torch._C._AutoDispatchBelowAutograd():
+        return _backward_op(*inputs)
+
+
+for _name, _device, _autograd in (("triad_nsa::forward", _forward, _forward_autograd),
+                                  ("triad_nsa::backward", _backward, _backward_autograd)):
+    torch.library.impl(_name, ("CPU", "CUDA"), _device)
+    torch.library.impl(_name, "Autograd", _autograd)
+_forward_op, _backward_op = torch.ops.triad_nsa.forward.default, torch.ops.triad_nsa.backward.default
+
+
+# ---- around the dispatcher ----
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: 1)
+
+
+def _plain(tensors):
+    """Whether no one but autograd watches what happens to these tensors."""
+    return _modes() == 0 and _transforms() is None and all(x is None or type(x) in _PLAIN for x in tensors)
+
+
+class _Direct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tensors, cu_seqlens, options, scale = inputs
+        plan = plan_of(ForwardPlan, tensors, cu_seqlens, options, scale, True)
+        out, kept = plan.in_one_buffer(tensors, cu_seqlens)
+        ctx.save_for_backward(*tensors, cu_seqlens, kept)
+        ctx.plan, ctx.options, ctx.scale = plan, options, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        *tensors, cu_seqlens, kept = ctx.saved_tensors
+        wanted = _wanted(ctx, tensors)
+        if torch.is_grad_enabled() or not _plain((dout, kept)):
+            found = _backward_op(dout, *tensors, cu_seqlens, *ctx.plan.parts(kept), ctx.options, ctx.scale, wanted)
+            return _all_gradients(found, wanted)[:-1]
+        plan = plan_of(BackwardPlan, tensors, cu_seqlens, ctx.options, ctx.scale, dout, wanted)
+        return _all_gradients(plan.run(tensors, cu_seqlens, ctx.plan.addresses(kept), dout), wanted)[:-1]
+
+
+def forward(tensors, cu_seqlens, options, scale, parts):
+    """tensors: in the order of INPUTS. Returns the output, and if parts, also values, lse and lists."""
+    gradients = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors])
+    if parts or torch.compiler.is_compiling() or not _plain(tensors):
+        out, *kept = _forward_op(*tensors, cu_seqlens, options, scale, parts or gradients)
+        return (out, *kept) if parts else out
+    options = tuple(options)
+    if gradients:
+        return _Direct.apply(*tensors, cu_seqlens, options, scale)
+    return plan_of(ForwardPlan, tensors, cu_seqlens, options, scale, False).run(tensors, cu_seqlens, None)

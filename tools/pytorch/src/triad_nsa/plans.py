@@ -1,0 +1,294 @@
+"""Calls of the library on PyTorch's tensors.
+
+Shapes, strides and options of a call decide everything but addresses. They are the key of a plan, which holds the
+library's structures filled in; a later call of the same key sets only their pointers, so that it takes little host time.
+"""
+import ctypes
+import threading
+from ctypes import byref, c_size_t, c_void_p
+
+import torch
+
+from . import library
+from .arguments import FIELDS, GATE, K_CMP, Sizes, accumulator, blocks_within, check_inputs
+
+ALIGNMENT = 16  # bytes, of what forward leaves for backward
+SOME_ADDRESS = 4096  # of pointers in a query of the workspace, which count as given
+KEPT_PLANS = 512
+
+
+def begins(counts, dtype):
+    """Where tensors of so many elements begin in one buffer, and the buffer's elements. All may be symbolic."""
+    unit, at, found = ALIGNMENT // dtype.itemsize, 0, []
+    for count in counts:
+        found.append(at)
+        at = at + (count + unit - 1) // unit * unit
+    return found, at
+
+
+class Buffer:
+    """Memory for several tensors of one type, one after another."""
+
+    def __init__(self, counts, dtype, device):
+        self.dtype, self.device = dtype, device
+        self.begins, self.size = begins(counts, dtype)
+        self.bytes = self.size * dtype.itemsize
+        ends = [*self.begins[1:], self.size]
+        self.gaps = [(at + n, end) for at, n, end in zip(self.begins, counts, ends) if at + n < end]
+
+    def empty(self):
+        """The memory, uninitialized but for zeros between the tensors, so that equal calls give equal bits."""
+        made = torch.empty(self.size, dtype=self.dtype, device=self.device)
+        for begin, end in self.gaps:
+            made[begin:end].zero_()
+        return made
+
+    def pointers(self, structure, fields):
+        """The pointers of these fields, with the bytes at which their tensors begin."""
+        return [(library.pointer_in(structure, field), at * self.dtype.itemsize) for field, at in zip(fields, self.begins)]
+
+
+# ---- k_cmp and v_cmp of packed documents ----
+
+
+def block_rows(blocks, cu_seqlens, rows, l, d):
+    """Callers have the blocks of all documents one after another; in the library, block c of the document that begins at
+    token s is row s // d + c of `rows`. Returns for each of the caller's blocks its row, or `rows` if it is after the
+    last block."""
+    lengths = cu_seqlens.diff()
+    counts = torch.where(lengths < l, 0, (lengths - l).div(d, rounding_mode="floor") + 1)
+    ends = counts.cumsum(0)
+    block = torch.arange(blocks, device=cu_seqlens.device)
+    document = torch.searchsorted(ends, block, right=True)
+    inside = document < ends.numel()
+    document = document.clamp(max=ends.numel() - 1)
+    row = cu_seqlens[document].div(d, rounding_mode="floor") + block - (ends - counts)[document]
+    return torch.where(inside, row, rows)
+
+
+def spread_blocks(x, row, rows):
+    """x [blocks, H, D] -> [rows, H, D]; rows between documents are zeros."""
+    out = x.new_zeros(rows + 1, *x.shape[1:])
+    return out.index_copy_(0, row, x)[:rows]
+
+
+def gather_blocks(x, row, rows):
+    """The transpose of spread_blocks."""
+    if rows == 0:
+        return x.new_zeros(row.size(0), *x.shape[1:])
+    return torch.where((row < rows)[:, None, None], x[row.clamp(max=rows - 1)], 0)
+
+
+# ---- plans ----
+
+
+def part(structure, field):
+    for name in field:
+        structure = structure[name] if isinstance(name, int) else getattr(structure, name)
+    return structure
+
+
+def describe(target, x):
+    """Fills in the view of x but for its address. A packed tensor becomes a batch of one row."""
+    size, stride = list(x.shape), list(x.stride())
+    if len(size) == 3:
+        size, stride = [1, *size], [max(1, x.numel()), *stride]
+    target.dtype, target.rank = library.DTYPES[str(x.dtype)[6:]], 4
+    target.size[:4], target.stride[:4] = size, stride
+
+
+def address(structure):
+    return ctypes.cast(byref(structure), c_void_p)
+
+
+class Plan:
+    """The library's structures for calls of one key. Each thread has its own, since a call sets their pointers."""
+
+    def __init__(self, tensors, cu_seqlens, options, scale):
+        check_inputs(tensors, cu_seqlens, options)
+        # What the library cannot read as it is: strides on the last axis, and learned blocks of packed documents.
+        self.copied = [i for i, x in enumerate(tensors) if x is not None and i != GATE and x.stride(-1) != 1]
+        self.spread = cu_seqlens is not None and tensors[K_CMP] is not None
+        self.strided_bounds = cu_seqlens is not None and cu_seqlens.stride(0) != 1
+        self.as_they_are = not (self.copied or self.spread or self.strided_bounds)
+        q = tensors[0]
+        self.device, self.dtype = q.device, q.dtype
+        self.sizes = sizes = Sizes(tensors, options)
+        self.compress = options[:2]
+        tensors, cu_seqlens, _ = self.readable(tensors, cu_seqlens)
+
+        self.index = q.device.index if q.is_cuda else library.CPU
+        self.context = library.context(self.index)
+        self.options = library.new(library.Options)
+        names = ("compress_length", "compress_stride", "block", "selected", "window", "init_blocks", "local_blocks")
+        for name, value in zip(names, options):
+            setattr(self.options, name, value)
+        self.options.scale = scale
+        self.options.flags = library.UNCHECKED_POINTERS | (library.SIGNED_GATES if options[len(names)] else 0)
+
+        self.inputs, self.saved, self.out = library.new(library.Inputs), library.new(library.Saved), library.Tensor()
+        self.pointers = []
+        for i, (x, field) in enumerate(zip(tensors, FIELDS)):
+            if x is not None:
+                describe(part(self.inputs, field), x)
+                self.pointers.append((i, library.pointer_in(self.inputs, (*field, "data"))))
+        self.bounds = None
+        if cu_seqlens is not None:
+            self.inputs.documents.count = cu_seqlens.numel() - 1
+            self.bounds = library.pointer_in(self.inputs, ("documents", "cu_seqlens"))
+        self.values = Buffer(sizes.values, q.dtype, q.device)
+        self.value_pointers = self.values.pointers(self.saved, [("o", 0), ("o", 1), ("o", 2), ("k_cmp",), ("v_cmp",)])
+        self.lse = Buffer(sizes.lse, accumulator(q.dtype), q.device)
+        self.lse_pointers = self.lse.pointers(self.saved, [("lse", b) for b in range(3)])
+        self.lists_pointer = library.pointer_in(self.saved, ("block_index",))
+        self.out_pointer = library.pointer_in(self.out, ("data",))
+        self.workspace_bytes = c_size_t()
+        self.set_saved((SOME_ADDRESS,) * 3)
+
+    def readable(self, tensors, cu_seqlens):
+        """The inputs as the library can read them, and the rows of learned blocks, to turn their gradients back."""
+        if self.as_they_are:
+            return tensors, cu_seqlens, None
+        tensors, row = list(tensors), None
+        for i in self.copied:
+            tensors[i] = tensors[i].contiguous()
+        if self.strided_bounds:
+            cu_seqlens = cu_seqlens.contiguous()
+        if self.spread:
+            row = block_rows(tensors[K_CMP].size(0), cu_seqlens, self.sizes.Tc, *self.compress)
+            tensors[K_CMP:] = [spread_blocks(x, row, self.sizes.Tc) for x in tensors[K_CMP:]]
+        return tensors, cu_seqlens, row
+
+    def set_inputs(self, tensors, cu_seqlens):
+        for i, pointer in self.pointers:
+            pointer.value = tensors[i].data_ptr()
+        if cu_seqlens is not None:
+            self.bounds.value = cu_seqlens.data_ptr()
+
+    def set_saved(self, addresses):
+        """The addresses of what forward leaves for backward: values, lse, lists."""
+        values, lse, lists = addresses
+        for pointer, begin in self.value_pointers:
+            pointer.value = values + begin
+        for pointer, begin in self.lse_pointers:
+            pointer.value = lse + begin
+        self.lists_pointer.value = lists
+
+    def query(self, function, *arguments):
+        """The library checks the arguments and sets the size of the workspace."""
+        size = address(self.workspace_bytes)
+        library.check(function(self.context, None, *arguments, None, size))
+        self.function, self.arguments, self.size, self.needed = function, arguments, size, self.workspace_bytes.value
+
+    def call(self):
+        workspace = torch.empty(self.needed, dtype=torch.uint8, device=self.device)
+        self.workspace_bytes.value = self.needed
+        if self.index == library.CPU:
+            library.set_threads(torch.get_num_threads())
+            stream = None
+        else:
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+        status = self.function(self.context, stream, *self.arguments, workspace.data_ptr(), self.size)
+        if status:
+            library.check(status)
+
+
+class ForwardPlan(Plan):
+    def __init__(self, tensors, cu_seqlens, options, scale, keep):
+        super().__init__(tensors, cu_seqlens, options, scale)
+        describe(self.out, torch.empty(self.sizes.out, dtype=self.dtype, device="meta"))
+        # One buffer for all that backward needs, where nobody looks at its parts.
+        lse_at = -(-self.values.bytes // ALIGNMENT) * ALIGNMENT
+        lists_at = -(-(lse_at + self.lse.bytes) // ALIGNMENT) * ALIGNMENT
+        self.parts_at, self.parts_bytes = (lse_at, lists_at), lists_at + 4 * self.sizes.count_lists()
+        self.query(library.c.triad_nsa_forward, address(self.options), address(self.inputs), address(self.out),
+                   address(self.saved) if keep else None)
+
+    def run(self, tensors, cu_seqlens, addresses):
+        """Returns the output. addresses: of the memory for what backward needs; None: backward will not be called."""
+        tensors, cu_seqlens, _ = self.readable(tensors, cu_seqlens)
+        out = torch.empty(self.sizes.out, dtype=self.dtype, device=self.device)
+        self.set_inputs(tensors, cu_seqlens)
+        if addresses is not None:
+            self.set_saved(addresses)
+        self.out_pointer.value = out.data_ptr()
+        self.call()
+        return out
+
+    def in_one_buffer(self, tensors, cu_seqlens):
+        """Returns the output and one uint8 tensor of all that backward needs."""
+        kept = torch.empty(self.parts_bytes, dtype=torch.uint8, device=self.device)
+        return self.run(tensors, cu_seqlens, self.addresses(kept)), kept
+
+    def addresses(self, kept):
+        base, (lse_at, lists_at) = kept.data_ptr(), self.parts_at
+        return base, base + lse_at, base + lists_at
+
+    def parts(self, kept):
+        """Views of in_one_buffer's buffer: values, lse and lists."""
+        lse_at, lists_at = self.parts_at
+        return (kept[:self.values.bytes].view(self.dtype), kept[lse_at:lse_at + self.lse.bytes].view(self.lse.dtype),
+                kept[lists_at:].view(torch.int32).view(self.sizes.lists))
+
+    def in_parts(self, tensors, cu_seqlens):
+        """Returns the output, values, lse and lists, every byte of which is written."""
+        values, lse = self.values.empty(), self.lse.empty()
+        lists = torch.empty(self.sizes.lists, dtype=torch.int32, device=self.device)
+        out = self.run(tensors, cu_seqlens, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()))
+        return out, values, lse, lists
+
+
+class BackwardPlan(Plan):
+    """wanted: a bit for each of the inputs whose gradient is computed, in the order of INPUTS."""
+
+    def __init__(self, tensors, cu_seqlens, options, scale, dout, wanted):
+        super().__init__(tensors, cu_seqlens, options, scale)
+        self.copied_dout = dout.stride(-1) != 1 or 0 in dout.stride()  # the gradient of a sum is one number, expanded
+        describe(self.out, dout.contiguous() if self.copied_dout else dout)
+        self.gradients = library.new(library.Gradients)
+        self.shapes, self.gradient_pointers, self.learned = [], [], 0
+        readable, _, _ = self.readable(tensors, cu_seqlens)
+        for i, (x, field) in enumerate(zip(readable, FIELDS)):
+            if x is not None and wanted >> i & 1:
+                describe(part(self.gradients, field), torch.empty(x.shape, dtype=x.dtype, device="meta"))
+                self.shapes.append((x.shape, x.dtype))
+                self.gradient_pointers.append(library.pointer_in(self.gradients, (*field, "data")))
+                self.learned += i >= K_CMP
+        self.query(library.c.triad_nsa_backward, address(self.options), address(self.inputs), address(self.saved),
+                   address(self.out), address(self.gradients))
+
+    def run(self, tensors, cu_seqlens, addresses, dout):
+        """Returns the wanted gradients."""
+        tensors, cu_seqlens, row = self.readable(tensors, cu_seqlens)
+        dout = dout.contiguous() if self.copied_dout else dout
+        gradients = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.shapes]
+        self.set_inputs(tensors, cu_seqlens)
+        self.set_saved(addresses)
+        self.out_pointer.value = dout.data_ptr()
+        for pointer, x in zip(self.gradient_pointers, gradients):
+            pointer.value = x.data_ptr()
+        self.call()
+        if row is not None:
+            for i in range(len(gradients) - self.learned, len(gradients)):
+                gradients[i] = gather_blocks(gradients[i], row, self.sizes.Tc)
+        return gradients
+
+
+_plans = threading.local()
+
+
+def plan_of(kind, tensors, cu_seqlens, options, scale, *more):
+    """This thread's plan for calls of these shapes and strides; the arguments are checked when it is made. more: keep of
+    forward; dout and wanted of backward."""
+    key = (kind, options, scale,
+           *[x if x is None or isinstance(x, int) else (x.shape, x.stride(), x.dtype, x.device)
+             for x in (*tensors, cu_seqlens, *more)])
+    try:
+        return _plans.by_key[key]
+    except (AttributeError, KeyError):
+        pass
+    plans = _plans.__dict__.setdefault("by_key", {})
+    if len(plans) >= KEPT_PLANS:
+        plans.clear()
+    plans[key] = made = kind(tensors, cu_seqlens, options, scale, *more)
+    return made

@@ -170,8 +170,11 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
     t.dim[i] = from.size[i];
   }
   // Strides of axes of size 1 do not matter; contiguous ones suit every kernel.
-  for (int i = rank - 1; i >= 0; --i)
-    t.stride[i] = from.size[i] > 1 ? from.stride[i] : (i + 1 < rank ? t.dim[i + 1] * t.stride[i + 1] : 1);
+  for (int i = rank - 1; i >= 0; --i) {
+    t.stride[i] = from.stride[i];
+    if (from.size[i] > 1) continue;
+    if (i + 1 == rank || __builtin_mul_overflow(t.dim[i + 1], t.stride[i + 1], &t.stride[i])) t.stride[i] = 1;
+  }
   for (int i = 0; i < rank && numel > 0; ++i)
     if (t.stride[i] < 0 || (t.dim[i] > 1 && t.stride[i] == 0 && (strides == Strides::heads || written)))
       reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: axis {} has stride {}", name,

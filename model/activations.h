@@ -19,8 +19,8 @@ void check_sequences(Device, const ModelConfig&, int64_t B);
 struct LayerActivations {
   Tensor x;  // [N,C]: the layer's input, which the previous layer writes
   Tensor rrms1, rrms2;
-  Tensor qkv;  // [N, rows of the fused projection]: q, k and v; without model.qk_norm q and k after rope's rotation
-  Tensor qk;   // [N, qk_width]: with model.qk_norm q and k after norm and rotation, those in qkv being as projected
+  Tensor qkv;  // [N, rows of the fused projection]: q, k and v; without model.qk_norm, q and k are rotated in place
+  Tensor qk;   // [N, qk_width]: with model.qk_norm, q and k after norm and rotation; qkv then keeps the projected ones
   AttentionSaved attention;
   Tensor x_mid;    // [N,C]: the sum after the attention stage
   Tensor mlp_pre;  // [N,H], for swiglu [N,2H]: the MLP before its activation
@@ -32,7 +32,7 @@ QkvViews attended_qkv(const LayerActivations&, const ModelConfig&, AttentionKind
 class Activations {
  public:
   // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
-  // which is enough for forward alone. A set holds the tensors of each kind of attention among its layers.
+  // which is enough for forward alone. A set has tensors for each kind of layer (dense, NSA) that it serves.
   // most_documents: the largest number of documents in a row; 0: every row is one document.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
               int64_t most_documents = 0);

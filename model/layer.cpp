@@ -21,8 +21,8 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
-// Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv], which is allocated in `scope` (dense: a
-// tensor of a).
+// Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
+// `scope`; in a dense layer it is one of the tensors in `a`.
 Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
                     Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
@@ -55,8 +55,9 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
   project_out(ctx, lc, w, a, out);
 }
 
-// Backward of x + linear(norm(x)) down to dx. dy is the gradient of the linear layer's output. The weight gradient
-// needs the normed rows; rmsnorm_backward writes them over h, the gradient of these rows, because it reads x anyway.
+// Backward of y = linear(norm(x)) with a residual: adds the gradient of x to dx, which has that of the residual. dy:
+// the gradient of y. The gradient of the weights needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x)
+// again and writes it over h, the gradient of norm(x).
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
                           ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add) {
   Scratch::Scope scope(ctx.scratch);

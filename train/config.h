@@ -242,7 +242,7 @@ void visit(RuntimeConfig& c, V&& v) {
   v("kernels", c.kernels,
     "which kernels attention and matmul use: auto: the fastest ones for the shape and card; fused: the sm_90 kernels, "
     "and any other kernel counts as a fallback; general: kernels for any card and shape; reference: kernels in fp32. "
-    "An object sets one of these values for each of cmp, sel, win (dense attention too) and matmul",
+    "An object sets one of these values for each of cmp, sel, win (also used for dense attention) and matmul",
     Rule{});
   v("strict", c.strict, "fail, with op, shape and reason, if a call falls back from its fused kernel", Rule{});
   v("recompute", c.recompute,

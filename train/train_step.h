@@ -154,7 +154,7 @@ class TrainStep {
   std::unique_ptr<Asserts> asserts_;  // runtime.asserts
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
-  Tensor loss_scale_;                 // [1] f64: 1 / step_positions of the current micro-step, or 0
+  Tensor loss_scale_;                 // [1] f64: 1 / step_positions; 0 if the step has no position with a target
   Tensor parts_;                      // [parameters, 2] i64: offset and size of each gradient, for the step guard
 
   std::deque<Slot> batches_;

@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a) {
   compress_ring(a, s, b, g, at);
 }
 
-// Phi mlp: gathers the ring's l tokens in order into rows [B*Hkv, l*D], each plus its position embedding pos[i].
+// For phi mlp: copies the l tokens of the ring, oldest first, to rows [B*Hkv, l*D], and adds to token i its position
+// embedding pos[i].
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cache_gather_block_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = threadIdx.x; j < s.D; j += kThreads)
     to[j] = from_float<T>(to_float(from[j]) + to_float(pos[i * pos_stride + j]));
 }
-// Phi mlp: stores the compressed rows [B*Hkv, D] as blocks, if a block ends with the new token.
+// For phi mlp: stores the compressed rows [B*Hkv, D] as blocks, if a block ends with the new token.
 template <class T>
 __global__ void __launch_bounds__(kThreads) cache_store_block_kernel(const T* rows, Append<T> a, Stored<T> s) {
   const int g = blockIdx.x, b = blockIdx.y, at = a.position[b];

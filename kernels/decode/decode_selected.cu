@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_select_kernel(Decode
   if (plan.scored) select_share(a, plan, memory, b, g, at);
 }
 
-// kAll: the kernel runs all three stages, by a cluster; otherwise only the second one.
+// kAll: the CTAs are a cluster and compute the three stages select, attend and combine; otherwise only attend.
 template <class T, int V, int kHeads, bool kAll>
 __global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Decode<T> a) {
   if constexpr (kAll) pdl_wait();

@@ -1,4 +1,4 @@
-// The arguments of a call: checks with the values in their messages, and conversion to tensors.
+// Reads the arguments of a call: checks them, with their values in the messages, and converts them to tensors.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -11,7 +11,8 @@ namespace triad::library {
 
 namespace {
 
-// The address of tensors in a planning run: that of planned scratch, which kernels' choices take for well aligned.
+// The address of all tensors in a planning run, the same as of planned scratch. It is aligned, as a kernel's choice may
+// require.
 std::byte* planned_address() { return reinterpret_cast<std::byte*>(uintptr_t{4096}); }
 
 DType read_dtype(const std::string& name, int32_t dtype) {
@@ -38,7 +39,7 @@ std::string numbers(const int64_t* first, int n) {
 // Throws unless every element has an address of its own.
 void check_overlap(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
   std::array<bool, TRIAD_NSA_MAX_RANK> done{};
-  int64_t within = 1;  // elements from the first to the last one of the axes so far
+  int64_t within = 1;  // elements from the first to the last one along the axes done so far
   for (;;) {
     int axis = -1;  // the axis with the least stride of those that are left
     for (int i = 0; i < t.rank; ++i)
@@ -83,7 +84,7 @@ Key& Key::add(const triad_nsa_options& o) {
 
 double Options::factor(int64_t dk) const {
   const double factor = scale == 0 ? 1 : scale * std::sqrt(static_cast<double>(dk));
-  return std::abs(factor - 1) < 1e-12 ? 1 : factor;  // the default, written by the caller in double
+  return std::abs(factor - 1) < 1e-12 ? 1 : factor;  // near 1: the caller has computed the default in double
 }
 
 Options read_options(const triad_nsa_options* from) {
@@ -169,7 +170,7 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
       reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: sizes {} are no sizes of a tensor", name, numbers(from.size, rank));
     t.dim[i] = from.size[i];
   }
-  // Strides of axes of size 1 do not matter; contiguous ones suit every kernel.
+  // Strides of axes of size 1 do not matter. They are replaced by contiguous ones, which suit every kernel.
   for (int i = rank - 1; i >= 0; --i) {
     t.stride[i] = from.stride[i];
     if (from.size[i] > 1) continue;
@@ -187,7 +188,7 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: it has to be contiguous", name,
            numbers(from.stride, rank), numbers(from.size, rank));
   t.data = address(name, from.data, t.dtype, numel);
-  // The plan of a workspace knows strides, and no addresses, so those of outputs have to suit every kernel.
+  // A workspace is planned from strides, without addresses. So addresses of outputs must suit every kernel.
   if (written && strides == Strides::heads && ctx.device.is_cuda() && reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: data is {}, no multiple of 16 bytes", name,
            static_cast<const void*>(from.data));
@@ -247,7 +248,7 @@ Documents Call::documents(const triad_nsa_documents* d, int64_t B, int64_t T, Sc
 
 void check_host_bounds(const int32_t* bounds, int64_t count, int64_t B, int64_t T, int64_t most) {
   int64_t n = count + 1;
-  while (n > 2 && bounds[n - 1] == B * T && bounds[n - 2] == B * T) --n;  // padding
+  while (n > 2 && bounds[n - 1] == B * T && bounds[n - 2] == B * T) --n;  // repeated B * T at the end
   try {
     check_bounds(std::span(bounds, static_cast<size_t>(n)), B, T, most);
   } catch (const UsageError& e) { reject(TRIAD_NSA_ERROR_BOUNDS, "{}", e.what()); }

@@ -11,7 +11,7 @@ namespace triad::library {
 
 namespace {
 
-// The message of the thread's last error. Of a fixed size, so that reporting an error needs no memory.
+// The message of the thread's last error. Its size is fixed, so that reporting an error allocates no memory.
 thread_local char last_message[2048] = "";
 
 triad_nsa_status report(triad_nsa_status status, const char* message) noexcept {
@@ -20,20 +20,21 @@ triad_nsa_status report(triad_nsa_status status, const char* message) noexcept {
   return status;
 }
 
-constexpr size_t kMostWorkspaces = 4096;  // entries of the record of workspace sizes; past that it begins anew
-constexpr int kSlots = 4;                 // calls whose side streams do not wait for one another
+constexpr size_t kMostWorkspaces = 4096;  // most entries of the record of workspace sizes; a full one is cleared
+constexpr int kSlots = 4;                 // calls that can use side streams at the same time
 
-// Priorities of the streams, those of engine/context.cpp.
+// Priorities of the streams, the same as in engine/context.cpp.
 constexpr int kMainPriority = 2, kSidePriority[] = {0, 0, 1};
 
-// Side streams of a device; those of the CPU, for planning, do nothing.
+// Creates the side streams of a device. Planning uses those of the CPU, which do nothing.
 std::vector<SideStream> side_streams(Device device) {
   std::vector<SideStream> sides;
   for (const int priority : kSidePriority) sides.emplace_back(device, "nsa", priority);
   return sides;
 }
 
-// Calls body on a Context for `stream`, with `memory` as its scratch (nullptr: planning). Returns the scratch used.
+// Calls body on a Context for `stream`, with `memory` as its scratch (nullptr: planning). Returns the bytes of scratch
+// used.
 size_t run_on(const triad_nsa_context& c, Stream& stream, std::vector<SideStream>* sides, const Options& options,
               std::byte* memory, size_t bytes, const Body& body) {
   Scratch scratch(c.device, memory, static_cast<int64_t>(bytes));
@@ -54,7 +55,7 @@ size_t run_on(const triad_nsa_context& c, Stream& stream, std::vector<SideStream
   return static_cast<size_t>(scratch.peak_bytes());
 }
 
-// A slot for the time of a call; absent on the CPU, and if none is free.
+// Holds a slot for the duration of a call. get() is nullptr on the CPU, and if no slot is free.
 class TakenSlot {
  public:
   TakenSlot(triad_nsa_context& c, void* stream) : context_(c), slot_(c.device.is_cuda() ? c.take(stream) : nullptr) {}
@@ -69,7 +70,8 @@ class TakenSlot {
   Slot* const slot_;
 };
 
-// Puts work on a slot's main stream between the work that is on the caller's stream before and after it.
+// Orders the work on a slot's main stream after what is already queued on the caller's stream, and, by join(), before
+// what the caller queues later.
 class MainStream {
  public:
   MainStream(Slot& slot, const Stream& caller) : main_(slot.main), caller_(caller) {
@@ -79,7 +81,7 @@ class MainStream {
   ~MainStream() {
     try {
       join();
-    } catch (...) {}  // after an error that is reported already
+    } catch (...) {}  // the call has already failed with another error
   }
   MainStream(const MainStream&) = delete;
   void join() {
@@ -105,7 +107,7 @@ triad_nsa_status guarded(const std::function<void()>& body) noexcept {
     return TRIAD_NSA_OK;
   } catch (const StatusError& e) {
     return report(e.status, e.what());
-  } catch (const UsageError& e) {  // a limit of a kernel
+  } catch (const UsageError& e) {  // a kernel does not support the arguments
     return report(TRIAD_NSA_ERROR_ARGUMENT, e.what());
   } catch (const std::bad_alloc&) {
     return report(TRIAD_NSA_ERROR_MEMORY, "the host is out of memory");
@@ -118,7 +120,7 @@ size_t planned_bytes(const triad_nsa_context& c, const Options& options, const B
   Stream stream = Stream::borrowed(Device::cpu(), nullptr);
   std::vector<SideStream> sides;
   if (c.device.is_cuda()) sides = side_streams(Device::cpu());
-  // The slack is for a workspace that is not aligned; with it, no call needs 0 bytes.
+  // The added bytes serve to align the workspace. With them, no call needs 0 bytes.
   return run_on(c, stream, &sides, options, nullptr, 0, body) + static_cast<size_t>(kMemAlign);
 }
 
@@ -131,11 +133,11 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
     const auto known = c->workspaces.find(key.bytes());
     if (known != c->workspaces.end()) needed = known->second;
   }
-  if (needed == 0 || workspace == nullptr) {  // a query checks its arguments again
+  if (needed == 0 || workspace == nullptr) {  // a query always plans, which checks its arguments
     try {
       needed = planned_bytes(*c, options, body);
     } catch (const StatusError&) { throw; } catch (const Error& e) {
-      // An op refuses what passes the checks of arguments: on a GPU, shapes that its kernels lack.
+      // The arguments have passed the checks, but an op refuses them: on a GPU, it has no kernel for the shapes.
       if (c->device.is_cuda()) reject(TRIAD_NSA_ERROR_UNSUPPORTED, "{}", e.what());
       throw;
     }
@@ -168,7 +170,7 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
     throw;
   } catch (const Error& e) {
     if (!c->device.is_cuda()) throw;
-    // The plan has passed all checks of the ops, so it is CUDA that refuses.
+    // The plan has passed all checks of the ops, so this is an error of CUDA.
     const bool no_kernel = std::string(e.what()).find("no kernel image") != std::string::npos;
     reject(no_kernel ? TRIAD_NSA_ERROR_UNSUPPORTED : TRIAD_NSA_ERROR_CUDA, "{}", e.what());
   }
@@ -188,8 +190,8 @@ triad_nsa_context::triad_nsa_context(Device on, bool with_streams) : device(on),
   for (int i = 0; i < kSlots; ++i) { slots.push_back(std::make_unique<Slot>(on)); }
 }
 
-// A stream that takes part in a capture keeps doing so until the capture ends, so a slot fits only calls of the same
-// capture, or, outside of captures, none.
+// Streams that have joined a graph capture belong to it until it ends. A call may therefore use a slot if the slot's
+// streams belong to no capture, or to the same one as the call's stream.
 Slot* triad_nsa_context::take(void* stream) {
   const unsigned long long capture = capture_of(stream);
   if (capture == kInvalidCapture)
@@ -209,7 +211,7 @@ Slot* triad_nsa_context::take(void* stream) {
 }
 
 void triad_nsa_context::give_back(Slot* slot) noexcept {
-  for (SideStream& side : slot->sides) side.busy = false;  // after an exception
+  for (SideStream& side : slot->sides) side.busy = false;  // an exception may have left it true
   const std::lock_guard lock(mutex);
   slot->taken = false;
 }

@@ -1,4 +1,4 @@
-// library.h's part on CUDA devices. CMakeLists.txt defines TRIAD_CUDA_ARCHITECTURES.
+// The functions of library.h that depend on CUDA, with CUDA. CMakeLists.txt defines TRIAD_CUDA_ARCHITECTURES.
 #include <fmt/format.h>
 
 #include "engine/cuda_check.h"

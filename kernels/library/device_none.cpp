@@ -1,4 +1,4 @@
-// library.h's part on CUDA devices, in a build without CUDA.
+// The functions of library.h that depend on CUDA, in a build without CUDA.
 #include <fmt/format.h>
 
 #include "kernels/library/library.h"

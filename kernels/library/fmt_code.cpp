@@ -1,5 +1,5 @@
-// The code of fmt, compiled into libtriad_nsa.so: distributions have fmt as a shared library only, of which machines
-// that load libtriad_nsa.so may have another version or none. These are the instantiations of fmt's src/format.cc.
+// Compiles the code of fmt into libtriad_nsa.so. Distributions provide fmt as a shared library only, and a machine that
+// loads libtriad_nsa.so may have another version of it or none. The instantiations are those of fmt's src/format.cc.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -20,7 +20,7 @@
 
 namespace triad::library {
 
-// An error that the caller of the C interface made; the other exceptions become a status in guarded().
+// An error with a status of the C interface. guarded() chooses the status of all other exceptions.
 class StatusError : public Error {
  public:
   StatusError(triad_nsa_status status, const std::string& message) : Error(message), status(status) {}
@@ -34,18 +34,18 @@ template <class... Args>
 // Runs body() and turns its exceptions into a status and the thread's last message. No exception leaves it.
 triad_nsa_status guarded(const std::function<void()>& body) noexcept;
 
-// The streams that a call has for itself while it queues its work. The kernels of `main` have priority over those of
-// `sides`, which a caller's stream cannot have.
+// Streams that only one call at a time uses, while it queues its work. Kernels on `main` have priority over those on
+// `sides`; kernels on the caller's stream would not.
 struct Slot {
   explicit Slot(Device device);
   SideStream main;
   std::vector<SideStream> sides;
-  void* last_stream = nullptr;  // of the last call; calls on the same stream prefer this slot
-  int64_t last_call = 0;        // its number; 0: none
+  void* last_stream = nullptr;  // stream of the slot's last call; calls on the same stream prefer this slot
+  int64_t last_call = 0;        // number of that call; 0: there was none
   bool taken = false;
 };
 
-// Bytes that identify a call up to its addresses, for the record of workspace sizes.
+// The key of a call in the record of workspace sizes: its function and all arguments except addresses, as bytes.
 class Key {
  public:
   explicit Key(const char* function) : bytes_(function) {}
@@ -64,11 +64,13 @@ class Key {
   std::string bytes_;
 };
 
-// A pair of calls of one function: what is checked and queued, given the call's state.
+// A Body is the code of one function of triad_nsa.h: it checks the arguments and queues the work. It runs once to
+// measure the workspace and once to queue.
 class Call;
 using Body = std::function<void(Call&)>;
 
-// The options as the ops take them. factor: by what q is multiplied, since the ops' scale is 1 / sqrt(dk).
+// The options as the ops take them. factor(): the number by which q is multiplied first, because the scale of the ops
+// is always 1 / sqrt(dk).
 struct Options : SelectOptions {
   int64_t w = 512;
   double scale = 0;
@@ -78,30 +80,31 @@ struct Options : SelectOptions {
 };
 Options read_options(const triad_nsa_options*);
 
-// One run of a function: reads the arguments into tensors and owns the Context for the ops. A planning run takes any
-// address, checks all that does not depend on the contents of memory, and measures the workspace.
+// One run of a function: reads the arguments into tensors, and has the Context for the ops. A planning run accepts any
+// address, checks everything that does not depend on the contents of memory, and measures the workspace.
 class Call {
  public:
-  enum class Strides { heads, any, contiguous };  // heads: stride 1 on the last axis, no overlap; any: gates
+  enum class Strides { heads, any, contiguous };  // heads: stride 1 on the last axis, no overlap; any: for gates
 
   Call(const triad_nsa_context& context, const Options& options, Context& ctx)
       : options(options), ctx(ctx), context_(context) {}
 
-  // The tensor `name`; throws a StatusError unless it has this rank and possible strides, and memory of the device.
+  // Returns the tensor `name`. Throws a StatusError unless it has this rank, the required strides, and memory of the
+  // device. written: the function writes the tensor, so no two elements may share memory.
   Tensor tensor(const std::string& name, const triad_nsa_tensor&, int rank, Strides = Strides::heads,
                 bool written = false) const;
   Tensor tensor(const std::string& name, const triad_nsa_tensor*, int rank, Strides = Strides::heads,
                 bool written = false) const;
-  // A contiguous tensor at an address. nullptr: in the scope's scratch.
+  // Returns a contiguous tensor at the address, or, if that is nullptr, in the scope's scratch.
   Tensor at(const std::string& name, void* address, DType dtype, const Shape& shape, Scratch::Scope& scope) const;
   // Throws a StatusError unless t has this shape and one of the dtypes.
   void expect(const std::string& name, const ConstTensor& t, const Shape& shape, DType dtype) const;
   void expect(const std::string& name, const ConstTensor& t, const Shape& shape, DType dtype, DType or_dtype) const;
-  // Throws unless a tensor of this shape, which the arguments imply, has a possible size.
+  // Throws if a tensor of this shape, which follows from the arguments, would be too large.
   void expect_count(int64_t B, int64_t T, int64_t heads, int64_t width) const;
-  // Throws unless the device computes q's dtype.
+  // Throws unless the device has kernels for the dtype of q.
   void expect_element(const std::string& name, const ConstTensor& q) const;
-  // Fills the tables of packed rows in the scope's scratch; no documents: absent.
+  // Fills the tables of packed rows in the scope's scratch. Returns absent tables if there are no documents.
   Documents documents(const triad_nsa_documents*, int64_t B, int64_t T, Scratch::Scope& scope) const;
 
   bool planning() const { return ctx.planning; }
@@ -113,16 +116,17 @@ class Call {
   const triad_nsa_context& context_;
 };
 
-// Runs `body` as triad_nsa.h says of every function with a workspace: measures, or checks the workspace and queues.
-// large: the work is so long that its order on the GPU matters more than the events that Slot::main needs.
+// Runs `body` as triad_nsa.h specifies for every function with a workspace: without a workspace it measures the size;
+// with one it checks the size and queues the work. large: the work takes so long that the priority of Slot::main saves
+// more time than its events cost.
 void run(triad_nsa_context*, void* stream, const Options&, const Key&, void* workspace, size_t* workspace_bytes,
          const Body& body, bool large = false);
-// The bytes of scratch that body takes, on a context for `device` that queues nothing.
+// Returns the bytes of scratch that `body` needs, without queuing anything.
 size_t planned_bytes(const triad_nsa_context&, const Options&, const Body& body);
 
 // ---- the device, with and without CUDA (device_cuda.cpp, device_none.cpp) ----
 
-// Makes a GPU the current device of the thread, and the former one again at the end.
+// Makes a GPU the current device of the thread. The destructor restores the former one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(Device);
@@ -136,10 +140,11 @@ struct DeviceTraits {
   int num_sms = 0, compute_capability = 0;
 };
 DeviceTraits device_traits(int ordinal);
-// The number of the graph capture that a stream takes part in; 0: none.
-inline constexpr unsigned long long kInvalidCapture = ~0ULL;  // of a capture that an error has made invalid
+// Returns the id of the graph capture that the stream belongs to; 0 if none; kInvalidCapture if an error has made the
+// capture invalid.
+inline constexpr unsigned long long kInvalidCapture = ~0ULL;
 unsigned long long capture_of(void* stream);
-// Where memory is: a CUDA ordinal, kHost, or kAnywhere (managed memory, which every device reads).
+// Returns where memory is: a CUDA ordinal, kHost, or kAnywhere (managed memory, which every device can read).
 inline constexpr int kHost = -1, kAnywhere = -2;
 int device_of(const void* address);
 std::string build_info();
@@ -150,19 +155,19 @@ inline int64_t max_documents(const triad_nsa_documents& d) { return d.max_per_ro
 
 }  // namespace triad::library
 
-// The type behind the opaque handle.
+// Defines the type that is opaque in triad_nsa.h.
 struct triad_nsa_context {
   triad::Device device;
   triad::library::DeviceTraits traits;
   std::atomic<int> threads{1};
-  std::mutex mutex;  // of slots, calls and workspaces
+  std::mutex mutex;  // protects slots, calls and workspaces
   std::vector<std::unique_ptr<triad::library::Slot>> slots;
-  int64_t calls = 0;                                   // that have taken a slot
+  int64_t calls = 0;                                   // number of calls that have taken a slot
   std::unordered_map<std::string, size_t> workspaces;  // bytes by Key
 
   explicit triad_nsa_context(triad::Device device, bool with_streams = true);
-  // A free slot whose side streams a call on `stream` may use; nullptr: there is none, so the call uses its own stream
-  // alone.
+  // Takes a free slot whose side streams a call on `stream` may use. Returns nullptr if there is none; the call then
+  // uses only its own stream.
   triad::library::Slot* take(void* stream);
   void give_back(triad::library::Slot*) noexcept;
 };

@@ -1,5 +1,5 @@
-// Where the ops of a call write what the caller wants: into the caller's tensors, or, if the kernels cannot write
-// those, into scratch, from which finish() converts.
+// Chooses the tensors that the ops of a call write: the caller's, or, if the kernels cannot write those, tensors in
+// scratch, which finish() converts to the caller's.
 #pragma once
 #include <array>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace triad::library {
 
-// Multiplies q into the scope's scratch if the scale is not the ops' own.
+// Returns q, or, if the caller's scale is not that of the ops, a copy in scratch that is multiplied accordingly.
 inline ConstTensor scaled(const Call& call, ConstTensor q, Scratch::Scope& scope) {
   const double factor = call.options.factor(q.size(3));
   if (factor == 1) return q;
@@ -23,19 +23,20 @@ class Outputs {
  public:
   Outputs(Call& call, Scratch::Scope& scope) : call_(call), scope_(scope) {}
 
-  // A tensor of this dtype for the ops to write: the caller's if it fits, else one in scratch. wanted may be absent.
+  // Returns a tensor of this dtype for the ops to write: the caller's tensor `wanted` if the kernels can write it, else
+  // one in scratch. wanted may be absent.
   Tensor target(const Tensor& wanted, DType dtype, const Shape& shape) {
     if (!wanted.empty() && wanted.dtype == dtype && rows_aligned(wanted)) return wanted;
     return apart(wanted, dtype, shape, 1);
   }
-  // The same for dq: in acc and contiguous, multiplied by factor at the end.
+  // The same for dq, which the ops need contiguous and in acc; finish() multiplies it by factor.
   Tensor target_dq(const Tensor& wanted, DType acc, const Shape& shape, double factor) {
     if (!wanted.empty() && wanted.dtype == acc && wanted.contiguous() && rows_aligned(wanted) && factor == 1)
       return wanted;
     return apart(wanted, acc, shape, factor);
   }
-  // Tensors for the gradients of keys or values that the three branches share: the columns of one [B*T, 3*W] in the
-  // element type, whose sum finish() writes to `wanted`.
+  // Returns tensors for the three branches' gradients of shared keys or values: column blocks of one tensor [B*T, 3*W]
+  // of the element type. finish() writes their sum to `wanted`. zero_first: sets them to 0.
   std::array<Tensor, 3> shared(const Tensor& wanted, DType type, const Shape& shape, bool zero_first) {
     const int64_t N = shape[0] * shape[1], W = shape[2] * shape[3];
     const Tensor parts = scope_.alloc(type, {N, 3 * W});
@@ -64,7 +65,8 @@ class Outputs {
     if (!wanted.empty()) conversions_.push_back({wanted, t, factor});
     return t;
   }
-  // Whether every row is aligned to 16 bytes, as the kernels' stores need on a GPU; the first one is (Call::tensor).
+  // Whether every row is aligned to 16 bytes, which the kernels' stores need on a GPU. Call::tensor has checked the
+  // first row.
   bool rows_aligned(const Tensor& t) const {
     if (!call_.ctx.device.is_cuda()) return true;
     bool aligned = true;

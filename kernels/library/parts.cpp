@@ -21,7 +21,7 @@ void need(const void* pointer, const char* name) {
 
 bool present(const triad_nsa_tensor* t) { return t != nullptr && t->rank != 0; }
 
-// The tensors of compression and its backward: rows [B,T,H,D], blocks [B,Tc,H,D].
+// Checks the tensors of compression or its backward: rows [B,T,H,D], and blocks [B,Tc,H,D] of that dtype or or_dtype.
 void expect_blocks(const Call& call, const char* rows_name, const ConstTensor& rows, const char* blocks_name,
                    const ConstTensor& blocks, DType or_dtype) {
   call.expect_element(rows_name, rows);
@@ -133,7 +133,7 @@ void attend_backward(Call& call, const triad_nsa_documents* documents, const Bra
 struct Gated {
   std::array<ConstTensor, 3> o;
   ConstTensor factors;  // absent: 1/3 each
-  Shape planes;         // of the gates [3,B,T,H]
+  Shape planes;         // the shape [3,B,T,H] in which the ops take the gates
 };
 
 Gated read_gated(const Call& call, const ConstTensor& like, const triad_nsa_tensor* o, const triad_nsa_tensor* gate) {

@@ -1,5 +1,5 @@
 /* triad_nsa.h: Native Sparse Attention (arXiv 2502.11089), forward and backward, in plain C. README.md of this folder
- * shows how to build and link; the example of at most 60 lines is example.c.
+ * shows how to build and link; example.c is a short example.
  *
  * What it computes, for token t and query head h of group g = h / (Hq / Hkv):
  *
@@ -7,11 +7,11 @@
  *   o_b[t,h] = softmax attention of q[t,h] with scale `scale` over the keys that branch b gives token t:
  *     cmp  compressed blocks c that end by t: block c covers the tokens [c*d, c*d + l), its key and value are the means
  *          of k[0] and v[0], or what the caller gives as k_cmp and v_cmp
- *     sel  the tokens <= t of `selected` blocks of `block` tokens: `init_blocks` first and `local_blocks` last ones,
- *          then those with the highest importance in branch cmp. One list for all heads of a group. No gradient flows
- *          through the choice.
+ *     sel  the tokens <= t of `selected` blocks of `block` tokens: the first `init_blocks`, the last `local_blocks` up
+ *          to that of t, and then those with the highest importance in branch cmp. All heads of a group have the same
+ *          list. No gradient flows through the choice.
  *     win  the tokens t - window + 1 .. t
- *   A row without keys gives 0. q and k are given already rotated, if they are to be.
+ *   A row without keys gives 0. If q and k are to be rotated (RoPE), the caller does it.
  *
  * Symbols: B sequences of T tokens; Hq query heads in Hkv groups of keys and values; dk and dv head widths;
  * Tc = T < l ? 0 : (T - l) / d + 1 compressed blocks. `type` is the element type of q, `acc` its accumulator type: f32
@@ -24,14 +24,14 @@
  *  - The caller owns all memory, and passes pointers to the memory of the context's device. Device memory is never
  *    allocated. Temporaries are in the workspace, which may be reused as soon as the work is done, in the order of the
  *    stream.
- *  - Asking for the workspace: with workspace == NULL the function checks its arguments, sets *workspace_bytes (at
+ *  - The size of the workspace: with workspace == NULL the function checks its arguments, sets *workspace_bytes (at
  *    least 1) and queues nothing; data pointers may be NULL then. With a workspace, *workspace_bytes is its size, at
- *    least the bytes asked for. The size depends on shapes, dtypes, strides, options, on the presence of optional
+ *    least the size so found. The size depends on shapes, dtypes, strides, options, on the presence of optional
  *    tensors and on `count` and `max_per_row` of the documents, not on addresses or contents, so it can be kept.
  *  - Work is queued on `stream`, a cudaStream_t (NULL: the legacy default stream), and the host is never blocked. The
  *    calls can be captured in a CUDA graph; run each call once before the capture, so that CUDA has loaded its
  *    kernels. On the CPU `stream` is ignored and the work is done when the function returns.
- *  - Outputs are overwritten, whatever they held. Inputs and outputs may not overlap.
+ *  - Outputs are overwritten; their old contents do not matter. Inputs and outputs may not overlap.
  *  - One context may be used by several threads and on several streams at the same time. CUDA's current device of the
  *    calling thread is left as it was.
  *  - Equal inputs give equal bits on a given device.
@@ -75,17 +75,17 @@ TRIAD_NSA_API int triad_nsa_cuda_device_count(void);         /* 0 without CUDA, 
 
 /* ---- context ---- */
 
-/* What the library keeps for a device: its properties, and streams of its own for work beside the caller's stream. */
+/* What the library keeps for a device: its properties, and streams for work parallel to the caller's. */
 typedef struct triad_nsa_context triad_nsa_context;
 
 #define TRIAD_NSA_CPU (-1)
 /* device: TRIAD_NSA_CPU or the CUDA ordinal. Creates streams and events, so do it outside a capture, once a device. */
 TRIAD_NSA_API triad_nsa_status triad_nsa_context_create(triad_nsa_context** context, int device);
-/* Only when all work queued through the context is done. Graphs captured through it may be launched afterwards. */
+/* Requires that all work queued through the context is done. Graphs captured through it may be launched afterwards. */
 TRIAD_NSA_API void triad_nsa_context_destroy(triad_nsa_context* context); /* NULL is allowed */
 TRIAD_NSA_API int triad_nsa_context_device(const triad_nsa_context* context);
-/* CPU: the number of threads of a call, at least 1. Default: the cores that the process may use, or OMP_NUM_THREADS.
- * Results do not depend on it. */
+/* Sets the number of threads of a call on the CPU, at least 1. Default: OMP_NUM_THREADS, or the cores that the process
+ * may use. Results do not depend on it. */
 TRIAD_NSA_API triad_nsa_status triad_nsa_context_set_threads(triad_nsa_context* context, int threads);
 
 /* ---- arguments ---- */
@@ -202,11 +202,11 @@ TRIAD_NSA_API triad_nsa_status triad_nsa_forward(triad_nsa_context*, void* strea
                                                  const triad_nsa_saved* saved, void* workspace,
                                                  size_t* workspace_bytes);
 
-/* Overwritten; an absent one is not wanted. Shapes are those of the inputs. The dtype of each is type or acc, and k[i]
- * and v[i] of a branch have the same one. */
+/* The gradients that backward overwrites; it computes none that is absent. Shapes are those of the inputs. The dtype of
+ * each is type or acc, and k[i] and v[i] of a branch have the same one. */
 typedef struct triad_nsa_gradients {
   size_t struct_size;
-  triad_nsa_tensor q;    /* acc, contiguous and default scale: without a pass of its own */
+  triad_nsa_tensor q;    /* fastest in acc, contiguous and with the default scale: no conversion */
   triad_nsa_tensor k[3]; /* of shared k: k[0], the sum over the branches; k[1] and k[2] absent */
   triad_nsa_tensor v[3]; /* likewise. Of k[0] that is not read (inputs' k_cmp): zeros */
   triad_nsa_tensor k_cmp, v_cmp; /* of learned compression only */
@@ -248,7 +248,7 @@ TRIAD_NSA_API triad_nsa_status triad_nsa_attend(triad_nsa_context*, void* stream
                                                 const triad_nsa_tensor* k, const triad_nsa_tensor* v,
                                                 const triad_nsa_tensor* block_index, const triad_nsa_tensor* o,
                                                 const triad_nsa_tensor* lse, void* workspace, size_t* workspace_bytes);
-/* dq, dk, dv overwritten, in the shapes of q, k, v and in type or acc, dk and dv in the same; NULL: not wanted
+/* dq, dk, dv overwritten, in the shapes of q, k, v and in type or acc, dk and dv in the same; NULL: not computed
  *  <-  d_o [B,T,Hq,dv] type, the gradient of o; o and lse of forward; the rest as in forward */
 TRIAD_NSA_API triad_nsa_status triad_nsa_attend_backward(
     triad_nsa_context*, void* stream, const triad_nsa_options*, const triad_nsa_documents*, int branch,
@@ -258,13 +258,13 @@ TRIAD_NSA_API triad_nsa_status triad_nsa_attend_backward(
     void* workspace, size_t* workspace_bytes);
 
 /* out [B,T,Hq,dv] type overwritten  <-  o, an array of three of [B,T,Hq,dv] type by branch; gate [B,T,H,3] type or acc,
- * H a divisor of Hq; NULL: 1/3 each. Options give kernels and flags only. */
+ * H a divisor of Hq; NULL: 1/3 each. Of the options only kernels and flags matter. */
 TRIAD_NSA_API triad_nsa_status triad_nsa_combine(triad_nsa_context*, void* stream, const triad_nsa_options*,
                                                  const triad_nsa_tensor o[3], const triad_nsa_tensor* gate,
                                                  const triad_nsa_tensor* out, void* workspace,
                                                  size_t* workspace_bytes);
 /* d_o, an array of three [B,T,Hq,dv] type by branch: gate * dout; dgate [B,T,H,3] type or acc, or NULL; overwritten
- *  <-  dout [B,T,Hq,dv] type; o and gate as in forward. A d_o of rank 0 is not wanted. */
+ *  <-  dout [B,T,Hq,dv] type; o and gate as in forward. A d_o of rank 0 is not computed. */
 TRIAD_NSA_API triad_nsa_status triad_nsa_combine_backward(triad_nsa_context*, void* stream, const triad_nsa_options*,
                                                           const triad_nsa_tensor* dout, const triad_nsa_tensor o[3],
                                                           const triad_nsa_tensor* gate, const triad_nsa_tensor d_o[3],

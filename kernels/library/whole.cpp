@@ -16,17 +16,18 @@ const std::array<const char*, 3> kKeyNames = {"k[0]", "k[1]", "k[2]"}, kValueNam
 
 bool present(const triad_nsa_tensor& t) { return t.rank != 0; }
 
-// The arguments of both functions, checked.
+// The arguments that forward and backward have in common, checked.
 struct Inputs {
-  int64_t B, T, Hq, Hkv, dk, dv, Tc, gates;  // gates: per token, Hkv or Hq
+  int64_t B, T, Hq, Hkv, dk, dv, Tc, gates;  // gates: number per token, Hkv or Hq
   DType type, acc;
-  ConstTensor q, k_cmp, v_cmp, gate;  // k_cmp, v_cmp: the caller's; gate: absent for 1/3 each
-  std::array<ConstTensor, 3> k, v;    // shared ones three times
+  ConstTensor q, k_cmp, v_cmp, gate;  // k_cmp, v_cmp: only if learned; gate: absent if all are 1/3
+  std::array<ConstTensor, 3> k, v;    // by branch; if shared, all three are the same tensor
   bool shared_k, shared_v, learned;   // learned: the caller gives k_cmp and v_cmp
   const triad_nsa_documents* documents;
 };
 
-// Reads k or v. learned: the first one may be absent if the branches do not share.
+// Reads k or v of the three branches. shared: set to true if one tensor serves all of them. learned: the caller gives
+// compressed keys and values; then the first tensor is needed only if it is shared.
 std::array<ConstTensor, 3> read_branches(const Call& call, const std::array<const char*, 3>& names,
                                          const triad_nsa_tensor (&from)[3], bool learned, bool& shared) {
   if (present(from[1]) != present(from[2]))
@@ -103,7 +104,8 @@ NsaComposition composition(const Options& options) {
   return c;
 }
 
-// The tensors of `from`; an address that is NULL is in scratch in forward (required = false), an error in backward.
+// Returns tensors at the addresses of `from`. Where an address is NULL, forward (required = false) has the tensor in
+// scratch; in backward this is an error.
 NsaSaved read_saved(const Call& call, const Inputs& n, const triad_nsa_saved* from, Scratch::Scope& scope,
                     bool required) {
   triad_nsa_saved none{};
@@ -128,7 +130,7 @@ NsaSaved read_saved(const Call& call, const Inputs& n, const triad_nsa_saved* fr
   if (!n.learned) {
     to.k_cmp = at("k_cmp", s.k_cmp, n.type, {n.B, n.Tc, n.Hkv, n.dk});
     to.v_cmp = at("v_cmp", s.v_cmp, n.type, {n.B, n.Tc, n.Hkv, n.dv});
-  } else {  // read only: the composition writes neither, its step `compress` does
+  } else {  // read only: nothing writes them, because the step `compress` does nothing
     const auto given = [](const ConstTensor& from_caller) {
       Tensor t(const_cast<std::byte*>(from_caller.data), from_caller.dtype, from_caller.shape(), from_caller.device);
       t.stride = from_caller.stride;

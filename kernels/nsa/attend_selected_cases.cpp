@@ -172,7 +172,7 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("70_l64_n2_128x128_G32", {1, 70, 70, 32, 1, 128, 128}, 2, 64),
       selected_case("100_l64_hot_128x128_G16", {1, 100, 100, 32, 2, 128, 128}, 4, 64,
                     [](uint64_t) { return hot_lists(100 * 2, 4); }),
-      // Twelve tokens list up to 102 different blocks: more than the kernel sorts.
+      // Twelve consecutive tokens list up to 102 different blocks: more than the query-stationary kernel sorts.
       selected_case("3250_l32_n9_differ_128x128_G16", {1, 3250, 3250, 16, 1, 128, 128}, 9, 32,
                     [](uint64_t) { return differing_lists(3250, 9, 32); }),
       selected_case("100_l32_n3_192x128_G16", {1, 100, 100, 16, 1, 192, 128}, 3, 32),

@@ -1,6 +1,6 @@
-// The composition of NSA: in which order, and on which streams, the branches, the selection and the gated sum run. How
-// gates and compressed keys are made is the caller's: nsa.cpp (the gate MLP, phi) and kernels/library (a caller's
-// factors, averages or given keys) pass it as steps.
+// The composition of NSA: in which order, and on which streams, the branches, the selection and the gated sum run. The
+// caller passes functions that compute the gates and the compressed keys and values: nsa.cpp those of the gate MLP and
+// of phi; kernels/library those that take the gates from its user, and average or take compressed keys and values.
 #pragma once
 #include <functional>
 
@@ -8,33 +8,35 @@
 
 namespace triad {
 
-// Gates are [3,B,T,H] acc, H being Hkv (one gate for all heads of a group) or Hq (one per head); everywhere below, the
-// branches' tensors are those of NsaIn, NsaSaved and NsaGrad.
+// The caller's functions. Gates are [3,B,T,H] acc, where H is Hkv (one gate for all heads of a group) or Hq (one per
+// head). NsaIn, NsaSaved and NsaGrad describe the other tensors.
 struct NsaForwardSteps {
   std::function<void(Context&)> gate;      // fills saved.gate
   std::function<void(Context&)> compress;  // fills saved.k_cmp and v_cmp
 };
 struct NsaBackwardSteps {
-  // Consumes dgate, in the shape of saved.gate.
+  // Computes the caller's gradients from dgate, which has the shape of saved.gate.
   std::function<void(Context&, ConstTensor dgate)> gate;
-  // Consumes the gradients of saved.k_cmp and v_cmp, in acc.
+  // Computes the caller's gradients from those of saved.k_cmp and v_cmp, in acc.
   std::function<void(Context&, ConstTensor dk_cmp, ConstTensor dv_cmp)> compress;
-  bool compress_on_side = true;  // false: compress multiplies matrices, which a side stream must not
+  bool compress_on_side = true;  // false if compress has matrix products: these must not run on a side stream
 };
 
 // Options of the composition.
 struct NsaComposition : SelectOptions {
   int64_t w = 512;
   bool keep_block_index = false;  // forward: saved.block_index is an input and the selection is skipped
-  // Whether gates may be negative. Hopper's backward kernels take the logarithm of a branch's gate, so backward then
-  // multiplies dout by the gates first, as it does for gates per head (nsa/gate_factors.h): three more copies of dout.
+  // Whether gates may be negative. Hopper's backward kernels take the logarithm of a branch's gate. If this is true,
+  // backward instead multiplies dout by the gates first, as it does for gates per head (nsa/gate_factors.h). It then
+  // needs three copies of dout.
   bool signed_gates = false;
 };
 
-// out and saved as in nsa_forward.
+// Overwrites out and saved, as nsa_forward does.
 void nsa_compose_forward(Context&, Tensor out, const NsaSaved& saved, const NsaIn&, const NsaComposition&,
                          const NsaForwardSteps&);
-// grad as in nsa_backward, except for what the steps write: dq_group and the gradients of the compressed branch's k, v.
+// Overwrites grad as nsa_backward does, except for what the steps write: dq_group and the gradients of the compressed
+// branch's k and v.
 void nsa_compose_backward(Context&, const NsaGrad& grad, ConstTensor dout, const NsaIn&, const NsaSaved&,
                           const NsaComposition&, const NsaBackwardSteps&);
 

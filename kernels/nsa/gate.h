@@ -27,7 +27,8 @@ struct GateTensors {
 using GateWeights = GateTensors<ConstTensor>;  // T
 using GateGrads = GateTensors<Tensor>;         // acc, added to
 
-// gate [3,B,T,Hkv] acc overwritten  <-  q [B,T,Hq,dk] T, rotated
+// Computes the gates of the three branches from the mean of each group's rotated queries.
+// gate [3,B,T,Hkv] acc overwritten  <-  q [B,T,Hq,dk] T
 void nsa_gate_forward(Context&, Tensor gate, ConstTensor q, const GateWeights&, const GateOptions&);
 // dq_group [B,T,Hkv,dk] acc overwritten: the gate's term in dq of every head of the group, 1/G of the gradient of the
 // heads' mean; zero if !options.has_gradient(). Weight gradients added to  <-  dgate, gate [3,B,T,Hkv] acc, q as in

@@ -8,7 +8,7 @@ namespace triad {
 namespace {
 
 struct GateSizes {
-  int64_t B, T, Hq, Hkv, width;  // width: dk of the gate, dv of the sum
+  int64_t B, T, Hq, Hkv, width;  // width: dk in cases of the gate, dv in cases of the gated sum
 };
 
 // Backward writes dq_group. In cases that are checked (not timed), rope_backward with a rotation by 0 adds it to every

@@ -30,7 +30,7 @@ void add_weight_args(std::vector<Arg>& args, const NsaSizes& n, const NsaConfig&
   }
 }
 
-// d: "" for the weights, "d" for their gradients.
+// Returns the weights or their gradients among the arguments. d: the prefix of their names, "" or "d".
 template <class Weights>
 Weights weights_of(const Args& a, const std::string& d) {
   auto phi = [&](const std::string& p) -> decltype(Weights::phi_k) {

@@ -56,7 +56,7 @@ constexpr int64_t kMaxTokensPerCta = 20 * kListWarps;
 // The list: all (token, row) pairs in the order of tokens, and how it is cut into stretches.
 struct List {
   int32_t *tokens, *rows;
-  int32_t* begins;  // [stretches + 1] first entry of each stretch
+  int32_t* begins;  // [stretches + 1] index in the list of each stretch's first entry
   // [stretches]: begin and end of the run of equal tokens that crosses the beginning of each stretch, if one does.
   int2* crossing;
   // [stretches][column groups]: number of warps that have stored a part of the run that begins in the stretch.

@@ -51,7 +51,7 @@ std::vector<OpCase> embedding_cases() {
       embedding_case({"127x40 of 5, padded", 127, 40, 5, 0, 8}),
       embedding_case({"700x24 of 3", 700, 24, 3}),
       embedding_case({"2500x16 of 256, hot", 2500, 16, 256, 0.9}),
-      embedding_case({"40x8 of 40000", 40, 8, 40000}),  // 40 KB of counters, which need raised dynamic shared memory
+      embedding_case({"40x8 of 40000", 40, 8, 40000}),  // 40 KB of counters: a CTA has more than 48 KB of shared memory
       embedding_case({"40x8 of 90000", 40, 8, 90000}),
       embedding_case({"9000x264 of 50, hot", 9000, 264, 50, 0.15}),
       embedding_case({"32768x768 of 50304", 32768, 768, 50304, 0, 0, true}),

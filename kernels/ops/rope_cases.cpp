@@ -96,7 +96,8 @@ OpCase group_case(const RopeShape& s, int64_t Hkv) {
   return c;
 }
 
-// The case with the positions of documents: bounds are those of the B*T packed tokens, with B*T as the last.
+// Returns the case with packed documents, whose positions begin at 0. bounds: the first of the B*T tokens of each
+// document, then B*T.
 OpCase packed(OpCase c, const std::vector<int64_t>& bounds) {
   const int64_t B = c.args.front().shape[0], T = c.args.front().shape[1];
   const auto begin = [bounds, T](int64_t token, uint64_t) {

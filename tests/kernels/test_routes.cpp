@@ -293,9 +293,14 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{2048, 6, 60, 60, 64, 16}, {"general", "general", "general", "general"}},
       {{2048, 6, 64, 128, 64, 16}, {"general", "general", "general", "sm90"}},
       {{2048, 6, 64, 64, 64, 16, 0, DType::f32}, {"general", "general", "general", "general"}},
-      // Packed rows never take kv_stationary; the shared tile takes up to 896 of their block ids.
-      {{32768, 6, 64, 64, 64, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{65536, 6, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
+      // Packed rows: kv_stationary takes the long documents, the shared tile the others, whatever the row's length. With
+      // blocks of 16 tokens, which kv_stationary does not support, the shared tile takes up to 896 block ids.
+      {{4096, 6, 64, 64, 64, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{32768, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{131072, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
+      {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
+      {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
   };
   for (const auto& [p, expected] : table) {
     const RouteNames got = planned_kernels(p);

@@ -73,7 +73,7 @@ struct Expected {
   double terms_squared = 0;
 
   explicit Expected(int64_t n) : value(static_cast<size_t>(n)) {}
-  // value += x * row. size: the magnitude of x before cancellation, at least |x|.
+  // value += x * row. size: the magnitude of the terms of which x is the sum; |x| is used if it is larger.
   template <class T>
   void add(double x, const T* row, double size = 0) {
     double norm = 0;

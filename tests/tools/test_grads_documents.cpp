@@ -115,7 +115,7 @@ TEST_CASE("grads: --documents gives the loss, logits, lists and gradients of the
   std::map<std::string, std::vector<int32_t>> lists;
   for (size_t i = 0; i + 1 < bounds.size(); ++i) {
     const int32_t from = bounds[i], to = bounds[i + 1];
-    // One more token, so that the document of one token has a target when it is alone: its row 0 sees nothing of it.
+    // A document of one token has no target when it is alone, so it gets one more token. Row 0 does not attend to it.
     const std::map<std::string, Entry> one = to - from > 1 ? setup.alone(from, to) : setup.alone(from, to + 1);
     const auto part = static_cast<size_t>(to - from), rows = to - from > 1 ? part : part + 1;
     for (const auto& [name, entry] : one) {

@@ -423,7 +423,8 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   CHECK(has(two, "Difference of the losses"));
   CHECK(has(two, "training A"));
   CHECK(has(two, "training B"));
-  // A run without gates and sample has no cards for them, and a run with a config only has no cards at all.
+  // The page of a run has no panels for what the run did not record, such as gates and samples. The page of a run that
+  // has only a config has no panels at all.
   const std::string dense = drawn(folder, report(other));
   for (const char* absent : {"Gates", "Selection", "Gradient norm by layer"}) CHECK_FALSE(has(dense, absent));
   const std::string bare = folder.file("bare");

@@ -129,7 +129,7 @@ TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[d
   // The run ends after the checkpoint of the previous step, which was still being written.
   const int64_t saved = list_checkpoints(folder.file("traced/checkpoints")).back().step;
   CHECK(has(found.output, "step " + std::to_string(saved + 1) + ": the ranks' sums"));
-  CHECK(flipped("plain", "").exit_code == 0);  // without the trace nothing detects the flipped bit
+  CHECK(flipped("plain", "").exit_code == 0);  // without the trace no check finds the flipped bit
 }
 
 TEST_CASE("buckets: the last collectives are written if one does not finish", "[dist]") {

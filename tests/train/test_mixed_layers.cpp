@@ -104,7 +104,7 @@ TEST_CASE("mixed layers: a resume ends with the same bits, and recomputation giv
     succeed(train_args(again, steps + "--set runtime.recompute=0:1=block,1:3=attention"));
     CHECK(same_file(whole + kWeights, again + kWeights));
   }
-  // Other layers or projections are another model.
+  // A run does not resume with other dense layers or other projections, because that would be another model.
   for (const std::string other : {"--set model.dense_layers=0:1 ", "--set nsa.shared_kv=false "}) {
     const Outcome outcome = run_program(train_args(
         folder.file("whole"), kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp --set train.steps=8 " + other +

@@ -288,7 +288,7 @@ void examine_kernel_routes(PhaseRun& v) {
   double difference = 0;
   for (size_t i = 0; i < run.losses.size(); ++i)
     difference = std::max(difference, std::abs(run.losses[i] - fused.losses[i]));
-  constexpr double kMost = 0.05;  // nats: the largest effect of other bf16 roundings after eight steps
+  constexpr double kMost = 0.05;  // nats: rounding to bf16 in other places changes the loss by less
   v.expect(difference > 0 && difference <= kMost,
            fmt::format("losses within {:.1e} of baseline's (limit {})", difference, kMost),
            difference > 0

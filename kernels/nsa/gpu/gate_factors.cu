@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A view of factors [B,T,H,3] with any strides, in elements. data == nullptr: every factor is 1/3.
+// A view of the caller's gates [B,T,H,3]: the factors of the three branches. Strides are in elements and may be any.
+// data == nullptr: every factor is 1/3.
 template <class T>
 struct Factors {
   T* data;

@@ -58,16 +58,17 @@ struct InverseIndex {
     const int first = block < lists.blocks ? row.block_begin(block, block_keys.value()) : lists.tokens;
     return make_int2(first, first < lists.tokens ? row.end(first) : 0);
   }
-  // Short documents share a piece if they begin and end in the same aligned `block_keys` tokens of the row, so each of
-  // them is one block. Returns for a block: 0 if it shares no piece, the number of the further blocks if it is the first
-  // of a piece, kShares if it is one of the others.
+  // Whether a block shares its piece of work. The tokens of a row are divided into windows of block_keys tokens; all
+  // documents inside one window share a piece. Each of them is a single block. Returns 0 if the block shares no piece;
+  // for the first block of a shared piece, the number of blocks after it; for the others, kShares.
   static constexpr int kShares = -1;
   __device__ __forceinline__ int merged_blocks(int b, int block) const {
     const DocumentRow<int> row = documents.row(b);
     if (!merges || !row.packed()) return 0;
     const int begin = row.block_begins[block];
     if (begin >= row.T) return 0;  // an id without a block
-    const int window = block_keys.quotient(begin) * block_keys.value(), window_end = min(window + block_keys.value(), row.T);
+    const int window = block_keys.quotient(begin) * block_keys.value(),
+              window_end = min(window + block_keys.value(), row.T);
     if (row.begin(begin) != begin || row.end(begin) > window_end) return 0;
     if (begin > window && row.begin(begin - 1) >= window) return kShares;
     const int last = window_end - 1;
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       first += count;
       count = begin;
     }
-    const int merged = index.merged_blocks(b, block);  // in the second step: the x of a y of 0
+    const int merged = index.merged_blocks(b, block);  // if not 0: stored as x, with a y of 0
     block_slots[block] = merged == 0 ? make_int2(bg * index.slots + at.slots, max(1, pieces)) : make_int2(merged, 0);
   }
   __syncthreads();
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       };
       int begin = 0, tokens = 0, pieces = 0;
       const int2 slots = exists ? block_slots[block] : make_int2(0, 1);
-      if (slots.y == 0) {  // one piece for this block and the slots.x after it, or none
+      if (slots.y == 0) {  // merged: one piece for this block and the slots.x after it, or none
         const int after = block + slots.x + 1;
         pieces = run == 0 && slots.x != InverseIndex::kShares, begin = index.counts(bg, 0)[block];
         if (pieces > 0) tokens = (after < blocks ? index.counts(bg, 0)[after] : all_tokens) - begin;

@@ -9,8 +9,8 @@
 namespace triad::cuda {
 
 // How the work is cut. A sequence is divided into `parts` equal parts, which are indexed concurrently. Each `cut`
-// consecutive parts form a run. A piece has at most most_tokens tokens, all of one run. merges: short documents of packed
-// rows may share a piece (KeyWork::merged), which needs fewer pieces than the bounds below.
+// consecutive parts form a run. A piece has at most most_tokens tokens, all of one run. merges: short documents of
+// packed rows may share a piece (KeyWork::merged), which needs fewer pieces than the bounds below.
 struct PiecePlan {
   int64_t parts, cut, most_tokens;
   bool merges = false;

@@ -98,7 +98,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
         copy_async_16(rows_to.dout[panel] + to, dout_from + panel * kPanel, 16);
       }
     }
-    // Heads of one token whose rows of dq are neighbours in memory form a run, which one bulk addition adds.
+    // Consecutive heads of a token whose rows of dq are neighbours in memory form a run. One bulk reduction adds a run.
     const bool exists = row0 + r < rows;
     const int dq_at = a.dq_steps.at(t, h), before = __shfl_up_sync(kFullWarp, dq_at, 1);
     const bool begins = lane == 0 || !exists || dq_at != before + kWidth / 4;

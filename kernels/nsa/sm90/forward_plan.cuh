@@ -136,7 +136,9 @@ class Plan<RowRangeKeys<kPacked>, Shape> {
  public:
   static constexpr bool kListed = false, kMadeTogether = false;
   static int64_t bytes(const RowRangeKeys<kPacked>&) { return 0; }
-  static __device__ __forceinline__ bool nothing_to_do(const RowForwardArgs&, const RowRangeKeys<kPacked>&) { return false; }
+  static __device__ __forceinline__ bool nothing_to_do(const RowForwardArgs&, const RowRangeKeys<kPacked>&) {
+    return false;
+  }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RowRangeKeys<kPacked>&, const CtaRows& tile, int w,
                                   unsigned char*) {
     // The first and last token of the tile, and those of the warpgroup's rows.

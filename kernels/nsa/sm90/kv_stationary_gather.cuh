@@ -1,6 +1,6 @@
-// KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the attention kernels. Keys and values of a
-// block stay in shared memory; the rows of the tokens that list it are multiplied with them. For far blocks the rows
-// are gathered; for near blocks they belong to neighbouring tokens.
+// KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the attention kernels. A CTA keeps
+// keys and values of blocks in shared memory and computes the query rows of tokens that list them. For a far block
+// these rows are gathered from the sequence; for near blocks they belong to consecutive tokens.
 #pragma once
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 #include "kernels/nsa/sm90/kv_stationary_index.cuh"
@@ -51,9 +51,9 @@ __device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int
     }
 }
 
-// The running softmax of one tile of rows over tiles of 64 keys: o += p v, with p relative to 2^row_max, and the row
-// sums of p. The row sums are of unrounded p: sums of rounded p, which the tensor cores could compute as p times ones,
-// would change lse by up to 1.3e-3.
+// The running softmax of one tile of rows over tiles of 64 keys: o += p v, with p = 2^(score - row_max), and the row
+// sums of p. The sums add p in fp32: the tensor cores could multiply p by ones instead, but they read p rounded to
+// bf16, and the lse would be less accurate.
 template <int kDk, int kDv>
 struct RowSums {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
@@ -64,7 +64,7 @@ struct RowSums {
     for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
     row_max[0] = row_max[1] = -INFINITY;
   }
-  // Adds one tile of keys to the sums. Row i of the lane sees the keys before seen[i]. kAll: all rows see all keys, and
+  // Adds one tile of keys to the sums. Row i of the lane (0 or 1) sees seen[i] keys. kAll: all rows see all keys, and
   // this is the only tile. add: this is not the first tile. last: this is the last tile; after it, sums[i] covers all
   // columns. meanwhile() runs during the first product.
   template <bool kAll, class Meanwhile>
@@ -227,8 +227,8 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
     rows[i] = token * q_row + h * q_head;
   };
   const int first_token = token_at(lane);
-  load_block<kDk, kDv, kWarpgroup>(a, b, g, a.share.documents.row(b).block_begin(block, a.block_keys.value()), key_tiles,
-                                   keys);
+  load_block<kDk, kDv, kWarpgroup>(a, b, g, a.share.documents.row(b).block_begin(block, a.block_keys.value()),
+                                   key_tiles, keys);
   copy_async_commit();
   place(lane, first_token);
   __syncwarp();
@@ -272,13 +272,14 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
 
 // ---- near blocks ----
 
-// The tokens of a CTA, and their near blocks. The tokens are consecutive, at most near_tokens: a part of a block, a
-// block, or two blocks, of which those that are not of the share are left out. (The two blocks may be of different
-// documents.) Shared memory holds the near blocks, four at most: `count` consecutive blocks, the last of which is the
-// last token's own block, and after them the document's first block if it is not one of these.
+// The tokens that a CTA of the near kernel computes, and their near blocks. The tokens are consecutive, at most
+// near_tokens: a part of a block, a block, or two blocks. The two blocks may belong to different documents; a block
+// whose tokens are not in the share is left out. Shared memory has at most four near blocks, in this order: `count`
+// consecutive blocks, which end with the last token's own block; then the first block of the document, if it is not one
+// of these. The index of a block in this order is its place.
 struct NearBlocks {
-  int t0, tokens;       // the tokens [t0, t0 + tokens); if there are none, the other members are not set
-  int first, count;     // see above
+  int t0, tokens;       // the tokens [t0, t0 + tokens); if `tokens` is not positive, the other members are not set
+  int first, count;     // the consecutive blocks [first, first + count)
   int first_begin;      // the first token of block `first`
   int last_begin;       // the first token of the last of the consecutive blocks
   int document_begin;   // the first token of the document of token t0
@@ -299,19 +300,21 @@ struct NearBlocks {
     first_begin = row.block_begin(first, block_keys), last_begin = has_next ? next_begin : begin;
     document_begin = row.begin(t0), begins_earlier = first > of_document;
   }
-  __device__ __forceinline__ int all() const { return count + begins_earlier; }
-  // The first token of a block in shared memory.
+  __device__ __forceinline__ int all() const { return count + begins_earlier; }  // number of blocks in shared memory
+  // The first token of the block at this place.
   __device__ __forceinline__ int begin_of(int place, int block_keys) const {
     return place >= count ? document_begin : place == count - 1 ? last_begin : first_begin + place * block_keys;
   }
-  // A mask of the blocks in shared memory that a token lists whose own block has place `own`. `near` is the token's
-  // entry of KvStationaryArgs::near.
+  // Returns which of the blocks in shared memory a token lists, as a mask by place. near: the token's value in
+  // KvStationaryArgs::near. own: the place of the token's own block.
   __device__ __forceinline__ int listed(int near, int own) const {
     const int own_and_before = own > 0 ? (near & 1) << own | (near >> 1 & 1) << (own - 1) : near;
     return own_and_before | (near >> 2) << (begins_earlier ? count : 0);
   }
 };
 
+// The near kernel: a CTA computes the tokens of NearBlocks, and its warpgroups alternate row tiles. Grid: x the tokens,
+// y the sequence and group.
 template <int kDk, int kDv>
 __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvStationaryShape<kDk, kDv>::kNearCtas)
     fwd_kv_stationary_near_kernel(const __grid_constant__ KvStationaryArgs a) {
@@ -335,8 +338,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   int* const outs = rows + kItemTiles * kTileRows;  // for each row: its position (t - t0, h) and the mask of its near
                                                     // blocks; -1: the row does not exist
   for (int i = 0; i < blocks.all(); ++i)
-    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, begins[i], key_tiles,
-                                              keys + i * key_tiles * Shape::kKeyBytes);
+    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, begins[i], key_tiles, keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
   const int n_rows = count * G, tiles = ceil_div(n_rows, kTileRows);
   // strides of q in units of 16 bytes
@@ -359,14 +361,13 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     loads.await();
-    int to[2], own[2];  // own: the row's token
+    int to[2], own[2];  // to: the row's value in outs; own: its token
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];
       own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits);
     }
-    // The tokens of this tile see only the blocks [from, end) and the document's first block, which has place 0 unless
-    // it begins earlier.
+    // The tokens of this tile list only blocks at the places [from, end), and the one at place `count`, if it exists.
     const int last_row = min(tile * kTileRows + kTileRows, n_rows) - 1;
     const int from = blocks.begins_earlier ? max(place_of(t0 + a.heads.quotient(tile * kTileRows)) - 1, 0) : 0;
     const int end = place_of(t0 + a.heads.quotient(last_row)) + 1;
@@ -382,8 +383,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
       int seen[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        seen[j] = (to[j] >> which & 1) == 0 ? 0
-                                            : min(block_keys, own[j] + 1 - begins[which]) - part * kTileRows;
+        seen[j] = (to[j] >> which & 1) == 0 ? 0 : min(block_keys, own[j] + 1 - begins[which]) - part * kTileRows;
       sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, seen, add, false, [] {});
       add = true;
     }

@@ -1,6 +1,6 @@
 // KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the parameters of its kernels, and the
-// index kernels. These decide whether the lists differ enough, and sort the list entries of each range of tokens by
-// block. nsa/gpu/inverse_index.cu, the index of backward, says why the two are not one.
+// index kernels. These decide whether the lists of neighbouring tokens differ enough, and sort the list entries of each
+// range of tokens by block. nsa/gpu/inverse_index.cu explains why backward has an index of its own.
 #pragma once
 #include <algorithm>
 #include <numbers>
@@ -17,25 +17,26 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kTileRows = 64;
 constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // a panel: 64 columns of 64 rows or keys
-constexpr int kItemTiles = 16;                           // tiles per item, at most; blocks with more are split
+constexpr int kItemTiles = 16;                           // row tiles per item, at most; a block may have several items
 constexpr int kPartTokens = 1024;                        // tokens per CTA of the index kernels
 constexpr int kIndexThreads = 1024;
 constexpr float kLn2 = std::numbers::ln2_v<float>;
 
-// The number of near blocks: the first block of the token's document and the two that end with the token's own. With
-// the default selection rule (1 initial and 2 local blocks) every token lists them, so neighbouring tokens share them.
-// All other blocks of a list are far blocks: they are complete and precede the token. Results are correct for any
-// number of near blocks; with this one, only far blocks differ between neighbours.
+// The number of near blocks of a token: the block that contains it, the block before that one, and the first block of
+// its document. With the default selection rule (1 initial and 2 local blocks) every token lists them, so neighbouring
+// tokens share them. All other blocks of a list are far blocks: they are complete and precede the token. Results are
+// correct for any number of near blocks; with this one, only far blocks differ between neighbours.
 constexpr int kNear = 3;
-// The block of a token, and the first block of its document.
+// own: the block of a token; first: the first block of its document.
 struct TokenBlocks {
-  static constexpr int kNoFar = 1 << 30;  // as `first`: no block is far
+  static constexpr int kNoFar = 1 << 30;  // a value of `first` for which no block is far
   int own, first;
   __device__ __forceinline__ bool is_far(int block) const { return block > first && block + 1 < own; }
 };
 
 // Arguments of the KV-stationary kernels. A step is a range of tokens of one sequence and group; a launch computes
-// several consecutive steps.
+// several consecutive steps. An entry is a far block in the list of one token. An item is the work of one CTA: up to
+// piece_tokens entries of one block.
 struct KvStationaryArgs {
   View<const bf16> q, k, v;
   View<bf16> o;
@@ -48,17 +49,17 @@ struct KvStationaryArgs {
   int parts;                                      // parts (of kPartTokens tokens each) per range
   int piece_tokens;                               // largest number of tokens per item
   KvStationaryShare share;                        // the tokens that these kernels compute
-  int least_tokens;  // of packed rows, documents of fewer tokens are not of the share
-  int near_tokens;   // tokens per CTA of the near kernel
-  int* near;         // [B*Hkv,T] near blocks that the token lists: bit 0: its own, 1: the one before, 2: block 0
-  int* counts;       // [steps, parts, blocks] entries of a block; after plan_items, the index of its first one
-  int* entries;      // [steps, entries_stride] sorted by block: token minus first token of the range
-  int* entry_of;     // [steps, range_tokens, n] the entry of each place in a token's list; -1: no far block
+  int least_tokens;                               // in packed rows, the share has no documents of fewer tokens
+  int near_tokens;                                // tokens per CTA of the near kernel
+  int* near;         // [B*Hkv,T] near blocks that the token lists: bit 0: its own, 1: the one before, 2: the first one
+  int* counts;       // [steps, parts, blocks] number of entries; after plan_items, index of the first of them
+  int* entries;      // [steps, entries_stride] sorted by block: the entry's token minus the range's first token
+  int* entry_of;     // [steps, range_tokens, n] index of the entry at each place of a list; -1: no far block
   int* item_counts;  // number of items of each launch
   int4* items;       // [launches, items_stride] (block, first entry, number of entries, step)
   int items_stride, entries_stride;
   bf16* partial;         // [launch_steps, entries_stride, G, dv] partial sums of o
-  float2* partial_sums;  // row_max (in powers of 2) and sum of probabilities of the same rows
+  float2* partial_sums;  // for the same rows, x: row_max, y: the sum of p (see RowSums)
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
@@ -66,7 +67,7 @@ struct KvStationaryArgs {
   __device__ __forceinline__ int64_t first_row(int step) const {
     return static_cast<int64_t>(step % launch_steps) * entries_stride * heads.value();
   }
-  // Whether no token is of the share. False for packed rows, where this is known per document.
+  // Whether the share has no tokens. Always false for packed rows, where this is decided for each document.
   __device__ __forceinline__ bool nothing_to_do() const { return !share.is_packed() && *share.all == 0; }
   __device__ __forceinline__ TokenBlocks blocks_of(const DocumentRow<int>& row, int t) const {
     const int first = row.first_block(t);
@@ -110,7 +111,7 @@ struct Part {
         in_range(index % a.parts * kPartTokens),
         first(a.first_token(step) + in_range),
         tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
-  // Writes the blocks of the part's tokens to shared memory; where has_far(t) is false, without far blocks.
+  // Writes the TokenBlocks of the part's tokens to `to`, in shared memory. If !has_far(t), t has no far blocks.
   template <class HasFar>
   __device__ __forceinline__ void list_token_blocks(const KvStationaryArgs& a, const DocumentRow<int>& row,
                                                     TokenBlocks* to, HasFar&& has_far) const {
@@ -122,9 +123,9 @@ struct Part {
   }
 };
 
-// Compares the lists of the tile of tokens that begins with t0. Returns this lane's share of two counts: how many
-// blocks the tokens list (x), and how many without repetition (y). Called by one warp, which uses `seen`, one bit for
-// each block of the row.
+// Compares the lists of the tile of tokens that begins with t0. Returns this lane's part of two counts: how many
+// blocks the tokens list (x), and how many without repetition (y). All lanes of a warp call it. The warp uses `seen`,
+// in shared memory, which has one bit for each block of the row.
 __device__ __forceinline__ int2 compare_tile(const KvStationaryArgs& a, int b, int g, int t0, unsigned* seen) {
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, n = a.n.value();
   const int count = min(a.share.tile_tokens, a.lists.tokens - t0) * n;
@@ -152,9 +153,9 @@ __device__ __forceinline__ int2 compare_tile(const KvStationaryArgs& a, int b, i
   return listed;
 }
 
-// Decides whether the lists of neighbouring tokens differ enough for the KV-stationary forward, and sets *share.all. It
-// compares kComparedTiles tiles, spread over all sequences: whether the union of a tile's lists has more than
-// union_limit times the blocks of one list. Counts are exact, so the same lists give the same decision.
+// Sets *share.all: whether the lists of neighbouring tokens differ enough for the KV-stationary forward. They do if, on
+// average over kComparedTiles tiles of all sequences, the union of a tile's lists has more than union_limit times the
+// blocks of one list. Counts are exact, so the same lists give the same decision.
 constexpr int kComparedTiles = 64;
 __device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   __shared__ int in_unions, in_lists;
@@ -174,8 +175,8 @@ __device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   if (threadIdx.x == 0) *a.share.all = a.share.exceeds(in_lists, in_unions);
 }
 
-// The same for a part of a packed row: adds the counts of kPartTiles tiles to share.listed of their documents. Tiles of
-// several documents and documents of fewer than least_tokens tokens are left out.
+// Compares lists in one part of a packed row: adds the counts of kPartTiles tiles to share.listed of their documents.
+// It leaves out tiles that span several documents, and documents of fewer than least_tokens tokens.
 constexpr int kPartTiles = 4;
 __device__ __forceinline__ void compare_part(const KvStationaryArgs& a, const Part& part, const DocumentRow<int>& row) {
   const int warp = threadIdx.x / 32, t0 = part.first + warp * (kPartTokens / kPartTiles);
@@ -190,7 +191,7 @@ __device__ __forceinline__ void compare_part(const KvStationaryArgs& a, const Pa
   atomicAdd(&sum.y, listed.y);
 }
 
-// Sets to zero what the first index kernel adds to in packed rows.
+// Sets share.listed to zero, before the first index kernel adds to it.
 __global__ void __launch_bounds__(kIndexThreads) kv_stationary_clear_kernel(int2* listed, int64_t count) {
   const int64_t i = int64_t{blockIdx.x} * kIndexThreads + threadIdx.x;
   if (i < count) listed[i] = {0, 0};
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(kIndexThreads) kv_stationary_clear_kernel(int2
 
 // The first index kernel. CTA 0 compares lists, unless the rows are packed. Each other CTA counts, for one part, the
 // far entries of each block, and records which near blocks its tokens list. In packed rows it also compares its part's
-// lists. read_lists_bytes is its shared memory, bytes.
+// lists. read_lists_bytes is the size of its dynamic shared memory.
 inline int64_t read_lists_bytes(int64_t blocks) {
   return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }

@@ -12,9 +12,9 @@ namespace triad::cuda {
 bool forward_sm90_supports(const AttendOut&, const AttendIn&);
 void forward_range_sm90(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
 
-// The selected branch. combine, if not nullptr: the kernel also computes the gated sum of the branches, along with o
-// (nsa/gate.h). elsewhere, if not nullptr: tokens that the KV-stationary kernels compute, as the GPU decides; they write
-// o and lse of these tokens afterwards.
+// The kernels of the selected branch have two optional arguments, which may be nullptr. combine: the kernel also
+// computes the gated sum of the branches (nsa/gate.h). elsewhere: the tokens that the kernel leaves out, because the
+// KV-stationary kernels write their o and lse afterwards; the GPU decides which tokens these are.
 struct KvStationaryShare;
 
 // The forward with a shared KV tile and a mask per row (nsa/sm90/shared_tile.cu), for up to 1,024 blocks (896 in packed

@@ -93,8 +93,8 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
   }
 }
 
-// Writes the lists of those of kListedTokens tokens that have at most n blocks: these list all blocks up to their own.
-// item: counts these runs of tokens.
+// Writes the lists of one run of kListedTokens tokens, except tokens that need scores: a token with at most n blocks
+// lists all blocks up to its own. item: the index of the run, over all sequences and groups.
 __device__ __forceinline__ void list_all(const SelectArgs& a, unsigned item) {
   const int b = static_cast<int>(item % a.bgs / a.groups), g = static_cast<int>(item % a.groups);
   const int first = static_cast<int>(item / a.bgs) * kListedTokens, end = min(first + kListedTokens, a.scored_from);
@@ -109,8 +109,9 @@ __device__ __forceinline__ void list_all(const SelectArgs& a, unsigned item) {
   }
 }
 
-// Lists the tiles of packed rows that need scores, in any order (SelectArgs::packed_tiles); one thread per tile. Every
-// block has l' / tile_tokens tiles, of which those past its end have no tokens.
+// Writes the tiles of packed rows that need scores to `list` (SelectArgs::packed_tiles), in any order, and adds their
+// number to *count. Each thread tests one tile. Every block id has l' / tile_tokens tiles; a tile past the block's end
+// has no tokens and is not listed.
 constexpr int kListThreads = 256;
 __global__ void __launch_bounds__(kListThreads)
     list_tiles_kernel(const DocumentView documents, int tile_tokens, int token_shift, int n_sel, int batch, int4* list,
@@ -119,7 +120,8 @@ __global__ void __launch_bounds__(kListThreads)
   const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
   int4 tile = {};
   if (at < int64_t{batch} * per_row) {
-    // In a row the last tiles come first: they see the most keys, and the longest tiles should start first.
+    // The first threads have the last tiles of each row. These see the most keys, and the longest tiles should be among
+    // the first of the list.
     const int b = static_cast<int>(at % batch), of_row = per_row - 1 - static_cast<int>(at / batch);
     const DocumentRow<int> row = documents.row(b);
     const int begin = row.block_begins[of_row / per_block], first = begin + of_row % per_block * tile_tokens;
@@ -160,8 +162,8 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     scores = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes);
   else
     scores = a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
-  // Of packed rows, the number of items that need scores is in shared memory, because the loop over keys needs all
-  // registers.
+  // For packed rows, the number of items that need scores is kept in shared memory, because the loop over keys needs
+  // all registers.
   if constexpr (kPacked) {
     if (threadIdx.x == 0) ends.scored_items = static_cast<unsigned>(*a.packed_count) * a.groups;
     __syncthreads();
@@ -254,7 +256,7 @@ void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
   const bool packed = a.packed_tiles != nullptr;
   const auto kernel = p.in_shared ? packed ? select_sm90_kernel<kPanels, kColumns, true, true>
                                            : select_sm90_kernel<kPanels, kColumns, true, false>
-                      : packed    ? select_sm90_kernel<kPanels, kColumns, false, true>
+                      : packed ? select_sm90_kernel<kPanels, kColumns, false, true>
                                   : select_sm90_kernel<kPanels, kColumns, false, false>;
   launch(ctx, "nsa_select", kernel, dim3(ctas), kWarpgroup, p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
 }
@@ -282,8 +284,7 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
       packed ? documents.ids() * (o.l_sel / p.tokens) : ceil_div(tokens - scored_from, p.tokens);
   const int64_t ctas = std::min((scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv, p.ctas);
   Scratch::Scope scope(ctx.scratch);
-  float* const slab =
-      p.in_shared ? nullptr : scope.alloc(DType::f32, {ctas, p.tokens * p.row_floats}).ptr<float>();
+  float* const slab = p.in_shared ? nullptr : scope.alloc(DType::f32, {ctas, p.tokens * p.row_floats}).ptr<float>();
   Tensor tiles, count;
   if (packed) {
     tiles = scope.alloc(DType::i32, {B * scored_tiles, 4}), count = scope.alloc(DType::i32, {1});

@@ -78,7 +78,7 @@ inline OpCase packed(OpCase c, const std::vector<int32_t>& bounds, int64_t l_sel
   return c;
 }
 
-// A case whose tiles documents begin and end in, for the routes of a GPU.
+// A case for the routes of a GPU, which is too large for the tests on the CPU.
 inline OpCase gpu_sized(OpCase c) {
   c.cpu = false;
   return c;

@@ -110,7 +110,7 @@ def main():
     for name, (config, shard_size) in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
             wrong += check(triad, name, config, shard_size, pathlib.Path(folder))
-    sys.exit("\n".join(wrong))
+    sys.exit("\n".join(wrong) or 0)
 
 
 main()

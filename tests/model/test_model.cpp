@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <string>
+#include <utility>
 
 #include "engine/rng.h"
 #include "tests/support/model_fixture.h"
@@ -225,6 +228,9 @@ struct Agreement {
     }
     ++seeds;
   }
+  void pool(const Agreement& other) {
+    difference += other.difference, dot += other.dot, got += other.got, want += other.want, seeds += other.seeds;
+  }
   double relative() const { return std::sqrt(difference / seeds); }
   double cosine() const { return want == 0 ? 1 : dot / std::sqrt(got * want); }
 };
@@ -290,12 +296,23 @@ TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16",
       INFO(variant.name << ": " << specs[i].name << " GPU " << on_gpu[i].relative() << " CPU bf16 "
                         << on_cpu[i].relative() << " cosine " << on_gpu[i].cosine() << " CPU bf16 "
                         << on_cpu[i].cosine());
-      // The ratio of two norms of n rounding errors spreads by about 1 / sqrt(n). The gradients of a gate's parameters
-      // are sums over all tokens, times its 3 * Hkv logits, so they have only as many independent errors per seed.
-      const double independent = static_cast<double>(3 * config.n_kv_groups * kSeeds);
-      const double spread = specs[i].name.find(".gate.") == std::string::npos ? 1 : 1 + 2 / std::sqrt(independent);
-      CHECK(on_gpu[i].relative() <= 2 * spread * on_cpu[i].relative());
+      if (specs[i].name.find(".gate.") == std::string::npos) CHECK(on_gpu[i].relative() <= 2 * on_cpu[i].relative());
       CHECK(on_gpu[i].cosine() >= 0.999);
+    }
+    // A gate's gradients are sums over all tokens, times its 3 * Hkv logits: a few independent rounding errors for each
+    // seed and layer. The layers are therefore pooled.
+    std::map<std::string, std::pair<Agreement, Agreement>>
+        of_gates;  // GPU and CPU, by the name after the layer's number
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const size_t at = specs[i].name.find(".gate.");
+      if (at == std::string::npos) continue;
+      auto& [gpu, cpu] = of_gates[specs[i].name.substr(at)];
+      gpu.pool(on_gpu[i]), cpu.pool(on_cpu[i]);
+    }
+    for (const auto& [name, pair] : of_gates) {
+      INFO(variant.name << ", all layers: " << name << " GPU " << pair.first.relative() << " CPU bf16 "
+                        << pair.second.relative());
+      CHECK(pair.first.relative() <= 2 * pair.second.relative());
     }
   }
 }

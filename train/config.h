@@ -20,6 +20,8 @@ enum class OnNonfinite { skip, stop };
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Precision { fp32, bf16 };
 enum class OnAnomaly { report, stop };
+enum class MasterDType { fp32, none };
+enum class Offload { none, optimizer };
 
 struct DataConfig {
   DataKind kind = DataKind::synthetic;
@@ -49,6 +51,9 @@ struct TrainConfig {
   bool save_last = true;
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
+  Precision moments_dtype = Precision::fp32, grads_dtype = Precision::fp32;
+  MasterDType master_dtype = MasterDType::fp32;
+  Precision final_dtype = Precision::fp32;
 
   // Tokens per optimizer step on one rank.
   int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
@@ -62,13 +67,14 @@ struct RuntimeConfig {
   bool asserts = false, strict = false;
   KernelChoices kernels;
   std::string recompute = "none";
+  Offload offload = Offload::none;
 };
 
 struct DistConfig {
   CommBackend backend = CommBackend::automatic;
   double bucket_mb = 25;
   Precision grad_dtype = Precision::fp32;
-  int64_t zero = 0;
+  int64_t zero = 0, replicas = 1;
   int64_t timeout_s = 600;
 };
 
@@ -143,6 +149,17 @@ template <>
 struct EnumWords<OnAnomaly> {
   static constexpr std::pair<std::string_view, OnAnomaly> words[] = {{"report", OnAnomaly::report},
                                                                      {"stop", OnAnomaly::stop}};
+};
+
+template <>
+struct EnumWords<MasterDType> {
+  static constexpr std::pair<std::string_view, MasterDType> words[] = {{"fp32", MasterDType::fp32},
+                                                                       {"none", MasterDType::none}};
+};
+template <>
+struct EnumWords<Offload> {
+  static constexpr std::pair<std::string_view, Offload> words[] = {{"none", Offload::none},
+                                                                   {"optimizer", Offload::optimizer}};
 };
 
 template <>
@@ -221,6 +238,15 @@ void visit(TrainConfig& c, V&& v) {
   v("on_nonfinite", c.on_nonfinite, "what to do if the loss or the gradient norm is not finite: skip the step or stop",
     Rule{});
   v("allow_unsafe", c.allow_unsafe, "allow a long run without checkpoints, or in fp32 on a GPU", Rule{});
+  v("moments_dtype", c.moments_dtype, "dtype in which AdamW's moments are stored; they are computed in fp32", Rule{});
+  v("grads_dtype", c.grads_dtype,
+    "dtype in which gradients are stored from their layer's backward to the update; bf16 needs runtime.precision bf16",
+    Rule{});
+  v("master_dtype", c.master_dtype,
+    "fp32: the optimizer updates fp32 master weights; none, with runtime.precision bf16: it updates the bf16 weights, "
+    "with stochastic rounding",
+    Rule{});
+  v("final_dtype", c.final_dtype, "dtype of the final weights' files", Rule{});
 }
 
 template <class V>
@@ -249,6 +275,8 @@ void visit(RuntimeConfig& c, V&& v) {
     "activation recomputation in backward, to save memory: none, mlp, attention or block for all layers, or ranges of "
     "layers: 0:6=block,6:12=mlp",
     Rule{});
+  v("offload", c.offload,
+    "optimizer: master weights and moments are in pinned host memory, and pass through the GPU at each update", Rule{});
 }
 
 template <class V>
@@ -258,7 +286,12 @@ void visit(DistConfig& c, V&& v) {
   v("bucket_mb", c.bucket_mb, "MiB of gradients in a bucket, which is summed over the ranks as a unit",
     above(0).up_to(1 << 20));
   v("grad_dtype", c.grad_dtype, "dtype of gradients in the collectives", Rule{});
-  v("zero", c.zero, "1: shard the optimizer's moments over the ranks (ZeRO stage 1)", at_least(0).up_to(1));
+  v("zero", c.zero,
+    "what the ranks share instead of each having all (ZeRO's stages): 1: the optimizer's moments and master weights; "
+    "2: the gradients too; 3: the weights too, which a layer gathers while it is in use",
+    at_least(0).up_to(3));
+  v("replicas", c.replicas, "with dist.zero: copies of the model, each sharded over ranks / replicas consecutive ranks",
+    at_least(1).up_to(1 << 20));
   v("timeout_s", c.timeout_s, "seconds that a collective may take before the run fails", at_least(1).up_to(1 << 20));
 }
 

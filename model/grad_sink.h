@@ -9,6 +9,9 @@ namespace triad {
 class GradSink {
  public:
   virtual ~GradSink() = default;
+  // Backward is about to write the gradients of a segment (Segments in params.h). Work that is queued on stream `on`
+  // after this call may overwrite the segment's window.
+  virtual void open(int64_t /*segment*/, const Stream& /*on*/) {}
   // grad: a part of Params::grads(): the gradient of one parameter, or of several that are stored contiguously. It is
   // final once the work queued so far on stream `on` is done.
   virtual void ready(ConstTensor grad, const Stream& on) = 0;

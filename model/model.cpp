@@ -12,14 +12,9 @@ namespace triad {
 
 namespace {
 
-void need(WeightGate* gate, const Context& ctx, std::initializer_list<ConstTensor> weights) {
+void need(WeightGate* gate, const Context& ctx, std::initializer_list<int64_t> segments) {
   if (gate == nullptr) return;
-  for (const ConstTensor& weight : weights)
-    if (!weight.empty()) gate->need(weight, ctx.stream);
-}
-
-void need_layer(WeightGate* gate, const Context& ctx, const LayerTensors<ConstTensor>& w) {
-  for_each_tensor(w, [&](ParamRole, const ConstTensor& weight) { need(gate, ctx, {weight}); });
+  for (const int64_t segment : segments) gate->need(segment, ctx.stream);
 }
 
 }  // namespace
@@ -29,9 +24,11 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
       options_(options),
       params_(arena, config,
               {.dtype = options.dtype,
-               .master = options.training && options.dtype == DType::bf16,
+               .master = options.training && options.master && options.dtype == DType::bf16,
                .grads = options.training,
-               .shard_elements = options.shard_elements}),
+               .shard_elements = options.shard_elements,
+               .weight_windows = options.weight_windows,
+               .grad_windows = options.grad_windows}),
       w_(params_.weight_tensors()) {
   if (options.training) g_ = params_.grad_tensors();
   const Shape table = {options.max_seq_len, config.d_k / 2};
@@ -63,21 +60,22 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
     asserts_->range(ctx, "targets", act.targets, -1, config_.vocab_size);
   }
   if (!act.bounds.empty()) nsa_document_tables(ctx, act.documents, act.bounds, config_.nsa.l_sel);
-  if (gate != nullptr) gate->begin();
-  need(gate, ctx, {w_.embed});
+  const Segments& segments = params_.segments();
+  if (gate != nullptr) gate->begin_forward();
+  need(gate, ctx, {segments.rest(), segments.embed()});
   embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
   layer_context(act, -1).expect_finite(ctx, {{"embedding", "x", act.x(0)}});
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     ctx.routes.set_layer(i);
     report_stage(ctx, Stage::forward, i);
-    need_layer(gate, ctx, w_.layers[i]);
+    need(gate, ctx, {i});
     LayerContext lc = layer_context(act, i);
     lc.stats = stats;
     layer_forward(ctx, lc, w_.layers[i], act.layer(i), act.x(i + 1));
     if (after_layer) after_layer(i, act.layer(i));
   }
   ctx.routes.set_layer(-1);
-  need(gate, ctx, {w_.norm_f, w_.head});
+  need(gate, ctx, {segments.head()});
 }
 
 Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) {
@@ -101,9 +99,21 @@ void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits)
   linear_forward(ctx, logits, h.slice(0, begin, begin + logits.size(0)), w_.head);
 }
 
-void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, bool first, GradSink* sink) {
+void Model::open_grads(Context& ctx, GradSink* sink, int64_t segment) {
+  if (sink != nullptr) sink->open(segment, ctx.stream);
+  params_.open_grads(ctx, segment);
+}
+
+void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, bool first, GradSink* sink,
+                              WeightGate* gate) {
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
+  const Segments& segments = params_.segments();
+  first = first || options_.grad_windows;
   report_stage(ctx, Stage::head);
+  if (gate != nullptr) gate->begin_backward();
+  need(gate, ctx, {segments.rest(), segments.head()});
+  open_grads(ctx, sink, segments.rest());
+  open_grads(ctx, sink, segments.head());
   Scratch::Scope scope(ctx.scratch);
   const LayerContext outside = layer_context(act, -1);
   const Tensor x = act.x(config_.n_layers);
@@ -127,6 +137,8 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
     LayerContext lc = layer_context(act, i);
     lc.add_products = !first;
     lc.sink = sink;
+    need(gate, ctx, {i});
+    open_grads(ctx, sink, i);
     if (asserts_ != nullptr) asserts_->enter("recompute");
     layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute(i));
     if (asserts_ != nullptr) asserts_->enter("backward");
@@ -134,6 +146,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
   }
   ctx.routes.set_layer(-1);
   report_stage(ctx, Stage::embedding);
+  if (!config_.tie_embeddings) open_grads(ctx, sink, segments.embed());
   embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));
   if (sink != nullptr) sink->ready(g_.embed, ctx.stream);
 }

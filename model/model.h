@@ -16,7 +16,10 @@ class Model {
     DType dtype = DType::f32;
     bool training = true;  // allocate gradients, and for bf16 also fp32 master weights
     int64_t max_seq_len = 0;
-    int64_t shard_elements = 1;  // see Params::Options
+    // See Params::Options. With weight_windows or grad_windows, passes need a gate or a sink.
+    int64_t shard_elements = 1;
+    bool master = true;  // for training in bf16
+    bool weight_windows = false, grad_windows = false;
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
 
@@ -35,7 +38,7 @@ class Model {
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
   // Forward of the layers: act.tokens [B,T], each in [0, V), -> act.x(n_layers). stats: accumulates each layer's gates
-  // and lists. gate: called before any weight is read, the head's included. after_layer: called with each layer's
+  // and lists. gate: called before any weight is read, those of loss() included. after_layer: called with each layer's
   // activations; if layers share buffers, layer i+2 overwrites them.
   using AfterLayer = std::function<void(int64_t layer, LayerActivations&)>;
   void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr,
@@ -44,15 +47,18 @@ class Model {
   void loss(Context&, Activations& act);
   // Call after forward: computes act.row_loss, and adds the gradients of scale * sum(row_loss) to params().grads().
   // first: the gradients of the matrix products hold no values yet and are overwritten, so that only
-  // params().added_grads() must be zeroed before. sink: receives each gradient when it is finished, the head's first
-  // and the embedding's last.
-  void loss_and_backward(Context&, Activations& act, LossScale scale, bool first = false, GradSink* sink = nullptr);
+  // params().added_grads() must be zeroed before; windowed gradients are overwritten in every pass. sink: receives each
+  // gradient when it is finished, the head's first and the embedding's last. gate: called before a layer's weights are
+  // read.
+  void loss_and_backward(Context&, Activations& act, LossScale scale, bool first = false, GradSink* sink = nullptr,
+                         WeightGate* gate = nullptr);
   // Call after forward: computes logits [n, padded vocabulary], compute dtype, for the rows [begin, begin + n) of act.
   void logits(Context&, Activations& act, int64_t begin, Tensor logits);
 
  private:
   LayerContext layer_context(const Activations& act, int64_t layer) const;
   Tensor final_norm(Context&, Activations& act, Scratch::Scope&);
+  void open_grads(Context&, GradSink*, int64_t segment);
 
   ModelConfig config_;
   Options options_;

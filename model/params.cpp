@@ -181,37 +181,143 @@ int64_t count_parameters(const ModelConfig& c) {
   return n;
 }
 
+int64_t Segments::of(const ParamSpec& spec) const {
+  if (spec.role == ParamRole::embed) return embed();
+  if (spec.role == ParamRole::head) return head();
+  return spec.is_layer_product() ? spec.layer : rest();
+}
+
+FlatBuffer FlatBuffer::windowed(Arena& arena, MemTag tag, const char* name, DType dtype, const Segments& segments,
+                                bool overlap) {
+  int64_t layer = 0;  // elements of the largest layer
+  for (int64_t i = 0; segments.is_layer(i); ++i) layer = std::max(layer, segments[i].size());
+  const int64_t head = segments.head(), embed = segments.embed(), rest = segments.rest();
+  // Tied embeddings are in use from the beginning to the end of a pass, so they share no memory.
+  const bool tied = head == embed;
+  const int64_t outside = segments[rest].size();
+  const int64_t layers = outside + (tied      ? segments[embed].size()
+                                    : overlap ? 0
+                                              : std::max(segments[embed].size(), segments[head].size()));
+  FlatBuffer buffer;
+  int64_t end = layers + 2 * layer;
+  for (int64_t i = 0; i < segments.count(); ++i) {
+    const int64_t begin = i == rest ? 0 : segments.is_layer(i) ? layers + i % 2 * layer : outside;
+    buffer.places_.push_back({begin, begin + segments[i].size()});
+    end = std::max(end, buffer.places_.back().end);
+  }
+  buffer.memory_ = arena.alloc(tag, name, dtype, {end});
+  return buffer;
+}
+
+Tensor FlatBuffer::at(const ElementRange& range, const Segments& segments) const {
+  if (!is_windowed()) return memory_.slice(0, range.begin, range.end);
+  for (int64_t i = 0; i < segments.count(); ++i) {
+    if (!segments[i].contains(range)) continue;
+    const int64_t shift = places_[static_cast<size_t>(i)].begin - segments[i].begin;
+    return memory_.slice(0, range.begin + shift, range.end + shift);
+  }
+  fail("the elements {} to {} of the flat buffer are in no single segment", range.begin, range.end);
+}
+
 Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
-    : config_(config), specs_(param_specs(config)), offset_(specs_.size()) {
+    : config_(config),
+      specs_(param_specs(config)),
+      offset_(specs_.size()),
+      segments_(config.n_layers, config.tie_embeddings) {
   constexpr int64_t kElementAlign = 128;  // alignment of a parameter in elements: 256 bytes in bf16
-  int64_t end = 0;
+  int64_t end = 0, segment = -1;
   const auto group = [](const ParamSpec& p) { return p.product ? 0 : p.decays() ? 1 : 2; };
   int64_t* const ends[] = {&products_end_, &decay_end_, &stored_elements_};
+  const auto enter = [&](int64_t next) {
+    if (segment == next) return;
+    end = align_up(end, std::max(kElementAlign, options.shard_elements));
+    if (segment >= 0) segments_[segment].end = end;
+    segment = next;
+    if (segment >= 0) segments_[segment].begin = end;
+  };
   for (int g = 0; g < 3; ++g) {
     for (size_t i = 0; i < specs_.size(); ++i) {
       if (group(specs_[i]) != g) continue;
+      enter(segments_.of(specs_[i]));
       if (!specs_[i].joins_previous) end = align_up(end, kElementAlign);
       offset_[i] = end;
       end += specs_[i].stored().numel();
     }
+    if (g == 0) enter(-1);
     *ends[g] = end = align_up(end, kElementAlign);
   }
-  stored_elements_ = end = align_up(end, options.shard_elements);
-  weights_ = arena.alloc(MemTag::params, "weights", options.dtype, {end});
+  enter(-1);
+  stored_elements_ = end;
+  const DType acc = acc_dtype(options.dtype);
+  const auto make = [&](MemTag tag, const char* name, DType dtype, bool windows, bool overlap) {
+    return windows ? FlatBuffer::windowed(arena, tag, name, dtype, segments_, overlap)
+                   : FlatBuffer(arena.alloc(tag, name, dtype, {end}));
+  };
+  weights_ = make(MemTag::params, "weights", options.dtype, options.weight_windows, /*overlap=*/false);
   if (options.master) master_ = arena.alloc(MemTag::master, "master weights", DType::f32, {end});
-  if (options.grads) grads_ = arena.alloc(MemTag::grads, "gradients", acc_dtype(options.dtype), {end});
+  if (!options.grads) return;
+  grads_ = make(MemTag::grads, "gradients", acc, options.grad_windows, /*overlap=*/true);
+  if (options.grad_windows) list_cleared();
 }
 
-Tensor Params::stored(const Tensor& whole, int64_t i, int64_t rows) const {
+// Lists the elements of each segment that belong to no parameter whose gradient a matrix product overwrites.
+void Params::list_cleared() {
+  std::vector<ElementRange> overwritten;
+  for (int64_t i = 0; i < count(); ++i)
+    if (specs_[i].product) overwritten.push_back({offset_[i], offset_[i] + specs_[i].stored().numel()});
+  std::sort(overwritten.begin(), overwritten.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  cleared_.resize(static_cast<size_t>(segments_.count()));
+  open_.assign(cleared_.size(), false);
+  for (int64_t s = 0; s < segments_.count(); ++s) {
+    int64_t at = segments_[s].begin;
+    const auto clear_until = [&](int64_t end) {
+      if (end > at) cleared_[static_cast<size_t>(s)].push_back({at, end});
+    };
+    for (const ElementRange& range : overwritten) {
+      if (!segments_[s].contains(range)) continue;
+      clear_until(range.begin);
+      at = range.end;
+    }
+    clear_until(segments_[s].end);
+  }
+}
+
+void Params::open_grads(Context& ctx, int64_t segment) {
+  if (!grads_.is_windowed()) return;
+  for (int64_t i = 0; i < segments_.count(); ++i)
+    if (grads_.place(i, segments_).overlaps(grads_.place(segment, segments_))) open_[static_cast<size_t>(i)] = false;
+  open_[static_cast<size_t>(segment)] = true;
+  for (const ElementRange& range : cleared_[static_cast<size_t>(segment)]) zero(ctx, grads(range));
+}
+
+ElementRange Params::range_of_grad(ConstTensor part) const {
+  const Tensor memory = grads_.memory();
+  const int64_t begin = (part.data - memory.data) / size_of(memory.dtype);
+  const ElementRange range = {begin, begin + part.numel()};
+  if (!grads_.is_windowed() && ElementRange{0, stored_elements_}.contains(range)) return range;
+  for (int64_t i = 0; i < segments_.count() && grads_.is_windowed(); ++i) {
+    const ElementRange place = grads_.place(i, segments_);
+    const int64_t shift = segments_[i].begin - place.begin;
+    if (open_[static_cast<size_t>(i)] && place.contains(range)) return {range.begin + shift, range.end + shift};
+  }
+  fail("{} is no part of the gradients {}", part.str(), memory.str());
+}
+
+Tensor Params::whole(const FlatBuffer& buffer, const char* name) {
+  TRIAD_CHECK(!buffer.is_windowed(), "the {} are asked for as a whole, but have memory for two layers only", name);
+  return buffer.memory();
+}
+
+Tensor Params::stored(const FlatBuffer& buffer, int64_t i, int64_t rows) const {
   Shape shape = specs_[i].shape;
   shape.dim[0] = rows;
-  return whole.slice(0, offset_[i], offset_[i] + shape.numel()).view(shape);
+  return buffer.at({offset_[i], offset_[i] + shape.numel()}, segments_).view(shape);
 }
 
-Tensor Params::part(const Tensor& whole, int64_t i) const { return stored(whole, i, specs_[i].shape[0]); }
+Tensor Params::part(const Tensor& whole, int64_t i) const { return stored(FlatBuffer(whole), i, specs_[i].shape[0]); }
 
 template <class TensorType>
-ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
+ModelTensors<TensorType> Params::tensors(const FlatBuffer& buffer) const {
   std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // of the first parameter of each (layer, role)
   for (int64_t i = 0; i < count(); ++i) index.try_emplace({specs_[i].layer, specs_[i].role}, i);
   // A parameter and those stored contiguously after it, as one matrix; an empty tensor if the model has no parameter of
@@ -221,7 +327,7 @@ ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
     if (it == index.end()) return TensorType{};
     int64_t rows = specs_[it->second].stored()[0];
     for (int64_t i = it->second + 1; i < count() && specs_[i].joins_previous; ++i) rows += specs_[i].shape[0];
-    return stored(whole, it->second, rows);
+    return stored(buffer, it->second, rows);
   };
   ModelTensors<TensorType> t;
   t.embed = get(-1, ParamRole::embed);
@@ -233,8 +339,8 @@ ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
                     [&](ParamRole role, TensorType& tensor) { tensor = get(i, role); });
   return t;
 }
-template ModelTensors<ConstTensor> Params::tensors(const Tensor&) const;
-template ModelTensors<Tensor> Params::tensors(const Tensor&) const;
+template ModelTensors<ConstTensor> Params::tensors(const FlatBuffer&) const;
+template ModelTensors<Tensor> Params::tensors(const FlatBuffer&) const;
 
 std::vector<float> initial_values(Context& ctx, const ParamSpec& p, int64_t index, uint64_t seed) {
   const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(index)));
@@ -266,16 +372,16 @@ void Params::set(Context& ctx, const std::vector<float>& host) {
   TRIAD_CHECK(static_cast<int64_t>(host.size()) == stored_elements_, "{} values for {} stored parameters", host.size(),
               stored_elements_);
   if (has_master()) write(ctx, master_, host.data());
-  if (weights_.dtype == DType::f32) return write(ctx, weights_, host.data());
+  if (weights().dtype == DType::f32) return write(ctx, weights(), host.data());
   // The weights in their dtype. They are rounded to bf16 or converted to f64 on the host, so that every device starts
   // from the same bits.
-  std::vector<std::byte> converted(static_cast<size_t>(weights_.bytes()));
-  const Tensor to(converted.data(), weights_.dtype, weights_.shape(), Device::cpu());
-  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights_.shape(),
+  std::vector<std::byte> converted(static_cast<size_t>(weights().bytes()));
+  const Tensor to(converted.data(), weights().dtype, weights().shape(), Device::cpu());
+  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights().shape(),
                     Device::cpu());
   Runtime cpu({.device = Device::cpu()});
   cast(cpu.ctx(), to, from);
-  write(ctx, weights_, converted.data());
+  write(ctx, weights(), converted.data());
 }
 
 }  // namespace triad

@@ -131,6 +131,59 @@ struct ModelTensors {
   std::vector<LayerTensors<TensorType>> layers;
 };
 
+// The elements [begin, end) of a flat buffer.
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+  bool overlaps(const ElementRange& other) const { return begin < other.end && other.begin < end; }
+  bool contains(const ElementRange& other) const { return begin <= other.begin && other.end <= end; }
+};
+
+// The flat buffers are divided into segments: the matrices of one layer, the head, the embedding, and the rest, which
+// are the small parameters of all layers. Forward and backward use one layer's segment after the other. A segment's
+// number: the layer's index; then those of the functions below.
+class Segments {
+ public:
+  Segments(int64_t layers, bool tied) : layers_(layers), tied_(tied), ranges_(static_cast<size_t>(rest() + 1)) {}
+  int64_t head() const { return layers_; }  // with tied embeddings, the head is the embedding
+  int64_t embed() const { return tied_ ? layers_ : layers_ + 1; }
+  int64_t rest() const { return embed() + 1; }
+  int64_t count() const { return rest() + 1; }
+  bool is_layer(int64_t segment) const { return segment < layers_; }
+  int64_t of(const ParamSpec&) const;
+  const ElementRange& operator[](int64_t segment) const { return ranges_[static_cast<size_t>(segment)]; }
+  ElementRange& operator[](int64_t segment) { return ranges_[static_cast<size_t>(segment)]; }
+
+ private:
+  int64_t layers_;
+  bool tied_;
+  std::vector<ElementRange> ranges_;
+};
+
+// FlatBuffer: the memory of a flat buffer. A whole one has memory for each element. A windowed one has memory for the
+// rest, for the embedding or the head, and for two layers: segments that share memory use it in turn, and the caller
+// orders their uses. Layers with even and odd index alternate.
+class FlatBuffer {
+ public:
+  FlatBuffer() = default;
+  // overlap: the embedding and the head also share the memory of the layers.
+  static FlatBuffer windowed(Arena&, MemTag, const char* name, DType, const Segments&, bool overlap);
+  explicit FlatBuffer(Tensor whole) : memory_(whole) {}
+
+  bool is_windowed() const { return !places_.empty(); }
+  Tensor memory() const { return memory_; }
+  // The elements of a range, which lies in one segment if the buffer is windowed.
+  Tensor at(const ElementRange&, const Segments&) const;
+  // The elements of the memory that a segment has.
+  ElementRange place(int64_t segment, const Segments& segments) const {
+    return is_windowed() ? places_[static_cast<size_t>(segment)] : segments[segment];
+  }
+
+ private:
+  Tensor memory_;
+  std::vector<ElementRange> places_;  // by segment; empty: whole
+};
+
 // Params: the flat buffers of all parameters. weights: in the compute dtype. master: fp32 master weights, only for
 // training in bf16 (in fp32 the weights are their own master). grads: in the accumulation dtype, only for training.
 class Params {
@@ -139,20 +192,34 @@ class Params {
     DType dtype = DType::f32;
     bool master = false;  // allocate a separate fp32 copy of the weights, which the optimizer updates
     bool grads = false;
-    // Buffers are padded to a multiple of this many elements, so that ranks have equal shards.
+    // Segments are padded to a multiple of this many elements, so that ranks have equal shards.
     int64_t shard_elements = 1;
+    // The buffer has memory only for the segments in use (FlatBuffer).
+    bool weight_windows = false, grad_windows = false;
   };
   Params(Arena&, const ModelConfig&, const Options&);
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t count() const { return static_cast<int64_t>(specs_.size()); }
   // Whole buffers, each [stored elements], in three groups: the parameters of matrix products, other parameters with
-  // weight decay, which end at decay_end(), and parameters without weight decay.
-  Tensor weights() const { return weights_; }
-  Tensor master() const { return master_.empty() ? weights_ : master_; }
-  Tensor grads() const { return grads_; }
+  // weight decay, which end at decay_end(), and parameters without weight decay. weights() and grads() throw for
+  // windowed buffers.
+  Tensor weights() const { return whole(weights_, "weights"); }
+  Tensor master() const { return master_.empty() ? weights() : master_; }
+  Tensor grads() const { return whole(grads_, "gradients"); }
+  // The same, whole or windowed.
+  const FlatBuffer& weight_buffer() const { return weights_; }
+  const FlatBuffer& grad_buffer() const { return grads_; }
+  Tensor weights(const ElementRange& range) const { return weights_.at(range, segments_); }
+  Tensor grads(const ElementRange& range) const { return grads_.at(range, segments_); }
+  const Segments& segments() const { return segments_; }
+  // With windowed gradients: from here on a segment's window holds the gradients of this segment. Zeroes the elements
+  // that backward does not overwrite: those between parameters, and gradients without ParamSpec::product.
+  void open_grads(Context&, int64_t segment);
+  // The range of elements that a part of the gradients covers. Throws Error if it is none.
+  ElementRange range_of_grad(ConstTensor part) const;
   // The part of grads() that belongs to parameters without ParamSpec::product; it must be zeroed before a backward.
-  Tensor added_grads() const { return grads_.slice(0, products_end_, stored_elements_); }
+  Tensor added_grads() const { return grads().slice(0, products_end_, stored_elements_); }
   bool has_master() const { return !master_.empty(); }
   int64_t decay_end() const { return decay_end_; }
   int64_t stored_elements() const { return stored_elements_; }
@@ -176,14 +243,22 @@ class Params {
 
  private:
   template <class TensorType>
-  ModelTensors<TensorType> tensors(const Tensor& whole) const;
-  Tensor stored(const Tensor& whole, int64_t i, int64_t rows) const;
+  ModelTensors<TensorType> tensors(const FlatBuffer&) const;
+  Tensor stored(const FlatBuffer&, int64_t i, int64_t rows) const;
+  static Tensor whole(const FlatBuffer&, const char* name);
+  void list_cleared();
 
   ModelConfig config_;
   std::vector<ParamSpec> specs_;
   std::vector<int64_t> offset_;
+  Segments segments_;
   int64_t products_end_ = 0, decay_end_ = 0, stored_elements_ = 0;
-  Tensor weights_, master_, grads_;
+  FlatBuffer weights_, grads_;
+  Tensor master_;
+  // With windowed gradients, by segment: the ranges that open_grads() zeroes, and whether the segment was the last that
+  // was opened in its window.
+  std::vector<std::vector<ElementRange>> cleared_;
+  std::vector<bool> open_;
 };
 
 }  // namespace triad

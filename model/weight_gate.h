@@ -1,5 +1,5 @@
-// WeightGate: for sharded weights, which each forward gathers from all ranks. It makes the forward's stream wait until
-// each weight is gathered, before the weight is read.
+// WeightGate: for sharded weights, which are gathered from all ranks. It makes the stream of a forward or backward wait
+// until the weights of a segment (Segments in params.h) are gathered, before they are read.
 #pragma once
 #include "engine/stream.h"
 #include "engine/tensor.h"
@@ -9,9 +9,13 @@ namespace triad {
 class WeightGate {
  public:
   virtual ~WeightGate() = default;
-  virtual void begin() = 0;  // call when a forward begins
-  // weight: a part of Params::weights(). Work that is queued on stream `on` after this call reads gathered values.
-  virtual void need(ConstTensor weight, const Stream& on) = 0;
+  // Call when a forward begins. It reads the rest (the small parameters), the embedding, the layers, and the head.
+  virtual void begin_forward() = 0;
+  // Call when a backward begins, which reads the rest, the head, and the layers from the last to the first.
+  virtual void begin_backward() = 0;
+  // Work that is queued on stream `on` after this call reads gathered values of the segment. All work that reads
+  // segments needed earlier in the pass, the rest apart, is queued on the stream already.
+  virtual void need(int64_t segment, const Stream& on) = 0;
 };
 
 }  // namespace triad

@@ -16,15 +16,6 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 constexpr int64_t kBuffers = 3;  // fp32 copies of the parameters in a checkpoint: master weights, exp_avg, exp_avg_sq
 
-// Copies a tensor to the staging memory on the host. A tensor that was gathered from several ranks is on the host
-// already; it is freed when save() returns, so it is copied immediately instead of on the stream.
-void copy_to_host(Context& ctx, Tensor host, ConstTensor from) {
-  if (from.device.is_cuda())
-    copy(ctx, host, from);
-  else
-    std::memcpy(host.data, from.data, static_cast<size_t>(from.bytes()));
-}
-
 }  // namespace
 
 Checkpointer::Checkpointer(const Config& config, const Params& params, Device device, std::string parent,
@@ -46,12 +37,13 @@ Tensor Checkpointer::buffer(int64_t i) const {
   return Tensor(host_.data() + i * n * static_cast<int64_t>(sizeof(float)), DType::f32, {n}, Device::cpu());
 }
 
-void Checkpointer::save(Context& ctx, const Optimizer::Moments& moments, const RunState& state) {
+void Checkpointer::save(Context& ctx, Optimizer& optimizer, const RunState& state) {
   TRIAD_CHECK(!writing_.valid(), "a checkpoint of step {} while another is being written", state.step);
   const Clock::time_point begin = Clock::now();
-  copy_to_host(ctx, buffer(0), params_.master());
-  copy_to_host(ctx, buffer(1), moments.exp_avg);
-  copy_to_host(ctx, buffer(2), moments.exp_avg_sq);
+  for (int64_t i = 0; i < kBuffers; ++i)
+    optimizer.gather(ctx, Optimizer::kStates[i], [&](const ElementRange& elements, const Tensor& values) {
+      copy(ctx, buffer(i).slice(0, elements.begin, elements.end), values);
+    });
   copied_.record(ctx.stream);
   stall_ms_ = seconds_since(begin) * 1e3;
   writing_ = std::async(std::launch::async, [this, state] {

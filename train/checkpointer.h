@@ -23,8 +23,8 @@ class Checkpointer {
     double stall_ms, write_s;  // time that save() took, ms; time that the thread took to write the checkpoint, s
   };
   // Begins a checkpoint of the state that the work queued on ctx.stream so far will produce. take() must have returned
-  // the previous checkpoint.
-  void save(Context&, const Optimizer::Moments&, const RunState&);
+  // the previous checkpoint. With shards the other ranks call Optimizer::gather for each of its states meanwhile.
+  void save(Context&, Optimizer&, const RunState&);
   // Returns the checkpoint that save() began, once it is complete on disk; nullopt before that, or if none was begun.
   // Rethrows the error of a failed write, which leaves the older checkpoints unchanged.
   std::optional<Written> take(bool wait);

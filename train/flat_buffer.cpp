@@ -19,12 +19,6 @@ std::string missing_text(const std::vector<std::string>& names, int64_t of) {
 
 }  // namespace
 
-ElementRange range_in(ConstTensor whole, ConstTensor part) {
-  const int64_t begin = (part.data - whole.data) / size_of(whole.dtype), end = begin + part.numel();
-  TRIAD_CHECK(begin >= 0 && end <= whole.numel(), "{} is no part of the flat buffer {}", part.str(), whole.str());
-  return {begin, end};
-}
-
 ElementRange range_of(const Params& params, int64_t i) {
   const int64_t begin = params.offset(i);
   return {begin, begin + params.specs()[static_cast<size_t>(i)].stored().numel()};
@@ -46,7 +40,7 @@ GradFinder::GradFinder(const Params& params) : params_(params), by_offset_(stati
 }
 
 std::vector<int64_t> GradFinder::find(ConstTensor grad) const {
-  const ElementRange range = range_in(params_.grads(), grad);
+  const ElementRange range = params_.range_of_grad(grad);
   std::vector<int64_t> found;
   auto it = std::lower_bound(by_offset_.begin(), by_offset_.end(), range.begin,
                              [&](int64_t i, int64_t at) { return params_.offset(i) < at; });

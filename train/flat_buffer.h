@@ -9,16 +9,43 @@
 
 namespace triad {
 
-// The elements [begin, end) of a flat buffer.
-struct ElementRange {
-  int64_t begin = 0, end = 0;
-  int64_t size() const { return end - begin; }
-  bool overlaps(const ElementRange& other) const { return begin < other.end && other.begin < end; }
+// A buffer that holds parts of the flat buffer, one after the other: a rank's shards, or all elements as one part.
+class Parts {
+ public:
+  struct Part {
+    ElementRange elements;  // range in the flat buffer
+    int64_t at = 0;         // index of its first element in a buffer of size() elements
+  };
+  static Parts whole(const Params& params) {
+    Parts parts;
+    parts.add({0, params.stored_elements()});
+    return parts;
+  }
+  void add(const ElementRange& elements) {
+    parts_.push_back({elements, size_});
+    size_ += elements.size();
+  }
+  // Adds a part that is at the same place as in the flat buffer.
+  void add_in_place(const ElementRange& elements) { parts_.push_back({elements, elements.begin}); }
+
+  int64_t size() const { return size_; }
+  const std::vector<Part>& parts() const { return parts_; }
+  auto begin() const { return parts_.begin(); }
+  auto end() const { return parts_.end(); }
+  const Part& operator[](size_t i) const { return parts_[i]; }
+  size_t count() const { return parts_.size(); }
+  // The elements of a range, which lies in one part, in `buffer` [size()].
+  static Tensor of(const Tensor& buffer, const Part& part, const ElementRange& range) {
+    const int64_t shift = part.at - part.elements.begin;
+    return buffer.slice(0, range.begin + shift, range.end + shift);
+  }
+  static Tensor of(const Tensor& buffer, const Part& part) { return of(buffer, part, part.elements); }
+
+ private:
+  std::vector<Part> parts_;
+  int64_t size_ = 0;
 };
 
-// The range of elements of the flat buffer `whole` that its view `part` covers. Throws Error if `part` is not inside
-// `whole`.
-ElementRange range_in(ConstTensor whole, ConstTensor part);
 // The range of elements in which parameter i is stored, padding rows included.
 ElementRange range_of(const Params&, int64_t i);
 int64_t index_of_param(const Params&, const std::string& name);

@@ -16,26 +16,33 @@ namespace triad {
 
 namespace {
 
-// CRC-32 of the fp32 master weights, which are read in chunks.
-int64_t checksum_of(Context& ctx, const Params& params) {
+// CRC-32 of the parameters that all ranks together have.
+int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
   constexpr int64_t kAtATime = 1 << 24;
-  const Tensor master = params.master();
-  std::vector<float> host(static_cast<size_t>(std::min(kAtATime, master.numel())));
+  std::vector<float> host;
   uLong crc = 0;
-  for (int64_t begin = 0; begin < master.numel(); begin += kAtATime) {
-    const int64_t n = std::min(kAtATime, master.numel() - begin);
-    read(ctx, host.data(), master.slice(0, begin, begin + n));
-    crc = crc32_z(crc, reinterpret_cast<const Bytef*>(host.data()), static_cast<size_t>(n) * sizeof(float));
-  }
+  optimizer.gather(ctx, Optimizer::State::parameter, [&](const ElementRange&, const Tensor& values) {
+    for (int64_t begin = 0; begin < values.numel(); begin += kAtATime) {
+      const int64_t n = std::min(kAtATime, values.numel() - begin);
+      host.resize(static_cast<size_t>(n));
+      read(ctx, host.data(), values.slice(0, begin, begin + n));
+      crc = crc32_z(crc, reinterpret_cast<const Bytef*>(host.data()), static_cast<size_t>(n) * sizeof(float));
+    }
+  });
   return static_cast<int64_t>(crc);
 }
 
 // Loads the weights of train.init_from. Those of a dense model can begin an NSA model (model/from_dense.h).
-void load_init(Context& ctx, Params& params, const Config& config, const ModelSource& from) {
-  if (config.model.has_nsa() && !from.config.model.has_nsa())
-    load_dense_weights(ctx, params, from.weights, static_cast<uint64_t>(config.train.seed));
-  else
-    load_weights(ctx, params, from.weights);
+void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config,
+               const ModelSource& from) {
+  const std::vector<float> flat =
+      config.model.has_nsa() && !from.config.model.has_nsa()
+          ? read_dense_weights(ctx, params, from.weights, static_cast<uint64_t>(config.train.seed))
+          : read_weights(params, from.weights);
+  optimizer.for_each_own(Optimizer::State::parameter, [&](const ElementRange& elements, const Tensor& values) {
+    write(ctx, values, flat.data() + elements.begin);
+  });
+  optimizer.publish(ctx);
 }
 
 // A number that describes the data of a run, and for messages what it is.
@@ -61,7 +68,7 @@ std::vector<DataFact> facts_of(const TokenSource& source) {
 
 // Throws an Error on every rank if the ranks differ in the step, the weights or the data. read_weights: whether the
 // weights were read from files.
-void compare_ranks(Context& ctx, Comm& comm, const Params& params, const DataSource& data, const RunState& state,
+void compare_ranks(Context& ctx, Comm& comm, Optimizer& optimizer, const DataSource& data, const RunState& state,
                    bool read_weights) {
   const auto same = [&](int64_t own, const std::string& what) {
     for (const int64_t other : comm.all_gather_host(own, what))
@@ -69,7 +76,7 @@ void compare_ranks(Context& ctx, Comm& comm, const Params& params, const DataSou
                   other);
   };
   same(state.step, "the step to go on from is");
-  if (read_weights) same(checksum_of(ctx, params), "the weights to begin with have checksum");
+  if (read_weights) same(checksum_of(ctx, optimizer), "the weights to begin with have checksum");
   for (const DataFact& fact : facts_of(*data.train)) same(fact.value, fmt::format(fmt::runtime(fact.what), "train"));
   for (const DataFact& fact : facts_of(*data.val)) same(fact.value, fmt::format(fmt::runtime(fact.what), "evaluate"));
 }
@@ -137,13 +144,13 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
       fail_usage("train.steps is {}, but {} is at step {} already", config.train.steps, resume_from, state.step);
   } else {
     if (init_from) {
-      load_init(ctx, params, config, *init_from);
+      load_init(ctx, params, step.optimizer(), config, *init_from);
       state.origin = init_from->origin;
     } else {
-      params.init(ctx, static_cast<uint64_t>(config.train.seed));
+      step.optimizer().init(ctx, static_cast<uint64_t>(config.train.seed));
     }
   }
-  if (comm.world() > 1) compare_ranks(ctx, comm, params, data, state, !resume_from.empty() || init_from);
+  if (comm.world() > 1) compare_ranks(ctx, comm, step.optimizer(), data, state, !resume_from.empty() || init_from);
   Json counts = count_data(config, data);
   check_counts(state.data, counts, resume_from, data);
   state.data = std::move(counts);

@@ -2,100 +2,88 @@
 
 #include <algorithm>
 
+#include "kernels/ops/cast.h"
 #include "kernels/step/adamw.h"
 #include "train/schedule.h"
 
 namespace triad {
 
-namespace {
-Tensor part_of(const Tensor& whole, const ElementRange& e) { return whole.slice(0, e.begin, e.end); }
-}  // namespace
-
-Optimizer::Optimizer(Context& ctx, Arena& arena, const Params& params, GradReducer* reducer) : reducer_(reducer) {
-  int64_t kept = 0;
-  if (reducer_ == nullptr) {
-    parts_.push_back({.elements = {0, params.stored_elements()}});
-    kept = params.stored_elements();
-  } else {
-    for (const GradBucket& bucket : reducer_->plan().buckets()) {
-      parts_.push_back({.elements = reducer_->plan().shard(bucket), .moments = kept, .bucket = &bucket});
-      kept += parts_.back().elements.size();
-    }
-    gather_.emplace(ctx, params, *reducer_);
-  }
-  exp_avg_ = arena.alloc(MemTag::optimizer, "exp_avg", DType::f32, {kept});
-  exp_avg_sq_ = arena.alloc(MemTag::optimizer, "exp_avg_sq", DType::f32, {kept});
+Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& config, GradReducer* reducer)
+    : params_(params), reducer_(reducer), parts_(reducer == nullptr ? Parts::whole(params) : reducer->plan().shards()) {
+  const bool windows = params.weight_buffer().is_windowed();
+  if (reducer_ != nullptr && (windows || config.runtime.precision == Precision::bf16))
+    master_ = arena.alloc(MemTag::master, "master weights", DType::f32, {parts_.size()});
+  exp_avg_ = arena.alloc(MemTag::optimizer, "exp_avg", DType::f32, {parts_.size()});
+  exp_avg_sq_ = arena.alloc(MemTag::optimizer, "exp_avg_sq", DType::f32, {parts_.size()});
   zero(ctx, exp_avg_);
   zero(ctx, exp_avg_sq_);
+  if (reducer_ != nullptr) gather_.emplace(ctx, params, *reducer_, windows ? master_ : Tensor{});
 }
 
-void Optimizer::step(Context& ctx, Params& params, ConstTensor grad_norm_squared, const TrainConfig& c, int64_t step) {
+Tensor Optimizer::kept(State state, const Parts::Part& part, const ElementRange& range) const {
+  if (state == State::exp_avg) return Parts::of(exp_avg_, part, range);
+  if (state == State::exp_avg_sq) return Parts::of(exp_avg_sq_, part, range);
+  return master_.empty() ? params_.master().slice(0, range.begin, range.end) : Parts::of(master_, part, range);
+}
+
+void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
+                     const TrainConfig& c, int64_t step) {
   AdamWOptions options{.lr = learning_rate(c, step),
                        .beta1 = c.beta1,
                        .beta2 = c.beta2,
                        .eps = c.eps,
                        .grad_clip = c.grad_clip,
                        .step = step + 1};
-  const auto update = [&](const Part& part, int64_t begin, int64_t end, double weight_decay) {
-    if (begin >= end) return;
+  // Whether the update also writes the weights, rounded from masters.
+  const bool rounds = !params_.weight_buffer().is_windowed() && (!master_.empty() || params_.has_master());
+  const auto update = [&](size_t i, const ElementRange& range, double weight_decay) {
+    if (range.size() <= 0) return;
     options.weight_decay = weight_decay;
-    const auto of = [&](const Tensor& whole) { return part_of(whole, {begin, end}); };
-    const int64_t shift = part.moments - part.elements.begin;
-    const auto moment = [&](const Tensor& kept) { return kept.slice(0, begin + shift, end + shift); };
-    adamw(ctx, of(params.master()), params.has_master() ? of(params.weights()) : Tensor{}, moment(exp_avg_),
-          moment(exp_avg_sq_), of(params.grads()), grad_norm_squared, options);
+    const auto of = [&](State state) { return kept(state, parts_[i], range); };
+    adamw(ctx, of(State::parameter), rounds ? params_.weights(range) : Tensor{}, of(State::exp_avg),
+          of(State::exp_avg_sq), Parts::of(sums, grad_parts[i], range), grad_norm_squared, options);
   };
   // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
-  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
-    const auto [begin, end] = part->elements;
-    update(*part, begin, std::min(end, params.decay_end()), c.weight_decay);
-    update(*part, std::max(begin, params.decay_end()), end, 0);
-    if (gather_) gather_->start(*part->bucket);
+  for (size_t i = parts_.count(); i-- > 0;) {
+    const auto [begin, end] = parts_[i].elements;
+    update(i, {begin, std::min(end, params_.decay_end())}, c.weight_decay);
+    update(i, {std::max(begin, params_.decay_end()), end}, 0);
+    if (gather_) gather_->updated(static_cast<int64_t>(i));
   }
 }
 
-std::vector<float> Optimizer::gather(Context& ctx, const Tensor& moment, int64_t whole_elements) {
-  std::vector<float> host(static_cast<size_t>(whole_elements));
-  for (const Part& part : parts_) {
-    const ElementRange whole = part.bucket->elements, own = part.elements;
-    const Tensor bucket = reducer_->staging().slice(0, 0, whole.size());
-    copy(ctx, bucket.slice(0, own.begin - whole.begin, own.end - whole.begin),
-         moment.slice(0, part.moments, part.moments + own.size()));
-    reducer_->gather(*part.bucket, bucket, "moments");
+void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
+  if (reducer_ == nullptr) return f(parts_[0].elements, kept(state, parts_[0], parts_[0].elements));
+  for (size_t i = 0; i < parts_.count(); ++i) {
+    const GradBucket& bucket = reducer_->plan().buckets()[i];
+    const ElementRange whole = bucket.elements, own = parts_[i].elements;
+    const Tensor values = reducer_->staging().slice(0, 0, whole.size());
+    copy(ctx, values.slice(0, own.begin - whole.begin, own.end - whole.begin), kept(state, parts_[i], own));
+    reducer_->gather(bucket, values, "state");
     reducer_->queue().join();
-    read(ctx, host.data() + whole.begin, bucket);
+    f(whole, values);
   }
-  return host;
 }
 
-void Optimizer::gather_master(Params& params) {
-  if (reducer_ == nullptr) return;
-  if (!params.has_master()) return gather_->finish();
-  for (const Part& part : parts_)
-    reducer_->gather(*part.bucket, part_of(params.master(), part.bucket->elements), "master weights");
-  reducer_->queue().join();
+void Optimizer::for_each_own(State state, const WithValues& f) {
+  for (const Parts::Part& part : parts_) f(part.elements, kept(state, part, part.elements));
 }
 
-Optimizer::Moments Optimizer::gather_moments(Context& ctx, const Params& params) {
-  if (reducer_ == nullptr) return {exp_avg_, exp_avg_sq_, {}, {}};
-  Moments m;
-  m.host_avg = gather(ctx, exp_avg_, params.stored_elements());
-  m.host_avg_sq = gather(ctx, exp_avg_sq_, params.stored_elements());
-  const auto view = [&](std::vector<float>& host) {
-    return Tensor(reinterpret_cast<std::byte*>(host.data()), DType::f32, {params.stored_elements()}, Device::cpu());
-  };
-  m.exp_avg = view(m.host_avg), m.exp_avg_sq = view(m.host_avg_sq);
-  return m;
+void Optimizer::publish(Context& ctx) {
+  if (!params_.weight_buffer().is_windowed())
+    for (const Parts::Part& part : parts_) {
+      const Tensor parameter = kept(State::parameter, part, part.elements), weight = params_.weights(part.elements);
+      if (parameter.data != weight.data) cast(ctx, weight, parameter);
+    }
+  for (size_t i = parts_.count(); gather_ && i-- > 0;) gather_->updated(static_cast<int64_t>(i));
 }
 
-void Optimizer::set(Context& ctx, const std::vector<float>& exp_avg, const std::vector<float>& exp_avg_sq) {
-  for (const Part& part : parts_) {
-    const auto kept = [&](const Tensor& moment) {
-      return moment.slice(0, part.moments, part.moments + part.elements.size());
-    };
-    write(ctx, kept(exp_avg_), exp_avg.data() + part.elements.begin);
-    write(ctx, kept(exp_avg_sq_), exp_avg_sq.data() + part.elements.begin);
-  }
+void Optimizer::init(Context& ctx, uint64_t seed) {
+  if (ctx.planning) return;
+  const std::vector<float> flat = params_.initial_values(ctx, seed);
+  for_each_own(State::parameter,
+               [&](const ElementRange& e, const Tensor& values) { write(ctx, values, flat.data() + e.begin); });
+  publish(ctx);
 }
 
 }  // namespace triad

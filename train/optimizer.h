@@ -1,5 +1,6 @@
-// Optimizer: AdamW over a model's flat parameter buffer, or over the parts of it that this rank owns. For each part it
-// launches one kernel for the tensors with weight decay and one for those without.
+// Optimizer: AdamW over a model's flat parameter buffer, or over this rank's shards of it. Owns the state: the moments,
+// and with shards the master weights. For each part it launches one kernel for the tensors with weight decay and one
+// for those without.
 #pragma once
 #include <functional>
 #include <optional>
@@ -14,47 +15,48 @@ namespace triad {
 
 class Optimizer {
  public:
-  // reducer: given with dist.zero 1, so that this rank keeps only the moments of its shards of the reducer's buckets;
-  // null: the moments of all parameters.
-  Optimizer(Context&, Arena&, const Params&, GradReducer* reducer = nullptr);
+  // reducer: given with shards, so that this rank keeps only the state of its shards of the reducer's buckets; null:
+  // the state of all parameters.
+  Optimizer(Context&, Arena&, Params&, const Config&, GradReducer* reducer = nullptr);
 
-  // Queues the update with the gradients params.grads(), clipped to c.grad_clip by the global norm, whose square is in
-  // grad_norm_squared [1] f64. step: number of optimizer steps before this one, skipped ones included. With shards,
-  // each part's all-gather is queued directly after its update, in the order in which the next forward reads the
-  // weights.
-  void step(Context&, Params&, ConstTensor grad_norm_squared, const TrainConfig&, int64_t step);
-  // The object that makes a forward wait for the gathered weights layer by layer; null without shards.
+  // Queues the update with the gradients `sums`, of which grad_parts are this rank's, clipped to c.grad_clip by the
+  // global norm, whose square is in grad_norm_squared [1] f64. step: number of optimizer steps before this one, skipped
+  // ones included. With shards, each part's all-gather is queued directly after its update, in the order in which the
+  // next forward reads the weights.
+  void step(Context&, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared, const TrainConfig&,
+            int64_t step);
+  // The object that makes passes wait for the gathered weights layer by layer; null without shards.
   WeightGather* weights() { return gather_ ? &*gather_ : nullptr; }
 
-  // All-gathers the master weights: with shards, each rank has only its own part of them up to date. Collective: all
-  // ranks call it.
-  void gather_master(Params&);
-  // Both AdamW moments, fp32 [stored elements], laid out as the flat parameter buffer: on the device, or with shards
-  // gathered on the host (in the vectors). Collective: all ranks call moments().
-  struct Moments {
-    Tensor exp_avg, exp_avg_sq;
-    std::vector<float> host_avg, host_avg_sq;
-  };
-  Moments gather_moments(Context&, const Params&);
-  // A range of parameters whose moments this rank keeps, and where these moments are in exp_avg() and exp_avg_sq().
-  struct Part {
-    ElementRange elements;  // range in the flat parameter buffer
-    int64_t moments = 0;    // index of the first moment in exp_avg() and exp_avg_sq()
-    const GradBucket* bucket = nullptr;
-  };
-  const std::vector<Part>& parts() const { return parts_; }
+  // The values that the optimizer keeps for each parameter.
+  enum class State { parameter, exp_avg, exp_avg_sq };
+  static constexpr State kStates[] = {State::parameter, State::exp_avg, State::exp_avg_sq};
+  // Calls f(elements, values) for ranges that together are the flat buffer; values [elements] f32 on the device are
+  // valid until f queues no more reads on ctx.stream. With shards these are buckets, gathered from all ranks, who all
+  // call it.
+  using WithValues = std::function<void(const ElementRange&, const Tensor& values)>;
+  void gather(Context&, State, const WithValues& f);
+  // Calls f(elements, values) for each range of the flat buffer whose state this rank keeps; f may write the values.
+  // Call publish() after writing parameters.
+  void for_each_own(State, const WithValues& f);
+  // Makes the weights that the model computes with those of the parameters. Collective with shards.
+  void publish(Context&);
+  // Initializes the parameters, and the weights, from a seed (Params::init).
+  void init(Context&, uint64_t seed);
+
+  const Parts& parts() const { return parts_; }
   ConstTensor exp_avg() const { return exp_avg_; }
   ConstTensor exp_avg_sq() const { return exp_avg_sq_; }
-  // Copies the moments from host buffers [stored elements] that are laid out as the flat parameter buffer.
-  void set(Context&, const std::vector<float>& exp_avg, const std::vector<float>& exp_avg_sq);
 
  private:
-  std::vector<float> gather(Context&, const Tensor& moment, int64_t whole_elements);
+  Tensor kept(State, const Parts::Part&, const ElementRange&) const;
 
+  Params& params_;
   GradReducer* reducer_;
+  Parts parts_;
+  // [parts().size()]. master_: with shards, unless the parameters are this rank's parts of the whole weights.
+  Tensor master_, exp_avg_, exp_avg_sq_;
   std::optional<WeightGather> gather_;
-  std::vector<Part> parts_;
-  Tensor exp_avg_, exp_avg_sq_;
 };
 
 }  // namespace triad

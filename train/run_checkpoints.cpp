@@ -27,14 +27,14 @@ void RunCheckpoints::make_checkpointer() {
 
 void RunCheckpoints::save(const RunState& state) {
   Context& ctx = setup_.runtime->ctx();
-  Params& params = setup_.step.model().params();
+  Optimizer& optimizer = setup_.step.optimizer();
   wait(state.step);
   saved_at_ = state.step;
-  setup_.step.optimizer().gather_master(params);
-  const Optimizer::Moments moments = setup_.step.optimizer().gather_moments(ctx, params);
-  if (!setup_.first()) return;
-  if (!checkpointer_) make_checkpointer();
-  checkpointer_->save(ctx, moments, state);
+  if (setup_.first()) {
+    if (!checkpointer_) make_checkpointer();
+    return checkpointer_->save(ctx, optimizer, state);
+  }
+  for (const Optimizer::State which : Optimizer::kStates) optimizer.gather(ctx, which, [](auto&&...) {});
 }
 
 void RunCheckpoints::take(int64_t step, bool wait) {
@@ -49,10 +49,19 @@ void RunCheckpoints::wait(int64_t step) {
 
 void RunCheckpoints::write_final_weights() {
   report_stage(setup_.runtime->ctx(), Stage::checkpoint);
-  Params& params = setup_.step.model().params();
-  setup_.step.optimizer().gather_master(params);
-  run_on_first_rank([&] { save_weights(setup_.runtime->ctx(), params, setup_.folder.file("model.safetensors")); },
-                    "the final weights being written");
+  Context& ctx = setup_.runtime->ctx();
+  const Params& params = setup_.step.model().params();
+  std::vector<float> host(setup_.first() ? static_cast<size_t>(params.stored_elements()) : 0);
+  setup_.step.optimizer().gather(ctx, Optimizer::State::parameter, [&](const ElementRange& e, const Tensor& values) {
+    if (setup_.first()) read(ctx, host.data() + e.begin, values);
+  });
+  run_on_first_rank(
+      [&] {
+        const Tensor whole(reinterpret_cast<std::byte*>(host.data()), DType::f32, {params.stored_elements()},
+                           Device::cpu());
+        save_weights(params, whole, setup_.folder.file("model.safetensors"));
+      },
+      "the final weights being written");
 }
 
 // Runs work() on the first rank while the others wait. The work may take long (a slow disk), so the ranks exchange a

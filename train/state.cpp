@@ -195,19 +195,27 @@ void save_weights(Context& ctx, const Params& params, const std::string& path) {
   write_buffers(params, {{"", on_host}}, path);
 }
 
-void load_weights(Context& ctx, Params& params, const std::string& path) {
-  const SafetensorsFile file(path);
-  check_names(params, file, {with_prefix("")});
-  params.set(ctx, read_buffer(params, file, ""));
+void save_weights(const Params& params, const Tensor& on_host, const std::string& path) {
+  write_buffers(params, {{"", on_host}}, path);
 }
 
-void load_dense_weights(Context& ctx, Params& params, const std::string& path, uint64_t seed) {
+std::vector<float> read_weights(const Params& params, const std::string& path) {
+  const SafetensorsFile file(path);
+  check_names(params, file, {with_prefix("")});
+  return read_buffer(params, file, "");
+}
+
+void load_weights(Context& ctx, Params& params, const std::string& path) {
+  params.set(ctx, read_weights(params, path));
+}
+
+std::vector<float> read_dense_weights(Context& ctx, const Params& params, const std::string& path, uint64_t seed) {
   const SafetensorsFile file(path);
   check_names(params, file, {dense_source});
   std::vector<float> host =
       params.initial_values(ctx, seed, [](const ParamSpec& spec) { return dense_source(spec).empty(); });
   read_into(host, params, file, dense_source);
-  params.set(ctx, host);
+  return host;
 }
 
 std::string save_checkpoint(const std::string& parent, const Params& params, const StateTensors& tensors,
@@ -240,10 +248,17 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
     if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
   });
   check_jsonl(state, config, folder);
-  load_weights(ctx, params, folder + "/" + kWeightsFile);
+  const auto put = [&](Optimizer::State state_of, const std::vector<float>& flat) {
+    optimizer.for_each_own(state_of, [&](const ElementRange& elements, const Tensor& values) {
+      write(ctx, values, flat.data() + elements.begin);
+    });
+  };
+  put(Optimizer::State::parameter, read_weights(params, folder + "/" + kWeightsFile));
+  optimizer.publish(ctx);
   const SafetensorsFile moments(folder + "/" + kOptimizerFile);
   check_names(params, moments, {with_prefix("exp_avg/"), with_prefix("exp_avg_sq/")});
-  optimizer.set(ctx, read_buffer(params, moments, "exp_avg/"), read_buffer(params, moments, "exp_avg_sq/"));
+  put(Optimizer::State::exp_avg, read_buffer(params, moments, "exp_avg/"));
+  put(Optimizer::State::exp_avg_sq, read_buffer(params, moments, "exp_avg_sq/"));
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),
           .tokens = state_number(state, folder, "tokens"),
@@ -289,8 +304,7 @@ ModelSource find_model(const std::string& path) {
   const auto run = [&](const std::string& folder) {
     const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
     const std::string file = folder + "/config.json";
-    return source(read_json_file(file), folder, file,
-                  newest ? origin_of(read_state(*newest), *newest) : Json());
+    return source(read_json_file(file), folder, file, newest ? origin_of(read_state(*newest), *newest) : Json());
   };
   if (fs::is_regular_file(path)) {
     const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;

@@ -31,12 +31,16 @@ struct RunState {
 Json state_json(const Config&, const RunState&);
 // Writes model.safetensors. The file depends only on the weights: equal weights give equal bytes.
 void save_weights(Context&, const Params&, const std::string& path);
+// The same from a flat buffer [stored elements] f32 on the host.
+void save_weights(const Params&, const Tensor& on_host, const std::string& path);
 // Reads any safetensors file with the model's names and shapes (F32, BF16, F16 or F64) and verifies its checksums if it
 // has any. Throws Error with the name of a missing, unknown or misshapen tensor.
 void load_weights(Context&, Params&, const std::string& path);
+// The same, as a flat buffer [stored elements].
+std::vector<float> read_weights(const Params&, const std::string& path);
 // Reads the weights of a dense model, likewise, into an NSA or mixed model (model/from_dense.h). The parameters that no
 // tensor of the dense model begins get the values of Params::init.
-void load_dense_weights(Context&, Params&, const std::string& path, uint64_t seed);
+std::vector<float> read_dense_weights(Context&, const Params&, const std::string& path, uint64_t seed);
 
 // The tensors of a checkpoint: fp32 [stored elements], on the host, laid out as the flat parameter buffer.
 struct StateTensors {

@@ -17,7 +17,7 @@ void StepQueue::push(Loader& loader, const Options& options) {
   step_begins(next());
   std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
   RowDocuments& documents = documents_.emplace_back();
-  step.begin(options.trace);
+  step.begin(options.trace, state_.step);
   for (int64_t i = 0; i < setup_.config.train.accumulate_grad_batches; ++i) {
     report_stage(setup_.runtime->ctx(), Stage::data);
     const Clock::time_point begin = Clock::now();

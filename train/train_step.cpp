@@ -20,17 +20,6 @@ namespace {
 
 constexpr size_t kBatchSlots = 4;  // micro-batches whose copies to the device may be queued
 
-Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
-  const Tensor parts = arena.alloc(MemTag::workspace, "gradient parts", DType::i64, {params.count(), 2});
-  std::vector<int64_t> host;
-  for (int64_t i = 0; i < params.count(); ++i) {
-    host.push_back(params.offset(i));
-    host.push_back(params.specs()[static_cast<size_t>(i)].shape.numel());
-  }
-  write(ctx, parts, host.data());
-  return parts;
-}
-
 // [1] f64: one of a rank's numbers (RankNumbers).
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
@@ -59,16 +48,18 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
              {.dtype = compute_dtype(config.runtime.precision),
               .training = true,
               .max_seq_len = config.train.seq_len,
-              .shard_elements = bucket_unit(config.dist, world_)}),
+              .shard_elements = segment_unit(world_),
+              .master = !sharded(),
+              .weight_windows = has_weight_windows(config, world_),
+              .grad_windows = windows()}),
       ranks_(world_ == 1 ? Tensor{}
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
                                                  {world_, RankNumbers::count + stats_numbers(config)})),
-      reducer_(world_ == 1 ? nullptr
-                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config,
-                                                           own_number(ranks_, comm->rank(), RankNumbers::probe))),
-      optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
+      alone_(comm == nullptr && windows() ? make_self_comm(ctx_.device) : nullptr),
+      reducer_(make_reducer()),
+      optimizer_(ctx_, runtime.arena(), model_.params(), config, sharded() ? reducer_.get() : nullptr),
       stats_(make_stats()),
-      ledger_(ctx_, runtime.arena(), model_.params(), own_elements()),
+      ledger_(ctx_, runtime.arena(), model_.params(), sums(), grad_parts()),
       trace_(ctx_),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
            config.recompute, most_documents),
@@ -76,25 +67,54 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       loss_scale_(runtime.arena().alloc(MemTag::io, "loss scale", DType::f64, {1})),
-      parts_(make_parts(ctx_, runtime.arena(), model_.params())),
+      grad_ranges_(make_grad_ranges()),
       first_(ctx_.device),
       later_(ctx_.device),
       summed_(ctx_.device) {
-  if (reducer_ && config.log.diagnoses("buckets")) {
+  if (world_ > 1 && config.log.diagnoses("buckets")) {
     bucket_trace_ = std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm,
                                                   static_cast<int64_t>(reducer_->plan().buckets().size()),
-                                                  /*shared=*/!zero(), kMaxQueued);
+                                                  /*shared=*/!sharded(), kMaxQueued);
     reducer_->trace(bucket_trace_.get());
   }
   model_.watch(asserts_.get());
   triad::zero(ctx_, numbers_);
-  triad::zero(ctx_, model_.params().grads());  // no op writes the padding between gradients
+  triad::zero(ctx_, model_.params().grad_buffer().memory());  // no op writes the padding between gradients
   if (ctx_.planning) return;
   layout_ = lay_out_result();
   const int64_t bounds_bytes = act_.bounds.empty() ? 0 : act_.bounds.bytes();
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes() + bounds_bytes + loss_scale_.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
   for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, layout_.bytes());
+}
+
+std::unique_ptr<GradReducer> TrainStep::make_reducer() {
+  if (world_ == 1 && !windows()) return nullptr;
+  Arena& arena = runtime_.arena();
+  const Tensor probe = world_ == 1 ? arena.alloc(MemTag::workspace, "probe", DType::f64, {1})
+                                   : own_number(ranks_, comm_->rank(), RankNumbers::probe);
+  return std::make_unique<GradReducer>(ctx_, arena, model_.params(), alone_ ? *alone_ : *comm_, config_, probe);
+}
+
+Tensor TrainStep::make_grad_ranges() {
+  const Params& params = model_.params();
+  const Parts parts = grad_parts();
+  std::vector<int64_t> ranges;
+  for (int64_t i = 0; i < params.count(); ++i) {
+    const int64_t begin = params.offset(i), end = begin + params.specs()[static_cast<size_t>(i)].shape.numel();
+    for (const Parts::Part& part : parts) {
+      const ElementRange own = {std::max(begin, part.elements.begin), std::min(end, part.elements.end)};
+      if (own.size() <= 0) continue;
+      ranges.insert(ranges.end(), {own.begin - part.elements.begin + part.at, own.size()});
+      param_of_range_.push_back(i);
+    }
+  }
+  // Room for as many ranges as any rank can have, so that all ranks allocate the same.
+  const int64_t most = params.count() + static_cast<int64_t>(parts.count());
+  const Tensor tensor = runtime_.arena().alloc(MemTag::workspace, "gradient parts", DType::i64, {most, 2});
+  const Tensor used = tensor.slice(0, 0, static_cast<int64_t>(param_of_range_.size()));
+  write(ctx_, used, ranges.data());
+  return used;
 }
 
 std::unique_ptr<LayerStats> TrainStep::make_stats() {
@@ -133,16 +153,16 @@ std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
   return layers;
 }
 
-void TrainStep::begin(bool trace) {
-  micro_steps_ = 0;
+void TrainStep::begin(bool trace, int64_t step) {
+  step_ = step, micro_steps_ = 0;
   if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
   trace_wanted_ = trace && !ctx_.planning;
   if (comm_ != nullptr) comm_->take_waited_ms();  // resets the counter: waits between steps do not count
   if (asserts_) asserts_->clear(ctx_);
   if (stats_) stats_->clear(ctx_);
-  triad::zero(ctx_, model_.params().added_grads());
+  if (!windows()) triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
-  if (zero()) triad::zero(ctx_, reducer_->squares());
+  if (sharded()) triad::zero(ctx_, reducer_->squares());
 }
 
 void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets,
@@ -176,11 +196,12 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
 }
 
 void TrainStep::forward_backward(bool first, GradSink* sink) {
-  model_.forward(ctx_, act_, stats_.get(), first ? optimizer_.weights() : nullptr);
+  const bool weight_windows = has_weight_windows(config_, world_);
+  model_.forward(ctx_, act_, stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(next_result_);
-  model_.loss_and_backward(ctx_, act_, LossScale(loss_scale_), first, &ledger_);
+  model_.loss_and_backward(ctx_, act_, LossScale(loss_scale_), first, &ledger_, optimizer_.weights());
   if (trace) trace_.stop();
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act_.row_loss, /*add=*/true);
 }
@@ -188,22 +209,27 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                            std::span<const int32_t> bounds) {
   upload(tokens, targets, bounds, step_positions);
-  const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning;
+  // With windows, work on the comm stream has to end before later work of the same micro-step begins, which a graph
+  // cannot wait for.
+  const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning && !windows();
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
-  GradReducer* const sums = last ? reducer_.get() : nullptr;
+  GradReducer* const sums = last || windows() ? reducer_.get() : nullptr;
   const auto work = [&] { forward_backward(first, sums); };
-  if (sums != nullptr && bucket_trace_) bucket_trace_->begin(ctx_.stream);
+  const auto begin_sums = [&](bool recorded) {
+    if (sums != nullptr)
+      sums->begin(recorded, {.first = first || !windows(),
+                             .last = last,
+                             .number = step_ * config_.train.accumulate_grad_batches + micro_steps_ - 1});
+  };
+  if (last && bucket_trace_) bucket_trace_->begin(ctx_.stream);
   Recording& recording = sums != nullptr ? summed_ : first ? first_ : later_;
-  if (trace_wanted_) {  // a graph's ops cannot be timed one by one
-    if (sums != nullptr) sums->begin();
-    return work();
-  }
-  if (!with_graph || !std::exchange(recording.ran, true)) {
-    if (sums != nullptr) sums->begin();
+  if (trace_wanted_ || !with_graph ||
+      !std::exchange(recording.ran, true)) {  // a graph's ops cannot be timed one by one
+    begin_sums(/*recorded=*/false);
     return work();
   }
   if (!recording.graph.recorded()) {
-    if (sums != nullptr) sums->begin(/*recorded=*/true);
+    begin_sums(/*recorded=*/true);
     recording.graph.record(ctx_, work);
   }
   recording.graph.launch(ctx_.stream);
@@ -220,21 +246,14 @@ void TrainStep::sum_over_ranks(bool stop) {
   reducer_->finish();
   reducer_->queue().run([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
-    if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
+    if (sharded()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
     results_[next_result_].summed.record(comm_->stream());
   });
 }
 
-std::vector<ElementRange> TrainStep::own_elements() const {
-  std::vector<ElementRange> own;
-  if (zero())
-    for (const GradBucket& bucket : reducer_->plan().buckets()) own.push_back(reducer_->plan().shard(bucket));
-  return own;
-}
-
 void TrainStep::measure_gradients() {
   ledger_.measure(ctx_);
-  if (zero()) reducer_->queue().run([&] { comm_->all_reduce(ledger_.norms(), "the gradients' norms"); });
+  if (sharded()) reducer_->queue().run([&] { comm_->all_reduce(ledger_.norms(), "the gradients' norms"); });
 }
 
 // Without any target, AdamW would still move the weights by its moments and the weight decay.
@@ -247,27 +266,29 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   TRIAD_CHECK(ctx_.planning || queued_.size() < kMaxQueued, "{} steps are queued without a look at their results",
               queued_.size());
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
-  const Tensor grads = model_.params().grads();
   report_stage(ctx_, Stage::update);
   if (!ctx_.planning) {
     results_[next_result_].computed.record(ctx_.stream);
     results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
   }
   if (micro_steps_ > 0) ledger_.require_all();
-  TRIAD_CHECK(reducer_ == nullptr || ctx_.planning || micro_steps_ == config_.train.accumulate_grad_batches,
+  TRIAD_CHECK(world_ == 1 || ctx_.planning || micro_steps_ == config_.train.accumulate_grad_batches,
               "{} micro-steps in a step of {}: the gradients of the last one are summed over the ranks", micro_steps_,
               config_.train.accumulate_grad_batches);
   if (stats_) stats_->finish(ctx_);
-  if (reducer_) sum_over_ranks(stop);
+  if (world_ > 1)
+    sum_over_ranks(stop);
+  else if (reducer_)
+    reducer_->queue().join();
   if (measure || ctx_.planning) measure_gradients();  // a plan always includes its memory
-  if (zero())
+  if (sharded())
     sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // same pieces, same bits as unsharded
   else
-    sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
-  judge_step(ctx_, numbers_, grads, parts_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
+    sum_of_squares(ctx_, number(StepNumbers::norm_squared), sums());
+  judge_step(ctx_, numbers_, sums(), grad_ranges_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
              config_.train.on_nonfinite == OnNonfinite::stop);
   if (step_positions == 0) forbid_update(number(StepNumbers::applied));
-  optimizer_.step(ctx_, model_.params(), number(StepNumbers::applied), config_.train, step);
+  optimizer_.step(ctx_, sums(), grad_parts(), number(StepNumbers::applied), config_.train, step);
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
   if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
@@ -281,7 +302,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (measure) fetch(layout_.norms);
   fetch(layout_.stats);
   slot.done.record(ctx_.stream);
-  if (zero()) slot.gathered.record(comm_->stream());
+  if (sharded()) slot.gathered.record(comm_->stream());
   queued_.push_back({next_result_, step, step_positions, measure});
   next_result_ = (next_result_ + 1) % kMaxQueued;
 }
@@ -313,9 +334,10 @@ TrainStep::Result TrainStep::result() {
   if (bucket_trace_) result.buckets = bucket_trace_->take();
   result.times = times_of(slot);
   if (result.finite) return result;
-  result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
+  result.bad_rank = world_ > 1 ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
   auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);
-  if (zero()) bad = first_bad_of_all(*comm_, bad);
+  if (bad >= 0) bad = param_of_range_[static_cast<size_t>(bad)];
+  if (sharded()) bad = first_bad_of_all(*comm_, bad);
   result.bad_tensor =
       bad < 0 ? "the loss" : "the gradient of " + model_.params().specs()[static_cast<size_t>(bad)].name;
   return result;
@@ -326,9 +348,9 @@ TrainStep::Times TrainStep::times_of(const ResultSlot& slot) const {
   const bool on_gpu = ctx_.device.is_cuda();
   Times times;
   times.compute = slot.computed.ms_since(slot.began) - (on_gpu ? 0 : slot.inside_ms);
-  times.update = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
-  if (reducer_) times.comm = slot.host_ms + (on_gpu ? slot.summed.ms_since(slot.computed) : 0);
-  if (zero() && on_gpu) {
+  times.update = slot.done.ms_since(world_ > 1 ? slot.summed : slot.computed);
+  if (world_ > 1) times.comm = slot.host_ms + (on_gpu ? slot.summed.ms_since(slot.computed) : 0);
+  if (sharded() && on_gpu) {
     slot.gathered.synchronize();
     times.gather = std::max(0.0, slot.gathered.ms_since(slot.done));
   }

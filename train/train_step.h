@@ -54,8 +54,9 @@ class TrainStep {
   };
 
   // Begins a step: clears gradients and loss. trace: records the times of the first micro-step's backward, op by op
-  // (which is then not replayed from a graph).
-  void begin(bool trace = false);
+  // (which is then not replayed from a graph). step: as in update(); with train.grads_dtype bf16 it decides how sums of
+  // gradients are rounded.
+  void begin(bool trace = false, int64_t step = 0);
   // Queues forward and backward of tokens and targets [B*T]. The step's gradient is that of the sum of losses divided
   // by step_positions, the number of targets other than -1 in all ranks' micro-steps, which may differ from step to
   // step; 0 if the step has none. With several ranks a step has exactly train.accumulate_grad_batches micro-steps.
@@ -83,7 +84,7 @@ class TrainStep {
   Model& model() { return model_; }
   Activations& activations() { return act_; }  // of the last micro-step or evaluation
   Optimizer& optimizer() { return optimizer_; }
-  const GradReducer* reducer() const { return reducer_.get(); }
+  const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
   Runtime& runtime() { return runtime_; }
   const GradLedger& ledger() const { return ledger_; }
 
@@ -124,10 +125,15 @@ class TrainStep {
   void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets, std::span<const int32_t> bounds,
               int64_t step_positions);
   void forward_backward(bool first, GradSink* sink = nullptr);
-  bool zero() const { return reducer_ && config_.dist.zero == 1; }
+  bool sharded() const { return is_sharded(config_, world_); }
+  bool windows() const { return has_grad_windows(config_, world_); }
+  // This step's gradients, summed over micro-steps and ranks, and the parts of them that this rank has.
+  Tensor sums() { return reducer_ ? reducer_->sums() : model_.params().grads(); }
+  Parts grad_parts() { return reducer_ ? reducer_->parts() : Parts::whole(model_.params()); }
   void sum_over_ranks(bool stop);
   void forbid_update(const Tensor& applied);
-  std::vector<ElementRange> own_elements() const;
+  std::unique_ptr<GradReducer> make_reducer();
+  Tensor make_grad_ranges();
   void measure_gradients();
   std::unique_ptr<LayerStats> make_stats();
   Tensor all_stats() const;  // the tensor that holds the statistics of all ranks
@@ -144,7 +150,8 @@ class TrainStep {
   // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n statistics (log.stats). Empty if there
   // is one rank.
   Tensor ranks_;
-  std::unique_ptr<GradReducer> reducer_;       // null with one rank
+  std::unique_ptr<Comm> alone_;                // with windows, if there is no comm
+  std::unique_ptr<GradReducer> reducer_;       // null with one rank, unless gradients have windows
   std::unique_ptr<BucketTrace> bucket_trace_;  // log.diagnostics "buckets"
   Optimizer optimizer_;
   std::unique_ptr<LayerStats> stats_;  // log.stats
@@ -155,7 +162,10 @@ class TrainStep {
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
   Tensor loss_scale_;                 // [1] f64: 1 / step_positions; 0 if the step has no position with a target
-  Tensor parts_;                      // [parameters, 2] i64: offset and size of each gradient, for the step guard
+  // [ranges, 2] i64: first element and size of each range of this rank's sums that belongs to one parameter, for the
+  // step guard; and the parameters' numbers.
+  std::vector<int64_t> param_of_range_;
+  Tensor grad_ranges_;
 
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;
@@ -177,6 +187,7 @@ class TrainStep {
   };
   Recording first_, later_, summed_;
   bool trace_wanted_ = false;
+  int64_t step_ = 0;
   int64_t micro_steps_ = 0;  // micro-steps of this step so far; the first one overwrites the matrices' gradients
 };
 

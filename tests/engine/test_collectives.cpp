@@ -151,7 +151,7 @@ TEST_CASE("dist: a gradient that is missing or reported twice is an error that n
   on_two_ranks([&](Comm& comm) {
     const Config config = load_config(kTiny, {"dist.bucket_mb=0.02"}).config;
     const std::unique_ptr<Runtime> runtime = small_runtime();
-    Params params(runtime->arena(), config.model, {.grads = true});
+    Params params(runtime->arena(), config.model, {.grads = true, .shard_elements = segment_unit(2)});
     zero(runtime->ctx(), params.grads());
     const Tensor probe = runtime->arena().alloc(MemTag::io, "probe", DType::f64, {1});
     GradReducer reducer(runtime->ctx(), runtime->arena(), params, comm, config, probe);
@@ -208,7 +208,7 @@ TEST_CASE("dist: buckets cover every element once, in backward order, and large 
           DistConfig dist = tiny.dist;
           const int64_t unit = bucket_unit(dist, world), elements = static_cast<int64_t>(std::stod(mb) * (1 << 18));
           Arena arena = Arena::planned(Device::cpu());
-          const Params params(arena, c.model, {.grads = true, .shard_elements = unit});
+          const Params params(arena, c.model, {.grads = true, .shard_elements = segment_unit(world)});
           const std::vector<GradBucket> buckets = plan_buckets(params, elements, unit);
           std::map<int64_t, int64_t> ranges;
           for (const GradBucket& b : buckets) {

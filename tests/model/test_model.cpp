@@ -334,18 +334,21 @@ namespace {
 // A WeightGate under which each weight is NaN until the forward pass requests it.
 class LateWeights final : public WeightGate {
  public:
-  explicit LateWeights(const Tensor& weights)
-      : weights_(weights), bytes_(weights.data, weights.data + weights.bytes()) {
-    std::fill_n(weights.ptr<float>(), weights.numel(), NAN);
+  explicit LateWeights(const Params& params)
+      : params_(params), weights_(params.weights()), bytes_(weights_.data, weights_.data + weights_.bytes()) {
+    std::fill_n(weights_.ptr<float>(), weights_.numel(), NAN);
   }
-  void begin() override { ++forwards; }
-  void need(ConstTensor w, const Stream&) override {
+  void begin_forward() override { ++forwards; }
+  void begin_backward() override {}
+  void need(int64_t segment, const Stream&) override {
+    const ConstTensor w = params_.weights(params_.segments()[segment]);
     std::memcpy(weights_.data + (w.data - weights_.data), bytes_.data() + (w.data - weights_.data),
                 static_cast<size_t>(w.bytes()));
   }
   int forwards = 0;
 
  private:
+  const Params& params_;
   Tensor weights_;
   std::vector<std::byte> bytes_;
 };
@@ -362,7 +365,7 @@ TEST_CASE("model: the forward pass requests each weight before it reads it", "[m
     const double loss = f.loss();
     const Tensor of_rows = f.activations().row_loss;
     const std::vector<std::byte> rows(of_rows.data, of_rows.data + of_rows.bytes());
-    LateWeights gate(f.model().params().weights());
+    LateWeights gate(f.model().params());
     f.model().forward(f.ctx(), f.activations(), /*stats=*/nullptr, &gate);
     f.model().loss(f.ctx(), f.activations());
     CHECK(std::isfinite(loss));

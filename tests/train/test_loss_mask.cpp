@@ -56,8 +56,8 @@ TEST_CASE("mask: runs on 1 and 2 ranks, in 1 and 4 micro-steps, have the same lo
     const auto losses = column(one + "/training.csv", "loss");
     for (const auto& [step, loss] : column(two + "/training.csv", "loss")) CHECK(loss == Approx(losses.at(step)));
     CHECK(column(one + "/val.csv", "val_loss").at(20) == Approx(column(two + "/val.csv", "val_loss").at(20)));
-    const Outcome wide = run_program(
-        train_args(folder.file(std::string("wide") + packing), more + "--set train.micro_batch_size=8"));
+    const Outcome wide =
+        run_program(train_args(folder.file(std::string("wide") + packing), more + "--set train.micro_batch_size=8"));
     REQUIRE(wide.exit_code == 0);
     CHECK(difference(one + kWeights, folder.file(std::string("wide") + packing) + kWeights).all < 1e-5);
     CHECK(has(read_text(one + "/ranks/rank_0.log"), "of them learned"));
@@ -74,8 +74,7 @@ TEST_CASE("mask: a resume ends in the same bits, of text and of shards", "[train
     const std::string name = std::to_string(data.size());
     const std::string more = data + "--set train.save_every=7 ";
     const std::string whole = run(folder.file("whole" + name), 1, more);
-    const std::string again =
-        run(folder.file("again" + name), 1, more + "--resume " + whole + "/checkpoints/step_7");
+    const std::string again = run(folder.file("again" + name), 1, more + "--resume " + whole + "/checkpoints/step_7");
     CHECK(same_file(whole + kWeights, again + kWeights));
     CHECK(parse_json(read_file(whole + "/config.json"), "config")["data"]["documents"] == "attend_within");
   }
@@ -96,12 +95,12 @@ TEST_CASE("mask: a step without any target changes neither weights nor moments",
     return step.finish(number, positions);
   };
   const auto state = [&] {
-    const Optimizer::Moments moments = step.optimizer().gather_moments(runtime->ctx(), params);
-    std::vector<double> all = read_floats(runtime->ctx(), params.master());
-    for (const Tensor& moment : {moments.exp_avg, moments.exp_avg_sq}) {
-      const std::vector<double> values = read_floats(runtime->ctx(), moment);
-      all.insert(all.end(), values.begin(), values.end());
-    }
+    std::vector<double> all;
+    for (const Optimizer::State which : Optimizer::kStates)
+      step.optimizer().gather(runtime->ctx(), which, [&](const ElementRange&, const Tensor& of_state) {
+        const std::vector<double> values = read_floats(runtime->ctx(), of_state);
+        all.insert(all.end(), values.begin(), values.end());
+      });
     return all;
   };
   const std::vector<double> fresh = state();
@@ -156,8 +155,8 @@ TEST_CASE("mask: steps without a target are skipped and counted, on any number o
   const Outcome nothing = run_program(train_args(folder.file("nothing"), on(none)));
   CHECK(nothing.exit_code == 1);
   CHECK(has(nothing.output, "leaves no token that is learned"));
-  const Outcome no_eval = run_program(train_args(
-      folder.file("no_eval"), on(file) + "--set train.eval_every=5 --set data.val_paths=" + none + " "));
+  const Outcome no_eval = run_program(
+      train_args(folder.file("no_eval"), on(file) + "--set train.eval_every=5 --set data.val_paths=" + none + " "));
   INFO(no_eval.output);
   CHECK(no_eval.exit_code == 1);
   CHECK(has(no_eval.output, "which an evaluation reads"));

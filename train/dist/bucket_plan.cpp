@@ -13,11 +13,19 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int64_t kElementAlign = 128;
 }  // namespace
 
-int64_t bucket_unit(const DistConfig& c, int64_t world) {
-  // With shards, boundaries are multiples of kSumPiece: a rank then holds whole pieces of the sum of squares, so that
-  // the gradient norm has the same bits as without shards.
-  return c.zero == 1 && world > 1 ? kSumPiece * world : kElementAlign;
+int64_t segment_unit(int64_t world) {
+  // Boundaries are multiples of kSumPiece: a rank then holds whole pieces of the sum of squares, so that the gradient
+  // norm has the same bits for every dist.zero.
+  return world > 1 ? kSumPiece * world : kElementAlign;
 }
+
+int64_t bucket_unit(const DistConfig& c, int64_t world) { return c.zero > 0 ? segment_unit(world) : kElementAlign; }
+
+bool is_sharded(const Config& c, int64_t world) { return c.dist.zero > 0 && world > 1; }
+bool has_grad_windows(const Config& c, int64_t world) {
+  return (c.dist.zero >= 2 && world > 1) || c.train.grads_dtype == Precision::bf16;
+}
+bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 3 && world > 1; }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
   // Rates of H200 GPUs with NVLink: bytes/s of NCCL with few CTAs, FLOP/s of a step. Only their ratio matters.
@@ -29,15 +37,20 @@ CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
   return bytes / kFewCtasBytesPerS < backward_s / 2 ? CommCtas::few : CommCtas::all;
 }
 
-std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit) {
+std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit, bool by_segment) {
   const int64_t most = std::max(unit, elements / unit * unit), all = params.stored_elements();
   TRIAD_CHECK(all % unit == 0, "{} stored elements in units of {}", all, unit);
-  // The range of the embedding's gradient, extended at both ends to multiples of `unit`, because buckets begin and end
-  // there. Backward finishes this gradient last, so each bucket with some of its elements is complete last too.
-  ElementRange embed = range_of(params, index_of_param(params, "embed.weight"));
-  embed.begin = embed.begin / unit * unit;
-  embed.end = std::min(align_up(embed.end, unit), all);
+  const Segments& segments = params.segments();
+  const ElementRange embed = segments[segments.embed()], rest = segments[segments.rest()];
   std::vector<GradBucket> buckets;
+  // The parameter that is stored before an element. A segment's window is cleared before its first gradient is written,
+  // so a bucket of padding alone is complete when this one is.
+  const auto last_before = [&](int64_t element) {
+    int64_t last = -1;
+    for (int64_t i = 0; i < params.count(); ++i)
+      if (params.offset(i) < element && (last < 0 || params.offset(i) > params.offset(last))) last = i;
+    return last;
+  };
   // Cuts [begin, end) into buckets, starting at the end, where backward begins.
   const auto cut = [&](int64_t begin, int64_t end, bool late) {
     constexpr int64_t kLateTimes = 8;
@@ -47,22 +60,36 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
       for (int64_t i = 0; i < params.count(); ++i) {
         if (range_of(params, i).overlaps(bucket.elements)) bucket.params.push_back(i);
       }
+      if (bucket.params.empty() && by_segment) bucket.params.push_back(last_before(bucket.elements.begin));
       buckets.push_back(bucket);
     }
   };
-  cut(0, embed.begin, /*late=*/false);
+  const auto cut_segments = [&](int64_t begin, int64_t end, bool late) {
+    if (!by_segment) return cut(begin, end, late);
+    std::vector<ElementRange> within;
+    for (int64_t i = 0; i < segments.count(); ++i)
+      if (segments[i].size() > 0 && ElementRange{begin, end}.contains(segments[i])) within.push_back(segments[i]);
+    std::sort(within.begin(), within.end(), [](const auto& a, const auto& b) { return a.begin > b.begin; });
+    for (const ElementRange& segment : within) cut(segment.begin, segment.end, late);
+  };
+  const bool tied = segments.head() == segments.embed();  // the embedding then precedes the layers
+  if (tied)
+    cut_segments(embed.end, rest.begin, /*late=*/false);
+  else
+    cut_segments(0, embed.begin, /*late=*/false);
   // The newest bucket holds the first layer, whose gradients backward finishes last.
   if (!buckets.empty()) buckets.back().late = true;
-  cut(embed.end, all, /*late=*/true);
+  cut(rest.begin, rest.end, /*late=*/true);
   cut(embed.begin, embed.end, /*late=*/true);
   return buckets;
 }
 
-BucketPlan::BucketPlan(const Params& params, const DistConfig& config, int64_t rank, int64_t world)
+BucketPlan::BucketPlan(const Params& params, const Config& config, int64_t rank, int64_t world)
     : rank_(rank),
       world_(world),
-      buckets_(plan_buckets(params, static_cast<int64_t>(config.bucket_mb * kMiB) / size_of(params.grads().dtype),
-                            bucket_unit(config, world))),
+      buckets_(plan_buckets(
+          params, static_cast<int64_t>(config.dist.bucket_mb * kMiB) / size_of(params.grad_buffer().memory().dtype),
+          bucket_unit(config.dist, world), has_grad_windows(config, world))),
       buckets_of_(static_cast<size_t>(params.count())) {
   for (size_t b = 0; b < buckets_.size(); ++b)
     for (const int64_t i : buckets_[b].params) buckets_of_[static_cast<size_t>(i)].push_back(static_cast<int64_t>(b));
@@ -72,6 +99,12 @@ int64_t BucketPlan::largest() const {
   int64_t elements = 0;
   for (const GradBucket& bucket : buckets_) elements = std::max(elements, bucket.elements.size());
   return elements;
+}
+
+Parts BucketPlan::shards() const {
+  Parts parts;
+  for (const GradBucket& bucket : buckets_) parts.add(shard(bucket));
+  return parts;
 }
 
 ElementRange BucketPlan::shard(const GradBucket& bucket) const {

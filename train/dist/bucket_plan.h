@@ -18,11 +18,16 @@ struct GradBucket {
 // `unit`. The order of the buckets is the order in which backward is expected to fill them: matrices from the output
 // head and the last layer to the first layer, then the small parameters, then the embedding, whose gradient backward
 // finishes last. A gradient may span several buckets. Late buckets are larger, because no computation overlaps with
-// them and a few large collectives are faster than many small ones.
-std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit);
-// Bucket boundaries and the size of the flat buffers are multiples of this number of elements
+// them and a few large collectives are faster than many small ones. by_segment: no bucket has elements of two segments.
+std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit, bool by_segment = false);
+// The segments of the flat buffers, and with shards the buckets, are multiples of this number of elements
 // (Params::Options::shard_elements).
+int64_t segment_unit(int64_t world);
 int64_t bucket_unit(const DistConfig&, int64_t world);
+// Whether gradients are computed in windows (FlatBuffer): then every micro-step adds them to a buffer of their sums.
+bool has_grad_windows(const Config&, int64_t world);
+bool has_weight_windows(const Config&, int64_t world);  // dist.zero 3
+bool is_sharded(const Config&, int64_t world);          // dist.zero is not 0, on several ranks
 // How many CTAs NCCL's collectives use during backward: few, so that backward has more SMs, if the collectives are
 // expected to finish within backward even with few CTAs; otherwise all.
 CommCtas comm_ctas_during_backward(const Config&, int64_t world);
@@ -30,15 +35,16 @@ CommCtas comm_ctas_during_backward(const Config&, int64_t world);
 // BucketPlan: the buckets of a run, and this rank's shard of each.
 class BucketPlan {
  public:
-  BucketPlan(const Params&, const DistConfig&, int64_t rank, int64_t world);
+  BucketPlan(const Params&, const Config&, int64_t rank, int64_t world);
 
   const std::vector<GradBucket>& buckets() const { return buckets_; }
   int64_t index_of(const GradBucket& bucket) const { return &bucket - buckets_.data(); }
   const std::vector<int64_t>& buckets_of(int64_t param) const { return buckets_of_[static_cast<size_t>(param)]; }
   int64_t largest() const;  // number of elements of the largest bucket
-  // With dist.zero 1: this rank's shard of the bucket. Only this rank receives the shard's summed gradients and updates
-  // its parameters.
+  // With shards: this rank's part of the bucket. Only this rank receives its summed gradients and updates its
+  // parameters.
   ElementRange shard(const GradBucket&) const;
+  Parts shards() const;  // of all buckets, in their order
 
  private:
   int64_t rank_, world_;

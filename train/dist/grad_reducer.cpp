@@ -4,6 +4,7 @@
 
 #include "engine/check.h"
 #include "kernels/ops/cast.h"
+#include "kernels/step/accumulate.h"
 #include "kernels/step/rank_sum.h"
 #include "kernels/step/reduce.h"
 
@@ -24,39 +25,84 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
     : ctx_(ctx),
       params_(params),
       comm_(comm),
-      zero_(config.dist.zero == 1),
+      sharded_(is_sharded(config, comm.world())),
+      windows_(has_grad_windows(config, comm.world())),
       ctas_(comm_ctas_during_backward(config, comm.world())),
-      plan_(params, config.dist, comm.rank(), comm.world()),
+      plan_(params, config, comm.rank(), comm.world()),
       queue_(ctx, comm),
       probe_param_(index_of_param(params, kProbe)),
       probe_(probe),
       finder_(params),
+      seed_(static_cast<uint64_t>(config.train.seed)),
       filled_(plan_.buckets().size()) {
+  if (!sharded_) {
+    parts_ = Parts::whole(params);
+  } else if (config.dist.zero == 1) {
+    for (const GradBucket& bucket : plan_.buckets()) parts_.add_in_place(plan_.shard(bucket));
+  } else {
+    parts_ = plan_.shards();
+  }
+  if (windows_) {
+    const int64_t kept = config.dist.zero >= 2 ? parts_.size() : params.stored_elements();
+    const DType dtype = config.train.grads_dtype == Precision::bf16 ? DType::bf16 : DType::f32;
+    sums_ = arena.alloc(MemTag::grads, "summed gradients", dtype, {kept});
+    zero(ctx, sums_);
+    for (int64_t i = 0; i < params.segments().count(); ++i)
+      summed_.emplace_back(ctx.planning ? Device::cpu() : ctx.device);
+    pending_.assign(summed_.size(), false);
+  } else {
+    sums_ = params.grads();
+  }
+  if (comm.world() == 1) return;
   const int64_t largest = plan_.largest();
   if (config.dist.grad_dtype == Precision::bf16)
     sent_bf16_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
   Tensor flags;
-  if (zero_ || (ctx.device.is_cuda() && comm.may_share())) {
+  if (sharded_ || (ctx.device.is_cuda() && comm.may_share())) {
     staging_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
     flags = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm.world()});
   }
-  if (zero_)
+  if (sharded_)
     squares_ = arena.alloc(MemTag::comm, "pieces of the norm", DType::f64, {params.stored_elements() / kSumPiece});
   if (ctx.planning || staging_.empty()) return;
-  std::vector<Tensor> shared = {params.grads(), params.weights(), staging_};
+  std::vector<Tensor> shared = {params.grad_buffer().memory(), params.weight_buffer().memory(), staging_};
   if (!sent_bf16_.empty()) shared.push_back(sent_bf16_);
   comm.share(arena.base(), shared, flags);
 }
 
-void GradReducer::begin(bool recorded) {
-  recorded_ = recorded;
+void GradReducer::begin(bool recorded, const MicroStep& micro_step) {
+  recorded_ = recorded, micro_step_ = micro_step;
   order_.clear();
   missing_.clear();
   for (const GradBucket& bucket : plan_.buckets()) missing_.push_back(bucket.params.size());
   streams_.clear();
+  if (windows_) {
+    const Segments& segments = params_.segments();
+    buckets_left_.assign(static_cast<size_t>(segments.count()), 0);
+    for (const GradBucket& bucket : plan_.buckets()) ++buckets_left_[static_cast<size_t>(segment_of(bucket))];
+  }
   // A bucket that holds only padding, no gradient, counts as full from the start.
   for (size_t b = 0; b < plan_.buckets().size(); ++b)
     if (missing_[b] == 0) full(static_cast<int64_t>(b));
+}
+
+// With windows: the segment that has a bucket's elements.
+int64_t GradReducer::segment_of(const GradBucket& bucket) const {
+  const Segments& segments = params_.segments();
+  int64_t segment = 0;
+  while (!segments[segment].contains(bucket.elements)) ++segment;
+  return segment;
+}
+
+void GradReducer::open(int64_t segment, const Stream& on) {
+  if (!windows_) return;
+  const Segments& segments = params_.segments();
+  const ElementRange place = params_.grad_buffer().place(segment, segments);
+  for (int64_t i = 0; i < segments.count(); ++i) {
+    if (!pending_[static_cast<size_t>(i)] || !params_.grad_buffer().place(i, segments).overlaps(place)) continue;
+    if (!ctx_.planning) summed_[static_cast<size_t>(i)].block(on);
+    pending_[static_cast<size_t>(i)] = false;
+  }
 }
 
 void GradReducer::ready(ConstTensor grad, const Stream& on) {
@@ -64,7 +110,7 @@ void GradReducer::ready(ConstTensor grad, const Stream& on) {
   for (const int64_t param : finder_.find(grad)) {
     if (param == probe_param_) {
       TRIAD_CHECK(&on == &ctx_.stream, "the gradient of {} came on stream {}", kProbe, on.name());
-      sum_of_squares(ctx_, probe_, params_.part(params_.grads(), param));
+      sum_of_squares(ctx_, probe_, params_.grads(range_of(params_, param)), /*add=*/!micro_step_.first);
     }
     for (const int64_t b : plan_.buckets_of(param))
       if (--missing_[static_cast<size_t>(b)] == 0) full(b);
@@ -88,17 +134,34 @@ void GradReducer::reduce_recorded() {
 void GradReducer::reduce(int64_t index) {
   const GradBucket& bucket = plan_.buckets()[static_cast<size_t>(index)];
   for (const GraphEvent& event : filled_[static_cast<size_t>(index)]) event.block(comm_.stream());
-  const ElementRange e = bucket.elements;
-  const Tensor grads = params_.grads().slice(0, e.begin, e.end);
-  const Tensor sent = sent_bf16_.empty() ? grads : sent_bf16_.slice(0, 0, e.size());
-  if (trace_ != nullptr) trace_->launch(index);
-  if (!sent_bf16_.empty()) cast(queue_.ctx(), sent, grads);
-  sum(sent, fmt::format("bucket {}", index), bucket.late ? CommCtas::all : ctas_);
-  if (!sent_bf16_.empty()) cast(queue_.ctx(), grads, sent);
-  const ElementRange held = zero_ ? plan_.shard(bucket) : e;
-  const Tensor sums = params_.grads().slice(0, held.begin, held.end);
-  if (trace_ != nullptr) trace_->finish(queue_.ctx(), index, sums);
-  if (zero_) square_pieces(queue_.ctx(), squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
+  const ElementRange e = bucket.elements, held = sharded_ ? plan_.shard(bucket) : e;
+  const Tensor grads = params_.grads(e), own = params_.grads(held);
+  const bool traced = trace_ != nullptr && micro_step_.last;
+  if (traced) trace_->launch(index);
+  if (comm_.world() > 1) {
+    const Tensor sent = sent_bf16_.empty() ? grads : sent_bf16_.slice(0, 0, e.size());
+    if (!sent_bf16_.empty()) cast(queue_.ctx(), sent, grads);
+    sum(sent, fmt::format("bucket {}", index), bucket.late ? CommCtas::all : ctas_);
+    if (!sent_bf16_.empty()) cast(queue_.ctx(), own, sent.slice(0, held.begin - e.begin, held.end - e.begin));
+  }
+  const Tensor sums = windows_ ? keep(index, held, own) : own;
+  if (traced) trace_->finish(queue_.ctx(), index, sums);
+  if (sharded_ && micro_step_.last)
+    square_pieces(queue_.ctx(), squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
+}
+
+// With windows: adds a micro-step's sum over the ranks to the step's sums, and returns these.
+Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& of_micro_step) {
+  const Parts::Part& part = parts_[sharded_ ? static_cast<size_t>(index) : 0];
+  const Tensor sums = Parts::of(sums_, part, held);
+  accumulate(queue_.ctx(), sums, of_micro_step,
+             {.add = !micro_step_.first, .seed = seed_, .micro_step = micro_step_.number, .first_element = held.begin});
+  const auto segment = static_cast<size_t>(segment_of(plan_.buckets()[static_cast<size_t>(index)]));
+  if (--buckets_left_[segment] == 0) {
+    if (!ctx_.planning) summed_[segment].record(comm_.stream());
+    pending_[segment] = true;
+  }
+  return sums;
 }
 
 // Sums a bucket over the ranks. If the ranks of a host can access each other's memory: by peer copies and one short
@@ -108,13 +171,13 @@ void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ct
   if (ctx_.planning) return;
   const int64_t world = comm_.world();
   if (!sums_by_copies(bucket.numel()))
-    return zero_ ? comm_.reduce_scatter(bucket, what, ctas) : comm_.all_reduce(bucket, what, ctas);
+    return sharded_ ? comm_.reduce_scatter(bucket, what, ctas) : comm_.all_reduce(bucket, what, ctas);
   const int64_t part = bucket.numel() / world, begin = comm_.rank() * part;
   const Tensor staging(staging_.data, bucket.dtype, {world, part}, staging_.device);
   const Tensor own = bucket.slice(0, begin, begin + part);
   comm_.all_to_all(bucket, staging.view({world * part}), what);
   rank_sum(queue_.ctx(), own, own, staging, comm_.rank());
-  if (!zero_) comm_.all_gather(bucket, what);
+  if (!sharded_) comm_.all_gather(bucket, what);
 }
 
 void GradReducer::finish() {
@@ -122,11 +185,11 @@ void GradReducer::finish() {
 }
 
 std::string GradReducer::table() const {
-  const DType sent = sent_bf16_.empty() ? params_.grads().dtype : DType::bf16;
-  const bool in_two = zero_ || by_copies();
-  // In addition to those of the buckets: one collective for the ranks' RankNumbers and, with dist.zero 1, one for the
+  const DType sent = sent_bf16_.empty() ? params_.grad_buffer().memory().dtype : DType::bf16;
+  const bool in_two = sharded_ || by_copies();
+  // In addition to those of the buckets: one collective for the ranks' RankNumbers and, with shards, one for the
   // sums of squares of the shards.
-  const size_t collectives = plan_.buckets().size() * (in_two ? 2 : 1) + 1 + (zero_ ? 1 : 0);
+  const size_t collectives = plan_.buckets().size() * (in_two ? 2 : 1) + 1 + (sharded_ ? 1 : 0);
   std::string out =
       fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n", plan_.buckets().size(),
                   collectives, comm_.world(), in_two ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),

@@ -1,6 +1,11 @@
 // GradReducer: sums gradients over the ranks while backward still runs. The flat gradient buffer is divided into
-// buckets. In the last micro-step of a step, a bucket's collective starts on the comm stream as soon as backward has
-// finished the last gradient of the bucket, so that only the last collectives do not overlap with backward.
+// buckets. A bucket's collective starts on the comm stream as soon as backward has finished the last gradient of the
+// bucket, so that only the last collectives do not overlap with backward.
+//
+// Without windows, backward adds the micro-steps' gradients up in the whole flat buffer, where the last micro-step's
+// are summed over the ranks. With windows (has_grad_windows) every micro-step's gradients are summed over the ranks and
+// then added to sums(), which has only this rank's shards (dist.zero 2 and 3), or another dtype (train.grads_dtype). A
+// segment's window is free for the next segment when this has happened.
 #pragma once
 #include <fmt/format.h>
 
@@ -27,10 +32,18 @@ class GradReducer final : public GradSink {
   // Records times and checksums of each bucket's collective in *trace, which must outlive the reducer's last step.
   void trace(BucketTrace* trace) { trace_ = trace; }
 
+  // With windows: whether a micro-step is the first of its step, which overwrites sums(), or the last, after which they
+  // are complete; and its number from the beginning of the run.
+  struct MicroStep {
+    bool first = true, last = true;
+    int64_t number = 0;
+  };
   // Call before a backward whose gradients are to be summed. recorded: this backward is being captured as a CUDA graph,
   // which contains no collectives; call reduce_recorded() after each launch of the graph instead.
-  void begin(bool recorded = false);
+  void begin(bool recorded, const MicroStep&);
+  void begin() { begin(/*recorded=*/false, {}); }
   void reduce_recorded();
+  void open(int64_t segment, const Stream& on) override;
   void ready(ConstTensor grad, const Stream& on) override;
   // Call after a backward that passed every gradient to ready() (GradLedger::require_all checks that). ctx.stream waits
   // for the sums only in the next queue().run().
@@ -44,7 +57,11 @@ class GradReducer final : public GradSink {
   void gather(const GradBucket& bucket, Tensor values, const char* what) {
     queue_.all_gather(values, fmt::format("{} of bucket {}", what, plan_.index_of(bucket)));
   }
-  // With dist.zero 1: [stored elements / kSumPiece] f64, for each piece of kSumPiece summed gradients the sum of their
+  // The gradients of a step, summed over its micro-steps and all ranks, in sums() [parts().size()]; with dist.zero 1 in
+  // the whole flat buffer, of which only this rank's shards have sums.
+  Tensor sums() const { return sums_; }
+  const Parts& parts() const { return parts_; }
+  // With shards: [stored elements / kSumPiece] f64, for each piece of kSumPiece summed gradients the sum of their
   // squares. Only the pieces that this rank owns are written.
   Tensor squares() const { return squares_; }
   // Staging buffer [elements of the largest bucket] f32. Where ranks exchange buckets by peer copies, it holds the
@@ -56,15 +73,19 @@ class GradReducer final : public GradSink {
   void full(int64_t bucket);
   void reduce(int64_t bucket);
   void sum(const Tensor& bucket, const std::string& what, CommCtas);
+  Tensor keep(int64_t bucket, const ElementRange& held, const Tensor& of_micro_step);
+  int64_t segment_of(const GradBucket&) const;
   bool by_copies() const { return comm_.shares() && !staging_.empty(); }
   bool sums_by_copies(int64_t elements) const { return by_copies() && elements % comm_.world() == 0; }
 
   Context& ctx_;
   const Params& params_;
   Comm& comm_;
-  bool zero_;
+  bool sharded_, windows_;
   CommCtas ctas_;
   BucketPlan plan_;
+  Parts parts_;
+  Tensor sums_;
   CommQueue queue_;
   int64_t probe_param_;
   Tensor probe_;
@@ -78,6 +99,13 @@ class GradReducer final : public GradSink {
   std::vector<size_t> missing_;         // for each bucket: number of its gradients that backward has not reported yet
   std::vector<const Stream*> streams_;  // the streams on which backward computed the reported gradients
   bool recorded_ = false;
+  MicroStep micro_step_;
+  uint64_t seed_;
+  // With windows, by segment: its number of buckets that are not yet summed, and the end of the last one's sum on the
+  // comm stream. pending_: the window must not be overwritten before that.
+  std::vector<int64_t> buckets_left_;
+  std::vector<Event> summed_;
+  std::vector<bool> pending_;
   std::vector<int64_t> order_;  // indices of the buckets, in the order in which they became full
   // for each bucket: events on each of streams_, recorded when it became full
   std::vector<std::vector<GraphEvent>> filled_;

@@ -1,6 +1,9 @@
-// WeightGather: all-gathers the new weights after a sharded update (dist.zero 1), in which each rank has computed only
-// those of its own shards. The all-gathers run on the comm stream, bucket by bucket, while the next forward already
-// runs; the forward waits for each weight when it first reads it.
+// WeightGather: all-gathers weights of which each rank has computed only its own shards. The all-gathers run on the
+// comm stream while forward or backward already runs, which wait for each weight when they first read it.
+//
+// dist.zero 1 and 2: the weights are whole on every rank, and gathered once, bucket by bucket, after each update.
+// dist.zero 3: the weights are in windows (FlatBuffer), which are filled a layer ahead of its forward and of its
+// backward. The small parameters (Segments::rest) are gathered once there too.
 #pragma once
 #include <vector>
 
@@ -12,21 +15,35 @@ namespace triad {
 
 class WeightGather final : public WeightGate {
  public:
-  WeightGather(Context&, const Params&, GradReducer&);
+  // own [reducer.plan().shards().size()] f32 or the weights' dtype: with windows, this rank's shards of the parameters,
+  // from which its weights are cast. Empty without windows: the update writes its shards into the whole weights.
+  WeightGather(Context&, const Params&, GradReducer&, Tensor own);
 
-  // Queues the all-gather of one bucket's weights, in the compute dtype, after earlier work on ctx.stream.
-  void start(const GradBucket&);
-  // Call before each forward. A forward that is recorded as a graph contains its waits, so each launch waits again.
-  void begin() override { waited_.assign(waited_.size(), false); }
-  void need(ConstTensor weight, const Stream& on) override;
-  // Makes ctx.stream wait for all weights. Call before reading weights outside a forward.
+  // Call for each bucket after the update of this rank's shard, on ctx.stream: queues the bucket's all-gather, or marks
+  // its window as out of date.
+  void updated(int64_t bucket);
+  // A forward that is recorded as a graph contains its waits, so each launch waits again.
+  void begin_forward() override { begin(/*forward=*/true); }
+  void begin_backward() override { begin(/*forward=*/false); }
+  void need(int64_t segment, const Stream& on) override;
+  // Makes ctx.stream wait for all weights. Call before reading whole weights outside a forward.
   void finish() { reducer_.queue().join(); }
 
  private:
+  void begin(bool forward);
+  bool windowed(int64_t segment) const { return !own_.empty() && segment != params_.segments().rest(); }
+  void gather(int64_t bucket);
+  void fetch(int64_t segment);
+
   const Params& params_;
   GradReducer& reducer_;
-  std::vector<GraphEvent> arrived_;  // for each bucket: the end of its all-gather on the comm stream
-  std::vector<bool> waited_;         // for each bucket: whether the current forward already waits for it
+  Tensor own_;
+  Parts shards_;
+  std::vector<GraphEvent> arrived_;            // for each bucket: the end of its last all-gather on the comm stream
+  std::vector<bool> waited_;                   // for each bucket: whether the current pass already waits for it
+  std::vector<bool> present_;                  // for each segment with a window: whether the window has its weights
+  std::vector<std::vector<int64_t>> buckets_;  // for each segment: the buckets with some of its elements
+  bool forward_ = true;
 };
 
 }  // namespace triad

@@ -22,17 +22,18 @@ Tensor upload(Context& ctx, Arena& arena, const char* name, const std::vector<in
 
 }  // namespace
 
-GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const std::vector<ElementRange>& own)
-    : params_(params), arrivals_(params) {
-  const std::vector<ElementRange> ranges = own.empty() ? std::vector{ElementRange{0, params.stored_elements()}} : own;
+GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, Tensor sums, const Parts& parts)
+    : params_(params), arrivals_(params), sums_(sums) {
   std::vector<int64_t> pieces, first_piece = {0};
   // number of ranges for which memory is allocated: the same on all ranks, and enough for each
-  int64_t most = static_cast<int64_t>(ranges.size());
+  int64_t most = static_cast<int64_t>(parts.count());
   for (int64_t i = 0; i < params.count(); ++i) {
     const int64_t begin = params.offset(i), end = begin + params.specs()[static_cast<size_t>(i)].shape.numel();
-    for (const ElementRange& range : ranges)
+    for (const Parts::Part& part : parts) {
+      const ElementRange range = part.elements;
       for (int64_t at = std::max(begin, range.begin); at < std::min(end, range.end); at += kSumPiece)
-        pieces.insert(pieces.end(), {at, std::min({kSumPiece, end - at, range.end - at})});
+        pieces.insert(pieces.end(), {at - range.begin + part.at, std::min({kSumPiece, end - at, range.end - at})});
+    }
     most += ceil_div(end - begin, kSumPiece);
     first_piece.push_back(static_cast<int64_t>(pieces.size()) / 2);
   }
@@ -46,7 +47,7 @@ void GradLedger::ready(ConstTensor grad, const Stream& on) {
   if (next_ != nullptr) next_->ready(grad, on);
 }
 
-void GradLedger::measure(Context& ctx) { per_param_norms(ctx, norms_, params_.grads(), pieces_, first_piece_); }
+void GradLedger::measure(Context& ctx) { per_param_norms(ctx, norms_, sums_, pieces_, first_piece_); }
 
 GradNorms GradLedger::read(const double* norms) const {
   GradNorms out;

@@ -20,8 +20,10 @@ struct GradNorms {
 
 class GradLedger final : public GradSink {
  public:
-  // own: the ranges of elements whose summed gradients this rank holds; empty means all elements.
-  GradLedger(Context&, Arena&, const Params&, const std::vector<ElementRange>& own = {});
+  // sums: the summed gradients, of which this rank has the given parts.
+  GradLedger(Context&, Arena&, const Params&, Tensor sums, const Parts& parts);
+  GradLedger(Context& ctx, Arena& arena, const Params& params)  // of one rank
+      : GradLedger(ctx, arena, params, params.grads(), Parts::whole(params)) {}
 
   // Call before queuing a backward. Each call of ready() is forwarded to `next` unless it is null, and throws Error if
   // the gradient was reported before. A replayed graph
@@ -29,6 +31,9 @@ class GradLedger final : public GradSink {
   void begin(GradSink* next) {
     next_ = next;
     arrivals_.begin();
+  }
+  void open(int64_t segment, const Stream& on) override {
+    if (next_ != nullptr) next_->open(segment, on);
   }
   void ready(ConstTensor grad, const Stream& on) override;
   // Names of the parameters whose gradients the last backward did not report.
@@ -45,7 +50,7 @@ class GradLedger final : public GradSink {
   const Params& params_;
   GradArrivals arrivals_;
   GradSink* next_ = nullptr;
-  Tensor pieces_, first_piece_, norms_;
+  Tensor sums_, pieces_, first_piece_, norms_;
 };
 
 // Whether the parameter's gradient must be zero: that of a forced or detached gate; of a branch that is forced off or

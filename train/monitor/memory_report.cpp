@@ -36,15 +36,15 @@ std::vector<NamedRange> ranges_of(const Params& params) {
   return all;
 }
 
-// The ranges of the moments that this rank keeps, as elements of exp_avg and exp_avg_sq.
-std::vector<NamedRange> ranges_of_moments(const std::vector<NamedRange>& params, const Optimizer& optimizer) {
+// The ranges of the parameters that parts of the flat buffer contain, as elements of a buffer of these parts.
+std::vector<NamedRange> ranges_in(const std::vector<NamedRange>& params, const Parts& parts) {
   std::vector<NamedRange> all;
-  for (const Optimizer::Part& part : optimizer.parts())
+  for (const Parts::Part& part : parts)
     for (const NamedRange& p : params) {
       const int64_t begin = std::max(p.begin, part.elements.begin), end = std::min(p.end, part.elements.end);
       if (begin >= end) continue;
       const bool whole = begin == p.begin && end == p.end;
-      const int64_t shift = part.moments - part.elements.begin;
+      const int64_t shift = part.at - part.elements.begin;
       all.push_back({whole ? p.name : fmt::format("{}[{}:{}]", p.name, begin - p.begin, end - p.begin), begin + shift,
                      end + shift, whole ? p.shape : Shape{end - begin}});
     }
@@ -99,7 +99,8 @@ void OutsideMemory::add(const std::string& what, int64_t bytes) {
 std::vector<MemorySnapshot::Block> name_blocks(const Arena& arena, TrainStep& step) {
   const Params& params = step.model().params();
   const std::vector<NamedRange> ranges = ranges_of(params);
-  const std::vector<NamedRange> moments = ranges_of_moments(ranges, step.optimizer());
+  const std::vector<NamedRange> kept = ranges_in(ranges, step.optimizer().parts());
+  const int64_t whole = params.stored_elements();
   const auto is = [](const MemorySnapshot::Block& b, MemTag tag, const char* name) {
     return b.category == name_of(tag) && b.name == name;
   };
@@ -109,14 +110,17 @@ std::vector<MemorySnapshot::Block> name_blocks(const Arena& arena, TrainStep& st
         a.name,    name_of(a.tag),      a.offset,      a.bytes, align_up(a.bytes), a.dtype, a.shape,
         a.time_us, a.where.file_name(), a.where.line()};
     if (is(b, MemTag::workspace, kScratchName)) continue;
-    if (is(b, MemTag::params, "weights"))
+    // Windows, which several layers use in turn, stay one block.
+    if (is(b, MemTag::params, "weights") && b.shape.numel() == whole)
       split(blocks, b, "", ranges);
     else if (is(b, MemTag::master, "master weights"))
-      split(blocks, b, "master/", ranges);
-    else if (is(b, MemTag::grads, "gradients"))
+      split(blocks, b, "master/", b.shape.numel() == whole ? ranges : kept);
+    else if (is(b, MemTag::grads, "gradients") && b.shape.numel() == whole)
       split(blocks, b, "grad/", ranges);
+    else if (is(b, MemTag::grads, "summed gradients"))
+      split(blocks, b, "grad/", b.shape.numel() == whole ? ranges : kept);
     else if (is(b, MemTag::optimizer, "exp_avg") || is(b, MemTag::optimizer, "exp_avg_sq"))
-      split(blocks, b, b.name + "/", moments);
+      split(blocks, b, b.name + "/", kept);
     else
       blocks.push_back(b);
   }

@@ -21,6 +21,8 @@ enum class RandomUse {
   synthetic,           // 0: training data, 1: validation data
   packed_documents,    // epoch
   packed_rows,         // group of documents
+  state_rounding,      // bf16 state of the optimizer: 4 times the optimizer step, plus the tensor's number in adamw.h
+  gradient_rounding,   // sums of gradients in bf16: micro-step, counted from the run's beginning
 };
 
 // The random streams [first, first + count), which are reserved for one use.
@@ -29,7 +31,7 @@ struct RandomStreams {
   uint64_t first, count;
 };
 inline constexpr uint64_t kManyStreams = uint64_t{1} << 48;
-inline constexpr std::array<RandomStreams, 11> kRandomStreams = {{
+inline constexpr std::array<RandomStreams, 13> kRandomStreams = {{
     {RandomUse::init, 0, kManyStreams},
     {RandomUse::needle_train, 0x6e65000000000000, kManyStreams},
     {RandomUse::needle_val, 0x6e66000000000000, kManyStreams},
@@ -41,6 +43,8 @@ inline constexpr std::array<RandomStreams, 11> kRandomStreams = {{
     {RandomUse::synthetic, 0x746f6b656e000000, 2},
     {RandomUse::packed_documents, 0x7061000000000000, kManyStreams},
     {RandomUse::packed_rows, 0x7062000000000000, kManyStreams},
+    {RandomUse::state_rounding, 0x7273000000000000, kManyStreams},
+    {RandomUse::gradient_rounding, 0x7274000000000000, kManyStreams},
 }};
 
 // The stream of sequence `index` of a use; index < the use's count.

@@ -1,21 +1,47 @@
-// AdamW on the CPU, in f32 or f64.
+// AdamW on the CPU: state and gradients in f32 or bf16, or all in f64.
 #include "kernels/step/adamw.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "engine/op_scope.h"
+#include "engine/random_streams.h"
 #include "kernels/common/parallel.h"
+#include "kernels/common/stochastic.h"
 
 namespace triad {
 
+uint64_t adamw_stream(int64_t step, AdamWTensor tensor) {
+  return random_stream(RandomUse::state_rounding, 4 * static_cast<uint64_t>(step) + static_cast<uint64_t>(tensor));
+}
+
 namespace {
 
-template <class A>
-void adamw_cpu(Context& ctx, Tensor master, Tensor weights, Tensor m_in, Tensor v_in, ConstTensor grad,
+// The elements of one of the updated tensors, [n] T.
+template <class T>
+struct Updated {
+  T* data;
+  Updated(const Tensor& t, const AdamWOptions&, AdamWTensor) : data(t.ptr<T>()) {}
+  T get(int64_t i) const { return data[i]; }
+  void set(int64_t i, T x) { data[i] = x; }
+};
+template <>
+struct Updated<bf16> {
+  bf16* data;
+  StochasticRounder round;
+  int64_t first;
+  Updated(const Tensor& t, const AdamWOptions& o, AdamWTensor which)
+      : data(t.ptr<bf16>()), round(o.seed, adamw_stream(o.step, which)), first(o.first_element) {}
+  float get(int64_t i) const { return data[i]; }
+  void set(int64_t i, float x) { data[i] = round(x, first + i); }
+};
+
+template <class P, class M, class V, class G>
+void adamw_cpu(Context& ctx, Tensor param, Tensor weights, Tensor m_in, Tensor v_in, ConstTensor grad,
                ConstTensor grad_norm_squared, const AdamWOptions& o) {
+  using A = acc_t<P>;
   constexpr int64_t kPiece = 1 << 12;
-  const int64_t n = master.numel();
+  const int64_t n = param.numel();
   const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(o.step));
   const double correction2 = 1 - std::pow(o.beta2, static_cast<double>(o.step));
   const A decay = static_cast<A>(1 - o.lr * o.weight_decay), step_size = static_cast<A>(o.lr / correction1);
@@ -26,40 +52,67 @@ void adamw_cpu(Context& ctx, Tensor master, Tensor weights, Tensor m_in, Tensor 
     const double norm = std::sqrt(*grad_norm_squared.ptr<double>());
     if (!std::isfinite(norm)) return;
     const A clip = o.grad_clip > 0 ? static_cast<A>(std::min(1.0, o.grad_clip / (norm + 1e-6))) : A{1};
-    A *p = master.ptr<A>(), *m = m_in.ptr<A>(), *v = v_in.ptr<A>();
-    const A* g_in = grad.ptr<A>();
+    Updated<P> p(param, o, AdamWTensor::param);
+    Updated<M> m(m_in, o, AdamWTensor::m);
+    Updated<V> v(v_in, o, AdamWTensor::v);
+    const G* g_in = grad.ptr<G>();
     for (int64_t i = piece * kPiece; i < std::min((piece + 1) * kPiece, n); ++i) {
-      const A g = g_in[i] * clip;
-      m[i] = beta1 * m[i] + new1 * g;
-      v[i] = beta2 * v[i] + new2 * g * g;
-      p[i] = p[i] * decay - step_size * m[i] / (std::sqrt(v[i]) * root_scale + eps);
-      if (!weights.empty()) weights.ptr<bf16>()[i] = bf16(static_cast<float>(p[i]));
+      const A g = static_cast<A>(g_in[i]) * clip;
+      const A new_m = beta1 * m.get(i) + new1 * g;
+      const A new_v = beta2 * v.get(i) + new2 * g * g;
+      const A new_p = p.get(i) * decay - step_size * new_m / (std::sqrt(new_v) * root_scale + eps);
+      m.set(i, new_m);
+      v.set(i, new_v);
+      p.set(i, new_p);
+      if (!weights.empty()) weights.ptr<bf16>()[i] = bf16(static_cast<float>(new_p));
     }
   });
 }
 
+// Calls f.template operator()<T>() with T = float or bf16.
+template <class F>
+void dispatch_state(const char* what, DType dtype, F&& f) {
+  if (dtype == DType::f32) return f.template operator()<float>();
+  TRIAD_CHECK(dtype == DType::bf16, "adamw: {} is {}: f32 and bf16 are possible", what, name_of(dtype));
+  f.template operator()<bf16>();
+}
+
 }  // namespace
 
-void adamw(Context& ctx, Tensor master, Tensor weights, Tensor m, Tensor v, ConstTensor grad,
+void adamw(Context& ctx, Tensor param, Tensor weights, Tensor m, Tensor v, ConstTensor grad,
            ConstTensor grad_norm_squared, const AdamWOptions& o) {
   const OpScope op_scope(ctx, "adamw");
-  TRIAD_CHECK(master.rank == 1, "adamw: master is {}, not a vector", master.str());
-  const bool in_double = master.dtype == DType::f64 && !ctx.device.is_cuda();
-  const DType dtype = in_double ? DType::f64 : DType::f32;
-  check_tensor("adamw: master", master, master.shape(), dtype);
-  if (!weights.empty()) check_tensor("adamw: weights", weights, master.shape(), DType::bf16);
-  check_tensor("adamw: m", m, master.shape(), dtype);
-  check_tensor("adamw: v", v, master.shape(), dtype);
-  check_tensor("adamw: grad", grad, master.shape(), dtype);
+  TRIAD_CHECK(param.rank == 1, "adamw: param is {}, not a vector", param.str());
+  const bool in_double = param.dtype == DType::f64 && !ctx.device.is_cuda();
+  const auto check = [&](const char* what, const ConstTensor& t) {
+    const bool narrow = !in_double && t.dtype == DType::bf16;
+    check_tensor(what, t, param.shape(), in_double ? DType::f64 : narrow ? DType::bf16 : DType::f32);
+  };
+  check("adamw: param", param);
+  check("adamw: m", m);
+  check("adamw: v", v);
+  check("adamw: grad", grad);
+  if (!weights.empty()) {
+    check_tensor("adamw: weights", weights, param.shape(), DType::bf16);
+    TRIAD_CHECK(param.dtype != DType::bf16, "adamw: both param and weights are bf16");
+  }
   check_tensor("adamw: grad_norm_squared", grad_norm_squared, {1}, DType::f64);
   TRIAD_CHECK(o.step >= 1, "adamw: step {}; the first is 1", o.step);
+  TRIAD_CHECK(o.first_element >= 0, "adamw: first element {}", o.first_element);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::adamw(ctx, master, weights, m, v, grad, grad_norm_squared, o);
+    if constexpr (kBuiltWithCuda) return cuda::adamw(ctx, param, weights, m, v, grad, grad_norm_squared, o);
   }
   if (in_double)
-    adamw_cpu<double>(ctx, master, weights, m, v, grad, grad_norm_squared, o);
-  else
-    adamw_cpu<float>(ctx, master, weights, m, v, grad, grad_norm_squared, o);
+    return adamw_cpu<double, double, double, double>(ctx, param, weights, m, v, grad, grad_norm_squared, o);
+  dispatch_state("param", param.dtype, [&]<class P>() {
+    dispatch_state("m", m.dtype, [&]<class M>() {
+      dispatch_state("v", v.dtype, [&]<class V>() {
+        dispatch_state("grad", grad.dtype, [&]<class G>() {
+          adamw_cpu<P, M, V, G>(ctx, param, weights, m, v, grad, grad_norm_squared, o);
+        });
+      });
+    });
+  });
 }
 
 }  // namespace triad

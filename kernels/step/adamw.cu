@@ -1,10 +1,12 @@
-// AdamW on the GPU in one pass, bound by memory: for each parameter 16 bytes read (master, m, v, grad) and 14 written
-// (2 of them the bf16 weight). A thread updates 8 adjacent parameters: two 16-byte loads of each of four arrays are 128
-// bytes in flight, and the weights are one 16-byte store. Every thread computes the clip factor from the norm in device
-// memory, so no other kernel is needed and the host need not wait. If the norm is not finite, no thread writes.
+// AdamW on the GPU in one pass, bound by memory: for each parameter in f32 16 bytes read (param, m, v, grad) and 14
+// written (2 of them the bf16 weight); with everything in bf16 8 and 6. A thread updates 8 adjacent parameters: in f32
+// two 16-byte loads of each of four arrays are 128 bytes in flight, and the weights are one 16-byte store. The random
+// bits of 8 bf16 values are one block of the generator, so a thread draws at most three. Every thread computes the clip
+// factor from the norm in device memory, so no other kernel is needed and the host need not wait. If the norm is not
+// finite, no thread writes.
 #include <cmath>
 
-#include "kernels/common/bthd.cuh"
+#include "kernels/common/stochastic.cuh"
 #include "kernels/step/adamw.h"
 
 namespace triad::cuda {
@@ -20,16 +22,26 @@ struct Coefficients {
   double grad_clip;
 };
 
+template <class P, class M, class S, class G>
 struct State {
-  float *master, *m, *v;
-  __nv_bfloat16* weights;  // null if the model computes with master itself
-  const float* grad;
+  P* param;
+  M* m;
+  S* v;
+  __nv_bfloat16* weights;  // null if the model computes with param itself
+  const G* grad;
 };
 
-template <int V>
-__device__ __forceinline__ void update(const State& s, int64_t i, float clip, const Coefficients& c) {
+// What the random bits of bf16 state are drawn from (adamw.h).
+struct Rounding {
+  uint64_t seed, param, m, v;  // the streams of the three tensors
+  int64_t first;               // index of the first element in the flat parameter buffer
+};
+
+template <int V, class P, class M, class S, class G>
+__device__ __forceinline__ void update(const State<P, M, S, G>& s, int64_t i, float clip, const Coefficients& c,
+                                       const Rounding& r) {
   float p[V], m[V], v[V], g[V];
-  load_vector<V>(p, s.master + i);
+  load_vector<V>(p, s.param + i);
   load_vector<V>(m, s.m + i);
   load_vector<V>(v, s.v + i);
   load_vector<V>(g, s.grad + i);
@@ -40,28 +52,30 @@ __device__ __forceinline__ void update(const State& s, int64_t i, float clip, co
     v[j] = c.beta2 * v[j] + c.new2 * clipped * clipped;
     p[j] = p[j] * c.decay - c.step_size * m[j] / (sqrtf(v[j]) * c.root_scale + c.eps);
   }
-  store_vector<V>(s.m + i, m);
-  store_vector<V>(s.v + i, v);
-  store_vector<V>(s.master + i, p);
-  if (s.weights != nullptr) store_vector<V>(s.weights + i, p);
+  store_vector_stochastically<V>(s.m + i, m, RoundingBits(r.seed, r.m), r.first + i);
+  store_vector_stochastically<V>(s.v + i, v, RoundingBits(r.seed, r.v), r.first + i);
+  store_vector_stochastically<V>(s.param + i, p, RoundingBits(r.seed, r.param), r.first + i);
+  if constexpr (std::is_same_v<P, float>)
+    if (s.weights != nullptr) store_vector<V>(s.weights + i, p);
 }
 
-template <int V>
+template <int V, class P, class M, class S, class G>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(State s, const double* __restrict__ grad_norm_squared, int64_t n, Coefficients c) {
+    adamw_kernel(State<P, M, S, G> s, const double* __restrict__ grad_norm_squared, int64_t n, Coefficients c,
+                 Rounding r) {
   const double norm = sqrt(*grad_norm_squared);
   if (!isfinite(norm)) return;
   const float clip = c.grad_clip > 0 ? static_cast<float>(fmin(1.0, c.grad_clip / (norm + 1e-6))) : 1.0f;
   const int64_t vectors = n / V, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (thread < vectors) update<V>(s, thread * V, clip, c);
-  if (thread < n - vectors * V) update<1>(s, vectors * V + thread, clip, c);  // the last n % V parameters
+  if (thread < vectors) update<V>(s, thread * V, clip, c, r);
+  if (thread < n - vectors * V) update<1>(s, vectors * V + thread, clip, c, r);  // the last n % V parameters
 }
 
 }  // namespace
 
-void adamw(Context& ctx, Tensor master, Tensor weights, Tensor m, Tensor v, ConstTensor grad,
+void adamw(Context& ctx, Tensor param, Tensor weights, Tensor m, Tensor v, ConstTensor grad,
            ConstTensor grad_norm_squared, const AdamWOptions& o) {
-  const int64_t n = master.numel();
+  const int64_t n = param.numel();
   const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(o.step));
   const double correction2 = 1 - std::pow(o.beta2, static_cast<double>(o.step));
   const Coefficients c{.beta1 = static_cast<float>(o.beta1),
@@ -73,14 +87,29 @@ void adamw(Context& ctx, Tensor master, Tensor weights, Tensor m, Tensor v, Cons
                        .root_scale = static_cast<float>(1 / std::sqrt(correction2)),
                        .eps = static_cast<float>(o.eps),
                        .grad_clip = o.grad_clip};
-  const State state{master.ptr<float>(), m.ptr<float>(), v.ptr<float>(),
-                    weights.empty() ? nullptr : weights.ptr<__nv_bfloat16>(), grad.ptr<float>()};
-  const bool aligned = is_aligned(master) && is_aligned(m) && is_aligned(v) && is_aligned(grad) &&
-                       (weights.empty() || is_aligned(weights));
-  dispatch_vector<__nv_bfloat16>(aligned, [&]<int V>() {
-    static_assert(V == 1 || V == kElements);
-    launch(ctx, "adamw", adamw_kernel<V>, dim3(ceil_div(n, kThreads * V)), dim3(kThreads), 0, state,
-           grad_norm_squared.ptr<double>(), n, c);
+  const Rounding r{.seed = o.seed,
+                   .param = adamw_stream(o.step, AdamWTensor::param),
+                   .m = adamw_stream(o.step, AdamWTensor::m),
+                   .v = adamw_stream(o.step, AdamWTensor::v),
+                   .first = o.first_element};
+  // A vector's random bits are one block only if the vector begins where a block does.
+  const bool any_bf16 = param.dtype == DType::bf16 || m.dtype == DType::bf16 || v.dtype == DType::bf16;
+  const bool vectors = is_aligned(param) && is_aligned(m) && is_aligned(v) && is_aligned(grad) &&
+                       (weights.empty() || is_aligned(weights)) && !(any_bf16 && o.first_element % kElements != 0);
+  dispatch_gpu_float(param.dtype, [&]<class P>() {
+    dispatch_gpu_float(m.dtype, [&]<class M>() {
+      dispatch_gpu_float(v.dtype, [&]<class S>() {
+        dispatch_gpu_float(grad.dtype, [&]<class G>() {
+          dispatch_vector<__nv_bfloat16>(vectors, [&]<int V>() {
+            static_assert(V == 1 || V == kElements);
+            const State<P, M, S, G> state{param.ptr<P>(), m.ptr<M>(), v.ptr<S>(),
+                                          weights.empty() ? nullptr : weights.ptr<__nv_bfloat16>(), grad.ptr<G>()};
+            launch(ctx, "adamw", adamw_kernel<V, P, M, S, G>, dim3(ceil_div(n, kThreads * V)), dim3(kThreads), 0, state,
+                   grad_norm_squared.ptr<double>(), n, c, r);
+          });
+        });
+      });
+    });
   });
 }
 

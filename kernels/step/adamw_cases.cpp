@@ -1,6 +1,9 @@
 // Cases of AdamW. The op updates in place, so a case first copies its inputs to its outputs, and equal inputs give
-// equal outputs. In bf16 the weights are the rounded master, otherwise a copy of it.
+// equal outputs. If param is in the accumulator type, the weights in bf16 are param rounded, otherwise a copy of it.
+#include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
@@ -11,42 +14,81 @@ namespace triad {
 
 namespace {
 
-OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double grad_norm_squared) {
+// The types of the tensors: acc, or element, which is bf16 in the runs in bf16.
+struct Types {
+  ArgType param = ArgType::acc, m = ArgType::acc, v = ArgType::acc, grad = ArgType::acc;
+  std::string str() const {
+    std::string name;
+    for (const auto& [letter, type] : {std::pair{'p', param}, {'m', m}, {'v', v}, {'g', grad}})
+      if (type == ArgType::element) name += letter;
+    return name;
+  }
+};
+
+OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double grad_norm_squared,
+                  const Types& types = {}) {
   const Shape shape = {n};
   OpCase c{.op = "adamw", .name = std::move(name)};
   const auto small_squares = [](int64_t i, uint64_t seed) {
     return 1e-2 * Philox(seed, 7).uniform(static_cast<uint64_t>(i));
   };
-  c.args = {{.name = "master0", .role = ArgRole::constant, .shape = shape, .type = ArgType::acc},
-            {.name = "m0", .role = ArgRole::constant, .shape = shape, .type = ArgType::acc, .std = 0.1},
-            {.name = "v0", .role = ArgRole::constant, .shape = shape, .type = ArgType::acc, .fill = small_squares},
-            {.name = "grad", .role = ArgRole::constant, .shape = shape, .type = ArgType::acc, .std = 0.1},
+  c.args = {{.name = "param0", .role = ArgRole::constant, .shape = shape, .type = types.param},
+            {.name = "m0", .role = ArgRole::constant, .shape = shape, .type = types.m, .std = 0.1},
+            {.name = "v0", .role = ArgRole::constant, .shape = shape, .type = types.v, .fill = small_squares},
+            {.name = "grad", .role = ArgRole::constant, .shape = shape, .type = types.grad, .std = 0.1},
             {.name = "norm_squared",
              .role = ArgRole::constant,
              .shape = {1},
              .type = ArgType::f64,
              .fill = [grad_norm_squared](int64_t, uint64_t) { return grad_norm_squared; }},
-            {.name = "master", .role = ArgRole::output, .shape = shape, .type = ArgType::acc},
-            {.name = "m", .role = ArgRole::output, .shape = shape, .type = ArgType::acc},
-            {.name = "v", .role = ArgRole::output, .shape = shape, .type = ArgType::acc},
-            {.name = "weights", .role = ArgRole::output, .shape = shape}};
+            {.name = "param", .role = ArgRole::output, .shape = shape, .type = types.param},
+            {.name = "m", .role = ArgRole::output, .shape = shape, .type = types.m},
+            {.name = "v", .role = ArgRole::output, .shape = shape, .type = types.v}};
+  if (types.param == ArgType::acc) c.args.push_back({.name = "weights", .role = ArgRole::output, .shape = shape});
   c.forward = [o](Context& ctx, const Args& t) {
-    const Tensor master = t["master"], weights = t["weights"];
-    copy(ctx, master, t["master0"]);
+    const Tensor param = t["param"], weights = t["weights"];
+    copy(ctx, param, t["param0"]);
     copy(ctx, t["m"], t["m0"]);
     copy(ctx, t["v"], t["v0"]);
-    cast(ctx, weights, master);  // weights keep these values if the norm is not finite
-    const bool rounded = weights.dtype == DType::bf16;
-    adamw(ctx, master, rounded ? weights : Tensor{}, t["m"], t["v"], t["grad"], t["norm_squared"], o);
-    if (!rounded) copy(ctx, weights, master);
+    if (!weights.empty()) cast(ctx, weights, param);  // weights keep these values if the norm is not finite
+    const bool rounded = !weights.empty() && weights.dtype == DType::bf16;
+    adamw(ctx, param, rounded ? weights : Tensor{}, t["m"], t["v"], t["grad"], t["norm_squared"], o);
+    if (!weights.empty() && !rounded) copy(ctx, weights, param);
   };
-  // Bytes in bf16: 3 copies of f32, a cast to bf16, the update. For f32 `triad bench` doubles the number, which is
-  // slightly too high, since the update then writes no weights.
+  // Bytes in bf16: three copies, a cast to bf16 if there are weights, the update. For f32 `triad bench` doubles the
+  // number, which is too high, since the state is then no larger and the update writes no weights.
   const double elements = static_cast<double>(n);
+  const auto width = [](ArgType type) { return type == ArgType::acc ? 4.0 : 2.0; };
+  const double state = width(types.param) + width(types.m) + width(types.v);
+  const double cast_read = types.param == ArgType::acc ? 4 : 0, weights = types.param == ArgType::acc ? 2 : 0;
   c.forward_flops = 16 * elements;
-  c.forward_bytes = (3 * 8 + 6 + 30) * elements;
-  c.forward_written = (3 * 4 + 2 + 14) * elements;
+  c.forward_bytes = (4 * state + width(types.grad) + cast_read + 2 * weights) * elements;
+  c.forward_written = (2 * state + 2 * weights) * elements;
   return c;
+}
+
+// The cases of state and gradients in bf16: each choice of tensors, from a first element inside the parameter buffer.
+std::vector<OpCase> bf16_cases() {
+  const AdamWOptions o = {.lr = 3e-3, .weight_decay = 0.1, .grad_clip = 1.0, .step = 11, .seed = 3};
+  const auto type = [](bool narrow) { return narrow ? ArgType::element : ArgType::acc; };
+  std::vector<OpCase> cases;
+  for (int choice = 1; choice < 16; ++choice) {
+    const Types types = {type(choice & 1), type(choice & 2), type(choice & 4), type(choice & 8)};
+    AdamWOptions options = o;
+    options.first_element = choice % 2 == 0 ? 1 << 20 : 4096;
+    cases.push_back(adamw_case("515, bf16 " + types.str(), 515, options, 4.0, types));
+  }
+  const Types all = {type(true), type(true), type(true), type(true)};
+  AdamWOptions odd = o;
+  odd.first_element = 5;
+  cases.push_back(adamw_case("261 from element 5 on, bf16 " + all.str(), 261, odd, 4.0, all));
+  cases.push_back(adamw_case("33, norm not finite, bf16 " + all.str(), 33, o, std::nan(""), all));
+  const Types moments = {.m = type(true), .v = type(true)};
+  for (const Types& types : {moments, all}) {
+    cases.push_back(adamw_case("16 Mi, bf16 " + types.str(), int64_t{1} << 24, o, 2.0, types));
+    cases.back().bench = true;
+  }
+  return cases;
 }
 
 }  // namespace
@@ -63,6 +105,7 @@ std::vector<OpCase> adamw_cases() {
   cases.push_back(adamw_case("16 Mi, with the copies of its state", int64_t{1} << 24,
                              {.lr = 3e-4, .weight_decay = 0.1, .grad_clip = 1.0, .step = 100}, 2.0));
   cases.back().bench = true;
+  for (OpCase& c : bf16_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

@@ -10,15 +10,15 @@ namespace triad {
 
 namespace {
 
-template <class A>
+template <class T>
 void pieces_cpu(Context& ctx, const Tensor& partial, const ConstTensor& x, const ConstTensor& pieces) {
   parallel_for(ctx, pieces.size(0), [&](int64_t p) {
     const int64_t* piece = pieces.ptr<int64_t>() + 2 * p;
-    const A* values = x.ptr<A>() + piece[0];
+    const T* values = x.ptr<T>() + piece[0];
     double* out = partial.ptr<double>() + p * ParamNorms::count;
     out[ParamNorms::squares] = dot<double>(values, values, piece[1]);
     int64_t not_finite = 0;
-    for (int64_t i = 0; i < piece[1]; ++i) not_finite += !std::isfinite(values[i]);
+    for (int64_t i = 0; i < piece[1]; ++i) not_finite += !std::isfinite(static_cast<acc_t<T>>(values[i]));
     out[ParamNorms::not_finite] = static_cast<double>(not_finite);
   });
 }
@@ -37,10 +37,7 @@ void per_param_norms(Context& ctx, Tensor norms, ConstTensor x, ConstTensor piec
   }
   Scratch::Scope scope(ctx.scratch);
   const Tensor partial = scope.alloc(DType::f64, {pieces.size(0), ParamNorms::count});
-  if (x.dtype == DType::f64)
-    pieces_cpu<double>(ctx, partial, x, pieces);
-  else
-    pieces_cpu<float>(ctx, partial, x, pieces);
+  dispatch_float(x.dtype, [&]<class T>() { pieces_cpu<T>(ctx, partial, x, pieces); });
   parallel_for(ctx, parts, [&](int64_t i) {
     const int64_t* first = first_piece.ptr<int64_t>() + i;
     for (int64_t f = 0; f < ParamNorms::count; ++f) {

@@ -1,5 +1,6 @@
-// Gradient norms per parameter on the GPU, bound by memory: each f32 is read once. In the first kernel a CTA sums one
-// piece; in the second a warp adds one part's pieces. Sums are in double, in an order that depends on the sizes alone.
+// Gradient norms per parameter on the GPU, bound by memory: each element is read once. In the first kernel a CTA sums
+// one piece; in the second a warp adds one part's pieces. Sums are in double, in an order that depends on the sizes
+// alone.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/per_param_norms.h"
 
@@ -8,16 +9,18 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// Sums one piece. A part may start at any element, so up to 3 elements before the first 16-byte vector and after the
-// last one are read one by one.
+// Sums one piece. A part may start at any element, so the elements before the first 16-byte vector and
+// after the last one are read one by one.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    param_norm_pieces_kernel(double* __restrict__ partial, const float* __restrict__ x,
+    param_norm_pieces_kernel(double* __restrict__ partial, const T* __restrict__ x,
                              const int64_t* __restrict__ pieces) {
   const int64_t begin = pieces[2 * int64_t{blockIdx.x}];
   const int count = static_cast<int>(pieces[2 * int64_t{blockIdx.x} + 1]);
-  const float* const values = x + begin;
-  const int head = min(count, static_cast<int>((16 - reinterpret_cast<uintptr_t>(values) % 16) % 16 / sizeof(float)));
-  const int vectors = (count - head) / 4, tail = head + 4 * vectors;
+  constexpr int V = kVector<T>;
+  const T* const values = x + begin;
+  const int head = min(count, static_cast<int>((16 - reinterpret_cast<uintptr_t>(values) % 16) % 16 / sizeof(T)));
+  const int vectors = (count - head) / V, tail = head + V * vectors;
   double squares = 0;
   int not_finite = 0;
   const auto add = [&](float v) {
@@ -26,12 +29,14 @@ __global__ void __launch_bounds__(kThreads)
   };
 #pragma unroll 4
   for (int i = threadIdx.x; i < vectors; i += kThreads) {
-    const float4 v = *reinterpret_cast<const float4*>(values + head + 4 * i);
-    add(v.x), add(v.y), add(v.z), add(v.w);
+    float v[V];
+    load_vector<V>(v, values + head + V * i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) add(v[j]);
   }
   const int loose = static_cast<int>(threadIdx.x);
-  if (loose < head) add(values[loose]);
-  if (tail + loose < count) add(values[tail + loose]);
+  if (loose < head) add(to_float(values[loose]));
+  if (tail + loose < count) add(to_float(values[tail + loose]));
 
   __shared__ double warps[kWarps][ParamNorms::count];
   squares = warp_sum_to_lane0(squares);
@@ -69,8 +74,10 @@ __global__ void __launch_bounds__(kThreads)
 void per_param_norms(Context& ctx, Tensor norms, ConstTensor x, ConstTensor pieces, ConstTensor first_piece) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor partial = scope.alloc(DType::f64, {pieces.size(0), ParamNorms::count});
-  launch(ctx, "per_param_norms", param_norm_pieces_kernel, dim3(pieces.size(0)), dim3(kThreads), 0,
-         partial.ptr<double>(), x.ptr<float>(), pieces.ptr<int64_t>());
+  dispatch_gpu_float(x.dtype, [&]<class T>() {
+    launch(ctx, "per_param_norms", param_norm_pieces_kernel<T>, dim3(pieces.size(0)), dim3(kThreads), 0,
+           partial.ptr<double>(), x.ptr<T>(), pieces.ptr<int64_t>());
+  });
   launch(ctx, "per_param_norms", param_norms_kernel, dim3(ceil_div(norms.size(0), kWarps)), dim3(kThreads), 0,
          norms.ptr<double>(), partial.ptr<double>(), first_piece.ptr<int64_t>(), norms.size(0));
 }

@@ -15,8 +15,9 @@ struct ParamNorms {
   };
 };
 
-// norms [parts, ParamNorms::count] f64 overwritten  <-  x [n] acc; pieces [p,2] i64: first element and number of
-// elements of each piece; first_piece [parts + 1] i64: part i has the pieces [first_piece[i], first_piece[i + 1]).
+// norms [parts, ParamNorms::count] f64 overwritten  <-  x [n] of any float dtype; pieces [p,2] i64: first element and
+// number of elements of each piece; first_piece [parts + 1] i64: part i has the pieces [first_piece[i], first_piece[i +
+// 1]).
 void per_param_norms(Context&, Tensor norms, ConstTensor x, ConstTensor pieces, ConstTensor first_piece);
 
 namespace cuda {

@@ -12,12 +12,12 @@ namespace triad {
 
 namespace {
 
-template <class A>
+template <class T>
 int64_t first_bad_part(ConstTensor grads, ConstTensor parts) {
   for (int64_t i = 0; i < parts.size(0); ++i) {
     const int64_t* part = parts.ptr<int64_t>() + 2 * i;
-    const A* g = grads.ptr<A>() + part[0];
-    if (!std::all_of(g, g + part[1], [](A x) { return std::isfinite(x); })) return i;
+    const T* g = grads.ptr<T>() + part[0];
+    if (!std::all_of(g, g + part[1], [](T x) { return std::isfinite(static_cast<acc_t<T>>(x)); })) return i;
   }
   return -1;
 }
@@ -56,8 +56,7 @@ void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor par
     const bool apply = finite && n[StepNumbers::halted] == 0;
     n[StepNumbers::applied] = apply ? n[StepNumbers::norm_squared] : std::numeric_limits<double>::quiet_NaN();
     int64_t bad = -1;
-    if (!finite)
-      bad = grads.dtype == DType::f64 ? first_bad_part<double>(grads, parts) : first_bad_part<float>(grads, parts);
+    if (!finite) dispatch_float(grads.dtype, [&]<class T>() { bad = first_bad_part<T>(grads, parts); });
     n[StepNumbers::bad_part] = static_cast<double>(bad);
   });
 }

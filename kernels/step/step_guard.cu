@@ -8,9 +8,10 @@ namespace {
 
 constexpr int kThreads = 1024;
 
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    judge_step_kernel(double* numbers, const float* __restrict__ grads, const int64_t* __restrict__ parts,
-                      int64_t count, const double* __restrict__ ranks, int64_t world, int64_t rank_stride, bool halt) {
+    judge_step_kernel(double* numbers, const T* __restrict__ grads, const int64_t* __restrict__ parts, int64_t count,
+                      const double* __restrict__ ranks, int64_t world, int64_t rank_stride, bool halt) {
   const double norm_squared = numbers[StepNumbers::norm_squared];
   double loss = world > 0 ? 0 : numbers[StepNumbers::loss], stop = 0;
   int64_t bad_rank = -1;
@@ -24,9 +25,9 @@ __global__ void __launch_bounds__(kThreads)
   const bool halted = numbers[StepNumbers::halted] != 0 || (halt && !finite);
   int64_t bad = -1;
   for (int64_t i = 0; !finite && bad < 0 && i < count; ++i) {
-    const float* part = grads + parts[2 * i];
+    const T* part = grads + parts[2 * i];
     bool all_finite = true;
-    for (int64_t j = threadIdx.x; j < parts[2 * i + 1]; j += kThreads) all_finite &= isfinite(part[j]);
+    for (int64_t j = threadIdx.x; j < parts[2 * i + 1]; j += kThreads) all_finite &= isfinite(to_float(part[j]));
     if (!__syncthreads_and(all_finite)) bad = i;
   }
   __syncthreads();  // all threads have read `numbers`
@@ -42,9 +43,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt) {
-  launch(ctx, "judge step", judge_step_kernel, dim3(1), dim3(kThreads), 0, numbers.ptr<double>(), grads.ptr<float>(),
-         parts.ptr<int64_t>(), parts.size(0), ranks.empty() ? nullptr : ranks.ptr<double>(),
-         ranks.empty() ? 0 : ranks.size(0), ranks.stride[0], halt);
+  dispatch_gpu_float(grads.dtype, [&]<class T>() {
+    launch(ctx, "judge step", judge_step_kernel<T>, dim3(1), dim3(kThreads), 0, numbers.ptr<double>(), grads.ptr<T>(),
+           parts.ptr<int64_t>(), parts.size(0), ranks.empty() ? nullptr : ranks.ptr<double>(),
+           ranks.empty() ? 0 : ranks.size(0), ranks.stride[0], halt);
+  });
 }
 
 }  // namespace triad::cuda

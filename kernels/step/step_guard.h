@@ -29,9 +29,10 @@ struct RankNumbers {
   };
 };
 
-// numbers [StepNumbers::count] f64 updated  <-  grads [n] acc; parts [p,2] i64: first element and number of elements of
-// each part; ranks [world, RankNumbers::count] f64, rows of any stride, may be absent. If ranks is given, loss is set
-// to the sum of the ranks' losses in rank order. halt: a step that may not be applied stops all later ones too.
+// numbers [StepNumbers::count] f64 updated  <-  grads [n] of any float dtype; parts [p,2] i64: first element and number
+// of elements of each part; ranks [world, RankNumbers::count] f64, rows of any stride, may be absent. If ranks is
+// given, loss is set to the sum of the ranks' losses in rank order. halt: a step that may not be applied stops all
+// later ones too.
 void judge_step(Context&, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt);
 
 namespace cuda {

@@ -421,4 +421,6 @@ TEST_CASE("random numbers: no two uses of a seed share a stream, and streams nev
   CHECK(random_stream(RandomUse::needle_train, 5) == 0x6e65000000000005);
   CHECK(random_stream(RandomUse::needle_val, 5) == 0x6e66000000000005);
   CHECK(random_stream(RandomUse::needle_probe, 5) == 0x6e67000000000005);
+  CHECK(random_stream(RandomUse::state_rounding, 5) == 0x7273000000000005);
+  CHECK(random_stream(RandomUse::gradient_rounding, 5) == 0x7274000000000005);
 }

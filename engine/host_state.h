@@ -1,0 +1,74 @@
+// HostState: tensors in host memory that the device updates piece by piece, for state that does not fit into the
+// device's memory (an optimizer's moments and master weights). A piece is copied to a staging slot on the device, the
+// work on it is queued, and the result is copied back:
+//
+//   HostState state(ctx, arena, {.dtypes = {DType::f32, DType::f32}, .elements = n});
+//   state.update(ctx, 0, n, [&](std::span<const Tensor> piece, int64_t begin, int64_t end) {
+//     adamw(ctx, ..., piece[0], piece[1], grads.slice(0, begin, end), ...);
+//   });
+//
+// The copies run on two streams of their own. With three slots the copy of piece k + 1 to the device, the work on piece
+// k and the copy of piece k - 1 to the host run at the same time, so a pass takes as long as the bus needs for one
+// direction. The first copies to the device do not wait for the work queued on ctx before.
+//
+// On the CPU the tensors are in the arena, and the work gets views of them.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/context.h"
+
+namespace triad {
+
+class HostState {
+ public:
+  struct Options {
+    std::vector<DType> dtypes;  // of the tensors, each [elements]
+    int64_t elements = 0;
+    int64_t piece = int64_t{4} << 20;  // elements of a piece, a multiple of 128
+    int slots = 3;
+    std::string name = "optimizer's pieces";  // of the staging slots in the arena
+  };
+  // Allocates pinned host memory, and the slots in the arena (on a planning context only the slots are counted). The
+  // contents are undefined.
+  HostState(Context&, Arena&, Options);
+  ~HostState();  // waits for the copies
+  HostState(const HostState&) = delete;
+
+  // Tensor i as a whole, in host memory. The caller may read and write it after synchronize(), until the next update().
+  Tensor whole(size_t i) const { return tensors_[i]; }
+  // Waits until every update() queued so far has arrived in host memory.
+  void synchronize() const { stored_all_.synchronize(); }
+
+  // The elements [begin, end) of each tensor, on the context's device; to be updated by work queued on ctx.stream.
+  using Work = std::function<void(std::span<const Tensor> piece, int64_t begin, int64_t end)>;
+  // Queues the work on the pieces of the elements [begin, end), in ascending order. Does not wait for the device. An
+  // element that an earlier call has updated has its new value.
+  void update(Context&, int64_t begin, int64_t end, const Work&);
+
+ private:
+  struct Slot {
+    explicit Slot(Device device) : loaded(device), updated(device), stored(device) {}
+    std::vector<Tensor> tensors;
+    Event loaded, updated, stored;  // the piece is on the device; its work is done; it is in host memory again
+  };
+  void wait_for_earlier_updates(int64_t begin, int64_t end);
+  void pass_through(Context&, Slot&, int64_t begin, int64_t end, const Work&);
+
+  Options options_;
+  std::optional<PinnedMemory> memory_;  // GPU only
+  std::vector<Tensor> tensors_;
+  Stream in_, out_;  // copies to the device and to the host
+  std::vector<Slot> slots_;
+  size_t next_slot_ = 0;
+  Event stored_all_;  // on out_: everything queued so far
+  // The ranges whose copies to the host may not have been waited for by in_.
+  std::vector<std::pair<int64_t, int64_t>> in_flight_;
+};
+
+}  // namespace triad

@@ -204,10 +204,11 @@ void load_weights(Context& ctx, Params& params, const std::string& path) {
 void load_dense_weights(Context& ctx, Params& params, const std::string& path, uint64_t seed) {
   const SafetensorsFile file(path);
   check_names(params, file, {dense_source});
-  std::vector<float> host =
-      params.initial_values(ctx, seed, [](const ParamSpec& spec) { return dense_source(spec).empty(); });
+  std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
   read_into(host, params, file, dense_source);
   params.set(ctx, host);
+  for (int64_t i = 0; i < params.count(); ++i)
+    if (dense_source(params.specs()[i]).empty()) params.init(ctx, i, seed);
 }
 
 std::string save_checkpoint(const std::string& parent, const Params& params, const StateTensors& tensors,
@@ -289,8 +290,7 @@ ModelSource find_model(const std::string& path) {
   const auto run = [&](const std::string& folder) {
     const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
     const std::string file = folder + "/config.json";
-    return source(read_json_file(file), folder, file,
-                  newest ? origin_of(read_state(*newest), *newest) : Json());
+    return source(read_json_file(file), folder, file, newest ? origin_of(read_state(*newest), *newest) : Json());
   };
   if (fs::is_regular_file(path)) {
     const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;

@@ -141,6 +141,7 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
       state.origin = init_from->origin;
     } else {
       params.init(ctx, static_cast<uint64_t>(config.train.seed));
+      ctx.stream.synchronize();  // so that the start's times count the drawing as their phase "weights"
     }
   }
   if (comm.world() > 1) compare_ranks(ctx, comm, params, data, state, !resume_from.empty() || init_from);

@@ -3,8 +3,9 @@
 // so that device code can call them.
 #pragma once
 #include <array>
-#include <cmath>
 #include <cstdint>
+
+#include "engine/normal.h"
 
 namespace triad {
 
@@ -25,11 +26,13 @@ class Philox {
     }
     return x;
   }
-  // The 64 random bits of index i. The indices 2 j and 2 j + 1 share block j.
-  constexpr uint64_t bits(uint64_t i) const {
-    const std::array<uint32_t, 4> x = block(i / 2);
-    return i % 2 == 0 ? (uint64_t{x[1]} << 32 | x[0]) : (uint64_t{x[3]} << 32 | x[2]);
+  // The 64 random bits of the indices 2 j and 2 j + 1, which share block j.
+  constexpr std::array<uint64_t, 2> bit_pair(uint64_t j) const {
+    const std::array<uint32_t, 4> x = block(j);
+    return {uint64_t{x[1]} << 32 | x[0], uint64_t{x[3]} << 32 | x[2]};
   }
+  // The 64 random bits of index i.
+  constexpr uint64_t bits(uint64_t i) const { return bit_pair(i / 2)[i % 2]; }
   // A number uniform in [0, 1), a multiple of 2^-53.
   constexpr double uniform(uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
   // An integer uniform in {0, .., n-1}, n < 2^32. Each probability deviates from 1 / n by less than n / 2^64.
@@ -38,9 +41,9 @@ class Philox {
     return (hi(b) * n + (lo(b) * n >> 32)) >> 32;
   }
   // A standard normal number (Box-Muller), made of the uniform numbers 2 i and 2 i + 1.
-  double normal(uint64_t i) const {
-    const double u = 1.0 - uniform(2 * i), angle = 6.283185307179586 * uniform(2 * i + 1);
-    return std::sqrt(-2.0 * std::log(u)) * std::cos(angle);
+  TRIAD_HOST_DEVICE double normal(uint64_t i) const {
+    const std::array<uint64_t, 2> pair = bit_pair(i);
+    return normal_from_bits(pair[0], pair[1]);
   }
 
  private:

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "engine/check.h"
 #include "engine/random_streams.h"
-#include "engine/rng.h"
-#include "kernels/common/parallel.h"
 #include "kernels/ops/cast.h"
+#include "kernels/step/initial_values.h"
 
 namespace triad {
 
@@ -342,30 +342,51 @@ ModelTensors<TensorType> Params::tensors(const FlatBuffer& buffer) const {
 template ModelTensors<ConstTensor> Params::tensors(const FlatBuffer&) const;
 template ModelTensors<Tensor> Params::tensors(const FlatBuffer&) const;
 
-std::vector<float> initial_values(Context& ctx, const ParamSpec& p, int64_t index, uint64_t seed) {
-  const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(index)));
-  std::vector<float> values(static_cast<size_t>(p.shape.numel()));
-  parallel_for(ctx, p.shape.numel(), [&](int64_t j) {
-    const double constant = p.values.empty() ? p.value : p.values[static_cast<size_t>(j)];
-    values[static_cast<size_t>(j)] =
-        static_cast<float>(p.init == Init::constant ? constant : p.value * random.normal(static_cast<uint64_t>(j)));
-  });
-  return values;
+void draw_values(Context& ctx, const ParamSpec& p, int64_t index, int64_t first, Tensor out, uint64_t seed) {
+  const int64_t end = first + out.numel();
+  TRIAD_CHECK(first >= 0 && end <= p.shape.numel(), "elements {} to {} of {}, which has {}", first, end, p.name,
+              p.shape.numel());
+  if (p.init == Init::normal)
+    return draw_normal(
+        ctx, out, first,
+        {.seed = seed, .stream = random_stream(RandomUse::init, static_cast<uint64_t>(index)), .std = p.value});
+  if (p.values.empty()) return fill_constant(ctx, out, p.value);
+  for (int64_t i = first; i < end; ++i)
+    fill_constant(ctx, out.slice(0, i - first, i - first + 1), p.values[static_cast<size_t>(i)]);
+}
+
+void draw_range(Context& ctx, const Params& params, int64_t begin, int64_t end, Tensor out, uint64_t seed) {
+  TRIAD_CHECK(begin >= 0 && end <= params.stored_elements() && out.shape() == Shape{end - begin},
+              "elements {} to {} of {} are drawn to {}", begin, end, params.stored_elements(), out.str());
+  std::vector<int64_t> order(params.specs().size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::sort(order, {}, [&](int64_t i) { return params.offset(i); });
+  int64_t done = begin;  // elements [begin, done) are written
+  const auto pad_to = [&](int64_t to) {
+    if (to > done) zero(ctx, out.slice(0, done - begin, to - begin));
+    done = std::max(done, to);
+  };
+  for (const int64_t i : order) {
+    const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+    const int64_t offset = params.offset(i), from = std::max(offset, begin),
+                  to = std::min(offset + spec.shape.numel(), end);
+    if (from >= to) continue;
+    pad_to(from);
+    draw_values(ctx, spec, i, from - offset, out.slice(0, from - begin, to - begin), seed);
+    done = to;
+  }
+  pad_to(end);
 }
 
 void Params::init(Context& ctx, uint64_t seed) {
-  if (!ctx.planning) set(ctx, initial_values(ctx, seed));
+  draw_range(ctx, *this, 0, stored_elements_, master(), seed);
+  if (has_master()) cast(ctx, weights_, master_);
 }
 
-std::vector<float> Params::initial_values(Context& ctx, uint64_t seed,
-                                          const std::function<bool(const ParamSpec&)>& wanted) const {
-  std::vector<float> host(static_cast<size_t>(stored_elements_), 0.0f);
-  for (int64_t i = 0; i < count(); ++i) {
-    if (wanted && !wanted(specs_[i])) continue;
-    const std::vector<float> values = triad::initial_values(ctx, specs_[i], i, seed);
-    std::copy(values.begin(), values.end(), host.begin() + offset_[i]);
-  }
-  return host;
+void Params::init(Context& ctx, int64_t i, uint64_t seed) {
+  const int64_t begin = offset_[static_cast<size_t>(i)], end = begin + specs_[static_cast<size_t>(i)].shape.numel();
+  draw_range(ctx, *this, begin, end, master().slice(0, begin, end), seed);
+  if (has_master()) cast(ctx, weights_.slice(0, begin, end), master_.slice(0, begin, end));
 }
 
 void Params::set(Context& ctx, const std::vector<float>& host) {

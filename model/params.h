@@ -3,7 +3,6 @@
 // contiguously, so that the engine uses them as one matrix; files have one tensor for each (model/README.md lists the
 // names).
 #pragma once
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -82,8 +81,9 @@ struct ParamSpec {
 // The specs of all parameters in the order of the forward pass, which all files and reports use.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);
-// The initial values of parameter number `index` of a model, in its logical shape. They depend only on these arguments.
-std::vector<float> initial_values(Context&, const ParamSpec&, int64_t index, uint64_t seed);
+// out [n] overwritten with elements [first, first + n) of the initial values of parameter number `index` of a model.
+// They depend only on these arguments: any range can be drawn alone, with the same bits on every device.
+void draw_values(Context&, const ParamSpec&, int64_t index, int64_t first, Tensor out, uint64_t seed);
 
 // The tensors of one layer as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
 template <class TensorType>
@@ -233,11 +233,11 @@ class Params {
   // The first element of parameter i in a flat buffer.
   int64_t offset(int64_t i) const { return offset_[i]; }
 
-  // Initializes the weights from a seed. The values are the same on every device and for every dtype, up to rounding.
+  // Initializes the weights from a seed, on their device. The values are the same on every device and for every dtype,
+  // up to rounding.
   void init(Context&, uint64_t seed);
-  // The values of init() as a flat buffer in host memory [stored elements]; 0 for parameters that are not wanted.
-  std::vector<float> initial_values(Context&, uint64_t seed,
-                                    const std::function<bool(const ParamSpec&)>& wanted = nullptr) const;
+  // init() of parameter i alone; its padding is not changed.
+  void init(Context&, int64_t i, uint64_t seed);
   // Sets master weights and weights from a flat buffer in host memory.
   void set(Context&, const std::vector<float>& stored);
 
@@ -260,5 +260,8 @@ class Params {
   std::vector<std::vector<ElementRange>> cleared_;
   std::vector<bool> open_;
 };
+
+// out [end - begin] overwritten with elements [begin, end) of the flat buffer that init() fills; padding is 0.
+void draw_range(Context&, const Params&, int64_t begin, int64_t end, Tensor out, uint64_t seed);
 
 }  // namespace triad

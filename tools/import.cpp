@@ -143,8 +143,10 @@ class WeightsCopy {
   void write_fresh(SafetensorsWriter& writer) {
     Runtime runtime({.device = Device::cpu()});
     for (const size_t i : fresh_) {
-      const std::vector<float> values =
-          initial_values(runtime.ctx(), specs_[i], static_cast<int64_t>(i), static_cast<uint64_t>(config_.train.seed));
+      std::vector<float> values(static_cast<size_t>(specs_[i].shape.numel()));
+      const Tensor out(reinterpret_cast<std::byte*>(values.data()), DType::f32, {specs_[i].shape.numel()},
+                       Device::cpu());
+      draw_values(runtime.ctx(), specs_[i], static_cast<int64_t>(i), 0, out, static_cast<uint64_t>(config_.train.seed));
       writer.write(specs_[i].name, std::as_bytes(std::span(values)));
     }
   }

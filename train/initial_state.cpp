@@ -37,7 +37,7 @@ void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const C
                const ModelSource& from) {
   const std::vector<float> flat =
       config.model.has_nsa() && !from.config.model.has_nsa()
-          ? read_dense_weights(ctx, params, from.weights, static_cast<uint64_t>(config.train.seed))
+          ? read_dense_weights(params, from.weights, static_cast<uint64_t>(config.train.seed))
           : read_weights(params, from.weights);
   optimizer.for_each_own(Optimizer::State::parameter, [&](const ElementRange& elements, const Tensor& values) {
     write(ctx, values, flat.data() + elements.begin);
@@ -148,6 +148,7 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
       state.origin = init_from->origin;
     } else {
       step.optimizer().init(ctx, static_cast<uint64_t>(config.train.seed));
+      ctx.stream.synchronize();  // so that the start's times count the drawing as their phase "weights"
     }
   }
   if (comm.world() > 1) compare_ranks(ctx, comm, step.optimizer(), data, state, !resume_from.empty() || init_from);

@@ -191,8 +191,10 @@ std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t 
   return std::nullopt;
 }
 
-std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm, int64_t most_documents) {
+std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm, int64_t most_documents,
+                                          StartTimes* times) {
   const MemoryPlan plan = plan_memory(config, device, comm, most_documents);
+  if (times != nullptr) times->ends("plan");
   if (!device.is_cuda()) allocate_matmul_buffers();
   const DeviceInfo info = backend::info(device);
   const int64_t room = info.free_bytes - left_free(info.free_bytes);

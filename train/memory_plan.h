@@ -7,6 +7,7 @@
 
 #include "engine/comm/comm.h"
 #include "engine/context.h"
+#include "engine/process/start_times.h"
 #include "io/memory_snapshot.h"
 #include "model/flops.h"
 #include "train/config.h"
@@ -53,7 +54,9 @@ class PlanTooLarge : public OutOfMemory {
   MemorySnapshot plan;
 };
 
-// Plans the run and allocates its memory. Throws PlanTooLarge if the plan exceeds the device's free memory.
-std::unique_ptr<Runtime> allocate_planned(const Config&, Device, Comm* comm = nullptr, int64_t most_documents = 0);
+// Plans the run and allocates its memory. Throws PlanTooLarge if the plan exceeds the device's free memory. times: if
+// given, its phase "plan" ends between the two.
+std::unique_ptr<Runtime> allocate_planned(const Config&, Device, Comm* comm = nullptr, int64_t most_documents = 0,
+                                          StartTimes* times = nullptr);
 
 }  // namespace triad

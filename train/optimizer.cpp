@@ -79,10 +79,9 @@ void Optimizer::publish(Context& ctx) {
 }
 
 void Optimizer::init(Context& ctx, uint64_t seed) {
-  if (ctx.planning) return;
-  const std::vector<float> flat = params_.initial_values(ctx, seed);
-  for_each_own(State::parameter,
-               [&](const ElementRange& e, const Tensor& values) { write(ctx, values, flat.data() + e.begin); });
+  for_each_own(State::parameter, [&](const ElementRange& elements, const Tensor& values) {
+    draw_range(ctx, params_, elements.begin, elements.end, values, seed);
+  });
   publish(ctx);
 }
 

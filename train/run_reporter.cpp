@@ -52,10 +52,13 @@ void RunReporter::begin(const std::string& set_aside) {
 }
 
 void RunReporter::print_start(const std::string& set_aside) {
+  setup_.times.ends("folder");
+  phases_of_banner_ = setup_.times.phases().size();
   telemetry_.banner({.parameters = count_parameters(config_.model),
                      .first_step = setup_.initial_state.step,
                      .data = setup_.data.summary,
                      .documents = setup_.data.documents,
+                     .start = setup_.times.text(),
                      .environment = setup_.request.environment});
   telemetry_.detail("data: " + setup_.data.description);
   if (!setup_.data.warning.empty()) telemetry_.message(setup_.data.warning);
@@ -115,9 +118,15 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                        .gates = stats_report_.gates()},
                       result, watchdog_->sample());
   updates_ += result.finite && result.targets > 0 && lr > 0;
+  if (settled_ == 0) first_step_done();
   constexpr int64_t kWarmUpSteps = 5;
   if (++settled_ > kWarmUpSteps) comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};
+}
+
+void RunReporter::first_step_done() {
+  setup_.times.ends("first step");
+  telemetry_.detail("from the process's start to the end of the first step: " + setup_.times.text(phases_of_banner_));
 }
 
 std::optional<std::string> RunReporter::not_finite(int64_t step, const TrainStep::Result& result) {
@@ -175,7 +184,9 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"tokens", state.tokens},
                   {"seconds", seconds},
                   {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
-                  {"peak_mib", telemetry_.peak_mib()}};
+                  {"peak_mib", telemetry_.peak_mib()},
+                  {"start_seconds", setup_.times.seconds()}};
+  for (const StartTimes::Phase& phase : setup_.times.phases()) metrics["start_phases"][phase.name] = phase.seconds;
   if (!setup_.data.train->mask().empty()) metrics["steps_without_targets"] = without_targets_;
   if (!setup_.data.document_stats.is_null()) metrics["documents"] = setup_.data.document_stats;
   if (setup_.comm->world() > 1) metrics["comm_wait_ms"] = mean(comm_ms_);

@@ -49,6 +49,7 @@ class RunReporter {
  private:
   void print_start(const std::string& set_aside);
   void start_watchdog();
+  void first_step_done();  // logs the phases of the start that the banner could not have
   // Reports a step whose loss or gradient is not finite. If the run must end, returns the reason.
   std::optional<std::string> not_finite(int64_t step, const TrainStep::Result&);
   void without_targets(int64_t step);  // reports a step all of whose targets are masked
@@ -63,9 +64,10 @@ class RunReporter {
   StatsReport stats_report_;
   Progress progress_;
   std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
-  int64_t without_targets_ = 0;  // steps of this process that had no target
+  int64_t without_targets_ = 0;       // steps of this process that had no target
   int64_t updates_;  // number of finished steps that changed the weights, those before a resume included
   int64_t settled_ = 0, comm_steps_ = 0;
+  size_t phases_of_banner_ = 0;              // number of phases of the start that the banner shows
   double comm_ms_ = 0, gather_ms_ = 0;       // sums of the fields of TrainStep::Times over comm_steps_ steps
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN until the first value is known; metrics.json then has null
 };

@@ -18,9 +18,10 @@ namespace {
 
 // Allocates the run's memory. If the run does not fit, writes its memory plan to the folder, unless the folder holds a
 // run already.
-std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm, int64_t most_documents) {
+std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm, int64_t most_documents,
+                                  StartTimes& times) {
   try {
-    return allocate_planned(config, device, &comm, most_documents);
+    return allocate_planned(config, device, &comm, most_documents, &times);
   } catch (const PlanTooLarge& e) {
     report_also([&] {
       if (std::filesystem::exists(config.log.out_dir + "/config.json")) return;
@@ -33,22 +34,24 @@ std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& com
 
 }  // namespace
 
-RunSetup::RunSetup(const TrainRequest& r, Device run_device, OutsideMemory outside_memory, std::unique_ptr<Comm> ranks,
-                   FolderLock folder_lock)
+RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_times, OutsideMemory outside_memory,
+                   std::unique_ptr<Comm> ranks, FolderLock folder_lock)
     : request(r),
       config(r.config),
       device(run_device),
+      times(std::move(start_times)),
       outside(std::move(outside_memory)),
       comm(std::move(ranks)),
       lock(std::move(folder_lock)),
       resume_from(find_resume(request, *comm)),
       init_from(find_init(config, resume_from)),
       tokenizer(make_tokenizer(config.data.tokenizer_or_bytes())),
-      data(open_data_for(config, *tokenizer, resume_from, init_from)),
+      data(times.during("data", [&] { return open_data_for(config, *tokenizer, resume_from, init_from); })),
       nvtx(nvtx_listener()),
-      runtime(allocate(config, device, *comm, data.most_documents)),
-      step(*runtime, config, comm.get(), data.most_documents),
-      initial_state(begin_run(runtime->ctx(), step, *comm, config, data, resume_from, init_from)),
+      runtime(times.during("arena", [&] { return allocate(config, device, *comm, data.most_documents, times); })),
+      step(times.during("model", [&] { return TrainStep(*runtime, config, comm.get(), data.most_documents); })),
+      initial_state(times.during(
+          "weights", [&] { return begin_run(runtime->ctx(), step, *comm, config, data, resume_from, init_from); })),
       folder(config.log.out_dir, first() ? start_of(request, resume_from) : RunFolder::Start::join, lock) {
   runtime->arena().seal();
   if (nvtx) runtime->ctx().listeners->push_back(nvtx.get());

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/nvtx.h"
+#include "engine/process/start_times.h"
 #include "io/data/loader.h"
 #include "train/data_source.h"
 #include "train/monitor/memory_report.h"
@@ -18,7 +19,7 @@ namespace triad {
 
 struct RunSetup {
   // Throws if the run is impossible; in that case no file of the run's folder has changed.
-  RunSetup(const TrainRequest&, Device, OutsideMemory, std::unique_ptr<Comm>, FolderLock);
+  RunSetup(const TrainRequest&, Device, StartTimes, OutsideMemory, std::unique_ptr<Comm>, FolderLock);
   RunSetup(const RunSetup&) = delete;
 
   // Writes the files that a run writes at its start (config.json, env.json, document_lengths.json, the tokenizer). On a
@@ -35,6 +36,7 @@ struct RunSetup {
   const TrainRequest& request;
   const Config& config;
   const Device device;
+  StartTimes times;
   OutsideMemory outside;
   std::unique_ptr<Comm> comm;
   FolderLock lock;  // declared before all members that write to the folder, so that the lock is released after them

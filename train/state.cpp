@@ -209,12 +209,20 @@ void load_weights(Context& ctx, Params& params, const std::string& path) {
   params.set(ctx, read_weights(params, path));
 }
 
-std::vector<float> read_dense_weights(Context& ctx, const Params& params, const std::string& path, uint64_t seed) {
+std::vector<float> read_dense_weights(const Params& params, const std::string& path, uint64_t seed) {
   const SafetensorsFile file(path);
   check_names(params, file, {dense_source});
-  std::vector<float> host =
-      params.initial_values(ctx, seed, [](const ParamSpec& spec) { return dense_source(spec).empty(); });
+  std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
   read_into(host, params, file, dense_source);
+  // The parameters that no tensor of the dense model begins.
+  Runtime cpu({.device = Device::cpu()});
+  for (int64_t i = 0; i < params.count(); ++i) {
+    const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+    if (!dense_source(spec).empty()) continue;
+    const int64_t begin = params.offset(i), n = spec.shape.numel();
+    const Tensor values(reinterpret_cast<std::byte*>(host.data() + begin), DType::f32, {n}, Device::cpu());
+    draw_range(cpu.ctx(), params, begin, begin + n, values, seed);
+  }
   return host;
 }
 

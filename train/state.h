@@ -40,7 +40,7 @@ void load_weights(Context&, Params&, const std::string& path);
 std::vector<float> read_weights(const Params&, const std::string& path);
 // Reads the weights of a dense model, likewise, into an NSA or mixed model (model/from_dense.h). The parameters that no
 // tensor of the dense model begins get the values of Params::init.
-std::vector<float> read_dense_weights(Context&, const Params&, const std::string& path, uint64_t seed);
+std::vector<float> read_dense_weights(const Params&, const std::string& path, uint64_t seed);
 
 // The tensors of a checkpoint: fp32 [stored elements], on the host, laid out as the flat parameter buffer.
 struct StateTensors {

@@ -22,9 +22,9 @@ namespace {
 
 class Trainer {
  public:
-  Trainer(const TrainRequest& request, Device device, OutsideMemory outside, std::unique_ptr<Comm> comm,
-          FolderLock lock)
-      : setup_(request, device, std::move(outside), std::move(comm), std::move(lock)) {}
+  Trainer(const TrainRequest& request, Device device, StartTimes times, OutsideMemory outside,
+          std::unique_ptr<Comm> comm, FolderLock lock)
+      : setup_(request, device, std::move(times), std::move(outside), std::move(comm), std::move(lock)) {}
 
   // Trains. An error is printed and ends the process.
   void run() {
@@ -54,6 +54,7 @@ class Trainer {
     reporter_->begin(set_aside);
     checkpoints_.emplace(setup_, *reporter_);
     checkpoints_->begin();
+    setup_.times.ends("checkpoint");
 
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
     queue_.start_clock();
@@ -154,14 +155,17 @@ class Trainer {
 
 // Connects the ranks, and trains unless the run is complete.
 void train_from(const TrainRequest& request, const LaunchEnv& launch) {
+  StartTimes times;
   const Config& config = request.config;
   const Device device = choose_run_device(request, launch);
   OutsideMemory outside(device);
+  times.ends("device");
   std::unique_ptr<Comm> comm = outside.during("communication", [&] { return connect_ranks(launch, device, config); });
   if (comm->first()) {
     const std::string warning = cpu_precision_warning(config, device, request.config_file);
     if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);
   }
+  times.ends("ranks");
   FolderLock lock = lock_folder_for(config, *comm);
   if (const std::optional<int64_t> step = find_complete(request, *comm)) {
     if (comm->first())
@@ -169,7 +173,7 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
                  config.train.steps);
     return comm->finish();
   }
-  Trainer(request, device, std::move(outside), std::move(comm), std::move(lock)).run();
+  Trainer(request, device, std::move(times), std::move(outside), std::move(comm), std::move(lock)).run();
 }
 
 }  // namespace

@@ -94,6 +94,7 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   if (comm.world() > 1) add("ranks", ranks_text(comm));
   add("memory", fmt::format("{:.0f} MiB planned", run.planned_mib));
   add("time", time_text(c, device, comm.world(), c.train.steps - run.first_step, run.step_flops));
+  add("start", run.start);
   add("folder", folder_text(c));
   if (!run.environment.empty()) add("environ", fmt::format("{}", fmt::join(run.environment, "; ")));
   if (const int cores = too_few_cores(device, comm); cores > 0)

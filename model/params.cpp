@@ -380,13 +380,13 @@ void draw_range(Context& ctx, const Params& params, int64_t begin, int64_t end, 
 
 void Params::init(Context& ctx, uint64_t seed) {
   draw_range(ctx, *this, 0, stored_elements_, master(), seed);
-  if (has_master()) cast(ctx, weights_, master_);
+  if (has_master()) cast(ctx, weights(), master_);
 }
 
 void Params::init(Context& ctx, int64_t i, uint64_t seed) {
   const int64_t begin = offset_[static_cast<size_t>(i)], end = begin + specs_[static_cast<size_t>(i)].shape.numel();
   draw_range(ctx, *this, begin, end, master().slice(0, begin, end), seed);
-  if (has_master()) cast(ctx, weights_.slice(0, begin, end), master_.slice(0, begin, end));
+  if (has_master()) cast(ctx, weights({begin, end}), master_.slice(0, begin, end));
 }
 
 void Params::set(Context& ctx, const std::vector<float>& host) {

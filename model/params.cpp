@@ -380,29 +380,20 @@ void draw_range(Context& ctx, const Params& params, int64_t begin, int64_t end, 
 
 void Params::init(Context& ctx, uint64_t seed) {
   draw_range(ctx, *this, 0, stored_elements_, master(), seed);
-  if (has_master()) cast(ctx, weights_, master_);
+  if (has_master()) cast(ctx, weights(), master_);
 }
 
 void Params::init(Context& ctx, int64_t i, uint64_t seed) {
   const int64_t begin = offset_[static_cast<size_t>(i)], end = begin + specs_[static_cast<size_t>(i)].shape.numel();
   draw_range(ctx, *this, begin, end, master().slice(0, begin, end), seed);
-  if (has_master()) cast(ctx, weights_.slice(0, begin, end), master_.slice(0, begin, end));
+  if (has_master()) cast(ctx, weights().slice(0, begin, end), master_.slice(0, begin, end));
 }
 
 void Params::set(Context& ctx, const std::vector<float>& host) {
   TRIAD_CHECK(static_cast<int64_t>(host.size()) == stored_elements_, "{} values for {} stored parameters", host.size(),
               stored_elements_);
   if (has_master()) write(ctx, master_, host.data());
-  if (weights().dtype == DType::f32) return write(ctx, weights(), host.data());
-  // The weights in their dtype. They are rounded to bf16 or converted to f64 on the host, so that every device starts
-  // from the same bits.
-  std::vector<std::byte> converted(static_cast<size_t>(weights().bytes()));
-  const Tensor to(converted.data(), weights().dtype, weights().shape(), Device::cpu());
-  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights().shape(),
-                    Device::cpu());
-  Runtime cpu({.device = Device::cpu()});
-  cast(cpu.ctx(), to, from);
-  write(ctx, weights(), converted.data());
+  write_floats(ctx, weights(), host.data());
 }
 
 }  // namespace triad

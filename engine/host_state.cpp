@@ -19,7 +19,8 @@ HostState::HostState(Context& ctx, Arena& arena, Options options)
     : options_(std::move(options)),
       in_(device_of_queues(ctx), "state to the device"),
       out_(device_of_queues(ctx), "state to the host"),
-      stored_all_(device_of_queues(ctx)) {
+      stored_all_(device_of_queues(ctx)),
+      written_(device_of_queues(ctx)) {
   constexpr int64_t kPieceUnit = 128;
   const Options& o = options_;
   TRIAD_CHECK(o.elements >= 0 && o.piece > 0 && o.piece % kPieceUnit == 0 && o.slots >= 1,
@@ -49,6 +50,12 @@ HostState::~HostState() {
     in_.synchronize();
     out_.synchronize();
   } catch (...) {}  // the device has failed, and the error is thrown where the host waits for it next
+}
+
+void HostState::follow(const Stream& stream) {
+  written_.record(stream);
+  written_.block(in_);
+  written_.block(out_);
 }
 
 void HostState::update(Context& ctx, int64_t begin, int64_t end, const Work& work) {

@@ -40,10 +40,16 @@ class HostState {
   ~HostState();  // waits for the copies
   HostState(const HostState&) = delete;
 
-  // Tensor i as a whole, in host memory. The caller may read and write it after synchronize(), until the next update().
+  // Tensor i as a whole, in host memory, which kernels of the device can access too. The host may read and write it
+  // after synchronize(), until the next update(). Work queued on a stream may read it after arrive(), and may write it
+  // between arrive() and follow().
   Tensor whole(size_t i) const { return tensors_[i]; }
   // Waits until every update() queued so far has arrived in host memory.
   void synchronize() const { stored_all_.synchronize(); }
+  // Makes the stream wait until every update() queued so far has arrived in host memory.
+  void arrive(const Stream& stream) const { stored_all_.block(stream); }
+  // Makes later updates wait for the work queued on the stream so far.
+  void follow(const Stream& stream);
 
   // The elements [begin, end) of each tensor, on the context's device; to be updated by work queued on ctx.stream.
   using Work = std::function<void(std::span<const Tensor> piece, int64_t begin, int64_t end)>;
@@ -67,6 +73,7 @@ class HostState {
   std::vector<Slot> slots_;
   size_t next_slot_ = 0;
   Event stored_all_;  // on out_: everything queued so far
+  Event written_;     // on the stream of follow()
   // The ranges whose copies to the host may not have been waited for by in_.
   std::vector<std::pair<int64_t, int64_t>> in_flight_;
 };

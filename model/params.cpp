@@ -393,16 +393,7 @@ void Params::set(Context& ctx, const std::vector<float>& host) {
   TRIAD_CHECK(static_cast<int64_t>(host.size()) == stored_elements_, "{} values for {} stored parameters", host.size(),
               stored_elements_);
   if (has_master()) write(ctx, master_, host.data());
-  if (weights().dtype == DType::f32) return write(ctx, weights(), host.data());
-  // The weights in their dtype. They are rounded to bf16 or converted to f64 on the host, so that every device starts
-  // from the same bits.
-  std::vector<std::byte> converted(static_cast<size_t>(weights().bytes()));
-  const Tensor to(converted.data(), weights().dtype, weights().shape(), Device::cpu());
-  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights().shape(),
-                    Device::cpu());
-  Runtime cpu({.device = Device::cpu()});
-  cast(cpu.ctx(), to, from);
-  write(ctx, weights(), converted.data());
+  write_floats(ctx, weights(), host.data());
 }
 
 }  // namespace triad

@@ -185,7 +185,8 @@ class FlatBuffer {
 };
 
 // Params: the flat buffers of all parameters. weights: in the compute dtype. master: fp32 master weights, only for
-// training in bf16 (in fp32 the weights are their own master). grads: in the accumulation dtype, only for training.
+// training in bf16 (in fp32, or if there are none, the weights are their own master). grads: in the accumulation dtype,
+// only for training.
 class Params {
  public:
   struct Options {

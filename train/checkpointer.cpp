@@ -14,7 +14,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-constexpr int64_t kBuffers = 3;  // fp32 copies of the parameters in a checkpoint: master weights, exp_avg, exp_avg_sq
+// Bytes of the optimizer's states, each in its dtype.
+int64_t staging_bytes(const Config& config, const Params& params) {
+  int64_t bytes = 0;
+  for (const Optimizer::State state : Optimizer::kStates) bytes += size_of(Optimizer::dtype_of(state, config));
+  return bytes * params.stored_elements();
+}
 
 }  // namespace
 
@@ -24,33 +29,38 @@ Checkpointer::Checkpointer(const Config& config, const Params& params, Device de
       params_(params),
       parent_(std::move(parent)),
       tokenizer_(std::move(tokenizer)),
-      host_(device, kBuffers * params.stored_elements() * static_cast<int64_t>(sizeof(float))),
+      host_(device, staging_bytes(config, params)),
       copied_(device) {
   // Writes to every page of the staging memory now, because page faults would slow down the first save. Pinned memory
   // needs no such step.
-  if (!device.is_cuda())
-    std::memset(host_.data(), 0, static_cast<size_t>(kBuffers * params.stored_elements()) * sizeof(float));
+  if (!device.is_cuda()) std::memset(host_.data(), 0, static_cast<size_t>(staging_bytes(config, params)));
 }
 
-Tensor Checkpointer::buffer(int64_t i) const {
-  const int64_t n = params_.stored_elements();
-  return Tensor(host_.data() + i * n * static_cast<int64_t>(sizeof(float)), DType::f32, {n}, Device::cpu());
+Tensor Checkpointer::staged(Optimizer::State which) const {
+  std::byte* at = host_.data();
+  for (const Optimizer::State state : Optimizer::kStates) {
+    const Tensor t(at, Optimizer::dtype_of(state, config_), {params_.stored_elements()}, Device::cpu());
+    if (state == which) return t;
+    at += t.bytes();
+  }
+  fail("no state of the optimizer has the number {}", static_cast<int>(which));
 }
 
 void Checkpointer::save(Context& ctx, Optimizer& optimizer, const RunState& state) {
   TRIAD_CHECK(!writing_.valid(), "a checkpoint of step {} while another is being written", state.step);
   const Clock::time_point begin = Clock::now();
-  for (int64_t i = 0; i < kBuffers; ++i)
-    optimizer.gather(ctx, Optimizer::kStates[i], [&](const ElementRange& elements, const Tensor& values) {
-      copy(ctx, buffer(i).slice(0, elements.begin, elements.end), values);
+  for (const Optimizer::State which : Optimizer::kStates)
+    optimizer.gather(ctx, which, [&](const ElementRange& elements, const Tensor& values) {
+      copy(ctx, staged(which).slice(0, elements.begin, elements.end), values);
     });
   copied_.record(ctx.stream);
   stall_ms_ = seconds_since(begin) * 1e3;
   writing_ = std::async(std::launch::async, [this, state] {
     copied_.synchronize();
     const Clock::time_point begin_writing = Clock::now();
-    const std::string folder =
-        save_checkpoint(parent_, params_, {buffer(0), buffer(1), buffer(2)}, config_, state, tokenizer_);
+    using enum Optimizer::State;
+    const StateTensors tensors = {staged(parameter), staged(exp_avg), staged(exp_avg_sq)};
+    const std::string folder = save_checkpoint(parent_, params_, tensors, config_, state, tokenizer_);
     thin_out_checkpoints(parent_, config_.train.keep_last, config_.train.keep_every);
     return Written{folder, stall_ms_, seconds_since(begin_writing)};
   });

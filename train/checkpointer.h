@@ -15,7 +15,7 @@ namespace triad {
 class Checkpointer {
  public:
   // parent: the folder for checkpoints in the run's folder. tokenizer: files copied into each checkpoint. Allocates
-  // host memory for three fp32 copies of the parameters; for a GPU the memory is pinned.
+  // host memory for a copy of the optimizer's states; for a GPU the memory is pinned.
   Checkpointer(const Config&, const Params&, Device, std::string parent, std::vector<Tokenizer::File> tokenizer);
 
   struct Written {
@@ -30,7 +30,7 @@ class Checkpointer {
   std::optional<Written> take(bool wait);
 
  private:
-  Tensor buffer(int64_t i) const;
+  Tensor staged(Optimizer::State) const;  // [stored elements], in host_
 
   const Config& config_;
   const Params& params_;

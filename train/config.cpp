@@ -55,6 +55,11 @@ void Config::check_run() const {
   if ((data.kind == DataKind::text || data.kind == DataKind::shards) && data.paths.empty())
     fail_usage("data.paths is empty: data.kind {} needs files", word_of(data.kind));
   if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");
+  if (runtime.precision == Precision::fp32) {
+    constexpr const char* kNeedsBf16 = "it needs runtime.precision bf16, and that is fp32";
+    if (train.master_dtype == MasterDType::none) fail_usage("train.master_dtype is none: {}", kNeedsBf16);
+    if (train.grads_dtype == Precision::bf16) fail_usage("train.grads_dtype is bf16: {}", kNeedsBf16);
+  }
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
     fail_usage(

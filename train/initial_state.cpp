@@ -10,13 +10,14 @@
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "kernels/ops/cast.h"
 #include "train/run_folder.h"
 
 namespace triad {
 
 namespace {
 
-// CRC-32 of the parameters that all ranks together have.
+// CRC-32 of the parameters that all ranks together have, as fp32.
 int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
   constexpr int64_t kAtATime = 1 << 24;
   std::vector<float> host;
@@ -25,7 +26,7 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
     for (int64_t begin = 0; begin < values.numel(); begin += kAtATime) {
       const int64_t n = std::min(kAtATime, values.numel() - begin);
       host.resize(static_cast<size_t>(n));
-      read(ctx, host.data(), values.slice(0, begin, begin + n));
+      read_floats(ctx, host.data(), values.slice(0, begin, begin + n));
       crc = crc32_z(crc, reinterpret_cast<const Bytef*>(host.data()), static_cast<size_t>(n) * sizeof(float));
     }
   });
@@ -40,7 +41,7 @@ void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const C
           ? read_dense_weights(params, from.weights, static_cast<uint64_t>(config.train.seed))
           : read_weights(params, from.weights);
   optimizer.for_each_own(Optimizer::State::parameter, [&](const ElementRange& elements, const Tensor& values) {
-    write(ctx, values, flat.data() + elements.begin);
+    write_floats(ctx, values, flat.data() + elements.begin);
   });
   optimizer.publish(ctx);
 }

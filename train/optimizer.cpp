@@ -11,13 +11,22 @@ namespace triad {
 Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& config, GradReducer* reducer)
     : params_(params), reducer_(reducer), parts_(reducer == nullptr ? Parts::whole(params) : reducer->plan().shards()) {
   const bool windows = params.weight_buffer().is_windowed();
-  if (reducer_ != nullptr && (windows || config.runtime.precision == Precision::bf16))
-    master_ = arena.alloc(MemTag::master, "master weights", DType::f32, {parts_.size()});
-  exp_avg_ = arena.alloc(MemTag::optimizer, "exp_avg", DType::f32, {parts_.size()});
-  exp_avg_sq_ = arena.alloc(MemTag::optimizer, "exp_avg_sq", DType::f32, {parts_.size()});
+  const DType parameter = dtype_of(State::parameter, config), moment = dtype_of(State::exp_avg, config);
+  if (reducer_ != nullptr && (windows || parameter != params.weight_buffer().memory().dtype))
+    master_ = arena.alloc(MemTag::master, "master weights", parameter, {parts_.size()});
+  exp_avg_ = arena.alloc(MemTag::optimizer, "exp_avg", moment, {parts_.size()});
+  exp_avg_sq_ = arena.alloc(MemTag::optimizer, "exp_avg_sq", moment, {parts_.size()});
   zero(ctx, exp_avg_);
   zero(ctx, exp_avg_sq_);
   if (reducer_ != nullptr) gather_.emplace(ctx, params, *reducer_, windows ? master_ : Tensor{});
+}
+
+DType Optimizer::dtype_of(State state, const Config& config) {
+  const bool masters = config.train.master_dtype == MasterDType::fp32;
+  const Precision precision = state != State::parameter ? config.train.moments_dtype
+                              : masters                 ? Precision::fp32
+                                                        : config.runtime.precision;
+  return precision == Precision::bf16 ? DType::bf16 : DType::f32;
 }
 
 Tensor Optimizer::kept(State state, const Parts::Part& part, const ElementRange& range) const {
@@ -33,12 +42,14 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
                        .beta2 = c.beta2,
                        .eps = c.eps,
                        .grad_clip = c.grad_clip,
-                       .step = step + 1};
+                       .step = step + 1,
+                       .seed = static_cast<uint64_t>(c.seed)};
   // Whether the update also writes the weights, rounded from masters.
   const bool rounds = !params_.weight_buffer().is_windowed() && (!master_.empty() || params_.has_master());
   const auto update = [&](size_t i, const ElementRange& range, double weight_decay) {
     if (range.size() <= 0) return;
     options.weight_decay = weight_decay;
+    options.first_element = range.begin;
     const auto of = [&](State state) { return kept(state, parts_[i], range); };
     adamw(ctx, of(State::parameter), rounds ? params_.weights(range) : Tensor{}, of(State::exp_avg),
           of(State::exp_avg_sq), Parts::of(sums, grad_parts[i], range), grad_norm_squared, options);
@@ -57,8 +68,9 @@ void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
   for (size_t i = 0; i < parts_.count(); ++i) {
     const GradBucket& bucket = reducer_->plan().buckets()[i];
     const ElementRange whole = bucket.elements, own = parts_[i].elements;
-    const Tensor values = reducer_->staging().slice(0, 0, whole.size());
-    copy(ctx, values.slice(0, own.begin - whole.begin, own.end - whole.begin), kept(state, parts_[i], own));
+    const Tensor mine = kept(state, parts_[i], own);
+    const Tensor values(reducer_->staging().data, mine.dtype, {whole.size()}, mine.device);
+    copy(ctx, values.slice(0, own.begin - whole.begin, own.end - whole.begin), mine);
     reducer_->gather(bucket, values, "state");
     reducer_->queue().join();
     f(whole, values);

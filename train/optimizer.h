@@ -31,9 +31,11 @@ class Optimizer {
   // The values that the optimizer keeps for each parameter.
   enum class State { parameter, exp_avg, exp_avg_sq };
   static constexpr State kStates[] = {State::parameter, State::exp_avg, State::exp_avg_sq};
-  // Calls f(elements, values) for ranges that together are the flat buffer; values [elements] f32 on the device are
-  // valid until f queues no more reads on ctx.stream. With shards these are buckets, gathered from all ranks, who all
-  // call it.
+  // The dtype of a state: f32 or bf16.
+  static DType dtype_of(State, const Config&);
+  // Calls f(elements, values) for ranges that together are the flat buffer; values [elements] on the device are valid
+  // until f queues no more reads on ctx.stream. With shards these are buckets, gathered from all ranks, who all call
+  // it.
   using WithValues = std::function<void(const ElementRange&, const Tensor& values)>;
   void gather(Context&, State, const WithValues& f);
   // Calls f(elements, values) for each range of the flat buffer whose state this rank keeps; f may write the values.

@@ -4,6 +4,7 @@
 #include <future>
 
 #include "engine/process/progress.h"
+#include "kernels/ops/cast.h"
 #include "train/startup.h"
 
 namespace triad {
@@ -53,7 +54,7 @@ void RunCheckpoints::write_final_weights() {
   const Params& params = setup_.step.model().params();
   std::vector<float> host(setup_.first() ? static_cast<size_t>(params.stored_elements()) : 0);
   setup_.step.optimizer().gather(ctx, Optimizer::State::parameter, [&](const ElementRange& e, const Tensor& values) {
-    if (setup_.first()) read(ctx, host.data() + e.begin, values);
+    if (setup_.first()) read_floats(ctx, host.data() + e.begin, values);
   });
   run_on_first_rank(
       [&] {

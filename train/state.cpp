@@ -13,6 +13,7 @@
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/unicode.h"
+#include "kernels/ops/cast.h"
 #include "model/from_dense.h"
 #include "train/load_config.h"
 
@@ -30,13 +31,13 @@ constexpr const char* kData = "data";
 // A host buffer [stored elements] laid out as the flat parameter buffer; its tensors are written as prefix + name.
 struct NamedBuffer {
   std::string prefix;
-  Tensor whole;  // f32
+  Tensor whole;  // f32 or bf16: the dtype of the file's tensors
 };
 
 void write_buffers(const Params& params, const std::vector<NamedBuffer>& buffers, const std::string& path) {
   std::vector<TensorSpec> specs;
   for (const NamedBuffer& b : buffers)
-    for (const ParamSpec& p : params.specs()) specs.push_back({b.prefix + p.name, DType::f32, p.shape});
+    for (const ParamSpec& p : params.specs()) specs.push_back({b.prefix + p.name, b.whole.dtype, p.shape});
   SafetensorsWriter file(path, specs);
   for (const NamedBuffer& b : buffers)
     for (int64_t i = 0; i < params.count(); ++i) {
@@ -190,7 +191,7 @@ Json state_json(const Config& config, const RunState& state) {
 void save_weights(Context& ctx, const Params& params, const std::string& path) {
   const Tensor master = params.master();
   std::vector<float> host(static_cast<size_t>(master.numel()));
-  read(ctx, host.data(), master);
+  read_floats(ctx, host.data(), master);
   const Tensor on_host(reinterpret_cast<std::byte*>(host.data()), DType::f32, master.shape(), Device::cpu());
   write_buffers(params, {{"", on_host}}, path);
 }
@@ -258,7 +259,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
   check_jsonl(state, config, folder);
   const auto put = [&](Optimizer::State state_of, const std::vector<float>& flat) {
     optimizer.for_each_own(state_of, [&](const ElementRange& elements, const Tensor& values) {
-      write(ctx, values, flat.data() + elements.begin);
+      write_floats(ctx, values, flat.data() + elements.begin);
     });
   };
   put(Optimizer::State::parameter, read_weights(params, folder + "/" + kWeightsFile));

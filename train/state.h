@@ -1,6 +1,6 @@
-// The files of a checkpoint: model.safetensors (fp32 master weights by name), optimizer.safetensors (exp_avg/<name>,
-// exp_avg_sq/<name>) and state.json (config, step, data cursor). Names and shapes are those of ParamSpec, without the
-// padding of the stored tensors.
+// The files of a checkpoint: model.safetensors (master weights by name; without master weights the bf16 weights),
+// optimizer.safetensors (exp_avg/<name>, exp_avg_sq/<name>, F32 or BF16) and state.json (config, step, data cursor).
+// Names and shapes are those of ParamSpec, without the padding of the stored tensors.
 #pragma once
 #include <string>
 #include <vector>
@@ -42,7 +42,8 @@ std::vector<float> read_weights(const Params&, const std::string& path);
 // tensor of the dense model begins get the values of Params::init.
 std::vector<float> read_dense_weights(const Params&, const std::string& path, uint64_t seed);
 
-// The tensors of a checkpoint: fp32 [stored elements], on the host, laid out as the flat parameter buffer.
+// The tensors of a checkpoint: [stored elements] f32 or bf16, on the host, laid out as the flat parameter buffer. The
+// files have their dtypes; load_checkpoint() reads any float dtype into any other.
 struct StateTensors {
   Tensor master, exp_avg, exp_avg_sq;
 };

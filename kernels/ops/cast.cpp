@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
@@ -53,6 +54,32 @@ void cast(Context& ctx, Tensor dst, ConstTensor src) {
   dispatch_float(src.dtype, [&]<class From>() {
     dispatch_float(dst.dtype, [&]<class To>() { cast_cpu<To, From>(ctx, dst, src); });
   });
+}
+
+namespace {
+
+// For tensors in host memory, whatever the device of a run.
+void cast_on_host(Tensor dst, ConstTensor src) {
+  Runtime cpu({.device = Device::cpu()});
+  cast(cpu.ctx(), dst, src);
+}
+
+}  // namespace
+
+void write_floats(Context& ctx, Tensor dst, const float* host) {
+  if (dst.dtype == DType::f32) return write(ctx, dst, host);
+  std::vector<std::byte> converted(static_cast<size_t>(dst.bytes()));
+  cast_on_host(Tensor(converted.data(), dst.dtype, dst.shape(), Device::cpu()),
+               ConstTensor(reinterpret_cast<const std::byte*>(host), DType::f32, dst.shape(), Device::cpu()));
+  write(ctx, dst, converted.data());
+}
+
+void read_floats(Context& ctx, float* host, ConstTensor src) {
+  if (src.dtype == DType::f32) return read(ctx, host, src);
+  std::vector<std::byte> raw(static_cast<size_t>(src.bytes()));
+  read(ctx, raw.data(), src);
+  cast_on_host(Tensor(reinterpret_cast<std::byte*>(host), DType::f32, src.shape(), Device::cpu()),
+               ConstTensor(raw.data(), src.dtype, src.shape(), Device::cpu()));
 }
 
 }  // namespace triad

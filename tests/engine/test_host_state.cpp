@@ -71,7 +71,12 @@ class Lab {
   std::vector<std::vector<std::byte>> offloaded(int64_t steps, int64_t piece, int slots, const Ranges& ranges) {
     HostState host(rt_.ctx(), rt_.arena(), {.dtypes = dtypes_, .elements = kElements, .piece = piece, .slots = slots});
     std::vector<std::vector<std::byte>> state = initial_state(dtypes_);
-    for (size_t k = 0; k < state.size(); ++k) std::memcpy(host.whole(k).data, state[k].data(), state[k].size());
+    for (size_t k = 0; k < state.size(); ++k) {  // written by queued work
+      const Tensor on_device = rt_.arena().alloc(MemTag::io, "initial state", dtypes_[k], {kElements});
+      write(rt_.ctx(), on_device, state[k].data());
+      copy(rt_.ctx(), host.whole(k), on_device);
+    }
+    host.follow(rt_.ctx().stream);
     int64_t most = 0;
     for (int64_t step = 1; step <= steps; ++step)
       for (const auto& [begin, end] : ranges)
@@ -79,9 +84,14 @@ class Lab {
           most = std::max(most, to - from);
           update(at, from, to, step);
         });
-    host.synchronize();
     CHECK(most <= piece);
+    // Read by queued work, then by the host.
+    std::vector<std::vector<std::byte>> queued = state;
+    host.arrive(rt_.ctx().stream);
+    for (size_t k = 0; k < state.size(); ++k) read(rt_.ctx(), queued[k].data(), host.whole(k));
+    host.synchronize();
     for (size_t k = 0; k < state.size(); ++k) std::memcpy(state[k].data(), host.whole(k).data, state[k].size());
+    CHECK(queued == state);
     return state;
   }
 

@@ -66,7 +66,7 @@ const std::vector<Family>& families() {
                                           {"shared k and v", {"branch_sum"}},
                                           {"activation", {"silu", "swiglu"}},
                                           {"embedding", {"embedding"}},
-                                          {"optimizer", {"adamw", "sum", "judge"}},
+                                          {"optimizer", {"adamw", "sum", "judge", "accumulate"}},
                                           {"copies", {"cast"}},  // also copies and fills that no op has queued
                                           {"other", {}}};
   return all;

@@ -173,14 +173,15 @@ void MemoryReport::write_oom(const OutOfMemory& e) const {
   write_memory_snapshot(folder_.file(""), suffix(comm_), s);
 }
 
-std::string optimizer_report(const std::vector<ParamSpec>& params, int64_t kept_bytes, int64_t ranks) {
+std::string optimizer_report(const std::vector<ParamSpec>& params, DType moments, int64_t kept_bytes, int64_t ranks) {
   int64_t elements = 0;
   for (const ParamSpec& spec : params) elements += spec.shape.numel();
-  const double moment = static_cast<double>(elements * size_of(DType::f32)) / kMiB;
+  const double moment = static_cast<double>(elements * size_of(moments)) / kMiB;
   return fmt::format(
-      "{:.2f}\n\nAdamW's moments of {} parameters, MiB\n  exp_avg     {:10.2f} f32\n  exp_avg_sq  {:10.2f} f32\n"
+      "{:.2f}\n\nAdamW's moments of {} parameters, MiB\n  exp_avg     {:10.2f} {}\n  exp_avg_sq  {:10.2f} {}\n"
       "kept by rank 0 of {}: {:.2f}\n",
-      2 * moment, elements, moment, moment, ranks, static_cast<double>(kept_bytes) / kMiB);
+      2 * moment, elements, moment, name_of(moments), moment, name_of(moments), ranks,
+      static_cast<double>(kept_bytes) / kMiB);
 }
 
 void MemoryReport::write_tables() const {
@@ -188,8 +189,9 @@ void MemoryReport::write_tables() const {
   int64_t kept = 0;
   for (const MemorySnapshot::Block& b : blocks_)
     if (b.category == name_of(MemTag::optimizer)) kept += b.bytes;
-  write_file_atomically(folder_.file("opt_state_mb.txt"),
-                        optimizer_report(step_.model().params().specs(), kept, comm_.world()));
+  write_file_atomically(
+      folder_.file("opt_state_mb.txt"),
+      optimizer_report(step_.model().params().specs(), step_.optimizer().exp_avg().dtype, kept, comm_.world()));
 
   // Role: dtype: number of tensors, bytes.
   std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;

@@ -1,0 +1,108 @@
+// Runs whose state is smaller by choice: moments in bf16 (train.moments_dtype), no master weights (train.master_dtype).
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "io/safetensors.h"
+#include "model/params.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+const std::string kSmall = "--set train.moments_dtype=bf16 --set train.master_dtype=none ";
+
+void train(const std::string& out, const std::string& device, const std::string& more) {
+  const std::string args = "train " + kTiny + " --set log.out_dir=" + out + " --set runtime.device=" + device +
+                           " --set runtime.precision=bf16 --set train.keep_last=0 " + more;
+  const Outcome outcome = run_program(args);
+  INFO("triad " << args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+}
+
+// The dtypes of a file's tensors.
+std::set<std::string> dtypes(const std::string& path) {
+  std::set<std::string> all;
+  for (const TensorEntry& entry : SafetensorsFile(path).entries()) all.insert(entry.dtype);
+  return all;
+}
+
+// The mean loss of a run's last five steps, of twenty.
+double final_loss(const std::string& folder) {
+  const std::map<int, double> losses = column(folder + "/training.csv", "loss");
+  double sum = 0;
+  for (int step = 16; step <= 20; ++step) sum += losses.at(step) / 5;
+  return sum;
+}
+
+void check_bits_and_resume(const std::string& device) {
+  const TemporaryFolder folder;
+  const std::string a = folder.file("a"), b = folder.file("b"), c = folder.file("c"), wide = folder.file("wide");
+  const std::string save = kSmall + "--set train.save_every=7 ";
+  train(a, device, kSmall);
+  train(b, device, kSmall);
+  train(c, device, save);
+  const std::string step = c + "/checkpoints/step_7";
+  CHECK(dtypes(step + "/model.safetensors") == std::set<std::string>{"BF16"});
+  CHECK(dtypes(step + "/optimizer.safetensors") == std::set<std::string>{"BF16"});
+  train(c, device, save + "--overwrite --resume " + step);
+  CHECK(same_file(a + "/model.safetensors", b + "/model.safetensors"));
+  CHECK(same_file(a + "/model.safetensors", c + "/model.safetensors"));
+
+  // The state in fp32 learns the same, within noise.
+  train(wide, device, "--set train.save_every=7 ");
+  INFO("loss " << final_loss(a) << ", with the state in fp32 " << final_loss(wide));
+  CHECK(std::abs(final_loss(a) - final_loss(wide)) < 0.05);
+
+  // A resume may change the dtypes, in both directions.
+  CHECK(dtypes(wide + "/checkpoints/step_7/optimizer.safetensors") == std::set<std::string>{"F32"});
+  train(folder.file("narrowed"), device, save + "--resume " + wide + "/checkpoints/step_7");
+  train(folder.file("widened"), device, "--set train.save_every=7 --resume " + step);
+  for (const char* changed : {"narrowed", "widened"})
+    CHECK(std::abs(final_loss(folder.file(changed)) - final_loss(wide)) < 0.05);
+  CHECK(dtypes(folder.file("widened/checkpoints/step_14/model.safetensors")) == std::set<std::string>{"F32"});
+  CHECK(dtypes(folder.file("narrowed/checkpoints/step_14/model.safetensors")) == std::set<std::string>{"BF16"});
+}
+
+}  // namespace
+
+TEST_CASE("state dtypes: runs with small state repeat and resume to the bit, and learn", "[train]") {
+  check_bits_and_resume("cpu");
+}
+
+TEST_CASE("state dtypes: runs with small state repeat and resume to the bit on the GPU", "[train][gpu]") {
+  if (!require_gpu()) return;
+  check_bits_and_resume("cuda");
+}
+
+TEST_CASE("state dtypes: the memory plan counts 8 bytes a parameter less", "[train]") {
+  const auto bytes = [](const std::vector<std::string>& sets) {
+    std::vector<std::string> all = {"runtime.precision=bf16"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    return plan_memory(load_config(kTiny, all).config, Device::cpu()).arena_bytes;
+  };
+  const auto parameters = static_cast<double>(count_parameters(load_config(kTiny, {}).config.model));
+  const auto saved = [&](const std::vector<std::string>& sets) {
+    return static_cast<double>(bytes({}) - bytes(sets)) / parameters;
+  };
+  CHECK(saved({"train.moments_dtype=bf16"}) == Approx(4).epsilon(0.1));
+  CHECK(saved({"train.master_dtype=none"}) == Approx(4).epsilon(0.1));
+  CHECK(saved({"train.moments_dtype=bf16", "train.master_dtype=none"}) == Approx(8).epsilon(0.1));
+}
+
+TEST_CASE("state dtypes: two ranks with small state give the same bits, sharded or not", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string keys = "--set runtime.precision=bf16 " + kSmall;
+  const std::string whole = run(folder.file("whole"), 2, keys),
+                    shards = run(folder.file("shards"), 2, keys + "--set dist.zero=1 --set dist.bucket_mb=0.02 ");
+  CHECK(same_file(whole + kWeights, shards + kWeights));
+}

@@ -40,7 +40,7 @@ void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const C
       config.model.has_nsa() && !from.config.model.has_nsa()
           ? read_dense_weights(params, from.weights, static_cast<uint64_t>(config.train.seed))
           : read_weights(params, from.weights);
-  optimizer.for_each_own(Optimizer::State::parameter, [&](const ElementRange& elements, const Tensor& values) {
+  optimizer.for_each_own(ctx, Optimizer::State::parameter, [&](const ElementRange& elements, const Tensor& values) {
     write_floats(ctx, values, flat.data() + elements.begin);
   });
   optimizer.publish(ctx);

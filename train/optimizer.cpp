@@ -11,14 +11,31 @@ namespace triad {
 Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& config, GradReducer* reducer)
     : params_(params), reducer_(reducer), parts_(reducer == nullptr ? Parts::whole(params) : reducer->plan().shards()) {
   const bool windows = params.weight_buffer().is_windowed();
-  const DType parameter = dtype_of(State::parameter, config), moment = dtype_of(State::exp_avg, config);
-  if (reducer_ != nullptr && (windows || parameter != params.weight_buffer().memory().dtype))
-    master_ = arena.alloc(MemTag::master, "master weights", parameter, {parts_.size()});
-  exp_avg_ = arena.alloc(MemTag::optimizer, "exp_avg", moment, {parts_.size()});
-  exp_avg_sq_ = arena.alloc(MemTag::optimizer, "exp_avg_sq", moment, {parts_.size()});
-  zero(ctx, exp_avg_);
-  zero(ctx, exp_avg_sq_);
-  if (reducer_ != nullptr) gather_.emplace(ctx, params, *reducer_, windows ? master_ : Tensor{});
+  const DType compute = params.weight_buffer().memory().dtype;
+  const auto keeps = [&](State state) {
+    if (state != State::parameter) return true;
+    return windows || (dtype_of(state, config) != compute && !params.has_master());
+  };
+  if (config.runtime.offload == Offload::optimizer) {
+    std::vector<DType> dtypes;
+    for (const State state : kStates)
+      if (keeps(state)) dtypes.push_back(dtype_of(state, config));
+    host_.emplace(ctx, arena, HostState::Options{.dtypes = dtypes, .elements = parts_.size()});
+    for (size_t i = 0; State state : kStates)
+      if (keeps(state)) kept(state) = host_->whole(i++);
+    if (windows) own_weights_ = arena.alloc(MemTag::params, "weights of the shards", compute, {parts_.size()});
+  } else {
+    const auto alloc = [&](State state, MemTag tag, const char* name) {
+      if (keeps(state)) kept(state) = arena.alloc(tag, name, dtype_of(state, config), {parts_.size()});
+    };
+    alloc(State::parameter, MemTag::master, "master weights");
+    alloc(State::exp_avg, MemTag::optimizer, "exp_avg");
+    alloc(State::exp_avg_sq, MemTag::optimizer, "exp_avg_sq");
+    if (windows) own_weights_ = kept(State::parameter);
+  }
+  for (const State state : {State::exp_avg, State::exp_avg_sq})
+    for_each_own(ctx, state, [&](const ElementRange&, const Tensor& values) { zero(ctx, values); });
+  if (reducer_ != nullptr) gather_.emplace(ctx, params, *reducer_, own_weights_);
 }
 
 DType Optimizer::dtype_of(State state, const Config& config) {
@@ -29,10 +46,28 @@ DType Optimizer::dtype_of(State state, const Config& config) {
   return precision == Precision::bf16 ? DType::bf16 : DType::f32;
 }
 
-Tensor Optimizer::kept(State state, const Parts::Part& part, const ElementRange& range) const {
-  if (state == State::exp_avg) return Parts::of(exp_avg_, part, range);
-  if (state == State::exp_avg_sq) return Parts::of(exp_avg_sq_, part, range);
-  return master_.empty() ? params_.master().slice(0, range.begin, range.end) : Parts::of(master_, part, range);
+void Optimizer::for_each_piece(Context& ctx, const Parts::Part& part, const ElementRange& range, const WithStates& f) {
+  const Tensor in_params = kept(State::parameter).empty() ? params_.master() : Tensor{};
+  const auto parameter = [&](const ElementRange& e) { return in_params.slice(0, e.begin, e.end); };
+  if (!host_) {
+    Tensor states[kCount];
+    for (size_t i = 0; i < kCount; ++i)
+      states[i] = kept_[i].empty() ? parameter(range) : Parts::of(kept_[i], part, range);
+    return f(range, states);
+  }
+  const int64_t shift = part.at - part.elements.begin;
+  host_->update(ctx, range.begin + shift, range.end + shift,
+                [&](std::span<const Tensor> piece, int64_t begin, int64_t end) {
+                  const ElementRange elements = {begin - shift, end - shift};
+                  Tensor states[kCount];
+                  for (size_t i = 0, next = 0; i < kCount; ++i)
+                    states[i] = kept_[i].empty() ? parameter(elements) : piece[next++];
+                  f(elements, states);
+                });
+}
+
+Tensor Optimizer::weights_of(const Parts::Part& part, const ElementRange& range) const {
+  return params_.weight_buffer().is_windowed() ? Parts::of(own_weights_, part, range) : params_.weights(range);
 }
 
 void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
@@ -44,15 +79,18 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
                        .grad_clip = c.grad_clip,
                        .step = step + 1,
                        .seed = static_cast<uint64_t>(c.seed)};
-  // Whether the update also writes the weights, rounded from masters.
-  const bool rounds = !params_.weight_buffer().is_windowed() && (!master_.empty() || params_.has_master());
   const auto update = [&](size_t i, const ElementRange& range, double weight_decay) {
     if (range.size() <= 0) return;
     options.weight_decay = weight_decay;
-    options.first_element = range.begin;
-    const auto of = [&](State state) { return kept(state, parts_[i], range); };
-    adamw(ctx, of(State::parameter), rounds ? params_.weights(range) : Tensor{}, of(State::exp_avg),
-          of(State::exp_avg_sq), Parts::of(sums, grad_parts[i], range), grad_norm_squared, options);
+    for_each_piece(ctx, parts_[i], range, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
+      const auto& [parameter, exp_avg, exp_avg_sq] = states;
+      const Tensor weights = weights_of(parts_[i], elements);
+      const bool rounds = weights.dtype != parameter.dtype;  // else the parameters are the weights, or a copy of them
+      options.first_element = elements.begin;
+      adamw(ctx, parameter, rounds ? weights : Tensor{}, exp_avg, exp_avg_sq, Parts::of(sums, grad_parts[i], elements),
+            grad_norm_squared, options);
+      if (!rounds && weights.data != parameter.data) copy(ctx, weights, parameter);
+    });
   };
   // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
   for (size_t i = parts_.count(); i-- > 0;) {
@@ -64,34 +102,43 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
 }
 
 void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
-  if (reducer_ == nullptr) return f(parts_[0].elements, kept(state, parts_[0], parts_[0].elements));
-  for (size_t i = 0; i < parts_.count(); ++i) {
-    const GradBucket& bucket = reducer_->plan().buckets()[i];
-    const ElementRange whole = bucket.elements, own = parts_[i].elements;
-    const Tensor mine = kept(state, parts_[i], own);
-    const Tensor values(reducer_->staging().data, mine.dtype, {whole.size()}, mine.device);
-    copy(ctx, values.slice(0, own.begin - whole.begin, own.end - whole.begin), mine);
-    reducer_->gather(bucket, values, "state");
-    reducer_->queue().join();
-    f(whole, values);
+  if (host_ && !ctx.planning) host_->arrive(ctx.stream);
+  const Tensor values = kept(state).empty() ? params_.master() : kept(state);
+  if (reducer_ == nullptr) {
+    f(parts_[0].elements, values);
+  } else {
+    for (size_t i = 0; i < parts_.count(); ++i) {
+      const GradBucket& bucket = reducer_->plan().buckets()[i];
+      const ElementRange whole = bucket.elements, own = parts_[i].elements;
+      const Tensor gathered(reducer_->staging().data, values.dtype, {whole.size()}, reducer_->staging().device);
+      copy(ctx, gathered.slice(0, own.begin - whole.begin, own.end - whole.begin),
+           kept(state).empty() ? values.slice(0, own.begin, own.end) : Parts::of(values, parts_[i]));
+      reducer_->gather(bucket, gathered, "state");
+      reducer_->queue().join();
+      f(whole, gathered);
+    }
   }
+  if (host_ && !ctx.planning) host_->follow(ctx.stream);
 }
 
-void Optimizer::for_each_own(State state, const WithValues& f) {
-  for (const Parts::Part& part : parts_) f(part.elements, kept(state, part, part.elements));
+void Optimizer::for_each_own(Context& ctx, State state, const WithValues& f) {
+  for (const Parts::Part& part : parts_)
+    for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
+      f(elements, states[static_cast<size_t>(state)]);
+    });
 }
 
 void Optimizer::publish(Context& ctx) {
-  if (!params_.weight_buffer().is_windowed())
-    for (const Parts::Part& part : parts_) {
-      const Tensor parameter = kept(State::parameter, part, part.elements), weight = params_.weights(part.elements);
-      if (parameter.data != weight.data) cast(ctx, weight, parameter);
-    }
+  for (const Parts::Part& part : parts_)
+    for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
+      const Tensor weights = weights_of(part, elements);
+      if (weights.data != states[0].data) cast(ctx, weights, states[0]);
+    });
   for (size_t i = parts_.count(); gather_ && i-- > 0;) gather_->updated(static_cast<int64_t>(i));
 }
 
 void Optimizer::init(Context& ctx, uint64_t seed) {
-  for_each_own(State::parameter, [&](const ElementRange& elements, const Tensor& values) {
+  for_each_own(ctx, State::parameter, [&](const ElementRange& elements, const Tensor& values) {
     draw_range(ctx, params_, elements.begin, elements.end, values, seed);
   });
   publish(ctx);

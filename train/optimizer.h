@@ -1,12 +1,15 @@
 // Optimizer: AdamW over a model's flat parameter buffer, or over this rank's shards of it. Owns the state: the moments,
-// and with shards the master weights. For each part it launches one kernel for the tensors with weight decay and one
-// for those without.
+// and with shards or runtime.offload the master weights. For each part it launches one kernel for the tensors with
+// weight decay and one for those without. With runtime.offload, parts pass through the device piece by piece
+// (engine/host_state.h).
 #pragma once
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <vector>
 
 #include "engine/comm/comm.h"
+#include "engine/host_state.h"
 #include "model/params.h"
 #include "train/config.h"
 #include "train/dist/weight_gather.h"
@@ -33,31 +36,40 @@ class Optimizer {
   static constexpr State kStates[] = {State::parameter, State::exp_avg, State::exp_avg_sq};
   // The dtype of a state: f32 or bf16.
   static DType dtype_of(State, const Config&);
-  // Calls f(elements, values) for ranges that together are the flat buffer; values [elements] on the device are valid
-  // until f queues no more reads on ctx.stream. With shards these are buckets, gathered from all ranks, who all call
-  // it.
+  // Calls f(elements, values) for ranges that together are the flat buffer; values [elements] are valid for what f
+  // queues on ctx.stream. With shards these are buckets, gathered from all ranks, who all call it.
   using WithValues = std::function<void(const ElementRange&, const Tensor& values)>;
   void gather(Context&, State, const WithValues& f);
-  // Calls f(elements, values) for each range of the flat buffer whose state this rank keeps; f may write the values.
-  // Call publish() after writing parameters.
-  void for_each_own(State, const WithValues& f);
+  // Calls f(elements, values) for ranges that together are the part of the flat buffer whose state this rank keeps;
+  // what f queues on ctx.stream may write the values, on the device. Call publish() after writing parameters.
+  void for_each_own(Context&, State, const WithValues& f);
   // Makes the weights that the model computes with those of the parameters. Collective with shards.
   void publish(Context&);
   // Initializes the parameters, and the weights, from a seed (Params::init).
   void init(Context&, uint64_t seed);
 
   const Parts& parts() const { return parts_; }
-  ConstTensor exp_avg() const { return exp_avg_; }
-  ConstTensor exp_avg_sq() const { return exp_avg_sq_; }
+  DType moments_dtype() const { return kept_[static_cast<size_t>(State::exp_avg)].dtype; }
 
  private:
-  Tensor kept(State, const Parts::Part&, const ElementRange&) const;
+  static constexpr size_t kCount = std::size(kStates);
+  // Calls f(elements, states) for the parts of `range`, which lies in one part of parts(): a tensor on the device for
+  // each of kStates.
+  using WithStates = std::function<void(const ElementRange&, const Tensor (&states)[kCount])>;
+  void for_each_piece(Context&, const Parts::Part&, const ElementRange& range, const WithStates& f);
+  // The weights in which the model computes with a range of the parameters; with windows, the shard from which they are
+  // gathered.
+  Tensor weights_of(const Parts::Part&, const ElementRange&) const;
+  Tensor& kept(State state) { return kept_[static_cast<size_t>(state)]; }
 
   Params& params_;
   GradReducer* reducer_;
   Parts parts_;
-  // [parts().size()]. master_: with shards, unless the parameters are this rank's parts of the whole weights.
-  Tensor master_, exp_avg_, exp_avg_sq_;
+  // Each [parts().size()], on the device, or with runtime.offload on the host. kept(State::parameter) is empty if the
+  // parameters are in Params: master weights of all parameters, or weights that have no masters.
+  Tensor kept_[kCount];
+  std::optional<HostState> host_;
+  Tensor own_weights_;  // with windows: this rank's shards of the weights; without offload, kept(State::parameter)
   std::optional<WeightGather> gather_;
 };
 

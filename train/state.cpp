@@ -258,7 +258,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
   });
   check_jsonl(state, config, folder);
   const auto put = [&](Optimizer::State state_of, const std::vector<float>& flat) {
-    optimizer.for_each_own(state_of, [&](const ElementRange& elements, const Tensor& values) {
+    optimizer.for_each_own(ctx, state_of, [&](const ElementRange& elements, const Tensor& values) {
       write_floats(ctx, values, flat.data() + elements.begin);
     });
   };

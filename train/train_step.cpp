@@ -49,7 +49,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
               .training = true,
               .max_seq_len = config.train.seq_len,
               .shard_elements = segment_unit(world_),
-              .master = !sharded() && config.train.master_dtype == MasterDType::fp32,
+              .master = !sharded() && config.train.master_dtype == MasterDType::fp32 &&
+                        config.runtime.offload == Offload::none,
               .weight_windows = has_weight_windows(config, world_),
               .grad_windows = windows()}),
       ranks_(world_ == 1 ? Tensor{}

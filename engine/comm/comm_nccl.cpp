@@ -25,6 +25,10 @@ struct Nccl {
   decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclReduceScatter) reduce_scatter;
   decltype(&ncclAllGather) all_gather;
+  decltype(&ncclSend) send;
+  decltype(&ncclRecv) receive;
+  decltype(&ncclGroupStart) group_start;
+  decltype(&ncclGroupEnd) group_end;
   std::string error;
 };
 
@@ -53,6 +57,10 @@ Nccl load() {
   find(nccl.all_reduce, "ncclAllReduce");
   find(nccl.reduce_scatter, "ncclReduceScatter");
   find(nccl.all_gather, "ncclAllGather");
+  find(nccl.send, "ncclSend");
+  find(nccl.receive, "ncclRecv");
+  find(nccl.group_start, "ncclGroupStart");
+  find(nccl.group_end, "ncclGroupEnd");
   return nccl;
 }
 
@@ -130,7 +138,18 @@ class NcclComm final : public Comm {
     check(nccl().reduce_scatter(x.data, mine, static_cast<size_t>(n), type_of(x.dtype), ncclSum, comm(ctas), queue()),
           "ncclReduceScatter");
   }
-  void do_all_to_all(Tensor x, Tensor staging) override { copies_->all_to_all(x, staging); }
+  void do_all_to_all(Tensor x, Tensor staging) override {
+    if (copies_ && copies_->holds(x)) return copies_->all_to_all(x, staging);
+    const int64_t n = x.numel() / world(), bytes = n * size_of(x.dtype);
+    check(nccl().group_start(), "ncclGroupStart");
+    for (int r = 0; r < world(); ++r) {
+      if (r == rank()) continue;
+      const auto count = static_cast<size_t>(n);
+      check(nccl().send(x.data + r * bytes, count, type_of(x.dtype), r, all_ctas_, queue()), "ncclSend");
+      check(nccl().receive(staging.data + r * bytes, count, type_of(x.dtype), r, all_ctas_, queue()), "ncclRecv");
+    }
+    check(nccl().group_end(), "ncclGroupEnd");
+  }
   void do_all_gather(Tensor x) override {
     if (copies_ && copies_->holds(x)) return copies_->all_gather(x);
     const int64_t n = x.numel() / world();

@@ -5,8 +5,8 @@
 
 namespace triad {
 
-// out [n] T overwritten  <-  own [n] T: this rank's contribution (may be out itself); parts [world,n] T: the ranks'
-// contributions, of which row `rank` is not read. Added in the accumulator type, rounded once.
+// out [n] T or f32 overwritten  <-  own [n] T: this rank's contribution (may be out itself); parts [world,n] T: the
+// ranks' contributions, of which row `rank` is not read. Added in the accumulator type, rounded once if out is T.
 void rank_sum(Context&, Tensor out, ConstTensor own, ConstTensor parts, int64_t rank);
 
 namespace cuda {

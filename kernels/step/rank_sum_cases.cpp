@@ -1,4 +1,6 @@
 // Cases of the sum over ranks, with lengths that are and are not multiples of 16 bytes.
+#include <fmt/format.h>
+
 #include "kernels/common/op_case.h"
 #include "kernels/step/rank_sum.h"
 
@@ -24,6 +26,10 @@ std::vector<OpCase> rank_sum_cases() {
                                rank_sum_case("8x4096 rank 5", 8, 4096, 5), rank_sum_case("3x1031 rank 2", 3, 1031, 2)};
   cases.push_back(rank_sum_case("2x3276800", 2, 3276800, 1));
   cases.back().bench = true;
+  for (const int64_t n : {4096, 1031}) {
+    cases.push_back(rank_sum_case(fmt::format("4x{} rank 3, sum in f32", n), 4, n, 3));
+    cases.back().args.back().type = ArgType::acc;
+  }
   return cases;
 }
 

@@ -58,7 +58,7 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
   if (config.dist.grad_dtype == Precision::bf16)
     sent_bf16_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
   Tensor flags;
-  if (sharded_ || (ctx.device.is_cuda() && comm.may_share())) {
+  if (sharded_ || !sent_bf16_.empty() || (ctx.device.is_cuda() && comm.may_share())) {
     staging_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
     flags = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm.world()});
   }
@@ -141,8 +141,7 @@ void GradReducer::reduce(int64_t index) {
   if (comm_.world() > 1) {
     const Tensor sent = sent_bf16_.empty() ? grads : sent_bf16_.slice(0, 0, e.size());
     if (!sent_bf16_.empty()) cast(queue_.ctx(), sent, grads);
-    sum(sent, fmt::format("bucket {}", index), bucket.late ? CommCtas::all : ctas_);
-    if (!sent_bf16_.empty()) cast(queue_.ctx(), own, sent.slice(0, held.begin - e.begin, held.end - e.begin));
+    sum(grads, sent, fmt::format("bucket {}", index), bucket.late ? CommCtas::all : ctas_);
   }
   const Tensor sums = windows_ ? keep(index, held, own) : own;
   if (traced) trace_->finish(queue_.ctx(), index, sums);
@@ -164,20 +163,26 @@ Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& 
   return sums;
 }
 
-// Sums a bucket over the ranks. If the ranks of a host can access each other's memory: by peer copies and one short
-// kernel (rank_sum adds in the order of ranks), which leaves the SMs to concurrent work. Otherwise by NCCL, or on
-// the host.
-void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ctas) {
+// Sums a bucket over the ranks: its gradients as they are sent, into the gradients in f32. If the ranks of a host can
+// access each other's memory: by peer copies and one short kernel (rank_sum adds in f32 and in the order of ranks),
+// which leaves the SMs to concurrent work. In bf16 always with this kernel, since NCCL would round every partial sum.
+// Otherwise by NCCL, or on the host.
+void GradReducer::sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas ctas) {
   if (ctx_.planning) return;
-  const int64_t world = comm_.world();
-  if (!sums_by_copies(bucket.numel()))
-    return sharded_ ? comm_.reduce_scatter(bucket, what, ctas) : comm_.all_reduce(bucket, what, ctas);
-  const int64_t part = bucket.numel() / world, begin = comm_.rank() * part;
-  const Tensor staging(staging_.data, bucket.dtype, {world, part}, staging_.device);
-  const Tensor own = bucket.slice(0, begin, begin + part);
-  comm_.all_to_all(bucket, staging.view({world * part}), what);
-  rank_sum(queue_.ctx(), own, own, staging, comm_.rank());
-  if (!sharded_) comm_.all_gather(bucket, what);
+  const int64_t world = comm_.world(), part = grads.numel() / world, begin = comm_.rank() * part;
+  const auto own = [&](const Tensor& bucket) { return bucket.slice(0, begin, begin + part); };
+  if (sums_by_copies(grads.numel()) || (!sent_bf16_.empty() && grads.numel() % world == 0)) {
+    const Tensor staging(staging_.data, sent.dtype, {world, part}, staging_.device);
+    comm_.all_to_all(sent, staging.view({world * part}), what);
+    rank_sum(queue_.ctx(), own(grads), own(sent), staging, comm_.rank());
+    if (!sharded_) comm_.all_gather(grads, what);
+    return;
+  }
+  if (sharded_)
+    comm_.reduce_scatter(sent, what, ctas);
+  else
+    comm_.all_reduce(sent, what, ctas);
+  if (!sent_bf16_.empty()) cast(queue_.ctx(), sharded_ ? own(grads) : grads, sharded_ ? own(sent) : sent);
 }
 
 void GradReducer::finish() {

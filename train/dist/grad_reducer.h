@@ -72,7 +72,7 @@ class GradReducer final : public GradSink {
  private:
   void full(int64_t bucket);
   void reduce(int64_t bucket);
-  void sum(const Tensor& bucket, const std::string& what, CommCtas);
+  void sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas);
   Tensor keep(int64_t bucket, const ElementRange& held, const Tensor& of_micro_step);
   int64_t segment_of(const GradBucket&) const;
   bool by_copies() const { return comm_.shares() && !staging_.empty(); }

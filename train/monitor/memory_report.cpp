@@ -191,7 +191,7 @@ void MemoryReport::write_tables() const {
     if (b.category == name_of(MemTag::optimizer)) kept += b.bytes;
   write_file_atomically(
       folder_.file("opt_state_mb.txt"),
-      optimizer_report(step_.model().params().specs(), step_.optimizer().exp_avg().dtype, kept, comm_.world()));
+      optimizer_report(step_.model().params().specs(), step_.optimizer().moments_dtype(), kept, comm_.world()));
 
   // Role: dtype: number of tensors, bytes.
   std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;

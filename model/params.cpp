@@ -389,20 +389,33 @@ void Params::init(Context& ctx, int64_t i, uint64_t seed) {
   if (has_master()) cast(ctx, weights({begin, end}), master_.slice(0, begin, end));
 }
 
-void Params::set(Context& ctx, const std::vector<float>& host) {
-  TRIAD_CHECK(static_cast<int64_t>(host.size()) == stored_elements_, "{} values for {} stored parameters", host.size(),
+void Params::set(Context& ctx, const std::vector<float>& stored) {
+  TRIAD_CHECK(static_cast<int64_t>(stored.size()) == stored_elements_, "{} values for {} stored parameters",
+              stored.size(), stored_elements_);
+  set(ctx, 0, stored);
+}
+
+void Params::set(Context& ctx, int64_t begin, std::span<const float> values) {
+  const int64_t n = static_cast<int64_t>(values.size());
+  TRIAD_CHECK(begin >= 0 && n <= stored_elements_ - begin, "{} values from {} on for {} stored parameters", n, begin,
               stored_elements_);
-  if (has_master()) write(ctx, master_, host.data());
-  if (weights().dtype == DType::f32) return write(ctx, weights(), host.data());
+  if (has_master()) write(ctx, master_.slice(0, begin, begin + n), values.data());
+  const Tensor part = weights().slice(0, begin, begin + n);
+  if (part.dtype == DType::f32) return write(ctx, part, values.data());
   // The weights in their dtype. They are rounded to bf16 or converted to f64 on the host, so that every device starts
   // from the same bits.
-  std::vector<std::byte> converted(static_cast<size_t>(weights().bytes()));
-  const Tensor to(converted.data(), weights().dtype, weights().shape(), Device::cpu());
-  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights().shape(),
+  std::vector<std::byte> converted(static_cast<size_t>(part.bytes()));
+  const Tensor to(converted.data(), part.dtype, part.shape(), Device::cpu());
+  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(values.data())), DType::f32, part.shape(),
                     Device::cpu());
   Runtime cpu({.device = Device::cpu()});
   cast(cpu.ctx(), to, from);
-  write(ctx, weights(), converted.data());
+  write(ctx, part, converted.data());
+}
+
+void Params::clear(Context& ctx) {
+  zero(ctx, weights());
+  if (has_master()) zero(ctx, master_);
 }
 
 }  // namespace triad

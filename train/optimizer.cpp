@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/check.h"
 #include "kernels/ops/cast.h"
 #include "kernels/step/adamw.h"
 #include "train/schedule.h"
@@ -67,6 +68,14 @@ void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
 
 void Optimizer::for_each_own(State state, const WithValues& f) {
   for (const Parts::Part& part : parts_) f(part.elements, kept(state, part, part.elements));
+}
+
+void Optimizer::set(Context& ctx, State state, int64_t begin, std::span<const float> values) {
+  const ElementRange range = {begin, begin + static_cast<int64_t>(values.size())};
+  const auto part =
+      std::find_if(parts_.begin(), parts_.end(), [&](const Parts::Part& p) { return p.elements.contains(range); });
+  TRIAD_CHECK(part != parts_.end(), "this rank does not keep the elements [{}, {})", range.begin, range.end);
+  write(ctx, kept(state, *part, range), values.data());
 }
 
 void Optimizer::publish(Context& ctx) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "engine/comm/comm.h"
@@ -39,6 +40,8 @@ class Optimizer {
   // Calls f(elements, values) for each range of the flat buffer whose state this rank keeps; f may write the values.
   // Call publish() after writing parameters.
   void for_each_own(State, const WithValues& f);
+  // Sets values of elements from `begin` on, all of which this rank keeps. Call publish() after the last parameters.
+  void set(Context&, State, int64_t begin, std::span<const float> values);
   // Makes the weights that the model computes with those of the parameters. Collective with shards.
   void publish(Context&);
   // Initializes the parameters, and the weights, from a seed (Params::init).

@@ -15,7 +15,7 @@ namespace triad {
 
 namespace {
 constexpr int64_t kBufferBytes = int64_t{8} << 20;
-constexpr int kBuffers = 3;  // one that is filled, one that is written, and one in between
+constexpr int kThreads = 2, kBuffers = kThreads + 2;  // one buffer more is filled, and one is ready
 }  // namespace
 
 void DirectWriter::Free::operator()(std::byte* memory) const { std::free(memory); }
@@ -29,17 +29,19 @@ DirectWriter::~DirectWriter() {
     stop_ = true;
     changed_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 std::pair<int64_t, int64_t> DirectWriter::write(int64_t offset, std::span<const std::byte> piece) {
   const auto size = static_cast<int64_t>(piece.size());
   const int64_t first = (kBlock - offset % kBlock) % kBlock, last = (offset + size) / kBlock * kBlock - offset;
   if (file_.get() < 0 || last <= first) return {0, 0};
-  if (!thread_.joinable()) {
+  settle(offset, offset + size);  // the threads may write two blocks in either order
+  if (threads_.empty()) {
     for (int i = 0; i < kBuffers; ++i)
       free_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kBlock, static_cast<size_t>(kBufferBytes))));
-    thread_ = std::thread([this] { work(); });
+    writing_.resize(kThreads);
+    for (size_t i = 0; i < kThreads; ++i) threads_.emplace_back([this, i] { work(i); });
   }
   for (int64_t at = first; at < last; at += kBufferBytes) {
     Full full{.buffer = take(), .offset = offset + at, .bytes = std::min(kBufferBytes, last - at)};
@@ -64,29 +66,30 @@ void DirectWriter::settle(int64_t begin, int64_t end) {
   const auto overlaps = [&](int64_t b, int64_t e) { return b < e && b < end && begin < e; };
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] {
-    return error_ != nullptr ||
-           (!overlaps(begin_, end_) && std::none_of(full_.begin(), full_.end(), [&](const Full& f) {
-             return overlaps(f.offset, f.offset + f.bytes);
-           }));
+    if (error_ != nullptr) return true;
+    bool pending = false;
+    for (const Full& full : full_) pending = pending || overlaps(full.offset, full.offset + full.bytes);
+    for (const auto& [b, e] : writing_) pending = pending || overlaps(b, e);
+    return !pending;
   });
   if (error_ != nullptr) std::rethrow_exception(error_);
 }
 
-void DirectWriter::work() {
+void DirectWriter::work(size_t thread) {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stop_ || !full_.empty(); });
     if (stop_) return;
     Full full = std::move(full_.front());
     full_.pop_front();
-    begin_ = full.offset, end_ = full.offset + full.bytes;
+    writing_[thread] = {full.offset, full.offset + full.bytes};
     lock.unlock();
     std::exception_ptr error;
     try {
       write_block(full);
     } catch (...) { error = std::current_exception(); }
     lock.lock();
-    begin_ = end_ = 0;
+    writing_[thread] = {0, 0};
     free_.push_back(std::move(full.buffer));
     if (error != nullptr) error_ = error;
     changed_.notify_all();

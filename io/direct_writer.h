@@ -1,6 +1,6 @@
-// DirectWriter: writes whole blocks of a file past the page cache (O_DIRECT), on a thread of its own. Large files reach
-// the disk's rate that way, also while training fills memory; through the page cache the kernel slows the writer down
-// once too many pages wait to be written.
+// DirectWriter: writes whole blocks of a file past the page cache (O_DIRECT), on two threads of its own, so that the
+// disk has the next block when it has finished one. Large files reach the disk's rate that way, also while training
+// fills memory; through the page cache the kernel slows the writer down once too many pages wait to be written.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -48,20 +48,20 @@ class DirectWriter {
     int64_t offset = 0, bytes = 0;
   };
   Buffer take();
-  void work();
+  void work(size_t thread);
   void write_block(const Full&);
 
   std::string name_;
   FileHandle file_;  // opened with O_DIRECT; none if that failed
 
-  std::mutex mutex_;  // of all that follows, except the thread
+  std::mutex mutex_;  // of all that follows, except the threads
   std::condition_variable changed_;
   std::vector<Buffer> free_;
   std::deque<Full> full_;
-  int64_t begin_ = 0, end_ = 0;  // of the bytes that the thread is writing
   bool stop_ = false;
   std::exception_ptr error_;
-  std::thread thread_;  // started by the first write
+  std::vector<std::pair<int64_t, int64_t>> writing_;  // for each thread: the bytes [first, second) that it is writing
+  std::vector<std::thread> threads_;                  // started by the first write
 };
 
 }  // namespace triad

@@ -11,6 +11,7 @@
 
 #include "engine/check.h"
 #include "io/crc32.h"
+#include "io/direct_writer.h"
 #include "io/json_config.h"
 
 namespace triad {
@@ -259,9 +260,16 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
   Place& place = places_[it->second];
   TRIAD_CHECK(place.written + static_cast<int64_t>(piece.size()) <= place.bytes, "{}: tensor {} has {} bytes, not {}",
               path_, name, place.bytes, place.written + static_cast<int64_t>(piece.size()));
-  file_.write_at(place.begin + place.written, piece);
-  place.crc = crc32_of(piece, place.crc);
-  place.written += static_cast<int64_t>(piece.size());
+  // In slices that stay in the cache between the checksum and the copy, and end with a block of the file.
+  constexpr int64_t kSlice = int64_t{8} << 20;
+  while (!piece.empty()) {
+    const int64_t at = place.begin + place.written, end = (at + kSlice) / DirectWriter::kBlock * DirectWriter::kBlock;
+    const auto slice = piece.first(std::min(piece.size(), static_cast<size_t>(end - at)));
+    place.crc = crc32_of(slice, place.crc);
+    file_.write_at(at, slice);
+    place.written += static_cast<int64_t>(slice.size());
+    piece = piece.subspan(slice.size());
+  }
 }
 
 void SafetensorsWriter::finish() {

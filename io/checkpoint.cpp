@@ -70,23 +70,37 @@ std::vector<std::string> names_in(const std::string& folder) {
 
 std::string write_checkpoint(const std::string& parent, const std::string& name,
                              const std::function<void(const std::string& folder)>& write) {
-  make_folders(parent);
-  remove_leftovers(parent);
-  const std::string place = join(parent, name), temporary = temporary_name(place);
+  const std::string temporary = begin_checkpoint(parent, name);
   try {
-    make_folders(temporary);
     write(temporary);
-    TRIAD_CHECK(is_checkpoint(temporary), "{}: the checkpoint has no {}", place, kStateFile);
-    sync_tree(temporary);
-    put_in_place(temporary, place);
+    return finish_checkpoint(parent, name, temporary);
   } catch (...) {
-    std::error_code ignored;  // an error of the removal is ignored, because the first error is rethrown
-    fs::remove_all(temporary, ignored);
+    drop_checkpoint(temporary);
     throw;
   }
+}
+
+std::string begin_checkpoint(const std::string& parent, const std::string& name) {
+  make_folders(parent);
+  remove_leftovers(parent);
+  std::string temporary = temporary_name(join(parent, name));
+  make_folders(temporary);
+  return temporary;
+}
+
+std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary) {
+  const std::string place = join(parent, name);
+  TRIAD_CHECK(is_checkpoint(temporary), "{}: the checkpoint has no {}", place, kStateFile);
+  sync_tree(temporary);
+  put_in_place(temporary, place);
   sync_folder(parent);
   point_latest_at(parent, name);
   return place;
+}
+
+void drop_checkpoint(const std::string& temporary) {
+  std::error_code ignored;
+  fs::remove_all(temporary, ignored);
 }
 
 void remove_checkpoint(const std::string& folder) {

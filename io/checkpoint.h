@@ -18,6 +18,13 @@ inline constexpr const char* kStateFile = "state.json";
 std::string write_checkpoint(const std::string& parent, const std::string& name,
                              const std::function<void(const std::string& folder)>& write);
 
+// The parts of write_checkpoint(), for files that several processes write: begin_checkpoint() makes the temporary
+// folder and returns its path, finish_checkpoint() puts it in place and returns parent/name. drop_checkpoint() removes
+// the temporary folder after an error, and ignores its own.
+std::string begin_checkpoint(const std::string& parent, const std::string& name);
+std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary);
+void drop_checkpoint(const std::string& temporary);
+
 // Removes a checkpoint. state.json is removed first, so that a killed removal leaves no folder that looks whole.
 void remove_checkpoint(const std::string& folder);
 bool is_checkpoint(const std::string& folder);  // the folder holds state.json

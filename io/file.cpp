@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "io/direct_writer.h"
 
 namespace triad {
 
@@ -141,6 +142,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::leave() {
+  if (direct_) direct_->finish();
   sync_file(file_.get(), path_);
   left_ = true;
 }
@@ -148,11 +150,25 @@ void AtomicFile::leave() {
 void AtomicFile::write(std::span<const std::byte> bytes) { write_at(size_, bytes); }
 
 void AtomicFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
-  write_all(file_.get(), path_, offset, bytes);
+  const auto size = static_cast<int64_t>(bytes.size());
+  std::pair<int64_t, int64_t> direct = {0, 0};
+  if (size >= DirectWriter::kFewest) {
+    if (!direct_) direct_ = std::make_unique<DirectWriter>(temporary_, path_);
+    direct = direct_->write(offset, bytes);
+  }
+  const auto write_part = [&](int64_t begin, int64_t end) {
+    if (begin == end) return;
+    if (direct_) direct_->settle(offset + begin, offset + end);
+    write_all(file_.get(), path_, offset + begin,
+              bytes.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+  };
+  write_part(0, direct.first);
+  write_part(direct.second, size);
   size_ = std::max(size_, offset + static_cast<int64_t>(bytes.size()));
 }
 
 void AtomicFile::commit() {
+  if (direct_) direct_->finish();
   sync_file(file_.get(), path_);
   // Network file systems may report a full disk only in close(). The descriptor is released even if close() fails.
   const bool closed = ::close(file_.release()) == 0;

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,6 +46,8 @@ class InputFile {
   int64_t size_ = 0;
 };
 
+class DirectWriter;
+
 // A file that appears under its name completely or not at all: it is written under temporary_name() in the same folder,
 // and commit() renames it. Without commit() the destructor removes the temporary file, and an older file of that name
 // is kept.
@@ -59,7 +62,9 @@ class AtomicFile {
 
   void write(std::span<const std::byte> bytes);  // appends at the end of the file
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  void write_at(int64_t offset, std::span<const std::byte> bytes);  // writes at any offset; size() grows to include it
+  // Writes at any offset; size() grows to include it. Of pieces of some MiB, most bytes go past the page cache
+  // (io/direct_writer.h), and their errors may appear in a later call.
+  void write_at(int64_t offset, std::span<const std::byte> bytes);
   int64_t size() const { return size_; }
   void leave();   // syncs to disk and keeps the temporary file, which the destructor would remove
   void commit();  // syncs to disk, renames the file to its path, and syncs the folder
@@ -67,6 +72,7 @@ class AtomicFile {
  private:
   std::string path_, temporary_;
   FileHandle file_;
+  std::unique_ptr<DirectWriter> direct_;
   int64_t size_ = 0;
   bool left_ = false;
 };

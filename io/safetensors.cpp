@@ -1,7 +1,6 @@
 #include "io/safetensors.h"
 
 #include <fmt/format.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +10,8 @@
 #include <tuple>
 
 #include "engine/check.h"
+#include "io/crc32.h"
+#include "io/direct_writer.h"
 #include "io/json_config.h"
 
 namespace triad {
@@ -51,11 +52,6 @@ const FileType* find_type(std::string_view word) {
 
 const char* word_of_dtype(DType dtype) {
   return std::find_if(kTypes.begin(), kTypes.end(), [&](const FileType& t) { return t.engine == dtype; })->word;
-}
-
-uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
-  if (bytes.empty()) return crc;  // for a null pointer, zlib would return its initial value instead of crc
-  return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
 // The header's length in bytes, which the first 8 bytes of the file hold. The file must have 8 bytes.
@@ -184,9 +180,24 @@ void SafetensorsFile::read(const TensorEntry& entry, std::span<std::byte> out) c
   TRIAD_CHECK(static_cast<int64_t>(out.size()) == entry.bytes(), "{}: tensor {} has {} bytes, room is for {}", path(),
               shortened(entry.name), entry.bytes(), out.size());
   file_.read(entry.begin, out);
+  if (has_checksum(entry)) verify(entry, crc32_of(out));
+}
+
+bool SafetensorsFile::has_checksum(const TensorEntry& entry) const {
+  return metadata_.contains(std::string(kChecksumPrefix) + entry.name);
+}
+
+void SafetensorsFile::read_bytes(const TensorEntry& entry, int64_t first, std::span<std::byte> out) const {
+  const auto bytes = static_cast<int64_t>(out.size());
+  TRIAD_CHECK(first >= 0 && bytes <= entry.bytes() - first, "{}: tensor {} has {} bytes, {} from byte {} on are wanted",
+              path(), shortened(entry.name), entry.bytes(), bytes, first);
+  file_.read(entry.begin + first, out);
+}
+
+void SafetensorsFile::verify(const TensorEntry& entry, uint32_t crc) const {
   const auto expected = metadata_.find(std::string(kChecksumPrefix) + entry.name);
   if (expected == metadata_.end()) return;
-  const std::string found = fmt::format("{:08x}", crc32_of(out));
+  const std::string found = fmt::format("{:08x}", crc);
   TRIAD_CHECK(found == expected->second, "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}",
               path(), shortened(entry.name), entry.begin, found, shortened(expected->second));
 }
@@ -249,9 +260,16 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
   Place& place = places_[it->second];
   TRIAD_CHECK(place.written + static_cast<int64_t>(piece.size()) <= place.bytes, "{}: tensor {} has {} bytes, not {}",
               path_, name, place.bytes, place.written + static_cast<int64_t>(piece.size()));
-  file_.write_at(place.begin + place.written, piece);
-  place.crc = crc32_of(piece, place.crc);
-  place.written += static_cast<int64_t>(piece.size());
+  // In slices that stay in the cache between the checksum and the copy, and end with a block of the file.
+  constexpr int64_t kSlice = int64_t{8} << 20;
+  while (!piece.empty()) {
+    const int64_t at = place.begin + place.written, end = (at + kSlice) / DirectWriter::kBlock * DirectWriter::kBlock;
+    const auto slice = piece.first(std::min(piece.size(), static_cast<size_t>(end - at)));
+    place.crc = crc32_of(slice, place.crc);
+    file_.write_at(at, slice);
+    place.written += static_cast<int64_t>(slice.size());
+    piece = piece.subspan(slice.size());
+  }
 }
 
 void SafetensorsWriter::finish() {

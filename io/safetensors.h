@@ -45,6 +45,11 @@ class SafetensorsFile {
   // is verified; a mismatch throws an Error that names the tensor.
   void read(const TensorEntry&, std::span<std::byte> out) const;
   std::vector<std::byte> read(const TensorEntry&) const;
+  // Fills `out` with bytes of the tensor from its byte `first` on. No checksum is verified, which needs the whole
+  // tensor; verify() does so, given the CRC-32 of all its bytes, if the file has one of the tensor.
+  void read_bytes(const TensorEntry&, int64_t first, std::span<std::byte> out) const;
+  bool has_checksum(const TensorEntry&) const;
+  void verify(const TensorEntry&, uint32_t crc) const;
 
  private:
   void parse_header(int64_t header_bytes);

@@ -389,11 +389,24 @@ void Params::init(Context& ctx, int64_t i, uint64_t seed) {
   if (has_master()) cast(ctx, weights({begin, end}), master_.slice(0, begin, end));
 }
 
-void Params::set(Context& ctx, const std::vector<float>& host) {
-  TRIAD_CHECK(static_cast<int64_t>(host.size()) == stored_elements_, "{} values for {} stored parameters", host.size(),
+void Params::set(Context& ctx, const std::vector<float>& stored) {
+  TRIAD_CHECK(static_cast<int64_t>(stored.size()) == stored_elements_, "{} values for {} stored parameters",
+              stored.size(), stored_elements_);
+  set(ctx, 0, stored);
+}
+
+void Params::set(Context& ctx, int64_t begin, std::span<const float> values) {
+  const int64_t n = static_cast<int64_t>(values.size());
+  TRIAD_CHECK(begin >= 0 && n <= stored_elements_ - begin, "{} values from {} on for {} stored parameters", n, begin,
               stored_elements_);
-  if (has_master()) write(ctx, master_, host.data());
-  write_floats(ctx, weights(), host.data());
+  const ElementRange range = {begin, begin + n};
+  if (has_master()) write(ctx, master_.slice(0, range.begin, range.end), values.data());
+  write_floats(ctx, weights(range), values.data());
+}
+
+void Params::clear(Context& ctx) {
+  zero(ctx, weights());
+  if (has_master()) zero(ctx, master_);
 }
 
 }  // namespace triad

@@ -239,8 +239,11 @@ class Params {
   void init(Context&, uint64_t seed);
   // init() of parameter i alone; its padding is not changed.
   void init(Context&, int64_t i, uint64_t seed);
-  // Sets master weights and weights from a flat buffer in host memory.
+  // Sets master weights and weights from values in host memory: all of the flat buffer, or those from element `begin`
+  // on. clear() sets all to 0, padding included.
   void set(Context&, const std::vector<float>& stored);
+  void set(Context&, int64_t begin, std::span<const float> values);
+  void clear(Context&);
 
  private:
   template <class TensorType>

@@ -40,7 +40,7 @@ struct Options {
 struct Export {
   ModelSource source;
   std::unique_ptr<Tokenizer> tokenizer;
-  SafetensorsFile weights;
+  WeightIndex weights;
   std::vector<ParamSpec> specs;
 
   explicit Export(const std::string& checkpoint)
@@ -53,12 +53,13 @@ struct Export {
       expected.insert(spec.name);
       const TensorEntry& entry = weights.at(spec.name);
       const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
-      TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", weights.path(), entry.name,
-                  entry.str(), spec.shape.str());
+      TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", weights.file_of(spec.name).path(),
+                  entry.name, entry.str(), spec.shape.str());
     }
-    for (const TensorEntry& entry : weights.entries())
-      TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", weights.path(),
+    weights.for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
+      TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(),
                   shortened(entry.name));
+    });
     const int64_t vocab = source.config.model.vocab_size;
     TRIAD_CHECK(tokenizer->vocab_size() <= vocab, "{}: the tokenizer {} has {} tokens, but model.vocab_size is {}",
                 source.folder, tokenizer->name(), tokenizer->vocab_size(), vocab);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "io/huggingface/model_config.h"
-#include "io/huggingface/weight_index.h"
+#include "io/weight_index.h"
 #include "io/tokenizer/tokenizer.h"
 #include "train/config.h"
 

@@ -6,6 +6,7 @@
 #include "engine/check.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
+#include "io/weight_index.h"
 #include "tools/verbs.h"
 #include "train/load_config.h"
 #include "train/state.h"
@@ -17,7 +18,8 @@ namespace {
 // Throws an Error if the folder holds trained weights, which are in a checkpoint or in the files of a run. Fresh
 // weights may be replaced.
 void refuse_trained(const std::string& folder) {
-  for (const char* name : {"optimizer.safetensors", "env.json"})
+  for (const std::string& name :
+       {whole_file_name(kMomentsStem), index_file_name(kMomentsStem), std::string("env.json")})
     if (std::filesystem::exists(folder + "/" + name))
       fail("{} holds {}: fresh weights would replace trained ones; choose another --out", folder, name);
   const std::string file = folder + "/" + kStateFile;

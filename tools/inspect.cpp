@@ -20,6 +20,7 @@
 #include "io/json_config.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/unicode.h"
+#include "io/weight_index.h"
 #include "model/params.h"
 #include "tools/import_source.h"
 #include "tools/verbs.h"
@@ -222,6 +223,14 @@ void inspect_huggingface(const std::string& path) {
   }
 }
 
+bool is_index(const std::string& path) { return path.ends_with(index_file_name("")); }
+
+// Prints what an index holds. WeightIndex has checked it against its files.
+void print_index(const WeightIndex& index) {
+  fmt::print("  {}: {} tensors in {} files, {:.3f} MiB\n", printable(fs::path(index.path()).filename().string()),
+             index.count(), index.files().size(), static_cast<double>(index.bytes()) / kMiB);
+}
+
 // Prints the contents of a folder: token shards, safetensors files, or the newest checkpoint of a run.
 void inspect_folder(const std::string& path) {
   if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
@@ -235,14 +244,27 @@ void inspect_folder(const std::string& path) {
     for (const auto& [key, value] : state.items())
       if (!value.is_structured()) fmt::print("  {}: {}\n", shortened(key), brief(value));
   }
+  for (const char* stem : {kWeightsStem, kMomentsStem})
+    if (const std::string index = tensors_path(folder, stem); is_index(index) && has_tensors(folder, stem))
+      print_index(WeightIndex(index));
   for (const std::string& file : safetensors_in(folder)) {
     fmt::print("\n");
     inspect_safetensors(file);
   }
 }
 
+void inspect_index(const std::string& path) {
+  const WeightIndex index(path);
+  print_index(index);
+  for (const SafetensorsFile& file : index.files()) {
+    fmt::print("\n");
+    inspect_safetensors(file.path());
+  }
+}
+
 void inspect(const std::string& path) {
   if (fs::is_directory(path)) return inspect_folder(path);
+  if (is_index(path)) return inspect_index(path);
   if (is_safetensors(path)) return inspect_safetensors(path);
   if (is_shard(path)) return inspect_shard(path);
   std::string first;

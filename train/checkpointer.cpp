@@ -1,11 +1,15 @@
 #include "train/checkpointer.h"
 
-#include <chrono>
-#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/weight_index.h"
 
 namespace triad {
 
@@ -14,62 +18,129 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// Bytes of the optimizer's states, each in its dtype.
-int64_t staging_bytes(const Config& config, const Params& params) {
-  int64_t bytes = 0;
-  for (const Optimizer::State state : Optimizer::kStates) bytes += size_of(Optimizer::dtype_of(state, config));
-  return bytes * params.stored_elements();
+constexpr int buffer_of(Optimizer::State state) { return static_cast<int>(state); }
+std::vector<DType> dtypes_of(const Config& config) {
+  std::vector<DType> dtypes;
+  for (const Optimizer::State state : Optimizer::kStates) dtypes.push_back(Optimizer::dtype_of(state, config));
+  return dtypes;
 }
+
+const std::vector<NamedBuffer> kWeightBuffers = {{"", buffer_of(Optimizer::State::parameter)}};
+const std::vector<NamedBuffer> kMomentBuffers = {{kAvgPrefix, buffer_of(Optimizer::State::exp_avg)},
+                                                 {kAvgSqPrefix, buffer_of(Optimizer::State::exp_avg_sq)}};
+
+std::string name_of(const RunState& state) { return fmt::format("step_{}", state.step); }
 
 }  // namespace
 
 Checkpointer::Checkpointer(const Config& config, const Params& params, Device device, std::string parent,
-                           std::vector<Tokenizer::File> tokenizer)
+                           std::vector<Tokenizer::File> tokenizer, FilePlan plan, int64_t rank)
     : config_(config),
       params_(params),
       parent_(std::move(parent)),
       tokenizer_(std::move(tokenizer)),
-      host_(device, staging_bytes(config, params)),
-      copied_(device) {
-  // Writes to every page of the staging memory now, because page faults would slow down the first save. Pinned memory
-  // needs no such step.
-  if (!device.is_cuda()) std::memset(host_.data(), 0, static_cast<size_t>(staging_bytes(config, params)));
-}
+      plan_(std::move(plan)),
+      rank_(rank),
+      part_(params, plan_.params(rank), device, dtypes_of(config)),
+      copied_(device) {}
 
-Tensor Checkpointer::staged(Optimizer::State which) const {
-  std::byte* at = host_.data();
-  for (const Optimizer::State state : Optimizer::kStates) {
-    const Tensor t(at, Optimizer::dtype_of(state, config_), {params_.stored_elements()}, Device::cpu());
-    if (state == which) return t;
-    at += t.bytes();
-  }
-  fail("no state of the optimizer has the number {}", static_cast<int>(which));
-}
-
-void Checkpointer::save(Context& ctx, Optimizer& optimizer, const RunState& state) {
-  TRIAD_CHECK(!writing_.valid(), "a checkpoint of step {} while another is being written", state.step);
+void Checkpointer::save(Context& ctx, Optimizer& optimizer, const RunState& state, const std::string& temporary) {
+  TRIAD_CHECK(!working_.valid(), "a checkpoint of step {} while another is being written", state.step);
   const Clock::time_point begin = Clock::now();
   for (const Optimizer::State which : Optimizer::kStates)
     optimizer.gather(ctx, which, [&](const ElementRange& elements, const Tensor& values) {
-      copy(ctx, staged(which).slice(0, elements.begin, elements.end), values);
+      part_.copy(ctx, buffer_of(which), elements, values);
     });
   copied_.record(ctx.stream);
   stall_ms_ = seconds_since(begin) * 1e3;
-  writing_ = std::async(std::launch::async, [this, state] {
+  state_ = state;
+  temporary_ = temporary;
+  start([this] {
     copied_.synchronize();
-    const Clock::time_point begin_writing = Clock::now();
-    using enum Optimizer::State;
-    const StateTensors tensors = {staged(parameter), staged(exp_avg), staged(exp_avg_sq)};
-    const std::string folder = save_checkpoint(parent_, params_, tensors, config_, state, tokenizer_);
-    thin_out_checkpoints(parent_, config_.train.keep_last, config_.train.keep_every);
-    return Written{folder, stall_ms_, seconds_since(begin_writing)};
+    began_ = Clock::now();
+    if (!temporary_.empty()) return write_files(temporary_);
+    temporary_ = begin_checkpoint(parent_, name_of(state_));
+    try {
+      write_files(temporary_);
+      put_in_place();
+    } catch (...) {
+      drop();
+      throw;
+    }
   });
 }
 
+template <class Work>
+void Checkpointer::start(Work&& work) {
+  written_.reset();
+  error_ = nullptr;
+  working_ = std::async(std::launch::async, [this, work] {
+    try {
+      work();
+    } catch (...) { error_ = std::current_exception(); }
+  });
+}
+
+void Checkpointer::write_files(const std::string& folder) const {
+  if (part_.params().size() == 0) return;
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored))
+    fail(
+        "{}: rank {} does not see this folder, which the first rank has made: with dist.zero, log.out_dir must be in a "
+        "file system that all ranks share",
+        folder, rank_);
+  write_part(part_, params_, kWeightBuffers, folder + "/" + plan_.name(kWeightsStem, rank_));
+  write_part(part_, params_, kMomentBuffers, folder + "/" + plan_.name(kMomentsStem, rank_));
+}
+
+void Checkpointer::publish() {
+  start([this] { put_in_place_with_indices(); });
+}
+
+void Checkpointer::put_in_place_with_indices() {
+  const auto write_index = [&](const char* stem, const std::vector<NamedBuffer>& buffers) {
+    const DType dtype = part_.dtype(buffers.front().buffer);
+    write_file_atomically(temporary_ + "/" + index_file_name(stem), plan_.index(params_, stem, buffers, dtype));
+  };
+  write_index(kWeightsStem, kWeightBuffers);
+  write_index(kMomentsStem, kMomentBuffers);
+  put_in_place();
+}
+
+// Writes the files that say what the tensors are; state.json, which makes the folder whole, is the last one.
+void Checkpointer::put_in_place() {
+  write_tokenizer_files(tokenizer_, temporary_);
+  write_file_atomically(temporary_ + "/" + kStateFile, dump_json(state_json(config_, state_), 2) + "\n");
+  const std::string folder = finish_checkpoint(parent_, name_of(state_), temporary_);
+  thin_out_checkpoints(parent_, config_.train.keep_last, config_.train.keep_every);
+  written_ = Written{folder, stall_ms_, seconds_since(began_)};
+}
+
+WorkState Checkpointer::progress(std::chrono::milliseconds wait) {
+  if (working_.valid() && working_.wait_for(wait) != std::future_status::ready) return WorkState::busy;
+  return error_ != nullptr ? WorkState::failed : WorkState::done;
+}
+
 std::optional<Checkpointer::Written> Checkpointer::take(bool wait) {
-  if (!writing_.valid()) return std::nullopt;
-  if (!wait && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return std::nullopt;
-  return writing_.get();
+  if (!working_.valid()) return std::nullopt;
+  if (!wait && progress(std::chrono::milliseconds(0)) == WorkState::busy) return std::nullopt;
+  working_.get();
+  if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+  return std::exchange(written_, std::nullopt);
+}
+
+void Checkpointer::drop() const { drop_checkpoint(temporary_); }
+
+void Checkpointer::finish_alone() {
+  if (!working_.valid()) return;
+  take(/*wait=*/true);
+  std::error_code ignored;
+  if (plan_.whole() || !std::filesystem::exists(temporary_, ignored)) return;
+  for (int64_t file = 0; file < plan_.files(); ++file)
+    for (const char* stem : {kWeightsStem, kMomentsStem})  // a file has this name once it is whole
+      while (!std::filesystem::exists(temporary_ + "/" + plan_.name(stem, file), ignored))
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  put_in_place_with_indices();
 }
 
 }  // namespace triad

@@ -246,7 +246,7 @@ void visit(TrainConfig& c, V&& v) {
     "fp32: the optimizer updates fp32 master weights; none, with runtime.precision bf16: it updates the bf16 weights, "
     "with stochastic rounding",
     Rule{});
-  v("final_dtype", c.final_dtype, "dtype of the final weights' files", Rule{});
+  v("final_dtype", c.final_dtype, "dtype of the final weights' files; bf16 with train.master_dtype none", Rule{});
 }
 
 template <class V>

@@ -34,16 +34,13 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
 }
 
 // Loads the weights of train.init_from. Those of a dense model can begin an NSA model (model/from_dense.h).
-void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config,
-               const ModelSource& from) {
-  const std::vector<float> flat =
-      config.model.has_nsa() && !from.config.model.has_nsa()
-          ? read_dense_weights(params, from.weights, static_cast<uint64_t>(config.train.seed))
-          : read_weights(params, from.weights);
-  optimizer.for_each_own(ctx, Optimizer::State::parameter, [&](const ElementRange& elements, const Tensor& values) {
-    write_floats(ctx, values, flat.data() + elements.begin);
-  });
-  optimizer.publish(ctx);
+void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config, const ModelSource& from,
+               Comm& comm) {
+  if (config.model.has_nsa() && !from.config.model.has_nsa())
+    read_dense_weights(ctx, params, optimizer, from.weights, static_cast<uint64_t>(config.train.seed), comm,
+                       config.dist);
+  else
+    read_weights(ctx, params, optimizer, from.weights, comm, config.dist);
 }
 
 // A number that describes the data of a run, and for messages what it is.
@@ -140,12 +137,12 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
   Params& params = step.model().params();
   RunState state;
   if (!resume_from.empty()) {
-    state = load_checkpoint(ctx, resume_from, params, step.optimizer(), config);
+    state = load_checkpoint(ctx, resume_from, params, step.optimizer(), config, comm);
     if (state.step > config.train.steps)
       fail_usage("train.steps is {}, but {} is at step {} already", config.train.steps, resume_from, state.step);
   } else {
     if (init_from) {
-      load_init(ctx, params, step.optimizer(), config, *init_from);
+      load_init(ctx, params, step.optimizer(), config, *init_from, comm);
       state.origin = init_from->origin;
     } else {
       step.optimizer().init(ctx, static_cast<uint64_t>(config.train.seed));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/check.h"
 #include "kernels/ops/cast.h"
 #include "kernels/step/adamw.h"
 #include "train/schedule.h"
@@ -126,6 +127,17 @@ void Optimizer::for_each_own(Context& ctx, State state, const WithValues& f) {
     for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
       f(elements, states[static_cast<size_t>(state)]);
     });
+}
+
+void Optimizer::set(Context& ctx, State state, int64_t begin, std::span<const float> values) {
+  const ElementRange range = {begin, begin + static_cast<int64_t>(values.size())};
+  const auto part =
+      std::find_if(parts_.begin(), parts_.end(), [&](const Parts::Part& p) { return p.elements.contains(range); });
+  TRIAD_CHECK(part != parts_.end(), "this rank does not keep the elements [{}, {})", range.begin, range.end);
+  if (host_) host_->synchronize();
+  const Tensor to =
+      kept(state).empty() ? params_.master().slice(0, range.begin, range.end) : Parts::of(kept(state), *part, range);
+  write_floats(ctx, to, values.data());
 }
 
 void Optimizer::publish(Context& ctx) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "engine/comm/comm.h"
@@ -43,6 +44,8 @@ class Optimizer {
   // Calls f(elements, values) for ranges that together are the part of the flat buffer whose state this rank keeps;
   // what f queues on ctx.stream may write the values, on the device. Call publish() after writing parameters.
   void for_each_own(Context&, State, const WithValues& f);
+  // Sets values of elements from `begin` on, all of which this rank keeps. Call publish() after the last parameters.
+  void set(Context&, State, int64_t begin, std::span<const float> values);
   // Makes the weights that the model computes with those of the parameters. Collective with shards.
   void publish(Context&);
   // Initializes the parameters, and the weights, from a seed (Params::init).

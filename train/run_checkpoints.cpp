@@ -1,18 +1,30 @@
 #include "train/run_checkpoints.h"
 
-#include <chrono>
-#include <future>
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+#include <vector>
 
+#include "engine/check.h"
 #include "engine/process/progress.h"
-#include "kernels/ops/cast.h"
+#include "io/checkpoint.h"
+#include "train/checkpoint/final_weights.h"
+#include "train/checkpoint/rank_work.h"
 #include "train/startup.h"
 
 namespace triad {
 
+using std::chrono::milliseconds;
+
+RunCheckpoints::RunCheckpoints(RunSetup& setup, RunReporter& reporter)
+    : setup_(setup),
+      reporter_(reporter),
+      plan_(setup.step.model().params(), setup.config.dist.zero > 0 ? setup.comm->world() : 1) {}
+
 void RunCheckpoints::begin() {
   report_stage(setup_.runtime->ctx(), Stage::checkpoint);
   const bool saves = setup_.config.train.save_every > 0;
-  if (setup_.first() && saves) make_checkpointer();
+  if (saves) make_checkpointer();
   if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) {
     saved_at_ = setup_.initial_state.step;
   } else if (saves) {
@@ -22,8 +34,9 @@ void RunCheckpoints::begin() {
 }
 
 void RunCheckpoints::make_checkpointer() {
+  if (checkpointer_ || !(setup_.first() || shared())) return;
   checkpointer_.emplace(setup_.config, setup_.step.model().params(), setup_.device, setup_.folder.checkpoints(),
-                        setup_.tokenizer->files());
+                        setup_.tokenizer->files(), plan_, setup_.comm->rank());
 }
 
 void RunCheckpoints::save(const RunState& state) {
@@ -31,11 +44,66 @@ void RunCheckpoints::save(const RunState& state) {
   Optimizer& optimizer = setup_.step.optimizer();
   wait(state.step);
   saved_at_ = state.step;
-  if (setup_.first()) {
-    if (!checkpointer_) make_checkpointer();
-    return checkpointer_->save(ctx, optimizer, state);
-  }
+  make_checkpointer();
+  const std::string temporary = shared() ? begin_shared(state.step) : "";
+  pending_ = shared();
+  if (checkpointer_) return checkpointer_->save(ctx, optimizer, state, temporary);
   for (const Optimizer::State which : Optimizer::kStates) optimizer.gather(ctx, which, [](auto&&...) {});
+}
+
+// The first rank makes the folder for the files of all ranks.
+std::string RunCheckpoints::begin_shared(int64_t step) {
+  std::string name;
+  std::exception_ptr error;
+  if (setup_.first()) {
+    try {
+      const std::string made = begin_checkpoint(setup_.folder.checkpoints(), fmt::format("step_{}", step));
+      name = std::filesystem::path(made).filename().string();
+    } catch (...) { error = std::current_exception(); }
+  }
+  name = setup_.comm->all_gather_host_text(name, "the folder of a checkpoint").front();
+  if (error != nullptr) std::rethrow_exception(error);
+  if (name.empty()) fail("the checkpoint of step {} is not written: the first rank could not make its folder", step);
+  return setup_.folder.checkpoints() + "/" + name;
+}
+
+void RunCheckpoints::poll(int64_t step) {
+  if (!shared()) return take(step, /*wait=*/false);
+  if (pending_) advance(step, milliseconds(0));
+}
+
+void RunCheckpoints::wait(int64_t step) {
+  if (!shared()) {
+    Comm& comm = *setup_.comm;
+    run_on_ranks(
+        comm, comm.first(), [&] { take(step, /*wait=*/true); }, "a checkpoint being written");
+  }
+  while (pending_) advance(step, milliseconds(1000));
+}
+
+// Exchanges the ranks' progress with a checkpoint that all of them write, after waiting for this rank's own. Once all
+// are done, the first rank puts the checkpoint in place; once that is done, nothing is pending.
+void RunCheckpoints::advance(int64_t step, milliseconds wait) {
+  const std::vector<WorkState> all =
+      setup_.comm->all_gather_host(checkpointer_->progress(wait), "a checkpoint being written");
+  if (std::count(all.begin(), all.end(), WorkState::busy) > 0) return;
+  if (const auto failed = std::find(all.begin(), all.end(), WorkState::failed); failed != all.end())
+    fail_shared(step, failed - all.begin());
+  if (!std::exchange(publishing_, true)) {
+    if (setup_.first()) checkpointer_->publish();
+    return;
+  }
+  pending_ = publishing_ = false;
+  take(step, /*wait=*/true);
+}
+
+// All ranks come here together, after the threads of all. The first one removes the folder before any of them ends.
+void RunCheckpoints::fail_shared(int64_t step, int64_t rank) {
+  pending_ = publishing_ = false;
+  if (setup_.first()) checkpointer_->drop();
+  setup_.comm->barrier("a failed checkpoint");
+  checkpointer_->take(/*wait=*/true);  // throws this rank's own error
+  fail("the checkpoint of step {} is not written: rank {} could not write its files", step, rank);
 }
 
 void RunCheckpoints::take(int64_t step, bool wait) {
@@ -44,40 +112,18 @@ void RunCheckpoints::take(int64_t step, bool wait) {
     reporter_.checkpoint(step, *written);
 }
 
-void RunCheckpoints::wait(int64_t step) {
-  run_on_first_rank([&] { take(step, /*wait=*/true); }, "a checkpoint being written");
-}
-
 void RunCheckpoints::write_final_weights() {
-  report_stage(setup_.runtime->ctx(), Stage::checkpoint);
   Context& ctx = setup_.runtime->ctx();
+  report_stage(ctx, Stage::checkpoint);
   const Params& params = setup_.step.model().params();
-  std::vector<float> host(setup_.first() ? static_cast<size_t>(params.stored_elements()) : 0);
-  setup_.step.optimizer().gather(ctx, Optimizer::State::parameter, [&](const ElementRange& e, const Tensor& values) {
-    if (setup_.first()) read_floats(ctx, host.data() + e.begin, values);
-  });
-  run_on_first_rank(
-      [&] {
-        const Tensor whole(reinterpret_cast<std::byte*>(host.data()), DType::f32, {params.stored_elements()},
-                           Device::cpu());
-        save_weights(params, whole, setup_.folder.file("model.safetensors"));
-      },
-      "the final weights being written");
-}
-
-// Runs work() on the first rank while the others wait. The work may take long (a slow disk), so the ranks exchange a
-// status every second; without it they would count as hung.
-template <class Work>
-void RunCheckpoints::run_on_first_rank(Work&& work, const char* what) {
-  Comm& comm = *setup_.comm;
-  if (comm.world() == 1) return work();
-  std::future<void> done;
-  if (comm.first()) done = std::async(std::launch::async, work);
-  for (char busy = 1; busy != 0;) {
-    busy = done.valid() && done.wait_for(std::chrono::seconds(1)) != std::future_status::ready;
-    busy = comm.all_gather_host(busy, what).front();
-  }
-  if (done.valid()) done.get();
+  const Config& config = setup_.config;
+  const DType held = Optimizer::dtype_of(Optimizer::State::parameter, config),
+              dtype = config.train.final_dtype == Precision::bf16 ? DType::bf16 : held;
+  const FinalFiles files =
+      final_files(count_parameters(config.model) * size_of(dtype), config.dist.zero, setup_.comm->world());
+  write_weight_files(
+      ctx, params, *setup_.comm, files, held, dtype, setup_.folder.path(),
+      [&](const BucketVisitor& visitor) { setup_.step.optimizer().gather(ctx, Optimizer::State::parameter, visitor); });
 }
 
 }  // namespace triad

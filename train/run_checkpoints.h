@@ -1,7 +1,10 @@
-// RunCheckpoints: writes the checkpoints and final weights of a run. All ranks gather their shards; the first rank
-// writes while training continues.
+// RunCheckpoints: writes the checkpoints and final weights of a run. Without dist.zero the first rank writes whole
+// files; with it every rank writes a file of its own, and the first rank puts the checkpoint in place once the last one
+// is written. The ranks learn that from each other where all of them call poll(), wait() or save().
 #pragma once
+#include <chrono>
 #include <optional>
+#include <string>
 
 #include "train/checkpointer.h"
 #include "train/run_reporter.h"
@@ -11,7 +14,7 @@ namespace triad {
 
 class RunCheckpoints {
  public:
-  RunCheckpoints(RunSetup& setup, RunReporter& reporter) : setup_(setup), reporter_(reporter) {}
+  RunCheckpoints(RunSetup& setup, RunReporter& reporter);
 
   // Call before the first step. If train.save_every is set, saves a checkpoint of the initial state, unless the run
   // resumes in its own folder. The run can then be resumed from its start, and an error of the disk appears now, not
@@ -20,29 +23,34 @@ class RunCheckpoints {
   // Waits until the previous checkpoint is written and begins one. Collective: all ranks call it.
   void save(const RunState&);
   // If a checkpoint has been completed on disk since the last call, reports it; throws if writing it failed. step:
-  // number of steps done.
-  void poll(int64_t step) { take(step, /*wait=*/false); }
+  // number of steps done. Collective: all ranks call it.
+  void poll(int64_t step);
   // Waits for the pending checkpoint, then reports it as poll() does. Collective: all ranks call it.
   void wait(int64_t step);
   bool saved(int64_t step) const { return saved_at_ == step; }
-  // Writes model.safetensors with the final weights. Collective: all ranks call it.
+  // Writes the final weights. Collective: all ranks call it.
   void write_final_weights();
 
-  // abandon() (train/run_exit.h) calls these after an error on this rank alone. writes(): whether this rank writes
-  // checkpoints. finish_alone(): waits for a pending checkpoint without reporting it.
-  bool writes() const { return checkpointer_.has_value(); }
-  void finish_alone() { checkpointer_->take(/*wait=*/true); }
+  // abandon() (train/run_exit.h) calls these after an error on this rank alone. completes(): whether this rank puts
+  // checkpoints in place. finish_alone(): waits for a pending checkpoint without reporting it.
+  bool completes() const { return setup_.first() && checkpointer_.has_value(); }
+  void finish_alone() { checkpointer_->finish_alone(); }
 
  private:
+  bool shared() const { return !plan_.whole(); }  // every rank writes
   void make_checkpointer();
+  std::string begin_shared(int64_t step);
+  void advance(int64_t step, std::chrono::milliseconds wait);
+  [[noreturn]] void fail_shared(int64_t step, int64_t rank);
   void take(int64_t step, bool wait);
-  template <class Work>
-  void run_on_first_rank(Work&&, const char* what);
 
   RunSetup& setup_;
   RunReporter& reporter_;
-  std::optional<Checkpointer> checkpointer_;  // present on the first rank only
+  const FilePlan plan_;
+  std::optional<Checkpointer> checkpointer_;  // present on the ranks that write
   std::optional<int64_t> saved_at_;           // step of the newest checkpoint in this run's folder
+  // A checkpoint that several ranks write: pending until it is in place; publishing once all files are written.
+  bool pending_ = false, publishing_ = false;
 };
 
 }  // namespace triad

@@ -50,7 +50,8 @@ StopPolicy::Reason StopPolicy::reason(bool own_anomaly) const {
 void abandon(RunSetup& run, RunCheckpoints* checkpoints, const char* why, int exit_code) {
   begin_end(run);
   run.comm->abandon(why, exit_code, [&] {
-    if (checkpoints != nullptr && checkpoints->writes()) finish_checkpoint(run, [&] { checkpoints->finish_alone(); });
+    if (checkpoints != nullptr && checkpoints->completes())
+      finish_checkpoint(run, [&] { checkpoints->finish_alone(); });
   });
 }
 

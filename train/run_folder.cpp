@@ -18,6 +18,8 @@
 #include "io/csv.h"
 #include "io/file.h"
 #include "io/json_config.h"
+#include "io/weight_index.h"
+#include "train/checkpoint/final_weights.h"
 #include "train/monitor/selection_sample.h"
 
 namespace triad {
@@ -31,15 +33,14 @@ namespace {
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
       "(config|env|metrics|selection_sample|document_lengths)\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|"
-      "merges\\.txt|model\\."
-      "safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
+      "merges\\.txt|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
       "(training|val|k_stats|gates|fallback_counters|grad_ledger|needle)\\.csv|needle\\.svg|"
       "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
       "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"
       "mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
   std::string target;
   if (is_temporary(name, &target)) name = target;
-  return std::regex_match(name, kNames);
+  return std::regex_match(name, kNames) || is_tensor_file_name(name, kWeightsStem);
 }
 
 // Removes the checkpoints, complete or not, and their folder. If the folder is a symbolic link (to another disk, for
@@ -85,9 +86,9 @@ void RunFolder::refuse(const std::string& path, Start start) {
   if (find_newest_checkpoint(checkpoints) || !list_set_aside(checkpoints).empty())
     fail("{} holds a checkpoint of an earlier run: --resume {} goes on with it, --overwrite starts anew and removes it",
          path, path);
-  if (holds("model.safetensors"))
-    fail("{} holds the final weights of an earlier run, {}/model.safetensors: --overwrite starts anew and removes them",
-         path, path);
+  if (has_tensors(path))
+    fail("{} holds the final weights of an earlier run, {}: --overwrite starts anew and removes them", path,
+         tensors_path(path));
 }
 
 void RunFolder::refuse_older(const std::string& path, const std::string& resume_from) {
@@ -122,7 +123,8 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
     if (written_by_a_run(name) && (start != Start::resume || is_temporary(name))) old.push_back(entry.path());
   }
   const auto worth = [](const fs::path& each) {
-    return each.filename() == "checkpoints" ? 2 : each.filename() == "model.safetensors" ? 1 : 0;
+    const std::string name = each.filename().string();
+    return name == "checkpoints" ? 2 : is_tensor_file_name(name, kWeightsStem) ? 1 : 0;
   };
   std::stable_sort(old.begin(), old.end(), [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
   try {
@@ -138,7 +140,7 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
 std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
   std::error_code unknown;
   const std::string metrics = path + "/metrics.json";
-  if (!fs::exists(metrics, unknown) || !fs::exists(path + "/model.safetensors", unknown)) return {};
+  if (!fs::exists(metrics, unknown) || !has_tensors(path)) return {};
   try {
     return parse_json(read_file(metrics), metrics).at("step").get<int64_t>();
   } catch (const std::exception&) {  // metrics.json is damaged: the run counts as incomplete, so its end is repeated
@@ -150,9 +152,10 @@ std::string RunFolder::rewind(int64_t step) const {
   // The files to move. Those that mark the end of a run are moved first: if this process is killed in between, the
   // folder does not look complete and can be resumed from its newest checkpoint.
   std::vector<std::string> later;
-  if (fs::exists(file("model.safetensors")) && complete_at(path_) != step)
-    for (const char* name : {"metrics.json", "model.safetensors"})
-      if (fs::exists(file(name))) later.push_back(file(name));
+  if (has_tensors(path_) && complete_at(path_) != step) {
+    if (fs::exists(file("metrics.json"))) later.push_back(file("metrics.json"));
+    for (const std::string& path : weight_files_in(path_)) later.push_back(path);
+  }
   const std::vector<CheckpointFolder> all = list_checkpoints(checkpoints());
   for (auto it = all.rbegin(); it != all.rend() && it->step > step; ++it) later.push_back(it->path);
   std::string aside = later.empty() ? "" : set_aside(checkpoints(), later);
@@ -164,8 +167,9 @@ std::string RunFolder::rewind(int64_t step) const {
   const std::string latest = checkpoints() + "/latest";
   // The link `latest` points to a checkpoint that was moved.
   if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);
-  for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type", "needle.csv", "needle.svg"})
-    fs::remove(file(name));  // removes a file that a run writes at its end
+  // Removes the files that a run writes at its end.
+  for (const std::string& path : weight_files_in(path_)) fs::remove(path);
+  for (const char* name : {"metrics.json", ".anomaly_type", "needle.csv", "needle.svg"}) fs::remove(file(name));
   static const std::regex kSnapshot("mem_(oom|step(\\d+))(_rank\\d+)?\\.(txt|json|pickle)");
   std::vector<fs::path> snapshots;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {

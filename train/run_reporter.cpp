@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "io/file.h"
+#include "io/weight_index.h"
 #include "train/schedule.h"
 
 namespace triad {
@@ -208,7 +209,7 @@ void RunReporter::done(int64_t step, double seconds) {
   const Routes& routes = setup_.runtime->ctx().routes;
   if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
   telemetry_.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", step, last_loss_, seconds,
-                                 setup_.folder.file("model.safetensors")));
+                                 tensors_path(setup_.folder.path())));
 }
 
 }  // namespace triad

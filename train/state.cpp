@@ -1,10 +1,8 @@
 #include "train/state.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
-#include <functional>
-#include <set>
+#include <span>
 #include <utility>
 
 #include "engine/check.h"
@@ -13,8 +11,10 @@
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/unicode.h"
-#include "kernels/ops/cast.h"
+#include "io/weight_index.h"
 #include "model/from_dense.h"
+#include "train/checkpoint/param_reader.h"
+#include "train/checkpoint/state_part.h"
 #include "train/load_config.h"
 
 namespace triad {
@@ -23,83 +23,24 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kWeightsFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kOrigin = "origin";  // keys of state.json
 constexpr const char* kData = "data";
 
-// A host buffer [stored elements] laid out as the flat parameter buffer; its tensors are written as prefix + name.
-struct NamedBuffer {
-  std::string prefix;
-  Tensor whole;  // f32 or bf16: the dtype of the file's tensors
-};
-
-void write_buffers(const Params& params, const std::vector<NamedBuffer>& buffers, const std::string& path) {
-  std::vector<TensorSpec> specs;
-  for (const NamedBuffer& b : buffers)
-    for (const ParamSpec& p : params.specs()) specs.push_back({b.prefix + p.name, b.whole.dtype, p.shape});
-  SafetensorsWriter file(path, specs);
-  for (const NamedBuffer& b : buffers)
-    for (int64_t i = 0; i < params.count(); ++i) {
-      const Tensor part = params.part(b.whole, i);
-      file.write(b.prefix + params.specs()[i].name, {part.data, static_cast<size_t>(part.bytes())});
-    }
-  file.finish();
+// Reads the values that this rank keeps.
+void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
+                const WeightIndex& index, const NameOf& name_of, Comm& comm, const DistConfig& dist) {
+  std::vector<ElementRange> ranges;
+  for (const Parts::Part& part : optimizer.parts()) ranges.push_back(part.elements);
+  const std::vector<PartialSum> sums =
+      read_params(index, params, name_of, ranges, ctx.device,
+                  [&](int64_t begin, std::span<const float> values) { optimizer.set(ctx, state, begin, values); });
+  // Each copy of the model is on comm.world() / replicas ranks.
+  const int64_t group = std::max<int64_t>(1, comm.world() / dist.replicas);
+  if (comm.world() > 1 && dist.zero > 0) check_sums(index, params, name_of, sums, comm, group);
 }
 
-// Reads an entry of any float dtype as float.
-void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* out) {
-  const int64_t n = entry.numel();
-  const auto whole = [&]<class T>(T* to) {
-    file.read(entry, std::as_writable_bytes(std::span(to, static_cast<size_t>(n))));
-  };
-  auto convert = [&]<class T>() {
-    std::vector<T> values(static_cast<size_t>(n));
-    whole(values.data());
-    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(values[static_cast<size_t>(i)]);
-  };
-  const std::optional<DType> dtype = entry.engine_dtype();
-  if (dtype == DType::f32) return whole(out);
-  if (dtype == DType::f64) return convert.template operator()<double>();
-  if (dtype == DType::bf16) return convert.template operator()<bf16>();
-  if (entry.dtype == "F16") return convert.template operator()<_Float16>();
-  fail("{}: tensor {} is {}: F32, BF16, F16 or F64 is needed", file.path(), shortened(entry.name), entry.str());
-}
-
-// The name of the tensor of a file from which a parameter is read; empty if it keeps its initial values.
-using NameOf = std::function<std::string(const ParamSpec&)>;
-NameOf with_prefix(const std::string& prefix) {
-  return [prefix](const ParamSpec& spec) { return prefix + spec.name; };
-}
-
-// Reads the tensors of a file into a host buffer [stored elements] laid out as the flat parameter buffer.
-void read_into(std::vector<float>& host, const Params& params, const SafetensorsFile& file, const NameOf& name_of) {
-  for (int64_t i = 0; i < params.count(); ++i) {
-    const ParamSpec& spec = params.specs()[i];
-    const std::string name = name_of(spec);
-    if (name.empty()) continue;
-    const TensorEntry& entry = file.at(name);
-    const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
-    TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's{} is {}", file.path(), entry.name,
-                entry.str(), name.ends_with(spec.name) ? "" : " " + spec.name, spec.shape.str());
-    read_entry(file, entry, host.data() + params.offset(i));
-  }
-}
-
-// Reads the tensors prefix + name; padding is 0.
-std::vector<float> read_buffer(const Params& params, const SafetensorsFile& file, const std::string& prefix) {
-  std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
-  read_into(host, params, file, with_prefix(prefix));
-  return host;
-}
-
-void check_names(const Params& params, const SafetensorsFile& file, const std::vector<NameOf>& names) {
-  std::set<std::string> expected;
-  for (const NameOf& name_of : names)
-    for (const ParamSpec& p : params.specs()) expected.insert(name_of(p));
-  for (const TensorEntry& entry : file.entries())
-    TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(),
-                shortened(entry.name));
+void clear_state(Context& ctx, Optimizer& optimizer, Optimizer::State state) {
+  optimizer.for_each_own(ctx, state, [&](const ElementRange&, const Tensor& values) { zero(ctx, values); });
 }
 
 // Calls report(key, their value, our value) for each key in which two configs differ.
@@ -189,54 +130,37 @@ Json state_json(const Config& config, const RunState& state) {
 }
 
 void save_weights(Context& ctx, const Params& params, const std::string& path) {
-  const Tensor master = params.master();
-  std::vector<float> host(static_cast<size_t>(master.numel()));
-  read_floats(ctx, host.data(), master);
-  const Tensor on_host(reinterpret_cast<std::byte*>(host.data()), DType::f32, master.shape(), Device::cpu());
-  write_buffers(params, {{"", on_host}}, path);
-}
-
-void save_weights(const Params& params, const Tensor& on_host, const std::string& path) {
-  write_buffers(params, {{"", on_host}}, path);
-}
-
-std::vector<float> read_weights(const Params& params, const std::string& path) {
-  const SafetensorsFile file(path);
-  check_names(params, file, {with_prefix("")});
-  return read_buffer(params, file, "");
+  const StatePart all(params, {0, params.count()}, Device::cpu(), {params.master().dtype});
+  all.copy(ctx, 0, {0, params.stored_elements()}, params.master());
+  ctx.stream.synchronize();
+  write_part(all, params, {{"", 0}}, path);
 }
 
 void load_weights(Context& ctx, Params& params, const std::string& path) {
-  params.set(ctx, read_weights(params, path));
+  const WeightIndex index(path);
+  check_names(index, params, {with_prefix("")});
+  params.clear(ctx);
+  const ElementRange all{0, params.stored_elements()};
+  read_params(index, params, with_prefix(""), {&all, 1}, ctx.device,
+              [&](int64_t begin, std::span<const float> values) { params.set(ctx, begin, values); });
 }
 
-std::vector<float> read_dense_weights(const Params& params, const std::string& path, uint64_t seed) {
-  const SafetensorsFile file(path);
-  check_names(params, file, {dense_source});
-  std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
-  read_into(host, params, file, dense_source);
-  // The parameters that no tensor of the dense model begins.
-  Runtime cpu({.device = Device::cpu()});
-  for (int64_t i = 0; i < params.count(); ++i) {
-    const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
-    if (!dense_source(spec).empty()) continue;
-    const int64_t begin = params.offset(i), n = spec.shape.numel();
-    const Tensor values(reinterpret_cast<std::byte*>(host.data() + begin), DType::f32, {n}, Device::cpu());
-    draw_range(cpu.ctx(), params, begin, begin + n, values, seed);
-  }
-  return host;
+void read_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path, Comm& comm,
+                  const DistConfig& dist) {
+  const WeightIndex index(path);
+  check_names(index, params, {with_prefix("")});
+  clear_state(ctx, optimizer, Optimizer::State::parameter);
+  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, with_prefix(""), comm, dist);
+  optimizer.publish(ctx);
 }
 
-std::string save_checkpoint(const std::string& parent, const Params& params, const StateTensors& tensors,
-                            const Config& config, const RunState& state,
-                            const std::vector<Tokenizer::File>& tokenizer) {
-  return write_checkpoint(parent, fmt::format("step_{}", state.step), [&](const std::string& folder) {
-    write_buffers(params, {{"", tensors.master}}, folder + "/" + kWeightsFile);
-    write_buffers(params, {{"exp_avg/", tensors.exp_avg}, {"exp_avg_sq/", tensors.exp_avg_sq}},
-                  folder + "/" + kOptimizerFile);
-    write_tokenizer_files(tokenizer, folder);
-    write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, state), 2) + "\n");
-  });
+void read_dense_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path,
+                        uint64_t seed, Comm& comm, const DistConfig& dist) {
+  const WeightIndex index(path);
+  check_names(index, params, {dense_source});
+  optimizer.init(ctx, seed);
+  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, dense_source, comm, dist);
+  optimizer.publish(ctx);
 }
 
 void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
@@ -248,8 +172,8 @@ void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
   }
 }
 
-RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params, Optimizer& optimizer,
-                         const Config& config) {
+RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& params, Optimizer& optimizer,
+                         const Config& config, Comm& comm) {
   const Json state = read_state(folder);
   const Config before = config_from_json(with_later_keys(state["config"]));
   for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
@@ -257,17 +181,14 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
     if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
   });
   check_jsonl(state, config, folder);
-  const auto put = [&](Optimizer::State state_of, const std::vector<float>& flat) {
-    optimizer.for_each_own(ctx, state_of, [&](const ElementRange& elements, const Tensor& values) {
-      write_floats(ctx, values, flat.data() + elements.begin);
-    });
-  };
-  put(Optimizer::State::parameter, read_weights(params, folder + "/" + kWeightsFile));
-  optimizer.publish(ctx);
-  const SafetensorsFile moments(folder + "/" + kOptimizerFile);
-  check_names(params, moments, {with_prefix("exp_avg/"), with_prefix("exp_avg_sq/")});
-  put(Optimizer::State::exp_avg, read_buffer(params, moments, "exp_avg/"));
-  put(Optimizer::State::exp_avg_sq, read_buffer(params, moments, "exp_avg_sq/"));
+  read_weights(ctx, params, optimizer, tensors_path(folder), comm, config.dist);
+  const WeightIndex moments(tensors_path(folder, kMomentsStem));
+  check_names(moments, params, {with_prefix(kAvgPrefix), with_prefix(kAvgSqPrefix)});
+  for (const auto& [which, prefix] :
+       {std::pair{Optimizer::State::exp_avg, kAvgPrefix}, {Optimizer::State::exp_avg_sq, kAvgSqPrefix}}) {
+    clear_state(ctx, optimizer, which);
+    read_state(ctx, params, optimizer, which, moments, with_prefix(prefix), comm, config.dist);
+  }
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),
           .tokens = state_number(state, folder, "tokens"),
@@ -291,7 +212,7 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
-  save_weights(ctx, params, folder + "/" + kWeightsFile);
+  save_weights(ctx, params, folder + "/" + whole_file_name(kWeightsStem));
   write_tokenizer_files(make_tokenizer(config.data.tokenizer_or_bytes())->files(), folder);
   write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, {}), 2) + "\n");
 }
@@ -301,7 +222,7 @@ ModelSource find_model(const std::string& path) {
   const auto source = [](Json config, const std::string& folder, const std::string& file, Json origin) {
     apply_environment(config, "nsa");
     try {
-      return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, folder + "/" + kWeightsFile,
+      return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, tensors_path(folder),
                          std::move(origin)};
     } catch (const UsageError& e) { fail_usage("{}: {}", file, e.what()); }
   };
@@ -324,7 +245,7 @@ ModelSource find_model(const std::string& path) {
     found.weights = path;
     return found;
   }
-  const bool weights = fs::exists(path + "/" + kWeightsFile);
+  const bool weights = has_tensors(path);
   if (weights && fs::exists(path + "/" + kStateFile)) return checkpoint(path);
   if (weights && fs::exists(path + "/config.json")) return run(path);
   return checkpoint(resolve_checkpoint(path));

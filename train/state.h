@@ -27,37 +27,31 @@ struct RunState {
   Json data = nullptr;
 };
 
+// What precedes a parameter's name in the names of its moments.
+inline constexpr const char *kAvgPrefix = "exp_avg/", *kAvgSqPrefix = "exp_avg_sq/";
+
 // The contents of state.json.
 Json state_json(const Config&, const RunState&);
 // Writes model.safetensors. The file depends only on the weights: equal weights give equal bytes.
 void save_weights(Context&, const Params&, const std::string& path);
-// The same from a flat buffer [stored elements] f32 on the host.
-void save_weights(const Params&, const Tensor& on_host, const std::string& path);
-// Reads any safetensors file with the model's names and shapes (F32, BF16, F16 or F64) and verifies its checksums if it
-// has any. Throws Error with the name of a missing, unknown or misshapen tensor.
+// Reads any safetensors file, or several with an index (io/weight_index.h), with the model's names and shapes (F32,
+// BF16, F16 or F64) and verifies the checksums if there are any. Throws Error with the name of a missing, unknown or
+// misshapen tensor.
 void load_weights(Context&, Params&, const std::string& path);
-// The same, as a flat buffer [stored elements].
-std::vector<float> read_weights(const Params&, const std::string& path);
+// The same into the parameters that this rank of a run keeps, and from them into the weights. Collective.
+void read_weights(Context&, const Params&, Optimizer&, const std::string& path, Comm&, const DistConfig&);
 // Reads the weights of a dense model, likewise, into an NSA or mixed model (model/from_dense.h). The parameters that no
-// tensor of the dense model begins get the values of Params::init.
-std::vector<float> read_dense_weights(const Params&, const std::string& path, uint64_t seed);
+// tensor of the dense model begins get the values of Params::init. Collective.
+void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& path, uint64_t seed, Comm&,
+                        const DistConfig&);
 
-// The tensors of a checkpoint: [stored elements] f32 or bf16, on the host, laid out as the flat parameter buffer. The
-// files have their dtypes; load_checkpoint() reads any float dtype into any other.
-struct StateTensors {
-  Tensor master, exp_avg, exp_avg_sq;
-};
-// Writes a checkpoint atomically (temporary folder, sync, rename), then points the link `latest` at it. Returns its
-// folder. Of Params only names and offsets are read, so another thread may train them concurrently. tokenizer: files
-// copied into it.
-std::string save_checkpoint(const std::string& parent, const Params&, const StateTensors&, const Config&,
-                            const RunState&, const std::vector<Tokenizer::File>& tokenizer);
 // Throws Error with the file's name if the tokenizer differs from the checkpoint's copy. A checkpoint without a copy
 // passes.
 void check_tokenizer(const std::string& folder, const Tokenizer&);
 // Reads a checkpoint. Throws Error if its config differs in a key on which a resume depends: model.*, nsa.*, data.* or
-// train.seq_len. Likewise for one that read a JSONL file as plain text, as runs did before data.documents existed.
-RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
+// train.seq_len. Likewise for one that read a JSONL file as plain text, as runs did before data.documents existed. Each
+// rank reads only the values that it keeps. Collective: all ranks call it.
+RunState load_checkpoint(Context&, const std::string& folder, const Params&, Optimizer&, const Config&, Comm&);
 
 // The config that a checkpoint was written with.
 Json config_of_checkpoint(const std::string& folder);
@@ -77,7 +71,7 @@ void save_initial(Context&, const std::string& folder, const Params&, const Conf
 struct ModelSource {
   Config config;
   std::string folder;   // holds the weights, and the tokenizer's files unless it is `byte`
-  std::string weights;  // path of a safetensors file
+  std::string weights;  // path of a safetensors file, or of the index of several
   Json origin;          // RunState::origin of the checkpoint, or of the newest one of a run's folder
 };
 ModelSource find_model(const std::string& path);

@@ -30,6 +30,7 @@ void read_handshake(std::string_view bytes);       // a frame of engine/comm/han
 void read_documents(std::string_view bytes);       // a file of bounds, as `triad grads --documents` reads it
 void read_huggingface(std::string_view bytes);     // two sections: config.json, and model.safetensors.index.json
 void read_record(std::string_view bytes);          // a line of a JSONL file
+void read_weight_index(std::string_view bytes);    // three sections: an index, and the headers of two files
 inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"safetensors", read_safetensors},
                                       {"tokenizer_json", read_tokenizer_json},
@@ -38,7 +39,8 @@ inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"handshake", read_handshake},
                                       {"documents", read_documents},
                                       {"huggingface", read_huggingface},
-                                      {"record", read_record}};
+                                      {"record", read_record},
+                                      {"weight_index", read_weight_index}};
 
 // Thrown if a reader violates the contract. It does not derive from triad::Error, so that tests distinguish it from a
 // refusal.

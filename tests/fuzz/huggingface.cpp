@@ -1,9 +1,9 @@
 // Fuzzes the readers of a transformers folder's JSON files: config.json (io/huggingface/model_config.h) and
-// model.safetensors.index.json (io/huggingface/weight_index.h).
+// model.safetensors.index.json (io/weight_index.h).
 #include <cmath>
 
 #include "io/huggingface/model_config.h"
-#include "io/huggingface/weight_index.h"
+#include "io/weight_index.h"
 #include "tests/fuzz/contract.h"
 
 namespace triad::fuzz {

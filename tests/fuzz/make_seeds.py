@@ -272,6 +272,29 @@ def records():
     put("record", "empty", b"")
 
 
+def weight_index():
+    def tensor(shape, begin, end):
+        return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+
+    def seed(name, map_, first, second):
+        index = map_ if isinstance(map_, str) else json.dumps({"metadata": {"total_size": 32}, "weight_map": map_})
+        put("weight_index", name, index, json.dumps(first), json.dumps(second))
+
+    one, two = "moments-00001-of-00002.safetensors", "moments-00002-of-00002.safetensors"
+    pair, single = {"a": tensor([2], 0, 8), "b": tensor([2], 8, 16)}, {"c": tensor([4], 0, 16)}
+    seed("two", {"a": one, "b": one, "c": two}, pair, single)
+    seed("one", {"c": two}, pair, single)
+    seed("lacks", {"a": one, "b": one, "c": two, "d": two}, pair, single)
+    seed("unnamed", {"a": one, "c": two}, pair, single)
+    seed("twice", {"a": one, "b": one, "c": two}, pair, {"a": tensor([4], 0, 16)})
+    seed("missing", {"a": one, "b": one, "c": "moments-00003-of-00003.safetensors"}, pair, single)
+    seed("above", {"a": one, "b": one, "c": "../" + two}, pair, single)
+    seed("itself", {"a": "moments.safetensors.index.json"}, pair, single)
+    seed("short", {"a": one, "b": one, "c": two}, pair, {"c": tensor([5], 0, 20)})
+    seed("checksum", {"a": one, "b": one, "c": two}, pair, {"__metadata__": {"crc32/c": "00000000"}, **single})
+    seed("no-map", "{}", pair, single)
+
+
 shards()
 safetensors()
 tokenizers()
@@ -280,3 +303,4 @@ handshakes()
 documents()
 huggingface()
 records()
+weight_index()

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "io/safetensors.h"
+#include "io/weight_index.h"
 #include "tests/support/test.h"
 
 namespace triad::test {
@@ -24,14 +24,13 @@ std::string run(const std::string& out, int ranks, const std::string& more) {
 }
 
 std::map<std::string, std::vector<float>> tensors(const std::string& path) {
-  const SafetensorsFile file(path);
   std::map<std::string, std::vector<float>> all;
-  for (const TensorEntry& entry : file.entries()) {
+  WeightIndex(path).for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
     const std::vector<std::byte> bytes = file.read(entry);
     std::vector<float>& values = all[entry.name];
     values.resize(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
-  }
+  });
   return all;
 }
 

@@ -18,7 +18,7 @@ std::string train_args(const std::string& out, const std::string& more = "");
 // folder.
 std::string run(const std::string& out, int ranks, const std::string& more = "");
 
-// The tensors of a safetensors file by name; all must be F32.
+// The tensors of a safetensors file, or of several with an index, by name; all must be F32. path: as in WeightIndex.
 std::map<std::string, std::vector<float>> tensors(const std::string& path);
 
 // The relative difference |a - b| / |a| of two safetensors files, over all elements (all) and of the tensor with the

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "io/huggingface/model_config.h"
-#include "io/huggingface/weight_index.h"
+#include "io/weight_index.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/tokenizer.h"
 #include "tests/support/huggingface_folder.h"

@@ -9,7 +9,7 @@
 
 #include "engine/check.h"
 #include "io/file.h"
-#include "io/safetensors.h"
+#include "io/weight_index.h"
 #include "tools/csv_table.h"
 
 namespace triad {
@@ -90,42 +90,42 @@ TrainedRun read_trained(const std::string& folder, int64_t steps, int ranks) {
     TRIAD_CHECK(std::abs(loss - run.losses[i]) <= kPrinted, "{}: row {} has loss {}, its heartbeat {}",
                 run.file("training.csv"), i + 1, loss, run.losses[i]);
   }
-  const SafetensorsFile weights(run.file("model.safetensors"));
-  for (const TensorEntry& entry : weights.entries()) {
-    numbers_of(weights, entry);
+  WeightIndex(run.folder).for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
+    numbers_of(file, entry);
     ++run.tensors;
-  }
+  });
   return run;
 }
 
 WeightDifference compare_weights(const std::string& folder, const std::string& reference_folder) {
-  const SafetensorsFile ours(folder + "/model.safetensors"), reference(reference_folder + "/model.safetensors");
-  TRIAD_CHECK(ours.entries().size() == reference.entries().size(), "{} has {} tensors, {} has {}", ours.path(),
-              ours.entries().size(), reference.path(), reference.entries().size());
+  const WeightIndex ours(folder), reference(reference_folder);
+  TRIAD_CHECK(ours.count() == reference.count(), "{} has {} tensors, {} has {}", ours.path(), ours.count(),
+              reference.path(), reference.count());
   WeightDifference found;
   double all_difference = 0, all = 0;
-  for (const TensorEntry& entry : ours.entries()) {
+  ours.for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
     ++found.tensors;
-    const TensorEntry& other = reference.at(entry.name);
-    if (ours.read(entry) == reference.read(other)) {
-      for (const double x : numbers_of(reference, other)) all += x * x;
-      continue;
+    const SafetensorsFile& other_file = reference.file_of(entry.name);
+    const TensorEntry& other = other_file.at(entry.name);
+    if (file.read(entry) == other_file.read(other)) {
+      for (const double x : numbers_of(other_file, other)) all += x * x;
+      return;
     }
     if (found.unequal++ == 0) found.first = entry.name;
-    const std::vector<double> values = numbers_of(ours, entry), expected = numbers_of(reference, other);
+    const std::vector<double> values = numbers_of(file, entry), expected = numbers_of(other_file, other);
     const double difference = relative_difference(values, expected);
     double norm = 0;
     for (const double x : expected) norm += x * x;
     all += norm, all_difference += difference * difference * norm;
     if (difference > found.worst) found.worst = difference, found.worst_name = entry.name;
-  }
+  });
   found.relative = all > 0 ? std::sqrt(all_difference / all) : 0;
   return found;
 }
 
 std::vector<double> numbers_of(const std::string& path, const std::string& tensor) {
-  const SafetensorsFile file(path);
-  return numbers_of(file, file.at(tensor));
+  const WeightIndex index(path);
+  return numbers_of(index.file_of(tensor), index.at(tensor));
 }
 
 double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {

@@ -1,11 +1,11 @@
 #include "tools/huggingface/weights.h"
 
 #include <cmath>
+#include <map>
 #include <optional>
 
 #include "engine/check.h"
 #include "io/file.h"
-#include "io/json_config.h"
 #include "tools/work_progress.h"
 
 namespace triad {
@@ -79,33 +79,34 @@ std::vector<std::span<const ExportedTensor>> split(std::span<const ExportedTenso
 
 }  // namespace
 
-WrittenWeights write_weights(const SafetensorsFile& from, std::span<const ExportedTensor> tensors, DType dtype,
+WrittenWeights write_weights(const WeightIndex& from, std::span<const ExportedTensor> tensors, DType dtype,
                              int64_t most_bytes, const std::string& folder) {
   const auto groups = split(tensors, dtype, most_bytes);
   WrittenWeights written{.files = groups.size()};
   for (const ExportedTensor& tensor : tensors) written.bytes += tensor.entry->numel() * size_of(dtype);
   constexpr int64_t kMiB = 1 << 20;
   WorkProgress progress("export", "MiB", written.bytes / kMiB);
-  Json index = {{"metadata", {{"total_size", written.bytes}}}, {"weight_map", Json::object()}};
+  std::map<std::string, std::string> file_of;
   Conversion conversion(dtype);
   int64_t done = 0;
   for (size_t i = 0; i < groups.size(); ++i) {
-    const std::string name = groups.size() == 1
-                                 ? "model.safetensors"
-                                 : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, groups.size());
+    const std::string name =
+        groups.size() == 1 ? whole_file_name(kWeightsStem)
+                           : part_file_name(kWeightsStem, static_cast<int64_t>(i), static_cast<int64_t>(groups.size()));
     std::vector<TensorSpec> specs;
     for (const ExportedTensor& tensor : groups[i]) specs.push_back({tensor.name, dtype, tensor.shape});
     SafetensorsWriter writer(folder + "/" + name, std::move(specs));
     for (const ExportedTensor& tensor : groups[i]) {
-      const std::span<const std::byte> bytes = conversion.convert(from, *tensor.entry);
+      const std::span<const std::byte> bytes = conversion.convert(from.file_of(tensor.entry->name), *tensor.entry);
       writer.write(tensor.name, bytes);
-      index["weight_map"][tensor.name] = name;
+      file_of[tensor.name] = name;
       done += static_cast<int64_t>(bytes.size());
       progress.show(done / kMiB);
     }
     writer.finish();
   }
-  if (groups.size() > 1) write_file_atomically(folder + "/model.safetensors.index.json", dump_json(index, 2) + "\n");
+  if (groups.size() > 1)
+    write_file_atomically(folder + "/" + index_file_name(kWeightsStem), weight_map_json(file_of, written.bytes));
   return written;
 }
 

@@ -1,0 +1,16 @@
+// CRC-32 as in gzip and zlib, at several GB/s where the processor multiplies polynomials (PCLMULQDQ), so that checksums
+// do not limit the rate at which files are read and written. zlib 1.2 computes it bytewise from tables.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace triad {
+
+// The CRC-32 of bytes that follow others, whose CRC-32 is `crc`.
+uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0);
+// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `bytes_after` others follow them: the CRC-32
+// of a text is the exclusive or of its parts' contributions.
+uint32_t crc32_shifted(uint32_t crc, int64_t bytes_after);
+
+}  // namespace triad

@@ -1,0 +1,67 @@
+// DirectWriter: writes whole blocks of a file past the page cache (O_DIRECT), on two threads of its own, so that the
+// disk has the next block when it has finished one. Large files reach the disk's rate that way, also while training
+// fills memory; through the page cache the kernel slows the writer down once too many pages wait to be written.
+#pragma once
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "io/file.h"
+
+namespace triad {
+
+class DirectWriter {
+ public:
+  static constexpr int64_t kBlock = 4096;               // offsets and sizes on the disk are multiples of this
+  static constexpr int64_t kFewest = int64_t{4} << 20;  // smaller pieces are not worth the detour
+
+  // path: an existing file. name: what messages call it.
+  DirectWriter(const std::string& path, std::string name);
+  ~DirectWriter();
+  DirectWriter(const DirectWriter&) = delete;
+
+  // Copies the whole blocks of a piece that begins at `offset` in the file, to be written soon, and returns which of
+  // its bytes these are: [first, second), empty if the file system has no direct writes. Throws the error of an earlier
+  // write.
+  std::pair<int64_t, int64_t> write(int64_t offset, std::span<const std::byte> piece);
+  // Waits until no write to bytes [begin, end) of the file, or to any bytes, is pending; throws the error of a write.
+  void settle(int64_t begin, int64_t end);
+  void finish() { settle(0, std::numeric_limits<int64_t>::max()); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  using Buffer = std::unique_ptr<std::byte, Free>;
+  struct Full {
+    Buffer buffer;
+    int64_t offset = 0, bytes = 0;
+  };
+  Buffer take();
+  void work(size_t thread);
+  void write_block(const Full&);
+
+  std::string name_;
+  FileHandle file_;  // opened with O_DIRECT; none if that failed
+
+  std::mutex mutex_;  // of all that follows, except the threads
+  std::condition_variable changed_;
+  std::vector<Buffer> free_;
+  std::deque<Full> full_;
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::vector<std::pair<int64_t, int64_t>> writing_;  // for each thread: the bytes [first, second) that it is writing
+  std::vector<std::thread> threads_;                  // started by the first write
+};
+
+}  // namespace triad

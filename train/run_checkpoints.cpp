@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "engine/process/progress.h"
 #include "io/checkpoint.h"
+#include "io/file.h"
 #include "train/checkpoint/final_weights.h"
 #include "train/checkpoint/rank_work.h"
 #include "train/startup.h"
@@ -22,21 +23,47 @@ RunCheckpoints::RunCheckpoints(RunSetup& setup, RunReporter& reporter)
       plan_(setup.step.model().params(), setup.config.dist.zero > 0 ? setup.comm->world() : 1) {}
 
 void RunCheckpoints::begin() {
+  constexpr int64_t kMostBytes = 5'000'000'000;  // of a first checkpoint that the run waits for
   report_stage(setup_.runtime->ctx(), Stage::checkpoint);
-  const bool saves = setup_.config.train.save_every > 0;
-  if (saves) make_checkpointer();
-  if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) {
-    saved_at_ = setup_.initial_state.step;
-  } else if (saves) {
-    save(setup_.initial_state);
-    wait(setup_.initial_state.step);
+  if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) saved_at_ = setup_.initial_state.step;
+  if (setup_.config.train.save_every == 0) return;
+  if (bytes() > kMostBytes) {
+    check_space();
+    // Pinning this much memory takes seconds, in which the first steps can already be computed.
+    if (writes_files()) made_ = std::async(std::launch::async, [this] { return make_checkpointer(); });
+    return;
   }
+  if (writes_files()) checkpointer_ = make_checkpointer();
+  if (saved_at_) return;
+  save(setup_.initial_state);
+  wait(setup_.initial_state.step);
 }
 
-void RunCheckpoints::make_checkpointer() {
-  if (checkpointer_ || !(setup_.first() || shared())) return;
-  checkpointer_.emplace(setup_.config, setup_.step.model().params(), setup_.device, setup_.folder.checkpoints(),
-                        setup_.tokenizer->files(), plan_, setup_.comm->rank());
+// Bytes of a checkpoint, of all ranks together.
+int64_t RunCheckpoints::bytes() const {
+  int64_t of_parameter = 0;
+  for (const Optimizer::State state : Optimizer::kStates)
+    of_parameter += size_of(Optimizer::dtype_of(state, setup_.config));
+  return of_parameter * count_parameters(setup_.config.model);
+}
+
+// Throws if the disk has no room for a checkpoint, or the folder cannot be written.
+void RunCheckpoints::check_space() const {
+  if (!setup_.first()) return;
+  const std::string folder = setup_.folder.checkpoints(), probe = folder + "/probe";
+  make_folders(folder);
+  write_file_atomically(probe, "a file can be written here\n");
+  std::filesystem::remove(probe);
+  const auto available = static_cast<double>(std::filesystem::space(folder).available);
+  const auto needed = static_cast<double>(bytes());
+  if (available < needed)
+    fail("{} has {:.1f} GB free: a checkpoint of this run needs {:.1f} GB", folder, available * 1e-9, needed * 1e-9);
+}
+
+std::unique_ptr<Checkpointer> RunCheckpoints::make_checkpointer() const {
+  return std::make_unique<Checkpointer>(setup_.config, setup_.step.model().params(), setup_.device,
+                                        setup_.folder.checkpoints(), setup_.tokenizer->files(), plan_,
+                                        setup_.comm->rank());
 }
 
 void RunCheckpoints::save(const RunState& state) {
@@ -44,7 +71,8 @@ void RunCheckpoints::save(const RunState& state) {
   Optimizer& optimizer = setup_.step.optimizer();
   wait(state.step);
   saved_at_ = state.step;
-  make_checkpointer();
+  if (made_.valid()) checkpointer_ = made_.get();
+  if (checkpointer_ == nullptr && writes_files()) checkpointer_ = make_checkpointer();
   const std::string temporary = shared() ? begin_shared(state.step) : "";
   pending_ = shared();
   if (checkpointer_) return checkpointer_->save(ctx, optimizer, state, temporary);

@@ -3,6 +3,8 @@
 // is written. The ranks learn that from each other where all of them call poll(), wait() or save().
 #pragma once
 #include <chrono>
+#include <future>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -18,7 +20,8 @@ class RunCheckpoints {
 
   // Call before the first step. If train.save_every is set, saves a checkpoint of the initial state, unless the run
   // resumes in its own folder. The run can then be resumed from its start, and an error of the disk appears now, not
-  // later. Collective: all ranks call it.
+  // later. A state of more than 5 GB is not saved now; instead this throws if the disk has no room for it. Collective:
+  // all ranks call it.
   void begin();
   // Waits until the previous checkpoint is written and begins one. Collective: all ranks call it.
   void save(const RunState&);
@@ -33,12 +36,15 @@ class RunCheckpoints {
 
   // abandon() (train/run_exit.h) calls these after an error on this rank alone. completes(): whether this rank puts
   // checkpoints in place. finish_alone(): waits for a pending checkpoint without reporting it.
-  bool completes() const { return setup_.first() && checkpointer_.has_value(); }
+  bool completes() const { return setup_.first() && checkpointer_ != nullptr; }
   void finish_alone() { checkpointer_->finish_alone(); }
 
  private:
   bool shared() const { return !plan_.whole(); }  // every rank writes
-  void make_checkpointer();
+  bool writes_files() const { return setup_.first() || shared(); }
+  int64_t bytes() const;
+  void check_space() const;
+  std::unique_ptr<Checkpointer> make_checkpointer() const;
   std::string begin_shared(int64_t step);
   void advance(int64_t step, std::chrono::milliseconds wait);
   [[noreturn]] void fail_shared(int64_t step, int64_t rank);
@@ -47,8 +53,9 @@ class RunCheckpoints {
   RunSetup& setup_;
   RunReporter& reporter_;
   const FilePlan plan_;
-  std::optional<Checkpointer> checkpointer_;  // present on the ranks that write
-  std::optional<int64_t> saved_at_;           // step of the newest checkpoint in this run's folder
+  std::unique_ptr<Checkpointer> checkpointer_;       // present on the ranks that write
+  std::future<std::unique_ptr<Checkpointer>> made_;  // the same while it is being made
+  std::optional<int64_t> saved_at_;                  // step of the newest checkpoint in this run's folder
   // A checkpoint that several ranks write: pending until it is in place; publishing once all files are written.
   bool pending_ = false, publishing_ = false;
 };

@@ -34,9 +34,7 @@ void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimi
   const std::vector<PartialSum> sums =
       read_params(index, params, name_of, ranges, ctx.device,
                   [&](int64_t begin, std::span<const float> values) { optimizer.set(ctx, state, begin, values); });
-  // Each copy of the model is on comm.world() / replicas ranks.
-  const int64_t group = std::max<int64_t>(1, comm.world() / dist.replicas);
-  if (comm.world() > 1 && dist.zero > 0) check_sums(index, params, name_of, sums, comm, group);
+  if (comm.world() > 1 && dist.zero > 0) check_sums(index, params, name_of, sums, comm);
 }
 
 void clear_state(Context& ctx, Optimizer& optimizer, Optimizer::State state) {

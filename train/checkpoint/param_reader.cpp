@@ -69,14 +69,11 @@ std::vector<PartialSum> read_params(const WeightIndex& index, const Params& para
 }
 
 void check_sums(const WeightIndex& index, const Params& params, const NameOf& name_of,
-                const std::vector<PartialSum>& sums, Comm& comm, int64_t group) {
+                const std::vector<PartialSum>& sums, Comm& comm) {
   std::string own(sums.size() * sizeof(PartialSum), '\0');
   std::memcpy(own.data(), sums.data(), own.size());
   std::vector<PartialSum> total(sums.size());
-  const std::vector<std::string> texts = comm.all_gather_host_text(own, "the checksums of what the ranks have read");
-  const int64_t first = comm.rank() / group * group;
-  for (int64_t rank = first; rank < first + group && rank < comm.world(); ++rank) {
-    const std::string& text = texts[static_cast<size_t>(rank)];
+  for (const std::string& text : comm.all_gather_host_text(own, "the checksums of what the ranks have read")) {
     TRIAD_CHECK(text.size() == own.size(), "a rank has read another number of parameters than {}", sums.size());
     std::vector<PartialSum> theirs(sums.size());
     std::memcpy(theirs.data(), text.data(), text.size());

@@ -32,8 +32,7 @@ std::vector<PartialSum> read_params(const WeightIndex&, const Params&, const Nam
                                     std::span<const ElementRange> ranges, Device device, const FlatSink&);
 
 // Verifies the checksums of tensors that no rank has read alone: sums are the results of read_params() on this rank,
-// and the ranges of each `group` consecutive ranks together hold each element once. Collective: all ranks call it.
-void check_sums(const WeightIndex&, const Params&, const NameOf&, const std::vector<PartialSum>& sums, Comm&,
-                int64_t group);
+// and the ranges of all ranks together hold each element once. Collective: all ranks call it.
+void check_sums(const WeightIndex&, const Params&, const NameOf&, const std::vector<PartialSum>& sums, Comm&);
 
 }  // namespace triad

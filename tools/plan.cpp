@@ -116,7 +116,7 @@ Json describe_recommended(const Options& o, const Config& config, const Settings
           {"accumulate_grad_batches", best.accumulate_grad_batches},
           {"arguments", arguments},
           {"peak_bytes", best.plan.peak_bytes()},
-          {"cost",
+          {"seconds_per_token",
            {{"compute", cost.compute},
             {"recompute", cost.recompute},
             {"communication", cost.communication},

@@ -41,10 +41,12 @@ def planned(triad, config, ranks, card, sets):
 
 
 def cell(triad, config, ranks, card, sets):
-    best, mark = planned(triad, config, ranks, card, sets), ""
-    if best is None:
-        best, mark = planned(triad, config, ranks, card, sets + SMALL), "small, "
-    if best is None:
+    """The first of the fallbacks that fits; empty if none does."""
+    for mark, more in (("", []), ("small, ", SMALL), ("offload, ", [*SMALL, "runtime.offload=optimizer"])):
+        best = planned(triad, config, ranks, card, sets + more)
+        if best is not None:
+            break
+    else:
         return ""
     layers = best["recompute"].split("=")
     recompute = layers[-1] if len(layers) == 2 and layers[0] == f"0:{LAYERS[config]}" else best["recompute"]

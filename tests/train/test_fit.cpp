@@ -241,6 +241,8 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
         "train.grads_dtype=bf16: " + need("--ranks 2 " + grads),
         "train.master_dtype=none: " + need("--ranks 2 " + master),
         "all three: " + need("--ranks 2 " + moments + grads + master),
+        "runtime.offload=optimizer: " + need("--ranks 2 --set runtime.offload=optimizer"),
+        "all of these: " + need("--ranks 2 --set runtime.offload=optimizer " + moments + grads + master),
         "16 ranks with dist.zero=3: " + need("--ranks 16") + ", which fits"}) {
     INFO(part);
     CHECK(has(outcome.output, part));

@@ -19,8 +19,8 @@ struct BatchFit {
 std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
 
 // The value of runtime.recompute that recomputes the fewest FLOPs of all whose peak memory fits into `bytes`, with all
-// other keys unchanged; nullopt if even recomputing every block does not fit. Relies on that a stage which more layers
-// recompute needs less memory.
+// other keys unchanged; nullopt if even recomputing every block does not fit. Expects that the more layers
+// recompute a stage, the less memory is needed.
 struct RecomputeFit {
   std::string recompute;
   double replayed_share;  // recomputed FLOPs as a fraction of a step's FLOPs without recomputation

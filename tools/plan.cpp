@@ -14,6 +14,7 @@
 #include "tools/options.h"
 #include "tools/verbs.h"
 #include "train/data_source.h"
+#include "train/fit/fit.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
 
@@ -97,18 +98,43 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
   return out;
 }
 
+// Returns the recommended settings as JSON. Without --json, also prints them as text.
+Json describe_recommended(const Options& o, const Config& config, const Settings& best) {
+  const StepCost& cost = best.cost;
+  const std::string arguments = arguments_of(best, o.ranks);
+  if (!o.json)
+    fmt::print(
+        "recommended, with the same tokens in a step: {}\n  {}\n",
+        fmt::format("{:.3f} GB; of the estimated time {:.1f}% is recomputation, {:.1f}% communication and {:.1f}% "
+                    "overhead of micro-steps and update",
+                    gb(best.plan.peak_bytes()), 100 * cost.recompute / cost.total(),
+                    100 * cost.communication / cost.total(), 100 * cost.overhead / cost.total()),
+        arguments);
+  return {{"zero", o.ranks > 1 ? best.zero : config.dist.zero},
+          {"recompute", best.recompute},
+          {"micro_batch_size", best.micro_batch_size},
+          {"accumulate_grad_batches", best.accumulate_grad_batches},
+          {"arguments", arguments},
+          {"peak_bytes", best.plan.peak_bytes()},
+          {"seconds_per_token",
+           {{"compute", cost.compute},
+            {"recompute", cost.recompute},
+            {"communication", cost.communication},
+            {"overhead", cost.overhead}}}};
+}
+
 // Returns the settings that fit in memory as JSON. Without --json, also prints them as text. Throws an Error if nothing
 // fits.
 Json describe_fit(const Options& o, const Config& config, Device device, Comm* ranks,
                   const PlannedDocuments& documents) {
   const TrainConfig& t = config.train;
   const int64_t bytes = memory_of(o, device);
+  const std::optional<Settings> best = fit_settings(config, device, bytes, ranks, documents.most, documents.attended);
   const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks, documents.most);
   const std::optional<RecomputeFit> recompute =
       fit_recompute(config, device, bytes, ranks, documents.most, documents.attended);
-  if (!batch && !recompute)
-    fail("nothing fits in {:.3f} GB: one sequence of {} tokens, or {} of them with runtime.recompute block, need more",
-         gb(bytes), t.seq_len, t.micro_batch_size);
+  if (!best && !batch && !recompute)
+    fail("nothing fits in {:.3f} GB: {}", gb(bytes), least_need(config, device, bytes, ranks, documents.most));
   Json fit = {{"memory_bytes", bytes}};
   if (!o.json) fmt::print("these settings fit in {:.3f} GB:\n", gb(bytes));
   if (batch) {
@@ -126,6 +152,7 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
           "  runtime.recompute={} with train.micro_batch_size={}: {:.3f} GB, {:.1f}% of a step's FLOPs recomputed\n",
           recompute->recompute, t.micro_batch_size, gb(recompute->plan.peak_bytes()), 100 * recompute->replayed_share);
   }
+  if (best) fit["recommended"] = describe_recommended(o, config, *best);
   return fit;
 }
 
@@ -153,7 +180,8 @@ void add_plan(CLI::App& app) {
       ->check(within(at_least(1).up_to(1 << 20)));
   auto* fit = verb->add_flag(
       "--fit", o->fit,
-      "also find the largest train.micro_batch_size and the cheapest runtime.recompute that fit in memory");
+      "also find the largest train.micro_batch_size and the cheapest runtime.recompute that fit in memory, and "
+      "recommend the settings of both, and with --ranks of dist.zero, that are estimated to take the least time");
   verb->add_option("--memory-gb", o->memory_gb,
                    "memory limit of --fit in 10^9 bytes (default: what this machine's GPU has free)")
       ->check(within(above(0)))

@@ -1,12 +1,12 @@
 #include "train/memory_plan.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "engine/check.h"
 #include "kernels/ops/matmul.h"
-#include "model/flops.h"
+#include "model/params.h"
+#include "train/fit/fit.h"
 #include "train/monitor/memory_report.h"
 #include "train/train_step.h"
 
@@ -16,41 +16,8 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// A recompute setting that fit_recompute tries, in the order of FLOPs: the first k layers recompute one stage, or the
-// first k layers recompute the whole block and the others their MLP.
-struct Candidate {
-  std::string text;
-  double flops;
-};
-std::vector<Candidate> recompute_candidates(const Config& c, const DocumentMix& mix) {
-  const int64_t L = c.model.n_layers;
-  std::vector<Candidate> all;
-  const auto add = [&](const RecomputePlan& plan) {
-    double flops = 0;
-    for (int64_t i = 0; i < L; ++i)
-      flops +=
-          replay_flops(c.model, c.model.attention_of(i), c.train.micro_batch_size, c.train.seq_len, plan.of(i), mix);
-    all.push_back({plan.str(), flops});
-  };
-  add({});
-  for (int64_t k = 1; k <= L; ++k) {
-    for (const Recompute stage : {Recompute::mlp, Recompute::attention, Recompute::block}) {
-      RecomputePlan plan;
-      plan.set(0, k, stage);
-      add(plan);
-    }
-    RecomputePlan both;
-    both.set(0, k, Recompute::block);
-    both.set(k, L, Recompute::mlp);
-    if (k < L) add(both);
-  }
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.flops < b.flops; });
-  return all;
-}
-
-// Upper limits of a plan. Kernels index rows with 32 bits; kMostParameters is beyond any machine's memory and bounds
-// the time that planning takes.
-constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max(), kMostParameters = int64_t{1} << 40;
+// Beyond any machine's memory; bounds the time that planning takes.
+constexpr int64_t kMostParameters = int64_t{1} << 40;
 
 // Throws if the product of individually valid sizes overflows or is impossibly large.
 void check_sizes(const Config& config, const Comm* comm) {
@@ -70,19 +37,6 @@ void check_sizes(const Config& config, const Comm* comm) {
     fail_usage(
         "model.dim is {}, model.n_layers {}, model.vocab_size {}: a model of {} parameters; at most {} are possible",
         config.model.dim, config.model.n_layers, config.model.vocab_size, parameters, kMostParameters);
-}
-
-// Config changes that make the run fit into memory, as text for an error message.
-std::string advice(const Config& config, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
-  std::string fits;
-  if (const std::optional<RecomputeFit> fit = fit_recompute(config, device, bytes, comm, most_documents))
-    fits += fmt::format("runtime.recompute \"{}\" ({:.0f} MiB)", fit->recompute,
-                        static_cast<double>(fit->plan.peak_bytes()) / kMiB);
-  if (const std::optional<BatchFit> fit = fit_batch(config, device, bytes, comm, most_documents))
-    fits += fmt::format("{}train.micro_batch_size {} ({:.0f} MiB)", fits.empty() ? "" : ", or ", fit->micro_batch_size,
-                        static_cast<double>(fit->plan.peak_bytes()) / kMiB);
-  if (fits.empty()) return "lower train.seq_len or the model's size: not even one sequence fits";
-  return "this fits: " + fits;
 }
 
 // Bytes that a run leaves unused: on a GPU for the code of kernels, which the driver loads when they first run; on a
@@ -128,7 +82,7 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t 
       "out of memory: {}. This run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size "
       "is {}, train.seq_len {}; {}\n{}",
       s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
-      config.train.micro_batch_size, config.train.seq_len, advice(config, device, room, comm, most_documents),
+      config.train.micro_batch_size, config.train.seq_len, fit_advice(config, device, room, comm, most_documents),
       memory_by_name(s));
   message.pop_back();  // removes the last newline
   return PlanTooLarge(std::move(s), message);
@@ -144,10 +98,12 @@ MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t 
                    .deterministic = config.runtime.deterministic,
                    .kernels = config.runtime.kernels,
                    .strict = config.runtime.strict});
-  TrainStep step(runtime, config, comm, most_documents);
-  // With several ranks the last micro-step also queues collectives, so all micro-steps are planned.
+  Config short_step = config;
+  short_step.train.accumulate_grad_batches = std::min<int64_t>(config.train.accumulate_grad_batches, 3);
+  TrainStep step(runtime, short_step, comm, most_documents);
+  // With several ranks the last micro-step also queues collectives. Those between the first and the last are all equal.
   const bool alone = comm == nullptr || comm->world() == 1;
-  for (int64_t i = 0; i < (alone ? 1 : config.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
+  for (int64_t i = 0; i < (alone ? 1 : short_step.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
   step.finish(0, 1);
   step.evaluate({}, {});
   MemoryPlan plan;
@@ -157,38 +113,6 @@ MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t 
   plan.report = runtime.arena().report();
   if (blocks != nullptr) *blocks = name_blocks(runtime.arena(), step);
   return plan;
-}
-
-std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
-  const auto plan_of = [&](int64_t batch) {
-    config.train.micro_batch_size = batch;
-    return plan_memory(config, device, comm, most_documents);
-  };
-  if (plan_of(1).peak_bytes() > bytes) return std::nullopt;
-  // The largest batch that the range of train.micro_batch_size and the kernels allow.
-  const int64_t most =
-      std::min({int64_t{1} << 20, kMostTokens / config.train.seq_len, most_sequences(device, config.model)});
-  int64_t fits = 1, too_many = 2;
-  while (too_many <= most && plan_of(too_many).peak_bytes() <= bytes) fits = too_many, too_many *= 2;
-  too_many = std::min(too_many, most + 1);
-  while (too_many - fits > 1) {
-    const int64_t middle = fits + (too_many - fits) / 2;
-    (plan_of(middle).peak_bytes() <= bytes ? fits : too_many) = middle;
-  }
-  return BatchFit{fits, plan_of(fits)};
-}
-
-std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes, Comm* comm,
-                                          int64_t most_documents, const DocumentMix& mix) {
-  const TrainConfig& t = config.train;
-  const double kept = training_flops(config.model, t.micro_batch_size, t.seq_len, {}, mix);
-  for (const Candidate& candidate : recompute_candidates(config, mix)) {
-    config.runtime.recompute = candidate.text;
-    config.resolve();
-    MemoryPlan plan = plan_memory(config, device, comm, most_documents);
-    if (plan.peak_bytes() <= bytes) return RecomputeFit{candidate.text, candidate.flops / kept, std::move(plan)};
-  }
-  return std::nullopt;
 }
 
 std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm, int64_t most_documents,

@@ -1,15 +1,15 @@
 // Computes the memory that a run of a config needs before the run starts: a dry step on a planning context counts every
-// allocation, without memory or a GPU. Also finds settings that fit into a given number of bytes.
+// allocation, without memory or a GPU. fit/fit.h finds settings that fit.
 #pragma once
+#include <limits>
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/comm/comm.h"
 #include "engine/context.h"
 #include "engine/process/start_times.h"
 #include "io/memory_snapshot.h"
-#include "model/flops.h"
 #include "train/config.h"
 
 namespace triad {
@@ -21,32 +21,16 @@ struct MemoryPlan {
   std::string report;           // a table of bytes by category
   int64_t peak_bytes() const { return arena_bytes + workspace_bytes; }
 };
+// Kernels index rows with 32 bits, so a micro-step has at most this many tokens.
+constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 // comm: for a run of several ranks; their communication buffers are counted, but nothing is sent. blocks: if given,
 // receives the planned tensors with their names. most_documents, here and below: of TrainStep.
 MemoryPlan plan_memory(const Config&, Device, Comm* comm = nullptr, int64_t most_documents = 0,
                        std::vector<MemorySnapshot::Block>* blocks = nullptr);
 
-// The largest train.micro_batch_size whose peak memory fits into `bytes` with all other keys unchanged; nullopt if not
-// even 1 fits.
-struct BatchFit {
-  int64_t micro_batch_size;
-  MemoryPlan plan;
-};
-std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
-
-// The value of runtime.recompute that recomputes the fewest FLOPs of all whose peak memory fits into `bytes`, with all
-// other keys unchanged; nullopt if even recomputing every block does not fit.
-struct RecomputeFit {
-  std::string recompute;
-  double replayed_share;  // recomputed FLOPs as a fraction of a step's FLOPs without recomputation
-  MemoryPlan plan;
-};
-std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes, Comm* comm = nullptr,
-                                          int64_t most_documents = 0, const DocumentMix& = {});
-
 // Thrown if the planned memory exceeds the free memory, before anything is allocated. The message names the first
-// tensor that does not fit, its layer, the largest tensors, and a train.micro_batch_size or runtime.recompute that
-// fits.
+// tensor that does not fit, its layer, the largest tensors, and a train.micro_batch_size, runtime.recompute or
+// dist.zero that fits.
 class PlanTooLarge : public OutOfMemory {
  public:
   PlanTooLarge(MemorySnapshot snapshot, const std::string& message)

@@ -146,11 +146,11 @@ GUIDES = {"README.md": lambda rows: training(rows),
           "kernels/README.md": lambda rows: [*attention(rows), "", *ops(rows), "", *decode(rows)]}
 
 
-def rewritten(name, text, lines):
+def rewritten(name, text, lines, mark=MARK):
     """The guide's text with its generated part replaced."""
-    if text.count(MARK) != 1 or text.count(END) != 1 or text.index(MARK) > text.index(END):
-        sys.exit(f"{name}: expected one line \"{MARK}\" and after it one line \"{END}\"")
-    return text[:text.index(MARK)] + "\n".join([MARK, *lines, ""]) + text[text.index(END):]
+    if text.count(mark) != 1 or text.count(END) != 1 or text.index(mark) > text.index(END):
+        sys.exit(f"{name}: expected one line \"{mark}\" and after it one line \"{END}\"")
+    return text[:text.index(mark)] + "\n".join([mark, *lines, ""]) + text[text.index(END):]
 
 
 def main():

@@ -7,6 +7,7 @@
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "train/fit/fit.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
 
@@ -90,7 +91,7 @@ TEST_CASE("recompute: every plan gives the same bits, on packed rows too", "[rec
           CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers), bounds) == kept);
         }
       }
-      }
+    }
 }
 
 TEST_CASE("recompute: every plan gives the same bits on the GPU, on packed rows too", "[recompute][gpu]") {

@@ -5,6 +5,7 @@
 #include "engine/check.h"
 #include "kernels/step/reduce.h"
 #include "model/flops.h"
+#include "train/fit/step_cost.h"
 
 namespace triad {
 
@@ -28,13 +29,11 @@ bool has_grad_windows(const Config& c, int64_t world) {
 bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 3 && world > 1; }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
-  // Rates of H200 GPUs with NVLink: bytes/s of NCCL with few CTAs, FLOP/s of a step. Only their ratio matters.
-  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;
   const TrainConfig& t = config.train;
-  const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kFlops;
+  const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kH200Rates.flops;
   const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);
   const double bytes = element * static_cast<double>(count_parameters(config.model)) * 2 * (world - 1) / world;
-  return bytes / kFewCtasBytesPerS < backward_s / 2 ? CommCtas::few : CommCtas::all;
+  return bytes / kH200Rates.few_ctas < backward_s / 2 ? CommCtas::few : CommCtas::all;
 }
 
 std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit, bool by_segment) {

@@ -1,0 +1,64 @@
+// Finds settings of a config whose planned memory fits into a number of bytes, for `triad plan --fit` and for the error
+// of a run that does not fit. Each search makes a few dozen plans (memory_plan.h). comm and most_documents: as in
+// plan_memory.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "train/fit/step_cost.h"
+#include "train/memory_plan.h"
+
+namespace triad {
+
+// The largest train.micro_batch_size whose peak memory fits into `bytes` with all other keys unchanged; nullopt if not
+// even 1 fits.
+struct BatchFit {
+  int64_t micro_batch_size;
+  MemoryPlan plan;
+};
+std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
+
+// The value of runtime.recompute that recomputes the fewest FLOPs of all whose peak memory fits into `bytes`, with all
+// other keys unchanged; nullopt if even recomputing every block does not fit. Expects that the more layers
+// recompute a stage, the less memory is needed.
+struct RecomputeFit {
+  std::string recompute;
+  double replayed_share;  // recomputed FLOPs as a fraction of a step's FLOPs without recomputation
+  MemoryPlan plan;
+};
+std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes, Comm* comm = nullptr,
+                                          int64_t most_documents = 0, const DocumentMix& = {});
+
+// The smallest dist.zero above the config's whose peak memory fits into `bytes`, with all other keys unchanged; nullopt
+// if none fits, or with one rank.
+struct ZeroFit {
+  int64_t zero;
+  MemoryPlan plan;
+};
+std::optional<ZeroFit> fit_zero(Config, Device, int64_t bytes, Comm* comm, int64_t most_documents = 0);
+
+// The keys that fit_settings chooses.
+struct Settings {
+  int64_t zero, micro_batch_size, accumulate_grad_batches;
+  std::string recompute;
+  StepCost cost;
+  MemoryPlan plan;
+};
+// The settings with the lowest step_cost of all that fit into `bytes`: of dist.zero (with several ranks),
+// train.micro_batch_size and runtime.recompute. A step keeps its tokens, so the sizes of micro-batches are the divisors
+// of a step's sequences, and train.accumulate_grad_batches follows. Of equal costs: the smallest dist.zero, then the
+// largest micro-batch. nullopt if nothing fits.
+std::optional<Settings> fit_settings(const Config&, Device, int64_t bytes, Comm* comm = nullptr,
+                                     int64_t most_documents = 0, const DocumentMix& = {});
+// The settings as arguments of a command: "--set dist.zero=1 --set ...". Without dist.zero for one rank.
+std::string arguments_of(const Settings&, int64_t ranks);
+
+// Config changes that make a run fit into `bytes`, as text for an error message: one key changed, or else those of
+// fit_settings.
+std::string fit_advice(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
+
+// For settings that do not fit into `bytes`: the least memory that the config needs, and what would need less: state
+// and gradients in bf16, state on the host, more ranks. A part of a sentence.
+std::string least_need(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
+
+}  // namespace triad

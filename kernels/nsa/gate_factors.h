@@ -20,6 +20,8 @@ void nsa_gate_factors_backward(Context&, Tensor dfactors, ConstTensor dgate);
 void nsa_gate_dout(Context&, const std::array<Tensor, 3>& gated, Tensor bounds, ConstTensor dout, ConstTensor gate);
 // The factor by which bounds exceed the gates.
 inline constexpr double kGateBoundSlack = 1.0 + 1.0 / 64;
+// Throws, with the name of the op, unless these are gate and factors of nsa_gate_factors_forward.
+void check_gate_factors(const char* op, const ConstTensor& gate, const ConstTensor& factors);
 
 namespace cuda {
 void nsa_gate_factors_forward(Context&, Tensor gate, ConstTensor factors);

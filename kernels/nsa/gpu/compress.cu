@@ -8,10 +8,13 @@
 //   weights: dw and dpos are sums over all blocks. Each slice of the blocks stores partial sums to scratch, and
 //            partials.cuh adds them in order. The number of slices does not depend on the card, so all cards add in the
 //            same order.
+#include <algorithm>
+
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/documents.cuh"
 #include "kernels/common/partials.cuh"
 #include "kernels/nsa/compress.h"
+#include "kernels/nsa/gpu/gate_factors.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -46,13 +49,13 @@ struct VectorIndex {
 };
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// Forward of conv, y_c = sum_i w[i] x[c*d + i], and of avg (w = nullptr), the mean. count: number of vectors of y.
-// Writes 0 for a block that no document uses.
+// Computes vector `index` of y: forward of conv, y_c = sum_i w[i] x[c*d + i], and of avg (w = nullptr), the mean.
+// count: number of vectors of y. Writes 0 for a block that no document uses.
 template <class T, int V>
-__global__ void __launch_bounds__(kThreads)
-    compress_kernel(Bthd<T> y, Bthd<const T> x, const T* __restrict__ w, int64_t w_stride, Geometry g, int64_t count) {
-  if (thread_index() >= count) return;
-  const VectorIndex at(thread_index(), g.Tc, g.H, g.D, V);
+__device__ __forceinline__ void compress_vector(const Bthd<T>& y, const Bthd<const T>& x, const T* __restrict__ w,
+                                                int64_t w_stride, const Geometry& g, int64_t index, int64_t count) {
+  if (index >= count) return;
+  const VectorIndex at(index, g.Tc, g.H, g.D, V);
   const int64_t begin = g.begin(at.b, at.row);
   const T* p = x.row(at.b, begin, at.h) + at.column;
   float sum[V] = {};
@@ -75,6 +78,30 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < V; ++j) sum[j] /= static_cast<float>(g.l);
   }
   store_vector<V>(y.row(at.b, at.row, at.h) + at.column, sum);
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    compress_kernel(Bthd<T> y, Bthd<const T> x, const T* __restrict__ w, int64_t w_stride, Geometry g, int64_t count) {
+  compress_vector<T, V>(y, x, w, w_stride, g, thread_index(), count);
+}
+
+// The averages of one tensor, and the number of their vectors.
+template <class T>
+struct Averages {
+  Bthd<T> y;
+  Bthd<const T> x;
+  Geometry g;
+  int64_t count;
+};
+// Rows 0 and 1 of the grid compute averages, row 2 the planes of gates.
+template <class T, int V, class Factor>
+__global__ void __launch_bounds__(kThreads)
+    averages_and_gates_kernel(Averages<T> first, Averages<T> second, float* __restrict__ gate,
+                              Factors<const Factor> factors, int64_t gate_rows) {
+  if (blockIdx.y == 2) return factors.write_planes(gate, thread_index(), gate_rows);
+  const Averages<T> a = blockIdx.y == 0 ? first : second;
+  compress_vector<T, V>(a.y, a.x, nullptr, 0, a.g, thread_index(), a.count);
 }
 
 // AvgTerm, ConvTerm, RowTerm: the gradient that block c passes to its i-th token, one struct for each kind of phi.
@@ -238,6 +265,33 @@ void compress_linear_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWei
              conv ? weights.w.ptr<T>() : nullptr, weights.w.stride[0], g, count);
     });
   });
+}
+
+bool averages_and_gates(Context& ctx, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
+                        const CompressionBlocks& blocks, const Tensor& gate, const ConstTensor& factors,
+                        const Documents& documents) {
+  const PhiOptions avg{blocks, Phi::avg};
+  const DType factor = factors.empty() ? DType::f32 : factors.dtype;
+  bool fits = false;
+  dispatch_gpu_float(x[0].dtype, [&]<class T>() {
+    const bool vectors = all_have_vectors(kVector<T>, y[0], x[0]);
+    fits = vectors == all_have_vectors(kVector<T>, y[1], x[1]);
+    if (!fits) return;
+    dispatch_vector<T>(vectors, [&]<int V>() {
+      const auto of = [&](int i) {
+        return Averages<T>{bthd<T>(y[i]), bthd<T>(x[i]), geometry(x[i], avg, documents), y[i].numel() / V};
+      };
+      const Averages<T> first = of(0), second = of(1);
+      const int64_t rows = gate.numel() / 3;
+      dim3 grid = grid_for(std::max({first.count, second.count, rows}));
+      grid.y = 3;
+      dispatch_gpu_float(factor, [&]<class F>() {
+        launch(ctx, "averages_and_gates", averages_and_gates_kernel<T, V, F>, grid, kThreads, 0, first, second,
+               gate.ptr<float>(), factors_of<const F>(factors, gate), rows);
+      });
+    });
+  });
+  return fits;
 }
 
 void compress_linear_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,

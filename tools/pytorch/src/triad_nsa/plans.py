@@ -185,13 +185,13 @@ class Plan:
         self.lists_pointer.value = lists
 
     def query(self, function, *arguments):
-        """The library checks the arguments and sets the size of the workspace. After it, what a call reads is made: the
-        tensors `read`, of which the structures have the shapes, are forgotten."""
+        """The library checks the arguments and sets the size of the workspace."""
         size = address(self.workspace_bytes)
         library.check(function(self.context, None, *arguments, None, size))
         self.function, self.arguments, self.size, self.needed = function, arguments, size, self.workspace_bytes.value
-        self.bytes = torch.empty(0, dtype=torch.uint8, device=self.device)  # new_empty() of it takes the least time
-        del self.read
+        # A tensor without memory: its new_empty() takes less host time than torch.empty().
+        self.bytes = torch.empty(0, dtype=torch.uint8, device=self.device)
+        del self.read  # the structures have its shapes; a plan keeps no memory
 
     def call(self, given, workspace):
         """Calls the library, with memory for the workspace at this address."""
@@ -212,8 +212,7 @@ class ForwardPlan(Plan):
     def __init__(self, given, absent, options, scale, keep):
         super().__init__(given, absent, options, scale)
         describe(self.out, torch.empty(self.sizes.out, dtype=self.dtype, device="meta"))
-        # A tensor of the output's shape, but with one element of memory: empty_like() of it takes the least time.
-        self.like_out = torch.empty((), dtype=self.dtype, device=self.device).expand(self.sizes.out)
+        self.nothing = torch.empty(0, dtype=self.dtype, device=self.device)
         self.query(library.c.triad_nsa_forward, address(self.options), address(self.inputs), address(self.out),
                    address(self.saved) if keep else None)
         # One buffer for all that backward needs, where nobody looks at its parts.
@@ -227,7 +226,7 @@ class ForwardPlan(Plan):
         self.kept_bytes = end + self.needed if self.workspace_at is not None else end
 
     def new_out(self):
-        return torch.empty_like(self.like_out, memory_format=torch.contiguous_format)
+        return self.nothing.new_empty(self.sizes.out)
 
     def run(self, given, addresses):
         """Returns the output. addresses: of the memory for what backward needs; None: backward will not be called."""

@@ -128,7 +128,7 @@ _forward_op, _backward_op = torch.ops.triad_nsa.forward.default, torch.ops.triad
 
 # ---- around the dispatcher ----
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: 1)
 
@@ -142,21 +142,19 @@ class _DirectCall:
     """A call around the dispatcher: the plan, and what only the call's derivative needs."""
 
     def __init__(self, given, absent, options, scale, grad_enabled):
-        self.plain = all([type(x) in _PLAIN for x in given])
         self.differentiable = grad_enabled and any([x.requires_grad for x in given])
         self.absent, self.options, self.scale = absent, options, scale
-        if self.plain:
-            self.plan = ForwardPlan(given, absent, options, scale, self.differentiable)
+        self.present = [i for i, missing in enumerate(absent) if not missing]
+        self.plan = ForwardPlan(given, absent, options, scale, self.differentiable)
 
     def gradients(self, given, kept, dout, needed):
         """The gradients of `given`, where needed; None for the others."""
-        absent, present = self.absent, [i for i, missing in enumerate(self.absent) if not missing]
-        wanted = sum(1 << i for i, need in zip(present, needed) if need)
-        if torch.is_grad_enabled() or _watched() or type(dout) not in _PLAIN or type(kept) not in _PLAIN:
-            tensors, cu_seqlens = self.plan.all_inputs(given, absent)
+        wanted = sum([1 << i for i, need in zip(self.present, needed) if need])
+        if torch.is_grad_enabled() or _watched() or not _PLAIN.issuperset(map(type, (*given, kept, dout))):
+            tensors, cu_seqlens = self.plan.all_inputs(given, self.absent)
             found = _backward_op(dout, *tensors, cu_seqlens, *self.plan.parts(kept), self.options, self.scale, wanted)
         else:
-            plan = plan_of(BackwardPlan, (*given, dout), absent, self.options, self.scale, wanted)
+            plan = plan_of(BackwardPlan, (*given, dout), self.absent, self.options, self.scale, wanted)
             found = plan.run(given, self.plan.addresses(kept), dout)
         found = iter(found)
         return [next(found) if need else None for need in needed]
@@ -183,8 +181,8 @@ def forward(tensors, cu_seqlens, options, scale, parts):
         given = [x for x in tensors if x is not None]
         if cu_seqlens is not None:
             given.append(cu_seqlens)
-        call = plan_of(_DirectCall, given, absences(tensors, cu_seqlens), options, scale, grad_enabled)
-        if call.plain:
+        if _PLAIN.issuperset(map(type, given)):
+            call = plan_of(_DirectCall, given, absences(tensors, cu_seqlens), options, scale, grad_enabled)
             return _Direct.apply(call, *given) if call.differentiable else call.plan.run(given, None)
     keep = parts or grad_enabled and any([x is not None and x.requires_grad for x in tensors])
     out, *kept = _forward_op(*tensors, cu_seqlens, options, scale, keep)

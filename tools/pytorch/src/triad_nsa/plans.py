@@ -278,11 +278,11 @@ class BackwardPlan(Plan):
         self.copied_dout = dout.stride(-1) != 1 or 0 in dout.stride()  # the gradient of a sum is one number, expanded
         describe(self.out, dout.contiguous() if self.copied_dout else dout)
         self.gradients = library.new(library.Gradients)
-        self.shapes, self.gradient_pointers, self.learned = [], [], 0
+        self.gradient_shapes, self.gradient_pointers, self.learned = [], [], 0
         for i, (x, field) in enumerate(zip(self.read[0], FIELDS)):
             if x is not None and wanted >> i & 1:
                 describe(part(self.gradients, field), torch.empty(x.shape, dtype=x.dtype, device="meta"))
-                self.shapes.append((x.shape, x.dtype))
+                self.gradient_shapes.append((torch.empty(0, dtype=x.dtype, device=self.device), x.shape))
                 self.gradient_pointers.append(library.pointer_in(self.gradients, (*field, "data")))
                 self.learned += i >= K_CMP
         self.query(library.c.triad_nsa_backward, address(self.options), address(self.inputs), address(self.saved),
@@ -292,7 +292,7 @@ class BackwardPlan(Plan):
         """Returns the wanted gradients."""
         given, row = self.readable(given)
         dout = dout.contiguous() if self.copied_dout else dout
-        gradients = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.shapes]
+        gradients = [nothing.new_empty(shape) for nothing, shape in self.gradient_shapes]
         workspace = self.bytes.new_empty(self.needed)
         self.set_saved(addresses)
         self.out_pointer.value = dout.data_ptr()
@@ -306,7 +306,7 @@ class BackwardPlan(Plan):
 
 
 _plans = threading.local()
-_facts = operator.attrgetter("shape", "dtype", "device", "requires_grad", "__class__")
+_facts = operator.attrgetter("shape", "dtype", "device", "requires_grad")
 _strides = torch.Tensor.stride
 
 
@@ -316,7 +316,7 @@ def absences(tensors, cu_seqlens):
 
 
 def plan_of(kind, given, absent, options, scale, more):
-    """This thread's plan for calls of these shapes, strides and types; the arguments are checked when it is made. more:
+    """This thread's plan for calls of these shapes, strides and dtypes; the arguments are checked when it is made. more:
     keep of forward, wanted of backward. kind: a function of all further arguments, which makes the plan."""
     key = (kind, absent, options, scale, more, *map(_facts, given), *map(_strides, given))
     try:

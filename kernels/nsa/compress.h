@@ -58,7 +58,7 @@ namespace cuda {
 void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&, const Documents&);
 void compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
                               const PhiOptions&, const Documents&);
-// Returns false, and queues nothing, if the tensors of x and y need kernels of different vector lengths.
+// Returns false, and queues nothing, if the two need kernels of different vector lengths, or the gates are too many.
 bool averages_and_gates(Context&, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
                         const CompressionBlocks&, const Tensor& gate, const ConstTensor& factors, const Documents&);
 // rows [B*Tc*H, l*D] T overwritten (0 for blocks that no document uses)  <-  x [B,T,H,D] T + pos [l,D] T

@@ -8,8 +8,6 @@
 //   weights: dw and dpos are sums over all blocks. Each slice of the blocks stores partial sums to scratch, and
 //            partials.cuh adds them in order. The number of slices does not depend on the card, so all cards add in the
 //            same order.
-#include <algorithm>
-
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/documents.cuh"
 #include "kernels/common/partials.cuh"
@@ -86,22 +84,27 @@ __global__ void __launch_bounds__(kThreads)
   compress_vector<T, V>(y, x, w, w_stride, g, thread_index(), count);
 }
 
-// The averages of one tensor, and the number of their vectors.
+// The averages of one tensor, the number of their vectors, and of the CTAs that compute them.
 template <class T>
 struct Averages {
   Bthd<T> y;
   Bthd<const T> x;
   Geometry g;
   int64_t count;
+  unsigned ctas;
 };
-// Rows 0 and 1 of the grid compute averages, row 2 the planes of gates.
+// The first CTAs compute the averages of the first tensor, the next ones those of the second, the last ones the planes
+// of gates.
 template <class T, int V, class Factor>
 __global__ void __launch_bounds__(kThreads)
     averages_and_gates_kernel(Averages<T> first, Averages<T> second, float* __restrict__ gate,
                               Factors<const Factor> factors, int64_t gate_rows) {
-  if (blockIdx.y == 2) return factors.write_planes(gate, thread_index(), gate_rows);
-  const Averages<T> a = blockIdx.y == 0 ? first : second;
-  compress_vector<T, V>(a.y, a.x, nullptr, 0, a.g, thread_index(), a.count);
+  const unsigned cta = blockIdx.x, both = first.ctas + second.ctas;
+  if (cta >= both) return factors.write_planes(gate, int64_t{cta - both} * kThreads + threadIdx.x, gate_rows);
+  const bool is_first = cta < first.ctas;
+  const Averages<T> a = is_first ? first : second;
+  const int64_t index = int64_t{is_first ? cta : cta - first.ctas} * kThreads + threadIdx.x;
+  compress_vector<T, V>(a.y, a.x, nullptr, 0, a.g, index, a.count);
 }
 
 // AvgTerm, ConvTerm, RowTerm: the gradient that block c passes to its i-th token, one struct for each kind of phi.
@@ -272,19 +275,19 @@ bool averages_and_gates(Context& ctx, const std::array<Tensor, 2>& y, const std:
                         const Documents& documents) {
   const PhiOptions avg{blocks, Phi::avg};
   const DType factor = factors.empty() ? DType::f32 : factors.dtype;
+  const int64_t rows = gate.numel() / 3;
   bool fits = false;
   dispatch_gpu_float(x[0].dtype, [&]<class T>() {
     const bool vectors = all_have_vectors(kVector<T>, y[0], x[0]);
-    fits = vectors == all_have_vectors(kVector<T>, y[1], x[1]);
+    fits = vectors == all_have_vectors(kVector<T>, y[1], x[1]) && rows < int64_t{1} << 31;
     if (!fits) return;
     dispatch_vector<T>(vectors, [&]<int V>() {
       const auto of = [&](int i) {
-        return Averages<T>{bthd<T>(y[i]), bthd<T>(x[i]), geometry(x[i], avg, documents), y[i].numel() / V};
+        const int64_t count = y[i].numel() / V;
+        return Averages<T>{bthd<T>(y[i]), bthd<T>(x[i]), geometry(x[i], avg, documents), count, grid_for(count).x};
       };
       const Averages<T> first = of(0), second = of(1);
-      const int64_t rows = gate.numel() / 3;
-      dim3 grid = grid_for(std::max({first.count, second.count, rows}));
-      grid.y = 3;
+      const dim3 grid(first.ctas + second.ctas + grid_for(rows).x);
       dispatch_gpu_float(factor, [&]<class F>() {
         launch(ctx, "averages_and_gates", averages_and_gates_kernel<T, V, F>, grid, kThreads, 0, first, second,
                gate.ptr<float>(), factors_of<const F>(factors, gate), rows);

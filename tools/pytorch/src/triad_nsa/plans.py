@@ -202,7 +202,6 @@ class Plan:
             stream = None
         else:
             stream = torch._C._cuda_getCurrentRawStream(self.index)
-        self.workspace_bytes.value = self.needed
         status = self.function(self.context, stream, *self.arguments, workspace, self.size)
         if status:
             library.check(status)
@@ -226,7 +225,7 @@ class ForwardPlan(Plan):
         self.kept_bytes = end + self.needed if self.workspace_at is not None else end
 
     def new_out(self):
-        return self.nothing.new_empty(self.sizes.out)
+        return self.nothing.new_empty(*self.sizes.out)  # numbers take less time to convert than a tuple
 
     def run(self, given, addresses):
         """Returns the output. addresses: of the memory for what backward needs; None: backward will not be called."""
@@ -292,7 +291,7 @@ class BackwardPlan(Plan):
         """Returns the wanted gradients."""
         given, row = self.readable(given)
         dout = dout.contiguous() if self.copied_dout else dout
-        gradients = [nothing.new_empty(shape) for nothing, shape in self.gradient_shapes]
+        gradients = [nothing.new_empty(*shape) for nothing, shape in self.gradient_shapes]
         workspace = self.bytes.new_empty(self.needed)
         self.set_saved(addresses)
         self.out_pointer.value = dout.data_ptr()

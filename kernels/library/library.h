@@ -49,7 +49,10 @@ struct Slot {
 // The key of a call in the record of workspace sizes: its function and all arguments except addresses, as bytes.
 class Key {
  public:
-  explicit Key(const char* function) : bytes_(function) {}
+  explicit Key(const char* function) : bytes_(function) {
+    constexpr size_t kMost = 2048;  // enough for every function, so that it is allocated once
+    bytes_.reserve(kMost);
+  }
   template <class Value>
   Key& add(const Value& value) {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);

@@ -4,8 +4,6 @@
 //   mlp:  y_c = fc2(SiLU(fc1(concat_i(x[c*d + i] + pos[i])))), no bias, 2D hidden units
 // All groups share the weights; keys and values have weights of their own. Keys are compressed after RoPE.
 #pragma once
-#include <array>
-
 #include "engine/context.h"
 #include "kernels/common/documents.h"
 
@@ -47,20 +45,11 @@ void nsa_compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWei
 void nsa_compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x,
                                   const PhiWeights&, const PhiOptions&, const Documents& documents = {});
 
-// y[0], y[1] overwritten  <-  x[0], x[1], as above with phi avg; gate  <-  factors, as nsa_gate_factors_forward. For
-// keys, values and gates that forward needs first: one kernel computes them, where launches take longer than kernels.
-void nsa_averages_and_gates(Context&, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
-                            const CompressionBlocks&, Tensor gate, ConstTensor factors,
-                            const Documents& documents = {});
-
 namespace cuda {
 // The kernels of avg and conv. mlp uses ops/matmul.h and ops/activation.h between the gather and the scatter below.
 void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&, const Documents&);
 void compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
                               const PhiOptions&, const Documents&);
-// Returns false, and queues nothing, if the two need kernels of different vector lengths, or the gates are too many.
-bool averages_and_gates(Context&, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
-                        const CompressionBlocks&, const Tensor& gate, const ConstTensor& factors, const Documents&);
 // rows [B*Tc*H, l*D] T overwritten (0 for blocks that no document uses)  <-  x [B,T,H,D] T + pos [l,D] T
 void compress_gather(Context&, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions&, const Documents&);
 // dx [B,T,H,D] T overwritten, dpos [l,D] acc added to  <-  drows [B*Tc*H, l*D] T

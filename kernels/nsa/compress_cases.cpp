@@ -1,5 +1,6 @@
 // Cases of phi.
 #include "kernels/nsa/document_cases.h"
+#include "kernels/nsa/gate_factors.h"
 #include "kernels/ops/cast.h"
 
 namespace triad {

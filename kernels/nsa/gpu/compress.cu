@@ -11,7 +11,7 @@
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/documents.cuh"
 #include "kernels/common/partials.cuh"
-#include "kernels/nsa/compress.h"
+#include "kernels/nsa/gate_factors.h"
 #include "kernels/nsa/gpu/gate_factors.cuh"
 
 namespace triad::cuda {

@@ -19,14 +19,28 @@ struct dtype_traits<__nv_bfloat16> {
 
 namespace cuda {
 
-// Raises a kernel's limit on dynamic shared memory to `bytes` if it is lower. By default CUDA allows 48 KB of static
-// and dynamic shared memory together.
-inline void allow_shared(const void* kernel, size_t bytes) {
+// Raises a kernel's limit on dynamic shared memory on the current device, which is number `device`, to `bytes` if it is
+// lower. By default CUDA allows 48 KB of static and dynamic shared memory together. Each thread remembers what it has
+// found to be allowed, since asking CUDA at every launch would take as long as the launch.
+inline void allow_shared(int device, const void* kernel, size_t bytes) {
   if (bytes == 0) return;
+  struct Allowed {
+    const void* kernel;
+    int device;
+    size_t bytes;
+  };
+  constexpr size_t kRemembered = 128;
+  static thread_local Allowed remembered[kRemembered];
+  Allowed& known = remembered[(reinterpret_cast<uintptr_t>(kernel) / 16 + static_cast<size_t>(device)) % kRemembered];
+  if (known.kernel == kernel && known.device == device && bytes <= known.bytes) return;
   cudaFuncAttributes has{};
   CUDA_CHECK(cudaFuncGetAttributes(&has, kernel));
-  if (bytes > static_cast<size_t>(has.maxDynamicSharedSizeBytes))
+  size_t allowed = static_cast<size_t>(has.maxDynamicSharedSizeBytes);
+  if (bytes > allowed) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    allowed = bytes;
+  }
+  known = {kernel, device, allowed};
 }
 
 // Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these launch attributes. Throws, with the
@@ -41,7 +55,7 @@ void launch_with(Context& ctx, std::span<cudaLaunchAttribute> attributes, const 
                grid.y, grid.z, kMostYZ);
   if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   const OpScope op(ctx, name);
-  allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
+  allow_shared(ctx.device.index, reinterpret_cast<const void*>(kernel), shared_bytes);
   cudaLaunchConfig_t config{};
   config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(ctx.stream.handle());

@@ -49,10 +49,21 @@ __device__ __forceinline__ void bulk_wait_read() {
 // Waits until all of this thread's bulk groups are complete.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Describes a [batch, rows, heads, width] view for TMA, in boxes of 64 columns (128 bytes), box_rows rows and box_heads
-// heads.
-inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
-                                int box_rows, int box_heads = 1) {
+// What a map describes: sizes, and strides in bytes, from the innermost axis outwards.
+struct BoxMapKey {
+  const void* data;
+  cuuint64_t sizes[4], strides[3];
+  cuuint32_t box_rows, box_heads;
+  friend bool operator==(const BoxMapKey&, const BoxMapKey&) = default;
+  size_t hash() const {
+    size_t h = reinterpret_cast<uintptr_t>(data) / 16 + box_rows + box_heads * 256;
+    for (const cuuint64_t n : sizes) h = h * 31 + n;
+    for (const cuuint64_t n : strides) h = h * 31 + n;
+    return h ^ h / 64 ^ h / 4096;
+  }
+};
+
+inline CUtensorMap encode_box_map(const BoxMapKey& k) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -60,21 +71,39 @@ inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batc
     TRIAD_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
+  const cuuint32_t box[4] = {kPanel, k.box_rows, k.box_heads, 1}, steps[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(k.data), k.sizes,
+                                 k.strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  TRIAD_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses: error {}", static_cast<int>(result));
+  return map;
+}
+
+// Describes a [batch, rows, heads, width] view for TMA, in boxes of 64 columns (128 bytes), box_rows rows and box_heads
+// heads. A map is a function of its key alone, so each thread keeps the maps of its last calls: a step calls the same
+// kernels with the same addresses again and again, and encoding takes the host longer than finding a map.
+inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
+                                int box_rows, int box_heads = 1) {
   // An axis of one element may have any stride in a view, but the encoder rejects strides that the engine cannot use.
   const auto stride_bytes = [](int64_t stride, int64_t size) {
     return static_cast<cuuint64_t>(size > 1 ? stride * 2 : kPanelRowBytes);
   };
   const auto size = [](int64_t n) { return static_cast<cuuint64_t>(std::max<int64_t>(n, 1)); };
-  const cuuint64_t sizes[4] = {size(v.width), size(rows), size(heads), size(batch)};
-  const cuuint64_t strides[3] = {stride_bytes(v.row, rows), stride_bytes(v.head, heads), stride_bytes(v.batch, batch)};
-  const cuuint32_t box[4] = {kPanel, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_heads), 1},
-                   steps[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<__nv_bfloat16*>(v.data), sizes,
-                                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  TRIAD_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses: error {}", static_cast<int>(result));
-  return map;
+  const BoxMapKey key{v.data,
+                      {size(v.width), size(rows), size(heads), size(batch)},
+                      {stride_bytes(v.row, rows), stride_bytes(v.head, heads), stride_bytes(v.batch, batch)},
+                      static_cast<cuuint32_t>(box_rows),
+                      static_cast<cuuint32_t>(box_heads)};
+  struct Kept {
+    CUtensorMap map;
+    BoxMapKey key;
+  };
+  constexpr size_t kKept = 64;
+  static thread_local Kept kept[kKept];  // zeros at first: no key has box_rows = 0
+  Kept& found = kept[key.hash() % kKept];
+  if (!(found.key == key)) found = {encode_box_map(key), key};
+  return found.map;
 }
 
 }  // namespace triad::cuda

@@ -55,10 +55,23 @@ size_t run_on(const triad_nsa_context& c, Stream& stream, std::vector<SideStream
   return static_cast<size_t>(scratch.peak_bytes());
 }
 
-// Holds a slot for the duration of a call. get() is nullptr on the CPU, and if no slot is free.
+// Returns the id of the stream's graph capture, 0 on the CPU and if there is none.
+unsigned long long valid_capture(Device device, void* stream) {
+  if (!device.is_cuda()) return 0;
+  const unsigned long long capture = capture_of(stream);
+  if (capture == kInvalidCapture)
+    reject(TRIAD_NSA_ERROR_CUDA, "the stream's graph capture has been invalidated by an earlier error");
+  return capture;
+}
+
+// Holds a slot for the duration of a call. get() is nullptr on the CPU, if the call uses one stream, and if no slot is
+// free.
 class TakenSlot {
  public:
-  TakenSlot(triad_nsa_context& c, void* stream) : context_(c), slot_(c.device.is_cuda() ? c.take(stream) : nullptr) {}
+  TakenSlot(triad_nsa_context& c, void* stream, Streams streams) : context_(c) {
+    const unsigned long long capture = valid_capture(c.device, stream);
+    if (c.device.is_cuda() && (streams != Streams::one || capture != 0)) slot_ = c.take(stream, capture);
+  }
   ~TakenSlot() {
     if (slot_ != nullptr) context_.give_back(slot_);
   }
@@ -67,7 +80,7 @@ class TakenSlot {
 
  private:
   triad_nsa_context& context_;
-  Slot* const slot_;
+  Slot* slot_ = nullptr;
 };
 
 // Orders the work on a slot's main stream after what is already queued on the caller's stream, and, by join(), before
@@ -125,7 +138,7 @@ size_t planned_bytes(const triad_nsa_context& c, const Options& options, const B
 }
 
 void run(triad_nsa_context* c, void* stream, const Options& options, const Key& key, void* workspace,
-         size_t* workspace_bytes, const Body& body, bool large) {
+         size_t* workspace_bytes, const Body& body, Streams streams) {
   if (workspace_bytes == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "workspace_bytes is NULL");
   size_t needed = 0;
   {
@@ -155,11 +168,11 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
   const size_t usable = needed - static_cast<size_t>(kMemAlign);
   try {
     const CurrentDevice current(c->device);
-    const TakenSlot slot(*c, stream);
+    const TakenSlot slot(*c, stream, streams);
     Stream caller = Stream::borrowed(c->device, stream);
     if (slot.get() == nullptr) {
       run_on(*c, caller, nullptr, options, memory, usable, body);
-    } else if (!large) {
+    } else if (streams != Streams::all) {
       run_on(*c, caller, &slot.get()->sides, options, memory, usable, body);
     } else {
       MainStream main(*slot.get(), caller);
@@ -192,21 +205,23 @@ triad_nsa_context::triad_nsa_context(Device on, bool with_streams) : device(on),
 
 // Streams that have joined a graph capture belong to it until it ends. A call may therefore use a slot if the slot's
 // streams belong to no capture, or to the same one as the call's stream.
-Slot* triad_nsa_context::take(void* stream) {
-  const unsigned long long capture = capture_of(stream);
-  if (capture == kInvalidCapture)
-    reject(TRIAD_NSA_ERROR_CUDA, "the stream's graph capture has been invalidated by an earlier error");
+Slot* triad_nsa_context::take(void* stream, unsigned long long capture) {
   const std::lock_guard lock(mutex);
   Slot* best = nullptr;  // the slot of the last call on the same stream, else the one that was used longest ago
   for (const std::unique_ptr<Slot>& slot : slots) {
     if (slot->taken) continue;
-    const unsigned long long its = capture_of(slot->sides[0].stream.handle());
-    if (its != 0 && its != capture) continue;
+    if (slot->captured) {
+      const unsigned long long its = capture_of(slot->sides[0].stream.handle());
+      if (its != 0 && its != capture) continue;
+      slot->captured = its != 0;
+    }
     const bool same = slot->last_call > 0 && slot->last_stream == stream;
     if (best == nullptr || same || slot->last_call < best->last_call) best = slot.get();
     if (same) break;
   }
-  if (best != nullptr) best->taken = true, best->last_stream = stream, best->last_call = ++calls;
+  if (best == nullptr) return nullptr;
+  best->taken = true, best->last_stream = stream, best->last_call = ++calls;
+  best->captured = best->captured || capture != 0;
   return best;
 }
 

@@ -42,13 +42,17 @@ struct Slot {
   std::vector<SideStream> sides;
   void* last_stream = nullptr;  // stream of the slot's last call; calls on the same stream prefer this slot
   int64_t last_call = 0;        // number of that call; 0: there was none
+  bool captured = false;        // whether a call in a graph capture has used the streams, which may still belong to it
   bool taken = false;
 };
 
 // The key of a call in the record of workspace sizes: its function and all arguments except addresses, as bytes.
 class Key {
  public:
-  explicit Key(const char* function) : bytes_(function) {}
+  explicit Key(const char* function) : bytes_(function) {
+    constexpr size_t kMost = 2048;  // enough for every function, so that it is allocated once
+    bytes_.reserve(kMost);
+  }
   template <class Value>
   Key& add(const Value& value) {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -116,11 +120,17 @@ class Call {
   const triad_nsa_context& context_;
 };
 
+// The streams of a call. Each further stream costs the host the time of four calls of CUDA, two events and two waits.
+enum class Streams {
+  one,    // the caller's alone, but in a graph capture, where the host's time does not matter, as `sides`
+  sides,  // those of Slot::sides too
+  all,    // and Slot::main, whose priority saves more time than its events cost if kernels run for long
+};
+
 // Runs `body` as triad_nsa.h specifies for every function with a workspace: without a workspace it measures the size;
-// with one it checks the size and queues the work. large: the work takes so long that the priority of Slot::main saves
-// more time than its events cost.
+// with one it checks the size and queues the work.
 void run(triad_nsa_context*, void* stream, const Options&, const Key&, void* workspace, size_t* workspace_bytes,
-         const Body& body, bool large = false);
+         const Body& body, Streams streams = Streams::sides);
 // Returns the bytes of scratch that `body` needs, without queuing anything.
 size_t planned_bytes(const triad_nsa_context&, const Options&, const Body& body);
 
@@ -166,8 +176,8 @@ struct triad_nsa_context {
   std::unordered_map<std::string, size_t> workspaces;  // bytes by Key
 
   explicit triad_nsa_context(triad::Device device, bool with_streams = true);
-  // Takes a free slot whose side streams a call on `stream` may use. Returns nullptr if there is none; the call then
-  // uses only its own stream.
-  triad::library::Slot* take(void* stream);
+  // Takes a free slot whose side streams a call on `stream`, which belongs to this capture (0: none), may use. Returns
+  // nullptr if there is none; the call then uses only its own stream.
+  triad::library::Slot* take(void* stream, unsigned long long capture);
   void give_back(triad::library::Slot*) noexcept;
 };

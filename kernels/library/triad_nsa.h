@@ -32,8 +32,10 @@
  *    calls can be captured in a CUDA graph; run each call once before the capture, so that CUDA has loaded its
  *    kernels. On the CPU `stream` is ignored and the work is done when the function returns.
  *  - Outputs are overwritten; their old contents do not matter. Inputs and outputs may not overlap.
- *  - One context may be used by several threads and on several streams at the same time. CUDA's current device of the
- *    calling thread is left as it was.
+ *  - One context may be used by several threads and on several streams at the same time, and a device may have several
+ *    contexts. Only triad_nsa_context_destroy has to be alone. CUDA's current device of the calling thread is left as it
+ *    was. What the library remembers between calls belongs to the context or the thread, holds no address that it reads
+ *    later, and does not survive cudaDeviceReset: make no calls after it.
  *  - Equal inputs give equal bits on a given device.
  */
 #ifndef TRIAD_NSA_H

@@ -85,10 +85,14 @@ Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
   return n;
 }
 
-// Whether q has so many rows, tokens times heads, that kernels run for longer than the host takes to queue them.
-bool is_large(const triad_nsa_tensor& q) {
-  constexpr double kRows = 1 << 17;
-  return static_cast<double>(q.size[0]) * static_cast<double>(q.size[1]) * static_cast<double>(q.size[2]) >= kRows;
+// The streams for q's number of rows, tokens times heads. From kAll on, kernels run for longer than the host takes to
+// queue them. Below kSides the events of side streams take longer than the kernels could overlap; backward, which has
+// more kernels and overlaps more of them, needs fewer rows for side streams.
+Streams streams_for(const triad_nsa_tensor& q, bool is_backward) {
+  constexpr double kAll = 1 << 17, kSides = 1 << 15, kSidesBackward = 1 << 13;
+  const double rows = static_cast<double>(q.size[0]) * static_cast<double>(q.size[1]) * static_cast<double>(q.size[2]);
+  if (rows >= kAll) return Streams::all;
+  return rows >= (is_backward ? kSidesBackward : kSides) ? Streams::sides : Streams::one;
 }
 
 Key key_of(const char* function, const triad_nsa_options& options, const triad_nsa_inputs& in) {
@@ -153,13 +157,16 @@ void forward(Call& call, const triad_nsa_inputs* inputs, const triad_nsa_tensor*
   if (out.numel() == 0) return;
   NsaIn in{scaled(call, n.q, scope), n.k, n.v, call.documents(n.documents, n.B, n.T, scope)};
   const NsaComposition c = composition(call.options);
-  const auto compress = [&](Context& on) {
-    if (n.learned) return;
-    nsa_compress_linear_forward(on, s.k_cmp, n.k[0], {}, {c, Phi::avg}, in.documents);
-    nsa_compress_linear_forward(on, s.v_cmp, n.v[0], {}, {c, Phi::avg}, in.documents);
-  };
-  const auto gate = [&](Context& on) { nsa_gate_factors_forward(on, s.gate, n.gate); };
-  nsa_compose_forward(ctx, out, s, in, c, {.gate = gate, .compress = compress});
+  NsaForwardSteps steps;
+  if (n.learned) {
+    steps.gate = [&](Context& on) { nsa_gate_factors_forward(on, s.gate, n.gate); };
+    steps.compress = [](Context&) {};
+  } else {
+    steps.compress = [&](Context& on) {
+      nsa_averages_and_gates(on, {s.k_cmp, s.v_cmp}, {n.k[0], n.v[0]}, c, s.gate, n.gate, in.documents);
+    };
+  }
+  nsa_compose_forward(ctx, out, s, in, c, steps);
 }
 
 // The gradients that the caller wants, checked; absent ones are empty().
@@ -306,7 +313,7 @@ triad_nsa_status triad_nsa_forward(triad_nsa_context* context, void* stream, con
       key.add(saved->block_index != nullptr).add(saved->k_cmp != nullptr).add(saved->v_cmp != nullptr);
     run(
         context, stream, options, key, workspace, workspace_bytes,
-        [&](Call& call) { forward(call, inputs, out, saved); }, is_large(inputs->q));
+        [&](Call& call) { forward(call, inputs, out, saved); }, streams_for(inputs->q, /*is_backward=*/false));
   });
 }
 
@@ -324,7 +331,8 @@ triad_nsa_status triad_nsa_backward(triad_nsa_context* context, void* stream, co
     for (int i = 0; i < 3; ++i) key.add(gradients->k[i]).add(gradients->v[i]);
     run(
         context, stream, options, key, workspace, workspace_bytes,
-        [&](Call& call) { backward(call, inputs, saved, dout, gradients); }, is_large(inputs->q));
+        [&](Call& call) { backward(call, inputs, saved, dout, gradients); },
+        streams_for(inputs->q, /*is_backward=*/true));
   });
 }
 

@@ -1,6 +1,8 @@
 // Queues the ops of NSA in the order of their dependencies. It contains no arithmetic.
 #include "kernels/nsa/compose.h"
 
+#include <optional>
+
 #include "engine/fork_join.h"
 #include "kernels/nsa/gate_factors.h"
 
@@ -21,14 +23,18 @@ void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaI
   ForkJoin window(ctx, 0, [&](Context& side) {
     nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
   });
-  ForkJoin gate(ctx, 2, steps.gate);
+  std::optional<ForkJoin> gate;
+  if (steps.gate) gate.emplace(ctx, 2, steps.gate);
   steps.compress(ctx);
   nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in.q, s.k_cmp, s.v_cmp, in.documents}, c);
   if (!c.keep_block_index) nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp], c, in.documents);
   const AttendOut selected{s.o[kSel], s.lse[kSel]};
   const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel], in.documents};
   const CombineAlong combine{out, s.o[kCmp], s.o[kWin], s.gate};
-  const auto join = [&] { gate.join(), window.join(); };
+  const auto join = [&] {
+    if (gate) gate->join();
+    window.join();
+  };
   const bool gate_per_group = s.gate.size(3) == in.k[kSel].size(2);
   if (gate_per_group && nsa_attend_selected_combines(ctx, selected, selected_in, s.block_index, c.l_sel, combine)) {
     join();

@@ -11,7 +11,7 @@ namespace triad {
 // The caller's functions. Gates are [3,B,T,H] acc, where H is Hkv (one gate for all heads of a group) or Hq (one per
 // head). NsaIn, NsaSaved and NsaGrad describe the other tensors.
 struct NsaForwardSteps {
-  std::function<void(Context&)> gate;      // fills saved.gate
+  std::function<void(Context&)> gate;      // fills saved.gate; absent if compress does that too
   std::function<void(Context&)> compress;  // fills saved.k_cmp and v_cmp
 };
 struct NsaBackwardSteps {

@@ -1,5 +1,6 @@
 // Cases of phi.
 #include "kernels/nsa/document_cases.h"
+#include "kernels/nsa/gate_factors.h"
 #include "kernels/ops/cast.h"
 
 namespace triad {
@@ -39,6 +40,27 @@ OpCase compress_case(std::string name, int64_t B, int64_t T, int64_t H, int64_t 
     nsa_compress_backward(ctx, a["dx"], {a["dw"], a["dpos"], a["dfc1"], a["dfc2"]}, dy, a["x"],
                           {a["w"], a["pos"], a["fc1"], a["fc2"]}, o, documents_of(a));
   };
+  return c;
+}
+
+// k and v of widths dk and dv, and gates for H heads, which may be factors of the element type or of acc.
+OpCase averages_case(std::string name, int64_t B, int64_t T, int64_t Hkv, int64_t dk, int64_t dv, int64_t H,
+                     const CompressionBlocks& o, ArgType factors = ArgType::acc, int64_t row_pad = 0) {
+  const int64_t Tc = compressed_length(T, o.l, o.d);
+  OpCase c{.op = "nsa_averages_and_gates", .name = std::move(name)};
+  c.args = {{.name = "k", .role = ArgRole::constant, .shape = {B, T, Hkv, dk}, .row_pad = row_pad},
+            {.name = "v", .role = ArgRole::constant, .shape = {B, T, Hkv, dv}},
+            {.name = "factors", .role = ArgRole::constant, .shape = {B, T, H, 3}, .type = factors, .row_pad = row_pad},
+            {.name = "k_cmp", .role = ArgRole::output, .shape = {B, Tc, Hkv, dk}},
+            {.name = "v_cmp", .role = ArgRole::output, .shape = {B, Tc, Hkv, dv}},
+            {.name = "gate", .role = ArgRole::output, .shape = {3, B, T, H}, .type = ArgType::acc}};
+  c.forward = [o](Context& ctx, const Args& a) {
+    nsa_averages_and_gates(ctx, {a["k_cmp"], a["v_cmp"]}, {a["k"], a["v"]}, o, a["gate"], a["factors"],
+                           documents_of(a));
+  };
+  const double rows = static_cast<double>(B * T * Hkv * (dk + dv)), gates = static_cast<double>(3 * B * T * H);
+  c.forward_written = 2 * rows / static_cast<double>(o.d) + 4 * gates;
+  c.forward_bytes = 2 * rows + 4 * gates + c.forward_written;
   return c;
 }
 
@@ -91,6 +113,14 @@ std::vector<OpCase> compress_cases() {
     cases.back().bench = true;
   }
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  cases.push_back(averages_case("31_no_block", 1, 31, 2, 8, 8, 2, {32, 16}));
+  cases.push_back(averages_case("2x100_per_head", 2, 100, 2, 64, 64, 6, {32, 16}, ArgType::element, 8));
+  cases.push_back(averages_case("47_widths_192_128", 1, 47, 3, 192, 128, 3, {6, 3}));
+  cases.push_back(averages_case("47_one_width_odd", 1, 47, 3, 64, 10, 3, {6, 3}, ArgType::element));
+  cases.push_back(averages_case("47_odd", 1, 47, 1, 7, 10, 5, {6, 3}, ArgType::acc, 3));
+  cases.push_back(packed(averages_case("docs_33_64_65_127", 1, 127, 2, 8, 16, 4, {8, 4}), kMixed, 8));
+  cases.push_back(averages_case("m7c", 16, 2048, 2, 64, 64, 2, {32, 16}));
+  cases.back().bench = true;
   return cases;
 }
 

@@ -4,6 +4,7 @@
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
 #include "kernels/nsa/cpu/compress.h"
+#include "kernels/nsa/gate_factors.h"
 
 namespace triad {
 
@@ -107,6 +108,21 @@ void nsa_compress_linear_backward(Context& ctx, Tensor dx, const PhiGrads& grads
     if constexpr (kBuiltWithCuda) return cuda::compress_linear_backward(ctx, dx, grads, dy, x, w, o, documents);
   }
   dispatch_float(x.dtype, [&]<class T>() { linear_backward_cpu<T>(ctx, dx, grads, dy, x, w, o, documents); });
+}
+
+void nsa_averages_and_gates(Context& ctx, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
+                            const CompressionBlocks& blocks, Tensor gate, ConstTensor factors,
+                            const Documents& documents) {
+  const OpScope op_scope(ctx, "nsa_averages_and_gates");
+  const PhiOptions avg{blocks, Phi::avg};
+  if (ctx.device.is_cuda()) {
+    for (int i = 0; i < 2; ++i) check_compress(x[i], y[i], x[0].dtype, {}, avg, documents);
+    check_gate_factors("nsa_averages_and_gates", gate, factors);
+    if constexpr (kBuiltWithCuda)
+      if (cuda::averages_and_gates(ctx, y, x, blocks, gate, factors, documents)) return;
+  }
+  for (int i = 0; i < 2; ++i) nsa_compress_linear_forward(ctx, y[i], x[i], {}, avg, documents);
+  nsa_gate_factors_forward(ctx, gate, factors);
 }
 
 }  // namespace triad

@@ -12,15 +12,6 @@ namespace triad {
 
 namespace {
 
-void check_factors(const char* what, const ConstTensor& gate, const ConstTensor& factors) {
-  TRIAD_CHECK(gate.rank == 4 && gate.size(0) == 3 && gate.contiguous() && acc_dtype(gate.dtype) == gate.dtype,
-              "{}: gate is {}, not [3,B,T,H]", what, gate.str());
-  if (factors.empty()) return;
-  TRIAD_CHECK(is_float(factors.dtype) && acc_dtype(factors.dtype) == gate.dtype, "{}: factors are {}, gates {}", what,
-              factors.str(), gate.str());
-  check_tensor(what, factors, {gate.size(1), gate.size(2), gate.size(3), 3}, factors.dtype);
-}
-
 // Element (i, k) of factors, i counting the rows (b, t, h) and k the branches.
 template <class T, class TensorType>
 auto& factor(const TensorType& t, int64_t i, int64_t k) {
@@ -31,9 +22,18 @@ auto& factor(const TensorType& t, int64_t i, int64_t k) {
 
 }  // namespace
 
+void check_gate_factors(const char* op, const ConstTensor& gate, const ConstTensor& factors) {
+  TRIAD_CHECK(gate.rank == 4 && gate.size(0) == 3 && gate.contiguous() && acc_dtype(gate.dtype) == gate.dtype,
+              "{}: gate is {}, not [3,B,T,H]", op, gate.str());
+  if (factors.empty()) return;
+  TRIAD_CHECK(is_float(factors.dtype) && acc_dtype(factors.dtype) == gate.dtype, "{}: factors are {}, gates {}", op,
+              factors.str(), gate.str());
+  check_tensor(op, factors, {gate.size(1), gate.size(2), gate.size(3), 3}, factors.dtype);
+}
+
 void nsa_gate_factors_forward(Context& ctx, Tensor gate, ConstTensor factors) {
   const OpScope op_scope(ctx, "nsa_gate_factors_forward");
-  check_factors("nsa_gate_factors", gate, factors);
+  check_gate_factors("nsa_gate_factors", gate, factors);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_gate_factors_forward(ctx, gate, factors);
   }
@@ -49,7 +49,7 @@ void nsa_gate_factors_forward(Context& ctx, Tensor gate, ConstTensor factors) {
 
 void nsa_gate_factors_backward(Context& ctx, Tensor dfactors, ConstTensor dgate) {
   const OpScope op_scope(ctx, "nsa_gate_factors_backward");
-  check_factors("nsa_gate_factors backward", dgate, dfactors);
+  check_gate_factors("nsa_gate_factors backward", dgate, dfactors);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_gate_factors_backward(ctx, dfactors, dgate);
   }

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "engine/context.h"
+#include "kernels/nsa/compress.h"
 
 namespace triad {
 
@@ -20,10 +21,20 @@ void nsa_gate_factors_backward(Context&, Tensor dfactors, ConstTensor dgate);
 void nsa_gate_dout(Context&, const std::array<Tensor, 3>& gated, Tensor bounds, ConstTensor dout, ConstTensor gate);
 // The factor by which bounds exceed the gates.
 inline constexpr double kGateBoundSlack = 1.0 + 1.0 / 64;
+// y[0], y[1] overwritten  <-  x[0], x[1], as nsa_compress_forward with phi avg; gate  <-  factors, as above. For keys,
+// values and gates that forward needs first: one kernel computes them, where launches take longer than kernels.
+void nsa_averages_and_gates(Context&, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
+                            const CompressionBlocks&, Tensor gate, ConstTensor factors,
+                            const Documents& documents = {});
+// Throws, with the name of the op, unless these are gate and factors of nsa_gate_factors_forward.
+void check_gate_factors(const char* op, const ConstTensor& gate, const ConstTensor& factors);
 
 namespace cuda {
 void nsa_gate_factors_forward(Context&, Tensor gate, ConstTensor factors);
 void nsa_gate_factors_backward(Context&, Tensor dfactors, ConstTensor dgate);
 void nsa_gate_dout(Context&, const std::array<Tensor, 3>& gated, Tensor bounds, ConstTensor dout, ConstTensor gate);
+// Returns false, and queues nothing, if the two need kernels of different vector lengths, or the gates are too many.
+bool averages_and_gates(Context&, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
+                        const CompressionBlocks&, const Tensor& gate, const ConstTensor& factors, const Documents&);
 }  // namespace cuda
 }  // namespace triad

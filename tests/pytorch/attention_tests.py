@@ -264,6 +264,25 @@ class Inside(unittest.TestCase):
             each.join()
         self.assertFalse(wrong)
 
+    def test_memory_of_a_small_workspace(self):
+        """The same bits whether the workspace has memory of its own or shares that of what backward needs."""
+        from triad_nsa import plans
+
+        before = plans.SMALL_SHARE
+        self.addCleanup(setattr, plans, "SMALL_SHARE", before)
+        for case in (dict(), dict(shared=True, gate="head"), dict(learned=True, bounds=SHORT)):
+            results = []
+            for share in (1 << 60, 0):  # never, always
+                plans.SMALL_SHARE = share
+                plans._plans.__dict__.clear()
+                p = Problem(**case)
+                out = p.run()
+                plan = next(call.plan for call in plans._plans.by_key.values() if hasattr(call, "plan"))
+                self.assertEqual(plan.workspace_at is None, share > 0)
+                results.append((out, *p.gradients(out)))
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(*results)))
+        plans._plans.__dict__.clear()
+
     def test_second_derivative(self):
         p = Problem()
         dq, = torch.autograd.grad(p.run().sum(), [p.q], create_graph=True)

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Times triad_nsa.attention on a GPU next to the peers that are installed, and to `triad bench attention` in the same run.
 
-  bench.py [--triad PROGRAM] [--shapes BxTxHqxHkvxd,...] [--peers NAME,...] [--json FILE] [--readme]
+  bench.py [--triad PROGRAM] [--shapes BxTxHqxHkvxd,...] [--peers NAME,...] [--json FILE] [--readme] [--host]
 
 A time is the median of CUDA events around 15 to 31 calls that are queued without waiting, each after a write that evicts the
 L2 cache, as in `triad bench`. Inputs are bf16 slices of one projection's rows, as a model makes them, with keys and values
 for each branch; forward keeps what backward needs. peak: extra memory of both passes. Peers: SDPA (dense attention) by
 cuDNN and by FlashAttention; flash_nsa; fla (its own NSA: no window, compressed blocks that do not overlap).
 
---readme writes the table of times into README.md. Host time: of one forward call while the GPU is idle, next to a trivial operator of torch.library.custom_op."""
+--readme writes the table of times into README.md. Host time: of one forward call while the GPU is idle, next to a trivial
+operator of torch.library.custom_op, at the first of --shapes and at a short one. --host times nothing else."""
 import argparse
+import functools
 import gc
 import json
 import pathlib
@@ -107,7 +109,10 @@ def measure(peer, shape, clock):
     return {"forward_ms": forward, "backward_ms": backward, "peak_mib": peak / 2**20}
 
 
-def host_us(work, count=200):
+SHORT = "1x2048x12x2x64"  # a shape at which the host's time matters
+
+
+def host_us(work, count=500):
     times = []
     for _ in range(count):
         torch.cuda.synchronize()
@@ -117,13 +122,19 @@ def host_us(work, count=200):
     return statistics.median(times) * 1e6
 
 
-def host_times(shape):
+@functools.cache
+def trivial_operator():
     @torch.library.custom_op("triad_nsa_bench::trivial", mutates_args=())
     def trivial(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x)
 
     trivial.register_fake(torch.empty_like)
     trivial.register_autograd(lambda ctx, g: g, setup_context=lambda ctx, inputs, output: None)
+    return trivial
+
+
+def host_times(shape):
+    trivial = trivial_operator()
     call, leaves = call_of("triad_nsa", *shape)
     result = {}
     for name, mode in (("training", torch.enable_grad), ("inference", torch.no_grad)):
@@ -158,7 +169,7 @@ def write_readme(rows):
     lines += [f"| {r['shape']} | {r['what']} | {r['forward_ms']:.3f} | {r['backward_ms']:.3f} | {r['peak_mib']:.0f} |"
               for r in rows if "forward_ms" in r]
     lines.append("")
-    lines += [f"{r['what'].capitalize()}: a forward takes {r['forward_us']:.0f} microseconds, a trivial operator {r['trivial_us']:.0f}."
+    lines += [f"{r['what'].capitalize()}, {r['shape']}: a forward takes {r['forward_us']:.0f} microseconds, a trivial operator {r['trivial_us']:.0f}."
               for r in rows if "forward_us" in r]
     path.write_text(before + "\n".join(lines) + "\n<!-- end -->" + after)
 
@@ -170,6 +181,7 @@ def main():
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--readme", action="store_true")
+    parser.add_argument("--host", action="store_true")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("bench.py needs a GPU")
@@ -194,7 +206,7 @@ def main():
         except Exception as error:  # a peer that is missing, or that cannot take the shape
             return {"skipped": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
 
-    for text in shapes if "triad_nsa" in peers else []:
+    for text in shapes if "triad_nsa" in peers and not options.host else []:
         ours = add(text, "triad_nsa", try_to_measure(text, "triad_nsa"))
         if options.triad:
             gc.collect()
@@ -203,16 +215,19 @@ def main():
             if "forward_ms" in ours and "forward_ms" in theirs:
                 print(f"{'':>22} ratio        {ours['forward_ms'] / theirs['forward_ms']:11.3f} "
                       f"{ours['backward_ms'] / theirs['backward_ms']:12.3f}", flush=True)
-    for name, row in host_times(sizes[shapes[0]]).items():
-        rows.append({"shape": shapes[0], "what": f"host, {name}", **row})
-        print(f"host time of a forward, {name}: {row['forward_us']:.1f} us, a trivial operator {row['trivial_us']:.1f} us, "
-              f"beyond it {row['beyond_us']:.1f} us", flush=True)
+    for text in dict.fromkeys((shapes[0], SHORT)):
+        for name, row in host_times(tuple(map(int, text.split("x")))).items():
+            rows.append({"shape": text, "what": f"host, {name}", **row})
+            print(f"host time of a forward, {text}, {name}: {row['forward_us']:.1f} us, a trivial operator "
+                  f"{row['trivial_us']:.1f} us, beyond it {row['beyond_us']:.1f} us", flush=True)
+    if options.host:
+        peers = []
     # Peers are last: an illegal access of one of them would end the others' measurements, too.
     for text in shapes:
         for peer in peers:
             if peer != "triad_nsa":
                 add(text, peer, try_to_measure(text, peer))
-    rows.sort(key=lambda row: shapes.index(row["shape"]))
+    rows.sort(key=lambda row: (*shapes, SHORT).index(row["shape"]))
     if options.readme:
         write_readme(rows)
     if options.json:

@@ -11,7 +11,8 @@
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/documents.cuh"
 #include "kernels/common/partials.cuh"
-#include "kernels/nsa/compress.h"
+#include "kernels/nsa/gate_factors.h"
+#include "kernels/nsa/gpu/gate_factors.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -46,13 +47,13 @@ struct VectorIndex {
 };
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// Forward of conv, y_c = sum_i w[i] x[c*d + i], and of avg (w = nullptr), the mean. count: number of vectors of y.
-// Writes 0 for a block that no document uses.
+// Computes vector `index` of y: forward of conv, y_c = sum_i w[i] x[c*d + i], and of avg (w = nullptr), the mean.
+// count: number of vectors of y. Writes 0 for a block that no document uses.
 template <class T, int V>
-__global__ void __launch_bounds__(kThreads)
-    compress_kernel(Bthd<T> y, Bthd<const T> x, const T* __restrict__ w, int64_t w_stride, Geometry g, int64_t count) {
-  if (thread_index() >= count) return;
-  const VectorIndex at(thread_index(), g.Tc, g.H, g.D, V);
+__device__ __forceinline__ void compress_vector(const Bthd<T>& y, const Bthd<const T>& x, const T* __restrict__ w,
+                                                int64_t w_stride, const Geometry& g, int64_t index, int64_t count) {
+  if (index >= count) return;
+  const VectorIndex at(index, g.Tc, g.H, g.D, V);
   const int64_t begin = g.begin(at.b, at.row);
   const T* p = x.row(at.b, begin, at.h) + at.column;
   float sum[V] = {};
@@ -75,6 +76,35 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < V; ++j) sum[j] /= static_cast<float>(g.l);
   }
   store_vector<V>(y.row(at.b, at.row, at.h) + at.column, sum);
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    compress_kernel(Bthd<T> y, Bthd<const T> x, const T* __restrict__ w, int64_t w_stride, Geometry g, int64_t count) {
+  compress_vector<T, V>(y, x, w, w_stride, g, thread_index(), count);
+}
+
+// The averages of one tensor, the number of their vectors, and of the CTAs that compute them.
+template <class T>
+struct Averages {
+  Bthd<T> y;
+  Bthd<const T> x;
+  Geometry g;
+  int64_t count;
+  unsigned ctas;
+};
+// The first CTAs compute the averages of the first tensor, the next ones those of the second, the last ones the planes
+// of gates.
+template <class T, int V, class Factor>
+__global__ void __launch_bounds__(kThreads)
+    averages_and_gates_kernel(Averages<T> first, Averages<T> second, float* __restrict__ gate,
+                              Factors<const Factor> factors, int64_t gate_rows) {
+  const unsigned cta = blockIdx.x, both = first.ctas + second.ctas;
+  if (cta >= both) return factors.write_planes(gate, int64_t{cta - both} * kThreads + threadIdx.x, gate_rows);
+  const bool is_first = cta < first.ctas;
+  const Averages<T> a = is_first ? first : second;
+  const int64_t index = int64_t{is_first ? cta : cta - first.ctas} * kThreads + threadIdx.x;
+  compress_vector<T, V>(a.y, a.x, nullptr, 0, a.g, index, a.count);
 }
 
 // AvgTerm, ConvTerm, RowTerm: the gradient that block c passes to its i-th token, one struct for each kind of phi.
@@ -238,6 +268,33 @@ void compress_linear_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWei
              conv ? weights.w.ptr<T>() : nullptr, weights.w.stride[0], g, count);
     });
   });
+}
+
+bool averages_and_gates(Context& ctx, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
+                        const CompressionBlocks& blocks, const Tensor& gate, const ConstTensor& factors,
+                        const Documents& documents) {
+  const PhiOptions avg{blocks, Phi::avg};
+  const DType factor = factors.empty() ? DType::f32 : factors.dtype;
+  const int64_t rows = gate.numel() / 3;
+  bool fits = false;
+  dispatch_gpu_float(x[0].dtype, [&]<class T>() {
+    const bool vectors = all_have_vectors(kVector<T>, y[0], x[0]);
+    fits = vectors == all_have_vectors(kVector<T>, y[1], x[1]) && rows < int64_t{1} << 31;
+    if (!fits) return;
+    dispatch_vector<T>(vectors, [&]<int V>() {
+      const auto of = [&](int i) {
+        const int64_t count = y[i].numel() / V;
+        return Averages<T>{bthd<T>(y[i]), bthd<T>(x[i]), geometry(x[i], avg, documents), count, grid_for(count).x};
+      };
+      const Averages<T> first = of(0), second = of(1);
+      const dim3 grid(first.ctas + second.ctas + grid_for(rows).x);
+      dispatch_gpu_float(factor, [&]<class F>() {
+        launch(ctx, "averages_and_gates", averages_and_gates_kernel<T, V, F>, grid, kThreads, 0, first, second,
+               gate.ptr<float>(), factors_of<const F>(factors, gate), rows);
+      });
+    });
+  });
+  return fits;
 }
 
 void compress_linear_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,

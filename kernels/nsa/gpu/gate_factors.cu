@@ -3,44 +3,17 @@
 #include "kernels/nsa/gate_factors.h"
 
 #include "kernels/common/bthd.cuh"
+#include "kernels/nsa/gpu/gate_factors.cuh"
 
 namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 
-// A view of the caller's gates [B,T,H,3]: the factors of the three branches. Strides are in elements and may be any.
-// data == nullptr: every factor is 1/3.
-template <class T>
-struct Factors {
-  T* data;
-  int64_t stride_b, stride_t, stride_h, stride_k;
-  int64_t tokens;  // T
-  int heads;
-  __device__ T& at(int64_t row, int k) const {
-    const int64_t token = row / heads;
-    return data[token / tokens * stride_b + token % tokens * stride_t + row % heads * stride_h + k * stride_k];
-  }
-};
-template <class T, class TensorType>
-Factors<T> factors_of(const TensorType& t, const ConstTensor& gate) {
-  if (t.empty()) return {nullptr, 0, 0, 0, 0, gate.size(2), static_cast<int>(gate.size(3))};
-  return {t.template ptr<std::remove_const_t<T>>(),
-          t.stride[0],
-          t.stride[1],
-          t.stride[2],
-          t.stride[3],
-          t.size(1),
-          static_cast<int>(t.size(2))};
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gate_factors_forward_kernel(float* __restrict__ gate, Factors<const T> factors, int64_t rows) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= rows) return;
-#pragma unroll
-  for (int k = 0; k < 3; ++k) gate[k * rows + i] = factors.data == nullptr ? 1.0f / 3.0f : to_float(factors.at(i, k));
+  factors.write_planes(gate, int64_t{blockIdx.x} * kThreads + threadIdx.x, rows);
 }
 
 template <class T>

@@ -1,6 +1,5 @@
 """triad_nsa.attention: Native Sparse Attention (arXiv 2502.11089) as a function of PyTorch tensors."""
 import math
-import math
 from typing import NamedTuple
 
 import torch
@@ -110,7 +109,7 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
     if v_shared:
         v1 = v2 = None
     tensors = [q, k0, k1, k2, v0, v1, v2, gate, k_cmp, v_cmp]
-    device_type = q.device.type
+    device_type = "cuda" if q.is_cuda else q.device.type
     if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
         tensors = _autocast(tensors[:7], device_type) + [gate] + _autocast(tensors[8:], device_type)
         q = tensors[0]
@@ -118,7 +117,7 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
         tensors[7] = gate.to(accumulator(q.dtype))
     if cu_seqlens is not None and q.dim() == 3:
         check_bounds(cu_seqlens, q.shape[0], None if k_cmp is None else k_cmp.shape[0], tuple(compress))
-    options = [*compress, block, selected, window, init_blocks, local_blocks, int(_settings["signed_gates"])]
+    options = (*compress, block, selected, window, init_blocks, local_blocks, int(_settings["signed_gates"]))
     result = ops.forward(tensors, cu_seqlens, options, 0.0 if scale is None else scale, return_parts)
     return (result[0], _parts(*result, cu_seqlens, block)) if return_parts else result
 

@@ -7,8 +7,8 @@ tracing or dispatch mode.
 """
 import torch
 
-from .arguments import INPUTS, K_CMP, Sizes, accumulator, check_inputs
-from .plans import BackwardPlan, ForwardPlan, begins, plan_of
+from .arguments import INPUTS, Sizes, accumulator, check_inputs
+from .plans import BackwardPlan, ForwardPlan, absences, begins, plan_of
 
 COUNT = len(INPUTS)
 _TENSORS = ", ".join(f"Tensor{'' if name == 'q' else '?'} {name}" for name in INPUTS)
@@ -23,10 +23,11 @@ torch.library.define("triad_nsa::backward", f"(Tensor dout, {_TENSORS}, Tensor? 
 
 def _forward(*arguments):
     *tensors, cu_seqlens, options, scale, keep = arguments
-    plan = plan_of(ForwardPlan, tensors, cu_seqlens, tuple(options), scale, keep)
+    given = [x for x in (*tensors, cu_seqlens) if x is not None]
+    plan = plan_of(ForwardPlan, given, absences(tensors, cu_seqlens), tuple(options), scale, keep)
     if keep:
-        return plan.in_parts(tensors, cu_seqlens)
-    out = plan.run(tensors, cu_seqlens, None)
+        return plan.in_parts(given)
+    out = plan.run(given, None)
     return out, out.new_empty(0), out.new_empty(0), out.new_empty(0)
 
 
@@ -44,8 +45,9 @@ def _(*arguments):
 
 def _backward(*arguments):
     dout, *tensors, cu_seqlens, values, lse, lists, options, scale, wanted = arguments
-    plan = plan_of(BackwardPlan, tensors, cu_seqlens, tuple(options), scale, dout, wanted)
-    return plan.run(tensors, cu_seqlens, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()), dout)
+    given = [x for x in (*tensors, cu_seqlens) if x is not None]
+    plan = plan_of(BackwardPlan, (*given, dout), absences(tensors, cu_seqlens), tuple(options), scale, wanted)
+    return plan.run(given, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()), dout)
 
 
 @torch.library.register_fake("triad_nsa::backward")
@@ -126,44 +128,62 @@ _forward_op, _backward_op = torch.ops.triad_nsa.forward.default, torch.ops.triad
 
 # ---- around the dispatcher ----
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: 1)
 
 
-def _plain(tensors):
-    """Whether no one but autograd watches what happens to these tensors."""
-    return _modes() == 0 and _transforms() is None and all(x is None or type(x) in _PLAIN for x in tensors)
+def _watched():
+    """Whether tracing, a dispatch mode or a transform has to see the operators."""
+    return torch.compiler.is_compiling() or _modes() != 0 or _transforms() is not None
+
+
+class _DirectCall:
+    """A call around the dispatcher: the plan, and what only the call's derivative needs."""
+
+    def __init__(self, given, absent, options, scale, grad_enabled):
+        self.differentiable = grad_enabled and any([x.requires_grad for x in given])
+        self.absent, self.options, self.scale = absent, options, scale
+        self.present = [i for i, missing in enumerate(absent) if not missing]
+        self.plan = ForwardPlan(given, absent, options, scale, self.differentiable)
+
+    def gradients(self, given, kept, dout, needed):
+        """The gradients of `given`, where needed; None for the others."""
+        wanted = sum([1 << i for i, need in zip(self.present, needed) if need])
+        if torch.is_grad_enabled() or _watched() or not _PLAIN.issuperset(map(type, (*given, kept, dout))):
+            tensors, cu_seqlens = self.plan.all_inputs(given, self.absent)
+            found = _backward_op(dout, *tensors, cu_seqlens, *self.plan.parts(kept), self.options, self.scale, wanted)
+        else:
+            plan = plan_of(BackwardPlan, (*given, dout), self.absent, self.options, self.scale, wanted)
+            found = plan.run(given, self.plan.addresses(kept), dout)
+        found = iter(found)
+        return [next(found) if need else None for need in needed]
 
 
 class _Direct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):
-        *tensors, cu_seqlens, options, scale = inputs
-        plan = plan_of(ForwardPlan, tensors, cu_seqlens, options, scale, True)
-        out, kept = plan.in_one_buffer(tensors, cu_seqlens)
-        ctx.save_for_backward(*tensors, cu_seqlens, kept)
-        ctx.plan, ctx.options, ctx.scale = plan, options, scale
+    def forward(ctx, call, *given):
+        out, kept = call.plan.in_one_buffer(given)
+        ctx.save_for_backward(*given, kept)
+        ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        *tensors, cu_seqlens, kept = ctx.saved_tensors
-        wanted = _wanted(ctx, tensors)
-        if torch.is_grad_enabled() or not _plain((dout, kept)):
-            found = _backward_op(dout, *tensors, cu_seqlens, *ctx.plan.parts(kept), ctx.options, ctx.scale, wanted)
-            return _all_gradients(found, wanted)[:-1]
-        plan = plan_of(BackwardPlan, tensors, cu_seqlens, ctx.options, ctx.scale, dout, wanted)
-        return _all_gradients(plan.run(tensors, cu_seqlens, ctx.plan.addresses(kept), dout), wanted)[:-1]
+        *given, kept = ctx.saved_tensors
+        return None, *ctx.call.gradients(given, kept, dout, ctx.needs_input_grad[1:])
 
 
 def forward(tensors, cu_seqlens, options, scale, parts):
     """tensors: in the order of INPUTS. Returns the output, and if parts, also values, lse and lists."""
-    gradients = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors])
-    if parts or torch.compiler.is_compiling() or not _plain(tensors):
-        out, *kept = _forward_op(*tensors, cu_seqlens, options, scale, parts or gradients)
-        return (out, *kept) if parts else out
-    options = tuple(options)
-    if gradients:
-        return _Direct.apply(*tensors, cu_seqlens, options, scale)
-    return plan_of(ForwardPlan, tensors, cu_seqlens, options, scale, False).run(tensors, cu_seqlens, None)
+    grad_enabled = torch.is_grad_enabled()
+    if not parts and not _watched():
+        given = [x for x in tensors if x is not None]
+        if cu_seqlens is not None:
+            given.append(cu_seqlens)
+        if _PLAIN.issuperset(map(type, given)):
+            call = plan_of(_DirectCall, given, absences(tensors, cu_seqlens), options, scale, grad_enabled)
+            return _Direct.apply(call, *given) if call.differentiable else call.plan.run(given, None)
+    keep = parts or grad_enabled and any([x is not None and x.requires_grad for x in tensors])
+    out, *kept = _forward_op(*tensors, cu_seqlens, options, scale, keep)
+    return (out, *kept) if parts else out

@@ -4,6 +4,7 @@ Shapes, strides and options of a call decide everything but addresses. They are 
 library's structures filled in; a later call of the same key sets only their pointers, so that it takes little host time.
 """
 import ctypes
+import operator
 import threading
 from ctypes import byref, c_size_t, c_void_p
 
@@ -15,6 +16,7 @@ from .arguments import FIELDS, GATE, K_CMP, Sizes, accumulator, blocks_within, c
 ALIGNMENT = 16  # bytes, of what forward leaves for backward
 SOME_ADDRESS = 4096  # of pointers in a query of the workspace, which count as given
 KEPT_PLANS = 512
+SMALL_SHARE = 32  # a workspace this many times smaller than what backward needs shares its memory
 
 
 def begins(counts, dtype):
@@ -102,10 +104,14 @@ def address(structure):
 
 
 class Plan:
-    """The library's structures for calls of one key. Each thread has its own, since a call sets their pointers."""
+    """The library's structures for calls of one key. Each thread has its own, since a call sets their pointers.
 
-    def __init__(self, tensors, cu_seqlens, options, scale):
+    `given` are the inputs that are present, in the order of INPUTS, and cu_seqlens at the end if rows are packed."""
+
+    def __init__(self, given, absent, options, scale):
+        tensors, cu_seqlens = self.all_inputs(given, absent)
         check_inputs(tensors, cu_seqlens, options)
+        self.absent = absent
         # What the library cannot read as it is: strides on the last axis, and learned blocks of packed documents.
         self.copied = [i for i, x in enumerate(tensors) if x is not None and i != GATE and x.stride(-1) != 1]
         self.spread = cu_seqlens is not None and tensors[K_CMP] is not None
@@ -115,7 +121,8 @@ class Plan:
         self.device, self.dtype = q.device, q.dtype
         self.sizes = sizes = Sizes(tensors, options)
         self.compress = options[:2]
-        tensors, cu_seqlens, _ = self.readable(tensors, cu_seqlens)
+        given, _ = self.readable(given)
+        self.read = tensors, cu_seqlens = self.all_inputs(given, absent)
 
         self.index = q.device.index if q.is_cuda else library.CPU
         self.context = library.context(self.index)
@@ -128,14 +135,13 @@ class Plan:
 
         self.inputs, self.saved, self.out = library.new(library.Inputs), library.new(library.Saved), library.Tensor()
         self.pointers = []
-        for i, (x, field) in enumerate(zip(tensors, FIELDS)):
+        for x, field in zip(tensors, FIELDS):
             if x is not None:
                 describe(part(self.inputs, field), x)
-                self.pointers.append((i, library.pointer_in(self.inputs, (*field, "data"))))
-        self.bounds = None
+                self.pointers.append(library.pointer_in(self.inputs, (*field, "data")))
         if cu_seqlens is not None:
             self.inputs.documents.count = cu_seqlens.numel() - 1
-            self.bounds = library.pointer_in(self.inputs, ("documents", "cu_seqlens"))
+            self.pointers.append(library.pointer_in(self.inputs, ("documents", "cu_seqlens")))
         self.values = Buffer(sizes.values, q.dtype, q.device)
         self.value_pointers = self.values.pointers(self.saved, [("o", 0), ("o", 1), ("o", 2), ("k_cmp",), ("v_cmp",)])
         self.lse = Buffer(sizes.lse, accumulator(q.dtype), q.device)
@@ -143,13 +149,21 @@ class Plan:
         self.lists_pointer = library.pointer_in(self.saved, ("block_index",))
         self.out_pointer = library.pointer_in(self.out, ("data",))
         self.workspace_bytes = c_size_t()
+        self.saved_at = None
         self.set_saved((SOME_ADDRESS,) * 3)
 
-    def readable(self, tensors, cu_seqlens):
+    @staticmethod
+    def all_inputs(given, absent):
+        """The tensors in the order of INPUTS, with None for absent ones, and cu_seqlens or None."""
+        given = iter(given)
+        *tensors, cu_seqlens = [None if missing else next(given) for missing in absent]
+        return tensors, cu_seqlens
+
+    def readable(self, given):
         """The inputs as the library can read them, and the rows of learned blocks, to turn their gradients back."""
         if self.as_they_are:
-            return tensors, cu_seqlens, None
-        tensors, row = list(tensors), None
+            return given, None
+        (tensors, cu_seqlens), row = self.all_inputs(given, self.absent), None
         for i in self.copied:
             tensors[i] = tensors[i].contiguous()
         if self.strided_bounds:
@@ -157,17 +171,13 @@ class Plan:
         if self.spread:
             row = block_rows(tensors[K_CMP].size(0), cu_seqlens, self.sizes.Tc, *self.compress)
             tensors[K_CMP:] = [spread_blocks(x, row, self.sizes.Tc) for x in tensors[K_CMP:]]
-        return tensors, cu_seqlens, row
-
-    def set_inputs(self, tensors, cu_seqlens):
-        for i, pointer in self.pointers:
-            pointer.value = tensors[i].data_ptr()
-        if cu_seqlens is not None:
-            self.bounds.value = cu_seqlens.data_ptr()
+        return [x for x in (*tensors, cu_seqlens) if x is not None], row
 
     def set_saved(self, addresses):
         """The addresses of what forward leaves for backward: values, lse, lists."""
-        values, lse, lists = addresses
+        if addresses == self.saved_at:
+            return
+        values, lse, lists = self.saved_at = addresses
         for pointer, begin in self.value_pointers:
             pointer.value = values + begin
         for pointer, begin in self.lse_pointers:
@@ -179,46 +189,65 @@ class Plan:
         size = address(self.workspace_bytes)
         library.check(function(self.context, None, *arguments, None, size))
         self.function, self.arguments, self.size, self.needed = function, arguments, size, self.workspace_bytes.value
+        # A tensor without memory: its new_empty() takes less host time than torch.empty().
+        self.bytes = torch.empty(0, dtype=torch.uint8, device=self.device)
+        del self.read  # the structures have its shapes; a plan keeps no memory
 
-    def call(self):
-        workspace = torch.empty(self.needed, dtype=torch.uint8, device=self.device)
-        self.workspace_bytes.value = self.needed
+    def call(self, given, workspace):
+        """Calls the library, with memory for the workspace at this address."""
+        for pointer, x in zip(self.pointers, given):
+            pointer.value = x.data_ptr()
         if self.index == library.CPU:
             library.set_threads(torch.get_num_threads())
             stream = None
         else:
             stream = torch._C._cuda_getCurrentRawStream(self.index)
-        status = self.function(self.context, stream, *self.arguments, workspace.data_ptr(), self.size)
+        status = self.function(self.context, stream, *self.arguments, workspace, self.size)
         if status:
             library.check(status)
 
 
 class ForwardPlan(Plan):
-    def __init__(self, tensors, cu_seqlens, options, scale, keep):
-        super().__init__(tensors, cu_seqlens, options, scale)
+    def __init__(self, given, absent, options, scale, keep):
+        super().__init__(given, absent, options, scale)
         describe(self.out, torch.empty(self.sizes.out, dtype=self.dtype, device="meta"))
-        # One buffer for all that backward needs, where nobody looks at its parts.
-        lse_at = -(-self.values.bytes // ALIGNMENT) * ALIGNMENT
-        lists_at = -(-(lse_at + self.lse.bytes) // ALIGNMENT) * ALIGNMENT
-        self.parts_at, self.parts_bytes = (lse_at, lists_at), lists_at + 4 * self.sizes.count_lists()
+        self.nothing = torch.empty(0, dtype=self.dtype, device=self.device)
         self.query(library.c.triad_nsa_forward, address(self.options), address(self.inputs), address(self.out),
                    address(self.saved) if keep else None)
+        # One buffer for all that backward needs, where nobody looks at its parts.
+        aligned = lambda n: -(-n // ALIGNMENT) * ALIGNMENT  # noqa: E731
+        lse_at = aligned(self.values.bytes)
+        lists_at = aligned(lse_at + self.lse.bytes)
+        end = aligned(lists_at + 4 * self.sizes.count_lists())
+        self.parts_at = lse_at, lists_at
+        # A small workspace is at the end of this buffer, which saves an allocation.
+        self.workspace_at = end if self.needed * SMALL_SHARE <= end else None
+        self.kept_bytes = end + self.needed if self.workspace_at is not None else end
 
-    def run(self, tensors, cu_seqlens, addresses):
+    def new_out(self):
+        return self.nothing.new_empty(*self.sizes.out)  # numbers take less time to convert than a tuple
+
+    def run(self, given, addresses):
         """Returns the output. addresses: of the memory for what backward needs; None: backward will not be called."""
-        tensors, cu_seqlens, _ = self.readable(tensors, cu_seqlens)
-        out = torch.empty(self.sizes.out, dtype=self.dtype, device=self.device)
-        self.set_inputs(tensors, cu_seqlens)
+        given, _ = self.readable(given)
+        out, workspace = self.new_out(), self.bytes.new_empty(self.needed)
         if addresses is not None:
             self.set_saved(addresses)
         self.out_pointer.value = out.data_ptr()
-        self.call()
+        self.call(given, workspace.data_ptr())
         return out
 
-    def in_one_buffer(self, tensors, cu_seqlens):
+    def in_one_buffer(self, given):
         """Returns the output and one uint8 tensor of all that backward needs."""
-        kept = torch.empty(self.parts_bytes, dtype=torch.uint8, device=self.device)
-        return self.run(tensors, cu_seqlens, self.addresses(kept)), kept
+        kept = self.bytes.new_empty(self.kept_bytes)
+        if self.workspace_at is None:
+            return self.run(given, self.addresses(kept)), kept
+        given, _ = self.readable(given)
+        out = self.new_out()
+        self.set_saved(self.addresses(kept))
+        self.out_pointer.value = out.data_ptr()
+        self.call(given, kept.data_ptr() + self.workspace_at)
+        return out, kept
 
     def addresses(self, kept):
         base, (lse_at, lists_at) = kept.data_ptr(), self.parts_at
@@ -226,48 +255,49 @@ class ForwardPlan(Plan):
 
     def parts(self, kept):
         """Views of in_one_buffer's buffer: values, lse and lists."""
-        lse_at, lists_at = self.parts_at
+        (lse_at, lists_at), lists_bytes = self.parts_at, 4 * self.sizes.count_lists()
         return (kept[:self.values.bytes].view(self.dtype), kept[lse_at:lse_at + self.lse.bytes].view(self.lse.dtype),
-                kept[lists_at:].view(torch.int32).view(self.sizes.lists))
+                kept[lists_at:lists_at + lists_bytes].view(torch.int32).view(self.sizes.lists))
 
-    def in_parts(self, tensors, cu_seqlens):
+    def in_parts(self, given):
         """Returns the output, values, lse and lists, every byte of which is written."""
         values, lse = self.values.empty(), self.lse.empty()
         lists = torch.empty(self.sizes.lists, dtype=torch.int32, device=self.device)
-        out = self.run(tensors, cu_seqlens, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()))
+        out = self.run(given, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()))
         return out, values, lse, lists
 
 
 class BackwardPlan(Plan):
-    """wanted: a bit for each of the inputs whose gradient is computed, in the order of INPUTS."""
+    """wanted: a bit for each of the inputs whose gradient is computed, in the order of INPUTS. The upstream gradient
+    follows the inputs in `given`."""
 
-    def __init__(self, tensors, cu_seqlens, options, scale, dout, wanted):
-        super().__init__(tensors, cu_seqlens, options, scale)
+    def __init__(self, given, absent, options, scale, wanted):
+        *given, dout = given
+        super().__init__(given, absent, options, scale)
         self.copied_dout = dout.stride(-1) != 1 or 0 in dout.stride()  # the gradient of a sum is one number, expanded
         describe(self.out, dout.contiguous() if self.copied_dout else dout)
         self.gradients = library.new(library.Gradients)
-        self.shapes, self.gradient_pointers, self.learned = [], [], 0
-        readable, _, _ = self.readable(tensors, cu_seqlens)
-        for i, (x, field) in enumerate(zip(readable, FIELDS)):
+        self.gradient_shapes, self.gradient_pointers, self.learned = [], [], 0
+        for i, (x, field) in enumerate(zip(self.read[0], FIELDS)):
             if x is not None and wanted >> i & 1:
                 describe(part(self.gradients, field), torch.empty(x.shape, dtype=x.dtype, device="meta"))
-                self.shapes.append((x.shape, x.dtype))
+                self.gradient_shapes.append((torch.empty(0, dtype=x.dtype, device=self.device), x.shape))
                 self.gradient_pointers.append(library.pointer_in(self.gradients, (*field, "data")))
                 self.learned += i >= K_CMP
         self.query(library.c.triad_nsa_backward, address(self.options), address(self.inputs), address(self.saved),
                    address(self.out), address(self.gradients))
 
-    def run(self, tensors, cu_seqlens, addresses, dout):
+    def run(self, given, addresses, dout):
         """Returns the wanted gradients."""
-        tensors, cu_seqlens, row = self.readable(tensors, cu_seqlens)
+        given, row = self.readable(given)
         dout = dout.contiguous() if self.copied_dout else dout
-        gradients = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.shapes]
-        self.set_inputs(tensors, cu_seqlens)
+        gradients = [nothing.new_empty(*shape) for nothing, shape in self.gradient_shapes]
+        workspace = self.bytes.new_empty(self.needed)
         self.set_saved(addresses)
         self.out_pointer.value = dout.data_ptr()
         for pointer, x in zip(self.gradient_pointers, gradients):
             pointer.value = x.data_ptr()
-        self.call()
+        self.call(given, workspace.data_ptr())
         if row is not None:
             for i in range(len(gradients) - self.learned, len(gradients)):
                 gradients[i] = gather_blocks(gradients[i], row, self.sizes.Tc)
@@ -275,14 +305,19 @@ class BackwardPlan(Plan):
 
 
 _plans = threading.local()
+_facts = operator.attrgetter("shape", "dtype", "device", "requires_grad")
+_strides = torch.Tensor.stride
 
 
-def plan_of(kind, tensors, cu_seqlens, options, scale, *more):
-    """This thread's plan for calls of these shapes and strides; the arguments are checked when it is made. more: keep of
-    forward; dout and wanted of backward."""
-    key = (kind, options, scale,
-           *[x if x is None or isinstance(x, int) else (x.shape, x.stride(), x.dtype, x.device)
-             for x in (*tensors, cu_seqlens, *more)])
+def absences(tensors, cu_seqlens):
+    """Which inputs are None, in the order of INPUTS, and cu_seqlens."""
+    return (*[x is None for x in tensors], cu_seqlens is None)
+
+
+def plan_of(kind, given, absent, options, scale, more):
+    """This thread's plan for calls of these shapes, strides and dtypes; the arguments are checked when it is made. more:
+    keep of forward, wanted of backward. kind: a function of all further arguments, which makes the plan."""
+    key = (kind, absent, options, scale, more, *map(_facts, given), *map(_strides, given))
     try:
         return _plans.by_key[key]
     except (AttributeError, KeyError):
@@ -290,5 +325,5 @@ def plan_of(kind, tensors, cu_seqlens, options, scale, *more):
     plans = _plans.__dict__.setdefault("by_key", {})
     if len(plans) >= KEPT_PLANS:
         plans.clear()
-    plans[key] = made = kind(tensors, cu_seqlens, options, scale, *more)
+    plans[key] = made = kind(given, absent, options, scale, more)
     return made

@@ -68,22 +68,24 @@ const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=tr
 TEST_CASE("dist: a rank that is killed or suspended ends all ranks, with a message that says where", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  for (const int signal : {SIGKILL, SIGSTOP}) {
-    const std::string out = folder.file("run" + std::to_string(signal)),
-                      log = folder.file("log" + std::to_string(signal));
-    BackgroundProgram program(train_args(out, kLong + "--set dist.bucket_mb=0.02 --set dist.timeout_s=8"), mpirun(2),
-                              log);
-    const std::vector<int> pids = pids_of(out, 2, 3);
-    kill(pids[1], signal);
-    CHECK(program.wait() != 0);
-    CHECK(all_gone(pids));
-    const std::string text = read_text(log);
-    INFO(text);
-    for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
-      CHECK(text.find(part) != std::string::npos);
-    if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 8 s") != std::string::npos);
-    if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
-  }
+  for (const int signal : {SIGKILL, SIGSTOP})
+    for (const char* zero : {"0", "2", "3"}) {
+      const std::string name = std::to_string(signal) + "_" + zero, out = folder.file("run" + name),
+                        log = folder.file("log" + name);
+      BackgroundProgram program(
+          train_args(out, kLong + "--set dist.bucket_mb=0.02 --set dist.timeout_s=4 --set dist.zero=" + zero),
+          mpirun(2), log);
+      const std::vector<int> pids = pids_of(out, 2, 3);
+      kill(pids[1], signal);
+      CHECK(program.wait() != 0);
+      CHECK(all_gone(pids));
+      const std::string text = read_text(log);
+      INFO("dist.zero " << zero << "\n" << text);
+      for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
+        CHECK(text.find(part) != std::string::npos);
+      if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 4 s") != std::string::npos);
+      if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
+    }
 }
 
 TEST_CASE("dist: a rank ends in time although the disk for its last collectives hangs", "[dist]") {
@@ -118,7 +120,7 @@ TEST_CASE("dist: a rank that throws ends all ranks, and its message is printed",
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
-  BackgroundProgram program(train_args(out, kLong), mpirun(2), log);
+  BackgroundProgram program(train_args(out, kLong + "--set dist.zero=3"), mpirun(2), log);
   const std::vector<int> pids = pids_of(out, 2, 3);
   const rlimit limit{1000, 1000};  // from now on rank 1's files cannot grow beyond 1,000 bytes
   REQUIRE(prlimit(pids[1], RLIMIT_FSIZE, &limit, nullptr) == 0);

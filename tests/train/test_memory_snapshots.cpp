@@ -188,8 +188,9 @@ TEST_CASE("memory: snapshots of bf16 runs have master weights, and each rank wri
                                        " --set train.steps=2 --set runtime.precision=bf16 --set dist.zero=1");
   INFO(run.output);
   REQUIRE(run.exit_code == 0);
-  const std::string tensors = "master/embed.weight grad/embed.weight blocks.0.norm1.weight 'the ranks'\"'\"' numbers'";
-  check_snapshot(folder.file("mem_step1"), tensors, {"comm", "master", "optimizer"});
+  const std::string tensors = "grad/embed.weight blocks.0.norm1.weight 'the ranks'\"'\"' numbers'";
+  // The shards of the first rank are larger than this model's segments, so the other rank's are padding.
+  check_snapshot(folder.file("mem_step1"), tensors + " master/embed.weight", {"comm", "master", "optimizer"});
   check_snapshot(folder.file("mem_step1_rank1"), tensors, {"comm", "master", "optimizer"});
   CHECK(fs::exists(folder.file("mem_boot_rank1.txt")));
   CHECK(!fs::exists(folder.file("mem_boot_rank0.txt")));

@@ -104,8 +104,10 @@ TEST_CASE("shared: a checkpoint of any arrangement of ranks resumes in any other
     int ranks;
     const char* more;
   };
-  const Arrangement all[] = {
-      {1, ""}, {2, "--set dist.zero=1 --set dist.bucket_mb=0.02 "}, {4, ""}, {4, "--set dist.zero=1 "}};
+  const Arrangement all[] = {{1, ""},
+                             {2, "--set dist.zero=1 --set dist.bucket_mb=0.02 "},
+                             {4, "--set dist.zero=2 "},
+                             {4, "--set dist.zero=3 "}};
   const std::string first = run(folder.file("first"), 1, kSaves + "--set train.steps=10 ");
   std::string from = first + "/checkpoints/step_10";
   const auto expected_weights = tensors(tensors_path(from)),

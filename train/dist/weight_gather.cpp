@@ -1,5 +1,7 @@
 #include "train/dist/weight_gather.h"
 
+#include <algorithm>
+
 #include "kernels/ops/cast.h"
 
 namespace triad {
@@ -33,11 +35,16 @@ void WeightGather::gather(int64_t bucket) {
 }
 
 void WeightGather::updated(int64_t bucket) {
-  for (size_t s = 0; s < buckets_.size(); ++s) {
-    const auto segment = static_cast<int64_t>(s);
-    if (!windowed(segment)) continue;
-    for (const int64_t b : buckets_[s])
-      if (b == bucket) return void(present_[s] = false);
+  const Segments& segments = params_.segments();
+  for (int64_t s = 0; s < segments.count(); ++s) {
+    const std::vector<int64_t>& its = buckets_[static_cast<size_t>(s)];
+    if (!windowed(s) || std::find(its.begin(), its.end(), bucket) == its.end()) continue;
+    present_[static_cast<size_t>(s)] = false;
+    // Updates go through the buckets in reverse, so the first one is updated last. What the next forward reads first is
+    // gathered while the update goes on.
+    const bool read_first = s == segments.embed() || (segments.is_layer(s) && s < 2);
+    if (bucket == its.front() && read_first) fetch(s);
+    return;
   }
   gather(bucket);
 }

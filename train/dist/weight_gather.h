@@ -19,8 +19,8 @@ class WeightGather final : public WeightGate {
   // from which its weights are cast. Empty without windows: the update writes its shards into the whole weights.
   WeightGather(Context&, const Params&, GradReducer&, Tensor own);
 
-  // Call for each bucket after the update of this rank's shard, on ctx.stream: queues the bucket's all-gather, or marks
-  // its window as out of date.
+  // Call for each bucket, from the last to the first, after the update of this rank's shard, on ctx.stream: queues the
+  // bucket's all-gather, or marks its window as out of date and fills the windows that the next forward reads first.
   void updated(int64_t bucket);
   // A forward that is recorded as a graph contains its waits, so each launch waits again.
   void begin_forward() override { begin(/*forward=*/true); }

@@ -10,6 +10,7 @@
 
 #include "engine/backend.h"
 #include "model/flops.h"
+#include "train/dist/bucket_plan.h"
 #include "train/load_config.h"
 
 namespace triad {
@@ -101,6 +102,8 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
     add("note",
         fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none", cores));
   if (c.runtime.cuda_graph && !device.is_cuda()) add("note", "runtime.cuda_graph has no effect on the CPU");
+  if (c.runtime.cuda_graph && device.is_cuda() && has_grad_windows(c, comm.world()))
+    add("note", "runtime.cuda_graph has no effect with dist.zero 2 or 3, or with train.grads_dtype bf16");
   return lines;
 }
 

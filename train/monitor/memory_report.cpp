@@ -57,6 +57,14 @@ void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Blo
            const std::vector<NamedRange>& ranges) {
   constexpr int64_t kAlignment = 4096;
   const int64_t element = size_of(buffer.dtype);
+  const int64_t before = ranges.empty() ? buffer.padded_bytes : ranges[0].begin * element;
+  if (before > 0) {  // a shard may begin in padding, or have nothing else
+    MemorySnapshot::Block block = buffer;
+    block.name = prefix + "padding of shards";
+    block.bytes = block.padded_bytes = before;
+    block.shape = {before / element};
+    blocks.push_back(block);
+  }
   for (size_t i = 0; i < ranges.size(); ++i) {
     const NamedRange& r = ranges[i];
     const int64_t next = i + 1 < ranges.size() ? ranges[i + 1].begin * element : buffer.padded_bytes;

@@ -1,0 +1,127 @@
+// dist.zero 0 to 3, train.grads_dtype and runtime.offload: which runs give the same bits, and how near the others are
+// to a run of one rank. Whole runs, started through mpirun.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+#include "train/checkpoint/file_plan.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+// The final weights of a run, in one file or several.
+std::map<std::string, std::vector<float>> weights_of(const std::string& run) { return tensors(tensors_path(run)); }
+
+// |a - b| / |a| over all weights.
+double distance(const std::map<std::string, std::vector<float>>& a,
+                const std::map<std::string, std::vector<float>>& b) {
+  double error = 0, size = 0;
+  for (const auto& [name, values] : a)
+    for (size_t i = 0; i < values.size(); ++i) {
+      error += std::pow(double{values[i]} - b.at(name).at(i), 2);
+      size += std::pow(double{values[i]}, 2);
+    }
+  return std::sqrt(error / size);
+}
+
+// Trains configs/tiny.json, but four times as wide, so that every rank has a part of each layer, with 12 sequences a
+// step on all ranks together, in this number of micro-steps.
+std::string train(const std::string& out, int ranks, int accumulated, const std::string& more) {
+  const std::string args = fmt::format(
+      "{} --set model.dim=128 --set train.micro_batch_size={} --set train.accumulate_grad_batches={} --set "
+      "train.eps=1e-4 {}",
+      train_args(out), 12 / ranks / accumulated, accumulated, more);
+  const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
+  INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return out;
+}
+
+// Checks the bits of dist.zero 0 to 3 with these keys, and the distance to one rank's weights.
+void check_stages(int ranks, int accumulated, const std::string& more, double most) {
+  const TemporaryFolder folder;
+  const auto one = weights_of(train(folder.file("one"), 1, 1, more));
+  std::vector<std::map<std::string, std::vector<float>>> by_zero;
+  for (int zero = 0; zero < 4; ++zero)
+    by_zero.push_back(weights_of(train(folder.file(std::to_string(zero)), ranks, accumulated,
+                                       fmt::format("--set dist.bucket_mb=0.1 --set dist.zero={} {}", zero, more))));
+  INFO(ranks << " ranks, " << accumulated << " micro-steps " << more);
+  CHECK(by_zero[0] == by_zero[1]);
+  CHECK(by_zero[2] == by_zero[3]);
+  // Zero 2 and 3 add over the ranks first, then over the micro-steps.
+  if (accumulated == 1) CHECK(by_zero[0] == by_zero[2]);
+  for (const auto& weights : by_zero) CHECK(distance(one, weights) < most);
+}
+
+void check_all(const std::string& more) {
+  check_stages(2, 1, more, 1e-6);
+  check_stages(2, 3, more, 1e-6);
+  check_stages(4, 1, more, 1e-6);
+  check_stages(4, 3, more, 1e-6);
+}
+
+}  // namespace
+
+TEST_CASE("zero: every stage gives the weights of one rank, and the same bits where sums have the same order",
+          "[dist]") {
+  if (!require_mpirun()) return;
+  check_all("");
+}
+
+TEST_CASE("zero: tied embeddings, mixed layers and recomputation pass through the windows too", "[dist]") {
+  if (!require_mpirun()) return;
+  check_stages(2, 3, "--set model.tie_embeddings=true", 1e-6);
+  check_stages(2, 1,
+               "--set model.dense_layers=0:1 --set runtime.recompute=block --set nsa.phi=mlp --set model.qk_norm=true",
+               1e-6);
+}
+
+TEST_CASE("zero: gradients sent or stored in bf16 give the same bits in every stage", "[dist]") {
+  if (!require_mpirun()) return;
+  check_stages(2, 1, "--set runtime.precision=bf16 --set dist.grad_dtype=bf16", 1e-2);
+  check_stages(2, 1, "--set runtime.precision=bf16 --set train.grads_dtype=bf16", 1e-2);
+  check_stages(2, 3, "--set runtime.precision=bf16 --set train.grads_dtype=bf16", 1e-2);
+}
+
+TEST_CASE("zero: every stage on two GPUs, with the same bits where sums have the same order", "[dist][gpu2]") {
+  if (!require_gpus(2) || !require_mpirun()) return;
+  check_stages(2, 1, "--set runtime.device=cuda", 1e-6);
+  check_stages(2, 3, "--set runtime.device=cuda", 1e-6);
+  check_stages(2, 1, "--set runtime.device=cuda --set runtime.precision=bf16 --set runtime.recompute=block", 1e-2);
+  check_stages(2, 3, "--set runtime.device=cuda --set runtime.precision=bf16 --set train.grads_dtype=bf16", 1e-2);
+}
+
+TEST_CASE("offload: an optimizer's state on the host gives the bits of one on the device", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  int number = 0;
+  const auto check = [&](int ranks, const std::string& more) {
+    INFO(ranks << " ranks " << more);
+    const std::string a = train(folder.file(std::to_string(number++)), ranks, 1, more),
+                      b = train(folder.file(std::to_string(number++)), ranks, 1,
+                                more + " --set runtime.offload=optimizer --set train.save_every=10");
+    CHECK(weights_of(a) == weights_of(b));
+    const std::string c = train(folder.file(std::to_string(number++)), ranks, 1,
+                                more + " --set runtime.offload=optimizer --resume " + b + "/checkpoints/step_10");
+    CHECK(weights_of(a) == weights_of(c));
+  };
+  check(1, "");
+  check(1, "--set runtime.precision=bf16");
+  check(1, "--set runtime.precision=bf16 --set train.master_dtype=none --set train.moments_dtype=bf16");
+  for (const char* zero : {"1", "3"}) check(2, std::string("--set runtime.precision=bf16 --set dist.zero=") + zero);
+}
+
+TEST_CASE("offload: an optimizer's state on the host gives the bits of one on the GPU", "[train][gpu]") {
+  if (!require_gpu()) return;
+  const TemporaryFolder folder;
+  const std::string more = "--set runtime.device=cuda --set runtime.precision=bf16 ";
+  CHECK(weights_of(train(folder.file("device"), 1, 3, more)) ==
+        weights_of(train(folder.file("host"), 1, 3, more + "--set runtime.offload=optimizer")));
+}

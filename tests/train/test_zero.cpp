@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "io/weight_index.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
-#include "train/checkpoint/file_plan.h"
 
 using namespace triad;
 using namespace triad::test;

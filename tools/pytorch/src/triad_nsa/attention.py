@@ -109,7 +109,7 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
     if v_shared:
         v1 = v2 = None
     tensors = [q, k0, k1, k2, v0, v1, v2, gate, k_cmp, v_cmp]
-    device_type = "cuda" if q.is_cuda else q.device.type
+    device_type = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
     if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
         tensors = _autocast(tensors[:7], device_type) + [gate] + _autocast(tensors[8:], device_type)
         q = tensors[0]

@@ -99,6 +99,9 @@ def describe(target, x):
     target.size[:4], target.stride[:4] = size, stride
 
 
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch without CUDA
+
+
 def address(structure):
     return ctypes.cast(byref(structure), c_void_p)
 
@@ -149,7 +152,7 @@ class Plan:
         self.lists_pointer = library.pointer_in(self.saved, ("block_index",))
         self.out_pointer = library.pointer_in(self.out, ("data",))
         self.workspace_bytes = c_size_t()
-        self.saved_at = None
+        self.saved_at = self.kept_at = None
         self.set_saved((SOME_ADDRESS,) * 3)
 
     @staticmethod
@@ -177,6 +180,7 @@ class Plan:
         """The addresses of what forward leaves for backward: values, lse, lists."""
         if addresses == self.saved_at:
             return
+        self.kept_at = None
         values, lse, lists = self.saved_at = addresses
         for pointer, begin in self.value_pointers:
             pointer.value = values + begin
@@ -197,11 +201,11 @@ class Plan:
         """Calls the library, with memory for the workspace at this address."""
         for pointer, x in zip(self.pointers, given):
             pointer.value = x.data_ptr()
-        if self.index == library.CPU:
+        if self.index >= 0:
+            stream = _current_stream(self.index)
+        else:
             library.set_threads(torch.get_num_threads())
             stream = None
-        else:
-            stream = torch._C._cuda_getCurrentRawStream(self.index)
         status = self.function(self.context, stream, *self.arguments, workspace, self.size)
         if status:
             library.check(status)
@@ -224,13 +228,11 @@ class ForwardPlan(Plan):
         self.workspace_at = end if self.needed * SMALL_SHARE <= end else None
         self.kept_bytes = end + self.needed if self.workspace_at is not None else end
 
-    def new_out(self):
-        return self.nothing.new_empty(*self.sizes.out)  # numbers take less time to convert than a tuple
-
     def run(self, given, addresses):
         """Returns the output. addresses: of the memory for what backward needs; None: backward will not be called."""
         given, _ = self.readable(given)
-        out, workspace = self.new_out(), self.bytes.new_empty(self.needed)
+        out = self.nothing.new_empty(*self.sizes.out)  # numbers take less time to convert than a tuple
+        workspace = self.bytes.new_empty(self.needed)
         if addresses is not None:
             self.set_saved(addresses)
         self.out_pointer.value = out.data_ptr()
@@ -242,11 +244,14 @@ class ForwardPlan(Plan):
         kept = self.bytes.new_empty(self.kept_bytes)
         if self.workspace_at is None:
             return self.run(given, self.addresses(kept)), kept
-        given, _ = self.readable(given)
-        out = self.new_out()
-        self.set_saved(self.addresses(kept))
+        if not self.as_they_are:
+            given, _ = self.readable(given)
+        out, base = self.nothing.new_empty(*self.sizes.out), kept.data_ptr()
+        if base != self.kept_at:
+            self.set_saved(self.addresses(kept))
+            self.kept_at = base
         self.out_pointer.value = out.data_ptr()
-        self.call(given, kept.data_ptr() + self.workspace_at)
+        self.call(given, base + self.workspace_at)
         return out, kept
 
     def addresses(self, kept):
@@ -304,8 +309,15 @@ class BackwardPlan(Plan):
         return gradients
 
 
-_plans = threading.local()
-_facts = operator.attrgetter("shape", "dtype", "device", "requires_grad")
+class _Plans(threading.local):
+    """A thread's plans by their keys, and of each kind the last key and its plan."""
+
+    def __init__(self):
+        self.by_key, self.last = {}, {}
+
+
+_plans = _Plans()
+_facts = operator.attrgetter("shape", "dtype", "device")
 _strides = torch.Tensor.stride
 
 
@@ -317,13 +329,15 @@ def absences(tensors, cu_seqlens):
 def plan_of(kind, given, absent, options, scale, more):
     """This thread's plan for calls of these shapes, strides and dtypes; the arguments are checked when it is made. more:
     keep of forward, wanted of backward. kind: a function of all further arguments, which makes the plan."""
-    key = (kind, absent, options, scale, more, *map(_facts, given), *map(_strides, given))
-    try:
-        return _plans.by_key[key]
-    except (AttributeError, KeyError):
-        pass
-    plans = _plans.__dict__.setdefault("by_key", {})
-    if len(plans) >= KEPT_PLANS:
-        plans.clear()
-    plans[key] = made = kind(given, absent, options, scale, more)
-    return made
+    key = (absent, options, scale, more, *map(_facts, given), *map(_strides, given))
+    last = _plans.last.get(kind)
+    if last is not None and last[0] == key:  # takes less time than the key's hash
+        return last[1]
+    plan = _plans.by_key.get((kind, key))
+    if plan is None:
+        plan = kind(given, absent, options, scale, more)
+        if len(_plans.by_key) >= KEPT_PLANS:
+            _plans.by_key.clear()
+        _plans.by_key[kind, key] = plan
+    _plans.last[kind] = key, plan
+    return plan

@@ -190,9 +190,10 @@ class Plan:
 
     def query(self, function, *arguments):
         """The library checks the arguments and sets the size of the workspace."""
-        size = address(self.workspace_bytes)
-        library.check(function(self.context, None, *arguments, None, size))
-        self.function, self.arguments, self.size, self.needed = function, arguments, size, self.workspace_bytes.value
+        self.function, self.stream, self.workspace = function, c_void_p(), c_void_p()
+        self.arguments = self.context, self.stream, *arguments, self.workspace, address(self.workspace_bytes)
+        library.check(function(*self.arguments))
+        self.needed = self.workspace_bytes.value
         # A tensor without memory: its new_empty() takes less host time than torch.empty().
         self.bytes = torch.empty(0, dtype=torch.uint8, device=self.device)
         del self.read  # the structures have its shapes; a plan keeps no memory
@@ -201,12 +202,12 @@ class Plan:
         """Calls the library, with memory for the workspace at this address."""
         for pointer, x in zip(self.pointers, given):
             pointer.value = x.data_ptr()
+        self.workspace.value = workspace
         if self.index >= 0:
-            stream = _current_stream(self.index)
+            self.stream.value = _current_stream(self.index)
         else:
             library.set_threads(torch.get_num_threads())
-            stream = None
-        status = self.function(self.context, stream, *self.arguments, workspace, self.size)
+        status = self.function(*self.arguments)
         if status:
             library.check(status)
 
@@ -309,14 +310,7 @@ class BackwardPlan(Plan):
         return gradients
 
 
-class _Plans(threading.local):
-    """A thread's plans by their keys, and of each kind the last key and its plan."""
-
-    def __init__(self):
-        self.by_key, self.last = {}, {}
-
-
-_plans = _Plans()
+_plans = threading.local()  # by_key: a thread's plans; last: of each kind the last key and its plan
 _facts = operator.attrgetter("shape", "dtype", "device")
 _strides = torch.Tensor.stride
 
@@ -330,14 +324,18 @@ def plan_of(kind, given, absent, options, scale, more):
     """This thread's plan for calls of these shapes, strides and dtypes; the arguments are checked when it is made. more:
     keep of forward, wanted of backward. kind: a function of all further arguments, which makes the plan."""
     key = (absent, options, scale, more, *map(_facts, given), *map(_strides, given))
-    last = _plans.last.get(kind)
-    if last is not None and last[0] == key:  # takes less time than the key's hash
-        return last[1]
-    plan = _plans.by_key.get((kind, key))
+    try:
+        last, plan = _plans.last[kind]
+        if last == key:  # takes less time than the key's hash
+            return plan
+    except (AttributeError, KeyError):
+        pass
+    plans = _plans.__dict__.setdefault("by_key", {})
+    plan = plans.get((kind, key))
     if plan is None:
         plan = kind(given, absent, options, scale, more)
-        if len(_plans.by_key) >= KEPT_PLANS:
-            _plans.by_key.clear()
-        _plans.by_key[kind, key] = plan
-    _plans.last[kind] = key, plan
+        if len(plans) >= KEPT_PLANS:
+            plans.clear()
+        plans[kind, key] = plan
+    _plans.__dict__.setdefault("last", {})[kind] = key, plan
     return plan

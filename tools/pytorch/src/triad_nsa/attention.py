@@ -104,7 +104,7 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
     if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
         tensors = _autocast(tensors[:7], device_type) + [gate] + _autocast(tensors[8:], device_type)
         q = tensors[0]
-    if gate is not None and gate.dtype != q.dtype:
+    if gate is not None and gate.dtype not in (q.dtype, accumulator(q.dtype)):
         tensors[7] = gate.to(accumulator(q.dtype))
     if cu_seqlens is not None and q.dim() == 3:
         check_bounds(cu_seqlens, q.shape[0], None if k_cmp is None else k_cmp.shape[0], tuple(compress))

@@ -313,11 +313,12 @@ class BackwardPlan(Plan):
 _plans = threading.local()  # by_key: a thread's plans; last: of each kind the last key and its plan
 _facts = operator.attrgetter("shape", "dtype", "device")
 _strides = torch.Tensor.stride
+_NONES = (None,) * len(FIELDS)
 
 
 def absences(tensors, cu_seqlens):
     """Which inputs are None, in the order of INPUTS, and cu_seqlens."""
-    return (*[x is None for x in tensors], cu_seqlens is None)
+    return (*map(operator.is_, tensors, _NONES), cu_seqlens is None)
 
 
 def plan_of(kind, given, absent, options, scale, more):

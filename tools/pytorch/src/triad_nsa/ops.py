@@ -199,7 +199,7 @@ def forward(tensors, cu_seqlens, options, scale, parts):
             try:
                 return _forward_direct(given, absent, options, scale)
             except RuntimeError:
-                inside = unwrap_dead_wrappers(given)
+                inside = unwrap_dead_wrappers(tuple(given))
                 if all(map(operator.is_, inside, given)):
                     raise
             return _forward_direct(inside, absent, options, scale)

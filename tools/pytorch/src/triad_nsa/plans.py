@@ -152,7 +152,7 @@ class Plan:
         self.lists_pointer = library.pointer_in(self.saved, ("block_index",))
         self.out_pointer = library.pointer_in(self.out, ("data",))
         self.workspace_bytes = c_size_t()
-        self.saved_at = self.kept_at = None
+        self.saved_at = None
         self.set_saved((SOME_ADDRESS,) * 3)
 
     @staticmethod
@@ -180,7 +180,6 @@ class Plan:
         """The addresses of what forward leaves for backward: values, lse, lists."""
         if addresses == self.saved_at:
             return
-        self.kept_at = None
         values, lse, lists = self.saved_at = addresses
         for pointer, begin in self.value_pointers:
             pointer.value = values + begin
@@ -248,9 +247,7 @@ class ForwardPlan(Plan):
         if not self.as_they_are:
             given, _ = self.readable(given)
         out, base = self.nothing.new_empty(*self.sizes.out), kept.data_ptr()
-        if base != self.kept_at:
-            self.set_saved(self.addresses(kept))
-            self.kept_at = base
+        self.set_saved(self.addresses(kept))
         self.out_pointer.value = out.data_ptr()
         self.call(given, base + self.workspace_at)
         return out, kept

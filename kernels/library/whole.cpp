@@ -87,10 +87,12 @@ Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
 
 // The streams for q's number of rows, tokens times heads. From kAll on, kernels run for longer than the host takes to
 // queue them. Below kSides the events of side streams take longer than the kernels could overlap; backward, which has
-// more kernels and overlaps more of them, needs fewer rows for side streams.
+// more kernels and overlaps more of them, needs fewer rows for side streams. From kLong elements of q on, every kernel of
+// forward fills all SMs for many waves, and overlap saves less than 1% (tests/baselines/notes/forward.md).
 Streams streams_for(const triad_nsa_tensor& q, bool is_backward) {
-  constexpr double kAll = 1 << 17, kSides = 1 << 15, kSidesBackward = 1 << 13;
+  constexpr double kAll = 1 << 17, kSides = 1 << 15, kSidesBackward = 1 << 13, kLong = 1 << 26;
   const double rows = static_cast<double>(q.size[0]) * static_cast<double>(q.size[1]) * static_cast<double>(q.size[2]);
+  if (!is_backward && rows * static_cast<double>(q.size[3]) >= kLong) return Streams::one;
   if (rows >= kAll) return Streams::all;
   return rows >= (is_backward ? kSidesBackward : kSides) ? Streams::sides : Streams::one;
 }

@@ -247,6 +247,21 @@ class Inside(unittest.TestCase):
         for each in ((x, bounds), (torch.randn(90, 24), torch.tensor([0, 10, 80, 90], dtype=torch.int32))):
             self.assertTrue(torch.equal(program.module()(*each), layer(*each)))
 
+    def test_tensors_that_functorch_left_behind(self):
+        p, left = Problem(), []
+        expected = p.run()
+        torch.func.grad(lambda q: (left.append(q), q.sum())[1])(p.q.detach())
+        with self.assertRaisesRegex(RuntimeError, "storage"):
+            left[0].data_ptr()
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode():
+                out = triad_nsa.attention(left[0], p.k, p.v, p.gate, **SMALL)
+            self.assertTrue(torch.equal(out, expected))
+        with torch.enable_grad():
+            out = triad_nsa.attention(left[0], p.k, p.v, p.gate, **SMALL)
+        for a, b in zip(torch.autograd.grad(out, p.k, p.dout), torch.autograd.grad(expected, p.k, p.dout)):
+            self.assertTrue(torch.equal(a, b))
+
     def test_threads(self):
         problems = [Problem(seed=i) for i in range(4)]
         expected = [p.gradients(p.run()) for p in problems]

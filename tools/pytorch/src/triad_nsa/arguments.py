@@ -15,6 +15,17 @@ def three_tensors(name, given):
     return tuple(given)
 
 
+def needed_tensors(name, given, learned):
+    """As three_tensors, but None for what the library does not need: the last two if all are one tensor, otherwise the first
+    one if there are `learned` blocks."""
+    if isinstance(given, torch.Tensor):
+        return given, None, None
+    first, second, third = three_tensors(name, given)
+    if first is second is third:
+        return first, None, None
+    return first if learned is None else None, second, third
+
+
 def accumulator(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 

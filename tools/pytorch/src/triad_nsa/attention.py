@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from . import library, ops
-from .arguments import accumulator, three_tensors
+from .arguments import accumulator, needed_tensors
 from .plans import begins
 
 
@@ -18,13 +18,13 @@ class Parts(NamedTuple):
     # packed documents are counted from the document's first token
 
 
-_settings = {"check_bounds": True, "signed_gates": False}
+_settings = {"check_bounds": True, "signed_gates": 0}
 
 
 def set_signed_gates(enabled):
     """Whether gates can be negative. On Hopper a negative gate per group gives gradients that are NaN, unless this is set;
     backward then takes longer. Gates per head can always be negative."""
-    _settings["signed_gates"] = bool(enabled)
+    _settings["signed_gates"] = int(bool(enabled))
 
 
 def set_bounds_check(enabled):
@@ -97,27 +97,18 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
     bfloat16 and float32 on GPUs; also float64 on the CPU. All inputs get gradients. Equal inputs give equal bits.
     return_parts: returns (output, Parts).
     """
-    k0, k1, k2 = three_tensors("k", k)
-    v0, v1, v2 = three_tensors("v", v)
-    k_shared, v_shared = k0 is k1 is k2, v0 is v1 is v2
-    if k_cmp is not None and not k_shared:
-        k0 = None
-    if v_cmp is not None and not v_shared:
-        v0 = None
-    if k_shared:
-        k1 = k2 = None
-    if v_shared:
-        v1 = v2 = None
+    k0, k1, k2 = needed_tensors("k", k, k_cmp)
+    v0, v1, v2 = needed_tensors("v", v, v_cmp)
     tensors = [q, k0, k1, k2, v0, v1, v2, gate, k_cmp, v_cmp]
-    device_type = "cuda" if q.is_cuda else q.device.type
+    device_type = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
     if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
         tensors = _autocast(tensors[:7], device_type) + [gate] + _autocast(tensors[8:], device_type)
         q = tensors[0]
-    if gate is not None and gate.dtype != q.dtype:
+    if gate is not None and gate.dtype not in (q.dtype, accumulator(q.dtype)):
         tensors[7] = gate.to(accumulator(q.dtype))
     if cu_seqlens is not None and q.dim() == 3:
         check_bounds(cu_seqlens, q.shape[0], None if k_cmp is None else k_cmp.shape[0], tuple(compress))
-    options = (*compress, block, selected, window, init_blocks, local_blocks, int(_settings["signed_gates"]))
+    options = (*compress, block, selected, window, init_blocks, local_blocks, _settings["signed_gates"])
     result = ops.forward(tensors, cu_seqlens, options, 0.0 if scale is None else scale, return_parts)
     return (result[0], _parts(*result, cu_seqlens, block)) if return_parts else result
 

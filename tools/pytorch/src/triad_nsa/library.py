@@ -72,8 +72,6 @@ def _load():
     c.triad_nsa_last_error.restype = c.triad_nsa_build_info.restype = c.triad_nsa_status_name.restype = c_char_p
     c.triad_nsa_context_create.argtypes = [POINTER(c_void_p), c_int]
     c.triad_nsa_context_set_threads.argtypes = [c_void_p, c_int]
-    c.triad_nsa_forward.argtypes = [c_void_p] * 8
-    c.triad_nsa_backward.argtypes = [c_void_p] * 9
     return c
 
 

@@ -99,6 +99,9 @@ def describe(target, x):
     target.size[:4], target.stride[:4] = size, stride
 
 
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch without CUDA
+
+
 def address(structure):
     return ctypes.cast(byref(structure), c_void_p)
 
@@ -186,9 +189,10 @@ class Plan:
 
     def query(self, function, *arguments):
         """The library checks the arguments and sets the size of the workspace."""
-        size = address(self.workspace_bytes)
-        library.check(function(self.context, None, *arguments, None, size))
-        self.function, self.arguments, self.size, self.needed = function, arguments, size, self.workspace_bytes.value
+        self.function, self.stream, self.workspace = function, c_void_p(), c_void_p()
+        self.arguments = self.context, self.stream, *arguments, self.workspace, address(self.workspace_bytes)
+        library.check(function(*self.arguments))
+        self.needed = self.workspace_bytes.value
         # A tensor without memory: its new_empty() takes less host time than torch.empty().
         self.bytes = torch.empty(0, dtype=torch.uint8, device=self.device)
         del self.read  # the structures have its shapes; a plan keeps no memory
@@ -197,12 +201,12 @@ class Plan:
         """Calls the library, with memory for the workspace at this address."""
         for pointer, x in zip(self.pointers, given):
             pointer.value = x.data_ptr()
-        if self.index == library.CPU:
-            library.set_threads(torch.get_num_threads())
-            stream = None
+        self.workspace.value = workspace
+        if self.index >= 0:
+            self.stream.value = _current_stream(self.index)
         else:
-            stream = torch._C._cuda_getCurrentRawStream(self.index)
-        status = self.function(self.context, stream, *self.arguments, workspace, self.size)
+            library.set_threads(torch.get_num_threads())
+        status = self.function(*self.arguments)
         if status:
             library.check(status)
 
@@ -224,13 +228,11 @@ class ForwardPlan(Plan):
         self.workspace_at = end if self.needed * SMALL_SHARE <= end else None
         self.kept_bytes = end + self.needed if self.workspace_at is not None else end
 
-    def new_out(self):
-        return self.nothing.new_empty(*self.sizes.out)  # numbers take less time to convert than a tuple
-
     def run(self, given, addresses):
         """Returns the output. addresses: of the memory for what backward needs; None: backward will not be called."""
         given, _ = self.readable(given)
-        out, workspace = self.new_out(), self.bytes.new_empty(self.needed)
+        out = self.nothing.new_empty(*self.sizes.out)  # numbers take less time to convert than a tuple
+        workspace = self.bytes.new_empty(self.needed)
         if addresses is not None:
             self.set_saved(addresses)
         self.out_pointer.value = out.data_ptr()
@@ -242,11 +244,12 @@ class ForwardPlan(Plan):
         kept = self.bytes.new_empty(self.kept_bytes)
         if self.workspace_at is None:
             return self.run(given, self.addresses(kept)), kept
-        given, _ = self.readable(given)
-        out = self.new_out()
+        if not self.as_they_are:
+            given, _ = self.readable(given)
+        out, base = self.nothing.new_empty(*self.sizes.out), kept.data_ptr()
         self.set_saved(self.addresses(kept))
         self.out_pointer.value = out.data_ptr()
-        self.call(given, kept.data_ptr() + self.workspace_at)
+        self.call(given, base + self.workspace_at)
         return out, kept
 
     def addresses(self, kept):
@@ -304,26 +307,33 @@ class BackwardPlan(Plan):
         return gradients
 
 
-_plans = threading.local()
-_facts = operator.attrgetter("shape", "dtype", "device", "requires_grad")
+_plans = threading.local()  # by_key: a thread's plans; last: of each kind the last key and its plan
+_facts = operator.attrgetter("shape", "dtype", "device")
 _strides = torch.Tensor.stride
+_NONES = (None,) * len(FIELDS)
 
 
 def absences(tensors, cu_seqlens):
     """Which inputs are None, in the order of INPUTS, and cu_seqlens."""
-    return (*[x is None for x in tensors], cu_seqlens is None)
+    return (*map(operator.is_, tensors, _NONES), cu_seqlens is None)
 
 
 def plan_of(kind, given, absent, options, scale, more):
     """This thread's plan for calls of these shapes, strides and dtypes; the arguments are checked when it is made. more:
     keep of forward, wanted of backward. kind: a function of all further arguments, which makes the plan."""
-    key = (kind, absent, options, scale, more, *map(_facts, given), *map(_strides, given))
+    key = (absent, options, scale, more, *map(_facts, given), *map(_strides, given))
     try:
-        return _plans.by_key[key]
+        last, plan = _plans.last[kind]
+        if last == key:  # takes less time than the key's hash
+            return plan
     except (AttributeError, KeyError):
         pass
     plans = _plans.__dict__.setdefault("by_key", {})
-    if len(plans) >= KEPT_PLANS:
-        plans.clear()
-    plans[key] = made = kind(given, absent, options, scale, more)
-    return made
+    plan = plans.get((kind, key))
+    if plan is None:
+        plan = kind(given, absent, options, scale, more)
+        if len(plans) >= KEPT_PLANS:
+            plans.clear()
+        plans[kind, key] = plan
+    _plans.__dict__.setdefault("last", {})[kind] = key, plan
+    return plan

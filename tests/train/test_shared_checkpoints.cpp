@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string kZero = "--set dist.zero=1 ", kSaves = "--set train.save_every=10 ";
+const std::string kWide = "--set model.dim=128 ";  // each of two ranks has a part of every large tensor
 
 std::set<std::string> files_in(const std::string& folder) {
   std::set<std::string> names;
@@ -45,6 +46,14 @@ bool has_temporary(const std::string& folder) {
   for (const std::string& name : files_in(folder))
     if (name.find(".tmp.") != std::string::npos) return true;
   return false;
+}
+
+// A shell prefix that starts one of two ranks as torchrun would, with faults of its own.
+std::string as_rank(int rank, const std::string& faults) {
+  return fmt::format(
+      "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
+      "MASTER_PORT={1}; {2} exec timeout -s KILL 200 ",
+      rank, 20000 + (getpid() + 5000) % 12000, with_faults(faults));
 }
 
 Outcome train(int ranks, const std::string& out, const std::string& more, const std::string& before = "") {
@@ -76,7 +85,7 @@ TEST_CASE("shared: each rank writes a file of whole tensors, which every verb re
     return outcome.output;
   };
   const std::string cpu = " --device cpu ", from_whole = whole + "/checkpoints/step_10";
-  const std::string generate = "generate --prompt ab --max-new-tokens 8 --temperature 0" + cpu + "--checkpoint ";
+  const std::string generate = "generate --prompt ab --tokens 8 --temperature 0" + cpu + "--checkpoint ";
   CHECK(output(generate + step) == output(generate + from_whole));
   CHECK(output(generate + tensors_path(step)) == output(generate + from_whole));
   write_text(folder.file("text"), std::string(4000, 'x'));
@@ -142,12 +151,12 @@ TEST_CASE("shared: keep_last and keep_every count checkpoints of several files, 
 TEST_CASE("shared: files that are missing, cut or damaged are named, on every number of ranks", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  const std::string out = run(folder.file("run"), 2, kSaves + kZero + "--set train.steps=10 ");
+  const std::string out = run(folder.file("run"), 2, kSaves + kZero + kWide + "--set train.steps=10 ");
   const std::string step = out + "/checkpoints/step_10", second = "optimizer-00002-of-00002.safetensors";
   const auto refused = [&](const std::vector<std::string>& words) {
     for (const int ranks : {1, 2}) {
       const std::string into = folder.file("into");
-      const Outcome outcome = train(ranks, into, "--set train.steps=12 --resume " + step);
+      const Outcome outcome = train(ranks, into, kWide + "--set train.steps=12 --resume " + step);
       INFO(outcome.output);
       CHECK(outcome.exit_code == 1);
       for (const std::string& word : words) CHECK(has(outcome.output, word));
@@ -159,18 +168,17 @@ TEST_CASE("shared: files that are missing, cut or damaged are named, on every nu
   refused({second, "missing"});
   write_text(step + "/" + second, bytes.substr(0, bytes.size() / 2));
   refused({second, "truncated"});
-  // One bit of a tensor of which each of two ranks reads a part.
   write_text(step + "/" + second, bytes);
+  // One bit of a tensor of which each of two ranks reads one half.
   const WeightIndex index(tensors_path(step, kMomentsStem));
-  for (const char* prefix : {"exp_avg/", "exp_avg_sq/"}) {
-    const std::string name = std::string(prefix) + "head.weight";
-    if (index.find(name) == nullptr || index.file_of(name).path() != step + "/" + second) continue;
-    std::string damaged = bytes;
+  for (const std::string name : {"exp_avg/embed.weight", "exp_avg_sq/embed.weight"}) {
+    const std::string path = index.file_of(name).path(), whole = read_text(path);
+    std::string damaged = whole;
     damaged[static_cast<size_t>(index.at(name).begin) + 5] ^= 8;
-    write_text(step + "/" + second, damaged);
-    refused({second, name, "CRC-32"});
+    write_text(path, damaged);
+    refused({path, name, "CRC-32"});
+    write_text(path, whole);
   }
-  write_text(step + "/" + second, bytes);
   Json map = parse_json(read_text(index.path()), index.path());
   map["weight_map"]["exp_avg/embed.weight"] = "../" + second;
   write_text(index.path(), map.dump());
@@ -235,6 +243,19 @@ TEST_CASE("shared: a rank that is killed during a save leaves the older checkpoi
   }
 }
 
+TEST_CASE("shared: the first rank waits for the slowest one before it puts a checkpoint in place", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  const std::string args = train_args(out, kZero + "--set train.steps=12 --set train.save_every=4 ");
+  BackgroundProgram first(args, as_rank(0, "TRIAD_SLOW_SYNC='0 x'"), log),
+      other(args, as_rank(1, "TRIAD_SLOW_SYNC='0.3 .tmp.'"));
+  CHECK(first.wait() == 0);
+  CHECK(other.wait() == 0);
+  INFO(read_text(log));
+  CHECK(files_in(out + "/checkpoints") == std::set<std::string>{"step_4", "step_8", "step_12", "latest"});
+  for (const char* step : {"step_4", "step_8", "step_12"}) CHECK(files_in(out + "/checkpoints/" + step) == files_of(2));
+}
+
 TEST_CASE("shared: an error of all ranks waits for the pending checkpoint", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
@@ -258,12 +279,6 @@ TEST_CASE("shared: the first rank, after an error of its own, completes the pend
   const std::string args =
       train_args(out, kZero + "--set train.steps=1000000 --set train.allow_unsafe=true " +
                           "--set train.save_every=20 --set data.kind=shards --set data.paths=" + shard);
-  const auto as_rank = [&](int rank, const std::string& faults) {
-    return fmt::format(
-        "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
-        "MASTER_PORT={1}; {2} exec timeout -s KILL 200 ",
-        rank, 20000 + (getpid() + 5000) % 12000, with_faults(faults));
-  };
   BackgroundProgram first(args, as_rank(0, "TRIAD_BAD_DISK=" + shard), log),
       other(args, as_rank(1, "TRIAD_SLOW_SYNC='0.7 step_20.tmp'"));
   bool began = false;
@@ -282,4 +297,44 @@ TEST_CASE("shared: the first rank, after an error of its own, completes the pend
   CHECK(files_in(out + "/checkpoints/step_20") == files_of(2));
   fs::remove(shard + ".bad");
   CHECK(run_program("inspect " + out + "/checkpoints/step_20").exit_code == 0);
+}
+
+TEST_CASE("shared: with dist.zero 3 the final weights are several files in train.final_dtype, which a new run removes",
+          "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), more = "--set dist.zero=3 --set train.save_every=2 --set train.steps=4 ";
+  run(out, 2, more + "--set train.final_dtype=bf16 ");
+  const auto weights = [&] {
+    std::set<std::string> names;
+    for (const std::string& name : files_in(out))
+      if (name.find("safetensors") != std::string::npos) names.insert(name);
+    return names;
+  };
+  const std::set<std::string> several = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                         "model.safetensors.index.json"};
+  CHECK(weights() == several);
+  const WeightIndex index(out);
+  const auto exact = tensors(tensors_path(out + "/checkpoints/step_4"));
+  CHECK(index.count() == exact.size());
+  index.for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
+    CHECK(entry.dtype == "BF16");
+    const std::vector<std::byte> bytes = file.read(entry);
+    const auto* const values = reinterpret_cast<const bf16*>(bytes.data());
+    const std::vector<float>& expected = exact.at(entry.name);
+    bool same = true;
+    for (size_t i = 0; i < expected.size(); ++i)
+      same = same && static_cast<float>(values[i]) == static_cast<float>(bf16(expected[i]));
+    CHECK(same);
+  });
+  // A resume from an older checkpoint moves them away, and a new run removes them.
+  run(out, 2, more + "--overwrite --resume " + out + "/checkpoints/step_2");
+  for (const std::string& name : several) CHECK(fs::exists(out + "/checkpoints/set_aside_0/" + name));
+  CHECK(weights() == several);
+  CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds a checkpoint of an earlier run"));
+  fs::remove_all(out + "/checkpoints");
+  CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds the final weights of an earlier run, " + out));
+  // This run ends before its final weights, which would replace the old ones in any case.
+  CHECK(train(2, out, "--overwrite --set train.lr=1e30 --set train.grad_clip=0 ").exit_code == 1);
+  CHECK(weights().empty());
 }

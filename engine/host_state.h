@@ -41,8 +41,9 @@ class HostState {
   HostState(const HostState&) = delete;
 
   // Tensor i as a whole, in host memory, which kernels of the device can access too. The host may read and write it
-  // after synchronize(), until the next update(). Work queued on a stream may read it after arrive(), and may write it
-  // between arrive() and follow().
+  // after synchronize(), until the next update(). Work queued on a stream may copy it to the device after arrive(), and
+  // may write it between arrive() and follow(). (copy() from host memory to host memory is not queued, so it belongs to
+  // the host.)
   Tensor whole(size_t i) const { return tensors_[i]; }
   // Waits until every update() queued so far has arrived in host memory.
   void synchronize() const { stored_all_.synchronize(); }

@@ -103,7 +103,8 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
 }
 
 void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
-  if (host_ && !ctx.planning) host_->arrive(ctx.stream);
+  // f may copy the values to other host memory, which is not queued.
+  if (host_ && !ctx.planning) host_->synchronize();
   const Tensor values = kept(state).empty() ? params_.master() : kept(state);
   if (reducer_ == nullptr) {
     f(parts_[0].elements, values);

@@ -88,7 +88,11 @@ class Lab {
     // Read by queued work, then by the host.
     std::vector<std::vector<std::byte>> queued = state;
     host.arrive(rt_.ctx().stream);
-    for (size_t k = 0; k < state.size(); ++k) read(rt_.ctx(), queued[k].data(), host.whole(k));
+    for (size_t k = 0; k < state.size(); ++k) {
+      const Tensor on_device = rt_.arena().alloc(MemTag::io, "state that was read", dtypes_[k], {kElements});
+      copy(rt_.ctx(), on_device, host.whole(k));
+      read(rt_.ctx(), queued[k].data(), on_device);
+    }
     host.synchronize();
     for (size_t k = 0; k < state.size(); ++k) std::memcpy(state[k].data(), host.whole(k).data, state[k].size());
     CHECK(queued == state);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -116,13 +117,19 @@ std::byte* allocate_large(int64_t bytes) {
   auto* const begin = static_cast<std::byte*>(p);
   const size_t threads = std::clamp(std::thread::hardware_concurrency() / 2, 1u, 16u);
   const size_t part = (size / kHugePage + threads - 1) / threads * kHugePage;
-  std::vector<std::thread> workers;
-  for (size_t from = 0; from < size; from += part)
-    workers.emplace_back([=] {
-      for (size_t at = from; at < std::min(from + part, size); at += kPage) begin[at] = std::byte{0};
-    });
-  for (std::thread& worker : workers) worker.join();
+  {
+    std::vector<std::jthread> workers;
+    for (size_t from = 0; from < size; from += part) {
+      const auto touch = [=] {
+        for (size_t at = from; at < std::min(from + part, size); at += kPage) begin[at] = std::byte{0};
+      };
+      try {
+        workers.emplace_back(touch);
+      } catch (const std::system_error&) { touch(); }  // no more threads may be started
+    }
+  }
   if (const cudaError_t e = cudaHostRegister(p, size, cudaHostRegisterPortable); e != cudaSuccess) {
+    cudaGetLastError();  // clears CUDA's error
     munmap(p, size);
     fail("{} bytes of host memory cannot be pinned: {}", size, cudaGetErrorString(e));
   }
@@ -144,12 +151,15 @@ std::byte* allocate_pinned(Device device, int64_t bytes) {
 
 void deallocate_pinned(Device device, std::byte* p) noexcept {
   if (!device.is_cuda()) return cpu::deallocate(p);
-  const std::lock_guard lock(large_blocks_mutex);
-  const auto large = large_blocks.find(p);
-  if (large == large_blocks.end()) return void(cudaFreeHost(p));
+  cudaSetDevice(device.index);
+  size_t bytes = 0;  // of a large block
+  {
+    const std::lock_guard lock(large_blocks_mutex);
+    if (const auto large = large_blocks.extract(p)) bytes = large.mapped();
+  }
+  if (bytes == 0) return void(cudaFreeHost(p));
   cudaHostUnregister(p);
-  munmap(p, large->second);
-  large_blocks.erase(large);
+  munmap(p, bytes);
 }
 
 void* create_stream(Device device, int priority) {

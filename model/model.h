@@ -14,7 +14,7 @@ class Model {
  public:
   struct Options {
     DType dtype = DType::f32;
-    bool training = true;  // allocate gradients, and for bf16 also fp32 master weights
+    bool training = true;  // allocate gradients, and with `master` for bf16 also fp32 master weights
     int64_t max_seq_len = 0;
     // See Params::Options. With weight_windows or grad_windows, passes need a gate or a sink.
     int64_t shard_elements = 1;

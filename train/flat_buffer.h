@@ -1,6 +1,7 @@
 // Parts of the flat buffers in which Params stores all parameters (or their gradients) one after the other: element
 // ranges, the parameters of a part, and the list of parameters whose gradients a backward has reported.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,10 @@ class Parts {
     size_ += elements.size();
   }
   // Adds a part that is at the same place as in the flat buffer.
-  void add_in_place(const ElementRange& elements) { parts_.push_back({elements, elements.begin}); }
+  void add_in_place(const ElementRange& elements) {
+    parts_.push_back({elements, elements.begin});
+    size_ = std::max(size_, elements.end);
+  }
 
   int64_t size() const { return size_; }
   const std::vector<Part>& parts() const { return parts_; }

@@ -28,7 +28,8 @@ void RunCheckpoints::begin() {
   if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) saved_at_ = setup_.initial_state.step;
   if (setup_.config.train.save_every == 0) return;
   if (bytes() > kMostBytes) {
-    check_space();
+    run_on_ranks(
+        *setup_.comm, setup_.first(), [this] { check_space(); }, "room for checkpoints");
     // Pinning this much memory takes seconds, in which the first steps can already be computed.
     if (writes_files()) made_ = std::async(std::launch::async, [this] { return make_checkpointer(); });
     return;
@@ -49,7 +50,6 @@ int64_t RunCheckpoints::bytes() const {
 
 // Throws if the disk has no room for a checkpoint, or the folder cannot be written.
 void RunCheckpoints::check_space() const {
-  if (!setup_.first()) return;
   const std::string folder = setup_.folder.checkpoints(), probe = folder + "/probe";
   make_folders(folder);
   write_file_atomically(probe, "a file can be written here\n");
@@ -96,6 +96,8 @@ std::string RunCheckpoints::begin_shared(int64_t step) {
 }
 
 void RunCheckpoints::poll(int64_t step) {
+  // An error in making it appears now, not at the first save.
+  if (made_.valid() && made_.wait_for(milliseconds(0)) == std::future_status::ready) checkpointer_ = made_.get();
   if (!shared()) return take(step, /*wait=*/false);
   if (pending_) advance(step, milliseconds(0));
 }

@@ -203,7 +203,7 @@ void RunReporter::done(int64_t step, double seconds) {
     telemetry_.message(fmt::format(
         "communication: {} buckets; a step waits {:.3f} ms for other ranks after its own work{}",
         setup_.step.reducer()->plan().buckets().size(), mean(comm_ms_),
-        config_.dist.zero == 1 && setup_.device.is_cuda()
+        config_.dist.zero > 0 && setup_.device.is_cuda()
             ? fmt::format("; new weights arrive within {:.3f} ms, during the next forward", mean(gather_ms_))
             : ""));
   const Routes& routes = setup_.runtime->ctx().routes;

@@ -1,6 +1,6 @@
 // TrainStep: one optimizer step on one device: micro-steps that accumulate gradients, then the update. Owns the model,
-// its activations and the optimizer. With several ranks, gradients are summed over the ranks during the last micro-step
-// and every rank makes the same update.
+// its activations and the optimizer. With several ranks, gradients are summed over the ranks (train/dist/), and each rank
+// updates all parameters or its shards of them.
 //
 // The host queues a step without waiting for the device: tokens are copied from pinned memory, the device itself skips
 // the update if the gradient is not finite (kernels/step/step_guard.h), and the step's numbers are copied to pinned
@@ -34,7 +34,7 @@ class TrainStep {
   struct Times {
     double compute = 0, update = 0;  // of the device: micro-steps; norm, step guard and optimizer
     double comm = 0;                 // wait for other ranks after this rank's own work
-    double gather = 0;               // from the end of the update until all new weights have arrived
+    double gather = 0;               // from the end of the update until the weights gathered after it have arrived
   };
   struct Result {
     double loss = 0;         // mean over the step's targets; 0 if there are none
@@ -77,7 +77,8 @@ class TrainStep {
     update(step, step_positions);
     return result();
   }
-  // Runs a forward and returns the sum of the losses of one micro-batch. Waits for the device.
+  // Runs a forward and returns the sum of the losses of one micro-batch. Waits for the device. With dist.zero 3 all
+  // ranks call it.
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                   std::span<const int32_t> bounds = {});
 
@@ -103,7 +104,7 @@ class TrainStep {
           summed(device, true),
           gathered(device, true) {}
     Event began, computed, summed;  // the step began; this rank's gradients are done; those of all ranks are summed
-    Event gathered;                 // weights of all ranks have arrived; on the comm stream, with dist.zero 1
+    Event gathered;                 // weights of all ranks have arrived; on the comm stream, with shards
     double host_ms = 0;             // time that the host waited for other ranks in this step, ms
     double inside_ms = 0;           // its part before `computed`, ms: on the CPU, the host thread computes
   };

@@ -83,6 +83,22 @@ TEST_CASE("zero: tied embeddings, mixed layers and recomputation pass through th
                1e-6);
 }
 
+TEST_CASE("zero: evaluations have the loss of one rank, if some ranks have a batch less", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  for (const char* batches : {"1", "3"}) {
+    INFO(batches << " batches");
+    const std::string more = fmt::format("--set train.eval_every=10 --set train.eval_batches={} ", batches);
+    const auto losses = [&](const std::string& name, int ranks, const std::string& keys) {
+      return column(train(folder.file(name + batches), ranks, 12 / ranks, more + keys) + "/val.csv", "val_loss");
+    };
+    const std::map<int, double> one = losses("one", 1, "");
+    CHECK(one.size() == 2);
+    for (const auto& [step, loss] : losses("shards", 2, "--set dist.zero=3"))
+      CHECK(loss == Approx(one.at(step)).epsilon(1e-6));
+  }
+}
+
 TEST_CASE("zero: gradients sent or stored in bf16 give the same bits in every stage", "[dist]") {
   if (!require_mpirun()) return;
   check_stages(2, 1, "--set runtime.precision=bf16 --set dist.grad_dtype=bf16", 1e-2);

@@ -192,13 +192,16 @@ void GradReducer::finish() {
 std::string GradReducer::table() const {
   const DType sent = sent_bf16_.empty() ? params_.grad_buffer().memory().dtype : DType::bf16;
   const bool in_two = sharded_ || by_copies();
-  // In addition to those of the buckets: one collective for the ranks' RankNumbers and, with shards, one for the
-  // sums of squares of the shards.
-  const size_t collectives = plan_.buckets().size() * (in_two ? 2 : 1) + 1 + (sharded_ ? 1 : 0);
-  std::string out =
-      fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n", plan_.buckets().size(),
-                  collectives, comm_.world(), in_two ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),
-                  static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
+  // Without windows, in addition to those of the buckets: one collective for the ranks' RankNumbers and, with shards,
+  // one for the sums of squares of the shards. With windows, those that sum a micro-step's gradients.
+  const size_t buckets = plan_.buckets().size(),
+               collectives = windows_ && sharded_ ? buckets : buckets * (in_two ? 2 : 1) + 1 + (sharded_ ? 1 : 0);
+  std::string out = fmt::format("{} buckets, {} collectives a {} on {} ranks: {} {}, {:.2f} MiB in all\n", buckets,
+                                collectives, windows_ ? "micro-step" : "step", comm_.world(),
+                                windows_ && sharded_ ? "reduce_scatter"
+                                : in_two             ? "reduce_scatter and all_gather"
+                                                     : "all_reduce",
+                                name_of(sent), static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
   out += "bucket,elements,mib,dtype,width,parameters,first,last\n";
   for (size_t b = 0; b < plan_.buckets().size(); ++b) {
     const GradBucket& bucket = plan_.buckets()[b];

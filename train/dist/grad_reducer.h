@@ -92,7 +92,7 @@ class GradReducer final : public GradSink {
   // [elements of the largest bucket] bf16: the bucket that is being summed, with dist.grad_dtype bf16
   Tensor sent_bf16_;
   Tensor squares_;  // [stored elements / kSumPiece] f64: sums of squares, see squares()
-  Tensor staging_;  // staging() [elements of the largest bucket] f32; empty without shards and peer copies
+  Tensor staging_;  // staging() [elements of the largest bucket] f32; empty without shards, peer copies and gradients in bf16
   BucketTrace* trace_ = nullptr;
 
   GradFinder finder_;

@@ -26,8 +26,8 @@ class GradLedger final : public GradSink {
       : GradLedger(ctx, arena, params, params.grads(), Parts::whole(params)) {}
 
   // Call before queuing a backward. Each call of ready() is forwarded to `next` unless it is null, and throws Error if
-  // the gradient was reported before. A replayed graph
-  // does not call ready(), so what the recorded backward has reported stays valid.
+  // the gradient was reported before. A replayed graph does not call ready(), so what the recorded backward has reported
+  // stays valid.
   void begin(GradSink* next) {
     next_ = next;
     arrivals_.begin();
@@ -41,7 +41,7 @@ class GradLedger final : public GradSink {
   void require_all() const { arrivals_.require_all(); }  // throws MissingGradients
 
   // Queues the computation of norms() [parameters, ParamNorms::count] f64 from the current gradients. Each rank covers
-  // only the elements of `own`; the caller adds up the tensors of the ranks.
+  // only its own parts; the caller adds up the tensors of the ranks.
   void measure(Context&);
   Tensor norms() const { return norms_; }
   GradNorms read(const double* norms) const;

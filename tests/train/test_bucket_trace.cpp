@@ -1,6 +1,5 @@
 // The trace of communication: one row for each bucket of each step, gradient sums that differ between ranks, and the
 // list of the last collectives if one does not finish.
-#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -106,9 +105,7 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and unchanged 
     CHECK(std::stod(row[4]) > std::stod(row[3]));
     ++checksums[row[5]];
   }
-  // The sums of two buckets or steps differ, but for buckets of padding alone.
-  CHECK(std::count_if(checksums.begin(), checksums.end(), [](const auto& c) { return c.second > 1; }) <= 1);
-  CHECK(checksums.size() > first.size() / 2);
+  CHECK(checksums.size() == first.size());
   // With sharding a rank has only its own part of a bucket. Parts differ between ranks, so nothing is compared.
   const std::string shards = train("shards", "--set dist.zero=1", "NSA_TRACE_DDP_BUCKETS=1 ");
   const auto own = rows(shards + "/ddp_buckets.txt"), other = rows(shards + "/ddp_buckets_rank1.txt");

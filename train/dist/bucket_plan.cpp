@@ -20,8 +20,6 @@ int64_t segment_unit(int64_t world) {
   return world > 1 ? kSumPiece * world : kElementAlign;
 }
 
-int64_t bucket_unit(const DistConfig& c, int64_t world) { return c.zero > 0 ? segment_unit(world) : kElementAlign; }
-
 bool is_sharded(const Config& c, int64_t world) { return c.dist.zero > 0 && world > 1; }
 bool has_grad_windows(const Config& c, int64_t world) {
   return (c.dist.zero >= 2 && world > 1) || c.train.grads_dtype == Precision::bf16;
@@ -42,14 +40,6 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
   const Segments& segments = params.segments();
   const ElementRange embed = segments[segments.embed()], rest = segments[segments.rest()];
   std::vector<GradBucket> buckets;
-  // The parameter that is stored before an element. A segment's window is cleared before its first gradient is written,
-  // so a bucket of padding alone is complete when this one is.
-  const auto last_before = [&](int64_t element) {
-    int64_t last = -1;
-    for (int64_t i = 0; i < params.count(); ++i)
-      if (params.offset(i) < element && (last < 0 || params.offset(i) > params.offset(last))) last = i;
-    return last;
-  };
   // Cuts [begin, end) into buckets, starting at the end, where backward begins.
   const auto cut = [&](int64_t begin, int64_t end, bool late) {
     constexpr int64_t kLateTimes = 8;
@@ -59,7 +49,6 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
       for (int64_t i = 0; i < params.count(); ++i) {
         if (range_of(params, i).overlaps(bucket.elements)) bucket.params.push_back(i);
       }
-      if (bucket.params.empty() && by_segment) bucket.params.push_back(last_before(bucket.elements.begin));
       buckets.push_back(bucket);
     }
   };
@@ -88,7 +77,7 @@ BucketPlan::BucketPlan(const Params& params, const Config& config, int64_t rank,
       world_(world),
       buckets_(plan_buckets(
           params, static_cast<int64_t>(config.dist.bucket_mb * kMiB) / size_of(params.grad_buffer().memory().dtype),
-          bucket_unit(config.dist, world), has_grad_windows(config, world))),
+          segment_unit(world), has_grad_windows(config, world))),
       buckets_of_(static_cast<size_t>(params.count())) {
   for (size_t b = 0; b < buckets_.size(); ++b)
     for (const int64_t i : buckets_[b].params) buckets_of_[static_cast<size_t>(i)].push_back(static_cast<int64_t>(b));

@@ -20,10 +20,9 @@ struct GradBucket {
 // finishes last. A gradient may span several buckets. Late buckets are larger, because no computation overlaps with
 // them and a few large collectives are faster than many small ones. by_segment: no bucket has elements of two segments.
 std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit, bool by_segment = false);
-// The segments of the flat buffers, and with shards the buckets, are multiples of this number of elements
-// (Params::Options::shard_elements).
+// The segments of the flat buffers (Params::Options::shard_elements) and the buckets are multiples of this number of
+// elements, so that no bucket is padding alone.
 int64_t segment_unit(int64_t world);
-int64_t bucket_unit(const DistConfig&, int64_t world);
 // Whether gradients are computed in windows (FlatBuffer): then every micro-step adds them to a buffer of their sums.
 bool has_grad_windows(const Config&, int64_t world);
 bool has_weight_windows(const Config&, int64_t world);  // dist.zero 3

@@ -81,9 +81,6 @@ void GradReducer::begin(bool recorded, const MicroStep& micro_step) {
     buckets_left_.assign(static_cast<size_t>(segments.count()), 0);
     for (const GradBucket& bucket : plan_.buckets()) ++buckets_left_[static_cast<size_t>(segment_of(bucket))];
   }
-  // A bucket that holds only padding, no gradient, counts as full from the start.
-  for (size_t b = 0; b < plan_.buckets().size(); ++b)
-    if (missing_[b] == 0) full(static_cast<int64_t>(b));
 }
 
 // With windows: the segment that has a bucket's elements.
@@ -211,8 +208,7 @@ std::string GradReducer::table() const {
                        sums_by_copies(bucket.elements.size())  ? "copies"
                        : bucket.late || ctas_ == CommCtas::all ? "wide"
                                                                : "narrow",
-                       bucket.params.size(), bucket.params.empty() ? "padding" : name(bucket.params.front()),
-                       bucket.params.empty() ? "padding" : name(bucket.params.back()));
+                       bucket.params.size(), name(bucket.params.front()), name(bucket.params.back()));
   }
   return out;
 }

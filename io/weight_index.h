@@ -23,8 +23,8 @@ std::string index_file_name(const std::string& stem);                           
 // Whether a file has one of these names, for any number of parts.
 bool is_tensor_file_name(const std::string& name, const std::string& stem);
 
-// The path that WeightIndex opens for a folder: its whole file, or its index if it has only that. If a folder has
-// both, transformers reads the whole file, too. If it has neither, the path of the whole file.
+// The path of a folder's tensors, for WeightIndex: of STEM.safetensors, unless the folder has only
+// STEM.safetensors.index.json. If it has both, the first is read, as by transformers.
 std::string tensors_path(const std::string& folder, const std::string& stem = kWeightsStem);
 bool has_tensors(const std::string& folder, const std::string& stem = kWeightsStem);
 

@@ -38,7 +38,8 @@ class FilePlan {
   // The parameters of a file; an empty range if there are fewer files.
   ParamRange params(int64_t file) const;
   std::string name(const std::string& stem, int64_t file) const;
-  // The text of the index of files that hold these buffers of each parameter.
+  // The text of the index file (io/weight_index.h): in which file of this plan each tensor is, for a tensor of each
+  // parameter and buffer.
   std::string index(const Params&, const std::string& stem, const std::vector<NamedBuffer>&, DType) const;
 
  private:

@@ -74,7 +74,7 @@ struct DistConfig {
   CommBackend backend = CommBackend::automatic;
   double bucket_mb = 25;
   Precision grad_dtype = Precision::fp32;
-  int64_t zero = 0;
+  int64_t zero = 0, replicas = 1;
   int64_t timeout_s = 600;
 };
 
@@ -290,6 +290,10 @@ void visit(DistConfig& c, V&& v) {
     "what the ranks share instead of each having all (ZeRO's stages): 1: the optimizer's moments and master weights; "
     "2: the gradients too; 3: the weights too, which a layer gathers while it is in use",
     at_least(0).up_to(3));
+  v("replicas", c.replicas,
+    "copies of what dist.zero divides, each on as many adjacent ranks, such as those of a host: sums and gathers then "
+    "stay within a copy, but for one sum of each rank's part of the gradients over the copies",
+    at_least(1).up_to(1 << 20));
   v("timeout_s", c.timeout_s, "seconds that a collective may take before the run fails", at_least(1).up_to(1 << 20));
 }
 

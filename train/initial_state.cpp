@@ -35,12 +35,11 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
 
 // Loads the weights of train.init_from. Those of a dense model can begin an NSA model (model/from_dense.h).
 void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config, const ModelSource& from,
-               Comm& comm) {
+               Comm* shards) {
   if (config.model.has_nsa() && !from.config.model.has_nsa())
-    read_dense_weights(ctx, params, optimizer, from.weights, static_cast<uint64_t>(config.train.seed), comm,
-                       config.dist);
+    read_dense_weights(ctx, params, optimizer, from.weights, static_cast<uint64_t>(config.train.seed), shards);
   else
-    read_weights(ctx, params, optimizer, from.weights, comm, config.dist);
+    read_weights(ctx, params, optimizer, from.weights, shards);
 }
 
 // A number that describes the data of a run, and for messages what it is.
@@ -137,12 +136,12 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
   Params& params = step.model().params();
   RunState state;
   if (!resume_from.empty()) {
-    state = load_checkpoint(ctx, resume_from, params, step.optimizer(), config, comm);
+    state = load_checkpoint(ctx, resume_from, params, step.optimizer(), config, step.shards());
     if (state.step > config.train.steps)
       fail_usage("train.steps is {}, but {} is at step {} already", config.train.steps, resume_from, state.step);
   } else {
     if (init_from) {
-      load_init(ctx, params, step.optimizer(), config, *init_from, comm);
+      load_init(ctx, params, step.optimizer(), config, *init_from, step.shards());
       state.origin = init_from->origin;
     } else {
       step.optimizer().init(ctx, static_cast<uint64_t>(config.train.seed));

@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 RunCheckpoints::RunCheckpoints(RunSetup& setup, RunReporter& reporter)
     : setup_(setup),
       reporter_(reporter),
-      plan_(setup.step.model().params(), setup.config.dist.zero > 0 ? setup.comm->world() : 1) {}
+      plan_(setup.step.model().params(), shard_count(setup.config, setup.comm->world())) {}
 
 void RunCheckpoints::begin() {
   constexpr int64_t kMostBytes = 5'000'000'000;  // of a first checkpoint that the run waits for
@@ -149,8 +149,8 @@ void RunCheckpoints::write_final_weights() {
   const Config& config = setup_.config;
   const DType held = Optimizer::dtype_of(Optimizer::State::parameter, config),
               dtype = config.train.final_dtype == Precision::bf16 ? DType::bf16 : held;
-  const FinalFiles files =
-      final_files(count_parameters(config.model) * size_of(dtype), config.dist.zero, setup_.comm->world());
+  const FinalFiles files = final_files(count_parameters(config.model) * size_of(dtype), config.dist.zero == 3,
+                                       shard_count(config, setup_.comm->world()));
   write_weight_files(
       ctx, params, *setup_.comm, files, held, dtype, setup_.folder.path(),
       [&](const BucketVisitor& visitor) { setup_.step.optimizer().gather(ctx, Optimizer::State::parameter, visitor); });

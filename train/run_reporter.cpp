@@ -63,7 +63,8 @@ void RunReporter::print_start(const std::string& set_aside) {
                      .environment = setup_.request.environment});
   telemetry_.detail("data: " + setup_.data.description);
   if (!setup_.data.warning.empty()) telemetry_.message(setup_.data.warning);
-  if (const std::string why = setup_.comm->why_not_shared(); !why.empty())
+  const GradReducer* const reducer = setup_.step.reducer();
+  if (const std::string why = reducer == nullptr ? "" : reducer->why_no_copies(); !why.empty())
     telemetry_.detail(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
   if (setup_.init_from) telemetry_.message(fmt::format("begins with the weights of {}", setup_.init_from->weights));
   if (!setup_.resumed()) return;
@@ -203,7 +204,7 @@ void RunReporter::done(int64_t step, double seconds) {
     telemetry_.message(fmt::format(
         "communication: {} buckets; a step waits {:.3f} ms for other ranks after its own work{}",
         setup_.step.reducer()->plan().buckets().size(), mean(comm_ms_),
-        config_.dist.zero > 0 && setup_.device.is_cuda()
+        setup_.step.shards() != nullptr && setup_.device.is_cuda()
             ? fmt::format("; new weights arrive within {:.3f} ms, during the next forward", mean(gather_ms_))
             : ""));
   const Routes& routes = setup_.runtime->ctx().routes;

@@ -28,13 +28,13 @@ constexpr const char* kData = "data";
 
 // Reads the values that this rank keeps.
 void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
-                const WeightIndex& index, const NameOf& name_of, Comm& comm, const DistConfig& dist) {
+                const WeightIndex& index, const NameOf& name_of, Comm* shards) {
   std::vector<ElementRange> ranges;
   for (const Parts::Part& part : optimizer.parts()) ranges.push_back(part.elements);
   const std::vector<PartialSum> sums =
       read_params(index, params, name_of, ranges, ctx.device,
                   [&](int64_t begin, std::span<const float> values) { optimizer.set(ctx, state, begin, values); });
-  if (comm.world() > 1 && dist.zero > 0) check_sums(index, params, name_of, sums, comm);
+  if (shards != nullptr) check_sums(index, params, name_of, sums, *shards);
 }
 
 void clear_state(Context& ctx, Optimizer& optimizer, Optimizer::State state) {
@@ -143,21 +143,20 @@ void load_weights(Context& ctx, Params& params, const std::string& path) {
               [&](int64_t begin, std::span<const float> values) { params.set(ctx, begin, values); });
 }
 
-void read_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path, Comm& comm,
-                  const DistConfig& dist) {
+void read_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path, Comm* shards) {
   const WeightIndex index(path);
   check_names(index, params, {with_prefix("")});
   clear_state(ctx, optimizer, Optimizer::State::parameter);
-  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, with_prefix(""), comm, dist);
+  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, with_prefix(""), shards);
   optimizer.publish(ctx);
 }
 
 void read_dense_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path,
-                        uint64_t seed, Comm& comm, const DistConfig& dist) {
+                        uint64_t seed, Comm* shards) {
   const WeightIndex index(path);
   check_names(index, params, {dense_source});
   optimizer.init(ctx, seed);
-  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, dense_source, comm, dist);
+  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, dense_source, shards);
   optimizer.publish(ctx);
 }
 
@@ -171,7 +170,7 @@ void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
 }
 
 RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& params, Optimizer& optimizer,
-                         const Config& config, Comm& comm) {
+                         const Config& config, Comm* shards) {
   const Json state = read_state(folder);
   const Config before = config_from_json(with_later_keys(state["config"]));
   for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
@@ -179,13 +178,13 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
     if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
   });
   check_jsonl(state, config, folder);
-  read_weights(ctx, params, optimizer, tensors_path(folder), comm, config.dist);
+  read_weights(ctx, params, optimizer, tensors_path(folder), shards);
   const WeightIndex moments(tensors_path(folder, kMomentsStem));
   check_names(moments, params, {with_prefix(kAvgPrefix), with_prefix(kAvgSqPrefix)});
   for (const auto& [which, prefix] :
        {std::pair{Optimizer::State::exp_avg, kAvgPrefix}, {Optimizer::State::exp_avg_sq, kAvgSqPrefix}}) {
     clear_state(ctx, optimizer, which);
-    read_state(ctx, params, optimizer, which, moments, with_prefix(prefix), comm, config.dist);
+    read_state(ctx, params, optimizer, which, moments, with_prefix(prefix), shards);
   }
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),

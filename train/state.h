@@ -38,12 +38,12 @@ void save_weights(Context&, const Params&, const std::string& path);
 // BF16, F16 or F64) and verifies the checksums if there are any. Throws Error with the name of a missing, unknown or
 // misshapen tensor.
 void load_weights(Context&, Params&, const std::string& path);
-// The same into the parameters that this rank of a run keeps, and from them into the weights. Collective.
-void read_weights(Context&, const Params&, Optimizer&, const std::string& path, Comm&, const DistConfig&);
+// The same into the parameters that this rank of a run keeps, and from them into the weights. shards: the ranks among
+// which the parameters are divided (TrainStep::shards), who all call it; null if each rank keeps all.
+void read_weights(Context&, const Params&, Optimizer&, const std::string& path, Comm* shards);
 // Reads the weights of a dense model, likewise, into an NSA or mixed model (model/from_dense.h). The parameters that no
-// tensor of the dense model begins get the values of Params::init. Collective.
-void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& path, uint64_t seed, Comm&,
-                        const DistConfig&);
+// tensor of the dense model begins get the values of Params::init.
+void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& path, uint64_t seed, Comm* shards);
 
 // Throws Error with the file's name if the tokenizer differs from the checkpoint's copy. A checkpoint without a copy
 // passes.
@@ -51,7 +51,7 @@ void check_tokenizer(const std::string& folder, const Tokenizer&);
 // Reads a checkpoint. Throws Error if its config differs in a key on which a resume depends: model.*, nsa.*, data.* or
 // train.seq_len. Likewise for one that read a JSONL file as plain text, as runs did before data.documents existed. Each
 // rank reads only the values that it keeps. Collective: all ranks call it.
-RunState load_checkpoint(Context&, const std::string& folder, const Params&, Optimizer&, const Config&, Comm&);
+RunState load_checkpoint(Context&, const std::string& folder, const Params&, Optimizer&, const Config&, Comm* shards);
 
 // The config that a checkpoint was written with.
 Json config_of_checkpoint(const std::string& folder);

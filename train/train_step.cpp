@@ -57,6 +57,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
                                                  {world_, RankNumbers::count + stats_numbers(config)})),
       alone_(comm == nullptr && windows() ? make_self_comm(ctx_.device) : nullptr),
+      groups_(make_groups()),
       reducer_(make_reducer()),
       optimizer_(ctx_, runtime.arena(), model_.params(), config, sharded() ? reducer_.get() : nullptr),
       stats_(make_stats()),
@@ -89,12 +90,17 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
   for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, layout_.bytes());
 }
 
+std::optional<RankGroups> TrainStep::make_groups() {
+  if (comm_ == nullptr && alone_ == nullptr) return {};
+  return std::optional<RankGroups>(std::in_place, comm_ != nullptr ? *comm_ : *alone_, config_);
+}
+
 std::unique_ptr<GradReducer> TrainStep::make_reducer() {
   if (world_ == 1 && !windows()) return nullptr;
   Arena& arena = runtime_.arena();
   const Tensor probe = world_ == 1 ? arena.alloc(MemTag::workspace, "probe", DType::f64, {1})
                                    : own_number(ranks_, comm_->rank(), RankNumbers::probe);
-  return std::make_unique<GradReducer>(ctx_, arena, model_.params(), alone_ ? *alone_ : *comm_, config_, probe);
+  return std::make_unique<GradReducer>(ctx_, arena, model_.params(), *groups_, config_, probe);
 }
 
 Tensor TrainStep::make_grad_ranges() {
@@ -247,14 +253,14 @@ void TrainStep::sum_over_ranks(bool stop) {
   reducer_->finish();
   reducer_->queue().run([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
-    if (sharded()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
+    if (sharded()) shards()->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
     results_[next_result_].summed.record(comm_->stream());
   });
 }
 
 void TrainStep::measure_gradients() {
   ledger_.measure(ctx_);
-  if (sharded()) reducer_->queue().run([&] { comm_->all_reduce(ledger_.norms(), "the gradients' norms"); });
+  if (sharded()) reducer_->queue().run([&] { shards()->all_reduce(ledger_.norms(), "the gradients' norms"); });
 }
 
 // Without any target, AdamW would still move the weights by its moments and the weight decay.

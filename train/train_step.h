@@ -1,6 +1,6 @@
 // TrainStep: one optimizer step on one device: micro-steps that accumulate gradients, then the update. Owns the model,
-// its activations and the optimizer. With several ranks, gradients are summed over the ranks (train/dist/), and each rank
-// updates all parameters or its shards of them.
+// its activations and the optimizer. With several ranks, gradients are summed over the ranks (train/dist/), and each
+// rank updates all parameters or its shards of them.
 //
 // The host queues a step without waiting for the device: tokens are copied from pinned memory, the device itself skips
 // the update if the gradient is not finite (kernels/step/step_guard.h), and the step's numbers are copied to pinned
@@ -86,6 +86,8 @@ class TrainStep {
   Activations& activations() { return act_; }  // of the last micro-step or evaluation
   Optimizer& optimizer() { return optimizer_; }
   const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
+  // The ranks among which the parameters are divided; null if each rank has all.
+  Comm* shards() { return sharded() ? &groups_->replica : nullptr; }
   Runtime& runtime() { return runtime_; }
   const GradLedger& ledger() const { return ledger_; }
 
@@ -133,6 +135,7 @@ class TrainStep {
   Parts grad_parts() { return reducer_ ? reducer_->parts() : Parts::whole(model_.params()); }
   void sum_over_ranks(bool stop);
   void forbid_update(const Tensor& applied);
+  std::optional<RankGroups> make_groups();
   std::unique_ptr<GradReducer> make_reducer();
   Tensor make_grad_ranges();
   void measure_gradients();
@@ -152,6 +155,7 @@ class TrainStep {
   // is one rank.
   Tensor ranks_;
   std::unique_ptr<Comm> alone_;                // with windows, if there is no comm
+  std::optional<RankGroups> groups_;           // with comm_ or alone_
   std::unique_ptr<GradReducer> reducer_;       // null with one rank, unless gradients have windows
   std::unique_ptr<BucketTrace> bucket_trace_;  // log.diagnostics "buckets"
   Optimizer optimizer_;

@@ -34,13 +34,43 @@ std::string host_identity() {
 }  // namespace
 
 Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s)
-    : rank_(env.rank), world_(env.world), link_(std::move(link)), stream_(device, "comm", /*priority=*/5) {
+    : rank_(env.rank),
+      world_(env.world),
+      link_(std::move(link)),
+      stream_(std::make_shared<Stream>(device, "comm", /*priority=*/5)) {
   if (world_ == 1) return;
-  guard_ = std::make_unique<CommGuard>(rank_, timeout_s);
+  guard_ = std::make_shared<CommGuard>(rank_, timeout_s);
   gather_peers(env, device);
 }
 
-Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(device, "comm") {}
+Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(std::make_shared<Stream>(device, "comm")) {}
+
+Comm::Comm(Comm& all, const std::vector<int>& ranks, std::unique_ptr<Link> link)
+    : rank_(static_cast<int>(std::find(ranks.begin(), ranks.end(), all.rank_) - ranks.begin())),
+      world_(static_cast<int>(ranks.size())),
+      link_(std::move(link)),
+      guard_(all.guard_),
+      stream_(all.stream_),
+      all_(&all) {
+  for (const int rank : ranks)
+    if (!all.peers_.empty()) peers_.push_back(all.peers_[static_cast<size_t>(rank)]);
+}
+
+Comm& Comm::group(int count, int stride) {
+  TRIAD_CHECK(count > 0 && stride > 0 && world_ % (count * stride) == 0, "groups of {} ranks, {} apart, of {} ranks",
+              count, stride, world_);
+  if (count == world_) return *this;
+  std::unique_ptr<Comm>& group = groups_[{count, stride}];
+  if (group == nullptr) {
+    const int block = count * stride, first = rank_ / block * block + rank_ % stride;
+    std::vector<int> ranks;
+    for (int i = 0; i < count; ++i) ranks.push_back(first + i * stride);
+    group = make_group(ranks);
+  }
+  return *group;
+}
+
+std::unique_ptr<Comm> Comm::make_group(const std::vector<int>&) { fail("{} has no groups of ranks", name()); }
 
 // Gathers the peers of all ranks. Throws if they contradict each other, as when two ranks share a GPU.
 void Comm::gather_peers(const LaunchEnv& env, Device device) {
@@ -95,9 +125,10 @@ void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, boo
   try {
     call();
   } catch (const Error& e) { fail("{}; under way: {}", e.what(), collective); }
-  if (on_stream) return guard_->end_on(stream_);
+  if (on_stream) return guard_->end_on(*stream_);
   guard_->end();
-  waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+  (all_ == nullptr ? waited_ms_ : all_->waited_ms_) +=
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
 
 void Comm::all_reduce(Tensor x, const std::string& what, CommCtas ctas) {
@@ -150,8 +181,9 @@ void Comm::add(std::span<double> values, const std::string& what) {
 
 void Comm::finish() {
   if (!guard_) return;
-  stream_.synchronize();
+  stream_->synchronize();
   expect_end();
+  for (auto& [ranks, group] : groups_) group->do_finish();
   do_finish();
   guard_->begin("the end of " + link_->name(), 0);
   link_->finish();
@@ -205,6 +237,11 @@ class PlannedComm final : public Comm {
   explicit PlannedComm(int world) : Comm(world, Device::cpu()) {}
   std::string name() const override { return "planned"; }
   bool may_share() const override { return true; }  // plans for NCCL on one host: the case that needs the most memory
+
+ protected:
+  std::unique_ptr<Comm> make_group(const std::vector<int>& ranks) override {
+    return std::make_unique<PlannedComm>(static_cast<int>(ranks.size()));
+  }
 };
 
 // Opens the MPI link under a time limit: MPI's own start waits without limit for a missing rank.

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -38,6 +39,8 @@ class Comm {
   Comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
   // A rank without peers, for make_self_comm() and make_planned_comm().
   Comm(int world, Device);
+  // A group of the ranks of `all` (group()). ranks: of the group, ascending.
+  Comm(Comm& all, const std::vector<int>& ranks, std::unique_ptr<Link>);
   virtual ~Comm() = default;
   Comm(const Comm&) = delete;
 
@@ -45,10 +48,17 @@ class Comm {
   int world() const { return world_; }
   bool first() const { return rank_ == 0; }
   virtual std::string name() const = 0;
-  Stream& stream() { return stream_; }  // collectives on tensors are queued here
+  Stream& stream() { return *stream_; }  // collectives on tensors are queued here
   const std::vector<Peer>& peers() const { return peers_; }
   // Milliseconds that the host has waited in collectives since the previous call.
   double take_waited_ms() { return std::exchange(waited_ms_, 0.0); }
+
+  // A Comm of `count` ranks: this one and those that differ from it by multiples of `stride`, such that the groups of
+  // all ranks divide the world: of 8 ranks, group(2) has ranks 2 and 3, group(4, 2) ranks 1, 3, 5 and 7. count * stride
+  // divides world(). Its rank() and world() are those within the group, its peers() are named as in the world. It
+  // queues on the same stream() and belongs to this Comm. Collective, and so are the group's own collectives: all
+  // groups of the world call the same ones at the same time. group(world()) is this Comm itself.
+  Comm& group(int count, int stride = 1);
   int64_t collectives() const { return guard_ ? guard_->count() : 0; }
   // Sets the file that receives the last 1,000 collectives when one times out or a rank is gone.
   void record_collectives(const std::string& path) {
@@ -108,6 +118,7 @@ class Comm {
   virtual void do_all_gather(Tensor) {}
   virtual void do_all_to_all(Tensor, Tensor) {}
   virtual void do_finish() {}
+  virtual std::unique_ptr<Comm> make_group(const std::vector<int>& ranks);
   // False if a collective is finished when its call returns, as on the CPU and for sums on the host.
   virtual bool on_stream() const { return false; }
   Link& link() const { return *link_; }
@@ -123,10 +134,12 @@ class Comm {
 
   int rank_, world_;
   std::unique_ptr<Link> link_;
-  std::unique_ptr<CommGuard> guard_;
-  Stream stream_;
+  std::shared_ptr<CommGuard> guard_;
+  std::shared_ptr<Stream> stream_;
   std::vector<Peer> peers_;
   double waited_ms_ = 0;
+  Comm* const all_ = nullptr;                                    // of a group: the Comm to which it belongs
+  std::map<std::pair<int, int>, std::unique_ptr<Comm>> groups_;  // by count and stride
 };
 
 // The GPU of this rank: the one of its local rank, or the only visible one. Throws if the host has more ranks than

@@ -63,12 +63,12 @@ void CommGuard::expect_end() {
   const std::lock_guard lock(mutex_);
   for (const Peer& peer : peers_) close(peer.fd);
   peers_.clear();
-  health_check_ = nullptr;
+  health_checks_.clear();
 }
 
-void CommGuard::set_health_check(std::function<std::string()> health_check) {
+void CommGuard::add_health_check(std::function<std::string()> health_check) {
   const std::lock_guard lock(mutex_);
-  health_check_ = std::move(health_check);
+  health_checks_.push_back(std::move(health_check));
 }
 
 std::string CommGuard::begin(std::string what, int64_t bytes) {
@@ -173,8 +173,8 @@ void CommGuard::end_process(const std::string& why) const {
 // add to the collective's waiting time.
 void CommGuard::check(double seconds) {
   retire_finished();
-  if (health_check_) {
-    const std::string wrong = health_check_();
+  for (const auto& health_check : health_checks_) {
+    const std::string wrong = health_check();
     if (!wrong.empty()) end_process(fmt::format("{}; the last: {}", wrong, last_));
   }
   if (pending_.empty()) return;

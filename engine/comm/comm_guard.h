@@ -32,8 +32,8 @@ class CommGuard {
   // From now on, until expect_end(), the end of one of these processes ends this one.
   void watch(const std::vector<LocalPeer>& peers);
   void expect_end();
-  // Sets a function that the guard calls periodically: it returns what is wrong with the library, or an empty text.
-  void set_health_check(std::function<std::string()> health_check);
+  // Adds a function that the guard calls periodically: it returns what is wrong with the library, or an empty text.
+  void add_health_check(std::function<std::string()> health_check);
 
   // Starts a collective: its name ("all_reduce of bucket 3") and its bytes on this rank. It is finished when end() is
   // called, or when the stream reaches the point of end_on(). begin() returns the collective's description for
@@ -96,7 +96,7 @@ class CommGuard {
   std::string records_path_;
   std::vector<std::unique_ptr<Event>> free_events_;
   std::vector<Peer> peers_;
-  std::function<std::string()> health_check_;
+  std::vector<std::function<std::string()>> health_checks_;
   bool stop_ = false;
   std::thread thread_;  // declared last, since it uses the members above
 };

@@ -21,6 +21,10 @@ class HostComm final : public Comm {
       : Comm(env, device, std::move(link), timeout_s),
         piece_(device, kPartBytes * world()),
         others_(device, kPartBytes * world()) {}
+  HostComm(HostComm& all, const std::vector<int>& ranks)
+      : Comm(all, ranks, all.link().group(ranks)),
+        piece_(all.stream().device(), kPartBytes * world()),
+        others_(all.stream().device(), kPartBytes * world()) {}
 
   std::string name() const override { return "host memory over " + link().name(); }
   // On the CPU no memory needs to be opened for others. shares() is true there, so that runs on the CPU use the same
@@ -31,6 +35,10 @@ class HostComm final : public Comm {
   bool shares() const override { return shares_; }
 
  protected:
+  std::unique_ptr<Comm> make_group(const std::vector<int>& ranks) override {
+    return std::make_unique<HostComm>(*this, ranks);
+  }
+
   void do_all_reduce(Tensor x, CommCtas) override {
     const int64_t element = size_of(x.dtype), most = kPartBytes / element * world(), n = x.numel();
     for (int64_t begin = 0; begin < n; begin += most) {

@@ -102,19 +102,14 @@ class NcclComm final : public Comm {
     guard().begin("the start of NCCL", 0);
     CUDA_CHECK(cudaSetDevice(device.index));
     check(nccl().comm_init_rank(&all_ctas_, world(), id, rank()), "ncclCommInitRank");
-    ncclConfig_t few = NCCL_CONFIG_INITIALIZER;
-    few.minCTAs = few.maxCTAs = kFewCtas;
-    check(nccl().comm_split(all_ctas_, /*color=*/0, rank(), &few_ctas_, &few), "ncclCommSplit");
-    guard().end();
-    guard().set_health_check([this]() -> std::string {
-      for (ncclComm_t comm : {all_ctas_, few_ctas_}) {
-        ncclResult_t state = ncclSuccess;
-        if (nccl().comm_get_async_error(comm, &state) != ncclSuccess) return "NCCL does not answer";
-        if (state != ncclSuccess && state != ncclInProgress)
-          return fmt::format("NCCL: {} ({})", nccl().get_error_string(state), nccl().get_last_error(comm));
-      }
-      return "";
-    });
+    start();
+  }
+  NcclComm(NcclComm& all, const std::vector<int>& ranks)
+      : Comm(all, ranks, all.Comm::link().group(ranks)), name_(all.name_), no_copies_(PeerCopies::why_not(*this)) {
+    guard().begin(fmt::format("the start of NCCL for a group of {} ranks", world()), 0);
+    check(nccl().comm_split(all.all_ctas_, /*color=*/ranks.front(), rank(), &all_ctas_, /*config=*/nullptr),
+          "ncclCommSplit");
+    start();
   }
   ~NcclComm() override { guard().expect_end(); }  // the guard must not query a destroyed communicator
   std::string name() const override { return name_; }
@@ -126,6 +121,9 @@ class NcclComm final : public Comm {
   std::string why_not_shared() const override { return no_copies_; }
 
  protected:
+  std::unique_ptr<Comm> make_group(const std::vector<int>& ranks) override {
+    return std::make_unique<NcclComm>(*this, ranks);
+  }
   bool on_stream() const override { return true; }
   void do_all_reduce(Tensor x, CommCtas ctas) override {
     check(nccl().all_reduce(x.data, x.data, static_cast<size_t>(x.numel()), type_of(x.dtype), ncclSum, comm(ctas),
@@ -170,6 +168,22 @@ class NcclComm final : public Comm {
   // CTAs of a sum during backward. With NCCL's default of 24, a concurrent matrix product of 128 CTAs no longer fits
   // onto the SMs in one wave: it needs two, twice its time. 4 CTAs leave room for it.
   static constexpr int kFewCtas = 4;
+  // Makes few_ctas_ of all_ctas_, which ends the start of NCCL, and has the guard watch both.
+  void start() {
+    ncclConfig_t few = NCCL_CONFIG_INITIALIZER;
+    few.minCTAs = few.maxCTAs = kFewCtas;
+    check(nccl().comm_split(all_ctas_, /*color=*/0, rank(), &few_ctas_, &few), "ncclCommSplit");
+    guard().end();
+    guard().add_health_check([this]() -> std::string {
+      for (ncclComm_t comm : {all_ctas_, few_ctas_}) {
+        ncclResult_t state = ncclSuccess;
+        if (nccl().comm_get_async_error(comm, &state) != ncclSuccess) return "NCCL does not answer";
+        if (state != ncclSuccess && state != ncclInProgress)
+          return fmt::format("NCCL: {} ({})", nccl().get_error_string(state), nccl().get_last_error(comm));
+      }
+      return "";
+    });
+  }
   ncclComm_t comm(CommCtas ctas) const { return ctas == CommCtas::few ? few_ctas_ : all_ctas_; }
   cudaStream_t queue() { return static_cast<cudaStream_t>(stream().handle()); }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/comm/launch_env.h"
 
@@ -17,6 +18,10 @@ class Link {
   virtual void all_gather(const void* mine, void* all, int64_t bytes) = 0;
   // from[r] = part [this rank] of rank r's `to`, for every r; each part is `bytes` long.
   virtual void all_to_all(const void* to, void* from, int64_t bytes) = 0;
+  // A link between some of the ranks, which include this one, ascending. Their numbers in it are their places in
+  // `ranks`. Collective: every rank calls it, for groups that divide the ranks; and all groups make the same calls at
+  // the same time. This link must outlive it.
+  virtual std::unique_ptr<Link> group(const std::vector<int>& ranks) = 0;
   // Ends a successful run; collective. Destroying a link without it leaves the other ranks blocked.
   virtual void finish() = 0;
 };

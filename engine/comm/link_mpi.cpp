@@ -43,12 +43,22 @@ class MpiLink final : public Link {
           mpi_.version(), rank, world, env.launcher, env.rank, env.world);
   }
   std::string name() const override { return mpi_.version(); }
-  void all_gather(const void* mine, void* all, int64_t bytes) override { mpi_.all_gather(mine, all, bytes); }
-  void all_to_all(const void* to, void* from, int64_t bytes) override { mpi_.all_to_all(to, from, bytes); }
+  void all_gather(const void* mine, void* all, int64_t bytes) override {
+    mpi_.all_gather(communicator_, mine, all, bytes);
+  }
+  void all_to_all(const void* to, void* from, int64_t bytes) override {
+    mpi_.all_to_all(communicator_, to, from, bytes);
+  }
+  std::unique_ptr<Link> group(const std::vector<int>& ranks) override {
+    return std::unique_ptr<Link>(new MpiLink(mpi_, mpi_.split(/*color=*/ranks.front())));
+  }
   void finish() override { mpi_.finalize(); }
 
  private:
+  MpiLink(const MpiFunctions& functions, int communicator) : mpi_(functions), communicator_(communicator) {}
+
   const MpiFunctions& mpi_;
+  int communicator_ = 0;  // of MpiFunctions
 };
 
 }  // namespace

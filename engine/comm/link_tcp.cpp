@@ -17,6 +17,50 @@ namespace triad {
 
 namespace {
 
+// A group's calls are calls of the whole star, which all groups make at the same time: each rank sends to the ranks of
+// its group and ignores what it receives from others. So a group's call takes as long as one of all ranks.
+class TcpGroup final : public Link {
+ public:
+  TcpGroup(Link& star, int world, const std::vector<int>& ranks)
+      : star_(star), world_(static_cast<size_t>(world)), ranks_(ranks) {}
+
+  std::string name() const override { return star_.name(); }
+
+  void all_gather(const void* mine, void* all, int64_t bytes) override {
+    const size_t n = static_cast<size_t>(bytes), most = most_bytes(n);
+    std::vector<std::byte> to(most), from(most * world_);
+    if (n > 0) std::memcpy(to.data(), mine, n);
+    star_.all_gather(to.data(), from.data(), static_cast<int64_t>(most));
+    for (size_t i = 0; i < ranks_.size() && n > 0; ++i)
+      std::memcpy(static_cast<std::byte*>(all) + i * n, from.data() + static_cast<size_t>(ranks_[i]) * most, n);
+  }
+
+  void all_to_all(const void* to, void* from, int64_t bytes) override {
+    const size_t n = static_cast<size_t>(bytes), most = most_bytes(n);
+    std::vector<std::byte> sent(most * world_), received(most * world_);
+    for (size_t i = 0; i < ranks_.size() && n > 0; ++i)
+      std::memcpy(sent.data() + static_cast<size_t>(ranks_[i]) * most, static_cast<const std::byte*>(to) + i * n, n);
+    star_.all_to_all(sent.data(), received.data(), static_cast<int64_t>(most));
+    for (size_t i = 0; i < ranks_.size() && n > 0; ++i)
+      std::memcpy(static_cast<std::byte*>(from) + i * n, received.data() + static_cast<size_t>(ranks_[i]) * most, n);
+  }
+
+  std::unique_ptr<Link> group(const std::vector<int>&) override { fail("a group of ranks has no groups"); }
+  void finish() override {}
+
+ private:
+  // The largest of the groups' numbers of bytes in this call.
+  size_t most_bytes(size_t own) {
+    std::vector<size_t> all(world_);
+    star_.all_gather(&own, all.data(), sizeof own);
+    return *std::max_element(all.begin(), all.end());
+  }
+
+  Link& star_;
+  size_t world_;
+  std::vector<int> ranks_;
+};
+
 class TcpLink final : public Link {
  public:
   TcpLink(const LaunchEnv& env, double timeout_s) : rank_(env.rank), world_(env.world) {
@@ -66,6 +110,9 @@ class TcpLink final : public Link {
       }
   }
 
+  std::unique_ptr<Link> group(const std::vector<int>& ranks) override {
+    return std::make_unique<TcpGroup>(*this, world_, ranks);
+  }
   void finish() override { peers_.clear(); }
 
  private:

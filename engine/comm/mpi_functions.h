@@ -8,8 +8,11 @@ namespace triad {
 struct MpiFunctions {
   void (*init)(int* rank, int* world);
   const char* (*version)();
-  void (*all_gather)(const void* mine, void* all, int64_t bytes);
-  void (*all_to_all)(const void* to, void* from, int64_t bytes);
+  // A communicator of the ranks that pass the same color, in their order, for the functions below; 0 is that of all
+  // ranks. Collective.
+  int (*split)(int color);
+  void (*all_gather)(int communicator, const void* mine, void* all, int64_t bytes);
+  void (*all_to_all)(int communicator, const void* to, void* from, int64_t bytes);
   void (*finalize)();
 };
 inline constexpr const char* kMpiFunctionsSymbol = "triad_mpi_functions";

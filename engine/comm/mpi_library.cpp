@@ -4,10 +4,13 @@
 
 #include <chrono>
 #include <thread>
+#include <vector>
 
 #include "engine/comm/mpi_functions.h"
 
 namespace {
+
+std::vector<MPI_Comm> communicators;  // [0]: all ranks
 
 void init(int* rank, int* world) {
   int initialized = 0, provided = 0;
@@ -15,6 +18,16 @@ void init(int* rank, int* world) {
   if (initialized == 0) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, rank);
   MPI_Comm_size(MPI_COMM_WORLD, world);
+  communicators = {MPI_COMM_WORLD};
+}
+
+int split(int color) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm group = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, color, rank, &group);
+  communicators.push_back(group);
+  return static_cast<int>(communicators.size()) - 1;
 }
 
 const char* version() {
@@ -41,17 +54,19 @@ void wait(MPI_Request request) {
   }
 }
 
-void all_gather(const void* mine, void* all, int64_t bytes) {
+MPI_Comm at(int communicator) { return communicators[static_cast<size_t>(communicator)]; }
+
+void all_gather(int communicator, const void* mine, void* all, int64_t bytes) {
   const int n = static_cast<int>(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD, &request);
+  MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, at(communicator), &request);
   wait(request);
 }
 
-void all_to_all(const void* to, void* from, int64_t bytes) {
+void all_to_all(int communicator, const void* to, void* from, int64_t bytes) {
   const int n = static_cast<int>(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Ialltoall(to, n, MPI_BYTE, from, n, MPI_BYTE, MPI_COMM_WORLD, &request);
+  MPI_Ialltoall(to, n, MPI_BYTE, from, n, MPI_BYTE, at(communicator), &request);
   wait(request);
 }
 
@@ -59,4 +74,4 @@ void finalize() { MPI_Finalize(); }
 
 }  // namespace
 
-extern "C" const triad::MpiFunctions triad_mpi_functions = {init, version, all_gather, all_to_all, finalize};
+extern "C" const triad::MpiFunctions triad_mpi_functions = {init, version, split, all_gather, all_to_all, finalize};

@@ -50,7 +50,7 @@ unsigned flags_of_waits(Device device) {
 std::string first_reason(Comm& comm, const std::string& own, const char* what) {
   const std::vector<std::string> all = comm.all_gather_host_text(own, what);
   for (size_t r = 0; r < all.size(); ++r)
-    if (!all[r].empty()) return fmt::format("rank {}: {}", r, all[r]);
+    if (!all[r].empty()) return fmt::format("rank {}: {}", comm.peers()[r].rank, all[r]);
   return "";
 }
 
@@ -103,7 +103,9 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
   std::string failed;
   for (int r = 0; r < comm.world(); ++r) {
     const bool opens = r != comm.rank() && failed.empty();
-    bases.push_back(r == comm.rank() ? base : opens ? open_memory(offers[r], r, failed) : nullptr);
+    bases.push_back(r == comm.rank() ? base
+                    : opens          ? open_memory(offers[r], comm.peers()[static_cast<size_t>(r)].rank, failed)
+                                     : nullptr);
     if (opens && failed.empty()) copies->opened_.push_back(bases.back());
   }
   why = first_reason(comm, failed, "memory for copies, opened");

@@ -154,7 +154,7 @@ TEST_CASE("dist: a gradient that is missing or reported twice is an error that n
     Params params(runtime->arena(), config.model, {.grads = true, .shard_elements = segment_unit(2)});
     zero(runtime->ctx(), params.grads());
     const Tensor probe = runtime->arena().alloc(MemTag::io, "probe", DType::f64, {1});
-    GradReducer reducer(runtime->ctx(), runtime->arena(), params, comm, config, probe);
+    GradReducer reducer(runtime->ctx(), runtime->arena(), params, RankGroups(comm, config), config, probe);
     GradLedger ledger(runtime->ctx(), runtime->arena(), params);
     const int64_t before = comm.collectives();
     reducer.begin();

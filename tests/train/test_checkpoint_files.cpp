@@ -94,14 +94,14 @@ TEST_CASE("checkpoint files: final weights are one file up to 5 GB without dist.
     return found.files == files && found.writers == writers;
   };
   constexpr int64_t kGB = 1'000'000'000;
-  CHECK(are(final_files(5 * kGB, 0, 1), 1, 1));
-  CHECK(are(final_files(5 * kGB, 2, 8), 1, 1));
-  CHECK(are(final_files(5 * kGB + 1, 0, 1), 2, 1));
-  CHECK(are(final_files(21 * kGB, 0, 8), 5, 1));
-  CHECK(are(final_files(21 * kGB, 1, 2), 5, 2));
-  CHECK(are(final_files(21 * kGB, 1, 8), 8, 8));
-  CHECK(are(final_files(1000, 3, 4), 4, 4));
-  CHECK(are(final_files(1000, 3, 1), 1, 1));
+  CHECK(are(final_files(5 * kGB, false, 1), 1, 1));
+  CHECK(are(final_files(5 * kGB, false, 8), 1, 1));
+  CHECK(are(final_files(5 * kGB + 1, false, 1), 2, 1));
+  CHECK(are(final_files(21 * kGB, false, 1), 5, 1));
+  CHECK(are(final_files(21 * kGB, false, 2), 5, 2));
+  CHECK(are(final_files(21 * kGB, false, 8), 8, 8));
+  CHECK(are(final_files(1000, true, 4), 4, 4));
+  CHECK(are(final_files(1000, true, 1), 1, 1));
 }
 
 TEST_CASE("checkpoint files: weights in any number of files are read as they were, whole or in part", "[train]") {

@@ -63,24 +63,34 @@ std::string as_torchrun_would(int rank) {
 }
 const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
 
+// How ranks can share the model's state.
+struct Arrangement {
+  int ranks;
+  const char* keys;
+};
+constexpr Arrangement kArrangements[] = {{2, "--set dist.zero=0"},
+                                         {2, "--set dist.zero=1"},
+                                         {2, "--set dist.zero=2"},
+                                         {2, "--set dist.zero=3"},
+                                         {4, "--set dist.zero=3 --set dist.replicas=2"}};
+
 }  // namespace
 
 TEST_CASE("dist: a rank that is killed or suspended ends all ranks, with a message that says where", "[dist]") {
   if (!require_mpirun()) return;
-  const TemporaryFolder folder;
   for (const int signal : {SIGKILL, SIGSTOP})
-    for (const char* zero : {"0", "2", "3"}) {
-      const std::string name = std::to_string(signal) + "_" + zero, out = folder.file("run" + name),
-                        log = folder.file("log" + name);
+    for (const Arrangement& arrangement : kArrangements) {
+      const TemporaryFolder folder;
+      const std::string out = folder.file("run"), log = folder.file("log");
       BackgroundProgram program(
-          train_args(out, kLong + "--set dist.bucket_mb=0.02 --set dist.timeout_s=4 --set dist.zero=" + zero),
-          mpirun(2), log);
-      const std::vector<int> pids = pids_of(out, 2, 3);
+          train_args(out, kLong + "--set dist.bucket_mb=0.02 --set dist.timeout_s=4 " + arrangement.keys),
+          mpirun(arrangement.ranks), log);
+      const std::vector<int> pids = pids_of(out, arrangement.ranks, 3);
       kill(pids[1], signal);
       CHECK(program.wait() != 0);
       CHECK(all_gone(pids));
       const std::string text = read_text(log);
-      INFO("dist.zero " << zero << "\n" << text);
+      INFO(arrangement.keys << "\n" << text);
       for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
         CHECK(text.find(part) != std::string::npos);
       if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 4 s") != std::string::npos);
@@ -118,19 +128,21 @@ TEST_CASE("dist: a rank that waits for the others to connect ends at a signal", 
 
 TEST_CASE("dist: a rank that throws ends all ranks, and its message is printed", "[dist]") {
   if (!require_mpirun()) return;
-  const TemporaryFolder folder;
-  const std::string out = folder.file("run"), log = folder.file("log");
-  BackgroundProgram program(train_args(out, kLong + "--set dist.zero=3"), mpirun(2), log);
-  const std::vector<int> pids = pids_of(out, 2, 3);
-  const rlimit limit{1000, 1000};  // from now on rank 1's files cannot grow beyond 1,000 bytes
-  REQUIRE(prlimit(pids[1], RLIMIT_FSIZE, &limit, nullptr) == 0);
-  CHECK(program.wait() != 0);
-  CHECK(all_gone(pids));
-  const std::string text = read_text(log);
-  INFO(text);
-  const size_t message = text.find("triad: rank 1: ");
-  REQUIRE(message != std::string::npos);
-  CHECK(text.find("File too large", message) != std::string::npos);
+  for (const Arrangement& arrangement : kArrangements) {
+    const TemporaryFolder folder;
+    const std::string out = folder.file("run"), log = folder.file("log");
+    BackgroundProgram program(train_args(out, kLong + arrangement.keys), mpirun(arrangement.ranks), log);
+    const std::vector<int> pids = pids_of(out, arrangement.ranks, 3);
+    const rlimit limit{1000, 1000};  // from now on rank 1's files cannot grow beyond 1,000 bytes
+    REQUIRE(prlimit(pids[1], RLIMIT_FSIZE, &limit, nullptr) == 0);
+    CHECK(program.wait() != 0);
+    CHECK(all_gone(pids));
+    const std::string text = read_text(log);
+    INFO(arrangement.keys << "\n" << text);
+    const size_t message = text.find("triad: rank 1: ");
+    REQUIRE(message != std::string::npos);
+    CHECK(text.find("File too large", message) != std::string::npos);
+  }
 }
 
 TEST_CASE("dist: a rank whose data cannot be read ends all ranks, and its message names file and offset", "[dist]") {

@@ -46,9 +46,17 @@ Json plan(const std::string& args) {
 }  // namespace
 
 TEST_CASE("fit: bytes that a rank sends, by dist.zero", "[fit]") {
-  const auto sent = [](int zero, bool last, int64_t ranks, const std::string& dtype = "fp32") {
-    const Config config = m7c({"dist.zero=" + std::to_string(zero), "dist.grad_dtype=" + dtype});
-    return bytes_sent(config, ranks, last) / static_cast<double>(count_parameters(config.model));
+  const auto per_parameter = [](const std::vector<std::string>& sets, bool last, int64_t ranks) {
+    const Config config = m7c(sets);
+    const auto [within, to_others] = bytes_sent(config, ranks, last);
+    const auto parameters = static_cast<double>(count_parameters(config.model));
+    return std::pair{within / parameters, to_others / parameters};
+  };
+  const auto sent = [&](int zero, bool last, int64_t ranks, const std::string& dtype = "fp32") {
+    const auto [within, to_others] =
+        per_parameter({"dist.zero=" + std::to_string(zero), "dist.grad_dtype=" + dtype}, last, ranks);
+    CHECK(to_others == 0);
+    return within;
   };
   // Gradients of 4 bytes and weights of 2; half of each is another rank's, of four ranks three quarters.
   CHECK(sent(0, true, 2) == Approx(4));
@@ -62,6 +70,10 @@ TEST_CASE("fit: bytes that a rank sends, by dist.zero", "[fit]") {
   CHECK(sent(3, false, 4) == Approx(6));
   CHECK(sent(3, true, 4, "bf16") == Approx(4.5));
   for (int zero = 0; zero < 4; ++zero) CHECK(sent(zero, true, 1) == 0);
+  // Four replicas of two ranks: each rank's half of the gradients, of which it sends three quarters, twice.
+  const auto [within, to_others] = per_parameter({"dist.zero=2", "dist.replicas=4"}, false, 8);
+  CHECK(within == Approx(2));
+  CHECK(to_others == Approx(3));
 }
 
 TEST_CASE("fit: the parts of a step's cost", "[fit]") {

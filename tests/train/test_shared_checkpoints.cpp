@@ -115,9 +115,10 @@ TEST_CASE("shared: a checkpoint of any arrangement of ranks resumes in any other
   };
   const Arrangement all[] = {{1, ""},
                              {2, "--set dist.zero=1 --set dist.bucket_mb=0.02 "},
-                             {4, "--set dist.zero=2 "},
+                             {4, "--set dist.zero=2 --set dist.replicas=2 "},
                              {4, "--set dist.zero=3 "}};
-  const std::string first = run(folder.file("first"), 1, kSaves + "--set train.steps=10 ");
+  const std::string kTen = "--set train.eps=1e-4 --set train.steps=10 ";
+  const std::string first = run(folder.file("first"), 1, kTen + kSaves);
   std::string from = first + "/checkpoints/step_10";
   const auto expected_weights = tensors(tensors_path(from)),
              expected_moments = tensors(tensors_path(from, kMomentsStem));
@@ -125,12 +126,23 @@ TEST_CASE("shared: a checkpoint of any arrangement of ranks resumes in any other
   // Each arrangement resumes from each other's checkpoint.
   for (const int i : {1, 0, 3, 1, 2, 3, 0, 2, 1, 3}) {
     const std::string to = folder.file("run" + std::to_string(number++));
-    run(to, all[i].ranks, all[i].more + kSaves + "--set train.steps=10 --resume " + from);
+    run(to, all[i].ranks, all[i].more + kSaves + kTen + "--resume " + from);
     from = to + "/checkpoints/step_10";
     INFO(all[i].ranks << " ranks " << all[i].more);
     CHECK(tensors(tensors_path(from)) == expected_weights);
     CHECK(tensors(tensors_path(from, kMomentsStem)) == expected_moments);
     CHECK(fs::exists(from + "/model.safetensors") == (std::string(all[i].more).empty()));
+  }
+  // Each goes on as one rank does.
+  std::map<int, double> of_one;
+  for (const auto& [ranks, more] : all) {
+    const std::string to = folder.file("further" + std::to_string(number++));
+    run(to, ranks, more + kTen + "--set train.steps=14 --set log.every=1 --resume " + from);
+    const std::map<int, double> losses = column(to + "/training.csv", "loss");
+    if (of_one.empty()) of_one = losses;
+    INFO(ranks << " ranks " << more);
+    CHECK(losses.size() == 4);
+    for (const auto& [step, loss] : losses) CHECK(loss == Approx(of_one.at(step)).epsilon(1e-6));
   }
 }
 

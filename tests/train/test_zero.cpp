@@ -1,6 +1,7 @@
 // dist.zero 0 to 3, train.grads_dtype and runtime.offload: which runs give the same bits, and how near the others are
 // to a run of one rank. Whole runs, started through mpirun.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <map>
@@ -33,11 +34,14 @@ double distance(const std::map<std::string, std::vector<float>>& a,
 
 // Trains configs/tiny.json, but four times as wide, so that every rank has a part of each layer, with 12 sequences a
 // step on all ranks together, in this number of micro-steps.
-std::string train(const std::string& out, int ranks, int accumulated, const std::string& more) {
-  const std::string args = fmt::format(
+std::string train_arguments(const std::string& out, int ranks, int accumulated, const std::string& more) {
+  return fmt::format(
       "{} --set model.dim=128 --set train.micro_batch_size={} --set train.accumulate_grad_batches={} --set "
       "train.eps=1e-4 {}",
       train_args(out), 12 / ranks / accumulated, accumulated, more);
+}
+std::string train(const std::string& out, int ranks, int accumulated, const std::string& more) {
+  const std::string args = train_arguments(out, ranks, accumulated, more);
   const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
   INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -81,6 +85,29 @@ TEST_CASE("zero: tied embeddings, mixed layers and recomputation pass through th
   check_stages(2, 1,
                "--set model.dense_layers=0:1 --set runtime.recompute=block --set nsa.phi=mlp --set model.qk_norm=true",
                1e-6);
+}
+
+TEST_CASE("zero: replicas of the shards give the weights of one rank", "[dist]") {
+  if (!require_mpirun()) return;
+  check_stages(4, 1, "--set dist.replicas=2", 1e-6);
+  check_stages(4, 3, "--set dist.replicas=2 --set train.save_every=10", 1e-6);
+  const TemporaryFolder folder;
+  const std::string keys = "--set dist.zero=2 --set dist.replicas=2 ";
+  const auto by_mpi = weights_of(train(folder.file("mpi"), 4, 1, keys));
+  // If each rank is a replica, sums are those without replicas.
+  CHECK(weights_of(train(folder.file("apart"), 2, 1, "--set dist.replicas=2 --set dist.zero=3")) ==
+        weights_of(train(folder.file("none"), 2, 1, "")));
+  // Groups of ranks without MPI.
+  const std::string tcp = folder.file("tcp");
+  const Outcome started = run_command(
+      fmt::format("export WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 MASTER_PORT={}; "
+                  "for r in 0 1 2 3; do RANK=$r LOCAL_RANK=$r timeout 100 " TRIAD_PROGRAM " {} & done; wait",
+                  20000 + (getpid() + 7000) % 12000, train_arguments(tcp, 4, 1, keys)));
+  INFO(started.output);
+  CHECK(weights_of(tcp) == by_mpi);
+  const Outcome uneven = run_ranks(3, train_arguments(folder.file("uneven"), 3, 1, keys));
+  CHECK(uneven.exit_code != 0);
+  CHECK(has(uneven.output, "dist.replicas is 2, but the run has 3 ranks"));
 }
 
 TEST_CASE("zero: evaluations have the loss of one rank, if some ranks have a batch less", "[dist]") {

@@ -18,9 +18,8 @@ constexpr int64_t kMostBytes = 5'000'000'000;  // of one file
 const std::vector<NamedBuffer> kBuffers = {{"", 0}};
 }  // namespace
 
-FinalFiles final_files(int64_t bytes, int64_t zero, int64_t world) {
-  if (bytes <= kMostBytes && zero < 3) return {};
-  const int64_t writers = zero > 0 ? world : 1;
+FinalFiles final_files(int64_t bytes, bool sharded_weights, int64_t writers) {
+  if (bytes <= kMostBytes && !sharded_weights) return {};
   return {.files = std::max(writers, (bytes + kMostBytes - 1) / kMostBytes), .writers = writers};
 }
 

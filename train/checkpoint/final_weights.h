@@ -12,8 +12,9 @@ namespace triad {
 struct FinalFiles {
   int64_t files = 1, writers = 1;
 };
-// bytes: of all weights, in their dtype. One file unless they exceed 5 GB, or the model is sharded by dist.zero 3.
-FinalFiles final_files(int64_t bytes, int64_t zero, int64_t world);
+// bytes: of all weights, in their dtype. One file unless they exceed 5 GB, or no rank has them whole (dist.zero 3).
+// writers: the number of ranks that can write.
+FinalFiles final_files(int64_t bytes, bool sharded_weights, int64_t writers);
 
 // Writes the weights to the folder, in a dtype. Files of another layout, which readers would find first, are removed.
 // gather passes the parameters, in the dtype `held`, to its visitor (Optimizer::gather); it is called once for every

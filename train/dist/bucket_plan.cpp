@@ -20,11 +20,10 @@ int64_t segment_unit(int64_t world) {
   return world > 1 ? kSumPiece * world : kElementAlign;
 }
 
-bool is_sharded(const Config& c, int64_t world) { return c.dist.zero > 0 && world > 1; }
 bool has_grad_windows(const Config& c, int64_t world) {
-  return (c.dist.zero >= 2 && world > 1) || c.train.grads_dtype == Precision::bf16;
+  return (c.dist.zero >= 2 && is_sharded(c, world)) || c.train.grads_dtype == Precision::bf16;
 }
-bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 3 && world > 1; }
+bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 3 && is_sharded(c, world); }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
   const TrainConfig& t = config.train;
@@ -73,8 +72,8 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
 }
 
 BucketPlan::BucketPlan(const Params& params, const Config& config, int64_t rank, int64_t world)
-    : rank_(rank),
-      world_(world),
+    : rank_(rank % ranks_of_replica(config, world)),
+      world_(ranks_of_replica(config, world)),
       buckets_(plan_buckets(
           params, static_cast<int64_t>(config.dist.bucket_mb * kMiB) / size_of(params.grad_buffer().memory().dtype),
           segment_unit(world), has_grad_windows(config, world))),

@@ -4,6 +4,7 @@
 
 #include "engine/comm/comm.h"
 #include "train/config.h"
+#include "train/dist/rank_groups.h"
 #include "train/flat_buffer.h"
 
 namespace triad {
@@ -26,7 +27,6 @@ int64_t segment_unit(int64_t world);
 // Whether gradients are computed in windows (FlatBuffer): then every micro-step adds them to a buffer of their sums.
 bool has_grad_windows(const Config&, int64_t world);
 bool has_weight_windows(const Config&, int64_t world);  // dist.zero 3
-bool is_sharded(const Config&, int64_t world);          // dist.zero is not 0, on several ranks
 // How many CTAs NCCL's collectives use during backward: few, so that backward has more SMs, if the collectives are
 // expected to finish within backward even with few CTAs; otherwise all.
 CommCtas comm_ctas_during_backward(const Config&, int64_t world);
@@ -46,7 +46,7 @@ class BucketPlan {
   Parts shards() const;  // of all buckets, in their order
 
  private:
-  int64_t rank_, world_;
+  int64_t rank_, world_;  // within its replica (dist.replicas)
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<int64_t>> buckets_of_;  // for each parameter: indices of the buckets that hold its elements
 };

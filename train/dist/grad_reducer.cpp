@@ -20,16 +20,17 @@ constexpr const char* kProbe = "blocks.0.norm1.weight";
 
 }  // namespace
 
-GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm& comm, const Config& config,
-                         Tensor probe)
+GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, const RankGroups& ranks,
+                         const Config& config, Tensor probe)
     : ctx_(ctx),
       params_(params),
-      comm_(comm),
-      sharded_(is_sharded(config, comm.world())),
-      windows_(has_grad_windows(config, comm.world())),
-      ctas_(comm_ctas_during_backward(config, comm.world())),
-      plan_(params, config, comm.rank(), comm.world()),
-      queue_(ctx, comm),
+      comm_(ranks.replica),
+      replicas_(ranks.replicas),
+      sharded_(is_sharded(config, ranks.all.world())),
+      windows_(has_grad_windows(config, ranks.all.world())),
+      ctas_(comm_ctas_during_backward(config, ranks.all.world())),
+      plan_(params, config, ranks.all.rank(), ranks.all.world()),
+      queue_(ctx, comm_),
       probe_param_(index_of_param(params, kProbe)),
       probe_(probe),
       finder_(params),
@@ -53,21 +54,24 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
   } else {
     sums_ = params.grads();
   }
-  if (comm.world() == 1) return;
+  if (comm_.world() == 1) return;
   const int64_t largest = plan_.largest();
   if (config.dist.grad_dtype == Precision::bf16)
     sent_bf16_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
-  Tensor flags;
-  if (sharded_ || !sent_bf16_.empty() || (ctx.device.is_cuda() && comm.may_share())) {
+  Tensor flags, replicas_flags;
+  if (sharded_ || replicas_ != nullptr || !sent_bf16_.empty() || (ctx.device.is_cuda() && comm_.may_share())) {
     staging_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
-    flags = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm.world()});
+    flags = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm_.world()});
+    if (replicas_ != nullptr)
+      replicas_flags = arena.alloc(MemTag::comm, "replicas' meetings", DType::i32, {replicas_->world()});
   }
   if (sharded_)
     squares_ = arena.alloc(MemTag::comm, "pieces of the norm", DType::f64, {params.stored_elements() / kSumPiece});
   if (ctx.planning || staging_.empty()) return;
   std::vector<Tensor> shared = {params.grad_buffer().memory(), params.weight_buffer().memory(), staging_};
   if (!sent_bf16_.empty()) shared.push_back(sent_bf16_);
-  comm.share(arena.base(), shared, flags);
+  comm_.share(arena.base(), shared, flags);
+  if (replicas_ != nullptr) replicas_->share(arena.base(), shared, replicas_flags);
 }
 
 void GradReducer::begin(bool recorded, const MicroStep& micro_step) {
@@ -160,52 +164,68 @@ Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& 
   return sums;
 }
 
-// Sums a bucket over the ranks: its gradients as they are sent, into the gradients in f32. If the ranks of a host can
-// access each other's memory: by peer copies and one short kernel (rank_sum adds in f32 and in the order of ranks),
-// which leaves the SMs to concurrent work. In bf16 always with this kernel, since NCCL would round every partial sum.
-// Otherwise by NCCL, or on the host.
+// Sums a bucket over the ranks: its gradients as they are sent, into the gradients in f32. With shards, only this
+// rank's part of it has the sum afterwards. If the ranks of a host can access each other's memory: by peer copies and
+// one short kernel, which leaves the SMs to concurrent work. In bf16 always with this kernel, since NCCL would round
+// every partial sum. Otherwise by NCCL, or on the host.
 void GradReducer::sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas ctas) {
   if (ctx_.planning) return;
-  const int64_t world = comm_.world(), part = grads.numel() / world, begin = comm_.rank() * part;
-  const auto own = [&](const Tensor& bucket) { return bucket.slice(0, begin, begin + part); };
-  if (sums_by_copies(grads.numel()) || (!sent_bf16_.empty() && grads.numel() % world == 0)) {
-    const Tensor staging(staging_.data, sent.dtype, {world, part}, staging_.device);
-    comm_.all_to_all(sent, staging.view({world * part}), what);
-    rank_sum(queue_.ctx(), own(grads), own(sent), staging, comm_.rank());
-    if (!sharded_) comm_.all_gather(grads, what);
-    return;
-  }
-  if (sharded_)
-    comm_.reduce_scatter(sent, what, ctas);
+  const bool with_kernel = by_copies() || !sent_bf16_.empty();
+  if (!with_kernel && !sharded_ && replicas_ == nullptr) return comm_.all_reduce(grads, what, ctas);
+  if (with_kernel)
+    sum_own_part(comm_, grads, sent, what);
   else
-    comm_.all_reduce(sent, what, ctas);
-  if (!sent_bf16_.empty()) cast(queue_.ctx(), sharded_ ? own(grads) : grads, sharded_ ? own(sent) : sent);
+    comm_.reduce_scatter(grads, what, ctas);
+  if (replicas_ != nullptr) {
+    const int64_t part = grads.numel() / comm_.world(), begin = comm_.rank() * part;
+    const Tensor own = grads.slice(0, begin, begin + part);
+    sum_own_part(*replicas_, own, own, what + " over the replicas");
+    replicas_->all_gather(own, what + " of the replicas");
+  }
+  if (!sharded_) comm_.all_gather(grads, what);
+}
+
+// Exchanges `sent` [n] between the ranks of comm and writes the sum of this rank's part of it to the same part of grads
+// [n] f32: rank_sum() adds in f32 and in the order of ranks.
+void GradReducer::sum_own_part(Comm& comm, const Tensor& grads, const Tensor& sent, const std::string& what) {
+  const int64_t world = comm.world(), part = grads.numel() / world, begin = comm.rank() * part;
+  const auto own = [&](const Tensor& bucket) { return bucket.slice(0, begin, begin + part); };
+  const Tensor staging(staging_.data, sent.dtype, {world, part}, staging_.device);
+  comm.all_to_all(sent, staging.view({world * part}), what);
+  rank_sum(queue_.ctx(), own(grads), own(sent), staging, comm.rank());
 }
 
 void GradReducer::finish() {
   if (trace_ != nullptr) trace_->end(queue_.ctx());
 }
 
+std::string GradReducer::why_no_copies() const {
+  const std::string within = comm_.why_not_shared();
+  return within.empty() && replicas_ != nullptr ? replicas_->why_not_shared() : within;
+}
+
 std::string GradReducer::table() const {
   const DType sent = sent_bf16_.empty() ? params_.grad_buffer().memory().dtype : DType::bf16;
-  const bool in_two = sharded_ || by_copies();
+  const bool in_two = sharded_ || by_copies() || replicas_ != nullptr;
   // Without windows, in addition to those of the buckets: one collective for the ranks' RankNumbers and, with shards,
   // one for the sums of squares of the shards. With windows, those that sum a micro-step's gradients.
-  const size_t buckets = plan_.buckets().size(),
-               collectives = windows_ && sharded_ ? buckets : buckets * (in_two ? 2 : 1) + 1 + (sharded_ ? 1 : 0);
-  std::string out = fmt::format("{} buckets, {} collectives a {} on {} ranks: {} {}, {:.2f} MiB in all\n", buckets,
-                                collectives, windows_ ? "micro-step" : "step", comm_.world(),
-                                windows_ && sharded_ ? "reduce_scatter"
-                                : in_two             ? "reduce_scatter and all_gather"
-                                                     : "all_reduce",
-                                name_of(sent), static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
+  const size_t buckets = plan_.buckets().size(), over_replicas = replicas_ == nullptr ? 0 : 2 * buckets,
+               collectives = over_replicas +
+                             (windows_ && sharded_ ? buckets : buckets * (in_two ? 2 : 1) + 1 + (sharded_ ? 1 : 0));
+  std::string out =
+      fmt::format("{} buckets, {} collectives a {} on {} ranks: {} {}, {:.2f} MiB in all\n", buckets, collectives,
+                  windows_ ? "micro-step" : "step", comm_.world() * (replicas_ == nullptr ? 1 : replicas_->world()),
+                  windows_ && sharded_ ? "reduce_scatter"
+                  : in_two             ? "reduce_scatter and all_gather"
+                                       : "all_reduce",
+                  name_of(sent), static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
   out += "bucket,elements,mib,dtype,width,parameters,first,last\n";
   for (size_t b = 0; b < plan_.buckets().size(); ++b) {
     const GradBucket& bucket = plan_.buckets()[b];
     const auto name = [&](int64_t i) { return params_.specs()[static_cast<size_t>(i)].name; };
     out += fmt::format("{},{},{:.4f},{},{},{},{},{}\n", b, bucket.elements.size(),
                        static_cast<double>(bucket.elements.size() * size_of(sent)) / kMiB, name_of(sent),
-                       sums_by_copies(bucket.elements.size())  ? "copies"
+                       by_copies()                             ? "copies"
                        : bucket.late || ctas_ == CommCtas::all ? "wide"
                                                                : "narrow",
                        bucket.params.size(), name(bucket.params.front()), name(bucket.params.back()));

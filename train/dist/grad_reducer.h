@@ -19,6 +19,7 @@
 #include "train/config.h"
 #include "train/dist/bucket_plan.h"
 #include "train/dist/comm_queue.h"
+#include "train/dist/rank_groups.h"
 #include "train/monitor/bucket_trace.h"
 
 namespace triad {
@@ -27,7 +28,7 @@ class GradReducer final : public GradSink {
  public:
   // probe [1] f64: receives the sum of squares of this rank's gradient of the first norm before the sum over ranks
   // (RankNumbers::probe), which shows whether this rank's backward was finite.
-  GradReducer(Context&, Arena&, const Params&, Comm&, const Config&, Tensor probe);
+  GradReducer(Context&, Arena&, const Params&, const RankGroups&, const Config&, Tensor probe);
 
   // Records times and checksums of each bucket's collective in *trace, which must outlive the reducer's last step.
   void trace(BucketTrace* trace) { trace_ = trace; }
@@ -51,9 +52,9 @@ class GradReducer final : public GradSink {
 
   const BucketPlan& plan() const { return plan_; }
   CommQueue& queue() { return queue_; }
-  // Queues an all-gather of `values` [elements of the bucket], in which each rank has written its shard, on the comm
-  // stream after earlier work on ctx.stream. queue().join() makes ctx.stream wait for it. what: the name of the values
-  // in reports.
+  // Queues an all-gather of `values` [elements of the bucket], in which each rank of this rank's replica has written
+  // its shard, on the comm stream after earlier work on ctx.stream. queue().join() makes ctx.stream wait for it. what:
+  // the name of the values in reports.
   void gather(const GradBucket& bucket, Tensor values, const char* what) {
     queue_.all_gather(values, fmt::format("{} of bucket {}", what, plan_.index_of(bucket)));
   }
@@ -64,23 +65,26 @@ class GradReducer final : public GradSink {
   // With shards: [stored elements / kSumPiece] f64, for each piece of kSumPiece summed gradients the sum of their
   // squares. Only the pieces that this rank owns are written.
   Tensor squares() const { return squares_; }
-  // Staging buffer [elements of the largest bucket] f32. Where ranks exchange buckets by peer copies, it holds the
-  // other ranks' shards of a bucket; between steps, others may use it.
+  // Staging buffer [elements of the largest bucket] f32. It holds the other ranks' shards of a bucket where one of
+  // Triad's own kernels adds them; between steps, others may use it.
   Tensor staging() const { return staging_; }
+  // Why a sum does not use copies between GPUs, or none over the replicas does; empty if all do, or on the CPU.
+  std::string why_no_copies() const;
   std::string table() const;  // the text of the file ddp_buckets.txt
 
  private:
   void full(int64_t bucket);
   void reduce(int64_t bucket);
   void sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas);
+  void sum_own_part(Comm&, const Tensor& grads, const Tensor& sent, const std::string& what);
   Tensor keep(int64_t bucket, const ElementRange& held, const Tensor& of_micro_step);
   int64_t segment_of(const GradBucket&) const;
   bool by_copies() const { return comm_.shares() && !staging_.empty(); }
-  bool sums_by_copies(int64_t elements) const { return by_copies() && elements % comm_.world() == 0; }
 
   Context& ctx_;
   const Params& params_;
-  Comm& comm_;
+  Comm& comm_;      // of this rank's replica
+  Comm* replicas_;  // RankGroups::replicas
   bool sharded_, windows_;
   CommCtas ctas_;
   BucketPlan plan_;
@@ -92,7 +96,7 @@ class GradReducer final : public GradSink {
   // [elements of the largest bucket] bf16: the bucket that is being summed, with dist.grad_dtype bf16
   Tensor sent_bf16_;
   Tensor squares_;  // [stored elements / kSumPiece] f64: sums of squares, see squares()
-  Tensor staging_;  // staging() [elements of the largest bucket] f32; empty without shards, peer copies and gradients in bf16
+  Tensor staging_;  // staging(); empty where NCCL or the host sums whole buckets
   BucketTrace* trace_ = nullptr;
 
   GradFinder finder_;

@@ -3,24 +3,28 @@
 #include <algorithm>
 
 #include "model/params.h"
+#include "train/dist/rank_groups.h"
 
 namespace triad {
 
-double bytes_sent(const Config& config, int64_t ranks, bool last) {
-  if (ranks == 1) return 0;
+BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
+  const int64_t of_replica = ranks_of_replica(config, ranks);
   const auto size = [](Precision p) -> double { return p == Precision::bf16 ? 2 : 4; };
-  const double elements =
-      static_cast<double>(count_parameters(config.model)) * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+  // What is sent of a number that each of n ranks has a part of.
+  const auto of_others = [](int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
+  const double parameters = static_cast<double>(count_parameters(config.model)),
+               elements = parameters * of_others(of_replica),
+               to_others = 2 * parameters / static_cast<double>(of_replica) * of_others(ranks / of_replica) * 4;
   const double gradients = elements * size(config.dist.grad_dtype), weights = elements * size(config.runtime.precision);
   switch (config.dist.zero) {
     case 0:
-      return last ? 2 * gradients : 0;
+      return last ? BytesSent{2 * gradients, to_others} : BytesSent{};
     case 1:
-      return last ? gradients + weights : 0;
+      return last ? BytesSent{gradients + weights, to_others} : BytesSent{};
     case 2:
-      return gradients + (last ? weights : 0);
+      return {gradients + (last ? weights : 0), to_others};
     default:
-      return gradients + 2 * weights;
+      return {gradients + 2 * weights, to_others};
   }
 }
 
@@ -34,11 +38,13 @@ StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix) 
   };
   const double kept = compute_s({}), all = compute_s(config.recompute);
   const auto shown_s = [&](bool last) {
-    const double s = bytes_sent(config, ranks, last) / (ranks > kRates.host_ranks ? kRates.network : kRates.host);
+    const auto rate = [&](int64_t n) { return n > kRates.host_ranks ? kRates.network : kRates.host; };
+    const BytesSent sent = bytes_sent(config, ranks, last);
+    const double s = sent.within / rate(ranks_of_replica(config, ranks)) + sent.to_others / rate(ranks);
     return std::max(kRates.shown * s, s - all / 2);
   };
   const double parameters = static_cast<double>(count_parameters(config.model));
-  const double updated = parameters / static_cast<double>(config.dist.zero > 0 ? ranks : 1);
+  const double updated = parameters / static_cast<double>(shard_count(config, ranks));
   const double overhead =
       micro_steps * kRates.layer_s * static_cast<double>(config.model.n_layers) +
       (parameters * kRates.accumulate_bytes * (micro_steps - 1) + updated * kRates.update_bytes) / kRates.memory;

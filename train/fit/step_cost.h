@@ -31,12 +31,17 @@ struct StepCost {
   double total() const { return compute + recompute + communication + overhead; }
 };
 
-// Bytes that one rank sends in a micro-step's forward and backward; last: the step's last micro-step.
+// Bytes that one rank sends in a micro-step's forward and backward; last: the step's last micro-step. Within its
+// replica (dist.replicas):
 //   dist.zero 0: the last micro-step sums the gradients (sends them twice: reduce-scatter and all-gather).
 //   1: the last micro-step scatters the sums, and the next forward gathers the new weights.
 //   2: every micro-step scatters the sums.
 //   3: every micro-step also gathers the weights, in forward and in backward.
-double bytes_sent(const Config&, int64_t ranks, bool last);
+// And to other replicas, with each sum of its part of the gradients, that part twice, in fp32.
+struct BytesSent {
+  double within = 0, to_others = 0;
+};
+BytesSent bytes_sent(const Config&, int64_t ranks, bool last);
 
 // The cost of a step of `ranks` ranks. Communication overlaps with half of its micro-step's computation, and at most
 // all but kH200Rates.shown of it does. Larger micro-batches have fewer micro-steps per token, and so less overhead and,

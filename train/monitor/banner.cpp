@@ -65,10 +65,12 @@ std::string folder_text(const Config& c) {
   return fmt::format("{}; {}", c.log.out_dir, saves);
 }
 
-std::string ranks_text(const Comm& comm) {
+std::string ranks_text(const Config& c, const Comm& comm) {
   std::set<std::string> hosts;
   for (const Peer& p : comm.peers()) hosts.insert(p.host);
-  return fmt::format("{} ranks on {} host{}, {}", comm.world(), hosts.size(), hosts.size() > 1 ? "s" : "", comm.name());
+  const std::string replicas = c.dist.replicas > 1 ? fmt::format(", {} replicas", c.dist.replicas) : "";
+  return fmt::format("{} ranks on {} host{}{}, {}", comm.world(), hosts.size(), hosts.size() > 1 ? "s" : "", replicas,
+                     comm.name());
 }
 
 // The number of CPU cores that this process may use if they are fewer than the threads of a rank (step, loader, comm
@@ -92,7 +94,7 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   add("data", run.data);
   if (!run.documents.empty()) add("docs", run.documents);
   add("device", fmt::format("{}: {}", device.str(), backend::info(device).name));
-  if (comm.world() > 1) add("ranks", ranks_text(comm));
+  if (comm.world() > 1) add("ranks", ranks_text(c, comm));
   add("memory", fmt::format("{:.0f} MiB planned", run.planned_mib));
   add("time", time_text(c, device, comm.world(), c.train.steps - run.first_step, run.step_flops));
   add("start", run.start);

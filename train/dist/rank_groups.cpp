@@ -1,0 +1,33 @@
+#include "train/dist/rank_groups.h"
+
+#include "engine/check.h"
+
+namespace triad {
+
+int64_t ranks_of_replica(const Config& config, int64_t world) {
+  const int64_t replicas = world == 1 ? 1 : config.dist.replicas;
+  if (world % replicas != 0)
+    fail_usage("dist.replicas is {}, but the run has {} ranks: each replica needs as many as the others", replicas,
+               world);
+  return world / replicas;
+}
+
+int64_t shard_count(const Config& config, int64_t world) {
+  return config.dist.zero > 0 ? ranks_of_replica(config, world) : 1;
+}
+
+bool is_sharded(const Config& config, int64_t world) { return shard_count(config, world) > 1; }
+
+namespace {
+int ranks_to_sum_first(const Config& config, int world) {
+  const auto ranks = static_cast<int>(ranks_of_replica(config, world));
+  return ranks == 1 ? world : ranks;
+}
+}  // namespace
+
+RankGroups::RankGroups(Comm& comm, const Config& config)
+    : all(comm),
+      replica(comm.group(ranks_to_sum_first(config, comm.world()))),
+      replicas(&replica == &comm ? nullptr : &comm.group(comm.world() / replica.world(), /*stride=*/replica.world())) {}
+
+}  // namespace triad

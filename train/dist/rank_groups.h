@@ -1,0 +1,25 @@
+// How a run's ranks are divided (dist.replicas): into replicas of the model's state, each with the same number of
+// adjacent ranks. What dist.zero divides is divided among the ranks of a replica. Gradients are summed within each
+// replica first, then over the replicas, in the order of ranks; so each replica has the same state at all times.
+#pragma once
+#include "engine/comm/comm.h"
+#include "train/config.h"
+
+namespace triad {
+
+// The number of ranks of a replica; one rank alone is a replica for any dist.replicas. Throws UsageError if
+// dist.replicas does not divide the ranks.
+int64_t ranks_of_replica(const Config&, int64_t world);
+// The number of ranks among which the state is divided; 1 if each has all of it, as with dist.zero 0.
+int64_t shard_count(const Config&, int64_t world);
+bool is_sharded(const Config&, int64_t world);
+
+struct RankGroups {
+  RankGroups(Comm& all, const Config&);
+
+  Comm& all;
+  Comm& replica;   // this rank's replica; all ranks if there is one replica, or if each rank is one
+  Comm* replicas;  // the ranks that have this rank's place in each replica; null if `replica` has all ranks
+};
+
+}  // namespace triad

@@ -6,7 +6,7 @@
 # run under compute-sanitizer, which takes minutes.
 set -u
 cd "$(dirname "$0")/../.."
-build=${1:-build/cuda} logs=${2:-$(mktemp -d)} python=${PYTHON:-python3} wheel=${WHEEL:-} failed=0
+build=$(realpath "${1:-build/cuda}") logs=${2:-$(mktemp -d)} python=${PYTHON:-python3} wheel=${WHEEL:-} failed=0
 mkdir -p "$logs"
 step() {
   local name=$1 begin=$SECONDS result=ok
@@ -18,7 +18,7 @@ program=() triad=()
 if [ -x "$build/triad" ]; then program=(--program "$build/triad") triad=(--triad "$build/triad"); fi
 
 if [ -z "$wheel" ]; then
-  step wheel env TRIAD_NSA_LIBRARY="$PWD/$build/libtriad_nsa.so" "$python" tools/pytorch/build_wheel.py "$logs/dist"
+  step wheel env TRIAD_NSA_LIBRARY="$build/libtriad_nsa.so" "$python" tools/pytorch/build_wheel.py "$logs/dist"
   wheel=$(ls "$logs"/dist/*.whl) || exit 1
 fi
 rm -rf "$logs/site"

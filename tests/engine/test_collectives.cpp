@@ -145,6 +145,66 @@ TEST_CASE("dist: collectives add in the order of ranks, at any size", "[dist]") 
   for (const auto& of_rank : failures) CHECK(of_rank == std::vector<std::string>{});
 }
 
+namespace {
+
+// Opens `world` ranks in threads, and in each group of `count` ranks, `stride` apart, gathers the ranks' numbers and
+// sums a tensor of them. Returns what each rank has gathered and summed.
+std::vector<std::string> in_groups(int world, bool on_gpus, int count, int stride) {
+  std::vector<std::string> of_rank(static_cast<size_t>(world));
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < world; ++r)
+    ranks.emplace_back([&, r] {
+      LaunchEnv env = one_of_two(r);
+      env.world = env.local_world = world;
+      const Device device = on_gpus ? Device::cuda(r) : Device::cpu();
+      try {
+        const std::unique_ptr<Comm> comm = open_comm(env, device, CommBackend::automatic, 60);
+        {
+          Comm& group = comm->group(count, stride);
+          Runtime runtime({.device = device, .arena_bytes = 2 << 20, .scratch_bytes = 1 << 20});
+          const Tensor x = runtime.arena().alloc(MemTag::io, "x", DType::f32, {2 * group.world()});
+          const std::vector<float> own(static_cast<size_t>(x.numel()), static_cast<float>(1 << r));
+          write(runtime.ctx(), x, own.data());
+          runtime.stream().synchronize();
+          group.all_reduce(x, "x");
+          group.reduce_scatter(x, "x");
+          group.all_gather(x, "x");
+          group.stream().synchronize();
+          std::vector<float> sums(own.size());
+          read(runtime.ctx(), sums.data(), x);
+          of_rank[static_cast<size_t>(r)] =
+              fmt::format("{} of {}: ranks {}, sums {}", group.rank(), group.world(),
+                          fmt::join(group.all_gather_host(r, "r"), " "), fmt::join(sums, " "));
+          if (&comm->group(count, stride) != &group) of_rank[static_cast<size_t>(r)] = "made twice";
+        }
+        comm->finish();
+      } catch (const std::exception& e) { of_rank[static_cast<size_t>(r)] = e.what(); }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  return of_rank;
+}
+
+}  // namespace
+
+TEST_CASE("dist: groups of ranks gather and sum within the group", "[dist]") {
+  // Sums of 2^rank over the group, added over its ranks once more by the reduce-scatter.
+  CHECK(in_groups(4, false, 2, 1) ==
+        std::vector<std::string>{"0 of 2: ranks 0 1, sums 6 6 6 6", "1 of 2: ranks 0 1, sums 6 6 6 6",
+                                 "0 of 2: ranks 2 3, sums 24 24 24 24", "1 of 2: ranks 2 3, sums 24 24 24 24"});
+  CHECK(in_groups(4, false, 2, 2) ==
+        std::vector<std::string>{"0 of 2: ranks 0 2, sums 10 10 10 10", "0 of 2: ranks 1 3, sums 20 20 20 20",
+                                 "1 of 2: ranks 0 2, sums 10 10 10 10", "1 of 2: ranks 1 3, sums 20 20 20 20"});
+}
+
+TEST_CASE("dist: groups of ranks by NCCL", "[dist][gpu2]") {
+  if (!require_gpus(2)) return;
+  CHECK(in_groups(2, true, 1, 2) == std::vector<std::string>{"0 of 1: ranks 0, sums 1 1", "0 of 1: ranks 1, sums 2 2"});
+  if (backend::cuda_device_count() < 4) return;
+  CHECK(in_groups(4, true, 2, 2) ==
+        std::vector<std::string>{"0 of 2: ranks 0 2, sums 10 10 10 10", "0 of 2: ranks 1 3, sums 20 20 20 20",
+                                 "1 of 2: ranks 0 2, sums 10 10 10 10", "1 of 2: ranks 1 3, sums 20 20 20 20"});
+}
+
 TEST_CASE("dist: a gradient that is missing or reported twice is an error that names it", "[dist]") {
   std::string missing[2], twice[2];
   int64_t collectives[2] = {};

@@ -30,8 +30,7 @@ OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
                                  {a["q"], a["k"], a["v"], documents_of(a)}, a["block_index"], l_sel);
   };
   set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
-  c.differences = n.T * n.Hq <
-                  32768;  // central differences of 9,000 tokens of 6 heads take two minutes; that case tests GPU routes
+  c.differences = n.T * n.Hq < 4096;  // larger cases, which test routes of the GPU, would take minutes
   return c;
 }
 

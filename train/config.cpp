@@ -60,6 +60,12 @@ void Config::check_run() const {
     if (train.master_dtype == MasterDType::none) fail_usage("train.master_dtype is none: {}", kNeedsBf16);
     if (train.grads_dtype == Precision::bf16) fail_usage("train.grads_dtype is bf16: {}", kNeedsBf16);
   }
+  const int64_t decay = train.schedule == Schedule::wsd ? train.decay_steps() : 0;
+  if (decay > 0 && train.warmup_steps + decay > train.steps)
+    fail_usage(
+        "train.decay_fraction is {}: with train.schedule wsd, its {} steps and train.warmup_steps {} are more than "
+        "train.steps {}",
+        train.decay_fraction, decay, train.warmup_steps, train.steps);
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
     fail_usage(

@@ -1,6 +1,7 @@
 // The config of a run: every field of its seven groups, declared once. io/json_config.h reads, echoes and explains it.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@ enum class Precision { fp32, bf16 };
 enum class OnAnomaly { report, stop };
 enum class MasterDType { fp32, none };
 enum class Offload { none, optimizer };
+enum class Schedule { cosine, wsd, linear };
 
 struct DataConfig {
   DataKind kind = DataKind::synthetic;
@@ -44,6 +46,8 @@ struct TrainConfig {
   int64_t steps = 0, seq_len = 0, micro_batch_size = 0, accumulate_grad_batches = 1;
   double lr = 3e-4, min_lr_fraction = 0.1;
   int64_t warmup_steps = 0;
+  Schedule schedule = Schedule::cosine;
+  double decay_fraction = 0.2;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1;
   int64_t seed = 1337;
   std::string init_from;
@@ -57,6 +61,8 @@ struct TrainConfig {
 
   // Tokens per optimizer step on one rank.
   int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
+  // The steps at the end in which the learning rate of schedule wsd falls.
+  int64_t decay_steps() const { return std::llround(decay_fraction * static_cast<double>(steps)); }
 };
 
 struct RuntimeConfig {
@@ -163,6 +169,12 @@ struct EnumWords<Offload> {
 };
 
 template <>
+struct EnumWords<Schedule> {
+  static constexpr std::pair<std::string_view, Schedule> words[] = {
+      {"cosine", Schedule::cosine}, {"wsd", Schedule::wsd}, {"linear", Schedule::linear}};
+};
+
+template <>
 struct EnumWords<CommBackend> {
   static constexpr std::pair<std::string_view, CommBackend> words[] = {
       {"auto", CommBackend::automatic}, {"nccl", CommBackend::nccl}, {"mpi", CommBackend::mpi}};
@@ -214,9 +226,15 @@ void visit(TrainConfig& c, V&& v) {
   v("accumulate_grad_batches", c.accumulate_grad_batches, "micro-steps (gradient accumulation) per optimizer step",
     at_least(1).up_to(1 << 20));
   v("lr", c.lr, "peak learning rate", at_least(0));
-  v("min_lr_fraction", c.min_lr_fraction, "learning rate at the end of the cosine, as a fraction of lr",
+  v("min_lr_fraction", c.min_lr_fraction, "learning rate at the end of the schedule, as a fraction of lr",
     at_least(0).up_to(1));
   v("warmup_steps", c.warmup_steps, "optimizer steps of linear warmup", at_least(0));
+  v("schedule", c.schedule,
+    "learning rate after the warmup: cosine and linear fall until train.steps; wsd (warmup, stable, decay) stays at lr "
+    "and falls linearly in the last decay_fraction of the steps",
+    Rule{});
+  v("decay_fraction", c.decay_fraction,
+    "schedule wsd: fraction of train.steps in which the learning rate falls; 0: it stays at lr", at_least(0).up_to(1));
   v("beta1", c.beta1, "AdamW: decay rate of the first moment", at_least(0).up_to(0.999999));
   v("beta2", c.beta2, "AdamW: decay rate of the second moment", at_least(0).up_to(0.99999999));
   v("eps", c.eps, "AdamW: added to the denominator", above(0));

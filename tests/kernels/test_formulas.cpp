@@ -138,6 +138,35 @@ TEST_CASE("formula: the learning rate rises linearly, then falls along half a co
   CHECK(near(55, 1.25));
 }
 
+TEST_CASE("formula: the learning rate falls linearly after the warmup, or with wsd in the last steps", "[formulas]") {
+  TrainConfig c;
+  c.steps = 110, c.warmup_steps = 10, c.lr = 2.0, c.min_lr_fraction = 0.25, c.schedule = Schedule::linear;
+  const auto near = [&](int64_t step, double rate) { return std::abs(learning_rate(c, step) - rate) < kTiny; };
+  CHECK(near(4, 1.0));
+  CHECK(near(10, 2.0));
+  CHECK(near(60, 1.25));
+  CHECK(near(85, 0.875));
+  CHECK(learning_rate(c, 110) == 0.5);
+  CHECK(learning_rate(c, 500) == 0.5);
+  c.steps = 100, c.schedule = Schedule::wsd, c.decay_fraction = 0.2;
+  CHECK(near(4, 1.0));
+  for (const int64_t step : {9, 10, 40, 79}) CHECK(learning_rate(c, step) == 2.0);
+  CHECK(near(80, 2.0));
+  CHECK(near(90, 1.25));
+  CHECK(near(99, 0.575));
+  CHECK(learning_rate(c, 100) == 0.5);
+  CHECK(learning_rate(c, 500) == 0.5);
+  c.steps = 10, c.warmup_steps = 0, c.decay_fraction = 0.25;  // 2.5 steps, rounded to 3
+  CHECK(learning_rate(c, 6) == 2.0);
+  CHECK(near(7, 2.0));
+  CHECK(near(8, 1.5));
+  c.decay_fraction = 1;
+  CHECK(near(0, 2.0));
+  CHECK(near(5, 1.25));
+  c.decay_fraction = 0;
+  for (const int64_t step : {0, 9, 10, 500}) CHECK(learning_rate(c, step) == 2.0);
+}
+
 namespace {
 
 // The model of configs/tiny.json on the CPU in fp32, and its gradients for given tokens.

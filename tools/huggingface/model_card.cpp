@@ -80,8 +80,12 @@ std::string training_text(const ModelSource& source) {
   if (const double step = number("step"); step > 0) table.add("optimizer steps", "{:.0f}", step);
   if (const double tokens = number("tokens"); tokens > 0) table.add("tokens trained on", "{:.0f}", tokens);
   if (table.empty()) return "These weights have not been trained by Triad.\n";
-  table.add("learning rate", "{} after {} steps of warm-up, then cosine to {}", config.train.lr,
-            config.train.warmup_steps, config.train.lr * config.train.min_lr_fraction);
+  const TrainConfig& train = config.train;
+  const std::string schedule = train.schedule == Schedule::wsd
+                                   ? fmt::format("constant, and linear in the last {} steps", train.decay_steps())
+                                   : std::string(word_of(train.schedule));
+  table.add("learning rate", "{} after {} steps of warm-up, then {} to {}", train.lr, train.warmup_steps, schedule,
+            train.lr * train.min_lr_fraction);
   if (const double loss = number("train_loss"); std::isfinite(loss)) table.add("training loss", "{:.4f} nats", loss);
   if (const double loss = number("val_loss"); std::isfinite(loss))
     table.add("validation loss", "{:.4f} nats a token, perplexity {:.3f}", loss, std::exp(loss));

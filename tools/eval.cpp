@@ -1,7 +1,8 @@
-// triad eval: computes the loss of a checkpoint on text, JSONL or token shards. Every token is predicted once, except
-// the first and those that a loss mask excludes. Shards are recognized by their first bytes, JSONL by its name; gzip
-// and zstd are decompressed. With --needle: how often a model that was trained on data.kind needle recalls a value from
-// its context (tools/eval_needle.h).
+// triad eval: computes the loss of a checkpoint on text, JSONL or token shards, in all and by position, and with
+// --against its difference from another checkpoint's. Every token is predicted once, except the first and those that a
+// loss mask excludes. Shards are recognized by their first bytes, JSONL by its name; gzip and zstd are decompressed.
+// With --needle: how often a model that was trained on data.kind needle recalls a value from its context
+// (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -9,11 +10,14 @@
 #include <memory>
 #include <numbers>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/check.h"
 #include "io/data/dataset.h"
 #include "io/data/document_losses.h"
+#include "io/data/position_losses.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shards.h"
 #include "io/file.h"
@@ -35,7 +39,7 @@ struct Options {
   std::vector<std::string> data;
   int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
-  std::string per_document;
+  std::string per_document, against;
   bool needle = false;
   std::vector<int64_t> lengths;  // this and the next options are those of --needle
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
@@ -53,10 +57,10 @@ struct Total {
 // Sums the loss over consecutive windows of T tokens, B at a time. Positions that are missing at the end, or whose next
 // token the mask excludes, have target -1 and do not count. bytes_by: the tokenizer of the tokens, or null if unknown.
 // most_batches: computes only this many batches; 0: all.
-// within: whether attention stays within documents. losses: where the loss of each prediction is added to its document;
-// null if it is not known where documents begin.
+// within: whether attention stays within documents. by_position: where the loss of each prediction is added to its
+// position. losses: the same for its document; null if it is not known where documents begin.
 Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches,
-               bool within, DocumentLosses* losses) {
+               bool within, PositionLosses& by_position, DocumentLosses* losses) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   const int64_t all = source.size() - 1, all_batches = (all + B * T - 1) / (B * T);
   const int64_t batches = most_batches > 0 ? std::min(most_batches, all_batches) : all_batches;
@@ -90,6 +94,7 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
       if (next[i] < 0) continue;
       total.loss += row_loss[i];
       ++total.positions;
+      by_position.add(begin + i, row_loss[i]);
       if (losses != nullptr) losses->add(begin + i, row_loss[i]);
     }
     progress.show(begin / (B * T) + 1, total.positions);
@@ -137,52 +142,118 @@ int64_t most_documents(const Options& o, const Config& config, const TokenSource
   return divide_rows(*source.documents(), (source.size() + T - 1) / T, T).most + 1;
 }
 
-void eval(const Options& o) {
-  check_environment();
-  const ModelSource model = find_model(o.checkpoint);
-  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
-  const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, model.config.model.vocab_size);
-  TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
-  if (!o.per_document.empty() && source->documents() == nullptr)
-    fail(
-        "--per-document {}: where the documents of {} begin is not known: no manifest.json lists all of its shards and "
-        "names their separator as `eot` (io/data/README.md)",
-        o.per_document, source->name());
-  const int64_t most = most_documents(o, model.config, *source);
+// The losses of a model on all tokens of a source, or on the first o.batches batches.
+struct Losses {
+  Total total;
+  int64_t seq_len = 0;  // tokens of a row
+  bool within = false;  // attention stays within documents
+  PositionLosses by_position;
+  std::optional<DocumentLosses> by_document;
+  double mean() const { return total.loss / static_cast<double>(total.positions); }
+};
+
+Losses evaluate(const Options& o, const ModelSource& model, const Tokenizer& tokenizer, const TokenSource& source) {
+  const int64_t most = most_documents(o, model.config, source);
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
                       .batch = o.batch,
                       .seq_len = o.seq,
                       .most_documents = most});
-  const bool known = tokens_are_known(o, loaded, *tokenizer);
-  std::optional<DocumentLosses> documents;
-  if (source->documents() != nullptr) documents.emplace(*source->documents(), loaded.activations().T());
-  const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr, o.batches, most > 0,
-                               documents ? &*documents : nullptr);
-  TRIAD_CHECK(total.positions > 0, "{}: the loss mask leaves no token that is learned", source->name());
-  const double loss = total.loss / static_cast<double>(total.positions);
-  TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
-              source->name(), loss);
-  if (!o.per_document.empty()) write_file_atomically(o.per_document, documents->csv());
+  const int64_t T = loaded.activations().T();
+  Losses losses{.total = {},
+                .seq_len = T,
+                .within = most > 0,
+                .by_position = {T, most > 0 ? source.documents() : nullptr},
+                .by_document = {}};
+  if (source.documents() != nullptr) losses.by_document.emplace(*source.documents(), T);
+  losses.total = evaluate(loaded, source, tokens_are_known(o, loaded, tokenizer) ? &tokenizer : nullptr, o.batches,
+                          losses.within, losses.by_position, losses.by_document ? &*losses.by_document : nullptr);
+  TRIAD_CHECK(losses.total.positions > 0, "{}: the loss mask leaves no token that is learned", source.name());
+  TRIAD_CHECK(std::isfinite(losses.mean()), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
+              source.name(), losses.mean());
+  return losses;
+}
+
+bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
+  const auto equal = [](const Tokenizer::File& x, const Tokenizer::File& y) {
+    return x.name == y.name && x.content == y.content;
+  };
+  const std::vector<Tokenizer::File> x = a.files(), y = b.files();
+  return x.empty() && y.empty() ? a.name() == b.name() : std::equal(x.begin(), x.end(), y.begin(), y.end(), equal);
+}
+
+// The losses of the model of --against on the tokens of which `losses` are.
+Losses evaluate_against(Options o, const Losses& losses, const Tokenizer& tokenizer, const TokenSource& source) {
+  const std::string first = std::exchange(o.checkpoint, o.against);
+  o.seq = losses.seq_len;
+  const ModelSource model = find_model(o.checkpoint);
+  const auto its_tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
+  if (!same_tokenizer(tokenizer, *its_tokenizer))
+    fail("--against {}: its tokenizer is {}, and that of {} is {}: the same tokens mean different texts", o.against,
+         its_tokenizer->name(), first, tokenizer.name());
+  if (const bool within = most_documents(o, model.config, source) > 0; within != losses.within)
+    fail("--against {}: its data.documents is {}, and that of {} is {}: their predictions do not have the same context",
+         o.against, within ? "attend_within" : "attend_across", first,
+         losses.within ? "attend_within" : "attend_across");
+  return evaluate(o, model, *its_tokenizer, source);
+}
+
+Json json_of(const Options& o, const Losses& losses, double bits_per_byte, const Losses* other) {
+  const Total& total = losses.total;
+  Json result = {{"loss", losses.mean()},
+                 {"ppl", std::exp(losses.mean())},
+                 {"bits_per_byte", bits_per_byte},
+                 {"positions", total.positions},
+                 {"seconds", total.seconds},
+                 {"tokens_per_s", static_cast<double>(total.positions) / total.seconds},
+                 {"by_position", losses.by_position.json(other == nullptr ? nullptr : &other->by_position)}};
+  if (losses.by_document) result["by_document"] = losses.by_document->json();
+  if (other == nullptr) return result;
+  const PositionLosses::Difference d = losses.by_position.minus(other->by_position);
+  result["against"] = {{"checkpoint", o.against},
+                       {"loss", other->mean()},
+                       {"difference", d.mean},
+                       {"standard_error", d.standard_error},
+                       {"rows", d.rows}};
+  return result;
+}
+
+void eval(const Options& o) {
+  check_environment();
+  const ModelSource model = find_model(o.checkpoint);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
+  int64_t vocab_size = model.config.model.vocab_size;
+  if (!o.against.empty()) vocab_size = std::min(vocab_size, find_model(o.against).config.model.vocab_size);
+  const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, vocab_size);
+  TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
+  if (!o.per_document.empty() && source->documents() == nullptr)
+    fail(
+        "--per-document {}: where the documents of {} begin is not known: no manifest.json lists all of its shards and "
+        "names their separator as `eot` (io/data/README.md)",
+        o.per_document, source->name());
+  const Losses losses = evaluate(o, model, *tokenizer, *source);
+  std::optional<Losses> against;
+  if (!o.against.empty()) against.emplace(evaluate_against(o, losses, *tokenizer, *source));
+  const Losses* const other = against ? &*against : nullptr;
+  const double loss = losses.mean();
+  if (!o.per_document.empty()) write_file_atomically(o.per_document, losses.by_document->csv());
   // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the number of
   // bytes is unknown.
+  const Total& total = losses.total;
   const bool has_bytes = total.bytes > 0;
   const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
-  if (o.json) {
-    Json result = {{"loss", loss},
-                   {"ppl", std::exp(loss)},
-                   {"bits_per_byte", bits_per_byte},
-                   {"positions", total.positions},
-                   {"seconds", total.seconds},
-                   {"tokens_per_s", static_cast<double>(total.positions) / total.seconds}};
-    if (documents) result["by_document"] = documents->json();
-    fmt::print("{}\n", dump_json(result, -1));
-  } else {
-    fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), total.positions, loss,
-               std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits_per_byte) : "");
-    if (documents) fmt::print("{}", documents->table());
+  if (o.json) return fmt::print("{}\n", dump_json(json_of(o, losses, bits_per_byte, other), -1));
+  fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), total.positions, loss,
+             std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits_per_byte) : "");
+  if (other != nullptr) {
+    const PositionLosses::Difference d = losses.by_position.minus(other->by_position);
+    fmt::print("against {}: loss {:.4f}, difference {:+.4f}, standard error {:.4f} from {} rows\n", o.against,
+               other->mean(), d.mean, d.standard_error, d.rows);
   }
+  if (other != nullptr || losses.by_position.ranges() > 1)
+    fmt::print("{}", losses.by_position.table(other == nullptr ? nullptr : &other->by_position));
+  if (losses.by_document) fmt::print("{}", losses.by_document->table());
 }
 
 }  // namespace
@@ -238,6 +309,11 @@ void add_eval(CLI::App& app) {
                        "also write a CSV file with a row for each document: number, first token, tokens, positions, "
                        "loss, perplexity");
   needle->excludes(per_document);
+  CLI::Option* against = verb->add_option(
+      "--against", o->against,
+      "also evaluate this checkpoint, or run's folder, on the same tokens, and print the difference of "
+      "the losses (--checkpoint minus this) with its standard error, in all and by position");
+  needle->excludes(against);
   verb->add_flag("--json", o->json, "print one JSON object");
   verb->callback([o] {
     if (o->data.empty() && !o->needle) fail_usage("eval: --data or --needle is required");

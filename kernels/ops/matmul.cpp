@@ -265,6 +265,28 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
   }
 }
 
+void matmul_batched(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options,
+                    ConstTensor addend) {
+  ConstTensor out = d;
+  for (const ConstTensor* t : {&out, &a, &b, &addend})
+    TRIAD_CHECK(t->empty() || (t->rank == 3 && t->contiguous() && t->size(0) == d.size(0) && t->dtype == d.dtype),
+                "matmul_batched: D {}, A {}, B {}, addend {}: contiguous [n, ...] of one dtype are needed", d.str(),
+                a.str(), b.str(), addend.empty() ? "none" : addend.str());
+  TRIAD_CHECK(!options.accumulate, "matmul_batched: accumulate with D {}: an addend is possible", d.str());
+  const auto of = [&](int64_t i) { return addend.empty() ? addend : addend[i]; };
+  if (ctx.device.is_cuda() && d.numel() > 0 && a.numel() > 0) {
+    const KernelChoice choice = ctx.routes.wanted("matmul");
+    if (choice != KernelChoice::reference) {
+      const OpScope op_scope(ctx, "matmul");
+      check_matmul(d[0], a[0], b[0], options, of(0));
+      ctx.routes.set_call(d[0], a[0]);
+      ctx.routes.record("matmul", choice == KernelChoice::general ? "cublaslt first" : "cublaslt");
+      if constexpr (kBuiltWithCuda) return cuda::matmul(ctx, d, a, b, options, addend);
+    }
+  }
+  for (int64_t i = 0; i < d.size(0); ++i) matmul(ctx, d[i], a[i], b[i], options, of(i));
+}
+
 ConstTensor repeat_row(ConstTensor row, int64_t N) {
   if (row.empty()) return row;
   TRIAD_CHECK(row.rank == 1, "repeat_row: {} is not one row", row.str());

@@ -31,7 +31,19 @@ namespace {
 // One operand as cuBLASLt describes it, column-major.
 struct Operand {
   Operand(const ConstTensor& t)  // NOLINT: implicit, so that a tensor can be passed as an Operand
-      : rows(t.size(1)), cols(t.size(0)), ld(leading_dimension(t)), dtype(t.dtype), alignment(alignment_of(t.data)) {}
+      : Operand(t.rank == 3 ? t[0] : t, t.rank == 3 ? t.size(0) : 1, t.rank == 3 && t.size(0) > 1 ? t.stride[0] : 0) {}
+  Operand(const ConstTensor& matrix, int64_t count, int64_t distance)
+      : rows(matrix.size(1)),
+        cols(matrix.size(0)),
+        ld(leading_dimension(matrix)),
+        dtype(matrix.dtype),
+        alignment(alignment_of(matrix.data)),
+        batch(count),
+        batch_stride(distance) {
+    if (batch == 1) return;
+    const int64_t bytes = batch_stride * size_of(dtype);  // every matrix has this alignment
+    alignment = static_cast<int32_t>(std::min<int64_t>(alignment, bytes & -bytes));
+  }
   static int32_t alignment_of(const void* p) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(p);
     return static_cast<int32_t>(std::min<uintptr_t>(address & ~(address - 1), kMemAlign));
@@ -40,7 +52,8 @@ struct Operand {
 
   int64_t rows, cols, ld;
   DType dtype;
-  int32_t alignment;  // alignment of the first element in bytes, on which vector loads depend
+  int32_t alignment;            // alignment of the first element in bytes, on which vector loads depend
+  int64_t batch, batch_stride;  // number of matrices; elements from one to the next
 };
 
 // The key of a plan: everything that the heuristic reads. beta is not part of it, and C is D if there is no addend, or
@@ -72,6 +85,11 @@ cudaDataType_t cuda_type(DType dtype) {
 
 void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
   CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, cuda_type(o.dtype), o.rows, o.cols, o.ld));
+  if (o.batch == 1) return;
+  const auto count = static_cast<int32_t>(o.batch);
+  CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+  CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &o.batch_stride,
+                                                sizeof(o.batch_stride)));
 }
 
 // The cuBLASLt handle, its workspace and the plans made so far. The workspace is allocated with the handle, outside the
@@ -138,6 +156,7 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
 // The table's row for this product, or nullptr. The table is for linear layers in bf16 with 16-byte aligned operands.
 const TunedProduct* find_tuned(const Problem& p) {
   if (p.a.dtype != DType::bf16 || p.bias_alignment != 0) return nullptr;  // none was measured with a bias
+  if (p.d.batch > 1) return nullptr;
   for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
     if (o->alignment < 16 || o->ld % 8 != 0) return nullptr;
   // cuBLASLt's A is this op's B, and its rows are this op's columns.
@@ -226,11 +245,12 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
                                                                &plan.d, &preference, 1, &best, &found);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0)
     fail(
-        "cuBLASLt knows no algorithm for {} [{},{}] <- {} [{},{}]{} x [{},{}]{}{} (column-major; alignments {}, {}, "
+        "cuBLASLt knows no algorithm for {} of {} [{},{}] <- {} [{},{}]{} x [{},{}]{}{} (column-major; alignments {}, "
+        "{}, "
         "{}, {}): {}",
-        name_of(p.d.dtype), p.d.rows, p.d.cols, name_of(p.a.dtype), p.a.rows, p.a.cols, p.trans_a ? "^T" : "", p.b.rows,
-        p.b.cols, p.trans_b ? "^T" : "", bias == nullptr ? "" : " + bias", p.a.alignment, p.b.alignment, p.c.alignment,
-        p.d.alignment, cublasLtGetStatusString(status));
+        p.d.batch, name_of(p.d.dtype), p.d.rows, p.d.cols, name_of(p.a.dtype), p.a.rows, p.a.cols,
+        p.trans_a ? "^T" : "", p.b.rows, p.b.cols, p.trans_b ? "^T" : "", bias == nullptr ? "" : " + bias",
+        p.a.alignment, p.b.alignment, p.c.alignment, p.d.alignment, cublasLtGetStatusString(status));
   plan.algorithm = best.algo;
   return plan;
 }

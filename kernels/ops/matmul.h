@@ -27,6 +27,11 @@ struct MatmulOptions {
 // as for a residual, or for a bias if it is a repeat_row(); not together with accumulate.
 void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& = {}, ConstTensor addend = {});
 
+// The same for n products at once: each tensor is [n, ...], contiguous; D in T, and no `accumulate`. On a GPU a batch
+// is one kernel, which small products need to use all of it.
+void matmul_batched(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& = {},
+                    ConstTensor addend = {});
+
 // A view [N,C] whose rows are all the same row [C]: a bias, as the addend of a product. Absent if the row is absent.
 ConstTensor repeat_row(ConstTensor row, int64_t N);
 // Whether t is a view of repeat_row() with two or more rows.
@@ -51,6 +56,7 @@ inline int64_t leading_dimension(const ConstTensor& t) {
 std::string matmul_libraries();
 
 namespace cuda {
+// With matrices, or with batches [n, ...] of them.
 void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions&, ConstTensor addend);
 std::string matmul_library();
 }  // namespace cuda

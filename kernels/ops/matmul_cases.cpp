@@ -1,4 +1,6 @@
-// Cases of matmul with all combinations of transposes, and of the linear layer.
+// Cases of matmul with all combinations of transposes, of batches, and of the linear layer.
+#include <fmt/format.h>
+
 #include "kernels/common/op_case.h"
 #include "kernels/ops/matmul.h"
 
@@ -58,6 +60,18 @@ OpCase accumulate_case(const std::string& name, int64_t M, int64_t N, int64_t K,
   return c;
 }
 
+// A case of matmul_batched, which has no backward.
+OpCase batched_case(int64_t n, int64_t M, int64_t N, int64_t K, const MatmulOptions& o, bool addend) {
+  OpCase c{.op = "matmul",
+           .name = fmt::format("batch of {}, {}{} {}x{}x{}", n, o.trans_a ? 'T' : 'N', o.trans_b ? 'T' : 'N', M, N, K)};
+  c.args = {{.name = "a", .role = ArgRole::constant, .shape = o.trans_a ? Shape{n, K, M} : Shape{n, M, K}},
+            {.name = "b", .role = ArgRole::constant, .shape = o.trans_b ? Shape{n, N, K} : Shape{n, K, N}},
+            {.name = "d", .role = ArgRole::output, .shape = {n, M, N}}};
+  if (addend) c.args.push_back({.name = "addend", .role = ArgRole::constant, .shape = {n, M, N}});
+  c.forward = [o](Context& ctx, const Args& t) { matmul_batched(ctx, t["d"], t["a"], t["b"], o, t["addend"]); };
+  return c;
+}
+
 OpCase linear_case(const std::string& name, int64_t rows, int64_t in, int64_t out, int64_t row_pad, bool addend) {
   OpCase c{.op = "matmul", .name = name};
   c.args = {{.name = "x", .role = ArgRole::input, .shape = {rows, in}, .row_pad = row_pad},
@@ -104,6 +118,10 @@ std::vector<OpCase> matmul_cases() {
   cases.push_back(product_case({"0x4x3", 0, 4, 3, {}}));
   cases.push_back(accumulate_case("accumulate 9x31x3000", 9, 31, 3000, true));
   cases.push_back(accumulate_case("accumulate 128x64x48", 128, 64, 48, false));
+  cases.push_back(batched_case(3, 7, 33, 5, {.trans_b = true, .alpha = -0.5}, true));
+  cases.push_back(batched_case(4, 64, 48, 72, {.trans_a = true}, false));
+  cases.push_back(batched_case(2, 40, 64, 64, {.alpha = 2}, true));
+  cases.push_back(batched_case(1, 64, 64, 32, {}, true));
   cases.push_back(linear_case("linear 33x17x9 strided", 33, 17, 9, 5, true));
   cases.push_back(linear_case("linear 127x64x96", 127, 64, 96, 0, false));
   cases.push_back(linear_bench("linear 32768x768x3072", 32768, 768, 3072));

@@ -26,8 +26,13 @@ std::vector<DType> dtypes_of(const Config& config) {
 }
 
 const std::vector<NamedBuffer> kWeightBuffers = {{"", buffer_of(Optimizer::State::parameter)}};
-const std::vector<NamedBuffer> kMomentBuffers = {{kAvgPrefix, buffer_of(Optimizer::State::exp_avg)},
-                                                 {kAvgSqPrefix, buffer_of(Optimizer::State::exp_avg_sq)}};
+std::vector<NamedBuffer> moment_buffers(const Config& config) {
+  const auto of_adamw = [kind = config.train.optimizer](const ParamSpec& spec) {
+    return !is_updated_by_muon(spec, kind);
+  };
+  return {{kAvgPrefix, buffer_of(Optimizer::State::exp_avg)},
+          {kAvgSqPrefix, buffer_of(Optimizer::State::exp_avg_sq), of_adamw}};
+}
 
 std::string name_of(const RunState& state) { return fmt::format("step_{}", state.step); }
 
@@ -90,7 +95,7 @@ void Checkpointer::write_files(const std::string& folder) const {
         "file system that all ranks share",
         folder, rank_);
   write_part(part_, params_, kWeightBuffers, folder + "/" + plan_.name(kWeightsStem, rank_));
-  write_part(part_, params_, kMomentBuffers, folder + "/" + plan_.name(kMomentsStem, rank_));
+  write_part(part_, params_, moment_buffers(config_), folder + "/" + plan_.name(kMomentsStem, rank_));
 }
 
 void Checkpointer::publish() {
@@ -103,7 +108,7 @@ void Checkpointer::put_in_place_with_indices() {
     write_file_atomically(temporary_ + "/" + index_file_name(stem), plan_.index(params_, stem, buffers, dtype));
   };
   write_index(kWeightsStem, kWeightBuffers);
-  write_index(kMomentsStem, kMomentBuffers);
+  write_index(kMomentsStem, moment_buffers(config_));
   put_in_place();
 }
 

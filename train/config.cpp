@@ -60,6 +60,8 @@ void Config::check_run() const {
     if (train.master_dtype == MasterDType::none) fail_usage("train.master_dtype is none: {}", kNeedsBf16);
     if (train.grads_dtype == Precision::bf16) fail_usage("train.grads_dtype is bf16: {}", kNeedsBf16);
   }
+  if (train.optimizer == OptimizerKind::muon && runtime.offload != Offload::none)
+    fail_usage("train.optimizer is muon: it needs runtime.offload none, and that is {}", word_of(runtime.offload));
   const int64_t decay = train.schedule == Schedule::wsd ? train.decay_steps() : 0;
   if (decay > 0 && train.warmup_steps + decay > train.steps)
     fail_usage(

@@ -24,6 +24,7 @@ enum class OnAnomaly { report, stop };
 enum class MasterDType { fp32, none };
 enum class Offload { none, optimizer };
 enum class Schedule { cosine, wsd, linear };
+enum class OptimizerKind { adamw, muon };
 
 struct DataConfig {
   DataKind kind = DataKind::synthetic;
@@ -48,6 +49,7 @@ struct TrainConfig {
   int64_t warmup_steps = 0;
   Schedule schedule = Schedule::cosine;
   double decay_fraction = 0.2;
+  OptimizerKind optimizer = OptimizerKind::adamw;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1;
   int64_t seed = 1337;
   std::string init_from;
@@ -173,6 +175,11 @@ struct EnumWords<Schedule> {
   static constexpr std::pair<std::string_view, Schedule> words[] = {
       {"cosine", Schedule::cosine}, {"wsd", Schedule::wsd}, {"linear", Schedule::linear}};
 };
+template <>
+struct EnumWords<OptimizerKind> {
+  static constexpr std::pair<std::string_view, OptimizerKind> words[] = {{"adamw", OptimizerKind::adamw},
+                                                                         {"muon", OptimizerKind::muon}};
+};
 
 template <>
 struct EnumWords<CommBackend> {
@@ -235,6 +242,10 @@ void visit(TrainConfig& c, V&& v) {
     Rule{});
   v("decay_fraction", c.decay_fraction,
     "schedule wsd: fraction of train.steps in which the learning rate falls; 0: it stays at lr", at_least(0).up_to(1));
+  v("optimizer", c.optimizer,
+    "adamw, or muon: Muon for the matrices of attention and MLP, each projection on its own, and AdamW for the rest "
+    "(embedding, head, gate, phi, norms and biases); with the same lr and weight_decay",
+    Rule{});
   v("beta1", c.beta1, "AdamW: decay rate of the first moment", at_least(0).up_to(0.999999));
   v("beta2", c.beta2, "AdamW: decay rate of the second moment", at_least(0).up_to(0.99999999));
   v("eps", c.eps, "AdamW: added to the denominator", above(0));

@@ -38,6 +38,11 @@ class Parts {
   auto end() const { return parts_.end(); }
   const Part& operator[](size_t i) const { return parts_[i]; }
   size_t count() const { return parts_.size(); }
+  // The part that holds a range; null if none does.
+  const Part* find(const ElementRange& range) const {
+    const auto it = std::find_if(begin(), end(), [&](const Part& part) { return part.elements.contains(range); });
+    return it == end() ? nullptr : &*it;
+  }
   // The elements of a range, which lies in one part, in `buffer` [size()].
   static Tensor of(const Tensor& buffer, const Part& part, const ElementRange& range) {
     const int64_t shift = part.at - part.elements.begin;

@@ -4,13 +4,58 @@
 
 #include "engine/check.h"
 #include "kernels/ops/cast.h"
-#include "kernels/step/adamw.h"
 #include "train/schedule.h"
 
 namespace triad {
 
+namespace {
+
+// The elements of all layers' matrices, which are contiguous in the flat buffer; none if AdamW updates them.
+ElementRange matrices_of(const Params& params, OptimizerKind kind) {
+  if (kind != OptimizerKind::muon) return {};
+  const Segments& segments = params.segments();
+  ElementRange all = segments[0];
+  for (int64_t i = 1; segments.is_layer(i); ++i) {
+    TRIAD_CHECK(segments[i].begin == all.end, "the matrices of layer {} begin at element {}, after {}", i,
+                segments[i].begin, all.end);
+    all.end = segments[i].end;
+  }
+  return all;
+}
+
+MuonPlan plan_of(const Params& params, OptimizerKind kind) {
+  std::vector<MuonMatrix> matrices;
+  for (int64_t i = 0; i < params.count(); ++i) {
+    const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+    if (is_updated_by_muon(spec, kind)) matrices.push_back({params.offset(i), spec.shape[0], spec.shape[1]});
+  }
+  return MuonPlan(matrices);
+}
+
+// The parts without the elements of a range, which may lie inside one of them.
+Parts without(const Parts& parts, const ElementRange& range) {
+  Parts rest;
+  for (const Parts::Part& part : parts) {
+    const auto [begin, end] = part.elements;
+    if (const int64_t until = std::min(end, std::max(begin, range.begin)); until > begin) rest.add({begin, until});
+    if (const int64_t from = std::max(begin, std::min(end, range.end)); from < end && range.begin < end)
+      rest.add({std::max(from, begin), end});
+  }
+  return rest;
+}
+
+}  // namespace
+
 Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& config, GradReducer* reducer)
-    : params_(params), reducer_(reducer), parts_(reducer == nullptr ? Parts::whole(params) : reducer->plan().shards()) {
+    : params_(params),
+      reducer_(reducer),
+      parts_(reducer == nullptr ? Parts::whole(params) : reducer->plan().shards()),
+      kind_(config.train.optimizer),
+      matrices_(matrices_of(params, kind_)),
+      square_parts_(matrices_.size() > 0 ? without(parts_, matrices_) : parts_),
+      muon_(plan_of(params, kind_)) {
+  TRIAD_CHECK(kind_ != OptimizerKind::muon || config.runtime.offload == Offload::none,
+              "train.optimizer muon with runtime.offload {}", word_of(config.runtime.offload));
   const bool windows = params.weight_buffer().is_windowed();
   const DType compute = params.weight_buffer().memory().dtype;
   const auto keeps = [&](State state) {
@@ -27,12 +72,19 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& c
     if (windows) own_weights_ = arena.alloc(MemTag::params, "weights of the shards", compute, {parts_.size()});
   } else {
     const auto alloc = [&](State state, MemTag tag, const char* name) {
-      if (keeps(state)) kept(state) = arena.alloc(tag, name, dtype_of(state, config), {parts_.size()});
+      if (keeps(state)) kept(state) = arena.alloc(tag, name, dtype_of(state, config), {parts(state).size()});
     };
     alloc(State::parameter, MemTag::master, "master weights");
     alloc(State::exp_avg, MemTag::optimizer, "exp_avg");
     alloc(State::exp_avg_sq, MemTag::optimizer, "exp_avg_sq");
     if (windows) own_weights_ = kept(State::parameter);
+  }
+  if (matrices_.size() > 0 && reducer != nullptr) {
+    muon_shards_.emplace(ctx, arena, muon_, *reducer);
+  } else if (matrices_.size() > 0) {
+    const auto rows = static_cast<int64_t>(muon_.pieces().size());
+    muon_pieces_ = arena.alloc(MemTag::optimizer, "muon pieces", DType::i64, {rows, MuonPiece::kFields});
+    write(ctx, muon_pieces_, muon_.pieces().data());
   }
   for (const State state : {State::exp_avg, State::exp_avg_sq})
     for_each_own(ctx, state, [&](const ElementRange&, const Tensor& values) { zero(ctx, values); });
@@ -47,13 +99,30 @@ DType Optimizer::dtype_of(State state, const Config& config) {
   return precision == Precision::bf16 ? DType::bf16 : DType::f32;
 }
 
+template <class F>
+void Optimizer::for_each_of_adamw(const ElementRange& part, F&& f) const {
+  const auto clipped = [&](int64_t begin, int64_t end) {
+    return ElementRange{std::max(begin, part.begin), std::min(end, part.end)};
+  };
+  const int64_t decay_end = params_.decay_end();
+  for (const auto& [range, decays] : {std::pair{clipped(0, matrices_.begin), true},
+                                      {clipped(matrices_.end, decay_end), true},
+                                      {clipped(decay_end, part.end), false}})
+    if (range.size() > 0) f(range, decays);
+}
+
 void Optimizer::for_each_piece(Context& ctx, const Parts::Part& part, const ElementRange& range, const WithStates& f) {
   const Tensor in_params = kept(State::parameter).empty() ? params_.master() : Tensor{};
   const auto parameter = [&](const ElementRange& e) { return in_params.slice(0, e.begin, e.end); };
   if (!host_) {
     Tensor states[kCount];
-    for (size_t i = 0; i < kCount; ++i)
-      states[i] = kept_[i].empty() ? parameter(range) : Parts::of(kept_[i], part, range);
+    for (const State state : kStates) {
+      const auto i = static_cast<size_t>(state);
+      const Parts::Part* const place = keeps_all(state) ? &part : parts(state).find(range);
+      states[i] = kept_[i].empty()   ? parameter(range)
+                  : place == nullptr ? Tensor{}
+                                     : Parts::of(kept_[i], *place, range);
+    }
     return f(range, states);
   }
   const int64_t shift = part.at - part.elements.begin;
@@ -81,7 +150,6 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
                        .step = step + 1,
                        .seed = static_cast<uint64_t>(c.seed)};
   const auto update = [&](size_t i, const ElementRange& range, double weight_decay) {
-    if (range.size() <= 0) return;
     options.weight_decay = weight_decay;
     for_each_piece(ctx, parts_[i], range, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
       const auto& [parameter, exp_avg, exp_avg_sq] = states;
@@ -93,13 +161,39 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
       if (!rounds && weights.data != parameter.data) copy(ctx, weights, parameter);
     });
   };
+  options.weight_decay = c.weight_decay;
+  if (matrices_.size() > 0) update_matrices(ctx, sums, grad_parts, grad_norm_squared, options);
   // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
   for (size_t i = parts_.count(); i-- > 0;) {
-    const auto [begin, end] = parts_[i].elements;
-    update(i, {begin, std::min(end, params_.decay_end())}, c.weight_decay);
-    update(i, {std::max(begin, params_.decay_end()), end}, 0);
+    for_each_of_adamw(parts_[i].elements,
+                      [&](const ElementRange& range, bool decays) { update(i, range, decays ? c.weight_decay : 0); });
     if (gather_) gather_->updated(static_cast<int64_t>(i));
   }
+}
+
+void Optimizer::update_matrices(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
+                                const AdamWOptions& adamw) {
+  const auto tensors_of = [&](size_t i) {
+    const ElementRange& range = parts_[i].elements;
+    const Tensor parameter = kept(State::parameter).empty() ? params_.master().slice(0, range.begin, range.end)
+                                                            : Parts::of(kept(State::parameter), parts_[i]);
+    const Tensor weights = weights_of(parts_[i], range);
+    return MuonTensors{.param = parameter,
+                       .weights = weights.dtype != parameter.dtype ? weights : Tensor{},
+                       .m = Parts::of(kept(State::exp_avg), parts_[i]),
+                       .grad = Parts::of(sums, grad_parts[i]),
+                       .grad_norm_squared = grad_norm_squared,
+                       .pieces = muon_pieces_};
+  };
+  const MuonOptions options = {.lr = adamw.lr,
+                               .weight_decay = adamw.weight_decay,
+                               .grad_clip = adamw.grad_clip,
+                               .step = adamw.step,
+                               .seed = adamw.seed};
+  if (muon_shards_)
+    muon_shards_->step(ctx, tensors_of, options);
+  else
+    muon(ctx, muon_, tensors_of(0), options);
 }
 
 void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
@@ -107,14 +201,18 @@ void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
   if (host_ && !ctx.planning) host_->synchronize();
   const Tensor values = kept(state).empty() ? params_.master() : kept(state);
   if (reducer_ == nullptr) {
-    f(parts_[0].elements, values);
+    for (const Parts::Part& part : parts(state)) f(part.elements, Parts::of(values, part));
   } else {
     for (size_t i = 0; i < parts_.count(); ++i) {
       const GradBucket& bucket = reducer_->plan().buckets()[i];
       const ElementRange whole = bucket.elements, own = parts_[i].elements;
       const Tensor gathered(reducer_->staging().data, values.dtype, {whole.size()}, reducer_->staging().device);
-      copy(ctx, gathered.slice(0, own.begin - whole.begin, own.end - whole.begin),
-           kept(state).empty() ? values.slice(0, own.begin, own.end) : Parts::of(values, parts_[i]));
+      const auto copy_own = [&](const ElementRange& range, const Tensor& from) {
+        copy(ctx, gathered.slice(0, range.begin - whole.begin, range.end - whole.begin), from);
+      };
+      if (kept(state).empty()) copy_own(own, values.slice(0, own.begin, own.end));
+      for (const Parts::Part& part : parts(state))
+        if (!kept(state).empty() && own.contains(part.elements)) copy_own(part.elements, Parts::of(values, part));
       reducer_->gather(bucket, gathered, "state");
       reducer_->queue().join();
       f(whole, gathered);
@@ -124,6 +222,10 @@ void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
 }
 
 void Optimizer::for_each_own(Context& ctx, State state, const WithValues& f) {
+  if (!keeps_all(state)) {
+    for (const Parts::Part& part : parts(state)) f(part.elements, Parts::of(kept(state), part));
+    return;
+  }
   for (const Parts::Part& part : parts_)
     for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
       f(elements, states[static_cast<size_t>(state)]);
@@ -132,9 +234,8 @@ void Optimizer::for_each_own(Context& ctx, State state, const WithValues& f) {
 
 void Optimizer::set(Context& ctx, State state, int64_t begin, std::span<const float> values) {
   const ElementRange range = {begin, begin + static_cast<int64_t>(values.size())};
-  const auto part =
-      std::find_if(parts_.begin(), parts_.end(), [&](const Parts::Part& p) { return p.elements.contains(range); });
-  TRIAD_CHECK(part != parts_.end(), "this rank does not keep the elements [{}, {})", range.begin, range.end);
+  const Parts::Part* const part = parts(state).find(range);
+  TRIAD_CHECK(part != nullptr, "this rank does not keep the elements [{}, {})", range.begin, range.end);
   if (host_) host_->synchronize();
   const Tensor to =
       kept(state).empty() ? params_.master().slice(0, range.begin, range.end) : Parts::of(kept(state), *part, range);

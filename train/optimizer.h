@@ -1,7 +1,8 @@
 // Optimizer: AdamW over a model's flat parameter buffer, or over this rank's shards of it. Owns the state: the moments,
 // and with shards or runtime.offload the master weights. For each part it launches one kernel for the tensors with
 // weight decay and one for those without. With runtime.offload, parts pass through the device piece by piece
-// (engine/host_state.h).
+// (engine/host_state.h). With train.optimizer muon, the layers' matrices, which are contiguous, are updated by Muon
+// (kernels/step/muon.h), which has no second moment.
 #pragma once
 #include <functional>
 #include <iterator>
@@ -11,11 +12,20 @@
 
 #include "engine/comm/comm.h"
 #include "engine/host_state.h"
+#include "kernels/step/adamw.h"
+#include "kernels/step/muon.h"
 #include "model/params.h"
 #include "train/config.h"
+#include "train/dist/muon_shards.h"
 #include "train/dist/weight_gather.h"
 
 namespace triad {
+
+// Whether Muon updates a parameter: with train.optimizer muon the matrices of the layers' linear layers, so not those
+// of gate and phi, the embedding and the head.
+inline bool is_updated_by_muon(const ParamSpec& spec, OptimizerKind kind) {
+  return kind == OptimizerKind::muon && spec.is_layer_product();
+}
 
 class Optimizer {
  public:
@@ -38,7 +48,8 @@ class Optimizer {
   // The dtype of a state: f32 or bf16.
   static DType dtype_of(State, const Config&);
   // Calls f(elements, values) for ranges that together are the flat buffer; values [elements] are valid for what f
-  // queues on ctx.stream. With shards these are buckets, gathered from all ranks, who all call it.
+  // queues on ctx.stream. With shards these are buckets, gathered from all ranks, who all call it. Values of elements
+  // for which the state is not kept (exp_avg_sq of what Muon updates) are undefined or left out.
   using WithValues = std::function<void(const ElementRange&, const Tensor& values)>;
   void gather(Context&, State, const WithValues& f);
   // Calls f(elements, values) for ranges that together are the part of the flat buffer whose state this rank keeps;
@@ -52,12 +63,22 @@ class Optimizer {
   void init(Context&, uint64_t seed);
 
   const Parts& parts() const { return parts_; }
+  // The elements whose state this rank keeps.
+  const Parts& parts(State state) const { return state == State::exp_avg_sq ? square_parts_ : parts_; }
+  OptimizerKind kind() const { return kind_; }
   DType moments_dtype() const { return kept_[static_cast<size_t>(State::exp_avg)].dtype; }
 
  private:
   static constexpr size_t kCount = std::size(kStates);
+  void update_matrices(Context&, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
+                       const AdamWOptions&);
+  // Calls f(range, decays) for the elements of a part that AdamW updates.
+  template <class F>
+  void for_each_of_adamw(const ElementRange& part, F&& f) const;
+  // Whether the state is kept for all elements of parts_: Muon has no exp_avg_sq.
+  bool keeps_all(State state) const { return state != State::exp_avg_sq || matrices_.size() == 0; }
   // Calls f(elements, states) for the parts of `range`, which lies in one part of parts(): a tensor on the device for
-  // each of kStates.
+  // each of kStates, empty if that is not kept for all of them.
   using WithStates = std::function<void(const ElementRange&, const Tensor (&states)[kCount])>;
   void for_each_piece(Context&, const Parts::Part&, const ElementRange& range, const WithStates& f);
   // The weights in which the model computes with a range of the parameters; with windows, the shard from which they are
@@ -68,11 +89,17 @@ class Optimizer {
   Params& params_;
   GradReducer* reducer_;
   Parts parts_;
-  // Each [parts().size()], on the device, or with runtime.offload on the host. kept(State::parameter) is empty if the
-  // parameters are in Params: master weights of all parameters, or weights that have no masters.
+  OptimizerKind kind_;
+  ElementRange matrices_;  // with train.optimizer muon: the elements that Muon updates
+  Parts square_parts_;     // parts_ without matrices_
+  MuonPlan muon_;
+  Tensor muon_pieces_;  // the plan's table; empty with shards
+  // Each [parts(state).size()], on the device, or with runtime.offload on the host. kept(State::parameter) is empty if
+  // the parameters are in Params: master weights of all parameters, or weights that have no masters.
   Tensor kept_[kCount];
   std::optional<HostState> host_;
   Tensor own_weights_;  // with windows: this rank's shards of the weights; without offload, kept(State::parameter)
+  std::optional<MuonShards> muon_shards_;
   std::optional<WeightGather> gather_;
 };
 

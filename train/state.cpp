@@ -30,7 +30,7 @@ constexpr const char* kData = "data";
 void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
                 const WeightIndex& index, const NameOf& name_of, Comm* shards) {
   std::vector<ElementRange> ranges;
-  for (const Parts::Part& part : optimizer.parts()) ranges.push_back(part.elements);
+  for (const Parts::Part& part : optimizer.parts(state)) ranges.push_back(part.elements);
   const std::vector<PartialSum> sums =
       read_params(index, params, name_of, ranges, ctx.device,
                   [&](int64_t begin, std::span<const float> values) { optimizer.set(ctx, state, begin, values); });
@@ -52,10 +52,12 @@ void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
   }
 }
 
-// Keys that a resume must not change: the weights fit no other model, and the data cursor no other data.
+// Keys that a resume must not change: the weights fit no other model, the data cursor no other data, and the moments no
+// other optimizer.
 bool decides_resume(const std::string& key) {
   if (key == "data.stall_s") return false;
-  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len";
+  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len" ||
+         key == "train.optimizer";
 }
 
 // Whether data.tokenizer may change: the data are shards, whose tokens stay the same, and the old config did not name
@@ -180,11 +182,14 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
   check_jsonl(state, config, folder);
   read_weights(ctx, params, optimizer, tensors_path(folder), shards);
   const WeightIndex moments(tensors_path(folder, kMomentsStem));
-  check_names(moments, params, {with_prefix(kAvgPrefix), with_prefix(kAvgSqPrefix)});
-  for (const auto& [which, prefix] :
-       {std::pair{Optimizer::State::exp_avg, kAvgPrefix}, {Optimizer::State::exp_avg_sq, kAvgSqPrefix}}) {
+  const NameOf square_of = [&](const ParamSpec& spec) {
+    return is_updated_by_muon(spec, config.train.optimizer) ? "" : kAvgSqPrefix + spec.name;
+  };
+  check_names(moments, params, {with_prefix(kAvgPrefix), square_of});
+  for (const auto& [which, name_of] :
+       {std::pair{Optimizer::State::exp_avg, with_prefix(kAvgPrefix)}, {Optimizer::State::exp_avg_sq, square_of}}) {
     clear_state(ctx, optimizer, which);
-    read_state(ctx, params, optimizer, which, moments, with_prefix(prefix), shards);
+    read_state(ctx, params, optimizer, which, moments, name_of, shards);
   }
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),

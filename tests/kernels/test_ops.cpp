@@ -264,7 +264,7 @@ void run_op_test() {
   op_tests()[I].run();
 }
 
-constexpr size_t kMaxOpTests = 128;
+constexpr size_t kMaxOpTests = 160;
 
 template <size_t... I>
 constexpr std::array<void (*)(), sizeof...(I)> make_runners(std::index_sequence<I...>) {

@@ -201,7 +201,7 @@ TEST_CASE("memory: snapshots of bf16 runs have master weights, and each rank wri
 
 TEST_CASE("memory: AdamW's moments of the M7C byte model are 597.35 MiB", "[memory]") {
   const Config config = load_config(kM7cBytes, {}).config;
-  CHECK(first_line(optimizer_report(param_specs(config.model), DType::f32, 0, 1)) == "597.35");
+  CHECK(first_line(optimizer_report(param_specs(config.model), OptimizerKind::adamw, DType::f32, 0, 1)) == "597.35");
 }
 
 TEST_CASE("memory: a tensor's layer, by its name", "[memory]") {

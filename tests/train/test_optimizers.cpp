@@ -1,12 +1,55 @@
-// Whole runs with train.schedule.
+// Whole runs with train.schedule and train.optimizer.
+#include <algorithm>
+#include <cmath>
 #include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "engine/rng.h"
+#include "io/safetensors.h"
+#include "io/weight_index.h"
 #include "tests/support/dist_run.h"
+#include "tests/support/muon_reference.h"
 #include "tests/support/test.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+#include "train/schedule.h"
+#include "train/train_step.h"
 
 using namespace triad;
 using namespace triad::test;
+
+namespace {
+
+const std::string kMuon = "--set train.optimizer=muon ";
+
+std::set<std::string> names(const std::string& path) {
+  std::set<std::string> all;
+  const SafetensorsFile file(path);
+  for (const TensorEntry& entry : file.entries()) all.insert(entry.name);
+  return all;
+}
+
+// Whether a parameter is one that Muon is to update, by its name.
+bool is_matrix(const std::string& name) {
+  if (name.find("attn.gate.") != std::string::npos || name.find("attn.phi_") != std::string::npos) return false;
+  return name.ends_with("_proj.weight") || name.ends_with("mlp.fc1.weight") || name.ends_with("mlp.fc2.weight");
+}
+
+void check_repeats_and_resumes(const std::string& more) {
+  const TemporaryFolder folder;
+  const std::string keys = kMuon + more + "--set train.save_every=7 --set train.keep_last=0 ";
+  const std::string a = run(folder.file("a"), 1, keys), b = run(folder.file("b"), 1, keys),
+                    moments = "/optimizer.safetensors";
+  run(b, 1, keys + "--overwrite --resume " + b + "/checkpoints/step_7");
+  CHECK(same_file(a + kWeights, b + kWeights));
+  CHECK(same_file(a + "/checkpoints/step_14" + moments, b + "/checkpoints/step_14" + moments));
+}
+
+}  // namespace
 
 TEST_CASE("schedule: a wsd run whose rate has not fallen yet goes on with more steps, to the same bits", "[train]") {
   const TemporaryFolder folder;
@@ -19,4 +62,129 @@ TEST_CASE("schedule: a wsd run whose rate has not fallen yet goes on with more s
   std::map<int, double> rates = column(stable + "/training.csv", "lr");
   for (int step = 3; step <= 6; ++step) CHECK(rates[step] == Approx(1e-3));  // tiny.json's lr, after two of warm-up
   for (int step = 7; step <= 12; ++step) CHECK(rates[step] == Approx(1e-4 + 9e-4 * (13 - step) / 6.0));
+}
+
+TEST_CASE("muon: a step updates each projection alone by Muon's formula, and the rest by AdamW's", "[train]") {
+  for (const std::vector<std::string>& more : {std::vector<std::string>{"nsa.phi=mlp", "model.qkv_bias=true"},
+                                               {"model.mlp=swiglu", "model.tie_embeddings=true"}}) {
+    std::vector<std::string> sets = {"train.optimizer=muon", "train.micro_batch_size=1"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    const Config config = load_config(kTiny, sets).config;
+    const TrainConfig& c = config.train;
+    const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu());
+    TrainStep step(*runtime, config);
+    const Params& params = step.model().params();
+    step.optimizer().init(runtime->ctx(), 7);
+    const auto read_all = [&](const Tensor& t) {
+      std::vector<float> host(static_cast<size_t>(t.numel()));
+      read(runtime->ctx(), host.data(), t);
+      return Doubles(host.begin(), host.end());
+    };
+    std::vector<int32_t> tokens, targets;
+    for (int64_t i = 0; i < c.seq_len; ++i) {
+      tokens.push_back(static_cast<int32_t>(Philox(9, 0).below(static_cast<uint64_t>(i), 256)));
+      targets.push_back(static_cast<int32_t>(Philox(9, 1).below(static_cast<uint64_t>(i), 256)));
+    }
+    Doubles want = read_all(params.master()), m(want.size());
+    const double rate = learning_rate(c, 5);
+    step.begin();
+    step.micro_step(tokens, targets, c.seq_len);
+    const double clip = std::min(1.0, c.grad_clip / (step.finish(5, c.seq_len).grad_norm + 1e-6));
+    const Doubles after = read_all(params.master()), grads = read_all(params.grads());
+    int64_t matrices = 0;
+    for (int64_t i = 0; i < params.count(); ++i) {
+      const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+      const int64_t first = params.offset(i), size = spec.shape.numel();
+      const double decay = spec.shape.rank >= 2 ? c.weight_decay : 0;
+      if (is_matrix(spec.name)) {
+        ++matrices;
+        muon_reference(want, m, grads, first, spec.shape[0], spec.shape[1],
+                       {.lr = rate, .momentum = 0.95, .weight_decay = decay, .clip = clip});
+      } else {
+        for (int64_t j = first; j < first + size; ++j) {
+          const auto at = static_cast<size_t>(j);
+          const double g = clip * grads[at], m_hat = (1 - c.beta1) * g / (1 - std::pow(c.beta1, 6)),
+                       v_hat = (1 - c.beta2) * g * g / (1 - std::pow(c.beta2, 6));
+          want[at] -= rate * (decay * want[at] + m_hat / (std::sqrt(v_hat) + c.eps));
+        }
+      }
+      double largest = 0;
+      for (int64_t j = first; j < first + size; ++j)
+        largest = std::max(largest, std::abs(after[static_cast<size_t>(j)] - want[static_cast<size_t>(j)]));
+      INFO(spec.name);
+      CHECK(largest < 2e-3 * rate);
+    }
+    CHECK(matrices == 2 * (c.optimizer == OptimizerKind::muon && config.model.mlp == MlpKind::swiglu ? 11 : 10));
+  }
+}
+
+TEST_CASE("muon: runs repeat and resume to the bit, with momentum alone of matrices in their checkpoints", "[train]") {
+  check_repeats_and_resumes("");
+  check_repeats_and_resumes(
+      "--set runtime.precision=bf16 --set train.moments_dtype=bf16 --set train.master_dtype=none "
+      "--set train.grads_dtype=bf16 ");
+
+  const TemporaryFolder folder;
+  const std::string out = run(folder.file("run"), 1, kMuon + "--set train.steps=2 "),
+                    checkpoint = out + "/checkpoints/step_2", moments = checkpoint + "/optimizer.safetensors";
+  const std::set<std::string> weights = names(checkpoint + kWeights), kept = names(moments);
+  for (const std::string& name : weights) {
+    INFO(name);
+    CHECK(kept.contains("exp_avg/" + name));
+    CHECK(kept.contains("exp_avg_sq/" + name) == !is_matrix(name));
+  }
+  const Outcome refused = run_program(train_args(folder.file("adamw"), "--resume " + checkpoint));
+  CHECK(refused.exit_code == 1);
+  INFO(refused.output);
+  CHECK(has(refused.output, "train.optimizer is \"muon\", the config's is \"adamw\""));
+}
+
+TEST_CASE("muon: runs repeat and resume to the bit on the GPU", "[train][gpu]") {
+  if (!require_gpu()) return;
+  for (const std::string more : {"", "--set runtime.precision=bf16 ",
+                                 "--set runtime.precision=bf16 --set train.moments_dtype=bf16 "
+                                 "--set train.master_dtype=none --set train.grads_dtype=bf16 "}) {
+    INFO(more);
+    check_repeats_and_resumes("--set runtime.device=cuda --set train.allow_unsafe=true " + more);
+  }
+}
+
+TEST_CASE("muon: two ranks give the bits of whole state in every stage of dist.zero, and resume to the bit", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  // Matrices of 16,384 elements, as many as a shard of the smallest bucket, cross the ranks' shards.
+  const std::string keys = kMuon + "--set train.steps=6 --set train.save_every=3 --set dist.bucket_mb=0.02 " +
+                           "--set model.mlp_hidden=512 ",
+                    step = "/checkpoints/step_3";
+  std::vector<std::string> runs;
+  for (const std::string zero : {"0", "1", "2", "3"})
+    runs.push_back(run(folder.file(zero), 2, keys + "--set dist.zero=" + zero));
+  // Sums over the ranks are taken after the last micro-step with 0 and 1, after each with 2 and 3.
+  for (const auto& [a, b] : {std::pair<size_t, size_t>{0, 1}, {2, 3}})
+    for (const auto& [of, stem] :
+         {std::pair<std::string, const char*>{"", kWeightsStem}, {step, kWeightsStem}, {step, kMomentsStem}}) {
+      INFO(of << "/" << stem << ", dist.zero " << a << " and " << b);
+      CHECK(tensors(tensors_path(runs[a] + of, stem)) == tensors(tensors_path(runs[b] + of, stem)));
+    }
+  CHECK(difference(tensors_path(runs[0]), tensors_path(runs[2])).all < 1e-4);
+  CHECK(difference(run(folder.file("alone"), 1, keys) + kWeights, tensors_path(runs[0])).all < 1e-4);
+  const std::string resumed = run(folder.file("resumed"), 2, keys + "--set dist.zero=3 --resume " + runs[3] + step);
+  CHECK(tensors(tensors_path(resumed)) == tensors(tensors_path(runs[3])));
+}
+
+TEST_CASE("muon: the memory plan counts no second moment of matrices", "[train]") {
+  const auto blocks = [&](const std::string& optimizer) {
+    std::map<std::string, int64_t> bytes;
+    std::vector<MemorySnapshot::Block> all;
+    plan_memory(load_config(kTiny, {"train.optimizer=" + optimizer}).config, Device::cpu(), nullptr, 0, &all);
+    for (const MemorySnapshot::Block& block : all) bytes[block.name] += block.bytes;
+    return bytes;
+  };
+  std::map<std::string, int64_t> adamw = blocks("adamw"), muon = blocks("muon");
+  for (const ParamSpec& spec : param_specs(load_config(kTiny, {}).config.model)) {
+    INFO(spec.name);
+    CHECK(adamw.at("exp_avg_sq/" + spec.name) == 4 * spec.stored().numel());
+    CHECK(muon["exp_avg/" + spec.name] == 4 * spec.stored().numel());
+    CHECK(muon["exp_avg_sq/" + spec.name] == (is_matrix(spec.name) ? 0 : 4 * spec.stored().numel()));
+  }
 }

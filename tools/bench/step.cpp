@@ -46,29 +46,30 @@ struct Family {
   std::vector<const char*> ops;
 };
 const std::vector<Family>& families() {
-  static const std::vector<Family> all = {{"compress", {"nsa_compress"}},
-                                          {"compressed forward", {"nsa_attend_compressed_forward"}},
-                                          {"compressed backward", {"nsa_attend_compressed_backward"}},
-                                          {"select", {"nsa_select"}},
-                                          {"selected forward", {"nsa_attend_selected_forward"}},
-                                          {"selected backward", {"nsa_attend_selected_backward"}},
-                                          {"window forward", {"nsa_attend_window_forward"}},
-                                          {"window backward", {"nsa_attend_window_backward"}},
-                                          {"dense forward", {"dense_attention_forward"}},
-                                          {"dense backward", {"dense_attention_backward"}},
-                                          {"gate", {"nsa_gate", "nsa_combine"}},
-                                          {"dq rounding unit", {"attend_rounding_unit"}},
-                                          {"gate and list stats", {"nsa_stats"}},
-                                          {"matmul", {"matmul", "linear_silu", "column_sum"}},
-                                          {"classifier", {"classifier"}},
-                                          {"norm", {"rmsnorm", "qk_norm"}},
-                                          {"rope", {"rope"}},
-                                          {"shared k and v", {"branch_sum"}},
-                                          {"activation", {"silu", "swiglu"}},
-                                          {"embedding", {"embedding"}},
-                                          {"optimizer", {"adamw", "sum", "judge", "accumulate"}},
-                                          {"copies", {"cast"}},  // also copies and fills that no op has queued
-                                          {"other", {}}};
+  static const std::vector<Family> all = {
+      {"compress", {"nsa_compress"}},
+      {"compressed forward", {"nsa_attend_compressed_forward"}},
+      {"compressed backward", {"nsa_attend_compressed_backward"}},
+      {"select", {"nsa_select"}},
+      {"selected forward", {"nsa_attend_selected_forward"}},
+      {"selected backward", {"nsa_attend_selected_backward"}},
+      {"window forward", {"nsa_attend_window_forward"}},
+      {"window backward", {"nsa_attend_window_backward"}},
+      {"dense forward", {"dense_attention_forward"}},
+      {"dense backward", {"dense_attention_backward"}},
+      {"gate", {"nsa_gate", "nsa_combine"}},
+      {"dq rounding unit", {"attend_rounding_unit"}},
+      {"gate and list stats", {"nsa_stats"}},
+      {"matmul", {"matmul", "linear_silu", "column_sum"}},
+      {"classifier", {"classifier"}},
+      {"norm", {"rmsnorm", "qk_norm"}},
+      {"rope", {"rope"}},
+      {"shared k and v", {"branch_sum"}},
+      {"activation", {"silu", "swiglu"}},
+      {"embedding", {"embedding"}},
+      {"optimizer", {"adamw", "muon", "newton_schulz", "sum", "judge", "accumulate"}},
+      {"copies", {"cast"}},  // also copies and fills that no op has queued
+      {"other", {}}};
   return all;
 }
 std::string family_of(const Activity& a) {

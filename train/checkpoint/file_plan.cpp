@@ -73,6 +73,7 @@ std::string FilePlan::index(const Params& params, const std::string& stem, const
     for (int64_t i = ranges_[static_cast<size_t>(file)].begin; i < ranges_[static_cast<size_t>(file)].end; ++i)
       for (const NamedBuffer& buffer : buffers) {
         const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+        if (!buffer.has(spec)) continue;
         file_of[buffer.prefix + spec.name] = name(stem, file);
         bytes += spec.shape.numel() * size_of(dtype);
       }

@@ -2,6 +2,7 @@
 // Each file holds whole tensors. Pure.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -26,6 +27,9 @@ std::vector<ParamRange> split_evenly(std::span<const int64_t> sizes, int64_t par
 struct NamedBuffer {
   std::string prefix;
   int buffer = 0;
+  // Whether the files hold it for a parameter; empty: for all.
+  std::function<bool(const ParamSpec&)> holds = {};
+  bool has(const ParamSpec& spec) const { return !holds || holds(spec); }
 };
 
 class FilePlan {

@@ -61,13 +61,15 @@ void write_part(const StatePart& part, const Params& params, const std::vector<N
   for (const NamedBuffer& b : buffers)
     for (int64_t i = part.params().begin; i < part.params().end; ++i) {
       const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
-      specs.push_back({b.prefix + spec.name, written(b), spec.shape});
+      if (b.has(spec)) specs.push_back({b.prefix + spec.name, written(b), spec.shape});
     }
   SafetensorsWriter file(path, specs);
   Runtime cpu({.device = Device::cpu()});
   std::vector<std::byte> converted;
   for (const NamedBuffer& b : buffers)
     for (int64_t i = part.params().begin; i < part.params().end; ++i) {
+      const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+      if (!b.has(spec)) continue;
       Tensor values = part.values(b.buffer, i);
       if (values.dtype != written(b)) {
         converted.resize(static_cast<size_t>(values.numel() * size_of(written(b))));
@@ -75,8 +77,7 @@ void write_part(const StatePart& part, const Params& params, const std::vector<N
         cast(cpu.ctx(), to, values);
         values = to;
       }
-      file.write(b.prefix + params.specs()[static_cast<size_t>(i)].name,
-                 {values.data, static_cast<size_t>(values.bytes())});
+      file.write(b.prefix + spec.name, {values.data, static_cast<size_t>(values.bytes())});
     }
   file.finish();
 }

@@ -276,10 +276,12 @@ std::string least_need(const Config& given, Device device, int64_t bytes, Comm* 
     change(small);
   }
   if (bf16) add("all three", least_memory(small, device, comm, most_documents).bytes);
-  const auto offload = [](Config& c) { c.runtime.offload = Offload::optimizer; };
-  add("runtime.offload=optimizer", bytes_with(offload, least.config));
-  offload(small);
-  add("all of these", least_memory(small, device, comm, most_documents).bytes);
+  if (given.train.optimizer == OptimizerKind::adamw) {  // Muon's state is on the device
+    const auto offload = [](Config& c) { c.runtime.offload = Offload::optimizer; };
+    add("runtime.offload=optimizer", bytes_with(offload, least.config));
+    offload(small);
+    add("all of these", least_memory(small, device, comm, most_documents).bytes);
+  }
   for (int64_t more = 2; more <= kMostRanks; more *= 2) {
     if (more <= ranks || more % given.dist.replicas != 0) continue;
     const std::unique_ptr<Comm> planned = make_planned_comm(static_cast<int>(more));

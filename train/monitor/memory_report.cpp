@@ -108,6 +108,7 @@ std::vector<MemorySnapshot::Block> name_blocks(const Arena& arena, TrainStep& st
   const Params& params = step.model().params();
   const std::vector<NamedRange> ranges = ranges_of(params);
   const std::vector<NamedRange> kept = ranges_in(ranges, step.optimizer().parts());
+  const std::vector<NamedRange> squares = ranges_in(ranges, step.optimizer().parts(Optimizer::State::exp_avg_sq));
   const int64_t whole = params.stored_elements();
   const auto is = [](const MemorySnapshot::Block& b, MemTag tag, const char* name) {
     return b.category == name_of(tag) && b.name == name;
@@ -128,7 +129,7 @@ std::vector<MemorySnapshot::Block> name_blocks(const Arena& arena, TrainStep& st
     else if (is(b, MemTag::grads, "summed gradients"))
       split(blocks, b, "grad/", b.shape.numel() == whole ? ranges : kept);
     else if (is(b, MemTag::optimizer, "exp_avg") || is(b, MemTag::optimizer, "exp_avg_sq"))
-      split(blocks, b, b.name + "/", kept);
+      split(blocks, b, b.name + "/", b.name == "exp_avg" ? kept : squares);
     else
       blocks.push_back(b);
   }
@@ -181,15 +182,20 @@ void MemoryReport::write_oom(const OutOfMemory& e) const {
   write_memory_snapshot(folder_.file(""), suffix(comm_), s);
 }
 
-std::string optimizer_report(const std::vector<ParamSpec>& params, DType moments, int64_t kept_bytes, int64_t ranks) {
-  int64_t elements = 0;
-  for (const ParamSpec& spec : params) elements += spec.shape.numel();
-  const double moment = static_cast<double>(elements * size_of(moments)) / kMiB;
+std::string optimizer_report(const std::vector<ParamSpec>& params, OptimizerKind kind, DType moments,
+                             int64_t kept_bytes, int64_t ranks) {
+  int64_t elements = 0, squares = 0;
+  for (const ParamSpec& spec : params) {
+    elements += spec.shape.numel();
+    if (!is_updated_by_muon(spec, kind)) squares += spec.shape.numel();
+  }
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / kMiB; };
+  const double first = mib(elements * size_of(moments)), second = mib(squares * size_of(moments));
   return fmt::format(
-      "{:.2f}\n\nAdamW's moments of {} parameters, MiB\n  exp_avg     {:10.2f} {}\n  exp_avg_sq  {:10.2f} {}\n"
+      "{:.2f}\n\nmoments of {} parameters by {}, MiB\n  exp_avg     {:10.2f} {}\n  exp_avg_sq  {:10.2f} {}\n"
       "kept by rank 0 of {}: {:.2f}\n",
-      2 * moment, elements, moment, name_of(moments), moment, name_of(moments), ranks,
-      static_cast<double>(kept_bytes) / kMiB);
+      first + second, elements, word_of(kind), first, name_of(moments), second, name_of(moments), ranks,
+      mib(kept_bytes));
 }
 
 void MemoryReport::write_tables() const {
@@ -197,9 +203,9 @@ void MemoryReport::write_tables() const {
   int64_t kept = 0;
   for (const MemorySnapshot::Block& b : blocks_)
     if (b.category == name_of(MemTag::optimizer)) kept += b.bytes;
-  write_file_atomically(
-      folder_.file("opt_state_mb.txt"),
-      optimizer_report(step_.model().params().specs(), step_.optimizer().moments_dtype(), kept, comm_.world()));
+  write_file_atomically(folder_.file("opt_state_mb.txt"),
+                        optimizer_report(step_.model().params().specs(), step_.optimizer().kind(),
+                                         step_.optimizer().moments_dtype(), kept, comm_.world()));
 
   // Role: dtype: number of tensors, bytes.
   std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;

@@ -44,7 +44,8 @@ std::string layer_of(const std::string& tensor);
 
 // The text of opt_state_mb.txt. Its first line is the number of MiB of the moments of all ranks together, without
 // padding.
-std::string optimizer_report(const std::vector<ParamSpec>&, DType moments, int64_t kept_bytes, int64_t ranks);
+std::string optimizer_report(const std::vector<ParamSpec>&, OptimizerKind, DType moments, int64_t kept_bytes,
+                             int64_t ranks);
 
 class MemoryReport {
  public:

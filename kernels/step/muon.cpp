@@ -1,0 +1,186 @@
+// Muon: the plan of batches, on any device, and momentum and update on the CPU, with state in f32 or bf16, or all in
+// f64.
+#include "kernels/step/muon.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <utility>
+
+#include "engine/check.h"
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+#include "kernels/common/stochastic.h"
+#include "kernels/step/adamw.h"
+#include "kernels/step/newton_schulz.h"
+
+namespace triad {
+
+namespace {
+
+// Stores values of a flat buffer; bf16 is rounded stochastically. Elements are visited in ascending order.
+template <class T>
+struct Stored {
+  T* data;
+  Stored(const Tensor& t, const MuonOptions&, AdamWTensor) : data(t.ptr<T>()) {}
+  void set(int64_t i, T x) { data[i] = x; }
+};
+template <>
+struct Stored<bf16> {
+  bf16* data;
+  StochasticRounder round;
+  int64_t first;
+  Stored(const Tensor& t, const MuonOptions& o, AdamWTensor which)
+      : data(t.ptr<bf16>()), round(o.seed, adamw_stream(o.step, which)), first(o.first_element) {}
+  void set(int64_t i, float x) { data[i] = round(x, first + i); }
+};
+
+std::span<const MuonPiece> rows_of(const ConstTensor& pieces) {
+  static_assert(sizeof(MuonPiece) == MuonPiece::kFields * sizeof(int64_t));
+  return {reinterpret_cast<const MuonPiece*>(pieces.ptr<int64_t>()), static_cast<size_t>(pieces.size(0))};
+}
+
+template <class U, class M, class G>
+void momentum_cpu(Context& ctx, Tensor u, const MuonTensors& t, const MuonOptions& o) {
+  using A = acc_t<U>;
+  const A momentum = static_cast<A>(o.momentum), fresh = static_cast<A>(1 - o.momentum);
+  parallel_for(ctx, t.pieces.size(0), [&](int64_t p) {
+    const double norm = std::sqrt(*t.grad_norm_squared.ptr<double>());
+    if (!std::isfinite(norm)) return;
+    const A clip = o.grad_clip > 0 ? static_cast<A>(std::min(1.0, o.grad_clip / (norm + 1e-6))) : A{1};
+    const MuonPiece& piece = rows_of(t.pieces)[static_cast<size_t>(p)];
+    Stored<M> m(t.m, o, AdamWTensor::m);
+    for (int64_t j = 0; j < piece.count; ++j) {
+      const int64_t i = piece.element - o.first_element + j;
+      const A g = static_cast<A>(t.grad.ptr<G>()[i]) * clip;
+      const A new_m = momentum * static_cast<A>(m.data[i]) + fresh * g;
+      m.set(i, new_m);
+      u.ptr<U>()[piece.at + j] = static_cast<U>(momentum * new_m + fresh * g);
+    }
+  });
+}
+
+template <class P, class U>
+void apply_cpu(Context& ctx, const MuonTensors& t, ConstTensor update, const MuonOptions& o) {
+  using A = acc_t<P>;
+  const A decay = static_cast<A>(1 - o.lr * o.weight_decay);
+  parallel_for(ctx, t.pieces.size(0), [&](int64_t p) {
+    if (!std::isfinite(*t.grad_norm_squared.ptr<double>())) return;
+    const MuonPiece& piece = rows_of(t.pieces)[static_cast<size_t>(p)];
+    const A step_size = static_cast<A>(o.lr * kMuonScale * std::sqrt(static_cast<double>(piece.longest)));
+    Stored<P> param(t.param, o, AdamWTensor::param);
+    for (int64_t j = 0; j < piece.count; ++j) {
+      const int64_t i = piece.element - o.first_element + j;
+      const A new_p = static_cast<A>(param.data[i]) * decay - step_size * static_cast<A>(update.ptr<U>()[piece.at + j]);
+      param.set(i, new_p);
+      if (!t.weights.empty()) t.weights.ptr<bf16>()[i] = bf16(static_cast<float>(new_p));
+    }
+  });
+}
+
+// Calls f.template operator()<T>() with T = float or bf16.
+template <class F>
+void dispatch_state(const char* what, DType dtype, F&& f) {
+  if (dtype == DType::f32) return f.template operator()<float>();
+  TRIAD_CHECK(dtype == DType::bf16, "muon: {} is {}: f32 and bf16 are possible", what, name_of(dtype));
+  f.template operator()<bf16>();
+}
+
+void check(const MuonTensors& t, const MuonOptions& o) {
+  TRIAD_CHECK(t.param.rank == 1 && t.m.shape() == t.param.shape() && t.grad.shape() == t.param.shape(),
+              "muon: param {}, m {} and grad {} are not vectors of one size", t.param.str(), t.m.str(), t.grad.str());
+  if (!t.weights.empty()) {
+    check_tensor("muon: weights", t.weights, t.param.shape(), DType::bf16);
+    TRIAD_CHECK(t.param.dtype != DType::bf16, "muon: both param and weights are bf16");
+  }
+  check_tensor("muon: grad_norm_squared", t.grad_norm_squared, {1}, DType::f64);
+  TRIAD_CHECK(t.pieces.rank == 2, "muon: pieces are {}", t.pieces.str());
+  check_tensor("muon: pieces", t.pieces, {t.pieces.size(0), MuonPiece::kFields}, DType::i64);
+  TRIAD_CHECK(o.step >= 1, "muon: step {}; the first is 1", o.step);
+  TRIAD_CHECK(o.first_element >= 0, "muon: first element {}", o.first_element);
+}
+
+}  // namespace
+
+MuonPlan::MuonPlan(const std::vector<MuonMatrix>& matrices, int64_t most_elements) {
+  std::vector<MuonMatrix> batch;
+  int64_t elements = 0;
+  for (const MuonMatrix& matrix : matrices) {
+    if (!batch.empty() && elements + matrix.size() > most_elements) {
+      add_batch(batch);
+      batch.clear(), elements = 0;
+    }
+    batch.push_back(matrix), elements += matrix.size();
+  }
+  if (!batch.empty()) add_batch(batch);
+}
+
+void MuonPlan::add_batch(const std::vector<MuonMatrix>& matrices) {
+  constexpr int64_t kAlign = 128;  // elements between groups, so that each begins at an aligned address
+  Batch batch;
+  batch.first_piece = static_cast<int64_t>(pieces_.size());
+  for (const MuonMatrix& first : matrices) {
+    const auto same = [&](const auto& other) { return other.rows == first.rows && other.cols == first.cols; };
+    if (std::any_of(batch.groups.begin(), batch.groups.end(), same)) continue;
+    Group group{.rows = first.rows, .cols = first.cols, .at = align_up(batch.elements, kAlign)};
+    batch.elements = group.at;
+    for (const MuonMatrix& matrix : matrices) {
+      if (!same(matrix)) continue;
+      for (int64_t begin = 0; begin < matrix.size(); begin += MuonPiece::kMost)
+        pieces_.push_back({.element = matrix.element + begin,
+                           .at = batch.elements + begin,
+                           .count = std::min(MuonPiece::kMost, matrix.size() - begin),
+                           .longest = std::max(matrix.rows, matrix.cols)});
+      batch.elements += matrix.size();
+      ++group.n;
+    }
+    batch.groups.push_back(group);
+  }
+  batch.end_piece = static_cast<int64_t>(pieces_.size());
+  batches_.push_back(std::move(batch));
+}
+
+void muon(Context& ctx, const MuonPlan& plan, const MuonTensors& tensors, const MuonOptions& o) {
+  for (const MuonPlan::Batch& batch : plan.batches()) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor updates = scope.alloc(muon_dtype(ctx, tensors.m.dtype), {batch.elements});
+    MuonTensors t = tensors;
+    t.pieces = tensors.pieces.slice(0, batch.first_piece, batch.end_piece);
+    muon_momentum(ctx, updates, t, o);
+    orthogonalize(ctx, batch, updates);
+    muon_apply(ctx, t, updates, o);
+  }
+}
+
+void orthogonalize(Context& ctx, const MuonPlan::Batch& batch, Tensor updates) {
+  for (const MuonPlan::Group& g : batch.groups)
+    newton_schulz(ctx, updates.slice(0, g.at, g.at + g.n * g.rows * g.cols).view({g.n, g.rows, g.cols}));
+}
+
+void muon_momentum(Context& ctx, Tensor u, const MuonTensors& t, const MuonOptions& o) {
+  const OpScope op_scope(ctx, "muon_momentum");
+  check(t, o);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::muon_momentum(ctx, u, t, o);
+  }
+  if (t.m.dtype == DType::f64) return momentum_cpu<double, double, double>(ctx, u, t, o);
+  dispatch_state("u", u.dtype, [&]<class U>() {
+    dispatch_state("m", t.m.dtype, [&]<class M>() {
+      dispatch_state("grad", t.grad.dtype, [&]<class G>() { momentum_cpu<U, M, G>(ctx, u, t, o); });
+    });
+  });
+}
+
+void muon_apply(Context& ctx, const MuonTensors& t, ConstTensor update, const MuonOptions& o) {
+  const OpScope op_scope(ctx, "muon_apply");
+  check(t, o);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::muon_apply(ctx, t, update, o);
+  }
+  if (t.param.dtype == DType::f64) return apply_cpu<double, double>(ctx, t, update, o);
+  dispatch_state("param", t.param.dtype, [&]<class P>() {
+    dispatch_state("o", update.dtype, [&]<class U>() { apply_cpu<P, U>(ctx, t, update, o); });
+  });
+}
+
+}  // namespace triad

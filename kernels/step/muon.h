@@ -1,0 +1,101 @@
+// Muon (Jordan et al. 2024) for the matrices of linear layers, with the scale of Liu et al. (arXiv 2502.16982), which
+// gives updates the root mean square of AdamW's, so that both take the same lr and weight decay:
+//   g' = g * clip;  m = b m + (1 - b) g';  u = b m + (1 - b) g'            muon_momentum()
+//   o = the Newton-Schulz iteration of u                                   newton_schulz()
+//   p = p (1 - lr * decay) - lr * 0.2 sqrt(max(R, C)) * o                  muon_apply()
+// clip is AdamW's (kernels/step/adamw.h). The iteration normalizes u, so the momentum needs no correction for its
+// start.
+//
+// The matrices are in the flat buffers; u and o are in a buffer of their own, where matrices of one shape are
+// contiguous. A table of pieces maps the two, so that one kernel updates many matrices. State in bf16 is computed in
+// f32, p from unrounded values, and rounded stochastically with the random bits that AdamW would use.
+#pragma once
+#include <vector>
+
+#include "engine/context.h"
+
+namespace triad {
+
+struct MuonOptions {
+  double lr = 0, momentum = 0.95, weight_decay = 0;
+  double grad_clip = 0;
+  // For state in bf16: number of this optimizer step, from 1 on, and the run's seed.
+  int64_t step = 1;
+  uint64_t seed = 0;
+  // Index in the flat parameter buffer of the first element of param, weights, m and grad.
+  int64_t first_element = 0;
+};
+
+inline constexpr double kMuonScale = 0.2;
+
+// A row of the table: elements of one matrix.
+struct MuonPiece {
+  int64_t element = 0;  // of the first one, index in the flat parameter buffer
+  int64_t at = 0;       // its index in u and o
+  int64_t count = 0;    // at most kMost
+  int64_t longest = 0;  // max(R, C) of the matrix
+  static constexpr int64_t kMost = 1 << 13;
+  static constexpr int64_t kFields = 4;
+};
+
+// A matrix [rows, cols] that begins at this element of the flat parameter buffer.
+struct MuonMatrix {
+  int64_t element = 0, rows = 0, cols = 0;
+  int64_t size() const { return rows * cols; }
+};
+
+// MuonPlan: which matrices are updated together. Pure.
+class MuonPlan {
+ public:
+  // Matrices of one shape, whose updates are [n, rows, cols] from index `at` on.
+  struct Group {
+    int64_t n = 0, rows = 0, cols = 0, at = 0;
+  };
+  struct Batch {
+    int64_t first_piece = 0, end_piece = 0;
+    int64_t elements = 0;  // of the buffer of updates
+    std::vector<Group> groups;
+  };
+  // The most elements in the updates of a batch, unless one matrix has more: all matrices of the M7C model fit, whose
+  // products then fill a GPU, and the updates in bf16 take 192 MiB.
+  static constexpr int64_t kMostElements = int64_t{96} << 20;
+
+  MuonPlan() = default;
+  explicit MuonPlan(const std::vector<MuonMatrix>&, int64_t most_elements = kMostElements);
+
+  const std::vector<Batch>& batches() const { return batches_; }
+  const std::vector<MuonPiece>& pieces() const { return pieces_; }
+
+ private:
+  void add_batch(const std::vector<MuonMatrix>&);
+  std::vector<Batch> batches_;
+  std::vector<MuonPiece> pieces_;
+};
+
+// What an update reads and writes: param [n] f32 or bf16 and m [n] f32 or bf16, updated; weights [n] bf16, overwritten
+// with param rounded to nearest (absent if param is itself the weight)  <-  grad [n] f32 or bf16; grad_norm_squared [1]
+// f64 in device memory; pieces [pieces, MuonPiece::kFields] i64, the plan's table in device memory. Nothing outside the
+// plan's matrices is changed, and nothing at all if grad_norm_squared is not finite. On the CPU all may be f64.
+struct MuonTensors {
+  Tensor param, weights, m;
+  ConstTensor grad, grad_norm_squared, pieces;
+};
+
+// The dtype of u and o: bf16 on a GPU, f32 on the CPU, f64 if the state is.
+inline DType muon_dtype(const Context& ctx, DType state = DType::f32) {
+  return ctx.device.is_cuda() ? DType::bf16 : acc_dtype(state);
+}
+// Updates all matrices of the plan.
+void muon(Context&, const MuonPlan&, const MuonTensors&, const MuonOptions&);
+
+// The parts of muon(). u [any] f32 or bf16: overwritten where the pieces are; undefined if grad_norm_squared is not
+// finite. t.pieces: of one batch, or of a part of it.
+void muon_momentum(Context&, Tensor u, const MuonTensors& t, const MuonOptions&);
+void orthogonalize(Context&, const MuonPlan::Batch&, Tensor updates);  // the iteration of each group, in place
+void muon_apply(Context&, const MuonTensors& t, ConstTensor o, const MuonOptions&);
+
+namespace cuda {
+void muon_momentum(Context&, Tensor u, const MuonTensors&, const MuonOptions&);
+void muon_apply(Context&, const MuonTensors&, ConstTensor o, const MuonOptions&);
+}  // namespace cuda
+}  // namespace triad

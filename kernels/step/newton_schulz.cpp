@@ -1,0 +1,87 @@
+// Newton-Schulz iterations as batched products, on any device, and the normalization on the CPU.
+//
+// A product adds a matrix with factor 1 only, so the factors of the polynomial are moved elsewhere. With
+// Z_k = a^(5-k) X_k an iteration is
+//   A = a^(-2(5-k)) Z Z^T,  P = A + (c/b) A A,  Z' = Z + (b/a) P Z,
+// and the last Z is X. In floating point the power of a changes no relative rounding error: Z begins 485 times as
+// large.
+#include "kernels/step/newton_schulz.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "engine/check.h"
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+#include "kernels/ops/matmul.h"
+
+namespace triad {
+
+namespace {
+
+constexpr int64_t kPiece = 1 << 14;  // elements of a partial sum of the norm
+
+template <class T>
+void normalize_cpu(Context& ctx, Tensor y, ConstTensor x, double factor) {
+  const int64_t n = x.size(0), size = x.size(1) * x.size(2), pieces = ceil_div(size, kPiece);
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor partials = scope.alloc(DType::f64, {n, pieces});
+  const auto for_piece = [&](int64_t i, auto&& f) {
+    const int64_t begin = i % pieces * kPiece, at = i / pieces * size;
+    f(at + begin, at + std::min(begin + kPiece, size));
+  };
+  parallel_for(ctx, n * pieces, [&](int64_t i) {
+    double sum = 0;
+    for_piece(i, [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; ++at) sum += std::pow(static_cast<double>(x.ptr<T>()[at]), 2);
+    });
+    partials.ptr<double>()[i] = sum;
+  });
+  parallel_for(ctx, n * pieces, [&](int64_t i) {
+    double squares = 0;
+    for (int64_t p = 0; p < pieces; ++p) squares += partials.ptr<double>()[i / pieces * pieces + p];
+    using A = acc_t<T>;
+    const A scale = static_cast<A>(factor / (std::sqrt(squares) + NewtonSchulz::kEps));
+    for_piece(i, [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; ++at) y.ptr<T>()[at] = static_cast<T>(static_cast<A>(x.ptr<T>()[at]) * scale);
+    });
+  });
+}
+
+void normalize(Context& ctx, Tensor y, ConstTensor x, double factor) {
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::normalize_matrices(ctx, y, x, factor);
+  }
+  dispatch_float(x.dtype, [&]<class T>() { normalize_cpu<T>(ctx, y, x, factor); });
+}
+
+}  // namespace
+
+void newton_schulz(Context& ctx, Tensor x) {
+  const OpScope op_scope(ctx, "newton_schulz");
+  TRIAD_CHECK(x.rank == 3, "newton_schulz: {} are not [n,R,C]", x.str());
+  check_tensor("newton_schulz: x", x, x.shape(), x.dtype);
+  if (x.numel() == 0) return;
+  using N = NewtonSchulz;
+  const bool tall = x.size(1) > x.size(2);
+  const int64_t n = x.size(0), side = tall ? x.size(2) : x.size(1);
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor other = scope.alloc(x.dtype, x.shape());
+  const Tensor square = scope.alloc(x.dtype, {n, side, side}), polynomial = scope.alloc(x.dtype, {n, side, side});
+  // An odd number of iterations ends in x if the first one reads the other buffer.
+  static_assert(N::kIterations % 2 == 1);
+  Tensor from = other, to = x;
+  normalize(ctx, from, x, std::pow(N::kA, N::kIterations));
+  for (int left = N::kIterations; left > 0; --left) {
+    matmul_batched(ctx, square, from, from, {.trans_a = tall, .trans_b = !tall, .alpha = std::pow(N::kA, -2 * left)});
+    matmul_batched(ctx, polynomial, square, square, {.alpha = N::kC / N::kB}, square);
+    if (tall)
+      matmul_batched(ctx, to, from, polynomial, {.alpha = N::kB / N::kA}, from);
+    else
+      matmul_batched(ctx, to, polynomial, from, {.alpha = N::kB / N::kA}, from);
+    std::swap(from, to);
+  }
+}
+
+}  // namespace triad

@@ -1,0 +1,182 @@
+// Muon against its formula in plain loops in double: the Newton-Schulz iteration, the update of a buffer of matrices,
+// and on a GPU the whole update against the CPU's.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "engine/rng.h"
+#include "kernels/ops/cast.h"
+#include "kernels/step/muon.h"
+#include "kernels/step/newton_schulz.h"
+#include "tests/support/muon_reference.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+std::vector<double> normal(int64_t n, uint64_t stream) {
+  std::vector<double> out;
+  for (int64_t i = 0; i < n; ++i) out.push_back(Philox(7, stream).normal(static_cast<uint64_t>(i)));
+  return out;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+class Lab {
+ public:
+  explicit Lab(Device device) : rt_({.device = device, .arena_bytes = int64_t{32} << 20, .scratch_bytes = 8 << 20}) {}
+  Context& ctx() { return rt_.ctx(); }
+  Tensor from(const std::vector<double>& values, DType dtype, const Shape& shape) {
+    const Tensor t = rt_.arena().alloc(MemTag::io, "values", dtype, shape);
+    if (dtype == DType::f64) {
+      write(ctx(), t, values.data());
+    } else {
+      const std::vector<float> narrow(values.begin(), values.end());
+      write(ctx(), t, narrow.data());
+    }
+    return t;
+  }
+  Tensor from(const std::vector<double>& values, DType dtype) {
+    return from(values, dtype, {static_cast<int64_t>(values.size())});
+  }
+  Tensor table(const MuonPlan& plan) {
+    const auto rows = static_cast<int64_t>(plan.pieces().size());
+    const Tensor t = rt_.arena().alloc(MemTag::io, "pieces", DType::i64, {rows, MuonPiece::kFields});
+    write(ctx(), t, plan.pieces().data());
+    return t;
+  }
+  std::vector<double> values(const Tensor& t) {
+    if (t.dtype == DType::f64) {
+      std::vector<double> all(static_cast<size_t>(t.numel()));
+      read(ctx(), all.data(), t);
+      return all;
+    }
+    std::vector<float> all(static_cast<size_t>(t.numel()));
+    read(ctx(), all.data(), t);
+    return {all.begin(), all.end()};
+  }
+
+ private:
+  Runtime rt_;
+};
+
+}  // namespace
+
+TEST_CASE("formula: Newton-Schulz iterates the polynomial, for wide, tall and square matrices", "[formulas]") {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{5, 9}, {9, 5}, {7, 7}, {1, 4}, {40, 700}}) {
+    INFO(rows << " x " << cols);
+    Lab lab(Device::cpu());
+    const std::vector<double> g = normal(3 * rows * cols, 1);
+    std::vector<double> want;
+    for (int64_t i = 0; i < 3; ++i) {
+      const std::vector<double> one =
+          newton_schulz_reference({g.begin() + i * rows * cols, g.begin() + (i + 1) * rows * cols}, rows, cols);
+      want.insert(want.end(), one.begin(), one.end());
+    }
+    for (const DType dtype : {DType::f64, DType::f32}) {
+      const Tensor x = lab.from(g, dtype, {3, rows, cols});
+      newton_schulz(lab.ctx(), x);
+      CHECK(largest_difference(lab.values(x), want) < (dtype == DType::f64 ? 1e-12 : 1e-4));
+    }
+  }
+}
+
+TEST_CASE("formula: Newton-Schulz maps each singular value by the polynomial alone", "[formulas]") {
+  Lab lab(Device::cpu());
+  const std::vector<double> singular = {3, 0.5, 1e-3, 4};
+  const double norm = std::sqrt(9 + 0.25 + 1e-6 + 16);
+  std::vector<double> g(4 * 6);
+  for (size_t i = 0; i < 4; ++i) g[i * 6 + i] = singular[i];
+  const Tensor x = lab.from(g, DType::f64, {1, 4, 6});
+  newton_schulz(lab.ctx(), x);
+  for (size_t i = 0; i < 4; ++i) {
+    double s = singular[i] / norm;
+    for (int k = 0; k < 5; ++k) s = 3.4445 * s - 4.7750 * std::pow(s, 3) + 2.0315 * std::pow(s, 5);
+    g[i * 6 + i] = s;
+  }
+  CHECK(largest_difference(lab.values(x), g) < 1e-6);  // the norm has 1e-7 added
+  for (const size_t i : {0, 1, 3}) CHECK(g[i * 6 + i] == Approx(1).margin(0.35));
+}
+
+TEST_CASE("formula: Muon updates each matrix of a buffer alone, with momentum, clip, scale and decay", "[formulas]") {
+  // Two of one shape, joined to each other, a tall one, and gaps of 10 and 5 elements that keep their values.
+  const std::vector<MuonMatrix> matrices = {{110, 6, 9}, {164, 6, 9}, {228, 11, 4}};
+  const int64_t first = 100, n = 177;
+  for (const int64_t most : {int64_t{1}, MuonPlan::kMostElements}) {
+    const MuonPlan plan(matrices, most);
+    CHECK(plan.batches().size() == (most == 1 ? 3 : 1));
+    Lab lab(Device::cpu());
+    std::vector<double> p = normal(n, 2), m(static_cast<size_t>(n), 0.25);
+    const Tensor param = lab.from(p, DType::f64), moment = lab.from(m, DType::f64);
+    for (int64_t step = 1; step <= 2; ++step) {
+      const std::vector<double> g = normal(n, 10 + static_cast<uint64_t>(step));
+      const MuonOptions o = {.lr = 0.02, .weight_decay = 0.1, .grad_clip = 1, .step = step, .first_element = first};
+      const MuonTensors t = {.param = param,
+                             .weights = {},
+                             .m = moment,
+                             .grad = lab.from(g, DType::f64),
+                             .grad_norm_squared = lab.from({16}, DType::f64),
+                             .pieces = lab.table(plan)};
+      muon(lab.ctx(), plan, t, o);
+      for (const MuonMatrix& matrix : matrices)
+        muon_reference(p, m, g, matrix.element - first, matrix.rows, matrix.cols,
+                       {.lr = 0.02, .momentum = 0.95, .weight_decay = 0.1, .clip = 1 / (4 + 1e-6)});
+      CHECK(largest_difference(lab.values(param), p) < 1e-12);
+      CHECK(largest_difference(lab.values(moment), m) < 1e-12);
+      MuonTensors bad = t;
+      for (const double norm_squared : {std::nan(""), HUGE_VAL}) {
+        bad.grad_norm_squared = lab.from({norm_squared}, DType::f64);
+        muon(lab.ctx(), plan, bad, o);
+      }
+      CHECK(largest_difference(lab.values(param), p) < 1e-12);
+      CHECK(largest_difference(lab.values(moment), m) < 1e-12);
+    }
+  }
+}
+
+TEST_CASE("muon: a GPU's update is the CPU's within the rounding of bf16, and repeats to the bit", "[formulas][gpu]") {
+  if (!require_gpu()) return;
+  // Two groups; the gradients have singular values within a factor of three.
+  const std::vector<MuonMatrix> matrices = {{0, 64, 192}, {12288, 64, 192}, {24576, 256, 96}, {49152, 96, 96}};
+  const MuonPlan plan(matrices);
+  const int64_t n = 49152 + 96 * 96;
+  std::vector<double> g = normal(n, 3);
+  for (const MuonMatrix& m : matrices)
+    for (int64_t i = 0; i < std::min(m.rows, m.cols); ++i)
+      g[static_cast<size_t>(m.element + i * (m.cols + 1))] += 2 * (std::sqrt(m.rows) + std::sqrt(m.cols));
+  const std::vector<double> before = normal(n, 4), zeros(static_cast<size_t>(n));
+  const auto update = [&](Device device) {
+    Lab lab(device);
+    const Tensor param = lab.from(before, DType::f32);
+    muon(lab.ctx(), plan,
+         {.param = param,
+          .weights = {},
+          .m = lab.from(zeros, DType::f32),
+          .grad = lab.from(g, DType::f32),
+          .grad_norm_squared = lab.from({1}, DType::f64),
+          .pieces = lab.table(plan)},
+         {.lr = 1});
+    std::vector<double> change = lab.values(param);
+    for (size_t i = 0; i < change.size(); ++i) change[i] -= before[i];
+    return change;
+  };
+  const std::vector<double> cpu = update(Device::cpu()), gpu = update(Device::cuda());
+  CHECK(gpu == update(Device::cuda()));
+  for (const MuonMatrix& m : matrices) {
+    double error = 0, size = 0;
+    for (int64_t i = m.element; i < m.element + m.size(); ++i) {
+      const auto at = static_cast<size_t>(i);
+      error += std::pow(gpu[at] - cpu[at], 2), size += std::pow(cpu[at], 2);
+    }
+    INFO(m.rows << " x " << m.cols << ": " << std::sqrt(error / size));
+    CHECK(std::sqrt(error / size) < 0.03);
+  }
+}

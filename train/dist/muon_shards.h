@@ -1,0 +1,45 @@
+// MuonShards: Muon with shards (dist.zero). A matrix spans buckets and ranks, but its iteration needs all of it. So for
+// each batch of matrices every rank computes the momentum of its shards, the results are gathered bucket by bucket in
+// bf16 (on the CPU in f32), every rank iterates all matrices of the batch, and updates the parameters of its shards.
+// Weights have the bits of dist.zero 0 if gradients have.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "kernels/step/muon.h"
+#include "train/dist/grad_reducer.h"
+
+namespace triad {
+
+class MuonShards {
+ public:
+  MuonShards(Context&, Arena&, const MuonPlan&, GradReducer&);
+
+  // The tensors of this rank's shard of a bucket (their pieces are set by step()).
+  using TensorsOf = std::function<MuonTensors(size_t bucket)>;
+  // Queues the update of all matrices. Collective.
+  void step(Context&, const TensorsOf&, MuonOptions);
+
+ private:
+  // Elements that are contiguous in the flat buffer and in the batch's updates.
+  struct Run {
+    ElementRange elements;
+    int64_t at = 0;
+  };
+  // The part of a batch in one bucket.
+  struct Share {
+    size_t bucket = 0;
+    std::vector<Run> runs;  // of all ranks
+    // Rows of the tables with the pieces of this rank's shard.
+    int64_t first_row = 0, end_row = 0;
+  };
+  ElementRange shard(size_t bucket) const { return reducer_.plan().shard(reducer_.plan().buckets()[bucket]); }
+
+  const MuonPlan& plan_;
+  GradReducer& reducer_;
+  std::vector<std::vector<Share>> shares_;  // by batch
+  // [rows, MuonPiece::kFields] i64: pieces whose `at` is an index in their bucket, and in the updates of their batch.
+  Tensor in_bucket_, in_batch_;
+};
+
+}  // namespace triad

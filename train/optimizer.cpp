@@ -23,13 +23,13 @@ ElementRange matrices_of(const Params& params, OptimizerKind kind) {
   return all;
 }
 
-MuonPlan plan_of(const Params& params, OptimizerKind kind) {
+MuonPlan plan_of(const Params& params, OptimizerKind kind, int64_t ranks) {
   std::vector<MuonMatrix> matrices;
   for (int64_t i = 0; i < params.count(); ++i) {
     const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
     if (is_updated_by_muon(spec, kind)) matrices.push_back({params.offset(i), spec.shape[0], spec.shape[1]});
   }
-  return MuonPlan(matrices);
+  return MuonPlan(matrices, ranks);
 }
 
 // The parts without the elements of a range, which may lie inside one of them.
@@ -46,14 +46,16 @@ Parts without(const Parts& parts, const ElementRange& range) {
 
 }  // namespace
 
-Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& config, GradReducer* reducer)
+Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& config, GradReducer* reducer,
+                     CommQueue* ranks)
     : params_(params),
       reducer_(reducer),
       parts_(reducer == nullptr ? Parts::whole(params) : reducer->plan().shards()),
       kind_(config.train.optimizer),
       matrices_(matrices_of(params, kind_)),
       square_parts_(matrices_.size() > 0 ? without(parts_, matrices_) : parts_),
-      muon_(plan_of(params, kind_)) {
+      ranks_(ranks),
+      muon_(plan_of(params, kind_, ranks == nullptr ? 1 : ranks->world())) {
   TRIAD_CHECK(kind_ != OptimizerKind::muon || config.runtime.offload == Offload::none,
               "train.optimizer muon with runtime.offload {}", word_of(config.runtime.offload));
   const bool windows = params.weight_buffer().is_windowed();
@@ -190,10 +192,11 @@ void Optimizer::update_matrices(Context& ctx, Tensor sums, const Parts& grad_par
                                .grad_clip = adamw.grad_clip,
                                .step = adamw.step,
                                .seed = adamw.seed};
-  if (muon_shards_)
-    muon_shards_->step(ctx, tensors_of, options);
-  else
-    muon(ctx, muon_, tensors_of(0), options);
+  if (muon_shards_) return muon_shards_->step(ctx, tensors_of, options);
+  muon(ctx, muon_, tensors_of(0), options, ranks_ == nullptr ? 0 : ranks_->rank(), [&](const Tensor& parts) {
+    ranks_->all_gather(parts, "updates of matrices");
+    ranks_->join();
+  });
 }
 
 void Optimizer::gather(Context& ctx, State state, const WithValues& f) {

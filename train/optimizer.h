@@ -31,7 +31,8 @@ class Optimizer {
  public:
   // reducer: given with shards, so that this rank keeps only the state of its shards of the reducer's buckets; null:
   // the state of all parameters.
-  Optimizer(Context&, Arena&, Params&, const Config&, GradReducer* reducer = nullptr);
+  // ranks: among which Muon's iterations are divided, with shards those of the reducer; null: this rank is alone.
+  Optimizer(Context&, Arena&, Params&, const Config&, GradReducer* reducer = nullptr, CommQueue* ranks = nullptr);
 
   // Queues the update with the gradients `sums`, of which grad_parts are this rank's, clipped to c.grad_clip by the
   // global norm, whose square is in grad_norm_squared [1] f64. step: number of optimizer steps before this one, skipped
@@ -92,6 +93,7 @@ class Optimizer {
   OptimizerKind kind_;
   ElementRange matrices_;  // with train.optimizer muon: the elements that Muon updates
   Parts square_parts_;     // parts_ without matrices_
+  CommQueue* ranks_;
   MuonPlan muon_;
   Tensor muon_pieces_;  // the plan's table; empty with shards
   // Each [parts(state).size()], on the device, or with runtime.offload on the host. kept(State::parameter) is empty if

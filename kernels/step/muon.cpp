@@ -102,7 +102,7 @@ void check(const MuonTensors& t, const MuonOptions& o) {
 
 }  // namespace
 
-MuonPlan::MuonPlan(const std::vector<MuonMatrix>& matrices, int64_t most_elements) {
+MuonPlan::MuonPlan(const std::vector<MuonMatrix>& matrices, int64_t ranks, int64_t most_elements) : ranks_(ranks) {
   std::vector<MuonMatrix> batch;
   int64_t elements = 0;
   for (const MuonMatrix& matrix : matrices) {
@@ -118,43 +118,66 @@ MuonPlan::MuonPlan(const std::vector<MuonMatrix>& matrices, int64_t most_element
 void MuonPlan::add_batch(const std::vector<MuonMatrix>& matrices) {
   constexpr int64_t kAlign = 128;  // elements between groups, so that each begins at an aligned address
   Batch batch;
-  batch.first_piece = static_cast<int64_t>(pieces_.size());
-  for (const MuonMatrix& first : matrices) {
-    const auto same = [&](const auto& other) { return other.rows == first.rows && other.cols == first.cols; };
-    if (std::any_of(batch.groups.begin(), batch.groups.end(), same)) continue;
-    Group group{.rows = first.rows, .cols = first.cols, .at = align_up(batch.elements, kAlign)};
-    batch.elements = group.at;
-    for (const MuonMatrix& matrix : matrices) {
-      if (!same(matrix)) continue;
-      for (int64_t begin = 0; begin < matrix.size(); begin += MuonPiece::kMost)
-        pieces_.push_back({.element = matrix.element + begin,
-                           .at = batch.elements + begin,
-                           .count = std::min(MuonPiece::kMost, matrix.size() - begin),
-                           .longest = std::max(matrix.rows, matrix.cols)});
-      batch.elements += matrix.size();
-      ++group.n;
+  const auto group_of = [&](const MuonMatrix& m) {
+    return std::find_if(batch.groups.begin(), batch.groups.end(),
+                        [&](const Group& g) { return g.rows == m.rows && g.cols == m.cols; });
+  };
+  for (const MuonMatrix& matrix : matrices) {
+    auto group = group_of(matrix);
+    if (group == batch.groups.end()) {
+      batch.groups.emplace_back();
+      group = batch.groups.end() - 1;
+      group->rows = matrix.rows, group->cols = matrix.cols;
     }
-    batch.groups.push_back(group);
+    ++group->n;
+  }
+  for (Group& g : batch.groups) {
+    if (ranks_ == 1 || g.n < ranks_) continue;
+    g.per_rank = ceil_div(g.n, ranks_), g.at = batch.part;
+    batch.part = align_up(batch.part + g.per_rank * g.size(), kAlign);
+  }
+  batch.elements = ranks_ * batch.part;
+  for (Group& g : batch.groups) {
+    if (g.per_rank > 0) continue;
+    g.at = align_up(batch.elements, kAlign);
+    batch.elements = g.at + g.n * g.size();
+  }
+  batch.first_piece = static_cast<int64_t>(pieces_.size());
+  std::vector<int64_t> next(batch.groups.size(), 0);  // by group: the number of its next matrix
+  for (const MuonMatrix& matrix : matrices) {
+    const auto group = group_of(matrix);
+    const int64_t i = next[static_cast<size_t>(group - batch.groups.begin())]++;
+    const int64_t of_rank = group->per_rank == 0 ? group->n : group->per_rank;
+    const int64_t at = batch.at(*group, i / of_rank) + i % of_rank * group->size();
+    for (int64_t begin = 0; begin < matrix.size(); begin += MuonPiece::kMost)
+      pieces_.push_back({.element = matrix.element + begin,
+                         .at = at + begin,
+                         .count = std::min(MuonPiece::kMost, matrix.size() - begin),
+                         .longest = std::max(matrix.rows, matrix.cols)});
   }
   batch.end_piece = static_cast<int64_t>(pieces_.size());
   batches_.push_back(std::move(batch));
 }
 
-void muon(Context& ctx, const MuonPlan& plan, const MuonTensors& tensors, const MuonOptions& o) {
+void muon(Context& ctx, const MuonPlan& plan, const MuonTensors& tensors, const MuonOptions& o, int64_t rank,
+          const GatherParts& gather) {
   for (const MuonPlan::Batch& batch : plan.batches()) {
     Scratch::Scope scope(ctx.scratch);
     const Tensor updates = scope.alloc(muon_dtype(ctx, tensors.m.dtype), {batch.elements});
     MuonTensors t = tensors;
     t.pieces = tensors.pieces.slice(0, batch.first_piece, batch.end_piece);
     muon_momentum(ctx, updates, t, o);
-    orthogonalize(ctx, batch, updates);
+    orthogonalize(ctx, batch, updates, rank);
+    if (batch.part > 0) gather(updates.slice(0, 0, plan.ranks() * batch.part));
     muon_apply(ctx, t, updates, o);
   }
 }
 
-void orthogonalize(Context& ctx, const MuonPlan::Batch& batch, Tensor updates) {
-  for (const MuonPlan::Group& g : batch.groups)
-    newton_schulz(ctx, updates.slice(0, g.at, g.at + g.n * g.rows * g.cols).view({g.n, g.rows, g.cols}));
+void orthogonalize(Context& ctx, const MuonPlan::Batch& batch, Tensor updates, int64_t rank) {
+  for (const MuonPlan::Group& g : batch.groups) {
+    const int64_t n = g.count(rank), at = batch.at(g, rank);
+    if (n > 0) newton_schulz(ctx, updates.slice(0, at, at + n * g.size()).view({n, g.rows, g.cols}));
+  }
 }
 
 void muon_momentum(Context& ctx, Tensor u, const MuonTensors& t, const MuonOptions& o) {

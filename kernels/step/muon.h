@@ -10,6 +10,8 @@
 // contiguous. A table of pieces maps the two, so that one kernel updates many matrices. State in bf16 is computed in
 // f32, p from unrounded values, and rounded stochastically with the random bits that AdamW would use.
 #pragma once
+#include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "engine/context.h"
@@ -44,30 +46,44 @@ struct MuonMatrix {
   int64_t size() const { return rows * cols; }
 };
 
-// MuonPlan: which matrices are updated together. Pure.
+// MuonPlan: which matrices are updated together, and which rank iterates which of them. Pure.
 class MuonPlan {
  public:
-  // Matrices of one shape, whose updates are [n, rows, cols] from index `at` on.
+  // Matrices of one shape.
   struct Group {
-    int64_t n = 0, rows = 0, cols = 0, at = 0;
+    int64_t n = 0, rows = 0, cols = 0;
+    int64_t per_rank = 0;  // rank r iterates the matrices [r * per_rank, (r + 1) * per_rank); 0: each rank all of them
+    int64_t at = 0;        // index of the first one in the updates, or with per_rank in the part of its rank
+    int64_t size() const { return rows * cols; }
+    // The number of matrices that a rank iterates.
+    int64_t count(int64_t rank) const {
+      return per_rank == 0 ? n : std::clamp<int64_t>(n - rank * per_rank, 0, per_rank);
+    }
   };
+  // The buffer of a batch's updates begins with an equal part for each rank; groups that all ranks iterate follow.
   struct Batch {
     int64_t first_piece = 0, end_piece = 0;
-    int64_t elements = 0;  // of the buffer of updates
+    int64_t elements = 0;  // of the whole buffer
+    int64_t part = 0;      // of the part of one rank
     std::vector<Group> groups;
+    // The index in the updates of the first matrix of a group that a rank iterates.
+    int64_t at(const Group& g, int64_t rank) const { return g.at + (g.per_rank == 0 ? 0 : rank * part); }
   };
   // The most elements in the updates of a batch, unless one matrix has more: all matrices of the M7C model fit, whose
   // products then fill a GPU, and the updates in bf16 take 192 MiB.
   static constexpr int64_t kMostElements = int64_t{96} << 20;
 
   MuonPlan() = default;
-  explicit MuonPlan(const std::vector<MuonMatrix>&, int64_t most_elements = kMostElements);
+  // ranks: among which a group is divided if it has a matrix for each of them.
+  explicit MuonPlan(const std::vector<MuonMatrix>&, int64_t ranks = 1, int64_t most_elements = kMostElements);
 
+  int64_t ranks() const { return ranks_; }
   const std::vector<Batch>& batches() const { return batches_; }
   const std::vector<MuonPiece>& pieces() const { return pieces_; }
 
  private:
   void add_batch(const std::vector<MuonMatrix>&);
+  int64_t ranks_ = 1;
   std::vector<Batch> batches_;
   std::vector<MuonPiece> pieces_;
 };
@@ -85,13 +101,18 @@ struct MuonTensors {
 inline DType muon_dtype(const Context& ctx, DType state = DType::f32) {
   return ctx.device.is_cuda() ? DType::bf16 : acc_dtype(state);
 }
-// Updates all matrices of the plan.
-void muon(Context&, const MuonPlan&, const MuonTensors&, const MuonOptions&);
+// Updates all matrices of the plan. With several ranks, which have equal tensors: `rank` is this one, and gather(parts)
+// queues the all-gather of parts [ranks * part], in which each rank has written its part, before later work on
+// ctx.stream.
+using GatherParts = std::function<void(const Tensor& parts)>;
+void muon(Context&, const MuonPlan&, const MuonTensors&, const MuonOptions&, int64_t rank = 0,
+          const GatherParts& gather = {});
 
 // The parts of muon(). u [any] f32 or bf16: overwritten where the pieces are; undefined if grad_norm_squared is not
 // finite. t.pieces: of one batch, or of a part of it.
 void muon_momentum(Context&, Tensor u, const MuonTensors& t, const MuonOptions&);
-void orthogonalize(Context&, const MuonPlan::Batch&, Tensor updates);  // the iteration of each group, in place
+// The iteration, in place, of the matrices that are a rank's.
+void orthogonalize(Context&, const MuonPlan::Batch&, Tensor updates, int64_t rank);
 void muon_apply(Context&, const MuonTensors& t, ConstTensor o, const MuonOptions&);
 
 namespace cuda {

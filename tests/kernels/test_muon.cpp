@@ -111,7 +111,7 @@ TEST_CASE("formula: Muon updates each matrix of a buffer alone, with momentum, c
   const std::vector<MuonMatrix> matrices = {{110, 6, 9}, {164, 6, 9}, {228, 11, 4}};
   const int64_t first = 100, n = 177;
   for (const int64_t most : {int64_t{1}, MuonPlan::kMostElements}) {
-    const MuonPlan plan(matrices, most);
+    const MuonPlan plan(matrices, 1, most);
     CHECK(plan.batches().size() == (most == 1 ? 3 : 1));
     Lab lab(Device::cpu());
     std::vector<double> p = normal(n, 2), m(static_cast<size_t>(n), 0.25);
@@ -140,6 +140,40 @@ TEST_CASE("formula: Muon updates each matrix of a buffer alone, with momentum, c
       CHECK(largest_difference(lab.values(moment), m) < 1e-12);
     }
   }
+}
+
+TEST_CASE("muon: ranks that iterate a share of the matrices each have the update of one rank", "[formulas]") {
+  // Five of one shape, which three ranks divide into two, two and one, and two that all ranks iterate.
+  std::vector<MuonMatrix> matrices;
+  for (int64_t i = 0; i < 5; ++i) matrices.push_back({i * 48, 6, 8});
+  matrices.insert(matrices.begin() + 2, {{240, 9, 4}, {276, 9, 4}});
+  const int64_t n = 312, ranks = 3;
+  const std::vector<double> before = normal(n, 5), g = normal(n, 6), zeros(static_cast<size_t>(n));
+  const MuonPlan whole(matrices), shared(matrices, ranks);
+  REQUIRE(shared.batches().size() == 1);
+  const MuonPlan::Batch& batch = shared.batches()[0];
+  CHECK(batch.part >= 2 * 48);
+  std::vector<std::vector<double>> parts(ranks);  // what each rank has written in its part
+  const auto update = [&](const MuonPlan& plan, int64_t rank, bool gathers) {
+    Lab lab(Device::cpu());
+    const Tensor param = lab.from(before, DType::f64);
+    muon(lab.ctx(), plan,
+         {.param = param,
+          .weights = {},
+          .m = lab.from(zeros, DType::f64),
+          .grad = lab.from(g, DType::f64),
+          .grad_norm_squared = lab.from({1}, DType::f64),
+          .pieces = lab.table(plan)},
+         {.lr = 0.1}, rank, [&](const Tensor& all) {
+           const auto at = [&](int64_t r) { return all.slice(0, r * batch.part, (r + 1) * batch.part); };
+           if (!gathers) parts[static_cast<size_t>(rank)] = lab.values(at(rank));
+           for (int64_t r = 0; gathers && r < ranks; ++r) write(lab.ctx(), at(r), parts[static_cast<size_t>(r)].data());
+         });
+    return lab.values(param);
+  };
+  const std::vector<double> want = update(whole, 0, false);
+  for (int64_t rank = 0; rank < ranks; ++rank) CHECK(update(shared, rank, false) != want);
+  for (int64_t rank = 0; rank < ranks; ++rank) CHECK(update(shared, rank, true) == want);
 }
 
 TEST_CASE("muon: a GPU's update is the CPU's within the rounding of bf16, and repeats to the bit", "[formulas][gpu]") {

@@ -18,6 +18,8 @@ class CommQueue {
 
   Context& ctx() { return comm_ctx_; }  // the compute context, but with the comm stream as its stream
   const Stream& stream() const { return comm_.stream(); }
+  int64_t rank() const { return comm_.rank(); }
+  int64_t world() const { return comm_.world(); }
 
   // Later work on the comm stream waits for earlier work on the compute stream.
   void wait_for_compute() { order(ctx_.stream, comm_.stream()); }

@@ -74,7 +74,11 @@ void MuonShards::step(Context& ctx, const TensorsOf& tensors_of, MuonOptions o) 
         copy(ctx, updates.slice(0, run.at, run.at + run.elements.size()),
              gathered.slice(0, run.elements.begin - bucket.elements.begin, run.elements.end - bucket.elements.begin));
     }
-    orthogonalize(ctx, batch, updates);
+    orthogonalize(ctx, batch, updates, reducer_.queue().rank());
+    if (batch.part > 0) {
+      reducer_.queue().all_gather(updates.slice(0, 0, plan_.ranks() * batch.part), "updates of matrices");
+      reducer_.queue().join();
+    }
     for (const Share& share : shares_[b]) {
       const MuonTensors t = tensors(share, in_batch_);
       muon_apply(ctx, t, updates, o);

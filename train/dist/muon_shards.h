@@ -1,6 +1,7 @@
 // MuonShards: Muon with shards (dist.zero). A matrix spans buckets and ranks, but its iteration needs all of it. So for
 // each batch of matrices every rank computes the momentum of its shards, the results are gathered bucket by bucket in
-// bf16 (on the CPU in f32), every rank iterates all matrices of the batch, and updates the parameters of its shards.
+// bf16 (on the CPU in f32), every rank iterates its share of the batch's matrices, their updates are gathered too, and
+// every rank updates the parameters of its shards.
 // Weights have the bits of dist.zero 0 if gradients have.
 #pragma once
 #include <functional>

@@ -49,6 +49,28 @@ void check_repeats_and_resumes(const std::string& more) {
   CHECK(same_file(a + "/checkpoints/step_14" + moments, b + "/checkpoints/step_14" + moments));
 }
 
+// Matrices of 16,384 elements, as many as a shard of the smallest bucket, cross the ranks' shards.
+const std::string kTwoRanks =
+    kMuon + "--set train.steps=6 --set train.save_every=3 --set dist.bucket_mb=0.02 " + "--set model.mlp_hidden=512 ";
+
+// Two ranks with each stage of dist.zero. Returns the folder of the run with whole state.
+std::string check_stages(const TemporaryFolder& folder, const std::string& more) {
+  const std::string step = "/checkpoints/step_3", keys = kTwoRanks + more;
+  std::vector<std::string> runs;
+  for (const std::string zero : {"0", "1", "2", "3"})
+    runs.push_back(run(folder.file(zero), 2, keys + "--set dist.zero=" + zero));
+  // Sums over the ranks are taken after the last micro-step with 0 and 1, after each with 2 and 3.
+  for (const auto& [a, b] : {std::pair<size_t, size_t>{0, 1}, {2, 3}})
+    for (const auto& [of, stem] :
+         {std::pair<std::string, const char*>{"", kWeightsStem}, {step, kWeightsStem}, {step, kMomentsStem}}) {
+      INFO(of << "/" << stem << ", dist.zero " << a << " and " << b);
+      CHECK(tensors(tensors_path(runs[a] + of, stem)) == tensors(tensors_path(runs[b] + of, stem)));
+    }
+  const std::string resumed = run(folder.file("resumed"), 2, keys + "--set dist.zero=3 --resume " + runs[3] + step);
+  CHECK(tensors(tensors_path(resumed)) == tensors(tensors_path(runs[3])));
+  return runs[0];
+}
+
 }  // namespace
 
 TEST_CASE("schedule: a wsd run whose rate has not fallen yet goes on with more steps, to the same bits", "[train]") {
@@ -152,24 +174,15 @@ TEST_CASE("muon: runs repeat and resume to the bit on the GPU", "[train][gpu]") 
 TEST_CASE("muon: two ranks give the bits of whole state in every stage of dist.zero, and resume to the bit", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  // Matrices of 16,384 elements, as many as a shard of the smallest bucket, cross the ranks' shards.
-  const std::string keys = kMuon + "--set train.steps=6 --set train.save_every=3 --set dist.bucket_mb=0.02 " +
-                           "--set model.mlp_hidden=512 ",
-                    step = "/checkpoints/step_3";
-  std::vector<std::string> runs;
-  for (const std::string zero : {"0", "1", "2", "3"})
-    runs.push_back(run(folder.file(zero), 2, keys + "--set dist.zero=" + zero));
-  // Sums over the ranks are taken after the last micro-step with 0 and 1, after each with 2 and 3.
-  for (const auto& [a, b] : {std::pair<size_t, size_t>{0, 1}, {2, 3}})
-    for (const auto& [of, stem] :
-         {std::pair<std::string, const char*>{"", kWeightsStem}, {step, kWeightsStem}, {step, kMomentsStem}}) {
-      INFO(of << "/" << stem << ", dist.zero " << a << " and " << b);
-      CHECK(tensors(tensors_path(runs[a] + of, stem)) == tensors(tensors_path(runs[b] + of, stem)));
-    }
-  CHECK(difference(tensors_path(runs[0]), tensors_path(runs[2])).all < 1e-4);
-  CHECK(difference(run(folder.file("alone"), 1, keys) + kWeights, tensors_path(runs[0])).all < 1e-4);
-  const std::string resumed = run(folder.file("resumed"), 2, keys + "--set dist.zero=3 --resume " + runs[3] + step);
-  CHECK(tensors(tensors_path(resumed)) == tensors(tensors_path(runs[3])));
+  const std::string whole = check_stages(folder, ""), alone = run(folder.file("alone"), 1, kTwoRanks);
+  CHECK(difference(alone + kWeights, tensors_path(whole)).all < 1e-4);
+}
+
+TEST_CASE("muon: two GPUs give the bits of whole state in every stage of dist.zero, and resume to the bit",
+          "[dist][gpu2]") {
+  if (!require_gpus(2) || !require_mpirun()) return;
+  const TemporaryFolder folder;
+  check_stages(folder, "--set runtime.device=cuda --set runtime.precision=bf16 ");
 }
 
 TEST_CASE("muon: the memory plan counts no second moment of matrices", "[train]") {

@@ -25,7 +25,8 @@ AllocTensor shared_alloc(Arena& arena, SharedTensors& shared, const std::string&
 }
 
 // kept: allocates the tensors that the layer has for itself. recomputed: allocates those that recomputing layers share.
-LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, DType dtype,
+// row_tokens: tokens of a sequence, of which this rank has T.
+LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, int64_t row_tokens, DType dtype,
                              Recompute recompute, const AllocTensor& kept, const AllocTensor& recomputed) {
   const int64_t N = B * T;
   const DType acc = acc_dtype(dtype);
@@ -39,7 +40,7 @@ LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int
   a.rrms2 = kept("rrms2", acc, {N});
   a.qkv = alloc_of(LayerPart::attention)("qkv", dtype, {N, qkv_width(c, kind)});
   if (c.qk_norm) a.qk = alloc_of(LayerPart::attention)("qk", dtype, {N, qk_width(c, kind)});
-  a.attention = alloc_attention(c, kind, B, T, dtype, kept, alloc_of(LayerPart::attention));
+  a.attention = alloc_attention(c, kind, B, T, row_tokens, dtype, kept, alloc_of(LayerPart::attention));
   a.x_mid = alloc_of(LayerPart::out_proj)("x_mid", dtype, {N, c.dim});
   a.mlp_pre =
       alloc_of(LayerPart::mlp_in)("mlp_pre", dtype, {N, c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden});
@@ -68,9 +69,12 @@ QkvViews attended_qkv(const LayerActivations& a, const ModelConfig& c, Attention
   return a.qk.empty() ? views : with_qk(views, a.qk);
 }
 
-Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype, bool keep,
-                         const RecomputePlan& recompute, int64_t most_documents)
-    : n_layers_(c.n_layers), recompute_(recompute) {
+Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t row_tokens, DType dtype, bool keep,
+                         const RecomputePlan& recompute, int64_t most_documents, const ContextLayout& layout)
+    : n_layers_(c.n_layers),
+      layout_(layout.part == 0 ? ContextLayout::of(row_tokens, 1, 0) : layout),
+      recompute_(recompute) {
+  const int64_t T = layout_.part, all = layout_.tokens();
   tokens = arena.alloc(MemTag::io, "tokens", DType::i32, {B, T});
   check_sequences(tokens.device, c, B);
   targets = arena.alloc(MemTag::io, "targets", DType::i32, {B, T});
@@ -79,15 +83,16 @@ Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t 
       return arena.alloc(MemTag::io, name, DType::i32, shape);
     };
     bounds = table("document bounds", {B * most_documents + 1});
-    documents = {table("document begin", {B, T}), table("document end", {B, T}), table("document first_block", {B, T}),
-                 table("document block_begin", {B, block_ids(T, c.nsa.l_sel, most_documents)})};
+    documents = {table("document begin", {B, all}), table("document end", {B, all}),
+                 table("document first_block", {B, all}),
+                 table("document block_begin", {B, block_ids(all, c.nsa.l_sel, most_documents)})};
   }
   // Without `keep`, two sets of tensors are enough: layer i reads its own set and writes x of the set of layer i+1.
   SharedTensors shared;
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AllocTensor own = shared_alloc(arena, shared, fmt::format("layer{:02}.", keep ? i : i % 2));
     layers_.push_back(
-        alloc_layer(c, i, B, T, dtype, recompute.of(i), own, shared_alloc(arena, shared, "recomputed.")));
+        alloc_layer(c, i, B, T, all, dtype, recompute.of(i), own, shared_alloc(arena, shared, "recomputed.")));
   }
   x_final_ = arena.alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim});
   rrms_final = arena.alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T});

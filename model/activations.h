@@ -33,12 +33,14 @@ class Activations {
  public:
   // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
   // which is enough for forward alone. A set has tensors for each kind of layer (dense, NSA) that it serves.
-  // most_documents: the largest number of documents in a row; 0: every row is one document.
+  // most_documents: the largest number of documents in a row; 0: every row is one document. layout: the tokens that
+  // this rank has of sequences of T tokens; by default all.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
-              int64_t most_documents = 0);
+              int64_t most_documents = 0, const ContextLayout& layout = {});
 
   int64_t B() const { return tokens.size(0); }
-  int64_t T() const { return tokens.size(1); }
+  int64_t T() const { return tokens.size(1); }  // tokens of a sequence that this rank has
+  const ContextLayout& layout() const { return layout_; }
   int64_t rows() const { return B() * T(); }
   Recompute recompute(int64_t i) const { return recompute_.of(i); }
   LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
@@ -47,13 +49,16 @@ class Activations {
 
   Tensor tokens, targets;  // [B,T] i32
   // Of packed rows; absent if every row is one document.
-  Tensor bounds;             // [B * most_documents + 1] i32: bounds of the documents in the B*T tokens, then B*T
+  // [B * most_documents + 1] i32: bounds of the documents in the tokens of all sequences, then their number. Bounds and
+  // tables are those of whole sequences, with layout().tokens() tokens each.
+  Tensor bounds;
   DocumentTables documents;  // filled from `bounds` by Model::forward
   Tensor rrms_final;
   Tensor row_loss;
 
  private:
   int64_t n_layers_;
+  ContextLayout layout_;
   RecomputePlan recompute_;
   Tensor x_final_;  // [N,C] in the compute dtype
   std::vector<LayerActivations> layers_;

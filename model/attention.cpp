@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/nsa/branch_sum.h"
+#include "model/context_attention.h"
 
 namespace triad {
 
@@ -106,8 +107,8 @@ AttendIn dense_in(const QkvViews& views, const Documents& documents) {
   return {views.q, views.k[0], views.v[0], documents};
 }
 
-AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, DType dtype,
-                               const AllocTensor& kept, const AllocTensor& alloc) {
+AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, int64_t row_tokens,
+                               DType dtype, const AllocTensor& kept, const AllocTensor& alloc) {
   const DType acc = acc_dtype(dtype);
   const Shape o = {B, T, c.n_heads, c.d_v}, lse = {B, T, c.n_heads};
   AttentionSaved saved;
@@ -123,7 +124,7 @@ AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t
         s.o[b] = alloc(fmt::format("o_{}", branch), dtype, o);
         s.lse[b] = alloc(fmt::format("lse_{}", branch), acc, lse);
       }
-      const int64_t Tc = compressed_length(T, c.nsa.l, c.nsa.d);
+      const int64_t Tc = compressed_length(row_tokens, c.nsa.l, c.nsa.d);
       s.k_cmp = alloc("k_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_k});
       s.v_cmp = alloc("v_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_v});
       s.gate = alloc("gate", acc, {3, B, T, c.n_kv_groups});
@@ -137,13 +138,19 @@ Tensor attend_forward(Context& ctx, const LayerContext& lc, const NsaWeights& w,
                       const AttentionSaved& saved, Scratch::Scope& scope) {
   switch (lc.attention()) {
     case AttentionKind::dense:
-      dense_attention_forward(ctx, saved.dense, dense_in(in, lc.documents));
+      if (lc.group != nullptr)
+        context_dense_forward(ctx, lc, saved.dense, in);
+      else
+        dense_attention_forward(ctx, saved.dense, dense_in(in, lc.documents));
       lc.expect_finite(ctx, {{"dense_attention", "o", saved.dense.o}});
       return saved.dense.o;
     case AttentionKind::nsa: {
       const NsaSaved& s = saved.nsa;
       const Tensor out = scope.alloc(in.q.dtype, out_shape(lc), "attention");
-      nsa_forward(ctx, out, s, nsa_in(in, lc.documents), w, lc.config.nsa, lc.keep_block_index);
+      if (lc.group != nullptr)
+        context_nsa_forward(ctx, lc, out, s, in, w);
+      else
+        nsa_forward(ctx, out, s, nsa_in(in, lc.documents), w, lc.config.nsa, lc.keep_block_index);
       if (lc.stats != nullptr) lc.stats->add(ctx, lc.layer, s.gate, s.block_index, lc.documents);
       expect_sound(ctx, lc, s, out);
       return out;
@@ -151,6 +158,16 @@ Tensor attend_forward(Context& ctx, const LayerContext& lc, const NsaWeights& w,
   }
   return {};
 }
+
+namespace {
+
+void nsa_backward_of_layer(Context& ctx, const LayerContext& lc, const NsaGrad& grad, const NsaWeightGrads& dw,
+                           ConstTensor dout, const QkvViews& in, const NsaSaved& saved, const NsaWeights& w) {
+  if (lc.group != nullptr) return context_nsa_backward(ctx, lc, grad, dw, dout, in, saved, w);
+  nsa_backward(ctx, grad, dw, dout, nsa_in(in, lc.documents), saved, w, lc.config.nsa);
+}
+
+}  // namespace
 
 AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvViews& din, const NsaWeightGrads& dw,
                                ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
@@ -161,7 +178,10 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
   switch (lc.attention()) {
     case AttentionKind::dense:
       grads.out = saved.dense.o;
-      dense_attention_backward(ctx, {grads.dq, din.k[0], din.v[0]}, dout, dense_in(in, lc.documents), saved.dense);
+      if (lc.group != nullptr)
+        context_dense_backward(ctx, lc, {grads.dq, din.k[0], din.v[0]}, dout, in, saved.dense);
+      else
+        dense_attention_backward(ctx, {grads.dq, din.k[0], din.v[0]}, dout, dense_in(in, lc.documents), saved.dense);
       lc.expect_finite(ctx, {{"dense_attention backward", "dq", grads.dq}});
       break;
     case AttentionKind::nsa:
@@ -172,12 +192,11 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
         const Tensor parts = inner.alloc(in.q.dtype, {lc.B * lc.T, kBranches * kv_width(lc.config)}, "dk, dv");
         QkvViews of_branches;
         Columns(parts, lc.B, lc.T).take_pairs(of_branches, kBranches, lc.config);
-        nsa_backward(ctx, {grads.dq, grads.dq_group, of_branches.k, of_branches.v, grads.out}, dw, dout,
-                     nsa_in(in, lc.documents), saved.nsa, w, lc.config.nsa);
+        nsa_backward_of_layer(ctx, lc, {grads.dq, grads.dq_group, of_branches.k, of_branches.v, grads.out}, dw, dout,
+                              in, saved.nsa, w);
         branch_sum(ctx, din.pairs, parts);
       } else {
-        nsa_backward(ctx, {grads.dq, grads.dq_group, din.k, din.v, grads.out}, dw, dout, nsa_in(in, lc.documents),
-                     saved.nsa, w, lc.config.nsa);
+        nsa_backward_of_layer(ctx, lc, {grads.dq, grads.dq_group, din.k, din.v, grads.out}, dw, dout, in, saved.nsa, w);
       }
       lc.expect_finite(
           ctx, {{"nsa_gate backward", "dq_group", grads.dq_group}, {"backward of the branches", "dq", grads.dq}});

@@ -38,9 +38,10 @@ struct AttentionSaved {
   NsaSaved nsa;
   DenseSaved dense;
 };
-// kept: allocates the tensors that are never recomputed (selection lists). alloc: allocates all others.
+// kept: allocates the tensors that are never recomputed (selection lists). alloc: allocates all others. T: tokens of a
+// sequence that this rank has, of row_tokens in all.
 using AllocTensor = std::function<Tensor(const std::string& name, DType, const Shape&)>;
-AttentionSaved alloc_attention(const ModelConfig&, AttentionKind, int64_t B, int64_t T, DType dtype,
+AttentionSaved alloc_attention(const ModelConfig&, AttentionKind, int64_t B, int64_t T, int64_t row_tokens, DType dtype,
                                const AllocTensor& kept, const AllocTensor& alloc);
 
 // Returns out [B,T,Hq,dv] T, the input of out_proj: allocated in scope, or a tensor of `saved`, which is overwritten.

@@ -35,7 +35,7 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
     qk_norm_forward(ctx, qk_heads(views), const_qk_heads(split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
   }
-  rope_forward(ctx, views.q, views.q, lc.rope_cos, lc.rope_sin, views.k, lc.documents.begin);
+  rope_forward(ctx, views.q, views.q, lc.rope_cos, lc.rope_sin, views.k, lc.begins());
   if (c.qk_norm)
     lc.expect_finite(ctx, {{"qk_norm, rope", "qk", a.qk}});
   else
@@ -86,7 +86,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(rows), lc.add_products);
     report(ctx, lc, {g.out_proj});
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
-    rope_backward(ctx, dviews.q, grads.dq, lc.rope_cos, lc.rope_sin, dviews.k, grads.dq_group, lc.documents.begin);
+    rope_backward(ctx, dviews.q, grads.dq, lc.rope_cos, lc.rope_sin, dviews.k, grads.dq_group, lc.begins());
     lc.expect_finite(ctx, {{"backward of the branches and rope", "dqkv", dqkv}});
     if (c.qk_norm) {
       qk_norm_backward(ctx, qk_heads(dviews), g.qk_norm, const_qk_heads(dviews),

@@ -38,12 +38,20 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
 }
 
 LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
+  const ContextLayout& layout = act.layout();
+  TRIAD_CHECK(layout.shared() == (options_.group != nullptr), "{} ranks share a sequence, and the model has {} group",
+              layout.ranks, options_.group == nullptr ? "no" : "a");
+  Documents documents = act.documents;
+  documents.part = layout.row_part();
+  const auto from_first = [&](const Tensor& table) { return table.slice(0, layout.first(), table.size(0)); };
   return {.config = config_,
-          .rope_cos = rope_cos_,
-          .rope_sin = rope_sin_,
+          .rope_cos = from_first(rope_cos_),
+          .rope_sin = from_first(rope_sin_),
           .B = act.B(),
           .T = act.T(),
-          .documents = act.documents,
+          .documents = documents,
+          .layout = layout,
+          .group = options_.group,
           .keep_block_index = keep_block_index_,
           .asserts = asserts_,
           .layer = layer};
@@ -51,8 +59,8 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
 
 void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate,
                     const AfterLayer& after_layer) {
-  TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
-              options_.max_seq_len);
+  TRIAD_CHECK(act.layout().tokens() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}",
+              act.layout().tokens(), options_.max_seq_len);
   if (asserts_ != nullptr) {
     asserts_->begin_pass();
     asserts_->enter("forward");

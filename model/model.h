@@ -20,6 +20,7 @@ class Model {
     int64_t shard_elements = 1;
     bool master = true;  // for training in bf16
     bool weight_windows = false, grad_windows = false;
+    ContextGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
 

@@ -1,10 +1,13 @@
 // triad grads: runs forward and backward of a checkpoint once on given tokens. It writes a safetensors file with the
 // loss, logits, all gradients, and every layer's gates and selection lists, for comparison with another implementation.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <span>
 
 #include "engine/check.h"
+#include "engine/comm/comm.h"
 #include "io/data/shards.h"
 #include "io/safetensors.h"
 #include "tools/options.h"
@@ -19,7 +22,7 @@ namespace {
 
 struct Options {
   std::string checkpoint, tokens, documents, out, device = "auto", dtype = "f32";
-  int64_t batch = 1, seq = 0;
+  int64_t batch = 1, seq = 0, context = 1;
 };
 
 // Collects the tensors of the result file and writes it: floats as F64 if the run computes in f64, else as F32.
@@ -53,11 +56,73 @@ class Results {
   std::vector<TensorSpec> specs_;
 };
 
+// The ranks that share the sequences (--context), and whole tensors of them from their parts. One process without it.
+class Ranks {
+ public:
+  Ranks(int64_t context, const LaunchEnv& launch, Device device) {
+    if (context == 1) return;
+    if (launch.world != context)
+      fail_usage("--context is {}, and the number of ranks is {}: start it with mpirun -np {}", context, launch.world,
+                 context);
+    constexpr double kTimeoutS = 600;
+    comm_ = open_comm(launch, device, CommBackend::automatic, kTimeoutS);
+  }
+  Comm* comm() { return comm_.get(); }
+  bool first() const { return comm_ == nullptr || comm_->first(); }
+
+  // The values [B, T, ..] of whole sequences; mine: this rank's [B, part, ..].
+  template <class T>
+  std::vector<T> whole(const std::vector<T>& mine, const ContextLayout& layout, int64_t B, int64_t tokens) {
+    if (comm_ == nullptr) return mine;
+    const size_t row = mine.size() / static_cast<size_t>(B * layout.part);
+    std::vector<T> all(static_cast<size_t>(B * layout.tokens()) * row);
+    const size_t part = static_cast<size_t>(layout.part) * row;
+    for (int64_t b = 0; b < B; ++b)
+      gather(mine.data() + static_cast<size_t>(b) * part, part, all, static_cast<size_t>(b));
+    std::vector<T> cut;
+    for (int64_t b = 0; b < B; ++b) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(b * layout.tokens()) * row);
+      cut.insert(cut.end(), begin, begin + static_cast<std::ptrdiff_t>(static_cast<size_t>(tokens) * row));
+    }
+    return cut;
+  }
+  double sum(double mine, const char* what) {
+    if (comm_ == nullptr) return mine;
+    comm_->add({&mine, 1}, what);
+    return mine;
+  }
+  void sum(Tensor x, const char* what) {
+    if (comm_ == nullptr) return;
+    comm_->all_reduce(x, what);
+    comm_->stream().synchronize();
+  }
+  void finish() {
+    if (comm_ != nullptr) comm_->finish();
+  }
+
+ private:
+  // Writes the parts [part] of all ranks to row b of `all` [B, ranks, part].
+  template <class T>
+  void gather(const T* mine, size_t part, std::vector<T>& all, size_t b) {
+    constexpr size_t kMost = (size_t{1} << 22) / sizeof(T);  // elements that one call gathers
+    const auto ranks = static_cast<size_t>(comm_->world());
+    for (size_t at = 0; at < part; at += kMost) {
+      const size_t count = std::min(kMost, part - at);
+      const std::vector<std::string> texts = comm_->all_gather_host_text(
+          std::string(reinterpret_cast<const char*>(mine + at), count * sizeof(T)), "rows of the result");
+      for (size_t r = 0; r < ranks; ++r)
+        std::memcpy(all.data() + (b * ranks + r) * part + at, texts[r].data(), count * sizeof(T));
+    }
+  }
+
+  std::unique_ptr<Comm> comm_;
+};
+
 // Reads the shard's first B*(T+1) tokens into the batch, T+1 a row: the first T are tokens, the last T are targets. A
 // row's last token may be -1 (4294967295 as u32): no target. With bounds, no document's last token has a target.
 // Returns the number of targets.
-int64_t load_batch(LoadedModel& loaded, const std::string& path, std::span<const int32_t> bounds) {
-  const int64_t B = loaded.activations().B(), T = loaded.activations().T(), vocab = loaded.config().model.vocab_size;
+int64_t load_batch(LoadedModel& loaded, const std::string& path, int64_t T, std::span<const int32_t> bounds) {
+  const int64_t B = loaded.activations().B(), vocab = loaded.config().model.vocab_size;
   const Shard shard(path);
   TRIAD_CHECK(shard.size() >= B * (T + 1), "{} holds {} tokens: {} rows of {} + 1 need {}", path, shard.size(), B, T,
               B * (T + 1));
@@ -89,45 +154,48 @@ int64_t load_batch(LoadedModel& loaded, const std::string& path, std::span<const
   return counted;
 }
 
-void add_logits(LoadedModel& loaded, Results& results) {
-  const int64_t B = loaded.activations().B(), T = loaded.activations().T();
+void add_logits(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& results) {
+  const int64_t B = loaded.activations().B(), mine = loaded.activations().rows();
   std::vector<double> logits;
-  for (int64_t begin = 0; begin < B * T; begin += LoadedModel::kLogitRows) {
-    const std::vector<double> rows = loaded.logits(begin, std::min(LoadedModel::kLogitRows, B * T - begin));
+  for (int64_t begin = 0; begin < mine; begin += LoadedModel::kLogitRows) {
+    const std::vector<double> rows = loaded.logits(begin, std::min(LoadedModel::kLogitRows, mine - begin));
     logits.insert(logits.end(), rows.begin(), rows.end());
   }
-  results.add("logits", {B, T, loaded.config().model.vocab_size}, logits);
+  results.add("logits", {B, T, loaded.config().model.vocab_size}, ranks.whole(logits, loaded.layout(), B, T));
 }
 
-// Turns the ids of lists [B,T,Hkv,n] i32 into blocks counted from the first token of each document.
-void count_from_document(LoadedModel& loaded, std::vector<std::byte>& lists) {
+// Turns the ids of lists [1,T,Hkv,n] into blocks counted from the first token of each document.
+void count_from_document(LoadedModel& loaded, int64_t T, std::vector<int32_t>& ids) {
   const Tensor& first_block = loaded.activations().documents.first_block;
   if (first_block.empty()) return;
   std::vector<int32_t> first(static_cast<size_t>(first_block.numel()));
   read(loaded.ctx(), first.data(), first_block);
-  auto* const ids = reinterpret_cast<int32_t*>(lists.data());
-  const size_t count = lists.size() / sizeof(int32_t), of_token = count / first.size();
-  for (size_t i = 0; i < count; ++i)
+  const size_t of_token = ids.size() / static_cast<size_t>(T);
+  for (size_t i = 0; i < ids.size(); ++i)
     if (ids[i] >= 0) ids[i] -= first[i / of_token];
 }
 
 // Adds lists and gates of the NSA layers.
-void add_selection(LoadedModel& loaded, Results& results) {
+void add_selection(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& results) {
   const ModelConfig& model = loaded.config().model;
+  const int64_t B = loaded.activations().B(), groups = model.n_kv_groups;
   for (int64_t i = 0; i < model.n_layers; ++i) {
     if (model.attention_of(i) == AttentionKind::dense) continue;
     const NsaSaved& saved = loaded.activations().layer(i).attention.nsa;
-    std::vector<std::byte> lists(static_cast<size_t>(saved.block_index.bytes()));
-    read(loaded.ctx(), lists.data(), saved.block_index);
-    count_from_document(loaded, lists);
-    results.add(fmt::format("block_index/{}", i), DType::i32, saved.block_index.shape(), std::move(lists));
+    std::vector<int32_t> mine(static_cast<size_t>(saved.block_index.numel()));
+    read(loaded.ctx(), mine.data(), saved.block_index);
+    std::vector<int32_t> lists = ranks.whole(mine, loaded.layout(), B, T);
+    count_from_document(loaded, T, lists);
+    std::vector<std::byte> bytes(lists.size() * sizeof(int32_t));
+    std::memcpy(bytes.data(), lists.data(), bytes.size());
+    results.add(fmt::format("block_index/{}", i), DType::i32, {B, T, groups, model.nsa.n_sel}, std::move(bytes));
     // The gates, transposed from [3,B,T,Hkv] to [B,T,Hkv,3].
-    const std::vector<double> planes = read_floats(loaded.ctx(), saved.gate);
+    const std::vector<double> planes = ranks.whole(read_floats(loaded.ctx(), saved.gate), loaded.layout(), 3 * B, T);
     const size_t n = planes.size() / 3;
     std::vector<double> gates(planes.size());
     for (size_t j = 0; j < n; ++j)
       for (size_t branch = 0; branch < 3; ++branch) gates[3 * j + branch] = planes[branch * n + j];
-    results.add(fmt::format("gate/{}", i), {saved.gate.size(1), saved.gate.size(2), saved.gate.size(3), 3}, gates);
+    results.add(fmt::format("gate/{}", i), {B, T, groups, 3}, gates);
   }
 }
 
@@ -138,14 +206,21 @@ void grads(const Options& o) {
     if (o.batch != 1) fail_usage("--documents {} describes one row, and --batch is {}", o.documents, o.batch);
     bounds = read_document_bounds(o.documents, o.seq);
   }
+  if (o.context > o.seq) fail_usage("--context is {}: --seq is {}, and each rank needs a token", o.context, o.seq);
+  const LaunchEnv launch = o.context > 1 ? read_launch_env() : LaunchEnv{};
+  const Device device = parse_device(o.device, launch);
+  if (o.context > 1 && device.is_cuda())
+    fail_usage("--context is {}: on a GPU it must be 1 so far; --device cpu takes any", o.context);
+  Ranks ranks(o.context, launch, device);
   LoadedModel loaded({.checkpoint = o.checkpoint,
-                      .device = parse_device(o.device),
+                      .device = device,
                       .dtype = parse_dtype(o.dtype),
                       .batch = o.batch,
                       .seq_len = o.seq,
                       .training = true,
-                      .most_documents = static_cast<int64_t>(bounds.size()) - (bounds.empty() ? 0 : 1)});
-  const auto counted = static_cast<double>(load_batch(loaded, o.tokens, bounds));
+                      .most_documents = static_cast<int64_t>(bounds.size()) - (bounds.empty() ? 0 : 1),
+                      .comm = ranks.comm()});
+  const auto counted = static_cast<double>(load_batch(loaded, o.tokens, o.seq, bounds));
   Context& ctx = loaded.ctx();
   Model& model = loaded.model();
   Activations& act = loaded.activations();
@@ -156,13 +231,17 @@ void grads(const Options& o) {
   Results results(model.dtype());
   double loss = 0;
   for (const double row : read_floats(ctx, act.row_loss)) loss += row;
+  loss = ranks.sum(loss, "the loss");
+  ranks.sum(model.params().grads(), "the gradients");
   results.add("loss", {1}, {loss / counted});
-  add_logits(loaded, results);
-  if (loaded.config().model.has_nsa()) add_selection(loaded, results);
+  add_logits(loaded, ranks, o.seq, results);
+  if (loaded.config().model.has_nsa()) add_selection(loaded, ranks, o.seq, results);
   const Params& params = model.params();
   for (int64_t i = 0; i < params.count(); ++i)
     results.add("grad/" + params.specs()[i].name, params.specs()[i].shape,
                 read_floats(ctx, params.part(params.grads(), i)));
+  ranks.finish();
+  if (!ranks.first()) return;
   results.write(o.out);
   fmt::print("{}: loss {:.6f}, {} gradients, {} on {}\n", o.out, loss / counted, params.count(), name_of(model.dtype()),
              ctx.device.str());
@@ -183,6 +262,9 @@ void add_grads(CLI::App& app) {
   verb->add_option("--documents", o->documents,
                    "a file of 32-bit integers, the bounds of the documents of one row: 0, ascending, the last T; no "
                    "document's last token has a target");
+  verb->add_option("--context", o->context,
+                   "number of ranks that share each row, started by mpirun -np; rank 0 writes the file")
+      ->check(within(at_least(1).up_to(1 << 16)));
   verb->add_option("--out", o->out, "safetensors file to write")->required();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();

@@ -64,7 +64,7 @@ double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 Json describe_plan(const Options& o, const Config& config, Device device, const MemoryPlan& plan,
                    const PlannedDocuments& documents) {
   const TrainConfig& t = config.train;
-  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of one rank per step
+  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of one rank or group per step
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
   const double flops =
       training_flops(config.model, sequences, t.seq_len, config.recompute, documents.attended) / step_tokens;
@@ -76,7 +76,7 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
                     {"device", device.str()},
                     {"recompute", config.recompute.str()},
                     {"ranks", o.ranks},
-                    {"tokens_per_step", t.tokens_per_step() * o.ranks},
+                    {"tokens_per_step", config.tokens_per_step(o.ranks)},
                     {"flops_per_token", flops},
                     {"flops_per_token_replayed", replayed},
                     {"flops_are_a_bound", !documents.known},
@@ -90,7 +90,7 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
         "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
         "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
         count_parameters(config.model), param_specs(config.model).size(), layers_text(config.model),
-        t.tokens_per_step() * o.ranks, documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6,
+        config.tokens_per_step(o.ranks), documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6,
         documents.known ? "" : kWholeRows, device.str(),
         o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
         gb(plan.peak_bytes()), config.recompute.str(), static_cast<double>(plan.workspace_bytes) / kMiB,
@@ -158,7 +158,12 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
 
 void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
+  if (o.ranks % config.dist.context != 0)
+    fail_usage("dist.context is {}: it must divide the number of ranks, --ranks, which is {}", config.dist.context,
+               o.ranks);
   const Device device = planned_device(config.runtime.device);
+  if (device.is_cuda() && config.dist.context > 1)
+    fail_usage("dist.context is {}: on a GPU it must be 1 so far; runtime.device=cpu takes any", config.dist.context);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);
   Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), documents.most), documents);

@@ -68,6 +68,12 @@ void Config::check_run() const {
         "train.decay_fraction is {}: with train.schedule wsd, its {} steps and train.warmup_steps {} are more than "
         "train.steps {}",
         train.decay_fraction, decay, train.warmup_steps, train.steps);
+  if (dist.context > train.seq_len)
+    fail_usage("dist.context is {}: train.seq_len is {}, and each rank needs a token", dist.context, train.seq_len);
+  if (dist.context > 1 && runtime.cuda_graph)
+    fail_usage(
+        "dist.context is {}: it must be 1 with runtime.cuda_graph, since a graph cannot hold what the ranks exchange",
+        dist.context);
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
     fail_usage(

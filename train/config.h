@@ -61,7 +61,7 @@ struct TrainConfig {
   MasterDType master_dtype = MasterDType::fp32;
   Precision final_dtype = Precision::fp32;
 
-  // Tokens per optimizer step on one rank.
+  // Tokens per optimizer step on one rank, or on the ranks that share their sequences (dist.context).
   int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
   // The steps at the end in which the learning rate of schedule wsd falls.
   int64_t decay_steps() const { return std::llround(decay_fraction * static_cast<double>(steps)); }
@@ -82,7 +82,7 @@ struct DistConfig {
   CommBackend backend = CommBackend::automatic;
   double bucket_mb = 25;
   Precision grad_dtype = Precision::fp32;
-  int64_t zero = 0, replicas = 1;
+  int64_t zero = 0, replicas = 1, context = 1;
   int64_t timeout_s = 600;
 };
 
@@ -107,6 +107,9 @@ struct Config {
   RuntimeConfig runtime;
   DistConfig dist;
   LogConfig log;
+
+  // Tokens per optimizer step on all ranks.
+  int64_t tokens_per_step(int64_t ranks) const { return train.tokens_per_step() * (ranks / dist.context); }
 
   RecomputePlan recompute;  // resolve() parses it from runtime.recompute
   // Fills in what depends on other fields. Throws UsageError if the config describes an impossible model.
@@ -229,7 +232,8 @@ template <class V>
 void visit(TrainConfig& c, V&& v) {
   v("steps", c.steps, "optimizer steps", required(at_least(0)));
   v("seq_len", c.seq_len, "sequence length T, in tokens", required(at_least(1).up_to(1 << 24)));
-  v("micro_batch_size", c.micro_batch_size, "sequences per rank and micro-step", required(at_least(1).up_to(1 << 20)));
+  v("micro_batch_size", c.micro_batch_size, "sequences per rank (with dist.context per group of ranks) and micro-step",
+    required(at_least(1).up_to(1 << 20)));
   v("accumulate_grad_batches", c.accumulate_grad_batches, "micro-steps (gradient accumulation) per optimizer step",
     at_least(1).up_to(1 << 20));
   v("lr", c.lr, "peak learning rate", at_least(0));
@@ -323,6 +327,10 @@ void visit(DistConfig& c, V&& v) {
     "copies of what dist.zero divides, each on as many adjacent ranks, such as those of a host: sums and gathers then "
     "stay within a copy, but for one sum of each rank's part of the gradients over the copies",
     at_least(1).up_to(1 << 20));
+  v("context", c.context,
+    "number of adjacent ranks that share each sequence: each has a part of its tokens. It divides the number of ranks, "
+    "and train.micro_batch_size counts the sequences of such a group. Only on the CPU so far",
+    at_least(1).up_to(1 << 16));
   v("timeout_s", c.timeout_s, "seconds that a collective may take before the run fails", at_least(1).up_to(1 << 20));
 }
 

@@ -27,20 +27,22 @@ double evaluate(RunSetup& run, int64_t step) {
   const TokenSource& data = *run.data.val;
   const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
   std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
-  // With dist.zero 3 every forward gathers weights from all ranks, so a rank that has no batch left evaluates the last
-  // one again, and leaves it out.
-  const int64_t world = run.comm->world();
-  const bool together = has_weight_windows(run.config, world);
-  for (int64_t first = 0; first < batches; first += world) {
-    const bool counts_here = first + run.comm->rank() < batches;
+  // With dist.zero 3 every forward gathers weights from all ranks, and with dist.context ranks exchange keys and
+  // values, so a group of ranks that has no batch left evaluates the last one again, and leaves it out.
+  const int64_t context = run.config.dist.context, groups = run.comm->world() / context,
+                group = run.comm->rank() / context;
+  const bool together = has_weight_windows(run.config, run.comm->world()) || context > 1;
+  for (int64_t first = 0; first < batches; first += groups) {
+    const bool counts_here = first + group < batches;
     if (!counts_here && !together) continue;
-    const int64_t i = std::min(first + run.comm->rank(), batches - 1);
+    const int64_t i = std::min(first + group, batches - 1);
     const Batch batch = validation_batch(data, t.seq_len, t.micro_batch_size, i, run.data.within());
     const double loss = run.step.evaluate(batch.tokens, batch.targets, batch.bounds);
     if (!counts_here) continue;
     losses[static_cast<size_t>(i)] = loss;
-    for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
-    if (i == 0) sample_selection(run, step);  // the sample is of batch 0, which the first rank evaluates
+    if (run.comm->rank() % context == 0)
+      for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
+    if (run.comm->first() && i == 0) sample_selection(run, step);
   }
   run.comm->add(losses, "the evaluation's losses");
   run.comm->add(counts, "the evaluation's positions");

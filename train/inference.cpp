@@ -13,16 +13,21 @@ namespace triad {
 
 void LoadedModel::build(Runtime& runtime, const Options& o) {
   const ModelConfig& config = source_.config.model;
-  model_ = std::make_unique<Model>(runtime.ctx(), runtime.arena(), config,
-                                   Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = o.seq_len});
+  if (layout_.shared()) group_ = std::make_unique<ContextGroup>(runtime.ctx(), *o.comm, layout_);
+  model_ = std::make_unique<Model>(
+      runtime.ctx(), runtime.arena(), config,
+      Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = layout_.tokens(), .group = group_.get()});
   activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training,
-                                               RecomputePlan(), o.most_documents);
+                                               RecomputePlan(), o.most_documents, layout_);
 }
 
 LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.checkpoint)) {
   Options o = options;
   if (o.seq_len == 0) o.seq_len = source_.config.train.seq_len;
   if (o.device.is_cuda() && o.dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
+  seq_len_ = o.seq_len;
+  layout_ =
+      ContextLayout::of(seq_len_, o.comm == nullptr ? 1 : o.comm->world(), o.comm == nullptr ? 0 : o.comm->rank());
   int64_t arena_bytes = 0, scratch_bytes = 0;
   {
     Runtime planned({.device = o.device, .planning = true});
@@ -41,20 +46,21 @@ LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.ch
 }
 
 void LoadedModel::set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
-  TRIAD_CHECK(static_cast<int64_t>(tokens.size()) == activations_->rows(), "{} tokens for a batch of {}", tokens.size(),
-              activations_->rows());
+  const int64_t B = activations_->B();
+  TRIAD_CHECK(static_cast<int64_t>(tokens.size()) == B * seq_len_, "{} tokens for a batch of {}", tokens.size(),
+              B * seq_len_);
   for (const int32_t token : tokens)
     TRIAD_CHECK(token >= 0 && token < config().model.vocab_size, "token {} is outside of the vocabulary of {}", token,
                 config().model.vocab_size);
-  write(ctx(), activations_->tokens, tokens.data());
-  if (!targets.empty()) write(ctx(), activations_->targets, targets.data());
+  write(ctx(), activations_->tokens, layout_.cut(tokens, B, 0).data());
+  if (!targets.empty()) write(ctx(), activations_->targets, layout_.cut(targets, B, -1).data());
 }
 
 void LoadedModel::set_documents(std::span<const int32_t> bounds) {
-  const int64_t B = activations_->B(), T = activations_->T(), capacity = activations_->bounds.size(0);
-  check_bounds(bounds, B, T, (capacity - 1) / B);
-  std::vector<int32_t> padded(bounds.begin(), bounds.end());
-  padded.resize(static_cast<size_t>(capacity), static_cast<int32_t>(B * T));
+  const int64_t B = activations_->B(), capacity = activations_->bounds.size(0);
+  check_bounds(bounds, B, seq_len_, (capacity - 1) / B);
+  std::vector<int32_t> padded = layout_.extend(bounds, B);
+  padded.resize(static_cast<size_t>(capacity), padded.back());
   write(ctx(), activations_->bounds, padded.data());
 }
 
@@ -93,9 +99,9 @@ DType parse_dtype(const std::string& word) {
   fail_usage("--dtype is \"{}\": f64, f32 (or fp32) or bf16 is allowed", shortened(word));
 }
 
-Device parse_device(const std::string& word) {
+Device parse_device(const std::string& word, const LaunchEnv& launch) {
   for (const auto& [name, choice] : EnumWords<DeviceChoice>::words)
-    if (word == name) return choose_device(choice);
+    if (word == name) return choose_device(choice, launch);
   fail_usage("--device is \"{}\": {} is allowed", word, all_words<DeviceChoice>());
 }
 

@@ -20,6 +20,7 @@ class LoadedModel {
     int64_t batch = 1, seq_len = 0;  // number of sequences; tokens per sequence, 0: train.seq_len
     bool training = false;           // allocate what backward needs: kept activations, and gradients
     int64_t most_documents = 0;      // largest number of documents in a row; 0: every row is one document
+    Comm* comm = nullptr;            // its ranks share each sequence (dist.context); null: this process has whole ones
   };
   explicit LoadedModel(const Options&);
 
@@ -31,13 +32,14 @@ class LoadedModel {
   Context& ctx() { return runtime_->ctx(); }
   Model& model() { return *model_; }
   Activations& activations() { return *activations_; }
-  // Copies tokens [B*T], and targets [B*T] if given, to the device for the next forward.
+  // Copies tokens [B*T] of whole sequences, and targets [B*T] if given, to the device for the next forward.
   void set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets = {});
+  const ContextLayout& layout() const { return layout_; }  // which tokens of the sequences this rank has
   // Copies the bounds of the documents (nsa/document_tables.h) to the device for the next forward. Throws a UsageError
   // if they are not the bounds of at most Options::most_documents documents in each row.
   void set_documents(std::span<const int32_t> bounds);
-  // Call after forward. Returns the logits of rows [begin, begin + n) of the batch, n * V values, where V is the
-  // vocabulary size. n <= kLogitRows.
+  // Call after forward. Returns the logits of rows [begin, begin + n) of this rank's part of the batch, n * V values,
+  // where V is the vocabulary size. n <= kLogitRows.
   static constexpr int64_t kLogitRows = 256;
   std::vector<double> logits(int64_t begin, int64_t n);
 
@@ -46,6 +48,9 @@ class LoadedModel {
   std::vector<double> logits(Context&, int64_t begin, int64_t n);
 
   ModelSource source_;
+  int64_t seq_len_ = 0;  // tokens of a sequence
+  ContextLayout layout_;
+  std::unique_ptr<ContextGroup> group_;
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Activations> activations_;
@@ -56,6 +61,6 @@ std::vector<double> read_floats(Context&, ConstTensor);
 
 // Parse the options that several verbs share: --device auto|cpu|cuda and --dtype f64|f32|bf16.
 DType parse_dtype(const std::string& word);
-Device parse_device(const std::string& word);
+Device parse_device(const std::string& word, const LaunchEnv& launch = {});
 
 }  // namespace triad

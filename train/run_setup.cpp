@@ -82,8 +82,8 @@ LoaderOptions RunSetup::loader_options() const {
           .max_documents = data.rows.max_documents,
           .seed = data.rows.seed,
           .within = data.within(),
-          .rank = comm->rank(),
-          .world = comm->world(),
+          .rank = comm->rank() / config.dist.context,  // ranks that share sequences read the same ones
+          .world = comm->world() / config.dist.context,
           .first_sequence = initial_state.sequences,
           .stall_s = config.data.stall_s};
 }

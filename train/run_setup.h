@@ -30,7 +30,7 @@ struct RunSetup {
   bool first() const { return comm->first(); }
   bool resumed() const { return !resume_from.empty(); }
   int64_t resume_step() const { return resumed() ? initial_state.step : -1; }  // -1 if the run does not resume
-  int64_t step_tokens() const { return config.train.tokens_per_step() * comm->world(); }
+  int64_t step_tokens() const { return config.tokens_per_step(comm->world()); }
   LoaderOptions loader_options() const;
 
   const TrainRequest& request;

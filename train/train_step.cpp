@@ -36,6 +36,14 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   return first;
 }
 
+// The tokens of this rank. A plan is that of the last rank of a group, which needs the most memory.
+ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm) {
+  const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
+  if (world % ranks != 0)
+    fail_usage("dist.context is {}: it must divide the number of ranks, which is {}", ranks, world);
+  return ContextLayout::of(config.train.seq_len, ranks, ctx.planning || comm == nullptr ? ranks - 1 : comm->rank());
+}
+
 }  // namespace
 
 TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t most_documents)
@@ -44,15 +52,18 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       config_(config),
       comm_(comm),
       world_(comm == nullptr ? 1 : comm->world()),
+      context_layout_(layout_of(ctx_, config, comm)),
+      group_(context_layout_.shared() ? std::make_optional<ContextGroup>(ctx_, *comm, context_layout_) : std::nullopt),
       model_(ctx_, runtime.arena(), config.model,
              {.dtype = compute_dtype(config.runtime.precision),
               .training = true,
-              .max_seq_len = config.train.seq_len,
+              .max_seq_len = context_layout_.tokens(),
               .shard_elements = segment_unit(world_),
               .master = !sharded() && config.train.master_dtype == MasterDType::fp32 &&
                         config.runtime.offload == Offload::none,
               .weight_windows = has_weight_windows(config, world_),
-              .grad_windows = windows()}),
+              .grad_windows = windows(),
+              .group = group_ ? &*group_ : nullptr}),
       ranks_(world_ == 1 ? Tensor{}
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
                                                  {world_, RankNumbers::count + stats_numbers(config)})),
@@ -65,7 +76,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       ledger_(ctx_, runtime.arena(), model_.params(), sums(), grad_parts()),
       trace_(ctx_),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
-           config.recompute, most_documents),
+           config.recompute, most_documents, context_layout_),
       asserts_(config.runtime.asserts ? std::make_unique<Asserts>(runtime.arena()) : nullptr),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
@@ -176,8 +187,8 @@ void TrainStep::begin(bool trace, int64_t step) {
 void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        std::span<const int32_t> bounds, int64_t step_positions) {
   if (ctx_.planning) return;
-  const int64_t capacity = act_.bounds.empty() ? 0 : act_.bounds.size(0);
-  if (capacity > 0) check_bounds(bounds, act_.B(), act_.T(), (capacity - 1) / act_.B());
+  const int64_t capacity = act_.bounds.empty() ? 0 : act_.bounds.size(0), B = act_.B();
+  if (capacity > 0) check_bounds(bounds, B, config_.train.seq_len, (capacity - 1) / B);
   Slot& slot = batches_[next_batch_];
   next_batch_ = (next_batch_ + 1) % batches_.size();
   slot.done.synchronize();  // the slot was used kBatchSlots micro-steps ago, so this seldom waits
@@ -187,17 +198,19 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
     backend::copy(to.data, to.device, at, Device::cpu(), to.bytes(), ctx_.stream.handle());
     at += to.bytes();
   };
-  const auto put_tokens = [&](Tensor to, std::span<const int32_t> from) {
-    TRIAD_CHECK(static_cast<int64_t>(from.size()) == to.numel(), "a batch of {} tokens for {}", from.size(), to.str());
+  const auto put_tokens = [&](Tensor to, std::span<const int32_t> from, int32_t fill) {
+    TRIAD_CHECK(static_cast<int64_t>(from.size()) == B * config_.train.seq_len, "a batch of {} tokens for {}",
+                from.size(), to.str());
+    if (context_layout_.shared()) return put(to, context_layout_.cut(from, B, fill).data());
     put(to, from.data());
   };
   const double scale = step_positions > 0 ? 1.0 / static_cast<double>(step_positions) : 0;
   put(loss_scale_, &scale);
-  put_tokens(act_.tokens, tokens);
-  put_tokens(act_.targets, targets);
+  put_tokens(act_.tokens, tokens, 0);
+  put_tokens(act_.targets, targets, -1);
   if (capacity > 0) {
-    std::vector<int32_t> padded(bounds.begin(), bounds.end());
-    padded.resize(static_cast<size_t>(capacity), bounds.back());
+    std::vector<int32_t> padded = context_layout_.extend(bounds, B);
+    padded.resize(static_cast<size_t>(capacity), padded.back());
     put(act_.bounds, padded.data());
   }
   slot.done.record(ctx_.stream);

@@ -57,11 +57,11 @@ class TrainStep {
   // (which is then not replayed from a graph). step: as in update(); with train.grads_dtype bf16 it decides how sums of
   // gradients are rounded.
   void begin(bool trace = false, int64_t step = 0);
-  // Queues forward and backward of tokens and targets [B*T]. The step's gradient is that of the sum of losses divided
-  // by step_positions, the number of targets other than -1 in all ranks' micro-steps, which may differ from step to
-  // step; 0 if the step has none. With several ranks a step has exactly train.accumulate_grad_batches micro-steps.
-  // bounds: of the documents in the B*T tokens (nsa/document_tables.h), needed if the step was built with
-  // most_documents.
+  // Queues forward and backward of tokens and targets [B*T], whole sequences also if ranks share them. The step's
+  // gradient is that of the sum of losses divided by step_positions, the number of targets other than -1 in all ranks'
+  // micro-steps, which may differ from step to step; 0 if the step has none. With several ranks a step has exactly
+  // train.accumulate_grad_batches micro-steps. bounds: of the documents in the B*T tokens (nsa/document_tables.h),
+  // needed if the step was built with most_documents.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                   std::span<const int32_t> bounds = {});
   // Queues the update, which changes nothing if step_positions is 0. step: optimizer steps done before this one. stop:
@@ -150,6 +150,8 @@ class TrainStep {
   const Config& config_;
   Comm* comm_;
   int64_t world_;
+  ContextLayout context_layout_;
+  std::optional<ContextGroup> group_;  // the ranks that share each sequence; absent with dist.context 1
   Model model_;
   // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n statistics (log.stats). Empty if there
   // is one rank.

@@ -72,6 +72,28 @@ class HostComm final : public Comm {
     }
   }
 
+  // The link exchanges equal parts between all ranks, so a piece that is shorter, or absent, sends bytes that its
+  // receiver ignores.
+  void do_exchange(std::span<const Piece> to, std::span<const Piece> from, int64_t most_bytes) override {
+    for (int64_t begin = 0; begin < most_bytes; begin += kPartBytes) {
+      const int64_t part = std::min(kPartBytes, most_bytes - begin);
+      const auto copy = [&](const Piece& p, PinnedMemory& memory, bool load) {
+        const int64_t count = std::min(part, p.data.bytes() - begin);
+        if (count <= 0) return;
+        std::byte *const host = memory.data() + p.rank * part, *const data = p.data.data + begin;
+        if (load)
+          backend::copy(host, Device::cpu(), data, p.data.device, count, stream().handle());
+        else
+          backend::copy(data, p.data.device, host, Device::cpu(), count, stream().handle());
+      };
+      for (const Piece& p : to) copy(p, piece_, true);
+      stream().synchronize();
+      link().all_to_all(piece_.data(), others_.data(), part);
+      for (const Piece& p : from) copy(p, others_, false);
+      stream().synchronize();
+    }
+  }
+
   void do_all_gather(Tensor x) override {
     const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
     for (int64_t begin = 0; begin < n; begin += most) {

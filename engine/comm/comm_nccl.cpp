@@ -148,6 +148,17 @@ class NcclComm final : public Comm {
     }
     check(nccl().group_end(), "ncclGroupEnd");
   }
+  void do_exchange(std::span<const Piece> to, std::span<const Piece> from, int64_t) override {
+    if (to.empty() && from.empty()) return;
+    check(nccl().group_start(), "ncclGroupStart");
+    for (const Piece& p : to)
+      check(nccl().send(p.data.data, static_cast<size_t>(p.data.bytes()), ncclUint8, p.rank, all_ctas_, queue()),
+            "ncclSend");
+    for (const Piece& p : from)
+      check(nccl().receive(p.data.data, static_cast<size_t>(p.data.bytes()), ncclUint8, p.rank, all_ctas_, queue()),
+            "ncclRecv");
+    check(nccl().group_end(), "ncclGroupEnd");
+  }
   void do_all_gather(Tensor x) override {
     if (copies_ && copies_->holds(x)) return copies_->all_gather(x);
     const int64_t n = x.numel() / world();

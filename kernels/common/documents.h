@@ -15,11 +15,25 @@
 
 namespace triad {
 
+// Which tokens of a row the tensors of a call hold, if several ranks share each row (dist.context). Row i of q, and of
+// every tensor with one row per query, is token first_query + i of the row. Row i of the keys and values is token
+// first_key + i; compressed keys are always those of the whole row. The tables of Documents are those of the whole row,
+// and positions, block ids and the numbers of compressed keys count from its first token.
+struct RowPart {
+  int64_t first_query = 0, first_key = 0;
+  int64_t tokens = 0;  // tokens of the whole row; 0: the tensors hold the whole row
+
+  constexpr bool whole() const { return tokens == 0; }
+  // The tokens of the whole row, if a tensor of the call has `rows` rows.
+  constexpr int64_t tokens_or(int64_t rows) const { return whole() ? rows : tokens; }
+};
+
 // The four tables of packed rows, see above. Absent (empty()) if every row is one document.
 struct Documents {
   ConstTensor begin, end;   // [B,T] i32: the document of token t is the tokens [begin[t], end[t]) of its row
   ConstTensor first_block;  // [B,T] i32: the id of the first selection block of token t's document
   ConstTensor block_begin;  // [B,ids] i32: the first token of each selection block; T for an id without a block
+  RowPart part = {};        // the tokens that the tensors of the call hold, with or without tables
 
   bool empty() const { return begin.empty(); }
   int64_t ids() const { return block_begin.size(1); }
@@ -80,7 +94,7 @@ struct DocumentRow {
   constexpr Int visible_keys(Int t, Int l, Int d) const { return blocks_within(t - begin(t) + 1, l, d); }
 };
 
-// Row b of the tables in host memory.
+// Row b of the tables in host memory. T: the tokens of the whole row.
 inline DocumentRow<int64_t> host_row(const Documents& documents, int64_t b, int64_t T) {
   if (documents.empty()) return {.T = T};
   const auto at = [&](const ConstTensor& table) { return table.ptr<int32_t>() + b * table.stride[0]; };

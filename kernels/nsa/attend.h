@@ -15,6 +15,7 @@ struct AttendIn {
   ConstTensor q;             // [B,T,Hq,dk] T
   ConstTensor k, v;          // [B,S,Hkv,dk], [B,S,Hkv,dv] T; S = T, or Tc for the compressed branch
   Documents documents = {};  // tables of packed rows (common/documents.h): a token sees only keys of its document
+  // With documents.part, T is the number of the rank's queries, and S at least covers every key that they see.
 };
 struct AttendOut {
   Tensor o;    // [B,T,Hq,dv] T, overwritten
@@ -65,6 +66,11 @@ void attend_key_norms(Context&, Tensor norms, const Tensor& dq, ConstTensor dout
 
 // Throws an Error that names `op` unless shapes and dtypes are consistent.
 void check_attend(const char* op, const AttendIn&, const AttendOut&);
+// Throws an Error that names `op` unless k holds the tokens [first, T') of the row or more, where T' is the end of the
+// queries. Without documents.part, k has to hold exactly the tokens of q.
+void check_keys_held(const char* op, const AttendIn&, int64_t first);
+// Throws an Error that names `op` if a GPU is to compute a part of a row: no kernel there does yet.
+void check_part(const char* op, const Documents&, const ConstTensor& q);
 void check_attend_grad(const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
 
 namespace cuda {

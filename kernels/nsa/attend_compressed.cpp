@@ -35,11 +35,12 @@ struct CompressedPattern {
   int64_t most_keys() const { return blocks; }
 };
 
-CompressedPattern compressed_pattern(const char* op, const AttendIn& in, const CompressionBlocks& o) {
+attend_cpu::PartPattern<CompressedPattern> compressed_pattern(const char* op, const AttendIn& in,
+                                                              const CompressionBlocks& o) {
   TRIAD_CHECK(o.l >= 1 && o.d >= 1, "{}: blocks of {} tokens every {}", op, o.l, o.d);
-  const int64_t T = in.q.size(1), blocks = compressed_length(T, o.l, o.d);
+  const int64_t T = in.documents.part.tokens_or(in.q.size(1)), blocks = compressed_length(T, o.l, o.d);
   TRIAD_CHECK(in.k.size(1) == blocks, "{}: {} keys, but {} tokens have {} blocks", op, in.k.size(1), T, blocks);
-  return {T, o.l, o.d, blocks, in.documents};
+  return attend_cpu::for_part(CompressedPattern{T, o.l, o.d, blocks, in.documents}, in, /*compressed=*/true);
 }
 
 }  // namespace
@@ -47,7 +48,7 @@ CompressedPattern compressed_pattern(const char* op, const AttendIn& in, const C
 void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const AttendIn& in, const CompressionBlocks& o) {
   const OpScope op_scope(ctx, "nsa_attend_compressed_forward");
   check_attend("nsa_attend_compressed", in, out);
-  const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed", in, o);
+  const auto pattern = compressed_pattern("nsa_attend_compressed", in, o);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(ctx, "nsa_attend_compressed_forward", out, in,
@@ -63,7 +64,7 @@ void nsa_attend_compressed_backward(Context& ctx, const AttendGradOut& out, cons
                                     const AttendIn& in, const CompressionBlocks& o) {
   const OpScope op_scope(ctx, "nsa_attend_compressed_backward");
   check_attend_grad("nsa_attend_compressed backward", out, grad, in);
-  const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed backward", in, o);
+  const auto pattern = compressed_pattern("nsa_attend_compressed backward", in, o);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(

@@ -13,15 +13,17 @@ namespace triad {
 namespace {
 
 struct SelectedPattern {
-  int64_t T, n, l_sel, blocks;  // n: entries per list; blocks: block ids per sequence
+  int64_t T, n, l_sel, blocks;   // T: tokens of the row; n: entries per list; blocks: block ids per sequence
+  int64_t first_query, queries;  // the tokens that have lists
   Documents documents;
   attend_cpu::Rows<const int32_t> lists;
   // The inverse index, for backward: the tokens of sequence b and group g that list block j are tokens[begins[j]] ..
-  // tokens[begins[j+1] - 1], ascending.
+  // tokens[begins[j+1] - 1], ascending. They are counted from the row's first token.
   Tensor begins;  // [B,Hkv,blocks+1] i64
-  Tensor tokens;  // [B,Hkv,T*min(n,blocks)] i32
+  Tensor tokens;  // [B,Hkv,queries*min(n,blocks)] i32
 
   DocumentRow<int64_t> row(int64_t b) const { return host_row(documents, b, T); }
+  const int32_t* list_of(int64_t b, int64_t t, int64_t g) const { return lists(b, t - first_query, g); }
   // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1 and for blocks
   // that begin after t.
   bool shows(const DocumentRow<int64_t>& row, int64_t block, int64_t t) const {
@@ -31,7 +33,7 @@ struct SelectedPattern {
   template <class Visit>
   void keys(int64_t b, int64_t t, int64_t g, Visit&& visit) const {
     const DocumentRow<int64_t> in_row = row(b);
-    const int32_t* list = lists(b, t, g);
+    const int32_t* list = list_of(b, t, g);
     for (int64_t i = 0; i < n && shows(in_row, list[i], t);) {  // merges consecutive blocks into one range
       const int64_t first = list[i];
       int64_t last = first;
@@ -55,29 +57,33 @@ struct SelectedPattern {
   int64_t most_keys() const { return std::min(l_sel, T); }
 };
 
-SelectedPattern selected_pattern(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  const int64_t B = in.q.size(0), T = in.q.size(1), Hkv = in.k.size(2);
-  TRIAD_CHECK(in.k.size(1) == T, "{}: {} keys for {} tokens", op, in.k.size(1), T);
+attend_cpu::PartPattern<SelectedPattern> selected_pattern(const char* op, const AttendIn& in,
+                                                          const ConstTensor& block_index, int64_t l_sel) {
+  const RowPart& part = in.documents.part;
+  const int64_t B = in.q.size(0), queries = in.q.size(1), T = part.tokens_or(queries), Hkv = in.k.size(2);
+  check_keys_held(op, in, 0);
   TRIAD_CHECK(l_sel >= 1, "{}: blocks of {} tokens", op, l_sel);
   TRIAD_CHECK(block_index.rank == 4, "{}: block_index is {}, which has not four axes", op, block_index.str());
   const int64_t n = block_index.size(3);
-  check_tensor("block_index", block_index, {B, T, Hkv, n}, DType::i32);
+  check_tensor("block_index", block_index, {B, queries, Hkv, n}, DType::i32);
   const int64_t blocks = in.documents.empty() ? ceil_div(T, l_sel) : in.documents.ids();
-  return {T, n, l_sel, blocks, in.documents, attend_cpu::Rows<const int32_t>(block_index), {}, {}};
+  const attend_cpu::Rows<const int32_t> lists(block_index);
+  return attend_cpu::for_part(
+      SelectedPattern{T, n, l_sel, blocks, part.first_query, queries, in.documents, lists, {}, {}}, in);
 }
 
 // Fills the inverse index, begins and tokens, by a counting sort: counts per block, their prefix sums, then one write
 // per list entry.
 void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64_t B, int64_t Hkv) {
   p.begins = scope.alloc(DType::i64, {B, Hkv, p.blocks + 1});
-  p.tokens = scope.alloc(DType::i32, {B, Hkv, p.T * std::min(p.n, p.blocks)});
+  p.tokens = scope.alloc(DType::i32, {B, Hkv, p.queries * std::min(p.n, p.blocks)});
   parallel_for(ctx, B * Hkv, [&](int64_t head) {
     int64_t* begins = p.begins.ptr<int64_t>() + head * (p.blocks + 1);
     int32_t* tokens = p.tokens.ptr<int32_t>() + head * p.tokens.size(2);
     auto for_each_entry = [&](auto&& visit) {
       const DocumentRow<int64_t> row = p.row(head / Hkv);
-      for (int64_t t = 0; t < p.T; ++t) {
-        const int32_t* list = p.lists(head / Hkv, t, head % Hkv);
+      for (int64_t t = p.first_query; t < p.first_query + p.queries; ++t) {
+        const int32_t* list = p.list_of(head / Hkv, t, head % Hkv);
         for (int64_t i = 0; i < p.n && p.shows(row, list[i], t); ++i) visit(t, int64_t{list[i]});
       }
     };
@@ -96,7 +102,7 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
                                  int64_t l_sel, const CombineAlong* combine) {
   const OpScope op_scope(ctx, "nsa_attend_selected_forward");
   check_attend("nsa_attend_selected", in, out);
-  const SelectedPattern pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
+  const auto pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(ctx, "nsa_attend_selected_forward", out, in,
@@ -121,7 +127,7 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
                                   ConstTensor block_index, int64_t l_sel) {
   const OpScope op_scope(ctx, "nsa_attend_selected_backward");
   check_attend_grad("nsa_attend_selected backward", out, grad, in);
-  SelectedPattern pattern = selected_pattern("nsa_attend_selected backward", in, block_index, l_sel);
+  auto pattern = selected_pattern("nsa_attend_selected backward", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(
@@ -132,7 +138,7 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
   }
   record_cpu(ctx, "nsa_attend_selected_backward", in.q, in.k);
   Scratch::Scope scope(ctx.scratch);
-  invert_lists(ctx, scope, pattern, in.q.size(0), in.k.size(2));
+  invert_lists(ctx, scope, pattern.inner, in.q.size(0), in.k.size(2));
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });
 }
 

@@ -30,11 +30,12 @@ struct WindowPattern {
   int64_t most_keys() const { return T; }
 };
 
-WindowPattern window_pattern(const char* op, const AttendIn& in, int64_t w) {
-  const int64_t T = in.q.size(1);
-  TRIAD_CHECK(in.k.size(1) == T, "{}: {} keys for {} tokens", op, in.k.size(1), T);
+attend_cpu::PartPattern<WindowPattern> window_pattern(const char* op, const AttendIn& in, int64_t w) {
+  const RowPart& part = in.documents.part;
+  const int64_t T = part.tokens_or(in.q.size(1));
   TRIAD_CHECK(w >= 1, "{}: a window of {} tokens", op, w);
-  return {T, std::min(w, T), in.documents};
+  check_keys_held(op, in, part.first_query - std::min(w, T) + 1);
+  return attend_cpu::for_part(WindowPattern{T, std::min(w, T), in.documents}, in);
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ WindowPattern window_pattern(const char* op, const AttendIn& in, int64_t w) {
 void nsa_attend_window_forward(Context& ctx, const AttendOut& out, const AttendIn& in, int64_t w) {
   const OpScope op_scope(ctx, "nsa_attend_window_forward");
   check_attend("nsa_attend_window", in, out);
-  const WindowPattern pattern = window_pattern("nsa_attend_window", in, w);
+  const auto pattern = window_pattern("nsa_attend_window", in, w);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(ctx, "nsa_attend_window_forward", out, in,
@@ -58,7 +59,7 @@ void nsa_attend_window_backward(Context& ctx, const AttendGradOut& out, const At
                                 int64_t w) {
   const OpScope op_scope(ctx, "nsa_attend_window_backward");
   check_attend_grad("nsa_attend_window backward", out, grad, in);
-  const WindowPattern pattern = window_pattern("nsa_attend_window backward", in, w);
+  const auto pattern = window_pattern("nsa_attend_window backward", in, w);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(ctx, "nsa_attend_window_backward", out, grad, in,

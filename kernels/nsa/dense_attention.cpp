@@ -32,10 +32,9 @@ struct CausalPattern {
   int64_t most_keys() const { return T; }
 };
 
-CausalPattern causal_pattern(const char* op, const AttendIn& in) {
-  const int64_t T = in.q.size(1);
-  TRIAD_CHECK(in.k.size(1) == T, "{}: {} keys for {} tokens", op, in.k.size(1), T);
-  return {T, in.documents};
+attend_cpu::PartPattern<CausalPattern> causal_pattern(const char* op, const AttendIn& in) {
+  check_keys_held(op, in, 0);
+  return attend_cpu::for_part(CausalPattern{in.documents.part.tokens_or(in.q.size(1)), in.documents}, in);
 }
 
 }  // namespace
@@ -44,7 +43,7 @@ void dense_attention_forward(Context& ctx, const DenseSaved& saved, const Attend
   const OpScope op_scope(ctx, "dense_attention_forward");
   const AttendOut out{saved.o, saved.lse};
   check_attend("dense_attention", in, out);
-  const CausalPattern pattern = causal_pattern("dense_attention", in);
+  const auto pattern = causal_pattern("dense_attention", in);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(
@@ -65,7 +64,7 @@ void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor d
   const AttendGradOut out{grad.dq, grad.dk, grad.dv};
   AttendGradIn upstream{dout, {}, delta, saved.lse};
   check_attend_grad("dense_attention backward", out, upstream, in);
-  const CausalPattern pattern = causal_pattern("dense_attention backward", in);
+  const auto pattern = causal_pattern("dense_attention backward", in);
   attention_delta(ctx, delta, dout, saved.o, norm);
   zero(ctx, grad.dq);
   upstream.rounding_unit =

@@ -12,7 +12,7 @@ struct DenseSaved {
 // The results of backward, all overwritten.
 struct DenseGrad {
   Tensor dq;      // [B,T,Hq,dk] acc
-  Tensor dk, dv;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
+  Tensor dk, dv;  // the shapes of k and v; T, or acc
 };
 
 // Forward: overwrites saved.

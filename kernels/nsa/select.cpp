@@ -2,6 +2,7 @@
 #include "kernels/nsa/select.h"
 
 #include "engine/op_scope.h"
+#include "kernels/nsa/attend.h"
 #include "kernels/nsa/cpu/select.h"
 #include "kernels/nsa/route.h"
 
@@ -10,7 +11,7 @@ namespace triad {
 namespace {
 
 void check_select(const ConstTensor& block_index, const ConstTensor& q, const ConstTensor& k_cmp,
-                  const ConstTensor& lse_cmp, const SelectOptions& o) {
+                  const ConstTensor& lse_cmp, const SelectOptions& o, const Documents& documents) {
   TRIAD_CHECK(q.rank == 4 && k_cmp.rank == 4, "nsa_select: q {} and k_cmp {} need four axes", q.str(), k_cmp.str());
   TRIAD_CHECK(o.l >= 1 && o.d >= 1 && o.l_sel >= 1, "nsa_select: l {}, d {} and l_sel {} have to be positive", o.l, o.d,
               o.l_sel);
@@ -19,7 +20,9 @@ void check_select(const ConstTensor& block_index, const ConstTensor& q, const Co
               o.local_blocks);
   const int64_t B = q.size(0), T = q.size(1), Hq = q.size(2), Hkv = k_cmp.size(2);
   TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "nsa_select: {} query heads are not a multiple of {} groups", Hq, Hkv);
-  check_tensor("nsa_select: k_cmp", k_cmp, {B, compressed_length(T, o.l, o.d), Hkv, q.size(3)}, q.dtype);
+  check_part("nsa_select", documents, q);
+  const int64_t blocks = compressed_length(documents.part.tokens_or(T), o.l, o.d);
+  check_tensor("nsa_select: k_cmp", k_cmp, {B, blocks, Hkv, q.size(3)}, q.dtype);
   check_tensor("nsa_select: lse_cmp", lse_cmp, {B, T, Hq}, acc_dtype(q.dtype));
   check_tensor("nsa_select: block_index", block_index, {B, T, Hkv, o.n_sel}, DType::i32);
 }
@@ -29,7 +32,7 @@ void check_select(const ConstTensor& block_index, const ConstTensor& q, const Co
 void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
                 const SelectOptions& o, const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_select");
-  check_select(block_index, q, k_cmp, lse_cmp, o);
+  check_select(block_index, q, k_cmp, lse_cmp, o, documents);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
       ctx.routes.set_call(q, k_cmp);
@@ -44,9 +47,11 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
     }
   }
   record_cpu(ctx, "nsa_select", q, k_cmp);
+  const int64_t tokens = documents.part.tokens_or(q.size(1));
   dispatch_float(q.dtype, [&]<class T>() {
-    select_cpu::select<T>(ctx, block_index, q, k_cmp, lse_cmp, o, [&](int64_t b, int64_t t) -> select_cpu::Position {
-      const DocumentRow<int64_t> row = host_row(documents, b, q.size(1));
+    select_cpu::select<T>(ctx, block_index, q, k_cmp, lse_cmp, o, [&](int64_t b, int64_t i) -> select_cpu::Position {
+      const DocumentRow<int64_t> row = host_row(documents, b, tokens);
+      const int64_t t = documents.part.first_query + i;
       return {t - row.begin(t), row.first_key(t, o.d), row.first_block(t)};
     });
   });

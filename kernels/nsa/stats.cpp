@@ -35,18 +35,19 @@ template <class A>
 void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o,
                const Documents& documents) {
   const int64_t T = block_index.size(1), groups = block_index.size(2), n = block_index.size(3);
-  const int64_t rows = block_index.size(0) * T * groups;
+  const int64_t rows = block_index.size(0) * T * groups, tokens = documents.part.tokens_or(T);
   const int32_t* const lists = block_index.ptr<int32_t>();
   parallel_for(ctx, kStatsPieces, [&](int64_t piece) {
     double* const slot = pieces.ptr<double>() + piece * NsaStats::count;
     NsaStats s = load(slot);
     NsaStats mine;
     for (int64_t r = rows * piece / kStatsPieces; r < rows * (piece + 1) / kStatsPieces; ++r) {
-      const int64_t t = r / groups % T;
-      const DocumentRow<int64_t> row = host_row(documents, r / groups / T, T);
+      const int64_t i = r / groups % T, t = documents.part.first_query + i;
+      const DocumentRow<int64_t> row = host_row(documents, r / groups / T, tokens);
       add_gates(mine, gate.ptr<A>() + r, rows);
       const int64_t at = t - row.begin(t);
-      mine.add_list(lists + r * n, at == 0 ? nullptr : lists + (r - groups) * n, at, n, o, row.first_block(t));
+      mine.add_list(lists + r * n, at == 0 || i == 0 ? nullptr : lists + (r - groups) * n, at, n, o,
+                    row.first_block(t));
     }
     s.merge(mine);
     store(slot, s);
@@ -65,6 +66,8 @@ void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
   check_tensor("nsa_stats: lists", block_index, {B, T, groups, o.n_sel}, DType::i32);
   check_tensor("nsa_stats: gate", gate, {3, B, T, groups}, gate.dtype);
   if (ctx.device.is_cuda()) {
+    TRIAD_CHECK(documents.part.whole(), "nsa_stats: a part of rows of {} tokens: only the CPU does that",
+                documents.part.tokens);
     if constexpr (kBuiltWithCuda) return cuda::nsa_stats(ctx, pieces, gate, block_index, o, documents);
   }
   if (gate.dtype == DType::f64) return stats_cpu<double>(ctx, pieces, gate, block_index, o, documents);

@@ -61,13 +61,16 @@ void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, 
   check_arguments("assert_lists", first, check, lists);
   TRIAD_CHECK(lists.rank == 4 && l_sel >= 1, "assert_lists: lists {} of blocks of {}", lists.str(), l_sel);
   if (ctx.device.is_cuda()) {
+    TRIAD_CHECK(documents.part.whole(), "assert_lists: a part of rows of {} tokens: only the CPU does that",
+                documents.part.tokens);
     if constexpr (kBuiltWithCuda) return cuda::assert_lists(ctx, first, check, lists, l_sel, documents);
   }
   const int32_t* entries = lists.ptr<int32_t>();
   const int64_t T = lists.size(1), groups = lists.size(2), n = lists.size(3);
   find_first(ctx, first, check, lists.numel(), [&](int64_t i) -> int64_t {
-    const int64_t block = entries[i], t = i / (n * groups) % T, before = i % n == 0 ? -1 : entries[i - 1];
-    const DocumentRow<int64_t> row = host_row(documents, i / (n * groups) / T, T);
+    const int64_t block = entries[i], t = documents.part.first_query + i / (n * groups) % T,
+                  before = i % n == 0 ? -1 : entries[i - 1];
+    const DocumentRow<int64_t> row = host_row(documents, i / (n * groups) / T, documents.part.tokens_or(T));
     const int64_t end = row.first_block(t) + ceil_div(row.end(t) - row.begin(t), l_sel);  // end of the document's ids
     if (block < -1 || block >= end || (block >= 0 && block < row.first_block(t))) return Violation::out_of_range;
     if (block < 0) return -1;

@@ -32,9 +32,10 @@ StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix) 
   constexpr CardRates kRates = kH200Rates;
   const TrainConfig& t = config.train;
   const auto micro_steps = static_cast<double>(t.accumulate_grad_batches);
-  const double tokens = static_cast<double>(t.tokens_per_step());
+  const double tokens = static_cast<double>(t.tokens_per_step()) / static_cast<double>(config.dist.context);
   const auto compute_s = [&](const RecomputePlan& plan) {
-    return training_flops(config.model, t.micro_batch_size, t.seq_len, plan, mix) / kRates.flops;
+    return training_flops(config.model, t.micro_batch_size, t.seq_len, plan, mix) / kRates.flops /
+           static_cast<double>(config.dist.context);
   };
   const double kept = compute_s({}), all = compute_s(config.recompute);
   const auto shown_s = [&](bool last) {

@@ -29,12 +29,14 @@ std::string model_text(const Config& c, int64_t parameters) {
 
 std::string steps_text(const Config& c, int world, int64_t first_step) {
   const TrainConfig& t = c.train;
-  const int64_t tokens = t.tokens_per_step() * world;
+  const int64_t tokens = c.tokens_per_step(world), groups = world / c.dist.context;
   return fmt::format("{} steps of {} tokens ({} x {}{}{}): {} tokens, {}", grouped(t.steps - first_step),
                      grouped(tokens), t.micro_batch_size, t.seq_len,
                      t.accumulate_grad_batches > 1 ? fmt::format(" x {} micro-steps", t.accumulate_grad_batches) : "",
-                     world > 1 ? fmt::format(" x {} ranks", world) : "", grouped(tokens * (t.steps - first_step)),
-                     word_of(c.runtime.precision));
+                     c.dist.context > 1 ? fmt::format(" x {} groups of {} ranks", groups, c.dist.context)
+                     : world > 1        ? fmt::format(" x {} ranks", world)
+                                        : "",
+                     grouped(tokens * (t.steps - first_step)), word_of(c.runtime.precision));
 }
 
 std::string flops_text(double flops) {

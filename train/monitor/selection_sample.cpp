@@ -13,20 +13,22 @@ constexpr int kSchema = 2;
 // Limits on the size of a sample: queries; selected blocks over all layers and groups.
 constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
 
-// The bounds of the documents in the batch's first row; without packed documents, those of the row.
+// The bounds of the documents in the batch's first row; without packed documents, those of the row. If ranks share the
+// row (dist.context), only the first rank's part of it.
 std::vector<int32_t> bounds_of_first_row(Context& ctx, const Activations& act) {
   const auto T = static_cast<int32_t>(act.T());
   if (act.bounds.empty()) return {0, T};
   std::vector<int32_t> bounds(static_cast<size_t>(act.bounds.size(0)));
   read(ctx, bounds.data(), act.bounds);
-  bounds.erase(std::next(std::find(bounds.begin(), bounds.end(), T)), bounds.end());
+  bounds.erase(std::lower_bound(bounds.begin(), bounds.end(), T), bounds.end());
+  bounds.push_back(T);
   return bounds;
 }
 
 // For each token of the batch's first row, the id of the first block of its document.
 std::vector<int32_t> first_blocks(Context& ctx, const Activations& act) {
   std::vector<int32_t> first(static_cast<size_t>(act.T()), 0);
-  if (!act.documents.first_block.empty()) read(ctx, first.data(), act.documents.first_block[0]);
+  if (!act.documents.first_block.empty()) read(ctx, first.data(), act.documents.first_block[0].slice(0, 0, act.T()));
   return first;
 }
 

@@ -221,6 +221,38 @@ struct Span {
   int64_t begin, end;  // keys
 };
 
+// The Pattern of a call whose tensors hold a part of the row (RowPart): `inner` counts queries and keys from the row's
+// first token, the ops count them from the first one that a tensor holds. inner.keys() must return keys that are held.
+template <class Pattern>
+struct PartPattern {
+  Pattern inner;
+  int64_t first_query, queries, first_key, keys_held;
+
+  template <class Visit>
+  void keys(int64_t b, int64_t t, int64_t g, Visit&& visit) const {
+    inner.keys(b, first_query + t, g, [&](int64_t begin, int64_t end) { visit(begin - first_key, end - first_key); });
+  }
+  template <class Visit>
+  void rows(int64_t b, int64_t g, int64_t begin, int64_t end, Visit&& visit) const {
+    inner.rows(b, g, first_key + begin, first_key + end, [&](int64_t t, int64_t first, int64_t last) {
+      if (t >= first_query && t < first_query + queries) visit(t - first_query, first - first_key, last - first_key);
+    });
+  }
+  int64_t spans() const { return inner.spans(); }
+  Span span(int64_t b, int64_t i) const {
+    const Span whole = inner.span(b, i);
+    return {std::max(whole.begin - first_key, int64_t{0}), std::min(whole.end - first_key, keys_held)};
+  }
+  int64_t most_keys() const { return inner.most_keys(); }
+};
+
+// The same pattern for the tensors of a call. Compressed keys are those of the whole row.
+template <class Pattern>
+PartPattern<Pattern> for_part(const Pattern& inner, const AttendIn& in, bool compressed = false) {
+  const RowPart& part = in.documents.part;
+  return {inner, part.first_query, in.q.size(1), compressed ? 0 : part.first_key, in.k.size(1)};
+}
+
 inline constexpr int64_t kChunk = 128;  // keys whose scores a row holds at a time; scores and operands fit in L1
 
 // Cuts the keys [begin, end) into consecutive pieces of at most kChunk keys, and calls visit(c0, c1, first, last) for

@@ -1,0 +1,51 @@
+// ContextGroup: the ranks that share each sequence (dist.context), and what they exchange. Every rank of the run calls
+// the same functions in the same order, with the ranges of the same layout.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/comm/comm.h"
+#include "engine/context.h"
+#include "model/context_layout.h"
+
+namespace triad {
+
+class ContextGroup {
+ public:
+  // layout: of this rank. Its ranks divide those of comm; groups are adjacent ranks.
+  ContextGroup(const Context&, Comm&, const ContextLayout& layout);
+
+  // A tensor [B, rows, ..] that receives rows, and one that has them. All of a call have one dtype and one B.
+  struct Rows {
+    Tensor to;
+    ConstTensor from;
+  };
+  // Copies rows between the ranks: `from` holds this rank's rows of `has`, and `to` its rows of `needs`, overwritten.
+  // The ranges of `has` are disjoint and cover those of `needs`. what: names the data in messages.
+  void gather(Context&, const std::vector<Rows>&, const RowRanges& has, const RowRanges& needs,
+              const std::string& what);
+  // The reverse, for gradients: `from` holds this rank's addends of its rows of `needs`, and `to` [has], overwritten,
+  // the sums over the ranks, added in the order of ranks. f32, or f64.
+  void reduce(Context&, const std::vector<Rows>&, const RowRanges& has, const RowRanges& needs,
+              const std::string& what);
+
+ private:
+  // One contiguous tensor for rows of all tensors of a call, and its views.
+  struct Piece {
+    Tensor whole;
+    std::vector<Tensor> views;  // [B, rows, ..]
+  };
+  static Piece alloc(Scratch::Scope&, const std::vector<Rows>&, int64_t rows);
+  // Exchanges pieces, one for each rank of the group; those of this rank, and those without rows, are not
+  // exchanged.
+  void exchange(Context&, const std::vector<Piece>& to, const std::vector<Piece>& from, int64_t most_bytes,
+                const std::string& what);
+
+  Comm& comm_;
+  int64_t ranks_, rank_;        // of the group
+  int first_;                   // rank of the run that is the group's first
+  std::optional<Event> event_;  // absent while memory is planned
+};
+
+}  // namespace triad

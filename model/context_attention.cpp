@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/nsa/compose.h"
 #include "kernels/step/rows.h"
 
@@ -25,14 +27,20 @@ class Exchange {
 
   const ContextLayout& layout() const { return layout_; }
   const RowRange& mine(const RowRanges& ranges) const { return ranges[static_cast<size_t>(layout_.rank)]; }
-  Pair alloc(DType dtype, int64_t rows) const {
-    const ModelConfig& c = lc_.config;
-    return {scope_.alloc(dtype, {lc_.B, rows, c.n_kv_groups, c.d_k}, "keys of the group"),
-            scope_.alloc(dtype, {lc_.B, rows, c.n_kv_groups, c.d_v}, "values of the group")};
+  // Contiguous tensors for this rank's rows. All ranks allocate as much, as the plan of memory is that of one of them.
+  Pair alloc(DType dtype, const RowRanges& ranges) const {
+    int64_t most = 0;
+    for (const RowRange& range : ranges) most = std::max(most, range.size());
+    const int64_t groups = lc_.config.n_kv_groups, rows = mine(ranges).size();
+    const auto of_width = [&](int64_t width, const char* name) {
+      const Tensor all = scope_.alloc(dtype, {lc_.B * most * groups * width}, name);
+      return all.slice(0, 0, lc_.B * rows * groups * width).view({lc_.B, rows, groups, width});
+    };
+    return {of_width(lc_.config.d_k, "keys of the group"), of_width(lc_.config.d_v, "values of the group")};
   }
   // This rank's rows of `needs`, from the tokens of all ranks.
   Pair gather(Context& ctx, ConstTensor k, ConstTensor v, const RowRanges& needs, const char* branch) const {
-    const Pair pair = alloc(k.dtype, mine(needs).size());
+    const Pair pair = alloc(k.dtype, needs);
     group_.gather(ctx, {{pair.k, k}, {pair.v, v}}, parts_, needs, what("keys and values", branch));
     return pair;
   }
@@ -43,7 +51,7 @@ class Exchange {
   // The sums over the ranks of the gradients of this rank's blocks.
   Pair reduce_blocks(Context& ctx, ConstTensor dk, ConstTensor dv, const RowRanges& blocks,
                      const RowRanges& all) const {
-    const Pair sums = alloc(dk.dtype, mine(blocks).size());
+    const Pair sums = alloc(dk.dtype, blocks);
     group_.reduce(ctx, {{sums.k, dk}, {sums.v, dv}}, blocks, all, what("gradients", "cmp"));
     return sums;
   }
@@ -109,7 +117,7 @@ void compress(Context& ctx, const LayerContext& lc, const NsaSaved& s, const Nsa
   const PhiOptions phi = lc.config.nsa.phi_options();
   const Documents documents = edge_documents(lc, exchange, ranges);
   const Pair x = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], ranges.edges, "cmp, not yet compressed");
-  const Pair y = exchange.alloc(s.k_cmp.dtype, exchange.mine(ranges.blocks).size());
+  const Pair y = exchange.alloc(s.k_cmp.dtype, ranges.blocks);
   nsa_compress_forward(ctx, y.k, x.k, w.phi_k, phi, documents);
   nsa_compress_forward(ctx, y.v, x.v, w.phi_v, phi, documents);
   exchange.gather_blocks(ctx, {s.k_cmp, s.v_cmp}, y, ranges.blocks, ranges.all_blocks);
@@ -123,10 +131,9 @@ void compress_backward(Context& ctx, const LayerContext& lc, const NsaGrad& grad
   const Exchange exchange(lc, scope);
   const PhiOptions phi = lc.config.nsa.phi_options();
   const Documents documents = edge_documents(lc, exchange, ranges);
-  const int64_t tokens = exchange.mine(ranges.edges).size();
   const Pair dy = exchange.reduce_blocks(ctx, dk, dv, ranges.blocks, ranges.all_blocks);
   const Pair x = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], ranges.edges, "cmp, not yet compressed");
-  const Pair dx = exchange.alloc(x.k.dtype, tokens), sums = exchange.alloc(dk.dtype, tokens);
+  const Pair dx = exchange.alloc(x.k.dtype, ranges.edges), sums = exchange.alloc(dk.dtype, ranges.edges);
   nsa_compress_backward(ctx, dx.k, dw.phi_k, dy.k, x.k, w.phi_k, phi, documents);
   nsa_compress_backward(ctx, dx.v, dw.phi_v, dy.v, x.v, w.phi_v, phi, documents);
   copy_rows(ctx, sums.k, dx.k);
@@ -156,7 +163,7 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
   const NsaRanges ranges(lc.layout, c);
   const NsaIn local = nsa_in(views, lc.documents), in = gathered(ctx, lc, exchange, local, ranges);
   const DType acc = acc_dtype(in.q.dtype);
-  const Pair selected = exchange.alloc(acc, in.k[kSel].size(1)), window = exchange.alloc(acc, in.k[kWin].size(1));
+  const Pair selected = exchange.alloc(acc, ranges.selected), window = exchange.alloc(acc, ranges.window);
   NsaGrad addends = grad;  // the gradients of gathered keys and values, over this rank's queries
   addends.k[kSel] = selected.k, addends.v[kSel] = selected.v;
   addends.k[kWin] = window.k, addends.v[kWin] = window.v;
@@ -185,7 +192,7 @@ void context_dense_backward(Context& ctx, const LayerContext& lc, const DenseGra
   const Exchange exchange(lc, scope);
   const RowRanges needs = lc.layout.prefixes();
   const Pair all = exchange.gather(ctx, views.k[0], views.v[0], needs, "dense attention");
-  const Pair addends = exchange.alloc(acc_dtype(views.q.dtype), all.k.size(1));
+  const Pair addends = exchange.alloc(acc_dtype(views.q.dtype), needs);
   dense_attention_backward(ctx, {grad.dq, addends.k, addends.v}, dout, {views.q, all.k, all.v, lc.documents}, s);
   exchange.reduce(ctx, grad.dk, grad.dv, addends, needs, "dense attention");
 }

@@ -9,6 +9,12 @@ namespace triad {
 
 namespace {
 
+// The element of a list, one a rank of a group, that belongs to rank r.
+template <class List>
+auto& at(List& list, int64_t r) {
+  return list[static_cast<size_t>(r)];
+}
+
 // The rows `range`, if any, of a tensor that holds the rows `held`.
 template <class TensorType>
 TensorType rows_of(const TensorType& t, const RowRange& held, const RowRange& range) {
@@ -47,34 +53,59 @@ ContextGroup::ContextGroup(const Context& ctx, Comm& comm, const ContextLayout& 
   if (!ctx.planning) event_.emplace(ctx.device);
 }
 
-ContextGroup::Piece ContextGroup::alloc(Scratch::Scope& scope, const std::vector<Rows>& tensors, int64_t rows) {
-  std::vector<Shape> shapes;
-  int64_t elements = 0;
-  for (const Rows& t : tensors) {
-    Shape& shape = shapes.emplace_back(t.from.shape());
-    shape.dim[1] = rows;
-    elements += shape.numel();
+// Allocates as much as the rank that exchanges the most rows, so that the plan of memory of one rank is that of all.
+ContextGroup::Pieces ContextGroup::alloc(Scratch::Scope& scope, const std::vector<Rows>& tensors, const RowRanges& from,
+                                         const RowRanges& to) const {
+  const DType dtype = tensors.at(0).from.dtype;
+  std::vector<Shape> row_shapes;
+  for (const Rows& t : tensors) row_shapes.emplace_back(t.from.shape()).dim[1] = 1;
+  const auto elements = [&](int64_t rows) {
+    int64_t n = 0;
+    for (const Shape& shape : row_shapes) n += rows * shape.numel();
+    return align_up(n);
+  };
+  int64_t most = 0;
+  for (int64_t me = 0; me < ranks_; ++me) {
+    int64_t of_rank = 0;
+    for (int64_t r = 0; r < ranks_; ++r)
+      if (r != me)
+        of_rank +=
+            elements(overlap(at(from, me), at(to, r)).size()) + elements(overlap(at(from, r), at(to, me)).size());
+    most = std::max(most, of_rank);
   }
-  Piece piece{scope.alloc(tensors.at(0).from.dtype, {elements}, "rows of other ranks"), {}};
-  int64_t at = 0;
-  for (const Shape& shape : shapes) {
-    piece.views.push_back(piece.whole.slice(0, at, at + shape.numel()).view(shape));
-    at += shape.numel();
+  const Tensor all = scope.alloc(dtype, {most}, "rows of other ranks");
+  int64_t next = 0;
+  const auto take = [&](int64_t rows) {
+    int64_t n = 0;
+    for (const Shape& shape : row_shapes) n += rows * shape.numel();
+    Piece piece{all.slice(0, next, next + n), {}};
+    int64_t first = next;
+    for (Shape shape : row_shapes) {
+      shape.dim[1] = rows;
+      piece.views.push_back(all.slice(0, first, first + shape.numel()).view(shape));
+      first += shape.numel();
+    }
+    next += elements(rows);
+    return piece;
+  };
+  Pieces pieces;
+  for (int64_t r = 0; r < ranks_; ++r) {
+    pieces.to.push_back(take(r == rank_ ? 0 : overlap(at(from, rank_), at(to, r)).size()));
+    pieces.from.push_back(take(r == rank_ ? 0 : overlap(at(from, r), at(to, rank_)).size()));
   }
-  return piece;
+  return pieces;
 }
 
-void ContextGroup::exchange(Context& ctx, const std::vector<Piece>& to, const std::vector<Piece>& from,
-                            int64_t most_bytes, const std::string& what) {
+void ContextGroup::exchange(Context& ctx, const Pieces& pieces, int64_t most_bytes, const std::string& what) {
   if (ctx.planning || most_bytes == 0) return;
   std::vector<Comm::Piece> sent, received;
   for (int64_t r = 0; r < ranks_; ++r) {
-    if (r == rank_) continue;
-    const auto add = [&](const Piece& piece, std::vector<Comm::Piece>& list) {
-      if (piece.whole.numel() > 0) list.push_back({first_ + static_cast<int>(r), piece.whole});
+    const auto add = [&](const std::vector<Piece>& of_ranks, std::vector<Comm::Piece>& list) {
+      const Tensor& whole = of_ranks[static_cast<size_t>(r)].whole;
+      if (whole.numel() > 0) list.push_back({first_ + static_cast<int>(r), whole});
     };
-    add(to[static_cast<size_t>(r)], sent);
-    add(from[static_cast<size_t>(r)], received);
+    add(pieces.to, sent);
+    add(pieces.from, received);
   }
   event_->record(ctx.stream);
   event_->block(comm_.stream());
@@ -86,44 +117,35 @@ void ContextGroup::exchange(Context& ctx, const std::vector<Piece>& to, const st
 void ContextGroup::gather(Context& ctx, const std::vector<Rows>& tensors, const RowRanges& has, const RowRanges& needs,
                           const std::string& what) {
   Scratch::Scope scope(ctx.scratch);
-  const auto me = static_cast<size_t>(rank_);
-  std::vector<Piece> to, from;
-  for (size_t r = 0; r < has.size(); ++r) {
-    const RowRange sent = overlap(has[me], needs[r]), received = overlap(has[r], needs[me]);
-    to.push_back(alloc(scope, tensors, r == me ? 0 : sent.size()));
-    from.push_back(alloc(scope, tensors, r == me ? 0 : received.size()));
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const ConstTensor rows = rows_of(tensors[i].from, has[me], sent);
-      copy_rows(ctx, r == me ? rows_of(tensors[i].to, needs[me], sent) : to[r].views[i], rows);
-    }
-  }
-  exchange(ctx, to, from, most_rows(has, needs) * row_bytes(tensors), what);
-  for (size_t r = 0; r < has.size(); ++r) {
-    if (r == me) continue;
+  const Pieces pieces = alloc(scope, tensors, has, needs);
+  const RowRange &held = at(has, rank_), &needed = at(needs, rank_);
+  for (int64_t r = 0; r < ranks_; ++r) {
+    const RowRange sent = overlap(held, at(needs, r));
     for (size_t i = 0; i < tensors.size(); ++i)
-      copy_rows(ctx, rows_of(tensors[i].to, needs[me], overlap(has[r], needs[me])), from[r].views[i]);
+      copy_rows(ctx, r == rank_ ? rows_of(tensors[i].to, needed, sent) : at(pieces.to, r).views[i],
+                rows_of(tensors[i].from, held, sent));
   }
+  exchange(ctx, pieces, most_rows(has, needs) * row_bytes(tensors), what);
+  for (int64_t r = 0; r < ranks_; ++r)
+    for (size_t i = 0; i < tensors.size() && r != rank_; ++i)
+      copy_rows(ctx, rows_of(tensors[i].to, needed, overlap(at(has, r), needed)), at(pieces.from, r).views[i]);
 }
 
 void ContextGroup::reduce(Context& ctx, const std::vector<Rows>& tensors, const RowRanges& has, const RowRanges& needs,
                           const std::string& what) {
   Scratch::Scope scope(ctx.scratch);
-  const auto me = static_cast<size_t>(rank_);
-  std::vector<Piece> to, from;
-  for (size_t r = 0; r < has.size(); ++r) {
-    const RowRange sent = overlap(has[r], needs[me]), received = overlap(has[me], needs[r]);
-    to.push_back(alloc(scope, tensors, r == me ? 0 : sent.size()));
-    from.push_back(alloc(scope, tensors, r == me ? 0 : received.size()));
-    for (size_t i = 0; i < tensors.size() && r != me; ++i)
-      copy_rows(ctx, to[r].views[i], rows_of(tensors[i].from, needs[me], sent));
-  }
-  exchange(ctx, to, from, most_rows(has, needs) * row_bytes(tensors), what);
+  const Pieces pieces = alloc(scope, tensors, needs, has);
+  const RowRange &held = at(has, rank_), &needed = at(needs, rank_);
+  for (int64_t r = 0; r < ranks_; ++r)
+    for (size_t i = 0; i < tensors.size() && r != rank_; ++i)
+      copy_rows(ctx, at(pieces.to, r).views[i], rows_of(tensors[i].from, needed, overlap(at(has, r), needed)));
+  exchange(ctx, pieces, most_rows(has, needs) * row_bytes(tensors), what);
   for (size_t i = 0; i < tensors.size(); ++i) {
     zero(ctx, tensors[i].to);
-    for (size_t r = 0; r < has.size(); ++r) {
-      const RowRange added = overlap(has[me], needs[r]);
-      const ConstTensor rows = r == me ? rows_of(tensors[i].from, needs[me], added) : ConstTensor(from[r].views[i]);
-      add_rows(ctx, rows_of(tensors[i].to, has[me], added), rows);
+    for (int64_t r = 0; r < ranks_; ++r) {
+      const RowRange added = overlap(held, at(needs, r));
+      add_rows(ctx, rows_of(tensors[i].to, held, added),
+               r == rank_ ? rows_of(tensors[i].from, needed, added) : ConstTensor(at(pieces.from, r).views[i]));
     }
   }
 }

@@ -36,11 +36,14 @@ class ContextGroup {
     Tensor whole;
     std::vector<Tensor> views;  // [B, rows, ..]
   };
-  static Piece alloc(Scratch::Scope&, const std::vector<Rows>&, int64_t rows);
-  // Exchanges pieces, one for each rank of the group; those of this rank, and those without rows, are not
-  // exchanged.
-  void exchange(Context&, const std::vector<Piece>& to, const std::vector<Piece>& from, int64_t most_bytes,
-                const std::string& what);
+  // What this rank sends to and receives from each rank of the group; without rows for itself.
+  struct Pieces {
+    std::vector<Piece> to, from;
+  };
+  // Pieces for rows that ranks have in `from`, and that other ranks have in `to`.
+  Pieces alloc(Scratch::Scope&, const std::vector<Rows>&, const RowRanges& from, const RowRanges& to) const;
+  // most_bytes: those of the largest piece of any rank.
+  void exchange(Context&, const Pieces&, int64_t most_bytes, const std::string& what);
 
   Comm& comm_;
   int64_t ranks_, rank_;        // of the group

@@ -23,9 +23,13 @@ struct ContextLayout {
   int64_t ranks = 1, rank = 0;  // of the group
   int64_t part = 0;             // tokens that a rank has
 
-  // T: tokens of a sequence. world_rank: of the run; groups are adjacent ranks.
-  static ContextLayout of(int64_t T, int64_t ranks, int64_t world_rank) {
-    return {ranks, world_rank % ranks, ceil_div(T, ranks)};
+  // The selection kernel of Hopper computes tiles of this many tokens, which may not cross a selection block.
+  static constexpr int64_t kGpuUnit = 16;
+  // T: tokens of a sequence. world_rank: of the run; groups are adjacent ranks. On a GPU parts are
+  // multiples of kGpuUnit.
+  static ContextLayout of(int64_t T, int64_t ranks, int64_t world_rank, Device device = Device::cpu()) {
+    const int64_t unit = ranks > 1 && device.is_cuda() ? kGpuUnit : 1;
+    return {ranks, world_rank % ranks, round_up(ceil_div(T, ranks), unit)};
   }
   bool shared() const { return ranks > 1; }
   int64_t tokens() const { return ranks * part; }  // of the sequence, with those that extend it

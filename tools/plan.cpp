@@ -162,8 +162,6 @@ void run(const Options& o) {
     fail_usage("dist.context is {}: it must divide the number of ranks, --ranks, which is {}", config.dist.context,
                o.ranks);
   const Device device = planned_device(config.runtime.device);
-  if (device.is_cuda() && config.dist.context > 1)
-    fail_usage("dist.context is {}: on a GPU it must be 1 so far; runtime.device=cpu takes any", config.dist.context);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);
   Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), documents.most), documents);

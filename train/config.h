@@ -329,7 +329,7 @@ void visit(DistConfig& c, V&& v) {
     at_least(1).up_to(1 << 20));
   v("context", c.context,
     "number of adjacent ranks that share each sequence: each has a part of its tokens. It divides the number of ranks, "
-    "and train.micro_batch_size counts the sequences of such a group. Only on the CPU so far",
+    "and train.micro_batch_size counts the sequences of such a group.",
     at_least(1).up_to(1 << 16));
   v("timeout_s", c.timeout_s, "seconds that a collective may take before the run fails", at_least(1).up_to(1 << 20));
 }

@@ -68,8 +68,6 @@ Device choose_run_device(const TrainRequest& request, const LaunchEnv& launch) {
   if (launch.world % config.dist.context != 0)
     fail_usage("dist.context is {}: it must divide the number of ranks, which is {}", config.dist.context,
                launch.world);
-  if (device.is_cuda() && config.dist.context > 1)
-    fail_usage("dist.context is {}: on a GPU it must be 1 so far; runtime.device=cpu takes any", config.dist.context);
   constexpr int64_t kLongRun = 1000;
   if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
       !config.train.allow_unsafe)

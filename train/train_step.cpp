@@ -37,11 +37,17 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
 }
 
 // The tokens of this rank. A plan is that of the last rank of a group, which needs the most memory.
-ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm) {
+ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm, int64_t most_documents) {
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
   if (world % ranks != 0)
     fail_usage("dist.context is {}: it must divide the number of ranks, which is {}", ranks, world);
-  return ContextLayout::of(config.train.seq_len, ranks, ctx.planning || comm == nullptr ? ranks - 1 : comm->rank());
+  if (ranks > 1 && ctx.device.is_cuda() && most_documents > 0)
+    fail_usage(
+        "dist.context is {}: on a GPU it must be 1 for rows of several documents; data.documents=attend_across takes "
+        "any",
+        ranks);
+  return ContextLayout::of(config.train.seq_len, ranks, ctx.planning || comm == nullptr ? ranks - 1 : comm->rank(),
+                           ctx.device);
 }
 
 }  // namespace
@@ -52,7 +58,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       config_(config),
       comm_(comm),
       world_(comm == nullptr ? 1 : comm->world()),
-      context_layout_(layout_of(ctx_, config, comm)),
+      context_layout_(layout_of(ctx_, config, comm, most_documents)),
       group_(context_layout_.shared() ? std::make_optional<ContextGroup>(ctx_, *comm, context_layout_) : std::nullopt),
       model_(ctx_, runtime.arena(), config.model,
              {.dtype = compute_dtype(config.runtime.precision),

@@ -94,6 +94,9 @@ struct DocumentRow {
   constexpr Int visible_keys(Int t, Int l, Int d) const { return blocks_within(t - begin(t) + 1, l, d); }
 };
 
+// Throws an Error that names `op` if a GPU is to compute a part of rows with tables: no kernel there does.
+void check_part(const char* op, const Documents&, Device);
+
 // Row b of the tables in host memory. T: the tokens of the whole row.
 inline DocumentRow<int64_t> host_row(const Documents& documents, int64_t b, int64_t T) {
   if (documents.empty()) return {.T = T};

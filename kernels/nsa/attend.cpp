@@ -19,14 +19,6 @@ void check_argument(const char* op, const char* name, const ConstTensor& t, cons
 
 }  // namespace
 
-void check_part(const char* op, const Documents& documents, const ConstTensor& q) {
-  const RowPart& part = documents.part;
-  TRIAD_CHECK(part.whole() || !q.device.is_cuda(), "{}: {} holds a part of rows of {} tokens: only the CPU does that",
-              op, q.str(), part.tokens);
-  TRIAD_CHECK(part.whole() || (part.first_query >= 0 && part.first_query + q.size(1) <= part.tokens),
-              "{}: {} begins at token {} of rows of {}", op, q.str(), part.first_query, part.tokens);
-}
-
 void check_keys_held(const char* op, const AttendIn& in, int64_t first) {
   const RowPart& part = in.documents.part;
   const int64_t T = in.q.size(1), S = in.k.size(1);
@@ -50,7 +42,7 @@ void check_attend(const char* op, const AttendIn& in, const AttendOut& out) {
   TRIAD_CHECK(dk > 0 && dv > 0, "{}: heads of width {} and {}", op, dk, dv);
   check_argument(op, "k", in.k, {B, S, Hkv, dk}, in.q.dtype);
   check_argument(op, "v", in.v, {B, S, Hkv, dv}, in.q.dtype);
-  check_part(op, in.documents, in.q);
+  check_part(op, in.documents, in.q.device);
   check_argument(op, "o", out.o, {B, T, Hq, dv}, in.q.dtype);
   check_argument(op, "lse", out.lse, {B, T, Hq}, acc_dtype(in.q.dtype));
 }
@@ -64,7 +56,7 @@ void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGra
   TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "{}: {} query heads are not a multiple of {} groups", op, Hq, Hkv);
   check_argument(op, "k", in.k, {B, in.k.size(1), Hkv, in.q.size(3)}, dtype);
   check_argument(op, "v", in.v, {B, in.k.size(1), Hkv, dv}, dtype);
-  check_part(op, in.documents, in.q);
+  check_part(op, in.documents, in.q.device);
   check_argument(op, "dout", grad.dout, {B, T, Hq, dv}, dtype);
   if (!grad.gate.empty()) check_argument(op, "gate", grad.gate, {B, T, Hkv}, acc);
   check_argument(op, "delta", grad.delta, {B, T, Hq}, acc);

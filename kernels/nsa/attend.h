@@ -69,8 +69,6 @@ void check_attend(const char* op, const AttendIn&, const AttendOut&);
 // Throws an Error that names `op` unless k holds the tokens [first, T') of the row or more, where T' is the end of the
 // queries. Without documents.part, k has to hold exactly the tokens of q.
 void check_keys_held(const char* op, const AttendIn&, int64_t first);
-// Throws an Error that names `op` if a GPU is to compute a part of a row: no kernel there does yet.
-void check_part(const char* op, const Documents&, const ConstTensor& q);
 void check_attend_grad(const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
 
 namespace cuda {

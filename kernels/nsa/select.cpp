@@ -2,7 +2,6 @@
 #include "kernels/nsa/select.h"
 
 #include "engine/op_scope.h"
-#include "kernels/nsa/attend.h"
 #include "kernels/nsa/cpu/select.h"
 #include "kernels/nsa/route.h"
 
@@ -20,7 +19,7 @@ void check_select(const ConstTensor& block_index, const ConstTensor& q, const Co
               o.local_blocks);
   const int64_t B = q.size(0), T = q.size(1), Hq = q.size(2), Hkv = k_cmp.size(2);
   TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "nsa_select: {} query heads are not a multiple of {} groups", Hq, Hkv);
-  check_part("nsa_select", documents, q);
+  check_part("nsa_select", documents, q.device);
   const int64_t blocks = compressed_length(documents.part.tokens_or(T), o.l, o.d);
   check_tensor("nsa_select: k_cmp", k_cmp, {B, blocks, Hkv, q.size(3)}, q.dtype);
   check_tensor("nsa_select: lse_cmp", lse_cmp, {B, T, Hq}, acc_dtype(q.dtype));

@@ -65,9 +65,8 @@ void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
   check_tensor("nsa_stats: pieces", pieces, {kStatsPieces, NsaStats::count}, DType::f64);
   check_tensor("nsa_stats: lists", block_index, {B, T, groups, o.n_sel}, DType::i32);
   check_tensor("nsa_stats: gate", gate, {3, B, T, groups}, gate.dtype);
+  check_part("nsa_stats", documents, ctx.device);
   if (ctx.device.is_cuda()) {
-    TRIAD_CHECK(documents.part.whole(), "nsa_stats: a part of rows of {} tokens: only the CPU does that",
-                documents.part.tokens);
     if constexpr (kBuiltWithCuda) return cuda::nsa_stats(ctx, pieces, gate, block_index, o, documents);
   }
   if (gate.dtype == DType::f64) return stats_cpu<double>(ctx, pieces, gate, block_index, o, documents);

@@ -1,14 +1,12 @@
 // triad grads --documents FILE: what it writes for a packed row, and the files that it refuses.
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "io/data/shards.h"
-#include "io/safetensors.h"
+#include "tests/support/grads_run.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 
@@ -22,48 +20,6 @@ using Bounds = std::vector<int32_t>;
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 constexpr int64_t kSeq = 48;
-
-void write_bounds(const std::string& path, const Bounds& bounds, size_t cut = 0) {
-  write_text(path, std::string(reinterpret_cast<const char*>(bounds.data()), bounds.size() * sizeof(int32_t) - cut));
-}
-
-void write_shard(const std::string& path, std::span<const int32_t> tokens) {
-  ShardWriter writer(path, TokenWidth::u16);
-  writer.append(tokens);
-  writer.finish();
-}
-
-struct Entry {
-  std::vector<double> floats;
-  std::vector<int32_t> ids;  // of lists
-  std::vector<int64_t> shape;
-};
-
-std::map<std::string, Entry> read_results(const std::string& path) {
-  std::map<std::string, Entry> all;
-  const SafetensorsFile file(path);
-  for (const TensorEntry& e : file.entries()) {
-    std::vector<std::byte> bytes(static_cast<size_t>(e.bytes()));
-    file.read(e, bytes);
-    Entry& entry = all[e.name];
-    entry.shape.assign(e.shape.begin(), e.shape.end());
-    if (e.name.starts_with("block_index/")) {
-      entry.ids.resize(bytes.size() / sizeof(int32_t));
-      std::memcpy(entry.ids.data(), bytes.data(), bytes.size());
-    } else {
-      entry.floats.resize(bytes.size() / sizeof(double));
-      std::memcpy(entry.floats.data(), bytes.data(), bytes.size());
-    }
-  }
-  return all;
-}
-
-double norm_of_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  REQUIRE(a.size() == b.size());
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
-  return std::sqrt(sum);
-}
 
 // An initialized model and a shard of tokens, with the command that runs both.
 struct Setup {
@@ -84,15 +40,15 @@ struct Setup {
     return run_program(command("tokens.bin", kSeq, out, batch) + " --documents " + bounds);
   }
   // The results of the tokens [from, to) alone. Their last token has no target.
-  std::map<std::string, Entry> alone(int32_t from, int32_t to) {
+  std::map<std::string, GradsEntry> alone(int32_t from, int32_t to) {
     write_bounds(folder.file("one.i32"), {0, to - from});
-    write_shard(folder.file("one.bin"), std::span(tokens).subspan(static_cast<size_t>(from),
-                                                                  static_cast<size_t>(to - from + 1)));
+    write_shard(folder.file("one.bin"),
+                std::span(tokens).subspan(static_cast<size_t>(from), static_cast<size_t>(to - from + 1)));
     const Outcome outcome = run_program(command("one.bin", to - from, folder.file("one.safetensors")) +
                                         " --documents " + folder.file("one.i32"));
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return read_results(folder.file("one.safetensors"));
+    return read_grads(folder.file("one.safetensors"));
   }
 };
 
@@ -105,7 +61,7 @@ TEST_CASE("grads: --documents gives the loss, logits, lists and gradients of the
   const Outcome outcome = setup.packed();
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  const std::map<std::string, Entry> packed = read_results(setup.out);
+  const std::map<std::string, GradsEntry> packed = read_grads(setup.out);
   // A document of n tokens has n - 1 targets, and the mean over the row weighs by them. That of one token has none, so
   // only its logits and lists are compared, with those of the token before any other.
   const double targets = 19 + 26;
@@ -116,7 +72,7 @@ TEST_CASE("grads: --documents gives the loss, logits, lists and gradients of the
   for (size_t i = 0; i + 1 < bounds.size(); ++i) {
     const int32_t from = bounds[i], to = bounds[i + 1];
     // A document of one token has no target when it is alone, so it gets one more token. Row 0 does not attend to it.
-    const std::map<std::string, Entry> one = to - from > 1 ? setup.alone(from, to) : setup.alone(from, to + 1);
+    const std::map<std::string, GradsEntry> one = to - from > 1 ? setup.alone(from, to) : setup.alone(from, to + 1);
     const auto part = static_cast<size_t>(to - from), rows = to - from > 1 ? part : part + 1;
     for (const auto& [name, entry] : one) {
       if (name == "logits")
@@ -146,7 +102,7 @@ TEST_CASE("grads: --documents gives the loss, logits, lists and gradients of the
   }
   // Without --documents the row is one sequence, and its result another.
   REQUIRE(run_program(setup.command("tokens.bin", kSeq, setup.out)).exit_code == 0);
-  CHECK(read_results(setup.out).at("loss").floats != packed.at("loss").floats);
+  CHECK(read_grads(setup.out).at("loss").floats != packed.at("loss").floats);
 }
 
 TEST_CASE("grads: files of bounds that do not divide the row are refused with the value", "[tools]") {

@@ -72,7 +72,8 @@ constexpr Arrangement kArrangements[] = {{2, "--set dist.zero=0"},
                                          {2, "--set dist.zero=1"},
                                          {2, "--set dist.zero=2"},
                                          {2, "--set dist.zero=3"},
-                                         {4, "--set dist.zero=3 --set dist.replicas=2"}};
+                                         {4, "--set dist.zero=3 --set dist.replicas=2"},
+                                         {2, "--set dist.context=2"}};
 
 }  // namespace
 

@@ -57,10 +57,7 @@ inline void check_compress(const ConstTensor& x, const ConstTensor& y, DType y_d
   TRIAD_CHECK(o.l >= 1 && o.d >= 1, "nsa_compress: blocks of {} tokens every {}", o.l, o.d);
   TRIAD_CHECK(documents.empty() || o.d <= o.l, "nsa_compress: blocks of {} tokens every {} leave gaps", o.l, o.d);
   const RowPart& part = documents.part;
-  TRIAD_CHECK(part.whole() || !x.device.is_cuda(),
-              "nsa_compress: {} holds a part of rows of {} tokens: only the CPU does "
-              "that",
-              x.str(), part.tokens);
+  check_part("nsa_compress", documents, x.device);
   TRIAD_CHECK(part.whole() || part.first_key % o.d == 0, "nsa_compress: {} begins at token {}, within a stride of {}",
               x.str(), part.first_key, o.d);
   const Blocks n(x, o, documents);

@@ -8,7 +8,7 @@ namespace triad::cuda {
 namespace {
 
 KeyRange compressed_range(const AttendIn& in, const CompressionBlocks& options) {
-  const auto tokens = static_cast<int>(in.q.size(1));
+  const auto tokens = static_cast<int>(end_token(in));
   return {.window = tokens,  // no limit
           .l = static_cast<int>(std::min<int64_t>(options.l, tokens + int64_t{1})),
           .d = static_cast<int>(std::min<int64_t>(options.d, tokens + int64_t{1})),

@@ -65,7 +65,7 @@ void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const 
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine) {
-  return combine_rows_fit(combine) &&
+  return in.documents.part.whole() && combine_rows_fit(combine) &&
          choose_forward(ctx, out, in, block_index, l_sel).kernel != SelectedForward::portable;
 }
 

@@ -8,7 +8,7 @@ namespace triad::cuda {
 namespace {
 
 KeyRange window_range(const AttendIn& in, int64_t w) {
-  const auto tokens = static_cast<int>(in.q.size(1));
+  const auto tokens = static_cast<int>(end_token(in));
   return {.window = static_cast<int>(std::min<int64_t>(w, tokens)),
           .l = 1,
           .d = 1,

@@ -61,7 +61,8 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
   if (!ctx.may_use_sm90()) return {portable};
   const bool query = query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
-  const bool kv = kv_stationary_supports(out, in, block_index, l_sel) && kv_stationary_pays(in, block_index, l_sel);
+  const bool kv = in.documents.part.whole() && kv_stationary_supports(out, in, block_index, l_sel) &&
+                  kv_stationary_pays(in, block_index, l_sel);
   const bool tile = shared_tile_supports(out, in, l_sel, /*long_documents_elsewhere=*/kv);
   if (!tile && !query) return {portable};
   const SelectedForward other = tile ? shared_tile : query_stationary;
@@ -76,7 +77,7 @@ Backward choose_backward(const Context& ctx, const AttendGradOut& out, const Att
     if (is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype)
       return Backward::sm90_d128;
   }
-  return fits_two_kernels(out, grad, in) ? Backward::sm90 : Backward::portable;
+  return in.documents.part.whole() && fits_two_kernels(out, grad, in) ? Backward::sm90 : Backward::portable;
 }
 
 bool choose_rounding_unit(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,

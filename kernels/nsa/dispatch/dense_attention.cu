@@ -8,7 +8,7 @@ namespace triad::cuda {
 namespace {
 
 KeyRange causal_range(const AttendIn& in) {
-  const auto tokens = static_cast<int>(in.q.size(1));
+  const auto tokens = static_cast<int>(end_token(in));
   return {.window = tokens, .l = 1, .d = 1, .keys = tokens, .documents = document_view(in.documents, tokens)};
 }
 

@@ -54,11 +54,12 @@ __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
 template <class T>
 struct Attend {
   View<const T> q, k, v;
-  int tokens, groups;    // T, Hkv
+  int tokens, groups;    // T (with RowPart: the end of the call's tokens), Hkv
   Divisor heads;         // G, the query heads per group
   float scale;           // 1 / sqrt(dk)
   int depth_k, depth_v;  // dk and dv, each rounded up to a multiple of kDepth
   int stages;            // tiles that are in shared memory at a time: 2 for double buffering, or 1
+  int first_token = 0;   // with RowPart: the first token whose query rows the call computes
   __device__ __forceinline__ float scale_log2() const { return scale * kLog2e; }
 };
 
@@ -86,14 +87,22 @@ View<T> make_view(const BasicTensor<std::is_const_v<T>>& t) {
   return v;
 }
 
+// The view of a tensor with one row per query: row t is that of token t. Rows before first_token(in) do not exist.
+template <class T>
+View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>>& t) {
+  View<T> v = make_view<T>(t);
+  if (v.data != nullptr) v.data -= first_token(in) * v.row;
+  return v;
+}
+
 // The kernel arguments of a call; plan_shared() sets the stages. Throws if a kernel's 31-bit indices would overflow.
 template <class T>
 Attend<T> make_attend(const char* op, const AttendIn& in) {
-  const int64_t T_ = in.q.size(1), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
+  const int64_t T_ = end_token(in), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
   TRIAD_CHECK(T_ * heads < (int64_t{1} << 31) - kRows, "{}: T = {} times {} heads does not fit 31 bits", op, T_, heads);
   TRIAD_CHECK(batch * groups < 65536, "{}: B = {} times Hkv = {} exceeds 65535", op, batch, groups);
   const int dk = static_cast<int>(in.q.size(3)), dv = static_cast<int>(in.v.size(3));
-  return {make_view<const T>(in.q),
+  return {make_query_view<const T>(in, in.q),
           make_view<const T>(in.k),
           make_view<const T>(in.v),
           static_cast<int>(T_),
@@ -102,7 +111,8 @@ Attend<T> make_attend(const char* op, const AttendIn& in) {
           static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk))),
           round_up(dk, kDepth),
           round_up(dv, kDepth),
-          1};
+          1,
+          static_cast<int>(first_token(in))};
 }
 
 // Plans the shared memory of a kernel: sets a.stages to 2 (double buffering) if two CTAs per SM then still fit, else to
@@ -173,14 +183,15 @@ inline GradView make_grad_view(const Tensor& t) {
 
 // Returns piece of work i of sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. If the work list has no
 // table of pieces (window, compressed, dense), the piece is computed: the contiguous tokens that see the block are
-// divided equally among the block's pieces.
+// divided equally among the block's pieces. first_token: no earlier token has query rows (Attend::first_token).
 template <class Range>  // KeyRange or DocumentRange
 __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
-                                             int bg, int count) {
+                                             int bg, int count, int first_token = 0) {
   if (list.work != nullptr) return list.work[static_cast<int64_t>(i) * count + bg];
   const int parts = list.pieces / list.blocks, block = i / parts, part = i % parts;
   const int key0 = block * list.block_keys, key1 = min(key0 + list.block_keys, keys) - 1;
-  const int begin = range.first_row(key0), end = range.end_row(key1, tokens);
+  const int first_row = range.first_row(key0), end = range.end_row(key1, tokens);
+  const int begin = first_token == 0 ? first_row : max(first_row, first_token);
   const int each = ceil_div(end - begin, parts), first = begin + part * each;
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }

@@ -12,6 +12,11 @@
 
 namespace triad::cuda {
 
+// The tokens of a call are counted from the first key that it holds. Those of its queries are [first_token(in),
+// end_token(in)); without RowPart [0, T).
+inline int64_t first_token(const AttendIn& in) { return in.documents.part.first_query - in.documents.part.first_key; }
+inline int64_t end_token(const AttendIn& in) { return first_token(in) + in.q.size(1); }
+
 // An integer divisor d, made on the host. quotient(n) is n / d for 0 <= n < 2^31; it costs a multiplication and a shift
 // instead of a division (Granlund and Montgomery 1994).
 class Divisor {
@@ -81,6 +86,7 @@ struct BlockLists {
   const int* data;
   int64_t batch, row, head;       // strides of b, t and g, in elements
   int tokens, groups, blocks, n;  // T, Hkv, blocks per sequence, entries per list
+  int first_token = 0;            // no earlier token has a list (Attend::first_token)
   __device__ __forceinline__ const int* at(int b, int t, int g) const {
     return data + b * batch + static_cast<int64_t>(t) * row + g * head;
   }

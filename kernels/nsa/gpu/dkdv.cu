@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   const int parts_z = ceil_div(a.list.block_keys, kRows);  // tiles of 64 keys per block
   const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
   const DocumentRange range(a.range, b);
-  const KeyWork work = find_work(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y);
+  const KeyWork work =
+      find_work(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y, a.in.first_token);
   if (work.count < 0) return;
   const int2 block_keys = keys_of_block(a.list, a.range, b, work.block);
   const int key0 = block_keys.x + key_tile * kRows, key_end = min(block_keys.y, key0 + kRows);
@@ -204,10 +205,10 @@ void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const
   const auto sequences_and_groups = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
   dispatch_attend(in, [&]<class T, class Tile>() {
     DkdvArgs<T> a{make_attend<T>(op, in),
-                  make_view<const T>(grad.dout),
-                  make_view<const float>(grad.lse),
-                  make_view<const float>(grad.delta),
-                  make_view<const float>(grad.gate),
+                  make_query_view<const T>(in, grad.dout),
+                  make_query_view<const float>(in, grad.lse),
+                  make_query_view<const float>(in, grad.delta),
+                  make_query_view<const float>(in, grad.gate),
                   make_grad_view(out.dk),
                   make_grad_view(out.dv),
                   range,

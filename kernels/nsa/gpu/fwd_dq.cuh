@@ -26,7 +26,7 @@ struct RowTile {
   __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group)
       : b(sequence_and_group / a.groups),
         g(sequence_and_group % a.groups),
-        first(tile * kRows),
+        first(a.first_token * a.heads.value() + tile * kRows),
         rows(a.tokens * a.heads.value()),
         first_token(a.heads.quotient(first)),
         last_token(a.heads.quotient(min(first + kRows, rows) - 1)) {}
@@ -276,7 +276,7 @@ dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_p
 template <class Keys>
 void launch_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   dispatch_attend(in, [&]<class T, class Tile>() {
-    ForwardArgs<T> a{make_attend<T>(op, in), make_view<T>(out.o), make_view<float>(out.lse)};
+    ForwardArgs<T> a{make_attend<T>(op, in), make_query_view<T>(in, out.o), make_query_view<float>(in, out.lse)};
     const int64_t row_bytes = padded_stride<T, Tile>(a.in.depth_k) * sizeof(T);
     const int64_t v_bytes = tile_stride<T>(Tile::kColumns) * sizeof(T);
     const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * (row_bytes + v_bytes));
@@ -291,11 +291,11 @@ void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const Att
                const Keys& keys) {
   dispatch_attend(in, [&]<class T, class Tile>() {
     DqArgs<T> a{make_attend<T>(op, in),
-                make_view<const T>(grad.dout),
-                make_view<const float>(grad.lse),
-                make_view<const float>(grad.delta),
-                make_view<const float>(grad.gate),
-                make_view<float>(out.dq)};
+                make_query_view<const T>(in, grad.dout),
+                make_query_view<const float>(in, grad.lse),
+                make_query_view<const float>(in, grad.delta),
+                make_query_view<const float>(in, grad.gate),
+                make_query_view<float>(in, out.dq)};
     const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
     const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * row_bytes);
     launch(ctx, op, bwd_dq_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns),

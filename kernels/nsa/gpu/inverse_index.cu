@@ -88,8 +88,9 @@ __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const Inverse
   const BlockLists& lists = index.lists;
   const int of_part = ceil_div(index.part_tokens, kCountTokens), part = blockIdx.x / of_part;
   const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
-  const int begin = part * index.part_tokens + blockIdx.x % of_part * kCountTokens;
-  const int end = min(min(begin + kCountTokens, (part + 1) * index.part_tokens), lists.tokens);
+  const int first = part * index.part_tokens + blockIdx.x % of_part * kCountTokens;
+  const int begin = max(first, lists.first_token);
+  const int end = min(min(first + kCountTokens, (part + 1) * index.part_tokens), lists.tokens);
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());
   int* const counts = index.counts(blockIdx.y, part);
   if (in_shared) {
@@ -198,7 +199,8 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
   const int2 viewers = index.viewers(b, block0 + lane);
-  const int begin = max(part * index.part_tokens, static_cast<int>(__reduce_min_sync(kFullWarp, viewers.x)));
+  const int begin =
+      max(max(part * index.part_tokens, lists.first_token), static_cast<int>(__reduce_min_sync(kFullWarp, viewers.x)));
   const int end = min((part + 1) * index.part_tokens, static_cast<int>(__reduce_max_sync(kFullWarp, viewers.y)));
   int* const out = index.tokens + bg * index.capacity;
   // The index in `out` of the next token of this lane's block.
@@ -239,21 +241,21 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
 }  // namespace
 
 SelectedKeys make_selected_keys(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  const int64_t T = in.q.size(1), n = block_index.size(3);
+  const int64_t first = in.documents.part.first_query, T = first + in.q.size(1), n = block_index.size(3);
   TRIAD_CHECK(T * n < (int64_t{1} << 31), "{}: T = {} times n = {} does not fit 31 bits", op, T, n);
   const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // no block is longer than T
   return {.range = {.window = tokens, .l = 1, .d = 1, .keys = tokens, .documents = document_view(in.documents, T)},
-          .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                    tokens, static_cast<int>(in.k.size(2)),
+          .lists = {block_index.ptr<int32_t>() - first * block_index.stride[1], block_index.stride[0],
+                    block_index.stride[1], block_index.stride[2], tokens, static_cast<int>(in.k.size(2)),
                     static_cast<int>(in.documents.empty() ? ceil_div(tokens, block) : in.documents.ids()),
-                    static_cast<int>(n)},
+                    static_cast<int>(n), static_cast<int>(first)},
           .block_keys = block};
 }
 
 KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char* op, const AttendIn& in,
                                 const SelectedKeys& keys, const PiecePlan& plan) {
   const BlockLists& lists = keys.lists;
-  const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
+  const int64_t T = lists.tokens, bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
   const int64_t part_tokens = ceil_div(T, plan.parts);
   const int64_t capacity = T * lists.n;
   const auto [pieces, slots] = key_work_bounds({T, lists.n, keys.block_keys, blocks}, plan);

@@ -45,8 +45,9 @@ template <class T>
 struct Select {
   Bthd<int32_t> block_index;
   Bthd<const T> q, k;
-  Bthd<const float> lse;                // [B,T,Hq,1]
-  int tokens, keys, groups, heads, dk;  // T, Tc, Hkv, query heads per group, head width
+  Bthd<const float> lse;        // [B,T,Hq,1]
+  int first_token, tokens;      // the tokens that have queries: [first_token, tokens), by default [0, T)
+  int keys, groups, heads, dk;  // Tc, Hkv, query heads per group, head width
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
   int span, size;                // l / d and l_sel / d: length of a compressed key and of a block in units of d tokens
   float scale;                   // factor of q.k in probability()
@@ -198,11 +199,11 @@ struct Tile {
   int g, first, last;
   template <class T>
   __device__ Tile(const Select<T>& s, int64_t item) {
-    const int64_t bg = item % s.sequences_and_groups, tiles = ceil_div(s.tokens, kTokens);
+    const int64_t bg = item % s.sequences_and_groups, tiles = ceil_div(s.tokens - s.first_token, kTokens);
     b = bg / s.groups;
     g = static_cast<int>(bg % s.groups);
     // The last tokens have the most work, so their items are the first.
-    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;
+    first = s.first_token + static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;
     last = min(first + kTokens, s.tokens) - 1;
   }
 };
@@ -440,9 +441,10 @@ void dispatch_held(int64_t chunks, bool vectors, F&& f) {
 
 void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
                      const SelectOptions& o, const Documents& documents) {
-  const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
+  const int64_t first = documents.part.first_query, tokens = first + q.size(1);
+  const int64_t B = q.size(0), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
   const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxSelectLength)); };
-  const ConstTensor lse = lse_cmp.view({B, tokens, q.size(2), 1});
+  const ConstTensor lse = lse_cmp.view({B, q.size(1), q.size(2), 1});
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     const bool vectors = all_have_vectors(kVector<T>, q, k_cmp);
     dispatch_held<T>(ceil_div(dk, kChunk), vectors, [&]<int kHeld>() {
@@ -453,15 +455,21 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
       const int64_t score_floats = ceil_div(tokens, o.l_sel) * kScoreStride;
       const int64_t score_bytes = score_floats * static_cast<int64_t>(sizeof(float));
       const bool in_shared = work_bytes + score_bytes <= kSharedLimit;
-      const int64_t items = ceil_div(tokens, kTokens) * B * Hkv;
+      const int64_t items = ceil_div(q.size(1), kTokens) * B * Hkv;
       const int64_t ctas = in_shared ? items : std::min<int64_t>(items, 2 * ctx.num_sms);
 
       Scratch::Scope scope(ctx.scratch);
       float* const slab = in_shared ? nullptr : scope.alloc(DType::f32, {ctas, score_floats}).ptr<float>();
-      const Select<T> s{.block_index = bthd<int32_t>(block_index),
-                        .q = bthd<T>(q),
+      // Row t of these views is that of token t; rows before the first query's do not exist.
+      const auto from_first = [&](auto view) {
+        view.data -= first * view.stride_t;
+        return view;
+      };
+      const Select<T> s{.block_index = from_first(bthd<int32_t>(block_index)),
+                        .q = from_first(bthd<T>(q)),
                         .k = bthd<T>(k_cmp),
-                        .lse = bthd<float>(lse),
+                        .lse = from_first(bthd<float>(lse)),
+                        .first_token = static_cast<int>(first),
                         .tokens = static_cast<int>(tokens),
                         .keys = static_cast<int>(k_cmp.size(1)),
                         .groups = static_cast<int>(Hkv),

@@ -58,6 +58,7 @@ struct MergeArgs {
   // If query rows are contiguous and cut into pieces at multiples of a number of tokens, this number: the pieces before
   // a block's first row and after its last row do not exist then. 0: every block has all pieces.
   int part_tokens = 0;
+  int first_token = 0;  // Attend::first_token, from which the pieces are counted
 };
 void merge_dkdv_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);
 

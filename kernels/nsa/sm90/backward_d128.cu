@@ -76,15 +76,17 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int G = a.in.heads.value(), rows = task.rows, steps = task.steps;
   const int chunk = lane % 8, r = warp * kWarpRows + lane % kWarpRows;
   const int to_row = swizzled(warp * kWarpRows + lane / 8, chunk);
-  const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
-  const bf16* const dout_chunk = a.dout.at(task.b, 0, task.g * G) + 8 * chunk;
+  // Rows of tensors with one row per query are counted from the call's first token.
+  const int first_token = a.in.first_token;
+  const bf16* const q_chunk = a.in.q.at(task.b, first_token, task.g * G) + 8 * chunk;
+  const bf16* const dout_chunk = a.dout.at(task.b, first_token, task.g * G) + 8 * chunk;
   decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
   for (int step = 0, stage = 0, round = 1; step < steps; ++step) {
     if (step >= kStages) barrier_wait(&shared.empty[stage], round);
     const int row0 = task.stage_row(step), row = min(row0 + r, rows - 1);
     const int in_list = a.in.heads.quotient(row), t = kListed ? shared.listed[in_list] : task.work.first + in_list;
-    const int h = row - in_list * G;
-    const int q_at = a.q_steps.at(t, h), dout_at = a.dout_steps.at(t, h);
+    const int h = row - in_list * G, at = t - first_token;
+    const int q_at = a.q_steps.at(at, h), dout_at = a.dout_steps.at(at, h);
     RowStage& rows_to = shared.stages[stage];
 #pragma unroll
     for (int i = 0; i < kWarpRows / 4; ++i) {
@@ -100,7 +102,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
     }
     // Consecutive heads of a token whose rows of dq are neighbours in memory form a run. One bulk reduction adds a run.
     const bool exists = row0 + r < rows;
-    const int dq_at = a.dq_steps.at(t, h), before = __shfl_up_sync(kFullWarp, dq_at, 1);
+    const int dq_at = a.dq_steps.at(at, h), before = __shfl_up_sync(kFullWarp, dq_at, 1);
     const bool begins = lane == 0 || !exists || dq_at != before + kWidth / 4;
     const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
     if (warp == 0 && lane == 0) {
@@ -114,7 +116,8 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       const int run = begins && exists ? __ffs(begin_of >> (lane + 1)) : 0;
       shared.dq_run[step % kRecent][r] = make_int2(dq_at, run * kWidth * static_cast<int>(sizeof(float)));
       if (exists) {
-        const float* const stats = &a.row_stats[(static_cast<int64_t>(task.bg) * a.in.tokens + t) * G + h].x;
+        const float* const stats =
+            &a.row_stats[(static_cast<int64_t>(task.bg) * (a.in.tokens - first_token) + at) * G + h].x;
         copy_async_4(&shared.lse[stage][r], stats, true);
         copy_async_4(&shared.dpsum[stage][r], stats + 1, true);
       } else {
@@ -169,7 +172,7 @@ __device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128
                                           int lane) {
   // kSources: the MMA warpgroups that write ds in a step
   constexpr int kSteps = kPanel / 16, kSources = kListed ? 1 : 2;
-  float* const dq_first = a.dq.at(task.b, 0, task.g * a.in.heads.value());
+  float* const dq_first = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value());
   const int row = warp * kWarpRows + fragment_row();  // this lane has the rows `row` and row + 8
   wait_copies(shared.keys_full, 0);
   for (int step = 0; step < task.steps; ++step) {
@@ -540,12 +543,12 @@ void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const 
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
   const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
   const Attend<bf16> attend = make_attend<bf16>(op, in);
-  const View<const bf16> dout = make_view<const bf16>(grad.dout);
-  const View<float> dq = make_view<float>(out.dq);
+  const View<const bf16> dout = make_query_view<const bf16>(in, grad.dout);
+  const View<float> dq = make_query_view<float>(in, out.dq);
   const BwdD128Args a{attend,
                       dout,
                       reinterpret_cast<const RowStats*>(row_stats.data),
-                      make_view<const float>(grad.rounding_unit),
+                      make_query_view<const float>(in, grad.rounding_unit),
                       dq,
                       Steps(attend.q, 8),
                       Steps(dout, 8),
@@ -558,7 +561,7 @@ void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const 
                       static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
   launch(ctx, op, bwd_d128_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
 }  // namespace

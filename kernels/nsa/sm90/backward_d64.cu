@@ -389,10 +389,10 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
   // bytes of q, dout and dq per sequence and group
   const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;
   const BwdD64Args a{make_attend<bf16>(op, in),
-                     make_view<const bf16>(grad.dout),
+                     make_query_view<const bf16>(in, grad.dout),
                      reinterpret_cast<const RowStats*>(row_stats.data),
-                     make_view<const float>(grad.rounding_unit),
-                     make_view<float>(out.dq),
+                     make_query_view<const float>(in, grad.rounding_unit),
+                     make_query_view<float>(in, out.dq),
                      make_grad_view(out.dk),
                      make_grad_view(out.dv),
                      range,
@@ -402,7 +402,7 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
                      static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
   launch(ctx, op, bwd_d64_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, a.piece_tokens}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, a.piece_tokens, a.in.first_token}, bgs);
 }
 
 }  // namespace

@@ -75,15 +75,15 @@ __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
     const int parts = a.list.pieces / a.list.blocks, part = piece / a.list.blocks, block = piece % a.list.blocks;
     const int key0 = block * a.list.block_keys, last = min(key0 + a.list.block_keys, a.range.keys) - 1;
     const DocumentRange range(a.range, bg / a.in.groups);
-    const int begin = max(range.first_row(key0), part * a.piece_tokens);
-    const int end = min(range.end_row(last, a.in.tokens), (part + 1) * a.piece_tokens);
+    const int begin = max(range.first_row(key0), a.in.first_token + part * a.piece_tokens);
+    const int end = min(range.end_row(last, a.in.tokens), a.in.first_token + (part + 1) * a.piece_tokens);
     work = {block, begin, max(0, end - begin), parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
     if (parts > 1 && begin >= end) work.count = -1;  // such a piece does not exist
   }
   const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block, kListed ? work.merged() : 0);
   const int tile0 = keys.x + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
-  task = {bg / a.in.groups, bg % a.in.groups, bg, tile0, keys.y, work.first, work.count, work.slot, keys.x,
-          kListed && work.merged() > 0};
+  task = {bg / a.in.groups, bg % a.in.groups, bg,        tile0,  keys.y,
+          work.first,       work.count,       work.slot, keys.x, kListed && work.merged() > 0};
   return work.count >= 0 && tile0 < keys.y;
 }
 
@@ -94,11 +94,13 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
                                                int lane) {
   constexpr int kStages = Shared<kListed>::kStages;
   const int G = a.in.heads.value(), rows = task.count * G, steps = ceil_div(rows, kStageRows);
-  const RowStats* const row_stats = a.row_stats + static_cast<int64_t>(task.bg) * a.in.tokens * G;
-  const float* const rounding_unit = a.rounding_unit.at(task.b, 0, task.g * G);
+  // Rows of tensors with one row per query are counted from the call's first token.
+  const int first_token = a.in.first_token;
+  const RowStats* const row_stats = a.row_stats + static_cast<int64_t>(task.bg) * (a.in.tokens - first_token) * G;
+  const float* const rounding_unit = a.rounding_unit.at(task.b, first_token, task.g * G);
   const int chunk = lane % 8;
-  const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
-  const bf16* const dout_chunk = a.dout.at(task.b, 0, task.g * G) + 8 * chunk;
+  const bf16* const q_chunk = a.in.q.at(task.b, first_token, task.g * G) + 8 * chunk;
+  const bf16* const dout_chunk = a.dout.at(task.b, first_token, task.g * G) + 8 * chunk;
   // strides of q in units of 16 bytes
   const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
@@ -114,7 +116,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       // row, with statistics that make p = 0.
       const int r = half + lane, row = min(n * kStageRows + r, rows - 1), in_list = a.in.heads.quotient(row);
       const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
-      const int q_at = t * q_row + h * q_head, dout_at = t * dout_row + h * dout_head;
+      const int at = t - first_token, q_at = at * q_row + h * q_head, dout_at = at * dout_row + h * dout_head;
       const int to_row = swizzled(half + lane / 8, chunk);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -126,10 +128,10 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       }
       const bool exists = n * kStageRows + r < rows;
       if (exists)
-        copy_async_8(&stage.row_stats[r], row_stats + static_cast<int64_t>(t) * G + h);
+        copy_async_8(&stage.row_stats[r], row_stats + static_cast<int64_t>(at) * G + h);
       else
         stage.row_stats[r] = no_row();
-      copy_async_4(&stage.rounding_unit[r], rounding_unit + t * a.rounding_unit.row + h * a.rounding_unit.head, true);
+      copy_async_4(&stage.rounding_unit[r], rounding_unit + at * a.rounding_unit.row + h * a.rounding_unit.head, true);
       const int low = kListed && task.merged ? a.range.documents.row(task.b).begins[t] : visible.low(t);
       const int2 range = make_int2(low, visible.high(t));
       stage.range[r] = range;
@@ -140,7 +142,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
         if (__all_sync(kFullWarp, range.x <= key0 && range.y >= end && task.tile_end >= end)) all_seen |= 1u << tile;
       }
       if (lane == 0) stage.all_seen[half / kStepRows] = all_seen;
-      stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
+      stage.dq_at[r] = exists ? at * dq_row + h * dq_head : -1;
     }
     barrier_arrive_after_copies(&shared.full[slot]);
     barrier_arrive(&shared.full[slot]);  // covers what this lane has stored without cp.async
@@ -158,7 +160,7 @@ __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
   constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
-  float* const base = a.dq.at(task.b, 0, task.g * a.in.heads.value()) + 4 * (lane % 4);
+  float* const base = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value()) + 4 * (lane % 4);
   const uint32_t k = tile_descriptor(shared_address(shared.k));
   float dq[kPanel / 8][4];
   for (int n = 0; n < steps; ++n) {

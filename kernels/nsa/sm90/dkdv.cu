@@ -365,8 +365,8 @@ __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __g
     if (a.part_tokens > 0) {  // the pieces that have rows
       const DocumentRange range(a.range, b);
       const int first_row = range.first_row(keys.x), end_row = range.end_row(keys.y - 1, a.tokens);
-      first = first_row / a.part_tokens;
-      end = first_row < end_row ? ceil_div(end_row, a.part_tokens) : first;
+      first = max(0, first_row - a.first_token) / a.part_tokens;
+      end = first_row < end_row && a.first_token < end_row ? ceil_div(end_row - a.first_token, a.part_tokens) : first;
     }
     slots = make_int2((bg * list.blocks + block) * parts + first, end - first);
   }

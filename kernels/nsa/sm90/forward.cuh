@@ -412,7 +412,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
                    .v_map = {},
                    .o_map = {},
                    .in = make_attend<bf16>(op, in),
-                   .lse = make_view<float>(out.lse),
+                   .lse = make_query_view<float>(in, out.lse),
                    .visible = {keys.range, Divisor(keys.range.d)},
                    .tiles = static_cast<int>(tiles),
                    .tile_tokens = static_cast<int>(tile_tokens),
@@ -424,7 +424,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
       return make_query_map(rows, in.q.size(0), in.q.size(1), in.q.size(2), static_cast<int>(G),
                             static_cast<int>(tile_tokens));
     };
-    a.q_map = map(a.in.q), a.o_map = map(make_view<const bf16>(out.o));
+    a.q_map = map(make_view<const bf16>(in.q)), a.o_map = map(make_view<const bf16>(out.o));
   }
   if (!ctx.planning && keys.range.keys > 0) {  // without keys no map is needed, because nothing is loaded
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);

@@ -96,7 +96,8 @@ struct CtaRows {
     const int before = a.sequences_and_groups.quotient(index);
     const int bg = index - before * a.sequences_and_groups.value();
     b = a.groups.quotient(bg), g = bg - b * a.groups.value();
-    first_token = (a.tiles - 1 - before) * a.tile_tokens;  // the last rows start first, because they see most keys
+    // The last rows start first, because they see most keys.
+    first_token = a.in.first_token + (a.tiles - 1 - before) * a.tile_tokens;
     last_token = min(first_token + a.tile_tokens, a.in.tokens) - 1;
     first = first_token * a.in.heads.value(), rows = (last_token + 1) * a.in.heads.value();
   }
@@ -195,7 +196,8 @@ __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Key
       barrier_wait(&shared.o_full[query.index], query.phase);
 #pragma unroll
       for (int i = 0; i < Shape::kPanelsV; ++i)
-        store_box(a.o_map, shared.q[query.index][i], kPanel * i, tile.g * G, tile.first_token, tile.b);
+        store_box(a.o_map, shared.q[query.index][i], kPanel * i, tile.g * G, tile.first_token - a.in.first_token,
+                  tile.b);
       await_stores_read();
       barrier_arrive(&shared.q_empty[query.index]);
       query.advance();
@@ -211,8 +213,8 @@ __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Key
         barrier_expect(&shared.q_full[query.index], Shape::kPanelsK * a.tile_tokens * G * kPanelRowBytes);
 #pragma unroll
         for (int i = 0; i < Shape::kPanelsK; ++i)
-          copy_box(shared.q[query.index][i], a.q_map, kPanel * i, tile.g * G, tile.first_token, tile.b,
-                   &shared.q_full[query.index]);
+          copy_box(shared.q[query.index][i], a.q_map, kPanel * i, tile.g * G, tile.first_token - a.in.first_token,
+                   tile.b, &shared.q_full[query.index]);
         query.advance();
       }
       if (n == plan.steps) break;

@@ -237,7 +237,7 @@ struct QueryConsumer : BlockRing<Shape> {
 
   __device__ __forceinline__ void load_query(Unit<Shape>& unit, const Tile& tile, int token, int head0,
                                              bool exists) const {
-    const bf16* const q = a.q.at(tile.b, exists ? token : 0, tile.g * a.G + head0) + fragment_column();
+    const bf16* const q = a.q.at(tile.b, exists ? token : tile.first, tile.g * a.G + head0) + fragment_column();
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int h = fragment_row() + e % 2 * 8;
@@ -352,9 +352,10 @@ template <class Shape>
 void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                              const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
                              const KvStationaryShare* elsewhere) {
-  const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
+  const int64_t first = first_token(in), T = end_token(in), B = in.k.size(0), groups = in.k.size(2),
+                G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
-  const int64_t tiles = ceil_div(T, tile_tokens);
+  const int64_t tiles = ceil_div(T - first, tile_tokens);
   const int64_t blocks = in.documents.empty() ? ceil_div(T, l_sel) : in.documents.ids();
   const int64_t list_room = std::min(tile_tokens * n, blocks);
   const int64_t table_bits =
@@ -367,12 +368,13 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
   QueryStationaryArgs a{
       .k_map = {},
       .v_map = {},
-      .q = make_view<const bf16>(in.q),
-      .o = make_view<bf16>(out.o),
-      .lse = make_view<float>(out.lse),
+      .q = make_query_view<const bf16>(in, in.q),
+      .o = make_query_view<bf16>(in, out.o),
+      .lse = make_query_view<float>(in, out.lse),
       .combine = combine_rows(combine),
-      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                static_cast<int>(T), static_cast<int>(groups), static_cast<int>(blocks), static_cast<int>(n)},
+      .lists = {block_index.ptr<int32_t>() - first * block_index.stride[1], block_index.stride[0],
+                block_index.stride[1], block_index.stride[2], static_cast<int>(T), static_cast<int>(groups),
+                static_cast<int>(blocks), static_cast<int>(n), static_cast<int>(first)},
       .n = divisor(n),
       .stages = divisor(stages),
       .tiles = divisor(tiles),
@@ -390,8 +392,8 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
       .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3))),
       .elsewhere = elsewhere == nullptr ? KvStationaryShare{} : *elsewhere};
   if (!ctx.planning) {
-    a.k_map = make_box_map(make_view<const bf16>(in.k), B, T, groups, static_cast<int>(stage_keys));
-    a.v_map = make_box_map(make_view<const bf16>(in.v), B, T, groups, static_cast<int>(stage_keys));
+    a.k_map = make_box_map(make_view<const bf16>(in.k), B, in.k.size(1), groups, static_cast<int>(stage_keys));
+    a.v_map = make_box_map(make_view<const bf16>(in.v), B, in.k.size(1), groups, static_cast<int>(stage_keys));
   }
   launch(ctx, op, fwd_query_stationary_kernel<Shape>,
          dim3(static_cast<unsigned>(std::min<int64_t>(ctx.num_sms, a.all_tiles))), dim3(Shape::kThreads),
@@ -404,7 +406,7 @@ bool query_stationary_supports(const AttendOut& out, const AttendIn& in, const C
                                int64_t l_sel) {
   return forward_sm90_supports(out, in) && in.q.size(2) / in.k.size(2) <= 8 * kUnitRows && block_index.size(3) <= 64 &&
          (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
-         ceil_div(in.q.size(1), in.documents.empty() ? l_sel : 1) <= kMostBlocks;
+         ceil_div(end_token(in), in.documents.empty() ? l_sel : 1) <= kMostBlocks;
 }
 
 // If the heads of a group fill their units of 16, this kernel is the fastest for any lists. A missing head costs as
@@ -413,7 +415,7 @@ bool query_stationary_supports(const AttendOut& out, const AttendIn& in, const C
 bool query_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   const int64_t G = in.q.size(2) / in.k.size(2), rows = ceil_div(G, kUnitRows) * kUnitRows;
   constexpr int64_t kManyMore = 6;  // this many blocks of the sequence per list entry
-  return G == rows || (4 * G >= 3 * rows && ceil_div(in.q.size(1), l_sel) >= kManyMore * block_index.size(3));
+  return G == rows || (4 * G >= 3 * rows && ceil_div(end_token(in), l_sel) >= kManyMore * block_index.size(3));
 }
 
 void forward_query_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,

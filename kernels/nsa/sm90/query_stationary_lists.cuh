@@ -98,7 +98,7 @@ struct BlockRing {
     __device__ __forceinline__ Tile(const QueryStationaryArgs& a, int i) {
       const int bg = a.tiles.quotient(i);
       b = bg / a.lists.groups, g = bg - b * a.lists.groups;
-      first = (a.tiles.value() - 1 - (i - bg * a.tiles.value())) * a.tile_tokens.value();
+      first = a.lists.first_token + (a.tiles.value() - 1 - (i - bg * a.tiles.value())) * a.tile_tokens.value();
     }
   };
   // Calls f(tile, turn) for each tile of this CTA, with turn = 0, 1, ...

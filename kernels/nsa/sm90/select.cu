@@ -97,7 +97,8 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
 // lists all blocks up to its own. item: the index of the run, over all sequences and groups.
 __device__ __forceinline__ void list_all(const SelectArgs& a, unsigned item) {
   const int b = static_cast<int>(item % a.bgs / a.groups), g = static_cast<int>(item % a.groups);
-  const int first = static_cast<int>(item / a.bgs) * kListedTokens, end = min(first + kListedTokens, a.scored_from);
+  const int first = a.first_token + static_cast<int>(item / a.bgs) * kListedTokens,
+            end = min(first + kListedTokens, a.scored_from);
   const int width = a.n_sel <= 16 ? 16 : 32;  // number of lanes per token
   const DocumentRow<int> row = a.documents.row(b);
   int t = first + static_cast<int>(threadIdx.x) / width;
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
                                                                steps_of(candidates), lists);
   }
   const unsigned scored = scored_items();
-  while (item < scored + static_cast<unsigned>(ceil_div(a.scored_from, kListedTokens)) * a.bgs) {
+  while (item < scored + static_cast<unsigned>(ceil_div(a.scored_from - a.first_token, kListedTokens)) * a.bgs) {
     list_all(a, item - scored);
     __syncthreads();
     if (threadIdx.x == 0) ends.next_item = next_item(a, item);
@@ -225,7 +226,9 @@ struct Plan {
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
-Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, int64_t bgs, const SelectOptions& o) {
+// queries: tokens that have queries, of those up to number `tokens`.
+Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, int64_t heads, int64_t bgs,
+               const SelectOptions& o) {
   constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
   constexpr int kOfPanels[] = {0, kResident<1>, kResident<2>, kResident<3>};
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
@@ -247,7 +250,7 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
                  static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;
   p.in_shared = resident * (p.work_bytes + p.score_bytes() + kReserved) <= kSharedOfSm;
   p.ctas = resident * ctx.num_sms;
-  p.takes = ceil_div(tokens, p.tokens) * bgs > kTakes * p.ctas;
+  p.takes = ceil_div(queries, p.tokens) * bgs > kTakes * p.ctas;
   return p;
 }
 
@@ -277,12 +280,13 @@ void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
 
 void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
               const SelectOptions& o, const Documents& documents, const Plan& p) {
-  const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
+  const int64_t first = documents.part.first_query, tokens = first + q.size(1);
+  const int64_t B = q.size(0), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
   const bool packed = !documents.empty();
-  const int64_t scored_from = packed ? tokens : std::min(tokens, o.n_sel * o.l_sel);
+  const int64_t scored_from = packed ? tokens : std::max(first, std::min(tokens, o.n_sel * o.l_sel));
   const int64_t scored_tiles =
       packed ? documents.ids() * (o.l_sel / p.tokens) : ceil_div(tokens - scored_from, p.tokens);
-  const int64_t ctas = std::min((scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv, p.ctas);
+  const int64_t ctas = std::min((scored_tiles + ceil_div(scored_from - first, kListedTokens)) * B * Hkv, p.ctas);
   Scratch::Scope scope(ctx.scratch);
   float* const slab = p.in_shared ? nullptr : scope.alloc(DType::f32, {ctas, p.tokens * p.row_floats}).ptr<float>();
   Tensor tiles, count;
@@ -296,10 +300,16 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
   }
   const Tensor taken = p.takes ? scope.alloc(DType::i32, {1}) : Tensor{};
   if (p.takes) zero(ctx, taken);
-  const SelectArgs a{.block_index = bthd<int32_t>(block_index),
-                     .q = bthd<__nv_bfloat16>(q),
+  // Row t of these views is that of token t; rows before the first query's do not exist.
+  const auto from_first = [&](auto view) {
+    view.data -= first * view.stride_t;
+    return view;
+  };
+  const SelectArgs a{.block_index = from_first(bthd<int32_t>(block_index)),
+                     .q = from_first(bthd<__nv_bfloat16>(q)),
                      .k = bthd<__nv_bfloat16>(k_cmp),
-                     .lse = bthd<float>(lse_cmp.view({B, tokens, q.size(2), 1})),
+                     .lse = from_first(bthd<float>(lse_cmp.view({B, q.size(1), q.size(2), 1}))),
+                     .first_token = static_cast<int>(first),
                      .tokens = static_cast<int>(tokens),
                      .keys = static_cast<int>(k_cmp.size(1)),
                      .heads = static_cast<int>(G),
@@ -347,7 +357,8 @@ bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const 
          (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
          std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
          o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
-         q.size(1) < (int64_t{1} << 27) && k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&
+         documents.part.tokens_or(q.size(1)) < (int64_t{1} << 27) && documents.part.first_query % kMaxTokens == 0 &&
+         k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&
          ceil_div(tokens, kTokensOf<2>) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
 }
 
@@ -355,7 +366,7 @@ void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_
                  const SelectOptions& o, const Documents& documents) {
   const int64_t groups = k_cmp.size(2), heads = q.size(2) / groups;
   run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, documents,
-           make_plan(ctx, q.size(1), q.size(3), heads, q.size(0) * groups, o));
+           make_plan(ctx, q.size(1), documents.part.first_query + q.size(1), q.size(3), heads, q.size(0) * groups, o));
 }
 
 }  // namespace triad::cuda

@@ -19,8 +19,9 @@ constexpr int kListedTokens = 128;  // tokens per work item, for tokens that nee
 struct SelectArgs {
   Bthd<int32_t> block_index;
   Bthd<const __nv_bfloat16> q, k;
-  Bthd<const float> lse;  // [B,T,Hq,1]
-  int tokens, keys, heads;
+  Bthd<const float> lse;    // [B,T,Hq,1]
+  int first_token, tokens;  // the tokens that have queries: [first_token, tokens), by default [0, T)
+  int keys, heads;
   int key_bytes;         // stride between neighbouring keys, bytes
   unsigned groups, bgs;  // groups is Hkv, bgs is B * Hkv
   int columns, turns;    // columns: tokens per tile times heads, rounded up; turns: number of parts in which they are

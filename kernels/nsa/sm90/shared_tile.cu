@@ -16,7 +16,7 @@ int64_t most_plan_blocks(const AttendIn& in, int64_t l_sel) {
   return in.documents.empty() ? kMaxBlocks : kMaxBlocks * (6 + parts) / (7 + parts);
 }
 int64_t blocks_of_row(const AttendIn& in, int64_t l_sel) {
-  return in.documents.empty() ? ceil_div(in.q.size(1), std::min(l_sel, in.q.size(1))) : in.documents.ids();
+  return in.documents.empty() ? ceil_div(end_token(in), std::min(l_sel, end_token(in))) : in.documents.ids();
 }
 
 }  // namespace

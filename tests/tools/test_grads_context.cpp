@@ -1,0 +1,106 @@
+// mpirun -np N triad grads --context N: every tensor is that of one process, whatever the cuts between the ranks meet.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/grads_run.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+struct Problem {
+  const char* name;
+  int ranks;
+  int64_t batch, seq;
+  std::string keys;             // of the config
+  std::vector<int32_t> bounds;  // of documents; empty: one document
+};
+
+std::string command(const TemporaryFolder& folder, const Problem& p, const std::string& out) {
+  return "grads --device cpu --dtype f64 --checkpoint " + folder.file("init") + " --tokens " +
+         folder.file("tokens.bin") + " --batch " + std::to_string(p.batch) + " --seq " + std::to_string(p.seq) +
+         (p.bounds.empty() ? "" : " --documents " + folder.file("bounds.i32")) + " --out " + out;
+}
+
+// Compares all tensors of p.ranks ranks with those of one process.
+void check(const Problem& p) {
+  INFO(p.name << ": " << p.ranks << " ranks, " << p.batch << " x " << p.seq << " tokens " << p.keys);
+  const TemporaryFolder folder;
+  REQUIRE(run_program("init " + kTiny + " --out " + folder.file("init") + " " + p.keys).exit_code == 0);
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < p.batch * (p.seq + 1); ++i) tokens.push_back((i * i + 3 * i + i / 7 + 5) % 256);
+  write_shard(folder.file("tokens.bin"), tokens);
+  write_bounds(folder.file("bounds.i32"), p.bounds);
+  const Outcome one = run_program(command(folder, p, folder.file("one.safetensors")));
+  INFO(one.output);
+  REQUIRE(one.exit_code == 0);
+  const Outcome many =
+      run_ranks(p.ranks, command(folder, p, folder.file("many.safetensors")) + " --context " + std::to_string(p.ranks));
+  INFO(many.output);
+  REQUIRE(many.exit_code == 0);
+  const std::map<std::string, GradsEntry> expected = read_grads(folder.file("one.safetensors")),
+                                          got = read_grads(folder.file("many.safetensors"));
+  REQUIRE(expected.size() == got.size());
+  REQUIRE(expected.size() > 15);
+  for (const auto& [name, entry] : expected) {
+    INFO(name);
+    CHECK(got.at(name).shape == entry.shape);
+    CHECK(got.at(name).ids == entry.ids);
+    const double norm = norm_of_difference(entry.floats, std::vector<double>(entry.floats.size()));
+    if (name != "loss" && !entry.floats.empty()) CHECK(norm > 0);
+    CHECK(norm_of_difference(entry.floats, got.at(name).floats) <= 1e-9 * norm);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("context: ranks that share a sequence compute what one process does", "[dist]") {
+  if (!require_mpirun()) return;
+  const Problem problems[] = {{"a length that no rank divides", 2, 2, 47, "", {}},
+                              {"documents across cuts, one of a single token", 4, 1, 61, "", {0, 5, 6, 30, 47, 61}},
+                              {"blocks and windows longer than a part",
+                               4,
+                               2,
+                               61,
+                               "--set nsa.w=40 --set nsa.l=24 --set nsa.l_sel=24 --set nsa.d=12",
+                               {}},
+                              {"learned compression", 4, 1, 61, "--set nsa.phi=mlp --set nsa.w=100", {0, 14, 17, 61}},
+                              {"shared keys and values, weights per position",
+                               3,
+                               1,
+                               50,
+                               "--set nsa.phi=conv --set nsa.shared_kv=true",
+                               {0, 20, 21, 50}},
+                              {"dense and NSA layers, norms and biases of q and k",
+                               2,
+                               1,
+                               50,
+                               "--set model.dense_layers=0:1 --set model.qk_norm=true --set model.qkv_bias=true",
+                               {0, 20, 26, 50}},
+                              {"a rank without tokens", 4, 1, 9, "", {}}};
+  for (const Problem& p : problems) check(p);
+}
+
+TEST_CASE("context: numbers of ranks that do not fit are refused with their values", "[dist]") {
+  const TemporaryFolder folder;
+  const Problem p{"", 2, 1, 48, "", {}};
+  const auto refused = [&](const std::string& args, const std::vector<std::string>& words) {
+    const Outcome outcome = run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 2);
+    for (const std::string& word : words) CHECK(has(outcome.output, word));
+  };
+  refused(command(folder, p, folder.file("out")) + " --context 2", {"--context is 2", "number of ranks is 1"});
+  refused(command(folder, p, folder.file("out")) + " --context 49", {"--context is 49", "--seq is 48"});
+  const std::string train = "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + folder.file("run");
+  refused(train + " --set dist.context=2", {"dist.context is 2", "number of ranks, which is 1"});
+  refused(train + " --set dist.context=0", {"dist.context"});
+  refused(train + " --set dist.context=49", {"dist.context is 49", "train.seq_len is 48"});
+  refused(train + " --set dist.context=2 --set runtime.cuda_graph=true", {"dist.context is 2", "runtime.cuda_graph"});
+}

@@ -1,0 +1,129 @@
+// dist.context: runs in which ranks share sequences have the weights of one rank, beside dist.zero, replicas and
+// recomputation, and resume on other numbers of ranks. Whole runs, started through mpirun. Also: which rows of a
+// sequence the ranks of a group have and need.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "io/weight_index.h"
+#include "kernels/nsa/compress.h"
+#include "model/context_layout.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+// 12 steps of four sequences of 50 tokens, which no number of ranks divides into equal parts of whole blocks. Returns
+// the run's folder.
+std::string train(const std::string& out, int ranks, int context, int accumulated, const std::string& more) {
+  const int groups = ranks / context;
+  const std::string args = fmt::format(
+      "{} --set train.steps=12 --set train.seq_len=50 --set train.eps=1e-4 --set runtime.asserts=true --set "
+      "dist.context={} --set train.micro_batch_size={} --set train.accumulate_grad_batches={} {}",
+      train_args(out), context, 4 / groups / accumulated, accumulated, more);
+  const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
+  INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return out;
+}
+
+// |a - b| / |a| over all final weights.
+double distance(const std::string& a, const std::string& b) {
+  const auto x = tensors(tensors_path(a)), y = tensors(tensors_path(b));
+  double error = 0, size = 0;
+  for (const auto& [name, values] : x)
+    for (size_t i = 0; i < values.size(); ++i) {
+      error += std::pow(double{values[i]} - y.at(name).at(i), 2);
+      size += std::pow(double{values[i]}, 2);
+    }
+  REQUIRE(size > 0);
+  return std::sqrt(error / size);
+}
+
+}  // namespace
+
+TEST_CASE("context: 12 steps have the weights of one rank, with every dist.zero, replicas and recomputation",
+          "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string eval = "--set train.eval_every=6 --set train.eval_batches=3 ";
+  const std::string one = train(folder.file("one"), 1, 1, 1, eval);
+  const auto near = [&](const std::string& name, int ranks, int context, int accumulated, const std::string& keys) {
+    const std::string run = train(folder.file(name), ranks, context, accumulated, keys);
+    INFO(name);
+    CHECK(distance(one, run) < 1e-6);
+    return run;
+  };
+  const std::string two = near("two", 2, 2, 1, eval);
+  const auto losses = [](const std::string& run) { return column(run + "/val.csv", "val_loss"); };
+  REQUIRE(losses(one).size() == 2);
+  for (const auto& [step, loss] : losses(two)) CHECK(loss == Approx(losses(one).at(step)).epsilon(1e-6));
+  near("replicas", 4, 2, 2, "--set dist.zero=2");
+  near("shards", 4, 4, 1, "--set dist.zero=3 --set runtime.recompute=block");
+  CHECK(same_file(two + kWeights, train(folder.file("again"), 2, 2, 1, eval) + kWeights));
+}
+
+TEST_CASE("context: documents stay apart across cuts, and a resume takes another number of ranks", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 400; ++i)
+    text += fmt::format("{{\"text\": \"line {} of a text{}\"}}\n", i, std::string(i % 37, 'x'));
+  write_text(folder.file("text.jsonl"), text);
+  const std::string data =
+      "--set data.kind=text --set model.vocab_size=257 --set data.documents=attend_within "
+      "--set data.paths=" +
+      folder.file("text.jsonl") + " ";
+  const std::string one = train(folder.file("one"), 1, 1, 1, data),
+                    two = train(folder.file("two"), 2, 2, 1, data + "--set train.save_every=6 --set dist.zero=1");
+  CHECK(distance(one, two) < 1e-6);
+  CHECK(distance(one, train(folder.file("four"), 4, 4, 1, data + "--resume " + two + "/checkpoints/step_6")) < 1e-6);
+}
+
+TEST_CASE("context: ranges of rows cover a sequence once, and hold what each rank's tokens see", "[dist]") {
+  for (const int64_t T : {5, 48, 61})
+    for (const int64_t ranks : {1, 2, 4}) {
+      const ContextLayout layout = ContextLayout::of(T, ranks, 0);
+      INFO(T << " tokens on " << ranks << " ranks");
+      CHECK(layout.tokens() >= T);
+      CHECK(layout.tokens() < T + ranks);
+      const auto covers_once = [](const RowRanges& ranges, int64_t all) {
+        int64_t next = 0;
+        for (const RowRange& r : ranges) {
+          CHECK(r.begin == next);
+          next = r.end;
+        }
+        CHECK(next == all);
+      };
+      covers_once(layout.parts(), layout.tokens());
+      for (const auto& [l, d] : {std::pair<int64_t, int64_t>{8, 4}, {24, 12}, {1, 1}}) {
+        const RowRanges blocks = layout.blocks(l, d), edges = layout.edges(l, d);
+        covers_once(blocks, compressed_length(layout.tokens(), l, d));
+        for (size_t r = 0; r < blocks.size(); ++r) {
+          CHECK(compressed_length(edges[r].size(), l, d) == blocks[r].size());
+          if (blocks[r].size() > 0) CHECK(edges[r].begin == blocks[r].begin * d);
+          if (blocks[r].size() > 0) CHECK(edges[r].end >= (blocks[r].end - 1) * d + l);
+        }
+      }
+      for (int64_t r = 0; r < ranks; ++r) {
+        const RowRange window = layout.windows(7)[static_cast<size_t>(r)];
+        CHECK(window == RowRange{std::max<int64_t>(0, r * layout.part - 6), (r + 1) * layout.part});
+      }
+    }
+  CHECK(overlap({2, 5}, {7, 9}).size() == 0);
+  CHECK(overlap({2, 5}, {4, 9}) == RowRange{4, 5});
+}
+
+TEST_CASE("context: a batch is cut into parts, and its documents are extended with their sequence", "[dist]") {
+  const std::vector<int32_t> batch = {0, 1, 2, 3, 4, 10, 11, 12, 13, 14};
+  const ContextLayout first = ContextLayout::of(5, 2, 4), second = ContextLayout::of(5, 2, 5);
+  CHECK(first.cut(batch, 2, -1) == std::vector<int32_t>{0, 1, 2, 10, 11, 12});
+  CHECK(second.cut(batch, 2, -1) == std::vector<int32_t>{3, 4, -1, 13, 14, -1});
+  CHECK(first.extend(std::vector<int32_t>{0, 2, 5, 9, 10}, 2) == std::vector<int32_t>{0, 2, 6, 10, 12});
+}

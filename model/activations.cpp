@@ -72,9 +72,9 @@ QkvViews attended_qkv(const LayerActivations& a, const ModelConfig& c, Attention
 Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t row_tokens, DType dtype, bool keep,
                          const RecomputePlan& recompute, int64_t most_documents, const ContextLayout& layout)
     : n_layers_(c.n_layers),
-      layout_(layout.part == 0 ? ContextLayout::of(row_tokens, 1, 0) : layout),
+      layout_(layout.run_tokens == 0 ? ContextLayout::of(row_tokens, 1, 0) : layout),
       recompute_(recompute) {
-  const int64_t T = layout_.part, all = layout_.tokens();
+  const int64_t T = layout_.part(), all = layout_.tokens();
   tokens = arena.alloc(MemTag::io, "tokens", DType::i32, {B, T});
   check_sequences(tokens.device, c, B);
   targets = arena.alloc(MemTag::io, "targets", DType::i32, {B, T});

@@ -42,8 +42,7 @@ void check_nsa(const NsaConfig& c) {
     fail_usage("nsa.n_sel is {}: at least init_blocks + local_blocks = {} are needed", c.n_sel,
                c.init_blocks + c.local_blocks);
   if (c.gate.uniform && c.gate.force != Branch::none)
-    fail_usage("nsa.uniform_gate is true and nsa.force_branch is {}: only one of them can hold",
-               word_of(c.gate.force));
+    fail_usage("nsa.uniform_gate is true and nsa.force_branch is {}: only one of them can hold", word_of(c.gate.force));
   if (c.gate_init.empty()) return;
   if (c.gate_init.size() != 3)
     fail_usage("nsa.gate_init is [{}]: three numbers are needed, for cmp, sel and win", joined(c.gate_init));

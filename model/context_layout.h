@@ -1,6 +1,8 @@
-// Which tokens of a sequence each rank of a group has, if the ranks of the group share it (dist.context): rank i has
-// the tokens [i * part, (i + 1) * part). Where the ranks do not divide the sequence, it is extended at its end by
-// tokens without a target. They change no result, since no token sees a later one and their gradients are 0.
+// Which tokens of a sequence each rank of a group has, if the ranks of the group share it (dist.context). The sequence
+// is cut into twice as many equal runs as there are ranks; rank i has run i, and run i counted from the end. The later
+// a token is, the more keys it sees, so this gives all ranks as much work. Where the runs do not divide the sequence,
+// it is extended at its end by tokens without a target. They change no result, since no token sees a later one and
+// their gradients are 0.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -16,38 +18,43 @@ struct RowRange {
   int64_t size() const { return end - begin; }
   friend bool operator==(const RowRange&, const RowRange&) = default;
 };
-RowRange overlap(const RowRange&, const RowRange&);  // of size 0 if they have no row in common
-using RowRanges = std::vector<RowRange>;             // one for each rank of a group
+// Rows of a tensor: those of the first range, then those of the second, ... Ranges may overlap.
+using RowList = std::vector<RowRange>;
+using RowLists = std::vector<RowList>;  // one for each rank of a group
+int64_t row_count(const RowList&);
 
 struct ContextLayout {
   int64_t ranks = 1, rank = 0;  // of the group
-  int64_t part = 0;             // tokens that a rank has
+  int64_t run_tokens = 0;       // tokens of a run
 
   // The selection kernel of Hopper computes tiles of this many tokens, which may not cross a selection block.
   static constexpr int64_t kGpuUnit = 16;
-  // T: tokens of a sequence. world_rank: of the run; groups are adjacent ranks. On a GPU parts are
-  // multiples of kGpuUnit.
-  static ContextLayout of(int64_t T, int64_t ranks, int64_t world_rank, Device device = Device::cpu()) {
-    const int64_t unit = ranks > 1 && device.is_cuda() ? kGpuUnit : 1;
-    return {ranks, world_rank % ranks, round_up(ceil_div(T, ranks), unit)};
-  }
+  // T: tokens of a sequence. world_rank: of the run; groups are adjacent ranks. On a GPU runs are multiples of kGpuUnit
+  // tokens.
+  static ContextLayout of(int64_t T, int64_t ranks, int64_t world_rank, Device device = Device::cpu());
+
   bool shared() const { return ranks > 1; }
-  int64_t tokens() const { return ranks * part; }  // of the sequence, with those that extend it
-  int64_t first() const { return rank * part; }    // the first token of this rank
-  // For the ops: the tokens of q, and all keys.
-  RowPart row_part() const { return shared() ? RowPart{first(), 0, tokens()} : RowPart{}; }
+  int64_t runs() const { return shared() ? 2 : 1; }          // of a rank
+  int64_t part() const { return runs() * run_tokens; }       // tokens of a rank
+  int64_t tokens() const { return ranks * part(); }          // of the sequence, with those that extend it
+  RowRange run(int64_t i) const { return run_of(rank, i); }  // this rank's run i
+  RowRange run_of(int64_t of_rank, int64_t i) const;
+  // For ops whose rows are all tokens of this rank.
+  RowPart row_part() const;
+  // For attention of run i, with keys from token first_key on.
+  RowPart run_part(int64_t i, int64_t first_key = 0) const { return {run(i).begin, first_key, tokens()}; }
 
   // The tokens of each rank.
-  RowRanges parts() const;
+  RowLists parts() const;
   // The tokens up to the last one of each rank: the keys of selected blocks and of dense attention.
-  RowRanges prefixes() const;
-  // The tokens that the windows of each rank's tokens contain. w: tokens of a window.
-  RowRanges windows(int64_t w) const;
-  // The compressed blocks that begin in each rank's tokens, block c at token c * d.
-  RowRanges blocks(int64_t l, int64_t d) const;
-  RowRanges all_blocks(int64_t l, int64_t d) const;  // all of them, for each rank
-  // The tokens of these blocks. A document may shift a block by up to d - 1 tokens.
-  RowRanges edges(int64_t l, int64_t d) const;
+  RowLists prefixes() const;
+  // For each run, the tokens that the windows of its tokens contain. w: tokens of a window.
+  RowLists windows(int64_t w) const;
+  // For each run, the compressed blocks that begin in it, block c at token c * d.
+  RowLists blocks(int64_t l, int64_t d) const;
+  RowLists all_blocks(int64_t l, int64_t d) const;  // all of them, for each rank
+  // For each run, the tokens of these blocks. A document may shift a block by up to d - 1 tokens.
+  RowLists edges(int64_t l, int64_t d) const;
 
   // This rank's values of a batch of B sequences; `fill` extends a sequence.
   std::vector<int32_t> cut(std::span<const int32_t> batch, int64_t B, int32_t fill) const;

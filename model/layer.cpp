@@ -21,6 +21,28 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
+// Rotates q and the keys of this rank's tokens, forward or backward, run after run: calls rotate(rows, cos, sin, begin)
+// with a function that takes the run's rows of a tensor, the table from the run's first position on, and the first
+// tokens of the run's documents.
+template <class Rotate>
+void rotate_runs(const LayerContext& lc, Rotate&& rotate) {
+  const ContextLayout& layout = lc.layout;
+  for (int64_t i = 0; i < layout.runs(); ++i) {
+    const RowRange run = layout.run(i);
+    const auto rows = [&]<class TensorType>(const TensorType& t) {
+      return t.empty() ? t : t.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens);
+    };
+    const auto from_run = [&](const ConstTensor& table) { return table.slice(0, run.begin, table.size(0)); };
+    const ConstTensor& begin = lc.documents.begin;
+    rotate(rows, from_run(lc.rope_cos), from_run(lc.rope_sin),
+           begin.empty() ? begin : begin.slice(1, run.begin, run.end));
+  }
+}
+template <class Rows>
+RopeKeys rows_of_keys(const std::array<Tensor, 3>& k, Rows&& rows) {
+  return {rows(k[0]), rows(k[1]), rows(k[2])};
+}
+
 // Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
 // `scope`; in a dense layer it is one of the tensors in `a`.
 Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
@@ -35,7 +57,10 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
     qk_norm_forward(ctx, qk_heads(views), const_qk_heads(split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
   }
-  rope_forward(ctx, views.q, views.q, lc.rope_cos, lc.rope_sin, views.k, lc.begins());
+  rotate_runs(lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+    const Tensor q = rows(views.q);
+    rope_forward(ctx, q, q, cos, sin, rows_of_keys(views.k, rows), begin);
+  });
   if (c.qk_norm)
     lc.expect_finite(ctx, {{"qk_norm, rope", "qk", a.qk}});
   else
@@ -86,7 +111,10 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(rows), lc.add_products);
     report(ctx, lc, {g.out_proj});
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
-    rope_backward(ctx, dviews.q, grads.dq, lc.rope_cos, lc.rope_sin, dviews.k, grads.dq_group, lc.begins());
+    rotate_runs(lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+      rope_backward(ctx, rows(dviews.q), rows(ConstTensor(grads.dq)), cos, sin, rows_of_keys(dviews.k, rows),
+                    rows(ConstTensor(grads.dq_group)), begin);
+    });
     lc.expect_finite(ctx, {{"backward of the branches and rope", "dqkv", dqkv}});
     if (c.qk_norm) {
       qk_norm_backward(ctx, qk_heads(dviews), g.qk_norm, const_qk_heads(dviews),

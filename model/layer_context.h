@@ -10,7 +10,7 @@ namespace triad {
 // The same for all layers, except `layer`.
 struct LayerContext {
   const ModelConfig& config;
-  ConstTensor rope_cos, rope_sin;  // [at least T, dk/2], accumulation dtype; row 0: the position of the first token
+  ConstTensor rope_cos, rope_sin;  // [positions, dk/2], accumulation dtype
   int64_t B, T;                    // T: tokens of a sequence that this rank has
   // The documents of packed rows, absent if every row is one document; and which tokens of its sequences this rank has.
   Documents documents = {};
@@ -25,11 +25,6 @@ struct LayerContext {
   int64_t layer = -1;           // index of the layer; -1: outside the layers
   LayerStats* stats = nullptr;  // receives the gates and lists of a forward, not of a recomputation; may be null
 
-  // The first tokens of the documents of this rank's tokens, [B,T] i32; absent if every row is one document.
-  ConstTensor begins() const {
-    return group == nullptr || documents.empty() ? documents.begin
-                                                 : documents.begin.slice(1, layout.first(), layout.first() + T);
-  }
   AttentionKind attention() const { return config.attention_of(layer); }
   // With runtime.asserts: checks that tensors are finite, after the ops of a stage, in the order in which the ops wrote
   // the tensors.

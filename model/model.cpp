@@ -43,10 +43,9 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
               layout.ranks, options_.group == nullptr ? "no" : "a");
   Documents documents = act.documents;
   documents.part = layout.row_part();
-  const auto from_first = [&](const Tensor& table) { return table.slice(0, layout.first(), table.size(0)); };
   return {.config = config_,
-          .rope_cos = from_first(rope_cos_),
-          .rope_sin = from_first(rope_sin_),
+          .rope_cos = rope_cos_,
+          .rope_sin = rope_sin_,
           .B = act.B(),
           .T = act.T(),
           .documents = documents,

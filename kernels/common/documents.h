@@ -16,16 +16,24 @@
 namespace triad {
 
 // Which tokens of a row the tensors of a call hold, if several ranks share each row (dist.context). Row i of q, and of
-// every tensor with one row per query, is token first_query + i of the row. Row i of the keys and values is token
-// first_key + i; compressed keys are always those of the whole row. The tables of Documents are those of the whole row,
-// and positions, block ids and the numbers of compressed keys count from its first token.
+// every tensor with one row per query, is token(i) of the row: attention has consecutive queries, other ops also two
+// runs of them. Row i of the keys and values is token first_key + i; compressed keys are always those of the whole row.
+// The tables of Documents are those of the whole row, and positions, block ids and the numbers of compressed keys count
+// from its first token.
 struct RowPart {
   int64_t first_query = 0, first_key = 0;
   int64_t tokens = 0;  // tokens of the whole row; 0: the tensors hold the whole row
+  // If split > 0: row `split` of q, and those after it, are the tokens from second_query on.
+  int64_t split = 0, second_query = 0;
 
   constexpr bool whole() const { return tokens == 0; }
   // The tokens of the whole row, if a tensor of the call has `rows` rows.
   constexpr int64_t tokens_or(int64_t rows) const { return whole() ? rows : tokens; }
+  constexpr int64_t token(int64_t i) const {
+    return split > 0 && i >= split ? second_query + i - split : first_query + i;
+  }
+  // Whether row i of q begins a run, so that the row before it is not that of the token before.
+  constexpr bool begins(int64_t i) const { return i == 0 || (split > 0 && i == split); }
 };
 
 // The four tables of packed rows, see above. Absent (empty()) if every row is one document.

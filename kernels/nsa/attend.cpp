@@ -26,7 +26,7 @@ void check_keys_held(const char* op, const AttendIn& in, int64_t first) {
     TRIAD_CHECK(S == T, "{}: {} keys for {} tokens", op, S, T);
     return;
   }
-  TRIAD_CHECK(part.first_key >= 0 && part.first_key <= std::max(first, int64_t{0}) &&
+  TRIAD_CHECK(part.split == 0 && part.first_key >= 0 && part.first_key <= std::max(first, int64_t{0}) &&
                   part.first_key + S >= part.first_query + T && part.first_key + S <= part.tokens,
               "{}: the keys are tokens {} to {} of {}, the queries {} to {} see them from {} on", op, part.first_key,
               part.first_key + S, part.tokens, part.first_query, part.first_query + T, first);

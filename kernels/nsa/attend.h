@@ -15,7 +15,7 @@ struct AttendIn {
   ConstTensor q;             // [B,T,Hq,dk] T
   ConstTensor k, v;          // [B,S,Hkv,dk], [B,S,Hkv,dv] T; S = T, or Tc for the compressed branch
   Documents documents = {};  // tables of packed rows (common/documents.h): a token sees only keys of its document
-  // With documents.part, T is the number of the rank's queries, and S at least covers every key that they see.
+  // With documents.part, T is the number of queries, and S covers at least every key that they see.
 };
 struct AttendOut {
   Tensor o;    // [B,T,Hq,dv] T, overwritten

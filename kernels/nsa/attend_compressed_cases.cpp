@@ -49,13 +49,14 @@ std::vector<OpCase> packed_cases() {
       gpu_sized(
           packed(compressed_case("docs_781_2048_G2_128x128", {1, 2048, 0, 2, 1, 128, 128}, {32, 16}), kTwoLong, 64)),
       // sm90/backward_d64.cu cuts the row into 32 pieces for each block. Most of them have no token that sees it.
-      gpu_sized(packed(compressed_case("docs_47_of_500_one_of_9268_64x64", {1, 32768, 0, 8, 8, 64, 64}, {32, 16}),
-                       [] {
-                         std::vector<int32_t> bounds = equal_documents(47, 500);
-                         bounds.push_back(32768);
-                         return bounds;
-                       }(),
-                       64)),
+      gpu_sized(packed(
+          compressed_case("docs_47_of_500_one_of_9268_64x64", {1, 32768, 0, 8, 8, 64, 64}, {32, 16}),
+          [] {
+            std::vector<int32_t> bounds = equal_documents(47, 500);
+            bounds.push_back(32768);
+            return bounds;
+          }(),
+          64)),
   };
 }
 

@@ -21,8 +21,8 @@ void branch_sum(Context& ctx, Tensor out, ConstTensor parts) {
       const T* const from = parts.ptr<T>() + row * parts.stride[0];
 #pragma omp simd
       for (int64_t j = 0; j < W; ++j)
-        to[j] = static_cast<T>((static_cast<A>(from[j]) + static_cast<A>(from[j + W])) +
-                               static_cast<A>(from[j + 2 * W]));
+        to[j] =
+            static_cast<T>((static_cast<A>(from[j]) + static_cast<A>(from[j + W])) + static_cast<A>(from[j + 2 * W]));
     });
   });
 }

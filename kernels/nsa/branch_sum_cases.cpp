@@ -19,8 +19,11 @@ OpCase sum_case(const std::string& name, int64_t N, int64_t W, int64_t row_pad =
 }  // namespace
 
 std::vector<OpCase> branch_sum_cases() {
-  std::vector<OpCase> cases = {sum_case("1x1", 1, 1), sum_case("7x12", 7, 12), sum_case("33x64", 33, 64),
-                               sum_case("129x40, padded", 129, 40, 8), sum_case("31x21, padded", 31, 21, 5),
+  std::vector<OpCase> cases = {sum_case("1x1", 1, 1),
+                               sum_case("7x12", 7, 12),
+                               sum_case("33x64", 33, 64),
+                               sum_case("129x40, padded", 129, 40, 8),
+                               sum_case("31x21, padded", 31, 21, 5),
                                sum_case("32768x256", 32768, 256)};
   cases.back().bench = true;
   return cases;

@@ -13,12 +13,6 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-Documents window_documents(const NsaIn& in) {
-  Documents documents = in.documents;
-  documents.part.first_key = in.first_window_key;
-  return documents;
-}
-
 }  // namespace
 
 // The critical path is compress, compressed branch, selection, selected branch; its kernels have the highest priority
@@ -27,8 +21,7 @@ Documents window_documents(const NsaIn& in) {
 void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaComposition& c,
                          const NsaForwardSteps& steps) {
   ForkJoin window(ctx, 0, [&](Context& side) {
-    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], window_documents(in)},
-                              c.w);
+    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
   });
   std::optional<ForkJoin> gate;
   if (steps.gate) gate.emplace(ctx, 2, steps.gate);
@@ -98,7 +91,7 @@ void nsa_compose_backward(Context& ctx, const NsaGrad& grad, ConstTensor dout, c
       ctx, 0,
       [&](Context& side) {
         nsa_attend_window_backward(side, {grad.dq, grad.k[kWin], grad.v[kWin]}, upstream(kWin),
-                                   {in.q, in.k[kWin], in.v[kWin], window_documents(in)}, c.w);
+                                   {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
       },
       any_order);
   ForkJoin compressed(

@@ -32,9 +32,6 @@ struct NsaComposition : SelectOptions {
   bool signed_gates = false;
 };
 
-// The options of the composition for those of a model.
-NsaComposition nsa_composition(const NsaConfig&, bool keep_block_index);
-
 // Overwrites out and saved, as nsa_forward does.
 void nsa_compose_forward(Context&, Tensor out, const NsaSaved& saved, const NsaIn&, const NsaComposition&,
                          const NsaForwardSteps&);

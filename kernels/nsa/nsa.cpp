@@ -9,18 +9,18 @@ namespace {
 
 constexpr int kCmp = static_cast<int>(Branch::cmp);
 
-}  // namespace
-
-NsaComposition nsa_composition(const NsaConfig& c, bool keep_block_index) {
+NsaComposition composition(const NsaConfig& c, bool keep_block_index) {
   NsaComposition composition{c};
   composition.w = c.w;
   composition.keep_block_index = keep_block_index;
   return composition;
 }
 
+}  // namespace
+
 void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaWeights& w, const NsaConfig& c,
                  bool keep_block_index) {
-  nsa_compose_forward(ctx, out, s, in, nsa_composition(c, keep_block_index),
+  nsa_compose_forward(ctx, out, s, in, composition(c, keep_block_index),
                       {.gate = [&](Context& on) { nsa_gate_forward(on, s.gate, in.q, w.gate, c.gate); },
                        .compress =
                            [&](Context& on) {
@@ -38,7 +38,7 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
     nsa_compress_backward(on, grad.k[kCmp], dw.phi_k, dk, in.k[kCmp], w.phi_k, c.phi_options(), in.documents);
     nsa_compress_backward(on, grad.v[kCmp], dw.phi_v, dv, in.v[kCmp], w.phi_v, c.phi_options(), in.documents);
   };
-  nsa_compose_backward(ctx, grad, dout, in, s, nsa_composition(c, false),
+  nsa_compose_backward(ctx, grad, dout, in, s, composition(c, false),
                        {.gate = gate_backward, .compress = compress_backward, .compress_on_side = c.phi != Phi::mlp});
 }
 

@@ -42,10 +42,6 @@ struct NsaIn {
   ConstTensor q;                    // [B,T,Hq,dk] T
   std::array<ConstTensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
   Documents documents = {};         // tables of packed rows
-  // With documents.part: q holds the rank's queries, k and v of sel all tokens up to the last of them, those of win the
-  // tokens from number first_window_key on. NsaSaved::k_cmp and v_cmp are those of the whole row. k and v of cmp belong
-  // to the caller's compression (nsa/compose.h).
-  int64_t first_window_key = 0;
 };
 // What forward saves for backward. block_index is a constant of backward: no gradient flows through the selection.
 struct NsaSaved {

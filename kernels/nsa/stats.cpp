@@ -42,11 +42,11 @@ void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
     NsaStats s = load(slot);
     NsaStats mine;
     for (int64_t r = rows * piece / kStatsPieces; r < rows * (piece + 1) / kStatsPieces; ++r) {
-      const int64_t i = r / groups % T, t = documents.part.first_query + i;
+      const int64_t i = r / groups % T, t = documents.part.token(i);
       const DocumentRow<int64_t> row = host_row(documents, r / groups / T, tokens);
       add_gates(mine, gate.ptr<A>() + r, rows);
       const int64_t at = t - row.begin(t);
-      mine.add_list(lists + r * n, at == 0 || i == 0 ? nullptr : lists + (r - groups) * n, at, n, o,
+      mine.add_list(lists + r * n, at == 0 || documents.part.begins(i) ? nullptr : lists + (r - groups) * n, at, n, o,
                     row.first_block(t));
     }
     s.merge(mine);

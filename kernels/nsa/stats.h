@@ -118,7 +118,7 @@ inline constexpr int64_t kStatsPieces = 256;
 
 // Adds the rows of a layer to pieces [kStatsPieces, NsaStats::count] f64, which have to be zeros before the first call
 //   <-  gate [3,B,T,Hkv] acc, block_index [B,T,Hkv,n] i32, both contiguous
-// With documents.part, the part's first rows have no previous token.
+// With documents.part, the first rows of each run of tokens have no previous token.
 void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&,
                const Documents& documents = {});
 // Merges the pieces of each of L layers: out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces,

@@ -67,7 +67,7 @@ void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, 
   const int32_t* entries = lists.ptr<int32_t>();
   const int64_t T = lists.size(1), groups = lists.size(2), n = lists.size(3);
   find_first(ctx, first, check, lists.numel(), [&](int64_t i) -> int64_t {
-    const int64_t block = entries[i], t = documents.part.first_query + i / (n * groups) % T,
+    const int64_t block = entries[i], t = documents.part.token(i / (n * groups) % T),
                   before = i % n == 0 ? -1 : entries[i - 1];
     const DocumentRow<int64_t> row = host_row(documents, i / (n * groups) / T, documents.part.tokens_or(T));
     const int64_t end = row.first_block(t) + ceil_div(row.end(t) - row.begin(t), l_sel);  // end of the document's ids

@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     assert_lists_kernel(int64_t* first, int64_t check, const int32_t* __restrict__ entries, int64_t count,
-                        int64_t tokens, int64_t first_token, int groups, int n, int l_sel, DocumentView documents) {
+                        int64_t tokens, RowPart part, int groups, int n, int l_sel, DocumentView documents) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
-  const int64_t block = entries[i], t = first_token + i / (int64_t{n} * groups) % tokens;
+  const int64_t block = entries[i], t = part.token(i / (int64_t{n} * groups) % tokens);
   const bool leads = i % n == 0;
   const int64_t before = leads ? -1 : entries[i - 1];
   const DocumentRow<int> row = documents.row(static_cast<int>(i / (int64_t{n} * groups) / tokens));
@@ -84,7 +84,7 @@ void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, 
                   const Documents& documents) {
   const int64_t T = lists.size(1), tokens = documents.part.tokens_or(T);
   launch(ctx, "assert_lists", assert_lists_kernel, dim3(ceil_div(lists.numel(), kThreads)), dim3(kThreads), 0,
-         first.ptr<int64_t>(), check, lists.ptr<int32_t>(), lists.numel(), T, documents.part.first_query,
+         first.ptr<int64_t>(), check, lists.ptr<int32_t>(), lists.numel(), T, documents.part,
          static_cast<int>(lists.size(2)), static_cast<int>(lists.size(3)), static_cast<int>(std::min(l_sel, tokens)),
          document_view(documents, tokens));
 }

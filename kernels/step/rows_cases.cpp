@@ -32,12 +32,8 @@ OpCase add_case(std::string name, const Shape& shape, int64_t pad) {
 }  // namespace
 
 std::vector<OpCase> rows_cases() {
-  return {copy_case("2x7x3x16", {2, 7, 3, 16}, 8, ArgType::element),
-          copy_case("2x7x3x16 from acc", {2, 7, 3, 16}, 8, ArgType::acc),
-          copy_case("3x5x7 from acc", {3, 5, 7}, 3, ArgType::acc),
-          copy_case("11x33", {11, 33}, 0, ArgType::element),
-          add_case("2x7x3x16", {2, 7, 3, 16}, 8),
-          add_case("3x5x1x7", {3, 5, 1, 7}, 3)};
+  return {copy_case("2x7x3x16 from acc", {2, 7, 3, 16}, 8, ArgType::acc),
+          copy_case("3x5x7", {3, 5, 7}, 3, ArgType::element), add_case("2x7x3x16", {2, 7, 3, 16}, 8)};
 }
 
 }  // namespace triad

@@ -13,10 +13,13 @@ constexpr int kSchema = 2;
 // Limits on the size of a sample: queries; selected blocks over all layers and groups.
 constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
 
-// The bounds of the documents in the batch's first row; without packed documents, those of the row. If ranks share the
-// row (dist.context), only the first rank's part of it.
+// The tokens of the batch's first row that are sampled: all, or of a row that ranks share (dist.context), those of the
+// first rank's first run.
+int64_t sampled_tokens(const Activations& act) { return act.layout().run(0).size(); }
+
+// The bounds of the documents in the sampled tokens; without packed documents, those of the tokens.
 std::vector<int32_t> bounds_of_first_row(Context& ctx, const Activations& act) {
-  const auto T = static_cast<int32_t>(act.T());
+  const auto T = static_cast<int32_t>(sampled_tokens(act));
   if (act.bounds.empty()) return {0, T};
   std::vector<int32_t> bounds(static_cast<size_t>(act.bounds.size(0)));
   read(ctx, bounds.data(), act.bounds);
@@ -27,8 +30,9 @@ std::vector<int32_t> bounds_of_first_row(Context& ctx, const Activations& act) {
 
 // For each token of the batch's first row, the id of the first block of its document.
 std::vector<int32_t> first_blocks(Context& ctx, const Activations& act) {
-  std::vector<int32_t> first(static_cast<size_t>(act.T()), 0);
-  if (!act.documents.first_block.empty()) read(ctx, first.data(), act.documents.first_block[0].slice(0, 0, act.T()));
+  std::vector<int32_t> first(static_cast<size_t>(sampled_tokens(act)), 0);
+  if (!act.documents.first_block.empty())
+    read(ctx, first.data(), act.documents.first_block[0].slice(0, 0, sampled_tokens(act)));
   return first;
 }
 
@@ -49,7 +53,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
     if (c.attention_of(i) == AttentionKind::nsa) layers.push_back(i);
   const auto count = static_cast<int64_t>(layers.size());
   const std::vector<int64_t> queries =
-      sampled_queries(act.T(), std::clamp<int64_t>(kMostBlocks / (count * groups * n), 1, kMostQueries));
+      sampled_queries(sampled_tokens(act), std::clamp<int64_t>(kMostBlocks / (count * groups * n), 1, kMostQueries));
   const auto rows = static_cast<int64_t>(queries.size());
   std::vector<int32_t> host(static_cast<size_t>(count * rows * groups * n));
   Tensor sample(reinterpret_cast<std::byte*>(host.data()), DType::i32, {count, rows, groups, n}, Device::cpu());
@@ -80,7 +84,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
   }
   return {{"schema", kSchema},
           {"step", step},
-          {"seq_len", act.T()},
+          {"seq_len", sampled_tokens(act)},
           {"bounds", bounds_of_first_row(ctx, act)},
           {"l_sel", c.nsa.l_sel},
           {"init_blocks", c.nsa.init_blocks},

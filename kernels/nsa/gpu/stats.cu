@@ -42,16 +42,15 @@ __device__ void merge_threads(NsaStats& s) {
 
 __global__ void __launch_bounds__(kThreads)
     nsa_stats_kernel(NsaStats* pieces, const float* __restrict__ gate, const int32_t* __restrict__ lists, int64_t rows,
-                     int64_t tokens, int64_t first_token, int64_t groups, int64_t n, SelectOptions o,
-                     DocumentView documents) {
+                     int64_t tokens, RowPart part, int64_t groups, int64_t n, SelectOptions o, DocumentView documents) {
   NsaStats mine;
   const int64_t end = rows * (blockIdx.x + 1) / gridDim.x;
   for (int64_t r = rows * blockIdx.x / gridDim.x + threadIdx.x; r < end; r += kThreads) {
-    const int64_t i = r / groups % tokens, t = first_token + i;
+    const int64_t i = r / groups % tokens, t = part.token(i);
     add_gates(mine, gate + r, rows);
     const DocumentRow<int> row = documents.row(static_cast<int>(r / groups / tokens));
     const int64_t at = t - row.begin(static_cast<int>(t));
-    mine.add_list(lists + r * n, at == 0 || i == 0 ? nullptr : lists + (r - groups) * n, at, n, o,
+    mine.add_list(lists + r * n, at == 0 || part.begins(i) ? nullptr : lists + (r - groups) * n, at, n, o,
                   row.first_block(static_cast<int>(t)));
   }
   merge_threads(mine);
@@ -75,8 +74,8 @@ void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
                const Documents& documents) {
   const int64_t T = block_index.size(1), groups = block_index.size(2);
   launch(ctx, "nsa_stats", nsa_stats_kernel, dim3(kStatsPieces), dim3(kThreads), 0, stats_of(pieces), gate.ptr<float>(),
-         block_index.ptr<int32_t>(), block_index.size(0) * T * groups, T, documents.part.first_query, groups,
-         block_index.size(3), o, document_view(documents, documents.part.tokens_or(T)));
+         block_index.ptr<int32_t>(), block_index.size(0) * T * groups, T, documents.part, groups, block_index.size(3),
+         o, document_view(documents, documents.part.tokens_or(T)));
 }
 
 void nsa_stats_merge(Context& ctx, Tensor out, ConstTensor pieces) {

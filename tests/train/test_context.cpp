@@ -3,9 +3,11 @@
 // sequence the ranks of a group have and need.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/weight_index.h"
@@ -88,12 +90,17 @@ TEST_CASE("context: documents stay apart across cuts, and a resume takes another
 
 TEST_CASE("context: ranges of rows cover a sequence once, and hold what each rank's tokens see", "[dist]") {
   for (const int64_t T : {5, 48, 61})
-    for (const int64_t ranks : {1, 2, 4}) {
+    for (const int64_t ranks : {2, 4}) {
       const ContextLayout layout = ContextLayout::of(T, ranks, 0);
       INFO(T << " tokens on " << ranks << " ranks");
       CHECK(layout.tokens() >= T);
-      CHECK(layout.tokens() < T + ranks);
-      const auto covers_once = [](const RowRanges& ranges, int64_t all) {
+      CHECK(layout.tokens() < T + 2 * ranks);
+      const auto covers_once = [](const RowLists& lists, int64_t all) {
+        RowList ranges;
+        for (const RowList& list : lists) ranges.insert(ranges.end(), list.begin(), list.end());
+        std::sort(ranges.begin(), ranges.end(), [](const RowRange& a, const RowRange& b) {
+          return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+        });
         int64_t next = 0;
         for (const RowRange& r : ranges) {
           CHECK(r.begin == next);
@@ -103,27 +110,37 @@ TEST_CASE("context: ranges of rows cover a sequence once, and hold what each ran
       };
       covers_once(layout.parts(), layout.tokens());
       for (const auto& [l, d] : {std::pair<int64_t, int64_t>{8, 4}, {24, 12}, {1, 1}}) {
-        const RowRanges blocks = layout.blocks(l, d), edges = layout.edges(l, d);
+        const RowLists blocks = layout.blocks(l, d), edges = layout.edges(l, d);
         covers_once(blocks, compressed_length(layout.tokens(), l, d));
-        for (size_t r = 0; r < blocks.size(); ++r) {
-          CHECK(compressed_length(edges[r].size(), l, d) == blocks[r].size());
-          if (blocks[r].size() > 0) CHECK(edges[r].begin == blocks[r].begin * d);
-          if (blocks[r].size() > 0) CHECK(edges[r].end >= (blocks[r].end - 1) * d + l);
+        for (size_t r = 0; r < blocks.size(); ++r)
+          for (size_t i = 0; i < 2; ++i) {
+            const RowRange block = blocks[r][i], edge = edges[r][i];
+            CHECK(compressed_length(edge.size(), l, d) == block.size());
+            if (block.size() > 0) CHECK(edge.begin == block.begin * d);
+            if (block.size() > 0) CHECK(edge.end >= (block.end - 1) * d + l);
+          }
+      }
+      for (int64_t r = 0; r < ranks; ++r)
+        for (int64_t i = 0; i < 2; ++i) {
+          const RowRange run = layout.run_of(r, i);
+          CHECK(layout.windows(7)[static_cast<size_t>(r)][static_cast<size_t>(i)] ==
+                RowRange{std::max<int64_t>(0, run.begin - 6), run.end});
         }
-      }
-      for (int64_t r = 0; r < ranks; ++r) {
-        const RowRange window = layout.windows(7)[static_cast<size_t>(r)];
-        CHECK(window == RowRange{std::max<int64_t>(0, r * layout.part - 6), (r + 1) * layout.part});
-      }
+      // All ranks see as many pairs of tokens in causal attention.
+      const auto pairs = [&](int64_t r) { return layout.run_of(r, 0).begin + layout.run_of(r, 1).begin; };
+      for (int64_t r = 0; r < ranks; ++r) CHECK(pairs(r) == pairs(0));
     }
-  CHECK(overlap({2, 5}, {7, 9}).size() == 0);
-  CHECK(overlap({2, 5}, {4, 9}) == RowRange{4, 5});
 }
 
-TEST_CASE("context: a batch is cut into parts, and its documents are extended with their sequence", "[dist]") {
+TEST_CASE("context: a batch is cut into runs, and its documents are extended with their sequence", "[dist]") {
   const std::vector<int32_t> batch = {0, 1, 2, 3, 4, 10, 11, 12, 13, 14};
   const ContextLayout first = ContextLayout::of(5, 2, 4), second = ContextLayout::of(5, 2, 5);
-  CHECK(first.cut(batch, 2, -1) == std::vector<int32_t>{0, 1, 2, 10, 11, 12});
-  CHECK(second.cut(batch, 2, -1) == std::vector<int32_t>{3, 4, -1, 13, 14, -1});
-  CHECK(first.extend(std::vector<int32_t>{0, 2, 5, 9, 10}, 2) == std::vector<int32_t>{0, 2, 6, 10, 12});
+  CHECK(first.cut(batch, 2, -1) == std::vector<int32_t>{0, 1, -1, -1, 10, 11, -1, -1});
+  CHECK(second.cut(batch, 2, -1) == std::vector<int32_t>{2, 3, 4, -1, 12, 13, 14, -1});
+  CHECK(first.extend(std::vector<int32_t>{0, 2, 5, 9, 10}, 2) == std::vector<int32_t>{0, 2, 8, 12, 16});
+  const RowPart part = second.row_part();
+  CHECK(part.token(1) == 3);
+  CHECK(part.token(2) == 4);
+  CHECK(part.token(3) == 5);
+  CHECK(first.row_part().token(2) == 6);
 }

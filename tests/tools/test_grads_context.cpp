@@ -87,7 +87,7 @@ TEST_CASE("context: ranks that share a sequence compute what one process does", 
        50,
        "--set nsa.phi=mlp --set model.dense_layers=0:1 --set model.qk_norm=true --set model.qkv_bias=true",
        {}},
-      {"runs of padding alone", 4, 1, 9, "", {}}};
+      {"runs of padding alone", 4, 1, 17, "", {}}};
   for (const Problem& p : problems) check(p);
 }
 

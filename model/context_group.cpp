@@ -48,12 +48,9 @@ int64_t elements_of(const ConstTensor& t, int64_t rows) {
 
 }  // namespace
 
-ContextGroup::ContextGroup(const Context& ctx, Comm& comm, const ContextLayout& layout)
-    : comm_(comm),
-      ranks_(layout.ranks),
-      rank_(layout.rank),
-      first_(comm.rank() - comm.rank() % static_cast<int>(layout.ranks)) {
-  TRIAD_CHECK(comm.world() % ranks_ == 0, "{} ranks in groups of {}", comm.world(), ranks_);
+ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout& layout)
+    : comm_(group), ranks_(layout.ranks), rank_(layout.rank) {
+  TRIAD_CHECK(group.world() == ranks_, "{} ranks share sequences, and their group has {}", ranks_, group.world());
   if (!ctx.planning) event_.emplace(ctx.device);
 }
 
@@ -105,7 +102,7 @@ void ContextGroup::exchange(Context& ctx, const Pieces& pieces, int64_t most_byt
   for (int64_t r = 0; r < ranks_; ++r) {
     const auto add = [&](const std::vector<Piece>& of_ranks, std::vector<Comm::Piece>& list) {
       const Tensor& whole = at(of_ranks, r).whole;
-      if (!whole.empty() && whole.numel() > 0) list.push_back({first_ + static_cast<int>(r), whole});
+      if (!whole.empty() && whole.numel() > 0) list.push_back({static_cast<int>(r), whole});
     };
     add(pieces.to, sent);
     add(pieces.from, received);

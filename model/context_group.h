@@ -13,8 +13,8 @@ namespace triad {
 
 class ContextGroup {
  public:
-  // layout: of this rank. Its ranks divide those of comm; groups are adjacent ranks.
-  ContextGroup(const Context&, Comm& comm, const ContextLayout& layout);
+  // group: the ranks that share the sequences (Comm::group). layout: of this rank.
+  ContextGroup(const Context&, Comm& group, const ContextLayout& layout);
 
   // A tensor [B, rows, ..] that receives rows, and one that has them. All of a call have one dtype and one B.
   struct Rows {
@@ -47,7 +47,6 @@ class ContextGroup {
 
   Comm& comm_;
   int64_t ranks_, rank_;        // of the group
-  int first_;                   // rank of the run that is the group's first
   std::optional<Event> event_;  // absent while memory is planned
 };
 

@@ -59,7 +59,9 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       comm_(comm),
       world_(comm == nullptr ? 1 : comm->world()),
       context_layout_(layout_of(ctx_, config, comm, most_documents)),
-      group_(context_layout_.shared() ? std::make_optional<ContextGroup>(ctx_, *comm, context_layout_) : std::nullopt),
+      group_(context_layout_.shared() ? std::make_optional<ContextGroup>(
+                                            ctx_, comm->group(static_cast<int>(config.dist.context)), context_layout_)
+                                      : std::nullopt),
       model_(ctx_, runtime.arena(), config.model,
              {.dtype = compute_dtype(config.runtime.precision),
               .training = true,

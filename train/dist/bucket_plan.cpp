@@ -27,7 +27,8 @@ bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
   const TrainConfig& t = config.train;
-  const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kH200Rates.flops;
+  const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) /
+                            static_cast<double>(config.dist.context) / kH200Rates.flops;
   const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);
   const double bytes = element * static_cast<double>(count_parameters(config.model)) * 2 * (world - 1) / world;
   return bytes / kH200Rates.few_ctas < backward_s / 2 ? CommCtas::few : CommCtas::all;

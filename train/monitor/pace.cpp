@@ -26,7 +26,8 @@ double StepTimes::median_ms() const {
 
 double step_flops(const Config& c, const DocumentMix& mix) {
   const TrainConfig& t = c.train;
-  return training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute, mix);
+  return training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute, mix) /
+         static_cast<double>(c.dist.context);
 }
 
 ThroughputMeter::ThroughputMeter(const Config& config, double step_flops, double peak_flops, int64_t run_tokens)

@@ -100,6 +100,39 @@ TEST_CASE("dist: over TCP rank 0 relays an all-to-all in bounded memory, for any
   }
 }
 
+TEST_CASE("dist: ranks exchange pieces of different sizes, or none", "[dist]") {
+  constexpr int64_t kLong = 600'000, kShort = 5;  // the long piece is sent in several parts
+  std::vector<std::string> failures[2];
+  on_two_ranks([&](Comm& comm) {
+    const std::unique_ptr<Runtime> runtime = small_runtime();
+    const bool first = comm.rank() == 0;
+    const Tensor to = runtime->arena().alloc(MemTag::io, "to", DType::f32, {first ? kLong : kShort}),
+                 from = runtime->arena().alloc(MemTag::io, "from", DType::f32, {first ? kShort : kLong});
+    for (int64_t i = 0; i < to.numel(); ++i) to.ptr<float>()[i] = value(comm.rank(), i);
+    const int other = 1 - comm.rank();
+    const Comm::Piece sent{other, to}, received{other, from};
+    comm.exchange({&sent, 1}, {&received, 1}, kLong * 4, "pieces");
+    for (int64_t i = 0; i < from.numel(); ++i)
+      if (from.ptr<float>()[i] != value(other, i)) failures[comm.rank()].push_back("element " + std::to_string(i));
+    zero(runtime->ctx(), from);
+    if (first)  // only rank 0 sends
+      comm.exchange({&sent, 1}, {}, kLong * 4, "a piece");
+    else
+      comm.exchange({}, {&received, 1}, kLong * 4, "a piece");
+    if (from.ptr<float>()[kShort - 1] != (first ? 0.0f : value(0, kShort - 1)))
+      failures[comm.rank()].push_back("one way");
+    const Comm::Piece too_long{other, to};
+    if (first) {
+      try {
+        comm.exchange({&too_long, 1}, {}, 4, "a piece");
+        failures[0].push_back("a piece beyond the most bytes");
+      } catch (const Error&) {}
+    }
+  });
+  CHECK(failures[0] == std::vector<std::string>());
+  CHECK(failures[1] == std::vector<std::string>());
+}
+
 TEST_CASE("dist: collectives add in the order of ranks, at any size", "[dist]") {
   std::vector<std::string> failures[2];
   on_two_ranks([&](Comm& comm) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "io/json_config.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/grads_run.h"
 #include "tests/support/program.h"
@@ -107,4 +108,22 @@ TEST_CASE("context: numbers of ranks that do not fit are refused with their valu
   refused(train + " --set dist.context=0", {"dist.context"});
   refused(train + " --set dist.context=49", {"dist.context is 49", "train.seq_len is 48"});
   refused(train + " --set dist.context=2 --set runtime.cuda_graph=true", {"dist.context is 2", "runtime.cuda_graph"});
+}
+
+TEST_CASE("context: a plan counts the tokens of groups of ranks, and each rank's memory", "[dist]") {
+  const auto plan = [](const std::string& keys) {
+    const Outcome outcome = run_program("plan " + kTiny + " --json --ranks 4 --set runtime.device=cpu " + keys);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return Json::parse(outcome.output);
+  };
+  const std::string longer = "--set train.seq_len=4096 ";
+  const Json alone = plan(longer), shared = plan(longer + "--set dist.context=2");
+  CHECK(alone["tokens_per_step"] == 4 * 2 * 4096);
+  CHECK(shared["tokens_per_step"] == 2 * 2 * 4096);
+  CHECK(shared["flops_per_token"] == alone["flops_per_token"]);
+  CHECK(shared["peak_bytes"].get<double>() < 0.75 * alone["peak_bytes"].get<double>());
+  const Outcome refused = run_program("plan " + kTiny + " --ranks 3 --set dist.context=2");
+  CHECK(refused.exit_code == 2);
+  CHECK(has(refused.output, "dist.context is 2"));
 }

@@ -90,9 +90,11 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t 
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t most_documents,
-                       std::vector<MemorySnapshot::Block>* blocks) {
-  check_sizes(config, comm);
+namespace {
+
+// The plan of one rank of a group that shares its sequences (dist.context).
+MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t most_documents,
+                        std::vector<MemorySnapshot::Block>* blocks, int64_t rank) {
   Runtime runtime({.device = device,
                    .planning = true,
                    .deterministic = config.runtime.deterministic,
@@ -100,7 +102,7 @@ MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t 
                    .strict = config.runtime.strict});
   Config short_step = config;
   short_step.train.accumulate_grad_batches = std::min<int64_t>(config.train.accumulate_grad_batches, 3);
-  TrainStep step(runtime, short_step, comm, most_documents);
+  TrainStep step(runtime, short_step, comm, most_documents, rank);
   // With several ranks the last micro-step also queues collectives. Those between the first and the last are all equal.
   const bool alone = comm == nullptr || comm->world() == 1;
   for (int64_t i = 0; i < (alone ? 1 : short_step.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
@@ -113,6 +115,19 @@ MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t 
   plan.report = runtime.arena().report();
   if (blocks != nullptr) *blocks = name_blocks(runtime.arena(), step);
   return plan;
+}
+
+}  // namespace
+
+// All ranks get the memory of the one that needs the most. Of a group that shares sequences, the last run of the first
+// rank sees the most keys, and the first run of the last rank.
+MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t most_documents,
+                       std::vector<MemorySnapshot::Block>* blocks) {
+  check_sizes(config, comm);
+  const MemoryPlan first = plan_of_rank(config, device, comm, most_documents, blocks, 0);
+  if (config.dist.context == 1) return first;
+  const MemoryPlan last = plan_of_rank(config, device, comm, most_documents, nullptr, config.dist.context - 1);
+  return last.peak_bytes() > first.peak_bytes() ? last : first;
 }
 
 std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm, int64_t most_documents,

@@ -36,8 +36,9 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   return first;
 }
 
-// The tokens of this rank. A plan is that of the last rank of a group, which needs the most memory.
-ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm, int64_t most_documents) {
+// The tokens of this rank.
+ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm, int64_t most_documents,
+                        int64_t planned_rank) {
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
   if (world % ranks != 0)
     fail_usage("dist.context is {}: it must divide the number of ranks, which is {}", ranks, world);
@@ -46,19 +47,19 @@ ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* co
         "dist.context is {}: on a GPU it must be 1 for rows of several documents; data.documents=attend_across takes "
         "any",
         ranks);
-  return ContextLayout::of(config.train.seq_len, ranks, ctx.planning || comm == nullptr ? ranks - 1 : comm->rank(),
-                           ctx.device);
+  const int64_t rank = ctx.planning ? planned_rank : comm == nullptr ? 0 : comm->rank();
+  return ContextLayout::of(config.train.seq_len, ranks, rank, ctx.device);
 }
 
 }  // namespace
 
-TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t most_documents)
+TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t most_documents, int64_t planned_rank)
     : runtime_(runtime),
       ctx_(runtime.ctx()),
       config_(config),
       comm_(comm),
       world_(comm == nullptr ? 1 : comm->world()),
-      context_layout_(layout_of(ctx_, config, comm, most_documents)),
+      context_layout_(layout_of(ctx_, config, comm, most_documents, planned_rank)),
       group_(context_layout_.shared() ? std::make_optional<ContextGroup>(
                                             ctx_, comm->group(static_cast<int>(config.dist.context)), context_layout_)
                                       : std::nullopt),

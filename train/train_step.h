@@ -28,7 +28,8 @@ namespace triad {
 class TrainStep {
  public:
   // comm: null with one rank. most_documents: the largest number of documents in a row; 0: every row is one document.
-  TrainStep(Runtime&, const Config&, Comm* comm = nullptr, int64_t most_documents = 0);
+  // planned_rank: while memory is planned, the rank of a group that shares its sequences (dist.context).
+  TrainStep(Runtime&, const Config&, Comm* comm = nullptr, int64_t most_documents = 0, int64_t planned_rank = 0);
 
   // Times of a step in ms.
   struct Times {

@@ -15,6 +15,9 @@
 #include "model/context_layout.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+#include "train/train_step.h"
 
 using namespace triad;
 using namespace triad::test;
@@ -143,4 +146,25 @@ TEST_CASE("context: a batch is cut into runs, and its documents are extended wit
   CHECK(part.token(2) == 4);
   CHECK(part.token(3) == 5);
   CHECK(first.row_part().token(2) == 6);
+}
+
+TEST_CASE("context: a plan has the memory of every rank of a group", "[dist]") {
+  // In a build with CUDA the plan is that of a GPU, whose index of block lists grows with the tokens before a run's
+  // end.
+  const Device device = kBuiltWithCuda ? Device::cuda() : Device::cpu();
+  Config config = load_config(kTiny, {"train.seq_len=8192", "train.micro_batch_size=1", "model.n_kv_groups=4",
+                                      "model.mlp_hidden=16", "nsa.n_sel=16", "dist.context=4"})
+                      .config;
+  const std::unique_ptr<Comm> comm = make_planned_comm(4);
+  const MemoryPlan plan = plan_memory(config, device, comm.get());
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    Runtime runtime({.device = device, .planning = true});
+    TrainStep step(runtime, config, comm.get(), 0, rank);
+    step.micro_step({}, {}, 1);
+    step.finish(0, 1);
+    step.evaluate({}, {});
+    INFO("rank " << rank);
+    CHECK(runtime.scratch().peak_bytes() <= plan.scratch_bytes);
+    CHECK(runtime.arena().used_bytes() + align_up(plan.scratch_bytes) == plan.arena_bytes);
+  }
 }

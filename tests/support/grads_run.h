@@ -1,5 +1,6 @@
 // Helpers for tests that run `triad grads`: the files that it reads, and the tensors that it writes.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>

@@ -33,7 +33,7 @@ struct InverseIndex {
   int parts, part_tokens;  // parts of a sequence, which are indexed concurrently; tokens per part
   int cut;                 // number of consecutive parts that form a run; a piece has tokens of one run only
   int most_tokens;         // tokens per piece, at most
-  int64_t capacity;        // size of `tokens` per sequence and group: T * n
+  int64_t capacity;        // size of `tokens` per sequence and group: tokens that have lists * n
   int* part_counts;        // [B*Hkv, parts, blocks]: number of the part's tokens that list the block. index_plan_kernel
                            // replaces it by the index in `tokens` at which these tokens begin
   int* tokens;             // [B*Hkv, capacity]: the tokens that list block 0, ascending, then block 1, ...
@@ -257,8 +257,8 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
   const BlockLists& lists = keys.lists;
   const int64_t T = lists.tokens, bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
   const int64_t part_tokens = ceil_div(T, plan.parts);
-  const int64_t capacity = T * lists.n;
-  const auto [pieces, slots] = key_work_bounds({T, lists.n, keys.block_keys, blocks}, plan);
+  const int64_t queries = T - lists.first_token, capacity = queries * lists.n;
+  const auto [pieces, slots] = key_work_bounds({T, lists.n, keys.block_keys, blocks, queries}, plan);
   TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
   const Tensor counts = scope.alloc(DType::i32, {bgs, plan.parts, blocks});
   const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});

@@ -19,7 +19,8 @@ struct PiecePlan {
 // The tokens of a row, the entries of each token's block list, and the blocks.
 struct KeyWorkShape {
   int64_t T, n, block_keys;
-  int64_t blocks;  // block ids of the row (common/documents.h)
+  int64_t blocks;       // block ids of the row (common/documents.h)
+  int64_t queries = 0;  // the tokens that have lists, the last ones of the row (RowPart); 0: all T
 };
 
 struct KeyWorkBounds {
@@ -31,7 +32,7 @@ struct KeyWorkBounds {
 // documents in every step. A block's tokens in a run are cut into full pieces of most_tokens and at most one piece that
 // is not full. A block without tokens has one empty piece. A block with several pieces needs a slot for each of them.
 //
-// * Full pieces: at most `full`, because all lists together have T * n entries.
+// * Full pieces: at most `full`, because all lists together have T * n entries (queries * n, if given).
 // * Pieces that are not full, or empty: one for each block id and, for each further run in which the block has tokens,
 //   one more. A block has tokens in a further run only if its document crosses the boundary between two runs after the
 //   block's begin. One document crosses a boundary at token e, and at most ceil(e / block_keys) of its blocks begin
@@ -42,7 +43,8 @@ struct KeyWorkBounds {
 //   at most ceil(E / block_keys) + boundaries - 1 of them, because these documents' tokens do not overlap and only the
 //   last block of a document is short. Blocks of the second kind have one such piece each and are at most `full`.
 inline KeyWorkBounds key_work_bounds(const KeyWorkShape& s, const PiecePlan& plan) {
-  const int64_t run = ceil_div(s.T, plan.parts) * plan.cut, full = s.T * s.n / plan.most_tokens;
+  const int64_t run = ceil_div(s.T, plan.parts) * plan.cut, queries = s.queries > 0 ? s.queries : s.T,
+                full = queries * s.n / plan.most_tokens;
   int64_t further = 0, boundaries = 0, crossing = 0;  // crossing: blocks with tokens in several runs
   for (int64_t end = run; end < s.T; end += run) {
     ++boundaries;

@@ -438,6 +438,7 @@ TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
   CHECK(std::abs(double(bytes(two) - staging - (bytes(shards) - bucket) - kState * stored(2) / 2)) < 2e6);
   CHECK(std::abs(double(bytes(two) - staging - (bytes(eight) - bucket) - kWhole * (stored(2) - stored(8)) -
                         kState * (stored(2) - stored(8) / 8))) < 4e6);
-  CHECK(std::abs(double(bytes(half) - bytes(two) - bucket / 2)) < 1e5);
+  // With gradients in bf16 the CPU has one too.
+  CHECK(std::abs(double(bytes(half) - bytes(two) - bucket / 2 - (bucket - staging))) < 1e5);
   for (const char* bad : {"0", "-2", "many"}) CHECK(run_program("plan " + kTiny + " --ranks " + bad).exit_code == 2);
 }

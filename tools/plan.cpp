@@ -158,9 +158,6 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
 
 void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
-  if (o.ranks % config.dist.context != 0)
-    fail_usage("dist.context is {}: it must divide the number of ranks, --ranks, which is {}", config.dist.context,
-               o.ranks);
   const Device device = planned_device(config.runtime.device);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);

@@ -10,6 +10,7 @@
 #include "io/file.h"
 #include "io/tokenizer/unicode.h"
 #include "train/cpu_advice.h"
+#include "train/dist/rank_groups.h"
 #include "train/load_config.h"
 #include "train/state.h"
 #include "train/stop_signal.h"
@@ -65,9 +66,7 @@ Device choose_run_device(const TrainRequest& request, const LaunchEnv& launch) {
     fail("device cuda was asked for (runtime.device), but {}; {}", backend::why_no_cuda(),
          advice_without_gpu(request.config_file));
   const Device device = choose_device(config.runtime.device, launch);
-  if (launch.world % config.dist.context != 0)
-    fail_usage("dist.context is {}: it must divide the number of ranks, which is {}", config.dist.context,
-               launch.world);
+  check_ranks(config, launch.world);
   constexpr int64_t kLongRun = 1000;
   if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
       !config.train.allow_unsafe)

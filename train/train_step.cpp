@@ -40,8 +40,7 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
 ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm, int64_t most_documents,
                         int64_t planned_rank) {
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
-  if (world % ranks != 0)
-    fail_usage("dist.context is {}: it must divide the number of ranks, which is {}", ranks, world);
+  check_ranks(config, world);
   if (ranks > 1 && ctx.device.is_cuda() && most_documents > 0)
     fail_usage(
         "dist.context is {}: on a GPU it must be 1 for rows of several documents; data.documents=attend_across takes "

@@ -4,6 +4,12 @@
 
 namespace triad {
 
+void check_ranks(const Config& config, int64_t world) {
+  if (world % config.dist.context != 0)
+    fail_usage("dist.context is {}: it must divide the number of ranks, which is {}", config.dist.context, world);
+  ranks_of_replica(config, world);
+}
+
 int64_t ranks_of_replica(const Config& config, int64_t world) {
   const int64_t replicas = world == 1 ? 1 : config.dist.replicas;
   if (world % replicas != 0)

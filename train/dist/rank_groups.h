@@ -7,6 +7,8 @@
 
 namespace triad {
 
+// Throws UsageError if dist.context or dist.replicas does not divide the ranks.
+void check_ranks(const Config&, int64_t world);
 // The number of ranks of a replica; one rank alone is a replica for any dist.replicas. Throws UsageError if
 // dist.replicas does not divide the ranks.
 int64_t ranks_of_replica(const Config&, int64_t world);

@@ -276,7 +276,8 @@ std::string least_need(const Config& given, Device device, int64_t bytes, Comm* 
     change(small);
   }
   if (bf16) add("all three", least_memory(small, device, comm, most_documents).bytes);
-  if (given.train.optimizer == OptimizerKind::adamw) {  // Muon's state is on the device
+  // On the CPU the optimizer's state is on the host anyway, and Muon's is always on the device.
+  if (device.is_cuda() && given.train.optimizer == OptimizerKind::adamw) {
     const auto offload = [](Config& c) { c.runtime.offload = Offload::optimizer; };
     add("runtime.offload=optimizer", bytes_with(offload, least.config));
     offload(small);

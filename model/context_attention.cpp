@@ -14,7 +14,7 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-// Keys and values, or their gradients: [B,rows,Hkv,dk] and [B,rows,Hkv,dv].
+// Keys k [B,rows,Hkv,dk] and values v [B,rows,Hkv,dv], or their gradients. A row is a token or a compressed block.
 struct Pair {
   Tensor k, v;
   Pair rows(int64_t begin, int64_t end) const { return {k.slice(1, begin, end), v.slice(1, begin, end)}; }

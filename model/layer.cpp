@@ -21,9 +21,9 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
-// Rotates q and the keys of this rank's tokens, forward or backward, run after run: calls rotate(rows, cos, sin, begin)
-// with a function that takes the run's rows of a tensor, the table from the run's first position on, and the first
-// tokens of the run's documents.
+// Calls rotate(rows, cos, sin, begin), which rotates q and keys by their positions, for each run of this rank's tokens.
+// rows(t): the run's rows of a tensor t; cos and sin: the tables from the position of the run's first token on; begin:
+// for each token of the run the first token of its document.
 template <class Rotate>
 void rotate_runs(const LayerContext& lc, Rotate&& rotate) {
   const ContextLayout& layout = lc.layout;

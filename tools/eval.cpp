@@ -56,9 +56,8 @@ struct Total {
 
 // Sums the loss over consecutive windows of T tokens, B at a time. Positions that are missing at the end, or whose next
 // token the mask excludes, have target -1 and do not count. bytes_by: the tokenizer of the tokens, or null if unknown.
-// most_batches: computes only this many batches; 0: all.
-// within: whether attention stays within documents. by_position: where the loss of each prediction is added to its
-// position. losses: the same for its document; null if it is not known where documents begin.
+// most_batches: computes only this many batches; 0: all. within: whether attention stays within documents. The loss of
+// each prediction is added to by_position, and to losses, which is null if it is not known where documents begin.
 Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches,
                bool within, PositionLosses& by_position, DocumentLosses* losses) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();

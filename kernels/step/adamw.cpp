@@ -7,7 +7,7 @@
 #include "engine/op_scope.h"
 #include "engine/random_streams.h"
 #include "kernels/common/parallel.h"
-#include "kernels/common/stochastic.h"
+#include "kernels/step/stored_state.h"
 
 namespace triad {
 
@@ -16,25 +16,6 @@ uint64_t adamw_stream(int64_t step, AdamWTensor tensor) {
 }
 
 namespace {
-
-// The elements of one of the updated tensors, [n] T.
-template <class T>
-struct Updated {
-  T* data;
-  Updated(const Tensor& t, const AdamWOptions&, AdamWTensor) : data(t.ptr<T>()) {}
-  T get(int64_t i) const { return data[i]; }
-  void set(int64_t i, T x) { data[i] = x; }
-};
-template <>
-struct Updated<bf16> {
-  bf16* data;
-  StochasticRounder round;
-  int64_t first;
-  Updated(const Tensor& t, const AdamWOptions& o, AdamWTensor which)
-      : data(t.ptr<bf16>()), round(o.seed, adamw_stream(o.step, which)), first(o.first_element) {}
-  float get(int64_t i) const { return data[i]; }
-  void set(int64_t i, float x) { data[i] = round(x, first + i); }
-};
 
 template <class P, class M, class V, class G>
 void adamw_cpu(Context& ctx, Tensor param, Tensor weights, Tensor m_in, Tensor v_in, ConstTensor grad,
@@ -52,9 +33,9 @@ void adamw_cpu(Context& ctx, Tensor param, Tensor weights, Tensor m_in, Tensor v
     const double norm = std::sqrt(*grad_norm_squared.ptr<double>());
     if (!std::isfinite(norm)) return;
     const A clip = o.grad_clip > 0 ? static_cast<A>(std::min(1.0, o.grad_clip / (norm + 1e-6))) : A{1};
-    Updated<P> p(param, o, AdamWTensor::param);
-    Updated<M> m(m_in, o, AdamWTensor::m);
-    Updated<V> v(v_in, o, AdamWTensor::v);
+    StoredState<P> p(param, o, AdamWTensor::param);
+    StoredState<M> m(m_in, o, AdamWTensor::m);
+    StoredState<V> v(v_in, o, AdamWTensor::v);
     const G* g_in = grad.ptr<G>();
     for (int64_t i = piece * kPiece; i < std::min((piece + 1) * kPiece, n); ++i) {
       const A g = static_cast<A>(g_in[i]) * clip;

@@ -10,30 +10,13 @@
 #include "engine/check.h"
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
-#include "kernels/common/stochastic.h"
 #include "kernels/step/adamw.h"
 #include "kernels/step/newton_schulz.h"
+#include "kernels/step/stored_state.h"
 
 namespace triad {
 
 namespace {
-
-// Stores values of a flat buffer; bf16 is rounded stochastically. Elements are visited in ascending order.
-template <class T>
-struct Stored {
-  T* data;
-  Stored(const Tensor& t, const MuonOptions&, AdamWTensor) : data(t.ptr<T>()) {}
-  void set(int64_t i, T x) { data[i] = x; }
-};
-template <>
-struct Stored<bf16> {
-  bf16* data;
-  StochasticRounder round;
-  int64_t first;
-  Stored(const Tensor& t, const MuonOptions& o, AdamWTensor which)
-      : data(t.ptr<bf16>()), round(o.seed, adamw_stream(o.step, which)), first(o.first_element) {}
-  void set(int64_t i, float x) { data[i] = round(x, first + i); }
-};
 
 std::span<const MuonPiece> rows_of(const ConstTensor& pieces) {
   static_assert(sizeof(MuonPiece) == MuonPiece::kFields * sizeof(int64_t));
@@ -49,11 +32,11 @@ void momentum_cpu(Context& ctx, Tensor u, const MuonTensors& t, const MuonOption
     if (!std::isfinite(norm)) return;
     const A clip = o.grad_clip > 0 ? static_cast<A>(std::min(1.0, o.grad_clip / (norm + 1e-6))) : A{1};
     const MuonPiece& piece = rows_of(t.pieces)[static_cast<size_t>(p)];
-    Stored<M> m(t.m, o, AdamWTensor::m);
+    StoredState<M> m(t.m, o, AdamWTensor::m);
     for (int64_t j = 0; j < piece.count; ++j) {
       const int64_t i = piece.element - o.first_element + j;
       const A g = static_cast<A>(t.grad.ptr<G>()[i]) * clip;
-      const A new_m = momentum * static_cast<A>(m.data[i]) + fresh * g;
+      const A new_m = momentum * static_cast<A>(m.get(i)) + fresh * g;
       m.set(i, new_m);
       u.ptr<U>()[piece.at + j] = static_cast<U>(momentum * new_m + fresh * g);
     }
@@ -68,10 +51,10 @@ void apply_cpu(Context& ctx, const MuonTensors& t, ConstTensor update, const Muo
     if (!std::isfinite(*t.grad_norm_squared.ptr<double>())) return;
     const MuonPiece& piece = rows_of(t.pieces)[static_cast<size_t>(p)];
     const A step_size = static_cast<A>(o.lr * kMuonScale * std::sqrt(static_cast<double>(piece.longest)));
-    Stored<P> param(t.param, o, AdamWTensor::param);
+    StoredState<P> param(t.param, o, AdamWTensor::param);
     for (int64_t j = 0; j < piece.count; ++j) {
       const int64_t i = piece.element - o.first_element + j;
-      const A new_p = static_cast<A>(param.data[i]) * decay - step_size * static_cast<A>(update.ptr<U>()[piece.at + j]);
+      const A new_p = static_cast<A>(param.get(i)) * decay - step_size * static_cast<A>(update.ptr<U>()[piece.at + j]);
       param.set(i, new_p);
       if (!t.weights.empty()) t.weights.ptr<bf16>()[i] = bf16(static_cast<float>(new_p));
     }

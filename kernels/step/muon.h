@@ -1,5 +1,5 @@
-// Muon (Jordan et al. 2024) for the matrices of linear layers, with the scale of Liu et al. (arXiv 2502.16982), which
-// gives updates the root mean square of AdamW's, so that both take the same lr and weight decay:
+// Muon (Jordan et al. 2024) for the matrices of linear layers. Updates are scaled as by Liu et al. (arXiv 2502.16982):
+// their root mean square is then about that of AdamW's updates, so both optimizers take the same lr and weight decay.
 //   g' = g * clip;  m = b m + (1 - b) g';  u = b m + (1 - b) g'            muon_momentum()
 //   o = the Newton-Schulz iteration of u                                   newton_schulz()
 //   p = p (1 - lr * decay) - lr * 0.2 sqrt(max(R, C)) * o                  muon_apply()

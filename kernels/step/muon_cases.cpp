@@ -15,7 +15,7 @@ namespace triad {
 
 namespace {
 
-// The types of the tensors: acc, or element, which is bf16 in the runs in bf16.
+// The types of the tensors. An ArgType::element is bf16 if the case runs in bf16; an ArgType::acc is f32 then.
 struct Types {
   ArgType param = ArgType::acc, m = ArgType::acc, grad = ArgType::acc;
 };

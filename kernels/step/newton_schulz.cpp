@@ -1,10 +1,10 @@
 // Newton-Schulz iterations as batched products, on any device, and the normalization on the CPU.
 //
-// A product adds a matrix with factor 1 only, so the factors of the polynomial are moved elsewhere. With
-// Z_k = a^(5-k) X_k an iteration is
-//   A = a^(-2(5-k)) Z Z^T,  P = A + (c/b) A A,  Z' = Z + (b/a) P Z,
-// and the last Z is X. In floating point the power of a changes no relative rounding error: Z begins 485 times as
-// large.
+// matmul_batched() computes factor * product + matrix, so the matrix that it adds has no factor of its own. The three
+// factors a, b, c of the polynomial (NewtonSchulz) are therefore moved into those of the products: instead of X_k, the
+// matrix after k of the 5 iterations, the code has Z = a^(5-k) X_k, and an iteration is
+//   A = a^(-2(5-k)) Z Z^T = X_k X_k^T,  P = A + (c/b) A A,  next Z = Z + (b/a) P Z.
+// The last Z is X_5. The first is a^5 = 485 times as large as X_0, which changes no relative rounding error.
 #include "kernels/step/newton_schulz.h"
 
 #include <algorithm>

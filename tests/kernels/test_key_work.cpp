@@ -86,14 +86,20 @@ TEST_CASE("key work: no documents and lists need more pieces or slots than the b
     const int64_t cut = std::max<int64_t>(1, parts >> random.below(drawn++, 6));
     const PiecePlan plan{parts, cut, 1 + static_cast<int64_t>(random.below(drawn++, 60))};
     const uint64_t often = 1 + random.below(drawn++, 4);  // one of so many visible blocks is listed
+    // In half of the rounds only the last tokens have lists, as in a part of a row (RowPart).
+    const auto first =
+        random.below(drawn++, 2) == 0 ? 0 : static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(row.T())));
     const auto chooses = [&](int64_t t, int64_t block) {
+      if (t < first) return false;
       const auto of_round = static_cast<uint64_t>(round) << 40;
       return random.below(of_round + static_cast<uint64_t>(t * 4096 + block), often) == 0;
     };
-    const KeyWorkBounds bounds = key_work_bounds(row.shape(), plan), need = planned(row, plan, chooses);
-    INFO("round " << round << ": T " << row.T() << ", " << row.lengths.size() << " of " << row.most
-                  << " documents, l_sel " << row.l_sel << ", n " << row.n << ", plan " << parts << "/" << cut << "/"
-                  << plan.most_tokens);
+    KeyWorkShape shape = row.shape();
+    shape.queries = row.T() - first;
+    const KeyWorkBounds bounds = key_work_bounds(shape, plan), need = planned(row, plan, chooses);
+    INFO("round " << round << ": T " << row.T() << ", lists from token " << first << " on, " << row.lengths.size()
+                  << " of " << row.most << " documents, l_sel " << row.l_sel << ", n " << row.n << ", plan " << parts
+                  << "/" << cut << "/" << plan.most_tokens);
     CHECK(need.pieces <= bounds.pieces);
     CHECK(need.slots <= bounds.slots);
   }

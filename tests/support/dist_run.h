@@ -11,6 +11,12 @@ namespace triad::test {
 inline const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 inline constexpr const char* kWeights = "/model.safetensors";
 
+// A number of ranks, and the keys by which they divide the work and the model's state.
+struct Arrangement {
+  int ranks;
+  const char* keys;
+};
+
 // The arguments of `triad` that train configs/tiny.json on the CPU into the folder `out`.
 std::string train_args(const std::string& out, const std::string& more = "");
 

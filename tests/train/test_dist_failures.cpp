@@ -63,11 +63,6 @@ std::string as_torchrun_would(int rank) {
 }
 const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
 
-// How ranks can share the model's state.
-struct Arrangement {
-  int ranks;
-  const char* keys;
-};
 constexpr Arrangement kArrangements[] = {{2, "--set dist.zero=0"},
                                          {2, "--set dist.zero=1"},
                                          {2, "--set dist.zero=2"},

@@ -109,10 +109,6 @@ TEST_CASE("shared: each rank writes a file of whole tensors, which every verb re
 TEST_CASE("shared: a checkpoint of any arrangement of ranks resumes in any other", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  struct Arrangement {
-    int ranks;
-    const char* more;
-  };
   const Arrangement all[] = {{1, ""},
                              {2, "--set dist.zero=1 --set dist.bucket_mb=0.02 "},
                              {4, "--set dist.zero=2 --set dist.replicas=2 "},
@@ -126,12 +122,12 @@ TEST_CASE("shared: a checkpoint of any arrangement of ranks resumes in any other
   // Each arrangement resumes from each other's checkpoint.
   for (const int i : {1, 0, 3, 1, 2, 3, 0, 2, 1, 3}) {
     const std::string to = folder.file("run" + std::to_string(number++));
-    run(to, all[i].ranks, all[i].more + kSaves + kTen + "--resume " + from);
+    run(to, all[i].ranks, all[i].keys + kSaves + kTen + "--resume " + from);
     from = to + "/checkpoints/step_10";
-    INFO(all[i].ranks << " ranks " << all[i].more);
+    INFO(all[i].ranks << " ranks " << all[i].keys);
     CHECK(tensors(tensors_path(from)) == expected_weights);
     CHECK(tensors(tensors_path(from, kMomentsStem)) == expected_moments);
-    CHECK(fs::exists(from + "/model.safetensors") == (std::string(all[i].more).empty()));
+    CHECK(fs::exists(from + "/model.safetensors") == (std::string(all[i].keys).empty()));
   }
   // Each goes on as one rank does.
   std::map<int, double> of_one;
@@ -346,7 +342,7 @@ TEST_CASE("shared: with dist.zero 3 the final weights are several files in train
   CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds a checkpoint of an earlier run"));
   fs::remove_all(out + "/checkpoints");
   CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds the final weights of an earlier run, " + out));
-  // This run ends before its final weights, which would replace the old ones in any case.
+  // --overwrite removes the old weights at the start of the run. This run diverges, and so writes none of its own.
   CHECK(train(2, out, "--overwrite --set train.lr=1e30 --set train.grad_clip=0 ").exit_code == 1);
   CHECK(weights().empty());
 }

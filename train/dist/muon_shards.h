@@ -1,8 +1,9 @@
-// MuonShards: Muon with shards (dist.zero). A matrix spans buckets and ranks, but its iteration needs all of it. So for
-// each batch of matrices every rank computes the momentum of its shards, the results are gathered bucket by bucket in
-// bf16 (on the CPU in f32), every rank iterates its share of the batch's matrices, their updates are gathered too, and
-// every rank updates the parameters of its shards.
-// Weights have the bits of dist.zero 0 if gradients have.
+// MuonShards: Muon with shards (dist.zero). The shards of one matrix are on several ranks, but the Newton-Schulz
+// iteration needs the whole matrix. So for each batch of matrices (MuonPlan):
+//   1. every rank computes u of its shards, which all ranks gather, bucket by bucket, in bf16 (on the CPU in f32);
+//   2. every rank iterates some of the matrices, and all ranks gather the results;
+//   3. every rank updates the parameters of its shards.
+// Where gradients have the bits of dist.zero 0, so have the new weights.
 #pragma once
 #include <functional>
 #include <vector>

@@ -1,6 +1,6 @@
 // How a run's ranks are divided (dist.replicas): into replicas of the model's state, each with the same number of
-// adjacent ranks. What dist.zero divides is divided among the ranks of a replica. Gradients are summed within each
-// replica first, then over the replicas, in the order of ranks; so each replica has the same state at all times.
+// adjacent ranks. What dist.zero divides is divided among the ranks of a replica. A step's gradients are summed within
+// each replica, and then these sums over the replicas, in their order. So all replicas make the same update.
 #pragma once
 #include "engine/comm/comm.h"
 #include "train/config.h"

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/op_scope.h"
 #include "kernels/step/rows.h"
+#include "model/exchange_meter.h"
 
 namespace triad {
 
@@ -44,6 +46,12 @@ int64_t elements_of(const ConstTensor& t, int64_t rows) {
   Shape shape = t.shape();
   shape.dim[1] = rows;
   return shape.numel();
+}
+
+int64_t bytes_of(const std::vector<Comm::Piece>& pieces) {
+  int64_t bytes = 0;
+  for (const Comm::Piece& piece : pieces) bytes += piece.data.bytes();
+  return bytes;
 }
 
 }  // namespace
@@ -97,7 +105,7 @@ ContextGroup::Pieces ContextGroup::alloc(Scratch::Scope& scope, const std::vecto
 }
 
 void ContextGroup::exchange(Context& ctx, const Pieces& pieces, int64_t most_bytes, const std::string& what) {
-  if (ctx.planning || most_bytes == 0) return;
+  if (most_bytes == 0) return;
   std::vector<Comm::Piece> sent, received;
   for (int64_t r = 0; r < ranks_; ++r) {
     const auto add = [&](const std::vector<Piece>& of_ranks, std::vector<Comm::Piece>& list) {
@@ -107,11 +115,16 @@ void ContextGroup::exchange(Context& ctx, const Pieces& pieces, int64_t most_byt
     add(pieces.to, sent);
     add(pieces.from, received);
   }
+  if (meter_ != nullptr) meter_->moved(what, bytes_of(sent), bytes_of(received));
+  if (ctx.planning) return;
+  const OpScope op_scope(ctx, "context_exchange");
   event_->record(ctx.stream);
   event_->block(comm_.stream());
+  const size_t wait = meter_ == nullptr ? 0 : meter_->wait_begins(what, ctx.stream);
   comm_.exchange(sent, received, most_bytes, what);
   event_->record(comm_.stream());
   event_->block(ctx.stream);
+  if (meter_ != nullptr) meter_->wait_ends(wait, ctx.stream);
 }
 
 namespace {

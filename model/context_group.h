@@ -11,6 +11,8 @@
 
 namespace triad {
 
+class ExchangeMeter;
+
 class ContextGroup {
  public:
   // group: the ranks that share the sequences (Comm::group). layout: of this rank.
@@ -27,6 +29,9 @@ class ContextGroup {
   // The reverse, for gradients: `from` holds this rank's addends of its rows of `needs`, and `to` [has], overwritten,
   // the sums over the ranks, added in the order of ranks. f32, or f64.
   void reduce(Context&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs, const std::string& what);
+
+  // Measures the exchanges from now on (exchange_meter.h); null: none.
+  void measure(ExchangeMeter* meter) { meter_ = meter; }
 
  private:
   // One contiguous tensor for rows that two ranks exchange, and its views: of each range of them, one for each tensor
@@ -48,6 +53,7 @@ class ContextGroup {
   Comm& comm_;
   int64_t ranks_, rank_;        // of the group
   std::optional<Event> event_;  // absent while memory is planned
+  ExchangeMeter* meter_ = nullptr;
 };
 
 }  // namespace triad

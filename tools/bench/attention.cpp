@@ -174,14 +174,13 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
   bench.rows.rows.insert(bench.rows.rows.end(), rows.begin(), rows.end());
 }
 
-// A case whose sequences all ranks share. Rank 0 keeps its rows and prints them. links: of measure_links(). Collective.
-void bench_shared(BenchRows& rows, Comm& comm, double links, const AttentionProblem& p, const std::string& data,
-                  const AttentionOptions& o) {
+// A case whose sequences all ranks share. Rank 0 keeps its rows and prints them. Collective.
+void bench_shared(BenchRows& rows, SharedAttentionBench& bench, const AttentionProblem& p, const std::string& data,
+                  const AttentionOptions& o, bool first) {
   const std::string name = fmt::format("{} context {}", case_name(p, data, o.nondeterministic), o.context);
-  SharedAttention shared =
-      time_shared_attention(comm, p, data == "local" ? kLocalDrift : 0, rows.device, rows.dtype, !o.nondeterministic);
-  if (!comm.first()) return;
-  if (!o.common.json) print_shared_attention(name, shared, comm.world(), links);
+  SharedAttention shared = bench(p, data == "local" ? kLocalDrift : 0);
+  if (!first) return;
+  if (!o.common.json) bench.print(name, shared);
   if (!shared.skipped.empty()) shared.rows = {{{"skipped", shared.skipped}}};
   for (Json& row : shared.rows) {
     row["op"] = op_name(p);
@@ -192,9 +191,6 @@ void bench_shared(BenchRows& rows, Comm& comm, double links, const AttentionProb
 
 // The problems of --context, if the other options and the number of ranks fit it.
 std::vector<AttentionProblem> shared_problems(const AttentionOptions& o, const LaunchEnv& launch) {
-  if (launch.world != o.context)
-    fail_usage("--context is {}, and the number of ranks is {}: start it with mpirun -np {}", o.context, launch.world,
-               o.context);
   for (const std::string& data : o.data)
     if (data != "randn" && data != "local")
       fail_usage("--context is {}: --data must be randn or local, not {}", o.context, data);
@@ -207,6 +203,9 @@ std::vector<AttentionProblem> shared_problems(const AttentionOptions& o, const L
       fail_usage("--context is {}: --shapes {} has {} tokens a sequence, and each rank needs one", o.context, shape,
                  problems.back().T);
   }
+  if (launch.world != o.context)
+    fail_usage("--context is {}, and the number of ranks is {}: start it with mpirun -np {}", o.context, launch.world,
+               o.context);
   return problems;
 }
 
@@ -225,9 +224,9 @@ void run_shared(const AttentionOptions& o) {
       if (!o.common.json) fmt::print("{}\n", describe(rows));
     }
     comm->barrier("the machine's ceilings");
-    const double links = measure_links(device, *comm);
+    SharedAttentionBench bench(*comm, device, rows.dtype, !o.nondeterministic);
     for (const AttentionProblem& p : problems)
-      for (const std::string& data : o.data) bench_shared(rows, *comm, links, p, data, o);
+      for (const std::string& data : o.data) bench_shared(rows, bench, p, data, o, comm->first());
     comm->finish();
   });
   if (comm->first()) rows.finish(o.common);

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <memory>
 #include <optional>
 
 #include "model/context_attention.h"
 #include "model/exchange_meter.h"
-#include "tools/bench/attention_run.h"
 #include "tools/bench/exchanges.h"
+#include "tools/bench/ranks.h"
 
 namespace triad {
 
@@ -102,26 +102,36 @@ std::string missing(int64_t needed, int64_t free) {
                      static_cast<double>(free) / kGB);
 }
 
-// Times of forward and backward, us.
-using Times = std::array<Timing, 2>;
+}  // namespace
 
-Times time_shared(SharedAttention& to, Comm& comm, const AttentionProblem& p, double drift, const AttentionMemory& m,
-                  Device device, DType dtype, bool deterministic) {
-  Runtime runtime(
-      {.device = device, .arena_bytes = m.arena, .scratch_bytes = m.scratch(), .deterministic = deterministic});
+SharedAttentionBench::SharedAttentionBench(Comm& comm, Device device, DType dtype, bool deterministic)
+    : comm_(comm),
+      device_(device),
+      dtype_(dtype),
+      deterministic_(deterministic),
+      together_(device, [this](double us) { return longest(us); }),
+      alone_(device),
+      links_(measure_links(device, comm)) {}
+
+double SharedAttentionBench::longest(double us) const {
+  const std::vector<double> all = comm_.all_gather_host(us, "the time of a run");
+  return *std::max_element(all.begin(), all.end());
+}
+
+SharedAttentionBench::Times SharedAttentionBench::time_shared(SharedAttention& to, const AttentionProblem& p,
+                                                              double drift, const AttentionMemory& memory) {
+  Runtime runtime({.device = device_,
+                   .arena_bytes = memory.arena,
+                   .scratch_bytes = memory.scratch(),
+                   .deterministic = deterministic_});
   Context& ctx = runtime.ctx();
-  SharedRun run(runtime, comm, p, dtype, comm.rank());
+  SharedRun run(runtime, comm_, p, dtype_, comm_.rank());
   run.fill(drift);
-  const auto longest = [&](double us) {
-    const std::vector<double> all = comm.all_gather_host(us, "the time of a run");
-    return *std::max_element(all.begin(), all.end());
-  };
-  Stopwatch stopwatch(device, longest);
   const auto forward = [&] { run.forward(); };
   const auto backward = [&] { run.backward(); };
   forward();
   backward();
-  Times times = {stopwatch(ctx, forward), stopwatch(ctx, backward)};
+  Times times = {together_(ctx, forward), together_(ctx, backward)};
   for (Timing& timing : times) timing.us = longest(timing.us);
 
   constexpr int64_t kMeasured = 4;  // passes for the exchanges
@@ -131,63 +141,58 @@ Times time_shared(SharedAttention& to, Comm& comm, const AttentionProblem& p, do
   meter.time_waits(kMeasured);
   for (int64_t i = 0; i < kMeasured; ++i) forward(), backward();
   ctx.stream.synchronize();
-  comm.stream().synchronize();
+  comm_.stream().synchronize();
   to.rows = {{{"pass", "forward"}}, {{"pass", "backward"}}};
-  to.rows[1]["exchanges"] = gather_exchanges(comm, meter.totals(), kMeasured);
+  to.rows[1]["exchanges"] = gather_exchanges(comm_, meter.totals(), kMeasured);
   return times;
 }
 
-Times time_whole(const AttentionProblem& p, double drift, const AttentionMemory& m, Device device, DType dtype,
-                 bool deterministic) {
-  AttentionRun run(p, m, random_qkv(p, dtype, drift, Normals(2)), device, dtype, deterministic);
-  run.all_parts();
-  Stopwatch stopwatch(device);
+SharedAttentionBench::Times SharedAttentionBench::time_whole(const AttentionProblem& p, double drift,
+                                                             const AttentionMemory& memory) {
+  AttentionRun run(p, memory, random_qkv(p, dtype_, drift, Normals(2)), device_, dtype_, deterministic_);
   Times times;
-  for (const AttentionPart& part : run.parts().all())
-    if (part.whole()) times[part.forward ? 0 : 1] = stopwatch(run.ctx(), [&] { part.work(run.ctx()); });
+  for (const AttentionPart& part : run.parts().all())  // forward, then backward
+    if (part.whole()) times[part.forward ? 0 : 1] = alone_(run.ctx(), [&] { part.work(run.ctx()); });
   return times;
 }
 
-}  // namespace
-
-SharedAttention time_shared_attention(Comm& comm, const AttentionProblem& p, double drift, Device device, DType dtype,
-                                      bool deterministic) {
+SharedAttention SharedAttentionBench::operator()(const AttentionProblem& p, double drift) {
   SharedAttention result;
-  const AttentionMemory shared = plan_shared(p, comm.world(), device, dtype, deterministic);
+  const AttentionMemory shared = plan_shared(p, comm_.world(), device_, dtype_, deterministic_);
   result.shared_gb = static_cast<double>(shared.arena) / kGB;
   const std::vector<int64_t> free =
-      comm.all_gather_host(backend::info(device).free_bytes, "the free memory of each rank");
+      comm_.all_gather_host(backend::info(device_).free_bytes, "the free memory of each rank");
   if (const int64_t least = *std::min_element(free.begin(), free.end()); shared.arena > least) {
     result.skipped = missing(shared.arena, least);
     return result;
   }
-  const Times times = time_shared(result, comm, p, drift, shared, device, dtype, deterministic);
+  const Times times = time_shared(result, p, drift, shared);
   std::optional<Times> whole;
-  if (comm.first()) {
-    const AttentionMemory memory = plan_attention(p, device, dtype, deterministic);
-    const int64_t room = backend::info(device).free_bytes;
+  if (comm_.first()) {
+    const AttentionMemory memory = plan_attention(p, device_, dtype_, deterministic_);
+    const int64_t room = backend::info(device_).free_bytes;
     if (memory.arena > room)
       result.no_ideal = missing(memory.arena, room);
     else
-      whole = time_whole(p, drift, memory, device, dtype, deterministic);
+      whole = time_whole(p, drift, memory);
   }
-  comm.barrier("the whole sequences of rank 0");
+  comm_.barrier("the whole sequences of rank 0");
   for (size_t i = 0; i < times.size(); ++i) {
     Json& row = result.rows[i];
     row["us"] = times[i].us;
     row["runs"] = times[i].runs;
-    row["ranks"] = comm.world();
-    if (whole) row["ideal_us"] = (*whole)[i].us / comm.world();
+    row["ranks"] = comm_.world();
+    if (whole) row["ideal_us"] = (*whole)[i].us / comm_.world();
   }
   return result;
 }
 
-void print_shared_attention(const std::string& name, const SharedAttention& s, int64_t ranks, double links) {
+void SharedAttentionBench::print(const std::string& name, const SharedAttention& s) const {
   fmt::print("\n{}\n", name);
   if (!s.skipped.empty()) return fmt::print("skipped: {}\n", s.skipped);
   const bool ideal = s.no_ideal.empty();
-  fmt::print("{:<12} {:>11} {:>22} {:>9}\n", "pass", "ms",
-             ideal ? fmt::format("one card's ms / {}", ranks) : "one card's ms", "of ideal");
+  fmt::print("{:<12} {:>11} {:>22} {:>9}\n", "pass", "ms", fmt::format("one card's ms / {}", comm_.world()),
+             "of ideal");
   double us = 0, ideal_us = 0;
   const auto line = [&](const std::string& pass, double mine, double best) {
     fmt::print("{:<12} {:>11.3f} {:>22} {:>9}\n", pass, mine * 1e-3, ideal ? fmt::format("{:.3f}", best * 1e-3) : "-",
@@ -199,9 +204,9 @@ void print_shared_attention(const std::string& name, const SharedAttention& s, i
     line(row["pass"], mine, best);
   }
   line("both", us, ideal_us);
-  if (!ideal) fmt::print("whole sequences on one card: {}\n", s.no_ideal);
+  if (!ideal) fmt::print("one card, whole sequences: {}\n", s.no_ideal);
   fmt::print("memory of each rank: {:.3f} GB\n", s.shared_gb);
-  print_exchanges(s.rows[1]["exchanges"], links, /*micro_steps=*/1);
+  print_exchanges(s.rows[1]["exchanges"], links_, /*micro_steps=*/1);
 }
 
 }  // namespace triad

@@ -1,10 +1,11 @@
 // `triad bench attention --context N`: a layer's attention, forward and backward, on sequences that N ranks share.
 #pragma once
+#include <array>
 #include <string>
 
 #include "engine/comm/comm.h"
 #include "io/json_config.h"
-#include "tools/bench/attention_input.h"
+#include "tools/bench/attention_run.h"
 #include "tools/bench/measure.h"
 
 namespace triad {
@@ -18,10 +19,28 @@ struct SharedAttention {
   std::string no_ideal = "";  // why the ideal is missing
 };
 
-// Times the problem on all ranks; then, on rank 0, whole sequences. drift: of random_qkv(). Collective.
-SharedAttention time_shared_attention(Comm&, const AttentionProblem&, double drift, Device, DType, bool deterministic);
+class SharedAttentionBench {
+ public:
+  // Measures the links. Collective.
+  SharedAttentionBench(Comm&, Device, DType, bool deterministic);
 
-// links: bytes/s of measure_links().
-void print_shared_attention(const std::string& name, const SharedAttention&, int64_t ranks, double links);
+  // Times the problem on all ranks; then, on rank 0, whole sequences. drift: of random_qkv(). Collective.
+  SharedAttention operator()(const AttentionProblem&, double drift);
+  void print(const std::string& name, const SharedAttention&) const;
+
+ private:
+  using Times = std::array<Timing, 2>;  // of forward and backward
+
+  double longest(double us) const;
+  Times time_shared(SharedAttention& to, const AttentionProblem&, double drift, const AttentionMemory&);
+  Times time_whole(const AttentionProblem&, double drift, const AttentionMemory&);
+
+  Comm& comm_;
+  Device device_;
+  DType dtype_;
+  bool deterministic_;
+  Stopwatch together_, alone_;
+  double links_;  // bytes/s, of measure_links()
+};
 
 }  // namespace triad

@@ -1,5 +1,6 @@
 // AttentionRun: a problem of `triad bench attention` in device memory, ready to be timed.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "tools/bench/attention_parts.h"

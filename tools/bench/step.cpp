@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include "engine/check.h"
 #include "io/data/loader.h"
@@ -329,7 +330,10 @@ std::string write_trace(std::optional<AtomicFile>& file, Steps& steps) {
       steps.take();
       return "";
     }
-    file->write(chrome_trace(steps.ctx(), [&] { steps.take(); }));
+    file->write(chrome_trace(steps.ctx(), [&] {
+      steps.take();
+      steps.drain();
+    }));
     file->commit();
   } catch (const std::exception& e) { return e.what(); }
   return "";

@@ -25,7 +25,7 @@ using MovedRows = std::map<std::string, std::vector<Moved>>;  // by kind, of eac
 // The rows of one layer's forward. T: tokens of a sequence, which the runs divide.
 class Count {
  public:
-  Count(int64_t T, int ranks, int64_t l, int64_t d, int64_t w) : T_(T), ranks_(ranks), run_(T / (2 * ranks)) {
+  Count(int64_t T, int ranks, int64_t l, int64_t d, int64_t w) : ranks_(ranks), run_(T / (2 * ranks)) {
     for (int rank = 0; rank < ranks; ++rank)
       for (const int64_t run : {int64_t{rank}, int64_t{2 * ranks - 1 - rank}}) {
         const int64_t begin = run * run_, end = begin + run_;
@@ -58,7 +58,6 @@ class Count {
     for (int64_t token = begin; token < end; ++token) add_row(kind, rank, owner(token));
   }
 
-  int64_t T_;
   int ranks_;
   int64_t run_;
   MovedRows rows_;

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/op_scope.h"
 #include "kernels/step/rows.h"
+#include "model/exchange_meter.h"
 
 namespace triad {
 
@@ -47,6 +49,13 @@ int64_t elements_of(const ConstTensor& t, int64_t rows) {
   Shape shape = t.shape();
   shape.dim[1] = rows;
   return shape.numel();
+}
+
+template <class Pieces>
+int64_t bytes_of(const Pieces& pieces) {
+  int64_t bytes = 0;
+  for (const auto& piece : pieces) bytes += piece.data.bytes();
+  return bytes;
 }
 
 // Contiguous memory for rows that are sent or received through copies. Every rank allocates as much as the one that
@@ -97,7 +106,11 @@ ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout&
 }
 
 void ContextGroup::Transfer::finish(Context& ctx) const {
-  if (done_ != nullptr) done_->block(ctx.stream);
+  if (done_ != nullptr) {
+    const size_t wait = meter_ == nullptr ? 0 : meter_->wait_begins(what_, ctx.stream);
+    done_->block(ctx.stream);
+    if (meter_ != nullptr) meter_->wait_ends(wait, ctx.stream);
+  }
   for (const Move& m : moves_) {
     if (m.from.empty())
       zero(ctx, m.to);
@@ -110,13 +123,16 @@ void ContextGroup::Transfer::finish(Context& ctx) const {
 
 void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& pieces, int64_t most_bytes,
                             const std::string& what) {
-  if (ctx.planning || most_bytes == 0) return;
+  if (most_bytes == 0) return;
+  if (meter_ != nullptr) meter_->moved(what, bytes_of(pieces.to), bytes_of(pieces.from));
+  if (ctx.planning) return;
+  const OpScope op_scope(ctx, "context_exchange");
   ready_->record(ctx.stream);
   ready_->block(comm_.stream());
   comm_.exchange(pieces.to, pieces.from, most_bytes, what);
   Event& done = done_[next_done_++ % done_.size()];
   done.record(comm_.stream());
-  transfer.done_ = &done;
+  transfer.done_ = &done, transfer.meter_ = meter_, transfer.what_ = what;
 }
 
 ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,

@@ -13,6 +13,8 @@
 
 namespace triad {
 
+class ExchangeMeter;
+
 class ContextGroup {
  public:
   // group: the ranks that share the sequences (Comm::group). layout: of this rank.
@@ -39,6 +41,8 @@ class ContextGroup {
     };
     std::vector<Move> moves_;      // what finish() queues, in this order
     const Event* done_ = nullptr;  // null while memory is planned, and if nothing is exchanged
+    ExchangeMeter* meter_ = nullptr;
+    std::string what_;
   };
 
   // Copies rows between the ranks: `from` holds this rank's rows of `has`, and `to` its rows of `needs`, overwritten.
@@ -50,6 +54,9 @@ class ContextGroup {
   // the sums over the ranks, added in the order of ranks. f32, or f64.
   Transfer reduce(Context&, Scratch::Scope&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs,
                   const std::string& what);
+
+  // Measures the exchanges from now on (exchange_meter.h); null: none.
+  void measure(ExchangeMeter* meter) { meter_ = meter; }
 
  private:
   struct Pieces {
@@ -65,6 +72,7 @@ class ContextGroup {
   // event that was recorded again is only longer.
   std::vector<Event> done_;
   size_t next_done_ = 0;
+  ExchangeMeter* meter_ = nullptr;
 };
 
 }  // namespace triad

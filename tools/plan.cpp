@@ -15,6 +15,7 @@
 #include "tools/verbs.h"
 #include "train/data_source.h"
 #include "train/fit/fit.h"
+#include "train/fit/planned_exchanges.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
 
@@ -98,6 +99,68 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
   return out;
 }
 
+// Exchanges as those of `triad bench step --json`: [{kind, pass, layers, calls, ranks: [{rank, sent, received}]}],
+// bytes of a step.
+Json to_json(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps) {
+  Json out = Json::array();
+  for (const PlannedExchange& e : exchanges) {
+    Json ranks = Json::array();
+    for (const PlannedExchange::Bytes& bytes : e.ranks)
+      ranks.push_back(
+          {{"rank", bytes.rank}, {"sent", bytes.sent * micro_steps}, {"received", bytes.received * micro_steps}});
+    out.push_back({{"kind", e.kind},
+                   {"pass", e.backward ? "backward" : "forward"},
+                   {"layers", e.layers},
+                   {"calls", e.calls * micro_steps},
+                   {"ranks", ranks}});
+  }
+  return out;
+}
+
+// For ranks that share sequences: a model of their exchanges and of a step's time. Returns it as JSON. Without --json,
+// also prints it as text.
+Json describe_shared(const Options& o, const Config& config, const std::vector<PlannedExchange>& exchanges,
+                     const PlannedDocuments& documents) {
+  constexpr CardRates kRates = kH200Rates;
+  constexpr double kMB = 1e6, kMs = 1e3;
+  const TrainConfig& t = config.train;
+  const int64_t context = config.dist.context;
+  const StepCost cost = step_cost(config, o.ranks, documents.attended, most_bytes(exchanges));
+  double of_layer[2] = {0, 0};  // bytes of a micro-step's forward and backward
+  for (const PlannedExchange& e : exchanges)
+    of_layer[e.backward] += static_cast<double>(e.most_bytes()) / static_cast<double>(e.layers);
+  const auto of_step = static_cast<double>(most_bytes(exchanges) * t.accumulate_grad_batches);
+  const double rank_tokens = static_cast<double>(t.tokens_per_step()) / static_cast<double>(context),
+               step_s = cost.total() * rank_tokens, hidden_s = (cost.exchange - cost.exchange_shown()) * rank_tokens;
+  const auto all_tokens = static_cast<double>(config.tokens_per_step(o.ranks));
+  if (!o.json)
+    fmt::print(
+        "a model of H200 cards, not a measurement. Ranks that share a sequence send or receive at most {:.1f} MB a "
+        "layer forward and {:.1f} MB backward, and {:.3f} GB a step: {:.1f} ms at NVLink's {:.0f} GB/s, {:.1f} ms at "
+        "the network's {:.0f} GB/s\n"
+        "of a step, in ms: compute {:.1f}, recomputation {:.1f}, exchanges {:.1f} ({}), gradients and weights {:.1f}, "
+        "small kernels and update {:.1f}; in all {:.1f}, {:.0f} tokens/s; {:.1f}, {:.0f} tokens/s, if exchanges "
+        "overlap "
+        "with half of the computation\n",
+        of_layer[0] / kMB, of_layer[1] / kMB, of_step / kGB, of_step / kRates.host * kMs, kRates.host / kGB,
+        of_step / kRates.network * kMs, kRates.network / kGB, cost.compute * rank_tokens * kMs,
+        cost.recompute * rank_tokens * kMs, cost.exchange * rank_tokens * kMs,
+        context > kRates.host_ranks ? "network" : "NVLink", cost.communication * rank_tokens * kMs,
+        cost.overhead * rank_tokens * kMs, step_s * kMs, all_tokens / step_s, (step_s - hidden_s) * kMs,
+        all_tokens / (step_s - hidden_s));
+  return {{"exchanges", to_json(exchanges, t.accumulate_grad_batches)},
+          {"layer_bytes", {{"forward", of_layer[0]}, {"backward", of_layer[1]}}},
+          {"step_bytes", of_step},
+          {"step_seconds",
+           {{"compute", cost.compute * rank_tokens},
+            {"recompute", cost.recompute * rank_tokens},
+            {"exchange", cost.exchange * rank_tokens},
+            {"communication", cost.communication * rank_tokens},
+            {"overhead", cost.overhead * rank_tokens}}},
+          {"tokens_per_s", all_tokens / step_s},
+          {"tokens_per_s_overlapped", all_tokens / (step_s - hidden_s)}};
+}
+
 // Returns the recommended settings as JSON. Without --json, also prints them as text.
 Json describe_recommended(const Options& o, const Config& config, const Settings& best) {
   const StepCost& cost = best.cost;
@@ -162,6 +225,8 @@ void run(const Options& o) {
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);
   Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), documents.most), documents);
+  if (config.dist.context > 1)
+    out["context"] = describe_shared(o, config, plan_exchanges(config, device, ranks.get(), documents.most), documents);
   if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get(), documents);
   if (o.json) fmt::print("{}\n", dump_json(out, 2));
 }
@@ -187,6 +252,9 @@ void add_plan(CLI::App& app) {
       ->check(within(above(0)))
       ->needs(fit);
   verb->add_flag("--json", o->json, "print one JSON object");
+  verb->footer(
+      "With dist.context the plan also has the bytes that the ranks of a group exchange, and a model of a step's time\n"
+      "with the rates of H200 cards: hosts of 8 with NVLink, a network adapter for each card. It is no measurement.");
   verb->callback([o] { run(*o); });
 }
 

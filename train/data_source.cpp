@@ -280,6 +280,19 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   return source;
 }
 
+LoaderOptions loader_options(const Config& c, const DataSource& data, int64_t rank, int64_t world) {
+  return {.seq_len = c.train.seq_len,
+          .micro_batch = c.train.micro_batch_size,
+          .micro_steps = c.train.accumulate_grad_batches,
+          .packing = data.rows.packing,
+          .max_documents = data.rows.max_documents,
+          .seed = data.rows.seed,
+          .within = data.within(),
+          .rank = rank / c.dist.context,
+          .world = world / c.dist.context,
+          .stall_s = c.data.stall_s};
+}
+
 PlannedDocuments planned_documents(const Config& c) {
   try {
     check_max_documents(c);
@@ -288,9 +301,7 @@ PlannedDocuments planned_documents(const Config& c) {
       return {.most = c.data.max_documents, .attended = {}, .known = false};
     DataSource data = open_data(c);
     return {.most = data.most_documents, .attended = std::move(data.attended)};
-  } catch (const UsageError&) {
-    throw;
-  } catch (const Error& e) {
+  } catch (const UsageError&) { throw; } catch (const Error& e) {
     if (c.data.documents != DocumentScope::unset) throw;
     fail("{} (the plan depends on the most documents in a row of this data, unless data.documents=attend_across)",
          e.what());

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "io/data/loader.h"
 #include "io/data/needle.h"
 #include "io/data/rows.h"
 #include "io/json_config.h"
@@ -40,6 +41,9 @@ bool attends_within(const DataConfig&);
 void resolve_documents(Config&, const std::string& resume = "");
 // tokenizer: the tokenizer that the config names; null if the caller has not loaded it.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
+
+// How a rank reads the training rows of a fresh run; ranks that share sequences (dist.context) read the same ones.
+LoaderOptions loader_options(const Config&, const DataSource&, int64_t rank, int64_t world);
 
 // What a plan needs to know about a run's documents.
 struct PlannedDocuments {

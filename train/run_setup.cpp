@@ -74,18 +74,9 @@ std::string RunSetup::write_initial_files() {
 }
 
 LoaderOptions RunSetup::loader_options() const {
-  const TrainConfig& t = config.train;
-  return {.seq_len = t.seq_len,
-          .micro_batch = t.micro_batch_size,
-          .micro_steps = t.accumulate_grad_batches,
-          .packing = data.rows.packing,
-          .max_documents = data.rows.max_documents,
-          .seed = data.rows.seed,
-          .within = data.within(),
-          .rank = comm->rank() / config.dist.context,  // ranks that share sequences read the same ones
-          .world = comm->world() / config.dist.context,
-          .first_sequence = initial_state.sequences,
-          .stall_s = config.data.stall_s};
+  LoaderOptions options = triad::loader_options(config, data, comm->rank(), comm->world());
+  options.first_sequence = initial_state.sequences;
+  return options;
 }
 
 }  // namespace triad

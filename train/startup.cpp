@@ -13,7 +13,6 @@
 #include "train/dist/rank_groups.h"
 #include "train/load_config.h"
 #include "train/state.h"
-#include "train/stop_signal.h"
 #include "train/train_step.h"
 
 namespace triad {
@@ -84,7 +83,6 @@ std::unique_ptr<Comm> connect_ranks(const LaunchEnv& launch, Device device, cons
   const std::vector<std::string> lines =
       differences(config_from_json(parse_json(first, "the first rank's config")), config);
   if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
-  await_stop_signals(/*acknowledge=*/comm->first());  // not earlier: a run without steps has nothing to save
   return comm;
 }
 

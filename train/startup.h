@@ -26,8 +26,7 @@ std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
 // The run's device. Refuses a long fp32 run on a GPU unless train.allow_unsafe is set. If the config requires a GPU and
 // none is usable, the error says what would run instead.
 Device choose_run_device(const TrainRequest&, const LaunchEnv&);
-// Connects the ranks. Throws UsageError with the differing keys if this rank's config differs from rank 0's. From then
-// on SIGTERM and SIGINT request an orderly stop; before, they end the process.
+// Connects the ranks. Throws UsageError with the differing keys if this rank's config differs from rank 0's.
 std::unique_ptr<Comm> connect_ranks(const LaunchEnv&, Device, const Config&);
 RunFolder::Start start_of(const TrainRequest&, const std::string& resume_from);
 

@@ -15,6 +15,7 @@
 #include "train/run_setup.h"
 #include "train/startup.h"
 #include "train/step_queue.h"
+#include "train/stop_signal.h"
 
 namespace triad {
 
@@ -161,6 +162,7 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
   OutsideMemory outside(device);
   times.ends("device");
   std::unique_ptr<Comm> comm = outside.during("communication", [&] { return connect_ranks(launch, device, config); });
+  await_stop_signals(/*acknowledge=*/comm->first());  // not earlier: a run without steps has nothing to save
   if (comm->first()) {
     const std::string warning = cpu_precision_warning(config, device, request.config_file);
     if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the tables of configs/README.md: what runs on how many cards of which memory, planned by `triad plan --fit`.
+"""Writes the tables of configs/README.md: what runs on how many cards of which memory, planned by `triad plan --fit`, and
+the model of a sequence that many cards share.
 
     tests/baselines/cards.py [--triad PATH]     rewrite the tables (PATH: build/cuda/triad; it needs no GPU)
     tests/baselines/cards.py --check            exit code 1, and a diff, if a table differs from what is planned
 
 A build with CUDA plans for an H200 if the machine has no GPU. --check makes some 200 plans and takes minutes, so no test
-calls it: run it after a change to what a run allocates, to train/fit/fit.cpp or to train/fit/step_cost.h.
+calls it: run it after a change to what a run allocates or exchanges, or to train/fit/.
 """
 import argparse
 import difflib
@@ -24,20 +25,43 @@ CARDS = [24, 80, 141]  # GB
 LENGTHS = [8192, 2048]
 STEP_TOKENS = 64 * 8192  # tokens of a step on all ranks
 LEFT_FREE = 1.5  # GB of a card for the CUDA context and NCCL
+SHARED = [(8, 1 << 20), (64, 1 << 20), (8, 8 << 20), (64, 8 << 20)]  # cards, and tokens of the sequence that all share
 SMALL = ["train.moments_dtype=bf16", "train.grads_dtype=bf16", "train.master_dtype=none"]
 
 
-def planned(triad, config, ranks, card, sets):
-    """The recommended settings; None if nothing fits."""
-    command = [triad, "plan", f"configs/{config}.json", "--fit", "--json", "--ranks", str(ranks), "--memory-gb",
-               str(card - LEFT_FREE)]
+def plan(triad, config, ranks, sets, *options):
+    """What `triad plan --json` prints; None if nothing fits."""
+    command = [triad, "plan", f"configs/{config}.json", "--json", "--ranks", str(ranks), *options]
     run = subprocess.run(command + [word for key in sets for word in ("--set", key)], cwd=tables.ROOT,
                          capture_output=True, text=True)
     if run.returncode == 1 and "nothing fits" in run.stderr + run.stdout:
         return None
     if run.returncode != 0:
         sys.exit(f"{' '.join(command)}: {run.stdout}{run.stderr}")
-    return json.loads(run.stdout)["fit"]["recommended"]
+    return json.loads(run.stdout)
+
+
+def planned(triad, config, ranks, card, sets):
+    """The recommended settings; None if nothing fits."""
+    found = plan(triad, config, ranks, sets, "--fit", "--memory-gb", str(card - LEFT_FREE))
+    return None if found is None else found["fit"]["recommended"]
+
+
+def shared_lines(triad):
+    body = []
+    for ranks, tokens in SHARED:
+        found = plan(triad, "m7c_1m", ranks, [f"train.seq_len={tokens}", f"dist.context={ranks}", "dist.zero=1"])
+        model, seconds = found["context"], found["context"]["step_seconds"]
+        sent = model["layer_bytes"]
+        need = found["peak_bytes"] / 1e9
+        fits = "" if need <= max(CARDS) - LEFT_FREE else " (too much)"
+        body.append([f"{tokens:,}", str(ranks), f"{need:.1f}{fits}",
+                     f"{sent['forward'] / 1e6:,.0f} + {sent['backward'] / 1e6:,.0f}",
+                     f"{seconds['compute'] + seconds['recompute']:.2f}", f"{seconds['exchange']:.2f}",
+                     f"{model['tokens_per_s']:,.0f}", f"{model['tokens_per_s_overlapped']:,.0f}"])
+    head = ["T", "cards", "GB a card", "MB a layer", "compute s", "exchanges s", "tokens/s", "if they overlap"]
+    return ["A model, not a measurement: one sequence on all cards (m7c_1m, `dist.context` cards, zero 1).", "",
+            *tables.table(head, body)]
 
 
 def cell(triad, config, ranks, card, sets):
@@ -70,7 +94,7 @@ def lines(triad):
                     if any(cells):
                         body.append([config, f"{length:,}", str(ranks), *cells])
         text += [f"{name}:", "", *tables.table(["config", "T", "cards", *(f"{card} GB" for card in CARDS)], body), ""]
-    return text[:-1]
+    return text + shared_lines(triad)
 
 
 def main():

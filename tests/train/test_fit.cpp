@@ -101,6 +101,22 @@ TEST_CASE("fit: the parts of a step's cost", "[fit]") {
   CHECK(total(split, "1") < total(split, "2"));
   CHECK(total(split, "2") < total(split, "3"));
   CHECK(total({}, "3", 8) < total({}, "3", 16));  // 16 ranks are on two hosts
+  // Exchanges of shared sequences cost their bytes at the rate of NVLink, or of the network beyond a host.
+  const auto exchange = [&](const std::string& context, int64_t micro_steps) {
+    const Config shared =
+        m7c({"dist.context=" + context, "train.accumulate_grad_batches=" + std::to_string(micro_steps)});
+    const auto tokens_of_rank = static_cast<double>(shared.train.tokens_per_step()) / std::stod(context);
+    const StepCost none = step_cost(shared, 16), some = step_cost(shared, 16, {}, /*exchanged=*/4'000'000);
+    CHECK(some.total() - none.total() == Approx(some.exchange));
+    return some.exchange * tokens_of_rank;
+  };
+  CHECK(exchange("8", 1) == Approx(4e6 / kH200Rates.host));
+  CHECK(exchange("16", 1) == Approx(4e6 / kH200Rates.network));
+  // If exchanges overlap, a tenth of them shows, or what exceeds half of the computation.
+  const StepCost overlap = {.compute = 3, .recompute = 1, .exchange = 1, .overhead = 1};
+  CHECK(overlap.exchange_shown() == Approx(0.1));
+  CHECK(StepCost{.compute = 3, .recompute = 1, .exchange = 5, .overhead = 1}.exchange_shown() == Approx(3));
+  CHECK(exchange("8", 3) == Approx(3 * 4e6 / kH200Rates.host));
   // More recomputation costs more, though it hides more communication.
   for (const char* zero : {"0", "3"})
     for (const int64_t ranks : {2, 64}) {

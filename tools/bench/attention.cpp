@@ -13,11 +13,13 @@
 #include <memory>
 
 #include "engine/check.h"
+#include "engine/comm/comm.h"
 #include "engine/process/parse.h"
-#include "kernels/common/op_case_args.h"
-#include "tools/bench/attention_parts.h"
+#include "tools/bench/attention_context.h"
+#include "tools/bench/attention_run.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/document_mix.h"
+#include "tools/bench/ranks.h"
 #include "tools/options.h"
 
 namespace triad {
@@ -31,6 +33,7 @@ struct AttentionOptions {
   AttentionKind attention = AttentionKind::nsa;
   bool nondeterministic = false;
   NsaConfig nsa;
+  int64_t context = 1;
   BenchOptions common;
 };
 
@@ -65,31 +68,6 @@ AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o)
   return p;
 }
 
-// Device memory that a problem needs, in bytes, found by a dry run.
-struct Memory {
-  int64_t arena = 0;  // total size of the arena
-  int64_t saved = 0, scratch_forward = 0, scratch_backward = 0;
-  int64_t peak = 0;  // peak over forward and backward without q, k and v, as PyTorch's peak is counted
-};
-Memory plan(const AttentionProblem& p, Device device, DType dtype, bool deterministic) {
-  Memory m;
-  for (const bool forward : {true, false}) {
-    Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
-    const AttentionTensors t = allocate_attention(runtime.arena(), p, dtype);
-    m.arena = runtime.arena().used_bytes();
-    const AttentionParts parts(device, p, t, dtype);
-    for (const AttentionPart& part : parts.all())
-      if (part.forward == forward) part.work(runtime.ctx());
-    (forward ? m.scratch_forward : m.scratch_backward) = runtime.scratch().peak_bytes();
-    m.saved = saved_bytes(t.saved);
-    m.peak = m.saved + t.dqkv.bytes() + t.dout.bytes() + t.dq.bytes() + m.scratch_backward;
-    if (!t.dq_group.empty()) m.peak += t.dq_group.bytes();
-    if (!t.out.empty()) m.peak += t.out.bytes();
-  }
-  m.arena += align_up(std::max(m.scratch_forward, m.scratch_backward));
-  return m;
-}
-
 struct AttentionBench {
   Device device;
   DType dtype;
@@ -99,15 +77,7 @@ struct AttentionBench {
       .what = "attention", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 };
 
-// Random numbers for a weight, distributed as fresh weights are: N(0, 0.02).
-std::vector<std::byte> random_weight(const Tensor& w) {
-  constexpr double kStd = 0.02;
-  const Philox random(1, 1);
-  std::vector<std::byte> host(static_cast<size_t>(w.bytes()));
-  for (int64_t i = 0; i < w.numel(); ++i)
-    store_element(host.data(), i, w.dtype, kStd * random.normal(static_cast<uint64_t>(i)));
-  return host;
-}
+std::string op_name(const AttentionProblem& p) { return p.config.has_nsa() ? "attention" : "dense"; }
 
 std::string case_name(const AttentionProblem& p, const std::string& data, bool nondeterministic) {
   std::string name = p.name + " " + data;
@@ -129,7 +99,7 @@ Json overlap_json(Context& ctx, const Tensor& lists) {
 
 double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
-void print_case(const std::string& name, const std::vector<Json>& rows, const Memory& m, const Json& overlap) {
+void print_case(const std::string& name, const std::vector<Json>& rows, const AttentionMemory& m, const Json& overlap) {
   fmt::print("\n{}\n{:<12} {:>11} {:>9} {:>9} {:>14} {:>9} {:>9}\n", name, "part", "forward ms", "TFLOP/s", "of floor",
              "backward ms", "TFLOP/s", "of floor");
   const auto number = [](const Json* row, const char* key, double scale, const char* unit, int decimals) {
@@ -167,9 +137,8 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
   const Normals normals(2);
   const std::vector<std::byte> qkv = drawn ? random_qkv(p, bench.dtype, data == "local" ? kLocalDrift : 0, normals)
                                            : trained_qkv(p, data, {o.text, o.layer}, bench.device, bench.dtype);
-  const std::string name = case_name(p, drawn ? data : "trained", o.nondeterministic),
-                    op = p.config.has_nsa() ? "attention" : "dense";
-  const Memory memory = plan(p, bench.device, bench.dtype, !o.nondeterministic);
+  const std::string name = case_name(p, drawn ? data : "trained", o.nondeterministic), op = op_name(p);
+  const AttentionMemory memory = plan_attention(p, bench.device, bench.dtype, !o.nondeterministic);
   const int64_t free = backend::info(bench.device).free_bytes;
   if (memory.arena > free) {
     const std::string why =
@@ -178,26 +147,13 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
     if (!bench.json) fmt::print("\n{}\nskipped: {}\n", name, why);
     return;
   }
-  Runtime runtime({.device = bench.device,
-                   .arena_bytes = memory.arena,
-                   .scratch_bytes = align_up(std::max(memory.scratch_forward, memory.scratch_backward)),
-                   .deterministic = !o.nondeterministic});
-  Context& ctx = runtime.ctx();
-  const AttentionTensors t = allocate_attention(runtime.arena(), p, bench.dtype);
-  write(ctx, t.qkv, qkv.data());
-  write(ctx, t.dout.view({p.B * p.T, p.config.n_heads * p.config.d_v}),
-        random_rows(p.B * p.T, p.config.n_heads, p.config.d_v, bench.dtype, Normals(3)).data());
-  zero(ctx, t.dq);
-  for (const Tensor& w : t.drawn_weights) write(ctx, w, random_weight(w).data());
-  if (!p.bounds.empty()) write(ctx, t.bounds, p.bounds.data());
-
-  const AttentionParts parts(bench.device, p, t, bench.dtype);
-  for (const AttentionPart& part : parts.all()) part.work(ctx);
+  AttentionRun run(p, memory, qkv, bench.device, bench.dtype, !o.nondeterministic);
+  Context& ctx = run.ctx();
+  run.all_parts();
   std::vector<Json> rows;
-  for (const AttentionPart& part : parts.all()) {
+  for (const AttentionPart& part : run.parts().all()) {
     const Timing timing = bench.stopwatch(ctx, [&] { part.work(ctx); });
-    const bool whole = part.name == "nsa" || part.name == "dense";
-    rows.push_back({{"op", whole ? op : op + " " + part.name},
+    rows.push_back({{"op", part.whole() ? op : op + " " + part.name},
                     {"part", part.name},
                     {"case", name},
                     {"pass", part.forward ? "forward" : "backward"},
@@ -205,20 +161,79 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
                     {"runs", timing.runs},
                     {"tflop_per_s", part.flops / timing.us * 1e-6},
                     {"share_of_floor", bench.rows.ceiling.floor_us(part.flops, part.bytes) / timing.us}});
-    if (whole && !part.forward) {
+    if (part.whole() && !part.forward) {
       rows.back()["saved_bytes"] = memory.saved;
       rows.back()["scratch_bytes"] = memory.scratch_backward;
       rows.back()["peak_bytes"] = memory.peak;
     }
   }
-  const Json overlap = p.config.has_nsa() ? overlap_json(ctx, t.saved.nsa.block_index) : Json();
+  const Json overlap = p.config.has_nsa() ? overlap_json(ctx, run.tensors().saved.nsa.block_index) : Json();
   if (!overlap.is_null()) rows.back()["lists"] = overlap;
   if (!bench.json) print_case(name, rows, memory, overlap);
   if (!bench.json && bench.device.is_cuda()) fmt::print("{}\n", ctx.routes.summary());
   bench.rows.rows.insert(bench.rows.rows.end(), rows.begin(), rows.end());
 }
 
+// A case whose sequences all ranks share. Rank 0 keeps its rows and prints them. Collective.
+void bench_shared(BenchRows& rows, SharedAttentionBench& bench, const AttentionProblem& p, const std::string& data,
+                  const AttentionOptions& o, bool first) {
+  const std::string name = fmt::format("{} context {}", case_name(p, data, o.nondeterministic), o.context);
+  SharedAttention shared = bench(p, data == "local" ? kLocalDrift : 0);
+  if (!first) return;
+  if (!o.common.json) bench.print(name, shared);
+  if (!shared.skipped.empty()) shared.rows = {{{"skipped", shared.skipped}}};
+  for (Json& row : shared.rows) {
+    row["op"] = op_name(p);
+    row["case"] = name;
+    rows.rows.push_back(std::move(row));
+  }
+}
+
+// The problems of --context, if the other options and the number of ranks fit it.
+std::vector<AttentionProblem> shared_problems(const AttentionOptions& o, const LaunchEnv& launch) {
+  for (const std::string& data : o.data)
+    if (data != "randn" && data != "local")
+      fail_usage("--context is {}: --data must be randn or local, not {}", o.context, data);
+  for (const std::string& mix : o.documents)
+    if (!mix.empty()) fail_usage("--context is {}: it must be 1 with --documents {}", o.context, mix);
+  std::vector<AttentionProblem> problems;
+  for (const std::string& shape : o.shapes) {
+    problems.push_back(parse_shape(shape, o));
+    if (problems.back().T < o.context)
+      fail_usage("--context is {}: --shapes {} has {} tokens a sequence, and each rank needs one", o.context, shape,
+                 problems.back().T);
+  }
+  if (launch.world != o.context)
+    fail_usage("--context is {}, and the number of ranks is {}: start it with mpirun -np {}", o.context, launch.world,
+               o.context);
+  return problems;
+}
+
+void run_shared(const AttentionOptions& o) {
+  const LaunchEnv launch = read_launch_env();
+  const std::vector<AttentionProblem> problems = shared_problems(o, launch);
+  if (launch.rank == 0) o.common.check_files();
+  const Device device = o.common.chosen_device(launch);
+  BenchRows rows{.what = "attention", .device = device, .dtype = o.common.chosen_dtype(device), .ceiling = {}};
+  constexpr double kTimeoutS = 600;
+  const std::unique_ptr<Comm> comm = open_comm(launch, device, CommBackend::automatic, kTimeoutS);
+  run_on_ranks(*comm, [&] {
+    if (comm->first()) {
+      Stopwatch stopwatch(device);
+      rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
+      if (!o.common.json) fmt::print("{}\n", describe(rows));
+    }
+    comm->barrier("the machine's ceilings");
+    SharedAttentionBench bench(*comm, device, rows.dtype, !o.nondeterministic);
+    for (const AttentionProblem& p : problems)
+      for (const std::string& data : o.data) bench_shared(rows, bench, p, data, o, comm->first());
+    comm->finish();
+  });
+  if (comm->first()) rows.finish(o.common);
+}
+
 void run_attention(const AttentionOptions& o) {
+  if (o.context > 1) return run_shared(o);
   std::vector<AttentionProblem> problems;
   for (const std::string& shape : o.shapes)
     for (const std::string& mix : o.documents) {
@@ -270,6 +285,11 @@ CLI::App* add_bench_attention(CLI::App& bench) {
   const auto size = [&](const char* name, int64_t& value, const char* what) {
     verb->add_option(name, value, what)->check(within(at_least(1).up_to(1 << 20)))->capture_default_str();
   };
+  verb->add_option("--context", o->context,
+                   "number of ranks that share each sequence, started by mpirun -np: times the whole attention alone, "
+                   "beside what one card needs for whole sequences")
+      ->check(within(at_least(1).up_to(1 << 16)))
+      ->capture_default_str();
   size("--l", o->nsa.l, "compression block, tokens");
   size("--d", o->nsa.d, "compression stride, tokens");
   size("--l-sel", o->nsa.l_sel, "selection block, tokens");

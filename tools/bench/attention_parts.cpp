@@ -77,7 +77,7 @@ ModelConfig separate(ModelConfig c) {
   return c;
 }
 
-AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DType dtype) {
+AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DType dtype, int64_t row_tokens) {
   const ModelConfig& c = p.config;
   const int64_t B = p.B, T = p.T, Hq = c.n_heads, width = qkv_width(c, c.attention);
   const AllocTensor alloc = [&](const std::string& name, DType type, const Shape& shape) {
@@ -88,7 +88,7 @@ AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DTy
   t.dqkv = alloc("dqkv", dtype, {B * T, qkv_width(separate(c), c.attention)});
   t.dout = alloc("dout", dtype, {B, T, Hq, c.d_v});
   t.dq = alloc("dq", acc_dtype(dtype), {B, T, Hq, c.d_k});
-  t.saved = alloc_attention(c, c.attention, B, T, T, dtype, alloc, alloc);
+  t.saved = alloc_attention(c, c.attention, B, T, row_tokens, dtype, alloc, alloc);
   if (c.attention == AttentionKind::nsa) allocate_nsa(t, arena, p, dtype);
   if (!p.bounds.empty()) {
     const auto table = [&](const char* name, const Shape& shape) { return alloc(name, DType::i32, shape); };

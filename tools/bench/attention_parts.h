@@ -30,7 +30,8 @@ struct AttentionTensors {
 };
 
 int64_t saved_bytes(const AttentionSaved&);  // bytes that forward keeps for backward
-AttentionTensors allocate_attention(Arena&, const AttentionProblem&, DType);
+// row_tokens: tokens of a sequence, of which p.T are those of this rank.
+AttentionTensors allocate_attention(Arena&, const AttentionProblem& p, DType, int64_t row_tokens);
 
 struct AttentionPart {
   using Work = std::function<void(Context&)>;
@@ -38,6 +39,7 @@ struct AttentionPart {
   bool forward;
   double flops, bytes;
   Work work;
+  bool whole() const { return name == "nsa" || name == "dense"; }  // all of the attention
 };
 
 // AttentionParts: the parts with their FLOPs and bytes, which are closed forms. A matrix product costs 2 FLOPs per

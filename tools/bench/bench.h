@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/comm/launch_env.h"
 #include "io/json_config.h"
 #include "tools/bench/measure.h"
 
@@ -24,7 +25,7 @@ struct BenchOptions {
   void add_output_to(CLI::App& verb);  // adds only the options --json, --compare and --append
   void add_files_to(CLI::App& verb);   // adds only the options --compare and --append
   void check_files() const;            // throws if a file cannot be used; call it before the measuring
-  Device chosen_device() const;
+  Device chosen_device(const LaunchEnv& launch = {}) const;
   DType chosen_dtype(Device) const;  // dtype of --dtype; default: bf16 on a GPU, f32 on the CPU
 };
 

@@ -12,7 +12,8 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-Stopwatch::Stopwatch(Device device) : device_(device) {
+Stopwatch::Stopwatch(Device device, std::function<double(double)> longest)
+    : device_(device), longest_(std::move(longest)) {
   if (!device.is_cuda()) return;
   constexpr int64_t kTimesL2 = 3;
   const int64_t bytes = kTimesL2 * backend::info(device).l2_bytes;

@@ -2,8 +2,10 @@
 // device copy and the rate of a large matrix product.
 #pragma once
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/context.h"
@@ -27,7 +29,9 @@ enum class Flush { written, read };
 // queued without waiting, so that launching a run overlaps the device's work on earlier ones.
 class Stopwatch {
  public:
-  explicit Stopwatch(Device device);
+  // longest: for work that several ranks do together: the longest of their times of a run, so that all choose as many
+  // runs. Without it each is alone.
+  explicit Stopwatch(Device device, std::function<double(double)> longest = {});
 
   template <class Work>
   Timing operator()(Context& ctx, Work&& work, Flush how = Flush::written) {
@@ -35,6 +39,11 @@ class Stopwatch {
   }
 
  private:
+  template <class Work>
+  double first_us(Context& ctx, Work& work) const {
+    const double us = once_us(ctx, work);
+    return longest_ ? longest_(us) : us;
+  }
   template <class Work>
   static double once_us(Context& ctx, Work& work) {
     Event begin(ctx.device, true), end(ctx.device, true);
@@ -51,7 +60,7 @@ class Stopwatch {
     constexpr int kWarmUps = 3;
     constexpr double kBudgetUs = 1e6;
     for (int i = 1; i < kWarmUps; ++i) work();
-    const int runs = static_cast<int>(std::clamp(kBudgetUs / once_us(ctx, work), 15.0, 31.0));
+    const int runs = static_cast<int>(std::clamp(kBudgetUs / first_us(ctx, work), 15.0, 31.0));
     std::vector<Event> begin, end;
     for (int i = 0; i < runs; ++i) {
       begin.emplace_back(device_, true);
@@ -69,9 +78,9 @@ class Stopwatch {
 
   // Times on the CPU: as many runs as fit into two seconds, 1 to 15, after one warm-up run.
   template <class Work>
-  static Timing time_cpu(Context& ctx, Work& work) {
+  Timing time_cpu(Context& ctx, Work& work) {
     constexpr double kBudgetUs = 2e6;
-    const int runs = static_cast<int>(std::clamp(kBudgetUs / std::max(once_us(ctx, work), 1.0), 1.0, 15.0));
+    const int runs = static_cast<int>(std::clamp(kBudgetUs / std::max(first_us(ctx, work), 1.0), 1.0, 15.0));
     std::vector<double> us;
     for (int i = 0; i < runs; ++i) us.push_back(once_us(ctx, work));
     return {median(us), runs};
@@ -80,6 +89,7 @@ class Stopwatch {
   void flush(Context& ctx, int run, Flush how);
 
   Device device_;
+  std::function<double(double)> longest_;
   std::unique_ptr<Arena> flush_;
   Tensor flush_memory_;
 };

@@ -142,7 +142,7 @@ void BenchOptions::check_files() const {
   if (!append.empty()) AppendFile{append};
 }
 
-Device BenchOptions::chosen_device() const { return parse_device(device); }
+Device BenchOptions::chosen_device(const LaunchEnv& launch) const { return parse_device(device, launch); }
 
 DType BenchOptions::chosen_dtype(Device on) const {
   return dtype == "f32" || (dtype.empty() && !on.is_cuda()) ? DType::f32 : DType::bf16;

@@ -4,6 +4,8 @@
 // concurrently (engine/fork_join.h), and a kernel that waits for free SMs counts as running, so the families may add up
 // to more than a step. "GPU busy" is the share of the time in which at least one kernel or copy runs, in traced steps
 // with the graph.
+//
+// Several ranks (mpirun -np N) run the steps together. Rank 0 prints its own times, kernels and memory.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include "engine/check.h"
 #include "io/data/loader.h"
@@ -19,11 +22,15 @@
 #include "model/flops.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/chrome_trace.h"
+#include "tools/bench/exchanges.h"
 #include "tools/bench/kernel_trace.h"
+#include "tools/bench/ranks.h"
 #include "tools/options.h"
 #include "train/data_source.h"
+#include "train/dist/rank_groups.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
+#include "train/startup.h"
 #include "train/state.h"
 #include "train/train_step.h"
 
@@ -40,10 +47,11 @@ struct StepOptions {
   BenchOptions common;
 };
 
-// A family of kernels with the prefixes of its ops' names. The families are in the order of the table.
+// A family of kernels with the prefixes of its ops' names, and of its kernels' names if no op has queued them. The
+// families are in the order of the table.
 struct Family {
   const char* name;
-  std::vector<const char*> ops;
+  std::vector<const char*> ops, kernels = {};
 };
 const std::vector<Family>& families() {
   static const std::vector<Family> all = {
@@ -68,42 +76,44 @@ const std::vector<Family>& families() {
       {"activation", {"silu", "swiglu"}},
       {"embedding", {"embedding"}},
       {"optimizer", {"adamw", "muon", "newton_schulz", "sum", "judge", "accumulate"}},
-      {"copies", {"cast"}},  // also copies and fills that no op has queued
+      {"exchange", {"context_exchange"}},                // keys, values and their gradients, between ranks
+      {"rows of exchanges", {"copy_rows", "add_rows"}},  // packed, unpacked and added
+      {"collectives", {"rank_sum"}, {"nccl"}},           // sums of gradients, gathers of weights
+      {"copies", {"cast"}, {"copy", "fill"}},
       {"other", {}}};
   return all;
 }
 std::string family_of(const Activity& a) {
   for (const Family& family : families())
-    for (const char* op : family.ops)
-      if (a.op.starts_with(op)) return family.name;
-  return a.op.empty() && (a.kernel == "copy" || a.kernel == "fill") ? "copies" : "other";
+    for (const char* name : a.op.empty() ? family.kernels : family.ops)
+      if ((a.op.empty() ? a.kernel : a.op).starts_with(name)) return family.name;
+  return "other";
 }
 
-// FLOPs per step of the families whose ceiling is the rate of a matrix product. Those of attention are closed forms;
-// its backward counts as five products per pair, even if a kernel computes more.
+// The part of a step's FLOPs that one card computes, of those of the sequences of a group that shares them.
+double share_of(const Config& config) { return 1.0 / static_cast<double>(config.dist.context); }
+
+// FLOPs of one card per step of the families whose ceiling is the rate of a matrix product. Those of attention are
+// closed forms; its backward counts as five products per pair, even if a kernel computes more.
 std::map<std::string, double> family_flops(const Config& config) {
   const ModelConfig& c = config.model;
   const TrainConfig& t = config.train;
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
+  const double share = share_of(config);
   const ProductFlops products = product_flops(c, B, t.seq_len);
   AttendedPairs pairs;  // attended pairs of one head and sequence, in all layers
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AttendedPairs p = attended_pairs(c, c.attention_of(i), t.seq_len);
     pairs.cmp += p.cmp, pairs.sel += p.sel, pairs.win += p.win, pairs.dense += p.dense;
   }
-  const double heads = static_cast<double>(B * c.n_heads);
+  const double heads = static_cast<double>(B * c.n_heads) * share;
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
   const double forward = 2 * heads * (dk + dv), backward = 2 * heads * (3 * dk + 2 * dv);
-  return {{"matmul", products.layers},
-          {"classifier", products.head},
-          {"compressed forward", pairs.cmp * forward},
-          {"compressed backward", pairs.cmp * backward},
-          {"select", pairs.cmp * 2 * heads * dk},
-          {"selected forward", pairs.sel * forward},
-          {"selected backward", pairs.sel * backward},
-          {"window forward", pairs.win * forward},
-          {"window backward", pairs.win * backward},
-          {"dense forward", pairs.dense * forward},
+  return {{"matmul", products.layers * share},         {"classifier", products.head * share},
+          {"compressed forward", pairs.cmp * forward}, {"compressed backward", pairs.cmp * backward},
+          {"select", pairs.cmp * 2 * heads * dk},      {"selected forward", pairs.sel * forward},
+          {"selected backward", pairs.sel * backward}, {"window forward", pairs.win * forward},
+          {"window backward", pairs.win * backward},   {"dense forward", pairs.dense * forward},
           {"dense backward", pairs.dense * backward}};
 }
 
@@ -111,27 +121,24 @@ std::map<std::string, double> family_flops(const Config& config) {
 // evaluation).
 class Steps {
  public:
-  Steps(const Config& config, const std::string& weights)
+  Steps(const Config& config, const std::string& weights, Device device, Comm& comm)
       : config_(config),
-        device_(choose_device(config.runtime.device)),
+        device_(device),
+        comm_(comm),
         data_(open_data(config)),
-        runtime_(allocate_planned(config, device_, /*comm=*/nullptr, data_.most_documents)),
-        step_(*runtime_, config_, /*comm=*/nullptr, data_.most_documents),
-        loader_(data_.train, {.seq_len = config.train.seq_len,
-                              .micro_batch = config.train.micro_batch_size,
-                              .micro_steps = config.train.accumulate_grad_batches,
-                              .packing = data_.rows.packing,
-                              .max_documents = data_.rows.max_documents,
-                              .seed = data_.rows.seed,
-                              .within = data_.within()}) {
+        runtime_(allocate_planned(config, device, &comm, data_.most_documents)),
+        step_(*runtime_, config_, &comm, data_.most_documents),
+        loader_(data_.train, loader_options(config, data_, comm.rank(), comm.world())) {
     runtime_->arena().seal();
     if (weights.empty())
-      step_.model().params().init(ctx(), static_cast<uint64_t>(config.train.seed));
+      step_.optimizer().init(ctx(), static_cast<uint64_t>(config.train.seed));
     else
-      load_weights(ctx(), step_.model().params(), find_model(weights).weights);
+      read_weights(ctx(), step_.model().params(), step_.optimizer(), find_model(weights).weights, step_.shards());
   }
 
   Context& ctx() { return runtime_->ctx(); }
+  Comm& comm() { return comm_; }
+  ContextGroup* context_group() { return step_.context_group(); }
   int64_t peak_bytes() const {
     return runtime_->arena().capacity_bytes() + (device_.is_cuda() ? kMatmulWorkspaceBytes : 0);
   }
@@ -146,6 +153,15 @@ class Steps {
     step_.update(taken_++, positions);
     if (++queued_ > 1) settle();  // one step stays queued while the host reads the previous result, as in the trainer
   }
+  void take(int64_t count) {
+    for (int64_t i = 0; i < count; ++i) take();
+  }
+  // Waits until all work of the steps has ended.
+  void drain() {
+    while (queued_ > 0) settle();
+    ctx().stream.synchronize();
+    comm_.stream().synchronize();
+  }
   // Disables the CUDA graph: kernels of a graph cannot be attributed to their ops.
   void leave_graph() { config_.runtime.cuda_graph = false; }
   // The times of `count` steps in us, each from the step's begin on the device to that of the next step.
@@ -155,8 +171,7 @@ class Steps {
       begins.emplace_back(device_, true).record(ctx().stream);
       if (i < count) take();
     }
-    while (queued_ > 0) settle();
-    ctx().stream.synchronize();
+    drain();
     std::vector<double> us;
     for (int64_t i = 0; i < count; ++i)
       us.push_back(begins[static_cast<size_t>(i + 1)].ms_since(begins[static_cast<size_t>(i)]) * 1e3);
@@ -172,6 +187,7 @@ class Steps {
 
   Config config_;
   Device device_;
+  Comm& comm_;
   DataSource data_;
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
@@ -191,10 +207,19 @@ struct Split {
 };
 constexpr int kTracedSteps = 4;
 
+// The kernels of rank 0 in kTracedSteps steps, which all ranks run; no kernels on other ranks.
+std::vector<Activity> trace_steps(Steps& steps) {
+  steps.drain();
+  std::optional<KernelTrace> trace;
+  if (steps.comm().first()) trace.emplace(steps.ctx());
+  steps.take(kTracedSteps);
+  steps.drain();
+  return trace ? trace->finish() : std::vector<Activity>{};
+}
+
 void measure_busy(Split& split, Steps& steps) {
-  KernelTrace trace(steps.ctx());
-  for (int i = 0; i < kTracedSteps; ++i) steps.take();
-  const std::vector<Activity> all = trace.finish();
+  const std::vector<Activity> all = trace_steps(steps);
+  if (all.empty()) return;
   int64_t covered_ns = 0, covered_until = all.front().begin_ns;
   for (const Activity& a : all) {
     covered_ns += std::max<int64_t>(0, a.end_ns - std::max(a.begin_ns, covered_until));
@@ -207,9 +232,7 @@ void measure_busy(Split& split, Steps& steps) {
 void measure_families(Split& split, Steps& steps) {
   steps.leave_graph();
   steps.take();
-  KernelTrace trace(steps.ctx());
-  for (int i = 0; i < kTracedSteps; ++i) steps.take();
-  for (const Activity& a : trace.finish()) {
+  for (const Activity& a : trace_steps(steps)) {
     const double us = static_cast<double>(a.end_ns - a.begin_ns) * 1e-3 / kTracedSteps;
     for (Spent* spent : {&split.family[family_of(a)], &split.kernel[{a.kernel, a.op}]})
       spent->us += us, spent->launches += 1.0 / kTracedSteps;
@@ -247,35 +270,43 @@ Json to_json(const Split& split) {
   return {{"busy", split.busy}, {"families", out}};
 }
 
-std::string case_name(const LoadedConfig& loaded) {
+std::string case_name(const LoadedConfig& loaded, int64_t ranks) {
   const Config& c = loaded.config;
   std::string name =
       fmt::format("{} {}x{} {}", loaded.name, c.train.micro_batch_size, c.train.seq_len, word_of(c.model.attention));
   if (c.train.accumulate_grad_batches > 1) name += fmt::format(" x{}", c.train.accumulate_grad_batches);
+  if (ranks == 1) return name;
+  name += fmt::format(" on {} ranks", ranks);
+  for (const auto& [key, value, usual] :
+       {std::tuple{"context", c.dist.context, int64_t{1}}, std::tuple{"zero", c.dist.zero, int64_t{0}},
+        std::tuple{"replicas", c.dist.replicas, int64_t{1}}})
+    if (value != usual) name += fmt::format(", {} {}", key, value);
   return name;
 }
 
 // Runs the warm-up steps and the timed steps, and returns their row.
 Json measure_steps(Steps& steps, const StepOptions& o, const LoadedConfig& loaded, const Ceiling& ceiling) {
-  for (int64_t i = 0; i < o.warm_up; ++i) steps.take();
+  steps.take(o.warm_up);
   const std::vector<double> times = steps.times_us(o.steps);
   const double us = median(times);
   const auto [fastest, slowest] = std::minmax_element(times.begin(), times.end());
   const Config& config = loaded.config;
   const TrainConfig& t = config.train;
-  const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
-  const double executed = training_flops(config.model, B, t.seq_len, config.recompute) / us * 1e-6;
+  const int64_t B = t.micro_batch_size * t.accumulate_grad_batches, ranks = steps.comm().world();
+  const double share = share_of(config),
+               executed = training_flops(config.model, B, t.seq_len, config.recompute) * share / us * 1e-6;
   return {{"op", "step"},
-          {"case", case_name(loaded)},
+          {"case", case_name(loaded, ranks)},
           {"pass", "step"},
           {"us", us},
           {"runs", o.steps},
           {"fastest_us", *fastest},
           {"slowest_us", *slowest},
-          {"tokens_per_s", static_cast<double>(t.tokens_per_step()) / us * 1e6},
+          {"ranks", ranks},
+          {"tokens_per_s", static_cast<double>(config.tokens_per_step(ranks)) / us * 1e6},
           {"peak_gb", static_cast<double>(steps.peak_bytes()) * 1e-9},
           {"executed_tflop_per_s", executed},
-          {"dense_equivalent_tflop_per_s", dense_equivalent_flops(config.model, B, t.seq_len) / us * 1e-6},
+          {"dense_equivalent_tflop_per_s", dense_equivalent_flops(config.model, B, t.seq_len) * share / us * 1e-6},
           {"share_of_ceiling", executed / ceiling.tflop_per_s}};
 }
 
@@ -283,51 +314,90 @@ void print_row(const Json& row, const Ceiling& ceiling) {
   const auto number = [&](const char* key) { return row[key].get<double>(); };
   const double executed = number("executed_tflop_per_s"), dense = number("dense_equivalent_tflop_per_s");
   fmt::print(
-      "{}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s, peak {:.3f} GB; executed {:.1f} TFLOP/s ({:.1f}% of a "
-      "large matrix product), dense-equivalent {:.1f} ({:.1f}%)\n",
+      "{}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s, peak {:.3f} GB{}executed {:.1f} TFLOP/s ({:.1f}% of "
+      "a large matrix product), dense-equivalent {:.1f} ({:.1f}%)\n",
       row["case"].get<std::string>(), number("us") * 1e-3, number("fastest_us") * 1e-3, number("slowest_us") * 1e-3,
-      number("tokens_per_s"), number("peak_gb"), executed, 100 * executed / ceiling.tflop_per_s, dense,
-      100 * dense / ceiling.tflop_per_s);
+      number("tokens_per_s"), number("peak_gb"), row["ranks"] > 1 ? " a card; each " : "; ", executed,
+      100 * executed / ceiling.tflop_per_s, dense, 100 * dense / ceiling.tflop_per_s);
 }
 
-// Traces one step and writes the trace to the file. If that failed, returns the reason, else "".
-std::string write_trace(AtomicFile& file, Steps& steps) {
+// Traces one step and writes the trace to the file. If that failed, returns the reason, else "". Ranks without a file
+// run the step.
+std::string write_trace(std::optional<AtomicFile>& file, Steps& steps) {
   try {
     steps.leave_graph();
-    file.write(chrome_trace(steps.ctx(), [&] { steps.take(); }));
-    file.commit();
+    if (!file) {
+      steps.take();
+      return "";
+    }
+    file->write(chrome_trace(steps.ctx(), [&] {
+      steps.take();
+      steps.drain();
+    }));
+    file->commit();
   } catch (const std::exception& e) { return e.what(); }
   return "";
 }
 
+// The exchanges of ranks that share sequences, in steps of their own.
+Json measure_exchanges(Steps& steps) {
+  steps.drain();
+  ExchangeMeter meter(steps.ctx(), *steps.context_group());
+  steps.take();
+  steps.drain();
+  meter.time_waits(kTracedSteps);
+  steps.take(kTracedSteps);
+  steps.drain();
+  return gather_exchanges(steps.comm(), meter.totals(), kTracedSteps);
+}
+
 void run_step(const StepOptions& o) {
-  o.common.check_files();
+  const LaunchEnv launch = read_launch_env();
+  const bool first = launch.rank == 0, text = first && !o.common.json;
+  if (first) o.common.check_files();
   std::optional<AtomicFile> trace_file;
-  if (!o.chrome_trace.empty()) trace_file.emplace(o.chrome_trace);
+  if (first && !o.chrome_trace.empty()) trace_file.emplace(o.chrome_trace);
   const LoadedConfig loaded = load_config(o.config, o.sets);
   const Config& config = loaded.config;
-  const Device device = choose_device(config.runtime.device);
+  const Device device = choose_device(config.runtime.device, launch);
+  check_ranks(config, launch.world);
+  const std::unique_ptr<Comm> comm = connect_ranks(launch, device, config);
   BenchRows rows{.what = "step", .device = device, .dtype = compute_dtype(config.runtime.precision), .ceiling = {}};
-  {
-    Stopwatch stopwatch(device);  // this block ends before the model is allocated, so that the memory is free again
-    rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
-  }
-  if (!o.common.json) fmt::print("{}\n", describe(rows));
-  Steps steps(config, o.weights);
-  rows.rows.push_back(measure_steps(steps, o, loaded, rows.ceiling));
-  Json& row = rows.rows.back();
-  if (!o.common.json) print_row(row, rows.ceiling);
-  if (device.is_cuda() && !o.no_split) {
-    Split split;
-    measure_busy(split, steps);
-    measure_families(split, steps);
-    row.update(to_json(split));
-    if (!o.common.json) print_split(split, config, row["us"], rows.ceiling, o.kernels);
-  } else if (!o.common.json) {
-    fmt::print("not split by family: {}\n", device.is_cuda() ? "--no-split" : "that needs a GPU");
-  }
-  if (!o.common.json && device.is_cuda()) fmt::print("{}\n", steps.ctx().routes.summary());
-  const std::string no_trace = trace_file ? write_trace(*trace_file, steps) : "";
+  std::optional<Steps> steps;
+  std::string no_trace;
+  run_on_ranks(*comm, [&] {
+    if (first) {
+      Stopwatch stopwatch(device);  // this block ends before the model is allocated, so that the memory is free again
+      rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
+    }
+    comm->barrier("the machine's ceilings");
+    if (text) fmt::print("{}\n", describe(rows));
+    double links = 0;
+    if (config.dist.context > 1) links = measure_links(device, comm->group(static_cast<int>(config.dist.context)));
+    steps.emplace(config, o.weights, device, *comm);
+    rows.rows.push_back(measure_steps(*steps, o, loaded, rows.ceiling));
+    Json& row = rows.rows.back();
+    if (text) print_row(row, rows.ceiling);
+    if (device.is_cuda() && !o.no_split) {
+      Split split;
+      measure_busy(split, *steps);
+      measure_families(split, *steps);
+      row.update(to_json(split));
+      if (text) print_split(split, config, row["us"], rows.ceiling, o.kernels);
+    } else if (text) {
+      fmt::print("not split by family: {}\n", device.is_cuda() ? "--no-split" : "that needs a GPU");
+    }
+    if (config.dist.context > 1) {
+      row["exchanges"] = measure_exchanges(*steps);
+      row["links_gb_per_s"] = links * 1e-9;
+      if (text) print_exchanges(row["exchanges"], links, config.train.accumulate_grad_batches);
+    }
+    if (text && device.is_cuda()) fmt::print("{}\n", steps->ctx().routes.summary());
+    if (!o.chrome_trace.empty()) no_trace = write_trace(trace_file, *steps);
+    steps->drain();
+    comm->finish();
+  });
+  if (!first) return;
   rows.finish(o.common);  // before the error of a failed trace, so that the rows are not lost
   if (!no_trace.empty()) fail("--chrome-trace: {}", no_trace);
 }
@@ -355,7 +425,8 @@ CLI::App* add_bench_step(CLI::App& bench) {
       "Two rates are printed. \"executed\" counts the FLOPs of matrix products and attention as they run, recomputed\n"
       "ones included; \"dense-equivalent\" counts those of the same model with dense attention. The table divides a\n"
       "step into families of kernels, timed by CUPTI in separate steps. Kernels that run at the same time each count\n"
-      "in full, so the families may add up to more than a step.");
+      "in full, so the families may add up to more than a step. With several ranks (mpirun -np N) times, kernels and\n"
+      "memory are those of rank 0. With dist.context a second table has what ranks that share a sequence exchange.");
   o->common.add_output_to(*verb);
   verb->callback([o] { run_step(*o); });
   return verb;

@@ -7,6 +7,15 @@
 
 namespace triad {
 
+namespace {
+
+// The part of a communication of `s` seconds that does not overlap with `compute` seconds.
+double shown(double s, double compute) { return std::max(kH200Rates.shown * s, s - compute / 2); }
+
+}  // namespace
+
+double StepCost::exchange_shown() const { return shown(exchange, compute + recompute); }
+
 BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
   const int64_t of_replica = ranks_of_replica(config, ranks);
   const auto size = [](Precision p) -> double { return p == Precision::bf16 ? 2 : 4; };
@@ -28,7 +37,7 @@ BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
   }
 }
 
-StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix) {
+StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix, int64_t exchanged) {
   constexpr CardRates kRates = kH200Rates;
   const TrainConfig& t = config.train;
   const auto micro_steps = static_cast<double>(t.accumulate_grad_batches);
@@ -39,10 +48,9 @@ StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix) 
   };
   const double kept = compute_s({}), all = compute_s(config.recompute);
   const auto shown_s = [&](bool last) {
-    const auto rate = [&](int64_t n) { return n > kRates.host_ranks ? kRates.network : kRates.host; };
     const BytesSent sent = bytes_sent(config, ranks, last);
-    const double s = sent.within / rate(ranks_of_replica(config, ranks)) + sent.to_others / rate(ranks);
-    return std::max(kRates.shown * s, s - all / 2);
+    const double s = sent.within / kRates.links(ranks_of_replica(config, ranks)) + sent.to_others / kRates.links(ranks);
+    return shown(s, all);
   };
   const double parameters = static_cast<double>(count_parameters(config.model));
   const double updated = parameters / static_cast<double>(shard_count(config, ranks));
@@ -52,6 +60,7 @@ StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix) 
   return {.compute = micro_steps * kept / tokens,
           .recompute = micro_steps * (all - kept) / tokens,
           .communication = ((micro_steps - 1) * shown_s(false) + shown_s(true)) / tokens,
+          .exchange = micro_steps * static_cast<double>(exchanged) / kRates.links(config.dist.context) / tokens,
           .overhead = overhead / tokens};
 }
 

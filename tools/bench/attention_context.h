@@ -1,0 +1,46 @@
+// `triad bench attention --context N`: a layer's attention, forward and backward, on sequences that N ranks share.
+#pragma once
+#include <array>
+#include <string>
+
+#include "engine/comm/comm.h"
+#include "io/json_config.h"
+#include "tools/bench/attention_run.h"
+#include "tools/bench/measure.h"
+
+namespace triad {
+
+struct SharedAttention {
+  // A row for forward and one for backward, without their case: the longest time of a rank, and the ideal, the time of
+  // rank 0 alone for whole sequences divided by the number of ranks. Backward's row has the exchanges of both.
+  Json rows = Json::array();
+  double shared_gb = 0;       // memory that each rank needs, 10^9 bytes
+  std::string skipped = "";   // why nothing was measured
+  std::string no_ideal = "";  // why the ideal is missing
+};
+
+class SharedAttentionBench {
+ public:
+  // Measures the links. Collective.
+  SharedAttentionBench(Comm&, Device, DType, bool deterministic);
+
+  // Times the problem on all ranks; then, on rank 0, whole sequences. drift: of random_qkv(). Collective.
+  SharedAttention operator()(const AttentionProblem&, double drift);
+  void print(const std::string& name, const SharedAttention&) const;
+
+ private:
+  using Times = std::array<Timing, 2>;  // of forward and backward
+
+  double longest(double us) const;
+  Times time_shared(SharedAttention& to, const AttentionProblem&, double drift, const AttentionMemory&);
+  Times time_whole(const AttentionProblem&, double drift, const AttentionMemory&);
+
+  Comm& comm_;
+  Device device_;
+  DType dtype_;
+  bool deterministic_;
+  Stopwatch together_, alone_;
+  double links_;  // bytes/s, of measure_links()
+};
+
+}  // namespace triad

@@ -1,0 +1,20 @@
+// The exchanges of ranks that share sequences (dist.context), as `triad bench step` prints them.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "io/json_config.h"
+#include "model/exchange_meter.h"
+
+namespace triad {
+
+// Divides the totals of `steps` steps by their number, gathers them from all ranks of the run, and returns them as
+// JSON: [{kind, pass, layers, calls, ranks: [{sent, received, exposed_us}]}], bytes and microseconds of a step.
+// Collective.
+Json gather_exchanges(Comm&, const std::vector<ExchangeTotals>&, int64_t steps);
+
+// Prints a table of them, each with the time that it would take at the rate of the links, bytes/s (measure_links).
+// micro_steps: of a step.
+void print_exchanges(const Json& exchanges, double links, int64_t micro_steps);
+
+}  // namespace triad

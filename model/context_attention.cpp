@@ -20,6 +20,11 @@ struct Pair {
   Pair rows(int64_t begin, int64_t end) const { return {k.slice(1, begin, end), v.slice(1, begin, end)}; }
 };
 
+void copy_pair(Context& ctx, const Pair& to, const Pair& from) {
+  const RowPair pairs[] = {{to.k, from.k}, {to.v, from.v}};
+  copy_rows(ctx, pairs);
+}
+
 // Rows of other ranks on their way into `pair`.
 struct Coming {
   Pair pair;
@@ -87,11 +92,7 @@ class Exchange {
 };
 
 // Ends a reduction: dk and dv, overwritten, are the sums, rounded once.
-void store(Context& ctx, Tensor dk, Tensor dv, const Coming& sums) {
-  const Pair& pair = sums.finish(ctx);
-  copy_rows(ctx, dk, pair.k);
-  copy_rows(ctx, dv, pair.v);
-}
+void store(Context& ctx, Tensor dk, Tensor dv, const Coming& sums) { copy_pair(ctx, {dk, dv}, sums.finish(ctx)); }
 
 // The rows of run i of a tensor whose axis 1 is this rank's tokens.
 template <class TensorType>
@@ -108,12 +109,15 @@ Documents run_documents(const LayerContext& lc, int64_t i, int64_t first_key = 0
 // The rows that an NSA layer exchanges.
 struct NsaRows {
   RowLists selected, window, edges, blocks, all_blocks;
+  RowLists selected_earlier;  // what the queries of a rank's first run see
   NsaRows(const ContextLayout& layout, const NsaConfig& c)
       : selected(layout.prefixes()),
         window(layout.windows(c.w)),
         edges(layout.edges(c.l, c.d)),
         blocks(layout.blocks(c.l, c.d)),
-        all_blocks(layout.all_blocks(c.l, c.d)) {}
+        all_blocks(layout.all_blocks(c.l, c.d)) {
+    for (int64_t r = 0; r < layout.ranks; ++r) selected_earlier.push_back({{0, layout.run_of(r, 0).end}});
+  }
 };
 
 // One call of compression for each run: f(documents, the rows of the run's tokens, those of its blocks), as rows of
@@ -145,7 +149,7 @@ Pair compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, co
     const Pair made = {contiguous(inner, to.k), contiguous(inner, to.v)};
     nsa_compress_forward(ctx, made.k, from.k, w.phi_k, phi, documents);
     nsa_compress_forward(ctx, made.v, from.v, w.phi_v, phi, documents);
-    if (made.k.data != to.k.data) copy_rows(ctx, to.k, made.k), copy_rows(ctx, to.v, made.v);
+    if (made.k.data != to.k.data) copy_pair(ctx, to, made);
   });
   return y;
 }
@@ -161,12 +165,11 @@ Pair compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exc
     Scratch::Scope inner(ctx.scratch);
     const Pair from = x.rows(t.begin, t.end), to = dx.rows(t.begin, t.end), of_y = dy.rows(c.begin, c.end);
     const Pair given = {contiguous(inner, of_y.k), contiguous(inner, of_y.v)};
-    if (given.k.data != of_y.k.data) copy_rows(ctx, given.k, of_y.k), copy_rows(ctx, given.v, of_y.v);
+    if (given.k.data != of_y.k.data) copy_pair(ctx, given, of_y);
     nsa_compress_backward(ctx, to.k, dw.phi_k, given.k, from.k, w.phi_k, phi, documents);
     nsa_compress_backward(ctx, to.v, dw.phi_v, given.v, from.v, w.phi_v, phi, documents);
   });
-  copy_rows(ctx, sums.k, dx.k);
-  copy_rows(ctx, sums.v, dx.v);
+  copy_pair(ctx, sums, dx);
   return sums;
 }
 
@@ -208,8 +211,23 @@ class BranchInputs {
 // Adds addends of the first rows to those of all.
 void add_first(Context& ctx, const Pair& all, const Pair& first) {
   const Pair rows = all.rows(0, first.k.size(1));
-  add_rows(ctx, rows.k, first.k);
-  add_rows(ctx, rows.v, first.v);
+  const RowPair pairs[] = {{rows.k, first.k}, {rows.v, first.v}};
+  add_rows(ctx, pairs);
+}
+
+// Calls work(context, run) for each run. The runs before the last one are computed on a side stream, where they fill
+// the SMs that the last CTAs of the last run leave free. apart: whether they may be.
+template <class Work>
+void for_each_run(Context& ctx, const LayerContext& lc, Work&& work, bool apart = true) {
+  const int64_t last = lc.layout.runs() - 1;
+  ForkJoin earlier(
+      ctx, 2,
+      [&](Context& side) {
+        for (int64_t i = 0; i < last; ++i) work(side, i);
+      },
+      apart);
+  work(ctx, last);
+  earlier.join();
 }
 
 }  // namespace
@@ -240,28 +258,28 @@ void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const
   const Coming blocks = exchange.gather_blocks(ctx, {s.k_cmp, s.v_cmp}, mine, rows.blocks, rows.all_blocks);
   const Coming selected = exchange.gather(ctx, all, local.k[kSel], local.v[kSel], rows.selected, "sel");
   blocks.finish(ctx);
-  for (int64_t i = 0; i < lc.layout.runs(); ++i) {
+  for_each_run(ctx, lc, [&](Context& on, int64_t i) {
     const AttendIn compressed = in.compressed_in(i);
     const AttendOut compressed_out = out_of(kCmp, i);
-    nsa_attend_compressed_forward(ctx, compressed_out, compressed, c);
+    nsa_attend_compressed_forward(on, compressed_out, compressed, c);
     if (!lc.keep_block_index)
-      nsa_select(ctx, of_run(lc, s.block_index, i), compressed.q, s.k_cmp, compressed_out.lse, c, compressed.documents);
-  }
+      nsa_select(on, of_run(lc, s.block_index, i), compressed.q, s.k_cmp, compressed_out.lse, c, compressed.documents);
+  });
   selected.finish(ctx);
   window.join();
-  for (int64_t i = 0; i < lc.layout.runs(); ++i) {
+  for_each_run(ctx, lc, [&](Context& on, int64_t i) {
     const Tensor lists = of_run(lc, s.block_index, i);
     const CombineAlong combine{of_run(lc, out, i), of_run(lc, s.o[kCmp], i), of_run(lc, s.o[kWin], i),
                                s.gate.slice(2, i * lc.layout.run_tokens, (i + 1) * lc.layout.run_tokens)};
     const AttendIn selected_in = in.selected_in(i);
     const AttendOut selected_out = out_of(kSel, i);
-    if (nsa_attend_selected_combines(ctx, selected_out, selected_in, lists, c.l_sel, combine)) {
-      nsa_attend_selected_forward(ctx, selected_out, selected_in, lists, c.l_sel, &combine);
+    if (nsa_attend_selected_combines(on, selected_out, selected_in, lists, c.l_sel, combine)) {
+      nsa_attend_selected_forward(on, selected_out, selected_in, lists, c.l_sel, &combine);
     } else {
-      nsa_attend_selected_forward(ctx, selected_out, selected_in, lists, c.l_sel);
-      nsa_combine_forward(ctx, combine.out, {combine.o_cmp, selected_out.o, combine.o_win}, combine.gate);
+      nsa_attend_selected_forward(on, selected_out, selected_in, lists, c.l_sel);
+      nsa_combine_forward(on, combine.out, {combine.o_cmp, selected_out.o, combine.o_win}, combine.gate);
     }
-  }
+  });
 }
 
 // The links carry the keys while the gradients of the gates are computed, and the gradients of each branch's keys while
@@ -298,42 +316,44 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
   };
   const auto to = [&](const Pair& pair, int64_t i) { return AttendGradOut{of_run(lc, grad.dq, i), pair.k, pair.v}; };
 
-  // The gradients of gathered keys and values, over this rank's queries.
+  // The gradients of gathered keys and values, over the queries of this rank's last run and of the earlier one. The
+  // last run sees the most keys.
+  const bool any_order = !unit.empty();
+  const int64_t last = lc.layout.runs() - 1;
   const Pair dkeys = exchange.alloc(acc, rows.selected), dnear = exchange.alloc(acc, rows.window);
   const Pair dblocks = exchange.alloc(acc, rows.all_blocks);
+  const Pair dkeys_earlier = exchange.alloc(acc, rows.selected_earlier);
+  const Pair dblocks_earlier = exchange.alloc(acc, rows.all_blocks);
   ForkJoin window(
       ctx, 0,
       [&](Context& side) {
-        for (int64_t i = 0; i < lc.layout.runs(); ++i) {
+        for (int64_t i = 0; i <= last; ++i) {
           const RowRange of_run_i = in.window_rows(i);
           nsa_attend_window_backward(side, to(dnear.rows(of_run_i.begin, of_run_i.end), i), upstream(kWin, i),
                                      in.window_in(i), c.w);
         }
       },
-      /*apart=*/!unit.empty());
-  // Calls backward(gradients of run i's keys, i) for each run, and adds them up. keys_of(i): the number of these keys.
-  // The last run sees the most.
-  const auto add_runs = [&](const Pair& sum, const RowLists& of_sum, auto&& keys_of, auto&& backward) {
-    for (int64_t i = lc.layout.runs() - 1; i >= 0; --i) {
-      Scratch::Scope inner(ctx.scratch);
-      const bool last = i == lc.layout.runs() - 1;
-      const Pair own = (last ? sum : Exchange(lc, inner).alloc(acc, of_sum)).rows(0, keys_of(i));
-      backward(own, i);
-      if (!last) add_first(ctx, sum, own);
-    }
-  };
-  add_runs(
-      dkeys, rows.selected, [&](int64_t i) { return lc.layout.run(i).end; },
-      [&](const Pair& own, int64_t i) {
-        nsa_attend_selected_backward(ctx, to(own, i), upstream(kSel, i), in.selected_in(i),
+      any_order);
+  ForkJoin compressed(
+      ctx, 1,
+      [&](Context& side) {
+        for (int64_t i = last; i >= 0; --i)
+          nsa_attend_compressed_backward(side, to(i == last ? dblocks : dblocks_earlier, i), upstream(kCmp, i),
+                                         in.compressed_in(i), c);
+        add_first(side, dblocks, dblocks_earlier);
+      },
+      any_order);
+  for_each_run(
+      ctx, lc,
+      [&](Context& on, int64_t i) {
+        const Pair sums = i == last ? dkeys.rows(0, lc.layout.run(i).end) : dkeys_earlier;
+        nsa_attend_selected_backward(on, to(sums, i), upstream(kSel, i), in.selected_in(i),
                                      of_run(lc, s.block_index, i), c.l_sel);
-      });
+      },
+      any_order);
+  add_first(ctx, dkeys, dkeys_earlier);
   const Coming sel = exchange.reduce(ctx, dkeys, rows.selected, "sel");
-  add_runs(
-      dblocks, rows.all_blocks, [&](int64_t) { return dblocks.k.size(1); },
-      [&](const Pair& own, int64_t i) {
-        nsa_attend_compressed_backward(ctx, to(own, i), upstream(kCmp, i), in.compressed_in(i), c);
-      });
+  compressed.join();
   const Coming dmine = exchange.reduce(ctx, dblocks, rows.blocks, rows.all_blocks, "cmp");
   window.join();
   const Coming win = exchange.reduce(ctx, dnear, rows.window, "win");

@@ -36,6 +36,20 @@ std::vector<Common> common_rows(const RowList& has, const RowList& needs) {
   return all;
 }
 
+// The ranges in their order, divided such that no two of a part have a row of `has` in common. Ranges of `needs` may
+// overlap.
+std::vector<std::vector<Common>> apart(const std::vector<Common>& ranges) {
+  std::vector<std::vector<Common>> parts;
+  for (const Common& r : ranges) {
+    const bool meets = parts.empty() || std::any_of(parts.back().begin(), parts.back().end(), [&](const Common& o) {
+                         return r.in_has < o.in_has + o.rows && o.in_has < r.in_has + r.rows;
+                       });
+    if (meets) parts.emplace_back();
+    parts.back().push_back(r);
+  }
+  return parts;
+}
+
 template <class TensorType>
 TensorType rows_of(const TensorType& t, int64_t begin, int64_t rows) {
   return t.slice(1, begin, begin + rows);
@@ -111,14 +125,9 @@ void ContextGroup::Transfer::finish(Context& ctx) const {
     done_->block(ctx.stream);
     if (meter_ != nullptr) meter_->wait_ends(wait, ctx.stream);
   }
-  for (const Move& m : moves_) {
-    if (m.from.empty())
-      zero(ctx, m.to);
-    else if (m.add)
-      add_rows(ctx, m.to, m.from);
-    else
-      copy_rows(ctx, m.to, m.from);
-  }
+  for (const Tensor& t : cleared_) zero(ctx, t);
+  copy_rows(ctx, copied_);
+  for (const std::vector<RowPair>& of_rank : added_) add_rows(ctx, of_rank);
 }
 
 void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& pieces, int64_t most_bytes,
@@ -150,6 +159,7 @@ ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope,
   });
   Pieces pieces;
   Transfer transfer;
+  std::vector<RowPair> copies;
   for (int64_t r = 0; r < ranks_; ++r) {
     const int rank = static_cast<int>(r);
     for (const Common& range : sends(rank_, r))
@@ -159,18 +169,18 @@ ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope,
           pieces.to.push_back({rank, from});
           continue;
         }
-        const Tensor to = r == rank_ ? rows_of(t.to, range.in_needs, range.rows) : staging.take(from.shape());
-        copy_rows(ctx, to, from);
-        if (r != rank_) pieces.to.push_back({rank, to});
+        copies.push_back({r == rank_ ? rows_of(t.to, range.in_needs, range.rows) : staging.take(from.shape()), from});
+        if (r != rank_) pieces.to.push_back({rank, copies.back().y});
       }
     if (r == rank_) continue;
     for (const Common& range : sends(r, rank_))
       for (const Rows& t : tensors) {
         const Tensor to = rows_of(t.to, range.in_needs, range.rows);
         pieces.from.push_back({rank, is_direct(t.to) ? to : staging.take(to.shape())});
-        if (!is_direct(t.to)) transfer.moves_.push_back({to, pieces.from.back().data});
+        if (!is_direct(t.to)) transfer.copied_.push_back({to, pieces.from.back().data});
       }
   }
+  copy_rows(ctx, copies);
   exchange(ctx, transfer, pieces, most_bytes(tensors, has, needs), what);
   return transfer;
 }
@@ -188,7 +198,7 @@ ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope,
       }
     return n;
   });
-  // Whether rank r has an addend for each of this rank's rows; then the first one's is copied.
+  // Whether a rank has an addend for each of this rank's rows; then the first one's are copied.
   const RowList& mine = at(has, rank_);
   const auto covers = [&](const std::vector<Common>& ranges) {
     return std::equal(ranges.begin(), ranges.end(), mine.begin(), mine.end(),
@@ -196,9 +206,10 @@ ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope,
   };
   Pieces pieces;
   Transfer transfer;
-  bool add = !covers(sends(0, rank_));
-  if (add)
-    for (const Rows& t : tensors) transfer.moves_.push_back({t.to, {}});
+  std::vector<RowPair> copies;
+  const bool copied = covers(sends(0, rank_));
+  if (!copied)
+    for (const Rows& t : tensors) transfer.cleared_.push_back(t.to);
   for (int64_t r = 0; r < ranks_; ++r) {
     const int rank = static_cast<int>(r);
     if (r != rank_)
@@ -207,24 +218,28 @@ ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope,
           const ConstTensor from = rows_of(t.from, range.in_needs, range.rows);
           pieces.to.push_back({rank, from});
           if (is_direct(t.from)) continue;
-          const Tensor copy = staging.take(from.shape());
-          copy_rows(ctx, copy, from);
-          pieces.to.back().data = copy;
+          copies.push_back({staging.take(from.shape()), from});
+          pieces.to.back().data = copies.back().y;
         }
-    for (const Common& range : sends(r, rank_))
-      for (const Rows& t : tensors) {
-        const Tensor to = rows_of(t.to, range.in_has, range.rows);
-        ConstTensor addend;
-        if (r == rank_) {
-          addend = rows_of(t.from, range.in_needs, range.rows);
-        } else {
-          pieces.from.push_back({rank, staging.take(to.shape())});
-          addend = pieces.from.back().data;
+    for (const std::vector<Common>& round : apart(sends(r, rank_))) {
+      std::vector<RowPair> addends;
+      for (const Common& range : round)
+        for (const Rows& t : tensors) {
+          const Tensor to = rows_of(t.to, range.in_has, range.rows);
+          if (r == rank_) {
+            addends.push_back({to, rows_of(t.from, range.in_needs, range.rows)});
+          } else {
+            pieces.from.push_back({rank, staging.take(to.shape())});
+            addends.push_back({to, pieces.from.back().data});
+          }
         }
-        transfer.moves_.push_back({to, addend, add});
-      }
-    add = true;
+      if (r == 0 && copied)
+        transfer.copied_ = addends;
+      else
+        transfer.added_.push_back(addends);
+    }
   }
+  copy_rows(ctx, copies);
   exchange(ctx, transfer, pieces, most_bytes(tensors, has, needs), what);
   return transfer;
 }

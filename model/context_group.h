@@ -9,6 +9,7 @@
 
 #include "engine/comm/comm.h"
 #include "engine/context.h"
+#include "kernels/step/rows.h"
 #include "model/context_layout.h"
 
 namespace triad {
@@ -33,14 +34,10 @@ class ContextGroup {
 
    private:
     friend ContextGroup;
-    // to is set to from, or added to; without `from` it is set to zero.
-    struct Move {
-      Tensor to;
-      ConstTensor from;
-      bool add = false;
-    };
-    std::vector<Move> moves_;      // what finish() queues, in this order
-    const Event* done_ = nullptr;  // null while memory is planned, and if nothing is exchanged
+    std::vector<Tensor> cleared_;              // what finish() queues: set to zero,
+    std::vector<RowPair> copied_;              // then copied,
+    std::vector<std::vector<RowPair>> added_;  // then added, rank after rank
+    const Event* done_ = nullptr;              // null while memory is planned, and if nothing is exchanged
     ExchangeMeter* meter_ = nullptr;
     std::string what_;
   };

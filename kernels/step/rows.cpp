@@ -8,9 +8,13 @@ namespace triad {
 
 namespace {
 
-void check_rows(const char* op, const ConstTensor& y, const ConstTensor& x) {
-  TRIAD_CHECK(y.shape() == x.shape() && y.rank >= 2 && y.rank <= 4 && is_float(y.dtype) && is_float(x.dtype),
-              "{}: from {} to {}", op, x.str(), y.str());
+void check_rows(const char* op, std::span<const RowPair> pairs) {
+  for (const auto& [y, x] : pairs) {
+    TRIAD_CHECK(y.shape() == x.shape() && y.rank >= 2 && y.rank <= 4 && is_float(y.dtype) && is_float(x.dtype),
+                "{}: from {} to {}", op, x.str(), y.str());
+    TRIAD_CHECK(y.dtype == pairs[0].y.dtype && x.dtype == pairs[0].x.dtype, "{}: from {} to {} beside from {} to {}",
+                op, x.str(), y.str(), pairs[0].x.str(), pairs[0].y.str());
+  }
 }
 
 // The offset, in elements, of innermost row i of t.
@@ -34,43 +38,46 @@ void for_each_row(Context& ctx, const Tensor& y, const ConstTensor& x, Use&& use
 
 }  // namespace
 
-void copy_rows(Context& ctx, Tensor y, ConstTensor x) {
+void copy_rows(Context& ctx, std::span<const RowPair> pairs) {
   const OpScope op_scope(ctx, "copy_rows");
-  check_rows("copy_rows", y, x);
-  if (y.numel() == 0) return;
+  check_rows("copy_rows", pairs);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::copy_rows(ctx, y, x);
+    if constexpr (kBuiltWithCuda) return cuda::copy_rows(ctx, pairs);
   }
-  const int64_t width = y.size(-1);
-  dispatch_float(x.dtype, [&]<class X>() {
-    dispatch_float(y.dtype, [&]<class Y>() {
-      for_each_row<Y, X>(ctx, y, x, [&](Y* to, const X* from) {
-        for (int64_t j = 0; j < width; ++j) {
-          if constexpr (std::is_same_v<Y, bf16>)
-            to[j] = bf16(static_cast<float>(from[j]));
-          else
-            to[j] = static_cast<Y>(from[j]);
-        }
+  for (const auto& [y, x] : pairs) {
+    const int64_t width = y.size(-1);
+    dispatch_float(x.dtype, [&]<class X>() {
+      dispatch_float(y.dtype, [&]<class Y>() {
+        for_each_row<Y, X>(ctx, y, x, [&](Y* to, const X* from) {
+          for (int64_t j = 0; j < width; ++j) {
+            if constexpr (std::is_same_v<Y, bf16>)
+              to[j] = bf16(static_cast<float>(from[j]));
+            else
+              to[j] = static_cast<Y>(from[j]);
+          }
+        });
       });
     });
-  });
+  }
 }
 
-void add_rows(Context& ctx, Tensor y, ConstTensor x) {
+void add_rows(Context& ctx, std::span<const RowPair> pairs) {
   const OpScope op_scope(ctx, "add_rows");
-  check_rows("add_rows", y, x);
-  TRIAD_CHECK(y.dtype == x.dtype && y.dtype != DType::bf16, "add_rows: {} to {}", x.str(), y.str());
-  if (y.numel() == 0) return;
+  check_rows("add_rows", pairs);
+  for (const auto& [y, x] : pairs)
+    TRIAD_CHECK(y.dtype == x.dtype && y.dtype != DType::bf16, "add_rows: {} to {}", x.str(), y.str());
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::add_rows(ctx, y, x);
+    if constexpr (kBuiltWithCuda) return cuda::add_rows(ctx, pairs);
   }
-  const int64_t width = y.size(-1);
-  dispatch_float(y.dtype, [&]<class T>() {
-    if constexpr (!std::is_same_v<T, bf16>)
-      for_each_row<T, T>(ctx, y, x, [&](T* to, const T* from) {
-        for (int64_t j = 0; j < width; ++j) to[j] += from[j];
-      });
-  });
+  for (const auto& [y, x] : pairs) {
+    const int64_t width = y.size(-1);
+    dispatch_float(y.dtype, [&]<class T>() {
+      if constexpr (!std::is_same_v<T, bf16>)
+        for_each_row<T, T>(ctx, y, x, [&](T* to, const T* from) {
+          for (int64_t j = 0; j < width; ++j) to[j] += from[j];
+        });
+    });
+  }
 }
 
 }  // namespace triad

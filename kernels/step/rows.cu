@@ -1,5 +1,8 @@
 // Copies and sums of strided tensors on the GPU. Bound by memory. A thread moves 16 bytes of the narrower dtype, or one
-// element if an address or a stride is no multiple of that; consecutive threads have consecutive places of a row.
+// element if an address or a stride is no multiple of that; consecutive threads have consecutive places of a row. One
+// launch moves up to kPairs tensors, since many of them are so small that a launch takes longer than the copy.
+#include <algorithm>
+
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/rows.h"
 
@@ -22,15 +25,31 @@ Strided strided(const ConstTensor& t) {
   return {t.size(1), t.size(2), t.size(3), t.stride[0], t.stride[1], t.stride[2]};
 }
 
+// The pairs of a launch, as kernel arguments. A CTA works on one of them.
+constexpr int kPairs = 16;
+template <class Y, class X>
+struct Pairs {
+  struct {
+    Y* y;
+    const X* x;
+    Strided to, from;
+    int64_t vectors;
+    int first_cta;
+  } of[kPairs];
+  int count, ctas;
+};
+
 template <class Y, class X, int V, bool kAdd>
-__global__ void __launch_bounds__(kThreads)
-    rows_kernel(Y* __restrict__ y, const Strided to, const X* __restrict__ x, const Strided from, int64_t vectors) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= vectors) return;
-  const int64_t per_row = to.width / V, row = i / per_row, column = i % per_row * V;
-  Y* const out = y + to.at(row, column);
+__global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ Pairs<Y, X> pairs) {
+  int which = 0;
+  while (which + 1 < pairs.count && static_cast<int>(blockIdx.x) >= pairs.of[which + 1].first_cta) ++which;
+  const auto& pair = pairs.of[which];
+  const int64_t i = int64_t{static_cast<int>(blockIdx.x) - pair.first_cta} * kThreads + threadIdx.x;
+  if (i >= pair.vectors) return;
+  const int64_t per_row = pair.to.width / V, row = i / per_row, column = i % per_row * V;
+  Y* const out = pair.y + pair.to.at(row, column);
   float value[V], before[V];
-  load_vector<V>(value, x + from.at(row, column));
+  load_vector<V>(value, pair.x + pair.from.at(row, column));
   if constexpr (kAdd) {
     load_vector<V>(before, out);
 #pragma unroll
@@ -40,15 +59,28 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <bool kAdd>
-void run(Context& ctx, const char* op, const Tensor& y, const ConstTensor& x) {
-  dispatch_gpu_float(y.dtype, [&]<class Y>() {
-    dispatch_gpu_float(x.dtype, [&]<class X>() {
+void run(Context& ctx, const char* op, std::span<const RowPair> all) {
+  if (all.empty()) return;
+  dispatch_gpu_float(all[0].y.dtype, [&]<class Y>() {
+    dispatch_gpu_float(all[0].x.dtype, [&]<class X>() {
       using Narrow = std::conditional_t<sizeof(Y) < sizeof(X), Y, X>;
-      const bool vectors = all_have_vectors(kVector<Narrow>, ConstTensor(y), x);
+      const bool vectors = std::all_of(all.begin(), all.end(), [](const RowPair& p) {
+        return all_have_vectors(kVector<Narrow>, ConstTensor(p.y), p.x);
+      });
       dispatch_vector<Narrow>(vectors, [&]<int V>() {
-        const int64_t n = y.numel() / V;
-        launch(ctx, op, rows_kernel<Y, X, V, kAdd>, dim3(ceil_div(n, kThreads)), dim3(kThreads), 0, y.ptr<Y>(),
-               strided(y), x.ptr<X>(), strided(x), n);
+        Pairs<Y, X> pairs{};
+        const auto flush = [&] {
+          if (pairs.ctas > 0) launch(ctx, op, rows_kernel<Y, X, V, kAdd>, dim3(pairs.ctas), dim3(kThreads), 0, pairs);
+          pairs = {};
+        };
+        for (const auto& [y, x] : all) {
+          if (y.numel() == 0) continue;
+          if (pairs.count == kPairs) flush();
+          const int64_t n = y.numel() / V;
+          pairs.of[pairs.count++] = {y.ptr<Y>(), x.ptr<X>(), strided(y), strided(x), n, pairs.ctas};
+          pairs.ctas += static_cast<int>(ceil_div(n, int64_t{kThreads}));
+        }
+        flush();
       });
     });
   });
@@ -56,7 +88,7 @@ void run(Context& ctx, const char* op, const Tensor& y, const ConstTensor& x) {
 
 }  // namespace
 
-void copy_rows(Context& ctx, Tensor y, ConstTensor x) { run<false>(ctx, "copy_rows", y, x); }
-void add_rows(Context& ctx, Tensor y, ConstTensor x) { run<true>(ctx, "add_rows", y, x); }
+void copy_rows(Context& ctx, std::span<const RowPair> pairs) { run<false>(ctx, "copy_rows", pairs); }
+void add_rows(Context& ctx, std::span<const RowPair> pairs) { run<true>(ctx, "add_rows", pairs); }
 
 }  // namespace triad::cuda

@@ -39,15 +39,16 @@ void for_each_token(const Row& row, Visit&& visit) {
 }
 
 // The pieces and slots that index_plan_kernel plans. chooses(token, block): whether the token's list has the block.
+// Tokens before `first` have no list.
 template <class Chooses>
-KeyWorkBounds planned(const Row& row, const PiecePlan& plan, Chooses&& chooses) {
-  const int64_t run_tokens = ceil_div(row.T(), plan.parts) * plan.cut, runs = plan.parts / plan.cut;
+KeyWorkBounds planned(const Row& row, const PiecePlan& plan, Chooses&& chooses, int64_t first = 0) {
+  const int64_t run_tokens = ceil_div(row.T() - first, plan.parts) * plan.cut, runs = plan.parts / plan.cut;
   std::vector<std::vector<int64_t>> counts(static_cast<size_t>(row.ids()),
                                            std::vector<int64_t>(static_cast<size_t>(runs), 0));
-  for_each_token(row, [&](int64_t t, int64_t first, int64_t own) {
+  for_each_token(row, [&](int64_t t, int64_t first_block, int64_t own) {
     int64_t listed = 0;
-    for (int64_t block = own; block >= first && listed < row.n; --block)
-      if (chooses(t, block)) ++counts[block][t / run_tokens], ++listed;
+    for (int64_t block = own; t >= first && block >= first_block && listed < row.n; --block)
+      if (chooses(t, block)) ++counts[block][(t - first) / run_tokens], ++listed;
   });
   KeyWorkBounds sum{0, 0};
   for (const std::vector<int64_t>& of_block : counts) {
@@ -90,13 +91,12 @@ TEST_CASE("key work: no documents and lists need more pieces or slots than the b
     const auto first =
         random.below(drawn++, 2) == 0 ? 0 : static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(row.T())));
     const auto chooses = [&](int64_t t, int64_t block) {
-      if (t < first) return false;
       const auto of_round = static_cast<uint64_t>(round) << 40;
       return random.below(of_round + static_cast<uint64_t>(t * 4096 + block), often) == 0;
     };
     KeyWorkShape shape = row.shape();
     shape.queries = row.T() - first;
-    const KeyWorkBounds bounds = key_work_bounds(shape, plan), need = planned(row, plan, chooses);
+    const KeyWorkBounds bounds = key_work_bounds(shape, plan), need = planned(row, plan, chooses, first);
     INFO("round " << round << ": T " << row.T() << ", lists from token " << first << " on, " << row.lengths.size()
                   << " of " << row.most << " documents, l_sel " << row.l_sel << ", n " << row.n << ", plan " << parts
                   << "/" << cut << "/" << plan.most_tokens);

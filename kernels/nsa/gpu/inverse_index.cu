@@ -30,7 +30,7 @@ struct InverseIndex {
   BlockLists lists;
   Divisor n;               // entries per list
   Divisor block_keys;      // keys per block
-  int parts, part_tokens;  // parts of a sequence, which are indexed concurrently; tokens per part
+  int parts, part_tokens;  // parts of the tokens that have lists, which are indexed concurrently; tokens per part
   int cut;                 // number of consecutive parts that form a run; a piece has tokens of one run only
   int most_tokens;         // tokens per piece, at most
   int64_t capacity;        // size of `tokens` per sequence and group: tokens that have lists * n
@@ -74,6 +74,8 @@ struct InverseIndex {
     const int last = window_end - 1;
     return row.first_block(row.end(last) <= window_end ? last : row.begin(last) - 1) - block;
   }
+  // The first token of a part; of part `parts`: the end of the last one, or later.
+  __device__ __forceinline__ int part_begin(int part) const { return lists.first_token + part * part_tokens; }
   // The entries of part_counts for one part: [blocks].
   __device__ __forceinline__ int* counts(int bg, int part) const {
     return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
@@ -88,9 +90,8 @@ __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const Inverse
   const BlockLists& lists = index.lists;
   const int of_part = ceil_div(index.part_tokens, kCountTokens), part = blockIdx.x / of_part;
   const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
-  const int first = part * index.part_tokens + blockIdx.x % of_part * kCountTokens;
-  const int begin = max(first, lists.first_token);
-  const int end = min(min(first + kCountTokens, (part + 1) * index.part_tokens), lists.tokens);
+  const int begin = index.part_begin(part) + blockIdx.x % of_part * kCountTokens;
+  const int end = min(min(begin + kCountTokens, index.part_begin(part + 1)), lists.tokens);
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());
   int* const counts = index.counts(blockIdx.y, part);
   if (in_shared) {
@@ -199,9 +200,8 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
   const int2 viewers = index.viewers(b, block0 + lane);
-  const int begin =
-      max(max(part * index.part_tokens, lists.first_token), static_cast<int>(__reduce_min_sync(kFullWarp, viewers.x)));
-  const int end = min((part + 1) * index.part_tokens, static_cast<int>(__reduce_max_sync(kFullWarp, viewers.y)));
+  const int begin = max(index.part_begin(part), static_cast<int>(__reduce_min_sync(kFullWarp, viewers.x)));
+  const int end = min(index.part_begin(part + 1), static_cast<int>(__reduce_max_sync(kFullWarp, viewers.y)));
   int* const out = index.tokens + bg * index.capacity;
   // The index in `out` of the next token of this lane's block.
   int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
@@ -256,8 +256,8 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
                                 const SelectedKeys& keys, const PiecePlan& plan) {
   const BlockLists& lists = keys.lists;
   const int64_t T = lists.tokens, bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
-  const int64_t part_tokens = ceil_div(T, plan.parts);
   const int64_t queries = T - lists.first_token, capacity = queries * lists.n;
+  const int64_t part_tokens = ceil_div(queries, plan.parts);
   const auto [pieces, slots] = key_work_bounds({T, lists.n, keys.block_keys, blocks, queries}, plan);
   TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
   const Tensor counts = scope.alloc(DType::i32, {bgs, plan.parts, blocks});

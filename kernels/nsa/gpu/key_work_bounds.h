@@ -8,9 +8,9 @@
 
 namespace triad::cuda {
 
-// How the work is cut. A sequence is divided into `parts` equal parts, which are indexed concurrently. Each `cut`
-// consecutive parts form a run. A piece has at most most_tokens tokens, all of one run. merges: short documents of
-// packed rows may share a piece (KeyWork::merged), which needs fewer pieces than the bounds below.
+// How the work is cut. The tokens that have lists are divided into `parts` equal parts, which are indexed concurrently.
+// Each `cut` consecutive parts form a run. A piece has at most most_tokens tokens, all of one run. merges: short
+// documents of packed rows may share a piece (KeyWork::merged), which needs fewer pieces than the bounds below.
 struct PiecePlan {
   int64_t parts, cut, most_tokens;
   bool merges = false;
@@ -43,10 +43,10 @@ struct KeyWorkBounds {
 //   at most ceil(E / block_keys) + boundaries - 1 of them, because these documents' tokens do not overlap and only the
 //   last block of a document is short. Blocks of the second kind have one such piece each and are at most `full`.
 inline KeyWorkBounds key_work_bounds(const KeyWorkShape& s, const PiecePlan& plan) {
-  const int64_t run = ceil_div(s.T, plan.parts) * plan.cut, queries = s.queries > 0 ? s.queries : s.T,
+  const int64_t queries = s.queries > 0 ? s.queries : s.T, run = ceil_div(queries, plan.parts) * plan.cut,
                 full = queries * s.n / plan.most_tokens;
   int64_t further = 0, boundaries = 0, crossing = 0;  // crossing: blocks with tokens in several runs
-  for (int64_t end = run; end < s.T; end += run) {
+  for (int64_t end = s.T - queries + run; end < s.T; end += run) {
     ++boundaries;
     further += ceil_div(end, s.block_keys);
     crossing = ceil_div(end, s.block_keys) + boundaries - 1;

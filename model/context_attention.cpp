@@ -20,7 +20,17 @@ struct Pair {
   Pair rows(int64_t begin, int64_t end) const { return {k.slice(1, begin, end), v.slice(1, begin, end)}; }
 };
 
-// The exchanges of one layer's forward or backward.
+// Rows of other ranks on their way into `pair`.
+struct Coming {
+  Pair pair;
+  ContextGroup::Transfer transfer;
+  const Pair& finish(Context& ctx) const {
+    transfer.finish(ctx);
+    return pair;
+  }
+};
+
+// The exchanges of one layer's forward or backward. Memory is allocated in `scope`.
 class Exchange {
  public:
   Exchange(const LayerContext& lc, Scratch::Scope& scope)
@@ -39,32 +49,32 @@ class Exchange {
     return {of_width(lc_.config.d_k, "keys of the group"), of_width(lc_.config.d_v, "values of the group")};
   }
   // This rank's rows of `needs`, from the tokens of all ranks.
-  Pair gather(Context& ctx, ConstTensor k, ConstTensor v, const RowLists& needs, const char* branch) const {
-    const Pair pair = alloc(k.dtype, needs);
-    group_.gather(ctx, {{pair.k, k}, {pair.v, v}}, parts_, needs, what("keys and values", branch));
-    return pair;
+  Coming gather(Context& ctx, const Pair& to, ConstTensor k, ConstTensor v, const RowLists& needs,
+                const char* branch) const {
+    return {to, group_.gather(ctx, scope_, {{to.k, k}, {to.v, v}}, parts_, needs, what(kKeys, branch))};
   }
-  void gather_blocks(Context& ctx, const Pair& to, const Pair& from, const RowLists& blocks,
-                     const RowLists& all) const {
-    group_.gather(ctx, {{to.k, from.k}, {to.v, from.v}}, blocks, all, what("keys and values", "cmp"));
+  Coming gather(Context& ctx, ConstTensor k, ConstTensor v, const RowLists& needs, const char* branch) const {
+    return gather(ctx, alloc(k.dtype, needs), k, v, needs, branch);
   }
-  // The sums over the ranks of the gradients of this rank's blocks.
-  Pair reduce_blocks(Context& ctx, ConstTensor dk, ConstTensor dv, const RowLists& blocks, const RowLists& all) const {
-    const Pair sums = alloc(dk.dtype, blocks);
-    group_.reduce(ctx, {{sums.k, dk}, {sums.v, dv}}, blocks, all, what("gradients", "cmp"));
-    return sums;
+  // The blocks of all ranks, from this rank's.
+  Coming gather_blocks(Context& ctx, const Pair& to, const Pair& from, const RowLists& blocks,
+                       const RowLists& all) const {
+    return {to, group_.gather(ctx, scope_, {{to.k, from.k}, {to.v, from.v}}, blocks, all, what(kKeys, "cmp"))};
   }
-  // dk and dv, overwritten: the sums over the ranks of the gradients of this rank's tokens, in acc, rounded once.
-  void reduce(Context& ctx, Tensor dk, Tensor dv, const Pair& addends, const RowLists& needs,
-              const char* branch) const {
-    Scratch::Scope inner(ctx.scratch);
-    const Tensor k = inner.alloc(addends.k.dtype, dk.shape()), v = inner.alloc(addends.v.dtype, dv.shape());
-    group_.reduce(ctx, {{k, addends.k}, {v, addends.v}}, parts_, needs, what("gradients", branch));
-    copy_rows(ctx, dk, k);
-    copy_rows(ctx, dv, v);
+  // The sums over the ranks of the gradients of this rank's rows of `has`, in acc. addends: of its rows of `needs`.
+  Coming reduce(Context& ctx, const Pair& addends, const RowLists& has, const RowLists& needs,
+                const char* branch) const {
+    const Pair sums = alloc(addends.k.dtype, has);
+    return {sums, group_.reduce(ctx, scope_, {{sums.k, addends.k}, {sums.v, addends.v}}, has, needs,
+                                what("gradients", branch))};
+  }
+  // The same for this rank's tokens.
+  Coming reduce(Context& ctx, const Pair& addends, const RowLists& needs, const char* branch) const {
+    return reduce(ctx, addends, parts_, needs, branch);
   }
 
  private:
+  static constexpr const char* kKeys = "keys and values";
   std::string what(const char* rows, const char* branch) const {
     return fmt::format("{} of {}, layer {}", rows, branch, lc_.layer);
   }
@@ -75,6 +85,13 @@ class Exchange {
   Scratch::Scope& scope_;
   const RowLists parts_;
 };
+
+// Ends a reduction: dk and dv, overwritten, are the sums, rounded once.
+void store(Context& ctx, Tensor dk, Tensor dv, const Coming& sums) {
+  const Pair& pair = sums.finish(ctx);
+  copy_rows(ctx, dk, pair.k);
+  copy_rows(ctx, dv, pair.v);
+}
 
 // The rows of run i of a tensor whose axis 1 is this rank's tokens.
 template <class TensorType>
@@ -117,14 +134,11 @@ Tensor contiguous(Scratch::Scope& scope, const Tensor& t) {
   return t.contiguous() ? t : scope.alloc(t.dtype, t.shape());
 }
 
-// Fills saved.k_cmp and v_cmp with the blocks of all ranks.
-void compress(Context& ctx, const LayerContext& lc, const NsaSaved& s, const NsaIn& local, const NsaWeights& w,
+// This rank's compressed blocks, of the keys and values x of its edges.
+Pair compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, const Pair& x, const NsaWeights& w,
               const NsaRows& rows) {
-  Scratch::Scope scope(ctx.scratch);
-  const Exchange exchange(lc, scope);
   const PhiOptions phi = lc.config.nsa.phi_options();
-  const Pair x = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], rows.edges, "cmp, not yet compressed");
-  const Pair y = exchange.alloc(s.k_cmp.dtype, rows.blocks);
+  const Pair y = exchange.alloc(x.k.dtype, rows.blocks);
   for_each_compression(lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
     Scratch::Scope inner(ctx.scratch);
     const Pair from = x.rows(t.begin, t.end), to = y.rows(c.begin, c.end);
@@ -133,18 +147,16 @@ void compress(Context& ctx, const LayerContext& lc, const NsaSaved& s, const Nsa
     nsa_compress_forward(ctx, made.v, from.v, w.phi_v, phi, documents);
     if (made.k.data != to.k.data) copy_rows(ctx, to.k, made.k), copy_rows(ctx, to.v, made.v);
   });
-  exchange.gather_blocks(ctx, {s.k_cmp, s.v_cmp}, y, rows.blocks, rows.all_blocks);
+  return y;
 }
 
-// The gradients of the compressed branch's k and v, before compression, from those of the blocks.
-void compress_backward(Context& ctx, const LayerContext& lc, const NsaGrad& grad, const NsaWeightGrads& dw,
-                       const Pair& dblocks, const NsaIn& local, const NsaWeights& w, const NsaRows& rows) {
-  Scratch::Scope scope(ctx.scratch);
-  const Exchange exchange(lc, scope);
+// This rank's addends of the gradients of x, from the gradients dy of its blocks.
+Pair compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaWeightGrads& dw,
+                       const Pair& dy, const Pair& x, const NsaWeights& w, const NsaRows& rows) {
   const PhiOptions phi = lc.config.nsa.phi_options();
-  const Pair dy = exchange.reduce_blocks(ctx, dblocks.k, dblocks.v, rows.blocks, rows.all_blocks);
-  const Pair x = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], rows.edges, "cmp, not yet compressed");
-  const Pair dx = exchange.alloc(x.k.dtype, rows.edges), sums = exchange.alloc(dy.k.dtype, rows.edges);
+  const Pair sums = exchange.alloc(dy.k.dtype, rows.edges);
+  Scratch::Scope scope(ctx.scratch);
+  const Pair dx = Exchange(lc, scope).alloc(x.k.dtype, rows.edges);
   for_each_compression(lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
     Scratch::Scope inner(ctx.scratch);
     const Pair from = x.rows(t.begin, t.end), to = dx.rows(t.begin, t.end), of_y = dy.rows(c.begin, c.end);
@@ -155,37 +167,31 @@ void compress_backward(Context& ctx, const LayerContext& lc, const NsaGrad& grad
   });
   copy_rows(ctx, sums.k, dx.k);
   copy_rows(ctx, sums.v, dx.v);
-  exchange.reduce(ctx, grad.k[kCmp], grad.v[kCmp], sums, rows.edges, "cmp, not yet compressed");
+  return sums;
 }
 
-// The inputs of the branches of one layer, and those of each run.
+// The inputs of the branches for each run.
 class BranchInputs {
  public:
-  BranchInputs(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaSaved& s, const NsaIn& local,
-               const NsaRows& rows)
+  // blocks, selected, window: the keys and values that this rank reads, with rows as in NsaRows.
+  BranchInputs(const LayerContext& lc, ConstTensor q, Pair blocks, Pair selected, Pair window, RowList windows)
       : lc_(lc),
-        saved_(s),
-        q_(local.q),
-        windows_(exchange.mine(rows.window)),
-        selected_(exchange.gather(ctx, local.k[kSel], local.v[kSel], rows.selected, "sel")) {
-    if (!lc.config.nsa.shared_kv) window_ = exchange.gather(ctx, local.k[kWin], local.v[kWin], rows.window, "win");
-  }
-  // All keys and values of the branch that this rank reads.
-  const Pair& selected() const { return selected_; }
-  const Pair& window() const { return window_.k.empty() ? selected_ : window_; }
+        q_(q),
+        blocks_(std::move(blocks)),
+        selected_(std::move(selected)),
+        window_(std::move(window)),
+        windows_(std::move(windows)) {}
+
   // The rows of run i in a tensor for the rows of all windows.
   RowRange window_rows(int64_t i) const {
     const int64_t begin = i == 0 ? 0 : windows_[0].size();
     return {begin, begin + windows_[static_cast<size_t>(i)].size()};
   }
-
-  AttendIn compressed_in(int64_t i) const { return in(i, {saved_.k_cmp, saved_.v_cmp}, 0); }
+  AttendIn compressed_in(int64_t i) const { return in(i, blocks_, 0); }
   AttendIn selected_in(int64_t i) const { return in(i, selected_.rows(0, lc_.layout.run(i).end), 0); }
   AttendIn window_in(int64_t i) const {
-    const RowRange seen = windows_[static_cast<size_t>(i)], rows = window_rows(i);
-    // With one pair for all branches, the window's keys are among those of the selected branch.
-    return in(i, window_.k.empty() ? selected_.rows(seen.begin, seen.end) : window_.rows(rows.begin, rows.end),
-              seen.begin);
+    const RowRange rows = window_rows(i);
+    return in(i, window_.rows(rows.begin, rows.end), windows_[static_cast<size_t>(i)].begin);
   }
 
  private:
@@ -194,10 +200,9 @@ class BranchInputs {
   }
 
   const LayerContext& lc_;
-  const NsaSaved& saved_;
   ConstTensor q_;
+  Pair blocks_, selected_, window_;
   RowList windows_;
-  Pair selected_, window_;
 };
 
 // Adds addends of the first rows to those of all.
@@ -209,7 +214,8 @@ void add_first(Context& ctx, const Pair& all, const Pair& first) {
 
 }  // namespace
 
-// The order of nsa/compose.cpp, with each branch once for each run.
+// The order of nsa/compose.cpp, with each branch once for each run. The links carry the keys of the selected branch
+// while the compressed branch computes.
 void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const NsaSaved& s, const QkvViews& views,
                          const NsaWeights& w) {
   Scratch::Scope scope(ctx.scratch);
@@ -217,29 +223,49 @@ void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const
   const Exchange exchange(lc, scope);
   const NsaRows rows(lc.layout, c);
   const NsaIn local = nsa_in(views, lc.documents);
-  const BranchInputs in(ctx, lc, exchange, s, local, rows);
+  const Coming edges = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], rows.edges, "cmp, not yet compressed");
+  const Coming near = exchange.gather(ctx, local.k[kWin], local.v[kWin], rows.window, "win");
+  const Pair all = exchange.alloc(local.k[kSel].dtype, rows.selected);
+  const BranchInputs in(lc, local.q, {s.k_cmp, s.v_cmp}, all, near.pair, exchange.mine(rows.window));
   const auto out_of = [&](int branch, int64_t i) {
     return AttendOut{of_run(lc, s.o[branch], i), of_run(lc, s.lse[branch], i)};
   };
   ForkJoin window(ctx, 0, [&](Context& side) {
+    near.finish(side);
     for (int64_t i = 0; i < lc.layout.runs(); ++i)
       nsa_attend_window_forward(side, out_of(kWin, i), in.window_in(i), c.w);
   });
   nsa_gate_forward(ctx, s.gate, local.q, w.gate, c.gate);
-  compress(ctx, lc, s, local, w, rows);
+  const Pair mine = compress(ctx, lc, exchange, edges.finish(ctx), w, rows);
+  const Coming blocks = exchange.gather_blocks(ctx, {s.k_cmp, s.v_cmp}, mine, rows.blocks, rows.all_blocks);
+  const Coming selected = exchange.gather(ctx, all, local.k[kSel], local.v[kSel], rows.selected, "sel");
+  blocks.finish(ctx);
   for (int64_t i = 0; i < lc.layout.runs(); ++i) {
     const AttendIn compressed = in.compressed_in(i);
     const AttendOut compressed_out = out_of(kCmp, i);
     nsa_attend_compressed_forward(ctx, compressed_out, compressed, c);
-    const Tensor lists = of_run(lc, s.block_index, i);
     if (!lc.keep_block_index)
-      nsa_select(ctx, lists, compressed.q, s.k_cmp, compressed_out.lse, c, compressed.documents);
-    nsa_attend_selected_forward(ctx, out_of(kSel, i), in.selected_in(i), lists, c.l_sel);
+      nsa_select(ctx, of_run(lc, s.block_index, i), compressed.q, s.k_cmp, compressed_out.lse, c, compressed.documents);
   }
+  selected.finish(ctx);
   window.join();
-  nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
+  for (int64_t i = 0; i < lc.layout.runs(); ++i) {
+    const Tensor lists = of_run(lc, s.block_index, i);
+    const CombineAlong combine{of_run(lc, out, i), of_run(lc, s.o[kCmp], i), of_run(lc, s.o[kWin], i),
+                               s.gate.slice(2, i * lc.layout.run_tokens, (i + 1) * lc.layout.run_tokens)};
+    const AttendIn selected_in = in.selected_in(i);
+    const AttendOut selected_out = out_of(kSel, i);
+    if (nsa_attend_selected_combines(ctx, selected_out, selected_in, lists, c.l_sel, combine)) {
+      nsa_attend_selected_forward(ctx, selected_out, selected_in, lists, c.l_sel, &combine);
+    } else {
+      nsa_attend_selected_forward(ctx, selected_out, selected_in, lists, c.l_sel);
+      nsa_combine_forward(ctx, combine.out, {combine.o_cmp, selected_out.o, combine.o_win}, combine.gate);
+    }
+  }
 }
 
+// The links carry the keys while the gradients of the gates are computed, and the gradients of each branch's keys while
+// the next branch computes.
 void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& grad, const NsaWeightGrads& dw,
                           ConstTensor dout, const QkvViews& views, const NsaSaved& s, const NsaWeights& w) {
   Scratch::Scope scope(ctx.scratch);
@@ -247,17 +273,22 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
   const Exchange exchange(lc, scope);
   const NsaRows rows(lc.layout, c);
   const NsaIn local = nsa_in(views, lc.documents);
-  const BranchInputs in(ctx, lc, exchange, s, local, rows);
+  const Coming coming_window = exchange.gather(ctx, local.k[kWin], local.v[kWin], rows.window, "win");
+  const Coming coming_keys = exchange.gather(ctx, local.k[kSel], local.v[kSel], rows.selected, "sel");
+  const Coming edges = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], rows.edges, "cmp, not yet compressed");
   const DType acc = acc_dtype(local.q.dtype);
   const Tensor dgate = scope.alloc(acc, s.gate.shape()), dout_norm = scope.alloc(acc, s.lse[kCmp].shape());
   const Tensor delta = scope.alloc(acc, {3, lc.B, lc.T, lc.config.n_heads});
-  const std::vector<RoundingUnitBranch> branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp], c.d},
-                                                    {in.selected().k, in.selected().v, s.gate[kSel], delta[kSel]},
-                                                    {in.window().k, in.window().v, s.gate[kWin], delta[kWin]}};
-  const Tensor key_norms = scope.alloc(acc, key_norms_shape(branches, lc.documents));
-  zero(ctx, grad.dq);
-  attend_key_norms(ctx, key_norms, grad.dq, dout, local.q, branches, lc.documents);
   nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out, dout_norm);
+  zero(ctx, grad.dq);
+  const Pair &near = coming_window.finish(ctx), &keys = coming_keys.finish(ctx);
+  const BranchInputs in(lc, local.q, {s.k_cmp, s.v_cmp}, keys, near, exchange.mine(rows.window));
+  // The rounding unit of a query's dq bounds the keys that this rank reads, which are all that the query sees.
+  const std::vector<RoundingUnitBranch> branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp], c.d},
+                                                    {keys.k, keys.v, s.gate[kSel], delta[kSel]},
+                                                    {near.k, near.v, s.gate[kWin], delta[kWin]}};
+  const Tensor key_norms = scope.alloc(acc, key_norms_shape(branches, lc.documents));
+  attend_key_norms(ctx, key_norms, grad.dq, dout, local.q, branches, lc.documents);
   const Tensor unit =
       attend_rounding_unit(ctx, scope, grad.dq, dout, local.q, branches, dout_norm, key_norms, lc.documents);
   const auto upstream = [&](int b, int64_t i) {
@@ -267,44 +298,58 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
   };
   const auto to = [&](const Pair& pair, int64_t i) { return AttendGradOut{of_run(lc, grad.dq, i), pair.k, pair.v}; };
 
-  // The gradients of gathered keys and values, over this rank's queries. The last run sees the most keys.
-  const Pair selected = exchange.alloc(acc, rows.selected), window = exchange.alloc(acc, rows.window);
-  const Pair blocks = exchange.alloc(acc, rows.all_blocks);
-  ForkJoin on_side(
+  // The gradients of gathered keys and values, over this rank's queries.
+  const Pair dkeys = exchange.alloc(acc, rows.selected), dnear = exchange.alloc(acc, rows.window);
+  const Pair dblocks = exchange.alloc(acc, rows.all_blocks);
+  ForkJoin window(
       ctx, 0,
       [&](Context& side) {
         for (int64_t i = 0; i < lc.layout.runs(); ++i) {
           const RowRange of_run_i = in.window_rows(i);
-          nsa_attend_window_backward(side, to(window.rows(of_run_i.begin, of_run_i.end), i), upstream(kWin, i),
+          nsa_attend_window_backward(side, to(dnear.rows(of_run_i.begin, of_run_i.end), i), upstream(kWin, i),
                                      in.window_in(i), c.w);
         }
       },
       /*apart=*/!unit.empty());
-  for (int64_t i = lc.layout.runs() - 1; i >= 0; --i) {
-    Scratch::Scope inner(ctx.scratch);
-    const Exchange temporary(lc, inner);
-    const bool last = i == lc.layout.runs() - 1;
-    const int64_t end = lc.layout.run(i).end;
-    const Tensor lists = of_run(lc, s.block_index, i);
-    const Pair its_blocks = last ? blocks : temporary.alloc(acc, rows.all_blocks);
-    const Pair its_keys = (last ? selected : temporary.alloc(acc, rows.selected)).rows(0, end);
-    nsa_attend_selected_backward(ctx, to(its_keys, i), upstream(kSel, i), in.selected_in(i), lists, c.l_sel);
-    nsa_attend_compressed_backward(ctx, to(its_blocks, i), upstream(kCmp, i), in.compressed_in(i), c);
-    if (last) continue;
-    add_first(ctx, selected, its_keys);
-    add_first(ctx, blocks, its_blocks);
-  }
-  on_side.join();
+  // Calls backward(gradients of run i's keys, i) for each run, and adds them up. keys_of(i): the number of these keys.
+  // The last run sees the most.
+  const auto add_runs = [&](const Pair& sum, const RowLists& of_sum, auto&& keys_of, auto&& backward) {
+    for (int64_t i = lc.layout.runs() - 1; i >= 0; --i) {
+      Scratch::Scope inner(ctx.scratch);
+      const bool last = i == lc.layout.runs() - 1;
+      const Pair own = (last ? sum : Exchange(lc, inner).alloc(acc, of_sum)).rows(0, keys_of(i));
+      backward(own, i);
+      if (!last) add_first(ctx, sum, own);
+    }
+  };
+  add_runs(
+      dkeys, rows.selected, [&](int64_t i) { return lc.layout.run(i).end; },
+      [&](const Pair& own, int64_t i) {
+        nsa_attend_selected_backward(ctx, to(own, i), upstream(kSel, i), in.selected_in(i),
+                                     of_run(lc, s.block_index, i), c.l_sel);
+      });
+  const Coming sel = exchange.reduce(ctx, dkeys, rows.selected, "sel");
+  add_runs(
+      dblocks, rows.all_blocks, [&](int64_t) { return dblocks.k.size(1); },
+      [&](const Pair& own, int64_t i) {
+        nsa_attend_compressed_backward(ctx, to(own, i), upstream(kCmp, i), in.compressed_in(i), c);
+      });
+  const Coming dmine = exchange.reduce(ctx, dblocks, rows.blocks, rows.all_blocks, "cmp");
+  window.join();
+  const Coming win = exchange.reduce(ctx, dnear, rows.window, "win");
   nsa_gate_backward(ctx, grad.dq_group, dw.gate, dgate, s.gate, local.q, w.gate, c.gate);
-  compress_backward(ctx, lc, grad, dw, blocks, local, w, rows);
-  exchange.reduce(ctx, grad.k[kSel], grad.v[kSel], selected, rows.selected, "sel");
-  exchange.reduce(ctx, grad.k[kWin], grad.v[kWin], window, rows.window, "win");
+  const Pair dedges = compress_backward(ctx, lc, exchange, dw, dmine.finish(ctx), edges.finish(ctx), w, rows);
+  const Coming cmp = exchange.reduce(ctx, dedges, rows.edges, "cmp, not yet compressed");
+  store(ctx, grad.k[kSel], grad.v[kSel], sel);
+  store(ctx, grad.k[kWin], grad.v[kWin], win);
+  store(ctx, grad.k[kCmp], grad.v[kCmp], cmp);
 }
 
 void context_dense_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s, const QkvViews& views) {
   Scratch::Scope scope(ctx.scratch);
   const Exchange exchange(lc, scope);
-  const Pair all = exchange.gather(ctx, views.k[0], views.v[0], lc.layout.prefixes(), "dense attention");
+  const Coming coming = exchange.gather(ctx, views.k[0], views.v[0], lc.layout.prefixes(), "dense attention");
+  const Pair& all = coming.finish(ctx);
   for (int64_t i = 0; i < lc.layout.runs(); ++i) {
     const Pair seen = all.rows(0, lc.layout.run(i).end);
     dense_attention_forward(ctx, {of_run(lc, s.o, i), of_run(lc, s.lse, i)},
@@ -317,7 +362,8 @@ void context_dense_backward(Context& ctx, const LayerContext& lc, const DenseGra
   Scratch::Scope scope(ctx.scratch);
   const Exchange exchange(lc, scope);
   const RowLists needs = lc.layout.prefixes();
-  const Pair all = exchange.gather(ctx, views.k[0], views.v[0], needs, "dense attention");
+  const Coming coming = exchange.gather(ctx, views.k[0], views.v[0], needs, "dense attention");
+  const Pair& all = coming.finish(ctx);
   const Pair addends = exchange.alloc(acc_dtype(views.q.dtype), needs);
   for (int64_t i = lc.layout.runs() - 1; i >= 0; --i) {
     Scratch::Scope inner(ctx.scratch);
@@ -330,7 +376,7 @@ void context_dense_backward(Context& ctx, const LayerContext& lc, const DenseGra
                              {of_run(lc, s.o, i), of_run(lc, s.lse, i)});
     if (!last) add_first(ctx, addends, its);
   }
-  exchange.reduce(ctx, grad.dk, grad.dv, addends, needs, "dense attention");
+  store(ctx, grad.dk, grad.dv, exchange.reduce(ctx, addends, needs, "dense attention"));
 }
 
 }  // namespace triad

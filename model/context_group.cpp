@@ -41,6 +41,9 @@ TensorType rows_of(const TensorType& t, int64_t begin, int64_t rows) {
   return t.slice(1, begin, begin + rows);
 }
 
+// Whether rows of a tensor are sent from it, or received in it, without a copy. It is so on all ranks or on none.
+bool is_direct(const ConstTensor& t) { return t.size(0) == 1 && t.contiguous(); }
+
 // The elements of `rows` rows of a tensor, in all sequences.
 int64_t elements_of(const ConstTensor& t, int64_t rows) {
   Shape shape = t.shape();
@@ -48,88 +51,29 @@ int64_t elements_of(const ConstTensor& t, int64_t rows) {
   return shape.numel();
 }
 
-int64_t bytes_of(const std::vector<Comm::Piece>& pieces) {
-  int64_t bytes = 0;
-  for (const Comm::Piece& piece : pieces) bytes += piece.data.bytes();
-  return bytes;
-}
-
-}  // namespace
-
-ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout& layout)
-    : comm_(group), ranks_(layout.ranks), rank_(layout.rank) {
-  TRIAD_CHECK(group.world() == ranks_, "{} ranks share sequences, and their group has {}", ranks_, group.world());
-  if (!ctx.planning) event_.emplace(ctx.device);
-}
-
-// Allocates as much as the rank that exchanges the most rows, so that the plan of memory of one rank is that of all.
-template <class Sends>
-ContextGroup::Pieces ContextGroup::alloc(Scratch::Scope& scope, const std::vector<Rows>& tensors, Sends&& sends) const {
-  const auto elements = [&](const std::vector<Common>& ranges) {
-    int64_t n = 0;
-    for (const Common& range : ranges)
-      for (const Rows& t : tensors) n += elements_of(t.from, range.rows);
-    return n;
-  };
-  int64_t most = 0;
-  for (int64_t me = 0; me < ranks_; ++me) {
-    int64_t of_rank = 0;
-    for (int64_t r = 0; r < ranks_; ++r)
-      if (r != me) of_rank += align_up(elements(sends(me, r))) + align_up(elements(sends(r, me)));
-    most = std::max(most, of_rank);
+// Contiguous memory for rows that are sent or received through copies. Every rank allocates as much as the one that
+// needs the most, so that the plan of memory of one rank is that of all.
+class Staging {
+ public:
+  // elements_of_rank(r): of rank r's copies, each a multiple of kAlign.
+  template <class Elements>
+  Staging(Scratch::Scope& scope, DType dtype, int64_t ranks, Elements&& elements_of_rank) {
+    int64_t most = 0;
+    for (int64_t r = 0; r < ranks; ++r) most = std::max<int64_t>(most, elements_of_rank(r));
+    if (most > 0) all_ = scope.alloc(dtype, {most}, "rows of other ranks");
   }
-  const Tensor all = scope.alloc(tensors.at(0).from.dtype, {most}, "rows of other ranks");
-  int64_t next = 0;
-  const auto take = [&](const std::vector<Common>& ranges) {
-    Piece piece;
-    int64_t end = next;
-    for (const Common& range : ranges) {
-      std::vector<Tensor>& views = piece.views.emplace_back();
-      for (const Rows& t : tensors) {
-        Shape shape = t.from.shape();
-        shape.dim[1] = range.rows;
-        views.push_back(all.slice(0, end, end + shape.numel()).view(shape));
-        end += shape.numel();
-      }
-    }
-    piece.whole = all.slice(0, next, end);
-    next += align_up(end - next);
-    return piece;
-  };
-  Pieces pieces;
-  for (int64_t r = 0; r < ranks_; ++r) {
-    pieces.to.push_back(r == rank_ ? Piece{} : take(sends(rank_, r)));
-    pieces.from.push_back(r == rank_ ? Piece{} : take(sends(r, rank_)));
+  Tensor take(const Shape& shape) {
+    const int64_t begin = next_;
+    next_ += align_up(shape.numel());
+    return all_.slice(0, begin, begin + shape.numel()).view(shape);
   }
-  return pieces;
-}
 
-void ContextGroup::exchange(Context& ctx, const Pieces& pieces, int64_t most_bytes, const std::string& what) {
-  if (most_bytes == 0) return;
-  std::vector<Comm::Piece> sent, received;
-  for (int64_t r = 0; r < ranks_; ++r) {
-    const auto add = [&](const std::vector<Piece>& of_ranks, std::vector<Comm::Piece>& list) {
-      const Tensor& whole = at(of_ranks, r).whole;
-      if (!whole.empty() && whole.numel() > 0) list.push_back({static_cast<int>(r), whole});
-    };
-    add(pieces.to, sent);
-    add(pieces.from, received);
-  }
-  if (meter_ != nullptr) meter_->moved(what, bytes_of(sent), bytes_of(received));
-  if (ctx.planning) return;
-  const OpScope op_scope(ctx, "context_exchange");
-  event_->record(ctx.stream);
-  event_->block(comm_.stream());
-  const size_t wait = meter_ == nullptr ? 0 : meter_->wait_begins(what, ctx.stream);
-  comm_.exchange(sent, received, most_bytes, what);
-  event_->record(comm_.stream());
-  event_->block(ctx.stream);
-  if (meter_ != nullptr) meter_->wait_ends(wait, ctx.stream);
-}
+ private:
+  Tensor all_;
+  int64_t next_ = 0;
+};
 
-namespace {
-
-// The bytes of the largest piece that a rank sends to another.
+// The bytes of the rows that a rank sends to another one, at most.
 int64_t most_bytes(const std::vector<ContextGroup::Rows>& tensors, const RowLists& has, const RowLists& needs) {
   int64_t most = 0;
   for (size_t i = 0; i < has.size(); ++i)
@@ -143,53 +87,149 @@ int64_t most_bytes(const std::vector<ContextGroup::Rows>& tensors, const RowList
   return bytes;
 }
 
-}  // namespace
-
-void ContextGroup::gather(Context& ctx, const std::vector<Rows>& tensors, const RowLists& has, const RowLists& needs,
-                          const std::string& what) {
-  Scratch::Scope scope(ctx.scratch);
-  const auto sends = [&](int64_t a, int64_t b) { return common_rows(at(has, a), at(needs, b)); };
-  const Pieces pieces = alloc(scope, tensors, sends);
-  // Calls move(tensor of the call, range, its number) for all rows that rank a sends to rank b.
-  const auto for_each = [&](int64_t a, int64_t b, auto&& move) {
-    const std::vector<Common> ranges = sends(a, b);
-    for (size_t k = 0; k < ranges.size(); ++k)
-      for (size_t i = 0; i < tensors.size(); ++i) move(i, ranges[k], k);
-  };
-  for (int64_t r = 0; r < ranks_; ++r)
-    for_each(rank_, r, [&](size_t i, const Common& range, size_t k) {
-      copy_rows(ctx, r == rank_ ? rows_of(tensors[i].to, range.in_needs, range.rows) : at(pieces.to, r).views[k][i],
-                rows_of(tensors[i].from, range.in_has, range.rows));
-    });
-  exchange(ctx, pieces, most_bytes(tensors, has, needs), what);
-  for (int64_t r = 0; r < ranks_; ++r)
-    if (r != rank_)
-      for_each(r, rank_, [&](size_t i, const Common& range, size_t k) {
-        copy_rows(ctx, rows_of(tensors[i].to, range.in_needs, range.rows), at(pieces.from, r).views[k][i]);
-      });
+template <class Pieces>
+int64_t bytes_of(const Pieces& pieces) {
+  int64_t bytes = 0;
+  for (const auto& piece : pieces) bytes += piece.data.bytes();
+  return bytes;
 }
 
-void ContextGroup::reduce(Context& ctx, const std::vector<Rows>& tensors, const RowLists& has, const RowLists& needs,
-                          const std::string& what) {
-  Scratch::Scope scope(ctx.scratch);
+}  // namespace
+
+ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout& layout)
+    : comm_(group), ranks_(layout.ranks), rank_(layout.rank) {
+  TRIAD_CHECK(group.world() == ranks_, "{} ranks share sequences, and their group has {}", ranks_, group.world());
+  if (ctx.planning) return;
+  ready_.emplace(ctx.device);
+  constexpr size_t kOpen = 8;  // more than a layer's transfers that are open at a time
+  for (size_t i = 0; i < kOpen; ++i) done_.emplace_back(ctx.device);
+}
+
+void ContextGroup::Transfer::finish(Context& ctx) const {
+  if (done_ != nullptr) {
+    const ExchangeMeter::Wait wait(meter_, kind_, ctx.stream);
+    done_->block(ctx.stream);
+  }
+  for (const Move& m : moves_) {
+    if (m.from.empty())
+      zero(ctx, m.to);
+    else if (m.add)
+      add_rows(ctx, m.to, m.from);
+    else
+      copy_rows(ctx, m.to, m.from);
+  }
+}
+
+void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& pieces, int64_t most_bytes,
+                            const std::string& what) {
+  if (most_bytes == 0) return;
+  transfer.meter_ = meter_;
+  if (meter_ != nullptr) transfer.kind_ = meter_->moved(what, bytes_of(pieces.to), bytes_of(pieces.from));
+  if (ctx.planning) return;
+  const OpScope op_scope(ctx, "context_exchange");
+  ready_->record(ctx.stream);
+  ready_->block(comm_.stream());
+  {
+    const ExchangeMeter::Wait wait(meter_, transfer.kind_, ctx.stream);  // of a Comm that makes the host wait
+    comm_.exchange(pieces.to, pieces.from, most_bytes, what);
+  }
+  Event& done = done_[next_done_++ % done_.size()];
+  done.record(comm_.stream());
+  transfer.done_ = &done;
+}
+
+ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
+                                            const RowLists& has, const RowLists& needs, const std::string& what) {
+  const auto sends = [&](int64_t a, int64_t b) { return common_rows(at(has, a), at(needs, b)); };
+  Staging staging(scope, tensors.at(0).from.dtype, ranks_, [&](int64_t me) {
+    int64_t n = 0;
+    for (int64_t r = 0; r < ranks_; ++r)
+      for (const Rows& t : tensors) {
+        if (r == me) continue;
+        for (const Common& range : sends(me, r)) n += is_direct(t.from) ? 0 : align_up(elements_of(t.from, range.rows));
+        for (const Common& range : sends(r, me)) n += is_direct(t.to) ? 0 : align_up(elements_of(t.to, range.rows));
+      }
+    return n;
+  });
+  Pieces pieces;
+  Transfer transfer;
+  for (int64_t r = 0; r < ranks_; ++r) {
+    const int rank = static_cast<int>(r);
+    for (const Common& range : sends(rank_, r))
+      for (const Rows& t : tensors) {
+        const ConstTensor from = rows_of(t.from, range.in_has, range.rows);
+        if (r != rank_ && is_direct(t.from)) {
+          pieces.to.push_back({rank, from});
+          continue;
+        }
+        const Tensor to = r == rank_ ? rows_of(t.to, range.in_needs, range.rows) : staging.take(from.shape());
+        copy_rows(ctx, to, from);
+        if (r != rank_) pieces.to.push_back({rank, to});
+      }
+    if (r == rank_) continue;
+    for (const Common& range : sends(r, rank_))
+      for (const Rows& t : tensors) {
+        const Tensor to = rows_of(t.to, range.in_needs, range.rows);
+        pieces.from.push_back({rank, is_direct(t.to) ? to : staging.take(to.shape())});
+        if (!is_direct(t.to)) transfer.moves_.push_back({to, pieces.from.back().data});
+      }
+  }
+  exchange(ctx, transfer, pieces, most_bytes(tensors, has, needs), what);
+  return transfer;
+}
+
+ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
+                                            const RowLists& has, const RowLists& needs, const std::string& what) {
   const auto sends = [&](int64_t a, int64_t b) { return common_rows(at(has, b), at(needs, a)); };
-  const Pieces pieces = alloc(scope, tensors, sends);
+  Staging staging(scope, tensors.at(0).from.dtype, ranks_, [&](int64_t me) {
+    int64_t n = 0;
+    for (int64_t r = 0; r < ranks_; ++r)
+      for (const Rows& t : tensors) {
+        if (r == me) continue;
+        for (const Common& range : sends(me, r)) n += is_direct(t.from) ? 0 : align_up(elements_of(t.from, range.rows));
+        for (const Common& range : sends(r, me)) n += align_up(elements_of(t.from, range.rows));
+      }
+    return n;
+  });
+  // Whether rank r has an addend for each of this rank's rows; then the first one's is copied.
+  const RowList& mine = at(has, rank_);
+  const auto covers = [&](const std::vector<Common>& ranges) {
+    return std::equal(ranges.begin(), ranges.end(), mine.begin(), mine.end(),
+                      [](const Common& range, const RowRange& row) { return range.rows == row.size(); });
+  };
+  Pieces pieces;
+  Transfer transfer;
+  bool add = !covers(sends(0, rank_));
+  if (add)
+    for (const Rows& t : tensors) transfer.moves_.push_back({t.to, {}});
   for (int64_t r = 0; r < ranks_; ++r) {
-    const std::vector<Common> ranges = sends(rank_, r);
-    for (size_t k = 0; k < ranges.size() && r != rank_; ++k)
-      for (size_t i = 0; i < tensors.size(); ++i)
-        copy_rows(ctx, at(pieces.to, r).views[k][i], rows_of(tensors[i].from, ranges[k].in_needs, ranges[k].rows));
+    const int rank = static_cast<int>(r);
+    if (r != rank_)
+      for (const Common& range : sends(rank_, r))
+        for (const Rows& t : tensors) {
+          const ConstTensor from = rows_of(t.from, range.in_needs, range.rows);
+          pieces.to.push_back({rank, from});
+          if (is_direct(t.from)) continue;
+          const Tensor copy = staging.take(from.shape());
+          copy_rows(ctx, copy, from);
+          pieces.to.back().data = copy;
+        }
+    for (const Common& range : sends(r, rank_))
+      for (const Rows& t : tensors) {
+        const Tensor to = rows_of(t.to, range.in_has, range.rows);
+        ConstTensor addend;
+        if (r == rank_) {
+          addend = rows_of(t.from, range.in_needs, range.rows);
+        } else {
+          pieces.from.push_back({rank, staging.take(to.shape())});
+          addend = pieces.from.back().data;
+        }
+        transfer.moves_.push_back({to, addend, add});
+      }
+    add = true;
   }
-  exchange(ctx, pieces, most_bytes(tensors, has, needs), what);
-  for (const Rows& t : tensors) zero(ctx, t.to);
-  for (int64_t r = 0; r < ranks_; ++r) {
-    const std::vector<Common> ranges = sends(r, rank_);
-    for (size_t k = 0; k < ranges.size(); ++k)
-      for (size_t i = 0; i < tensors.size(); ++i)
-        add_rows(ctx, rows_of(tensors[i].to, ranges[k].in_has, ranges[k].rows),
-                 r == rank_ ? rows_of(tensors[i].from, ranges[k].in_needs, ranges[k].rows)
-                            : ConstTensor(at(pieces.from, r).views[k][i]));
-  }
+  exchange(ctx, transfer, pieces, most_bytes(tensors, has, needs), what);
+  return transfer;
 }
 
 }  // namespace triad

@@ -1,6 +1,8 @@
 // ContextGroup: the ranks that share each sequence (dist.context), and what they exchange. Every rank of the run calls
-// the same functions in the same order, with the lists of the same layout.
+// the same functions in the same order, with the lists of the same layout. The ranks' links carry rows while the device
+// computes: gather() and reduce() begin a transfer, and its finish() makes the context wait for it.
 #pragma once
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,36 +25,53 @@ class ContextGroup {
     Tensor to;
     ConstTensor from;
   };
+  // Rows on their way. Until finish(), no `to` may be read, and no `to` or `from` written.
+  class [[nodiscard]] Transfer {
+   public:
+    // Queues on a context: waits until the other ranks' rows have arrived, and puts them into `to`.
+    void finish(Context&) const;
+
+   private:
+    friend ContextGroup;
+    // to is set to from, or added to; without `from` it is set to zero.
+    struct Move {
+      Tensor to;
+      ConstTensor from;
+      bool add = false;
+    };
+    std::vector<Move> moves_;      // what finish() queues, in this order
+    const Event* done_ = nullptr;  // null while memory is planned, and if nothing is exchanged
+    ExchangeMeter* meter_ = nullptr;
+    size_t kind_ = 0;  // of the exchange, for the meter
+  };
+
   // Copies rows between the ranks: `from` holds this rank's rows of `has`, and `to` its rows of `needs`, overwritten.
-  // No two ranges of `has` overlap, and they cover those of `needs`. what: names the data in messages.
-  void gather(Context&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs, const std::string& what);
+  // No two ranges of `has` overlap, and they cover those of `needs`. scope: of memory that is in use until finish().
+  // what: names the data in messages.
+  Transfer gather(Context&, Scratch::Scope&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs,
+                  const std::string& what);
   // The reverse, for gradients: `from` holds this rank's addends of its rows of `needs`, and `to` [has], overwritten,
   // the sums over the ranks, added in the order of ranks. f32, or f64.
-  void reduce(Context&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs, const std::string& what);
+  Transfer reduce(Context&, Scratch::Scope&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs,
+                  const std::string& what);
 
-  // Measures the exchanges from now on (exchange_meter.h); null: none.
+  // Measures the exchanges that begin from now on (exchange_meter.h); null: none.
   void measure(ExchangeMeter* meter) { meter_ = meter; }
 
  private:
-  // One contiguous tensor for rows that two ranks exchange, and its views: of each range of them, one for each tensor
-  // of the call, [B, rows, ..].
-  struct Piece {
-    Tensor whole;
-    std::vector<std::vector<Tensor>> views;
-  };
-  // What this rank sends to and receives from each rank of the group; without rows for itself.
   struct Pieces {
-    std::vector<Piece> to, from;
+    std::vector<Comm::ConstPiece> to;
+    std::vector<Comm::Piece> from;
   };
-  // Pieces for the rows that ranks send. sends(a, b): the numbers of rows of each range that rank a sends to rank b.
-  template <class Sends>
-  Pieces alloc(Scratch::Scope&, const std::vector<Rows>&, Sends&& sends) const;
-  // most_bytes: those of the largest piece of any rank.
-  void exchange(Context&, const Pieces&, int64_t most_bytes, const std::string& what);
+  void exchange(Context&, Transfer&, const Pieces&, int64_t most_bytes, const std::string& what);
 
   Comm& comm_;
   int64_t ranks_, rank_;        // of the group
-  std::optional<Event> event_;  // absent while memory is planned
+  std::optional<Event> ready_;  // of the context: rows to send are ready; absent while memory is planned
+  // Of the links, used in turn: a transfer has ended. Transfers end in the order in which they begin, so a wait for an
+  // event that was recorded again is only longer.
+  std::vector<Event> done_;
+  size_t next_done_ = 0;
   ExchangeMeter* meter_ = nullptr;
 };
 

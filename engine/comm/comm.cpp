@@ -149,17 +149,20 @@ void Comm::all_to_all(Tensor x, Tensor staging, const std::string& what) {
   if (guard_) guarded("all_to_all", what, x.bytes(), on_stream(), [&] { do_all_to_all(x, staging); });
 }
 
-void Comm::exchange(std::span<const Piece> to, std::span<const Piece> from, int64_t most_bytes,
+void Comm::exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes,
                     const std::string& what) {
   int64_t bytes = 0;
-  for (const std::span<const Piece> pieces : {to, from})
-    for (const Piece& p : pieces) {
-      TRIAD_CHECK(
-          p.rank >= 0 && p.rank < world_ && p.rank != rank_ && p.data.contiguous() && p.data.bytes() <= most_bytes,
-          "exchange of {}: {} between ranks {} and {} of {}, at most {} bytes", what, p.data.str(), rank_, p.rank,
-          world_, most_bytes);
+  const auto check = [&](const auto& pieces) {
+    std::vector<int64_t> of_rank(static_cast<size_t>(world_));
+    for (const auto& p : pieces) {
+      const bool sound = p.rank >= 0 && p.rank < world_ && p.rank != rank_ && p.data.contiguous();
+      TRIAD_CHECK(sound && (of_rank[static_cast<size_t>(p.rank)] += p.data.bytes()) <= most_bytes,
+                  "exchange of {}: {} between ranks {} and {} of {}, at most {} bytes together", what, p.data.str(),
+                  rank_, p.rank, world_, most_bytes);
       bytes += p.data.bytes();
     }
+  };
+  check(to), check(from);
   if (guard_) guarded("exchange", what, bytes, on_stream(), [&] { do_exchange(to, from, most_bytes); });
 }
 

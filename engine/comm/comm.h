@@ -77,15 +77,19 @@ class Comm {
   // Exchanges parts: part r of staging becomes part `rank` of rank r's x, with x and staging [world * n]. This rank's
   // own part is not written.
   void all_to_all(Tensor x, Tensor staging, const std::string& what);
-  // A contiguous tensor for or from one other rank.
-  struct Piece {
+  // A contiguous tensor from one other rank, or for it.
+  template <class TensorType>
+  struct PieceOf {
     int rank = 0;
-    Tensor data;
+    TensorType data;
   };
-  // Sends `to` to other ranks and overwrites `from` with what they send. All ranks must call it, also with nothing to
-  // exchange; the two ranks of a pair must agree on the bytes, and all ranks on most_bytes, the most bytes of any piece
-  // of any rank. At most one piece each way for a pair.
-  void exchange(std::span<const Piece> to, std::span<const Piece> from, int64_t most_bytes, const std::string& what);
+  using Piece = PieceOf<Tensor>;
+  using ConstPiece = PieceOf<ConstTensor>;
+  // Sends `to` to other ranks and overwrites `from` with what they send. A rank receives the pieces of another one in
+  // the order in which that one lists them, and the two agree on the bytes of each. All ranks must call it, also with
+  // nothing to exchange, and agree on most_bytes, the most bytes that any rank sends to another one.
+  void exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes,
+                const std::string& what);
   // Makes tensors accessible to the other ranks, so that copy engines can move their data. All ranks must call it with
   // the same tensors, all in the allocation that begins at `base`. If the ranks can access each other's memory,
   // shares() is then true, and all_gather and all_to_all of these tensors use no SMs. barrier_counts [world] i32, in
@@ -126,7 +130,7 @@ class Comm {
   virtual void do_reduce_scatter(Tensor, CommCtas) {}
   virtual void do_all_gather(Tensor) {}
   virtual void do_all_to_all(Tensor, Tensor) {}
-  virtual void do_exchange(std::span<const Piece>, std::span<const Piece>, int64_t /*most_bytes*/) {}
+  virtual void do_exchange(std::span<const ConstPiece>, std::span<const Piece>, int64_t /*most_bytes*/) {}
   virtual void do_finish() {}
   virtual std::unique_ptr<Comm> make_group(const std::vector<int>& ranks);
   // False if a collective is finished when its call returns, as on the CPU and for sums on the host.

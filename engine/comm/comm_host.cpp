@@ -3,6 +3,7 @@
 // (world - 1) / world of the bytes each way, as a ring does, and an element's sum does not depend on the piece that
 // contains it.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "engine/comm/comm.h"
@@ -72,25 +73,30 @@ class HostComm final : public Comm {
     }
   }
 
-  // The link exchanges equal parts between all ranks, so a piece that is shorter, or absent, sends bytes that its
-  // receiver ignores.
-  void do_exchange(std::span<const Piece> to, std::span<const Piece> from, int64_t most_bytes) override {
+  // The link exchanges equal parts between all ranks. The bytes for one rank are those of its pieces, one after the
+  // other; where there are fewer, bytes are sent that the receiver ignores.
+  void do_exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes) override {
     for (int64_t begin = 0; begin < most_bytes; begin += kPartBytes) {
       const int64_t part = std::min(kPartBytes, most_bytes - begin);
-      const auto copy = [&](const Piece& p, PinnedMemory& memory, bool load) {
-        const int64_t count = std::min(part, p.data.bytes() - begin);
-        if (count <= 0) return;
-        std::byte *const host = memory.data() + p.rank * part, *const data = p.data.data + begin;
-        if (load)
-          backend::copy(host, Device::cpu(), data, p.data.device, count, stream().handle());
-        else
-          backend::copy(data, p.data.device, host, Device::cpu(), count, stream().handle());
+      // Calls copy(host, data of a piece, bytes) for what this part has of each piece.
+      const auto for_each = [&](auto pieces, PinnedMemory& memory, auto&& copy) {
+        std::vector<int64_t> next(static_cast<size_t>(world()));
+        for (const auto& p : pieces) {
+          int64_t& end = next[static_cast<size_t>(p.rank)];
+          const int64_t at = std::exchange(end, end + p.data.bytes());
+          const int64_t first = std::max(at, begin), last = std::min(end, begin + part);
+          if (first < last) copy(memory.data() + p.rank * part + first - begin, p.data.data + first - at, last - first);
+        }
+        stream().synchronize();
       };
-      for (const Piece& p : to) copy(p, piece_, true);
-      stream().synchronize();
+      const Device here = stream().device(), cpu = Device::cpu();
+      for_each(to, piece_, [&](std::byte* host, const std::byte* data, int64_t bytes) {
+        backend::copy(host, cpu, data, here, bytes, stream().handle());
+      });
       link().all_to_all(piece_.data(), others_.data(), part);
-      for (const Piece& p : from) copy(p, others_, false);
-      stream().synchronize();
+      for_each(from, others_, [&](const std::byte* host, std::byte* data, int64_t bytes) {
+        backend::copy(data, here, host, cpu, bytes, stream().handle());
+      });
     }
   }
 

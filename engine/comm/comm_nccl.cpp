@@ -148,10 +148,10 @@ class NcclComm final : public Comm {
     }
     check(nccl().group_end(), "ncclGroupEnd");
   }
-  void do_exchange(std::span<const Piece> to, std::span<const Piece> from, int64_t) override {
+  void do_exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t) override {
     if (to.empty() && from.empty()) return;
     check(nccl().group_start(), "ncclGroupStart");
-    for (const Piece& p : to)
+    for (const ConstPiece& p : to)
       check(nccl().send(p.data.data, static_cast<size_t>(p.data.bytes()), ncclUint8, p.rank, all_ctas_, queue()),
             "ncclSend");
     for (const Piece& p : from)

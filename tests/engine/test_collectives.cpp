@@ -110,8 +110,16 @@ TEST_CASE("dist: ranks exchange pieces of different sizes, or none", "[dist]") {
                  from = runtime->arena().alloc(MemTag::io, "from", DType::f32, {first ? kShort : kLong});
     for (int64_t i = 0; i < to.numel(); ++i) to.ptr<float>()[i] = value(comm.rank(), i);
     const int other = 1 - comm.rank();
-    const Comm::Piece sent{other, to}, received{other, from};
-    comm.exchange({&sent, 1}, {&received, 1}, kLong * 4, "pieces");
+    const Comm::ConstPiece sent{other, to};
+    const Comm::Piece received{other, from};
+    const int64_t cut = kLong * 2 / 5;  // rank 0 sends two pieces, which rank 1 receives in their order
+    if (first) {
+      const Comm::ConstPiece both[] = {{other, to.slice(0, 0, cut)}, {other, to.slice(0, cut, kLong)}};
+      comm.exchange(both, {&received, 1}, kLong * 4, "pieces");
+    } else {
+      const Comm::Piece both[] = {{other, from.slice(0, 0, cut)}, {other, from.slice(0, cut, kLong)}};
+      comm.exchange({&sent, 1}, both, kLong * 4, "pieces");
+    }
     for (int64_t i = 0; i < from.numel(); ++i)
       if (from.ptr<float>()[i] != value(other, i)) failures[comm.rank()].push_back("element " + std::to_string(i));
     zero(runtime->ctx(), from);
@@ -121,7 +129,7 @@ TEST_CASE("dist: ranks exchange pieces of different sizes, or none", "[dist]") {
       comm.exchange({}, {&received, 1}, kLong * 4, "a piece");
     if (from.ptr<float>()[kShort - 1] != (first ? 0.0f : value(0, kShort - 1)))
       failures[comm.rank()].push_back("one way");
-    const Comm::Piece too_long{other, to};
+    const Comm::ConstPiece too_long{other, to};
     if (first) {
       try {
         comm.exchange({&too_long, 1}, {}, 4, "a piece");

@@ -65,7 +65,7 @@ void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const 
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine) {
-  return in.documents.part.whole() && combine_rows_fit(combine) &&
+  return combine_rows_fit(combine) &&
          choose_forward(ctx, out, in, block_index, l_sel).kernel != SelectedForward::portable;
 }
 
@@ -92,7 +92,7 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
     case SelectedForward::query_stationary:
       return forward_query_stationary(ctx, op, out, in, block_index, l_sel, combine);
     case SelectedForward::kv_stationary:
-      return forward_kv_stationary(ctx, op, out, in, block_index, l_sel,
+      return forward_kv_stationary(ctx, op, out, in, keys,
                                    tile_where_alike ? shared_tile_longest(in, l_sel) : in.q.size(1), forward_alike,
                                    combine);
     case SelectedForward::shared_tile:

@@ -61,8 +61,7 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
   if (!ctx.may_use_sm90()) return {portable};
   const bool query = query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
-  const bool kv = in.documents.part.whole() && kv_stationary_supports(out, in, block_index, l_sel) &&
-                  kv_stationary_pays(in, block_index, l_sel);
+  const bool kv = kv_stationary_supports(out, in, block_index, l_sel) && kv_stationary_pays(in, block_index, l_sel);
   const bool tile = shared_tile_supports(out, in, l_sel, /*long_documents_elsewhere=*/kv);
   if (!tile && !query) return {portable};
   const SelectedForward other = tile ? shared_tile : query_stationary;

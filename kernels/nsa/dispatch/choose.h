@@ -1,6 +1,6 @@
 // Which kernels compute a call: one pure function per op, of the card (Context::may_use_sm90) and of the problem
 // (shapes, dtypes, strides, alignment). Planning and execution switch on the same result. README.md has the table.
-// kv_stationary and the two kernels of Backward::sm90 are not chosen for a part of a row (RowPart).
+// The two kernels of Backward::sm90 are not chosen for a part of a row (RowPart).
 #pragma once
 #include <vector>
 

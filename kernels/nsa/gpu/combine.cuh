@@ -61,10 +61,14 @@ struct CombineRows {
     }
   };
 };
-inline CombineRows combine_rows(const CombineAlong* along) {
+// first_token: the token of the tensors' first row (RowPart). Rows of `along` before it do not exist.
+inline CombineRows combine_rows(const CombineAlong* along, int64_t first_token) {
   if (along == nullptr) return {};
-  return {bthd<__nv_bfloat16>(along->out), bthd<__nv_bfloat16>(along->o_cmp), bthd<__nv_bfloat16>(along->o_win),
-          planes<const float>(along->gate)};
+  CombineRows rows{bthd<__nv_bfloat16>(along->out), bthd<__nv_bfloat16>(along->o_cmp),
+                   bthd<__nv_bfloat16>(along->o_win), planes<const float>(along->gate)};
+  const auto begin_earlier = [&](auto& of_tokens) { of_tokens.data -= first_token * of_tokens.stride_t; };
+  begin_earlier(rows.out), begin_earlier(rows.o_cmp), begin_earlier(rows.o_win), begin_earlier(rows.gate);
+  return rows;
 }
 // Whether CombineRows supports these tensors: bf16, with rows that consist of aligned 16-byte vectors.
 inline bool combine_rows_fit(const CombineAlong& along) {

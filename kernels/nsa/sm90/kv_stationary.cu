@@ -167,7 +167,7 @@ int64_t least_tokens(int64_t block_keys, int64_t n, int64_t heads, int64_t dk, i
   return std::min(high * block_keys, most);
 }
 int64_t blocks_of_row(const AttendIn& in, int64_t l_sel) {
-  return in.documents.empty() ? ceil_div(in.q.size(1), l_sel) : in.documents.ids();
+  return in.documents.empty() ? ceil_div(end_token(in), l_sel) : in.documents.ids();
 }
 
 int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
@@ -203,8 +203,7 @@ bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
 // their launches take time.
 template <int kDk, int kDv>
 void launch_kv_stationary(Context& ctx, const char* op, const KvStationaryArgs& a, const CombineRows& combine,
-                          int64_t block_keys, int64_t G,
-                          const ForwardAlike& forward_alike) {
+                          int64_t block_keys, int64_t G, const ForwardAlike& forward_alike) {
   using Shape = KvStationaryShape<kDk, kDv>;
   const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), parts = a.steps * a.parts;
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
@@ -220,7 +219,7 @@ void launch_kv_stationary(Context& ctx, const char* op, const KvStationaryArgs& 
     forward_alike(side, a.share);
     launch(
         side, op, fwd_kv_stationary_near_kernel<kDk, kDv>,
-        dim3(static_cast<unsigned>(ceil_div(a.lists.blocks * block_keys, int64_t{a.near_tokens})),
+        dim3(static_cast<unsigned>(ceil_div(a.lists.blocks * block_keys, int64_t{a.near_tokens}) - a.first_near_part()),
              static_cast<unsigned>(a.steps / a.ranges)),
         dim3(Shape::kNearThreads), near_bytes_of<kDk, kDv>(a.near_tokens, block_keys), a);
   });
@@ -252,14 +251,16 @@ bool kv_stationary_supports(const AttendOut& out, const AttendIn& in, const Cons
 }
 
 bool kv_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  return is_worth_comparing(in.q.size(1), l_sel, block_index.size(3), in.q.size(2) / in.k.size(2), in.q.size(3));
+  // The lists of a part of a row are as those of a row in whose middle the part's middle is.
+  return is_worth_comparing(first_token(in) + end_token(in), l_sel, block_index.size(3), in.q.size(2) / in.k.size(2),
+                            in.q.size(3));
 }
 
 void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                           const ConstTensor& block_index, int64_t l_sel, int64_t longest,
-                           const ForwardAlike& forward_alike, const CombineAlong* combine) {
+                           const SelectedKeys& keys, int64_t longest, const ForwardAlike& forward_alike,
+                           const CombineAlong* combine) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
-  const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = blocks_of_row(in, l_sel);
+  const int64_t n = keys.lists.n, dv = in.v.size(3), l_sel = keys.block_keys, blocks = keys.lists.blocks;
   const int64_t token_bytes = n * G * (dv * 2 + 8);
   const int range_tokens = range_tokens_of(T, token_bytes, bgs);
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, parts = ceil_div(range_tokens, kPartTokens);
@@ -273,13 +274,12 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
   const KvStationaryArgs a{
-      .q = make_view<const bf16>(in.q),
+      .q = make_query_view<const bf16>(in, in.q),
       .k = make_view<const bf16>(in.k),
       .v = make_view<const bf16>(in.v),
-      .o = make_view<bf16>(out.o),
-      .lse = make_view<float>(out.lse),
-      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                static_cast<int>(T), static_cast<int>(in.k.size(2)), static_cast<int>(blocks), static_cast<int>(n)},
+      .o = make_query_view<bf16>(in, out.o),
+      .lse = make_query_view<float>(in, out.lse),
+      .lists = keys.lists,
       .n = Divisor(static_cast<int>(n)),
       .heads = Divisor(static_cast<int>(G)),
       .block_keys = Divisor(static_cast<int>(l_sel)),
@@ -292,13 +292,13 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
       .piece_tokens = static_cast<int>(piece_tokens),
       .share = {.all = packed ? nullptr : ints(1),
                 .listed = packed ? reinterpret_cast<int2*>(ints(2 * in.q.size(0) * blocks)) : nullptr,
-                .documents = document_view(in.documents, T),
+                .documents = keys.range.documents,
                 .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
                 .union_limit = static_cast<float>(union_limit(in.q.size(3))),
                 .most_tokens = static_cast<int>(longest)},
       .least_tokens = static_cast<int>(std::min(least_tokens(l_sel, n, G, in.q.size(3), T), longest + 1)),
       .near_tokens = near_tokens_of(in.q.size(3), l_sel, G),
-      .near = ints(bgs * T),
+      .near = ints(bgs * keys.lists.tokens),
       .counts = ints(steps * parts * blocks),
       .entries = ints(steps * entries),
       .entry_of = ints(steps * entries),
@@ -308,7 +308,7 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
       .entries_stride = static_cast<int>(entries),
       .partial = scope.alloc(DType::bf16, {launch_steps * entries * G, dv}).ptr<bf16>(),
       .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
-  const CombineRows rows = combine_rows(combine);
+  const CombineRows rows = combine_rows(combine, keys.lists.first_token);
   if (in.q.size(3) == 64)
     launch_kv_stationary<64, 64>(ctx, op, a, rows, l_sel, G, forward_alike);
   else if (in.q.size(3) == 128)

@@ -274,9 +274,9 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
 
 // The tokens that a CTA of the near kernel computes, and their near blocks. The tokens are consecutive, at most
 // near_tokens: a part of a block, a block, or two blocks. The two blocks may belong to different documents; a block
-// whose tokens are not in the share is left out. Shared memory has at most four near blocks, in this order: `count`
-// consecutive blocks, which end with the last token's own block; then the first block of the document, if it is not one
-// of these. The index of a block in this order is its place.
+// whose tokens are not in the share is left out, and so are tokens before the first query of the call. Shared memory
+// has at most four near blocks, in this order: `count` consecutive blocks, which end with the last token's own block;
+// then the first block of the document, if it is not one of these. The index of a block in this order is its place.
 struct NearBlocks {
   int t0, tokens;       // the tokens [t0, t0 + tokens); if `tokens` is not positive, the other members are not set
   int first, count;     // the consecutive blocks [first, first + count)
@@ -284,15 +284,16 @@ struct NearBlocks {
   int last_begin;       // the first token of the last of the consecutive blocks
   int document_begin;   // the first token of the document of token t0
   bool begins_earlier;  // whether the document begins before block `first`
-  __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, const DocumentRow<int>& row, int b, int cta) {
+  // part: which part of near_tokens tokens, if block ids were positions; in packed rows the ids run ahead of these.
+  __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, const DocumentRow<int>& row, int b, int part) {
     const int block_keys = a.block_keys.value(), ids = a.lists.blocks;
-    const int id = a.block_keys.quotient(cta * a.near_tokens), offset = cta * a.near_tokens - id * block_keys;
+    const int id = a.block_keys.quotient(part * a.near_tokens), offset = part * a.near_tokens - id * block_keys;
     const auto begin_of = [&](int block) { return block < ids ? row.block_begin(block, block_keys) : a.lists.tokens; };
     const auto is_of_share = [&](int begin) { return begin < a.lists.tokens && a.share.has(b, begin); };
     const int begin = begin_of(id), next_begin = a.near_tokens > block_keys ? begin_of(id + 1) : a.lists.tokens;
     const bool has = is_of_share(begin), has_next = is_of_share(next_begin);
     const int end = has ? min(row.block_end(id, block_keys), begin + offset + a.near_tokens) : 0;
-    t0 = has ? begin + offset : next_begin;
+    t0 = max(has ? begin + offset : next_begin, a.lists.first_token);
     tokens = (has_next ? row.block_end(id + 1, block_keys) : end) - t0;
     if (tokens <= 0) return;
     const int of_document = row.first_block(t0);
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
   const int b = blockIdx.y / a.lists.groups, g = blockIdx.y % a.lists.groups;
   const int key_tiles = ceil_div(block_keys, kTileRows);
-  const NearBlocks blocks(a, a.share.documents.row(b), b, static_cast<int>(blockIdx.x));
+  const NearBlocks blocks(a, a.share.documents.row(b), b, a.first_near_part() + static_cast<int>(blockIdx.x));
   const int t0 = blocks.t0, count = blocks.tokens, own_last = blocks.count - 1;
   if (count <= 0) return;
   __shared__ int begins[4];  // the first tokens of the blocks in shared memory

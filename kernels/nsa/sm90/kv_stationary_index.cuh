@@ -51,7 +51,8 @@ struct KvStationaryArgs {
   KvStationaryShare share;                        // the tokens that these kernels compute
   int least_tokens;                               // in packed rows, the share has no documents of fewer tokens
   int near_tokens;                                // tokens per CTA of the near kernel
-  int* near;         // [B*Hkv,T] near blocks that the token lists: bit 0: its own, 1: the one before, 2: the first one
+  int* near;  // [B*Hkv,lists.tokens] near blocks that the token lists: bit 0: its own, 1: the one before, 2: the first
+              // one
   int* counts;       // [steps, parts, blocks] number of entries; after plan_items, index of the first of them
   int* entries;      // [steps, entries_stride] sorted by block: the entry's token minus the range's first token
   int* entry_of;     // [steps, range_tokens, n] index of the entry at each place of a list; -1: no far block
@@ -60,10 +61,14 @@ struct KvStationaryArgs {
   int items_stride, entries_stride;
   bf16* partial;         // [launch_steps, entries_stride, G, dv] partial sums of o
   float2* partial_sums;  // for the same rows, x: row_max, y: the sum of p (see RowSums)
-  __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
+  __device__ __forceinline__ int first_token(int step) const {
+    return lists.first_token + step % ranges * range_tokens;
+  }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
   }
+  // The first part of near_tokens tokens that the near kernel computes.
+  __host__ __device__ __forceinline__ int first_near_part() const { return lists.first_token / near_tokens; }
   __device__ __forceinline__ int64_t first_row(int step) const {
     return static_cast<int64_t>(step % launch_steps) * entries_stride * heads.value();
   }
@@ -163,11 +168,12 @@ __device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   __syncthreads();
   const int warp = threadIdx.x / 32, words = (a.lists.blocks + 31) / 32;
   unsigned* const seen = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = ceil_div(a.lists.tokens, a.share.tile_tokens);  // tiles per sequence and group
+  const int tiles = ceil_div(a.lists.tokens - a.lists.first_token, a.share.tile_tokens);  // per sequence and group
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
     const int bg = static_cast<int>(tile / tiles), b = bg / a.lists.groups, g = bg % a.lists.groups;
-    const int2 listed = compare_tile(a, b, g, static_cast<int>(tile % tiles) * a.share.tile_tokens, seen);
+    const int t0 = a.lists.first_token + static_cast<int>(tile % tiles) * a.share.tile_tokens;
+    const int2 listed = compare_tile(a, b, g, t0, seen);
     atomicAdd(&in_lists, listed.x);
     atomicAdd(&in_unions, listed.y);
   }

@@ -39,8 +39,7 @@ void forward_query_stationary(Context&, const char* op, const AttendOut&, const 
 using ForwardAlike = std::function<void(Context& on, const KvStationaryShare& elsewhere)>;
 bool kv_stationary_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 bool kv_stationary_pays(const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
-void forward_kv_stationary(Context&, const char* op, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
-                           int64_t l_sel, int64_t longest, const ForwardAlike& forward_alike,
-                           const CombineAlong* combine);
+void forward_kv_stationary(Context&, const char* op, const AttendOut&, const AttendIn&, const SelectedKeys&,
+                           int64_t longest, const ForwardAlike& forward_alike, const CombineAlong* combine);
 
 }  // namespace triad::cuda

@@ -41,7 +41,7 @@ SharedTileKeys<kPacked> make_shared_tile_keys(const SelectedKeys& keys, int64_t 
           Divisor(keys.block_keys),
           blocks,
           keys.block_keys,
-          combine_rows(combine),
+          combine_rows(combine, keys.lists.first_token),
           elsewhere == nullptr ? KvStationaryShare{} : *elsewhere,
           blocks * ceil_div(keys.block_keys, kTileKeys)};
 }
@@ -191,8 +191,14 @@ struct BitmapKeys {
 };
 inline BitmapKeys make_bitmap_keys(const SelectedKeys& keys, const CombineAlong* combine) {
   const BlockLists& lists = keys.lists;
-  return {keys.range,           lists.data, lists.batch, lists.row, lists.head, lists.n, keys.block_keys / 64 - 1,
-          combine_rows(combine)};
+  return {keys.range,
+          lists.data,
+          lists.batch,
+          lists.row,
+          lists.head,
+          lists.n,
+          keys.block_keys / 64 - 1,
+          combine_rows(combine, keys.lists.first_token)};
 }
 inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;

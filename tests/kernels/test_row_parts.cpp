@@ -1,0 +1,172 @@
+// Ops on parts of rows, as ranks that share a sequence compute them (dist.context), against the same ops on whole rows:
+// the branches of NSA, the selection and dense attention, forward and backward.
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/nsa/attend_compressed.h"
+#include "kernels/nsa/attend_selected.h"
+#include "kernels/nsa/attend_window.h"
+#include "kernels/nsa/dense_attention.h"
+#include "kernels/nsa/gate.h"
+#include "kernels/nsa/select.h"
+#include "model/context_layout.h"
+#include "tests/support/nsa_problem.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+constexpr int64_t kRanks = 2;
+
+struct PartsCase {
+  Sizes n;
+  NsaConfig c;
+};
+
+// Attention of one kind: which keys a run needs, and its ops.
+struct Kind {
+  std::string name;
+  Tensor k, v;  // of the whole row
+  int64_t d;    // tokens from one key to the next
+  bool prefix;  // whether a run needs all keys up to its end, or else those from `before` tokens before it
+  int64_t before;
+  std::function<void(const AttendOut&, const AttendIn&, const Tensor& lists)> forward;
+  std::function<void(const AttendGradOut&, const AttendGradIn&, const AttendIn&, const AttendOut&, const Tensor& lists)>
+      backward;
+};
+
+double distance(const Values& a, const Values& b) {
+  REQUIRE(a.size() == b.size());
+  double error = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i) error += (a[i] - b[i]) * (a[i] - b[i]), size += a[i] * a[i];
+  return std::sqrt(error / std::max(size, 1e-300));
+}
+
+void check_parts(const Setting& setting, const PartsCase& p) {
+  const Sizes& n = p.n;
+
+  Lab lab(setting);
+  Context& ctx = lab.ctx();
+  const DType T = setting.dtype, acc = acc_dtype(T);
+  const int64_t Tc = compressed_length(n.T, p.c.l, p.c.d);
+  uint64_t stream = 100;
+  const auto random = [&](const Shape& shape) { return lab.from(random_values(shape.numel(), stream++), shape, T); };
+  const Shape of_heads = {1, n.T, n.Hq()};
+  const Tensor q = random({1, n.T, n.Hq(), n.dk}), dout = random({1, n.T, n.Hq(), n.dv});
+  const Tensor k = random({1, n.T, n.Hkv, n.dk}), v = random({1, n.T, n.Hkv, n.dv});
+  const Tensor k_cmp = random({1, Tc, n.Hkv, n.dk}), v_cmp = random({1, Tc, n.Hkv, n.dv});
+  const Tensor gate = lab.from(Values(static_cast<size_t>(n.T * n.Hkv), 0.5), {1, n.T, n.Hkv}, acc);
+  const Tensor half_dout = lab.poisoned(dout.shape(), T);
+  Values halves = lab.values(dout);
+  for (double& x : halves) x /= 2;
+  lab.assign(half_dout, halves);
+  const Tensor lists = lab.poisoned({1, n.T, n.Hkv, p.c.n_sel}, DType::i32);
+  const Shape out_shape = {1, n.T, n.Hq(), n.dv};
+  INFO(n.str() << ", q " << q.str());
+
+  const std::vector<Kind> kinds = {
+      {"compressed", k_cmp, v_cmp, p.c.d, true, 0,
+       [&](auto& out, auto& in, auto&) { nsa_attend_compressed_forward(ctx, out, in, p.c); },
+       [&](auto& out, auto& grad, auto& in, auto&, auto&) { nsa_attend_compressed_backward(ctx, out, grad, in, p.c); }},
+      {"selected", k, v, 1, true, 0,
+       [&](auto& out, auto& in, auto& of_rows) { nsa_attend_selected_forward(ctx, out, in, of_rows, p.c.l_sel); },
+       [&](auto& out, auto& grad, auto& in, auto&, auto& of_rows) {
+         nsa_attend_selected_backward(ctx, out, grad, in, of_rows, p.c.l_sel);
+       }},
+      {"window", k, v, 1, false, p.c.w - 1,
+       [&](auto& out, auto& in, auto&) { nsa_attend_window_forward(ctx, out, in, p.c.w); },
+       [&](auto& out, auto& grad, auto& in, auto&, auto&) { nsa_attend_window_backward(ctx, out, grad, in, p.c.w); }},
+      {"dense", k, v, 1, true, 0,
+       [&](auto& out, auto& in, auto&) {
+         dense_attention_forward(ctx, {out.o, out.lse}, in);
+       },
+       // Dense attention has no gate: of half of dout it has the gradients that a branch has of dout with a gate of
+       // 1/2.
+       [&](auto& out, auto&, auto& in, auto& saved, auto&) {
+         const auto half_of_run =
+             half_dout.slice(1, in.documents.part.first_query, in.documents.part.first_query + in.q.size(1));
+         dense_attention_backward(ctx, {out.dq, out.dk, out.dv}, half_of_run, in, {saved.o, saved.lse});
+       }}};
+
+  for (const Kind& kind : kinds) {
+    INFO(kind.name);
+    const AttendIn in{q, kind.k, kind.v};
+    const AttendOut out{lab.poisoned(out_shape, T), lab.poisoned(of_heads, acc)};
+    // The compressed branch comes first; the selection needs its lse.
+    kind.forward(out, in, lists);
+    if (kind.d > 1) nsa_select(ctx, lists, q, k_cmp, out.lse, p.c);
+
+    const Tensor delta = lab.poisoned(of_heads, acc), norm = lab.poisoned(of_heads, acc);
+    attention_delta(ctx, delta, dout, out.o, norm);
+    // The gate is 1/2 everywhere, so delta is half of dout . o.
+    Values half = lab.values(delta);
+    for (double& x : half) x /= 2;
+    lab.assign(delta, half);
+    const std::vector<RoundingUnitBranch> branches = {{kind.k, kind.v, gate, delta, kind.d}};
+    const AttendGradOut whole{lab.poisoned(q.shape(), acc), lab.poisoned(kind.k.shape(), acc),
+                              lab.poisoned(kind.v.shape(), acc)};
+    zero(ctx, whole.dq);
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor unit = attend_rounding_unit(ctx, scope, whole.dq, dout, q, branches, norm);
+    kind.backward(whole, {dout, gate, delta, out.lse, unit}, in, out, lists);
+
+    const AttendOut part_out{lab.poisoned(out_shape, T), lab.poisoned(of_heads, acc)};
+    const Tensor part_dq = lab.poisoned(q.shape(), acc), part_lists = lab.poisoned(lists.shape(), DType::i32);
+    zero(ctx, part_dq);
+    Values dk(static_cast<size_t>(kind.k.numel())), dv(static_cast<size_t>(kind.v.numel()));
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
+      REQUIRE(layout.tokens() == n.T);
+      for (int64_t i = 0; i < layout.runs(); ++i) {
+        const RowRange run = layout.run(i);
+        INFO("queries " << run.begin << " to " << run.end);
+        const int64_t first = kind.prefix ? 0 : std::max<int64_t>(run.begin - kind.before, 0);
+        const int64_t end = kind.d > 1 ? Tc : run.end;
+        const auto of_run = [&](const auto& t) { return t.empty() ? t : t.slice(1, run.begin, run.end); };
+        AttendIn its{of_run(q), kind.k.slice(1, first, end), kind.v.slice(1, first, end)};
+        its.documents.part = layout.run_part(i, first);
+        const AttendOut its_out{of_run(part_out.o), of_run(part_out.lse)};
+        kind.forward(its_out, its, of_run(lists));
+        if (kind.d > 1) {
+          nsa_select(ctx, of_run(part_lists), its.q, k_cmp, of_run(out.lse), p.c, its.documents);
+          CHECK((lab.values(of_run(part_lists)) == lab.values(of_run(lists))));
+        }
+        const AttendGradOut grad{of_run(part_dq), lab.poisoned(its.k.shape(), acc), lab.poisoned(its.v.shape(), acc)};
+        kind.backward(grad, {of_run(dout), of_run(gate), of_run(delta), of_run(out.lse), of_run(unit)}, its, its_out,
+                      of_run(lists));
+        const auto add = [&](Values& sum, const Tensor& addend, int64_t per_key) {
+          const Values x = lab.values(addend);
+          for (size_t j = 0; j < x.size(); ++j) sum[static_cast<size_t>(first * per_key) + j] += x[j];
+        };
+        add(dk, grad.dk, n.Hkv * n.dk), add(dv, grad.dv, n.Hkv * n.dv);
+      }
+    }
+    const double bound = setting.dtype == DType::f64 ? 1e-13 : setting.dtype == DType::f32 ? 1e-5 : 1e-2;
+    CHECK(distance(lab.values(out.o), lab.values(part_out.o)) < bound);
+    CHECK(distance(lab.values(whole.dq), lab.values(part_dq)) < bound);
+    CHECK(distance(lab.values(whole.dk), dk) < bound);
+    CHECK(distance(lab.values(whole.dv), dv) < bound);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("context: parts of a row have the results of the whole row (CPU)", "[nsa]") {
+  check_parts({Device::cpu(), DType::f64}, {{96, 2, 3, 8, 6}, config(8, 4, 8, 4, 21)});
+  check_parts({Device::cpu(), DType::f32}, {{96, 1, 2, 16, 16}, config(8, 8, 16, 3, 30)});
+}
+
+TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[nsa][gpu]") {
+  if (!require_gpu()) return;
+  const Device gpu = Device::cuda();
+  check_parts({gpu, DType::f32}, {{1024, 2, 3, 32, 48}, config(32, 16, 64, 8, 200)});
+  for (const int64_t d : {64, 128}) {
+    check_parts({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
+    check_parts({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
+  }
+  check_parts({gpu, DType::bf16}, {{4160, 1, 16, 192, 128}, config(32, 16, 64, 16, 300)});
+}

@@ -65,13 +65,6 @@ int64_t elements_of(const ConstTensor& t, int64_t rows) {
   return shape.numel();
 }
 
-template <class Pieces>
-int64_t bytes_of(const Pieces& pieces) {
-  int64_t bytes = 0;
-  for (const auto& piece : pieces) bytes += piece.data.bytes();
-  return bytes;
-}
-
 // Contiguous memory for rows that are sent or received through copies. Every rank allocates as much as the one that
 // needs the most, so that the plan of memory of one rank is that of all.
 class Staging {
@@ -108,6 +101,13 @@ int64_t most_bytes(const std::vector<ContextGroup::Rows>& tensors, const RowList
   return bytes;
 }
 
+template <class Pieces>
+int64_t bytes_of(const Pieces& pieces) {
+  int64_t bytes = 0;
+  for (const auto& piece : pieces) bytes += piece.data.bytes();
+  return bytes;
+}
+
 }  // namespace
 
 ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout& layout)
@@ -121,9 +121,8 @@ ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout&
 
 void ContextGroup::Transfer::finish(Context& ctx) const {
   if (done_ != nullptr) {
-    const size_t wait = meter_ == nullptr ? 0 : meter_->wait_begins(what_, ctx.stream);
+    const ExchangeMeter::Wait wait(meter_, kind_, ctx.stream);
     done_->block(ctx.stream);
-    if (meter_ != nullptr) meter_->wait_ends(wait, ctx.stream);
   }
   for (const Tensor& t : cleared_) zero(ctx, t);
   copy_rows(ctx, copied_);
@@ -133,15 +132,19 @@ void ContextGroup::Transfer::finish(Context& ctx) const {
 void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& pieces, int64_t most_bytes,
                             const std::string& what) {
   if (most_bytes == 0) return;
-  if (meter_ != nullptr) meter_->moved(what, bytes_of(pieces.to), bytes_of(pieces.from));
+  transfer.meter_ = meter_;
+  if (meter_ != nullptr) transfer.kind_ = meter_->moved(what, bytes_of(pieces.to), bytes_of(pieces.from));
   if (ctx.planning) return;
   const OpScope op_scope(ctx, "context_exchange");
   ready_->record(ctx.stream);
   ready_->block(comm_.stream());
-  comm_.exchange(pieces.to, pieces.from, most_bytes, what);
+  {  // on the CPU the rows arrive here
+    const ExchangeMeter::Wait wait(ctx.device.is_cuda() ? nullptr : meter_, transfer.kind_, ctx.stream);
+    comm_.exchange(pieces.to, pieces.from, most_bytes, what);
+  }
   Event& done = done_[next_done_++ % done_.size()];
   done.record(comm_.stream());
-  transfer.done_ = &done, transfer.meter_ = meter_, transfer.what_ = what;
+  transfer.done_ = &done;
 }
 
 ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,

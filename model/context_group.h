@@ -39,7 +39,7 @@ class ContextGroup {
     std::vector<std::vector<RowPair>> added_;  // then added, rank after rank
     const Event* done_ = nullptr;              // null while memory is planned, and if nothing is exchanged
     ExchangeMeter* meter_ = nullptr;
-    std::string what_;
+    size_t kind_ = 0;  // of the exchange, for the meter
   };
 
   // Copies rows between the ranks: `from` holds this rank's rows of `has`, and `to` its rows of `needs`, overwritten.
@@ -52,7 +52,7 @@ class ContextGroup {
   Transfer reduce(Context&, Scratch::Scope&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs,
                   const std::string& what);
 
-  // Measures the exchanges from now on (exchange_meter.h); null: none.
+  // Measures the exchanges that begin from now on (exchange_meter.h); null: none.
   void measure(ExchangeMeter* meter) { meter_ = meter; }
 
  private:

@@ -30,7 +30,7 @@ std::vector<ExchangeTotals> ExchangeMeter::totals() const {
     all.push_back(kind.totals);
     all.back().layers = static_cast<int64_t>(kind.layers.size());
   }
-  for (size_t i = 0; i < std::min(waited_, waits_.size()); ++i)
+  for (size_t i = 0; i < waited_ && !waits_.empty(); ++i)
     all[waits_[i].kind].waited_ms += waits_[i].end.ms_since(waits_[i].begin);
   return all;
 }
@@ -45,25 +45,27 @@ size_t ExchangeMeter::kind_of(const std::string& what) {
   return kinds_.size() - 1;
 }
 
-void ExchangeMeter::moved(const std::string& what, int64_t sent, int64_t received) {
-  Kind& kind = kinds_[kind_of(what)];
+size_t ExchangeMeter::moved(const std::string& what, int64_t sent, int64_t received) {
+  const size_t number = kind_of(what);
+  Kind& kind = kinds_[number];
   kind.layers.insert(layer_);
   ++kind.totals.calls;
   kind.totals.sent += sent;
   kind.totals.received += received;
+  return number;
 }
 
-size_t ExchangeMeter::wait_begins(const std::string& what, const Stream& stream) {
-  const size_t wait = waited_++;
-  if (wait < waits_.size()) {
-    waits_[wait].kind = kind_of(what);
-    waits_[wait].begin.record(stream);
-  }
-  return wait;
+ExchangeMeter::Wait::Wait(ExchangeMeter* meter, size_t kind, const Stream& stream) : meter_(meter), stream_(stream) {
+  if (meter_ == nullptr) return;
+  number_ = meter_->waited_++;
+  if (meter_->waits_.empty()) return;
+  TimedWait& timed = meter_->waits_.at(number_);
+  timed.kind = kind;
+  timed.begin.record(stream);
 }
 
-void ExchangeMeter::wait_ends(size_t wait, const Stream& stream) {
-  if (wait < waits_.size()) waits_[wait].end.record(stream);
+ExchangeMeter::Wait::~Wait() {
+  if (meter_ != nullptr && !meter_->waits_.empty()) meter_->waits_[number_].end.record(stream_);
 }
 
 }  // namespace triad

@@ -34,11 +34,21 @@ class ExchangeMeter final : public StageListener {
   // The totals since the last clear, in the order in which the kinds occurred. Call it when all work has ended.
   std::vector<ExchangeTotals> totals() const;
 
-  // Called by ContextGroup. what: the kind, and ", layer " with the layer's index.
-  void moved(const std::string& what, int64_t sent, int64_t received);
-  // Right before and after the point at which a stream waits for an exchange. Returns the wait's number.
-  size_t wait_begins(const std::string& what, const Stream&);
-  void wait_ends(size_t wait, const Stream&);
+  // Called by ContextGroup: an exchange begins. what: its kind, and ", layer " with the layer's index. Returns the
+  // number of the kind.
+  size_t moved(const std::string& what, int64_t sent, int64_t received);
+  // Lives while a stream's wait for an exchange of this kind is queued. meter: null if nothing is measured.
+  class Wait {
+   public:
+    Wait(ExchangeMeter* meter, size_t kind, const Stream&);
+    ~Wait();
+    Wait(const Wait&) = delete;
+
+   private:
+    ExchangeMeter* meter_;
+    size_t number_ = 0;
+    const Stream& stream_;
+  };
 
   void begin(const char*) override {}
   void end() override {}
@@ -49,8 +59,8 @@ class ExchangeMeter final : public StageListener {
     ExchangeTotals totals;
     std::set<int64_t> layers;
   };
-  struct Wait {
-    explicit Wait(Device device) : begin(device, true), end(device, true) {}
+  struct TimedWait {
+    explicit TimedWait(Device device) : begin(device, true), end(device, true) {}
     Event begin, end;
     size_t kind = 0;
   };
@@ -59,8 +69,8 @@ class ExchangeMeter final : public StageListener {
   Context& ctx_;
   ContextGroup& group_;
   std::vector<Kind> kinds_;
-  std::vector<Wait> waits_;
-  size_t waited_ = 0;  // waits since the last clear
+  std::vector<TimedWait> waits_;
+  size_t waited_ = 0;  // waits since the last clear; all of them are timed, or none
   bool backward_ = false;
   int64_t layer_ = -1;
 };

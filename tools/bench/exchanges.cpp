@@ -15,13 +15,13 @@ double measure_links(Device device, Comm& group) {
   const int64_t others = group.world() - 1, total = device.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 23,
                 bytes = total / others;
   Arena arena(device, 2 * others * align_up(bytes));
-  const auto alloc = [&] { return arena.alloc(MemTag::workspace, "exchanged", DType::u8, {bytes}); };
+  const auto memory = [&] { return arena.alloc(MemTag::workspace, "exchanged", DType::u8, {bytes}); };
   std::vector<Comm::ConstPiece> to;
   std::vector<Comm::Piece> from;
   for (int r = 0; r < group.world(); ++r) {
     if (r == group.rank()) continue;
-    to.push_back({r, alloc()});
-    from.push_back({r, alloc()});
+    to.push_back({r, memory()});
+    from.push_back({r, memory()});
   }
   std::vector<double> ms;
   for (int i = 0; i < kWarmUps + kRuns; ++i) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/fork_join.h"
+#include "kernels/nsa/document_tables.h"
 #include "kernels/step/rows.h"
 
 namespace triad {
@@ -100,8 +101,17 @@ TensorType of_run(const LayerContext& lc, const TensorType& t, int64_t i) {
   return t.slice(1, i * lc.layout.run_tokens, (i + 1) * lc.layout.run_tokens);
 }
 
-Documents run_documents(const LayerContext& lc, int64_t i, int64_t first_key = 0) {
-  Documents documents = lc.documents;
+// The documents of run i's queries, for keys from token first_key to `end`. Tables are allocated in `scope`.
+Documents run_documents(Context& ctx, const LayerContext& lc, Scratch::Scope& scope, int64_t i, int64_t first_key,
+                        int64_t end) {
+  Documents documents;
+  if (!lc.documents.empty()) {
+    const auto alloc = [&](int64_t entries) { return scope.alloc(DType::i32, {lc.B, entries}, "documents of a run"); };
+    const DocumentTables tables{alloc(end - first_key), alloc(end - first_key), alloc(end - first_key),
+                                alloc(lc.documents.ids())};
+    nsa_cut_documents(ctx, tables, lc.documents, first_key);
+    documents = tables;
+  }
   documents.part = lc.layout.run_part(i, first_key);
   return documents;
 }
@@ -123,13 +133,16 @@ struct NsaRows {
 // One call of compression for each run: f(documents, the rows of the run's tokens, those of its blocks), as rows of
 // tensors for all runs.
 template <class Call>
-void for_each_compression(const LayerContext& lc, const Exchange& exchange, const NsaRows& rows, Call&& call) {
+void for_each_compression(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaRows& rows,
+                          Call&& call) {
   RowRange tokens, blocks;
   for (int64_t i = 0; i < lc.layout.runs(); ++i) {
     const RowRange edge = exchange.mine(rows.edges)[static_cast<size_t>(i)];
     tokens = {tokens.end, tokens.end + edge.size()};
     blocks = {blocks.end, blocks.end + exchange.mine(rows.blocks)[static_cast<size_t>(i)].size()};
-    if (blocks.size() > 0) call(run_documents(lc, i, edge.begin), tokens, blocks);
+    if (blocks.size() == 0) continue;
+    Scratch::Scope scope(ctx.scratch);
+    call(run_documents(ctx, lc, scope, i, edge.begin, edge.end), tokens, blocks);
   }
 }
 
@@ -143,7 +156,7 @@ Pair compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, co
               const NsaRows& rows) {
   const PhiOptions phi = lc.config.nsa.phi_options();
   const Pair y = exchange.alloc(x.k.dtype, rows.blocks);
-  for_each_compression(lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
+  for_each_compression(ctx, lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
     Scratch::Scope inner(ctx.scratch);
     const Pair from = x.rows(t.begin, t.end), to = y.rows(c.begin, c.end);
     const Pair made = {contiguous(inner, to.k), contiguous(inner, to.v)};
@@ -161,7 +174,7 @@ Pair compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exc
   const Pair sums = exchange.alloc(dy.k.dtype, rows.edges);
   Scratch::Scope scope(ctx.scratch);
   const Pair dx = Exchange(lc, scope).alloc(x.k.dtype, rows.edges);
-  for_each_compression(lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
+  for_each_compression(ctx, lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
     Scratch::Scope inner(ctx.scratch);
     const Pair from = x.rows(t.begin, t.end), to = dx.rows(t.begin, t.end), of_y = dy.rows(c.begin, c.end);
     const Pair given = {contiguous(inner, of_y.k), contiguous(inner, of_y.v)};
@@ -176,36 +189,45 @@ Pair compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exc
 // The inputs of the branches for each run.
 class BranchInputs {
  public:
-  // blocks, selected, window: the keys and values that this rank reads, with rows as in NsaRows.
-  BranchInputs(const LayerContext& lc, ConstTensor q, Pair blocks, Pair selected, Pair window, RowList windows)
+  // blocks, selected, window: the keys and values that this rank reads, with rows as in NsaRows. Tables of documents
+  // are allocated in `scope`.
+  BranchInputs(Context& ctx, const LayerContext& lc, Scratch::Scope& scope, ConstTensor q, Pair blocks, Pair selected,
+               Pair window, RowList windows)
       : lc_(lc),
         q_(q),
         blocks_(std::move(blocks)),
         selected_(std::move(selected)),
         window_(std::move(window)),
-        windows_(std::move(windows)) {}
+        windows_(std::move(windows)) {
+    for (int64_t i = 0; i < lc.layout.runs(); ++i) {
+      const int64_t end = lc.layout.run(i).end;
+      documents_.push_back(run_documents(ctx, lc, scope, i, 0, end));
+      window_documents_.push_back(run_documents(ctx, lc, scope, i, windows_[static_cast<size_t>(i)].begin, end));
+    }
+  }
 
   // The rows of run i in a tensor for the rows of all windows.
   RowRange window_rows(int64_t i) const {
     const int64_t begin = i == 0 ? 0 : windows_[0].size();
     return {begin, begin + windows_[static_cast<size_t>(i)].size()};
   }
-  AttendIn compressed_in(int64_t i) const { return in(i, blocks_, 0); }
-  AttendIn selected_in(int64_t i) const { return in(i, selected_.rows(0, lc_.layout.run(i).end), 0); }
+  AttendIn compressed_in(int64_t i) const { return in(i, blocks_, documents_); }
+  AttendIn selected_in(int64_t i) const { return in(i, selected_.rows(0, lc_.layout.run(i).end), documents_); }
   AttendIn window_in(int64_t i) const {
     const RowRange rows = window_rows(i);
-    return in(i, window_.rows(rows.begin, rows.end), windows_[static_cast<size_t>(i)].begin);
+    return in(i, window_.rows(rows.begin, rows.end), window_documents_);
   }
 
  private:
-  AttendIn in(int64_t i, const Pair& keys, int64_t first_key) const {
-    return {of_run(lc_, q_, i), keys.k, keys.v, run_documents(lc_, i, first_key)};
+  AttendIn in(int64_t i, const Pair& keys, const std::vector<Documents>& documents) const {
+    return {of_run(lc_, q_, i), keys.k, keys.v, documents[static_cast<size_t>(i)]};
   }
 
   const LayerContext& lc_;
   ConstTensor q_;
   Pair blocks_, selected_, window_;
   RowList windows_;
+  std::vector<Documents> documents_, window_documents_;  // of each run's queries
 };
 
 // Adds addends of the first rows to those of all.
@@ -244,7 +266,7 @@ void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const
   const Coming edges = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], rows.edges, "cmp, not yet compressed");
   const Coming near = exchange.gather(ctx, local.k[kWin], local.v[kWin], rows.window, "win");
   const Pair all = exchange.alloc(local.k[kSel].dtype, rows.selected);
-  const BranchInputs in(lc, local.q, {s.k_cmp, s.v_cmp}, all, near.pair, exchange.mine(rows.window));
+  const BranchInputs in(ctx, lc, scope, local.q, {s.k_cmp, s.v_cmp}, all, near.pair, exchange.mine(rows.window));
   const auto out_of = [&](int branch, int64_t i) {
     return AttendOut{of_run(lc, s.o[branch], i), of_run(lc, s.lse[branch], i)};
   };
@@ -300,15 +322,15 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
   nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out, dout_norm);
   zero(ctx, grad.dq);
   const Pair &near = coming_window.finish(ctx), &keys = coming_keys.finish(ctx);
-  const BranchInputs in(lc, local.q, {s.k_cmp, s.v_cmp}, keys, near, exchange.mine(rows.window));
-  // The rounding unit of a query's dq bounds the keys that this rank reads, which are all that the query sees.
+  const BranchInputs in(ctx, lc, scope, local.q, {s.k_cmp, s.v_cmp}, keys, near, exchange.mine(rows.window));
+  // The rounding unit of a query's dq bounds all keys that this rank reads, of whatever document: the query sees no
+  // other.
   const std::vector<RoundingUnitBranch> branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp], c.d},
                                                     {keys.k, keys.v, s.gate[kSel], delta[kSel]},
                                                     {near.k, near.v, s.gate[kWin], delta[kWin]}};
-  const Tensor key_norms = scope.alloc(acc, key_norms_shape(branches, lc.documents));
-  attend_key_norms(ctx, key_norms, grad.dq, dout, local.q, branches, lc.documents);
-  const Tensor unit =
-      attend_rounding_unit(ctx, scope, grad.dq, dout, local.q, branches, dout_norm, key_norms, lc.documents);
+  const Tensor key_norms = scope.alloc(acc, key_norms_shape(branches));
+  attend_key_norms(ctx, key_norms, grad.dq, dout, local.q, branches);
+  const Tensor unit = attend_rounding_unit(ctx, scope, grad.dq, dout, local.q, branches, dout_norm, key_norms);
   const auto upstream = [&](int b, int64_t i) {
     return AttendGradIn{of_run(lc, dout, i), of_run(lc, ConstTensor(s.gate[b]), i),
                         of_run(lc, ConstTensor(delta[b]), i), of_run(lc, ConstTensor(s.lse[b]), i),
@@ -372,8 +394,9 @@ void context_dense_forward(Context& ctx, const LayerContext& lc, const DenseSave
   const Pair& all = coming.finish(ctx);
   for (int64_t i = 0; i < lc.layout.runs(); ++i) {
     const Pair seen = all.rows(0, lc.layout.run(i).end);
-    dense_attention_forward(ctx, {of_run(lc, s.o, i), of_run(lc, s.lse, i)},
-                            {of_run(lc, views.q, i), seen.k, seen.v, run_documents(lc, i)});
+    dense_attention_forward(
+        ctx, {of_run(lc, s.o, i), of_run(lc, s.lse, i)},
+        {of_run(lc, views.q, i), seen.k, seen.v, run_documents(ctx, lc, scope, i, 0, lc.layout.run(i).end)});
   }
 }
 
@@ -392,7 +415,7 @@ void context_dense_backward(Context& ctx, const LayerContext& lc, const DenseGra
     const Pair seen = all.rows(0, end);
     const Pair its = (last ? addends : Exchange(lc, inner).alloc(addends.k.dtype, needs)).rows(0, end);
     dense_attention_backward(ctx, {of_run(lc, grad.dq, i), its.k, its.v}, of_run(lc, dout, i),
-                             {of_run(lc, views.q, i), seen.k, seen.v, run_documents(lc, i)},
+                             {of_run(lc, views.q, i), seen.k, seen.v, run_documents(ctx, lc, inner, i, 0, end)},
                              {of_run(lc, s.o, i), of_run(lc, s.lse, i)});
     if (!last) add_first(ctx, addends, its);
   }

@@ -37,15 +37,9 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
 }
 
 // The tokens of this rank.
-ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm, int64_t most_documents,
-                        int64_t planned_rank) {
+ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm, int64_t planned_rank) {
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
   check_ranks(config, world);
-  if (ranks > 1 && ctx.device.is_cuda() && most_documents > 0)
-    fail_usage(
-        "dist.context is {}: on a GPU it must be 1 for rows of several documents; data.documents=attend_across takes "
-        "any",
-        ranks);
   const int64_t rank = ctx.planning ? planned_rank : comm == nullptr ? 0 : comm->rank();
   return ContextLayout::of(config.train.seq_len, ranks, rank, ctx.device);
 }
@@ -58,7 +52,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       config_(config),
       comm_(comm),
       world_(comm == nullptr ? 1 : comm->world()),
-      context_layout_(layout_of(ctx_, config, comm, most_documents, planned_rank)),
+      context_layout_(layout_of(ctx_, config, comm, planned_rank)),
       group_(context_layout_.shared() ? std::make_optional<ContextGroup>(
                                             ctx_, comm->group(static_cast<int>(config.dist.context)), context_layout_)
                                       : std::nullopt),

@@ -18,8 +18,8 @@ namespace triad {
 // Which tokens of a row the tensors of a call hold, if several ranks share each row (dist.context). Row i of q, and of
 // every tensor with one row per query, is token(i) of the row: attention has consecutive queries, other ops also two
 // runs of them. Row i of the keys and values is token first_key + i; compressed keys are always those of the whole row.
-// The tables of Documents are those of the whole row, and positions, block ids and the numbers of compressed keys count
-// from its first token.
+// The tables of Documents begin at token first_key and count from it; those of attention end with the last query
+// (nsa_cut_documents).
 struct RowPart {
   int64_t first_query = 0, first_key = 0;
   int64_t tokens = 0;  // tokens of the whole row; 0: the tensors hold the whole row
@@ -102,10 +102,7 @@ struct DocumentRow {
   constexpr Int visible_keys(Int t, Int l, Int d) const { return blocks_within(t - begin(t) + 1, l, d); }
 };
 
-// Throws an Error that names `op` if a GPU is to compute a part of rows with tables: no kernel there does.
-void check_part(const char* op, const Documents&, Device);
-
-// Row b of the tables in host memory. T: the tokens of the whole row.
+// Row b of the tables in host memory. T: the tokens of the tables.
 inline DocumentRow<int64_t> host_row(const Documents& documents, int64_t b, int64_t T) {
   if (documents.empty()) return {.T = T};
   const auto at = [&](const ConstTensor& table) { return table.ptr<int32_t>() + b * table.stride[0]; };

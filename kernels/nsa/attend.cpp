@@ -17,6 +17,15 @@ void check_argument(const char* op, const char* name, const ConstTensor& t, cons
               shape.str());
 }
 
+// With tables, a part of a row has those of its keys up to the last query.
+void check_tables(const char* op, const AttendIn& in) {
+  const Documents& d = in.documents;
+  if (d.empty() || d.part.whole()) return;
+  const int64_t tokens = d.part.first_query - d.part.first_key + in.q.size(1);
+  TRIAD_CHECK(d.begin.size(1) == tokens, "{}: tables {} of documents for the tokens {} to {}", op, d.begin.str(),
+              d.part.first_key, d.part.first_key + tokens);
+}
+
 }  // namespace
 
 void check_keys_held(const char* op, const AttendIn& in, int64_t first) {
@@ -42,7 +51,7 @@ void check_attend(const char* op, const AttendIn& in, const AttendOut& out) {
   TRIAD_CHECK(dk > 0 && dv > 0, "{}: heads of width {} and {}", op, dk, dv);
   check_argument(op, "k", in.k, {B, S, Hkv, dk}, in.q.dtype);
   check_argument(op, "v", in.v, {B, S, Hkv, dv}, in.q.dtype);
-  check_part(op, in.documents, in.q.device);
+  check_tables(op, in);
   check_argument(op, "o", out.o, {B, T, Hq, dv}, in.q.dtype);
   check_argument(op, "lse", out.lse, {B, T, Hq}, acc_dtype(in.q.dtype));
 }
@@ -56,7 +65,7 @@ void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGra
   TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "{}: {} query heads are not a multiple of {} groups", op, Hq, Hkv);
   check_argument(op, "k", in.k, {B, in.k.size(1), Hkv, in.q.size(3)}, dtype);
   check_argument(op, "v", in.v, {B, in.k.size(1), Hkv, dv}, dtype);
-  check_part(op, in.documents, in.q.device);
+  check_tables(op, in);
   check_argument(op, "dout", grad.dout, {B, T, Hq, dv}, dtype);
   if (!grad.gate.empty()) check_argument(op, "gate", grad.gate, {B, T, Hkv}, acc);
   check_argument(op, "delta", grad.delta, {B, T, Hq}, acc);

@@ -38,9 +38,11 @@ struct CompressedPattern {
 attend_cpu::PartPattern<CompressedPattern> compressed_pattern(const char* op, const AttendIn& in,
                                                               const CompressionBlocks& o) {
   TRIAD_CHECK(o.l >= 1 && o.d >= 1, "{}: blocks of {} tokens every {}", op, o.l, o.d);
-  const int64_t T = in.documents.part.tokens_or(in.q.size(1)), blocks = compressed_length(T, o.l, o.d);
-  TRIAD_CHECK(in.k.size(1) == blocks, "{}: {} keys, but {} tokens have {} blocks", op, in.k.size(1), T, blocks);
-  return attend_cpu::for_part(CompressedPattern{T, o.l, o.d, blocks, in.documents}, in, /*compressed=*/true);
+  const RowPart& part = in.documents.part;
+  const int64_t row = part.tokens_or(in.q.size(1)), blocks = compressed_length(row, o.l, o.d);
+  TRIAD_CHECK(in.k.size(1) == blocks, "{}: {} keys, but {} tokens have {} blocks", op, in.k.size(1), row, blocks);
+  TRIAD_CHECK(part.first_key == 0, "{}: the keys begin at token {}", op, part.first_key);
+  return attend_cpu::for_part(CompressedPattern{attend_cpu::part_tokens(in), o.l, o.d, blocks, in.documents}, in);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace triad {
 namespace {
 
 struct SelectedPattern {
-  int64_t T, n, l_sel, blocks;   // T: tokens of the row; n: entries per list; blocks: block ids per sequence
+  int64_t T, n, l_sel, blocks;   // T: tokens up to the last query; n: entries per list; blocks: block ids per sequence
   int64_t first_query, queries;  // the tokens that have lists
   Documents documents;
   attend_cpu::Rows<const int32_t> lists;
@@ -60,8 +60,9 @@ struct SelectedPattern {
 attend_cpu::PartPattern<SelectedPattern> selected_pattern(const char* op, const AttendIn& in,
                                                           const ConstTensor& block_index, int64_t l_sel) {
   const RowPart& part = in.documents.part;
-  const int64_t B = in.q.size(0), queries = in.q.size(1), T = part.tokens_or(queries), Hkv = in.k.size(2);
+  const int64_t B = in.q.size(0), queries = in.q.size(1), T = attend_cpu::part_tokens(in), Hkv = in.k.size(2);
   check_keys_held(op, in, 0);
+  TRIAD_CHECK(part.first_key == 0, "{}: the keys begin at token {}", op, part.first_key);
   TRIAD_CHECK(l_sel >= 1, "{}: blocks of {} tokens", op, l_sel);
   TRIAD_CHECK(block_index.rank == 4, "{}: block_index is {}, which has not four axes", op, block_index.str());
   const int64_t n = block_index.size(3);

@@ -32,9 +32,9 @@ struct WindowPattern {
 
 attend_cpu::PartPattern<WindowPattern> window_pattern(const char* op, const AttendIn& in, int64_t w) {
   const RowPart& part = in.documents.part;
-  const int64_t T = part.tokens_or(in.q.size(1));
+  const int64_t row = part.tokens_or(in.q.size(1)), T = attend_cpu::part_tokens(in);
   TRIAD_CHECK(w >= 1, "{}: a window of {} tokens", op, w);
-  check_keys_held(op, in, part.first_query - std::min(w, T) + 1);
+  check_keys_held(op, in, part.first_query - std::min(w, row) + 1);
   return attend_cpu::for_part(WindowPattern{T, std::min(w, T), in.documents}, in);
 }
 

@@ -32,8 +32,9 @@ using PhiGrads = PhiTensors<Tensor>;         // acc, added to
 // y [B,Tc,H,D] T overwritten  <-  x [B,T,H,D] T
 // documents: blocks are counted in each document, and numbered in the row as common/documents.h says; rows of y that no
 // document uses are 0. Backward ignores dy there.
-// documents.part: x holds the tokens of a row from number part.first_key on, a multiple of d. y has the rows of
-// the blocks that x has room for, from number first_key / d on, and backward's dx the gradients through these blocks.
+// documents.part: x holds the tokens of a row from number part.first_key on, a multiple of d, and tables are those of
+// these tokens. y has the rows of the blocks that x has room for, from number first_key / d on, and backward's dx the
+// gradients through these blocks.
 // With tables, a document may shift a block by up to d - 1 tokens, for which x needs rows too, up to the row's end.
 void nsa_compress_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&,
                           const Documents& documents = {});

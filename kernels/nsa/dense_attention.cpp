@@ -34,7 +34,7 @@ struct CausalPattern {
 
 attend_cpu::PartPattern<CausalPattern> causal_pattern(const char* op, const AttendIn& in) {
   check_keys_held(op, in, 0);
-  return attend_cpu::for_part(CausalPattern{in.documents.part.tokens_or(in.q.size(1)), in.documents}, in);
+  return attend_cpu::for_part(CausalPattern{attend_cpu::part_tokens(in), in.documents}, in);
 }
 
 }  // namespace

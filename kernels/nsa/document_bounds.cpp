@@ -4,15 +4,8 @@
 #include <string>
 
 #include "engine/check.h"
-#include "kernels/common/documents.h"
 
 namespace triad {
-
-void check_part(const char* op, const Documents& documents, Device device) {
-  TRIAD_CHECK(documents.part.whole() || documents.empty() || !device.is_cuda(),
-              "{}: a part of a row of {} tokens that holds several documents: only the CPU computes it", op,
-              documents.part.tokens);
-}
 
 void check_bounds(std::span<const int32_t> bounds, int64_t B, int64_t T, int64_t most) {
   const int64_t tokens = B * T, n = static_cast<int64_t>(bounds.size());

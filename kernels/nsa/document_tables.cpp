@@ -31,4 +31,22 @@ void nsa_document_tables(Context& ctx, const DocumentTables& tables, ConstTensor
   parallel_for(ctx, B * T, [&](int64_t token) { writer.write(token); });
 }
 
+void nsa_cut_documents(Context& ctx, const DocumentTables& to, const Documents& from, int64_t first) {
+  const OpScope op_scope(ctx, "nsa_cut_documents");
+  const int64_t B = from.begin.size(0), T = to.begin.size(1);
+  TRIAD_CHECK(first >= 0 && first + T <= from.begin.size(1), "nsa_cut_documents: tokens {} to {} of {}", first,
+              first + T, from.begin.str());
+  for (const Tensor& table : {to.begin, to.end, to.first_block})
+    check_tensor("nsa_cut_documents: a table of tokens", table, {B, T}, DType::i32);
+  check_tensor("nsa_cut_documents: block_begin", to.block_begin, from.block_begin.shape(), DType::i32);
+  for (const ConstTensor& table : {from.begin, from.end, from.first_block, from.block_begin})
+    TRIAD_CHECK(table.contiguous(), "nsa_cut_documents: a table is strided: {}", table.str());
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::nsa_cut_documents(ctx, to, from, first);
+  }
+  if (ctx.planning) return;
+  const DocumentCutter cutter = document_cutter(to, from, first);
+  parallel_for(ctx, cutter.count(), [&](int64_t i) { cutter.write(i); });
+}
+
 }  // namespace triad

@@ -17,8 +17,14 @@ struct DocumentTables {
 // must satisfy check_bounds (nsa/document_bounds.h), except that it may be padded at the end with B*T.
 void nsa_document_tables(Context&, const DocumentTables&, ConstTensor bounds, int64_t l_sel);
 
+// to overwritten  <-  the tables `from`, for the tokens [first, first + T) alone, T being the tokens of `to`: counted
+// from token `first`, with ends of documents that reach beyond it cut off. A document that begins earlier begins at a
+// negative token. ids of both are equal.
+void nsa_cut_documents(Context&, const DocumentTables& to, const Documents& from, int64_t first);
+
 namespace cuda {
 void nsa_document_tables(Context&, const DocumentTables&, ConstTensor bounds, int64_t l_sel);
+void nsa_cut_documents(Context&, const DocumentTables& to, const Documents& from, int64_t first);
 }  // namespace cuda
 
 // Returns the last index i in [0, n) with bounds[i] <= x, given ascending bounds and bounds[0] <= x. For CPU and GPU.
@@ -59,6 +65,44 @@ inline DocumentTableWriter table_writer(const DocumentTables& tables, const Cons
           tables.begin.size(1),
           tables.block_begin.size(1),
           l_sel};
+}
+
+// write(i) writes the entries of token i of `to`, and block id i; both are counted over all rows.
+struct DocumentCutter {
+  int32_t *begin, *end, *first_block, *block_begin;
+  const int32_t *from_begin, *from_end, *from_first_block, *from_block_begin;
+  int64_t B, T, from_T, ids, first;
+
+  constexpr int32_t cut(int32_t token) const {
+    const int64_t at = token - first;
+    return static_cast<int32_t>(at < T ? at : T);
+  }
+  constexpr void write(int64_t i) const {
+    if (i < B * T) {
+      const int64_t from = i / T * from_T + first + i % T;
+      begin[i] = cut(from_begin[from]);
+      end[i] = cut(from_end[from]);
+      first_block[i] = from_first_block[from];
+    }
+    if (i < B * ids) block_begin[i] = cut(from_block_begin[i]);
+  }
+  constexpr int64_t count() const { return B * (T > ids ? T : ids); }
+};
+
+inline DocumentCutter document_cutter(const DocumentTables& to, const Documents& from, int64_t first) {
+  return {to.begin.ptr<int32_t>(),
+          to.end.ptr<int32_t>(),
+          to.first_block.ptr<int32_t>(),
+          to.block_begin.ptr<int32_t>(),
+          from.begin.ptr<int32_t>(),
+          from.end.ptr<int32_t>(),
+          from.first_block.ptr<int32_t>(),
+          from.block_begin.ptr<int32_t>(),
+          to.begin.size(0),
+          to.begin.size(1),
+          from.begin.size(1),
+          to.block_begin.size(1),
+          first};
 }
 
 }  // namespace triad

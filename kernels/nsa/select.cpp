@@ -19,7 +19,6 @@ void check_select(const ConstTensor& block_index, const ConstTensor& q, const Co
               o.local_blocks);
   const int64_t B = q.size(0), T = q.size(1), Hq = q.size(2), Hkv = k_cmp.size(2);
   TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "nsa_select: {} query heads are not a multiple of {} groups", Hq, Hkv);
-  check_part("nsa_select", documents, q.device);
   const int64_t blocks = compressed_length(documents.part.tokens_or(T), o.l, o.d);
   check_tensor("nsa_select: k_cmp", k_cmp, {B, blocks, Hkv, q.size(3)}, q.dtype);
   check_tensor("nsa_select: lse_cmp", lse_cmp, {B, T, Hq}, acc_dtype(q.dtype));
@@ -46,7 +45,7 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
     }
   }
   record_cpu(ctx, "nsa_select", q, k_cmp);
-  const int64_t tokens = documents.part.tokens_or(q.size(1));
+  const int64_t tokens = documents.part.first_query + q.size(1);
   dispatch_float(q.dtype, [&]<class T>() {
     select_cpu::select<T>(ctx, block_index, q, k_cmp, lse_cmp, o, [&](int64_t b, int64_t i) -> select_cpu::Position {
       const DocumentRow<int64_t> row = host_row(documents, b, tokens);

@@ -65,7 +65,6 @@ void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
   check_tensor("nsa_stats: pieces", pieces, {kStatsPieces, NsaStats::count}, DType::f64);
   check_tensor("nsa_stats: lists", block_index, {B, T, groups, o.n_sel}, DType::i32);
   check_tensor("nsa_stats: gate", gate, {3, B, T, groups}, gate.dtype);
-  check_part("nsa_stats", documents, ctx.device);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_stats(ctx, pieces, gate, block_index, o, documents);
   }

@@ -9,6 +9,7 @@
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/dense_attention.h"
+#include "kernels/nsa/document_tables.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/select.h"
 #include "model/context_layout.h"
@@ -25,7 +26,29 @@ constexpr int64_t kRanks = 2;
 struct PartsCase {
   Sizes n;
   NsaConfig c;
+  std::vector<int32_t> bounds = {};  // of the documents of the row; empty: it is one document
 };
+
+// The documents of the row, with tables in `lab`.
+Documents documents_of(Lab& lab, const PartsCase& p) {
+  if (p.bounds.empty()) return {};
+  const int64_t ids = block_ids(p.n.T, p.c.l_sel, static_cast<int64_t>(p.bounds.size()) - 1);
+  const auto table = [&](int64_t entries) { return lab.poisoned({1, entries}, DType::i32); };
+  const DocumentTables tables{table(p.n.T), table(p.n.T), table(p.n.T), table(ids)};
+  const Tensor bounds =
+      lab.from(Values(p.bounds.begin(), p.bounds.end()), {static_cast<int64_t>(p.bounds.size())}, DType::i32);
+  nsa_document_tables(lab.ctx(), tables, bounds, p.c.l_sel);
+  return tables;
+}
+
+// Those of the tokens [first, end) of the row.
+Documents cut(Lab& lab, const Documents& row, int64_t first, int64_t end) {
+  if (row.empty()) return {};
+  const auto table = [&](int64_t entries) { return lab.poisoned({1, entries}, DType::i32); };
+  const DocumentTables tables{table(end - first), table(end - first), table(end - first), table(row.ids())};
+  nsa_cut_documents(lab.ctx(), tables, row, first);
+  return tables;
+}
 
 // Attention of one kind: which keys a run needs, and its ops.
 struct Kind {
@@ -56,6 +79,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
   uint64_t stream = 100;
   const auto random = [&](const Shape& shape) { return lab.from(random_values(shape.numel(), stream++), shape, T); };
   const Shape of_heads = {1, n.T, n.Hq()};
+  const Documents documents = documents_of(lab, p);
   const Tensor q = random({1, n.T, n.Hq(), n.dk}), dout = random({1, n.T, n.Hq(), n.dv});
   const Tensor k = random({1, n.T, n.Hkv, n.dk}), v = random({1, n.T, n.Hkv, n.dv});
   const Tensor k_cmp = random({1, Tc, n.Hkv, n.dk}), v_cmp = random({1, Tc, n.Hkv, n.dv});
@@ -94,11 +118,11 @@ void check_parts(const Setting& setting, const PartsCase& p) {
 
   for (const Kind& kind : kinds) {
     INFO(kind.name);
-    const AttendIn in{q, kind.k, kind.v};
+    const AttendIn in{q, kind.k, kind.v, documents};
     const AttendOut out{lab.poisoned(out_shape, T), lab.poisoned(of_heads, acc)};
     // The compressed branch comes first; the selection needs its lse.
     kind.forward(out, in, lists);
-    if (kind.d > 1) nsa_select(ctx, lists, q, k_cmp, out.lse, p.c);
+    if (kind.d > 1) nsa_select(ctx, lists, q, k_cmp, out.lse, p.c, documents);
 
     const Tensor delta = lab.poisoned(of_heads, acc), norm = lab.poisoned(of_heads, acc);
     attention_delta(ctx, delta, dout, out.o, norm);
@@ -127,7 +151,8 @@ void check_parts(const Setting& setting, const PartsCase& p) {
         const int64_t first = kind.prefix ? 0 : std::max<int64_t>(run.begin - kind.before, 0);
         const int64_t end = kind.d > 1 ? Tc : run.end;
         const auto of_run = [&](const auto& t) { return t.empty() ? t : t.slice(1, run.begin, run.end); };
-        AttendIn its{of_run(q), kind.k.slice(1, first, end), kind.v.slice(1, first, end)};
+        AttendIn its{of_run(q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
+                     cut(lab, documents, first, run.end)};
         its.documents.part = layout.run_part(i, first);
         const AttendOut its_out{of_run(part_out.o), of_run(part_out.lse)};
         kind.forward(its_out, its, of_run(lists));
@@ -153,20 +178,90 @@ void check_parts(const Setting& setting, const PartsCase& p) {
   }
 }
 
+// Compression of the blocks that begin in each run, against that of the whole row.
+void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
+  const Sizes& n = p.n;
+  INFO("compression, phi " << static_cast<int>(kind) << ", " << n.str() << ", " << p.bounds.size() << " bounds");
+  Lab lab(setting);
+  Context& ctx = lab.ctx();
+  const DType T = setting.dtype, acc = acc_dtype(T);
+  NsaConfig c = p.c;
+  c.phi = kind;
+  const PhiOptions phi = c.phi_options();
+  uint64_t stream = 500;
+  const auto random = [&](const Shape& shape) { return lab.from(random_values(shape.numel(), stream++), shape, T); };
+  const int64_t Tc = compressed_length(n.T, c.l, c.d);
+  const Documents documents = documents_of(lab, p);
+  const Tensor x = random({1, n.T, n.Hkv, n.dk}), y = lab.poisoned({1, Tc, n.Hkv, n.dk}, T);
+  const Tensor dy = lab.from(random_values(y.numel(), stream++), y.shape(), acc);
+  PhiWeights w;
+  PhiGrads dw, part_dw;
+  if (kind == Phi::conv) {
+    w.w = random({c.l, n.dk});
+    for (PhiGrads* grads : {&dw, &part_dw}) zero(ctx, grads->w = lab.poisoned({c.l, n.dk}, acc));
+  }
+  const Tensor dx = lab.poisoned(x.shape(), T);
+  nsa_compress_forward(ctx, y, x, w, phi, documents);
+  nsa_compress_backward(ctx, dx, dw, dy, x, w, phi, documents);
+  Values part_y(static_cast<size_t>(y.numel())), part_dx(static_cast<size_t>(x.numel()));
+  const auto row = static_cast<size_t>(n.Hkv * n.dk);
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
+    const auto of_rank = static_cast<size_t>(rank);
+    const RowList edges = layout.edges(c.l, c.d)[of_rank], blocks = layout.blocks(c.l, c.d)[of_rank];
+    for (size_t i = 0; i < edges.size(); ++i) {
+      const RowRange edge = edges[i], of_run = blocks[i];
+      if (of_run.size() == 0) continue;
+      Documents its = cut(lab, documents, edge.begin, edge.end);
+      its.part = layout.run_part(static_cast<int64_t>(i), edge.begin);
+      const Tensor its_x = x.slice(1, edge.begin, edge.end);
+      const Tensor its_y = lab.poisoned({1, of_run.size(), n.Hkv, n.dk}, T), its_dx = lab.poisoned(its_x.shape(), T);
+      nsa_compress_forward(ctx, its_y, its_x, w, phi, its);
+      nsa_compress_backward(ctx, its_dx, part_dw, dy.slice(1, of_run.begin, of_run.end), its_x, w, phi, its);
+      const auto add = [&](Values& sum, const Tensor& addend, int64_t first) {
+        const Values values = lab.values(addend);
+        for (size_t j = 0; j < values.size(); ++j) sum[static_cast<size_t>(first) * row + j] += values[j];
+      };
+      add(part_y, its_y, of_run.begin), add(part_dx, its_dx, edge.begin);
+    }
+  }
+  const double bound = T == DType::f64 ? 1e-13 : T == DType::f32 ? 1e-5 : 1e-2;
+  CHECK(distance(lab.values(y), part_y) < bound);
+  CHECK(distance(lab.values(dx), part_dx) < bound);
+  if (kind == Phi::conv) CHECK(distance(lab.values(dw.w), lab.values(part_dw.w)) < bound);
+}
+
+// Documents whose bounds are and are not those of runs, blocks and strides, of which some begin long before a run.
+std::vector<int32_t> bounds_of(int64_t T) {
+  std::vector<int32_t> bounds = {0, 1, 7, static_cast<int32_t>(T / 4), static_cast<int32_t>(T / 4 + 3)};
+  for (const int64_t part : {T * 5 / 12, T * 11 / 16 + 1, T - 9}) bounds.push_back(static_cast<int32_t>(part));
+  bounds.push_back(static_cast<int32_t>(T));
+  return bounds;
+}
+
+// The case, and the same with several documents.
+void check(const Setting& setting, PartsCase p) {
+  for (const bool packed : {false, true}) {
+    if (packed) p.bounds = bounds_of(p.n.T);
+    check_parts(setting, p);
+    for (const Phi kind : {Phi::avg, Phi::conv}) check_compression(setting, p, kind);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("context: parts of a row have the results of the whole row (CPU)", "[nsa]") {
-  check_parts({Device::cpu(), DType::f64}, {{96, 2, 3, 8, 6}, config(8, 4, 8, 4, 21)});
-  check_parts({Device::cpu(), DType::f32}, {{96, 1, 2, 16, 16}, config(8, 8, 16, 3, 30)});
+  check({Device::cpu(), DType::f64}, {{96, 2, 3, 8, 6}, config(8, 4, 8, 4, 21)});
+  check({Device::cpu(), DType::f32}, {{96, 1, 2, 16, 16}, config(8, 8, 16, 3, 30)});
 }
 
 TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[nsa][gpu]") {
   if (!require_gpu()) return;
   const Device gpu = Device::cuda();
-  check_parts({gpu, DType::f32}, {{1024, 2, 3, 32, 48}, config(32, 16, 64, 8, 200)});
+  check({gpu, DType::f32}, {{1024, 2, 3, 32, 48}, config(32, 16, 64, 8, 200)});
   for (const int64_t d : {64, 128}) {
-    check_parts({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
-    check_parts({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
+    check({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
+    check({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
   }
-  check_parts({gpu, DType::bf16}, {{4160, 1, 16, 192, 128}, config(32, 16, 64, 16, 300)});
+  check({gpu, DType::bf16}, {{4160, 1, 16, 192, 128}, config(32, 16, 64, 16, 300)});
 }

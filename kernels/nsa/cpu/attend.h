@@ -221,36 +221,38 @@ struct Span {
   int64_t begin, end;  // keys
 };
 
-// The Pattern of a call whose tensors hold a part of the row (RowPart): `inner` counts queries and keys from the row's
-// first token, the ops count them from the first one that a tensor holds. inner.keys() must return keys that are held.
+// The Pattern of a call whose queries are a part of a row (RowPart): `inner` counts queries and keys from the first key
+// that a tensor holds.
 template <class Pattern>
 struct PartPattern {
   Pattern inner;
-  int64_t first_query, queries, first_key, keys_held;
+  int64_t first_query, queries, keys_held;
 
   template <class Visit>
   void keys(int64_t b, int64_t t, int64_t g, Visit&& visit) const {
-    inner.keys(b, first_query + t, g, [&](int64_t begin, int64_t end) { visit(begin - first_key, end - first_key); });
+    inner.keys(b, first_query + t, g, visit);
   }
   template <class Visit>
   void rows(int64_t b, int64_t g, int64_t begin, int64_t end, Visit&& visit) const {
-    inner.rows(b, g, first_key + begin, first_key + end, [&](int64_t t, int64_t first, int64_t last) {
-      if (t >= first_query && t < first_query + queries) visit(t - first_query, first - first_key, last - first_key);
+    inner.rows(b, g, begin, end, [&](int64_t t, int64_t first, int64_t last) {
+      if (t >= first_query && t < first_query + queries) visit(t - first_query, first, last);
     });
   }
   int64_t spans() const { return inner.spans(); }
   Span span(int64_t b, int64_t i) const {
     const Span whole = inner.span(b, i);
-    return {std::max(whole.begin - first_key, int64_t{0}), std::min(whole.end - first_key, keys_held)};
+    return {std::min(whole.begin, keys_held), std::min(whole.end, keys_held)};
   }
   int64_t most_keys() const { return inner.most_keys(); }
 };
 
-// The same pattern for the tensors of a call. Compressed keys are those of the whole row.
+// The tokens from the first key that the call holds to its last query.
+inline int64_t part_tokens(const AttendIn& in) {
+  return in.documents.part.first_query - in.documents.part.first_key + in.q.size(1);
+}
 template <class Pattern>
-PartPattern<Pattern> for_part(const Pattern& inner, const AttendIn& in, bool compressed = false) {
-  const RowPart& part = in.documents.part;
-  return {inner, part.first_query, in.q.size(1), compressed ? 0 : part.first_key, in.k.size(1)};
+PartPattern<Pattern> for_part(const Pattern& inner, const AttendIn& in) {
+  return {inner, part_tokens(in) - in.q.size(1), in.q.size(1), in.k.size(1)};
 }
 
 inline constexpr int64_t kChunk = 128;  // keys whose scores a row holds at a time; scores and operands fit in L1

@@ -8,11 +8,10 @@
 
 namespace triad::compress_cpu {
 
-// Sizes of x [B,T,H,D] and of its Tc blocks, and which tokens a block covers. With documents.part, x holds the tokens
-// [first, first + T) of rows of `tokens` tokens, and its blocks are those of the row from number first / d on. Tokens
-// and blocks are counted from the first ones that x holds.
+// Sizes of x [B,T,H,D] and of its Tc blocks, and which tokens a block covers. Tokens and blocks are counted from the
+// first ones that x holds, also if it holds a part of a row; a document may have begun before.
 struct Blocks {
-  int64_t B, T, H, D, l, d, Tc, first, tokens;
+  int64_t B, T, H, D, l, d, Tc;
   const Documents& documents;
   Blocks(const ConstTensor& x, const PhiOptions& o, const Documents& docs)
       : B(x.size(0)),
@@ -22,22 +21,16 @@ struct Blocks {
         l(o.l),
         d(o.d),
         Tc(compressed_length(T, l, d)),
-        first(docs.part.first_key),
-        tokens(docs.part.tokens_or(T)),
         documents(docs) {}
   // The first token of block c of sequence b; -1 if no document uses the block.
-  int64_t begin(int64_t b, int64_t c) const {
-    const int64_t token = host_row(documents, b, tokens).key_begin(first / d + c, l, d);
-    return token < 0 ? -1 : token - first;
-  }
+  int64_t begin(int64_t b, int64_t c) const { return host_row(documents, b, T).key_begin(c, l, d); }
   // Calls visit(c, i) for each block c that covers token s of sequence b, as its token i, in ascending order.
   template <class Visit>
   void for_each_cover(int64_t b, int64_t s, Visit&& visit) const {
-    const DocumentRow<int64_t> row = host_row(documents, b, tokens);
-    const int64_t t = first + s, at = t - row.begin(t), first_key = row.first_key(t, d) - first / d;
-    const int64_t last = std::min(compressed_length(row.end(t) - row.begin(t), l, d), at / d + 1);
-    for (int64_t c = blocks_within(at, l, d); c < last; ++c)
-      if (first_key + c >= 0 && first_key + c < Tc) visit(first_key + c, at - c * d);
+    const DocumentRow<int64_t> row = host_row(documents, b, T);
+    const int64_t at = s - row.begin(s), first_key = floor_div(row.begin(s), d);
+    const int64_t last = std::min(compressed_length(row.end(s) - row.begin(s), l, d), at / d + 1);
+    for (int64_t c = std::max(blocks_within(at, l, d), -first_key); c < last; ++c) visit(first_key + c, at - c * d);
   }
 };
 
@@ -57,7 +50,8 @@ inline void check_compress(const ConstTensor& x, const ConstTensor& y, DType y_d
   TRIAD_CHECK(o.l >= 1 && o.d >= 1, "nsa_compress: blocks of {} tokens every {}", o.l, o.d);
   TRIAD_CHECK(documents.empty() || o.d <= o.l, "nsa_compress: blocks of {} tokens every {} leave gaps", o.l, o.d);
   const RowPart& part = documents.part;
-  check_part("nsa_compress", documents, x.device);
+  TRIAD_CHECK(part.whole() || documents.empty() || documents.begin.size(1) == x.size(1),
+              "nsa_compress: tables {} of documents for {}", documents.begin.str(), x.str());
   TRIAD_CHECK(part.whole() || part.first_key % o.d == 0, "nsa_compress: {} begins at token {}, within a stride of {}",
               x.str(), part.first_key, o.d);
   const Blocks n(x, o, documents);

@@ -157,8 +157,10 @@ __global__ void __launch_bounds__(kThreads) compress_dx_kernel(Bthd<T> dx, Term 
   const VectorIndex at(thread_index(), g.T, g.H, g.D, V);
   const DocumentRow<int> row = g.documents.row(static_cast<int>(at.b));
   const int token = static_cast<int>(at.row), l = static_cast<int>(g.l), d = static_cast<int>(g.d);
-  const int t = token - row.begin(token), first_key = row.first_key(token, d);  // t: the position in the document
-  const int first = blocks_within(t, l, d), last = min(t / d + 1, row.visible_keys(row.end(token) - 1, l, d));
+  // t: the position in the document, which may have begun before the first token that x holds
+  const int t = token - row.begin(token), first_key = floor_div(row.begin(token), d);
+  const int first = max(blocks_within(t, l, d), -first_key),
+            last = min(t / d + 1, row.visible_keys(row.end(token) - 1, l, d));
   float sum[V] = {};
   for (int c = first; c < last; ++c) term.template add<V>(sum, at.b, first_key + c, at.h, t - c * d, at.column);
   store_vector<V>(dx.row(at.b, token, at.h) + at.column, sum);

@@ -20,6 +20,11 @@ __global__ void __launch_bounds__(kThreads) document_tables_kernel(const Documen
   if (token < tokens) writer.write(token);
 }
 
+__global__ void __launch_bounds__(kThreads) cut_documents_kernel(const DocumentCutter cutter) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < cutter.count()) cutter.write(i);
+}
+
 }  // namespace
 
 void nsa_document_tables(Context& ctx, const DocumentTables& tables, ConstTensor bounds, int64_t l_sel) {
@@ -29,6 +34,12 @@ void nsa_document_tables(Context& ctx, const DocumentTables& tables, ConstTensor
          writer.block_begin, B * ids, static_cast<int32_t>(T));
   launch(ctx, "document_tables", document_tables_kernel, dim3(ceil_div(B * T, kThreads)), dim3(kThreads), 0, writer,
          B * T);
+}
+
+void nsa_cut_documents(Context& ctx, const DocumentTables& to, const Documents& from, int64_t first) {
+  const DocumentCutter cutter = document_cutter(to, from, first);
+  launch(ctx, "cut_documents", cut_documents_kernel, dim3(ceil_div(cutter.count(), kThreads)), dim3(kThreads), 0,
+         cutter);
 }
 
 }  // namespace triad::cuda

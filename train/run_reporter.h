@@ -24,6 +24,8 @@ class RunReporter {
   // Writes the lines and files that belong to the run's start, and starts the watchdog. set_aside: the folder to which
   // later checkpoints were moved; empty if none were.
   void begin(const std::string& set_aside);
+  // Reports the begin of a stage, or of its rest. Does nothing without train.stages.
+  void stage(const TrainStage&);
   // Whether the next step is to be traced, or measured. step: its number.
   bool traces(int64_t step) const { return grad_report_.traces(step); }
   bool measures(int64_t step) const { return grad_report_.measures(step); }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "io/file.h"
+#include "kernels/common/integer.h"
 #include "train/initial_state.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
@@ -73,18 +74,18 @@ std::string RunSetup::write_initial_files() {
   return set_aside;
 }
 
-LoaderOptions RunSetup::loader_options() const {
-  const TrainConfig& t = config.train;
-  return {.seq_len = t.seq_len,
-          .micro_batch = t.micro_batch_size,
-          .micro_steps = t.accumulate_grad_batches,
+LoaderOptions RunSetup::loader_options(const TrainStage& stage, int64_t cursor) const {
+  return {.seq_len = stage.seq_len,
+          .micro_batch = stage.micro_batch_size,
+          .micro_steps = config.train.accumulate_grad_batches,
+          .block = data.rows.seq_len,
           .packing = data.rows.packing,
           .max_documents = data.rows.max_documents,
           .seed = data.rows.seed,
           .within = data.within(),
           .rank = comm->rank() / config.dist.context,  // ranks that share sequences read the same ones
           .world = comm->world() / config.dist.context,
-          .first_sequence = initial_state.sequences,
+          .first_sequence = ceil_div(cursor, stage.seq_len),
           .stall_s = config.data.stall_s};
 }
 

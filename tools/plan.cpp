@@ -17,6 +17,8 @@
 #include "train/fit/fit.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
+#include "train/monitor/pace.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -83,7 +85,8 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
     const Config steps = in_stage(config, stage);
     const int64_t peak = plan_memory(alone, device, ranks, documents.most).peak_bytes();
     const int64_t tokens = steps.tokens_per_step(o.ranks);
-    const double flops = token_flops(steps, documents.attended[stage.index]).all;
+    const double flops = stage_flops(config, stage, documents.attended[stage.index]) *
+                         static_cast<double>(config.dist.context) / static_cast<double>(steps.train.tokens_per_step());
     out.push_back({{"steps", stage.steps()},
                    {"seq_len", stage.seq_len},
                    {"micro_batch_size", stage.micro_batch_size},
@@ -92,9 +95,8 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
                    {"flops_per_token", flops},
                    {"peak_bytes", peak}});
     if (!o.json)
-      fmt::print("{}: {} tokens a step; {}{:.1f} million FLOPs per token{}; alone it needs {:.3f} GB\n",
-                 stage_text(config, stage), tokens, documents.known ? "" : "at most ", flops * 1e-6,
-                 stage.has_dense_steps() ? " with the model's own attention" : "", gb(peak));
+      fmt::print("{}: {} tokens a step; {}{:.1f} million FLOPs per token; alone it needs {:.3f} GB\n",
+                 stage_text(config, stage), tokens, documents.known ? "" : "at most ", flops * 1e-6, gb(peak));
   }
   return out;
 }

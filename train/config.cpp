@@ -147,6 +147,11 @@ void Config::check_run() const {
     fail_usage(
         "dist.context is {}: it must be 1 with runtime.cuda_graph, since a graph cannot hold what the ranks exchange",
         dist.context);
+  if (train.stages.size() > 1 && runtime.asserts && runtime.cuda_graph)
+    fail_usage(
+        "runtime.asserts is true: with the {} stages of train.stages runtime.cuda_graph must be false, since a graph "
+        "does not say which stage's op has failed",
+        train.stages.size());
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
     fail_usage(

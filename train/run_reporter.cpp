@@ -16,25 +16,18 @@ Telemetry::Resume resume_of(const RunSetup& run) {
   return run.resumed() ? Telemetry::Resume{run.initial_state.step, run.initial_state.tokens} : Telemetry::Resume{};
 }
 
-// FLOPs of a step of one rank, on average over the kinds of steps of a stage.
-double stage_flops(const RunSetup& run, const TrainStage& stage) {
-  Config config = in_stage(run.config, stage);
-  const DocumentMix attended = attended_in(run.data, stage);
-  const double configured = step_flops(config, attended);
-  if (!stage.has_dense_steps()) return configured;
-  config.model.attention = AttentionKind::dense;
-  const double dense = step_flops(config, attended);
-  return stage.attention == StageAttention::dense ? dense : (configured + dense) / 2;
+double flops_of(const RunSetup& run, const TrainStage& stage) {
+  return stage_flops(run.config, stage, attended_in(run.data, stage));
 }
 
-// The same on average over the steps that the run has left.
+// FLOPs of a step of one rank, on average over the steps that the run has left.
 double mean_step_flops(const RunSetup& run) {
   const int64_t first = run.initial_state.step, steps = run.config.train.steps - first;
-  if (run.config.train.stages.empty() || steps <= 0) return stage_flops(run, stage_at(run.config.train, first));
+  if (run.config.train.stages.empty() || steps <= 0) return flops_of(run, stage_at(run.config.train, first));
   double flops = 0;
   for (const TrainStage& stage : stages_of(run.config.train))
     if (stage.end > first)
-      flops += stage_flops(run, stage) * static_cast<double>(stage.end - std::max(stage.begin, first));
+      flops += flops_of(run, stage) * static_cast<double>(stage.end - std::max(stage.begin, first));
   return flops / static_cast<double>(steps);
 }
 
@@ -76,7 +69,7 @@ void RunReporter::begin(const std::string& set_aside) {
 
 void RunReporter::stage(const TrainStage& stage) {
   if (config_.train.stages.empty()) return;
-  telemetry_.stage(stage_flops(setup_, stage));
+  telemetry_.stage(flops_of(setup_, stage));
   checks_.stage();
   const std::string text = stage_text(config_, stage);
   telemetry_.message(text);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 #include <string>
@@ -173,21 +174,66 @@ TEST_CASE("stages: equal stages are one run, and a resume in the middle of any s
   const std::string plain = run(folder.file("plain"), 1, "--set train.steps=6 "),
                     equal = run(folder.file("equal"), 1, stages(R"([{"steps":2},{"steps":4,"attention":"nsa"}])"));
   CHECK(same_file(plain + kWeights, equal + kWeights));
-  for (const std::string more : {"", "--set train.optimizer=muon --set runtime.precision=bf16 "}) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += fmt::format("line {} of a text\n", i * i);
+  for (const char* name : {"a.txt", "b.txt", "c.txt", "d.txt"}) write_text(folder.file(name), text.substr(0, 2500));
+  const std::string documents =
+      "--set data.kind=text --set data.val_fraction=0.3 --set 'data.paths=[\"" + folder.file("*.txt") + "\"]' ";
+  for (const std::string& more : {documents, std::string("--set train.optimizer=muon --set runtime.precision=bf16 ")}) {
     const std::string keys = stages(kThree) + more +
                              "--set train.save_every=1 --set train.keep_last=0 --set train.eval_every=5 "
                              "--set runtime.recompute=0:1=attention,1:2=block --overwrite ";
-    const std::string whole = run(folder.file("whole"), 1, keys);
-    for (const int step : {2, 3, 5, 7}) {
-      const std::string part =
-          run(folder.file("part"), 1, fmt::format("{}--resume {}/checkpoints/step_{}", keys, whole, step));
+    const std::string whole = run(folder.file("whole"), 1, keys),
+                      moments = "/checkpoints/step_10/optimizer.safetensors";
+    for (const int step : {3, 5, 7}) {
+      const std::string from = fmt::format("{}/checkpoints/step_{}", whole, step);
+      const std::string part = run(folder.file("part"), 1, keys + "--resume " + from);
       CHECK(same_file(whole + kWeights, part + kWeights));
-      CHECK(same_file(whole + "/checkpoints/step_10/optimizer.safetensors",
-                      part + "/checkpoints/step_10/optimizer.safetensors"));
-      CHECK(Json::parse(read_text(whole + "/checkpoints/step_10/state.json"))["cursor"] ==
-            Json::parse(read_text(part + "/checkpoints/step_10/state.json"))["cursor"]);
+      CHECK(same_file(whole + moments, part + moments));
     }
   }
+  // The order of the rows depends on the longest.
+  const Outcome other = run_program(
+      train_args(folder.file("other"), stages(R"([{"steps":12,"seq_len":24}])") +
+                                           "--set train.optimizer=muon --set runtime.precision=bf16 --resume " +
+                                           folder.file("whole") + "/checkpoints/step_3"));
+  INFO(other.output);
+  CHECK(other.exit_code == 1);
+  CHECK(has(other.output, "train.seq_len (the longest of train.stages) is 48, the config's is 24"));
+}
+
+TEST_CASE("stages: a checkpoint from before train.stages, which counts sequences, resumes to the same bits",
+          "[train]") {
+  const TemporaryFolder folder;
+  const std::string keys = "--set train.steps=4 --set train.save_every=2 ";
+  const std::string a = run(folder.file("a"), 1, keys), from = a + "/checkpoints/step_2";
+  Json state = Json::parse(read_text(from + "/state.json"));
+  CHECK(state["cursor"] == 2 * 8 * 48);
+  state.erase("cursor");
+  state["sequences"] = 2 * 8;
+  state["config"]["train"].erase("stages");
+  write_text(from + "/state.json", state.dump());
+  CHECK(same_file(a + kWeights, run(folder.file("b"), 1, keys + "--resume " + from) + kWeights));
+}
+
+TEST_CASE("stages: an evaluation in a dense stage has the model's own attention", "[train]") {
+  const TemporaryFolder folder;
+  const std::string still =
+      R"([{"steps":2,"lr_factor":0,"seq_len":24,"attention":"ATTENTION"},{"steps":1,"lr_factor":0}])";
+  std::vector<std::map<int, double>> losses, trained;
+  for (const std::string attention : {"nsa", "dense"}) {
+    std::string list = still;
+    list.replace(list.find("ATTENTION"), 9, attention);
+    const std::string out =
+        run(folder.file(attention), 1, stages(list) + "--set train.eval_every=1 --set model.init_std=0.5");
+    losses.push_back(column(out + "/val.csv", "val_loss"));
+    trained.push_back(column(out + "/training.csv", "loss"));
+  }
+  CHECK(losses[0] == losses[1]);
+  CHECK(losses[0].size() == 3);
+  CHECK(losses[0].at(2) != losses[0].at(3));  // rows of other lengths
+  CHECK(trained[0].at(1) != trained[1].at(1));
+  CHECK(trained[0].at(3) == trained[1].at(3));
 }
 
 TEST_CASE("stages: a dense stage leaves the parameters that it does not use, and their moments, as they are",
@@ -230,18 +276,34 @@ TEST_CASE("stages: dense and alternating stages on several ranks", "[train][dist
       "--set model.mlp_hidden=512 --set dist.bucket_mb=0.02 --set train.eps=1e-4 ";
   const std::string muon = keys + "--set train.optimizer=muon ";
   const std::string one = run(folder.file("one"), 1, keys), one_muon = run(folder.file("one_muon"), 1, muon);
-  std::vector<std::string> by_zero;
-  for (int zero = 0; zero < 4; ++zero) {
-    by_zero.push_back(
-        run(folder.file(fmt::format("muon{}", zero)), 2, fmt::format("{}--set dist.zero={}", muon, zero)));
-    CHECK(difference(one_muon + kWeights, tensors_path(by_zero.back())).all < 1e-5);
+  for (const auto& [reference, more] : {std::pair{one_muon, muon + "--set dist.zero=1"},
+                                        {one_muon, muon + "--set dist.zero=3"},
+                                        {one, keys + "--set dist.zero=2"},
+                                        {one, keys + "--set dist.context=2 --set train.accumulate_grad_batches=4"}}) {
+    INFO(more);
+    const std::string two = run(folder.file("two"), 2, more + " --overwrite");
+    CHECK(difference(reference + kWeights, tensors_path(two)).all < 1e-5);
   }
-  CHECK(tensors(tensors_path(by_zero[0])) == tensors(tensors_path(by_zero[1])));
-  CHECK(tensors(tensors_path(by_zero[2])) == tensors(tensors_path(by_zero[3])));
-  for (const char* more :
-       {"--set dist.zero=3", "--set dist.zero=1 --set dist.context=2 --set train.accumulate_grad_batches=4"}) {
-    const std::string two = run(folder.file("two"), 2, keys + more + " --overwrite");
-    CHECK(difference(one + kWeights, tensors_path(two)).all < 1e-5);
+}
+
+TEST_CASE("stages: graphs of each kind of step, and resumes, give the same bits on the GPU", "[train][gpu]") {
+  if (!require_gpu()) return;
+  const TemporaryFolder folder;
+  for (const std::string more : {"--set runtime.precision=bf16 ", "--set train.optimizer=muon "}) {
+    const std::string list =
+        R"([{"steps":3,"attention":"dense"},{"steps":4,"attention":"alternate"},{"steps":3,"seq_len":24}])";
+    const std::string keys = stages(list) + more +
+                             "--set runtime.device=cuda --set train.save_every=1 "
+                             "--set train.keep_last=0 --set train.eval_every=2 --overwrite ";
+    const std::string graph = "--set runtime.cuda_graph=true ", plain = run(folder.file("plain"), 1, keys);
+    CHECK(same_file(plain + kWeights, run(folder.file("graph"), 1, keys + graph) + kWeights));
+    for (const int step : {2, 5, 8})
+      CHECK(same_file(
+          plain + kWeights,
+          run(folder.file("part"), 1, fmt::format("{}{}--resume {}/checkpoints/step_{}", keys, graph, plain, step)) +
+              kWeights));
+    for (const char* stem : {kWeightsStem, kMomentsStem})
+      CHECK(compare(plain + "/checkpoints/step_0", plain + "/checkpoints/step_3", stem).unused);
   }
 }
 
@@ -262,12 +324,18 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
       beats.push_back(fmt::format("{} {}", beat["step"].get<int>(), beat["text"].get<std::string>()));
   }
   CHECK(beats == std::vector<std::string>{"0 " + first, "3 " + second, "6 " + third});
+  // Dense steps have no gates: of the steps 7 to 10 only the even ones.
+  std::set<std::string> with_gates;
+  for (const std::string& line : lines(out + "/gates.csv")) with_gates.insert(line.substr(0, line.find(',')));
+  CHECK(with_gates == std::set<std::string>{"step", "1", "2", "3", "8", "10"});
   const auto lr = column(out + "/training.csv", "lr");
   CHECK(lr.at(3) == Approx(0.5 * lr.at(4)).epsilon(0.2));
   CHECK(lr.at(3) < 0.6 * lr.at(4));
   const Json metrics = Json::parse(read_text(out + "/metrics.json"));
   CHECK(metrics["tokens"] == 3 * 64 + 3 * 48 + 4 * 96);
   CHECK(run_program("report " + out).exit_code == 0);
+  CHECK(
+      has(read_text(out + "/report.html"), "3 steps, seq_len 24, attention dense, then 4 steps, attention alternate"));
 
   const std::string args = "plan " + kTiny + " --set runtime.device=cpu " + stages(kThree);
   const Outcome plan = run_program(args + "--json"), text = run_program(args), fit = run_program(args + "--fit");

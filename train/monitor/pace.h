@@ -9,6 +9,7 @@
 #include "model/flops.h"
 #include "train/config.h"
 #include "train/monitor/step_record.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -28,6 +29,8 @@ class StepTimes {
 
 // FLOPs of a step of one rank. The mix: the documents within which attention stays (DataSource::attended).
 double step_flops(const Config&, const DocumentMix& = {});
+// The same on average over the steps of a stage; the mix is that of its rows.
+double stage_flops(const Config&, const TrainStage&, const DocumentMix& = {});
 
 // ThroughputMeter: computes the rates and averages of a StepRecord.
 class ThroughputMeter {

@@ -16,6 +16,19 @@ Telemetry::Resume resume_of(const RunSetup& run) {
   return run.resumed() ? Telemetry::Resume{run.initial_state.step, run.initial_state.tokens} : Telemetry::Resume{};
 }
 
+// The number of steps before this one that were not dense.
+int64_t steps_before(const TrainConfig& train, int64_t step) {
+  int64_t steps = 0;
+  for (const TrainStage& stage : stages_of(train)) {
+    const int64_t begin = std::min(stage.begin, step), end = std::min(stage.end, step);
+    if (stage.attention == StageAttention::alternate)
+      steps += end / 2 - begin / 2;
+    else if (!stage.has_dense_steps())
+      steps += end - begin;
+  }
+  return steps;
+}
+
 double flops_of(const RunSetup& run, const TrainStage& stage) {
   return stage_flops(run.config, stage, attended_in(run.data, stage));
 }
@@ -53,7 +66,7 @@ RunReporter::RunReporter(RunSetup& setup)
                    setup.data.attended.longest()),
       stats_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       progress_(setup.device),
-      updates_(setup.initial_state.step) {}
+      updates_(steps_before(config_.train, setup.initial_state.step)) {}
 
 void RunReporter::begin(const std::string& set_aside) {
   if (setup_.step.reducer() != nullptr)
@@ -145,7 +158,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                        .seconds = settled.step_ms / 1e3,
                        .gates = stats_report_.gates()},
                       result, watchdog_->sample());
-  updates_ += result.finite && result.targets > 0 && lr > 0;
+  updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();
   constexpr int64_t kWarmUpSteps = 5;
   if (++settled_ > kWarmUpSteps) comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;

@@ -67,7 +67,9 @@ class RunReporter {
   Progress progress_;
   std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
   int64_t without_targets_ = 0;       // steps of this process that had no target
-  int64_t updates_;  // number of finished steps that changed the weights, those before a resume included
+  // Number of finished steps that changed the weights, those before a resume included; without dense steps, which do
+  // not change the gates.
+  int64_t updates_;
   int64_t settled_ = 0, comm_steps_ = 0;
   size_t phases_of_banner_ = 0;              // number of phases of the start that the banner shows
   double comm_ms_ = 0, gather_ms_ = 0;       // sums of the fields of TrainStep::Times over comm_steps_ steps

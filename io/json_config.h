@@ -88,7 +88,7 @@ template <class T>
 inline constexpr bool is_object_list<std::vector<T>> = std::is_class_v<T> && !std::is_same_v<T, std::string>;
 template <class T>
 Json objects_to_json(const std::vector<T>& objects);
-// Reads a list of objects, not empty, or null, which stands for no list. Absent keys of an object have their defaults.
+// Reads a list of objects, not empty, or null for an empty list. Absent keys of an object have their defaults.
 template <class T>
 requires is_object_list<std::vector<T>>
 void read_value(const std::string& key, const Json& j, const Rule&, std::vector<T>& out);

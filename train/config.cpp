@@ -24,6 +24,7 @@ void check_fp32(const char* key, double value) {
     fail_usage("{} is {}: it is used in fp32, where 0 and {:.3g} to {:.3g} are allowed", key, value, kLeast, kMost);
 }
 
+// Throws a UsageError if train.stages is impossible.
 void check_stages(const Config& c) {
   if (c.train.stages.empty()) return;
   const int64_t longest = c.train.longest_seq_len();
@@ -140,18 +141,21 @@ void Config::check_run() const {
         "train.decay_fraction is {}: with train.schedule wsd, its {} steps and train.warmup_steps {} are more than "
         "train.steps {}",
         train.decay_fraction, decay, train.warmup_steps, train.steps);
-  for (const TrainStage& stage : stages_of(train))
+  const std::vector<TrainStage> stages = stages_of(train);
+  for (const TrainStage& stage : stages)
     if (dist.context > stage.seq_len)
       fail_usage("dist.context is {}: train.seq_len is {}, and each rank needs a token", dist.context, stage.seq_len);
   if (dist.context > 1 && runtime.cuda_graph)
     fail_usage(
         "dist.context is {}: it must be 1 with runtime.cuda_graph, since a graph cannot hold what the ranks exchange",
         dist.context);
-  if (train.stages.size() > 1 && runtime.asserts && runtime.cuda_graph)
+  const bool differ = stages.size() > 1 || stages.front().attention == StageAttention::alternate;
+  if (differ && runtime.asserts && runtime.cuda_graph)
     fail_usage(
-        "runtime.asserts is true: with the {} stages of train.stages runtime.cuda_graph must be false, since a graph "
-        "does not say which stage's op has failed",
-        train.stages.size());
+        "runtime.asserts is true: with train.stages, whose steps differ ({} of them), runtime.cuda_graph must be "
+        "false, "
+        "since a graph does not say which step's op has failed",
+        stages.size());
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
     fail_usage(

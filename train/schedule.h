@@ -18,7 +18,7 @@ struct TrainStage {
   StageAttention attention = StageAttention::configured;
 
   int64_t steps() const { return end - begin; }
-  // Whether a step (0-based) of the stage is dense. With `alternate` those are that have odd numbers in the log, which
+  // Whether a step (0-based) of the stage is dense. With `alternate`, steps with odd numbers in the log are, which
   // counts from 1.
   bool is_dense(int64_t step) const {
     return attention == StageAttention::dense || (attention == StageAttention::alternate && step % 2 == 0);
@@ -32,7 +32,7 @@ std::vector<TrainStage> stages_of(const TrainConfig&);
 TrainStage stage_at(const TrainConfig&, int64_t step);
 // The config of a run all of whose steps are like those of the stage, without train.stages.
 Config in_stage(const Config&, const TrainStage&);
-// A line about a stage, for the log: "stage 2 of 3: steps 101 to 200 of 4 x 8192 tokens, dense attention".
+// A line about a stage, for the log: "stage 2 of 3: steps 101 to 200 of 4 x 8192 tokens, attention dense".
 std::string stage_text(const Config&, const TrainStage&);
 
 // Learning rate of optimizer step s (0-based) before the factor of its stage: linear warmup over train.warmup_steps to

@@ -135,6 +135,18 @@ TEST_CASE("stages: bad lists are errors that name key and value", "[train]") {
     }
   }
   CHECK(error_of(R"([{"steps":4,"attention":"dense"}])", {"model.attention=dense"}) == "(nothing was thrown)");
+  for (const auto& [list, sets, words] : std::vector<Case>{{R"([{"steps":4,"attention":"alternate"}])",
+                                                            {"runtime.asserts=true", "runtime.cuda_graph=true"},
+                                                            {"runtime.asserts is true", "(stages: 1)"}},
+                                                           {R"([{"steps":4},{"steps":4,"seq_len":3}])",
+                                                            {"dist.context=4"},
+                                                            {"dist.context is 4", "train.seq_len is 3"}}})
+    try {
+      config_of(list, sets).check_run();
+      FAIL("nothing was thrown");
+    } catch (const UsageError& e) {
+      for (const std::string& word : words) CHECK(has(e.what(), word));
+    }
 }
 
 TEST_CASE("stages: rows of several lengths read no token twice in an epoch", "[train]") {

@@ -152,9 +152,8 @@ void Config::check_run() const {
   const bool differ = stages.size() > 1 || stages.front().attention == StageAttention::alternate;
   if (differ && runtime.asserts && runtime.cuda_graph)
     fail_usage(
-        "runtime.asserts is true: with train.stages, whose steps differ ({} of them), runtime.cuda_graph must be "
-        "false, "
-        "since a graph does not say which step's op has failed",
+        "runtime.asserts is true: with train.stages of steps that differ (stages: {}) runtime.cuda_graph must be "
+        "false, since a graph does not say which step's op has failed",
         stages.size());
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)

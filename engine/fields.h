@@ -2,7 +2,7 @@
 //   template <class V> void visit(S& s, V&& v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
 // Parsing, range checks, --help, the echo of the config and the check of a resumed run's config all visit this list. A
 // field is a bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>, an enum whose words are
-// in EnumWords, or KernelChoices (routes.h).
+// in EnumWords, KernelChoices (routes.h), or a std::vector of structs that have a visit() of their own.
 #pragma once
 #include <limits>
 #include <string>

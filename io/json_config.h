@@ -81,12 +81,26 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
 // Reads one word for the kernels of all operations, or an object with a word for some of them; the others become auto.
 void read_value(const std::string& key, const Json& j, const Rule&, KernelChoices& out);
 
+// A list of structs with visited fields.
+template <class T>
+inline constexpr bool is_object_list = false;
+template <class T>
+inline constexpr bool is_object_list<std::vector<T>> = std::is_class_v<T> && !std::is_same_v<T, std::string>;
+template <class T>
+Json objects_to_json(const std::vector<T>& objects);
+// Reads a list of objects, not empty, or null for an empty list. Absent keys of an object have their defaults.
+template <class T>
+requires is_object_list<std::vector<T>>
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<T>& out);
+
 template <class T>
 Json to_json(const T& value) {
   if constexpr (std::is_enum_v<T>)
     return std::string(word_of(value));
   else if constexpr (std::is_same_v<T, KernelChoices>)
     return choices_to_json(value);
+  else if constexpr (is_object_list<T>)
+    return objects_to_json(value);
   else
     return value;
 }
@@ -116,6 +130,38 @@ struct Reader {
 void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
                  const std::vector<std::string>& elsewhere = {});
 const Json& group_object(const Json& root, const std::string& group);
+
+template <class T>
+requires is_object_list<std::vector<T>>
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<T>& out) {
+  out.clear();
+  if (j.is_null()) return;
+  if (!j.is_array() || j.empty()) wrong_value(key, j, "a list of objects, at least one,");
+  for (const Json& item : j) {
+    const std::string name = fmt::format("{}[{}]", key, out.size());
+    if (!item.is_object()) wrong_value(name, item, "an object");
+    Reader reader{name, item, {}, {}};
+    visit(out.emplace_back(), reader);
+    check_known(name, item, reader.known);
+    if (!reader.missing.empty()) fail_usage("{} is {}: it lacks {}", name, brief(item), reader.missing);
+  }
+}
+
+// null for an empty list. Fields that have their defaults are left out.
+template <class T>
+Json objects_to_json(const std::vector<T>& objects) {
+  Json list;
+  for (T object : objects) {
+    T defaults;
+    Json all = Json::object(), json = Json::object();
+    visit(defaults, [&](const char* name, auto& field, const char*, const Rule&) { all[name] = to_json(field); });
+    visit(object, [&](const char* name, auto& field, const char*, const Rule&) {
+      if (Json value = to_json(field); value != all[name]) json[name] = std::move(value);
+    });
+    list.push_back(std::move(json));
+  }
+  return list;
+}
 
 }  // namespace json_config
 

@@ -2,6 +2,9 @@
 // element by element (normed rows, the activation's output, the gated sum). Layers that recompute a tensor share one
 // buffer for it, which backward refills layer by layer. Allocated once for a fixed batch size B and sequence length T.
 #pragma once
+#include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "engine/context.h"
@@ -29,6 +32,24 @@ struct LayerActivations {
 // The views of q, k and v that attention reads: q and k normed (with model.qk_norm) and rotated.
 QkvViews attended_qkv(const LayerActivations&, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
 
+// Memory for the tensors of several Activations that are used in turn: tensors of one name share memory, as much as the
+// largest of them needs.
+class ActivationMemory {
+ public:
+  explicit ActivationMemory(Arena& arena) : arena_(arena) {}
+  // Allocations of a planned arena in which such Activations were constructed. Call for all of them before take().
+  void reserve(const Arena& planned);
+  Tensor take(MemTag, const std::string& name, DType, const Shape&);
+
+ private:
+  struct Largest {
+    Arena::Allocation allocation;
+    Tensor memory;  // empty until the first take()
+  };
+  Arena& arena_;
+  std::map<std::string, Largest> by_name_;
+};
+
 class Activations {
  public:
   // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
@@ -37,6 +58,10 @@ class Activations {
   // this rank has of sequences of T tokens; by default all.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
               int64_t most_documents = 0, const ContextLayout& layout = {});
+  // The same with another source of memory than an arena.
+  using AllocActivation = std::function<Tensor(MemTag, const std::string& name, DType, const Shape&)>;
+  Activations(const AllocActivation&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep,
+              const RecomputePlan&, int64_t most_documents, const ContextLayout& layout);
 
   int64_t B() const { return tokens.size(0); }
   int64_t T() const { return tokens.size(1); }  // tokens of a sequence that this rank has

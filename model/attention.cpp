@@ -91,6 +91,11 @@ QkvViews with_qk(QkvViews views, const Tensor& qk) {
   return views;
 }
 
+QkvViews dense_views(const QkvViews& views, int pairs) {
+  const auto last = static_cast<size_t>(pairs - 1);
+  return {.q = views.q, .k = {views.k[last]}, .v = {views.v[last]}, .pairs = {}};
+}
+
 QkHeads qk_heads(const QkvViews& views) { return {views.q, views.k[0], views.k[1], views.k[2]}; }
 ConstQkHeads const_qk_heads(const QkvViews& views) { return {views.q, views.k[0], views.k[1], views.k[2]}; }
 
@@ -128,6 +133,8 @@ AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t
       s.k_cmp = alloc("k_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_k});
       s.v_cmp = alloc("v_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_v});
       s.gate = alloc("gate", acc, {3, B, T, c.n_kv_groups});
+      constexpr auto kWindow = static_cast<size_t>(Branch::win);
+      saved.dense = {s.o[kWindow], s.lse[kWindow]};
       break;
     }
   }

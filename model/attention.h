@@ -33,7 +33,11 @@ ConstQkHeads const_qk_heads(const QkvViews&);
 NsaIn nsa_in(const QkvViews&, const Documents& documents = {});
 AttendIn dense_in(const QkvViews&, const Documents& documents = {});
 
-// What forward saves for backward: nsa or dense, by the layer's kind.
+// The views that a layer attends with in a dense pass: q and the last pair, that of the window branch, as the first.
+QkvViews dense_views(const QkvViews&, int pairs);
+
+// What forward saves for backward: nsa or dense, by the layer's kind. Of an NSA layer, `dense` has the tensors of the
+// window branch.
 struct AttentionSaved {
   NsaSaved nsa;
   DenseSaved dense;

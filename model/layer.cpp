@@ -43,18 +43,23 @@ RopeKeys rows_of_keys(const std::array<Tensor, 3>& k, Rows&& rows) {
   return {rows(k[0]), rows(k[1]), rows(k[2])};
 }
 
+// The parts of all of q, k and v with which the layer attends in this pass.
+QkvViews attended(const LayerContext& lc, const QkvViews& all) {
+  return lc.dense ? dense_views(all, kv_pairs(lc.config, lc.kind())) : all;
+}
+
 // Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
-// `scope`; in a dense layer it is one of the tensors in `a`.
+// `scope`; in a dense layer or pass it is one of the tensors in `a`.
 Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
                     Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
   Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
   linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
-  const QkvViews views = attended_qkv(a, c, lc.attention(), lc.B, lc.T);
+  const QkvViews all = attended_qkv(a, c, lc.kind(), lc.B, lc.T), views = attended(lc, all);
   if (c.qk_norm) {
     lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
-    qk_norm_forward(ctx, qk_heads(views), const_qk_heads(split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T)), w.qk_norm,
+    qk_norm_forward(ctx, qk_heads(all), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
   }
   rotate_runs(lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
@@ -101,8 +106,9 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   Tensor dqkv = scope.alloc(dtype, a.qkv.shape(), "dqkv");
   {
     Scratch::Scope inner(ctx.scratch);
-    const QkvViews views = attended_qkv(a, c, lc.attention(), lc.B, lc.T),
-                   dviews = split_qkv(dqkv, c, lc.attention(), lc.B, lc.T);
+    if (lc.dense) zero(ctx, dqkv);  // the other branches' keys and values have no gradient
+    const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T)),
+                   all_dviews = split_qkv(dqkv, c, lc.kind(), lc.B, lc.T), dviews = attended(lc, all_dviews);
     const Tensor dout = inner.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
     linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
@@ -117,8 +123,8 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     });
     lc.expect_finite(ctx, {{"backward of the branches and rope", "dqkv", dqkv}});
     if (c.qk_norm) {
-      qk_norm_backward(ctx, qk_heads(dviews), g.qk_norm, const_qk_heads(dviews),
-                       const_qk_heads(split_qkv(a.qkv, c, lc.attention(), lc.B, lc.T)), w.qk_norm, c.norm_eps);
+      qk_norm_backward(ctx, qk_heads(all_dviews), g.qk_norm, const_qk_heads(all_dviews),
+                       const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm, c.norm_eps);
       lc.expect_finite(ctx, {{"qk_norm backward", "dqkv", dqkv}});
       report(ctx, lc, {g.qk_norm});
     }

@@ -19,13 +19,16 @@ struct LayerContext {
   // true: attend to the selection lists in LayerActivations instead of selecting, so that finite differences hold the
   // lists fixed.
   bool keep_block_index = false;
+  bool dense = false;           // attend as a dense layer, with the window branch's keys and values
   bool add_products = true;     // false: gradients with ParamSpec::product hold no values yet and are overwritten
   GradSink* sink = nullptr;     // receives each gradient when it is finished; may be null
   Asserts* asserts = nullptr;   // checks the output of each op; may be null
   int64_t layer = -1;           // index of the layer; -1: outside the layers
   LayerStats* stats = nullptr;  // receives the gates and lists of a forward, not of a recomputation; may be null
 
-  AttentionKind attention() const { return config.attention_of(layer); }
+  // The layer's kind, by which its parameters and activations are laid out; and how it attends in this pass.
+  AttentionKind kind() const { return config.attention_of(layer); }
+  AttentionKind attention() const { return dense ? AttentionKind::dense : kind(); }
   // With runtime.asserts: checks that tensors are finite, after the ops of a stage, in the order in which the ops wrote
   // the tensors.
   void expect_finite(Context& ctx, std::initializer_list<Asserts::Written> written) const {

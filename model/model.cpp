@@ -52,6 +52,7 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .layout = layout,
           .group = options_.group,
           .keep_block_index = keep_block_index_,
+          .dense = dense_,
           .asserts = asserts_,
           .layer = layer};
 }

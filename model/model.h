@@ -35,6 +35,9 @@ class Model {
   // true: forward attends to the selection lists in the activations instead of selecting, for finite differences and
   // comparisons.
   void keep_block_index(bool keep) { keep_block_index_ = keep; }
+  // true: all layers of an NSA model attend as dense layers do, with the keys and values of the window branch. The
+  // gradients of parameters that such a pass does not use (used_by_dense_pass) are zero.
+  void attend_densely(bool dense) { dense_ = dense; }
   // In every later pass, checks tokens, selection lists, and that all values are finite. null ends the checks.
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
@@ -67,7 +70,7 @@ class Model {
   ModelTensors<ConstTensor> w_;
   ModelTensors<Tensor> g_;
   Tensor rope_cos_, rope_sin_;  // [max_seq_len, dk/2] acc
-  bool keep_block_index_ = false;
+  bool keep_block_index_ = false, dense_ = false;
   Asserts* asserts_ = nullptr;
 };
 

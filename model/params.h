@@ -78,6 +78,12 @@ struct ParamSpec {
   Shape stored() const;
 };
 
+// Whether a pass in which all layers attend densely (Model::attend_densely) uses a parameter: all but gates, phi, and
+// the keys and values of the other branches.
+inline bool used_by_dense_pass(const ParamSpec& spec) {
+  return !is_gate(spec.role) && spec.branch != Branch::cmp && spec.branch != Branch::sel;
+}
+
 // The specs of all parameters in the order of the forward pass, which all files and reports use.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);

@@ -137,7 +137,7 @@ int64_t most_documents(const Options& o, const Config& config, const TokenSource
         "{} was trained with data.documents attend_within, but where the documents of {} begin is not known: no "
         "manifest.json lists all of its shards and names their separator as `eot` (io/data/README.md)",
         o.checkpoint, source.name());
-  const int64_t T = o.seq > 0 ? o.seq : config.train.seq_len;
+  const int64_t T = o.seq > 0 ? o.seq : config.train.longest_seq_len();
   return divide_rows(*source.documents(), (source.size() + T - 1) / T, T).most + 1;
 }
 

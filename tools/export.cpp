@@ -95,7 +95,7 @@ void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const 
   source.origin = origin_for_tokens(std::move(source.origin), *e.tokenizer, source.config.data.tokenizer);
   const ExportClass c = export_class(source.config.model, source.origin);
   const std::vector<Tokenizer::File> tokenizer =
-      tokenizer_files(*e.tokenizer, source.origin, c, source.config.train.seq_len);
+      tokenizer_files(*e.tokenizer, source.origin, c, source.config.train.longest_seq_len());
   std::vector<Tokenizer::File> files = {
       {"config.json", json_file(export_config(source, c, dtype, e.eot()))},
       {"generation_config.json", json_file(export_generation_config(source, e.eot()))},

@@ -80,7 +80,7 @@ class Generator {
       : o_(o),
         source_(find_model(o.checkpoint)),
         tokenizer_(tokenizer_of_checkpoint(source_.folder, source_.config.data.tokenizer)),
-        context_(o.context > 0 ? o.context : source_.config.train.seq_len),
+        context_(o.context > 0 ? o.context : source_.config.train.longest_seq_len()),
         stop_(o.stop.begin(), o.stop.end()) {
     const int64_t vocab = source_.config.model.vocab_size;
     const bool has_texts = !o.prompts.empty();

@@ -18,6 +18,8 @@
 #include "train/fit/planned_exchanges.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
+#include "train/monitor/pace.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -61,16 +63,51 @@ std::string layers_text(const ModelConfig& c) {
 
 double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 
-// Returns the prediction as JSON. Without --json, also prints it as text.
-Json describe_plan(const Options& o, const Config& config, Device device, const MemoryPlan& plan,
-                   const PlannedDocuments& documents) {
+// What a token of a step costs.
+struct TokenFlops {
+  double all = 0, replayed = 0;
+};
+TokenFlops token_flops(const Config& config, const DocumentMix& attended) {
   const TrainConfig& t = config.train;
   const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of one rank or group per step
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
-  const double flops =
-      training_flops(config.model, sequences, t.seq_len, config.recompute, documents.attended) / step_tokens;
-  const double replayed =
-      flops - training_flops(config.model, sequences, t.seq_len, {}, documents.attended) / step_tokens;
+  const double all = training_flops(config.model, sequences, t.seq_len, config.recompute, attended) / step_tokens;
+  return {all, all - training_flops(config.model, sequences, t.seq_len, {}, attended) / step_tokens};
+}
+
+// Returns the stages of train.stages as JSON, with what each needs if it is the only one. Without --json, also prints
+// them as text.
+Json describe_stages(const Options& o, const Config& config, Device device, Comm* ranks,
+                     const PlannedDocuments& documents) {
+  Json out = Json::array();
+  for (const TrainStage& stage : stages_of(config.train)) {
+    Config alone = config;
+    alone.train.stages = {config.train.stages[stage.index]};
+    const Config steps = in_stage(config, stage);
+    const int64_t peak = plan_memory(alone, device, ranks, documents.most).peak_bytes();
+    const int64_t tokens = steps.tokens_per_step(o.ranks);
+    const double flops = stage_flops(config, stage, documents.attended[stage.index]) *
+                         static_cast<double>(config.dist.context) / static_cast<double>(steps.train.tokens_per_step());
+    out.push_back({{"steps", stage.steps()},
+                   {"seq_len", stage.seq_len},
+                   {"micro_batch_size", stage.micro_batch_size},
+                   {"attention", word_of(stage.attention)},
+                   {"tokens_per_step", tokens},
+                   {"flops_per_token", flops},
+                   {"peak_bytes", peak}});
+    if (!o.json)
+      fmt::print("{}: {} tokens a step; {}{:.1f} million FLOPs per token; alone it needs {:.3f} GB\n",
+                 stage_text(config, stage), tokens, documents.known ? "" : "at most ", flops * 1e-6, gb(peak));
+  }
+  return out;
+}
+
+// Returns the prediction as JSON. Without --json, also prints it as text. With train.stages, a step is one of the last
+// stage.
+Json describe_plan(const Options& o, const Config& run, Device device, const MemoryPlan& plan,
+                   const PlannedDocuments& documents) {
+  const Config config = in_stage(run, stages_of(run.train).back());
+  const auto [flops, replayed] = token_flops(config, documents.attended.back());
   const Json out = {{"parameters", count_parameters(config.model)},
                     {"tensors", param_specs(config.model).size()},
                     {"nsa_layers", config.model.count_nsa_layers()},
@@ -86,14 +123,14 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
                     {"peak_bytes", plan.peak_bytes()}};
   if (!o.json)
     fmt::print(
-        "parameters: {} in {} tensors; {}; a step: {} tokens; FLOPs: {}{:.1f} million per token, {:.1f} of them "
+        "parameters: {} in {} tensors; {}; a step{}: {} tokens; FLOPs: {}{:.1f} million per token, {:.1f} of them "
         "recomputed{}\n"
         "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
         "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
         count_parameters(config.model), param_specs(config.model).size(), layers_text(config.model),
-        config.tokens_per_step(o.ranks), documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6,
-        documents.known ? "" : kWholeRows, device.str(),
-        o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
+        run.train.stages.empty() ? "" : " of the last stage", config.tokens_per_step(o.ranks),
+        documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6, documents.known ? "" : kWholeRows,
+        device.str(), o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
         gb(plan.peak_bytes()), config.recompute.str(), static_cast<double>(plan.workspace_bytes) / kMiB,
         static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
   return out;
@@ -125,7 +162,7 @@ Json describe_shared(const Options& o, const Config& config, const std::vector<P
   constexpr double kMB = 1e6, kMs = 1e3;
   const TrainConfig& t = config.train;
   const int64_t context = config.dist.context;
-  const StepCost cost = step_cost(config, o.ranks, documents.attended, most_bytes(exchanges));
+  const StepCost cost = step_cost(config, o.ranks, documents.attended.front(), most_bytes(exchanges));
   double of_layer[2] = {0, 0};  // bytes of a micro-step's forward and backward
   for (const PlannedExchange& e : exchanges)
     of_layer[e.backward] += static_cast<double>(e.most_bytes()) / static_cast<double>(e.layers);
@@ -192,10 +229,10 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
                   const PlannedDocuments& documents) {
   const TrainConfig& t = config.train;
   const int64_t bytes = memory_of(o, device);
-  const std::optional<Settings> best = fit_settings(config, device, bytes, ranks, documents.most, documents.attended);
+  const DocumentMix& attended = documents.attended.front();
+  const std::optional<Settings> best = fit_settings(config, device, bytes, ranks, documents.most, attended);
   const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks, documents.most);
-  const std::optional<RecomputeFit> recompute =
-      fit_recompute(config, device, bytes, ranks, documents.most, documents.attended);
+  const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes, ranks, documents.most, attended);
   if (!best && !batch && !recompute)
     fail("nothing fits in {:.3f} GB: {}", gb(bytes), least_need(config, device, bytes, ranks, documents.most));
   Json fit = {{"memory_bytes", bytes}};
@@ -221,12 +258,16 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
 
 void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
+  if (o.fit && !config.train.stages.empty())
+    fail_usage("--fit finds settings for steps of one size, and train.stages has {} stages: --set train.stages=null",
+               config.train.stages.size());
   const Device device = planned_device(config.runtime.device);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);
   Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), documents.most), documents);
   if (config.dist.context > 1)
     out["context"] = describe_shared(o, config, plan_exchanges(config, device, ranks.get(), documents.most), documents);
+  if (!config.train.stages.empty()) out["stages"] = describe_stages(o, config, device, ranks.get(), documents);
   if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get(), documents);
   if (o.json) fmt::print("{}\n", dump_json(out, 2));
 }

@@ -146,7 +146,7 @@ void score(const Options& o) {
   const ModelSource source = find_model(o.checkpoint);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(source.folder, source.config.data.tokenizer);
   std::vector<Request> requests = read_requests(o.jsonl, *tokenizer, source.config.model.vocab_size);
-  const auto most = static_cast<size_t>(o.seq > 0 ? o.seq : source.config.train.seq_len);
+  const auto most = static_cast<size_t>(o.seq > 0 ? o.seq : source.config.train.longest_seq_len());
   std::vector<Window> windows;
   for (size_t i = 0; i < requests.size(); ++i) add_windows(windows, requests[i], i, most);
   size_t longest = 0;

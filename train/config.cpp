@@ -5,6 +5,7 @@
 #include "engine/check.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/tokenizer/unicode.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -23,10 +24,82 @@ void check_fp32(const char* key, double value) {
     fail_usage("{} is {}: it is used in fp32, where 0 and {:.3g} to {:.3g} are allowed", key, value, kLeast, kMost);
 }
 
+// Throws a UsageError if train.stages is impossible.
+void check_stages(const Config& c) {
+  if (c.train.stages.empty()) return;
+  const int64_t longest = c.train.longest_seq_len();
+  for (const TrainStage& stage : stages_of(c.train)) {
+    const std::string key = fmt::format("train.stages[{}]", stage.index);
+    check_fp32((key + ".lr_factor").c_str(), stage.lr_factor);
+    if (longest % stage.seq_len != 0)
+      fail_usage("{}.seq_len is {}, which does not divide {}, the longest of all stages", key, stage.seq_len, longest);
+    if (c.data.kind == DataKind::needle && stage.seq_len != c.train.seq_len)
+      fail_usage("{}.seq_len is {}: with data.kind needle it must be train.seq_len, which is {}", key, stage.seq_len,
+                 c.train.seq_len);
+    if (c.data.packing == Packing::best_fit && stage.seq_len != c.train.seq_len)
+      fail_usage("{}.seq_len is {}: with data.packing best_fit it must be train.seq_len, which is {}", key,
+                 stage.seq_len, c.train.seq_len);
+    const StageAttention attention = stage.attention;
+    if (!c.model.has_nsa() && attention != StageAttention::configured && attention != StageAttention::dense)
+      fail_usage("{}.attention is {}: it needs model.attention nsa, and that is dense", key, word_of(attention));
+  }
+  if (const int64_t steps = stages_of(c.train).back().end; c.train.steps != steps)
+    fail_usage(
+        "train.steps is {}, but the steps of train.stages are {} in all: they must be equal, or train.steps absent",
+        c.train.steps, steps);
+}
+
 }  // namespace
+
+int64_t TrainConfig::longest_seq_len() const {
+  int64_t longest = stages.empty() ? seq_len : 0;
+  for (const StageConfig& stage : stages) longest = std::max(longest, stage.seq_len > 0 ? stage.seq_len : seq_len);
+  return longest;
+}
+
+std::vector<TrainStage> stages_of(const TrainConfig& c) {
+  const auto or_else = [](int64_t value, int64_t otherwise) { return value > 0 ? value : otherwise; };
+  std::vector<TrainStage> stages;
+  for (const StageConfig& s : c.stages) {
+    const int64_t begin = stages.empty() ? 0 : stages.back().end;
+    stages.push_back({.index = stages.size(),
+                      .begin = begin,
+                      .end = begin + s.steps,
+                      .seq_len = or_else(s.seq_len, c.seq_len),
+                      .micro_batch_size = or_else(s.micro_batch_size, c.micro_batch_size),
+                      .lr_factor = s.lr_factor,
+                      .attention = s.attention});
+  }
+  if (stages.empty()) stages.push_back({.end = c.steps, .seq_len = c.seq_len, .micro_batch_size = c.micro_batch_size});
+  return stages;
+}
+
+TrainStage stage_at(const TrainConfig& c, int64_t step) {
+  const std::vector<TrainStage> stages = stages_of(c);
+  for (const TrainStage& stage : stages)
+    if (step < stage.end) return stage;
+  return stages.back();
+}
+
+Config in_stage(const Config& config, const TrainStage& stage) {
+  Config of_stage = config;
+  of_stage.train.stages.clear();
+  of_stage.train.seq_len = stage.seq_len;
+  of_stage.train.micro_batch_size = stage.micro_batch_size;
+  return of_stage;
+}
+
+std::string stage_text(const Config& config, const TrainStage& stage) {
+  const bool says_attention = config.model.has_nsa() && stage.attention != StageAttention::configured;
+  return fmt::format("stage {} of {}: steps {} to {} of {} x {} tokens{}{}", stage.index + 1,
+                     config.train.stages.size(), stage.begin + 1, stage.end, stage.micro_batch_size, stage.seq_len,
+                     stage.lr_factor != 1 ? fmt::format(", learning rate x {}", stage.lr_factor) : "",
+                     says_attention ? fmt::format(", attention {}", word_of(stage.attention)) : "");
+}
 
 void Config::resolve() {
   model.resolve();
+  check_stages(*this);
   check_fp32("model.init_std", model.init_std);
   check_fp32("model.norm_eps", model.norm_eps);
   check_fp32("nsa.gate_temperature", model.nsa.gate.temperature);
@@ -68,12 +141,20 @@ void Config::check_run() const {
         "train.decay_fraction is {}: with train.schedule wsd, its {} steps and train.warmup_steps {} are more than "
         "train.steps {}",
         train.decay_fraction, decay, train.warmup_steps, train.steps);
-  if (dist.context > train.seq_len)
-    fail_usage("dist.context is {}: train.seq_len is {}, and each rank needs a token", dist.context, train.seq_len);
+  const std::vector<TrainStage> stages = stages_of(train);
+  for (const TrainStage& stage : stages)
+    if (dist.context > stage.seq_len)
+      fail_usage("dist.context is {}: train.seq_len is {}, and each rank needs a token", dist.context, stage.seq_len);
   if (dist.context > 1 && runtime.cuda_graph)
     fail_usage(
         "dist.context is {}: it must be 1 with runtime.cuda_graph, since a graph cannot hold what the ranks exchange",
         dist.context);
+  const bool differ = stages.size() > 1 || stages.front().attention == StageAttention::alternate;
+  if (differ && runtime.asserts && runtime.cuda_graph)
+    fail_usage(
+        "runtime.asserts is true: with train.stages of steps that differ (stages: {}) runtime.cuda_graph must be "
+        "false, since a graph does not say which step's op has failed",
+        stages.size());
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
     fail_usage(

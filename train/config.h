@@ -25,6 +25,7 @@ enum class MasterDType { fp32, none };
 enum class Offload { none, optimizer };
 enum class Schedule { cosine, wsd, linear };
 enum class OptimizerKind { adamw, muon };
+enum class StageAttention { configured, nsa, dense, alternate };
 
 struct DataConfig {
   DataKind kind = DataKind::synthetic;
@@ -43,8 +44,16 @@ struct DataConfig {
   double needle_depth = -1;
 };
 
+// An entry of train.stages. stages_of() (schedule.h) fills in what is absent.
+struct StageConfig {
+  int64_t steps = 0, seq_len = 0, micro_batch_size = 0;  // seq_len, micro_batch_size: 0 if absent
+  double lr_factor = 1;
+  StageAttention attention = StageAttention::configured;
+};
+
 struct TrainConfig {
   int64_t steps = 0, seq_len = 0, micro_batch_size = 0, accumulate_grad_batches = 1;
+  std::vector<StageConfig> stages;
   double lr = 3e-4, min_lr_fraction = 0.1;
   int64_t warmup_steps = 0;
   Schedule schedule = Schedule::cosine;
@@ -61,7 +70,10 @@ struct TrainConfig {
   MasterDType master_dtype = MasterDType::fp32;
   Precision final_dtype = Precision::fp32;
 
-  // Tokens per optimizer step on one rank, or on the ranks that share their sequences (dist.context).
+  // The longest sequence of all stages, in tokens.
+  int64_t longest_seq_len() const;
+  // Tokens per optimizer step on one rank, or on the ranks that share their sequences (dist.context). With
+  // train.stages, ask the config of a stage (in_stage() in schedule.h).
   int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
   // The steps at the end in which the learning rate of schedule wsd falls.
   int64_t decay_steps() const { return std::llround(decay_fraction * static_cast<double>(steps)); }
@@ -185,6 +197,14 @@ struct EnumWords<OptimizerKind> {
 };
 
 template <>
+struct EnumWords<StageAttention> {
+  static constexpr std::pair<std::string_view, StageAttention> words[] = {{"nsa", StageAttention::nsa},
+                                                                          {"dense", StageAttention::dense},
+                                                                          {"alternate", StageAttention::alternate},
+                                                                          {"", StageAttention::configured}};
+};
+
+template <>
 struct EnumWords<CommBackend> {
   static constexpr std::pair<std::string_view, CommBackend> words[] = {
       {"auto", CommBackend::automatic}, {"nccl", CommBackend::nccl}, {"mpi", CommBackend::mpi}};
@@ -229,13 +249,32 @@ void visit(DataConfig& c, V&& v) {
 }
 
 template <class V>
+void visit(StageConfig& c, V&& v) {
+  v("steps", c.steps, "optimizer steps of the stage", required(at_least(1)));
+  v("seq_len", c.seq_len, "as train.seq_len, and its default; divides the longest of all stages",
+    at_least(1).up_to(1 << 24));
+  v("micro_batch_size", c.micro_batch_size, "as train.micro_batch_size, and its default", at_least(1).up_to(1 << 20));
+  v("lr_factor", c.lr_factor, "multiplies the learning rate of the schedule", at_least(0));
+  v("attention", c.attention,
+    "dense: all layers of an NSA model have causal attention to the keys and values of the window branch, without "
+    "gate; the parameters that this leaves out keep their values and moments. alternate: dense in odd steps, NSA in "
+    "even ones. nsa, and the default: as the model is configured",
+    Rule{});
+}
+
+template <class V>
 void visit(TrainConfig& c, V&& v) {
-  v("steps", c.steps, "optimizer steps", required(at_least(0)));
+  v("steps", c.steps, "optimizer steps; may be absent with train.stages, as the sum of their steps",
+    required(at_least(0)));
   v("seq_len", c.seq_len, "sequence length T, in tokens", required(at_least(1).up_to(1 << 24)));
   v("micro_batch_size", c.micro_batch_size, "sequences per rank (with dist.context per group of ranks) and micro-step",
     required(at_least(1).up_to(1 << 20)));
   v("accumulate_grad_batches", c.accumulate_grad_batches, "micro-steps (gradient accumulation) per optimizer step",
     at_least(1).up_to(1 << 20));
+  v("stages", c.stages,
+    "stages of the run, one after the other: a list of objects. Steps, moments and the position in the data continue "
+    "from stage to stage; not set: one stage",
+    Rule{});
   v("lr", c.lr, "peak learning rate", at_least(0));
   v("min_lr_fraction", c.min_lr_fraction, "learning rate at the end of the schedule, as a fraction of lr",
     at_least(0).up_to(1));

@@ -66,7 +66,7 @@ const DocumentIndex& known_documents(const Config& c, const TokenSource& source)
 // The most documents in a row of consecutive tokens of a source. limit: throws a UsageError that names the row if there
 // are more; 0: none.
 RowDivision divide_stream(const Config& c, const TokenSource& source, int64_t limit) {
-  const int64_t T = c.train.seq_len;
+  const int64_t T = c.train.longest_seq_len();
   const RowDivision division = divide_rows(known_documents(c, source), (source.size() - 1) / T, T);
   if (limit > 0 && division.most > limit)
     fail_usage("{}: row {} (tokens {} to {}) has {} documents, data.max_documents allows {}", source.name(),
@@ -89,7 +89,7 @@ DocumentMix mix_of(int64_t rows, const std::vector<int64_t>& by_length) {
 }
 
 void describe_best_fit(const Config& c, DataSource& data, const DocumentIndex& index) {
-  const int64_t T = c.train.seq_len;
+  const int64_t T = c.train.longest_seq_len();
   const PackingStats s = measure_best_fit(*data.train, data.rows);
   data.parts = mix_of(s.rows, s.parts);
   if (data.rows.within) {
@@ -111,7 +111,7 @@ void describe_best_fit(const Config& c, DataSource& data, const DocumentIndex& i
 }
 
 void describe_stream(const Config& c, DataSource& data, const DocumentIndex& index, const RowDivision& division) {
-  const int64_t T = c.train.seq_len, rows = (index.size - 1) / T;
+  const int64_t T = c.train.longest_seq_len(), rows = (index.size - 1) / T;
   data.attended = data.parts = mix_of(rows, division.parts);
   data.document_stats = {{"documents", index.count()},
                          {"mean_length", ratio(index.size, index.count())},
@@ -139,7 +139,7 @@ void check_max_documents(const Config& c) {
 
 // Fills in what a run knows about its documents; nothing if its rows do not depend on them.
 void describe_documents(const Config& c, DataSource& data) {
-  data.rows = {.seq_len = c.train.seq_len,
+  data.rows = {.seq_len = c.train.longest_seq_len(),
                .packing = c.data.packing,
                .max_documents = c.data.max_documents,
                .seed = static_cast<uint64_t>(c.data.seed),
@@ -149,7 +149,7 @@ void describe_documents(const Config& c, DataSource& data) {
   const DocumentIndex& index = known_documents(c, *data.train);
   data.documents = fmt::format("{} of {:.0f} tokens on average; attention {} them; ", grouped(index.count()),
                                ratio(index.size, index.count()), within ? "stays within" : "crosses");
-  if (packs && data.rows.max_documents == 0) data.rows.max_documents = default_max_documents(c.train.seq_len);
+  if (packs && data.rows.max_documents == 0) data.rows.max_documents = default_max_documents(c.train.longest_seq_len());
   // Validation rows are consecutive tokens for either packing.
   const int64_t limit = packs ? 0 : c.data.max_documents;
   const int64_t val = within && data.val->size() > 0 ? divide_stream(c, *data.val, limit).most : 0;
@@ -166,20 +166,22 @@ void describe_documents(const Config& c, DataSource& data) {
 // Describes the share of the tokens that a mask leaves; empty without a mask. Throws an Error if it leaves none to
 // train on, or none in all rows of an evaluation.
 std::string describe_mask(const Config& c, const TokenSource& train, const TokenSource& val) {
-  const int64_t T = c.train.seq_len;
   const auto learned = [](const TokenSource& source) { return source.mask().count(1, source.size()); };
   if (!train.mask().empty() && learned(train) == 0)
     fail("{}: its loss mask leaves no token that is learned", train.name());
   if (!val.mask().empty() && c.train.eval_every > 0) {
-    const int64_t rows = std::min(c.train.eval_batches * c.train.micro_batch_size, count_sequences(val, T));
     const bool within = attends_within(c.data);
-    bool any = false;
-    for (int64_t row = 0; row < rows && !any; ++row) any = count_stream_targets(val, row * T, T, within) > 0;
-    if (!any)
-      fail(
-          "{}: its loss mask leaves no token that is learned in the first {} rows of {} tokens, which an evaluation "
-          "reads",
-          val.name(), rows, T);
+    for (const TrainStage& stage : stages_of(c.train)) {
+      const int64_t T = stage.seq_len,
+                    rows = std::min(c.train.eval_batches * stage.micro_batch_size, count_sequences(val, T));
+      bool any = false;
+      for (int64_t row = 0; row < rows && !any; ++row) any = count_stream_targets(val, row * T, T, within) > 0;
+      if (!any)
+        fail(
+            "{}: its loss mask leaves no token that is learned in the first {} rows of {} tokens, which an evaluation "
+            "reads",
+            val.name(), rows, T);
+    }
   }
   return train.mask().empty() ? "" : fmt::format(", {} of them learned", percent(learned(train), train.size()));
 }
@@ -254,8 +256,8 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
       break;
   }
   // Throws now, not at the first step or evaluation, if either split is too small.
-  const int64_t sequences = count_sequences(*data.train, c.train.seq_len);
-  if (c.train.eval_every > 0) count_sequences(*data.val, c.train.seq_len);
+  const int64_t sequences = count_sequences(*data.train, c.train.longest_seq_len());
+  if (c.train.eval_every > 0) count_sequences(*data.val, c.train.longest_seq_len());
   std::string text = data.train->name(), summary = text;
   if (c.data.kind == DataKind::text || c.data.kind == DataKind::shards) {
     const std::string learned = describe_mask(c, *data.train, *data.val);
@@ -284,6 +286,7 @@ LoaderOptions loader_options(const Config& c, const DataSource& data, int64_t ra
   return {.seq_len = c.train.seq_len,
           .micro_batch = c.train.micro_batch_size,
           .micro_steps = c.train.accumulate_grad_batches,
+          .block = data.rows.seq_len,
           .packing = data.rows.packing,
           .max_documents = data.rows.max_documents,
           .seed = data.rows.seed,
@@ -293,14 +296,24 @@ LoaderOptions loader_options(const Config& c, const DataSource& data, int64_t ra
           .stall_s = c.data.stall_s};
 }
 
+DocumentMix attended_in(const DataSource& data, const TrainStage& stage) {
+  const int64_t T = stage.seq_len;
+  if (!data.within() || T == data.rows.seq_len) return data.attended;
+  const int64_t rows = (data.train->size() - 1) / T;
+  return mix_of(rows, divide_rows(*data.train->documents(), rows, T).parts);
+}
+
 PlannedDocuments planned_documents(const Config& c) {
   try {
     check_max_documents(c);
-    if (!attends_within(c.data)) return {};
+    const std::vector<DocumentMix> whole_rows(stages_of(c.train).size());
+    if (!attends_within(c.data)) return {.attended = whole_rows};
     if (c.data.max_documents > 0 && c.data.packing == Packing::stream)
-      return {.most = c.data.max_documents, .attended = {}, .known = false};
-    DataSource data = open_data(c);
-    return {.most = data.most_documents, .attended = std::move(data.attended)};
+      return {.most = c.data.max_documents, .attended = whole_rows, .known = false};
+    const DataSource data = open_data(c);
+    PlannedDocuments planned{.most = data.most_documents, .attended = {}};
+    for (const TrainStage& stage : stages_of(c.train)) planned.attended.push_back(attended_in(data, stage));
+    return planned;
   } catch (const UsageError&) { throw; } catch (const Error& e) {
     if (c.data.documents != DocumentScope::unset) throw;
     fail("{} (the plan depends on the most documents in a row of this data, unless data.documents=attend_across)",

@@ -9,6 +9,7 @@
 #include "io/json_config.h"
 #include "model/flops.h"
 #include "train/config.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -24,7 +25,7 @@ struct DataSource {
   std::string documents;
   Json document_stats;
   // The documents that the training rows hold, and with padding, as attention sees them (empty unless attention stays
-  // within documents).
+  // within documents). With train.stages all numbers here are of the longest rows.
   DocumentMix parts, attended;
   RowOptions rows;  // of the training rows
 
@@ -44,11 +45,13 @@ DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
 
 // How a rank reads the training rows of a fresh run; ranks that share sequences (dist.context) read the same ones.
 LoaderOptions loader_options(const Config&, const DataSource&, int64_t rank, int64_t world);
+// DataSource::attended, of the rows of a stage.
+DocumentMix attended_in(const DataSource&, const TrainStage&);
 
 // What a plan needs to know about a run's documents.
 struct PlannedDocuments {
-  int64_t most = 0;      // DataSource::most_documents
-  DocumentMix attended;  // DataSource::attended
+  int64_t most = 0;                   // DataSource::most_documents
+  std::vector<DocumentMix> attended;  // DataSource::attended, by stage
   // False: `attended` is not known, because the data was not opened.
   bool known = true;
 };

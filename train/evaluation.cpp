@@ -23,7 +23,10 @@ void sample_selection(RunSetup& run, int64_t step) {
 
 double evaluate(RunSetup& run, int64_t step) {
   report_stage(run.runtime->ctx(), Stage::evaluation);
-  const TrainConfig& t = run.config.train;
+  // The rows of the stage that the step before ended.
+  const TrainStage stage = stage_at(run.config.train, std::max<int64_t>(0, step - 1));
+  const TrainConfig t = in_stage(run.config, stage).train;
+  run.step.enter(stage);
   const TokenSource& data = *run.data.val;
   const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
   std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;

@@ -23,7 +23,7 @@ void LoadedModel::build(Runtime& runtime, const Options& o) {
 
 LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.checkpoint)) {
   Options o = options;
-  if (o.seq_len == 0) o.seq_len = source_.config.train.seq_len;
+  if (o.seq_len == 0) o.seq_len = source_.config.train.longest_seq_len();
   if (o.device.is_cuda() && o.dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
   seq_len_ = o.seq_len;
   layout_ = ContextLayout::of(seq_len_, o.comm == nullptr ? 1 : o.comm->world(), o.comm == nullptr ? 0 : o.comm->rank(),

@@ -29,7 +29,26 @@ LoadedConfig load_config(Json root, const std::string& name, const std::vector<s
   return loaded;
 }
 
-Config config_from_json(const Json& root) {
+namespace {
+
+// Adds the train.steps that a config with train.stages leaves out, or has as null: the sum of their steps. Malformed
+// stages are left as they are, for the errors of their fields.
+Json with_steps(Json root) {
+  const auto has = [](const Json& object, const char* key) {
+    return object.is_object() && object.contains(key) && !object[key].is_null();
+  };
+  if (!has(root, "train") || !has(root["train"], "stages") || has(root["train"], "steps")) return root;
+  double steps = 0;
+  for (const Json& stage : root["train"]["stages"])
+    if (has(stage, "steps") && stage["steps"].is_number()) steps += stage["steps"].get<double>();
+  if (steps >= 1) root["train"]["steps"] = steps;
+  return root;
+}
+
+}  // namespace
+
+Config config_from_json(const Json& without_steps) {
+  const Json root = with_steps(without_steps);
   Config config;
   std::vector<std::string> groups, keys;
   visit_groups(config, [&](const std::string& name, auto& group) {
@@ -73,6 +92,12 @@ std::string describe_config() {
         allowed = rule.str();
       out += fmt::format("  {:<32} {}{}{}\n", group + "." + name, help, allowed.empty() ? "" : "; " + allowed,
                          rule.required ? "; required" : "; default " + json_config::to_json(field).dump());
+      if constexpr (json_config::is_object_list<T>) {
+        typename T::value_type item;
+        visit(item, [&](const char* key, auto&, const char* text, const Rule&) {
+          out += fmt::format("  {:<32} {}\n", group + "." + name + "[]." + key, text);
+        });
+      }
     });
   });
   return out;

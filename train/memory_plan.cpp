@@ -20,7 +20,8 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int64_t kMostParameters = int64_t{1} << 40;
 
 // Throws if the product of individually valid sizes overflows or is impossibly large.
-void check_sizes(const Config& config, const Comm* comm) {
+void check_sizes(const Config& of_run, const TrainStage& stage, const Comm* comm) {
+  const Config config = in_stage(of_run, stage);
   const TrainConfig& t = config.train;
   const int64_t tokens = t.micro_batch_size * t.seq_len, parameters = count_parameters(config.model);
   if (tokens > kMostTokens)
@@ -80,10 +81,11 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t 
   s.oom = {asked, left, fmt::format("{} finds {:.2f} MiB left", tensor, mib(left))};
   std::string message = fmt::format(
       "out of memory: {}. This run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size "
-      "is {}, train.seq_len {}; {}\n{}",
+      "is {}, train.seq_len {}{}; {}\n{}",
       s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
-      config.train.micro_batch_size, config.train.seq_len, fit_advice(config, device, room, comm, most_documents),
-      memory_by_name(s));
+      config.train.micro_batch_size, config.train.seq_len,
+      config.train.stages.empty() ? "" : fmt::format(", with {} stages (train.stages)", config.train.stages.size()),
+      fit_advice(config, device, room, comm, most_documents), memory_by_name(s));
   message.pop_back();  // removes the last newline
   return PlanTooLarge(std::move(s), message);
 }
@@ -105,9 +107,15 @@ MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t
   TrainStep step(runtime, short_step, comm, most_documents, rank);
   // With several ranks the last micro-step also queues collectives. Those between the first and the last are all equal.
   const bool alone = comm == nullptr || comm->world() == 1;
-  for (int64_t i = 0; i < (alone ? 1 : short_step.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
-  step.finish(0, 1);
-  step.evaluate({}, {});
+  for (const TrainStage& stage : stages_of(config.train)) {
+    // Of a stage that alternates, one step of each kind.
+    for (int64_t at = stage.begin; at < stage.begin + (stage.attention == StageAttention::alternate ? 2 : 1); ++at) {
+      step.begin(/*trace=*/false, at);
+      for (int64_t i = 0; i < (alone ? 1 : short_step.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
+      step.finish(at, 1);
+    }
+    step.evaluate({}, {});
+  }
   MemoryPlan plan;
   plan.scratch_bytes = runtime.scratch().peak_bytes();
   plan.arena_bytes = runtime.arena().used_bytes() + align_up(plan.scratch_bytes);
@@ -123,7 +131,7 @@ MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t
 // rank sees the most keys, and the first run of the last rank.
 MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t most_documents,
                        std::vector<MemorySnapshot::Block>* blocks) {
-  check_sizes(config, comm);
+  for (const TrainStage& stage : stages_of(config.train)) check_sizes(config, stage, comm);
   const MemoryPlan first = plan_of_rank(config, device, comm, most_documents, blocks, 0);
   if (config.dist.context == 1) return first;
   const MemoryPlan last = plan_of_rank(config, device, comm, most_documents, nullptr, config.dist.context - 1);

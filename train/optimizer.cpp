@@ -23,13 +23,41 @@ ElementRange matrices_of(const Params& params, OptimizerKind kind) {
   return all;
 }
 
-MuonPlan plan_of(const Params& params, OptimizerKind kind, int64_t ranks) {
+// dense: without the matrices that a dense step does not use.
+MuonPlan plan_of(const Params& params, OptimizerKind kind, int64_t ranks, bool dense) {
   std::vector<MuonMatrix> matrices;
   for (int64_t i = 0; i < params.count(); ++i) {
     const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
-    if (is_updated_by_muon(spec, kind)) matrices.push_back({params.offset(i), spec.shape[0], spec.shape[1]});
+    if (is_updated_by_muon(spec, kind) && (!dense || used_by_dense_pass(spec)))
+      matrices.push_back({params.offset(i), spec.shape[0], spec.shape[1]});
   }
   return MuonPlan(matrices, ranks);
+}
+
+// The elements of the parameters that a dense step does not use, ascending; adjacent ranges are merged.
+std::vector<ElementRange> unused_by_dense_step(const Params& params) {
+  std::vector<ElementRange> ranges, merged;
+  for (int64_t i = 0; i < params.count(); ++i)
+    if (!used_by_dense_pass(params.specs()[static_cast<size_t>(i)])) ranges.push_back(range_of(params, i));
+  std::ranges::sort(ranges, {}, &ElementRange::begin);
+  for (const ElementRange& range : ranges)
+    if (!merged.empty() && merged.back().end == range.begin)
+      merged.back().end = range.end;
+    else
+      merged.push_back(range);
+  return merged;
+}
+
+// Calls f(range) for the ranges of `all` that are in none of `ranges`, which are ascending.
+template <class F>
+void for_each_rest(const ElementRange& all, const std::vector<ElementRange>& ranges, F&& f) {
+  int64_t at = all.begin;
+  for (const ElementRange& range : ranges) {
+    if (range.end <= at || range.begin >= all.end) continue;
+    if (range.begin > at) f(ElementRange{at, range.begin});
+    at = range.end;
+  }
+  if (at < all.end) f(ElementRange{at, all.end});
 }
 
 // The parts without the elements of a range, which may lie inside one of them.
@@ -54,8 +82,7 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& c
       kind_(config.train.optimizer),
       matrices_(matrices_of(params, kind_)),
       square_parts_(matrices_.size() > 0 ? without(parts_, matrices_) : parts_),
-      ranks_(ranks),
-      muon_(plan_of(params, kind_, ranks == nullptr ? 1 : ranks->world())) {
+      ranks_(ranks) {
   TRIAD_CHECK(kind_ != OptimizerKind::muon || config.runtime.offload == Offload::none,
               "train.optimizer muon with runtime.offload {}", word_of(config.runtime.offload));
   const bool windows = params.weight_buffer().is_windowed();
@@ -81,16 +108,22 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& c
     alloc(State::exp_avg_sq, MemTag::optimizer, "exp_avg_sq");
     if (windows) own_weights_ = kept(State::parameter);
   }
-  if (matrices_.size() > 0 && reducer != nullptr) {
-    muon_shards_.emplace(ctx, arena, muon_, *reducer);
-  } else if (matrices_.size() > 0) {
-    const auto rows = static_cast<int64_t>(muon_.pieces().size());
-    muon_pieces_ = arena.alloc(MemTag::optimizer, "muon pieces", DType::i64, {rows, MuonPiece::kFields});
-    write(ctx, muon_pieces_, muon_.pieces().data());
-  }
+  prepare(ctx, arena, whole_, /*dense=*/false);
+  if (std::ranges::any_of(stages_of(config.train), &TrainStage::has_dense_steps))
+    prepare(ctx, arena, dense_, /*dense=*/true);
   for (const State state : {State::exp_avg, State::exp_avg_sq})
     for_each_own(ctx, state, [&](const ElementRange&, const Tensor& values) { zero(ctx, values); });
   if (reducer_ != nullptr) gather_.emplace(ctx, params, *reducer_, own_weights_);
+}
+
+void Optimizer::prepare(Context& ctx, Arena& arena, Update& update, bool dense) {
+  if (dense) update.unused = unused_by_dense_step(params_);
+  if (matrices_.size() == 0) return;
+  update.muon = plan_of(params_, kind_, ranks_ == nullptr ? 1 : ranks_->world(), dense);
+  if (reducer_ != nullptr) return void(update.muon_shards.emplace(ctx, arena, update.muon, *reducer_));
+  const auto rows = static_cast<int64_t>(update.muon.pieces().size());
+  update.muon_pieces = arena.alloc(MemTag::optimizer, "muon pieces", DType::i64, {rows, MuonPiece::kFields});
+  write(ctx, update.muon_pieces, update.muon.pieces().data());
 }
 
 DType Optimizer::dtype_of(State state, const Config& config) {
@@ -102,7 +135,7 @@ DType Optimizer::dtype_of(State state, const Config& config) {
 }
 
 template <class F>
-void Optimizer::for_each_of_adamw(const ElementRange& part, F&& f) const {
+void Optimizer::for_each_of_adamw(const Update& update, const ElementRange& part, F&& f) const {
   const auto clipped = [&](int64_t begin, int64_t end) {
     return ElementRange{std::max(begin, part.begin), std::min(end, part.end)};
   };
@@ -110,7 +143,7 @@ void Optimizer::for_each_of_adamw(const ElementRange& part, F&& f) const {
   for (const auto& [range, decays] : {std::pair{clipped(0, matrices_.begin), true},
                                       {clipped(matrices_.end, decay_end), true},
                                       {clipped(decay_end, part.end), false}})
-    if (range.size() > 0) f(range, decays);
+    for_each_rest(range, update.unused, [&](const ElementRange& rest) { f(rest, decays); });
 }
 
 void Optimizer::for_each_piece(Context& ctx, const Parts::Part& part, const ElementRange& range, const WithStates& f) {
@@ -143,7 +176,8 @@ Tensor Optimizer::weights_of(const Parts::Part& part, const ElementRange& range)
 }
 
 void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
-                     const TrainConfig& c, int64_t step) {
+                     const TrainConfig& c, int64_t step, bool dense) {
+  Update& kind = dense ? dense_ : whole_;
   AdamWOptions options{.lr = learning_rate(c, step),
                        .beta1 = c.beta1,
                        .beta2 = c.beta2,
@@ -164,17 +198,17 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
     });
   };
   options.weight_decay = c.weight_decay;
-  if (matrices_.size() > 0) update_matrices(ctx, sums, grad_parts, grad_norm_squared, options);
+  if (matrices_.size() > 0) update_matrices(ctx, kind, sums, grad_parts, grad_norm_squared, options);
   // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
   for (size_t i = parts_.count(); i-- > 0;) {
-    for_each_of_adamw(parts_[i].elements,
+    for_each_of_adamw(kind, parts_[i].elements,
                       [&](const ElementRange& range, bool decays) { update(i, range, decays ? c.weight_decay : 0); });
     if (gather_) gather_->updated(static_cast<int64_t>(i));
   }
 }
 
-void Optimizer::update_matrices(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
-                                const AdamWOptions& adamw) {
+void Optimizer::update_matrices(Context& ctx, Update& kind, Tensor sums, const Parts& grad_parts,
+                                ConstTensor grad_norm_squared, const AdamWOptions& adamw) {
   const auto tensors_of = [&](size_t i) {
     const ElementRange& range = parts_[i].elements;
     const Tensor parameter = kept(State::parameter).empty() ? params_.master().slice(0, range.begin, range.end)
@@ -185,15 +219,15 @@ void Optimizer::update_matrices(Context& ctx, Tensor sums, const Parts& grad_par
                        .m = Parts::of(kept(State::exp_avg), parts_[i]),
                        .grad = Parts::of(sums, grad_parts[i]),
                        .grad_norm_squared = grad_norm_squared,
-                       .pieces = muon_pieces_};
+                       .pieces = kind.muon_pieces};
   };
   const MuonOptions options = {.lr = adamw.lr,
                                .weight_decay = adamw.weight_decay,
                                .grad_clip = adamw.grad_clip,
                                .step = adamw.step,
                                .seed = adamw.seed};
-  if (muon_shards_) return muon_shards_->step(ctx, tensors_of, options);
-  muon(ctx, muon_, tensors_of(0), options, ranks_ == nullptr ? 0 : ranks_->rank(), [&](const Tensor& parts) {
+  if (kind.muon_shards) return kind.muon_shards->step(ctx, tensors_of, options);
+  muon(ctx, kind.muon, tensors_of(0), options, ranks_ == nullptr ? 0 : ranks_->rank(), [&](const Tensor& parts) {
     ranks_->all_gather(parts, "updates of matrices");
     ranks_->join();
   });

@@ -37,9 +37,10 @@ class Optimizer {
   // Queues the update with the gradients `sums`, of which grad_parts are this rank's, clipped to c.grad_clip by the
   // global norm, whose square is in grad_norm_squared [1] f64. step: number of optimizer steps before this one, skipped
   // ones included. With shards, each part's all-gather is queued directly after its update, in the order in which the
-  // next forward reads the weights.
+  // next forward reads the weights. dense: of a dense step (train.stages), whose unused parameters keep their values
+  // and moments.
   void step(Context&, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared, const TrainConfig&,
-            int64_t step);
+            int64_t step, bool dense = false);
   // The object that makes passes wait for the gathered weights layer by layer; null without shards.
   WeightGather* weights() { return gather_ ? &*gather_ : nullptr; }
 
@@ -71,11 +72,19 @@ class Optimizer {
 
  private:
   static constexpr size_t kCount = std::size(kStates);
-  void update_matrices(Context&, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
+  // What an update of all parameters, or that of a dense step, changes.
+  struct Update {
+    std::vector<ElementRange> unused;  // the elements that it leaves as they are, ascending
+    MuonPlan muon;
+    Tensor muon_pieces;  // the plan's table; empty with shards
+    std::optional<MuonShards> muon_shards;
+  };
+  void prepare(Context&, Arena&, Update&, bool dense);
+  void update_matrices(Context&, Update&, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
                        const AdamWOptions&);
   // Calls f(range, decays) for the elements of a part that AdamW updates.
   template <class F>
-  void for_each_of_adamw(const ElementRange& part, F&& f) const;
+  void for_each_of_adamw(const Update&, const ElementRange& part, F&& f) const;
   // Whether the state is kept for all elements of parts_: Muon has no exp_avg_sq.
   bool keeps_all(State state) const { return state != State::exp_avg_sq || matrices_.size() == 0; }
   // Calls f(elements, states) for the parts of `range`, which lies in one part of parts(): a tensor on the device for
@@ -94,14 +103,12 @@ class Optimizer {
   ElementRange matrices_;  // with train.optimizer muon: the elements that Muon updates
   Parts square_parts_;     // parts_ without matrices_
   CommQueue* ranks_;
-  MuonPlan muon_;
-  Tensor muon_pieces_;  // the plan's table; empty with shards
+  Update whole_, dense_;
   // Each [parts(state).size()], on the device, or with runtime.offload on the host. kept(State::parameter) is empty if
   // the parameters are in Params: master weights of all parameters, or weights that have no masters.
   Tensor kept_[kCount];
   std::optional<HostState> host_;
   Tensor own_weights_;  // with windows: this rank's shards of the weights; without offload, kept(State::parameter)
-  std::optional<MuonShards> muon_shards_;
   std::optional<WeightGather> gather_;
 };
 

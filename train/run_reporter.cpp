@@ -16,6 +16,34 @@ Telemetry::Resume resume_of(const RunSetup& run) {
   return run.resumed() ? Telemetry::Resume{run.initial_state.step, run.initial_state.tokens} : Telemetry::Resume{};
 }
 
+// The number of steps before this one that were not dense.
+int64_t steps_before(const TrainConfig& train, int64_t step) {
+  int64_t steps = 0;
+  for (const TrainStage& stage : stages_of(train)) {
+    const int64_t begin = std::min(stage.begin, step), end = std::min(stage.end, step);
+    if (stage.attention == StageAttention::alternate)
+      steps += end / 2 - begin / 2;
+    else if (!stage.has_dense_steps())
+      steps += end - begin;
+  }
+  return steps;
+}
+
+double flops_of(const RunSetup& run, const TrainStage& stage) {
+  return stage_flops(run.config, stage, attended_in(run.data, stage));
+}
+
+// FLOPs of a step of one rank, on average over the steps that the run has left.
+double mean_step_flops(const RunSetup& run) {
+  const int64_t first = run.initial_state.step, steps = run.config.train.steps - first;
+  if (run.config.train.stages.empty() || steps <= 0) return flops_of(run, stage_at(run.config.train, first));
+  double flops = 0;
+  for (const TrainStage& stage : stages_of(run.config.train))
+    if (stage.end > first)
+      flops += flops_of(run, stage) * static_cast<double>(stage.end - std::max(stage.begin, first));
+  return flops / static_cast<double>(steps);
+}
+
 // What this rank's rows of a step hold of documents, for its heartbeat.
 Json documents_of_step(const TrainConfig& t, const RowDocuments& documents) {
   const auto rows = static_cast<double>(t.micro_batch_size * t.accumulate_grad_batches);
@@ -33,12 +61,12 @@ RunReporter::RunReporter(RunSetup& setup)
       memory_(*setup.runtime, setup.step, setup.outside, setup.folder, *setup.comm),
       checks_(config_, setup.folder, *setup.comm, setup.step, setup.data.attended.longest()),
       telemetry_(config_, setup.folder, setup.device, *setup.comm, setup.runtime->arena(), resume_of(setup),
-                 step_flops(config_, setup.data.attended), setup.request.verbose),
+                 mean_step_flops(setup), setup.request.verbose),
       grad_report_(config_, setup.folder, setup.step.model().params(), setup.first(), setup.resume_step(),
                    setup.data.attended.longest()),
       stats_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       progress_(setup.device),
-      updates_(setup.initial_state.step) {}
+      updates_(steps_before(config_.train, setup.initial_state.step)) {}
 
 void RunReporter::begin(const std::string& set_aside) {
   if (setup_.step.reducer() != nullptr)
@@ -50,6 +78,15 @@ void RunReporter::begin(const std::string& set_aside) {
   telemetry_.heartbeat(setup_.initial_state.step, "boot", boot);
   memory_.write_tables();
   memory_.write_snapshot("boot");
+}
+
+void RunReporter::stage(const TrainStage& stage) {
+  if (config_.train.stages.empty()) return;
+  telemetry_.stage(flops_of(setup_, stage));
+  checks_.stage();
+  const std::string text = stage_text(config_, stage);
+  telemetry_.message(text);
+  telemetry_.heartbeat(std::max(stage.begin, setup_.initial_state.step), "stage", {{"text", text}});
 }
 
 void RunReporter::print_start(const std::string& set_aside) {
@@ -89,11 +126,13 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   progress_.step_done();
   const TrainStep::Result& result = settled.result;
   const int64_t step = settled.number;
+  const TrainStage stage = stage_at(config_.train, step - 1);
   const double lr = learning_rate(config_.train, step - 1);
   if (result.targets > 0) last_loss_ = result.loss;
   Json more = grad_report_.step(step, updates_, result, telemetry_);
   more.update(stats_report_.step(step, result.stats, telemetry_.board()));
-  if (!setup_.data.document_stats.is_null()) more.update(documents_of_step(config_.train, settled.documents));
+  if (!setup_.data.document_stats.is_null())
+    more.update(documents_of_step(in_stage(config_, stage).train, settled.documents));
   if (!result.finite)
     if (const std::optional<std::string> why = not_finite(step, result)) return why;
   if (result.targets == 0) without_targets(step);
@@ -101,7 +140,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                    .loss = result.loss,
                    .lr = lr,
                    .grad_norm = result.grad_norm,
-                   .tokens = setup_.step_tokens(),
+                   .tokens = setup_.step_tokens(stage),
                    .comm_ms = result.times.comm,
                    .step_ms = settled.step_ms,
                    .compute_ms = result.times.compute,
@@ -115,11 +154,11 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
     checks_.anomalies(telemetry_,
                       {.step = step,
                        .updates = updates_,
-                       .tokens = static_cast<double>(setup_.step_tokens()),
+                       .tokens = static_cast<double>(setup_.step_tokens(stage)),
                        .seconds = settled.step_ms / 1e3,
                        .gates = stats_report_.gates()},
                       result, watchdog_->sample());
-  updates_ += result.finite && result.targets > 0 && lr > 0;
+  updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();
   constexpr int64_t kWarmUpSteps = 5;
   if (++settled_ > kWarmUpSteps) comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
@@ -179,7 +218,7 @@ void RunReporter::stopped(int64_t step, const std::string& why) {
 
 void RunReporter::write_metrics(const RunState& state, double seconds) {
   if (!setup_.first()) return;
-  const auto tokens = static_cast<double>((state.step - setup_.initial_state.step) * setup_.step_tokens());
+  const auto tokens = static_cast<double>(state.tokens - setup_.initial_state.tokens);
   Json metrics = {{"step", state.step},
                   {"train_loss", last_loss_},
                   {"val_loss", val_loss_},

@@ -24,6 +24,8 @@ class RunReporter {
   // Writes the lines and files that belong to the run's start, and starts the watchdog. set_aside: the folder to which
   // later checkpoints were moved; empty if none were.
   void begin(const std::string& set_aside);
+  // Reports the begin of a stage, or of its rest. Does nothing without train.stages.
+  void stage(const TrainStage&);
   // Whether the next step is to be traced, or measured. step: its number.
   bool traces(int64_t step) const { return grad_report_.traces(step); }
   bool measures(int64_t step) const { return grad_report_.measures(step); }
@@ -65,7 +67,9 @@ class RunReporter {
   Progress progress_;
   std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
   int64_t without_targets_ = 0;       // steps of this process that had no target
-  int64_t updates_;  // number of finished steps that changed the weights, those before a resume included
+  // Number of finished steps that changed the weights, those before a resume included; without dense steps, which do
+  // not change the gates.
+  int64_t updates_;
   int64_t settled_ = 0, comm_steps_ = 0;
   size_t phases_of_banner_ = 0;              // number of phases of the start that the banner shows
   double comm_ms_ = 0, gather_ms_ = 0;       // sums of the fields of TrainStep::Times over comm_steps_ steps

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "io/file.h"
+#include "kernels/common/integer.h"
 #include "train/initial_state.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
@@ -73,9 +74,9 @@ std::string RunSetup::write_initial_files() {
   return set_aside;
 }
 
-LoaderOptions RunSetup::loader_options() const {
-  LoaderOptions options = triad::loader_options(config, data, comm->rank(), comm->world());
-  options.first_sequence = initial_state.sequences;
+LoaderOptions RunSetup::loader_options(const TrainStage& stage, int64_t cursor) const {
+  LoaderOptions options = triad::loader_options(in_stage(config, stage), data, comm->rank(), comm->world());
+  options.first_sequence = ceil_div(cursor, stage.seq_len);
   return options;
 }
 

@@ -30,8 +30,10 @@ struct RunSetup {
   bool first() const { return comm->first(); }
   bool resumed() const { return !resume_from.empty(); }
   int64_t resume_step() const { return resumed() ? initial_state.step : -1; }  // -1 if the run does not resume
-  int64_t step_tokens() const { return config.tokens_per_step(comm->world()); }
-  LoaderOptions loader_options() const;
+  // Tokens of a step of a stage, of all ranks.
+  int64_t step_tokens(const TrainStage& stage) const { return in_stage(config, stage).tokens_per_step(comm->world()); }
+  // Batches of a stage's rows from RunState::cursor on.
+  LoaderOptions loader_options(const TrainStage&, int64_t cursor) const;
 
   const TrainRequest& request;
   const Config& config;

@@ -56,8 +56,7 @@ void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
 // other optimizer.
 bool decides_resume(const std::string& key) {
   if (key == "data.stall_s") return false;
-  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len" ||
-         key == "train.optimizer";
+  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.optimizer";
 }
 
 // Whether data.tokenizer may change: the data are shards, whose tokens stay the same, and the old config did not name
@@ -81,6 +80,12 @@ int64_t state_number(const Json& state, const std::string& folder, const char* k
               "{}/{}: `{}` is {}: a whole number from 0 to 2^53 is needed", folder, kStateFile, key,
               state.contains(key) ? brief(state[key]) : "absent");
   return state[key].get<int64_t>();
+}
+
+// Checkpoints from before train.stages existed count sequences.
+int64_t cursor_of(const Json& state, const std::string& folder, const Config& config) {
+  if (!state.contains("sequences")) return state_number(state, folder, "cursor");
+  return state_number(state, folder, "sequences") * config.train.seq_len;
 }
 
 // An object in a checkpoint's state.json; null if it has none.
@@ -121,7 +126,7 @@ void check_jsonl(const Json& state, const Config& config, const std::string& fol
 Json state_json(const Config& config, const RunState& state) {
   Json json = {{"format", "triad checkpoint"},
                {"step", state.step},
-               {"sequences", state.sequences},
+               {"cursor", state.cursor},
                {"tokens", state.tokens},
                {"config", config_to_json(config)}};
   if (!state.origin.is_null()) json[kOrigin] = state.origin;
@@ -179,6 +184,10 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
     if (key == "data.tokenizer" && names_unknown_tokenizer(before, config)) return;
     if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
   });
+  if (const int64_t theirs = before.train.longest_seq_len(), ours = config.train.longest_seq_len(); theirs != ours)
+    fail("{}: its train.seq_len{} is {}, the config's is {}", folder,
+         before.train.stages.empty() && config.train.stages.empty() ? "" : " (the longest of train.stages)", theirs,
+         ours);
   check_jsonl(state, config, folder);
   read_weights(ctx, params, optimizer, tensors_path(folder), shards);
   const WeightIndex moments(tensors_path(folder, kMomentsStem));
@@ -192,7 +201,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
     read_state(ctx, params, optimizer, which, moments, name_of, shards);
   }
   return {.step = state_number(state, folder, "step"),
-          .sequences = state_number(state, folder, "sequences"),
+          .cursor = cursor_of(state, folder, before),
           .tokens = state_number(state, folder, "tokens"),
           .origin = origin_of(state, folder),
           .data = data_of(state, folder)};

@@ -16,9 +16,11 @@ namespace triad {
 // What a resume needs in addition to tensors. Random number generators are counter-based, so these counters are their
 // state.
 struct RunState {
-  int64_t step = 0;       // optimizer steps done
-  int64_t sequences = 0;  // sequences that the data loader has delivered
-  int64_t tokens = 0;     // tokens trained on, by all ranks
+  int64_t step = 0;  // optimizer steps done
+  // Tokens of the data's order (io/data/README.md) before the next row; in all epochs, and with those that a change of
+  // stage has left out.
+  int64_t cursor = 0;
+  int64_t tokens = 0;  // tokens trained on, by all ranks
   // Null, or for a model that `triad import` has read, and for those trained from it, what an export needs of the
   // folder from which it came (io/huggingface/README.md).
   Json origin;
@@ -49,8 +51,9 @@ void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& 
 // passes.
 void check_tokenizer(const std::string& folder, const Tokenizer&);
 // Reads a checkpoint. Throws Error if its config differs in a key on which a resume depends: model.*, nsa.*, data.* or
-// train.seq_len. Likewise for one that read a JSONL file as plain text, as runs did before data.documents existed. Each
-// rank reads only the values that it keeps. Collective: all ranks call it.
+// train.seq_len (with train.stages, the longest of the stages). Likewise for one that read a JSONL file as plain text,
+// as runs did before data.documents existed. Each rank reads only the values that it keeps. Collective: all ranks call
+// it.
 RunState load_checkpoint(Context&, const std::string& folder, const Params&, Optimizer&, const Config&, Comm* shards);
 
 // The config that a checkpoint was written with.

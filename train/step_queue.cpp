@@ -12,6 +12,7 @@ double ms(StepQueue::Clock::duration d) { return std::chrono::duration<double, s
 }  // namespace
 
 void StepQueue::push(Loader& loader, const Options& options) {
+  const TrainStage stage = stage_at(setup_.config.train, state_.step);
   int64_t targets = 0;  // number of targets of the whole step, on all ranks
   TrainStep& step = setup_.step;
   step_begins(next());
@@ -29,8 +30,8 @@ void StepQueue::push(Loader& loader, const Options& options) {
   }
   step.update(state_.step, targets, options.stop(), options.measure);
   ++state_.step;
-  state_.sequences = loader.cursor();
-  state_.tokens += setup_.step_tokens();
+  state_.cursor = loader.cursor() * stage.seq_len;
+  state_.tokens += setup_.step_tokens(stage);
   ++queued_;
 }
 

@@ -26,8 +26,8 @@ class StepQueue {
     bool trace = false, measure = false;  // arguments of TrainStep::begin and TrainStep::update
     std::function<bool()> stop;           // called before the update: whether this rank requests an orderly stop
   };
-  // Queues the next step on the device. state() counts the step from then on; settle() returns its result. Throws
-  // MissingGradients.
+  // Queues the next step on the device, with batches of its stage. state() counts the step from then on; settle()
+  // returns its result. Throws MissingGradients.
   void push(Loader&, const Options&);
   // Waits for the oldest queued step and returns its result.
   SettledStep settle();

@@ -37,11 +37,12 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
 }
 
 // The tokens of this rank.
-ContextLayout layout_of(const Context& ctx, const Config& config, const Comm* comm, int64_t planned_rank) {
+ContextLayout layout_of(const Context& ctx, const Config& config, int64_t seq_len, const Comm* comm,
+                        int64_t planned_rank) {
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
   check_ranks(config, world);
   const int64_t rank = ctx.planning ? planned_rank : comm == nullptr ? 0 : comm->rank();
-  return ContextLayout::of(config.train.seq_len, ranks, rank, ctx.device);
+  return ContextLayout::of(seq_len, ranks, rank, ctx.device);
 }
 
 }  // namespace
@@ -52,7 +53,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       config_(config),
       comm_(comm),
       world_(comm == nullptr ? 1 : comm->world()),
-      context_layout_(layout_of(ctx_, config, comm, planned_rank)),
+      context_layout_(layout_of(ctx_, config, config.train.longest_seq_len(), comm, planned_rank)),
       group_(context_layout_.shared() ? std::make_optional<ContextGroup>(
                                             ctx_, comm->group(static_cast<int>(config.dist.context)), context_layout_)
                                       : std::nullopt),
@@ -77,16 +78,12 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       stats_(make_stats()),
       ledger_(ctx_, runtime.arena(), model_.params(), sums(), grad_parts()),
       trace_(ctx_),
-      act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
-           config.recompute, most_documents, context_layout_),
+      forms_(make_forms(most_documents, planned_rank)),
       asserts_(config.runtime.asserts ? std::make_unique<Asserts>(runtime.arena()) : nullptr),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       loss_scale_(runtime.arena().alloc(MemTag::io, "loss scale", DType::f64, {1})),
-      grad_ranges_(make_grad_ranges()),
-      first_(ctx_.device),
-      later_(ctx_.device),
-      summed_(ctx_.device) {
+      grad_ranges_(make_grad_ranges()) {
   if (world_ > 1 && config.log.diagnoses("buckets")) {
     bucket_trace_ = std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm,
                                                   static_cast<int64_t>(reducer_->plan().buckets().size()),
@@ -98,10 +95,57 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
   triad::zero(ctx_, model_.params().grad_buffer().memory());  // no op writes the padding between gradients
   if (ctx_.planning) return;
   layout_ = lay_out_result();
-  const int64_t bounds_bytes = act_.bounds.empty() ? 0 : act_.bounds.bytes();
-  const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes() + bounds_bytes + loss_scale_.bytes();
+  int64_t batch_bytes = 0;
+  for (const Form& form : forms_) {
+    const Activations& act = form.act;
+    const int64_t bounds_bytes = act.bounds.empty() ? 0 : act.bounds.bytes();
+    batch_bytes = std::max(batch_bytes, act.tokens.bytes() + act.targets.bytes() + bounds_bytes + loss_scale_.bytes());
+  }
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
   for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, layout_.bytes());
+}
+
+std::deque<TrainStep::Form> TrainStep::make_forms(int64_t most_documents, int64_t planned_rank) {
+  std::vector<TrainStage> different;  // with the first stage of each form
+  for (const TrainStage& stage : stages_of(config_.train))
+    if (std::ranges::none_of(different, [&](const TrainStage& other) {
+          return stage.seq_len == other.seq_len && stage.micro_batch_size == other.micro_batch_size;
+        }))
+      different.push_back(stage);
+  const auto alloc_form = [&](const TrainStage& stage, const Activations::AllocActivation& alloc) {
+    const ContextLayout layout = layout_of(ctx_, config_, stage.seq_len, comm_, planned_rank);
+    return Activations(alloc, config_.model, stage.micro_batch_size, stage.seq_len, model_.dtype(), /*keep=*/true,
+                       config_.recompute, most_documents, layout);
+  };
+  const auto from = [](Arena& arena) {
+    return [&arena](MemTag tag, const std::string& name, DType dtype, const Shape& shape) {
+      return arena.alloc(tag, name, dtype, shape);
+    };
+  };
+  ActivationMemory memory(runtime_.arena());
+  for (const TrainStage& stage : different) {
+    Arena planned = Arena::planned(ctx_.device);
+    alloc_form(stage, from(planned));
+    memory.reserve(planned);
+  }
+  const auto shared = [&](MemTag tag, const std::string& name, DType dtype, const Shape& shape) {
+    return memory.take(tag, name, dtype, shape);
+  };
+  std::deque<Form> forms;
+  for (const TrainStage& stage : different) {
+    Activations act = different.size() == 1 ? alloc_form(stage, from(runtime_.arena())) : alloc_form(stage, shared);
+    forms.push_back(
+        {stage.micro_batch_size, stage.seq_len, std::move(act), Recordings(ctx_.device), Recordings(ctx_.device)});
+  }
+  return forms;
+}
+
+void TrainStep::enter(const TrainStage& stage) {
+  const auto form = std::ranges::find_if(
+      forms_, [&](const Form& f) { return f.sequences == stage.micro_batch_size && f.seq_len == stage.seq_len; });
+  TRIAD_CHECK(form != forms_.end(), "a stage of {} x {} tokens, which no stage of the config has",
+              stage.micro_batch_size, stage.seq_len);
+  form_ = static_cast<size_t>(form - forms_.begin());
 }
 
 std::optional<RankGroups> TrainStep::make_groups() {
@@ -176,6 +220,9 @@ std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
 
 void TrainStep::begin(bool trace, int64_t step) {
   step_ = step, micro_steps_ = 0;
+  const TrainStage stage = stage_at(config_.train, step);
+  enter(stage);
+  dense_ = config_.model.has_nsa() && stage.is_dense(step);
   if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
   trace_wanted_ = trace && !ctx_.planning;
   if (comm_ != nullptr) comm_->take_waited_ms();  // resets the counter: waits between steps do not count
@@ -189,8 +236,9 @@ void TrainStep::begin(bool trace, int64_t step) {
 void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        std::span<const int32_t> bounds, int64_t step_positions) {
   if (ctx_.planning) return;
-  const int64_t capacity = act_.bounds.empty() ? 0 : act_.bounds.size(0), B = act_.B();
-  if (capacity > 0) check_bounds(bounds, B, config_.train.seq_len, (capacity - 1) / B);
+  const Activations& act = form().act;
+  const int64_t capacity = act.bounds.empty() ? 0 : act.bounds.size(0), B = act.B(), T = form().seq_len;
+  if (capacity > 0) check_bounds(bounds, B, T, (capacity - 1) / B);
   Slot& slot = batches_[next_batch_];
   next_batch_ = (next_batch_ + 1) % batches_.size();
   slot.done.synchronize();  // the slot was used kBatchSlots micro-steps ago, so this seldom waits
@@ -201,32 +249,33 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
     at += to.bytes();
   };
   const auto put_tokens = [&](Tensor to, std::span<const int32_t> from, int32_t fill) {
-    TRIAD_CHECK(static_cast<int64_t>(from.size()) == B * config_.train.seq_len, "a batch of {} tokens for {}",
-                from.size(), to.str());
-    if (context_layout_.shared()) return put(to, context_layout_.cut(from, B, fill).data());
+    TRIAD_CHECK(static_cast<int64_t>(from.size()) == B * T, "a batch of {} tokens for {}", from.size(), to.str());
+    if (act.layout().shared()) return put(to, act.layout().cut(from, B, fill).data());
     put(to, from.data());
   };
   const double scale = step_positions > 0 ? 1.0 / static_cast<double>(step_positions) : 0;
   put(loss_scale_, &scale);
-  put_tokens(act_.tokens, tokens, 0);
-  put_tokens(act_.targets, targets, -1);
+  put_tokens(act.tokens, tokens, 0);
+  put_tokens(act.targets, targets, -1);
   if (capacity > 0) {
-    std::vector<int32_t> padded = context_layout_.extend(bounds, B);
+    std::vector<int32_t> padded = act.layout().extend(bounds, B);
     padded.resize(static_cast<size_t>(capacity), padded.back());
-    put(act_.bounds, padded.data());
+    put(act.bounds, padded.data());
   }
   slot.done.record(ctx_.stream);
 }
 
 void TrainStep::forward_backward(bool first, GradSink* sink) {
   const bool weight_windows = has_weight_windows(config_, world_);
-  model_.forward(ctx_, act_, stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
+  Activations& act = form().act;
+  model_.attend_densely(dense_);
+  model_.forward(ctx_, act, dense_ ? nullptr : stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(next_result_);
-  model_.loss_and_backward(ctx_, act_, LossScale(loss_scale_), first, &ledger_, optimizer_.weights());
+  model_.loss_and_backward(ctx_, act, LossScale(loss_scale_), first, &ledger_, optimizer_.weights());
   if (trace) trace_.stop();
-  sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act_.row_loss, /*add=*/true);
+  sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act.row_loss, /*add=*/true);
 }
 
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
@@ -245,7 +294,8 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
                              .number = step_ * config_.train.accumulate_grad_batches + micro_steps_ - 1});
   };
   if (last && bucket_trace_) bucket_trace_->begin(ctx_.stream);
-  Recording& recording = sums != nullptr ? summed_ : first ? first_ : later_;
+  Recordings& recordings = dense_ ? form().dense : form().nsa;
+  Recording& recording = sums != nullptr ? recordings.summed : first ? recordings.first : recordings.later;
   if (trace_wanted_ || !with_graph ||
       !std::exchange(recording.ran, true)) {  // a graph's ops cannot be timed one by one
     begin_sums(/*recorded=*/false);
@@ -298,7 +348,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   TRIAD_CHECK(world_ == 1 || ctx_.planning || micro_steps_ == config_.train.accumulate_grad_batches,
               "{} micro-steps in a step of {}: the gradients of the last one are summed over the ranks", micro_steps_,
               config_.train.accumulate_grad_batches);
-  if (stats_) stats_->finish(ctx_);
+  if (stats_ && !dense_) stats_->finish(ctx_);
   if (world_ > 1)
     sum_over_ranks(stop);
   else if (reducer_)
@@ -311,7 +361,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   judge_step(ctx_, numbers_, sums(), grad_ranges_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
              config_.train.on_nonfinite == OnNonfinite::stop);
   if (step_positions == 0) forbid_update(number(StepNumbers::applied));
-  optimizer_.step(ctx_, sums(), grad_parts(), number(StepNumbers::applied), config_.train, step);
+  optimizer_.step(ctx_, sums(), grad_parts(), number(StepNumbers::applied), config_.train, step, dense_);
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
   if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
@@ -326,7 +376,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   fetch(layout_.stats);
   slot.done.record(ctx_.stream);
   if (sharded()) slot.gathered.record(comm_->stream());
-  queued_.push_back({next_result_, step, step_positions, measure});
+  queued_.push_back({next_result_, step, step_positions, measure, dense_});
   next_result_ = (next_result_ + 1) % kMaxQueued;
 }
 
@@ -352,7 +402,7 @@ TrainStep::Result TrainStep::result() {
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
   if (queued.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(at(layout_.norms)));
-  if (stats_) result.stats = read_stats(at(layout_.stats));
+  if (stats_ && !queued.dense) result.stats = read_stats(at(layout_.stats));
   result.trace = trace_.take(queued.slot);
   if (bucket_trace_) result.buckets = bucket_trace_->take();
   result.times = times_of(slot);
@@ -384,9 +434,11 @@ double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int3
                            std::span<const int32_t> bounds) {
   upload(tokens, targets, bounds, /*step_positions=*/1);
   if (asserts_) asserts_->clear(ctx_);
-  model_.forward(ctx_, act_, /*stats=*/nullptr, optimizer_.weights());
-  model_.loss(ctx_, act_);
-  sum(ctx_, eval_loss_, act_.row_loss);
+  Activations& act = form().act;
+  model_.attend_densely(false);
+  model_.forward(ctx_, act, /*stats=*/nullptr, optimizer_.weights());
+  model_.loss(ctx_, act);
+  sum(ctx_, eval_loss_, act.row_loss);
   double loss = 0;
   read(ctx_, &loss, eval_loss_);
   if (asserts_) asserts_->require_none(ctx_, "an evaluation");

@@ -1,6 +1,6 @@
 // TrainStep: one optimizer step on one device: micro-steps that accumulate gradients, then the update. Owns the model,
-// its activations and the optimizer. With several ranks, gradients are summed over the ranks (train/dist/), and each
-// rank updates all parameters or its shards of them.
+// its activations and the optimizer. With train.stages, activations of all stages share memory. With several ranks,
+// gradients are summed over the ranks (train/dist/), and each rank updates all parameters or its shards of them.
 //
 // The host queues a step without waiting for the device: tokens are copied from pinned memory, the device itself skips
 // the update if the gradient is not finite (kernels/step/step_guard.h), and the step's numbers are copied to pinned
@@ -22,6 +22,7 @@
 #include "train/monitor/backward_trace.h"
 #include "train/monitor/grad_ledger.h"
 #include "train/optimizer.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -51,12 +52,13 @@ class TrainStep {
     std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
     std::optional<BucketTrace::Step> buckets;  // with several ranks and log.diagnostics "buckets"
-    std::vector<NsaStats> stats;  // with log.stats: by layer, over micro-steps and ranks; dense layers: no rows
+    // With log.stats: by layer, over micro-steps and ranks; dense layers: no rows. Empty for a dense step.
+    std::vector<NsaStats> stats;
   };
 
   // Begins a step: clears gradients and loss. trace: records the times of the first micro-step's backward, op by op
-  // (which is then not replayed from a graph). step: as in update(); with train.grads_dtype bf16 it decides how sums of
-  // gradients are rounded.
+  // (which is then not replayed from a graph). step: as in update(); it decides the stage and whether the step is
+  // dense, and with train.grads_dtype bf16 how sums of gradients are rounded.
   void begin(bool trace = false, int64_t step = 0);
   // Queues forward and backward of tokens and targets [B*T], whole sequences also if ranks share them. The step's
   // gradient is that of the sum of losses divided by step_positions, the number of targets other than -1 in all ranks'
@@ -78,13 +80,15 @@ class TrainStep {
     update(step, step_positions);
     return result();
   }
-  // Runs a forward and returns the sum of the losses of one micro-batch. Waits for the device. With dist.zero 3 all
-  // ranks call it.
+  // From here on batches have the sequences of this stage; begin() does this too.
+  void enter(const TrainStage&);
+  // Runs a forward, with the attention of model.*, and returns the sum of the losses of one micro-batch of the current
+  // stage. Waits for the device. With dist.zero 3 all ranks call it.
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                   std::span<const int32_t> bounds = {});
 
   Model& model() { return model_; }
-  Activations& activations() { return act_; }  // of the last micro-step or evaluation
+  Activations& activations() { return form().act; }  // of the last micro-step or evaluation
   Optimizer& optimizer() { return optimizer_; }
   ContextGroup* context_group() { return group_ ? &*group_ : nullptr; }  // null with dist.context 1
   const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
@@ -94,6 +98,25 @@ class TrainStep {
   const GradLedger& ledger() const { return ledger_; }
 
  private:
+  // Recorded graphs of a step's first micro-step, of later ones, and with several ranks of the last one.
+  struct Recording {
+    explicit Recording(Device device) : graph(device) {}
+    Graph graph;
+    bool ran = false;  // the micro-step ran once without a graph, which loads its kernels
+  };
+  struct Recordings {
+    explicit Recordings(Device device) : first(device), later(device), summed(device) {}
+    Recording first, later, summed;
+  };
+  // What depends on the number and length of a micro-step's sequences.
+  struct Form {
+    int64_t sequences, seq_len;
+    Activations act;
+    Recordings nsa, dense;  // of steps as the model is configured, and of dense steps
+  };
+  Form& form() { return forms_[form_]; }
+  std::deque<Form> make_forms(int64_t most_documents, int64_t planned_rank);
+
   // A pinned buffer of a ring, with an event that marks the end of its copy.
   struct Slot {
     Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
@@ -152,7 +175,7 @@ class TrainStep {
   const Config& config_;
   Comm* comm_;
   int64_t world_;
-  ContextLayout context_layout_;
+  ContextLayout context_layout_;       // of the longest sequences
   std::optional<ContextGroup> group_;  // the ranks that share each sequence; absent with dist.context 1
   Model model_;
   // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n statistics (log.stats). Empty if there
@@ -166,7 +189,8 @@ class TrainStep {
   std::unique_ptr<LayerStats> stats_;  // log.stats
   GradLedger ledger_;
   BackwardTrace trace_;
-  Activations act_;
+  std::deque<Form> forms_;
+  size_t form_ = 0;
   std::unique_ptr<Asserts> asserts_;  // runtime.asserts
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
@@ -183,18 +207,12 @@ class TrainStep {
   struct Queued {
     size_t slot;
     int64_t step, step_positions;
-    bool measured;
+    bool measured, dense;
   };
   std::deque<Queued> queued_;
   size_t next_result_ = 0;
 
-  // Recorded graphs of a step's first micro-step, of later ones, and with several ranks of the last one.
-  struct Recording {
-    explicit Recording(Device device) : graph(device) {}
-    Graph graph;
-    bool ran = false;  // the micro-step ran once without a graph, which loads its kernels
-  };
-  Recording first_, later_, summed_;
+  bool dense_ = false;  // the current step is dense
   bool trace_wanted_ = false;
   int64_t step_ = 0;
   int64_t micro_steps_ = 0;  // micro-steps of this step so far; the first one overwrites the matrices' gradients

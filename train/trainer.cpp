@@ -59,18 +59,25 @@ class Trainer {
 
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
     queue_.start_clock();
-    {
-      Loader loader(setup_.data.train, setup_.loader_options());
-      reporter_->memory_snapshot("loader");
-      while (state().step < config_.train.steps) {
-        queue_step(loader);
-        settle(/*leave=*/setup_.device.is_cuda() ? 1 : 0);
-        if (after_step()) return stopped();
-      }
-    }
+    for (const TrainStage& stage : stages_of(config_.train))
+      if (state().step < stage.end && !run_stage(stage)) return stopped();
     const bool trained = state().step > setup_.initial_state.step;
     if (!trained && config_.train.eval_every > 0) evaluate_and_report();
     finish(std::chrono::duration<double>(StepQueue::Clock::now() - began).count());
+  }
+
+  // The rest of a stage. Returns false if the run stops in it.
+  bool run_stage(const TrainStage& stage) {
+    settle(/*leave=*/0);
+    reporter_->stage(stage);
+    Loader loader(setup_.data.train, setup_.loader_options(stage, state().cursor));
+    if (state().step == setup_.initial_state.step) reporter_->memory_snapshot("loader");
+    while (state().step < stage.end) {
+      queue_step(loader);
+      settle(/*leave=*/setup_.device.is_cuda() ? 1 : 0);
+      if (after_step()) return false;
+    }
+    return true;
   }
 
   const RunState& state() const { return queue_.state(); }

@@ -44,6 +44,7 @@ Loader::Loader(std::shared_ptr<const TokenSource> source, const LoaderOptions& o
     : shared_(std::make_shared<Shared>()) {
   const LoaderOptions& o = options;
   shared_->rows = make_rows(source, {.seq_len = o.seq_len,
+                                     .block = o.block,
                                      .packing = o.packing,
                                      .max_documents = o.max_documents,
                                      .seed = o.seed,

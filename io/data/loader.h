@@ -21,17 +21,18 @@ struct Batch {
   std::vector<int32_t> bounds;
   int64_t rows = 0;
   RowDocuments documents = {};  // of a training batch: sums over its rows
-  int64_t step_targets = 0;  // of a training batch: targets other than -1 in its whole step, on all ranks
+  int64_t step_targets = 0;     // of a training batch: targets other than -1 in its whole step, on all ranks
 };
 
 struct LoaderOptions {
   int64_t seq_len = 0;
   int64_t micro_batch = 0;  // sequences per rank and micro-step
   int64_t micro_steps = 1;  // micro-steps per rank and optimizer step
+  int64_t block = 0;        // of RowOptions, like the next two
   Packing packing = Packing::stream;
-  int64_t max_documents = 0;  // of RowOptions
-  uint64_t seed = 0;          // seed of the shuffle
-  bool within = false;        // attention stays within a document: batches have bounds
+  int64_t max_documents = 0;
+  uint64_t seed = 0;    // seed of the shuffle
+  bool within = false;  // attention stays within a document: batches have bounds
   int64_t rank = 0, world = 1;
   int64_t first_sequence = 0;  // where training begins; a resumed run passes its saved cursor()
   int64_t prefetch = 4;        // number of batches that are read ahead

@@ -14,18 +14,26 @@ namespace {
 class StreamRows final : public RowSource {
  public:
   StreamRows(std::shared_ptr<const TokenSource> source, const RowOptions& options)
-      : source_(std::move(source)), options_(options), rows_(count_sequences(*source_, options.seq_len)) {}
+      : source_(std::move(source)), options_(options) {
+    if (options_.block == 0) options_.block = options_.seq_len;
+    TRIAD_CHECK(options_.block % options_.seq_len == 0, "blocks of {} tokens for rows of {}", options_.block,
+                options_.seq_len);
+    blocks_ = count_sequences(*source_, options_.block);
+  }
   void read(int64_t number, Row& row) override { read_stream_row(*source_, begin(number), options_.within, row); }
   int64_t count_targets(int64_t number) override {
     return count_stream_targets(*source_, begin(number), options_.seq_len, options_.within);
   }
 
  private:
-  int64_t begin(int64_t number) const { return sequence_position(number, rows_, options_.seed) * options_.seq_len; }
+  int64_t begin(int64_t number) const {
+    const int64_t rows = options_.block / options_.seq_len;  // of a block
+    return sequence_position(number / rows, blocks_, options_.seed) * options_.block + number % rows * options_.seq_len;
+  }
 
   std::shared_ptr<const TokenSource> source_;
   RowOptions options_;
-  int64_t rows_;  // of an epoch
+  int64_t blocks_;  // of an epoch
 };
 
 }  // namespace

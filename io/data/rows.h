@@ -35,6 +35,9 @@ enum class Packing {
 
 struct RowOptions {
   int64_t seq_len = 0;
+  // stream: the order is one of blocks of this many tokens, a multiple of seq_len, and a block's rows follow one
+  // another. So a run whose rows change their length reads no token twice in an epoch. 0: seq_len.
+  int64_t block = 0;
   Packing packing = Packing::stream;
   int64_t max_documents = 0;  // best_fit: a row that holds as many is closed
   uint64_t seed = 0;          // seed of the shuffle
@@ -53,8 +56,8 @@ class RowSource {
 
 std::unique_ptr<RowSource> make_rows(std::shared_ptr<const TokenSource>, const RowOptions&);  // as options.packing says
 
-// Rows that begin at the multiples of T in the source, in shuffled order. A document that a row's end cuts continues in
-// the next row. The target of a row's last token is the next token.
+// Rows that begin at the multiples of T in the source, in shuffled order (of blocks, with RowOptions::block). A
+// document that a row's end cuts continues in the next row. The target of a row's last token is the next token.
 std::unique_ptr<RowSource> stream_rows(std::shared_ptr<const TokenSource>, const RowOptions&);
 
 // The number of rows of T+1 tokens in a source. They begin at multiples of T, so that every token but the first is a

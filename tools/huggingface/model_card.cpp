@@ -46,12 +46,12 @@ class Table {
 std::string attention_text(const ModelConfig& m) {
   if (!m.has_nsa()) return "dense";
   const NsaConfig& n = m.nsa;
-  const std::string layers = m.count_nsa_layers() == m.n_layers
-                                 ? ""
-                                 : fmt::format(" in {} of {} layers", m.count_nsa_layers(), m.n_layers);
-  return fmt::format("Native Sparse Attention{}: blocks of {} tokens every {} compressed by {}, {} blocks of {} "
-                     "selected, window {}, {} gate",
-                     layers, n.l, n.d, word_of(n.phi), n.n_sel, n.l_sel, n.w, word_of(n.gate.kind));
+  const std::string layers =
+      m.count_nsa_layers() == m.n_layers ? "" : fmt::format(" in {} of {} layers", m.count_nsa_layers(), m.n_layers);
+  return fmt::format(
+      "Native Sparse Attention{}: blocks of {} tokens every {} compressed by {}, {} blocks of {} "
+      "selected, window {}, {} gate",
+      layers, n.l, n.d, word_of(n.phi), n.n_sel, n.l_sel, n.w, word_of(n.gate.kind));
 }
 
 std::string shape_table(const ModelSource& source, const ExportClass& c, DType dtype, const Tokenizer& tokenizer) {
@@ -65,7 +65,7 @@ std::string shape_table(const ModelSource& source, const ExportClass& c, DType d
   table.add("attention", "{}", attention_text(m));
   table.add("tokens", "{}{}", m.vocab_size,
             tokenizer.name() == "byte" ? ": bytes; the byte 0 separates documents and begins each text" : "");
-  table.add("training length", "{} tokens", source.config.train.seq_len);
+  table.add("training length", "{} tokens", source.config.train.longest_seq_len());
   return table.str();
 }
 
@@ -140,9 +140,10 @@ std::string model_card(const std::string& name, const ModelSource& source, const
   }
   text += "```\n\n";
   if (!c.huggingface)
-    text += fmt::format("The folder contains the model's code in plain PyTorch (modeling_triad.py), because "
-                        "transformers has no class that holds it: {}.\n\n",
-                        c.reason);
+    text += fmt::format(
+        "The folder contains the model's code in plain PyTorch (modeling_triad.py), because "
+        "transformers has no class that holds it: {}.\n\n",
+        c.reason);
   return text + "## Training\n\n" + training_text(source);
 }
 

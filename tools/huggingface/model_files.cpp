@@ -43,8 +43,7 @@ bool has_qk_norm(const ModelConfig& c) { return has_parameter(c, "attn.q_norm.we
 // What the classes of transformers cannot hold; empty if one of them can hold the model.
 std::string only_in_triad(const ModelConfig& c) {
   std::vector<std::string> found;
-  if (c.has_nsa())
-    found.push_back(c.count_nsa_layers() == c.n_layers ? "NSA layers" : "NSA and dense layers");
+  if (c.has_nsa()) found.push_back(c.count_nsa_layers() == c.n_layers ? "NSA layers" : "NSA and dense layers");
   if (c.mlp == MlpKind::silu) found.push_back("mlp silu");
   if (c.d_k != c.d_v) found.push_back(fmt::format("d_k {} with d_v {}", c.d_k, c.d_v));
   if (has_biases(c) && has_qk_norm(c)) found.push_back("qkv_bias with qk_norm");
@@ -54,9 +53,9 @@ std::string only_in_triad(const ModelConfig& c) {
 // The longest text for which the model is made.
 int64_t max_positions(const Config& config) {
   const ModelConfig& m = config.model;
-  if (m.rope_scaling == RopeScaling::none) return config.train.seq_len;
+  if (m.rope_scaling == RopeScaling::none) return config.train.longest_seq_len();
   const double scaled = static_cast<double>(m.rope_original_len) * m.rope_factor;
-  return std::max(config.train.seq_len, static_cast<int64_t>(std::llround(scaled)));
+  return std::max(config.train.longest_seq_len(), static_cast<int64_t>(std::llround(scaled)));
 }
 
 // transformers' parameters of the rotation, without rope_theta; null for unscaled frequencies.
@@ -136,10 +135,10 @@ Json dense_config(const Config& config, HuggingFaceClass c) {
 bool same_model(const HuggingFaceConfig& a, const HuggingFaceConfig& b) {
   const auto facts = [](const HuggingFaceConfig& c) {
     const HuggingFaceRope& r = c.rope;
-    return std::tuple(std::tuple(c.model_class, c.dim, c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.mlp_hidden),
-                      std::tuple(c.vocab_size, c.norm_eps, c.tie_embeddings, c.qkv_bias, c.qk_norm),
-                      std::tuple(r.type, r.theta, r.factor, r.original_len, r.low_freq, r.high_freq, r.beta_fast,
-                                 r.beta_slow));
+    return std::tuple(
+        std::tuple(c.model_class, c.dim, c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.mlp_hidden),
+        std::tuple(c.vocab_size, c.norm_eps, c.tie_embeddings, c.qkv_bias, c.qk_norm),
+        std::tuple(r.type, r.theta, r.factor, r.original_len, r.low_freq, r.high_freq, r.beta_fast, r.beta_slow));
   };
   return facts(a) == facts(b);
 }
@@ -174,10 +173,14 @@ Json triad_config(const Config& config) {
   json["qkv_bias"] = has_biases(m);
   json["qk_norm"] = has_qk_norm(m);
   json["dense_layers"] = dense_layers;
-  json["rope"] = {{"theta", m.rope_theta},         {"scale", m.rope_scale},
-                  {"scaling", word_of(m.rope_scaling)}, {"factor", m.rope_factor},
-                  {"original_len", m.rope_original_len}, {"low_freq", m.rope_low_freq},
-                  {"high_freq", m.rope_high_freq}, {"beta_fast", m.rope_beta_fast},
+  json["rope"] = {{"theta", m.rope_theta},
+                  {"scale", m.rope_scale},
+                  {"scaling", word_of(m.rope_scaling)},
+                  {"factor", m.rope_factor},
+                  {"original_len", m.rope_original_len},
+                  {"low_freq", m.rope_low_freq},
+                  {"high_freq", m.rope_high_freq},
+                  {"beta_fast", m.rope_beta_fast},
                   {"beta_slow", m.rope_beta_slow}};
   if (m.has_nsa()) json["nsa"] = config_to_json(config)["nsa"];
   return json;
@@ -185,9 +188,7 @@ Json triad_config(const Config& config) {
 
 }  // namespace
 
-std::string ExportClass::word() const {
-  return huggingface ? std::string(word_of(*huggingface)) : "TriadForCausalLM";
-}
+std::string ExportClass::word() const { return huggingface ? std::string(word_of(*huggingface)) : "TriadForCausalLM"; }
 
 ExportClass export_class(const ModelConfig& c, const Json& origin) {
   const std::string reason = only_in_triad(c);
@@ -212,7 +213,7 @@ Json export_config(const ModelSource& source, const ExportClass& c, DType dtype,
     const bool whole = source.origin.contains("config") && source.origin["config"].is_object();
     TRIAD_CHECK(whole, "{}/state.json: origin.config is missing: it is needed to export {}", source.folder, c.word());
     json = updated_config(source.origin["config"], dense_config(source.config, *c.huggingface),
-                          source.config.train.seq_len);
+                          source.config.train.longest_seq_len());
     if (!has_imported_tokens(source.origin)) set_token_ids(json, bos_eos);
   } else {
     json = c.huggingface ? dense_config(source.config, *c.huggingface) : triad_config(source.config);

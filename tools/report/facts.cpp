@@ -129,6 +129,19 @@ std::string attention_of(const Json& config) {
   return kind == "nsa" && !dense.empty() ? kind + ", dense in layers " + dense : kind;
 }
 
+// The stages of train.stages: "100 steps, attention dense, then 50 steps, seq_len 8192"; empty without them.
+std::string stages_of(const Json& config) {
+  const Json stages = value_of(config, "train", "stages");
+  std::string text;
+  for (const Json& stage : stages.is_array() ? stages : Json::array()) {
+    if (!stage.is_object() || !stage.contains("steps")) continue;
+    text += fmt::format("{}{} steps", text.empty() ? "" : ", then ", brief(stage["steps"]));
+    for (const auto& [key, value] : stage.items())
+      if (key != "steps") text += fmt::format(", {} {}", key, value.is_string() ? word(value) : brief(value));
+  }
+  return text;
+}
+
 }  // namespace
 
 bool tokens_are_bytes(const Json& config) {
@@ -151,6 +164,7 @@ std::vector<Fact> facts_of(const ReportRun& run) {
   facts.push_back({"parameters", "", parameters_of(run.config), grouped});
   add_costs(facts, run);
   text("attention", attention_of(run.config));
+  text("stages", stages_of(run.config));
   text("precision", word(value_of(run.config, "runtime", "precision")));
   text("device", device_of(run.environment));
   text("data", data_of(run.config));

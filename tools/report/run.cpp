@@ -33,11 +33,10 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 2, kKnownLengthsSchema = 1;
 
 // The keys of a heartbeat whose numbers the report draws as lines, one per rank.
-constexpr const char* kHeartbeatLines[] = {"step_ms",         "compute_ms",    "update_ms",         "fetch_ms",
-                                           "comm_wait_ms",    "tokens_per_s",  "host_mib",          "gpu_used_mib",
-                                           "gpu_util_pct",    "power_w",       "gpu_mem_alloc_mib", "sel_overlap",
-                                           "sel_forced_frac", "gate_dead_frac",    "docs_per_row",
-                                           "docs_cut_share",  "docs_padded_share"};
+constexpr const char* kHeartbeatLines[] = {
+    "step_ms",         "compute_ms",     "update_ms",    "fetch_ms",       "comm_wait_ms",      "tokens_per_s",
+    "host_mib",        "gpu_used_mib",   "gpu_util_pct", "power_w",        "gpu_mem_alloc_mib", "sel_overlap",
+    "sel_forced_frac", "gate_dead_frac", "docs_per_row", "docs_cut_share", "docs_padded_share"};
 
 double number_in(const Json& line, const char* key) {
   const auto it = line.find(key);
@@ -102,7 +101,7 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
     const double now = number_in(line, "ts");
     if (msg != "boot" && now > before) seconds += now - before;
     before = now;
-    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint")
+    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint" && msg != "stage")
       state = msg;  // the other messages do not change a rank's state
     if (msg == "step_end") {
       for (auto& [key, points] : lines) forget_from(points, step);
@@ -306,10 +305,12 @@ Json lengths_of(const std::string& path) {
   return lengths;
 }
 
-// Number of tokens per step on all ranks; null if the run's files do not contain it.
+// Number of tokens per step on all ranks; null if the run's files do not contain it, or it differs between stages.
 Json tokens_per_step(const ReportRun& run) {
   double tokens = 1;
   if (!run.config.contains("train")) return {};
+  const Json& train = run.config["train"];
+  if (train.is_object() && train.contains("stages") && !train["stages"].is_null()) return {};
   for (const char* key : {"seq_len", "micro_batch_size", "accumulate_grad_batches"})
     tokens *= number_in(run.config["train"], key);
   const double world = run.environment.is_null() ? NAN : number_in(run.environment, "world");

@@ -6,6 +6,7 @@
 #include "kernels/step/reduce.h"
 #include "model/flops.h"
 #include "train/fit/step_cost.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -26,7 +27,7 @@ bool has_grad_windows(const Config& c, int64_t world) {
 bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 3 && is_sharded(c, world); }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
-  const TrainConfig& t = config.train;
+  const TrainConfig t = in_stage(config, stages_of(config.train).back()).train;
   const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) /
                             static_cast<double>(config.dist.context) / kH200Rates.flops;
   const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);

@@ -234,14 +234,16 @@ std::string fit_advice(const Config& config, Device device, int64_t bytes, Comm*
   };
   if (const auto fit = fit_recompute(config, device, bytes, comm, most_documents))
     add(fmt::format("runtime.recompute \"{}\"", fit->recompute), fit->plan);
-  if (const auto fit = fit_batch(config, device, bytes, comm, most_documents))
+  const bool one_size = config.train.stages.empty();
+  if (const auto fit = one_size ? fit_batch(config, device, bytes, comm, most_documents) : std::nullopt)
     add(fmt::format("train.micro_batch_size {}", fit->micro_batch_size), fit->plan);
   if (const auto fit = fit_zero(config, device, bytes, comm, most_documents))
     add(fmt::format("dist.zero {}", fit->zero), fit->plan);
-  if (fits.empty())
+  if (fits.empty() && one_size)
     if (const auto fit = fit_settings(config, device, bytes, comm, most_documents))
       add(arguments_of(*fit, ranks_of(comm)), fit->plan);
   if (!fits.empty()) return fmt::format("this fits: {}", fmt::join(fits, ", or "));
+  if (!one_size) return "lower train.micro_batch_size or train.seq_len in train.stages";
   return "lower train.seq_len or the model's size: not even one sequence fits";
 }
 

@@ -59,6 +59,15 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   return found;
 }
 
+void AnomalyRules::stage() {
+  rate_steps_ = 0;
+  rate_tokens_ = rate_seconds_ = 0;
+  window_rates_.clear();
+  losses_.clear();
+  plateau_text_.reset();
+  throughput_text_.reset();
+}
+
 // Describes the anomaly if the rate (tokens/s) of the last full window is below log.throughput_drop times the median of
 // earlier windows.
 std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double seconds) {

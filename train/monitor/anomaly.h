@@ -48,6 +48,8 @@ class AnomalyRules {
  public:
   explicit AnomalyRules(const Config&, int64_t longest = 0);  // longest: as in zero_by_construction
   std::vector<Anomaly> step(const StepHealth&);
+  // Forgets earlier losses and rates, with which those of a new stage (train.stages) do not compare.
+  void stage();
 
  private:
   // Detects memory growth: keeps the minimum of each of the last windows of steps, so that memory that is freed between

@@ -12,6 +12,7 @@
 #include "model/flops.h"
 #include "train/dist/bucket_plan.h"
 #include "train/load_config.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -29,6 +30,15 @@ std::string model_text(const Config& c, int64_t parameters) {
 
 std::string steps_text(const Config& c, int world, int64_t first_step) {
   const TrainConfig& t = c.train;
+  if (!t.stages.empty()) {
+    int64_t tokens = 0;
+    for (const TrainStage& stage : stages_of(t))
+      tokens += std::max<int64_t>(0, stage.end - std::max(stage.begin, first_step)) *
+                in_stage(c, stage).tokens_per_step(world);
+    return fmt::format("{} steps in {} stages{}: {} tokens, {}", grouped(t.steps - first_step), t.stages.size(),
+                       world > 1 ? fmt::format(" on {} ranks", world) : "", grouped(tokens),
+                       word_of(c.runtime.precision));
+  }
   const int64_t tokens = c.tokens_per_step(world), groups = world / c.dist.context;
   return fmt::format("{} steps of {} tokens ({} x {}{}{}): {} tokens, {}", grouped(t.steps - first_step),
                      grouped(tokens), t.micro_batch_size, t.seq_len,
@@ -93,6 +103,7 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   };
   add("model", model_text(c, run.parameters));
   add("train", steps_text(c, comm.world(), run.first_step));
+  for (size_t i = 0; i < c.train.stages.size(); ++i) add("", stage_text(c, stages_of(c.train)[i]));
   add("data", run.data);
   if (!run.documents.empty()) add("docs", run.documents);
   add("device", fmt::format("{}: {}", device.str(), backend::info(device).name));

@@ -19,7 +19,7 @@ struct RunSummary {
   std::vector<std::string> environment;  // one line for each config key that the environment changed
 };
 
-// The banner: at most thirteen lines of the form "word  text".
+// The banner: at most thirteen lines of the form "word  text", and one for each stage of train.stages.
 std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const RunSummary&);
 // Details of the run for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);

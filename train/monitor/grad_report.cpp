@@ -19,13 +19,13 @@ std::string some_of(const std::vector<std::string>& names) {
 }  // namespace
 
 std::vector<std::string> unexpected_zeros(const Params& params, const Config& config, int64_t step,
-                                          const GradNorms& grads, int64_t longest) {
+                                          const GradNorms& grads, int64_t longest, bool dense) {
   const int64_t tokens = longest > 0 ? longest : config.train.seq_len;
   std::vector<std::string> names;
   for (size_t i = 0; i < grads.norm.size(); ++i) {
     const ParamSpec& param = params.specs()[i];
-    if (grads.is_zero(i) && !expects_zero_gradient(config.model, tokens, step, param))
-      names.push_back(param.name);
+    if (dense && !used_by_dense_pass(param)) continue;
+    if (grads.is_zero(i) && !expects_zero_gradient(config.model, tokens, step, param)) names.push_back(param.name);
   }
   return names;
 }
@@ -64,7 +64,9 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
   if (traces_ && !result.trace.empty()) traces_->append(trace_text(step, result.trace));
   if (!result.grads) return beat;
   const GradNorms& grads = *result.grads;
-  const std::vector<std::string> zeros = unexpected_zeros(params_, config_, updates + 1, grads, longest_);
+  const TrainStage stage = stage_at(config_.train, step - 1);
+  const std::vector<std::string> zeros = unexpected_zeros(params_, in_stage(config_, stage), updates + 1, grads,
+                                                          std::min(longest_, stage.seq_len), stage.is_dense(step - 1));
   int64_t zero = 0;
   std::vector<std::string> not_finite;
   for (size_t i = 0; i < grads.norm.size(); ++i) {

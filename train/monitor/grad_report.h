@@ -11,9 +11,10 @@
 namespace triad {
 
 // Names of the parameters whose gradient is zero although nothing in the config or in the length of the documents makes
-// it zero. longest: as in zero_by_construction (anomaly.h).
+// it zero. longest: as in zero_by_construction (anomaly.h). dense: of a dense step, without the parameters that it does
+// not use.
 std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradNorms&,
-                                          int64_t longest = 0);
+                                          int64_t longest = 0, bool dense = false);
 // L2 norm of all gradients of a layer, for each layer [n_layers].
 std::vector<double> layer_norms(const Params&, const ModelConfig&, const GradNorms&);
 

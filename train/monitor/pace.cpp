@@ -30,6 +30,15 @@ double step_flops(const Config& c, const DocumentMix& mix) {
          static_cast<double>(c.dist.context);
 }
 
+double stage_flops(const Config& run, const TrainStage& stage, const DocumentMix& mix) {
+  Config config = in_stage(run, stage);
+  const double configured = step_flops(config, mix);
+  if (!stage.has_dense_steps()) return configured;
+  config.model.attention = AttentionKind::dense;
+  const double dense = step_flops(config, mix);
+  return stage.attention == StageAttention::dense ? dense : (configured + dense) / 2;
+}
+
 ThroughputMeter::ThroughputMeter(const Config& config, double step_flops, double peak_flops, int64_t run_tokens)
     : config_(config), step_flops_(step_flops), peak_flops_(peak_flops), run_tokens_(run_tokens) {}
 

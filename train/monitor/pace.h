@@ -9,6 +9,7 @@
 #include "model/flops.h"
 #include "train/config.h"
 #include "train/monitor/step_record.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -28,6 +29,8 @@ class StepTimes {
 
 // FLOPs of a step of one rank. The mix: the documents within which attention stays (DataSource::attended).
 double step_flops(const Config&, const DocumentMix& = {});
+// The same on average over the steps of a stage; the mix is that of its rows.
+double stage_flops(const Config&, const TrainStage&, const DocumentMix& = {});
 
 // ThroughputMeter: computes the rates and averages of a StepRecord.
 class ThroughputMeter {
@@ -37,11 +40,17 @@ class ThroughputMeter {
   // tokens that the run had trained on before this process.
   ThroughputMeter(const Config&, double step_flops, double peak_flops, int64_t run_tokens);
   // Fills in the second half of the record (see StepRecord). now: the time at which the step's result arrived.
+  // The steps from here on have these FLOPs; times of earlier ones do not count for them.
+  void stage(double step_flops) {
+    step_flops_ = step_flops;
+    times_ = {};
+  }
   void measure(StepRecord&, Clock::time_point now);
 
  private:
   const Config& config_;
-  const double step_flops_, peak_flops_;
+  double step_flops_;
+  const double peak_flops_;
   StepTimes times_;
   Clock::time_point first_step_;
   int64_t steps_ = 0, steps_since_row_ = 0, run_tokens_;

@@ -39,8 +39,11 @@ void StepChecks::anomalies(Telemetry& telemetry, StepHealth health, const TrainS
                            const Watchdog::Sample& sample) {
   if (result.grads) {  // measured steps only; their zero gradients count until the next measured step
     zero_grads_.clear();
-    for (size_t i = 0; i < result.grads->norm.size(); ++i)
-      if (result.grads->is_zero(i)) zero_grads_.push_back(param_name(static_cast<int64_t>(i)));
+    const bool dense = stage_at(config_.train, health.step - 1).is_dense(health.step - 1);
+    for (size_t i = 0; i < result.grads->norm.size(); ++i) {
+      const ParamSpec& param = step_.model().params().specs()[i];
+      if (result.grads->is_zero(i) && (!dense || used_by_dense_pass(param))) zero_grads_.push_back(param.name);
+    }
   }
   health.loss = result.loss, health.grad_norm = result.grad_norm;
   health.host_mib = sample.host_mib, health.device_mib = sample.gpu.used_mib;

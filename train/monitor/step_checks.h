@@ -31,6 +31,7 @@ class StepChecks {
   // Checks a step for anomalies. The caller fills in the StepHealth except for loss, norm, memory and zero gradients,
   // which are added here.
   void anomalies(Telemetry&, StepHealth, const TrainStep::Result&, const Watchdog::Sample&);
+  void stage() { anomalies_.stage(); }  // a stage begins (train.stages)
   bool wants_stop() const { return wants_stop_; }
 
  private:

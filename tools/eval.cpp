@@ -256,6 +256,39 @@ void eval(const Options& o) {
   if (losses.by_document) fmt::print("{}", losses.by_document->table());
 }
 
+// Adds --needle and its options; returns --needle.
+CLI::Option* add_needle_options(CLI::App& verb, Options& o) {
+  CLI::Option* needle =
+      verb.add_flag("--needle", o.needle,
+                    "instead of the loss: how often a model trained on data.kind needle answers from its context");
+  std::vector<std::string> tasks;
+  for (const auto& [word, kind] : EnumWords<NeedleKind>::words) tasks.emplace_back(word);
+  verb.add_option("--task", o.task, "for --needle: the task, as data.needle_task (default: that of the run)")
+      ->check(CLI::IsMember(tasks))
+      ->needs(needle);
+  verb.add_option("--lengths", o.lengths,
+                  "for --needle: sequence lengths in tokens (default: 1/8, 1/4, 1/2 and all of the training length)")
+      ->check(within(at_least(1).up_to(kMaxSeqLen)))
+      ->delimiter(',')
+      ->needs(needle);
+  verb.add_option("--depths", o.depths,
+                  "for --needle: positions of the needle in the sequence, 0 the beginning, 1 the end")
+      ->check(within(at_least(0).up_to(1)))
+      ->delimiter(',')
+      ->capture_default_str()
+      ->needs(needle);
+  verb.add_option("--samples", o.samples, "for --needle: sequences for each length and depth")
+      ->check(within(at_least(1).up_to(kMaxBatch)))
+      ->capture_default_str()
+      ->needs(needle);
+  verb.add_option(
+          "--out", o.out,
+          "for --needle: folder of needle.csv and needle.svg, of tasks other than keys needle_TASK.csv and .svg "
+          "(default: the run's or checkpoint's)")
+      ->needs(needle);
+  return needle;
+}
+
 }  // namespace
 
 void add_eval(CLI::App& app) {
@@ -267,35 +300,8 @@ void add_eval(CLI::App& app) {
       verb->add_option("--data", o->data,
                        "text files or token shards, globs; a file's first bytes show whether it is a shard, and its "
                        "name (*.jsonl, *.ndjson) whether each line is a document; gzip and zstd are decompressed");
-  CLI::Option* needle =
-      verb->add_flag("--needle", o->needle,
-                     "instead of the loss: how often a model trained on data.kind needle answers from its context")
-          ->excludes(data);
-  std::vector<std::string> tasks;
-  for (const auto& [word, kind] : EnumWords<NeedleKind>::words) tasks.emplace_back(word);
-  verb->add_option("--task", o->task, "for --needle: the task, as data.needle_task (default: that of the run)")
-      ->check(CLI::IsMember(tasks))
-      ->needs(needle);
-  verb->add_option("--lengths", o->lengths,
-                   "for --needle: sequence lengths in tokens (default: 1/8, 1/4, 1/2 and all of the training length)")
-      ->check(within(at_least(1).up_to(kMaxSeqLen)))
-      ->delimiter(',')
-      ->needs(needle);
-  verb->add_option("--depths", o->depths,
-                   "for --needle: positions of the needle in the sequence, 0 the beginning, 1 the end")
-      ->check(within(at_least(0).up_to(1)))
-      ->delimiter(',')
-      ->capture_default_str()
-      ->needs(needle);
-  verb->add_option("--samples", o->samples, "for --needle: sequences for each length and depth")
-      ->check(within(at_least(1).up_to(kMaxBatch)))
-      ->capture_default_str()
-      ->needs(needle);
-  verb->add_option(
-          "--out", o->out,
-          "for --needle: folder of needle.csv and needle.svg, of tasks other than keys needle_TASK.csv and .svg "
-          "(default: the run's or checkpoint's)")
-      ->needs(needle);
+  CLI::Option* needle = add_needle_options(*verb, *o);
+  needle->excludes(data);
   CLI::Option* seq = verb->add_option("--seq", o->seq, "tokens of a sequence; 0: the training length")
                          ->check(within(at_least(0).up_to(kMaxSeqLen)))
                          ->capture_default_str();

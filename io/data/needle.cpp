@@ -172,7 +172,7 @@ NeedleSizes sizes_of(const NeedleTask& task) {
   return sizes;
 }
 
-// Throws a UsageError unless a sequence of `length` tokens can hold the needles that are asked. `key` names the length.
+// Throws a UsageError unless a sequence of `length` tokens can hold the needles that are asked.
 void check_questions(const NeedleTask& task, int64_t length) {
   const NeedleSizes sizes = sizes_of(task);
   const std::string_view word = word_of(task.kind);

@@ -1,7 +1,7 @@
 // triad eval: computes the loss of a checkpoint on text, JSONL or token shards, in all and by position, and with
 // --against its difference from another checkpoint's. Every token is predicted once, except the first and those that a
 // loss mask excludes. Shards are recognized by their first bytes, JSONL by its name; gzip and zstd are decompressed.
-// With --needle: how often a model that was trained on data.kind needle recalls a value from its context
+// With --needle: how often a model that was trained on data.kind needle answers a task from its context
 // (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -39,12 +39,12 @@ struct Options {
   std::vector<std::string> data;
   int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
-  std::string per_document, against;
+  std::string per_document, per_position, against;
   bool needle = false;
   std::vector<int64_t> lengths;  // this and the next options are those of --needle
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
   int64_t samples = 64;
-  std::string out;
+  std::string out, task;
 };
 
 struct Total {
@@ -237,6 +237,7 @@ void eval(const Options& o) {
   const Losses* const other = against ? &*against : nullptr;
   const double loss = losses.mean();
   if (!o.per_document.empty()) write_file_atomically(o.per_document, losses.by_document->csv());
+  if (!o.per_position.empty()) write_file_atomically(o.per_position, losses.by_position.csv());
   // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the number of
   // bytes is unknown.
   const Total& total = losses.total;
@@ -255,6 +256,39 @@ void eval(const Options& o) {
   if (losses.by_document) fmt::print("{}", losses.by_document->table());
 }
 
+// Adds --needle and its options; returns --needle.
+CLI::Option* add_needle_options(CLI::App& verb, Options& o) {
+  CLI::Option* needle =
+      verb.add_flag("--needle", o.needle,
+                    "instead of the loss: how often a model trained on data.kind needle answers from its context");
+  std::vector<std::string> tasks;
+  for (const auto& [word, kind] : EnumWords<NeedleKind>::words) tasks.emplace_back(word);
+  verb.add_option("--task", o.task, "for --needle: the task, as data.needle_task (default: that of the run)")
+      ->check(CLI::IsMember(tasks))
+      ->needs(needle);
+  verb.add_option("--lengths", o.lengths,
+                  "for --needle: sequence lengths in tokens (default: 1/8, 1/4, 1/2 and all of the training length)")
+      ->check(within(at_least(1).up_to(kMaxSeqLen)))
+      ->delimiter(',')
+      ->needs(needle);
+  verb.add_option("--depths", o.depths,
+                  "for --needle: positions of the needle in the sequence, 0 the beginning, 1 the end")
+      ->check(within(at_least(0).up_to(1)))
+      ->delimiter(',')
+      ->capture_default_str()
+      ->needs(needle);
+  verb.add_option("--samples", o.samples, "for --needle: sequences for each length and depth")
+      ->check(within(at_least(1).up_to(kMaxBatch)))
+      ->capture_default_str()
+      ->needs(needle);
+  verb.add_option(
+          "--out", o.out,
+          "for --needle: folder of needle.csv and needle.svg, of tasks other than keys needle_TASK.csv and .svg "
+          "(default: the run's or checkpoint's)")
+      ->needs(needle);
+  return needle;
+}
+
 }  // namespace
 
 void add_eval(CLI::App& app) {
@@ -266,29 +300,8 @@ void add_eval(CLI::App& app) {
       verb->add_option("--data", o->data,
                        "text files or token shards, globs; a file's first bytes show whether it is a shard, and its "
                        "name (*.jsonl, *.ndjson) whether each line is a document; gzip and zstd are decompressed");
-  CLI::Option* needle =
-      verb->add_flag(
-              "--needle", o->needle,
-              "instead of the loss: how often a model trained on data.kind needle recalls a value from its context")
-          ->excludes(data);
-  verb->add_option("--lengths", o->lengths,
-                   "for --needle: sequence lengths in tokens (default: 1/8, 1/4, 1/2 and all of the training length)")
-      ->check(within(at_least(1).up_to(kMaxSeqLen)))
-      ->delimiter(',')
-      ->needs(needle);
-  verb->add_option("--depths", o->depths,
-                   "for --needle: positions of the value in the sequence, 0 the beginning, 1 the end")
-      ->check(within(at_least(0).up_to(1)))
-      ->delimiter(',')
-      ->capture_default_str()
-      ->needs(needle);
-  verb->add_option("--samples", o->samples, "for --needle: sequences for each length and depth")
-      ->check(within(at_least(1).up_to(kMaxBatch)))
-      ->capture_default_str()
-      ->needs(needle);
-  verb->add_option("--out", o->out,
-                   "for --needle: folder of needle.csv and needle.svg (default: the run's or checkpoint's)")
-      ->needs(needle);
+  CLI::Option* needle = add_needle_options(*verb, *o);
+  needle->excludes(data);
   CLI::Option* seq = verb->add_option("--seq", o->seq, "tokens of a sequence; 0: the training length")
                          ->check(within(at_least(0).up_to(kMaxSeqLen)))
                          ->capture_default_str();
@@ -308,6 +321,11 @@ void add_eval(CLI::App& app) {
                        "also write a CSV file with a row for each document: number, first token, tokens, positions, "
                        "loss, perplexity");
   needle->excludes(per_document);
+  CLI::Option* per_position =
+      verb->add_option("--per-position", o->per_position,
+                       "also write a CSV file with the loss by position; as positions.csv in the run's folder, triad "
+                       "report draws it");
+  needle->excludes(per_position);
   CLI::Option* against = verb->add_option(
       "--against", o->against,
       "also evaluate this checkpoint, or run's folder, on the same tokens, and print the difference of "
@@ -322,6 +340,7 @@ void add_eval(CLI::App& app) {
                  .device = o->device,
                  .dtype = o->dtype,
                  .out = o->out,
+                 .task = o->task,
                  .questions = {.lengths = o->lengths, .depths = o->depths, .samples = o->samples, .batch = o->batch},
                  .json = o->json});
   });

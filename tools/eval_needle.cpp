@@ -41,18 +41,22 @@ std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> to
 
 void eval_needle(const NeedleEval& o) {
   const ModelSource source = find_model(o.checkpoint);
-  const NeedleTask task = needle_task(source.config);
+  NeedleTask task = needle_task(source.config);
   if (source.config.data.kind != DataKind::needle)
     fail_usage(
         "--needle: {} was trained on data.kind {}; only a model trained on data.kind needle has learned the task",
         o.checkpoint, word_of(source.config.data.kind));
+  for (const auto& [word, kind] : EnumWords<NeedleKind>::words)
+    if (word == o.task) task.kind = kind;
   // The default output folder is the run's, not the checkpoint's: `triad report` reads the grid there, and checkpoints
   // are deleted.
   std::filesystem::path folder = o.out;
   if (o.out.empty()) folder = std::filesystem::exists(o.checkpoint + "/config.json") ? o.checkpoint : source.folder;
   make_folders(folder.string());
   // The files are opened before the measuring, which may take hours, so that an error appears before it.
-  AtomicFile csv((folder / kNeedleCsv).string()), svg((folder / kNeedleSvg).string());
+  const std::string csv_path = (folder / needle_file(task.kind, "csv")).string(),
+                    svg_path = (folder / needle_file(task.kind, "svg")).string();
+  AtomicFile csv(csv_path), svg(svg_path);
   std::unique_ptr<LoadedModel> loaded;  // the model, allocated for the current length
   const NeedleGrid grid = measure_needles(
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
@@ -74,18 +78,21 @@ void eval_needle(const NeedleEval& o) {
     for (size_t l = 0; l < grid.lengths.size(); ++l)
       for (size_t d = 0; d < grid.depths.size(); ++d)
         cells.push_back({{"length", grid.lengths[l]}, {"depth", grid.depths[d]}, {"accuracy", grid.accuracy(d, l)}});
-    fmt::print(
-        "{}\n",
-        dump_json({{"attention", attention}, {"samples", grid.samples}, {"lowest", grid.lowest()}, {"cells", cells}},
-                  -1));
+    fmt::print("{}\n", dump_json({{"task", word_of(task.kind)},
+                                  {"attention", attention},
+                                  {"samples", grid.samples},
+                                  {"lowest", grid.lowest()},
+                                  {"overall", grid.overall()},
+                                  {"cells", cells}},
+                                 -1));
   } else {
-    fmt::print("accuracy, attention: {}, {} sequences a cell, {} keys in {} tokens\n{}lowest {:.1f}%; {}\n", attention,
-               grid.samples, task.pairs, task.seq_len, grid.table(), 100 * grid.lowest(),
-               (folder / kNeedleSvg).string());
+    fmt::print("accuracy, task: {}, attention: {}, {} sequences a cell\n{}lowest {:.1f}%, overall {:.1f}%; {}\n",
+               word_of(task.kind), attention, grid.samples, grid.table(), 100 * grid.lowest(), 100 * grid.overall(),
+               svg_path);
   }
   std::fflush(stdout);
   csv.write(grid.csv());
-  svg.write(grid.svg("Needles recalled, attention: " + attention));
+  svg.write(grid.svg(needle_title(task.kind, attention)));
   csv.commit();
   svg.commit();
 }

@@ -1,4 +1,4 @@
-// triad eval --needle: measures how accurately a model recalls a value from its context, by depth of the value and
+// triad eval --needle: measures how accurately a model answers a task of data.kind needle, by depth of the needle and
 // length of the context.
 #pragma once
 #include <string>
@@ -9,11 +9,12 @@ namespace triad {
 
 struct NeedleEval {
   std::string checkpoint, device, dtype, out;
+  std::string task;  // a word of NeedleKind; empty: the task that the model was trained on
   NeedleQuestions questions;
   bool json = false;
 };
-// Prints the grid and writes needle.csv and needle.svg to `out`; the default is the run's folder, or without a run the
-// checkpoint's.
+// Prints the grid and writes it as CSV and SVG (needle_file()) to `out`; the default is the run's folder, or without a
+// run the checkpoint's.
 void eval_needle(const NeedleEval&);
 
 }  // namespace triad

@@ -9,6 +9,7 @@
 #include "engine/comm/comm.h"
 #include "engine/fields.h"
 #include "engine/routes.h"
+#include "io/data/needle_task.h"
 #include "io/data/rows.h"
 #include "model/config.h"
 #include "model/recompute.h"
@@ -40,7 +41,8 @@ struct DataConfig {
   Packing packing = Packing::stream;
   int64_t max_documents = 0;
   double stall_s = 300;
-  int64_t needle_pairs = 64, needle_questions = 1, needle_value_tokens = 1;
+  NeedleKind needle_task = NeedleKind::keys;
+  int64_t needle_pairs = 64, needle_questions = 1, needle_value_tokens = 1, needle_hops = 2, needle_occurrences = 8;
   double needle_depth = -1;
 };
 
@@ -238,13 +240,29 @@ void visit(DataConfig& c, V&& v) {
     "the most documents in a row. stream: a row with more is an error, only with attend_within; 0: as many as the data "
     "has. best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8",
     at_least(0).up_to(1 << 24));
-  v("needle_pairs", c.needle_pairs, "kind needle: key-value pairs in a sequence", at_least(1).up_to(1 << 20));
+  v("needle_task", c.needle_task,
+    "kind needle: keys: the value of a key; queries: the values of several keys, one after the other at the end; "
+    "variables: the value of a variable over a chain of assignments; counting: how often a key occurs; copy: a span "
+    "of any tokens after a mark",
+    Rule{});
+  v("needle_pairs", c.needle_pairs,
+    "kind needle: key-value pairs in a sequence, chains of variables, or keys that are counted; copy has one span",
+    at_least(1).up_to(1 << 20));
   v("needle_questions", c.needle_questions,
-    "kind needle: mean number of questions per key; half of the keys have one question", at_least(1).up_to(1 << 20));
-  v("needle_value_tokens", c.needle_value_tokens, "kind needle: tokens in a value", at_least(1).up_to(64));
+    "kind needle: mean number of questions per key, where half of the keys have one question; of the other tasks: "
+    "number of questions at the end, about different keys or chains; copy has one",
+    at_least(1).up_to(1 << 20));
+  v("needle_value_tokens", c.needle_value_tokens, "kind needle: tokens in a value, or in the span of copy",
+    at_least(1).up_to(64));
+  v("needle_hops", c.needle_hops,
+    "kind needle, task variables: assignments of a variable to another, from the value to the question",
+    at_least(1).up_to(1 << 10));
+  v("needle_occurrences", c.needle_occurrences,
+    "kind needle, task counting: a key occurs once to this many times, each equally likely",
+    at_least(1).up_to(1 << 16));
   v("needle_depth", c.needle_depth,
-    "kind needle: relative position, 0 to 1, of the only pair that is queried, with its question at the end; -1: all "
-    "pairs are queried, at any position",
+    "kind needle: relative position, 0 to 1, of what is asked first, with its question at the end; -1: any position, "
+    "and for task keys all pairs are queried",
     at_least(-1).up_to(1));
 }
 

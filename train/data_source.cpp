@@ -19,11 +19,14 @@
 namespace triad {
 
 NeedleTask needle_task(const Config& c) {
-  return {.vocab = c.model.vocab_size,
+  return {.kind = c.data.needle_task,
+          .vocab = c.model.vocab_size,
           .seq_len = c.train.seq_len,
           .pairs = c.data.needle_pairs,
           .questions = c.data.needle_questions,
           .value_tokens = c.data.needle_value_tokens,
+          .hops = c.data.needle_hops,
+          .occurrences = c.data.needle_occurrences,
           .depth = c.data.needle_depth,
           .seed = static_cast<uint64_t>(c.data.seed)};
 }

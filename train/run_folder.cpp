@@ -16,6 +16,8 @@
 #include "engine/process/parse.h"
 #include "io/checkpoint.h"
 #include "io/csv.h"
+#include "io/data/needle_grid.h"
+#include "io/data/position_losses.h"
 #include "io/file.h"
 #include "io/json_config.h"
 #include "io/weight_index.h"
@@ -34,7 +36,8 @@ bool written_by_a_run(std::string name) {
   static const std::regex kNames(
       "(config|env|metrics|selection_sample|document_lengths)\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|"
       "merges\\.txt|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
-      "(training|val|k_stats|gates|fallback_counters|grad_ledger|needle)\\.csv|needle\\.svg|"
+      "(training|val|k_stats|gates|fallback_counters|grad_ledger|positions)\\.csv|"
+      "needle(_(queries|variables|counting|copy))?\\.(csv|svg)|"
       "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
       "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"
       "mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
@@ -169,7 +172,9 @@ std::string RunFolder::rewind(int64_t step) const {
   if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);
   // Removes the files that a run writes at its end.
   for (const std::string& path : weight_files_in(path_)) fs::remove(path);
-  for (const char* name : {"metrics.json", ".anomaly_type", "needle.csv", "needle.svg"}) fs::remove(file(name));
+  for (const char* name : {"metrics.json", ".anomaly_type", kPositionsCsv}) fs::remove(file(name));
+  for (const auto& [word, kind] : EnumWords<NeedleKind>::words)
+    for (const char* extension : {"csv", "svg"}) fs::remove(file(needle_file(kind, extension)));
   static const std::regex kSnapshot("mem_(oom|step(\\d+))(_rank\\d+)?\\.(txt|json|pickle)");
   std::vector<fs::path> snapshots;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {

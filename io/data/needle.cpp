@@ -27,8 +27,12 @@ class Draws {
   uint64_t next_ = 0;
 };
 
+bool has_mark(const NeedleTask& task) { return task.kind != NeedleKind::keys && task.kind != NeedleKind::queries; }
+
+// A random token around the needles. That of copy is any token, so that a span is recognized by its mark only.
 int32_t draw_hay(const NeedleTask& task, Draws& draws) {
-  return static_cast<int32_t>(task.first_hay() + draws.below(task.vocab - task.first_hay()));
+  const int64_t first = task.kind == NeedleKind::copy ? 1 : task.first_hay(), end = task.vocab - has_mark(task);
+  return static_cast<int32_t>(first + draws.below(end - first));
 }
 
 // Returns n distinct random keys.
@@ -115,38 +119,186 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
   }
 }
 
-void check_length(const NeedleTask& task, int64_t length) {
-  const int64_t needed = 2 + 2 * task.value_tokens;
-  if (length < needed)
-    fail_usage("a needle of {} value tokens and its question need {} tokens: a length of {} has no room for them",
-               task.value_tokens, needed, length);
+// Whether questions are at any position, not at the end.
+bool many_questions(const NeedleTask& task) { return task.kind == NeedleKind::keys && task.depth < 0; }
+
+// The sizes of a task's needles and questions, in tokens unless they are numbers of something.
+struct NeedleSizes {
+  int64_t needles;     // per training sequence
+  int64_t questions;   // number of them at the end
+  int64_t keys;        // different keys that a needle needs
+  int64_t statements;  // the most statements of a needle
+  int64_t width;       // of a statement, the longest
+  int64_t prompt, answer;
+
+  // What precedes the questions ends here, in a sequence of `length` tokens. The last token of all is not in it.
+  int64_t end(int64_t length) const { return length + 1 - questions * (prompt + answer); }
+  // The fewest tokens that hold n needles and the questions. A statement that is placed makes at most 2 * width - 1
+  // start positions impossible, so with this length every statement finds a position.
+  int64_t tokens_for(int64_t n) const {
+    return 1 + (n * statements - 1) * (2 * width - 1) + width + questions * (prompt + answer) - 1;
+  }
+};
+NeedleSizes sizes_of(const NeedleTask& task) {
+  NeedleSizes sizes{.needles = task.pairs,
+                    .questions = task.questions,
+                    .keys = 1,
+                    .statements = 1,
+                    .width = 1 + task.value_tokens,
+                    .prompt = 1,
+                    .answer = task.value_tokens};
+  switch (task.kind) {
+    case NeedleKind::keys:
+      sizes.questions = 1;
+      break;
+    case NeedleKind::queries:
+      break;
+    case NeedleKind::variables:
+      sizes.keys = sizes.statements = 1 + task.hops;
+      sizes.width = 2 + task.value_tokens;
+      sizes.prompt = 2;
+      break;
+    case NeedleKind::counting:
+      sizes.statements = task.occurrences;
+      sizes.width = 1;
+      sizes.prompt = 2;
+      sizes.answer = 1;
+      break;
+    case NeedleKind::copy:
+      sizes.needles = 1;
+      sizes.keys = 0;
+      break;
+  }
+  return sizes;
 }
 
+// Throws a UsageError unless a sequence of `length` tokens can hold the needles that are asked.
+void check_questions(const NeedleTask& task, int64_t length) {
+  const NeedleSizes sizes = sizes_of(task);
+  const std::string_view word = word_of(task.kind);
+  if (sizes.questions > sizes.needles)
+    fail_usage("data.needle_questions is {}: task {} asks about {} at most{}", sizes.questions, word, sizes.needles,
+               task.kind == NeedleKind::copy ? "" : " (data.needle_pairs)");
+  if (task.kind == NeedleKind::counting && task.occurrences > task.kinds())
+    fail_usage(
+        "data.needle_occurrences is {}: a vocabulary (model.vocab_size) of {} has {} tokens for counts, a third "
+        "of it",
+        task.occurrences, task.vocab, task.kinds());
+  if (has_mark(task) && task.mark() <= task.first_hay())
+    fail_usage("a vocabulary (model.vocab_size) of {} has no token for the mark of task {}: at least 5 are needed",
+               task.vocab, word);
+  if (task.kinds() < sizes.questions * sizes.keys)
+    fail_usage("{} questions of task {} need {} keys: a vocabulary (model.vocab_size) of {} has {}, a third of it",
+               sizes.questions, word, sizes.questions * sizes.keys, task.vocab, task.kinds());
+  const int64_t needed = sizes.tokens_for(sizes.questions);
+  if (length < needed) {
+    if (task.kind == NeedleKind::keys)
+      fail_usage("a needle of {} value tokens and its question need {} tokens: a length of {} has no room for them",
+                 task.value_tokens, needed, length);
+    fail_usage(
+        "task {}: {} questions about {} statements of up to {} tokens each need {} tokens: a length of {} has no "
+        "room for them",
+        word, sizes.questions, sizes.questions * sizes.statements, sizes.width, needed, length);
+  }
+}
+
+// A needle: its statements in order, and the question about it.
+struct Needle {
+  std::vector<std::vector<int32_t>> statements;
+  std::vector<int32_t> prompt, answer;
+};
+// keys: as many as NeedleSizes says.
+Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, Draws& draws) {
+  Needle needle;
+  const auto state = [&needle](std::vector<int32_t> statement, std::span<const int32_t> rest = {}) {
+    statement.insert(statement.end(), rest.begin(), rest.end());
+    needle.statements.push_back(std::move(statement));
+  };
+  switch (task.kind) {
+    case NeedleKind::keys:
+    case NeedleKind::queries:
+      needle.answer = draw_value(task, draws);
+      needle.prompt = {keys[0]};
+      state({keys[0]}, needle.answer);
+      break;
+    case NeedleKind::variables:
+      needle.answer = draw_value(task, draws);
+      needle.prompt = {keys.back(), task.mark()};
+      state({keys[0], task.mark()}, needle.answer);
+      for (size_t i = 1; i < keys.size(); ++i) state({keys[i], task.mark(), keys[i - 1]});
+      break;
+    case NeedleKind::counting: {
+      const int64_t count = 1 + draws.below(task.occurrences);
+      needle.answer = {task.count_token(count)};
+      needle.prompt = {task.mark(), keys[0]};
+      for (int64_t i = 0; i < count; ++i) state({keys[0]});
+      break;
+    }
+    case NeedleKind::copy:
+      for (int64_t i = 0; i < task.value_tokens; ++i) needle.answer.push_back(draw_hay(task, draws));
+      needle.prompt = {task.mark()};
+      state({task.mark()}, needle.answer);
+      break;
+  }
+  return needle;
+}
+
+// Positions of n statements of `width` tokens before `end`: the first is at `first`, the others follow at random.
+std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end, Draws& draws) {
+  std::vector<int64_t> places = {0};
+  const int64_t room = end - first - n * width;
+  for (int64_t i = 1; i < n; ++i) places.push_back(draws.below(room + 1));
+  std::sort(places.begin(), places.end());
+  for (int64_t i = 0; i < n; ++i) places[i] += first + i * width;
+  return places;
+}
+
+// depth: as in NeedleTask; -1: random.
 NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Draws draws) {
-  check_length(task, length);
-  if (!(depth >= 0 && depth <= 1)) fail_usage("a needle's depth is {}: a number in [0, 1] is needed", depth);
-  const int64_t width = 1 + task.value_tokens, question = length - task.value_tokens;
-  const int64_t last = question - width;  // the last position at which a pair may begin; the first is 1
+  check_questions(task, length);
+  const NeedleSizes sizes = sizes_of(task);
+  const int64_t end = sizes.end(length), last = end - sizes.width;  // a statement may begin in 1 .. last
   NeedleProbe probe{.tokens = std::vector<int32_t>(static_cast<size_t>(length)),
-                    .targets = std::vector<int32_t>(static_cast<size_t>(length), -1),
-                    .needle = 1 + std::llround(depth * static_cast<double>(last - 1))};
+                    .targets = std::vector<int32_t>(static_cast<size_t>(length), -1)};
   for (int32_t& token : probe.tokens) token = draw_hay(task, draws);
   probe.tokens[0] = 0;
-  const auto others = static_cast<int64_t>(static_cast<double>(task.pairs - 1) * static_cast<double>(length) /
-                                           static_cast<double>(task.seq_len));
-  const std::vector<int32_t> keys = draw_keys(task, 1 + std::min(others, task.kinds() - 1), draws);
-  Occupied occupied(question, width);
-  const auto put = [&](int64_t at, int32_t key, std::span<const int32_t> value) {
-    put_pair(probe.tokens, at, key, value);
-    occupied.mark(at);
-  };
-  const std::vector<int32_t> value = draw_value(task, draws);
-  put(probe.needle, keys[0], value);
-  for (size_t i = 1; i < keys.size(); ++i)
-    if (const int64_t at = occupied.find(last, draws); at > 0) put(at, keys[i], draw_value(task, draws));
-  probe.tokens[question] = keys[0];
-  std::copy(value.begin(), value.end() - 1, probe.tokens.begin() + question + 1);
-  std::copy(value.begin(), value.end(), probe.targets.begin() + question);
+  Occupied occupied(end, sizes.width);
+  const int64_t last_first = end - sizes.statements * sizes.width;
+  probe.needle = depth < 0 ? draw_place(occupied, last_first + 1, last_first, draws)
+                           : 1 + std::llround(depth * static_cast<double>(last_first - 1));
+  const auto others = static_cast<int64_t>(static_cast<double>(sizes.needles - sizes.questions) *
+                                           static_cast<double>(length) / static_cast<double>(task.seq_len));
+  const int64_t most = sizes.keys > 0 ? task.kinds() / sizes.keys : 1,
+                needles = std::min(sizes.questions + others, most);
+  const std::vector<int32_t> keys = draw_keys(task, needles * sizes.keys, draws);
+  std::vector<int32_t> questions;
+  for (int64_t i = 0; i < needles; ++i) {
+    std::vector<int64_t> places;
+    for (int64_t s = 0; i > 0 && s < sizes.statements; ++s)
+      if (const int64_t at = occupied.find(last, draws); at > 0) {
+        places.push_back(at);
+        occupied.mark(at);
+      }
+    if (i > 0 && static_cast<int64_t>(places.size()) < sizes.statements) {
+      TRIAD_CHECK(i >= sizes.questions, "needle {}, which is asked, has no room in {} tokens", i, length);
+      continue;
+    }
+    const Needle needle = draw_needle(task, std::span(keys).subspan(i * sizes.keys, sizes.keys), draws);
+    const auto n = static_cast<int64_t>(needle.statements.size());
+    if (i == 0) places = spread(n, probe.needle, sizes.width, end, draws);
+    places.resize(n);
+    std::sort(places.begin(), places.end());
+    for (int64_t s = 0; s < n; ++s) {
+      std::copy(needle.statements[s].begin(), needle.statements[s].end(), probe.tokens.begin() + places[s]);
+      if (i == 0) occupied.mark(places[s]);
+    }
+    if (i >= sizes.questions) continue;
+    questions.insert(questions.end(), needle.prompt.begin(), needle.prompt.end());
+    questions.insert(questions.end(), needle.answer.begin(), needle.answer.end());
+    std::copy(needle.answer.begin(), needle.answer.end(),
+              probe.targets.begin() + end + static_cast<int64_t>(questions.size()) - sizes.answer - 1);
+  }
+  std::copy(questions.begin(), questions.end() - 1, probe.tokens.begin() + end);
   return probe;
 }
 
@@ -176,18 +328,24 @@ class NeedleTokens final : public TokenSource {
   }
 
   int64_t count_targets(int64_t) const override {
-    return (task_.depth < 0 ? task_.pairs * task_.questions : 1) * task_.value_tokens;
+    if (many_questions(task_)) return task_.pairs * task_.questions * task_.value_tokens;
+    const NeedleSizes sizes = sizes_of(task_);
+    return sizes.questions * sizes.answer;
   }
 
   std::string name() const override {
-    return fmt::format("needles: {} keys with {} tokens each in sequences of {}", task_.pairs, task_.value_tokens,
-                       task_.seq_len);
+    if (task_.kind == NeedleKind::keys)
+      return fmt::format("needles: {} keys with {} tokens each in sequences of {}", task_.pairs, task_.value_tokens,
+                         task_.seq_len);
+    const NeedleSizes sizes = sizes_of(task_);
+    return fmt::format("needles, task {}: {} in sequences of {}, {} questions with answers of {} tokens",
+                       word_of(task_.kind), sizes.needles, task_.seq_len, sizes.questions, sizes.answer);
   }
 
  private:
   void write(int64_t sequence, std::span<int32_t> tokens, std::span<int32_t> targets) const {
     const Draws draws(task_.seed, random_stream(use_, static_cast<uint64_t>(sequence)));
-    if (task_.depth < 0) return write_recall(task_, draws, tokens, targets);
+    if (many_questions(task_)) return write_recall(task_, draws, tokens, targets);
     const NeedleProbe probe = make_probe(task_, task_.seq_len, task_.depth, draws);
     std::copy(probe.tokens.begin(), probe.tokens.end(), tokens.begin());
     std::copy(probe.targets.begin(), probe.targets.end(), targets.begin());
@@ -200,19 +358,26 @@ class NeedleTokens final : public TokenSource {
 }  // namespace
 
 void NeedleTask::check() const {
-  if (kinds() < pairs)
-    fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it", pairs,
-               vocab, kinds());
-  if (depth >= 0) return check_length(*this, seq_len);
-  // A pair that is placed makes at most 2 * width - 1 start positions impossible, so with this length every pair finds
-  // a position.
-  const int64_t width = 1 + value_tokens, needed = width + (pairs * (1 + questions) - 1) * (2 * width - 1) + 1;
-  if (seq_len < needed)
+  const NeedleSizes sizes = sizes_of(*this);
+  if (kinds() < pairs * sizes.keys)
+    fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it{}", pairs,
+               vocab, kinds(), sizes.keys > 1 ? fmt::format("; task {} needs {} each", word_of(kind), sizes.keys) : "");
+  if (kind != NeedleKind::keys || depth >= 0) check_questions(*this, seq_len);
+  if (kind == NeedleKind::keys) {
+    if (depth >= 0) return;
+    // As NeedleSizes::tokens_for, with each question a statement.
+    const int64_t width = 1 + value_tokens, needed = width + (pairs * (1 + questions) - 1) * (2 * width - 1) + 1;
+    if (seq_len < needed)
+      fail_usage(
+          "train.seq_len is {}: {} pairs (data.needle_pairs) of a key and {} value tokens, and {} questions for each, "
+          "need {} tokens to lie anywhere",
+          seq_len, pairs, value_tokens, questions, needed);
+  } else if (const int64_t needed = sizes.tokens_for(sizes.needles); seq_len < needed) {
     fail_usage(
-        "train.seq_len is {}: {} pairs (data.needle_pairs) of a key and {} value tokens, and {} questions for each, "
-        "need "
-        "{} tokens to lie anywhere",
-        seq_len, pairs, value_tokens, questions, needed);
+        "train.seq_len is {}: task {} with {} needles (data.needle_pairs) of {} statements of up to {} tokens, and {} "
+        "questions (data.needle_questions), needs {} tokens for them to be anywhere",
+        seq_len, word_of(kind), sizes.needles, sizes.statements, sizes.width, sizes.questions, needed);
+  }
 }
 
 DataSplit needle_data(const NeedleTask& task, double val_fraction) {
@@ -223,6 +388,7 @@ DataSplit needle_data(const NeedleTask& task, double val_fraction) {
 }
 
 NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {
+  if (!(depth >= 0 && depth <= 1)) fail_usage("a needle's depth is {}: a number in [0, 1] is needed", depth);
   // Each combination of length and depth has its own random streams.
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
   return make_probe(task, length, depth,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "engine/check.h"
 
@@ -54,6 +55,20 @@ Colour colour_of(double share) {
 
 double NeedleGrid::lowest() const {
   return static_cast<double>(*std::min_element(right.begin(), right.end())) / static_cast<double>(samples);
+}
+
+double NeedleGrid::overall() const {
+  return static_cast<double>(std::accumulate(right.begin(), right.end(), int64_t{0})) /
+         static_cast<double>(samples * static_cast<int64_t>(right.size()));
+}
+
+std::string needle_file(NeedleKind kind, const std::string& extension) {
+  return fmt::format("needle{}.{}", kind == NeedleKind::keys ? "" : fmt::format("_{}", word_of(kind)), extension);
+}
+
+std::string needle_title(NeedleKind kind, const std::string& attention) {
+  return kind == NeedleKind::keys ? "Needles recalled, attention: " + attention
+                                  : fmt::format("Task {} answered, attention: {}", word_of(kind), attention);
 }
 
 std::string NeedleGrid::table() const {

@@ -1,4 +1,4 @@
-// Measures how much of the needle task a model recalls, by the needle's depth and the sequence's length, and writes the
+// Measures how often a model answers a needle task, by the needle's depth and the sequence's length, and writes the
 // result as a table, a CSV file or a picture.
 #pragma once
 #include <cstdint>
@@ -15,13 +15,14 @@ struct NeedleGrid {
   std::vector<int64_t> lengths;  // tokens per sequence, ascending
   std::vector<double> depths;    // 0 to 1, ascending
   int64_t samples = 0;           // number of probes per combination of depth and length
-  // [depth][length]: number of probes whose value tokens were all predicted by argmax.
+  // [depth][length]: number of probes whose answers, to all questions, were predicted by argmax, every token of them.
   std::vector<int64_t> right;
 
   double accuracy(size_t depth, size_t length) const {
     return static_cast<double>(right[depth * lengths.size() + length]) / static_cast<double>(samples);
   }
   double lowest() const;
+  double overall() const;  // the mean over depths and lengths
 
   std::string table() const;
   // CSV text with the columns length,depth,samples,right,accuracy and one row per combination of depth and length.
@@ -30,8 +31,10 @@ struct NeedleGrid {
   std::string svg(const std::string& title) const;
 };
 
-inline constexpr const char* kNeedleCsv = "needle.csv";
-inline constexpr const char* kNeedleSvg = "needle.svg";
+// The names of a task's CSV and SVG files in a run's folder: needle.csv for keys, else such as needle_copy.csv.
+std::string needle_file(NeedleKind, const std::string& extension);
+// The title of the picture: the task, and the model's attention (model.attention of the config).
+std::string needle_title(NeedleKind, const std::string& attention);
 
 // A function that runs the model: maps concatenated sequences of T tokens to the argmax predictions at all positions
 // with a target (not -1), in order.
@@ -45,8 +48,8 @@ struct NeedleQuestions {
 };
 
 // Measures every combination of depth and length with `samples` probes (io/data/needle.h). A probe contains its own
-// value (teacher forcing), so all value tokens are predicted correctly exactly if greedy decoding would produce the
-// value.
+// answers (teacher forcing), so all of its tokens are predicted correctly exactly if greedy decoding would produce
+// them. A second question is asked after the right answer to the first.
 NeedleGrid measure_needles(const NeedleTask&, NeedleQuestions, const Answers&);
 
 }  // namespace triad

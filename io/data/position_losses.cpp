@@ -96,6 +96,14 @@ Json PositionLosses::json(const PositionLosses* other) const {
   return all;
 }
 
+std::string PositionLosses::csv() const {
+  std::string out = "from,to,positions,loss,perplexity\n";
+  for (const Json& range : json())
+    out += fmt::format("{},{},{},{:.9g},{:.9g}\n", range["from"].get<int64_t>(), range["to"].get<int64_t>(),
+                       range["positions"].get<int64_t>(), range["loss"].get<double>(), range["ppl"].get<double>());
+  return out;
+}
+
 std::string PositionLosses::table(const PositionLosses* other) const {
   std::string out = fmt::format("{:>18} {:>12} {:>8} {:>11}", "tokens before", "positions", "loss", "perplexity");
   if (other != nullptr) out += fmt::format(" {:>8} {:>11} {:>9}", "other", "difference", "std error");

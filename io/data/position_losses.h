@@ -10,6 +10,9 @@
 
 namespace triad {
 
+// The file in a run's folder in which `triad report` looks for PositionLosses::csv().
+inline constexpr const char* kPositionsCsv = "positions.csv";
+
 // Losses of the predictions of a source that is evaluated in rows of seq_len tokens, which begin at its multiples. A
 // prediction's position is the number of tokens before it that the model sees: those of its row, and if attention stays
 // within documents, those of its document in this row.
@@ -34,6 +37,8 @@ class PositionLosses {
   // [{from, to, positions, loss, ppl}]: ranges that end at 2,048 tokens, 4,096, 8,192, ..., and the last at seq_len;
   // those without predictions are left out. other: if given, also against_loss, difference and standard_error.
   Json json(const PositionLosses* other = nullptr) const;
+  // CSV text with the columns from,to,positions,loss,perplexity and a row for each range that json() has.
+  std::string csv() const;
   // A line for each range.
   std::string table(const PositionLosses* other = nullptr) const;
   int64_t ranges() const { return ranges_; }

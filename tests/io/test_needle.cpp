@@ -352,6 +352,42 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   }
 }
 
+TEST_CASE("needle: train and eval take the config's task, or eval another, and each has its own grid", "[needle]") {
+  const TemporaryFolder folder;
+  const std::string run = folder.file("run");
+  const std::string sizes = "--set data.needle_pairs=2 --set data.needle_occurrences=5 ";
+  run_ok("train " + kSmall + sizes + "--set data.needle_task=variables --set train.steps=2 --set log.out_dir=" + run);
+  const std::string eval = "eval --needle --checkpoint " + run + " --samples 3 --depths 0,1 --lengths 40,64 ";
+  const Outcome own = run_ok(eval);
+  for (const char* word : {"task: variables", "lowest", "overall", "needle_variables.svg"})
+    CHECK(own.output.find(word) != std::string::npos);
+  const Json json = Json::parse(run_ok(eval + "--json").output);
+  CHECK(json["task"] == "variables");
+  CHECK(json.contains("overall"));
+  CHECK(json["cells"].size() == 4);
+  CHECK(Json::parse(run_ok(eval + "--task counting --json").output)["task"] == "counting");
+  run_ok(eval + "--task keys");
+  for (const char* name : {"needle_variables.csv", "needle_counting.csv", "needle.csv", "needle_counting.svg"})
+    CHECK(fs::exists(run + "/" + name));
+  CHECK_FALSE(fs::exists(run + "/needle_copy.csv"));
+  run_ok("report " + run);
+  const std::string page = read_text(run + "/report.html");
+  for (const char* words : {"Task variables answered, attention: nsa", "Task counting answered", "Needles recalled"})
+    CHECK(page.find(words) != std::string::npos);
+  // The sizes are the config's, whose two questions are one too many for copy.
+  for (const auto& [args, words] : std::map<std::string, std::string>{{"--task copy", "data.needle_questions is 2"},
+                                                                      {"--task copies", "copies"},
+                                                                      {"--lengths 29", "length of 29"}}) {
+    const Outcome outcome = run_program(eval + args);
+    INFO(args << ": " << outcome.output);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.output.find(words) != std::string::npos);
+  }
+  const Outcome unknown = run_program("train " + kSmall + "--set data.needle_task=maze --set log.out_dir=" + run);
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.output.find("maze") != std::string::npos);
+}
+
 TEST_CASE("needle: a small model learns to recall from far outside its window", "[needle]") {
   const TemporaryFolder folder;
   const auto grid_of = [&](const std::string& attention, int steps) {

@@ -7,6 +7,7 @@
 #include "io/data/position_losses.h"
 #include "io/file.h"
 #include "tests/support/dist_run.h"
+#include "tests/support/report_page.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -119,4 +120,21 @@ TEST_CASE("eval: --against evaluates two checkpoints on the same tokens", "[tool
   const Outcome refused = run_program("eval --device cpu" + data + a + " --against " + within);
   CHECK(refused.exit_code == 1);
   CHECK(has(refused.output, "its data.documents is attend_within, and that of " + a + " is attend_across"));
+
+  // The CSV file has the losses of --checkpoint, and a report of its run draws them.
+  const std::string csv = a + "/positions.csv";
+  eval_json(data + a + " --against " + b + " --per-position " + csv);
+  const std::string table = read_text(csv);
+  CHECK(table.starts_with("from,to,positions,loss,perplexity\n0,2048,4096,"));
+  CHECK(has(table, fmt::format("\n2048,2500,904,{:.9g},", ranges[1]["loss"].get<double>())));
+  const Json points = data_of(report(a)).at(0)["positions"];
+  REQUIRE(points.size() == 2);
+  CHECK(points[0][0] == 2048);
+  CHECK(points[1][0] == 2500);
+  CHECK(points[1][1].get<double>() == Approx(ranges[1]["loss"].get<double>()));
+  CHECK(data_of(report(b)).at(0)["positions"].empty());
+  write_text(csv, table + "0,2048,1,2,3\n");
+  const Outcome broken = run_program("report " + a);
+  CHECK(broken.exit_code == 1);
+  CHECK(has(broken.output, "positions.csv line 4: a range of positions ends at 2048"));
 }

@@ -397,12 +397,14 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
                                 "--set train.eval_every=10 --set log.diagnostics='[\"layer_norms\"]'"),
                     other = train(folder.file("other"), "--set model.attention=dense --set train.eval_every=10");
   add_files(out);
+  write_text(out + "/positions.csv", "from,to,positions,loss,perplexity\n0,2048,9,2,7.4\n2048,4096,9,1.5,4.5\n");
   const std::string page = report(out);
   const std::string dom = drawn(folder, page);
-  // Expected charts: loss, validation, throughput, norm, rate, norms by layer (6); time by part and by rank (2);
-  // memory, host, GPU (3); gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2
-  // lines (11).
-  CHECK(count(dom, "<svg ") == 6 + 2 + 3 + 9 + 11);
+  // Expected charts: loss, validation, loss by position, throughput, norm, rate, norms by layer (7); time by part and
+  // by rank (2); memory, host, GPU (3); gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks,
+  // 3 of k, 2 lines (11).
+  CHECK(count(dom, "<svg ") == 7 + 2 + 3 + 9 + 11);
+  CHECK(has(dom, ">2k</text>"));                     // the tick of 2,048 tokens
   CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // a CPU has no known peak
   // Hovers over the chart of the loss, which shows perplexity over tokens, and reads the tooltip.
   const std::string hover = drawn(folder, page, R"(

@@ -71,10 +71,12 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
       "--set 'log.diagnostics=[\"ledger\",\"layer_norms\",\"backward\",\"buckets\"]' ";
   run(out, 2, more + "--set train.steps=12 ");
   for (const char* rank : {"", "_rank1"}) CHECK(fs::exists(out + "/mem_step12" + rank + ".pickle"));
-  // Adds files as if the recall of step 12's model had been measured.
-  for (const char* name : {"needle.csv", "needle.svg"}) write_text(out + "/" + name, "");
+  // Adds files as if step 12's model had been evaluated.
+  for (const char* name : {"needle.csv", "needle.svg", "needle_copy.csv", "positions.csv"})
+    write_text(out + "/" + name, "");
   run(out, 2, more + "--set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
-  for (const char* name : {"needle.csv", "needle.svg"}) CHECK_FALSE(fs::exists(out + "/" + name));
+  for (const char* name : {"needle.csv", "needle.svg", "needle_copy.csv", "positions.csv"})
+    CHECK_FALSE(fs::exists(out + "/" + name));
 
   std::set<std::string> tables;
   for (const fs::directory_entry& entry : fs::directory_iterator(out)) {

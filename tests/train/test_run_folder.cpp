@@ -190,7 +190,13 @@ TEST_CASE("run folder: a new run does not overwrite final weights, with or witho
   write_text(bare + kWeights, "a user's file");
   CHECK(run_program(train_args(bare, none)).exit_code == 1);
   CHECK(read_text(bare + kWeights) == "a user's file");
+  const std::vector<std::string> measured = {"/needle.svg", "/needle_copy.csv", "/needle_counting.svg",
+                                             "/positions.csv"};
+  for (const std::string& name : measured) write_text(bare + name, "");
+  write_text(bare + "/needle_mine.csv", "a user's file");
   run(bare, 1, none + "--overwrite");
+  for (const std::string& name : measured) CHECK_FALSE(fs::exists(bare + name));
+  CHECK(fs::exists(bare + "/needle_mine.csv"));
   // Final weights without a checkpoint are set aside if a resume starts from an earlier step.
   const std::string some =
       run(folder.file("some"), 1, "--set train.steps=3 --set train.save_every=2 --set train.save_last=false");

@@ -260,7 +260,8 @@ function nearest(points, x, reach) {
 
 // Draws lines. series: [{name, run, points: [[step, value], ...], dots, dashed, colour}]; points may be a function of the
 // axis that returns [[place, value], ...]. options: unit, marks, label, zero (the axis contains 0), smooth and log (obey
-// those switches), loss (values are losses, shown in the unit of the switch). Returns false if there is nothing to draw.
+// those switches), loss (values are losses, shown in the unit of the switch), axis (one for these points instead of
+// that of the switch, as in kAxes; points are functions). Returns false if there is nothing to draw.
 function lineChart(card, {series, unit = "", marks = [], zero = false, label, ...options}) {
   series = series.map((s, i) => ({colour: colour(i), ...s}));
   series = series.filter(s => (typeof s.points === "function" ? s.points("steps") : s.points).some(p => p[1] !== null));
@@ -274,7 +275,8 @@ function lineChart(card, {series, unit = "", marks = [], zero = false, label, ..
     const log = options.log && view.log && seen[0] > 0;
     if (zero) { seen[0] = Math.min(0, seen[0]); seen[1] = Math.max(0, seen[1]); }
     const yRange = widened(seen);
-    const x = bottomAxis(svg, width, bottom, xRange), y = leftAxis(svg, width, bottom, yRange, {log});
+    const axis = options.axis ?? kAxes[view.axis];
+    const x = bottomAxis(svg, width, bottom, xRange, axis), y = leftAxis(svg, width, bottom, yRange, {log});
     if (zero && seen[0] < 0) svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: y(0), y2: y(0)}));
     for (const s of lines) drawLine(svg, s, x, y);
     drawMarks(svg, marks, x, xRange, bottom);
@@ -282,7 +284,7 @@ function lineChart(card, {series, unit = "", marks = [], zero = false, label, ..
     const stops = [...new Set(lines.flatMap(s => s.points.map(p => p.x)))].sort((a, b) => a - b);
     const reach = (xRange[1] - xRange[0]) / 100;  // lines are thinned separately: use the nearest point of each
     return {svg, bottom, xs: stops.map(x), describe: i => [
-      {text: kAxes[view.axis].title(stops[i])},
+      {text: axis.title(stops[i])},
       ...lines.flatMap(s => {
         const at = nearest(s.points, stops[i], reach);
         if (at < 0 || s.points[at].y === null) return [];

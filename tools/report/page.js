@@ -94,6 +94,12 @@ if (difference) {
     marks, label: "Difference of the losses", zero: true, smooth: true}), {wide: true, note: "Below 0, B is better. Always in nats."});
 }
 lines(training, "Validation loss", run => run.validation, {loss: true, log: true});
+// Ranges of positions double, so that their axis is logarithmic, in powers of two.
+const kPositions = {name: "tokens before the prediction, up to", ticks: kAxes.steps.ticks, write: x => (x < 10 ? whole(2 ** x) : `${whole(2 ** (x - 10))}k`),
+                    title: x => `up to ${whole(2 ** x)} tokens before`};
+card(training, "Loss by position", made => lineChart(made, {
+  series: ofRuns((run, i) => [{run, name: "loss" + tag(i), colour: colour(i), points: () => run.positions.map(([to, loss]) => [Math.log2(to), loss])}]),
+  label: "Loss by position", loss: true, axis: kPositions}), {note: "Of the last triad eval --per-position."});
 lines(training, "Throughput", run => run.training.tokens_per_s, {name: "tokens/s", unit: " tokens/s", zero: true, smooth: true});
 lines(training, "Gradient norm", run => run.training.grad_norm, {name: "norm before clipping", smooth: true, log: true});
 lines(training, "Learning rate", run => run.training.lr);

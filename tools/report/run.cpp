@@ -14,6 +14,7 @@
 #include "engine/check.h"
 #include "engine/process/parse.h"
 #include "io/data/needle_grid.h"
+#include "io/data/position_losses.h"
 #include "io/file.h"
 #include "io/tokenizer/unicode.h"
 #include "tools/csv_table.h"
@@ -179,7 +180,7 @@ Json fallbacks_of(const CsvTable& table) {
   return out;
 }
 
-// Reads needle.csv, which `triad eval --needle` writes; a grid without lengths if the file does not exist.
+// Reads a CSV file that `triad eval --needle` writes; a grid without lengths if the file does not exist.
 NeedleGrid needle_grid_of(const std::string& path) {
   const CsvTable table(path, {"length", "depth", "samples", "right"});
   NeedleGrid grid;
@@ -208,6 +209,20 @@ NeedleGrid needle_grid_of(const std::string& path) {
   TRIAD_CHECK(missing == static_cast<std::ptrdiff_t>(grid.right.size()), "{}: no row for length {} at depth {}", path,
               grid.lengths[missing % grid.lengths.size()], grid.depths[missing / grid.lengths.size()]);
   return grid;
+}
+
+// Reads positions.csv, which `triad eval --per-position` writes: {to, loss} of each range of positions; empty if the
+// file does not exist.
+Points position_losses_of(const std::string& path) {
+  const CsvTable table(path, {"to", "loss"});
+  Points points;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const double to = table.number(i, "to");
+    TRIAD_CHECK(to >= 1 && (points.empty() || to > points.back().first), "{} line {}: a range of positions ends at {}",
+                path, i + 2, to);
+    points.emplace_back(to, table.number(i, "loss"));
+  }
+  return points;
 }
 
 // Gradient norms by layer and step, from the heartbeats or from grad_ledger.csv; null if the run recorded them in
@@ -367,11 +382,16 @@ FirstRank add_ranks(Json& d, const std::string& folder) {
   return first;
 }
 
-std::string needle_svg(const std::string& path, const Json& config) {
-  const NeedleGrid grid = needle_grid_of(path);
-  if (grid.lengths.empty()) return "";
+// The pictures of the tasks that were measured, one below the other.
+std::string needle_svgs(const fs::path& folder, const Json& config) {
   const Json attention = config.contains("model") ? config["model"].value("attention", Json("nsa")) : Json();
-  return grid.svg("Needles recalled, attention: " + (attention.is_string() ? attention.get<std::string>() : "?"));
+  std::string out;
+  for (const auto& [word, kind] : EnumWords<NeedleKind>::words) {
+    const NeedleGrid grid = needle_grid_of((folder / needle_file(kind, "csv")).string());
+    if (grid.lengths.empty()) continue;
+    out += grid.svg(needle_title(kind, attention.is_string() ? attention.get<std::string>() : "?"));
+  }
+  return out;
 }
 
 }  // namespace
@@ -401,11 +421,12 @@ ReportRun read_run(const std::string& folder) {
   d["tokens_are_bytes"] = tokens_are_bytes(run.config);
   d["sample"] = sample_of(file(kSelectionSample));
   d["lengths"] = lengths_of(file(kDocumentLengths));
+  d["positions"] = thinned(position_losses_of(file(kPositionsCsv)));
   add_lines_and_maps(d, tables);
   d["memory"] = memory_of(folder);
   d["metrics"] = json_or_null(file("metrics.json"));
   const FirstRank first = add_ranks(d, folder);
-  run.needle = needle_svg(file(kNeedleCsv), run.config);
+  run.needle = needle_svgs(folder, run.config);
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
   d["gradient_norms"] = gradient_norms_of(first, tables.ledger);
   run.clock = clock_of(first, tables.training);

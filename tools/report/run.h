@@ -19,7 +19,7 @@ struct ReportRun {
   bool losses_rounded = false;
   Points validation;   // validation loss, at the step of each evaluation
   Points clock;        // running time in seconds after each step
-  std::string needle;  // an SVG of needle.csv; empty if `triad eval --needle` has not written one
+  std::string needle;  // an SVG of each grid that `triad eval --needle` wrote; empty without one
   Json data;           // input of the page's charts; tools/report/page.js reads its keys
 };
 

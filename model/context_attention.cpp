@@ -104,14 +104,7 @@ TensorType of_run(const LayerContext& lc, const TensorType& t, int64_t i) {
 // The documents of run i's queries, for keys from token first_key to `end`. Tables are allocated in `scope`.
 Documents run_documents(Context& ctx, const LayerContext& lc, Scratch::Scope& scope, int64_t i, int64_t first_key,
                         int64_t end) {
-  Documents documents;
-  if (!lc.documents.empty()) {
-    const auto alloc = [&](int64_t entries) { return scope.alloc(DType::i32, {lc.B, entries}, "documents of a run"); };
-    const DocumentTables tables{alloc(end - first_key), alloc(end - first_key), alloc(end - first_key),
-                                alloc(lc.documents.ids())};
-    nsa_cut_documents(ctx, tables, lc.documents, first_key);
-    documents = tables;
-  }
+  Documents documents = cut_documents(ctx, scope, lc.documents, first_key, end);
   documents.part = lc.layout.run_part(i, first_key);
   return documents;
 }

@@ -1,5 +1,6 @@
 #include "model/layer.h"
 
+#include "kernels/nsa/document_tables.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/column_sum.h"
 #include "kernels/ops/linear_silu.h"
@@ -22,20 +23,25 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
 }
 
 // Calls rotate(rows, cos, sin, begin), which rotates q and keys by their positions, for each run of this rank's tokens.
-// rows(t): the run's rows of a tensor t; cos and sin: the tables from the position of the run's first token on; begin:
-// for each token of the run the first token of its document.
+// rows(t): the run's rows of a tensor t. A token's position is its number in the run minus its entry in `begin`, or if
+// `begin` is absent that number; cos and sin are the tables from position 0 on.
 template <class Rotate>
-void rotate_runs(const LayerContext& lc, Rotate&& rotate) {
+void rotate_runs(Context& ctx, const LayerContext& lc, Rotate&& rotate) {
   const ContextLayout& layout = lc.layout;
   for (int64_t i = 0; i < layout.runs(); ++i) {
     const RowRange run = layout.run(i);
     const auto rows = [&]<class TensorType>(const TensorType& t) {
       return t.empty() ? t : t.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens);
     };
-    const auto from_run = [&](const ConstTensor& table) { return table.slice(0, run.begin, table.size(0)); };
-    const ConstTensor& begin = lc.documents.begin;
-    rotate(rows, from_run(lc.rope_cos), from_run(lc.rope_sin),
-           begin.empty() ? begin : begin.slice(1, run.begin, run.end));
+    if (lc.documents.empty()) {
+      const auto from_run = [&](const ConstTensor& table) { return table.slice(0, run.begin, table.size(0)); };
+      rotate(rows, from_run(lc.rope_cos), from_run(lc.rope_sin), ConstTensor{});
+    } else {
+      Scratch::Scope scope(ctx.scratch);
+      const Documents documents =
+          layout.shared() ? cut_documents(ctx, scope, lc.documents, run.begin, run.end) : lc.documents;
+      rotate(rows, lc.rope_cos, lc.rope_sin, documents.begin);
+    }
   }
 }
 template <class Rows>
@@ -62,7 +68,7 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
     qk_norm_forward(ctx, qk_heads(all), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
   }
-  rotate_runs(lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+  rotate_runs(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     const Tensor q = rows(views.q);
     rope_forward(ctx, q, q, cos, sin, rows_of_keys(views.k, rows), begin);
   });
@@ -117,7 +123,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(rows), lc.add_products);
     report(ctx, lc, {g.out_proj});
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
-    rotate_runs(lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+    rotate_runs(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
       rope_backward(ctx, rows(dviews.q), rows(ConstTensor(grads.dq)), cos, sin, rows_of_keys(dviews.k, rows),
                     rows(ConstTensor(grads.dq_group)), begin);
     });

@@ -49,4 +49,14 @@ void nsa_cut_documents(Context& ctx, const DocumentTables& to, const Documents& 
   parallel_for(ctx, cutter.count(), [&](int64_t i) { cutter.write(i); });
 }
 
+Documents cut_documents(Context& ctx, Scratch::Scope& scope, const Documents& from, int64_t first, int64_t end) {
+  if (from.empty()) return {};
+  const int64_t B = from.begin.size(0);
+  const auto alloc = [&](int64_t entries) { return scope.alloc(DType::i32, {B, entries}, "documents of a part"); };
+  const int64_t tokens = end - first;
+  const DocumentTables tables{alloc(tokens), alloc(tokens), alloc(tokens), alloc(from.ids())};
+  nsa_cut_documents(ctx, tables, from, first);
+  return tables;
+}
+
 }  // namespace triad

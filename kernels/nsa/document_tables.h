@@ -21,6 +21,8 @@ void nsa_document_tables(Context&, const DocumentTables&, ConstTensor bounds, in
 // from token `first`, with ends of documents that reach beyond it cut off. A document that begins earlier begins at a
 // negative token. ids of both are equal.
 void nsa_cut_documents(Context&, const DocumentTables& to, const Documents& from, int64_t first);
+// The same for the tokens [first, end), with tables allocated in a scope; no tables if `from` has none.
+Documents cut_documents(Context&, Scratch::Scope&, const Documents& from, int64_t first, int64_t end);
 
 namespace cuda {
 void nsa_document_tables(Context&, const DocumentTables&, ConstTensor bounds, int64_t l_sel);

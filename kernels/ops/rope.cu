@@ -31,7 +31,7 @@ struct Heads {
 struct Table {
   const float *cos, *sin;
   int64_t cos_stride, sin_stride;
-  const int32_t* begin;  // [rows] first token of each token's document; nullptr: 0 for all
+  const int32_t* begin;  // [rows] first token of each token's document, negative if before the rows; nullptr: 0 for all
 };
 
 // V elements of type T or float in registers, kept as loaded.

@@ -40,9 +40,8 @@ void rope_table(Context&, Tensor cos, Tensor sin, int64_t head_dim, const RopeOp
 // them in place, in the same launch as the queries.
 using RopeKeys = std::array<Tensor, 3>;
 // y [B,T,H,D] T overwritten, may be x itself  <-  x [B,T,H,D] T; cos, sin [at least T, D/2] acc. D is even.
-// begin [B,T] i32, optional: the position of token t is t - begin[t] (Documents::begin, common/documents.h). Row 0 of
-// cos and sin may be a later row of a table, for the token number that it has there; begin counts from the table's row
-// 0, so that positions t - begin[t] may be negative, and address the rows before.
+// begin [B,T] i32, optional: the position of token t is t - begin[t] (Documents::begin, common/documents.h), which may
+// be negative; else the position is t, and cos and sin may begin with a later row of a table.
 void rope_forward(Context&, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys = {},
                   ConstTensor begin = {});
 // dx [B,T,H,D] T overwritten, may be dy itself  <-  dy [B,T,H,D] T or acc, rotated by the negative angle and multiplied

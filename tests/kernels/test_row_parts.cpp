@@ -41,15 +41,6 @@ Documents documents_of(Lab& lab, const PartsCase& p) {
   return tables;
 }
 
-// Those of the tokens [first, end) of the row.
-Documents cut(Lab& lab, const Documents& row, int64_t first, int64_t end) {
-  if (row.empty()) return {};
-  const auto table = [&](int64_t entries) { return lab.poisoned({1, entries}, DType::i32); };
-  const DocumentTables tables{table(end - first), table(end - first), table(end - first), table(row.ids())};
-  nsa_cut_documents(lab.ctx(), tables, row, first);
-  return tables;
-}
-
 // Attention of one kind: which keys a run needs, and its ops.
 struct Kind {
   std::string name;
@@ -152,7 +143,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
         const int64_t end = kind.d > 1 ? Tc : run.end;
         const auto of_run = [&](const auto& t) { return t.empty() ? t : t.slice(1, run.begin, run.end); };
         AttendIn its{of_run(q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
-                     cut(lab, documents, first, run.end)};
+                     cut_documents(ctx, scope, documents, first, run.end)};
         its.documents.part = layout.run_part(i, first);
         const AttendOut its_out{of_run(part_out.o), of_run(part_out.lse)};
         kind.forward(its_out, its, of_run(lists));
@@ -212,7 +203,8 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
     for (size_t i = 0; i < edges.size(); ++i) {
       const RowRange edge = edges[i], of_run = blocks[i];
       if (of_run.size() == 0) continue;
-      Documents its = cut(lab, documents, edge.begin, edge.end);
+      Scratch::Scope scope(ctx.scratch);
+      Documents its = cut_documents(ctx, scope, documents, edge.begin, edge.end);
       its.part = layout.run_part(static_cast<int64_t>(i), edge.begin);
       const Tensor its_x = x.slice(1, edge.begin, edge.end);
       const Tensor its_y = lab.poisoned({1, of_run.size(), n.Hkv, n.dk}, T), its_dx = lab.poisoned(its_x.shape(), T);

@@ -69,12 +69,25 @@ int64_t elements_of(const ConstTensor& t, int64_t rows) {
 // needs the most, so that the plan of memory of one rank is that of all.
 class Staging {
  public:
-  // elements_of_rank(r): of rank r's copies, each a multiple of kAlign.
-  template <class Elements>
-  Staging(Scratch::Scope& scope, DType dtype, int64_t ranks, Elements&& elements_of_rank) {
+  // sends(a, b): the ranges that rank a sends to rank b. in_place: whether rows may be received in `to`.
+  template <class Sends>
+  Staging(Scratch::Scope& scope, const std::vector<ContextGroup::Rows>& tensors, int64_t ranks, const Sends& sends,
+          bool in_place) {
     int64_t most = 0;
-    for (int64_t r = 0; r < ranks; ++r) most = std::max<int64_t>(most, elements_of_rank(r));
-    if (most > 0) all_ = scope.alloc(dtype, {most}, "rows of other ranks");
+    for (int64_t me = 0; me < ranks; ++me) {
+      int64_t elements = 0;
+      for (int64_t r = 0; r < ranks; ++r)
+        for (const ContextGroup::Rows& t : tensors) {
+          if (r == me) continue;
+          const auto add = [&](const std::vector<Common>& ranges) {
+            for (const Common& range : ranges) elements += align_up(elements_of(t.from, range.rows));
+          };
+          if (!is_direct(t.from)) add(sends(me, r));
+          if (!in_place || !is_direct(t.to)) add(sends(r, me));
+        }
+      most = std::max(most, elements);
+    }
+    if (most > 0) all_ = scope.alloc(tensors.at(0).from.dtype, {most}, "rows of other ranks");
   }
   Tensor take(const Shape& shape) {
     const int64_t begin = next_;
@@ -150,16 +163,7 @@ void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& piec
 ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
                                             const RowLists& has, const RowLists& needs, const std::string& what) {
   const auto sends = [&](int64_t a, int64_t b) { return common_rows(at(has, a), at(needs, b)); };
-  Staging staging(scope, tensors.at(0).from.dtype, ranks_, [&](int64_t me) {
-    int64_t n = 0;
-    for (int64_t r = 0; r < ranks_; ++r)
-      for (const Rows& t : tensors) {
-        if (r == me) continue;
-        for (const Common& range : sends(me, r)) n += is_direct(t.from) ? 0 : align_up(elements_of(t.from, range.rows));
-        for (const Common& range : sends(r, me)) n += is_direct(t.to) ? 0 : align_up(elements_of(t.to, range.rows));
-      }
-    return n;
-  });
+  Staging staging(scope, tensors, ranks_, sends, /*in_place=*/true);
   Pieces pieces;
   Transfer transfer;
   std::vector<RowPair> copies;
@@ -191,16 +195,7 @@ ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope,
 ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
                                             const RowLists& has, const RowLists& needs, const std::string& what) {
   const auto sends = [&](int64_t a, int64_t b) { return common_rows(at(has, b), at(needs, a)); };
-  Staging staging(scope, tensors.at(0).from.dtype, ranks_, [&](int64_t me) {
-    int64_t n = 0;
-    for (int64_t r = 0; r < ranks_; ++r)
-      for (const Rows& t : tensors) {
-        if (r == me) continue;
-        for (const Common& range : sends(me, r)) n += is_direct(t.from) ? 0 : align_up(elements_of(t.from, range.rows));
-        for (const Common& range : sends(r, me)) n += align_up(elements_of(t.from, range.rows));
-      }
-    return n;
-  });
+  Staging staging(scope, tensors, ranks_, sends, /*in_place=*/false);
   // Whether a rank has an addend for each of this rank's rows; then the first one's are copied.
   const RowList& mine = at(has, rank_);
   const auto covers = [&](const std::vector<Common>& ranges) {

@@ -341,10 +341,12 @@ TEST_CASE("decode: after a prefill of any length, steps give the forward pass's 
 
 namespace {
 
-// Checks the greedy tokens for both kinds of gate and several group sizes; on a GPU also for heads of dimension 128.
+// Checks the greedy tokens for both kinds of gate and several group sizes, on the CPU with phi avg only; on a GPU also
+// for heads of dimension 128.
 void check_greedy_of_phi(Phi phi, Device device) {
   for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid})
     for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}}) {
+      if (!device.is_cuda() && phi != Phi::avg && heads != 12) continue;
       const bool wide = gate == GateKind::sigmoid && groups == 2;
       check_greedy(device.is_cuda() ? gpu_config(phi, gate, heads, groups, wide ? 128 : 64)
                                     : config_of(phi, gate, heads, groups),

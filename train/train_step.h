@@ -90,7 +90,7 @@ class TrainStep {
   Model& model() { return model_; }
   Activations& activations() { return form().act; }  // of the last micro-step or evaluation
   Optimizer& optimizer() { return optimizer_; }
-  ContextGroup* context_group() { return group_ ? &*group_ : nullptr; }  // null with dist.context 1
+  ContextGroup* context_group() { return group_ ? &*group_ : nullptr; }                  // null with dist.context 1
   const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
   // The ranks among which the parameters are divided; null if each rank has all.
   Comm* shards() { return sharded() ? &groups_->replica : nullptr; }

@@ -36,8 +36,8 @@ AttendIn dense_in(const QkvViews&, const Documents& documents = {});
 // The views that a layer attends with in a dense pass: q and the last pair, that of the window branch, as the first.
 QkvViews dense_views(const QkvViews&, int pairs);
 
-// What forward saves for backward: nsa or dense, by the layer's kind. Of an NSA layer, `dense` has the tensors of the
-// window branch.
+// What forward saves for backward: `nsa` in an NSA layer, `dense` in a dense one. An NSA layer has both, for dense
+// passes: there `dense` shares the memory of the window branch's tensors in `nsa`.
 struct AttentionSaved {
   NsaSaved nsa;
   DenseSaved dense;

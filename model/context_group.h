@@ -2,7 +2,6 @@
 // the same functions in the same order, with the lists of the same layout. The ranks' links carry rows while the device
 // computes: gather() and reduce() begin a transfer, and its finish() makes the context wait for it.
 #pragma once
-#include <array>
 #include <optional>
 #include <string>
 #include <vector>

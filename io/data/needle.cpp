@@ -133,8 +133,8 @@ struct NeedleSizes {
 
   // What precedes the questions ends here, in a sequence of `length` tokens. The last token of all is not in it.
   int64_t end(int64_t length) const { return length + 1 - questions * (prompt + answer); }
-  // The fewest tokens that hold n needles and the questions. A statement that is placed makes at most 2 * width - 1
-  // start positions impossible, so with this length every statement finds a position.
+  // The fewest tokens that hold n needles and the questions. A placed statement leaves no room for another one to begin
+  // at up to 2 * width - 1 positions, so with this length the last statement too finds one.
   int64_t tokens_for(int64_t n) const {
     return 1 + (n * statements - 1) * (2 * width - 1) + width + questions * (prompt + answer) - 1;
   }

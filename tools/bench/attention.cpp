@@ -189,7 +189,7 @@ void bench_shared(BenchRows& rows, SharedAttentionBench& bench, const AttentionP
   }
 }
 
-// The problems of --context, if the other options and the number of ranks fit it.
+// The problems that --context times. Throws UsageError if another option or the number of ranks does not go with it.
 std::vector<AttentionProblem> shared_problems(const AttentionOptions& o, const LaunchEnv& launch) {
   for (const std::string& data : o.data)
     if (data != "randn" && data != "local")

@@ -8,8 +8,8 @@
 
 namespace triad::compress_cpu {
 
-// Sizes of x [B,T,H,D] and of its Tc blocks, and which tokens a block covers. Tokens and blocks are counted from the
-// first ones that x holds, also if it holds a part of a row; a document may have begun before.
+// Sizes of x [B,T,H,D] and of its Tc blocks, and which tokens a block covers. If x holds a part of a row, tokens and
+// blocks are counted from the first ones of the part, and a document that began before it begins at a negative token.
 struct Blocks {
   int64_t B, T, H, D, l, d, Tc;
   const Documents& documents;

@@ -169,7 +169,7 @@ function mount(card, label, draw) {
   });
   let width = 0;
   new ResizeObserver(() => { if (chart.clientWidth !== width) { width = chart.clientWidth; redraw(); } }).observe(chart);
-  redraws.push(() => { if (width > 0 && chart.isConnected) redraw(); });
+  redraws.push(() => { if (chart.isConnected && (width = chart.clientWidth) > 0) redraw(); });
 }
 
 function canvas(width, height) {

@@ -267,3 +267,6 @@ for (const [key, title] of [["k_mean", "Selected tokens a row, mean"], ["k_max",
 for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists", "Share of a row's selected blocks that the previous row selects too."],
                                   ["sel_forced_frac", "Forced blocks", "Share of a row's selected blocks."]])
   lines(selection, title, run => run.ranks[0]?.lines[key], {note, smooth: true});
+
+// The first drawing does not wait for the browser's first frame, which a busy machine may delay beyond a printout.
+redraws.forEach(draw => draw());

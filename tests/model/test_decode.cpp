@@ -1,126 +1,19 @@
 // Cached decoding against the forward pass: equal logits at every position, after a prefill of any length; batches
-// whose sequences differ in length; and the number of keys that a step reads.
+// whose sequences differ in length; and the number of keys that a step reads. The tokens chosen:
+// test_decode_greedy.cpp.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <memory>
 
-#include "engine/graph.h"
-#include "engine/rng.h"
-#include "kernels/decode/argmax.h"
-#include "model/decode.h"
-#include "tests/support/model_fixture.h"
+#include "tests/support/decode_fixture.h"
 #include "tests/support/test.h"
-#include "train/inference.h"
 
 using namespace triad;
-using triad::test::require_gpu;
+using namespace triad::test;
 
 namespace {
-
-// A model of random weights, a decoder of B sequences, and the activations of a forward pass over one sequence of T
-// tokens.
-class DecodeFixture {
- public:
-  DecodeFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, double std = 0.3)
-      : config_(config), B_(B), T_(T), dtype_(dtype) {
-    int64_t arena = 0, scratch = 0;
-    {
-      Runtime plan({.device = device, .planning = true});
-      build(plan);
-      model_->forward(plan.ctx(), *act_);
-      decoder_->prefill(plan.ctx(), *act_, 0, T);
-      decoder_->step(plan.ctx());
-      scratch = plan.scratch().peak_bytes();
-      arena = plan.arena().used_bytes() + align_up(scratch);
-    }
-    runtime_ =
-        std::make_unique<Runtime>(Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch});
-    build(*runtime_);
-    Params& params = model_->params();
-    std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
-    for (int64_t i = 0; i < params.count(); ++i) {
-      const Philox random(3, static_cast<uint64_t>(i));
-      const ParamSpec& p = params.specs()[i];
-      for (int64_t j = 0; j < p.shape.numel(); ++j)
-        host[static_cast<size_t>(params.offset(i) + j)] =
-            static_cast<float>((p.decays() ? 0 : 1) + std * random.normal(static_cast<uint64_t>(j)));
-    }
-    params.set(ctx(), host);
-  }
-  void set_weights(const std::vector<float>& stored) { model_->params().set(ctx(), stored); }
-
-  static std::vector<int32_t> random_tokens(uint64_t stream, int64_t n, int64_t vocab) {
-    std::vector<int32_t> tokens;
-    const Philox random(5, stream);
-    for (int64_t i = 0; i < n; ++i)
-      tokens.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab))));
-    return tokens;
-  }
-
-  // Returns the logits of every row of a forward pass over these tokens, padded to T.
-  std::vector<std::vector<double>> forward(std::vector<int32_t> tokens) {
-    const size_t n = tokens.size();
-    tokens.resize(static_cast<size_t>(T_), 0);
-    write(ctx(), act_->tokens, tokens.data());
-    model_->forward(ctx(), *act_);
-    std::vector<std::vector<double>> rows;
-    for (size_t i = 0; i < n; ++i) {
-      model_->logits(ctx(), *act_, static_cast<int64_t>(i), one_row_);
-      rows.push_back(used(read_floats(ctx(), one_row_), 0));
-    }
-    return rows;
-  }
-  std::vector<double> forward_last(std::vector<int32_t> tokens) {
-    const int64_t n = static_cast<int64_t>(tokens.size());
-    tokens.resize(static_cast<size_t>(T_), 0);
-    write(ctx(), act_->tokens, tokens.data());
-    model_->forward(ctx(), *act_);
-    model_->logits(ctx(), *act_, n - 1, one_row_);
-    return used(read_floats(ctx(), one_row_), 0);
-  }
-  void prefill(int64_t b, std::vector<int32_t> tokens) {
-    const int64_t n = static_cast<int64_t>(tokens.size());
-    if (n == 0) return decoder_->forget(ctx(), b);
-    tokens.resize(static_cast<size_t>(T_), 0);
-    write(ctx(), act_->tokens, tokens.data());
-    decoder_->prefill(ctx(), *act_, b, n);
-  }
-  void step(const std::vector<int32_t>& tokens) {
-    write(ctx(), decoder_->tokens, tokens.data());
-    decoder_->step(ctx());
-  }
-  std::vector<double> logits(int64_t b) { return used(read_floats(ctx(), decoder_->logits), b); }
-
-  Context& ctx() { return runtime_->ctx(); }
-  Decoder& decoder() { return *decoder_; }
-  Tensor reads() const { return reads_; }
-
- private:
-  void build(Runtime& runtime) {
-    model_ = std::make_unique<Model>(runtime.ctx(), runtime.arena(), config_,
-                                     Model::Options{.dtype = dtype_, .training = false, .max_seq_len = T_});
-    act_ = std::make_unique<Activations>(runtime.arena(), config_, 1, T_, dtype_, false);
-    decoder_ = std::make_unique<Decoder>(runtime.ctx(), runtime.arena(), *model_, B_, T_);
-    reads_ = runtime.arena().alloc(MemTag::io, "reads", DType::i64, {3});
-    one_row_ = runtime.arena().alloc(MemTag::io, "a row of logits", dtype_, {1, config_.padded_vocab()});
-  }
-  std::vector<double> used(const std::vector<double>& padded, int64_t row) const {
-    const auto begin = padded.begin() + row * config_.padded_vocab();
-    return {begin, begin + config_.vocab_size};
-  }
-
-  ModelConfig config_;
-  int64_t B_, T_;
-  DType dtype_;
-  std::unique_ptr<Runtime> runtime_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Activations> act_;
-  std::unique_ptr<Decoder> decoder_;
-  Tensor one_row_, reads_;
-};
 
 double relative_error(const std::vector<double>& got, const std::vector<double>& want) {
   double difference = 0, size = 0;
@@ -130,15 +23,6 @@ double relative_error(const std::vector<double>& got, const std::vector<double>&
   }
   return std::sqrt(difference / size);
 }
-
-// A model of 2 layers. 310 tokens cross the boundaries of l, d, l_sel and w many times.
-ModelConfig config_of(Phi phi, GateKind gate, int64_t heads, int64_t groups) {
-  ModelConfig c = test::small_model();
-  c.n_heads = heads, c.n_kv_groups = groups;
-  c.nsa.phi = phi, c.nsa.gate.kind = gate;
-  return c;
-}
-constexpr int64_t kTokens = 310;
 
 // Prefills the first `prefilled` tokens, decodes the rest one by one, and returns the largest error of the logits from
 // the last prefilled token on.
@@ -182,122 +66,6 @@ void check_agreement(const ModelConfig& config, Device device, DType dtype, doub
 // small and rounding differences do not grow in the softmax.
 constexpr double kGpuStd = 0.08;
 
-// Returns a config whose shape the GPU's fused kernels support.
-ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, int64_t width) {
-  ModelConfig c = config_of(phi, gate, heads, groups);
-  c.dim = 128, c.d_k = c.d_v = width, c.vocab_size = 307, c.mlp_hidden = 256;
-  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 32, c.nsa.n_sel = 4, c.nsa.w = 50;
-  return c;
-}
-
-// Continues a text by `count` tokens, each the most likely one by a forward pass over the whole text so far.
-std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> text, size_t count) {
-  const size_t prompt = text.size();
-  while (text.size() < prompt + count) {
-    const std::vector<double> logits = f.forward_last(text);
-    text.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
-  }
-  return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
-}
-// Continues one prompt for each sequence of the decoder by the most likely tokens, with cached decoding. On the GPU the
-// steps are a recorded graph, and the device chooses the token.
-std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::vector<std::vector<int32_t>>& prompts,
-                                                  size_t count) {
-  for (size_t b = 0; b < prompts.size(); ++b) f.prefill(static_cast<int64_t>(b), prompts[b]);
-  Decoder& d = f.decoder();
-  Graph graph(f.ctx().device);
-  std::vector<std::vector<int32_t>> chosen(prompts.size());
-  d.choose_greedy(f.ctx());
-  while (true) {
-    std::vector<int32_t> tokens(prompts.size());
-    read(f.ctx(), tokens.data(), d.tokens);
-    for (size_t b = 0; b < tokens.size(); ++b) chosen[b].push_back(tokens[b]);
-    if (chosen[0].size() == count) return chosen;
-    const auto work = [&] {
-      d.queue(f.ctx());
-      d.choose_greedy(f.ctx());
-    };
-    if (!f.ctx().device.is_cuda() || chosen[0].size() < 3) {
-      work();
-    } else {
-      if (!graph.recorded()) graph.record(f.ctx(), work);
-      graph.launch(f.ctx().stream);
-    }
-    d.stepped();
-  }
-}
-// The weights of a model trained to reproduce a text, so that its two highest logits differ by more than rounding
-// errors.
-struct Learned {
-  std::vector<float> weights;
-  std::vector<int32_t> text;
-};
-Learned learn_by_heart(const ModelConfig& config, Device device) {
-  constexpr int kMostSteps = 400;
-  // Training ends at this loss; the right token then has a probability of about 99%.
-  constexpr double kKnown = 0.01;
-  constexpr float kRate = 4e-3f, kBeta1 = 0.9f, kBeta2 = 0.98f;
-  test::ModelFixture f(config, 1, kTokens, device, DType::f32);
-  Params& params = f.model().params();
-  std::vector<float>& w = f.parameters();
-  std::vector<float> m(w.size(), 0.0f), v(w.size(), 0.0f);
-  for (int64_t i = 0; i < params.count(); ++i)
-    for (int64_t j = 0; j < params.specs()[i].shape.numel(); ++j) {
-      float& x = w[static_cast<size_t>(params.offset(i) + j)];  // drawn from N(0, 0.1)
-      x = (params.specs()[i].init == ParamSpec::Init::constant ? static_cast<float>(params.specs()[i].value) : 0) +
-          x / 2;
-    }
-  for (int step = 1;; ++step) {
-    f.upload();
-    const double loss = f.loss_and_grads();
-    if (loss < kKnown) break;
-    INFO("step " << step << ", loss " << loss);
-    REQUIRE(step < kMostSteps);
-    for (int64_t i = 0; i < params.count(); ++i) {
-      const std::vector<double> grad = f.grad(i);
-      for (size_t j = 0; j < grad.size(); ++j) {
-        const size_t at = static_cast<size_t>(params.offset(i)) + j;
-        const float g = static_cast<float>(grad[j]);
-        m[at] = kBeta1 * m[at] + (1 - kBeta1) * g;
-        v[at] = kBeta2 * v[at] + (1 - kBeta2) * g * g;
-        const float unbiased = v[at] / (1 - std::pow(kBeta2, static_cast<float>(step)));
-        w[at] -= kRate * m[at] / (1 - std::pow(kBeta1, static_cast<float>(step))) / (std::sqrt(unbiased) + 1e-8f);
-      }
-    }
-  }
-  Learned learned{w, std::vector<int32_t>(kTokens)};
-  read(f.ctx(), learned.text.data(), f.activations().tokens);
-  return learned;
-}
-
-void check_greedy(const ModelConfig& config, Device device, DType dtype, const std::string& name) {
-  constexpr size_t kPrompt = 40, kChosen = 256;
-  const Learned learned = learn_by_heart(config, device);
-  DecodeFixture f(config, 1, kTokens, device, dtype);
-  f.set_weights(learned.weights);
-  const auto part = [&](size_t from, size_t count) {
-    const auto begin = learned.text.begin() + static_cast<std::ptrdiff_t>(from);
-    return std::vector<int32_t>(begin, begin + static_cast<std::ptrdiff_t>(count));
-  };
-  const std::vector<int32_t> prompt = part(0, kPrompt), by_steps = greedy_by_steps(f, {prompt}, kChosen)[0];
-  INFO(name);
-  CHECK(by_steps == greedy_by_forward(f, prompt, kChosen));
-  // The model reproduces the text, for which it must use more than the previous token.
-  CHECK(by_steps == part(kPrompt, kChosen));
-
-  // A batch of several sequences runs on other kernels than one sequence.
-  const std::vector<size_t> lengths = {kPrompt, kPrompt + 13, kPrompt - 9};
-  std::vector<std::vector<int32_t>> prompts;
-  for (const size_t n : lengths) prompts.push_back(part(0, n));
-  DecodeFixture batch(config, static_cast<int64_t>(lengths.size()), kTokens, device, dtype);
-  batch.set_weights(learned.weights);
-  const std::vector<std::vector<int32_t>> of_batch = greedy_by_steps(batch, prompts, kChosen);
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    INFO("sequence " << b << " of a batch");
-    CHECK(of_batch[b] == part(lengths[b], kChosen));
-  }
-}
-
 }  // namespace
 
 TEST_CASE("decode: steps give the forward pass's logits at every position", "[decode]") {
@@ -339,34 +107,6 @@ TEST_CASE("decode: after a prefill of any length, steps give the forward pass's 
       check_agreement(model, Device::cpu(), DType::f64, 1e-12, {0, 33}, name);
 }
 
-namespace {
-
-// Checks the greedy tokens for both kinds of gate and several group sizes, on the CPU with phi avg only; on a GPU also
-// for heads of dimension 128.
-void check_greedy_of_phi(Phi phi, Device device) {
-  for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid})
-    for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}}) {
-      if (!device.is_cuda() && phi != Phi::avg && heads != 12) continue;
-      const bool wide = gate == GateKind::sigmoid && groups == 2;
-      check_greedy(device.is_cuda() ? gpu_config(phi, gate, heads, groups, wide ? 128 : 64)
-                                    : config_of(phi, gate, heads, groups),
-                   device, DType::bf16,
-                   fmt::format("phi {}, gate {}, G {}", word_of(phi), word_of(gate), heads / groups));
-    }
-}
-
-}  // namespace
-
-TEST_CASE("decode: in bf16 steps choose the same 256 tokens as forward passes, phi avg", "[decode]") {
-  check_greedy_of_phi(Phi::avg, Device::cpu());
-}
-TEST_CASE("decode: in bf16 steps choose the same 256 tokens as forward passes, phi conv", "[decode]") {
-  check_greedy_of_phi(Phi::conv, Device::cpu());
-}
-TEST_CASE("decode: in bf16 steps choose the same 256 tokens as forward passes, phi mlp", "[decode]") {
-  check_greedy_of_phi(Phi::mlp, Device::cpu());
-}
-
 TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][gpu]") {
   if (!require_gpu()) return;
   for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
@@ -391,24 +131,6 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, qkv_bias and qk_norm", kGpuStd);
   other.qkv_bias = other.qk_norm = true;
   check_agreement(other, Device::cuda(), DType::f32, 1e-5, {0, 47}, "qkv_bias and qk_norm", kGpuStd);
-}
-
-TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi avg", "[decode][gpu]") {
-  if (require_gpu()) check_greedy_of_phi(Phi::avg, Device::cuda());
-}
-TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi conv", "[decode][gpu]") {
-  if (require_gpu()) check_greedy_of_phi(Phi::conv, Device::cuda());
-}
-TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi mlp", "[decode][gpu]") {
-  if (require_gpu()) check_greedy_of_phi(Phi::mlp, Device::cuda());
-}
-TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, dense", "[decode][gpu]") {
-  if (!require_gpu()) return;
-  ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
-  dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
-  check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu");
-  dense.qkv_bias = dense.qk_norm = true;
-  check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu, qkv_bias and qk_norm");
 }
 
 namespace {

@@ -29,6 +29,68 @@ struct LibraryCase {
   int64_t Tc() const { return compressed_length(T, options[0], options[1]); }
 };
 
+// Cases of every kind, small enough for differences and for f64 on the CPU.
+inline std::vector<LibraryCase> small_cases() {
+  return {
+      {.name = "2x33 apart", .B = 2, .T = 33, .Hkv = 2, .G = 2, .dk = 8, .dv = 6},
+      {.name = "70 shared, per head",
+       .B = 1,
+       .T = 70,
+       .Hkv = 2,
+       .G = 3,
+       .dk = 8,
+       .dv = 8,
+       .gates = Gates::per_head,
+       .shared = true},
+      {.name = "40 no gate, G 1", .B = 1, .T = 40, .Hkv = 3, .G = 1, .dk = 10, .dv = 8, .gates = Gates::none},
+      {.name = "50 learned", .B = 1, .T = 50, .Hkv = 1, .G = 4, .dk = 8, .dv = 8, .learned = true},
+      {.name = "2x41 learned, shared, per head",
+       .B = 2,
+       .T = 41,
+       .Hkv = 1,
+       .G = 2,
+       .dk = 8,
+       .dv = 8,
+       .gates = Gates::per_head,
+       .shared = true,
+       .learned = true},
+      {.name = "45 negative", .B = 1, .T = 45, .Hkv = 2, .G = 2, .dk = 8, .dv = 8, .negative = true},
+      {.name = "44 negative per head, scale",
+       .B = 1,
+       .T = 44,
+       .Hkv = 1,
+       .G = 6,
+       .dk = 8,
+       .dv = 12,
+       .gates = Gates::per_head,
+       .negative = true,
+       .scale = 0.5},
+      {.name = "documents", .B = 1, .T = 70, .Hkv = 2, .G = 2, .dk = 8, .dv = 8, .bounds = {0, 3, 33, 70}},
+      {.name = "documents, per head, shared",
+       .B = 1,
+       .T = 70,
+       .Hkv = 1,
+       .G = 2,
+       .dk = 8,
+       .dv = 8,
+       .gates = Gates::per_head,
+       .shared = true,
+       .bounds = {0, 3, 33, 70}},
+      {.name = "documents, learned, scale",
+       .B = 1,
+       .T = 70,
+       .Hkv = 1,
+       .G = 2,
+       .dk = 8,
+       .dv = 8,
+       .learned = true,
+       .bounds = {0, 3, 33, 70},
+       .scale = 0.2},
+      {.name = "5 tokens, no block", .B = 1, .T = 5, .Hkv = 1, .G = 2, .dk = 8, .dv = 8},
+      {.name = "1 token, learned", .B = 1, .T = 1, .Hkv = 1, .G = 1, .dk = 4, .dv = 4, .learned = true},
+  };
+}
+
 // A view of t for the C functions; an absent tensor has rank 0.
 inline triad_nsa_tensor c_tensor(const ConstTensor& t) {
   triad_nsa_tensor c{};

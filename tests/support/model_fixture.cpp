@@ -91,6 +91,17 @@ void ModelFixture::set_f64(int64_t i, int64_t element, double value) {
   model_->params().part(model_->params().weights(), i).ptr<double>()[element] = value;
 }
 
+double ModelFixture::central_difference(int64_t i, int64_t element) {
+  constexpr double kStep = 1e-5;
+  const double x = get_f64(i, element);
+  set_f64(i, element, x + kStep);
+  const double above = loss();
+  set_f64(i, element, x - kStep);
+  const double below = loss();
+  set_f64(i, element, x);
+  return (above - below) / (2 * kStep);
+}
+
 std::vector<int32_t> ModelFixture::lists(int64_t layer) {
   const Tensor t = act_->layer(layer).attention.nsa.block_index;
   std::vector<int32_t> out(static_cast<size_t>(t.numel()));

@@ -26,6 +26,8 @@ class ModelFixture {
   // Access to single weights in f64, without the rounding of parameters().
   void set_f64(int64_t i, int64_t element, double value);
   double get_f64(int64_t i, int64_t element);
+  // The central difference of loss() in one element of parameter i, which keeps its value.
+  double central_difference(int64_t i, int64_t element);
   // The blocks that each row of this layer has selected, as in the forward pass before.
   std::vector<int32_t> lists(int64_t layer);
   void set_lists(int64_t layer, const std::vector<int32_t>&);  // later forward passes use these lists and do not select

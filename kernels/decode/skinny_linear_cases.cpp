@@ -22,6 +22,7 @@ OpCase few_case(std::string name, int64_t N, int64_t in, int64_t out, bool norm,
                   {.norm = a["norm"], .eps = 1e-6, .activation = activation, .addend = a["addend"]});
   };
   c.forward_flops = 2.0 * static_cast<double>(N * in * rows);
+  c.cpu = N * in * out < 20'000'000;
   c.forward_bytes = 2.0 * static_cast<double>(rows * in + N * (in + out));
   c.forward_written = 2.0 * static_cast<double>(N * out);
   return c;

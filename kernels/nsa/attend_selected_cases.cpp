@@ -31,7 +31,7 @@ OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
   };
   set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
   c.differences = n.T * n.Hq < 4096;  // larger cases, which test routes of the GPU, would take minutes
-  c.cpu = n.T * n.Hq < 16384;
+  c.cpu = n.B * n.T * n.Hq * (n.dk + n.dv) < 1500000;
   return c;
 }
 

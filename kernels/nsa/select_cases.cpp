@@ -71,13 +71,13 @@ std::vector<OpCase> select_cases() {
       // partial tiles at the end
       select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8}),
       select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6}),
-      select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5}),
+      gpu_sized(select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5})),
       select_case("900_dk64_G1_no_overlap", 1, 900, 1, 1, 64, {16, 16, 64, 6, 0, 1}),
       select_case("700_dk64_ties", 1, 700, 4, 2, 64, {32, 16, 32, 5}, 0.0),
       select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0),
       // rows of scores that are long: in scratch, in shared memory, and with all scores equal; and more heads than one
       // pass holds
-      select_case("9000_dk64_G6_l'32_long_rows", 1, 9000, 6, 1, 64, {32, 16, 32, 8}),
+      gpu_sized(select_case("9000_dk64_G6_l'32_long_rows", 1, 9000, 6, 1, 64, {32, 16, 32, 8})),
       select_case("9000_dk64_l'32_n24", 1, 9000, 1, 1, 64, {32, 16, 32, 24}),
       select_case("9000_dk64_l'32_ties", 1, 9000, 2, 1, 64, {32, 16, 32, 24, 1, 2}, 0.0),
       select_case("700_dk128_G32", 1, 700, 32, 1, 128, {32, 16, 64, 4}),

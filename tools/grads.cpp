@@ -215,8 +215,6 @@ void grads(const Options& o) {
   if (o.context > o.seq) fail_usage("--context is {}: --seq is {}, and each rank needs a token", o.context, o.seq);
   const LaunchEnv launch = o.context > 1 ? read_launch_env() : LaunchEnv{};
   const Device device = parse_device(o.device, launch);
-  if (o.context > 1 && device.is_cuda() && !bounds.empty())
-    fail_usage("--context is {}: on a GPU it must be 1 with --documents; --device cpu takes any", o.context);
   Ranks ranks(o.context, launch, device);
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = device,

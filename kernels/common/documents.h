@@ -18,8 +18,8 @@ namespace triad {
 // Which tokens of a row the tensors of a call hold, if several ranks share each row (dist.context). Row i of q, and of
 // every tensor with one row per query, is token(i) of the row: attention has consecutive queries, other ops also two
 // runs of them. Row i of the keys and values is token first_key + i; compressed keys are always those of the whole row.
-// The tables of Documents begin at token first_key and count from it; those of attention end with the last query
-// (nsa_cut_documents).
+// The tables of Documents (nsa_cut_documents) begin at token first_key and count from it; those of attention end with
+// the last query, those of compression with the last token of x. Layers and rope have tables of the whole row.
 struct RowPart {
   int64_t first_query = 0, first_key = 0;
   int64_t tokens = 0;  // tokens of the whole row; 0: the tensors hold the whole row

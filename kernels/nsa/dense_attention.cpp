@@ -67,8 +67,9 @@ void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor d
   const auto pattern = causal_pattern("dense_attention backward", in);
   attention_delta(ctx, delta, dout, saved.o, norm);
   zero(ctx, grad.dq);
-  upstream.rounding_unit =
-      attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm, {}, in.documents);
+  // The tables of a part of a row count from its keys, not its queries. There the unit bounds all keys of the part.
+  upstream.rounding_unit = attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm, {},
+                                                in.documents.part.whole() ? in.documents : Documents{});
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
       return attend_routed(ctx, "dense_attention_backward", out, upstream, in,

@@ -21,19 +21,20 @@ using namespace triad::test;
 
 namespace {
 
-constexpr int64_t kRanks = 2;
+constexpr int64_t kRanks = 2, kRows = 2;
 
 struct PartsCase {
   Sizes n;
   NsaConfig c;
-  std::vector<int32_t> bounds = {};  // of the documents of the row; empty: it is one document
+  std::vector<int32_t> bounds = {};  // of the documents of both rows; empty: each row is one document
+  int64_t most = 0;                  // documents of a row
 };
 
-// The documents of the row, with tables in `lab`.
+// The documents of the rows, with tables in `lab`.
 Documents documents_of(Lab& lab, const PartsCase& p) {
   if (p.bounds.empty()) return {};
-  const int64_t ids = block_ids(p.n.T, p.c.l_sel, static_cast<int64_t>(p.bounds.size()) - 1);
-  const auto table = [&](int64_t entries) { return lab.poisoned({1, entries}, DType::i32); };
+  const int64_t ids = block_ids(p.n.T, p.c.l_sel, p.most);
+  const auto table = [&](int64_t entries) { return lab.poisoned({kRows, entries}, DType::i32); };
   const DocumentTables tables{table(p.n.T), table(p.n.T), table(p.n.T), table(ids)};
   const Tensor bounds =
       lab.from(Values(p.bounds.begin(), p.bounds.end()), {static_cast<int64_t>(p.bounds.size())}, DType::i32);
@@ -60,27 +61,64 @@ double distance(const Values& a, const Values& b) {
   return std::sqrt(error / std::max(size, 1e-300));
 }
 
+// This rank's tokens of t [B,T,...].
+Shape shape_of_rank(const Tensor& t, const ContextLayout& layout) {
+  Shape shape = t.shape();
+  shape.dim[1] = layout.part();
+  return shape;
+}
+Tensor copy_of_rank(Context& ctx, const Tensor& to, const Tensor& t, const ContextLayout& layout) {
+  for (int64_t i = 0; i < layout.runs(); ++i)
+    copy(ctx, to.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens),
+         t.slice(1, layout.run(i).begin, layout.run(i).end));
+  return to;
+}
+
+// Tensors for the results of a rank's tokens, with memory before and after them that no op may write.
+class Outputs {
+ public:
+  explicit Outputs(Lab& lab) : lab_(lab) {}
+  Tensor alloc(const Shape& shape, DType dtype) {
+    guard();
+    return lab_.poisoned(shape, dtype);
+  }
+  void check() {
+    guard();
+    for (const Tensor& t : guards_) {
+      const Values values = lab_.values(t);
+      CHECK(std::all_of(values.begin(), values.end(), [](double x) { return x == -1; }));
+    }
+  }
+
+ private:
+  void guard() {
+    constexpr int64_t kGuard = 1 << 14;
+    guards_.push_back(lab_.poisoned({kGuard}, DType::i32));
+  }
+  Lab& lab_;
+  std::vector<Tensor> guards_;
+};
+
 void check_parts(const Setting& setting, const PartsCase& p) {
   const Sizes& n = p.n;
-
   Lab lab(setting);
   Context& ctx = lab.ctx();
   const DType T = setting.dtype, acc = acc_dtype(T);
   const int64_t Tc = compressed_length(n.T, p.c.l, p.c.d);
   uint64_t stream = 100;
   const auto random = [&](const Shape& shape) { return lab.from(random_values(shape.numel(), stream++), shape, T); };
-  const Shape of_heads = {1, n.T, n.Hq()};
+  const Shape of_heads = {kRows, n.T, n.Hq()};
   const Documents documents = documents_of(lab, p);
-  const Tensor q = random({1, n.T, n.Hq(), n.dk}), dout = random({1, n.T, n.Hq(), n.dv});
-  const Tensor k = random({1, n.T, n.Hkv, n.dk}), v = random({1, n.T, n.Hkv, n.dv});
-  const Tensor k_cmp = random({1, Tc, n.Hkv, n.dk}), v_cmp = random({1, Tc, n.Hkv, n.dv});
-  const Tensor gate = lab.from(Values(static_cast<size_t>(n.T * n.Hkv), 0.5), {1, n.T, n.Hkv}, acc);
+  const Tensor q = random({kRows, n.T, n.Hq(), n.dk}), dout = random({kRows, n.T, n.Hq(), n.dv});
+  const Tensor k = random({kRows, n.T, n.Hkv, n.dk}), v = random({kRows, n.T, n.Hkv, n.dv});
+  const Tensor k_cmp = random({kRows, Tc, n.Hkv, n.dk}), v_cmp = random({kRows, Tc, n.Hkv, n.dv});
+  const Tensor gate = lab.from(Values(static_cast<size_t>(kRows * n.T * n.Hkv), 0.5), {kRows, n.T, n.Hkv}, acc);
   const Tensor half_dout = lab.poisoned(dout.shape(), T);
   Values halves = lab.values(dout);
   for (double& x : halves) x /= 2;
   lab.assign(half_dout, halves);
-  const Tensor lists = lab.poisoned({1, n.T, n.Hkv, p.c.n_sel}, DType::i32);
-  const Shape out_shape = {1, n.T, n.Hq(), n.dv};
+  const Tensor lists = lab.poisoned({kRows, n.T, n.Hkv, p.c.n_sel}, DType::i32);
+  const Shape out_shape = {kRows, n.T, n.Hq(), n.dv};
   INFO(n.str() << ", q " << q.str());
 
   const std::vector<Kind> kinds = {
@@ -101,10 +139,13 @@ void check_parts(const Setting& setting, const PartsCase& p) {
        },
        // Dense attention has no gate: of half of dout it has the gradients that a branch has of dout with a gate of
        // 1/2.
-       [&](auto& out, auto&, auto& in, auto& saved, auto&) {
-         const auto half_of_run =
-             half_dout.slice(1, in.documents.part.first_query, in.documents.part.first_query + in.q.size(1));
-         dense_attention_backward(ctx, {out.dq, out.dk, out.dv}, half_of_run, in, {saved.o, saved.lse});
+       [&](auto& out, auto& grad, auto& in, auto& saved, auto&) {
+         Scratch::Scope scope(ctx.scratch);
+         const Tensor half = scope.alloc(T, grad.dout.shape());
+         const bool whole = in.documents.part.whole();
+         const int64_t first = in.documents.part.first_query;
+         copy(ctx, half, whole ? half_dout : half_dout.slice(1, first, first + in.q.size(1)));
+         dense_attention_backward(ctx, {out.dq, out.dk, out.dv}, half, in, {saved.o, saved.lse});
        }}};
 
   for (const Kind& kind : kinds) {
@@ -126,44 +167,62 @@ void check_parts(const Setting& setting, const PartsCase& p) {
                               lab.poisoned(kind.v.shape(), acc)};
     zero(ctx, whole.dq);
     Scratch::Scope scope(ctx.scratch);
-    const Tensor unit = attend_rounding_unit(ctx, scope, whole.dq, dout, q, branches, norm);
+    Tensor unit = attend_rounding_unit(ctx, scope, whole.dq, dout, q, branches, norm);
     kind.backward(whole, {dout, gate, delta, out.lse, unit}, in, out, lists);
 
-    const AttendOut part_out{lab.poisoned(out_shape, T), lab.poisoned(of_heads, acc)};
-    const Tensor part_dq = lab.poisoned(q.shape(), acc), part_lists = lab.poisoned(lists.shape(), DType::i32);
-    zero(ctx, part_dq);
+    const double bound = setting.dtype == DType::f64 ? 1e-13 : setting.dtype == DType::f32 ? 1e-5 : 1e-2;
     Values dk(static_cast<size_t>(kind.k.numel())), dv(static_cast<size_t>(kind.v.numel()));
     for (int64_t rank = 0; rank < kRanks; ++rank) {
       const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
       REQUIRE(layout.tokens() == n.T);
+      // A rank has its tokens in memory of their own.
+      const auto mine = [&](const Tensor& t) {
+        return t.empty() ? t : copy_of_rank(ctx, lab.poisoned(shape_of_rank(t, layout), t.dtype), t, layout);
+      };
+      const auto expected = [&](const Tensor& t) {
+        Scratch::Scope inner(ctx.scratch);
+        return lab.values(copy_of_rank(ctx, inner.alloc(t.dtype, shape_of_rank(t, layout)), t, layout));
+      };
+      Outputs outputs(lab);
+      const auto result_like = [&](const Tensor& t) { return outputs.alloc(shape_of_rank(t, layout), t.dtype); };
+      const Tensor its_q = mine(q), its_dout = mine(dout), its_gate = mine(gate), its_delta = mine(delta),
+                   its_unit = mine(unit), its_lists = mine(lists), whole_lse = mine(out.lse);
+      const AttendOut part_out{result_like(out.o), result_like(out.lse)};
+      const Tensor part_dq = result_like(whole.dq), part_lists = result_like(lists);
+      zero(ctx, part_dq);
       for (int64_t i = 0; i < layout.runs(); ++i) {
         const RowRange run = layout.run(i);
         INFO("queries " << run.begin << " to " << run.end);
         const int64_t first = kind.prefix ? 0 : std::max<int64_t>(run.begin - kind.before, 0);
         const int64_t end = kind.d > 1 ? Tc : run.end;
-        const auto of_run = [&](const auto& t) { return t.empty() ? t : t.slice(1, run.begin, run.end); };
-        AttendIn its{of_run(q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
+        const auto of_run = [&](const Tensor& t) {
+          return t.empty() ? t : t.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens);
+        };
+        AttendIn its{of_run(its_q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
                      cut_documents(ctx, scope, documents, first, run.end)};
         its.documents.part = layout.run_part(i, first);
         const AttendOut its_out{of_run(part_out.o), of_run(part_out.lse)};
-        kind.forward(its_out, its, of_run(lists));
-        if (kind.d > 1) {
-          nsa_select(ctx, of_run(part_lists), its.q, k_cmp, of_run(out.lse), p.c, its.documents);
-          CHECK((lab.values(of_run(part_lists)) == lab.values(of_run(lists))));
-        }
-        const AttendGradOut grad{of_run(part_dq), lab.poisoned(its.k.shape(), acc), lab.poisoned(its.v.shape(), acc)};
-        kind.backward(grad, {of_run(dout), of_run(gate), of_run(delta), of_run(out.lse), of_run(unit)}, its, its_out,
-                      of_run(lists));
-        const auto add = [&](Values& sum, const Tensor& addend, int64_t per_key) {
+        kind.forward(its_out, its, of_run(its_lists));
+        if (kind.d > 1) nsa_select(ctx, of_run(part_lists), its.q, k_cmp, of_run(whole_lse), p.c, its.documents);
+        const AttendGradOut grad{of_run(part_dq), outputs.alloc(its.k.shape(), acc), outputs.alloc(its.v.shape(), acc)};
+        kind.backward(grad,
+                      {of_run(its_dout), of_run(its_gate), of_run(its_delta), of_run(whole_lse), of_run(its_unit)}, its,
+                      its_out, of_run(its_lists));
+        const auto add = [&](Values& sum, const Tensor& addend) {
           const Values x = lab.values(addend);
-          for (size_t j = 0; j < x.size(); ++j) sum[static_cast<size_t>(first * per_key) + j] += x[j];
+          const int64_t row = addend.size(2) * addend.size(3), keys = addend.size(1), all = kind.k.size(1);
+          for (int64_t b = 0; b < kRows; ++b)
+            for (int64_t j = 0; j < keys * row; ++j)
+              sum[static_cast<size_t>((b * all + first) * row + j)] += x[static_cast<size_t>(b * keys * row + j)];
         };
-        add(dk, grad.dk, n.Hkv * n.dk), add(dv, grad.dv, n.Hkv * n.dv);
+        add(dk, grad.dk), add(dv, grad.dv);
       }
+      INFO("rank " << rank);
+      if (kind.d > 1) CHECK((lab.values(part_lists) == lab.values(its_lists)));
+      CHECK(distance(expected(out.o), lab.values(part_out.o)) < bound);
+      CHECK(distance(expected(whole.dq), lab.values(part_dq)) < bound);
+      outputs.check();
     }
-    const double bound = setting.dtype == DType::f64 ? 1e-13 : setting.dtype == DType::f32 ? 1e-5 : 1e-2;
-    CHECK(distance(lab.values(out.o), lab.values(part_out.o)) < bound);
-    CHECK(distance(lab.values(whole.dq), lab.values(part_dq)) < bound);
     CHECK(distance(lab.values(whole.dk), dk) < bound);
     CHECK(distance(lab.values(whole.dv), dv) < bound);
   }
@@ -183,7 +242,7 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   const auto random = [&](const Shape& shape) { return lab.from(random_values(shape.numel(), stream++), shape, T); };
   const int64_t Tc = compressed_length(n.T, c.l, c.d);
   const Documents documents = documents_of(lab, p);
-  const Tensor x = random({1, n.T, n.Hkv, n.dk}), y = lab.poisoned({1, Tc, n.Hkv, n.dk}, T);
+  const Tensor x = random({kRows, n.T, n.Hkv, n.dk}), y = lab.poisoned({kRows, Tc, n.Hkv, n.dk}, T);
   const Tensor dy = lab.from(random_values(y.numel(), stream++), y.shape(), acc);
   PhiWeights w;
   PhiGrads dw, part_dw;
@@ -195,7 +254,7 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   nsa_compress_forward(ctx, y, x, w, phi, documents);
   nsa_compress_backward(ctx, dx, dw, dy, x, w, phi, documents);
   Values part_y(static_cast<size_t>(y.numel())), part_dx(static_cast<size_t>(x.numel()));
-  const auto row = static_cast<size_t>(n.Hkv * n.dk);
+  const int64_t row = n.Hkv * n.dk;
   for (int64_t rank = 0; rank < kRanks; ++rank) {
     const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
     const auto of_rank = static_cast<size_t>(rank);
@@ -206,15 +265,24 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
       Scratch::Scope scope(ctx.scratch);
       Documents its = cut_documents(ctx, scope, documents, edge.begin, edge.end);
       its.part = layout.run_part(static_cast<int64_t>(i), edge.begin);
-      const Tensor its_x = x.slice(1, edge.begin, edge.end);
-      const Tensor its_y = lab.poisoned({1, of_run.size(), n.Hkv, n.dk}, T), its_dx = lab.poisoned(its_x.shape(), T);
-      nsa_compress_forward(ctx, its_y, its_x, w, phi, its);
-      nsa_compress_backward(ctx, its_dx, part_dw, dy.slice(1, of_run.begin, of_run.end), its_x, w, phi, its);
-      const auto add = [&](Values& sum, const Tensor& addend, int64_t first) {
-        const Values values = lab.values(addend);
-        for (size_t j = 0; j < values.size(); ++j) sum[static_cast<size_t>(first) * row + j] += values[j];
+      const auto own = [&](const Tensor& t, const RowRange& rows) {
+        const Tensor copied = lab.poisoned({kRows, rows.size(), n.Hkv, n.dk}, t.dtype);
+        copy(ctx, copied, t.slice(1, rows.begin, rows.end));
+        return copied;
       };
-      add(part_y, its_y, of_run.begin), add(part_dx, its_dx, edge.begin);
+      const Tensor its_x = own(x, edge);
+      const Tensor its_y = lab.poisoned({kRows, of_run.size(), n.Hkv, n.dk}, T),
+                   its_dx = lab.poisoned(its_x.shape(), T);
+      nsa_compress_forward(ctx, its_y, its_x, w, phi, its);
+      nsa_compress_backward(ctx, its_dx, part_dw, own(dy, of_run), its_x, w, phi, its);
+      const auto add = [&](Values& sum, const Tensor& addend, int64_t first, int64_t all) {
+        const Values values = lab.values(addend);
+        const int64_t rows = addend.size(1);
+        for (int64_t b = 0; b < kRows; ++b)
+          for (int64_t j = 0; j < rows * row; ++j)
+            sum[static_cast<size_t>((b * all + first) * row + j)] += values[static_cast<size_t>(b * rows * row + j)];
+      };
+      add(part_y, its_y, of_run.begin, Tc), add(part_dx, its_dx, edge.begin, n.T);
     }
   }
   const double bound = T == DType::f64 ? 1e-13 : T == DType::f32 ? 1e-5 : 1e-2;
@@ -223,18 +291,18 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   if (kind == Phi::conv) CHECK(distance(lab.values(dw.w), lab.values(part_dw.w)) < bound);
 }
 
-// Documents whose bounds are and are not those of runs, blocks and strides, of which some begin long before a run.
-std::vector<int32_t> bounds_of(int64_t T) {
-  std::vector<int32_t> bounds = {0, 1, 7, static_cast<int32_t>(T / 4), static_cast<int32_t>(T / 4 + 3)};
-  for (const int64_t part : {T * 5 / 12, T * 11 / 16 + 1, T - 9}) bounds.push_back(static_cast<int32_t>(part));
-  bounds.push_back(static_cast<int32_t>(T));
-  return bounds;
-}
-
-// The case, and the same with several documents.
+// The case, and the same with several documents: their bounds are and are not those of runs, blocks and strides, and
+// some begin long before a run.
 void check(const Setting& setting, PartsCase p) {
+  const int64_t T = p.n.T;
   for (const bool packed : {false, true}) {
-    if (packed) p.bounds = bounds_of(p.n.T);
+    if (packed) {
+      const std::vector<int64_t> first = {0, 1, 7, T / 4, T / 4 + 3, T * 5 / 12, T * 11 / 16 + 1, T - 9, T},
+                                 second = {T + 3, T + T * 5 / 8 + 2, 2 * T};
+      p.most = static_cast<int64_t>(first.size()) - 1;
+      p.bounds.assign(first.begin(), first.end());
+      p.bounds.insert(p.bounds.end(), second.begin(), second.end());
+    }
     check_parts(setting, p);
     for (const Phi kind : {Phi::avg, Phi::conv}) check_compression(setting, p, kind);
   }

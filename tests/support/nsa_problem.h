@@ -32,7 +32,7 @@ class Lab {
       : setting(s),
         rt_({.device = s.device,
              .arena_bytes = int64_t{3} << 30,
-             .scratch_bytes = int64_t{1} << 30,
+             .scratch_bytes = int64_t{2} << 30,
              .side_streams = s.side_streams}) {}
   Context& ctx() { return rt_.ctx(); }
 

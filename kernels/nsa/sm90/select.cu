@@ -111,12 +111,12 @@ __device__ __forceinline__ void list_all(const SelectArgs& a, unsigned item) {
 }
 
 // Writes the tiles of packed rows that need scores to `list` (SelectArgs::packed_tiles), in any order, and adds their
-// number to *count. Each thread tests one tile. Every block id has l' / tile_tokens tiles; a tile past the block's end
-// has no tokens and is not listed.
+// number to *count. Each thread tests one tile. Every block id has l' / tile_tokens tiles; a tile past the block's end,
+// or before first_token, where the call has no queries, has no tokens and is not listed.
 constexpr int kListThreads = 256;
 __global__ void __launch_bounds__(kListThreads)
-    list_tiles_kernel(const DocumentView documents, int tile_tokens, int token_shift, int n_sel, int batch, int4* list,
-                      int* count) {
+    list_tiles_kernel(const DocumentView documents, int first_token, int tile_tokens, int token_shift, int n_sel,
+                      int batch, int4* list, int* count) {
   const int per_block = (1 << token_shift) / tile_tokens, per_row = documents.ids * per_block;
   const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
   int4 tile = {};
@@ -125,11 +125,13 @@ __global__ void __launch_bounds__(kListThreads)
     // the first of the list.
     const int b = static_cast<int>(at % batch), of_row = per_row - 1 - static_cast<int>(at / batch);
     const DocumentRow<int> row = documents.row(b);
-    const int begin = row.block_begins[of_row / per_block], first = begin + of_row % per_block * tile_tokens;
-    if (begin < row.T && first < row.block_end(of_row / per_block, 1 << token_shift)) {
-      const int document = row.begin(begin), end = row.block_end(of_row / per_block, 1 << token_shift);
-      if (first - document >> token_shift >= n_sel)
-        tile = make_int4(first, document, row.first_block(begin), 32 * b + min(tile_tokens, end - first));
+    const int begin = row.block_begins[of_row / per_block], of_tile = begin + of_row % per_block * tile_tokens;
+    const int first = max(of_tile, first_token);
+    if (begin < row.T) {
+      const int document = row.begin(begin),
+                end = min(of_tile + tile_tokens, row.block_end(of_row / per_block, 1 << token_shift));
+      if (first < end && first - document >> token_shift >= n_sel)
+        tile = make_int4(first, document, row.first_block(begin), 32 * b + end - first);
     }
   }
   const unsigned listed = __ballot_sync(kFullWarp, tile.w != 0);
@@ -294,7 +296,7 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
     tiles = scope.alloc(DType::i32, {B * scored_tiles, 4}), count = scope.alloc(DType::i32, {1});
     zero(ctx, count);
     launch(ctx, "list_tiles", list_tiles_kernel, dim3(static_cast<unsigned>(ceil_div(B * scored_tiles, kListThreads))),
-           dim3(kListThreads), 0, document_view(documents, tokens), static_cast<int>(p.tokens),
+           dim3(kListThreads), 0, document_view(documents, tokens), static_cast<int>(first), static_cast<int>(p.tokens),
            std::countr_zero(static_cast<uint64_t>(o.l_sel)), static_cast<int>(o.n_sel), static_cast<int>(B),
            reinterpret_cast<int4*>(tiles.data), count.ptr<int>());
   }

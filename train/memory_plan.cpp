@@ -127,15 +127,17 @@ MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t
 
 }  // namespace
 
-// All ranks get the memory of the one that needs the most. Of a group that shares sequences, the last run of the first
-// rank sees the most keys, and the first run of the last rank.
+// All ranks get the memory of the one that needs the most. Ranks that share sequences see as many keys in all, but
+// their two runs round the sizes of scratch up differently, so any of them may need the most.
 MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t most_documents,
                        std::vector<MemorySnapshot::Block>* blocks) {
   for (const TrainStage& stage : stages_of(config.train)) check_sizes(config, stage, comm);
-  const MemoryPlan first = plan_of_rank(config, device, comm, most_documents, blocks, 0);
-  if (config.dist.context == 1) return first;
-  const MemoryPlan last = plan_of_rank(config, device, comm, most_documents, nullptr, config.dist.context - 1);
-  return last.peak_bytes() > first.peak_bytes() ? last : first;
+  MemoryPlan most = plan_of_rank(config, device, comm, most_documents, blocks, 0);
+  for (int64_t rank = 1; rank < config.dist.context; ++rank) {
+    MemoryPlan its = plan_of_rank(config, device, comm, most_documents, nullptr, rank);
+    if (its.peak_bytes() > most.peak_bytes()) most = std::move(its);
+  }
+  return most;
 }
 
 std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm, int64_t most_documents,

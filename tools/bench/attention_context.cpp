@@ -80,18 +80,18 @@ class SharedRun {
   const QkvViews in_, din_;
 };
 
-// Memory of the rank that needs the most, one of those at the ends of the group (plan_memory()).
+// Memory of the rank that needs the most (plan_memory()).
 AttentionMemory plan_shared(const AttentionProblem& p, int ranks, Device device, DType dtype, bool deterministic) {
   AttentionMemory most;
   const std::unique_ptr<Comm> group = make_planned_comm(ranks);
-  for (const int64_t rank : {0, ranks - 1}) {
+  for (int64_t rank = 0; rank < ranks; ++rank) {
     Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
     SharedRun run(runtime, *group, p, dtype, rank);
     run.forward();
     most.scratch_forward = std::max(most.scratch_forward, runtime.scratch().peak_bytes());
     run.backward();
     most.scratch_backward = std::max(most.scratch_backward, runtime.scratch().peak_bytes());
-    most.arena = runtime.arena().used_bytes();
+    most.arena = std::max(most.arena, runtime.arena().used_bytes());
   }
   most.arena += most.scratch();
   return most;

@@ -16,9 +16,10 @@ namespace {
 // Decides how the work of dk and dv is cut into pieces (PiecePlan). A kernel that also computes dq reads q and dout of
 // a piece's tokens, and adds to their dq. For such a kernel the tokens are divided into runs whose q, dout and dq fit
 // into L2 (kRunBytes), and every piece belongs to one run. Each run is then read from memory once, but a block has a
-// partial sum for each run. A short sequence is one run.
-PiecePlan plan_pieces(const AttendIn& in, Backward kernels) {
-  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
+// partial sum for each run. A short sequence is one run. A part of a row has few queries for its many blocks; there a
+// run has at least kLeastOfBlock of them for each block on average, since partial sums would otherwise take the memory.
+PiecePlan plan_pieces(const AttendIn& in, const SelectedKeys& keys, Backward kernels) {
+  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16;
   const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;
   if (!with_dq) return {kParts, kParts, kWorkTokens};
   const int64_t T = in.q.size(1);
@@ -26,6 +27,9 @@ PiecePlan plan_pieces(const AttendIn& in, Backward kernels) {
   int64_t parts = kParts, cut = kParts;
   while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
   if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
+  const auto is_thin = [&] { return T * keys.lists.n * cut < kLeastOfBlock * keys.lists.blocks * parts; };
+  if (!in.documents.part.whole())
+    while (cut < parts && is_thin()) parts > kParts ? parts = std::max(kParts, parts / 2) : cut *= 2;
   const int64_t most_tokens = cut < parts                     ? kWorkTokens / 4
                               : kernels == Backward::sm90_d64 ? kWorkTokens * 3 / 4
                                                               : kWorkTokens / 2;
@@ -48,7 +52,7 @@ void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const 
   } else if (kernels == Backward::portable) {
     dq_selected_portable(ctx, op, out, grad, in, keys);
   }
-  const KeyWorkList list = build_inverse_index(ctx, scope, op, in, keys, plan_pieces(in, kernels));
+  const KeyWorkList list = build_inverse_index(ctx, scope, op, in, keys, plan_pieces(in, keys, kernels));
   switch (kernels) {
     case Backward::sm90_d64:
       return backward_d64_listed(ctx, op, out, grad, in, keys.range, list);

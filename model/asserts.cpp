@@ -27,9 +27,10 @@ void Asserts::clear(Context& ctx) {
 }
 
 int64_t Asserts::add(Site::Kind kind, int64_t layer, const char* op, const char* name, const ConstTensor& x) {
-  if (next_ == sites_.size()) sites_.emplace_back();
-  sites_[next_] = {kind, pass_, layer, op, name, x.shape()};
-  return static_cast<int64_t>(next_++);
+  std::vector<Site>& sites = sites_[dense_];
+  if (next_ == sites.size()) sites.emplace_back();
+  sites[next_] = {kind, pass_, layer, op, name, x.shape()};
+  return static_cast<int64_t>(2 * next_++) + dense_;
 }
 
 void Asserts::finite(Context& ctx, int64_t layer, std::initializer_list<Written> written) {
@@ -46,8 +47,10 @@ void Asserts::range(Context& ctx, const char* name, Tensor ids, int64_t least, i
 
 std::string Asserts::describe(int64_t key) const {
   const Violation v = Violation::of(key);
-  TRIAD_CHECK(v.check < static_cast<int64_t>(sites_.size()), "violation {:#x} of a check that was not made", key);
-  const Site& site = sites_[static_cast<size_t>(v.check)];
+  const std::vector<Site>& sites = sites_[v.check % 2];
+  const auto index = static_cast<size_t>(v.check / 2);
+  TRIAD_CHECK(index < sites.size(), "violation {:#x} of a check that was not made", key);
+  const Site& site = sites[index];
   const char* const of_floats[] = {"NaN", "+inf", "-inf"};
   const char* const of_lists[] = {"a block that does not exist in its document", "not above the entry before it",
                                   "a block that begins after its token"};

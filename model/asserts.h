@@ -1,7 +1,7 @@
 // runtime.asserts: checks values on the device after each op of a pass and describes the first wrong one. A pass is a
-// forward and its backward; its checks are numbered in the order in which they are queued. All passes of a run have the
-// same checks (an evaluation has the first part of them), so a pass that is replayed from a graph has the numbers of
-// the recorded pass.
+// forward and its backward; its checks are numbered in the order in which they are queued. All passes of a kind, dense
+// or not, have the same checks (an evaluation has the first part of them), so a pass that is replayed from a graph, or
+// is described after others were queued, has the numbers of the recorded pass. The numbers of a dense pass are odd.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -17,8 +17,8 @@ class Asserts {
 
   // Forgets earlier violations. Called before each optimizer step.
   void clear(Context&);
-  // Called at the start of a forward: its checks are numbered from 0.
-  void begin_pass() { next_ = 0; }
+  // Called at the start of a forward. dense: all layers attend densely (Model::attend_densely).
+  void begin_pass(bool dense) { dense_ = dense, next_ = 0; }
   // Sets the name of the pass in the messages of the following checks: "forward", "backward", ...
   void enter(const char* pass) { pass_ = pass; }
   // A tensor to check and the name of the op that wrote it; x may be empty.
@@ -54,8 +54,9 @@ class Asserts {
 
   Tensor first_;
   const char* pass_ = "forward";
-  std::vector<Site> sites_;
-  size_t next_ = 0;  // number of the next check in this pass
+  std::vector<Site> sites_[2];  // of passes that are not dense, and of dense ones
+  bool dense_ = false;
+  size_t next_ = 0;  // index of the pass's next check in its sites
 };
 
 }  // namespace triad

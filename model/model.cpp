@@ -62,7 +62,7 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
   TRIAD_CHECK(act.layout().tokens() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}",
               act.layout().tokens(), options_.max_seq_len);
   if (asserts_ != nullptr) {
-    asserts_->begin_pass();
+    asserts_->begin_pass(dense_);
     asserts_->enter("forward");
     asserts_->range(ctx, "tokens", act.tokens, 0, config_.vocab_size);
     asserts_->range(ctx, "targets", act.targets, -1, config_.vocab_size);

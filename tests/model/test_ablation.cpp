@@ -304,6 +304,28 @@ TEST_CASE("asserts: the error names the first invalid value on the GPU", "[asser
   if (require_gpu()) check_asserts(Device::cuda(), DType::bf16);
 }
 
+TEST_CASE("asserts: a violation is described after passes of the other kind", "[asserts]") {
+  Runtime runtime({.device = Device::cpu(), .arena_bytes = 4096});
+  Context& ctx = runtime.ctx();
+  Asserts asserts(runtime.arena());
+  const Tensor good = runtime.arena().alloc(MemTag::io, "good", DType::f32, {3}),
+               bad = runtime.arena().alloc(MemTag::io, "bad", DType::f32, {2});
+  zero(ctx, good), zero(ctx, bad);
+  bad.ptr<float>()[1] = NAN;
+  for (const bool dense : {false, true}) {
+    const auto pass = [&](bool is_dense, const char* name, const Tensor& x) {
+      asserts.begin_pass(is_dense);
+      asserts.finite(ctx, is_dense, {{"op", name, x}});
+    };
+    asserts.clear(ctx);
+    pass(dense, dense ? "of dense" : "of nsa", bad);
+    const int64_t key = *asserts.first().ptr<int64_t>();
+    pass(!dense, "of the other", good);
+    CHECK(asserts.describe(key) ==
+          fmt::format("forward of layer {}: op: {}[1] of [2] is NaN", dense ? 1 : 0, dense ? "of dense" : "of nsa"));
+  }
+}
+
 TEST_CASE("asserts: invalid elements are found at any index, and the lowest index is reported", "[asserts]") {
   for (const bool gpu : {false, true}) {
     if (gpu && backend::cuda_device_count() == 0) continue;

@@ -19,19 +19,22 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 constexpr int buffer_of(Optimizer::State state) { return static_cast<int>(state); }
-std::vector<DType> dtypes_of(const Config& config) {
-  std::vector<DType> dtypes;
-  for (const Optimizer::State state : Optimizer::kStates) dtypes.push_back(Optimizer::dtype_of(state, config));
-  return dtypes;
+std::vector<StatePart::Buffer> buffers_of(const Config& config) {
+  std::vector<StatePart::Buffer> buffers;
+  for (const Optimizer::State state : Optimizer::kStates)
+    buffers.push_back({Optimizer::dtype_of(state, config), [=, kind = config.train.optimizer](const ParamSpec& spec) {
+                         return Optimizer::keeps(state, spec, kind);
+                       }});
+  return buffers;
 }
 
 const std::vector<NamedBuffer> kWeightBuffers = {{"", buffer_of(Optimizer::State::parameter)}};
 std::vector<NamedBuffer> moment_buffers(const Config& config) {
-  const auto of_adamw = [kind = config.train.optimizer](const ParamSpec& spec) {
-    return !is_updated_by_muon(spec, kind);
+  const auto squares = [kind = config.train.optimizer](const ParamSpec& spec) {
+    return Optimizer::keeps(Optimizer::State::exp_avg_sq, spec, kind);
   };
   return {{kAvgPrefix, buffer_of(Optimizer::State::exp_avg)},
-          {kAvgSqPrefix, buffer_of(Optimizer::State::exp_avg_sq), of_adamw}};
+          {kAvgSqPrefix, buffer_of(Optimizer::State::exp_avg_sq), squares}};
 }
 
 std::string name_of(const RunState& state) { return fmt::format("step_{}", state.step); }
@@ -46,7 +49,7 @@ Checkpointer::Checkpointer(const Config& config, const Params& params, Device de
       tokenizer_(std::move(tokenizer)),
       plan_(std::move(plan)),
       rank_(rank),
-      part_(params, plan_.params(rank), device, dtypes_of(config)),
+      part_(params, plan_.params(rank), device, buffers_of(config)),
       copied_(device) {}
 
 void Checkpointer::save(Context& ctx, Optimizer& optimizer, const RunState& state, const std::string& temporary) {

@@ -49,9 +49,13 @@ class Optimizer {
   static constexpr State kStates[] = {State::parameter, State::exp_avg, State::exp_avg_sq};
   // The dtype of a state: f32 or bf16.
   static DType dtype_of(State, const Config&);
+  // Whether a state is kept for a parameter: Muon needs no second moments of what it updates.
+  static bool keeps(State state, const ParamSpec& spec, OptimizerKind kind) {
+    return state != State::exp_avg_sq || !is_updated_by_muon(spec, kind);
+  }
   // Calls f(elements, values) for ranges that together are the flat buffer; values [elements] are valid for what f
   // queues on ctx.stream. With shards these are buckets, gathered from all ranks, who all call it. Values of elements
-  // for which the state is not kept (exp_avg_sq of what Muon updates) are undefined or left out.
+  // for which the state is not kept are undefined or left out.
   using WithValues = std::function<void(const ElementRange&, const Tensor& values)>;
   void gather(Context&, State, const WithValues& f);
   // Calls f(elements, values) for ranges that together are the part of the flat buffer whose state this rank keeps;

@@ -42,10 +42,12 @@ void RunCheckpoints::begin() {
 
 // Bytes of a checkpoint, of all ranks together.
 int64_t RunCheckpoints::bytes() const {
-  int64_t of_parameter = 0;
+  int64_t bytes = 0;
   for (const Optimizer::State state : Optimizer::kStates)
-    of_parameter += size_of(Optimizer::dtype_of(state, setup_.config));
-  return of_parameter * count_parameters(setup_.config.model);
+    for (const ParamSpec& spec : param_specs(setup_.config.model))
+      if (Optimizer::keeps(state, spec, setup_.config.train.optimizer))
+        bytes += spec.shape.numel() * size_of(Optimizer::dtype_of(state, setup_.config));
+  return bytes;
 }
 
 // Throws if the disk has no room for a checkpoint, or the folder cannot be written.

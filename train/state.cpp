@@ -135,7 +135,7 @@ Json state_json(const Config& config, const RunState& state) {
 }
 
 void save_weights(Context& ctx, const Params& params, const std::string& path) {
-  const StatePart all(params, {0, params.count()}, Device::cpu(), {params.master().dtype});
+  const StatePart all(params, {0, params.count()}, Device::cpu(), {{params.master().dtype}});
   all.copy(ctx, 0, {0, params.stored_elements()}, params.master());
   ctx.stream.synchronize();
   write_part(all, params, {{"", 0}}, path);
@@ -192,7 +192,8 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
   read_weights(ctx, params, optimizer, tensors_path(folder), shards);
   const WeightIndex moments(tensors_path(folder, kMomentsStem));
   const NameOf square_of = [&](const ParamSpec& spec) {
-    return is_updated_by_muon(spec, config.train.optimizer) ? "" : kAvgSqPrefix + spec.name;
+    const bool kept = Optimizer::keeps(Optimizer::State::exp_avg_sq, spec, config.train.optimizer);
+    return kept ? kAvgSqPrefix + spec.name : "";
   };
   check_names(moments, params, {with_prefix(kAvgPrefix), square_of});
   for (const auto& [which, name_of] :

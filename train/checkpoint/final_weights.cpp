@@ -30,7 +30,7 @@ void write_weight_files(Context& ctx, const Params& params, Comm& comm, const Fi
   for (int64_t first = 0; first < plan.files(); first += how.writers) {
     const int64_t file = first + comm.rank();
     const bool writes = comm.rank() < how.writers && file < plan.files();
-    const StatePart part(params, writes ? plan.params(file) : ParamRange{}, Device::cpu(), {held});
+    const StatePart part(params, writes ? plan.params(file) : ParamRange{}, Device::cpu(), {{held}});
     gather([&](const ElementRange& elements, const Tensor& values) { part.copy(ctx, 0, elements, values); });
     ctx.stream.synchronize();
     run_on_ranks(

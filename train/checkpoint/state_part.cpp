@@ -11,36 +11,38 @@ namespace triad {
 
 namespace {
 
-std::vector<int64_t> offsets_of(const Params& params, const ParamRange& range) {
-  std::vector<int64_t> offsets = {0};
-  for (int64_t i = range.begin; i < range.end; ++i)
-    offsets.push_back(offsets.back() + params.specs()[static_cast<size_t>(i)].shape.numel());
-  return offsets;
-}
-
-std::vector<int64_t> begins_of(int64_t elements, const std::vector<DType>& dtypes) {
-  std::vector<int64_t> begins = {0};
-  for (const DType dtype : dtypes) begins.push_back(align_up(begins.back() + elements * size_of(dtype)));
-  return begins;
+std::vector<std::vector<int64_t>> begins_of(const Params& params, const ParamRange& range,
+                                            const std::vector<StatePart::Buffer>& buffers) {
+  std::vector<std::vector<int64_t>> all;
+  for (const StatePart::Buffer& buffer : buffers) {
+    std::vector<int64_t> begins = {all.empty() ? 0 : align_up(all.back().back())};
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+      const bool held = !buffer.has || buffer.has(spec);
+      begins.push_back(begins.back() + (held ? spec.shape.numel() * size_of(buffer.dtype) : 0));
+    }
+    all.push_back(std::move(begins));
+  }
+  return all;
 }
 
 }  // namespace
 
-StatePart::StatePart(const Params& params, const ParamRange& range, Device device, std::vector<DType> dtypes)
+StatePart::StatePart(const Params& params, const ParamRange& range, Device device, std::vector<Buffer> buffers)
     : params_(params),
       range_(range),
-      offset_(offsets_of(params, range)),
-      dtypes_(std::move(dtypes)),
-      begin_(begins_of(offset_.back(), dtypes_)),
-      memory_(device, std::max<int64_t>(1, begin_.back())) {
+      buffers_(std::move(buffers)),
+      begin_(begins_of(params, range, buffers_)),
+      memory_(device, std::max<int64_t>(1, begin_.back().back())) {
   // Writes to every page now, because page faults would slow down the first copy. Pinned memory needs no such step.
-  if (!device.is_cuda()) std::memset(memory_.data(), 0, static_cast<size_t>(begin_.back()));
+  if (!device.is_cuda()) std::memset(memory_.data(), 0, static_cast<size_t>(begin_.back().back()));
 }
 
 Tensor StatePart::values(int buffer, int64_t param) const {
   const auto i = static_cast<size_t>(param - range_.begin);
-  std::byte* const begin = memory_.data() + begin_[static_cast<size_t>(buffer)] + offset_[i] * size_of(dtype(buffer));
-  return Tensor(begin, dtype(buffer), {offset_[i + 1] - offset_[i]}, Device::cpu());
+  const std::vector<int64_t>& begin = begin_[static_cast<size_t>(buffer)];
+  return Tensor(memory_.data() + begin[i], dtype(buffer), {(begin[i + 1] - begin[i]) / size_of(dtype(buffer))},
+                Device::cpu());
 }
 
 void StatePart::copy(Context& ctx, int buffer, const ElementRange& elements, const Tensor& values) const {

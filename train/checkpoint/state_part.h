@@ -20,22 +20,27 @@ using BucketVisitor = std::function<void(const ElementRange& elements, const Ten
 
 class StatePart {
  public:
-  // dtypes: of the values of each parameter that are held, f32 or bf16. The memory is pinned if device is a GPU.
-  StatePart(const Params&, const ParamRange&, Device, std::vector<DType> dtypes);
+  // The values of a kind, f32 or bf16, of all parameters or of those that `has` chooses.
+  struct Buffer {
+    DType dtype;
+    std::function<bool(const ParamSpec&)> has = {};
+  };
+  // The memory is pinned if device is a GPU.
+  StatePart(const Params&, const ParamRange&, Device, std::vector<Buffer>);
 
   const ParamRange& params() const { return range_; }
-  DType dtype(int buffer) const { return dtypes_[static_cast<size_t>(buffer)]; }
+  DType dtype(int buffer) const { return buffers_[static_cast<size_t>(buffer)].dtype; }
   // Queues the copy of those elements that belong to this part.
   void copy(Context&, int buffer, const ElementRange& elements, const Tensor& values) const;
-  // The values of a parameter [elements without padding]. The copies must have been completed before they are read.
+  // The values of a parameter [elements without padding], [0] if the buffer has none of it. The copies must have been
+  // completed before they are read.
   Tensor values(int buffer, int64_t param) const;
 
  private:
   const Params& params_;
   ParamRange range_;
-  std::vector<int64_t> offset_;  // of each parameter of the range, in a buffer
-  std::vector<DType> dtypes_;
-  std::vector<int64_t> begin_;  // of each buffer, bytes; and their end
+  std::vector<Buffer> buffers_;
+  std::vector<std::vector<int64_t>> begin_;  // of each buffer and parameter of the range and its end, bytes
   PinnedMemory memory_;
 };
 

@@ -182,20 +182,19 @@ bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
   return x.empty() && y.empty() ? a.name() == b.name() : std::equal(x.begin(), x.end(), y.begin(), y.end(), equal);
 }
 
-// The losses of the model of --against on the tokens of which `losses` are.
-Losses evaluate_against(Options o, const Losses& losses, const Tokenizer& tokenizer, const TokenSource& source) {
-  const std::string first = std::exchange(o.checkpoint, o.against);
-  o.seq = losses.seq_len;
-  const ModelSource model = find_model(o.checkpoint);
-  const auto its_tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
+// Throws an Error if the losses of the model of --against cannot be compared with those of `model`.
+void check_against(const Options& o, const ModelSource& model, const Tokenizer& tokenizer, const ModelSource& other,
+                   const TokenSource& source) {
+  const auto its_tokenizer = tokenizer_of_checkpoint(other.folder, other.config.data.tokenizer);
   if (!same_tokenizer(tokenizer, *its_tokenizer))
     fail("--against {}: its tokenizer is {}, and that of {} is {}: the same tokens mean different texts", o.against,
-         its_tokenizer->name(), first, tokenizer.name());
-  if (const bool within = most_documents(o, model.config, source) > 0; within != losses.within)
+         its_tokenizer->name(), o.checkpoint, tokenizer.name());
+  const auto scope = [&](const ModelSource& m) {
+    return most_documents(o, m.config, source) > 0 ? "attend_within" : "attend_across";
+  };
+  if (const std::string_view ours = scope(model), its = scope(other); ours != its)
     fail("--against {}: its data.documents is {}, and that of {} is {}: their predictions do not have the same context",
-         o.against, within ? "attend_within" : "attend_across", first,
-         losses.within ? "attend_within" : "attend_across");
-  return evaluate(o, model, *its_tokenizer, source);
+         o.against, its, o.checkpoint, ours);
 }
 
 Json json_of(const Options& o, const Losses& losses, double bits_per_byte, const Losses* other) {
@@ -222,8 +221,10 @@ void eval(const Options& o) {
   check_environment();
   const ModelSource model = find_model(o.checkpoint);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
+  std::optional<ModelSource> other_model;
+  if (!o.against.empty()) other_model = find_model(o.against);
   int64_t vocab_size = model.config.model.vocab_size;
-  if (!o.against.empty()) vocab_size = std::min(vocab_size, find_model(o.against).config.model.vocab_size);
+  if (other_model) vocab_size = std::min(vocab_size, other_model->config.model.vocab_size);
   const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, vocab_size);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
   if (!o.per_document.empty() && source->documents() == nullptr)
@@ -231,13 +232,23 @@ void eval(const Options& o) {
         "--per-document {}: where the documents of {} begin is not known: no manifest.json lists all of its shards and "
         "names their separator as `eot` (io/data/README.md)",
         o.per_document, source->name());
+  // Everything that can be wrong is found before the evaluation, which may take hours.
+  if (other_model) check_against(o, model, *tokenizer, *other_model, *source);
+  std::optional<AtomicFile> per_document, per_position;
+  if (!o.per_document.empty()) per_document.emplace(o.per_document);
+  if (!o.per_position.empty()) per_position.emplace(o.per_position);
+
   const Losses losses = evaluate(o, model, *tokenizer, *source);
   std::optional<Losses> against;
-  if (!o.against.empty()) against.emplace(evaluate_against(o, losses, *tokenizer, *source));
+  if (other_model) {
+    Options of_other = o;
+    of_other.checkpoint = o.against, of_other.seq = losses.seq_len;
+    against.emplace(evaluate(of_other, *other_model, *tokenizer, *source));
+  }
   const Losses* const other = against ? &*against : nullptr;
   const double loss = losses.mean();
-  if (!o.per_document.empty()) write_file_atomically(o.per_document, losses.by_document->csv());
-  if (!o.per_position.empty()) write_file_atomically(o.per_position, losses.by_position.csv());
+  if (per_document) per_document->write(losses.by_document->csv()), per_document->commit();
+  if (per_position) per_position->write(losses.by_position.csv()), per_position->commit();
   // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the number of
   // bytes is unknown.
   const Total& total = losses.total;

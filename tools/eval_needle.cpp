@@ -64,7 +64,7 @@ void eval_needle(const NeedleEval& o) {
           loaded.reset();
           loaded = std::make_unique<LoadedModel>(
               // The same checkpoint for all lengths, although a newer one may appear.
-              LoadedModel::Options{.checkpoint = source.folder,
+              LoadedModel::Options{.checkpoint = source.weights,
                                    .device = parse_device(o.device),
                                    .dtype = parse_dtype(o.dtype),
                                    .batch = o.questions.batch,

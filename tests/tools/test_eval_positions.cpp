@@ -121,6 +121,10 @@ TEST_CASE("eval: --against evaluates two checkpoints on the same tokens", "[tool
   CHECK(refused.exit_code == 1);
   CHECK(has(refused.output, "its data.documents is attend_within, and that of " + a + " is attend_across"));
 
+  const Outcome nowhere = run_program("eval --device cpu" + data + a + " --per-position " + a + "/none/x.csv");
+  CHECK(nowhere.exit_code == 1);
+  CHECK(has(nowhere.output, a + "/none/x.csv"));
+
   // The CSV file has the losses of --checkpoint, and a report of its run draws them.
   const std::string csv = a + "/positions.csv";
   eval_json(data + a + " --against " + b + " --per-position " + csv);

@@ -363,8 +363,7 @@ void NeedleTask::check() const {
     fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it{}", pairs,
                vocab, kinds(), sizes.keys > 1 ? fmt::format("; task {} needs {} each", word_of(kind), sizes.keys) : "");
   if (kind != NeedleKind::keys || depth >= 0) check_questions(*this, seq_len);
-  if (kind == NeedleKind::keys) {
-    if (depth >= 0) return;
+  if (kind == NeedleKind::keys && depth < 0) {
     // As NeedleSizes::tokens_for, with each question a statement.
     const int64_t width = 1 + value_tokens, needed = width + (pairs * (1 + questions) - 1) * (2 * width - 1) + 1;
     if (seq_len < needed)

@@ -224,6 +224,7 @@ TEST_CASE("needle: sizes that do not fit are refused, with the value", "[needle]
   refused("train " + kSmall + out + " --set train.seq_len=24", "train.seq_len is 24");
   refused("train " + kSmall + out + " --set data.needle_depth=-0.5", "data.needle_depth is -0.5");
   refused("train " + kSmall + out + " --set data.needle_questions=4", "4 questions for each");
+  refused("train " + kSmall + out + " --set data.needle_depth=0.5 --set train.seq_len=8", "train.seq_len is 8");
   refused("train " + kSmall + out + " --set data.needle_value_tokens=3", "3 value tokens");
   CHECK_FALSE(fs::exists(folder.file("run")));
 }
@@ -305,6 +306,13 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(read_text(run + "/needle.svg").find("<svg xmlns=") == 0);
   const std::string table = read_text(run + "/needle.csv");
   CHECK(std::count(table.begin(), table.end(), '\n') == 7);
+  // A file that is named is read, not the folder's model.safetensors: its checksums find the damage.
+  std::string damaged = read_text(run + "/model.safetensors");
+  damaged.back() = static_cast<char>(~damaged.back());
+  write_text(run + "/other.safetensors", damaged);
+  const Outcome other = run_program("eval --needle --samples 5 --checkpoint " + run + "/other.safetensors");
+  CHECK(other.exit_code == 1);
+  CHECK(other.output.find("other.safetensors: tensor") != std::string::npos);
   run_ok(eval + "--lengths 16,64 --batch 5 --out " + rest);
   CHECK(read_text(rest + "/needle.csv") == table);  // the batch size does not change the result
   const Json json = Json::parse(run_ok(eval + "--json").output);
@@ -338,6 +346,8 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   const Outcome broken = run_program("report " + run);
   CHECK(broken.exit_code == 1);
   CHECK(broken.output.find("no row for length 64 at depth 1") != std::string::npos);
+  write_text(run + "/needle.csv", table + "many,0,5,1,0.2\n");
+  CHECK(run_program("report " + run).output.find("needle.csv line 8: length is no number") != std::string::npos);
 
   for (const auto& [args, words] :
        std::map<std::string, std::string>{{eval + "--lengths 3", "a length of 3"},

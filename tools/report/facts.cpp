@@ -99,6 +99,7 @@ void add_losses(std::vector<Fact>& facts, const ReportRun& run) {
   number("validation loss", last);
   number("perplexity", std::exp(last));
   if (tokens_are_bytes(run.config)) number("bits per byte", last / std::numbers::ln2);
+  if (has_stages(run.config)) return;  // their evaluations may have rows of other lengths
   double best = NAN;
   for (const Json& point : validation)
     if (point[1].is_number()) best = std::fmin(best, point[1].get<double>());

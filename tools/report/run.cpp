@@ -187,6 +187,8 @@ NeedleGrid needle_grid_of(const std::string& path) {
   std::set<int64_t> lengths;
   std::set<double> depths;
   for (size_t i = 0; i < table.size(); ++i) {
+    for (const char* column : {"length", "depth", "samples"})
+      TRIAD_CHECK(std::isfinite(table.number(i, column)), "{} line {}: {} is no number", path, i + 2, column);
     lengths.insert(static_cast<int64_t>(table.number(i, "length")));
     depths.insert(table.number(i, "depth"));
     grid.samples = static_cast<int64_t>(table.number(i, "samples"));
@@ -323,13 +325,13 @@ Json lengths_of(const std::string& path) {
 // Number of tokens per step on all ranks; null if the run's files do not contain it, or it differs between stages.
 Json tokens_per_step(const ReportRun& run) {
   double tokens = 1;
-  if (!run.config.contains("train")) return {};
-  const Json& train = run.config["train"];
-  if (train.is_object() && train.contains("stages") && !train["stages"].is_null()) return {};
+  if (!run.config.contains("train") || has_stages(run.config)) return {};
   for (const char* key : {"seq_len", "micro_batch_size", "accumulate_grad_batches"})
     tokens *= number_in(run.config["train"], key);
   const double world = run.environment.is_null() ? NAN : number_in(run.environment, "world");
-  return number_or_null(tokens * (std::isfinite(world) ? world : 1));
+  const double ranks_of_sequence = run.config.contains("dist") ? number_in(run.config["dist"], "context") : NAN;
+  const auto or_one = [](double x) { return std::isfinite(x) ? x : 1; };
+  return number_or_null(tokens * or_one(world) / or_one(ranks_of_sequence));
 }
 
 // The tables in a run's CSV files.
@@ -395,6 +397,11 @@ std::string needle_svgs(const fs::path& folder, const Json& config) {
 }
 
 }  // namespace
+
+bool has_stages(const Json& config) {
+  const Json train = config.is_object() ? config.value("train", Json()) : Json();
+  return train.is_object() && train.contains("stages") && !train["stages"].is_null();
+}
 
 ReportRun read_run(const std::string& folder) {
   TRIAD_CHECK(fs::exists(folder), "{}: there is no such folder", folder);

@@ -23,6 +23,9 @@ struct ReportRun {
   Json data;           // input of the page's charts; tools/report/page.js reads its keys
 };
 
+// Whether the run has train.stages, so that its steps and evaluations may have rows of different lengths.
+bool has_stages(const Json& config);
+
 // Reads a run's folder. Throws if the folder is missing or holds no run.
 ReportRun read_run(const std::string& folder);
 

@@ -67,12 +67,13 @@ double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 struct TokenFlops {
   double all = 0, replayed = 0;
 };
-TokenFlops token_flops(const Config& config, const DocumentMix& attended) {
-  const TrainConfig& t = config.train;
-  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of one rank or group per step
-  const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
-  const double all = training_flops(config.model, sequences, t.seq_len, config.recompute, attended) / step_tokens;
-  return {all, all - training_flops(config.model, sequences, t.seq_len, {}, attended) / step_tokens};
+TokenFlops token_flops(const Config& config, const TrainStage& stage, const DocumentMix& attended) {
+  Config keeps_all = config;
+  keeps_all.recompute = {};
+  const double ranks_of_sequence = static_cast<double>(config.dist.context),
+               tokens = static_cast<double>(in_stage(config, stage).train.tokens_per_step()) / ranks_of_sequence;
+  const double all = stage_flops(config, stage, attended) / tokens;
+  return {all, all - stage_flops(keeps_all, stage, attended) / tokens};
 }
 
 // Returns the stages of train.stages as JSON, with what each needs if it is the only one. Without --json, also prints
@@ -86,8 +87,7 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
     const Config steps = in_stage(config, stage);
     const int64_t peak = plan_memory(alone, device, ranks, documents.most).peak_bytes();
     const int64_t tokens = steps.tokens_per_step(o.ranks);
-    const double flops = stage_flops(config, stage, documents.attended[stage.index]) *
-                         static_cast<double>(config.dist.context) / static_cast<double>(steps.train.tokens_per_step());
+    const double flops = token_flops(config, stage, documents.attended[stage.index]).all;
     out.push_back({{"steps", stage.steps()},
                    {"seq_len", stage.seq_len},
                    {"micro_batch_size", stage.micro_batch_size},
@@ -106,8 +106,9 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
 // stage.
 Json describe_plan(const Options& o, const Config& run, Device device, const MemoryPlan& plan,
                    const PlannedDocuments& documents) {
-  const Config config = in_stage(run, stages_of(run.train).back());
-  const auto [flops, replayed] = token_flops(config, documents.attended.back());
+  const TrainStage last = stages_of(run.train).back();
+  const Config config = in_stage(run, last);
+  const auto [flops, replayed] = token_flops(run, last, documents.attended.back());
   const Json out = {{"parameters", count_parameters(config.model)},
                     {"tensors", param_specs(config.model).size()},
                     {"nsa_layers", config.model.count_nsa_layers()},
@@ -154,15 +155,19 @@ Json to_json(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps)
   return out;
 }
 
-// For ranks that share sequences: a model of their exchanges and of a step's time. Returns it as JSON. Without --json,
-// also prints it as text.
-Json describe_shared(const Options& o, const Config& config, const std::vector<PlannedExchange>& exchanges,
+// For ranks that share sequences: a model of their exchanges and of a step's time, with train.stages that of the last
+// stage. Returns it as JSON. Without --json, also prints it as text.
+Json describe_shared(const Options& o, const Config& run, Device device, Comm* ranks,
                      const PlannedDocuments& documents) {
+  const TrainStage last = stages_of(run.train).back();
+  Config config = in_stage(run, last);
+  if (last.attention == StageAttention::dense) config.model.attention = AttentionKind::dense;
+  const std::vector<PlannedExchange> exchanges = plan_exchanges(config, device, ranks, documents.most);
   constexpr CardRates kRates = kH200Rates;
   constexpr double kMB = 1e6, kMs = 1e3;
   const TrainConfig& t = config.train;
   const int64_t context = config.dist.context;
-  const StepCost cost = step_cost(config, o.ranks, documents.attended.front(), most_bytes(exchanges));
+  const StepCost cost = step_cost(config, o.ranks, documents.attended.back(), most_bytes(exchanges));
   double of_layer[2] = {0, 0};  // bytes of a micro-step's forward and backward
   for (const PlannedExchange& e : exchanges)
     of_layer[e.backward] += static_cast<double>(e.most_bytes()) / static_cast<double>(e.layers);
@@ -259,14 +264,15 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
 void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
   if (o.fit && !config.train.stages.empty())
-    fail_usage("--fit finds settings for steps of one size, and train.stages has {} stages: --set train.stages=null",
-               config.train.stages.size());
+    fail_usage(
+        "--fit finds settings for steps of one size, and train.stages has {} stages: --set train.stages=null --set "
+        "train.steps={}",
+        config.train.stages.size(), config.train.steps);
   const Device device = planned_device(config.runtime.device);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);
   Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), documents.most), documents);
-  if (config.dist.context > 1)
-    out["context"] = describe_shared(o, config, plan_exchanges(config, device, ranks.get(), documents.most), documents);
+  if (config.dist.context > 1) out["context"] = describe_shared(o, config, device, ranks.get(), documents);
   if (!config.train.stages.empty()) out["stages"] = describe_stages(o, config, device, ranks.get(), documents);
   if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get(), documents);
   if (o.json) fmt::print("{}\n", dump_json(out, 2));
@@ -290,7 +296,7 @@ void add_plan(CLI::App& app) {
       "recommend the settings of both, and with --ranks of dist.zero, that are estimated to take the least time");
   verb->add_option("--memory-gb", o->memory_gb,
                    "memory limit of --fit in 10^9 bytes (default: what this machine's GPU has free)")
-      ->check(within(above(0)))
+      ->check(within(above(0).up_to(1e6)))
       ->needs(fit);
   verb->add_flag("--json", o->json, "print one JSON object");
   verb->footer(

@@ -30,7 +30,7 @@ void check_stages(const Config& c) {
   const int64_t longest = c.train.longest_seq_len();
   for (const TrainStage& stage : stages_of(c.train)) {
     const std::string key = fmt::format("train.stages[{}]", stage.index);
-    check_fp32((key + ".lr_factor").c_str(), stage.lr_factor);
+    check_fp32((key + ".lr_factor times train.lr").c_str(), stage.lr_factor * c.train.lr);
     if (longest % stage.seq_len != 0)
       fail_usage("{}.seq_len is {}, which does not divide {}, the longest of all stages", key, stage.seq_len, longest);
     if (c.data.kind == DataKind::needle && stage.seq_len != c.train.seq_len)
@@ -144,16 +144,16 @@ void Config::check_run() const {
   const std::vector<TrainStage> stages = stages_of(train);
   for (const TrainStage& stage : stages)
     if (dist.context > stage.seq_len)
-      fail_usage("dist.context is {}: train.seq_len is {}, and each rank needs a token", dist.context, stage.seq_len);
+      fail_usage("dist.context is {}: {}seq_len is {}, and each rank needs a token", dist.context,
+                 train.stages.empty() ? "train." : fmt::format("train.stages[{}].", stage.index), stage.seq_len);
   if (dist.context > 1 && runtime.cuda_graph)
     fail_usage(
         "dist.context is {}: it must be 1 with runtime.cuda_graph, since a graph cannot hold what the ranks exchange",
         dist.context);
-  const bool differ = stages.size() > 1 || stages.front().attention == StageAttention::alternate;
-  if (differ && runtime.asserts && runtime.cuda_graph)
+  if (stages.size() > 1 && runtime.asserts && runtime.cuda_graph)
     fail_usage(
-        "runtime.asserts is true: with train.stages of steps that differ (stages: {}) runtime.cuda_graph must be "
-        "false, since a graph does not say which step's op has failed",
+        "runtime.asserts is true: with {} stages in train.stages runtime.cuda_graph must be false, since a graph does "
+        "not say which stage's op has failed",
         stages.size());
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)

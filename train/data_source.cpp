@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -66,10 +67,9 @@ const DocumentIndex& known_documents(const Config& c, const TokenSource& source)
       key, source.name(), remedy);
 }
 
-// The most documents in a row of consecutive tokens of a source. limit: throws a UsageError that names the row if there
-// are more; 0: none.
-RowDivision divide_stream(const Config& c, const TokenSource& source, int64_t limit) {
-  const int64_t T = c.train.longest_seq_len();
+// The most documents in a row of T consecutive tokens of a source. limit: throws a UsageError that names the row if
+// there are more; 0: none.
+RowDivision divide_stream(const Config& c, const TokenSource& source, int64_t T, int64_t limit) {
   const RowDivision division = divide_rows(known_documents(c, source), (source.size() - 1) / T, T);
   if (limit > 0 && division.most > limit)
     fail_usage("{}: row {} (tokens {} to {}) has {} documents, data.max_documents allows {}", source.name(),
@@ -153,15 +153,21 @@ void describe_documents(const Config& c, DataSource& data) {
   data.documents = fmt::format("{} of {:.0f} tokens on average; attention {} them; ", grouped(index.count()),
                                ratio(index.size, index.count()), within ? "stays within" : "crosses");
   if (packs && data.rows.max_documents == 0) data.rows.max_documents = default_max_documents(c.train.longest_seq_len());
-  // Validation rows are consecutive tokens for either packing.
+  // Validation rows are consecutive tokens for either packing, and have the length of their stage. Short rows lie
+  // within the long ones except those after the last long one.
   const int64_t limit = packs ? 0 : c.data.max_documents;
-  const int64_t val = within && data.val->size() > 0 ? divide_stream(c, *data.val, limit).most : 0;
+  int64_t val = 0;
+  if (within && data.val->size() > 0) {
+    std::set<int64_t> lengths;
+    for (const TrainStage& stage : stages_of(c.train)) lengths.insert(stage.seq_len);
+    for (const int64_t T : lengths) val = std::max(val, divide_stream(c, *data.val, T, limit).most);
+  }
   if (packs) {
     describe_best_fit(c, data, index);
     if (within) data.most_documents = std::max(data.rows.max_documents + 1, val);
     return;
   }
-  const RowDivision division = divide_stream(c, *data.train, limit);
+  const RowDivision division = divide_stream(c, *data.train, data.rows.seq_len, limit);
   data.most_documents = limit > 0 ? limit : std::max(division.most, val);
   describe_stream(c, data, index, division);
 }

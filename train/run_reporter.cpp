@@ -33,15 +33,19 @@ double flops_of(const RunSetup& run, const TrainStage& stage) {
   return stage_flops(run.config, stage, attended_in(run.data, stage));
 }
 
+// FLOPs of one rank in the steps after the first `done` ones.
+double flops_after(const RunSetup& run, int64_t done) {
+  double flops = 0;
+  for (const TrainStage& stage : stages_of(run.config.train))
+    if (stage.end > done) flops += flops_of(run, stage) * static_cast<double>(stage.end - std::max(stage.begin, done));
+  return flops;
+}
+
 // FLOPs of a step of one rank, on average over the steps that the run has left.
 double mean_step_flops(const RunSetup& run) {
   const int64_t first = run.initial_state.step, steps = run.config.train.steps - first;
   if (run.config.train.stages.empty() || steps <= 0) return flops_of(run, stage_at(run.config.train, first));
-  double flops = 0;
-  for (const TrainStage& stage : stages_of(run.config.train))
-    if (stage.end > first)
-      flops += flops_of(run, stage) * static_cast<double>(stage.end - std::max(stage.begin, first));
-  return flops / static_cast<double>(steps);
+  return flops_after(run, first) / static_cast<double>(steps);
 }
 
 // What this rank's rows of a step hold of documents, for its heartbeat.
@@ -59,7 +63,7 @@ RunReporter::RunReporter(RunSetup& setup)
     : setup_(setup),
       config_(setup.config),
       memory_(*setup.runtime, setup.step, setup.outside, setup.folder, *setup.comm),
-      checks_(config_, setup.folder, *setup.comm, setup.step, setup.data.attended.longest()),
+      checks_(config_, setup.folder, *setup.comm, setup.step),
       telemetry_(config_, setup.folder, setup.device, *setup.comm, setup.runtime->arena(), resume_of(setup),
                  mean_step_flops(setup), setup.request.verbose),
       grad_report_(config_, setup.folder, setup.step.model().params(), setup.first(), setup.resume_step(),
@@ -82,8 +86,9 @@ void RunReporter::begin(const std::string& set_aside) {
 
 void RunReporter::stage(const TrainStage& stage) {
   if (config_.train.stages.empty()) return;
-  telemetry_.stage(flops_of(setup_, stage));
+  telemetry_.stage(flops_of(setup_, stage), stage.end, flops_after(setup_, stage.end));
   checks_.stage();
+  watchdog_->stage();
   const std::string text = stage_text(config_, stage);
   telemetry_.message(text);
   telemetry_.heartbeat(std::max(stage.begin, setup_.initial_state.step), "stage", {{"text", text}});
@@ -153,10 +158,10 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   if (result.targets > 0)  // a loss and gradients of 0 without a target are no anomaly
     checks_.anomalies(telemetry_,
                       {.step = step,
-                       .updates = updates_,
                        .tokens = static_cast<double>(setup_.step_tokens(stage)),
                        .seconds = settled.step_ms / 1e3,
-                       .gates = stats_report_.gates()},
+                       .gates = stats_report_.gates(),
+                       .zero_grads = grad_report_.zeros()},
                       result, watchdog_->sample());
   updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();

@@ -69,8 +69,10 @@ class Trainer {
   // The rest of a stage. Returns false if the run stops in it.
   bool run_stage(const TrainStage& stage) {
     settle(/*leave=*/0);
+    const StepQueue::Clock::time_point began = StepQueue::Clock::now();
     reporter_->stage(stage);
     Loader loader(setup_.data.train, setup_.loader_options(stage, state().cursor));
+    queue_.exclude(StepQueue::Clock::now() - began);
     if (state().step == setup_.initial_state.step) reporter_->memory_snapshot("loader");
     while (state().step < stage.end) {
       queue_step(loader);

@@ -59,11 +59,10 @@ TEST_CASE("documents: lengths are counted by powers of two", "[train][documents]
   const auto range = [](int64_t from, int64_t documents, int64_t tokens) {
     return Json{{"from", from}, {"to", 2 * from}, {"documents", documents}, {"tokens", tokens}};
   };
-  CHECK(lengths["lengths"] == Json::array({range(1, 1, 1), range(2, 2, 5), range(4, 2, 11), range(8, 1, 8),
-                                           range(16, 0, 0), range(32, 0, 0), range(64, 0, 0), range(128, 0, 0),
-                                           range(256, 1, 300)}));
-  CHECK(lengths["row_parts"] ==
-        Json::array({range(2, 4, 12), range(4, 0, 0), range(8, 0, 0), range(16, 1, 16)}));
+  CHECK(lengths["lengths"] ==
+        Json::array({range(1, 1, 1), range(2, 2, 5), range(4, 2, 11), range(8, 1, 8), range(16, 0, 0), range(32, 0, 0),
+                     range(64, 0, 0), range(128, 0, 0), range(256, 1, 300)}));
+  CHECK(lengths["row_parts"] == Json::array({range(2, 4, 12), range(4, 0, 0), range(8, 0, 0), range(16, 1, 16)}));
   CHECK(document_lengths(index, {})["row_parts"].is_null());
 }
 
@@ -154,8 +153,7 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
     CHECK(step_flops(config, source.attended) == want);
     CHECK(want < step_flops(config));
     const Json plan = planned(sets);
-    CHECK(plan["flops_per_token"].get<double>() ==
-          Approx(want / static_cast<double>(sequences * 48)));
+    CHECK(plan["flops_per_token"].get<double>() == Approx(want / static_cast<double>(sequences * 48)));
     CHECK(plan["flops_per_token"].get<double>() < whole);
     CHECK(plan["flops_are_a_bound"] == false);
     const std::string log = read_text(folder.file(packed ? "packed" : "stream") + "/ranks/rank_0.log");
@@ -165,14 +163,20 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
     StepRecord record{.step = 1, .tokens = sequences * 48, .step_ms = 50};
     meter.measure(record, std::chrono::steady_clock::now());
     CHECK(record.mfu == Approx(want / 0.05 / 1e12));
+    // The time left is that of the FLOPs left: the stage's last step, and a later stage of ten such steps.
+    meter.stage(4 * want, /*end=*/3, /*later_flops=*/40 * want);
+    const auto now = std::chrono::steady_clock::now();
+    StepRecord second{.step = 2, .tokens = sequences * 48, .step_ms = 200};
+    meter.measure(second, now + std::chrono::seconds(2));
+    CHECK(second.eta_s == Approx(2 * 11).epsilon(0.01));
   }
   // A number of documents in the config is enough to plan memory, without the data; FLOPs are then a bound.
   fs::remove(folder.file("a.jsonl"));
   const Json bound = planned(kWithin + "--set data.max_documents=9");
   CHECK(bound["flops_are_a_bound"] == true);
   CHECK(bound["flops_per_token"] == whole);
-  const Outcome text = run_program("plan " + kTiny + " --set runtime.device=cpu " + data + kWithin +
-                                   "--set data.max_documents=9");
+  const Outcome text =
+      run_program("plan " + kTiny + " --set runtime.device=cpu " + data + kWithin + "--set data.max_documents=9");
   CHECK(text.output.find("FLOPs: at most") != std::string::npos);
   CHECK(text.output.find("each row counts as one document") != std::string::npos);
 }
@@ -180,8 +184,8 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
 TEST_CASE("documents: a selection sample of packed rows has the bounds, and blocks counted from each document",
           "[train][documents]") {
   const TemporaryFolder folder;
-  const std::string out = run(folder.file("run"), 1,
-                              write_documents(folder) + kWithin + "--set train.eval_every=20 --set train.steps=20 ");
+  const std::string out =
+      run(folder.file("run"), 1, write_documents(folder) + kWithin + "--set train.eval_every=20 --set train.steps=20 ");
   const Config config = config_of(out);
   const DataSource source = open_data(config);
   const int64_t B = config.train.micro_batch_size;
@@ -208,8 +212,9 @@ TEST_CASE("documents: a selection sample of packed rows has the bounds, and bloc
         const int32_t begin = *std::prev(after), own = (static_cast<int32_t>(t) - begin) / 8;
         // Of the documents before it, each begins a new block.
         const int32_t first = begin / 8 + static_cast<int32_t>(after - bounds.begin() - 1);
-        const Tensor row = loaded.activations().layer(static_cast<int64_t>(layer)).attention.nsa.block_index[0]
-                               [static_cast<int64_t>(t)][static_cast<int64_t>(group)];
+        const Tensor row = loaded.activations()
+                               .layer(static_cast<int64_t>(layer))
+                               .attention.nsa.block_index[0][static_cast<int64_t>(t)][static_cast<int64_t>(group)];
         std::vector<int32_t> known;
         for (int64_t i = 0; i < 4 && row.ptr<int32_t>()[i] >= 0; ++i) known.push_back(row.ptr<int32_t>()[i] - first);
         const auto list = sample["lists"][layer][group][t].get<std::vector<int32_t>>();

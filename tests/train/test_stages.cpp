@@ -114,6 +114,7 @@ TEST_CASE("stages: bad lists are errors that name key and value", "[train]") {
       {R"([{"steps":4,"seq_len":0}])", {}, {"train.stages[0].seq_len is 0"}},
       {R"([{"steps":4,"micro_batch_size":0}])", {}, {"train.stages[0].micro_batch_size is 0"}},
       {R"([{"steps":4,"lr_factor":-1}])", {}, {"train.stages[0].lr_factor is -1"}},
+      {R"([{"steps":4,"lr_factor":1e30}])", {"train.lr=1e30"}, {"train.stages[0].lr_factor times train.lr is 1"}},
       {R"([{"steps":4,"atention":"nsa"}])", {}, {"unknown key train.stages[0].atention", "attention"}},
       {R"([{"steps":4,"attention":"sparse"}])", {}, {"train.stages[0].attention is \"sparse\"", "alternate"}},
       {R"([{"steps":4},{"steps":5}])", {"train.steps=10"}, {"train.steps is 10", "are 9 in all"}},
@@ -135,12 +136,12 @@ TEST_CASE("stages: bad lists are errors that name key and value", "[train]") {
     }
   }
   CHECK(error_of(R"([{"steps":4,"attention":"dense"}])", {"model.attention=dense"}) == "(nothing was thrown)");
-  for (const auto& [list, sets, words] : std::vector<Case>{{R"([{"steps":4,"attention":"alternate"}])",
+  for (const auto& [list, sets, words] : std::vector<Case>{{R"([{"steps":4},{"steps":4,"attention":"dense"}])",
                                                             {"runtime.asserts=true", "runtime.cuda_graph=true"},
-                                                            {"runtime.asserts is true", "(stages: 1)"}},
+                                                            {"runtime.asserts is true", "2 stages"}},
                                                            {R"([{"steps":4},{"steps":4,"seq_len":3}])",
                                                             {"dist.context=4"},
-                                                            {"dist.context is 4", "train.seq_len is 3"}}})
+                                                            {"dist.context is 4", "train.stages[1].seq_len is 3"}}})
     try {
       config_of(list, sets).check_run();
       FAIL("nothing was thrown");
@@ -248,6 +249,22 @@ TEST_CASE("stages: an evaluation in a dense stage has the model's own attention"
   CHECK(trained[0].at(3) == trained[1].at(3));
 }
 
+TEST_CASE("stages: an evaluation's short rows may hold more documents than any long row", "[train][documents]") {
+  const TemporaryFolder folder;
+  const std::string train = folder.file("train.jsonl"), val = folder.file("val.jsonl");
+  const std::string whole = "{\"text\":\"" + std::string(60, 'x') + "\"}\n";
+  std::string short_ones;  // behind the last whole row of 48 tokens
+  for (int i = 0; i < 8; ++i) short_ones += "{\"text\":\"a\"}\n";
+  write_text(train, whole + whole + whole);
+  write_text(val, whole + short_ones);
+  const std::string out = run(folder.file("run"), 1,
+                              stages(R"([{"steps":1,"seq_len":8},{"steps":1}])") +
+                                  "--set data.kind=text --set data.paths=" + train + " --set data.val_paths=" + val +
+                                  " --set data.documents=attend_within --set train.eval_every=1 "
+                                  "--set train.eval_batches=100 ");
+  CHECK(column(out + "/val.csv", "val_loss").size() == 2);
+}
+
 TEST_CASE("stages: a dense stage leaves the parameters that it does not use, and their moments, as they are",
           "[train]") {
   const TemporaryFolder folder;
@@ -277,6 +294,17 @@ TEST_CASE("stages: a dense stage leaves the parameters that it does not use, and
       CHECK_FALSE(compare(at(1), at(2), stem).unused);
       CHECK_FALSE(compare(at(5), at(6), stem).unused);
     }
+  }
+}
+
+TEST_CASE("stages: gradients that a stage makes zero are no anomaly", "[train]") {
+  const TemporaryFolder folder;
+  // The first NSA step is one of those that are measured, and other steps follow; rows shorter than a compressed block.
+  for (const auto& [list, more] : {std::pair{R"([{"steps":5,"attention":"alternate"}])", "--set log.every=2 "},
+                                   {R"([{"steps":2},{"steps":2,"seq_len":3}])", "--set log.every=1 "}}) {
+    INFO(list);
+    const std::string out = run(folder.file("run"), 1, stages(list) + more + "--overwrite ");
+    CHECK_FALSE(has(read_text(out + "/heartbeat_rank0.jsonl"), "anomaly"));
   }
 }
 
@@ -363,6 +391,16 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   CHECK(json["peak_bytes"].get<int64_t>() >= largest);
   CHECK(json["peak_bytes"].get<int64_t>() < 1.1 * static_cast<double>(largest));
   CHECK(has(text.output, second));
+  CHECK(json["flops_per_token"] == json["stages"][2]["flops_per_token"]);  // of alternating steps
   CHECK(fit.exit_code == 2);
-  CHECK(has(fit.output, "train.stages"));
+  CHECK(has(fit.output, "--set train.stages=null --set train.steps=10"));
+  // Ranks that share sequences exchange what a step of the last stage needs.
+  const auto shared = [&](const std::string& list) {
+    return Json::parse(
+        run_program("plan " + kTiny + " --set runtime.device=cpu --ranks 2 --json --set dist.context=2 " + stages(list))
+            .output)["context"];
+  };
+  CHECK(shared(R"([{"steps":1,"seq_len":24},{"steps":1}])") == shared(R"([{"steps":1}])"));
+  CHECK(shared(R"([{"steps":1},{"steps":1,"attention":"dense"}])")["step_bytes"] <
+        shared(R"([{"steps":1}])")["step_bytes"]);
 }

@@ -101,6 +101,10 @@ TEST_CASE("watchdog: a rank that advances slowly is slow, one that does not adva
     ++place.device_mark;
     CHECK(look(1, false, i % 5 == 0) == State::advancing);
   }
+  // What is slow in one stage of a run (train.stages) may be usual in the next.
+  rule.stage();
+  CHECK_FALSE(rule.usual_s());
+  for (int i = 0; i < 60; ++i) CHECK(look(1, true, i % 20 == 0) == State::advancing);
   // Only steps can be slow. A checkpoint may take as long as the timeout of other ranks.
   place.stage = Stage::evaluation;
   for (int i = 0; i < 100; ++i) CHECK(look(1, true, false) == State::advancing);

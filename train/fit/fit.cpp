@@ -286,7 +286,7 @@ std::string least_need(const Config& given, Device device, int64_t bytes, Comm* 
     add("all of these", least_memory(small, device, comm, most_documents).bytes);
   }
   for (int64_t more = 2; more <= kMostRanks; more *= 2) {
-    if (more <= ranks || more % given.dist.replicas != 0) continue;
+    if (more <= ranks || more % given.dist.replicas != 0 || more % given.dist.context != 0) continue;
     const std::unique_ptr<Comm> planned = make_planned_comm(static_cast<int>(more));
     const Least shared = least_memory(given, device, planned.get(), most_documents);
     if (shared.bytes > bytes) continue;

@@ -8,8 +8,6 @@
 #include <numeric>
 #include <utility>
 
-#include "train/monitor/grad_ledger.h"
-
 namespace triad {
 
 namespace {
@@ -31,14 +29,6 @@ constexpr double kMostDead = 0.01;
 constexpr int kGatesInRow = 3;
 
 }  // namespace
-
-bool zero_by_construction(const ParamSpec& param, const Config& config, int64_t updates, int64_t longest) {
-  return expects_zero_gradient(config.model, longest > 0 ? longest : config.train.seq_len, updates + 1, param);
-}
-
-AnomalyRules::AnomalyRules(const Config& config, int64_t longest) : config_(config), longest_(longest) {
-  for (const ParamSpec& param : param_specs(config.model)) params_.emplace(param.name, param);
-}
 
 std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   std::vector<Anomaly> found;
@@ -170,16 +160,12 @@ std::optional<std::string> AnomalyRules::dead(std::span<const GateHealth> gates)
 
 std::optional<std::string> AnomalyRules::zero_gradients(const StepHealth& s) const {
   if (s.grad_norm == 0) return "the whole gradient is zero";
-  std::vector<std::string> names;
-  for (const std::string& name : s.zero_grads)
-    if (const auto param = params_.find(name);
-        param == params_.end() || !zero_by_construction(param->second, config_, s.updates, longest_))
-      names.push_back(name);
-  if (names.empty()) return {};
-  const size_t count = names.size();
+  const size_t count = s.zero_grads.size();
+  if (count == 0) return {};
   constexpr size_t kMostNames = 8;
-  if (count > kMostNames) names.resize(kMostNames);
-  return fmt::format("{} gradients are zero: {}{}", count, fmt::join(names, ", "), count > kMostNames ? ", ..." : "");
+  return fmt::format("{} gradients are zero: {}{}", count,
+                     fmt::join(s.zero_grads.first(std::min(count, kMostNames)), ", "),
+                     count > kMostNames ? ", ..." : "");
 }
 
 }  // namespace triad

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "model/params.h"
 #include "train/config.h"
 
 namespace triad {
@@ -31,22 +30,17 @@ struct GateHealth {
 
 // The numbers of one step that the rules read; unknown numbers are absent.
 struct StepHealth {
-  int64_t step = 0, updates = 0;  // steps done, this one included; updates since fresh weights, this one excluded
+  int64_t step = 0;  // steps done, this one included
   double loss = 0, grad_norm = 0;
   double tokens = 0, seconds = 0;                        // tokens of the step on all ranks; duration of the step
   std::optional<double> host_mib = {}, device_mib = {};  // memory in use on the host and on the device, MiB
   std::span<const GateHealth> gates = {};
-  std::span<const std::string> zero_grads = {};  // names of the parameters whose gradient is 0 in all elements
+  std::span<const std::string> zero_grads = {};  // unexpected_zeros() (grad_report.h) of the newest measured step
 };
-
-// Whether this parameter's gradient must be 0: that of gate.fc1 while fc2 is still 0, of gates that are forced or
-// detached, and of branches that are forced off or attend to nothing. updates: earlier updates since fresh weights.
-// longest: tokens of the longest document within which attention stays; 0: rows are one sequence.
-bool zero_by_construction(const ParamSpec&, const Config&, int64_t updates, int64_t longest = 0);
 
 class AnomalyRules {
  public:
-  explicit AnomalyRules(const Config&, int64_t longest = 0);  // longest: as in zero_by_construction
+  explicit AnomalyRules(const Config& config) : config_(config) {}
   std::vector<Anomaly> step(const StepHealth&);
   // Forgets earlier losses and rates, with which those of a new stage (train.stages) do not compare.
   void stage();
@@ -67,10 +61,8 @@ class AnomalyRules {
   std::optional<std::string> zero_gradients(const StepHealth&) const;
 
   const Config& config_;
-  int64_t longest_;
-  std::map<std::string, ParamSpec> params_;  // parameter name: its ParamSpec
-  std::map<std::string, bool> is_on_;        // rule name: whether its condition held in the previous step
-  int64_t rate_steps_ = 0;                   // number of steps in the current throughput window
+  std::map<std::string, bool> is_on_;  // rule name: whether its condition held in the previous step
+  int64_t rate_steps_ = 0;             // number of steps in the current throughput window
   double rate_tokens_ = 0, rate_seconds_ = 0;
   std::vector<double> window_rates_;  // tokens/s of each earlier throughput window
   std::deque<double> losses_;         // losses of the last 2 * log.plateau_steps steps

@@ -65,8 +65,8 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
   if (!result.grads) return beat;
   const GradNorms& grads = *result.grads;
   const TrainStage stage = stage_at(config_.train, step - 1);
-  const std::vector<std::string> zeros = unexpected_zeros(params_, in_stage(config_, stage), updates + 1, grads,
-                                                          std::min(longest_, stage.seq_len), stage.is_dense(step - 1));
+  zeros_ = unexpected_zeros(params_, in_stage(config_, stage), updates + 1, grads, std::min(longest_, stage.seq_len),
+                            stage.is_dense(step - 1));
   int64_t zero = 0;
   std::vector<std::string> not_finite;
   for (size_t i = 0; i < grads.norm.size(); ++i) {
@@ -74,7 +74,7 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
     if (grads.not_finite[i] > 0) not_finite.push_back(params_.specs()[i].name);
   }
   beat["grads_zero"] = zero;
-  beat["grads_zero_unexpected"] = zeros.size();
+  beat["grads_zero_unexpected"] = zeros_.size();
   beat["grads_not_finite"] = not_finite.size();
   if (config_.log.diagnoses("layer_norms")) {
     std::vector<double> norms = layer_norms(params_, config_.model, grads);
@@ -92,8 +92,8 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
   telemetry.detail(
       fmt::format("[GRAD-TRACE] after_backward_step{} arrived={} missing=0 zero={} unexpected_zero={} "
                   "not_finite={}",
-                  step, all, zero, zeros.size(), not_finite.size()));
-  if (!zeros.empty()) telemetry.detail(fmt::format("[GRAD-TRACE] step{} zero: {}", step, some_of(zeros)));
+                  step, all, zero, zeros_.size(), not_finite.size()));
+  if (!zeros_.empty()) telemetry.detail(fmt::format("[GRAD-TRACE] step{} zero: {}", step, some_of(zeros_)));
   if (!not_finite.empty())
     telemetry.detail(fmt::format("[GRAD-TRACE] step{} not finite: {}", step, some_of(not_finite)));
   if (first_ && !std::exchange(missing_written_, true)) write_missing(step, {}, all);

@@ -11,7 +11,8 @@
 namespace triad {
 
 // Names of the parameters whose gradient is zero although nothing in the config or in the length of the documents makes
-// it zero. longest: as in zero_by_construction (anomaly.h). dense: of a dense step, without the parameters that it does
+// it zero. step: number of updates since fresh weights, this one included. longest: tokens of the longest document
+// within which attention stays; 0: rows are one sequence. dense: of a dense step, without the parameters that it does
 // not use.
 std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradNorms&,
                                           int64_t longest = 0, bool dense = false);
@@ -31,6 +32,8 @@ class GradReport {
   // Reports the result of a step and returns fields for the step's heartbeat. updates: number of earlier updates that
   // changed the weights.
   Json step(int64_t step, int64_t updates, const TrainStep::Result&, Telemetry&);
+  // unexpected_zeros() of the newest measured step.
+  const std::vector<std::string>& zeros() const { return zeros_; }
   // Writes the parameters that the exception names to all_missing_params.txt.
   void missing(int64_t step, const MissingGradients&) const;
 
@@ -44,6 +47,7 @@ class GradReport {
   bool first_;
   int64_t longest_;
   bool missing_written_ = false;
+  std::vector<std::string> zeros_;
   std::unique_ptr<CsvFile> csv_;
   std::unique_ptr<AppendFile> traces_;
 };

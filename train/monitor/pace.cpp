@@ -40,14 +40,21 @@ double stage_flops(const Config& run, const TrainStage& stage, const DocumentMix
 }
 
 ThroughputMeter::ThroughputMeter(const Config& config, double step_flops, double peak_flops, int64_t run_tokens)
-    : config_(config), step_flops_(step_flops), peak_flops_(peak_flops), run_tokens_(run_tokens) {}
+    : config_(config),
+      step_flops_(step_flops),
+      stage_end_(config.train.steps),
+      peak_flops_(peak_flops),
+      run_tokens_(run_tokens) {}
 
 void ThroughputMeter::measure(StepRecord& r, Clock::time_point now) {
   ++steps_, ++steps_since_row_;
   run_tokens_ += r.tokens;
   comm_ms_since_row_ += r.comm_ms;
   times_.add(r.step_ms);
-  if (steps_ == 1) first_step_ = now;
+  if (steps_ == 1)
+    first_step_ = now;
+  else
+    flops_ += step_flops_;
   r.first = steps_ == 1;
   r.row = r.step % config_.log.every == 0 || r.step == config_.train.steps;
   r.run_tokens = run_tokens_;
@@ -59,9 +66,9 @@ void ThroughputMeter::measure(StepRecord& r, Clock::time_point now) {
   r.row_comm_ms = comm_ms_since_row_ / static_cast<double>(steps_since_row_);
   // The average includes evaluations and checkpoints. It includes the first step only while there is no other, because
   // the first step also loads kernels and records graphs.
-  const double so_far_s = std::chrono::duration<double>(now - first_step_).count();
-  const double step_s = r.first ? r.median_ms / 1e3 : so_far_s / static_cast<double>(steps_ - 1);
-  r.eta_s = step_s * static_cast<double>(config_.train.steps - r.step);
+  const double so_far_s = r.first ? r.median_ms / 1e3 : std::chrono::duration<double>(now - first_step_).count();
+  const double left = step_flops_ * static_cast<double>(stage_end_ - r.step) + later_flops_;
+  r.eta_s = so_far_s * left / (r.first ? step_flops_ : flops_);
   if (!r.row) return;
   times_.row();
   steps_since_row_ = 0;

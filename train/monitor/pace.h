@@ -39,20 +39,23 @@ class ThroughputMeter {
   // step_flops: FLOPs of a step of this rank. peak_flops: the card's peak in FLOP/s; 0: unknown. run_tokens: number of
   // tokens that the run had trained on before this process.
   ThroughputMeter(const Config&, double step_flops, double peak_flops, int64_t run_tokens);
-  // Fills in the second half of the record (see StepRecord). now: the time at which the step's result arrived.
-  // The steps from here on have these FLOPs; times of earlier ones do not count for them.
-  void stage(double step_flops) {
-    step_flops_ = step_flops;
+  // A stage of steps with these FLOPs begins, which ends after step `end`; later stages have later_flops in all. Times
+  // of earlier steps do not count for its step time.
+  void stage(double step_flops, int64_t end, double later_flops) {
+    step_flops_ = step_flops, stage_end_ = end, later_flops_ = later_flops;
     times_ = {};
   }
+  // Fills in the second half of the record (see StepRecord). now: the time at which the step's result arrived.
   void measure(StepRecord&, Clock::time_point now);
 
  private:
   const Config& config_;
-  double step_flops_;
+  double step_flops_, later_flops_ = 0;
+  int64_t stage_end_;
   const double peak_flops_;
   StepTimes times_;
   Clock::time_point first_step_;
+  double flops_ = 0;  // of the steps since the first one
   int64_t steps_ = 0, steps_since_row_ = 0, run_tokens_;
   double comm_ms_since_row_ = 0;
 };

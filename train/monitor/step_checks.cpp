@@ -37,17 +37,8 @@ std::optional<std::string> StepChecks::buckets(Telemetry& telemetry, int64_t ste
 
 void StepChecks::anomalies(Telemetry& telemetry, StepHealth health, const TrainStep::Result& result,
                            const Watchdog::Sample& sample) {
-  if (result.grads) {  // measured steps only; their zero gradients count until the next measured step
-    zero_grads_.clear();
-    const bool dense = stage_at(config_.train, health.step - 1).is_dense(health.step - 1);
-    for (size_t i = 0; i < result.grads->norm.size(); ++i) {
-      const ParamSpec& param = step_.model().params().specs()[i];
-      if (result.grads->is_zero(i) && (!dense || used_by_dense_pass(param))) zero_grads_.push_back(param.name);
-    }
-  }
   health.loss = result.loss, health.grad_norm = result.grad_norm;
   health.host_mib = sample.host_mib, health.device_mib = sample.gpu.used_mib;
-  health.zero_grads = zero_grads_;
   for (const Anomaly& anomaly : anomalies_.step(health)) {
     // All ranks find such an anomaly, so only the first rank reports it.
     if (!anomaly.of_one_rank && !comm_.first()) continue;

@@ -17,9 +17,8 @@ namespace triad {
 
 class StepChecks {
  public:
-  // longest: as in zero_by_construction (anomaly.h).
-  StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step, int64_t longest)
-      : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config, longest) {}
+  StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step)
+      : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config) {}
 
   // Writes ddp_buckets.txt, the table of gradient buckets. With log.diagnostics "buckets" every rank writes a table of
   // its own, with a row for each bucket of each step. resumed_at: rows up to this step are kept; nullopt: not a resume.
@@ -28,8 +27,8 @@ class StepChecks {
   // same on all ranks; the run must then end, because the ranks' weights would become different.
   std::optional<std::string> buckets(Telemetry&, int64_t step, const BucketTrace::Step&);
 
-  // Checks a step for anomalies. The caller fills in the StepHealth except for loss, norm, memory and zero gradients,
-  // which are added here.
+  // Checks a step for anomalies. The caller fills in the StepHealth except for loss, norm and memory, which are added
+  // here.
   void anomalies(Telemetry&, StepHealth, const TrainStep::Result&, const Watchdog::Sample&);
   void stage() { anomalies_.stage(); }  // a stage begins (train.stages)
   bool wants_stop() const { return wants_stop_; }
@@ -43,7 +42,6 @@ class StepChecks {
   TrainStep& step_;
   std::optional<AppendFile> bucket_rows_;
   AnomalyRules anomalies_;
-  std::vector<std::string> zero_grads_;  // names of the parameters whose gradient was zero in the last measured step
   bool wants_stop_ = false;
 };
 

@@ -32,7 +32,7 @@ class Telemetry {
             bool verbose);
 
   void banner(RunSummary);  // completes the summary's planned_mib and step_flops, then prints the banner
-  void stage(double step_flops) { meter_.stage(step_flops); }  // the next steps have these FLOPs, and another duration
+  void stage(double step_flops, int64_t end, double later_flops) { meter_.stage(step_flops, end, later_flops); }
   void step(StepRecord);  // completes the second half of the record, then passes it on
   void evaluation(int64_t step, double loss);
   // Writes to fallback_counters.csv the fallbacks that were counted since the last call.

@@ -151,6 +151,7 @@ void Watchdog::run() {
 
 void Watchdog::look(double now_s) {
   const Progress::Position place = progress_.position();
+  if (stage_begins_.exchange(false)) rule_.stage();
   judge(rule_.look(now_s, place), place);
   if (take_dump_request()) {
     const std::string file = dump("asked for by SIGUSR1; the run goes on", place);

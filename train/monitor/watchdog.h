@@ -33,6 +33,7 @@ class StallRule {
   double step_s() const { return now_ - step_began_; }  // time since the current step began
   std::optional<double> usual_s() const;                // median step time; nullopt in the first steps
   double hang_s(const Progress::Position&) const;
+  void stage() { step_times_.clear(); }  // steps of another duration begin (train.stages)
 
  private:
   const Config& config_;
@@ -64,6 +65,8 @@ class Watchdog {
   // Whether a slow step requests an orderly stop, which it does with log.on_anomaly stop. (A hung run is ended
   // immediately.)
   bool wants_stop() const { return wants_stop_; }
+  // Steps of another duration begin (train.stages): earlier ones do not say which are slow.
+  void stage() { stage_begins_ = true; }
 
  private:
   void run();
@@ -90,7 +93,7 @@ class Watchdog {
   int64_t pulse_step_ = -1;
   mutable std::mutex mutex_;  // guards sample_
   Sample sample_;
-  std::atomic<bool> wants_stop_ = false, stop_ = false;
+  std::atomic<bool> wants_stop_ = false, stop_ = false, stage_begins_ = false;
   std::thread thread_;  // the last member, because the thread uses all others
 };
 

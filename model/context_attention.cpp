@@ -92,7 +92,7 @@ class Exchange {
   const RowLists parts_;
 };
 
-// Ends a reduction: dk and dv, overwritten, are the sums, rounded once.
+// Ends a reduction: dk and dv, overwritten, are the sums in fp32, rounded to their dtype.
 void store(Context& ctx, Tensor dk, Tensor dv, const Coming& sums) { copy_pair(ctx, {dk, dv}, sums.finish(ctx)); }
 
 // The rows of run i of a tensor whose axis 1 is this rank's tokens.

@@ -112,8 +112,8 @@ class Comm {
   }
   std::vector<std::string> all_gather_host_text(const std::string& mine, const std::string& what);
   void barrier(const std::string& what) { all_gather_host(char{0}, what); }
-  // Sums values over the ranks, on the host. Each value must be non-zero on at most one rank, so the sum has the same
-  // bits on every rank.
+  // Sums values over the ranks, on the host. The ranks' values are added in the order of ranks, so that the sum has the
+  // same bits on every rank.
   void add(std::span<double> values, const std::string& what);
 
   // Ends a successful run; collective.

@@ -65,7 +65,7 @@ void run(Context& ctx, const char* op, std::span<const RowPair> all) {
     dispatch_gpu_float(all[0].x.dtype, [&]<class X>() {
       using Narrow = std::conditional_t<sizeof(Y) < sizeof(X), Y, X>;
       const bool vectors = std::all_of(all.begin(), all.end(), [](const RowPair& p) {
-        return all_have_vectors(kVector<Narrow>, ConstTensor(p.y), p.x);
+        return p.y.numel() == 0 || all_have_vectors(kVector<Narrow>, ConstTensor(p.y), p.x);
       });
       dispatch_vector<Narrow>(vectors, [&]<int V>() {
         Pairs<Y, X> pairs{};

@@ -30,7 +30,7 @@ OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
                                  {a["q"], a["k"], a["v"], documents_of(a)}, a["block_index"], l_sel);
   };
   set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
-  c.differences = n.T * n.Hq < 4096;  // larger cases, which test routes of the GPU, would take minutes
+  c.differences = n.T * n.Hq < 2048;  // larger cases, which test routes of the GPU, would take minutes
   c.cpu = n.B * n.T * n.Hq * (n.dk + n.dv) < 1500000;
   return c;
 }

@@ -115,6 +115,19 @@ TEST_CASE("report: a run on one self-contained page", "[report]") {
   bool hung = false;
   for (const Json& event : run["events"]) hung = hung || (event["kind"] == "hung" && event["rank"] == 1);
   CHECK(hung);
+
+  // Two ranks that share sequences train on as many tokens as one. Losses of stages are not compared.
+  CHECK(has(page, "best validation loss"));
+  Json config = read_json_file(out + "/config.json"), environment = read_json_file(out + "/env.json");
+  config["dist"]["context"] = environment["world"] = 2;
+  write_text(out + "/config.json", config.dump());
+  write_text(out + "/env.json", environment.dump());
+  CHECK(data_of(report(out)).at(0)["tokens_per_step"] == 96);
+  config["train"]["stages"] = Json::array({{{"steps", 10}}, {{"steps", 10}, {"seq_len", 24}}});
+  write_text(out + "/config.json", config.dump());
+  const std::string of_stages = report(out);
+  CHECK(data_of(of_stages).at(0)["tokens_per_step"].is_null());
+  CHECK_FALSE(has(of_stages, "best validation loss"));
 }
 
 TEST_CASE("report: two runs, their differing options and the first step with different losses", "[report]") {

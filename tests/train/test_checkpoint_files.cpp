@@ -55,6 +55,22 @@ int64_t sum(std::span<const int64_t> sizes, const ParamRange& range) {
 
 }  // namespace
 
+TEST_CASE("checkpoint files: a part has memory for the values that it holds", "[train]") {
+  Weights model(1);
+  const auto is_matrix = [](const ParamSpec& spec) { return spec.shape.rank == 2; };
+  const StatePart part(model.params(), {1, 4}, Device::cpu(), {{DType::f32}, {DType::bf16, is_matrix}, {DType::f32}});
+  const std::byte* end = nullptr;
+  for (int buffer = 0; buffer < 3; ++buffer)
+    for (int64_t i = 1; i < 4; ++i) {
+      const ParamSpec& spec = model.params().specs()[static_cast<size_t>(i)];
+      const Tensor values = part.values(buffer, i);
+      INFO(spec.name << ", buffer " << buffer);
+      CHECK(values.numel() == (buffer == 1 && !is_matrix(spec) ? 0 : spec.shape.numel()));
+      if (end != nullptr) CHECK((values.data >= end && values.data < end + kMemAlign));
+      end = values.data + values.bytes();
+    }
+}
+
 TEST_CASE("checkpoint files: tensors are divided evenly into ranges, none of them empty", "[train]") {
   const std::vector<std::vector<int64_t>> lists = {
       {5},          {1, 1, 1, 1},          {100, 1, 1, 1, 1}, {1, 1, 1, 100},

@@ -164,11 +164,13 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
     meter.measure(record, std::chrono::steady_clock::now());
     CHECK(record.mfu == Approx(want / 0.05 / 1e12));
     // The time left is that of the FLOPs left: the stage's last step, and a later stage of ten such steps.
-    meter.stage(4 * want, /*end=*/3, /*later_flops=*/40 * want);
     const auto now = std::chrono::steady_clock::now();
-    StepRecord second{.step = 2, .tokens = sequences * 48, .step_ms = 200};
-    meter.measure(second, now + std::chrono::seconds(2));
-    CHECK(second.eta_s == Approx(2 * 11).epsilon(0.01));
+    record.step = 2;
+    meter.measure(record, now + std::chrono::seconds(1));
+    meter.stage(4 * want, /*end=*/4, /*later_flops=*/40 * want);
+    record.step = 3;
+    meter.measure(record, now + std::chrono::seconds(5));
+    CHECK(record.eta_s == Approx(4 + 40).epsilon(0.01));
   }
   // A number of documents in the config is enough to plan memory, without the data; FLOPs are then a bound.
   fs::remove(folder.file("a.jsonl"));

@@ -310,7 +310,7 @@ void visit(TrainConfig& c, V&& v) {
   v("beta1", c.beta1, "AdamW: decay rate of the first moment", at_least(0).up_to(0.999999));
   v("beta2", c.beta2, "AdamW: decay rate of the second moment", at_least(0).up_to(0.99999999));
   v("eps", c.eps, "AdamW: added to the denominator", above(0));
-  v("weight_decay", c.weight_decay, "AdamW: weight decay of tensors with two or more dimensions", at_least(0));
+  v("weight_decay", c.weight_decay, "weight decay of tensors with two or more dimensions", at_least(0));
   v("grad_clip", c.grad_clip, "global gradient norm above which gradients are clipped; 0: no clipping", at_least(0));
   v("seed", c.seed, "seed of the initial weights, and of the data unless data.seed is set", at_least(0));
   v("init_from", c.init_from,

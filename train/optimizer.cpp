@@ -177,7 +177,7 @@ Tensor Optimizer::weights_of(const Parts::Part& part, const ElementRange& range)
 
 void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
                      const TrainConfig& c, int64_t step, bool dense) {
-  Update& kind = dense ? dense_ : whole_;
+  Update& scope = dense ? dense_ : whole_;
   AdamWOptions options{.lr = learning_rate(c, step),
                        .beta1 = c.beta1,
                        .beta2 = c.beta2,
@@ -198,16 +198,16 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
     });
   };
   options.weight_decay = c.weight_decay;
-  if (matrices_.size() > 0) update_matrices(ctx, kind, sums, grad_parts, grad_norm_squared, options);
+  if (matrices_.size() > 0) update_matrices(ctx, scope, sums, grad_parts, grad_norm_squared, options);
   // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
   for (size_t i = parts_.count(); i-- > 0;) {
-    for_each_of_adamw(kind, parts_[i].elements,
+    for_each_of_adamw(scope, parts_[i].elements,
                       [&](const ElementRange& range, bool decays) { update(i, range, decays ? c.weight_decay : 0); });
     if (gather_) gather_->updated(static_cast<int64_t>(i));
   }
 }
 
-void Optimizer::update_matrices(Context& ctx, Update& kind, Tensor sums, const Parts& grad_parts,
+void Optimizer::update_matrices(Context& ctx, Update& scope, Tensor sums, const Parts& grad_parts,
                                 ConstTensor grad_norm_squared, const AdamWOptions& adamw) {
   const auto tensors_of = [&](size_t i) {
     const ElementRange& range = parts_[i].elements;
@@ -219,15 +219,15 @@ void Optimizer::update_matrices(Context& ctx, Update& kind, Tensor sums, const P
                        .m = Parts::of(kept(State::exp_avg), parts_[i]),
                        .grad = Parts::of(sums, grad_parts[i]),
                        .grad_norm_squared = grad_norm_squared,
-                       .pieces = kind.muon_pieces};
+                       .pieces = scope.muon_pieces};
   };
   const MuonOptions options = {.lr = adamw.lr,
                                .weight_decay = adamw.weight_decay,
                                .grad_clip = adamw.grad_clip,
                                .step = adamw.step,
                                .seed = adamw.seed};
-  if (kind.muon_shards) return kind.muon_shards->step(ctx, tensors_of, options);
-  muon(ctx, kind.muon, tensors_of(0), options, ranks_ == nullptr ? 0 : ranks_->rank(), [&](const Tensor& parts) {
+  if (scope.muon_shards) return scope.muon_shards->step(ctx, tensors_of, options);
+  muon(ctx, scope.muon, tensors_of(0), options, ranks_ == nullptr ? 0 : ranks_->rank(), [&](const Tensor& parts) {
     ranks_->all_gather(parts, "updates of matrices");
     ranks_->join();
   });

@@ -34,7 +34,7 @@ struct LoaderOptions {
   uint64_t seed = 0;    // seed of the shuffle
   bool within = false;  // attention stays within a document: batches have bounds
   int64_t rank = 0, world = 1;
-  int64_t first_sequence = 0;  // where training begins; a resumed run passes its saved cursor()
+  int64_t first_sequence = 0;  // where training begins, in sequences of seq_len tokens
   int64_t prefetch = 4;        // number of batches that are read ahead
   double stall_s = 300;        // longest time that next() waits for a batch, s
 };

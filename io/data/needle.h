@@ -18,8 +18,8 @@ namespace triad {
 DataSplit needle_data(const NeedleTask&, double val_fraction);
 
 // A test sequence with a needle at one depth. It has `length` tokens and ends in the questions with their answers, but
-// for the last token of the last answer. Depth 0 is the sequence's first token, depth 1 the last position before the
-// questions that has room. At `depth` is what the first question is about:
+// for the last token of the last answer. Depth 0 is the position after the token that begins the sequence, depth 1 the
+// last position before the questions that has room. At `depth` is what the first question is about:
 //   keys, queries  the key's first occurrence,
 //   variables      the assignment of the value; the chain's other assignments follow in order, at random positions,
 //   counting       the key's first occurrence; the others follow at random positions,

@@ -14,8 +14,8 @@ namespace triad {
 inline constexpr const char* kPositionsCsv = "positions.csv";
 
 // Losses of the predictions of a source that is evaluated in rows of seq_len tokens, which begin at its multiples. A
-// prediction's position is the number of tokens before it that the model sees: those of its row, and if attention stays
-// within documents, those of its document in this row.
+// prediction's position is that of the last token that the model has read for it, counted from 0 at the beginning of
+// its row, or if attention stays within documents, at the beginning of its document in this row.
 class PositionLosses {
  public:
   // within: the documents that attention stays within, or null.

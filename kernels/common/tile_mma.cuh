@@ -9,7 +9,7 @@
 
 namespace triad::cuda {
 
-inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // warps and threads of every CTA that uses these tiles
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // warps and threads of most CTAs that use these tiles
 inline constexpr int kDepth = 64;  // inner dimensions are padded with zeros to a multiple of this
 
 template <class T>
@@ -35,17 +35,17 @@ struct View {
   }
 };
 
-// Loads kRows rows of the view into a tile, by all threads of the CTA. source(r) returns the first element of row r, or
-// nullptr for a row of zeros. Columns from the view's width up to `padded` become zeros. Asynchronous (cp.async) if the
-// view's rows are aligned.
-template <int kRows, class T, class Source>
+// Loads kRows rows of the view into a tile, by all kCtaThreads threads of the CTA. source(r) returns the first element
+// of row r, or nullptr for a row of zeros. Columns from the view's width up to `padded` become zeros. Asynchronous
+// (cp.async) if the view's rows are aligned.
+template <int kRows, int kCtaThreads = kThreads, class T, class Source>
 __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const View<const T>& view, Source source) {
   if (view.vector) {
     constexpr int kCopy = 16 / sizeof(T), kLanes = 8;  // 8 lanes copy 128 bytes of a row
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
-    for (int i = 0; i < kRows * kLanes / kThreads; ++i) {
-      const int r = threadIdx.x / kLanes + i * (kThreads / kLanes);
+    for (int i = 0; i < kRows * kLanes / kCtaThreads; ++i) {
+      const int r = threadIdx.x / kLanes + i * (kCtaThreads / kLanes);
       const T* from = source(r);
       for (int c = lane * kCopy; c < padded; c += kLanes * kCopy) {
         const int valid = from == nullptr ? 0 : max(0, min(kCopy, view.width - c));
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const
       }
     }
   } else {
-    for (int r = threadIdx.x / 32; r < kRows; r += kWarps) {
+    for (int r = threadIdx.x / 32; r < kRows; r += kCtaThreads / 32) {
       const T* from = source(r);
       for (int c = threadIdx.x % 32; c < padded; c += 32)
         tile[r * stride + c] = from != nullptr && c < view.width ? from[c] : from_float<T>(0.0f);

@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "kernels/common/launch_pdl.cuh"
+#include "kernels/common/shared_limits.h"
 #include "kernels/decode/decode.cuh"
 #include "kernels/nsa/gpu/gate.cuh"
 
@@ -33,26 +34,30 @@ struct GateKernelOptions {
   __host__ __device__ bool computed() const { return force < 0 && !uniform; }
 };
 
-// Shared memory of the gate: the MLP's weights, the mean query and the hidden layer.
-template <class T>
+// Shared memory of the gate: the MLP's weights, the mean query and the hidden layer. Without kHoldsFc1, for cards on
+// which fc1's matrix does not fit, it stays in global memory.
+template <class T, bool kHoldsFc1>
 struct GateMemory {
   float *fc1_w, *fc1_b, *fc2_w, *fc2_b, *mean, *hidden;
+  __host__ __device__ static int weight_floats(const GateMlp<T>& mlp) {
+    return kHoldsFc1 ? mlp.weight_floats() : mlp.weight_floats_without_fc1();
+  }
   __host__ __device__ static int floats(const GateMlp<T>& mlp) {
-    return mlp.weight_floats() + mlp.padded_width() + mlp.padded_hidden();
+    return weight_floats(mlp) + mlp.padded_width() + mlp.padded_hidden();
   }
   __device__ GateMemory(float* memory, const GateMlp<T>& mlp)
       : fc1_w(memory),
-        fc1_b(fc1_w + mlp.hidden * mlp.fc1_row()),
+        fc1_b(fc1_w + (kHoldsFc1 ? mlp.hidden * mlp.fc1_row() : 0)),
         fc2_w(fc1_b + mlp.hidden),
         fc2_b(fc2_w + 3 * mlp.hidden),
-        mean(memory + mlp.weight_floats()),
+        mean(memory + weight_floats(mlp)),
         hidden(mean + mlp.padded_width()) {}
 };
-template <class T>
-__device__ void load_gate_weights(const GateMlp<T>& mlp, const GateMemory<T>& memory) {
+template <class T, bool kHoldsFc1>
+__device__ void load_gate_weights(const GateMlp<T>& mlp, const GateMemory<T, kHoldsFc1>& memory) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 4
-  for (int row = warp; row < mlp.hidden; row += kBranchThreads / 32)
+  for (int row = warp; kHoldsFc1 && row < mlp.hidden; row += kBranchThreads / 32)
 #pragma unroll 2
     for (int j = lane; j < mlp.width; j += 32)
       memory.fc1_w[row * mlp.fc1_row() + j] = to_float(mlp.fc1_w[row * mlp.fc1_stride + j]);
@@ -64,9 +69,9 @@ __device__ void load_gate_weights(const GateMlp<T>& mlp, const GateMemory<T>& me
   }
   if (threadIdx.x < 3) memory.fc2_b[threadIdx.x] = to_float(mlp.fc2_b[threadIdx.x]);
 }
-template <class T>
+template <class T, bool kHoldsFc1>
 __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& o,
-                        const GateMemory<T>& memory, int b, int g) {
+                        const GateMemory<T, kHoldsFc1>& memory, int b, int g) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (o.computed()) {
     const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
@@ -86,7 +91,9 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
       if (j < mlp.hidden)
 #pragma unroll 4
         for (int i = threadIdx.x % kLanes; i < mlp.width; i += kLanes)
-          sum = fmaf(memory.mean[i], memory.fc1_w[j * mlp.fc1_row() + i], sum);
+          sum =
+              fmaf(memory.mean[i],
+                   kHoldsFc1 ? memory.fc1_w[j * mlp.fc1_row() + i] : to_float(mlp.fc1_w[j * mlp.fc1_stride + i]), sum);
       sum = warp_sum<kLanes>(sum);
       if (j < mlp.hidden && threadIdx.x % kLanes == 0) {
         const float pre = sum + memory.fc1_b[j];
@@ -124,12 +131,12 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
 
 // ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window branch, then the gate ----
 
-template <class T, int V, int kHeads>
+template <class T, int V, int kHeads, bool kHoldsFc1>
 __global__ void __launch_bounds__(kBranchThreads, 2)
     decode_branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   const bool gates = static_cast<int>(blockIdx.x) == a.chunks[0] + a.chunks[2];
-  const GateMemory<T> gate_memory(shared, mlp);
+  const GateMemory<T, kHoldsFc1> gate_memory(shared, mlp);
   if (gates && gate_options.computed())
     load_gate_weights(mlp, gate_memory);  // before pdl_wait(), since the previous kernel does not write weights
   pdl_wait();
@@ -146,12 +153,13 @@ __global__ void __launch_bounds__(kBranchThreads, 2)
       a, memory, branch, chunk, b, g, count, [&](int i) { return first + i; }, scores, a.rows[0]);
 }
 
-template <class T, int V, int kHeads>
+template <class T, int V, int kHeads, bool kHoldsFc1 = true>
 void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& gate) {
-  const int floats = std::max(BranchChunk<kHeads>::floats(a.G, a.dk), gate.computed() ? GateMemory<T>::floats(mlp) : 0);
+  const int floats =
+      std::max(BranchChunk<kHeads>::floats(a.G, a.dk), gate.computed() ? GateMemory<T, kHoldsFc1>::floats(mlp) : 0);
   const dim3 grid(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + 1), static_cast<unsigned>(a.Hkv),
                   static_cast<unsigned>(a.B));
-  launch_pdl(ctx, "nsa_decode branches", decode_branches_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),
+  launch_pdl(ctx, "nsa_decode branches", decode_branches_kernel<T, V, kHeads, kHoldsFc1>, grid, dim3(kBranchThreads),
              sizeof(float) * static_cast<size_t>(floats), a, mlp, gate);
 }
 
@@ -159,7 +167,10 @@ void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, co
 template <class T>
 void launch_branches(Context& ctx, const Decode<T>& a, bool vectors, const GateMlp<T>& mlp,
                      const GateKernelOptions& gate) {
-  if (!vectors)
+  const int64_t gate_bytes = gate.computed() ? GateMemory<T, true>::floats(mlp) * int64_t{sizeof(float)} : 0;
+  if (gate_bytes > shared_limits(ctx).cta_bytes)
+    launch_branches<T, 1, 2, false>(ctx, a, mlp, gate);
+  else if (!vectors)
     launch_branches<T, 1, 2>(ctx, a, mlp, gate);
   else if (a.G <= 2)
     launch_branches<T, kVector<T>, 2>(ctx, a, mlp, gate);

@@ -1,4 +1,5 @@
 // Cases of decoding over caches that contain random rows. There is no backward.
+#include "kernels/common/small_card_case.h"
 #include "kernels/decode/decode.h"
 #include "kernels/nsa/nsa_cases.h"
 #include "kernels/nsa/route.h"
@@ -99,6 +100,7 @@ std::vector<OpCase> decode_cases() {
       any_card_case(decode_case("ragged", {4, 90, 6, 2, 10, 6}, {31, 32, 77, 89}, config(8, 4, 8, 4, 12))),
       any_card_case(decode_case("900_G1", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70))),
       any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
+      small_card_case(decode_case("300_256_G3", {1, 300, 3, 1, 256, 256}, {299}, config(32, 16, 64, 4, 70))),
       any_card_case(dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460})),
       dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460}),
       dense_case("20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}),  // 256 keys per CTA

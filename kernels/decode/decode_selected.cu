@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "kernels/common/launch_cluster.cuh"
+#include "kernels/common/shared_limits.h"
 #include "kernels/decode/decode.cuh"
 #include "kernels/nsa/selection_rule.h"
 
@@ -244,6 +245,7 @@ void launch_for(Context& ctx, const Decode<T>& a) {
   const size_t tile = sizeof(float) * static_cast<size_t>(a.tile_blocks * ceil_div(a.l_sel, a.d) + ceil_div(a.l, a.d));
   const size_t select = sizeof(SelectMemory) + tile;
   const size_t all = sizeof(float) * static_cast<size_t>(chunk_floats<kHeads>(a.G, a.dk)) + select;
+  check_shared(ctx, "nsa_decode", static_cast<int64_t>(all), "{} heads a group of dk = {}", a.G, a.dk);
   if (ctx.may_use_sm90())
     return launch_cluster_pdl(ctx, "nsa_decode selected", decode_selected_kernel<T, V, kHeads, true>, grid, block, all,
                               a);

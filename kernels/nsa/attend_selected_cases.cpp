@@ -1,6 +1,7 @@
 // Cases of the selected branch, on random lists of the form that nsa_select writes.
 #include <algorithm>
 
+#include "kernels/common/small_card_case.h"
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
@@ -191,6 +192,11 @@ std::vector<OpCase> attend_selected_cases() {
   cases.back().bench = true;
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // CompactTile, whose kernel for dk and dv reads the lists of tokens from global memory.
+  cases.push_back(small_card_case(selected_case("300_l64_n3_128x128", {1, 300, 300, 6, 2, 128, 128}, 3, 64)));
+  cases.push_back(small_card_case(selected_case("111_l24_n3_192x128", {1, 111, 111, 2, 2, 192, 128}, 3, 24)));
+  cases.push_back(
+      small_card_case(selected_case("150_l16_n5_256x250_G40", {1, 150, 150, 40, 1, 256, 250}, 5, 16, nullptr, 8)));
   return cases;
 }
 

@@ -1,4 +1,5 @@
 // Cases of the window branch.
+#include "kernels/common/small_card_case.h"
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
@@ -81,6 +82,11 @@ std::vector<OpCase> attend_window_cases() {
     cases[i].backward = nullptr, cases[i].f32_tolerance = 1e-3;
   cases.back().bench = true;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // CompactTile: in f32 the kernels for dk and dv, for dq too, and for all three; in bf16 that for dk and dv of the
+  // last.
+  cases.push_back(small_card_case(window_case("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));
+  cases.push_back(small_card_case(window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40, 1.0, 8)));
+  cases.push_back(small_card_case(window_case("2x131_w64_256x250_G5", {2, 131, 131, 5, 1, 256, 250}, 64)));
   return cases;
 }
 

@@ -1,5 +1,5 @@
 // Cases of the gates and of the gated sum.
-#include "kernels/common/op_case.h"
+#include "kernels/common/small_card_case.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/ops/rope.h"
 
@@ -96,6 +96,7 @@ std::vector<OpCase> gate_cases() {
       gate_case("sigmoid_300_128", {1, 300, 16, 1, 128}, {.kind = GateKind::sigmoid, .temperature = 0.6}, 8),
       gate_case("force_sel", {1, 9, 4, 2, 8}, {.force = Branch::sel}),
       gate_case("uniform", {1, 9, 4, 2, 8}, {.uniform = true}),
+      small_card_case(gate_case("softmax_2x31_250", {2, 31, 6, 2, 250}, {})),  // fc1 in global memory
       combine_case("combine_1x1", {1, 1, 1, 1, 4}),
       combine_case("combine_2x33_strided", {2, 33, 6, 2, 64}, 8),
       combine_case("combine_65_100", {1, 65, 16, 1, 100}),

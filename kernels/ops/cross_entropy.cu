@@ -15,6 +15,7 @@
 
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/ptx.cuh"
+#include "kernels/common/shared_limits.h"
 #include "kernels/ops/cross_entropy.h"
 
 namespace triad::cuda {
@@ -271,11 +272,11 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
 }
 
 // How many rows of logits fit into an SM's shared memory, at most 2; 0 if a row is too long or not aligned.
-int resident_rows(ConstTensor logits) {
-  constexpr int64_t kSharedBytes = 227 * 1024 - sizeof(WarpSums<kResidentWarps>[2]);
+int resident_rows(const Context& ctx, ConstTensor logits) {
+  const int64_t shared_bytes = shared_limits(ctx).cta_bytes - sizeof(WarpSums<kResidentWarps>[2]);
   const int64_t row_bytes = logits.size(1) * size_of(logits.dtype);
   if (!has_vectors(logits, 16 / static_cast<int>(size_of(logits.dtype)))) return 0;
-  return static_cast<int>(std::min<int64_t>(2, kSharedBytes / row_bytes));
+  return static_cast<int>(std::min<int64_t>(2, shared_bytes / row_bytes));
 }
 
 }  // namespace
@@ -304,7 +305,8 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
 
 void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
                                     int64_t vocab, LossScale scale) {
-  const int buffers = has_vectors(dlogits, 16 / static_cast<int>(size_of(dlogits.dtype))) ? resident_rows(logits) : 0;
+  const bool aligned = has_vectors(dlogits, 16 / static_cast<int>(size_of(dlogits.dtype)));
+  const int buffers = aligned ? resident_rows(ctx, logits) : 0;
   Scratch::Scope scope(ctx.scratch);  // allocated in either case, since a plan does not know the alignment
   const Tensor row_lse = scope.alloc(DType::f32, loss.shape());
   if (buffers == 0) {

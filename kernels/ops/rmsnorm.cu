@@ -5,12 +5,13 @@
 //   backward  Moves 3: dy, x in, dx out (5 in a layer, with dresidual in and y out). dw sums over all rows: each warp
 //             keeps the sum of its rows, in registers if they suffice, otherwise in its own part of shared memory. A
 //             CTA adds its warps in order and writes one slice to scratch; partials.cuh adds the slices in order. Two
-//             persistent CTAs per SM loop over the rows, so there are few slices. In shared memory a CTA has 108 KiB
-//             for sums: 8 warps up to C = 3,456, fewer beyond, one up to C = 58,000.
+//             persistent CTAs per SM loop over the rows, so there are few slices. In shared memory of Hopper a CTA has
+//             108 KiB for sums: 8 warps up to C = 3,456, fewer beyond, one up to C = 58,000. Other cards have less.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/partials.cuh"
+#include "kernels/common/shared_limits.h"
 #include "kernels/ops/rmsnorm.h"
 
 namespace triad::cuda {
@@ -18,7 +19,7 @@ namespace {
 
 constexpr int kMaxWarps = 8;
 constexpr int kCtasPerSm = 2;              // resident CTAs per SM in backward
-constexpr int64_t kSumBytes = 108 * 1024;  // bytes of sums per CTA, so that two CTAs fit into the 227 KiB of an SM
+constexpr int64_t kSumBytes = 108 * 1024;  // bytes of sums per CTA, at most
 constexpr int kHeld = 3;                   // vectors of a row that a lane keeps in registers
 constexpr int kForwardRows = 2;            // rows per warp, whose loads are in flight together
 
@@ -310,7 +311,9 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w,
                       ConstTensor rrms, ConstTensor dresidual, Tensor y) {
   const int64_t N = x.size(0), C = x.size(1), row_bytes = C * static_cast<int64_t>(sizeof(float));
-  const int64_t warps = std::clamp<int64_t>(kSumBytes / row_bytes, 1, kMaxWarps);
+  const int64_t sum_bytes = std::min(kSumBytes, shared_limits(ctx).of_each(kCtasPerSm));
+  const int64_t warps = std::clamp<int64_t>(sum_bytes / row_bytes, 1, kMaxWarps);
+  check_shared(ctx, "rmsnorm_backward", warps * row_bytes, "rows of {} elements", C);
   const int64_t ctas = std::min<int64_t>(ceil_div(N, warps), int64_t{kCtasPerSm} * ctx.num_sms);
   Scratch::Scope scope(ctx.scratch);
   const Tensor slices = scope.alloc(DType::f32, {ctas, C});

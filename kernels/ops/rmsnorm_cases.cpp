@@ -1,5 +1,5 @@
 // Cases of RMSNorm, without and with the gradient of the residual connection around it.
-#include "kernels/common/op_case.h"
+#include "kernels/common/small_card_case.h"
 #include "kernels/ops/rmsnorm.h"
 
 namespace triad {
@@ -55,6 +55,7 @@ std::vector<OpCase> rmsnorm_cases() {
           rmsnorm_case({"300x768", 300, 768, true}),
           rmsnorm_case({"9x1500", 9, 1500}),
           rmsnorm_case({"5x4104", 5, 4104, true}),
+          small_card_case(rmsnorm_case({"50x5120", 50, 5120, true})),
           rmsnorm_case({"32768x768", 32768, 768, false, 0, true}),
           rmsnorm_case({"32768x768, in a layer", 32768, 768, true, 0, true})};
 }

@@ -1,6 +1,7 @@
-// Shared by the attention kernels: kernel arguments, tile shapes, and the plan of the portable kernels' shared memory.
-// There are two kinds of portable kernels. For forward and dq (nsa/gpu/fwd_dq.cuh) a CTA keeps 64 query rows and
-// iterates over key tiles. For dk and dv (nsa/gpu/dkdv.cu) a CTA keeps 64 keys and iterates over query rows.
+// Shared by the attention kernels: kernel arguments, and the dispatch over the portable kernels' tile shapes
+// (nsa/gpu/portable_tiles.h). There are two kinds of portable kernels. For forward and dq (nsa/gpu/fwd_dq.cuh) a CTA
+// keeps 64 query rows and iterates over key tiles. For dk and dv (nsa/gpu/dkdv.cu) a CTA keeps 64 keys and iterates
+// over query rows. CompactTile halves both numbers.
 //
 // The query rows (t, h) of one sequence and group are flattened to i = t * G + h. A tile of 64 rows is then full for
 // any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x /
@@ -11,6 +12,7 @@
 
 #include "kernels/common/tile_mma.cuh"
 #include "kernels/nsa/gpu/branch.cuh"
+#include "kernels/nsa/gpu/portable_tiles.h"
 
 namespace triad::cuda {
 
@@ -21,24 +23,13 @@ struct KeyTile {
   uint64_t token_mask;
 };
 
-// The tile shapes. kColumns is the number of output columns per CTA (columns of o, dq, or dk and dv), kKeys the number
-// of keys per step (in the kernel for dk and dv: query rows per step). Heads of up to 64 use SmallHeadTile. Larger
-// heads use LargeHeadTile, with one CTA for each 128 output columns; each of these CTAs recomputes the scores. In
-// forward, at heads of kColumns, a warp issues 64 mma.m16n8k16 per step with either shape, and keeps its sums in
-// registers.
-struct SmallHeadTile {
-  static constexpr int kColumns = 64, kKeys = 64;
-};
-struct LargeHeadTile {
-  static constexpr int kColumns = 128, kKeys = 32;
-};
 // The number of resident CTAs per SM that a kernel declares in __launch_bounds__, which limits its registers:
 // small_heads or large_heads, by tile shape, in bf16. In f32 it is 1: shared memory holds only one or two CTAs.
 template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
 }
-inline constexpr int kRows = 16 * kWarps;  // query rows per CTA; in nsa/gpu/dkdv.cu keys per CTA
+inline constexpr int kRows = 16 * kWarps;  // rows of a tile: query rows, or keys for dk and dv; half in CompactTile
 
 // Returns ds = p * (dp - delta), the gradient of one score. If p is 1 up to rounding, the row has no weight on other
 // keys, and ds is exactly 0 in real numbers. In f32 the result is therefore set to 0, since dp - delta would leave a
@@ -95,9 +86,9 @@ View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>
   return v;
 }
 
-// The kernel arguments of a call; plan_shared() sets the stages. Throws if a kernel's 31-bit indices would overflow.
+// The kernel arguments of a call. Throws if a kernel's 31-bit indices would overflow.
 template <class T>
-Attend<T> make_attend(const char* op, const AttendIn& in) {
+Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
   const int64_t T_ = end_token(in), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
   TRIAD_CHECK(T_ * heads < (int64_t{1} << 31) - kRows, "{}: T = {} times {} heads does not fit 31 bits", op, T_, heads);
   TRIAD_CHECK(batch * groups < 65536, "{}: B = {} times Hkv = {} exceeds 65535", op, batch, groups);
@@ -111,32 +102,27 @@ Attend<T> make_attend(const char* op, const AttendIn& in) {
           static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk))),
           round_up(dk, kDepth),
           round_up(dv, kDepth),
-          1,
+          stages,
           static_cast<int>(first_token(in))};
 }
 
-// Plans the shared memory of a kernel: sets a.stages to 2 (double buffering) if two CTAs per SM then still fit, else to
-// 1, and returns the bytes per CTA, fixed_bytes + a.stages * stage_bytes. Throws if one stage does not fit.
-template <class T>
-int64_t plan_shared(const char* op, Attend<T>& a, int64_t fixed_bytes, int64_t stage_bytes) {
-  // Bytes that each of two CTAs, or one CTA, can use on an SM with 228 KiB, of which CUDA reserves 1 KiB per CTA.
-  constexpr int64_t kHalf = 113 * 1024, kAll = 227 * 1024;
-  a.stages = fixed_bytes + 2 * stage_bytes <= kHalf ? 2 : 1;
-  const int64_t bytes = fixed_bytes + a.stages * stage_bytes;
-  TRIAD_CHECK(bytes <= kAll, "{}: heads of dk = {}, dv = {} in {} need {} bytes of shared memory; a CTA has {}", op,
-              a.q.width, a.v.width, name_of(dtype_of<T>), bytes, kAll);
-  return bytes;
-}
-
-// Calls f.template operator()<T, Tile>() with the element type of q and the tile shape for the head widths.
+// Calls f.template operator()<T, Tile>(plan) with the element type of q, and the tile shape and plan for the problem
+// and the card. listed_tokens: as in TileProblem. Throws if no tile fits into the card's shared memory.
 template <class F>
-void dispatch_attend(const AttendIn& in, F&& f) {
-  const bool small_heads = std::max(in.q.size(3), in.v.size(3)) <= SmallHeadTile::kColumns;
+void dispatch_attend(const Context& ctx, const char* op, PortableKernel kernel, const AttendIn& in,
+                     int64_t listed_tokens, F&& f) {
+  const int64_t dk = in.q.size(3), dv = in.v.size(3);
+  const TilePlan plan = choose_tile(kernel, {size_of(in.q.dtype), dk, dv, listed_tokens}, shared_limits(ctx));
+  check_shared(ctx, op, plan.bytes, "heads of dk = {}, dv = {} in {}", dk, dv, name_of(in.q.dtype));
   dispatch_gpu_float(in.q.dtype, [&]<class T>() {
-    if (small_heads)
-      f.template operator()<T, SmallHeadTile>();
-    else
-      f.template operator()<T, LargeHeadTile>();
+    switch (plan.shape) {
+      case TileShape::small_heads:
+        return f.template operator()<T, SmallHeadTile>(plan);
+      case TileShape::large_heads:
+        return f.template operator()<T, LargeHeadTile>(plan);
+      case TileShape::compact:
+        return f.template operator()<T, CompactTile>(plan);
+    }
   });
 }
 

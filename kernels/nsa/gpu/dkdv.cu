@@ -33,42 +33,49 @@ struct RowStats {
   int2 range[kCount];  // the row sees the keys [x, y)
 };
 
-// Computes one piece of work (KeyWork) for one tile of 64 keys and kColumns output columns. Grid: x the piece, y the
-// sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory: k [64][dk], v [64][dv],
-// in the selected branch the piece's tokens [kWorkTokens]; per stage q [rows][dk], dout [rows][dv] and RowStats.
+// Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
+// sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory: k [keys][dk], v
+// [keys][dv], in the selected branch the piece's tokens [kWorkTokens] (not in CompactTile); per stage q [rows][dk],
+// dout [rows][dv] and RowStats.
 template <class T, class Tile>
-__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
+__global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
   constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // rows per step; output columns of this CTA
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
-  const int parts_z = ceil_div(a.list.block_keys, kRows);  // tiles of 64 keys per block
+  const int parts_z = ceil_div(a.list.block_keys, Tile::kRows);  // tiles of keys per block
   const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
   const DocumentRange range(a.range, b);
   const KeyWork work =
       find_work(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y, a.in.first_token);
   if (work.count < 0) return;
   const int2 block_keys = keys_of_block(a.list, a.range, b, work.block);
-  const int key0 = block_keys.x + key_tile * kRows, key_end = min(block_keys.y, key0 + kRows);
+  const int key0 = block_keys.x + key_tile * Tile::kRows, key_end = min(block_keys.y, key0 + Tile::kRows);
   if (key0 >= key_end) return;
 
   T* k = reinterpret_cast<T*>(dynamic_shared());
-  T* v = k + kRows * stride_k;
-  int* listed = reinterpret_cast<int*>(v + kRows * stride_v);
+  T* v = k + Tile::kRows * stride_k;
+  int* held = reinterpret_cast<int*>(v + Tile::kRows * stride_v);
   const bool is_listed = a.list.tokens != nullptr;
-  unsigned char* stages = reinterpret_cast<unsigned char*>(listed + (is_listed ? kWorkTokens : 0));
+  unsigned char* stages = reinterpret_cast<unsigned char*>(held + (is_listed && Tile::kHoldsTokens ? kWorkTokens : 0));
   const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(RowStats<kCount>);
   const auto load_keys = [&](T* to, int stride, int depth, const View<const T>& view) {
-    load_rows<kRows>(to, stride, depth, view,
-                     [&](int r) -> const T* { return key0 + r < key_end ? view.at(b, key0 + r, g) : nullptr; });
+    load_rows<Tile::kRows, Tile::kThreads>(to, stride, depth, view, [&](int r) -> const T* {
+      return key0 + r < key_end ? view.at(b, key0 + r, g) : nullptr;
+    });
   };
   load_keys(k, stride_k, depth_k, a.in.k);
   load_keys(v, stride_v, depth_v, a.in.v);
+  const int* listed = held;  // the piece's tokens, in the selected branch
   if (is_listed) {
     const int* tokens = a.list.tokens + blockIdx.y * a.list.tokens_stride + work.first;
-    for (int i = threadIdx.x; i < work.count; i += kThreads) listed[i] = tokens[i];
-    __syncthreads();
+    if constexpr (Tile::kHoldsTokens) {
+      for (int i = threadIdx.x; i < work.count; i += Tile::kThreads) held[i] = tokens[i];
+      __syncthreads();
+    } else {
+      listed = tokens;
+    }
   }
   const int G = a.in.heads.value(), rows = work.count * G;
   const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
@@ -78,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
     T* dout = q + kCount * stride_k;
     auto* stats = reinterpret_cast<RowStats<kCount>*>(dout + kCount * stride_v);
     const auto load_query = [&](T* to, int stride, int depth, const View<const T>& view) {
-      load_rows<kCount>(to, stride, depth, view, [&](int r) -> const T* {
+      load_rows<kCount, Tile::kThreads>(to, stride, depth, view, [&](int r) -> const T* {
         if (row0 + r >= rows) return nullptr;
         const int i = a.in.heads.quotient(row0 + r);
         return view.at(b, token_of(i), g * G + row0 + r - i * G);
@@ -203,24 +210,22 @@ __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView
 void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                    const KeyRange& range, const KeyWorkList& list) {
   const auto sequences_and_groups = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
-  dispatch_attend(in, [&]<class T, class Tile>() {
-    DkdvArgs<T> a{make_attend<T>(op, in),
-                  make_query_view<const T>(in, grad.dout),
-                  make_query_view<const float>(in, grad.lse),
-                  make_query_view<const float>(in, grad.delta),
-                  make_query_view<const float>(in, grad.gate),
-                  make_grad_view(out.dk),
-                  make_grad_view(out.dv),
-                  range,
-                  list};
-    const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
-    const int64_t listed_bytes = list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0;
-    const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes + listed_bytes,
-                                      Tile::kKeys * row_bytes + sizeof(RowStats<Tile::kKeys>));
+  const int64_t listed_tokens = list.tokens != nullptr ? kWorkTokens : 0;
+  dispatch_attend(ctx, op, PortableKernel::dkdv, in, listed_tokens, [&]<class T, class Tile>(const TilePlan& plan) {
+    static_assert(sizeof(RowStats<Tile::kKeys>) == Tile::kKeys * kRowStatsBytes);
+    const DkdvArgs<T> a{make_attend<T>(op, in, plan.stages),
+                        make_query_view<const T>(in, grad.dout),
+                        make_query_view<const float>(in, grad.lse),
+                        make_query_view<const float>(in, grad.delta),
+                        make_query_view<const float>(in, grad.gate),
+                        make_grad_view(out.dk),
+                        make_grad_view(out.dv),
+                        range,
+                        list};
     const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
-    const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, kRows));
-    launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth), dim3(kThreads),
-           bytes, a);
+    const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, Tile::kRows));
+    launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth),
+           dim3(Tile::kThreads), plan.bytes, a);
   });
   if (list.partial == nullptr) return;
   const dim3 grid(list.blocks, sequences_and_groups, ceil_div(list.block_keys, kMergeKeys));

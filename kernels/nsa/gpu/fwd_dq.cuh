@@ -1,6 +1,6 @@
-// The portable attention kernels for forward and for dq. A CTA keeps 64 query rows of one sequence and group, 16 per
-// warp, and iterates over the key tiles that any of its tokens sees. The template parameter Keys describes which keys
-// these are (RangeKeys below, or SelectedKeys) and enumerates these tiles:
+// The portable attention kernels for forward and for dq. A CTA keeps the query rows of one tile (64; 32 in CompactTile)
+// of one sequence and group, 16 per warp, and iterates over the key tiles that any of its tokens sees. The template
+// parameter Keys describes which keys these are (RangeKeys below, or SelectedKeys) and enumerates these tiles:
 //   keys.range                    the keys that each token sees, regardless of block lists (KeyRange)
 //   Keys::Walk walk(keys, rows)   an iterator over the key tiles of a RowTile, in ascending order; one in each thread
 //   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
@@ -18,18 +18,18 @@
 namespace triad::cuda {
 namespace {
 
-// The query rows of a CTA: rows [first, first + kRows) of sequence b and group g, each numbered t * G + h. The last
-// tile may extend past `rows`, the number of rows of the sequence and group.
+// The query rows of a CTA: rows [first, first + tile_rows) of sequence b and group g, each numbered t * G + h. The
+// last tile may extend past `rows`, the number of rows of the sequence and group.
 struct RowTile {
   int b, g, first, rows, first_token, last_token;
   template <class T>
-  __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group)
+  __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group, int tile_rows = kRows)
       : b(sequence_and_group / a.groups),
         g(sequence_and_group % a.groups),
-        first(a.first_token * a.heads.value() + tile * kRows),
+        first(a.first_token * a.heads.value() + tile * tile_rows),
         rows(a.tokens * a.heads.value()),
         first_token(a.heads.quotient(first)),
-        last_token(a.heads.quotient(min(first + kRows, rows) - 1)) {}
+        last_token(a.heads.quotient(min(first + tile_rows, rows) - 1)) {}
 };
 
 // The two query rows of a lane, in mma fragments: rows lane/4 and lane/4 + 8 of its warp's 16 rows.
@@ -86,23 +86,23 @@ struct RowMask {
 
 // Loads the CTA's rows of q or dout into shared memory, as rows of `padded` columns that are `stride` elements apart.
 // Rows past the last one, and columns past the width, become zeros.
-template <class T>
+template <class Tile, class T>
 __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, const View<const T>& view,
                                                 const Attend<T>& a, const RowTile& tile) {
-  load_rows<kRows>(to, stride, padded, view, [&](int r) -> const T* {
+  load_rows<Tile::kRows, Tile::kThreads>(to, stride, padded, view, [&](int r) -> const T* {
     const int row = tile.first + r, t = a.heads.quotient(row), G = a.heads.value();
     return row < tile.rows ? view.at(tile.b, t, tile.g * G + row - t * G) : nullptr;
   });
 }
 
 // Loads the keys or the values of a key tile into shared memory; otherwise as load_query_rows.
-template <int kKeys, class T>
+template <class Tile, class T>
 __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, const View<const T>& view,
                                               const RowTile& rows, const KeyTile& tile) {
   const T* first = view.at(rows.b, tile.first, rows.g);
   const int count = tile.end - tile.first;
-  load_rows<kKeys>(to, stride, padded, view,
-                   [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
+  load_rows<Tile::kKeys, Tile::kThreads>(to, stride, padded, view,
+                                         [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
 template <class T>
@@ -113,21 +113,21 @@ struct ForwardArgs {
 };
 
 // Forward. Grid: x the row tile, y the sequence and group, z the chunk of kColumns columns of o. Shared memory: q
-// [64][dk]; per stage k [keys][dk] and v [keys][kColumns].
+// [rows][dk]; per stage k [keys][dk] and v [keys][kColumns].
 template <class T, class Tile, class Keys>
-__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
+__global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
     fwd_portable_kernel(const ForwardArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns, kStrideV = tile_stride<T>(kColumns);
   const int depth = padded_depth<Tile>(a.in.depth_k), stride = padded_stride<T, Tile>(a.in.depth_k);
   const int column0 = blockIdx.z * kColumns;
   // The CTAs of the last rows, which see the most keys, start first.
-  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);
+  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y, Tile::kRows);
   const LaneRows rows(a.in, tile, DocumentRange(keys.range, tile.b));
 
   T* q = reinterpret_cast<T*>(dynamic_shared());
-  T* stages = q + kRows * stride;
+  T* stages = q + Tile::kRows * stride;
   const int stage_size = kKeys * (stride + kStrideV);
-  load_query_rows(q, stride, depth, a.in.q, a.in, tile);
+  load_query_rows<Tile>(q, stride, depth, a.in.q, a.in, tile);
 
   float out[kColumns / 8][4] = {};
   float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: over the keys of this lane only
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
       a.in.stages, [&](KeyTile& next) { return walk.next(next, kKeys); },
       [&](const KeyTile& next, int stage) {
         T* k = stages + stage * stage_size;
-        load_key_rows<kKeys>(k, stride, depth, a.in.k, tile, next);
-        load_key_rows<kKeys>(k + kKeys * stride, kStrideV, kColumns, v_columns, tile, next);
+        load_key_rows<Tile>(k, stride, depth, a.in.k, tile, next);
+        load_key_rows<Tile>(k + kKeys * stride, kStrideV, kColumns, v_columns, tile, next);
       },
       [&](const KeyTile& now, int stage) {
         const RowMask<kKeys> mask(rows, now);
@@ -194,23 +194,23 @@ struct DqArgs {
 };
 
 // The part of backward that computes dq, which is added to. Grid: x the row tile, y the sequence and group, z the chunk
-// of kColumns columns of dq. Shared memory: q [64][dk], dout [64][dv]; per stage k [keys][dk] and v [keys][dv].
+// of kColumns columns of dq. Shared memory: q [rows][dk], dout [rows][dv]; per stage k [keys][dk] and v [keys][dv].
 template <class T, class Tile, class Keys>
-__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
+__global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
     bwd_dq_portable_kernel(const DqArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns;
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int column0 = blockIdx.z * kColumns, warp_row = 16 * (threadIdx.x / 32);
-  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);
+  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y, Tile::kRows);
   const LaneRows rows(a.in, tile, DocumentRange(keys.range, tile.b));
 
   T* q = reinterpret_cast<T*>(dynamic_shared());
-  T* dout = q + kRows * stride_k;
-  T* stages = dout + kRows * stride_v;
+  T* dout = q + Tile::kRows * stride_k;
+  T* stages = dout + Tile::kRows * stride_v;
   const int stage_size = kKeys * (stride_k + stride_v);
-  load_query_rows(q, stride_k, depth_k, a.in.q, a.in, tile);
-  load_query_rows(dout, stride_v, depth_v, a.dout, a.in, tile);
+  load_query_rows<Tile>(q, stride_k, depth_k, a.in.q, a.in, tile);
+  load_query_rows<Tile>(dout, stride_v, depth_v, a.dout, a.in, tile);
 
   float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};  // without keys, p = 2^(-lse_log2) = 0
 #pragma unroll
@@ -229,8 +229,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
       a.in.stages, [&](KeyTile& next) { return walk.next(next, kKeys); },
       [&](const KeyTile& next, int stage) {
         T* k = stages + stage * stage_size;
-        load_key_rows<kKeys>(k, stride_k, depth_k, a.in.k, tile, next);
-        load_key_rows<kKeys>(k + kKeys * stride_k, stride_v, depth_v, a.in.v, tile, next);
+        load_key_rows<Tile>(k, stride_k, depth_k, a.in.k, tile, next);
+        load_key_rows<Tile>(k + kKeys * stride_k, stride_v, depth_v, a.in.v, tile, next);
       },
       [&](const KeyTile& now, int stage) {
         const RowMask<kKeys> mask(rows, now);
@@ -264,24 +264,22 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
 
 // ---- launchers ----
 
-// The grid of forward and dq: x the tiles of 64 query rows, y the sequences and groups, z the chunks of output columns.
+// The grid of forward and dq: x the tiles of query rows, y the sequences and groups, z the chunks of output columns.
 template <class T>
-dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_per_cta) {
+dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_per_cta, int tile_rows = kRows) {
   const int64_t rows = in.q.size(1) * (in.q.size(2) / in.k.size(2));
-  return dim3(static_cast<unsigned>(ceil_div(rows, kRows)), static_cast<unsigned>(in.q.size(0) * a.groups),
+  return dim3(static_cast<unsigned>(ceil_div(rows, tile_rows)), static_cast<unsigned>(in.q.size(0) * a.groups),
               static_cast<unsigned>(ceil_div(columns, columns_per_cta)));
 }
 
 // Queues forward of the branch `keys`; `op` names the launch in profiles and errors.
 template <class Keys>
 void launch_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
-  dispatch_attend(in, [&]<class T, class Tile>() {
-    ForwardArgs<T> a{make_attend<T>(op, in), make_query_view<T>(in, out.o), make_query_view<float>(in, out.lse)};
-    const int64_t row_bytes = padded_stride<T, Tile>(a.in.depth_k) * sizeof(T);
-    const int64_t v_bytes = tile_stride<T>(Tile::kColumns) * sizeof(T);
-    const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * (row_bytes + v_bytes));
-    launch(ctx, op, fwd_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.o.width, Tile::kColumns), dim3(kThreads),
-           bytes, a, keys);
+  dispatch_attend(ctx, op, PortableKernel::forward, in, 0, [&]<class T, class Tile>(const TilePlan& plan) {
+    const ForwardArgs<T> a{make_attend<T>(op, in, plan.stages), make_query_view<T>(in, out.o),
+                           make_query_view<float>(in, out.lse)};
+    launch(ctx, op, fwd_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.o.width, Tile::kColumns, Tile::kRows),
+           dim3(Tile::kThreads), plan.bytes, a, keys);
   });
 }
 
@@ -289,17 +287,12 @@ void launch_forward(Context& ctx, const char* op, const AttendOut& out, const At
 template <class Keys>
 void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const Keys& keys) {
-  dispatch_attend(in, [&]<class T, class Tile>() {
-    DqArgs<T> a{make_attend<T>(op, in),
-                make_query_view<const T>(in, grad.dout),
-                make_query_view<const float>(in, grad.lse),
-                make_query_view<const float>(in, grad.delta),
-                make_query_view<const float>(in, grad.gate),
-                make_query_view<float>(in, out.dq)};
-    const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
-    const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * row_bytes);
-    launch(ctx, op, bwd_dq_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns),
-           dim3(kThreads), bytes, a, keys);
+  dispatch_attend(ctx, op, PortableKernel::dq, in, 0, [&]<class T, class Tile>(const TilePlan& plan) {
+    const DqArgs<T> a{make_attend<T>(op, in, plan.stages),         make_query_view<const T>(in, grad.dout),
+                      make_query_view<const float>(in, grad.lse),  make_query_view<const float>(in, grad.delta),
+                      make_query_view<const float>(in, grad.gate), make_query_view<float>(in, out.dq)};
+    launch(ctx, op, bwd_dq_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns, Tile::kRows),
+           dim3(Tile::kThreads), plan.bytes, a, keys);
   });
 }
 

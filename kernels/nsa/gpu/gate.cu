@@ -4,7 +4,8 @@
 //   Any other shape: the kernels of this file. A warp computes 4 rows at a time; a row is one token and group. It reads
 //       the G heads of q once and stores their mean to shared memory. Then each lane computes one hidden unit of all 4
 //       rows, so that each weight read from shared memory is used 4 times. fc1 is in shared memory in fp32, with rows
-//       padded to an odd length: lanes read along or across rows without bank conflicts.
+//       padded to an odd length: lanes read along or across rows without bank conflicts. If it does not fit (dk above
+//       212 on cards with 99 KiB per CTA), it is read from global memory.
 //   Backward recomputes the hidden layer. Each CTA adds the weight gradients of its 32-row tiles to its own slice of
 //       scratch (4 x 4 elements of fc1's gradient per thread), and partials.cuh adds the slices in order.
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "kernels/common/partials.cuh"
 #include "kernels/common/ptx.cuh"
+#include "kernels/common/shared_limits.h"
 #include "kernels/nsa/gpu/gate_mma.cuh"
 
 namespace triad::cuda {
@@ -19,29 +21,42 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kRows = 4;                          // rows that a warp computes at a time
-constexpr int64_t kSharedLimit = 160 * 1024;      // bytes of shared memory per CTA; every GPU since A100 allows more
+constexpr int64_t kSharedLimit = 160 * 1024;      // bytes of shared memory per CTA, at most
 constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // CTAs of backward, at least and at most
 constexpr int64_t kSliceFloats = 2 << 20;  // most floats of all slices together, unless kMinCtas slices have more
 
 // ---- the gate MLP ----
 
 // The weights in shared memory, as floats, copied there by the constructor. Rows of fc1 are mlp.fc1_row() floats long:
-// dk columns, zeros up to a multiple of 4, and one more float.
+// dk columns, zeros up to a multiple of 4, and one more float. Without kHoldsFc1, fc1's matrix stays in global memory.
+template <class T, bool kHoldsFc1>
 struct SharedMlp {
+  const GateMlp<T>& global;
   float *fc1_w, *fc1_b, *fc2_w, *fc2_b;
-  template <class T>
   __device__ SharedMlp(float* shared, const GateMlp<T>& mlp)
-      : fc1_w(shared),
-        fc1_b(fc1_w + mlp.hidden * mlp.fc1_row()),
+      : global(mlp),
+        fc1_w(shared),
+        fc1_b(fc1_w + (kHoldsFc1 ? mlp.hidden * mlp.fc1_row() : 0)),
         fc2_w(fc1_b + mlp.hidden),
         fc2_b(fc2_w + 3 * mlp.hidden) {
     const int row = mlp.fc1_row();
-    for (int i = threadIdx.x; i < mlp.hidden * row; i += blockDim.x)
+    for (int i = threadIdx.x; kHoldsFc1 && i < mlp.hidden * row; i += blockDim.x)
       fc1_w[i] = i % row < mlp.width ? to_float(mlp.fc1_w[i / row * mlp.fc1_stride + i % row]) : 0.0f;
     for (int i = threadIdx.x; i < mlp.hidden; i += blockDim.x) fc1_b[i] = to_float(mlp.fc1_b[i]);
     for (int i = threadIdx.x; i < 3 * mlp.hidden; i += blockDim.x)
       fc2_w[i] = to_float(mlp.fc2_w[i / mlp.hidden * mlp.fc2_stride + i % mlp.hidden]);
     for (int i = threadIdx.x; i < 3; i += blockDim.x) fc2_b[i] = to_float(mlp.fc2_b[i]);
+  }
+  // Returns the weight of input k, less than padded_width(), in hidden unit m.
+  __device__ __forceinline__ float fc1(int m, int k) const {
+    if constexpr (kHoldsFc1)
+      return fc1_w[m * global.fc1_row() + k];
+    else
+      return k < global.width ? to_float(global.fc1_w[m * global.fc1_stride + k]) : 0.0f;
+  }
+  // Floats of shared memory, a multiple of 4.
+  static __host__ __device__ int floats(const GateMlp<T>& mlp) {
+    return kHoldsFc1 ? mlp.weight_floats() : mlp.weight_floats_without_fc1();
   }
 };
 
@@ -73,13 +88,13 @@ __device__ void mean_of_heads(float* mean, int mean_stride, const Bthd<const T>&
 
 // Computes hidden unit m before its activation, for the warp's 4 rows: before[i] = fc1[m] . mean[i] + b1[m]. Each lane
 // computes a different unit m.
-__device__ __forceinline__ void hidden_unit(float (&before)[kRows], const SharedMlp& mlp, int fc1_row,
-                                            const float* mean, int mean_stride, int m) {
+template <class Mlp>
+__device__ __forceinline__ void hidden_unit(float (&before)[kRows], const Mlp& mlp, const float* mean, int mean_stride,
+                                            int m) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) before[i] = mlp.fc1_b[m];
-  const float* w = mlp.fc1_w + m * fc1_row;
   for (int k = 0; k < mean_stride; k += 4) {
-    const float w0 = w[k], w1 = w[k + 1], w2 = w[k + 2], w3 = w[k + 3];
+    const float w0 = mlp.fc1(m, k), w1 = mlp.fc1(m, k + 1), w2 = mlp.fc1(m, k + 2), w3 = mlp.fc1(m, k + 3);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const float4 x = *reinterpret_cast<const float4*>(mean + i * mean_stride + k);
@@ -89,14 +104,15 @@ __device__ __forceinline__ void hidden_unit(float (&before)[kRows], const Shared
 }
 
 // Forward for any shape; a warp computes 4 rows at a time. Shared memory: the weights; per warp mean [4][padded width].
-template <class T, int V>
+template <class T, int V, bool kHoldsFc1>
 __global__ void __launch_bounds__(kThreads)
     gate_forward_kernel(Planes<float> gate, Bthd<const T> q, GateMlp<T> weights, GateRows rows, bool softmax,
                         float inverse_temperature) {
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
-  const SharedMlp mlp(shared, weights);
+  using Mlp = SharedMlp<T, kHoldsFc1>;
+  const Mlp mlp(shared, weights);
   const int width = weights.padded_width(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float* const mean = shared + weights.weight_floats() + warp * kRows * width;
+  float* const mean = shared + Mlp::floats(weights) + warp * kRows * width;
   for (int i = lane; i < kRows * width; i += 32) mean[i] = 0.0f;  // the padding columns stay 0
   __syncthreads();
 
@@ -108,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
     float z[kRows][3] = {};
     for (int m = lane; m < weights.hidden; m += 32) {
       float before[kRows];
-      hidden_unit(before, mlp, weights.fc1_row(), mean, width, m);
+      hidden_unit(before, mlp, mean, width, m);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const float after = before[i] * sigmoid(before[i]);
@@ -216,14 +232,15 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
 
 // Writes dq_group = fc1^T dbefore / G for the warp's 4 rows, which begin at row `first`: what each head of the group
 // adds to its dq.
-__device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, const SharedMlp& mlp, int fc1_row,
-                         int width, int padded_hidden, int hidden, const GateRows& rows, int64_t first) {
+template <class Mlp>
+__device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, const Mlp& mlp, int width,
+                         int padded_hidden, int hidden, const GateRows& rows, int64_t first) {
   const int lane = threadIdx.x % 32;
   const float share = 1.0f / static_cast<float>(rows.heads);
   for (int k = lane; k < width; k += 32) {
     float sum[kRows] = {};
     for (int m = 0; m < hidden; ++m) {
-      const float w = mlp.fc1_w[m * fc1_row + k];
+      const float w = mlp.fc1(m, k);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) sum[i] = fmaf(w, dbefore[i * padded_hidden + m], sum[i]);
     }
@@ -239,16 +256,17 @@ __device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, cons
 
 // Backward for any shape: dq_group, and the CTA's slice of partial sums of the weight gradients. Shared memory: the
 // weights; a GateTile with 4 rows per warp. Four CTAs per SM hide the latency of reading q.
-template <class T, int V>
+template <class T, int V, bool kHoldsFc1>
 __global__ void __launch_bounds__(kThreads, 4)
     gate_backward_kernel(Bthd<float> dq_group, float* __restrict__ slices, Planes<const float> dgate,
                          Planes<const float> gate, Bthd<const T> q, GateMlp<T> weights, GateRows rows, bool softmax,
                          float inverse_temperature) {
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
-  const SharedMlp mlp(shared, weights);
+  using Mlp = SharedMlp<T, kHoldsFc1>;
+  const Mlp mlp(shared, weights);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile_rows = blockDim.x / 32 * kRows;
   const int width = weights.padded_width(), hidden = weights.padded_hidden();
-  const GateTile tile(shared + weights.weight_floats(), weights, tile_rows);
+  const GateTile tile(shared + Mlp::floats(weights), weights, tile_rows);
   for (int i = threadIdx.x; i < tile_rows * (width + 2 * hidden + 4); i += blockDim.x) tile.mean[i] = 0.0f;
   __syncthreads();  // the weights are loaded; the padding stays 0
 
@@ -265,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     __syncwarp();
     for (int m = lane; m < weights.hidden; m += 32) {
       float before[kRows];
-      hidden_unit(before, mlp, weights.fc1_row(), mean, width, m);
+      hidden_unit(before, mlp, mean, width, m);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float s = sigmoid(before[r]);
@@ -279,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     __syncthreads();
     add_weight_gradients(slice, tile, weights, tile_rows, i == blockIdx.x);
     __syncthreads();  // from here on, a warp accesses only its own rows of the tile
-    write_dq(dq_group, dbefore, mlp, weights.fc1_row(), weights.width, hidden, weights.hidden, rows, first);
+    write_dq(dq_group, dbefore, mlp, weights.width, hidden, weights.hidden, rows, first);
   }
 }
 
@@ -305,13 +323,25 @@ bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights&
   return false;
 }
 
-// The largest number of warps per CTA, up to 8, for which the weights and the warps' rows fit in shared memory.
-// floats_of(warps): the floats of these rows. Throws if even one warp does not fit.
-template <class FloatsOf>
-int warps_that_fit(int64_t weight_floats, int64_t width, FloatsOf&& floats_of) {
-  for (int warps = kThreads / 32; warps >= 1; warps /= 2)
-    if ((weight_floats + floats_of(warps)) * static_cast<int64_t>(sizeof(float)) <= kSharedLimit) return warps;
-  fail("nsa_gate: the gate MLP of d_k {} does not fit in {} bytes of shared memory", width, kSharedLimit);
+// The shared memory of a CTA of the kernels for any shape.
+struct GatePlan {
+  bool holds_fc1;
+  int warps;
+  size_t bytes;
+};
+// The largest number of warps per CTA, up to 8, for which the weights and the warps' rows fit in shared memory: with
+// fc1's matrix, or without it if not even one warp fits with it. floats_of(warps): the floats of these rows. Throws if
+// nothing fits.
+template <class T, class FloatsOf>
+GatePlan plan_gate(const Context& ctx, const GateMlp<T>& mlp, FloatsOf&& floats_of) {
+  const int64_t limit = std::min(kSharedLimit, shared_limits(ctx).cta_bytes);
+  for (const bool holds_fc1 : {true, false})
+    for (int warps = kThreads / 32; warps >= 1; warps /= 2) {
+      const int64_t weights = holds_fc1 ? SharedMlp<T, true>::floats(mlp) : SharedMlp<T, false>::floats(mlp);
+      const int64_t bytes = (weights + floats_of(warps)) * static_cast<int64_t>(sizeof(float));
+      if (bytes <= limit) return {holds_fc1, warps, static_cast<size_t>(bytes)};
+    }
+  fail("nsa_gate: the gate MLP of d_k {} does not fit in {} bytes of shared memory", mlp.width, limit);
 }
 
 }  // namespace
@@ -336,13 +366,14 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
     });
     if (done) return;
     const auto floats_of = [&](int64_t warps) { return warps * kRows * mlp.padded_width(); };
-    const int warps = warps_that_fit(mlp.weight_floats(), mlp.width, floats_of);
-    const int64_t ctas = std::min<int64_t>(ceil_div(rows.count, warps * kRows), 4 * ctx.num_sms);
-    const size_t shared = (mlp.weight_floats() + floats_of(warps)) * sizeof(float);
-    dispatch_vector<T>(has_vectors(q, kVector<T>), [&]<int V>() {
-      launch(ctx, "gate_forward", gate_forward_kernel<T, V>, dim3(ctas), dim3(32 * warps), shared, planes<float>(gate),
+    const GatePlan plan = plan_gate(ctx, mlp, floats_of);
+    const int64_t ctas = std::min<int64_t>(ceil_div(rows.count, plan.warps * kRows), 4 * ctx.num_sms);
+    const auto run = [&](auto kernel) {
+      launch(ctx, "gate_forward", kernel, dim3(ctas), dim3(32 * plan.warps), plan.bytes, planes<float>(gate),
              bthd<T>(q), mlp, rows, o.kind == GateKind::softmax, static_cast<float>(1.0 / o.temperature));
-    });
+    };
+    if (!plan.holds_fc1) return run(gate_forward_kernel<T, 1, false>);
+    dispatch_vector<T>(has_vectors(q, kVector<T>), [&]<int V>() { run(gate_forward_kernel<T, V, true>); });
   });
 }
 
@@ -353,11 +384,10 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     const GateMlp<T> mlp = gate_mlp<T>(w);
     const auto floats_of = [&](int64_t warps) { return GateTile::floats(mlp, warps * kRows); };
-    const int warps = warps_that_fit(mlp.weight_floats(), mlp.width, floats_of);
-    const size_t shared = (mlp.weight_floats() + floats_of(warps)) * sizeof(float);
+    const GatePlan plan = plan_gate(ctx, mlp, floats_of);
     const GateSlice at(mlp);
     const int64_t ctas =
-        std::min(ceil_div(rows.count, warps * kRows), std::clamp(kSliceFloats / at.size, kMinCtas, kMaxCtas));
+        std::min(ceil_div(rows.count, plan.warps * kRows), std::clamp(kSliceFloats / at.size, kMinCtas, kMaxCtas));
     const auto ctas_mma = [&]<class Tiles>(Tiles) {
       return std::min(ceil_div(rows.count, Tiles::kBackwardWarps * Tiles::kRows),
                       int64_t{Tiles::kBackwardCtasPerSm} * ctx.num_sms);
@@ -377,11 +407,15 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
     });
     if (!done) {
       slices = slices.slice(0, 0, ctas);
-      dispatch_vector<T>(has_vectors(q, kVector<T>), [&]<int V>() {
-        launch(ctx, "gate_backward", gate_backward_kernel<T, V>, dim3(ctas), dim3(32 * warps), shared,
-               bthd<float>(dq_group), slices.ptr<float>(), planes<const float>(dgate), planes<const float>(gate),
-               bthd<T>(q), mlp, rows, softmax, inverse_temperature);
-      });
+      const auto run = [&](auto kernel) {
+        launch(ctx, "gate_backward", kernel, dim3(ctas), dim3(32 * plan.warps), plan.bytes, bthd<float>(dq_group),
+               slices.ptr<float>(), planes<const float>(dgate), planes<const float>(gate), bthd<T>(q), mlp, rows,
+               softmax, inverse_temperature);
+      };
+      if (plan.holds_fc1)
+        dispatch_vector<T>(has_vectors(q, kVector<T>), [&]<int V>() { run(gate_backward_kernel<T, V, true>); });
+      else
+        run(gate_backward_kernel<T, 1, false>);
     }
     add_partials(ctx, slices,
                  {{grads.fc1_w, 0, mlp.padded_width()},

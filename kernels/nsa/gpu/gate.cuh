@@ -32,8 +32,9 @@ struct GateMlp {
   __host__ __device__ int padded_width() const { return (width + 3) / 4 * 4; }
   __host__ __device__ int padded_hidden() const { return (hidden + 3) / 4 * 4; }
   __host__ __device__ int fc1_row() const { return padded_width() + 1; }
-  // Floats that the weights of both layers take in shared memory, a multiple of 4.
+  // Floats that the weights of both layers take in shared memory, a multiple of 4; the same without fc1's matrix.
   __host__ __device__ int weight_floats() const { return (hidden * (fc1_row() + 4) + 3 + 3) / 4 * 4; }
+  __host__ __device__ int weight_floats_without_fc1() const { return (hidden * 4 + 3 + 3) / 4 * 4; }
 };
 template <class T>
 GateMlp<T> gate_mlp(const GateWeights& w) {

@@ -24,6 +24,7 @@
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/documents.cuh"
 #include "kernels/common/ptx.cuh"
+#include "kernels/common/shared_limits.h"
 #include "kernels/nsa/gpu/select.h"
 
 namespace triad::cuda {
@@ -38,7 +39,7 @@ constexpr int kChunk = 32;                                     // columns of q a
 // in the order of mma fragments and read four keys apart; the scores [block][token] are read along either axis.
 constexpr int kSumStride = 20, kScoreStride = 17;
 constexpr int64_t kQueryBytes = 64 * 1024;    // bytes of q in shared memory, at most; more heads are loaded in turns
-constexpr int64_t kSharedLimit = 160 * 1024;  // bytes of shared memory per CTA; every GPU since A100 allows more
+constexpr int64_t kSharedLimit = 160 * 1024;  // bytes of shared memory per CTA, at most
 
 // The kernel's arguments. k: the compressed keys.
 template <class T>
@@ -454,7 +455,7 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
       const int64_t work_bytes = Shared::bytes<T>(head_turn, chunks);
       const int64_t score_floats = ceil_div(tokens, o.l_sel) * kScoreStride;
       const int64_t score_bytes = score_floats * static_cast<int64_t>(sizeof(float));
-      const bool in_shared = work_bytes + score_bytes <= kSharedLimit;
+      const bool in_shared = work_bytes + score_bytes <= std::min(kSharedLimit, shared_limits(ctx).cta_bytes);
       const int64_t items = ceil_div(q.size(1), kTokens) * B * Hkv;
       const int64_t ctas = in_shared ? items : std::min<int64_t>(items, 2 * ctx.num_sms);
 

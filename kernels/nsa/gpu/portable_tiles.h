@@ -1,0 +1,79 @@
+// The tile shapes of the portable attention kernels (nsa/gpu/fwd_dq.cuh, nsa/gpu/dkdv.cu), and the choice of one by the
+// shared memory of the card. The choice is a pure function without CUDA, so tests make it for any card.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/common/integer.h"
+#include "kernels/common/shared_limits.h"
+
+namespace triad {
+
+// kRows: rows that a CTA keeps, 16 per warp: query rows, or keys in the kernel for dk and dv. kKeys: rows per step:
+// keys, or query rows in that kernel. kColumns: output columns per CTA (of o, dq, or dk and dv). Heads of up to 64 use
+// SmallHeadTile. Larger heads have one CTA for each 128 output columns; each of these CTAs recomputes the scores. They
+// use LargeHeadTile where it fits into shared memory, else CompactTile. In forward, at heads of kColumns, a warp issues
+// 64 mma.m16n8k16 per step with either of the first two, and keeps its sums in registers.
+// kHoldsTokens: dk and dv of the selected branch copy a piece's list of tokens to shared memory.
+template <int kRows_, int kKeys_, int kColumns_, bool kHoldsTokens_>
+struct PortableTile {
+  static constexpr int kRows = kRows_, kKeys = kKeys_, kColumns = kColumns_, kThreads = 2 * kRows;
+  static constexpr bool kHoldsTokens = kHoldsTokens_;
+};
+using SmallHeadTile = PortableTile<64, 64, 64, true>;
+using LargeHeadTile = PortableTile<64, 32, 128, true>;
+using CompactTile = PortableTile<32, 16, 128, false>;
+
+enum class PortableKernel { forward, dq, dkdv };
+enum class TileShape { small_heads, large_heads, compact };
+
+// A choice. stages: tiles that are in shared memory at a time: 2 for double buffering, or 1. bytes: shared memory per
+// CTA.
+struct TilePlan {
+  TileShape shape;
+  int stages;
+  int64_t bytes;
+};
+
+struct TileProblem {
+  int64_t element_bytes, dk, dv;
+  int64_t listed_tokens = 0;  // dk and dv of the selected branch: the most tokens of a piece of work
+};
+
+inline constexpr int64_t kTilePadBytes = 16;   // after each row of a tile, against bank conflicts
+inline constexpr int64_t kRowStatsBytes = 20;  // softmax statistics of a query row in the kernel for dk and dv
+inline constexpr int kSmallHeads = SmallHeadTile::kColumns;  // the widest small heads
+
+// The columns of a row of `width` elements in shared memory.
+template <class Tile>
+constexpr int64_t padded_columns(int64_t width) {
+  return round_up(width, int64_t{Tile::kColumns});
+}
+
+// The plan of one tile shape. There are two stages if two CTAs per SM then still fit.
+template <class Tile>
+TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p, const SharedLimits& limits) {
+  const auto row_bytes = [&](int64_t columns) { return columns * p.element_bytes + kTilePadBytes; };
+  const int64_t k = row_bytes(padded_columns<Tile>(p.dk)), v = row_bytes(padded_columns<Tile>(p.dv));
+  int64_t kept = Tile::kRows * (k + v), stage = Tile::kKeys * (k + v);
+  if (kernel == PortableKernel::forward) {
+    kept = Tile::kRows * k;
+    stage = Tile::kKeys * (k + row_bytes(Tile::kColumns));
+  } else if (kernel == PortableKernel::dkdv) {
+    if (Tile::kHoldsTokens) kept += p.listed_tokens * static_cast<int64_t>(sizeof(int32_t));
+    stage += Tile::kKeys * kRowStatsBytes;
+  }
+  const int stages = kept + 2 * stage <= limits.of_each(2) ? 2 : 1;
+  return {shape, stages, kept + stages * stage};
+}
+
+// The tile for a problem on a card with these limits: the first of the shapes for the head widths that fits. If none
+// fits, the last one, whose bytes exceed limits.cta_bytes.
+inline TilePlan choose_tile(PortableKernel kernel, const TileProblem& p, const SharedLimits& limits) {
+  if (std::max(p.dk, p.dv) <= kSmallHeads) return plan_tile<SmallHeadTile>(TileShape::small_heads, kernel, p, limits);
+  const TilePlan large = plan_tile<LargeHeadTile>(TileShape::large_heads, kernel, p, limits);
+  if (large.bytes <= limits.cta_bytes) return large;
+  return plan_tile<CompactTile>(TileShape::compact, kernel, p, limits);
+}
+
+}  // namespace triad

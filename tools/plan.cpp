@@ -259,8 +259,10 @@ Json describe_fit(const Options& o, const Config& config, Device device, Comm* r
 void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
   if (o.fit && !config.train.stages.empty())
-    fail_usage("--fit finds settings for steps of one size, and train.stages has {} stages: --set train.stages=null",
-               config.train.stages.size());
+    fail_usage(
+        "--fit finds settings for steps of one size, and train.stages has {} stages: --set train.stages=null, with "
+        "train.steps",
+        config.train.stages.size());
   const Device device = planned_device(config.runtime.device);
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);

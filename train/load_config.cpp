@@ -1,6 +1,7 @@
 #include "train/load_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
@@ -32,16 +33,19 @@ LoadedConfig load_config(Json root, const std::string& name, const std::vector<s
 namespace {
 
 // Adds the train.steps that a config with train.stages leaves out, or has as null: the sum of their steps. Malformed
-// stages are left as they are, for the errors of their fields.
+// steps count as 0, and their stage's error follows.
 Json with_steps(Json root) {
   const auto has = [](const Json& object, const char* key) {
     return object.is_object() && object.contains(key) && !object[key].is_null();
   };
   if (!has(root, "train") || !has(root["train"], "stages") || has(root["train"], "steps")) return root;
-  double steps = 0;
-  for (const Json& stage : root["train"]["stages"])
-    if (has(stage, "steps") && stage["steps"].is_number()) steps += stage["steps"].get<double>();
-  if (steps >= 1) root["train"]["steps"] = steps;
+  constexpr double kMost = 9007199254740992.0;  // 2^53
+  double all = 0;
+  for (const Json& stage : root["train"]["stages"]) {
+    const double steps = has(stage, "steps") && stage["steps"].is_number() ? stage["steps"].get<double>() : 0;
+    if (steps == std::floor(steps) && steps >= 0 && steps <= kMost) all += steps;
+  }
+  root["train"]["steps"] = all;
   return root;
 }
 

@@ -160,8 +160,9 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                       result, watchdog_->sample());
   updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();
-  constexpr int64_t kWarmUpSteps = 5;
-  if (++settled_ > kWarmUpSteps) comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
+  constexpr int64_t kWarmUpSteps = 5;  // left out of the means of a run with more steps
+  if (settled_++ == kWarmUpSteps) comm_ms_ = gather_ms_ = 0, comm_steps_ = 0;
+  comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};
 }
 

@@ -290,7 +290,7 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
     CHECK(read_text(second + "/training.csv") == rows);
     CHECK(fs::exists(second + "/checkpoints/step_2" + weights));
   };
-  refused("--set train.init_from=" + folder.file("absent"), 1, folder.file("absent"));
+  refused("--set train.init_from=" + folder.file("absent"), 1, "train.init_from: " + folder.file("absent"));
   refused(from + "--set model.dim=64", 1, "embed.weight is F32[256,32]");
   refused("--set train.init_from=" + second, 2, "train.init_from is " + second + ", in log.out_dir");
   write_text(folder.file("tokenizer.json"), some_tokenizer());

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "io/file.h"
@@ -249,7 +250,8 @@ void RunReporter::done(int64_t step, double seconds) {
             : ""));
   const Routes& routes = setup_.runtime->ctx().routes;
   if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
-  telemetry_.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", step, last_loss_, seconds,
+  const std::string loss = std::isfinite(last_loss_) ? fmt::format(", loss {:.4f}", last_loss_) : "";
+  telemetry_.message(fmt::format("done: {} steps{}, {:.1f} s; weights in {}", step, loss, seconds,
                                  tensors_path(setup_.folder.path())));
 }
 

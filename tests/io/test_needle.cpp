@@ -309,8 +309,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(read_text(rest + "/needle.csv") == table);  // the batch size does not change the result
   const Json json = Json::parse(run_ok(eval + "--json").output);
   CHECK(json["cells"].size() == 12);
-  run_ok(eval +
-         "--task queries --lengths 5");  // which has no room for the two questions that this run has for each key
+  run_ok(eval + "--task queries --lengths 5");  // no room for two questions, as many as this run has for each key
   // The grid of an unfinished run is written to the run's folder, not to its checkpoint. If that folder is not
   // writable, nothing is measured.
   fs::remove(run + "/model.safetensors");

@@ -87,19 +87,25 @@ std::string describe_config() {
   Config defaults;
   std::string out = "Config keys (file, --set group.key=value):\n";
   visit_groups(defaults, [&](const std::string& group, auto& fields) {
-    visit(fields, [&](const char* name, auto& field, const char* help, const Rule& rule) {
-      using T = std::decay_t<decltype(field)>;
+    // The line of a key. fallback: its default, for messages.
+    const auto add = [&]<class T>(const std::string& key, const T&, const char* help, const Rule& rule,
+                                  const std::string& fallback) {
       std::string allowed;
       if constexpr (std::is_enum_v<T>)
-        allowed = all_words<T>();
+        allowed = "; " + all_words<T>();
       else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
-        allowed = rule.str();
-      out += fmt::format("  {:<32} {}{}{}\n", group + "." + name, help, allowed.empty() ? "" : "; " + allowed,
-                         rule.required ? "; required" : "; default " + json_config::to_json(field).dump());
+        allowed = "; " + rule.str();
+      if (allowed.ends_with('|')) allowed.pop_back();  // of a word that is "", for a key that is not set
+      out +=
+          fmt::format("  {:<32} {}{}{}\n", group + "." + key, help, allowed, rule.required ? "; required" : fallback);
+    };
+    visit(fields, [&](const std::string& name, auto& field, const char* help, const Rule& rule) {
+      using T = std::decay_t<decltype(field)>;
+      add(name, field, help, rule, "; default " + json_config::to_json(field).dump());
       if constexpr (json_config::is_object_list<T>) {
-        typename T::value_type item;
-        visit(item, [&](const char* key, auto&, const char* text, const Rule&) {
-          out += fmt::format("  {:<32} {}\n", group + "." + name + "[]." + key, text);
+        typename T::value_type item;  // its defaults are those of other keys, or in the help
+        visit(item, [&](const std::string& key, auto& part, const char* text, const Rule& limit) {
+          add(name + "[]." + key, part, text, limit, "");
         });
       }
     });

@@ -100,6 +100,14 @@ TEST_CASE("stages: absent keys have the values of train.*, and the config keeps 
   CHECK(config_to_json(load_config(kTiny, {}).config)["train"]["stages"].is_null());
 }
 
+TEST_CASE("stages: --help has the limits of a stage's keys", "[train]") {
+  const std::string help = describe_config();
+  for (const char* words : {"train.stages[].steps             optimizer steps of the stage; at least 1; required\n",
+                            "as train.micro_batch_size, and its default; in [1, 1048576]\n",
+                            "as the model is configured; nsa|dense|alternate\n"})
+    CHECK(has(help, words));
+}
+
 TEST_CASE("stages: bad lists are errors that name key and value", "[train]") {
   struct Case {
     const char* list;

@@ -359,7 +359,9 @@ void run_step(const StepOptions& o) {
   if (first && !o.chrome_trace.empty()) trace_file.emplace(o.chrome_trace);
   const LoadedConfig loaded = load_config(o.config, o.sets);
   if (const size_t stages = loaded.config.train.stages.size(); stages > 0)
-    fail_usage("train.stages has {} stages, and bench step times steps of one kind: --set train.stages=null", stages);
+    fail_usage(
+        "train.stages has {} stages, and bench step times steps of one kind: --set train.stages=null, with train.steps",
+        stages);
   const Config& config = loaded.config;
   const Device device = choose_device(config.runtime.device, launch);
   check_ranks(config, launch.world);

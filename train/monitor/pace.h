@@ -39,12 +39,12 @@ class ThroughputMeter {
   // step_flops: FLOPs of a step of this rank. peak_flops: the card's peak in FLOP/s; 0: unknown. run_tokens: number of
   // tokens that the run had trained on before this process.
   ThroughputMeter(const Config&, double step_flops, double peak_flops, int64_t run_tokens);
-  // Fills in the second half of the record (see StepRecord). now: the time at which the step's result arrived.
   // The steps from here on have these FLOPs; times of earlier ones do not count for them.
   void stage(double step_flops) {
     step_flops_ = step_flops;
     times_ = {};
   }
+  // Fills in the second half of the record (see StepRecord). now: the time at which the step's result arrived.
   void measure(StepRecord&, Clock::time_point now);
 
  private:

@@ -8,6 +8,18 @@ namespace triad {
 namespace {
 constexpr size_t kFew = 5;      // minimum number of step times in a median, once the run has had so many steps
 constexpr size_t kMost = 1000;  // maximum number of step times in a median, because they are sorted in every step
+
+// The tokens of the steps [begin, end), 0-based, on one rank and in one micro-step.
+double tokens_between(const TrainConfig& c, int64_t begin, int64_t end) {
+  double tokens = 0;
+  for (const TrainStage& stage : stages_of(c)) {
+    const int64_t steps = std::min(end, stage.end) - std::max(begin, stage.begin);
+    tokens +=
+        static_cast<double>(std::max<int64_t>(0, steps)) * static_cast<double>(stage.seq_len * stage.micro_batch_size);
+  }
+  return tokens;
+}
+
 }  // namespace
 
 void StepTimes::add(double ms) {
@@ -57,11 +69,11 @@ void ThroughputMeter::measure(StepRecord& r, Clock::time_point now) {
     if (peak_flops_ > 0) r.mfu = step_flops_ / r.median_ms * 1e3 / peak_flops_;
   }
   r.row_comm_ms = comm_ms_since_row_ / static_cast<double>(steps_since_row_);
-  // The average includes evaluations and checkpoints. It includes the first step only while there is no other, because
-  // the first step also loads kernels and records graphs.
-  const double so_far_s = std::chrono::duration<double>(now - first_step_).count();
-  const double step_s = r.first ? r.median_ms / 1e3 : so_far_s / static_cast<double>(steps_ - 1);
-  r.eta_s = step_s * static_cast<double>(config_.train.steps - r.step);
+  // The time so far includes evaluations and checkpoints. It includes the first step only while there is no other,
+  // because the first step also loads kernels and records graphs.
+  const double so_far_s = r.first ? r.median_ms / 1e3 : std::chrono::duration<double>(now - first_step_).count();
+  r.eta_s = so_far_s / tokens_between(config_.train, r.first ? r.step - 1 : r.step - steps_ + 1, r.step) *
+            tokens_between(config_.train, r.step, config_.train.steps);
   if (!r.row) return;
   times_.row();
   steps_since_row_ = 0;

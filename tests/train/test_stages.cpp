@@ -386,6 +386,8 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   const Json json = Json::parse(plan.output);
   REQUIRE(json["stages"].size() == 3);
   CHECK(json["stages"][0]["tokens_per_step"] == 64);
+  CHECK(json["stages"][0]["attention"] == "nsa");
+  CHECK(json["stages"][1]["attention"] == "dense");
   int64_t largest = 0;
   for (const Json& stage : json["stages"]) largest = std::max(largest, stage["peak_bytes"].get<int64_t>());
   CHECK(json["peak_bytes"].get<int64_t>() >= largest);

@@ -255,7 +255,7 @@ TEST_CASE("bad input: data", "[bad-input]") {
       {"no validation tokens",
        data("shards", folder.file("good.bin"), "--set data.val_fraction=0 --set train.eval_every=5"),
        1,
-       {"49"},
+       {"data.val_fraction", "49"},
        ""},
   };
   for (const Refusal& r : refusals) check(r);

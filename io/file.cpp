@@ -287,7 +287,9 @@ std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
         real = match;  // a pipe, such as bash's <(...), has no canonical path
       else if (error)
         fail("{}: cannot be opened: {}", match, error.message());
-      TRIAD_CHECK(!fs::is_directory(real, error), "{}: this is a folder; {}/* takes its files", match, match);
+      if (fs::is_directory(real, error))
+        fail("{}: this is a folder; {}/{}", match, match,
+             fs::exists(real / "manifest.json", ignored) ? "*.bin takes its token shards" : "* takes its files");
       if (seen.insert(real.string()).second) files.push_back(match);
     }
   }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include "io/json_builder.h"
 
@@ -35,6 +36,9 @@ std::string dump_json(const Json& value, int indent) {
 }
 
 Json read_json_file(const std::string& path) {
+  std::error_code unknown;
+  if (std::filesystem::is_directory(path, unknown))
+    fail_usage("config {}: is a folder, and a JSON file is needed", path);
   std::ifstream in(path, std::ios::binary);
   if (!in) fail_usage("config {}: cannot be opened: {}", path, std::strerror(errno));
   std::ostringstream buffer;
@@ -75,7 +79,10 @@ void set_json_key(Json& root, const std::string& assignment) {
 namespace json_config {
 
 void wrong_value(const std::string& key, const Json& value, const std::string& allowed) {
-  fail_usage("{} is {}: {} is allowed", key, brief(value), allowed);
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  const bool broken = text.starts_with('[') || text.starts_with('{');  // by --set, which reads it as JSON if it is
+  fail_usage("{} is {}: {} is allowed{}", key, brief(value), allowed,
+             broken ? "; it is a string, because it is not valid JSON" : "");
 }
 
 void read_value(const std::string& key, const Json& j, const Rule&, bool& out) {
@@ -85,10 +92,9 @@ void read_value(const std::string& key, const Json& j, const Rule&, bool& out) {
 
 void read_value(const std::string& key, const Json& j, const Rule& rule, int64_t& out) {
   constexpr double kExact = 9007199254740992.0;  // 2^53: not every larger integer is a double
-  const std::string allowed = "an integer, " + rule.str() + ",";
-  if (!j.is_number() || std::floor(j.get<double>()) != j.get<double>() || std::abs(j.get<double>()) > kExact ||
-      !rule.allows(j.get<double>()))
-    wrong_value(key, j, allowed);
+  if (!j.is_number() || std::floor(j.get<double>()) != j.get<double>() || !rule.allows(j.get<double>()))
+    wrong_value(key, j, "an integer, " + rule.str() + ",");
+  if (std::abs(j.get<double>()) > kExact) wrong_value(key, j, "an integer of at most 2^53");
   out = j.is_number_float() ? static_cast<int64_t>(j.get<double>()) : j.get<int64_t>();
 }
 

@@ -24,6 +24,7 @@
 #include "kernels/step/reduce.h"
 #include "tools/eval_needle.h"
 #include "tools/options.h"
+#include "tools/output_folder.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"
 #include "train/data_source.h"
@@ -234,9 +235,8 @@ void eval(const Options& o) {
         o.per_document, source->name());
   // Everything that can be wrong is found before the evaluation, which may take hours.
   if (other_model) check_against(o, model, *tokenizer, *other_model, *source);
-  std::optional<AtomicFile> per_document, per_position;
-  if (!o.per_document.empty()) per_document.emplace(o.per_document);
-  if (!o.per_position.empty()) per_position.emplace(o.per_position);
+  if (!o.per_document.empty()) check_output_file("--per-document", o.per_document);
+  if (!o.per_position.empty()) check_output_file("--per-position", o.per_position);
 
   const Losses losses = evaluate(o, model, *tokenizer, *source);
   std::optional<Losses> against;
@@ -247,8 +247,8 @@ void eval(const Options& o) {
   }
   const Losses* const other = against ? &*against : nullptr;
   const double loss = losses.mean();
-  if (per_document) per_document->write(losses.by_document->csv()), per_document->commit();
-  if (per_position) per_position->write(losses.by_position.csv()), per_position->commit();
+  if (!o.per_document.empty()) write_file_atomically(o.per_document, losses.by_document->csv());
+  if (!o.per_position.empty()) write_file_atomically(o.per_position, losses.by_position.csv());
   // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the number of
   // bytes is unknown.
   const Total& total = losses.total;
@@ -278,7 +278,8 @@ CLI::Option* add_needle_options(CLI::App& verb, Options& o) {
       ->check(CLI::IsMember(tasks))
       ->needs(needle);
   verb.add_option("--lengths", o.lengths,
-                  "for --needle: sequence lengths in tokens (default: 1/8, 1/4, 1/2 and all of the training length)")
+                  "for --needle: sequence lengths in tokens (default: 1/8, 1/4, 1/2 and all of the training length, "
+                  "without those too short for the task)")
       ->check(within(at_least(1).up_to(kMaxSeqLen)))
       ->delimiter(',')
       ->needs(needle);
@@ -330,17 +331,21 @@ void add_eval(CLI::App& app) {
   CLI::Option* per_document =
       verb->add_option("--per-document", o->per_document,
                        "also write a CSV file with a row for each document: number, first token, tokens, positions, "
-                       "loss, perplexity");
+                       "loss, perplexity")
+          ->check(named());
   needle->excludes(per_document);
   CLI::Option* per_position =
       verb->add_option("--per-position", o->per_position,
                        "also write a CSV file with the loss by position; as positions.csv in the run's folder, triad "
-                       "report draws it");
+                       "report draws it")
+          ->check(named());
   needle->excludes(per_position);
-  CLI::Option* against = verb->add_option(
-      "--against", o->against,
-      "also evaluate this checkpoint, or run's folder, on the same tokens, and print the difference of "
-      "the losses (--checkpoint minus this) with its standard error, in all and by position");
+  CLI::Option* against =
+      verb->add_option(
+              "--against", o->against,
+              "also evaluate this checkpoint, or run's folder, on the same tokens, and print the difference of "
+              "the losses (--checkpoint minus this) with its standard error, in all and by position")
+          ->check(named());
   needle->excludes(against);
   verb->add_flag("--json", o->json, "print one JSON object");
   verb->callback([o] {

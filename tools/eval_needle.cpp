@@ -10,6 +10,7 @@
 #include "engine/check.h"
 #include "io/file.h"
 #include "io/json_config.h"
+#include "tools/output_folder.h"
 #include "train/data_source.h"
 #include "train/inference.h"
 
@@ -37,6 +38,14 @@ std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> to
   return answers;
 }
 
+// The task with the sizes of another one. It asks one question where that one's number of questions means something
+// else (keys), or where there is one needle (copy).
+NeedleTask with_kind(NeedleTask task, NeedleKind kind) {
+  if (kind != task.kind && (task.kind == NeedleKind::keys || kind == NeedleKind::copy)) task.questions = 1;
+  task.kind = kind;
+  return task;
+}
+
 }  // namespace
 
 void eval_needle(const NeedleEval& o) {
@@ -47,16 +56,15 @@ void eval_needle(const NeedleEval& o) {
         "--needle: {} was trained on data.kind {}; only a model trained on data.kind needle has learned the task",
         o.checkpoint, word_of(source.config.data.kind));
   for (const auto& [word, kind] : EnumWords<NeedleKind>::words)
-    if (word == o.task) task.kind = kind;
+    if (word == o.task) task = with_kind(task, kind);
   // The default output folder is the run's, not the checkpoint's: `triad report` reads the grid there, and checkpoints
   // are deleted.
   std::filesystem::path folder = o.out;
   if (o.out.empty()) folder = std::filesystem::exists(o.checkpoint + "/config.json") ? o.checkpoint : source.folder;
   make_folders(folder.string());
-  // The files are opened before the measuring, which may take hours, so that an error appears before it.
   const std::string csv_path = (folder / needle_file(task.kind, "csv")).string(),
                     svg_path = (folder / needle_file(task.kind, "svg")).string();
-  AtomicFile csv(csv_path), svg(svg_path);
+  for (const std::string& path : {csv_path, svg_path}) check_output_file("--out", path);
   std::unique_ptr<LoadedModel> loaded;  // the model, allocated for the current length
   const NeedleGrid grid = measure_needles(
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
@@ -91,10 +99,8 @@ void eval_needle(const NeedleEval& o) {
                svg_path);
   }
   std::fflush(stdout);
-  csv.write(grid.csv());
-  svg.write(grid.svg(needle_title(task.kind, attention)));
-  csv.commit();
-  svg.commit();
+  write_file_atomically(csv_path, grid.csv());
+  write_file_atomically(svg_path, grid.svg(needle_title(task.kind, attention)));
 }
 
 }  // namespace triad

@@ -11,6 +11,7 @@
 #include "io/data/shards.h"
 #include "io/safetensors.h"
 #include "tools/options.h"
+#include "tools/output_folder.h"
 #include "tools/verbs.h"
 #include "train/document_bounds.h"
 #include "train/inference.h"
@@ -213,6 +214,7 @@ void grads(const Options& o) {
     bounds = read_document_bounds(o.documents, o.seq);
   }
   if (o.context > o.seq) fail_usage("--context is {}: --seq is {}, and each rank needs a token", o.context, o.seq);
+  check_output_file("--out", o.out);
   const LaunchEnv launch = o.context > 1 ? read_launch_env() : LaunchEnv{};
   const Device device = parse_device(o.device, launch);
   Ranks ranks(o.context, launch, device);
@@ -265,7 +267,8 @@ void add_grads(CLI::App& app) {
       ->check(within(at_least(1).up_to(kMaxSeqLen)));
   verb->add_option("--documents", o->documents,
                    "a file of 32-bit integers, the bounds of the documents of one row: 0, ascending, the last T; no "
-                   "document's last token has a target");
+                   "document's last token has a target")
+      ->check(named());
   verb->add_option("--context", o->context,
                    "number of ranks that share each row, started by mpirun -np; rank 0 writes the file")
       ->check(within(at_least(1).up_to(1 << 16)));

@@ -24,4 +24,9 @@ inline CLI::Validator within(const Rule& rule) {
           rule.str()};
 }
 
+// A check of a path that is not "": a script's variable that is not set.
+inline CLI::Validator named() {
+  return {[](const std::string& text) { return text.empty() ? "a path is needed" : ""; }, ""};
+}
+
 }  // namespace triad

@@ -70,4 +70,10 @@ void write_output_folder(const std::string& out, const std::function<void(const 
   sync_folder(parent);
 }
 
+void check_output_file(const std::string& option, const std::string& path) {
+  std::error_code unknown;
+  if (fs::is_directory(path, unknown)) fail_usage("{}: {} is a folder, and a file is needed", option, path);
+  AtomicFile removed_again(path);
+}
+
 }  // namespace triad

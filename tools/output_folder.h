@@ -1,4 +1,4 @@
-// Folders that a verb writes as a whole: such a folder appears under its name completely or not at all.
+// What a verb writes: folders that appear under their name completely or not at all, and a check of a file's path.
 #pragma once
 #include <functional>
 #include <string>
@@ -12,5 +12,9 @@ std::string check_output_folder(const std::string& out, const std::string& sourc
 // Fills a temporary folder next to `out` by write(folder) and renames it to `out`, a result of check_output_folder. If
 // write throws, the temporary folder is removed. What a killed process has left of the same `out` is removed first.
 void write_output_folder(const std::string& out, const std::function<void(const std::string& folder)>& write);
+
+// Throws, before a verb works for hours, if a file cannot be written at a path, the value of this option: a UsageError
+// if it is a folder, else an Error. Leaves nothing there.
+void check_output_file(const std::string& option, const std::string& path);
 
 }  // namespace triad

@@ -91,7 +91,8 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
     out.push_back({{"steps", stage.steps()},
                    {"seq_len", stage.seq_len},
                    {"micro_batch_size", stage.micro_batch_size},
-                   {"attention", word_of(stage.attention)},
+                   {"attention", stage.attention == StageAttention::configured ? word_of(config.model.attention)
+                                                                               : word_of(stage.attention)},
                    {"tokens_per_step", tokens},
                    {"flops_per_token", flops},
                    {"peak_bytes", peak}});

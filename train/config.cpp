@@ -45,7 +45,8 @@ void check_stages(const Config& c) {
   }
   if (const int64_t steps = stages_of(c.train).back().end; c.train.steps != steps)
     fail_usage(
-        "train.steps is {}, but the steps of train.stages are {} in all: they must be equal, or train.steps absent",
+        "train.steps is {}, but the steps of train.stages are {} in all: they must be equal, or train.steps absent or "
+        "null",
         c.train.steps, steps);
 }
 

@@ -109,7 +109,13 @@ void check_counts(const Json& before, const Json& now, const std::string& resume
 
 std::optional<ModelSource> find_init(const Config& config, const std::string& resume_from) {
   if (config.train.init_from.empty() || !resume_from.empty()) return {};
-  const ModelSource source = find_model(config.train.init_from);
+  const ModelSource source = [&] {
+    try {
+      return find_model(config.train.init_from);
+    } catch (const UsageError& e) { fail_usage("train.init_from: {}", e.what()); } catch (const Error& e) {
+      fail("train.init_from: {}", e.what());
+    }
+  }();
   if (is_inside(source.weights, config.log.out_dir))
     fail_usage("train.init_from is {}, in log.out_dir = {}, which this run begins anew", config.train.init_from,
                config.log.out_dir);

@@ -1,6 +1,7 @@
 #include "train/load_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
@@ -32,16 +33,19 @@ LoadedConfig load_config(Json root, const std::string& name, const std::vector<s
 namespace {
 
 // Adds the train.steps that a config with train.stages leaves out, or has as null: the sum of their steps. Malformed
-// stages are left as they are, for the errors of their fields.
+// steps count as 0, and their stage's error follows.
 Json with_steps(Json root) {
   const auto has = [](const Json& object, const char* key) {
     return object.is_object() && object.contains(key) && !object[key].is_null();
   };
   if (!has(root, "train") || !has(root["train"], "stages") || has(root["train"], "steps")) return root;
-  double steps = 0;
-  for (const Json& stage : root["train"]["stages"])
-    if (has(stage, "steps") && stage["steps"].is_number()) steps += stage["steps"].get<double>();
-  if (steps >= 1) root["train"]["steps"] = steps;
+  constexpr double kMost = 9007199254740992.0;  // 2^53
+  double all = 0;
+  for (const Json& stage : root["train"]["stages"]) {
+    const double steps = has(stage, "steps") && stage["steps"].is_number() ? stage["steps"].get<double>() : 0;
+    if (steps == std::floor(steps) && steps >= 0 && steps <= kMost) all += steps;
+  }
+  root["train"]["steps"] = all;
   return root;
 }
 
@@ -83,19 +87,25 @@ std::string describe_config() {
   Config defaults;
   std::string out = "Config keys (file, --set group.key=value):\n";
   visit_groups(defaults, [&](const std::string& group, auto& fields) {
-    visit(fields, [&](const char* name, auto& field, const char* help, const Rule& rule) {
-      using T = std::decay_t<decltype(field)>;
+    // The line of a key. fallback: its default, for messages.
+    const auto add = [&]<class T>(const std::string& key, const T&, const char* help, const Rule& rule,
+                                  const std::string& fallback) {
       std::string allowed;
       if constexpr (std::is_enum_v<T>)
-        allowed = all_words<T>();
+        allowed = "; " + all_words<T>();
       else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
-        allowed = rule.str();
-      out += fmt::format("  {:<32} {}{}{}\n", group + "." + name, help, allowed.empty() ? "" : "; " + allowed,
-                         rule.required ? "; required" : "; default " + json_config::to_json(field).dump());
+        allowed = "; " + rule.str();
+      if (allowed.ends_with('|')) allowed.pop_back();  // of a word that is "", for a key that is not set
+      out +=
+          fmt::format("  {:<32} {}{}{}\n", group + "." + key, help, allowed, rule.required ? "; required" : fallback);
+    };
+    visit(fields, [&](const std::string& name, auto& field, const char* help, const Rule& rule) {
+      using T = std::decay_t<decltype(field)>;
+      add(name, field, help, rule, "; default " + json_config::to_json(field).dump());
       if constexpr (json_config::is_object_list<T>) {
-        typename T::value_type item;
-        visit(item, [&](const char* key, auto&, const char* text, const Rule&) {
-          out += fmt::format("  {:<32} {}\n", group + "." + name + "[]." + key, text);
+        typename T::value_type item;  // its defaults are those of other keys, or in the help
+        visit(item, [&](const std::string& key, auto& part, const char* text, const Rule& limit) {
+          add(name + "[]." + key, part, text, limit, "");
         });
       }
     });

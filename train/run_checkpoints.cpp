@@ -27,9 +27,11 @@ void RunCheckpoints::begin() {
   report_stage(setup_.runtime->ctx(), Stage::checkpoint);
   if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) saved_at_ = setup_.initial_state.step;
   if (setup_.config.train.save_every == 0) return;
-  if (bytes() > kMostBytes) {
+  if (bytes() > kMostBytes || saved_at_) {
     run_on_ranks(
         *setup_.comm, setup_.first(), [this] { check_space(); }, "room for checkpoints");
+  }
+  if (bytes() > kMostBytes) {
     // Pinning this much memory takes seconds, in which the first steps can already be computed.
     if (writes_files()) made_ = std::async(std::launch::async, [this] { return make_checkpointer(); });
     return;

@@ -20,8 +20,8 @@ class RunCheckpoints {
 
   // Call before the first step. If train.save_every is set, saves a checkpoint of the initial state, unless the run
   // resumes in its own folder. The run can then be resumed from its start, and an error of the disk appears now, not
-  // later. A state of more than 5 GB is not saved now; instead this throws if the disk has no room for it. Collective:
-  // all ranks call it.
+  // later. A state of more than 5 GB, and that of a run that resumes, are not saved now; instead this throws if the
+  // disk has no room for a checkpoint. Collective: all ranks call it.
   void begin();
   // Waits until the previous checkpoint is written and begins one. Collective: all ranks call it.
   void save(const RunState&);

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "io/file.h"
@@ -88,7 +89,6 @@ void RunReporter::stage(const TrainStage& stage) {
   if (config_.train.stages.empty()) return;
   telemetry_.stage(flops_of(setup_, stage), stage.end, flops_after(setup_, stage.end));
   checks_.stage();
-  watchdog_->stage();
   const std::string text = stage_text(config_, stage);
   telemetry_.message(text);
   telemetry_.heartbeat(std::max(stage.begin, setup_.initial_state.step), "stage", {{"text", text}});
@@ -165,8 +165,9 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                       result, watchdog_->sample());
   updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();
-  constexpr int64_t kWarmUpSteps = 5;
-  if (++settled_ > kWarmUpSteps) comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
+  constexpr int64_t kWarmUpSteps = 5;  // left out of the means of a run with more steps
+  if (settled_++ == kWarmUpSteps) comm_ms_ = gather_ms_ = 0, comm_steps_ = 0;
+  comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};
 }
 
@@ -253,7 +254,8 @@ void RunReporter::done(int64_t step, double seconds) {
             : ""));
   const Routes& routes = setup_.runtime->ctx().routes;
   if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
-  telemetry_.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", step, last_loss_, seconds,
+  const std::string loss = std::isfinite(last_loss_) ? fmt::format(", loss {:.4f}", last_loss_) : "";
+  telemetry_.message(fmt::format("done: {} steps{}, {:.1f} s; weights in {}", step, loss, seconds,
                                  tensors_path(setup_.folder.path())));
 }
 

@@ -55,7 +55,7 @@ class NoTokens final : public TokenSource {
  public:
   int64_t size() const override { return 0; }
   void read(int64_t begin, std::span<int32_t> out) const override { check_range(*this, begin, out); }
-  std::string name() const override { return "the empty validation split"; }
+  std::string name() const override { return "the empty validation split (data.val_fraction, data.val_paths)"; }
 };
 
 // Tokens in memory, stored as T, the narrowest type that holds the vocabulary.

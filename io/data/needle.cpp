@@ -190,7 +190,7 @@ void check_questions(const NeedleTask& task, int64_t length) {
   if (task.kinds() < sizes.questions * sizes.keys)
     fail_usage("{} questions of task {} need {} keys: a vocabulary (model.vocab_size) of {} has {}, a third of it",
                sizes.questions, word, sizes.questions * sizes.keys, task.vocab, task.kinds());
-  const int64_t needed = sizes.tokens_for(sizes.questions);
+  const int64_t needed = shortest_probe(task);
   if (length < needed) {
     if (task.kind == NeedleKind::keys)
       fail_usage("a needle of {} value tokens and its question need {} tokens: a length of {} has no room for them",
@@ -384,6 +384,11 @@ DataSplit needle_data(const NeedleTask& task, double val_fraction) {
   DataSplit split{std::make_shared<NeedleTokens>(task, RandomUse::needle_train), no_tokens()};
   if (val_fraction > 0) split.val = std::make_shared<NeedleTokens>(task, RandomUse::needle_val);
   return split;
+}
+
+int64_t shortest_probe(const NeedleTask& task) {
+  const NeedleSizes sizes = sizes_of(task);
+  return sizes.tokens_for(sizes.questions);
 }
 
 NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {

@@ -29,6 +29,8 @@ struct NeedleProbe {
   std::vector<int32_t> tokens, targets;  // targets are -1, except for the answers
   int64_t needle = 0;                    // position of the first question's needle
 };
+// The fewest tokens of a probe that can hold what is asked.
+int64_t shortest_probe(const NeedleTask&);
 // Makes a probe. number: the probe's number for this length and depth. A probe is unlikely to equal a training or
 // validation sequence. Throws a UsageError for a depth outside [0, 1], a length that is too short for the needles that
 // are asked, or a vocabulary that is too small for them.

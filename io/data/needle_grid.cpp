@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <numeric>
 
 #include "engine/check.h"
@@ -128,7 +129,9 @@ std::string NeedleGrid::svg(const std::string& title) const {
 }
 
 NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answers& answers) {
-  if (q.lengths.empty()) q.lengths = {task.seq_len / 8, task.seq_len / 4, task.seq_len / 2, task.seq_len};
+  if (q.lengths.empty())
+    for (const int64_t part : {8, 4, 2, 1})
+      if (part == 1 || task.seq_len / part >= shortest_probe(task)) q.lengths.push_back(task.seq_len / part);
   const auto in_order = [](auto& list) {
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());

@@ -42,7 +42,7 @@ using Answers =
     std::function<std::vector<int32_t>(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T)>;
 
 struct NeedleQuestions {
-  std::vector<int64_t> lengths;  // sequence lengths; empty: 1/8, 1/4, 1/2 and all of the task's length
+  std::vector<int64_t> lengths;  // empty: 1/8, 1/4, 1/2 and all of the task's length, unless too short
   std::vector<double> depths;
   int64_t samples = 64, batch = 8;
 };

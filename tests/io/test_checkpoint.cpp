@@ -272,6 +272,7 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
   const Outcome none = run_program(train_args(second, from + "--set train.steps=0 --set train.seed=7"));
   INFO(none.output);
   REQUIRE(none.exit_code == 0);
+  CHECK(none.output.find("done: 0 steps, 0.") != std::string::npos);  // without a loss
   CHECK(none.output.find("begins with the weights of " + first + weights) != std::string::npos);
   CHECK(same_file(first + weights, second + weights));
   // init_from allows other lengths and data, and starts at step 0.
@@ -290,7 +291,7 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
     CHECK(read_text(second + "/training.csv") == rows);
     CHECK(fs::exists(second + "/checkpoints/step_2" + weights));
   };
-  refused("--set train.init_from=" + folder.file("absent"), 1, folder.file("absent"));
+  refused("--set train.init_from=" + folder.file("absent"), 1, "train.init_from: " + folder.file("absent"));
   refused(from + "--set model.dim=64", 1, "embed.weight is F32[256,32]");
   refused("--set train.init_from=" + second, 2, "train.init_from is " + second + ", in log.out_dir");
   write_text(folder.file("tokenizer.json"), some_tokenizer());

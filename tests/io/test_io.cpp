@@ -1,6 +1,5 @@
-// io/: files, shards, tables and JSON: round trips, known bytes, and every kind of malformed input. test_safetensors.cpp
-// has the weights' files.
-// of malformed input.
+// io/: files, shards, tables and JSON: round trips, known bytes, and every kind of malformed input.
+// test_safetensors.cpp has the weights' files. of malformed input.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -109,7 +108,9 @@ TEST_CASE("io: input files and globs", "[io]") {
   CHECK(expand_globs(Files{folder.file("c[1].txt"), folder.file("[ab].txt"), folder.file("a*")}) ==
         Files{text[2], text[0], text[1]});
   check_error([&] { expand_globs(Files{folder.file("a*"), folder.file("*.none")}); }, {"*.none"});
-  check_error([&] { expand_globs(Files{folder.path()}); }, {"this is a folder"});
+  check_error([&] { expand_globs(Files{folder.path()}); }, {"this is a folder", "/* takes its files"});
+  write_text(folder.file("manifest.json"), "");
+  check_error([&] { expand_globs(Files{folder.path()}); }, {"/*.bin takes its token shards"});
   CHECK(InputFile(folder.file("d.bin")).text(0, 100) == "d.bin");
   write_text(folder.file("empty"), "");
   CHECK(InputFile(folder.file("empty")).size() == 0);

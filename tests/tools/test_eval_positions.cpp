@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "io/data/position_losses.h"
@@ -121,9 +123,17 @@ TEST_CASE("eval: --against evaluates two checkpoints on the same tokens", "[tool
   CHECK(refused.exit_code == 1);
   CHECK(has(refused.output, "its data.documents is attend_within, and that of " + a + " is attend_across"));
 
-  const Outcome nowhere = run_program("eval --device cpu" + data + a + " --per-position " + a + "/none/x.csv");
-  CHECK(nowhere.exit_code == 1);
-  CHECK(has(nowhere.output, a + "/none/x.csv"));
+  // A file that cannot be written is an error before the evaluation.
+  for (const auto& [option, code, words] : std::vector<std::tuple<std::string, int, std::string>>{
+           {"--per-position " + folder.path(), 2, folder.path() + " is a folder"},
+           {"--per-document " + folder.file("none/a.csv"), 1, "none/a.csv: cannot be written"},
+           {"--against ''", 2, "--against: a path is needed"}}) {
+    const Outcome outcome = run_program("eval --device cpu" + data + a + " " + option);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == code);
+    CHECK(has(outcome.output, words));
+    CHECK_FALSE(has(outcome.output, "perplexity"));
+  }
 
   // The CSV file has the losses of --checkpoint, and a report of its run draws them.
   const std::string csv = a + "/positions.csv";

@@ -7,9 +7,9 @@
 #include <set>
 
 #include "io/huggingface/model_config.h"
-#include "io/weight_index.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/tokenizer.h"
+#include "io/weight_index.h"
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
@@ -128,8 +128,9 @@ TEST_CASE("export: what no class of transformers holds leaves with its code", "[
       CHECK(same_tensor(ours, entry.name, theirs, entry.name == "lm_head.weight" ? entry.name : "model." + entry.name));
     }
   }
-  const Exported other("--set nsa.phi=conv --set nsa.gate=sigmoid --set nsa.gate_temperature=0.5 "
-                       "--set model.rope_theta=500");
+  const Exported other(
+      "--set nsa.phi=conv --set nsa.gate=sigmoid --set nsa.gate_temperature=0.5 "
+      "--set model.rope_theta=500");
   const Json config = other.config();
   CHECK(config["nsa"]["phi"] == "conv");
   CHECK(config["nsa"]["gate"] == "sigmoid");
@@ -309,7 +310,9 @@ TEST_CASE("export: tokenizers and the model card", "[export]") {
   for (int i = 0; i < 400; ++i) corpus += fmt::format("{} sheep; ", i * i);
   write_text(folder.file("corpus"), corpus);
   run_ok("train " + kTiny + " --set runtime.device=cpu --set data.kind=text --set train.steps=3 " +
-         "--set train.eval_every=3 --set 'data.paths=[\"" + folder.file("corpus") + "\"]' --set log.out_dir=" + run);
+         R"(--set 'train.stages=[{"steps":2,"seq_len":24},{"steps":1,"lr_factor":0.5}]' --set train.optimizer=muon )" +
+         "--set train.schedule=wsd --set train.decay_fraction=0 " + "--set train.eval_every=3 --set 'data.paths=[\"" +
+         folder.file("corpus") + "\"]' --set log.out_dir=" + run);
   run_ok("export " + run + " --out " + out);
   CHECK(read_text(out + "/tokenizer.json") == byte_tokenizer_json());
   const Json tokenizer = json_of(out + "/tokenizer_config.json"), generation = json_of(out + "/generation_config.json");
@@ -319,6 +322,9 @@ TEST_CASE("export: tokenizers and the model card", "[export]") {
   const Json metrics = json_of(run + "/metrics.json");
   INFO(card);
   CHECK(has(card, "| optimizer steps | 3 |"));
+  CHECK(has(card, "| optimizer | muon |"));
+  CHECK(has(card, "| learning rate | 0.001 after 2 steps of warm-up, then constant |"));
+  CHECK(has(card, "stage 2 of 2: steps 3 to 3 of 2 x 48 tokens, learning rate x 0.5 |"));
   const double loss = metrics["val_loss"].get<double>();
   CHECK(has(card, fmt::format("| validation loss | {:.4f} nats", loss)));
   CHECK(!has(card, "bits per byte"));  // a loss per token says nothing about bytes

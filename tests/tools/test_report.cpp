@@ -353,6 +353,8 @@ TEST_CASE("report: folders without a run and malformed files are refused", "[rep
   refused(out, {"config.json"});
   write_text(out + "/config.json", "[1]");
   refused(out, {"config.json", "no JSON object"});
+  write_text(out + "/config.json", "{\"model\": 3}");
+  refused(out, {"config.json", "its model is 3"});
   write_text(out + "/config.json", "{}");
   const std::string header = "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu\n";
   write_text(out + "/training.csv", "when,what\n");

@@ -221,6 +221,9 @@ TEST_CASE("dist: a step's time for computing does not include waiting for other 
   CHECK(wait_ms > 0.3 * step_ms);
   CHECK(compute_ms < 0.7 * step_ms);
   CHECK(parts_ms <= 1.01 * step_ms);
+  // So few steps are all in the mean.
+  const Json metrics = Json::parse(read_text(out + "/metrics.json"));
+  CHECK(metrics["comm_wait_ms"].get<double>() == Approx(wait_ms / 4));
 }
 
 TEST_CASE("dist: environment variables set bucket size, timeout and backend", "[dist]") {

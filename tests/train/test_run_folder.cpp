@@ -321,6 +321,19 @@ TEST_CASE("run folder: a run that is refused or does not fit changes no file of 
   for (const char* name : {"/mem_oom.txt", "/mem_oom_rank1.json"}) CHECK_FALSE(fs::exists(out + name));
 }
 
+TEST_CASE("run folder: a resume that cannot write checkpoints ends before its first step", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = run(folder.file("run"), 1, "--set train.steps=2 --set train.save_every=2");
+  fs::permissions(out + "/checkpoints", fs::perms::owner_read | fs::perms::owner_exec);
+  const Outcome refused = run_command(kAsOthers + TRIAD_PROGRAM " " +
+                                      train_args(out, "--set train.steps=4 --set train.save_every=4 --resume latest"));
+  fs::permissions(out + "/checkpoints", fs::perms::owner_all);
+  INFO(refused.output);
+  CHECK(refused.exit_code == 1);
+  CHECK(has(refused.output, out + "/checkpoints/probe: cannot be written"));
+  CHECK(column(out + "/training.csv", "loss").size() == 2);
+}
+
 TEST_CASE("run folder: a resume does not use files that a killed run left unfinished", "[train]") {
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 1, "--set train.steps=6 --set train.save_every=2");

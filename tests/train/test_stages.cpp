@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -18,6 +19,7 @@
 #include "tests/support/test.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
+#include "train/monitor/pace.h"
 #include "train/schedule.h"
 
 using namespace triad;
@@ -100,6 +102,14 @@ TEST_CASE("stages: absent keys have the values of train.*, and the config keeps 
   CHECK(config_to_json(load_config(kTiny, {}).config)["train"]["stages"].is_null());
 }
 
+TEST_CASE("stages: --help has the limits of a stage's keys", "[train]") {
+  const std::string help = describe_config();
+  for (const char* words : {"train.stages[].steps             optimizer steps of the stage; at least 1; required\n",
+                            "as train.micro_batch_size, and its default; in [1, 1048576]\n",
+                            "as the model is configured; nsa|dense|alternate\n"})
+    CHECK(has(help, words));
+}
+
 TEST_CASE("stages: bad lists are errors that name key and value", "[train]") {
   struct Case {
     const char* list;
@@ -111,6 +121,9 @@ TEST_CASE("stages: bad lists are errors that name key and value", "[train]") {
       {"[3]", {}, {"train.stages[0] is 3", "an object"}},
       {R"([{"seq_len":16}])", {}, {"train.stages[0] is {\"seq_len\":16}", "lacks train.stages[0].steps"}},
       {R"([{"steps":4},{"steps":0}])", {}, {"train.stages[1].steps is 0"}},
+      {R"([{"steps":4},{"steps":4.5}])", {}, {"train.stages[1].steps is 4.5", "an integer"}},
+      {R"([{"steps":1e300}])", {}, {"train.stages[0].steps is 1e+300", "at most 2^53"}},
+      {R"([{"steps":"ten"}])", {"train.steps=null"}, {"train.stages[0].steps is \"ten\""}},
       {R"([{"steps":4,"seq_len":0}])", {}, {"train.stages[0].seq_len is 0"}},
       {R"([{"steps":4,"micro_batch_size":0}])", {}, {"train.stages[0].micro_batch_size is 0"}},
       {R"([{"steps":4,"lr_factor":-1}])", {}, {"train.stages[0].lr_factor is -1"}},
@@ -349,6 +362,21 @@ TEST_CASE("stages: graphs of each kind of step, and resumes, give the same bits 
   }
 }
 
+TEST_CASE("stages: the time until the run ends counts the tokens of later stages", "[train]") {
+  const Config config = config_of(R"([{"steps":4,"seq_len":24},{"steps":4}])");  // 48 and 96 tokens a step
+  ThroughputMeter meter(config, 1, 0, 0);
+  const auto measure = [&](int64_t step, int second) {
+    StepRecord record{.step = step, .tokens = 48, .step_ms = 2000};
+    meter.measure(record, ThroughputMeter::Clock::time_point(std::chrono::seconds(second)));
+    return record.eta_s;
+  };
+  // A run that resumes after step 1. Its first step counts only while there is no other.
+  CHECK(measure(2, 10) == Approx(2 * (2 * 48 + 4 * 96) / 48.0));
+  CHECK(measure(3, 11) == Approx((48 + 4 * 96) / 48.0));
+  CHECK(measure(4, 12) == Approx(4 * 96 / 48.0));
+  CHECK(measure(5, 14) == Approx(4 * (3 * 96) / (2 * 48 + 96.0)));
+}
+
 TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
@@ -386,6 +414,8 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   const Json json = Json::parse(plan.output);
   REQUIRE(json["stages"].size() == 3);
   CHECK(json["stages"][0]["tokens_per_step"] == 64);
+  CHECK(json["stages"][0]["attention"] == "nsa");
+  CHECK(json["stages"][1]["attention"] == "dense");
   int64_t largest = 0;
   for (const Json& stage : json["stages"]) largest = std::max(largest, stage["peak_bytes"].get<int64_t>());
   CHECK(json["peak_bytes"].get<int64_t>() >= largest);

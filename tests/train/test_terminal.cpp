@@ -160,6 +160,18 @@ TEST_CASE("terminal: at most 13 lines before the first step say what is trained,
   }
 }
 
+TEST_CASE("terminal: the name of a run's folder does not control the terminal", "[terminal]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("red\x1b[31m");
+  const Outcome outcome = run_program("train " + kTiny + " --set runtime.device=cpu --set train.steps=1 --verbose " +
+                                      "--set 'log.out_dir=" + out + "'");
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(has(outcome.output, "weights in " + folder.file("red\\x1b[31m/model.safetensors")));
+  CHECK_FALSE(has(outcome.output, "\x1b"));
+  CHECK_FALSE(has(read_text(out + "/ranks/rank_0.log"), "\x1b"));
+}
+
 TEST_CASE("terminal: no other output corrupts the progress line, which fits", "[terminal]") {
   if (!require_script()) return;
   const TemporaryFolder folder;

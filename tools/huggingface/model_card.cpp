@@ -14,6 +14,7 @@
 #include "io/file.h"
 #include "io/tokenizer/unicode.h"
 #include "train/load_config.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -81,11 +82,15 @@ std::string training_text(const ModelSource& source) {
   if (const double tokens = number("tokens"); tokens > 0) table.add("tokens trained on", "{:.0f}", tokens);
   if (table.empty()) return "These weights have not been trained by Triad.\n";
   const TrainConfig& train = config.train;
+  table.add("optimizer", "{}", word_of(train.optimizer));
+  const bool falls = train.schedule != Schedule::wsd || train.decay_steps() > 0;
   const std::string schedule = train.schedule == Schedule::wsd
                                    ? fmt::format("constant, and linear in the last {} steps", train.decay_steps())
                                    : std::string(word_of(train.schedule));
-  table.add("learning rate", "{} after {} steps of warm-up, then {} to {}", train.lr, train.warmup_steps, schedule,
-            train.lr * train.min_lr_fraction);
+  table.add("learning rate", "{} after {} steps of warm-up, then {}", train.lr, train.warmup_steps,
+            falls ? fmt::format("{} to {}", schedule, train.lr * train.min_lr_fraction) : "constant");
+  if (!train.stages.empty())
+    for (const TrainStage& stage : stages_of(train)) table.add("", "{}", stage_text(config, stage));
   if (const double loss = number("train_loss"); std::isfinite(loss)) table.add("training loss", "{:.4f} nats", loss);
   if (const double loss = number("val_loss"); std::isfinite(loss))
     table.add("validation loss", "{:.4f} nats a token, perplexity {:.3f}", loss, std::exp(loss));

@@ -417,6 +417,9 @@ ReportRun read_run(const std::string& folder) {
                 .clock = {},
                 .needle = {},
                 .data = {}};
+  for (const auto& [group, keys] : run.config.items())
+    TRIAD_CHECK(keys.is_object(), "{}: its {} is {}: a group of keys is needed", file("config.json"), shortened(group),
+                brief(keys));
   if (run.environment.contains("environment") && run.environment["environment"].is_object())
     // Secrets that an env.json may hold are hidden.
     for (auto& [name, value] : run.environment["environment"].items())

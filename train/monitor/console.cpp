@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/process/progress_line.h"
+#include "io/tokenizer/unicode.h"
 #include "train/monitor/banner.h"
 
 namespace triad {
@@ -29,17 +30,21 @@ void Console::print(const std::string& text) {
   std::fflush(stdout);
 }
 
-void Console::message(const std::string& text) {
+// Texts may hold names that a user or a file chose, so that they are made safe for a terminal.
+void Console::message(const std::string& said) {
+  const std::string text = printable_lines(said);
   log_.append(text + "\n");
   print(text);
 }
 
-void Console::detail(const std::string& text) {
+void Console::detail(const std::string& said) {
+  const std::string text = printable_lines(said);
   log_.append(text + "\n");
   if (verbose_) print(text);
 }
 
-void Console::alert(const std::string& text) {
+void Console::alert(const std::string& said) {
+  const std::string text = printable_lines(said);
   std::string line = "triad: " + text;
   constexpr int kRows = 3;  // maximum number of terminal rows that an alert fills
   if (is_terminal(STDERR_FILENO))

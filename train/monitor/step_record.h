@@ -27,7 +27,7 @@ struct StepRecord {
   double tokens_per_s = 0;          // tokens per second, computed from median_ms
   double mfu = 0;                   // model FLOP/s utilization: a fraction of the card's peak; 0: unknown
   double row_comm_ms = 0;           // mean comm_ms since the last row
-  double eta_s = 0;                 // estimated time until the run ends
+  double eta_s = 0;                 // estimated time until the run ends, s, if a FLOP takes as long in all stages
 };
 
 }  // namespace triad

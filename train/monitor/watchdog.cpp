@@ -19,6 +19,7 @@
 #include "engine/process/process_end.h"
 #include "engine/process/stack_dump.h"
 #include "io/file.h"
+#include "train/schedule.h"
 
 namespace triad {
 
@@ -67,6 +68,10 @@ double StallRule::hang_s(const Progress::Position& place) const {
   return place.stage == Stage::checkpoint ? std::max(config_.log.hang_s, patience) : config_.log.hang_s;
 }
 
+size_t StallRule::stage_of(const Progress::Position& place) const {
+  return stage_at(config_.train, first_step_ + place.steps).index;
+}
+
 StallRule::State StallRule::look(double now_s, const Progress::Position& place) {
   now_ = now_s;
   if (!last_) moved_ = step_began_ = now_s;
@@ -77,6 +82,7 @@ StallRule::State StallRule::look(double now_s, const Progress::Position& place) 
     const auto steps = static_cast<double>(place.steps - last_->steps);
     step_times_.push_back((now_s - step_began_) / steps);
     if (step_times_.size() > kMostTimes) step_times_.pop_front();
+    if (stage_of(place) != stage_of(*last_)) step_times_.clear();  // the stage's steps may have other sizes
     step_began_ = now_s;
   }
   // The time of evaluations and checkpoints does not count as step time.
@@ -98,7 +104,7 @@ Watchdog::Watchdog(const Progress& progress, const Comm& comm, Device device, co
       callbacks_(std::move(callbacks)),
       nvml_(device.is_cuda() ? backend::pci_address(device) : ""),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      rule_(config) {
+      rule_(config, first_step) {
   prepare_stack_dumps();
   take_sample();
   wake_on_dump_request(wake_);
@@ -151,7 +157,6 @@ void Watchdog::run() {
 
 void Watchdog::look(double now_s) {
   const Progress::Position place = progress_.position();
-  if (stage_begins_.exchange(false)) rule_.stage();
   judge(rule_.look(now_s, place), place);
   if (take_dump_request()) {
     const std::string file = dump("asked for by SIGUSR1; the run goes on", place);

@@ -21,22 +21,25 @@
 namespace triad {
 
 // StallRule: classifies a rank as advancing, slow or hung from samples of its progress. Pure: the caller passes the
-// time. Slow: the current step has taken at least log.slow_s and at least log.slow_factor times the median step time,
-// but progress continues. Hung: no progress for log.hang_s; in a checkpoint, where storage may be slow, no progress for
-// dist.timeout_s if that is longer.
+// time. Slow: the current step has taken at least log.slow_s and at least log.slow_factor times the median step time of
+// its stage (train.stages), but progress continues. Hung: no progress for log.hang_s; in a checkpoint, where storage
+// may be slow, no progress for dist.timeout_s if that is longer.
 class StallRule {
  public:
   enum class State { advancing, slow, hung };
-  explicit StallRule(const Config& config) : config_(config) {}
+  // first_step: number of steps done before this process.
+  explicit StallRule(const Config& config, int64_t first_step = 0) : config_(config), first_step_(first_step) {}
   State look(double now_s, const Progress::Position&);
   double still_s() const { return now_ - moved_; }      // time since the last progress
   double step_s() const { return now_ - step_began_; }  // time since the current step began
-  std::optional<double> usual_s() const;                // median step time; nullopt in the first steps
+  std::optional<double> usual_s() const;                // median step time; nullopt in the first steps of a stage
   double hang_s(const Progress::Position&) const;
-  void stage() { step_times_.clear(); }  // steps of another duration begin (train.stages)
 
  private:
+  size_t stage_of(const Progress::Position&) const;
+
   const Config& config_;
+  const int64_t first_step_;
   std::optional<Progress::Position> last_;
   double now_ = 0, moved_ = 0, step_began_ = 0;
   std::deque<double> step_times_;
@@ -65,8 +68,6 @@ class Watchdog {
   // Whether a slow step requests an orderly stop, which it does with log.on_anomaly stop. (A hung run is ended
   // immediately.)
   bool wants_stop() const { return wants_stop_; }
-  // Steps of another duration begin (train.stages): earlier ones do not say which are slow.
-  void stage() { stage_begins_ = true; }
 
  private:
   void run();
@@ -93,7 +94,7 @@ class Watchdog {
   int64_t pulse_step_ = -1;
   mutable std::mutex mutex_;  // guards sample_
   Sample sample_;
-  std::atomic<bool> wants_stop_ = false, stop_ = false, stage_begins_ = false;
+  std::atomic<bool> wants_stop_ = false, stop_ = false;
   std::thread thread_;  // the last member, because the thread uses all others
 };
 

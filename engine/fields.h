@@ -46,7 +46,8 @@ std::string_view word_of(E value) {
 template <class E>
 std::string all_words() {
   std::string out;
-  for (const auto& [word, v] : EnumWords<E>::words) out.append(out.empty() ? "" : "|").append(word);
+  for (const auto& [word, v] : EnumWords<E>::words)
+    if (!word.empty()) out.append(out.empty() ? "" : "|").append(word);
   return out;
 }
 

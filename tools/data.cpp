@@ -162,9 +162,7 @@ class Job {
   bool masked() const { return masked_.value_or(false); }
   ShardLayout layout() const {
     const bool narrow = tokenizer_.vocab_size() <= 1 << 16 && !masked();
-    return {.width = narrow ? TokenWidth::u16 : TokenWidth::u32,
-            .masked = masked(),
-            .vocab = tokenizer_.vocab_size()};
+    return {.width = narrow ? TokenWidth::u16 : TokenWidth::u32, .masked = masked(), .vocab = tokenizer_.vocab_size()};
   }
   void set_masked(std::optional<bool> masked) {
     masked_ = masked;
@@ -311,7 +309,7 @@ class Job {
 
   void save() {
     Json unfinished = {{"call", what_}, {"position", to_json(from_)}, {"text_bytes", text_bytes_},
-                             {"cut", cut_},   {"train", train_.pause()},    {"val", val_.pause()}};
+                       {"cut", cut_},   {"train", train_.pause()},    {"val", val_.pause()}};
     unfinished["masked"] = masked_ ? Json(*masked_) : Json();
     write_file_atomically(path(kUnfinished), dump_json(unfinished, 2) + "\n");
   }

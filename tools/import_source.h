@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "io/huggingface/model_config.h"
-#include "io/weight_index.h"
 #include "io/tokenizer/tokenizer.h"
+#include "io/weight_index.h"
 #include "train/config.h"
 
 namespace triad {

@@ -95,7 +95,6 @@ std::string describe_config() {
         allowed = "; " + all_words<T>();
       else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
         allowed = "; " + rule.str();
-      if (allowed.ends_with('|')) allowed.pop_back();  // of a word that is "", for a key that is not set
       out +=
           fmt::format("  {:<32} {}{}{}\n", group + "." + key, help, allowed, rule.required ? "; required" : fallback);
     };

@@ -66,8 +66,9 @@ class Groups {
   int64_t per_epoch_;
 };
 
-// Calls f(begin, end) for each document of the padding, which follows `pieces` documents that fill the first `at` tokens
-// of a row. The padding is as many documents as the row may still have, because short documents attend to few tokens.
+// Calls f(begin, end) for each document of the padding, which follows `pieces` documents that fill the first `at`
+// tokens of a row. The padding is as many documents as the row may still have, because short documents attend to few
+// tokens.
 template <class F>
 void for_each_padding(const RowOptions& options, int64_t pieces, int64_t at, F&& f) {
   const int64_t padding = options.seq_len - at, n = std::min(padding, options.max_documents + 1 - pieces);

@@ -243,9 +243,7 @@ void for_each_document(const std::vector<std::string>& files, const Tokenizer& t
 template <class T, class F>
 std::shared_ptr<const TokenSource> fill_memory(const std::string& name, F&& fill) {
   auto source = std::make_shared<MemoryTokens<T>>(name);
-  fill([&](std::span<const int32_t> document, std::span<const uint8_t> learned) {
-    source->append(document, learned);
-  });
+  fill([&](std::span<const int32_t> document, std::span<const uint8_t> learned) { source->append(document, learned); });
   return source;
 }
 template <class F>
@@ -277,8 +275,7 @@ std::shared_ptr<const TokenSource> choose_documents(const TokenSource& source, c
       document.resize(static_cast<size_t>(index.length(i)));
       source.read(index.begins[i], document);
       learned.resize(mask.empty() ? 0 : document.size());
-      for (size_t j = 0; j < learned.size(); ++j)
-        learned[j] = mask.learned(index.begins[i] + static_cast<int64_t>(j));
+      for (size_t j = 0; j < learned.size(); ++j) learned[j] = mask.learned(index.begins[i] + static_cast<int64_t>(j));
       append(document, learned);
     }
   });

@@ -43,9 +43,7 @@ Json DocumentLosses::json() const {
                       {"loss", sum.mean()},
                       {"ppl", std::exp(sum.mean())}});
   }
-  return {{"documents", by_document_.size()},
-          {"mean_loss", mean_over_documents()},
-          {"by_position", ranges}};
+  return {{"documents", by_document_.size()}, {"mean_loss", mean_over_documents()}, {"by_position", ranges}};
 }
 
 std::string DocumentLosses::table() const {

@@ -14,7 +14,7 @@ struct DocumentIndex {
   std::vector<int64_t> begins;  // ascending; the first is 0
   int64_t size = 0;             // number of tokens of the source
   Separator separator = Separator::first;
-  int32_t eot = 0;         // the separator's token
+  int32_t eot = 0;  // the separator's token
   // The target of the source's last token: the separator of the next document, or -1 if none follows or it is not
   // learned.
   int32_t after_end = -1;
@@ -37,11 +37,11 @@ DocumentIndex index_documents(std::vector<int64_t> marks, int64_t size, Separato
 
 // How rows of T tokens divide the documents. Row i is the tokens i*T and up; there are count_sequences() rows.
 struct RowDivision {
-  int64_t most = 0;       // largest number of documents in a row
-  int64_t fullest = 0;    // the first row that has as many
-  int64_t documents = 0;  // sum of the rows' numbers of documents
-  int64_t cut = 0;        // documents that continue in another row
-  int64_t cut_tokens = 0;  // tokens of the rows whose document began in an earlier row
+  int64_t most = 0;                 // largest number of documents in a row
+  int64_t fullest = 0;              // the first row that has as many
+  int64_t documents = 0;            // sum of the rows' numbers of documents
+  int64_t cut = 0;                  // documents that continue in another row
+  int64_t cut_tokens = 0;           // tokens of the rows whose document began in an earlier row
   std::vector<int64_t> parts = {};  // [T+1]: by length, the number of documents, or parts of them, that the rows hold
 };
 RowDivision divide_rows(const DocumentIndex&, int64_t rows, int64_t seq_len);

@@ -96,9 +96,9 @@ void ShardRow::finish_shard() {
 Json ShardRow::report() const {
   Json report = {{"documents", documents_}, {"tokens", tokens_}, {"shards", shards_}};
   if (layout_.masked)
-    report["learned"] =
-        std::accumulate(shards_.begin(), shards_.end(), int64_t{0},
-                        [](int64_t sum, const Json& entry) { return sum + entry.at("learned").get<int64_t>(); });
+    report["learned"] = std::accumulate(shards_.begin(), shards_.end(), int64_t{0}, [](int64_t sum, const Json& entry) {
+      return sum + entry.at("learned").get<int64_t>();
+    });
   return report;
 }
 

@@ -335,10 +335,8 @@ ShardWriter::Written ShardWriter::finish() {
   file_.commit();
   std::error_code ignored;
   if (layout_.masked) std::filesystem::remove(mask_path(path_), ignored);
-  return {.tokens = size_,
-          .bytes = file_.size(),
-          .crc32 = crc,
-          .learned = layout_.masked ? mask_.count(0, size_) : size_};
+  return {
+      .tokens = size_, .bytes = file_.size(), .crc32 = crc, .learned = layout_.masked ? mask_.count(0, size_) : size_};
 }
 
 }  // namespace triad

@@ -211,8 +211,11 @@ TEST_CASE("documents: data without known documents, and rows with too many, are 
   check_error([&] { ShardFolder(all, {{"eot", 9}, {"eot_position", "middle"}}).open(); }, {"eot_position", "middle"});
   // Without documents to keep apart, data.max_documents limits nothing unless rows are packed.
   for (const std::string& across : {known.path(), unknown.path()})
-    check_error([&] { open(across, {"data.documents=attend_across", "data.max_documents=40"}); },
-                {"data.max_documents is 40", "attend_across"});
+    check_error(
+        [&] {
+          open(across, {"data.documents=attend_across", "data.max_documents=40"});
+        },
+        {"data.max_documents is 40", "attend_across"});
   check_error([&] { open(unknown.path(), {"data.max_documents=7"}); }, {"data.max_documents is 7"});
   check_error([&] { planned_documents(config_of({"data.max_documents=7"})); }, {"data.max_documents is 7"});
   open(known.path(), {"data.documents=attend_across", "data.packing=best_fit", "data.max_documents=40"});

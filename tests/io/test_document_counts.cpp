@@ -127,14 +127,11 @@ TEST_CASE("documents: a batch has the sums of its rows' counts", "[data]") {
   const auto source = random_source(folder, 3000, 60);
   constexpr int64_t T = 64, kRows = 5;
   for (const Packing packing : {Packing::stream, Packing::best_fit}) {
-    const auto rows = make_rows(
-        source, {.seq_len = T, .packing = packing, .max_documents = 3, .seed = 4, .within = true});
-    Loader loader(source, {.seq_len = T,
-                           .micro_batch = kRows,
-                           .packing = packing,
-                           .max_documents = 3,
-                           .seed = 4,
-                           .within = true});
+    const auto rows =
+        make_rows(source, {.seq_len = T, .packing = packing, .max_documents = 3, .seed = 4, .within = true});
+    Loader loader(
+        source,
+        {.seq_len = T, .micro_batch = kRows, .packing = packing, .max_documents = 3, .seed = 4, .within = true});
     for (int64_t step = 0; step < 3; ++step) {
       RowDocuments sum;
       count_rows(T, kRows, sum, [&](int64_t i, Row& row) { rows->read(step * kRows + i, row); });

@@ -58,9 +58,12 @@ class MaskedShards {
       writer.finish();
       files.push_back({{"file", name}});
     }
-    const Json manifest = {{"format", "llmq"},         {"tokenizer", "byte"},
-                           {"vocab_size", 256},        {"eot", kEot},
-                           {"eot_position", position}, {"train", {{"shards", files}}},
+    const Json manifest = {{"format", "llmq"},
+                           {"tokenizer", "byte"},
+                           {"vocab_size", 256},
+                           {"eot", kEot},
+                           {"eot_position", position},
+                           {"train", {{"shards", files}}},
                            {"val", {{"shards", Json::array()}}}};
     write_text(folder_.file("manifest.json"), manifest.dump());
   }
@@ -204,12 +207,11 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   CHECK(texts(pair) == std::vector<std::string>{"-ab", "+c"});
   CHECK(pair.masked);
   CHECK(parse(R"({"prompt": "", "completion": ""})").empty());
-  const Record chat = parse(
-      R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U\nV"},)"
-      R"({"role": "assistant", "content": "A"}, {"role": "user", "content": ""},)"
-      R"({"role": "assistant", "content": "B"}]})");
-  CHECK(texts(chat) == std::vector<std::string>{"-system\nS\nuser\nU\nV\nassistant\n", "+A\n", "-user\n\nassistant\n",
-                                                "+B\n"});
+  const Record chat = parse(R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U\nV"},)"
+                            R"({"role": "assistant", "content": "A"}, {"role": "user", "content": ""},)"
+                            R"({"role": "assistant", "content": "B"}]})");
+  CHECK(texts(chat) ==
+        std::vector<std::string>{"-system\nS\nuser\nU\nV\nassistant\n", "+A\n", "-user\n\nassistant\n", "+B\n"});
   CHECK(chat.masked);
   const auto bad = [&](const std::string& line, std::vector<std::string> words) {
     words.insert(words.begin(), "a.jsonl: line 3");
@@ -241,8 +243,8 @@ TEST_CASE("mask: JSONL as text, by document into both splits, keeps each documen
              "{\"messages\":[{\"role\":\"user\",\"content\":\"f\"}]}\n{\"text\":\"g\"}\n");
   const auto tokenizer = make_tokenizer("byte");
   const auto open = [&](double val_fraction, uint64_t seed) {
-    return text_data(
-        {.paths = {folder.file("a.jsonl")}, .val_paths = {}, .val_fraction = val_fraction, .seed = seed}, *tokenizer);
+    return text_data({.paths = {folder.file("a.jsonl")}, .val_paths = {}, .val_fraction = val_fraction, .seed = seed},
+                     *tokenizer);
   };
   const auto text_of = [](const TokenSource& source) {  // learned tokens as they are, others in brackets
     Tokens tokens(static_cast<size_t>(source.size()));

@@ -11,8 +11,8 @@
 
 #include "engine/random_streams.h"
 #include "engine/rng.h"
-#include "kernels/nsa/gate.h"
 #include "kernels/nsa/branch_sum.h"
+#include "kernels/nsa/gate.h"
 #include "kernels/ops/cast.h"
 #include "kernels/ops/column_sum.h"
 #include "kernels/ops/matmul.h"
@@ -337,9 +337,9 @@ TEST_CASE("formula: the frequencies of llama3 and yarn are those of transformers
        1.138629436111989},
       {32,
        {.theta = 1e6, .scaling = yarn, .factor = 4, .original_len = 32768},
-       {1.0,            0.421696514,    0.177827939,    0.0749894157,   0.0316227786,   0.0133352149,
-        0.00477990136,  0.00165996165,  0.000549999997, 0.000168678584, 4.44569851e-05, 1.87473561e-05,
-        7.90569356e-06, 3.33380353e-06, 1.40585337e-06, 5.92843435e-07},
+       {1.0, 0.421696514, 0.177827939, 0.0749894157, 0.0316227786, 0.0133352149, 0.00477990136, 0.00165996165,
+        0.000549999997, 0.000168678584, 4.44569851e-05, 1.87473561e-05, 7.90569356e-06, 3.33380353e-06, 1.40585337e-06,
+        5.92843435e-07},
        1.138629436111989},
       // The pairs between which yarn mixes lie outside of the head.
       {16,

@@ -293,8 +293,8 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{2048, 6, 60, 60, 64, 16}, {"general", "general", "general", "general"}},
       {{2048, 6, 64, 128, 64, 16}, {"general", "general", "general", "sm90"}},
       {{2048, 6, 64, 64, 64, 16, 0, DType::f32}, {"general", "general", "general", "general"}},
-      // Packed rows: kv_stationary takes the long documents, the shared tile the others, whatever the row's length. With
-      // blocks of 16 tokens, which kv_stationary does not support, the shared tile takes up to 896 block ids.
+      // Packed rows: kv_stationary takes the long documents, the shared tile the others, whatever the row's length.
+      // With blocks of 16 tokens, which kv_stationary does not support, the shared tile takes up to 896 block ids.
       {{4096, 6, 64, 64, 64, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
       {{32768, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{131072, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},

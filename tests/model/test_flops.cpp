@@ -23,7 +23,7 @@ AttendedPairs counted(const ModelConfig& c, const std::vector<int64_t>& lengths)
       for (int64_t key = 0; key <= t; ++key) {
         pairs.dense += 1;
         pairs.win += t - key < n.w;
-        pairs.sel += key / n.l_sel >= first_listed;  // any n_sel blocks up to the query's own have as many keys
+        pairs.sel += key / n.l_sel >= first_listed;         // any n_sel blocks up to the query's own have as many keys
         pairs.cmp += key % n.d == 0 && key + n.l - 1 <= t;  // of the compressed block that begins at the key
       }
     }
@@ -66,12 +66,13 @@ TEST_CASE("flops: rows of documents have the pairs of their documents", "[model]
     AttendedPairs want;
     for (const std::vector<int64_t>& row : rows) {
       const AttendedPairs of_row = counted(c, row);
-      want.cmp += of_row.cmp / 3, want.sel += of_row.sel / 3, want.win += of_row.win / 3, want.dense += of_row.dense / 3;
+      want.cmp += of_row.cmp / 3, want.sel += of_row.sel / 3, want.win += of_row.win / 3,
+          want.dense += of_row.dense / 3;
     }
     check_equal(attended_pairs(c, AttentionKind::nsa, 200, mix), want);
     CHECK(attended_pairs(c, AttentionKind::dense, 200, mix).dense == Approx(want.dense));
-    // FLOPs: products with weights as without documents; for each pair, one product of dk and one of dv in forward, three
-    // and two in backward; for each compressed pair one of dk for the selection's scores.
+    // FLOPs: products with weights as without documents; for each pair, one product of dk and one of dv in forward,
+    // three and two in backward; for each compressed pair one of dk for the selection's scores.
     const int64_t B = 5;
     const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
     const ProductFlops products = product_flops(c, B, 200);
@@ -83,9 +84,10 @@ TEST_CASE("flops: rows of documents have the pairs of their documents", "[model]
     // Recomputation repeats the attention of the documents.
     const double replayed = 2.0 * static_cast<double>(B * 200 * c.dim * qkv_width(c, AttentionKind::nsa)) +
                             2 * (want.cmp + want.sel + want.win) * static_cast<double>(B * c.n_heads) * (dk + dv);
-    CHECK(replay_flops(c, AttentionKind::nsa, B, 200, Recompute::attention, mix) ==
-          Approx(replayed + replay_flops(c, AttentionKind::nsa, B, 200, Recompute::attention) -
-                 2.0 * static_cast<double>(B * 200 * c.dim * qkv_width(c, AttentionKind::nsa)) -
-                 2 * attended_pairs(c, AttentionKind::nsa, 200).all() * static_cast<double>(B * c.n_heads) * (dk + dv)));
+    CHECK(
+        replay_flops(c, AttentionKind::nsa, B, 200, Recompute::attention, mix) ==
+        Approx(replayed + replay_flops(c, AttentionKind::nsa, B, 200, Recompute::attention) -
+               2.0 * static_cast<double>(B * 200 * c.dim * qkv_width(c, AttentionKind::nsa)) -
+               2 * attended_pairs(c, AttentionKind::nsa, 200).all() * static_cast<double>(B * c.n_heads) * (dk + dv)));
   }
 }

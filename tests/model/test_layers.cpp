@@ -94,8 +94,13 @@ TEST_CASE("layers: impossible rotations and gates are errors that name key and v
       {[](ModelConfig& m) { m.rope_scaling = RopeScaling::yarn, m.rope_beta_slow = 40; },
        {"model.rope_beta_fast is 32", "model.rope_beta_slow, which is 40"}},
       {[](ModelConfig& m) { m.rope_scaling = RopeScaling::yarn, m.rope_theta = 1; }, {"model.rope_theta is 1", "yarn"}},
-      {[](ModelConfig& m) { m.nsa.gate_init = {0.1, 0.3}; }, {"nsa.gate_init is [0.1, 0.3]", "three numbers"}},
-      {[](ModelConfig& m) { m.nsa.gate_init = {0.1, 0.3, 1}, m.nsa.gate.kind = GateKind::sigmoid; },
+      {[](ModelConfig& m) {
+         m.nsa.gate_init = {0.1, 0.3};
+       },
+       {"nsa.gate_init is [0.1, 0.3]", "three numbers"}},
+      {[](ModelConfig& m) {
+         m.nsa.gate_init = {0.1, 0.3, 1}, m.nsa.gate.kind = GateKind::sigmoid;
+       },
        {"nsa.gate_init is [0.1, 0.3, 1]", "sigmoid", "1 is not"}}};
   for (const auto& [change, words] : cases) {
     const std::string message = error_of(change);
@@ -110,9 +115,9 @@ TEST_CASE("layers: impossible rotations and gates are errors that name key and v
 }
 
 TEST_CASE("layers: a dense layer of an NSA model has a dense layer's tensors", "[model]") {
-  const ModelConfig mixed = changed([](ModelConfig& m) { m.dense_layers = "0:1,3:4", m.nsa.phi = Phi::mlp; }),
-                    nsa = changed([](ModelConfig& m) { m.nsa.phi = Phi::mlp; }),
-                    dense = changed([](ModelConfig& m) { m.attention = AttentionKind::dense; });
+  const ModelConfig mixed = changed([](ModelConfig&m) { m.dense_layers = "0:1,3:4", m.nsa.phi = Phi::mlp; }),
+                    nsa = changed([](ModelConfig&m) { m.nsa.phi = Phi::mlp; }),
+                    dense = changed([](ModelConfig&m) { m.attention = AttentionKind::dense; });
   for (const int64_t layer : {0, 3}) CHECK(names_of_layer(mixed, layer) == names_of_layer(dense, layer));
   for (const int64_t layer : {1, 2}) CHECK(names_of_layer(mixed, layer) == names_of_layer(nsa, layer));
   CHECK(2 * count_parameters(mixed) == count_parameters(nsa) + count_parameters(dense));

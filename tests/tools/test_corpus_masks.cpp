@@ -174,8 +174,7 @@ TEST_CASE("corpus: held-out ends keep their masks, and shards without a mask ref
   CHECK(manifest_of(folder.file("one"))["train"]["learned"] == 2);  // the first separator and d
 
   write_text(folder.file("mixed.jsonl"), "{\"text\":\"plain\"}\n\n" + pair);
-  const Outcome mixed =
-      run_program("data --input " + folder.file("mixed.jsonl") + " --out " + folder.file("mixed"));
+  const Outcome mixed = run_program("data --input " + folder.file("mixed.jsonl") + " --out " + folder.file("mixed"));
   INFO(mixed.output);
   CHECK(mixed.exit_code == 1);
   CHECK(has(mixed.output, "mixed.jsonl: line 3, at offset 18"));

@@ -234,8 +234,8 @@ TEST_CASE("corpus: a call resumes with the same tokenizer only, and one call at 
 
 TEST_CASE("corpus: a resume removes later shards of the interrupted call, and no other file", "[data]") {
   const TemporaryFolder folder;
-  const std::vector<std::string> later = {"train_000001.bin", "train_000002.bin.part",
-                                          "train_000002.bin.mask", "train_1000000.bin"},
+  const std::vector<std::string> later = {"train_000001.bin", "train_000002.bin.part", "train_000002.bin.mask",
+                                          "train_1000000.bin"},
                                  others = {"train_000000.bin", "train_99999999999999999999.bin", "train_notes.bin",
                                            "train_000001.txt", "val_000001.bin"};
   for (const std::string& name : later) write_text(folder.file(name), "");

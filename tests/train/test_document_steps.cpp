@@ -85,8 +85,8 @@ void check_changing_bounds(Device device, int64_t T, const std::vector<std::stri
     const auto got = all.run(bounds), want = alone.run(bounds);
     INFO(bounds.size() - 1 << " documents");
     CHECK(got == want);
-    if (!before.empty() && bounds != Bounds{0, 3, static_cast<int32_t>(T), static_cast<int32_t>(2 * T - 1),
-                                            static_cast<int32_t>(2 * T)})
+    if (!before.empty() &&
+        bounds != Bounds{0, 3, static_cast<int32_t>(T), static_cast<int32_t>(2 * T - 1), static_cast<int32_t>(2 * T)})
       CHECK(got != before);
     before = got;
   }

@@ -204,9 +204,9 @@ TEST_CASE("documents: ranks with other masks, documents or separators of the sam
     write_text(here + "/other_eot/manifest.json", other.dump());
   }
   const auto refused = [&](const std::string& keys, const std::string& words) {
-    const Outcome outcome = run_command(
-        mpirun(2) + "sh -c 'cd " + folder.path() + "/$OMPI_COMM_WORLD_RANK; exec " + TRIAD_PROGRAM + " " +
-        train_args(folder.file("run"), "--set train.steps=1 --set data.val_fraction=0 " + keys) + "'");
+    const Outcome outcome =
+        run_command(mpirun(2) + "sh -c 'cd " + folder.path() + "/$OMPI_COMM_WORLD_RANK; exec " + TRIAD_PROGRAM + " " +
+                    train_args(folder.file("run"), "--set train.steps=1 --set data.val_fraction=0 " + keys) + "'");
     INFO(outcome.output);
     CHECK(outcome.exit_code != 0);
     CHECK(has(outcome.output, words));

@@ -106,9 +106,9 @@ TEST_CASE("mixed layers: a resume ends with the same bits, and recomputation giv
   }
   // A run does not resume with other dense layers or other projections, because that would be another model.
   for (const std::string other : {"--set model.dense_layers=0:1 ", "--set nsa.shared_kv=false "}) {
-    const Outcome outcome = run_program(train_args(
-        folder.file("whole"), kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp --set train.steps=8 " + other +
-                                  "--resume " + folder.file("whole") + "/checkpoints/step_6"));
+    const Outcome outcome = run_program(
+        train_args(folder.file("whole"), kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp --set train.steps=8 " +
+                                             other + "--resume " + folder.file("whole") + "/checkpoints/step_6"));
     INFO(outcome.output);
     CHECK(outcome.exit_code == 1);
     CHECK((has(outcome.output, "model.dense_layers is") || has(outcome.output, "nsa.shared_kv is")));
@@ -153,8 +153,8 @@ TEST_CASE("init_from: an NSA model begins with the weights of a dense one", "[tr
   CHECK(std::abs(first_loss(nsa) - loss) > 1e-3);
 
   // The weights themselves: copies, fresh phi and fresh gates, or those of nsa.gate_init.
-  succeed(train_args(
-      nsa, from + "--set train.steps=0 --set nsa.phi=conv --set 'nsa.gate_init=[0.1,0.3,0.6]' --overwrite"));
+  succeed(
+      train_args(nsa, from + "--set train.steps=0 --set nsa.phi=conv --set 'nsa.gate_init=[0.1,0.3,0.6]' --overwrite"));
   auto theirs = tensors(dense + kWeights), ours = tensors(nsa + kWeights);
   for (const char* layer : {"blocks.0.attn.", "blocks.1.attn."}) {
     for (const char* letter : {"k", "v"})

@@ -48,12 +48,9 @@ Json document_lengths(const DocumentIndex& index, const DocumentMix& row_parts) 
     if (length > 0) all.add(length);  // an empty source has one document of no tokens
   }
   for (const auto& [length, number] : row_parts.documents) parts.add(length, number);
-  return {{"schema", kSchema},
-          {"documents", index.count()},
-          {"tokens", index.size},
-          {"longest", longest},
-          {"lengths", all.json()},
-          {"row_parts", row_parts.rows > 0 ? parts.json() : Json()}};
+  return {{"schema", kSchema},     {"documents", index.count()},
+          {"tokens", index.size},  {"longest", longest},
+          {"lengths", all.json()}, {"row_parts", row_parts.rows > 0 ? parts.json() : Json()}};
 }
 
 }  // namespace triad

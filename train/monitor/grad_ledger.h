@@ -26,8 +26,8 @@ class GradLedger final : public GradSink {
       : GradLedger(ctx, arena, params, params.grads(), Parts::whole(params)) {}
 
   // Call before queuing a backward. Each call of ready() is forwarded to `next` unless it is null, and throws Error if
-  // the gradient was reported before. A replayed graph does not call ready(), so what the recorded backward has reported
-  // stays valid.
+  // the gradient was reported before. A replayed graph does not call ready(), so what the recorded backward has
+  // reported stays valid.
   void begin(GradSink* next) {
     next_ = next;
     arrivals_.begin();

@@ -312,9 +312,10 @@ void linear_backward_weight(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor
   matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = add});
 }
 
-std::string matmul_libraries() {
+std::string matmul_libraries(Device device) {
   std::string text = openblas_get_config();
-  if constexpr (kBuiltWithCuda) text += ", " + cuda::matmul_library();
+  if (device.is_cuda())
+    if constexpr (kBuiltWithCuda) text += ", " + cuda::matmul_library();
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/ops/matmul.h"
 
 #include <cublasLt.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <map>
@@ -21,12 +22,64 @@ namespace triad::cuda {
 
 namespace {
 
-#define CUBLAS_CHECK(call)                                                                                 \
-  do {                                                                                                     \
-    const cublasStatus_t cublas_status = (call);                                                           \
-    if (cublas_status != CUBLAS_STATUS_SUCCESS)                                                            \
-      ::triad::fail("{}: {} at {}:{}", #call, cublasLtGetStatusString(cublas_status), __FILE__, __LINE__); \
-  } while (0)
+// cuBLASLt's functions. The library is loaded when a product or its version is first asked for: that takes a tenth of a
+// second, which otherwise each start of the program would take, also one that computes nothing on a GPU.
+struct CublasLtFunctions {
+  decltype(&cublasLtCreate) create;
+  decltype(&cublasLtDestroy) destroy;
+  decltype(&cublasLtGetStatusString) status_string;
+  decltype(&cublasLtGetVersion) version;
+  decltype(&cublasLtMatrixLayoutInit_internal) layout_init;
+  decltype(&cublasLtMatrixLayoutSetAttribute) layout_set;
+  decltype(&cublasLtMatmulDescInit_internal) product_init;
+  decltype(&cublasLtMatmulDescSetAttribute) product_set;
+  decltype(&cublasLtMatmulPreferenceInit_internal) preference_init;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
+  decltype(&cublasLtMatmulAlgoInit) algorithm_init;
+  decltype(&cublasLtMatmulAlgoConfigSetAttribute) algorithm_set;
+  decltype(&cublasLtMatmulAlgoCheck) algorithm_check;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+  decltype(&cublasLtMatmul) matmul;
+};
+
+// Looks in the machine's library paths, then where the build found the library.
+CublasLtFunctions load_cublaslt() {
+  const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
+  if (dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    const std::string why = dlerror();
+    if (dlopen(TRIAD_CUBLASLT_LIBRARY, RTLD_NOW | RTLD_GLOBAL) == nullptr)
+      fail("{} (it comes with the CUDA Toolkit; its folder may have to be in LD_LIBRARY_PATH); {}", why, dlerror());
+  }
+  CublasLtFunctions lt{};
+  const auto find = [&]<class F>(F& function, const char* symbol) {
+    function = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, symbol));
+    if (function == nullptr) fail("{} has no {}", name, symbol);
+  };
+  find(lt.create, "cublasLtCreate");
+  find(lt.destroy, "cublasLtDestroy");
+  find(lt.status_string, "cublasLtGetStatusString");
+  find(lt.version, "cublasLtGetVersion");
+  find(lt.layout_init, "cublasLtMatrixLayoutInit_internal");
+  find(lt.layout_set, "cublasLtMatrixLayoutSetAttribute");
+  find(lt.product_init, "cublasLtMatmulDescInit_internal");
+  find(lt.product_set, "cublasLtMatmulDescSetAttribute");
+  find(lt.preference_init, "cublasLtMatmulPreferenceInit_internal");
+  find(lt.preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  find(lt.algorithm_init, "cublasLtMatmulAlgoInit");
+  find(lt.algorithm_set, "cublasLtMatmulAlgoConfigSetAttribute");
+  find(lt.algorithm_check, "cublasLtMatmulAlgoCheck");
+  find(lt.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  find(lt.matmul, "cublasLtMatmul");
+  return lt;
+}
+const CublasLtFunctions& cublaslt() {
+  static const CublasLtFunctions loaded = load_cublaslt();
+  return loaded;
+}
+
+void check_cublas(cublasStatus_t status, const char* call) {
+  if (status != CUBLAS_STATUS_SUCCESS) fail("{}: {}", call, cublaslt().status_string(status));
+}
 
 // One operand as cuBLASLt describes it, column-major.
 struct Operand {
@@ -84,12 +137,14 @@ cudaDataType_t cuda_type(DType dtype) {
 }
 
 void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
-  CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, cuda_type(o.dtype), o.rows, o.cols, o.ld));
+  check_cublas(cublaslt().layout_init(&layout, sizeof layout, cuda_type(o.dtype), o.rows, o.cols, o.ld), "a layout");
   if (o.batch == 1) return;
   const auto count = static_cast<int32_t>(o.batch);
-  CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
-  CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &o.batch_stride,
-                                                sizeof(o.batch_stride)));
+  const auto set_layout = [&](cublasLtMatrixLayoutAttribute_t attribute, const auto& value) {
+    check_cublas(cublaslt().layout_set(&layout, attribute, &value, sizeof(value)), "an attribute of a layout");
+  };
+  set_layout(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
+  set_layout(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, o.batch_stride);
 }
 
 // The cuBLASLt handle, its workspace and the plans made so far. The workspace is allocated with the handle, outside the
@@ -98,13 +153,13 @@ class CublasLt final : public BlasHandle {
  public:
   CublasLt(Device device, bool tuned_card) : device_(device), tuned_card_(tuned_card) {
     workspace_ = backend::allocate(device, kMatmulWorkspaceBytes);
-    const cublasStatus_t status = cublasLtCreate(&handle_);
+    const cublasStatus_t status = cublaslt().create(&handle_);
     if (status == CUBLAS_STATUS_SUCCESS) return;
     backend::deallocate(device, workspace_);
-    fail("cublasLtCreate on {}: {}", device.str(), cublasLtGetStatusString(status));
+    fail("cublasLtCreate on {}: {}", device.str(), cublaslt().status_string(status));
   }
   ~CublasLt() override {
-    cublasLtDestroy(handle_);
+    cublaslt().destroy(handle_);
     backend::deallocate(device_, workspace_);
   }
   CublasLt(const CublasLt&) = delete;
@@ -141,16 +196,16 @@ class CublasLt final : public BlasHandle {
 
 template <class Value>
 void set(cublasLtMatmulDescOpaque_t& desc, cublasLtMatmulDescAttributes_t attribute, Value value) {
-  CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&desc, attribute, &value, sizeof(value)));
+  check_cublas(cublaslt().product_set(&desc, attribute, &value, sizeof(value)), "an attribute of a product");
 }
 template <class Value>
 void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
-  CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
+  check_cublas(cublaslt().preference_set(&preference, attribute, &value, sizeof(value)), "a preference");
 }
 
 template <class Value>
 void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute, Value value) {
-  CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof(value)));
+  check_cublas(cublaslt().algorithm_set(&algorithm, attribute, &value, sizeof(value)), "an attribute of an algorithm");
 }
 
 // The table's row for this product, or nullptr. The table is for linear layers in bf16 with 16-byte aligned operands.
@@ -187,8 +242,8 @@ bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   const TunedProduct* const t = tuned_card_ ? find_tuned(p) : nullptr;
   if (t == nullptr) return false;
   cublasLtMatmulAlgo_t algorithm;
-  if (cublasLtMatmulAlgoInit(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
-                             cuda_type(p.d.dtype), kTunedAlgorithm, &algorithm) != CUBLAS_STATUS_SUCCESS)
+  if (cublaslt().algorithm_init(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
+                                cuda_type(p.d.dtype), kTunedAlgorithm, &algorithm) != CUBLAS_STATUS_SUCCESS)
     return false;
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, t->tile);
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, CUBLASLT_MATMUL_STAGES_64xAUTO);
@@ -198,7 +253,7 @@ bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
                 t->split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE);
   cublasLtMatmulHeuristicResult_t checked;
-  if (cublasLtMatmulAlgoCheck(handle_, &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &algorithm, &checked) !=
+  if (cublaslt().algorithm_check(handle_, &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &algorithm, &checked) !=
           CUBLAS_STATUS_SUCCESS ||
       checked.workspaceSize > static_cast<size_t>(kMatmulWorkspaceBytes))
     return false;
@@ -215,7 +270,7 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
   // CUBLAS_COMPUTE_32F_PEDANTIC forbids every substitute for fp32 arithmetic (TF32, sums of bf16 products). bf16
   // operands need CUBLAS_COMPUTE_32F, which allows tensor cores.
   const cublasComputeType_t compute = p.a.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
-  CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, compute, CUDA_R_32F));
+  check_cublas(cublaslt().product_init(&plan.product, sizeof plan.product, compute, CUDA_R_32F), "a product");
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (bias != nullptr) {
@@ -229,7 +284,7 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
   if (use_tuned(plan, p)) return plan;
 
   cublasLtMatmulPreferenceOpaque_t preference;
-  CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
+  check_cublas(cublaslt().preference_init(&preference, sizeof preference), "a preference");
   set<uint64_t>(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMatmulWorkspaceBytes);
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.a.alignment);
@@ -241,8 +296,8 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
 
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &plan.product, &plan.a, &plan.b, &plan.c,
-                                                               &plan.d, &preference, 1, &best, &found);
+  const cublasStatus_t status =
+      cublaslt().heuristic(handle_, &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &preference, 1, &best, &found);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0)
     fail(
         "cuBLASLt knows no algorithm for {} of {} [{},{}] <- {} [{},{}]{} x [{},{}]{}{} (column-major; alignments {}, "
@@ -250,7 +305,7 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
         "{}, {}): {}",
         p.d.batch, name_of(p.d.dtype), p.d.rows, p.d.cols, name_of(p.a.dtype), p.a.rows, p.a.cols,
         p.trans_a ? "^T" : "", p.b.rows, p.b.cols, p.trans_b ? "^T" : "", bias == nullptr ? "" : " + bias",
-        p.a.alignment, p.b.alignment, p.c.alignment, p.d.alignment, cublasLtGetStatusString(status));
+        p.a.alignment, p.b.alignment, p.c.alignment, p.d.alignment, cublaslt().status_string(status));
   plan.algorithm = best.algo;
   return plan;
 }
@@ -270,11 +325,12 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
       bias);
   const float alpha = static_cast<float>(options.alpha);
   const float beta = options.accumulate || has_c ? 1.0f : 0.0f;
-  CUBLAS_CHECK(cublasLtMatmul(lt.handle(), &plan.product, &alpha, b.data, &plan.a, a.data, &plan.b, &beta, c.data,
-                              &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(), kMatmulWorkspaceBytes,
-                              static_cast<cudaStream_t>(ctx.stream.handle())));
+  check_cublas(cublaslt().matmul(lt.handle(), &plan.product, &alpha, b.data, &plan.a, a.data, &plan.b, &beta, c.data,
+                                 &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(), kMatmulWorkspaceBytes,
+                                 static_cast<cudaStream_t>(ctx.stream.handle())),
+               "cublasLtMatmul");
 }
 
-std::string matmul_library() { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
+std::string matmul_library() { return "cuBLASLt " + std::to_string(cublaslt().version()); }
 
 }  // namespace triad::cuda

@@ -52,8 +52,8 @@ inline int64_t leading_dimension(const ConstTensor& t) {
   return t.size(0) > 1 ? t.stride[0] : (t.size(1) > 0 ? t.size(1) : 1);
 }
 
-// The BLAS libraries in use and their versions: "OpenBLAS 0.3.21 ..., cuBLASLt 13.0".
-std::string matmul_libraries();
+// The BLAS libraries of a run on the device, and their versions: "OpenBLAS 0.3.21 ..., cuBLASLt 130001".
+std::string matmul_libraries(Device);
 
 namespace cuda {
 // With matrices, or with batches [n, ...] of them.

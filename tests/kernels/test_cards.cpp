@@ -16,6 +16,7 @@
 #include "kernels/nsa/gpu/portable_tiles.h"
 #include "kernels/nsa/select.h"
 #include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
@@ -246,4 +247,9 @@ TEST_CASE("cards: no op launches more shared memory than the smallest card has",
   }
   CHECK(launches > 500);
   CHECK(most > 90 * 1024);
+}
+
+TEST_CASE("matmul: cuBLASLt is loaded when it is first used, and has every function that products need", "[matmul]") {
+  CHECK_FALSE(has(run_command("ldd " TRIAD_PROGRAM).output, "cublasLt"));
+  if constexpr (kBuiltWithCuda) CHECK(has(cuda::matmul_library(), "cuBLASLt "));
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -19,7 +18,6 @@
 #include "tests/support/test.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
-#include "train/monitor/pace.h"
 #include "train/schedule.h"
 
 using namespace triad;
@@ -360,21 +358,6 @@ TEST_CASE("stages: graphs of each kind of step, and resumes, give the same bits 
     for (const char* stem : {kWeightsStem, kMomentsStem})
       CHECK(compare(plain + "/checkpoints/step_0", plain + "/checkpoints/step_3", stem).unused);
   }
-}
-
-TEST_CASE("stages: the time until the run ends counts the tokens of later stages", "[train]") {
-  const Config config = config_of(R"([{"steps":4,"seq_len":24},{"steps":4}])");  // 48 and 96 tokens a step
-  ThroughputMeter meter(config, 1, 0, 0);
-  const auto measure = [&](int64_t step, int second) {
-    StepRecord record{.step = step, .tokens = 48, .step_ms = 2000};
-    meter.measure(record, ThroughputMeter::Clock::time_point(std::chrono::seconds(second)));
-    return record.eta_s;
-  };
-  // A run that resumes after step 1. Its first step counts only while there is no other.
-  CHECK(measure(2, 10) == Approx(2 * (2 * 48 + 4 * 96) / 48.0));
-  CHECK(measure(3, 11) == Approx((48 + 4 * 96) / 48.0));
-  CHECK(measure(4, 12) == Approx(4 * 96 / 48.0));
-  CHECK(measure(5, 14) == Approx(4 * (3 * 96) / (2 * 48 + 96.0)));
 }
 
 TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[train]") {

@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-Json library_versions() {
-  return {{"matrix products", matmul_libraries()},
+Json library_versions(Device device) {
+  return {{"matrix products", matmul_libraries(device)},
           {"fmt", FMT_VERSION},
           {"nlohmann_json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                                         NLOHMANN_JSON_VERSION_PATCH)},
@@ -31,7 +31,7 @@ Json environment_report(Device device, const Comm& comm, const std::string& buil
   uname(&machine);
   Json report = {{"build", build},
                  {"host", machine.nodename},
-                 {"libraries", library_versions()},
+                 {"libraries", library_versions(device)},
                  {"kernel", std::string(machine.sysname) + " " + machine.release},
                  {"cpu", backend::info(Device::cpu()).name},
                  {"cpu_threads", sysconf(_SC_NPROCESSORS_ONLN)},

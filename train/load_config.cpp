@@ -87,16 +87,16 @@ std::string describe_config() {
   Config defaults;
   std::string out = "Config keys (file, --set group.key=value):\n";
   visit_groups(defaults, [&](const std::string& group, auto& fields) {
-    // The line of a key. fallback: its default, for messages.
+    // Adds the line of help of one key: its name, help, allowed values, and that it is required, or else its default.
     const auto add = [&]<class T>(const std::string& key, const T&, const char* help, const Rule& rule,
-                                  const std::string& fallback) {
+                                  const std::string& default_text) {
       std::string allowed;
       if constexpr (std::is_enum_v<T>)
         allowed = "; " + all_words<T>();
       else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
         allowed = "; " + rule.str();
-      out +=
-          fmt::format("  {:<32} {}{}{}\n", group + "." + key, help, allowed, rule.required ? "; required" : fallback);
+      out += fmt::format("  {:<32} {}{}{}\n", group + "." + key, help, allowed,
+                         rule.required ? "; required" : default_text);
     };
     visit(fields, [&](const std::string& name, auto& field, const char* help, const Rule& rule) {
       using T = std::decay_t<decltype(field)>;

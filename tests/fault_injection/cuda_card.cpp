@@ -1,6 +1,7 @@
 // A CUDA runtime for a card that the machine lacks, which tests preload (LD_PRELOAD) into the program. Its device has
-// the compute capability TRIAD_CARD=86 (8.6). Memory is address space that must not be accessed, copies and products do
-// nothing, and a launch prints one line, once for each kernel, CTA and amount of shared memory:
+// the compute capability TRIAD_CARD=86 (8.6). Memory is address space that must not be accessed, and copies and
+// products do nothing. A launch prints a line, unless the same kernel was launched with as many threads and bytes
+// before:
 //   launch <TAB> symbol of the kernel in device code <TAB> threads per CTA <TAB> bytes of dynamic shared memory
 // So the host code of every op runs as on that card, and tests/checks/resources.py compares what it launches with the
 // limits of the card.

@@ -1,6 +1,6 @@
-// The portable kernels on cards that differ in shared memory: the choice of tiles, and, on a simulated card
-// (tests/fault_injection/cuda_card.cpp), what the host code of every op launches. tests/checks/resources.py compares
-// these launches with the registers and the shared memory of the compiled kernels.
+// The portable kernels must fit into every card's shared memory. These tests check which tiles are chosen for a card,
+// and the launches of every op on a simulated card (tests/fault_injection/cuda_card.cpp). tests/checks/resources.py
+// compares the same launches with the registers and the shared memory of the compiled kernels.
 #include <algorithm>
 #include <array>
 #include <cstdlib>

@@ -16,8 +16,9 @@ namespace {
 // Decides how the work of dk and dv is cut into pieces (PiecePlan). A kernel that also computes dq reads q and dout of
 // a piece's tokens, and adds to their dq. For such a kernel the tokens are divided into runs whose q, dout and dq fit
 // into L2 (kRunBytes), and every piece belongs to one run. Each run is then read from memory once, but a block has a
-// partial sum for each run. A short sequence is one run. A part of a row has few queries for its many blocks; there a
-// run has at least kLeastOfBlock of them for each block on average, since partial sums would otherwise take the memory.
+// partial sum for each run. A short sequence is one run. If ranks share a row, a call has few queries but sees all
+// blocks before them, and the partial sums could need more memory than all else. Runs are then made longer, until a run
+// has kLeastOfBlock queries per block on average.
 PiecePlan plan_pieces(const AttendIn& in, const SelectedKeys& keys, Backward kernels) {
   constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16;
   const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;

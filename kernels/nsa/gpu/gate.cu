@@ -329,9 +329,9 @@ struct GatePlan {
   int warps;
   size_t bytes;
 };
-// The largest number of warps per CTA, up to 8, for which the weights and the warps' rows fit in shared memory: with
-// fc1's matrix, or without it if not even one warp fits with it. floats_of(warps): the floats of these rows. Throws if
-// nothing fits.
+// Chooses the largest number of warps per CTA, up to 8, for which the weights and the warps' rows fit in shared memory.
+// fc1's matrix is among these weights unless it leaves no room for even one warp. floats_of(warps): the floats of the
+// rows. Throws if nothing fits.
 template <class T, class FloatsOf>
 GatePlan plan_gate(const Context& ctx, const GateMlp<T>& mlp, FloatsOf&& floats_of) {
   const int64_t limit = std::min(kSharedLimit, shared_limits(ctx).cta_bytes);

@@ -50,7 +50,8 @@ constexpr int64_t padded_columns(int64_t width) {
   return round_up(width, int64_t{Tile::kColumns});
 }
 
-// The plan of one tile shape. There are two stages if two CTAs per SM then still fit.
+// Plans the shared memory of a CTA with this tile shape. It is double-buffered (two stages) if an SM then still has
+// room for two such CTAs.
 template <class Tile>
 TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p, const SharedLimits& limits) {
   const auto row_bytes = [&](int64_t columns) { return columns * p.element_bytes + kTilePadBytes; };

@@ -231,7 +231,8 @@ void add_first(Context& ctx, const Pair& all, const Pair& first) {
 }
 
 // Calls work(context, run) for each run. The runs before the last one are computed on a side stream, where they fill
-// the SMs that the last CTAs of the last run leave free. apart: whether they may be.
+// the SMs that the last CTAs of the last run leave free. apart: whether they may be; their scratch memory is then beside
+// that of the last run.
 template <class Work>
 void for_each_run(Context& ctx, const LayerContext& lc, Work&& work, bool apart = true) {
   const int64_t last = lc.layout.runs() - 1;
@@ -358,6 +359,9 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
         add_first(side, dblocks, dblocks_earlier);
       },
       any_order);
+  // The selected branch's partial sums of dk and dv take the most memory of all. Long runs are computed one after the
+  // other, so that only one has them at a time: SMs that stay free at a long run's end cost it nothing.
+  constexpr int64_t kLongRun = 1 << 16;
   for_each_run(
       ctx, lc,
       [&](Context& on, int64_t i) {
@@ -365,7 +369,7 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
         nsa_attend_selected_backward(on, to(sums, i), upstream(kSel, i), in.selected_in(i),
                                      of_run(lc, s.block_index, i), c.l_sel);
       },
-      any_order);
+      any_order && lc.layout.run_tokens < kLongRun);
   add_first(ctx, dkeys, dkeys_earlier);
   const Coming sel = exchange.reduce(ctx, dkeys, rows.selected, "sel");
   compressed.join();

@@ -21,7 +21,7 @@ using namespace triad::test;
 
 namespace {
 
-constexpr int64_t kRanks = 2, kRows = 2;
+constexpr int64_t kRanks = 2, kRows = 2, kArenaBytes = int64_t{6} << 30;
 
 struct PartsCase {
   Sizes n;
@@ -101,7 +101,7 @@ class Outputs {
 
 void check_parts(const Setting& setting, const PartsCase& p) {
   const Sizes& n = p.n;
-  Lab lab(setting);
+  Lab lab(setting, kArenaBytes);
   Context& ctx = lab.ctx();
   const DType T = setting.dtype, acc = acc_dtype(T);
   const int64_t Tc = compressed_length(n.T, p.c.l, p.c.d);
@@ -232,7 +232,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
 void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   const Sizes& n = p.n;
   INFO("compression, phi " << static_cast<int>(kind) << ", " << n.str() << ", " << p.bounds.size() << " bounds");
-  Lab lab(setting);
+  Lab lab(setting, kArenaBytes);
   Context& ctx = lab.ctx();
   const DType T = setting.dtype, acc = acc_dtype(T);
   NsaConfig c = p.c;

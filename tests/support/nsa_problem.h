@@ -28,10 +28,10 @@ struct Setting {
 // The memory of a test on one device, and copies between that memory and doubles on the host.
 class Lab {
  public:
-  explicit Lab(const Setting& s)
+  explicit Lab(const Setting& s, int64_t arena_bytes = int64_t{3} << 30)
       : setting(s),
         rt_({.device = s.device,
-             .arena_bytes = int64_t{3} << 30,
+             .arena_bytes = arena_bytes,
              .scratch_bytes = int64_t{2} << 30,
              .side_streams = s.side_streams}) {}
   Context& ctx() { return rt_.ctx(); }

@@ -18,9 +18,10 @@ namespace {
 // into L2 (kRunBytes), and every piece belongs to one run. Each run is then read from memory once, but a block has a
 // partial sum for each run. A short sequence is one run. If ranks share a row, a call has few queries but sees all
 // blocks before them, and the partial sums could need more memory than all else. Runs are then made longer, until a run
-// has kLeastOfBlock queries per block on average.
+// has kLeastOfBlock queries per block on average and the partial sums of all runs fit into kMostPartial bytes.
 PiecePlan plan_pieces(const AttendIn& in, const SelectedKeys& keys, Backward kernels) {
-  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16;
+  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16,
+                    kMostPartial = int64_t{32} << 30;
   const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;
   if (!with_dq) return {kParts, kParts, kWorkTokens};
   const int64_t T = in.q.size(1);
@@ -28,9 +29,14 @@ PiecePlan plan_pieces(const AttendIn& in, const SelectedKeys& keys, Backward ker
   int64_t parts = kParts, cut = kParts;
   while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
   if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
-  const auto is_thin = [&] { return T * keys.lists.n * cut < kLeastOfBlock * keys.lists.blocks * parts; };
+  const int64_t blocks = keys.lists.blocks, queries = T * keys.lists.n;
+  const int64_t partial_bytes =
+      in.q.size(0) * in.k.size(2) * blocks * keys.block_keys * (in.k.size(3) + in.v.size(3)) * int64_t{4};
+  const auto too_short = [&] {
+    return queries * cut < kLeastOfBlock * blocks * parts || partial_bytes * parts > kMostPartial * cut;
+  };
   if (!in.documents.part.whole())
-    while (cut < parts && is_thin()) parts > kParts ? parts = std::max(kParts, parts / 2) : cut *= 2;
+    while (cut < parts && too_short()) parts > kParts ? parts = std::max(kParts, parts / 2) : cut *= 2;
   const int64_t most_tokens = cut < parts                     ? kWorkTokens / 4
                               : kernels == Backward::sm90_d64 ? kWorkTokens * 3 / 4
                                                               : kWorkTokens / 2;

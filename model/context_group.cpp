@@ -242,4 +242,12 @@ ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope,
   return transfer;
 }
 
+void ContextGroup::launch(Context& ctx, const std::function<void()>& launch) {
+  ready_->record(comm_.stream());
+  ready_->block(ctx.stream);
+  comm_.launch_recorded("a recorded micro-step", ctx.stream, launch);
+  ready_->record(ctx.stream);
+  ready_->block(comm_.stream());
+}
+
 }  // namespace triad

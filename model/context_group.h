@@ -2,6 +2,7 @@
 // the same functions in the same order, with the lists of the same layout. The ranks' links carry rows while the device
 // computes: gather() and reduce() begin a transfer, and its finish() makes the context wait for it.
 #pragma once
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,6 +52,13 @@ class ContextGroup {
   Transfer reduce(Context&, Scratch::Scope&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs,
                   const std::string& what);
 
+  // Calls work(), which records a graph of this rank's work with its exchanges, if can_record().
+  void record(const std::function<void()>& work) { comm_.record(work); }
+  bool can_record() const { return comm_.can_record(); }
+  // Calls launch(), which queues such a graph on ctx.stream. Earlier collectives of the run end before the graph begins,
+  // and later ones begin after its end, because two kernels that wait for other ranks must not compete for SMs.
+  void launch(Context&, const std::function<void()>& launch);
+
   // Measures the exchanges that begin from now on (exchange_meter.h); null: none.
   void measure(ExchangeMeter* meter) { meter_ = meter; }
 
@@ -63,7 +71,7 @@ class ContextGroup {
 
   Comm& comm_;
   int64_t ranks_, rank_;        // of the group
-  std::optional<Event> ready_;  // of the context: rows to send are ready; absent while memory is planned
+  std::optional<Event> ready_;  // earlier work of one stream has ended; absent while memory is planned
   // Of the links, used in turn: a transfer has ended. Transfers end in the order in which they begin, so a wait for an
   // event that was recorded again is only longer.
   std::vector<Event> done_;

@@ -147,10 +147,6 @@ void Config::check_run() const {
     if (dist.context > stage.seq_len)
       fail_usage("dist.context is {}: {}seq_len is {}, and each rank needs a token", dist.context,
                  train.stages.empty() ? "train." : fmt::format("train.stages[{}].", stage.index), stage.seq_len);
-  if (dist.context > 1 && runtime.cuda_graph)
-    fail_usage(
-        "dist.context is {}: it must be 1 with runtime.cuda_graph, since a graph cannot hold what the ranks exchange",
-        dist.context);
   if (stages.size() > 1 && runtime.asserts && runtime.cuda_graph)
     fail_usage(
         "runtime.asserts is true: with {} stages in train.stages runtime.cuda_graph must be false, since a graph does "

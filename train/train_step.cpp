@@ -94,6 +94,9 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
   triad::zero(ctx_, numbers_);
   triad::zero(ctx_, model_.params().grad_buffer().memory());  // no op writes the padding between gradients
   if (ctx_.planning) return;
+  if (group_ && records_graphs() && !group_->can_record())
+    fail_usage("dist.context is {}: with runtime.cuda_graph the ranks must be connected by NCCL, not by {}",
+               config.dist.context, comm->name());
   layout_ = lay_out_result();
   int64_t batch_bytes = 0;
   for (const Form& form : forms_) {
@@ -278,12 +281,15 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act.row_loss, /*add=*/true);
 }
 
+// With windows, work on the comm stream has to end before later work of the same micro-step begins, which a graph cannot
+// wait for.
+bool TrainStep::records_graphs() const {
+  return config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning && !windows();
+}
+
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                            std::span<const int32_t> bounds) {
   upload(tokens, targets, bounds, step_positions);
-  // With windows, work on the comm stream has to end before later work of the same micro-step begins, which a graph
-  // cannot wait for.
-  const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning && !windows();
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
   GradReducer* const sums = last || windows() ? reducer_.get() : nullptr;
   const auto work = [&] { forward_backward(first, sums); };
@@ -296,17 +302,26 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
   if (last && bucket_trace_) bucket_trace_->begin(ctx_.stream);
   Recordings& recordings = dense_ ? form().dense : form().nsa;
   Recording& recording = sums != nullptr ? recordings.summed : first ? recordings.first : recordings.later;
-  if (trace_wanted_ || !with_graph ||
+  if (trace_wanted_ || !records_graphs() ||
       !std::exchange(recording.ran, true)) {  // a graph's ops cannot be timed one by one
     begin_sums(/*recorded=*/false);
     return work();
   }
   if (!recording.graph.recorded()) {
     begin_sums(/*recorded=*/true);
-    recording.graph.record(ctx_, work);
+    const auto record = [&] { recording.graph.record(ctx_, work); };
+    group_ ? group_->record(record) : record();
   }
-  recording.graph.launch(ctx_.stream);
+  const auto launch = [&] { recording.graph.launch(ctx_.stream); };
+  group_ ? group_->launch(ctx_, launch) : launch();
   if (sums != nullptr) sums->reduce_recorded();
+}
+
+void TrainStep::forget_graphs() {
+  for (Form& form : forms_)
+    for (Recordings* recordings : {&form.nsa, &form.dense})
+      for (Recording* recording : {&recordings->first, &recordings->later, &recordings->summed})
+        recording->graph.clear();
 }
 
 void TrainStep::sum_over_ranks(bool stop) {

@@ -94,6 +94,8 @@ class TrainStep {
   const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
   // The ranks among which the parameters are divided; null if each rank has all.
   Comm* shards() { return sharded() ? &groups_->replica : nullptr; }
+  // Destroys the recorded graphs. Call it before Comm::finish(): NCCL waits for the end of graphs that hold exchanges.
+  void forget_graphs();
   Runtime& runtime() { return runtime_; }
   const GradLedger& ledger() const { return ledger_; }
 
@@ -155,6 +157,7 @@ class TrainStep {
   void forward_backward(bool first, GradSink* sink = nullptr);
   bool sharded() const { return is_sharded(config_, world_); }
   bool windows() const { return has_grad_windows(config_, world_); }
+  bool records_graphs() const;
   // This step's gradients, summed over micro-steps and ranks, and the parts of them that this rank has.
   Tensor sums() { return reducer_ ? reducer_->sums() : model_.params().grads(); }
   Parts grad_parts() { return reducer_ ? reducer_->parts() : Parts::whole(model_.params()); }

@@ -31,6 +31,7 @@ class Trainer {
   void run() {
     try {
       run_and_report();
+      setup_.step.forget_graphs();
       setup_.comm->finish();
     } catch (const UsageError& e) { abandon(setup_, checkpoints(), e.what(), 2); } catch (const std::exception& e) {
       abandon(setup_, checkpoints(), e.what(), 1);

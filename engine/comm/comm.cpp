@@ -118,35 +118,37 @@ void Comm::gather_peers(const LaunchEnv& env, Device device) {
   guard_->watch(local);
 }
 
+// on: the stream on which the collective ends; null: it is finished when call() returns.
 template <class Call>
-void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call) {
+void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, const Stream* on, Call&& call) {
+  TRIAD_CHECK(!recording_, "{} of {}: a graph may hold exchanges alone", kind, what);
   const auto began = std::chrono::steady_clock::now();
   const std::string collective = guard_->begin(fmt::format("{} of {}", kind, what), bytes);
   try {
     call();
   } catch (const Error& e) { fail("{}; under way: {}", e.what(), collective); }
-  if (on_stream) return guard_->end_on(*stream_);
+  if (on != nullptr) return guard_->end_on(*on);
   guard_->end();
   (all_ == nullptr ? waited_ms_ : all_->waited_ms_) +=
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
 
 void Comm::all_reduce(Tensor x, const std::string& what, CommCtas ctas) {
-  if (guard_) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x, ctas); });
+  if (guard_) guarded("all_reduce", what, x.bytes(), stream_of_collectives(), [&] { do_all_reduce(x, ctas); });
 }
 void Comm::reduce_scatter(Tensor x, const std::string& what, CommCtas ctas) {
   TRIAD_CHECK(x.numel() % world_ == 0, "reduce_scatter of {} over {} ranks: {}", what, world_, x.str());
-  if (guard_) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x, ctas); });
+  if (guard_) guarded("reduce_scatter", what, x.bytes(), stream_of_collectives(), [&] { do_reduce_scatter(x, ctas); });
 }
 void Comm::all_gather(Tensor x, const std::string& what) {
   TRIAD_CHECK(x.numel() % world_ == 0, "all_gather of {} over {} ranks: {}", what, world_, x.str());
-  if (guard_) guarded("all_gather", what, x.bytes(), on_stream(), [&] { do_all_gather(x); });
+  if (guard_) guarded("all_gather", what, x.bytes(), stream_of_collectives(), [&] { do_all_gather(x); });
 }
 
 void Comm::all_to_all(Tensor x, Tensor staging, const std::string& what) {
   TRIAD_CHECK(x.numel() % world_ == 0 && staging.numel() == x.numel() && staging.dtype == x.dtype,
               "all_to_all of {} over {} ranks: {}, staging {}", what, world_, x.str(), staging.str());
-  if (guard_) guarded("all_to_all", what, x.bytes(), on_stream(), [&] { do_all_to_all(x, staging); });
+  if (guard_) guarded("all_to_all", what, x.bytes(), stream_of_collectives(), [&] { do_all_to_all(x, staging); });
 }
 
 void Comm::exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes,
@@ -163,11 +165,28 @@ void Comm::exchange(std::span<const ConstPiece> to, std::span<const Piece> from,
     }
   };
   check(to), check(from);
-  if (guard_) guarded("exchange", what, bytes, on_stream(), [&] { do_exchange(to, from, most_bytes); });
+  if (recording_) return do_exchange(to, from, most_bytes);
+  if (guard_) guarded("exchange", what, bytes, stream_of_collectives(), [&] { do_exchange(to, from, most_bytes); });
+}
+
+void Comm::record(const std::function<void()>& work) {
+  TRIAD_CHECK(can_record(), "{} cannot be recorded in a graph", name());
+  recording_ = true;
+  try {
+    work();
+  } catch (...) {
+    recording_ = false;
+    throw;
+  }
+  recording_ = false;
+}
+
+void Comm::launch_recorded(const std::string& what, const Stream& on, const std::function<void()>& launch) {
+  if (guard_) guarded("exchanges", what, 0, &on, launch);
 }
 
 void Comm::all_gather_host_bytes(const void* mine, void* all, int64_t bytes, const std::string& what) {
-  if (guard_) guarded("all_gather_host", what, bytes, false, [&] { link_->all_gather(mine, all, bytes); });
+  if (guard_) guarded("all_gather_host", what, bytes, nullptr, [&] { link_->all_gather(mine, all, bytes); });
 }
 
 std::vector<std::string> Comm::all_gather_host_text(const std::string& mine, const std::string& what) {

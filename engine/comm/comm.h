@@ -90,6 +90,12 @@ class Comm {
   // nothing to exchange, and agree on most_bytes, the most bytes that any rank sends to another one.
   void exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes,
                 const std::string& what);
+  // Calls work(), which records a graph (engine/graph.h). It may call exchange() if can_record(), and no other
+  // collective. The exchanges have no number of their own: each launch of the graph by launch_recorded() is one
+  // collective, which ends when `on` reaches its end. what: names the graph in messages.
+  void record(const std::function<void()>& work);
+  void launch_recorded(const std::string& what, const Stream& on, const std::function<void()>& launch);
+  virtual bool can_record() const { return false; }
   // Makes tensors accessible to the other ranks, so that copy engines can move their data. All ranks must call it with
   // the same tensors, all in the allocation that begins at `base`. If the ranks can access each other's memory,
   // shares() is then true, and all_gather and all_to_all of these tensors use no SMs. barrier_counts [world] i32, in
@@ -135,6 +141,7 @@ class Comm {
   virtual std::unique_ptr<Comm> make_group(const std::vector<int>& ranks);
   // False if a collective is finished when its call returns, as on the CPU and for sums on the host.
   virtual bool on_stream() const { return false; }
+  const Stream* stream_of_collectives() const { return on_stream() ? stream_.get() : nullptr; }
   Link& link() const { return *link_; }
   CommGuard& guard() { return *guard_; }
 
@@ -142,7 +149,7 @@ class Comm {
   // From here on the end of another rank's process is not an error; collective.
   void expect_end();
   template <class Call>
-  void guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call);
+  void guarded(const char* kind, const std::string& what, int64_t bytes, const Stream* on, Call&& call);
   void all_gather_host_bytes(const void* mine, void* all, int64_t bytes, const std::string& what);
   void gather_peers(const LaunchEnv&, Device);
 
@@ -152,6 +159,7 @@ class Comm {
   std::shared_ptr<Stream> stream_;
   std::vector<Peer> peers_;
   double waited_ms_ = 0;
+  bool recording_ = false;
   Comm* const all_ = nullptr;                                    // of a group: the Comm to which it belongs
   std::map<std::pair<int, int>, std::unique_ptr<Comm>> groups_;  // by count and stride
 };

@@ -119,6 +119,7 @@ class NcclComm final : public Comm {
   bool shares() const override { return copies_ != nullptr; }
   bool may_share() const override { return no_copies_.empty(); }
   std::string why_not_shared() const override { return no_copies_; }
+  bool can_record() const override { return true; }
 
  protected:
   std::unique_ptr<Comm> make_group(const std::vector<int>& ranks) override {

@@ -107,7 +107,6 @@ TEST_CASE("context: numbers of ranks that do not fit are refused with their valu
   refused(train + " --set dist.context=2", {"dist.context is 2", "number of ranks, which is 1"});
   refused(train + " --set dist.context=0", {"dist.context"});
   refused(train + " --set dist.context=49", {"dist.context is 49", "train.seq_len is 48"});
-  refused(train + " --set dist.context=2 --set runtime.cuda_graph=true", {"dist.context is 2", "runtime.cuda_graph"});
 }
 
 TEST_CASE("context: a plan counts the tokens of groups of ranks, and each rank's memory", "[dist]") {

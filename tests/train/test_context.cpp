@@ -74,6 +74,26 @@ TEST_CASE("context: 12 steps have the weights of one rank, with every dist.zero,
   CHECK(same_file(two + kWeights, train(folder.file("again"), 2, 2, 1, eval) + kWeights));
 }
 
+TEST_CASE("context: a graph on two GPUs has the bits of two GPUs without one, and needs NCCL", "[dist][gpu2]") {
+  if (!require_gpus(2) || !require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string gpu = "--set runtime.device=cuda --set runtime.asserts=false --set train.eval_every=6 ",
+                    graph = gpu + "--set runtime.cuda_graph=true ";
+  for (const int accumulated : {1, 2}) {
+    INFO(accumulated << " micro-steps");
+    const auto weights = [&](const std::string& name, const std::string& keys) {
+      return train(folder.file(name + std::to_string(accumulated)), 2, 2, accumulated, keys) + kWeights;
+    };
+    CHECK(same_file(weights("without", gpu), weights("with", graph)));
+    CHECK(same_file(weights("shards without", gpu + "--set dist.zero=1"),
+                    weights("shards with", graph + "--set dist.zero=1")));
+  }
+  const Outcome refused =
+      run_ranks(2, train_args(folder.file("mpi")) + " --set dist.context=2 --set dist.backend=mpi " + graph);
+  CHECK(refused.exit_code != 0);
+  CHECK(has(refused.output, "dist.context is 2: with runtime.cuda_graph the ranks must be connected by NCCL"));
+}
+
 TEST_CASE("context: documents stay apart across cuts, and a resume takes another number of ranks", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

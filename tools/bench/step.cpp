@@ -162,6 +162,7 @@ class Steps {
     ctx().stream.synchronize();
     comm_.stream().synchronize();
   }
+  void forget_graphs() { step_.forget_graphs(); }
   // Disables the CUDA graph: kernels of a graph cannot be attributed to their ops.
   void leave_graph() { config_.runtime.cuda_graph = false; }
   // The times of `count` steps in us, each from the step's begin on the device to that of the next step.
@@ -400,6 +401,7 @@ void run_step(const StepOptions& o) {
     if (text && device.is_cuda()) fmt::print("{}\n", steps->ctx().routes.summary());
     if (!o.chrome_trace.empty()) no_trace = write_trace(trace_file, *steps);
     steps->drain();
+    steps->forget_graphs();
     comm->finish();
   });
   if (!first) return;

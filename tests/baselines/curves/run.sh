@@ -7,7 +7,7 @@ set -u
 text=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2")
 cd "$(dirname "$0")/../../.."
 triad=$(realpath "${TRIAD:-build/cuda/triad}")
-steps=${STEPS:-3200} limit=${LIMIT:-525}
+config=${CONFIG:-configs/m7c_bytes.json} steps=${STEPS:-3200} limit=${LIMIT:-525}
 # Each entry: T:sequences a step[:steps[:F]]. With F the run starts from the weights of the run at F tokens, warms up for
 # 100 steps and is named T_from_F.
 read -ra lengths <<< "${LENGTHS:-2048:16 8192:4:3600:2048}"
@@ -28,7 +28,7 @@ chain() {  # attention, GPU
     seconds=$(left -15)  # a run that is stopped needs time to write a checkpoint; timeout 0 would mean no limit
     [ "$seconds" -gt 5 ] || { echo "$name: no time is left"; continue; }
     CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$seconds" "$triad" train \
-      configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="$t" \
+      "$config" --overwrite --set model.attention="$1" --set train.seq_len="$t" \
       --set train.micro_batch_size="$sequences" --set train.eval_batches=$((2621440 / t / sequences)) \
       --set train.steps="${n:-$steps}" --set log.out_dir="$run" \
       ${from:+--set train.init_from="$out/$1_$from" --set train.warmup_steps=100} \

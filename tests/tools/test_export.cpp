@@ -137,6 +137,18 @@ TEST_CASE("export: what no class of transformers holds leaves with its code", "[
   CHECK(config["nsa"]["gate_temperature"] == 0.5);
   CHECK(config["nsa"]["l_sel"] == 8);
   CHECK(config["rope"]["theta"] == 500);
+
+  // No verb reads such a folder, and each says what to use instead.
+  for (const std::string& args :
+       {"generate --device cpu --prompt A --checkpoint " + other.out,
+        "import " + other.out + " --out " + other.out + "2", "inspect " + other.out,
+        "export " + other.out + " --out " + other.out + "2", "train " + other.out + "/config.json"}) {
+    const Outcome outcome = run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(has(outcome.output, "triad cannot read it back"));
+    CHECK(has(outcome.output, "triad export CHECKPOINT --format triad"));
+    CHECK(!has(outcome.output, "import takes it"));
+  }
 }
 
 TEST_CASE("export: scaled rotations are written for both generations of transformers", "[export]") {

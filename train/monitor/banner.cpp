@@ -116,6 +116,8 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   if (const int cores = too_few_cores(device, comm); cores > 0)
     add("note",
         fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none", cores));
+  if (!c.model.has_nsa() && !c.model.dense_layers.empty())
+    add("note", fmt::format("model.dense_layers {} has no effect: model.attention is dense", c.model.dense_layers));
   if (c.runtime.cuda_graph && !device.is_cuda()) add("note", "runtime.cuda_graph has no effect on the CPU");
   if (c.runtime.cuda_graph && device.is_cuda() && has_grad_windows(c, comm.world()))
     add("note", "runtime.cuda_graph has no effect with dist.zero 2 or 3, or with train.grads_dtype bf16");

@@ -11,6 +11,7 @@
 #include <numbers>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -218,8 +219,21 @@ Json json_of(const Options& o, const Losses& losses, double bits_per_byte, const
   return result;
 }
 
+// Throws a UsageError if --per-document and --per-position are one file, which need not exist.
+void check_distinct_files(const Options& o) {
+  if (o.per_document.empty() || o.per_position.empty()) return;
+  const auto file = [](const std::string& path) {
+    std::error_code unknown;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path), unknown);
+  };
+  if (file(o.per_document) == file(o.per_position))
+    fail_usage("--per-document {} and --per-position {} are the same file: each table needs its own", o.per_document,
+               o.per_position);
+}
+
 void eval(const Options& o) {
   check_environment();
+  check_distinct_files(o);
   const ModelSource model = find_model(o.checkpoint);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
   std::optional<ModelSource> other_model;

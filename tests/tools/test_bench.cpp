@@ -79,7 +79,7 @@ TEST_CASE("bench: rows are kept, and compared with the newest row of the same ca
   rows.push_back(older);
   write_rows(kept, rows);
   check(compare, 1,
-        {"attention window 1x40x4x2x8 randn forward", "% slower", "1 of 14 rows are more than 5% slower than " + kept,
+        {"attention window 1x40x4x2x8 randn forward", "% slower", "1 of 14 rows is more than 5% slower than " + kept,
          "14 rows compared, 1 without a kept row", "no kept row"});
 }
 

@@ -336,7 +336,7 @@ TEST_CASE("export: tokenizers and the model card", "[export]") {
   CHECK(has(card, "| optimizer steps | 3 |"));
   CHECK(has(card, "| optimizer | muon |"));
   CHECK(has(card, "| learning rate | 0.001 after 2 steps of warm-up, then constant |"));
-  CHECK(has(card, "stage 2 of 2: steps 3 to 3 of 2 x 48 tokens, learning rate x 0.5 |"));
+  CHECK(has(card, "stage 2 of 2: step 3 of 2 x 48 tokens, learning rate x 0.5 |"));
   const double loss = metrics["val_loss"].get<double>();
   CHECK(has(card, fmt::format("| validation loss | {:.4f} nats", loss)));
   CHECK(!has(card, "bits per byte"));  // a loss per token says nothing about bytes

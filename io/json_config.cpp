@@ -7,6 +7,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "io/huggingface/model_config.h"
 #include "io/json_builder.h"
 
 #include "engine/process/did_you_mean.h"
@@ -53,7 +54,7 @@ Json read_json_file(const std::string& path) {
   if (!root.is_object()) fail_usage("config {}: a JSON object is needed, this is {}", path, root.type_name());
   if (root.contains("architectures") || root.contains("model_type")) {
     const std::string folder = std::filesystem::path(path).parent_path().string();
-    fail_usage("{} is a transformers folder: triad import takes it", folder.empty() ? "." : folder);
+    fail_huggingface_folder(folder.empty() ? "." : folder, root);
   }
   return root;
 }

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/json_config.h"
 
 namespace triad {
@@ -121,8 +122,8 @@ void WeightIndex::open_indexed() {
   for (auto& [name, position] : positions) {
     const fs::path path = folder / name;
     const auto in_file = [&file = name](const auto& one) { return one.second == file; };
-    TRIAD_CHECK(is_file(path), "{}: file {} is missing, which {} names for {} tensors", folder.string(),
-                shortened(name), index, std::count_if(map.begin(), map.end(), in_file));
+    TRIAD_CHECK(is_file(path), "{}: file {} is missing, which {} names for {}", folder.string(), shortened(name), index,
+                counted(std::count_if(map.begin(), map.end(), in_file), "tensor"));
     position = files_.size();
     files_.emplace_back(path.string());
   }

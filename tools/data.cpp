@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/data/dataset.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shard_set.h"
@@ -213,7 +214,8 @@ class Job {
     remove_temporaries();
     train_.resume(unfinished.at("train"));
     val_.resume(unfinished.at("val"));
-    fmt::print("{}: resumes after {} documents, {} tokens\n", o_.out, from_.documents, train_.tokens() + val_.tokens());
+    fmt::print("{}: resumes after {}, {}\n", o_.out, counted(from_.documents, "document"),
+               counted(train_.tokens() + val_.tokens(), "token"));
   } catch (const Json::exception& e) {
     fail("{} is damaged: {}. Remove the folder, and call again", path(kUnfinished), e.what());
   }
@@ -338,9 +340,10 @@ class Job {
                            {"val", val_.report()}};
     write_file_atomically(path(kManifest), dump_json(manifest, 2) + "\n");
     fs::remove(path(kUnfinished));
-    fmt::print("{}: {} documents of {} files; train {} tokens in {} shards, val {} tokens in {} shards\n", o_.out,
-               manifest["documents"].get<int64_t>(), files_.size(), train_.tokens(), manifest["train"]["shards"].size(),
-               val_.tokens(), manifest["val"]["shards"].size());
+    const auto shards = [&](const char* split) { return counted(manifest[split]["shards"].size(), "shard"); };
+    fmt::print("{}: {} of {}; train {} in {}, val {} in {}\n", o_.out,
+               counted(manifest["documents"].get<int64_t>(), "document"), counted(files_.size(), "file"),
+               counted(train_.tokens(), "token"), shards("train"), counted(val_.tokens(), "token"), shards("val"));
     if (masked()) {
       const auto learned = [&](const char* split) { return manifest[split]["learned"].get<int64_t>(); };
       fmt::print("loss mask: {:.2f}% of the tokens are learned\n",

@@ -11,10 +11,12 @@
 #include <numbers>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/data/dataset.h"
 #include "io/data/document_losses.h"
 #include "io/data/position_losses.h"
@@ -218,8 +220,21 @@ Json json_of(const Options& o, const Losses& losses, double bits_per_byte, const
   return result;
 }
 
+// Throws a UsageError if --per-document and --per-position are one file, which need not exist.
+void check_distinct_files(const Options& o) {
+  if (o.per_document.empty() || o.per_position.empty()) return;
+  const auto file = [](const std::string& path) {
+    std::error_code unknown;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path), unknown);
+  };
+  if (file(o.per_document) == file(o.per_position))
+    fail_usage("--per-document {} and --per-position {} are the same file: each table needs its own", o.per_document,
+               o.per_position);
+}
+
 void eval(const Options& o) {
   check_environment();
+  check_distinct_files(o);
   const ModelSource model = find_model(o.checkpoint);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
   std::optional<ModelSource> other_model;
@@ -255,12 +270,12 @@ void eval(const Options& o) {
   const bool has_bytes = total.bytes > 0;
   const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
   if (o.json) return fmt::print("{}\n", dump_json(json_of(o, losses, bits_per_byte, other), -1));
-  fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), total.positions, loss,
+  fmt::print("{}: {}, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), counted(total.positions, "position"), loss,
              std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits_per_byte) : "");
   if (other != nullptr) {
     const PositionLosses::Difference d = losses.by_position.minus(other->by_position);
-    fmt::print("against {}: loss {:.4f}, difference {:+.4f}, standard error {:.4f} from {} rows\n", o.against,
-               other->mean(), d.mean, d.standard_error, d.rows);
+    fmt::print("against {}: loss {:.4f}, difference {:+.4f}, standard error {:.4f} from {}\n", o.against, other->mean(),
+               d.mean, d.standard_error, counted(d.rows, "row"));
   }
   if (other != nullptr || losses.by_position.ranges() > 1)
     fmt::print("{}", losses.by_position.table(other == nullptr ? nullptr : &other->by_position));

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/file.h"
 #include "io/json_config.h"
 #include "tools/output_folder.h"
@@ -94,9 +95,9 @@ void eval_needle(const NeedleEval& o) {
                                   {"cells", cells}},
                                  -1));
   } else {
-    fmt::print("accuracy, task: {}, attention: {}, {} sequences a cell\n{}lowest {:.1f}%, overall {:.1f}%; {}\n",
-               word_of(task.kind), attention, grid.samples, grid.table(), 100 * grid.lowest(), 100 * grid.overall(),
-               svg_path);
+    fmt::print("accuracy, task: {}, attention: {}, {} a cell\n{}lowest {:.1f}%, overall {:.1f}%; {}\n",
+               word_of(task.kind), attention, counted(grid.samples, "sequence"), grid.table(), 100 * grid.lowest(),
+               100 * grid.overall(), svg_path);
   }
   std::fflush(stdout);
   write_file_atomically(csv_path, grid.csv());

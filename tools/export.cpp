@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/tokenizer/unicode.h"
@@ -86,8 +87,7 @@ void write_all(const std::string& folder, const std::vector<Tokenizer::File>& fi
 std::string json_file(const Json& json) { return dump_json(json, 2) + "\n"; }
 
 std::string size_text(const WrittenWeights& written) {
-  return fmt::format("{:.1f} MB in {} file{}", static_cast<double>(written.bytes) / 1e6, written.files,
-                     written.files == 1 ? "" : "s");
+  return fmt::format("{:.1f} MB in {}", static_cast<double>(written.bytes) / 1e6, counted(written.files, "file"));
 }
 
 void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const std::string& out) {

@@ -15,6 +15,7 @@
 #include <set>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "engine/process/parse.h"
 #include "engine/process/progress_line.h"
 #include "engine/random_streams.h"
@@ -137,7 +138,7 @@ class Generator {
     end_progress_line();
     print_texts();
     if (is_terminal(STDERR_FILENO))
-      fmt::print(stderr, "{} tokens in {:.1f} s, {:.1f} tokens/s\n", all_sampled(), seconds,
+      fmt::print(stderr, "{} in {:.1f} s, {:.1f} tokens/s\n", counted(all_sampled(), "token"), seconds,
                  static_cast<double>(all_sampled()) / seconds);
   }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/checkpoint.h"
 #include "io/data/shards.h"
 #include "io/file.h"
@@ -111,18 +112,19 @@ void inspect_safetensors(const std::string& path) {
     bytes += entry->bytes();
     checksums += file.metadata().count("crc32/" + entry->name);
   }
-  fmt::print("{} tensors, {} elements, {:.3f} MiB; {}\n", by_name.size(), elements, static_cast<double>(bytes) / kMiB,
-             checksums == 0 ? "no checksums" : fmt::format("{} checksums, verified", checksums));
+  fmt::print("{}, {}, {:.3f} MiB; {}\n", counted(by_name.size(), "tensor"), counted(elements, "element"),
+             static_cast<double>(bytes) / kMiB,
+             checksums == 0 ? "no checksums" : counted(checksums, "checksum") + ", verified");
 }
 
 void inspect_shard(const std::string& path) {
   const Shard shard(path);
   const int64_t largest = shard.max_token();
-  fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", printable(path), shard.format(),
-             shard.size(), shard.bytes(), largest);
+  fmt::print("{}\ntoken shard, {}: {}, {} bytes, largest token {}\n", printable(path), shard.format(),
+             counted(shard.size(), "token"), shard.bytes(), largest);
   if (shard.has_mask()) {
     const int64_t learned = shard.mask().count(0, shard.size());
-    fmt::print("loss mask: {} tokens are learned, {:.2f}%\n", learned,
+    fmt::print("loss mask: {} {} learned, {:.2f}%\n", counted(learned, "token"), learned == 1 ? "is" : "are",
                100.0 * static_cast<double>(learned) / static_cast<double>(shard.size()));
   }
   constexpr int64_t kLargestVocabulary = 1 << 24;  // a file with a larger token is hardly a token shard
@@ -139,7 +141,8 @@ void inspect_shard(const std::string& path) {
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
   const auto distinct = counts.size() - static_cast<size_t>(std::count(counts.begin(), counts.end(), 0));
-  fmt::print("{} distinct tokens; the most frequent:\n{:>10}  {:>12}  {:>7}\n", distinct, "token", "count", "share");
+  fmt::print("{}; the most frequent:\n{:>10}  {:>12}  {:>7}\n", counted(distinct, "distinct token"), "token", "count",
+             "share");
   for (size_t i = 0; i < std::min(kHead, distinct); ++i)
     fmt::print("{:>10}  {:>12}  {:>6.2f}%\n", order[i], counts[order[i]],
                100.0 * static_cast<double>(counts[order[i]]) / static_cast<double>(shard.size()));
@@ -171,11 +174,15 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
     for (const auto& [key, value] : said.items())
       if (!value.is_structured()) fmt::print("  {}: {}\n", shortened(key), brief(value));
     for (const char* split : {"train", "val"})
-      if (const Json part = said.value(split, Json()); part.is_object())
-        fmt::print("  {}: {} documents, {} tokens{}, {} shards\n", split, brief(part.value("documents", Json())),
-                   brief(part.value("tokens", Json())),
+      if (const Json part = said.value(split, Json()); part.is_object()) {
+        const auto count_of = [&](const char* key, std::string_view noun) {
+          const Json n = part.value(key, Json());
+          return fmt::format("{} {}", brief(n), plural(n == 1 ? 1 : 2, noun));
+        };
+        fmt::print("  {}: {}, {}{}, {}\n", split, count_of("documents", "document"), count_of("tokens", "token"),
                    part.contains("learned") ? fmt::format(", {} of them learned", brief(part["learned"])) : "",
-                   part.value("shards", Json::array()).size());
+                   counted(part.value("shards", Json::array()).size(), "shard"));
+      }
   }
   int64_t tokens = 0, bytes = 0;
   size_t width = 5;
@@ -188,7 +195,8 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
                static_cast<double>(shard.bytes()) / kMiB, shard.format());
     tokens += shard.size(), bytes += shard.bytes();
   }
-  fmt::print("{} shards, {} tokens, {:.3f} MiB\n", shards.size(), tokens, static_cast<double>(bytes) / kMiB);
+  fmt::print("{}, {}, {:.3f} MiB\n", counted(shards.size(), "shard"), counted(tokens, "token"),
+             static_cast<double>(bytes) / kMiB);
 }
 
 // Prints what a model folder of Hugging Face's transformers is, whether `triad import` takes it, and if so its tensors.
@@ -200,14 +208,14 @@ void inspect_huggingface(const std::string& path) {
     int64_t bytes = 0;
     source.weights.for_each([&](const SafetensorsFile&, const TensorEntry& entry) { bytes += entry.bytes(); });
     fmt::print("{}\n  a model folder of Hugging Face's transformers: {}\n", printable(path), word_of(c.model_class));
-    fmt::print("  {} layers, width {}, {} heads of {}, {} key/value heads, MLP {}, vocabulary {}, {} positions\n",
-               c.n_layers, c.dim, c.n_heads, c.head_dim, c.n_kv_heads, c.mlp_hidden, c.vocab_size, c.max_positions);
+    fmt::print("  {}, width {}, {} of {}, {}, MLP {}, vocabulary {}, {}\n", counted(c.n_layers, "layer"), c.dim,
+               counted(c.n_heads, "head"), c.head_dim, counted(c.n_kv_heads, "key/value head"), c.mlp_hidden,
+               c.vocab_size, counted(c.max_positions, "position"));
     fmt::print("  rope {} of theta {}{}{}{}\n", c.rope.type, c.rope.theta, c.tie_embeddings ? ", tied embeddings" : "",
                c.qkv_bias ? ", biases of q, k and v" : "", c.qk_norm ? ", norms of q and k" : "");
-    const size_t n_files = source.weights.files().size();
-    fmt::print("  {} parameters, {} tensors in {} file{}, {:.3f} MiB of {}\n", count_parameters(dense_model(c)),
-               source.weights.count(), n_files, n_files == 1 ? "" : "s", static_cast<double>(bytes) / kMiB,
-               source.dtypes());
+    fmt::print("  {} parameters, {} tensors in {}, {:.3f} MiB of {}\n", count_parameters(dense_model(c)),
+               source.weights.count(), counted(source.weights.files().size(), "file"),
+               static_cast<double>(bytes) / kMiB, source.dtypes());
     fmt::print("  tokenizer: {}\n", source.tokenizer->available()
                                         ? fmt::format("{} tokens", source.tokenizer->vocab_size())
                                         : "none; import takes the weights with a warning");
@@ -227,8 +235,9 @@ bool is_index(const std::string& path) { return path.ends_with(index_file_name("
 
 // Prints what an index holds. WeightIndex has checked it against its files.
 void print_index(const WeightIndex& index) {
-  fmt::print("  {}: {} tensors in {} files, {:.3f} MiB\n", printable(fs::path(index.path()).filename().string()),
-             index.count(), index.files().size(), static_cast<double>(index.bytes()) / kMiB);
+  fmt::print("  {}: {} in {}, {:.3f} MiB\n", printable(fs::path(index.path()).filename().string()),
+             counted(index.count(), "tensor"), counted(index.files().size(), "file"),
+             static_cast<double>(index.bytes()) / kMiB);
 }
 
 // Prints the contents of a folder: token shards, safetensors files, or the newest checkpoint of a run.

@@ -7,6 +7,7 @@
 
 #include "engine/check.h"
 #include "engine/comm/comm.h"
+#include "engine/process/counted.h"
 #include "io/json_config.h"
 #include "kernels/ops/matmul.h"
 #include "model/flops.h"
@@ -55,9 +56,9 @@ int64_t memory_of(const Options& o, Device device) {
 // The attention of the layers: "12 layers with NSA", "28 layers with NSA and 4 with dense attention".
 std::string layers_text(const ModelConfig& c) {
   const int64_t nsa = c.count_nsa_layers(), dense = c.n_layers - nsa;
-  const std::string with_nsa = fmt::format("{} layers with NSA", nsa);
+  const std::string with_nsa = counted(nsa, "layer") + " with NSA";
   if (dense == 0) return with_nsa;
-  return nsa == 0 ? fmt::format("{} layers with dense attention", dense)
+  return nsa == 0 ? counted(dense, "layer") + " with dense attention"
                   : fmt::format("{} and {} with dense attention", with_nsa, dense);
 }
 
@@ -97,8 +98,9 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
                    {"flops_per_token", flops},
                    {"peak_bytes", peak}});
     if (!o.json)
-      fmt::print("{}: {} tokens a step; {}{:.1f} million FLOPs per token; alone it needs {:.3f} GB\n",
-                 stage_text(config, stage), tokens, documents.known ? "" : "at most ", flops * 1e-6, gb(peak));
+      fmt::print("{}: {} a step; {}{:.1f} million FLOPs per token; alone it needs {:.3f} GB\n",
+                 stage_text(config, stage), counted(tokens, "token"), documents.known ? "" : "at most ", flops * 1e-6,
+                 gb(peak));
   }
   return out;
 }
@@ -125,12 +127,12 @@ Json describe_plan(const Options& o, const Config& run, Device device, const Mem
                     {"peak_bytes", plan.peak_bytes()}};
   if (!o.json)
     fmt::print(
-        "parameters: {} in {} tensors; {}; a step{}: {} tokens; FLOPs: {}{:.1f} million per token, {:.1f} of them "
+        "parameters: {} in {}; {}; a step{}: {}; FLOPs: {}{:.1f} million per token, {:.1f} of them "
         "recomputed{}\n"
         "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
         "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
-        count_parameters(config.model), param_specs(config.model).size(), layers_text(config.model),
-        run.train.stages.empty() ? "" : " of the last stage", config.tokens_per_step(o.ranks),
+        count_parameters(config.model), counted(param_specs(config.model).size(), "tensor"), layers_text(config.model),
+        run.train.stages.empty() ? "" : " of the last stage", counted(config.tokens_per_step(o.ranks), "token"),
         documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6, documents.known ? "" : kWholeRows,
         device.str(), o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
         gb(plan.peak_bytes()), config.recompute.str(), static_cast<double>(plan.workspace_bytes) / kMiB,

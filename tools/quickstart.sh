@@ -4,7 +4,7 @@
 #   tools/quickstart.sh [--text FILE] [--cuda | --cpu]
 # --text FILE   the text to train on; default: the headers of this compiler's C++ standard library
 # --cuda        build the GPU kernels even without a GPU; needs nvcc
-# --cpu         build for the CPU; default: --cuda if nvcc and a GPU are found, else --cpu
+# --cpu         build for the CPU; default: --cuda if nvcc and a GPU that can be used are found, else --cpu
 set -euo pipefail
 source "$(dirname -- "$0")/common.sh"
 
@@ -22,19 +22,22 @@ if [ -n "$text" ]; then
   [ -e "$text" ] || fail "--text: there is no file $text"
   [ -f "$text" ] || fail "--text: $text is no file"
   [ -r "$text" ] || fail "--text: $text cannot be read by $(id -un)"
-  [ -s "$text" ] || fail "--text: $text is empty"
+  bytes=$(stat -L -c %s -- "$text")
+  case $text in *.gz | *.zst) least=1 ;; *) least=4096 ;; esac
+  [ "$bytes" -ge "$least" ] || fail "--text: $text has $bytes bytes, and at least $least are needed"
   text=$(realpath -- "$text")
 fi
 if [ "$preset" = cuda ]; then
-  has_nvcc || fail "--cuda needs nvcc (CUDA Toolkit 13), which is neither on PATH nor in /usr/local/cuda/bin"
+  nvcc=$(nvcc_problem)
+  [ -z "$nvcc" ] || fail "--cuda needs nvcc: $nvcc"
 elif [ -z "$preset" ]; then
-  preset=cpu
-  if has_nvcc && has_gpu; then
+  preset=cpu nvcc=$(nvcc_problem) gpu=$(gpu_problem)
+  if [ -z "$nvcc$gpu" ]; then
     preset=cuda
-  elif has_nvcc; then
-    echo "no usable GPU: building for the CPU (--cuda builds the GPU kernels all the same)"
-  elif has_gpu; then
-    echo "there is a GPU, but no nvcc (CUDA Toolkit 13): building for the CPU"
+  elif [ -z "$nvcc" ]; then
+    echo "no usable GPU ($gpu): building for the CPU (--cuda builds the GPU kernels all the same)"
+  elif [ -z "$gpu" ]; then
+    echo "there is a GPU, but the build is for the CPU: $nvcc"
   fi
 fi
 
@@ -49,11 +52,15 @@ triad=build/$preset/triad
 if [ -n "$text" ]; then
   paths=${text//\\/\\\\}
   paths=${paths//\"/\\\"}
+  prompt=
 else
   headers=$(g++ -x c++ -M -include vector /dev/null | tr ' ' '\n' | awk '/\/vector$/ && !found { found = $0 } END { print found }')
+  [ -n "$headers" ] || fail "g++ finds no header <vector> to train on: give another text by --text FILE"
   paths="$(dirname -- "$headers")/bits/*.h"
+  prompt="template<typename _Tp>"
 fi
 echo "3/4 train on $paths"
 "$triad" train configs/quickstart.json --overwrite --set "data.paths=[\"$paths\"]"
 echo "4/4 a sample"
-"$triad" generate --checkpoint runs/quickstart --prompt "template<typename _Tp>" --tokens 400 --temperature 0.7 --seed 1
+"$triad" generate --checkpoint runs/quickstart --prompt "$prompt" --tokens 400 --temperature 0.7 --seed 1
+echo "another: $triad generate --checkpoint runs/quickstart --prompt TEXT; the run's charts: $triad report runs/quickstart"

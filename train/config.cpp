@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/tokenizer/unicode.h"
 #include "train/schedule.h"
@@ -92,8 +93,10 @@ Config in_stage(const Config& config, const TrainStage& stage) {
 
 std::string stage_text(const Config& config, const TrainStage& stage) {
   const bool says_attention = config.model.has_nsa() && stage.attention != StageAttention::configured;
-  return fmt::format("stage {} of {}: steps {} to {} of {} x {} tokens{}{}", stage.index + 1,
-                     config.train.stages.size(), stage.begin + 1, stage.end, stage.micro_batch_size, stage.seq_len,
+  return fmt::format("stage {} of {}: {} of {} x {}{}{}", stage.index + 1, config.train.stages.size(),
+                     stage.steps() == 1 ? fmt::format("step {}", stage.end)
+                                        : fmt::format("steps {} to {}", stage.begin + 1, stage.end),
+                     stage.micro_batch_size, counted(stage.seq_len, "token"),
                      stage.lr_factor != 1 ? fmt::format(", learning rate x {}", stage.lr_factor) : "",
                      says_attention ? fmt::format(", attention {}", word_of(stage.attention)) : "");
 }

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "engine/context.h"
+#include "engine/process/counted.h"
 #include "kernels/ops/matmul.h"
 #include "model/flops.h"
 #include "train/train_step.h"
@@ -79,8 +80,9 @@ std::string cpu_precision_warning(const Config& config, Device device, const std
   const std::string other = cpu_config_for(config_file);
   return fmt::format(
       "warning: runtime.precision is bf16 on a CPU, which computes in fp32 and rounds: fp32 is faster. A step takes "
-      "about {} here, {} steps about {}. --set runtime.precision=fp32{}",
-      duration_text(step_s), config.train.steps, duration_text(step_s * static_cast<double>(config.train.steps)),
+      "about {} here, {} about {}. --set runtime.precision=fp32{}",
+      duration_text(step_s), counted(config.train.steps, "step"),
+      duration_text(step_s * static_cast<double>(config.train.steps)),
       other.empty() ? "" : ", or " + other + ", which is made for a CPU");
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/checkpoint.h"
 #include "io/data/best_fit.h"
 #include "io/data/documents.h"
@@ -270,8 +271,8 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   std::string text = data.train->name(), summary = text;
   if (c.data.kind == DataKind::text || c.data.kind == DataKind::shards) {
     const std::string learned = describe_mask(c, *data.train, *data.val);
-    text += fmt::format(": {} tokens{}, {} sequences an epoch; {}: {} tokens", data.train->size(), learned, sequences,
-                        data.val->name(), data.val->size());
+    text += fmt::format(": {}{}, {} an epoch; {}: {}", counted(data.train->size(), "token"), learned,
+                        counted(sequences, "sequence"), data.val->name(), counted(data.val->size(), "token"));
     summary = fmt::format("{}: {} tokens to train on{}, {} to evaluate on", word_of(c.data.kind),
                           grouped(data.train->size()), learned, grouped(data.val->size()));
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "kernels/ops/matmul.h"
 #include "model/params.h"
 #include "train/fit/fit.h"
@@ -84,7 +85,9 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t 
       "is {}, train.seq_len {}{}; {}\n{}",
       s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
       config.train.micro_batch_size, config.train.seq_len,
-      config.train.stages.empty() ? "" : fmt::format(", with {} stages (train.stages)", config.train.stages.size()),
+      config.train.stages.empty()
+          ? ""
+          : fmt::format(", with {} (train.stages)", counted(config.train.stages.size(), "stage")),
       fit_advice(config, device, room, comm, most_documents), memory_by_name(s));
   message.pop_back();  // removes the last newline
   return PlanTooLarge(std::move(s), message);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "engine/process/counted.h"
 #include "io/file.h"
 #include "io/weight_index.h"
 #include "train/schedule.h"
@@ -247,15 +248,15 @@ void RunReporter::done(int64_t step, double seconds) {
   if (telemetry_.board() != nullptr) telemetry_.board()->done();
   if (setup_.comm->world() > 1)
     telemetry_.message(fmt::format(
-        "communication: {} buckets; a step waits {:.3f} ms for other ranks after its own work{}",
-        setup_.step.reducer()->plan().buckets().size(), mean(comm_ms_),
+        "communication: {}; a step waits {:.3f} ms for other ranks after its own work{}",
+        counted(setup_.step.reducer()->plan().buckets().size(), "bucket"), mean(comm_ms_),
         setup_.step.shards() != nullptr && setup_.device.is_cuda()
             ? fmt::format("; new weights arrive within {:.3f} ms, during the next forward", mean(gather_ms_))
             : ""));
   const Routes& routes = setup_.runtime->ctx().routes;
   if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
   const std::string loss = std::isfinite(last_loss_) ? fmt::format(", loss {:.4f}", last_loss_) : "";
-  telemetry_.message(fmt::format("done: {} steps{}, {:.1f} s; weights in {}", step, loss, seconds,
+  telemetry_.message(fmt::format("done: {}{}, {:.1f} s; weights in {}", counted(step, "step"), loss, seconds,
                                  tensors_path(setup_.folder.path())));
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/process/counted.h"
+
 namespace triad {
 
 void DocumentLosses::add(int64_t position, double loss) {
@@ -49,9 +51,10 @@ Json DocumentLosses::json() const {
 std::string DocumentLosses::table() const {
   const Json all = json();
   const double mean = all["mean_loss"];
-  std::string out = fmt::format(
-      "{} documents: mean of their losses {:.4f}, perplexity {:.3f}\n{:>18} {:>12} {:>8} {:>11}\n",
-      all["documents"].get<int64_t>(), mean, std::exp(mean), "token of document", "positions", "loss", "perplexity");
+  std::string out =
+      fmt::format("{}: mean of the losses of documents {:.4f}, perplexity {:.3f}\n{:>18} {:>12} {:>8} {:>11}\n",
+                  counted(all["documents"].get<int64_t>(), "document"), mean, std::exp(mean), "token of document",
+                  "positions", "loss", "perplexity");
   for (const Json& range : all["by_position"]) {
     const auto k = [](const Json& tokens) { return fmt::format("{}k", tokens.get<int64_t>() >> 10); };
     const std::string from = range["from"] == 0 ? "0" : k(range["from"]);

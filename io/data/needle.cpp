@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 
@@ -188,17 +189,17 @@ void check_questions(const NeedleTask& task, int64_t length) {
     fail_usage("a vocabulary (model.vocab_size) of {} has no token for the mark of task {}: at least 5 are needed",
                task.vocab, word);
   if (task.kinds() < sizes.questions * sizes.keys)
-    fail_usage("{} questions of task {} need {} keys: a vocabulary (model.vocab_size) of {} has {}, a third of it",
-               sizes.questions, word, sizes.questions * sizes.keys, task.vocab, task.kinds());
+    fail_usage("{} of task {} need {}: a vocabulary (model.vocab_size) of {} has {}, a third of it",
+               counted(sizes.questions, "question"), word, counted(sizes.questions * sizes.keys, "key"), task.vocab,
+               task.kinds());
   const int64_t needed = shortest_probe(task);
   if (length < needed) {
     if (task.kind == NeedleKind::keys)
-      fail_usage("a needle of {} value tokens and its question need {} tokens: a length of {} has no room for them",
-                 task.value_tokens, needed, length);
-    fail_usage(
-        "task {}: {} questions about {} statements of up to {} tokens each need {} tokens: a length of {} has no "
-        "room for them",
-        word, sizes.questions, sizes.questions * sizes.statements, sizes.width, needed, length);
+      fail_usage("a needle of {} and its question need {} tokens: a length of {} has no room for them",
+                 counted(task.value_tokens, "value token"), needed, length);
+    fail_usage("task {}: {} about {} of up to {} each need {} tokens: a length of {} has no room for them", word,
+               counted(sizes.questions, "question"), counted(sizes.questions * sizes.statements, "statement"),
+               counted(sizes.width, "token"), needed, length);
   }
 }
 
@@ -335,11 +336,12 @@ class NeedleTokens final : public TokenSource {
 
   std::string name() const override {
     if (task_.kind == NeedleKind::keys)
-      return fmt::format("needles: {} keys with {} tokens each in sequences of {}", task_.pairs, task_.value_tokens,
-                         task_.seq_len);
+      return fmt::format("needles: {} with {} each in sequences of {}", counted(task_.pairs, "key"),
+                         counted(task_.value_tokens, "token"), task_.seq_len);
     const NeedleSizes sizes = sizes_of(task_);
-    return fmt::format("needles, task {}: {} in sequences of {}, {} questions with answers of {} tokens",
-                       word_of(task_.kind), sizes.needles, task_.seq_len, sizes.questions, sizes.answer);
+    return fmt::format("needles, task {}: {} in sequences of {}, {} with answers of {}", word_of(task_.kind),
+                       sizes.needles, task_.seq_len, counted(sizes.questions, "question"),
+                       counted(sizes.answer, "token"));
   }
 
  private:
@@ -368,14 +370,16 @@ void NeedleTask::check() const {
     const int64_t width = 1 + value_tokens, needed = width + (pairs * (1 + questions) - 1) * (2 * width - 1) + 1;
     if (seq_len < needed)
       fail_usage(
-          "train.seq_len is {}: {} pairs (data.needle_pairs) of a key and {} value tokens, and {} questions for each, "
-          "need {} tokens to lie anywhere",
-          seq_len, pairs, value_tokens, questions, needed);
+          "train.seq_len is {}: {} (data.needle_pairs) of a key and {}, and {} for each, need {} tokens to lie "
+          "anywhere",
+          seq_len, counted(pairs, "pair"), counted(value_tokens, "value token"), counted(questions, "question"),
+          needed);
   } else if (const int64_t needed = sizes.tokens_for(sizes.needles); seq_len < needed) {
     fail_usage(
-        "train.seq_len is {}: task {} with {} needles (data.needle_pairs) of {} statements of up to {} tokens, and {} "
-        "questions (data.needle_questions), needs {} tokens for them to be anywhere",
-        seq_len, word_of(kind), sizes.needles, sizes.statements, sizes.width, sizes.questions, needed);
+        "train.seq_len is {}: task {} with {} (data.needle_pairs) of {} of up to {}, and {} (data.needle_questions), "
+        "needs {} tokens for them to be anywhere",
+        seq_len, word_of(kind), counted(sizes.needles, "needle"), counted(sizes.statements, "statement"),
+        counted(sizes.width, "token"), counted(sizes.questions, "question"), needed);
   }
 }
 

@@ -85,6 +85,15 @@ class Object {
 
 constexpr double kMostPositions = 1e12;  // far above real lengths; exact as double and as int64_t
 
+// Whether `triad export` wrote the folder and import does not take it: the model is in no class of transformers.
+bool is_triad_export(const Json& config) {
+  const auto type = config.find("model_type");
+  return type != config.end() && *type == "triad";
+}
+constexpr const char* kTriadExport =
+    "triad export wrote this folder for transformers, and triad cannot read it back. Use the checkpoint that was "
+    "exported, or make a copy of that: triad export CHECKPOINT --format triad --out DIR";
+
 // The class, from `architectures`, or without it from `model_type`.
 HuggingFaceClass read_class(const Object& file) {
   const std::string wanted = "import takes " + all_words<HuggingFaceClass>();
@@ -294,6 +303,7 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path) {
   HuggingFaceConfig c;
   c.json = std::move(json);
   const Object file(path, c.json);
+  if (is_triad_export(c.json)) file.refuse("model_type", c.json["model_type"], kTriadExport);
   c.model_class = read_class(file);
   refuse_unknown_arithmetic(file, c.model_class);
   read_shape(file, c);
@@ -320,6 +330,11 @@ bool is_huggingface_folder(const std::string& folder) {
     const Json json = parse_json(read_file(path), path, JsonComments::allowed);
     return json.is_object() && (json.contains("architectures") || json.contains("model_type"));
   } catch (const Error&) { return false; }
+}
+
+void fail_huggingface_folder(const std::string& folder, const Json& config) {
+  if (is_triad_export(config)) fail_usage("{}: {}", folder, kTriadExport);
+  fail_usage("{} is a transformers folder: triad import takes it", folder);
 }
 
 Json read_origin(const std::string& folder, const HuggingFaceConfig& config, const Tokenizer& tokenizer) {

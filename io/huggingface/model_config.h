@@ -56,6 +56,9 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path);
 // Whether the folder has a config.json with one of the keys `architectures` and `model_type`, which Triad's own configs
 // do not have. False too if the file cannot be read as JSON.
 bool is_huggingface_folder(const std::string& folder);
+// Refuses such a folder where a checkpoint or a config of Triad is needed, and says how to get one. config: its
+// config.json.
+[[noreturn]] void fail_huggingface_folder(const std::string& folder, const Json& config);
 
 // What an export needs of the folder that was imported, as state.json keeps it under `origin` (README.md here): the
 // class, config.json, generation_config.json, which tokenizer the folder has, and the texts of the tokenizer's small

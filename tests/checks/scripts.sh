@@ -17,7 +17,7 @@ machine() {
   cp -r "$source_folder/tools" "$tree/tools"
   : >"$calls"
   local tool
-  for tool in bash sh env sed grep awk head tail dirname basename realpath mkdir rm cat tr tee nproc ls stat id cut; do
+  for tool in bash sh env sed grep awk head tail sort dirname basename realpath mkdir rm cat tr tee nproc ls stat id cut uname; do
     ln -s "$(command -v "$tool")" "$root/bin/$tool"
   done
   stand_in dpkg-query 'printf installed'
@@ -37,6 +37,7 @@ machine() {
   chmod 777 "$calls"
 }
 stand_in() {
+  rm -f -- "$root/bin/$1"  # may be a link to the machine's own program
   printf '#!%s\necho "%s $*" >>"%s"\n%s\n' "$(command -v bash)" "$1" "$calls" "${2:-}" >"$root/bin/$1"
   chmod +x "$root/bin/$1"
 }
@@ -69,23 +70,26 @@ done
 
 # The quickstart builds GPU kernels only if a GPU can run them.
 gpu='nvidia-smi=echo "GPU 0: a card (UUID: GPU-1)"'
+old_gpu='nvidia-smi=case $* in *compute_cap*) echo 6.1; echo 7.5 ;; *) echo "GPU 0: a card (UUID: GPU-1)" ;; esac'
+nvcc='nvcc=echo "Cuda compilation tools, release 13.0, V13.0.88"'
+old_nvcc='nvcc=echo "Cuda compilation tools, release 12.8, V12.8.93"'
 no_gpu='nvidia-smi=echo "has failed because it could not communicate with the NVIDIA driver"; exit 9'
-machine nvcc "$no_gpu"
+machine "$nvcc" "$no_gpu"
 run 0 quickstart.sh
 calls_has "cmake --preset cpu"
 prints "no usable GPU"
 prints "triad of cpu: train"
-machine nvcc "$no_gpu"
+machine "$nvcc" "$no_gpu"
 run 0 quickstart.sh
 calls_has "cmake --preset cpu"
-machine nvcc "$gpu"
+machine "$nvcc" "$gpu"
 run 0 quickstart.sh
 calls_has "cmake --preset cuda"
 prints "triad of cuda: train"
-machine nvcc "$gpu"
+machine "$nvcc" "$gpu"
 run 0 quickstart.sh --cpu
 calls_has "cmake --preset cpu"
-machine nvcc "$no_gpu"
+machine "$nvcc" "$no_gpu"
 run 0 quickstart.sh --cuda
 calls_has "cmake --preset cuda"
 machine "$gpu"
@@ -95,24 +99,40 @@ prints "no nvcc"
 machine
 run 1 quickstart.sh --cuda
 prints "--cuda needs nvcc"
-machine nvcc  # test.sh compiles the GPU kernels even without a GPU
+machine "$nvcc" "$old_gpu"  # no kernel runs on such a card
+run 0 quickstart.sh
+calls_has "cmake --preset cpu"
+prints "its compute capability is 7.5, and 8.0 is needed"
+machine "$old_nvcc" "$gpu"
+run 0 quickstart.sh
+calls_has "cmake --preset cpu"
+prints "there is a GPU, but the build is for the CPU: CUDA Toolkit 13 is needed, and $root/bin/nvcc is of 12.8"
+run 1 quickstart.sh --cuda
+prints "is of 12.8"
+run 1 build.sh cuda
+prints "is of 12.8"
+run 0 build.sh
+calls_has "cmake --preset cpu"
+machine "$nvcc"  # test.sh compiles the GPU kernels even without a GPU
 stand_in ctest 'echo "1/1 Test #1: a ... Passed 0.1 sec"'
 run 0 test.sh
 calls_has "cmake --preset cuda"
 prints "1 passed, 0 failed, 0 skipped"
 
 # A text that cannot be used is reported before anything is installed.
-for text in nothing.txt "$root" "$root/empty.txt"; do
+for text in nothing.txt "$root" "$root/empty.txt" "$root/short.txt"; do
   machine
   : >"$root/empty.txt"
+  printf '%04000d' 0 >"$root/short.txt"
   run 1 quickstart.sh --text "$text"
   prints "--text: "
   [ -s "$calls" ] && wrong "--text $text called $(cat "$calls")"
 done
 machine
-echo word >"$root/a text.txt"
+printf '%05000d' 0 >"$root/a text.txt"
 run 0 quickstart.sh --text "$root/a text.txt"
 prints "data.paths=[\"$root/a text.txt\"]"
+prints "--prompt  --tokens"  # not C++, which the text may not be
 machine
 run 2 quickstart.sh --txt a
 prints "unknown argument --txt; --help"
@@ -134,6 +154,17 @@ machine
 without cmake
 run 1 build.sh cpu
 prints "cmake is missing: tools/install.sh installs it"
+machine cmake='echo "cmake version 3.22.1"'
+run 1 build.sh cpu
+prints "cmake is 3.22.1, and 3.25 or newer is needed"
+machine cmake='echo "cmake version 3.25.1"' g++='echo 11.4.0'
+run 1 build.sh cpu
+prints "g++ is 11.4.0, and 12 or newer is needed"
+machine cmake='echo "cmake version 4.0.2"' g++='echo 12.2.0' grep='[[ $* == *avx2* ]] && exit 1; exec '"$(command -v grep)"' "$@"' \
+  uname='echo x86_64'
+run 0 build.sh cpu
+prints "this CPU has no AVX2"
+calls_has "cmake --preset cpu -DTRIAD_MARCH=x86-64"
 
 # A checkout that was moved, is not writable, or belongs to another user.
 machine

@@ -347,7 +347,7 @@ TEST_CASE("io: triad inspect recognizes each kind of file", "[io]") {
     CHECK(outcome.exit_code == exit_code);
     for (const std::string& word : words) CHECK(outcome.output.find(word) != std::string::npos);
   };
-  inspect("m.safetensors", 0, {"layer.w", "F32", "[3]", "1 tensors, 3 elements", "1 checksums, verified"});
+  inspect("m.safetensors", 0, {"layer.w", "F32", "[3]", "1 tensor, 3 elements", "1 checksum, verified"});
   inspect("s.bin", 0, {"u16", "3 tokens", "largest token 50256", "66.67%"});
   inspect("t.txt", 1, {"t.txt", "offset 0", "6a 75 73 74"});
   inspect("none", 1, {"none", "No such file"});

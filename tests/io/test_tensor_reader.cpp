@@ -122,7 +122,7 @@ TEST_CASE("io: an index and files that disagree are refused before anything is r
   };
   const std::string one = Split::first_name(), two = Split::second_name();
   fs::remove(split.second);
-  refused({split.folder.path(), two, "missing", "for 1 tensors"});
+  refused({split.folder.path(), two, "missing", "for 1 tensor"});
   split.write({{"a", one}, {"b", one}, {"c", two}});
   fs::resize_file(split.second, fs::file_size(split.second) - 1);
   refused({split.second, "truncated", "tensor c"});

@@ -1,18 +1,22 @@
-// The bounds on the pieces of work and slots of the selected branch's backward: a plan of the work by the rules of the
-// inverse index, for random documents and lists, stays within them, and some reach them.
+// The pieces of work of the selected branch's backward: how they are cut (plan_pieces), and the bounds on pieces and
+// slots. A plan of the work by the rules of the inverse index, for random documents and lists, stays within the bounds,
+// and some reach them.
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "engine/rng.h"
 #include "kernels/common/documents.h"
+#include "kernels/nsa/dispatch/plan_pieces.h"
 #include "kernels/nsa/gpu/key_work_bounds.h"
 #include "tests/support/test.h"
 
 using namespace triad;
+using cuda::Backward;
 using cuda::key_work_bounds;
 using cuda::KeyWorkBounds;
 using cuda::KeyWorkShape;
+using cuda::ListedWork;
 using cuda::PiecePlan;
 
 namespace {
@@ -58,6 +62,26 @@ KeyWorkBounds planned(const Row& row, const PiecePlan& plan, Chooses&& chooses, 
     if (pieces > 1) sum.slots += pieces;
   }
   return sum;
+}
+
+// A part of a row: queries that see all blocks of 64 keys up to the part's end, lists of 16 blocks.
+ListedWork part_of_row(int64_t queries, int64_t blocks, int64_t Hq, int64_t Hkv, int64_t width) {
+  return {.B = 1,
+          .T = queries,
+          .Hq = Hq,
+          .Hkv = Hkv,
+          .dk = width,
+          .dv = width,
+          .n = 16,
+          .blocks = blocks,
+          .block_keys = 64,
+          .is_part = true,
+          .has_documents = false};
+}
+// The plan as {parts, cut, most_tokens, merges}.
+std::vector<int64_t> plan_of(const ListedWork& work, Backward kernels) {
+  const PiecePlan plan = plan_pieces(work, kernels, 2048);
+  return {plan.parts, plan.cut, plan.most_tokens, plan.merges};
 }
 
 constexpr auto kAll = [](int64_t, int64_t) { return true; };
@@ -138,4 +162,48 @@ TEST_CASE("key work: many short documents add little", "[documents]") {
   };
   CHECK(slots(1) == 2048 + 128 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8));
   CHECK(slots(5000) <= slots(1) + 2048 + 7);
+}
+
+TEST_CASE("key work: runs of whole rows fit into L2, and short rows are one run", "[documents]") {
+  const auto row = [](int64_t T) {
+    ListedWork work = part_of_row(T, T / 64, 12, 2, 64);
+    work.is_part = false;
+    return work;
+  };
+  CHECK(plan_of(row(2048), Backward::sm90_d64) == std::vector<int64_t>{8, 8, 1536, 0});
+  CHECK(plan_of(row(2048), Backward::sm90_d128) == std::vector<int64_t>{8, 8, 1024, 0});
+  CHECK(plan_of(row(16384), Backward::sm90_d64) == std::vector<int64_t>{8, 8, 1536, 0});
+  CHECK(plan_of(row(16385), Backward::sm90_d64) == std::vector<int64_t>{8, 4, 512, 0});
+  CHECK(plan_of(row(65536), Backward::sm90_d64) == std::vector<int64_t>{8, 2, 512, 0});
+  CHECK(plan_of(row(262144), Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
+  CHECK(plan_of(row(1 << 23), Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});
+  // Kernels that do not compute dq have one run, and packed rows at most four.
+  for (const Backward kernels : {Backward::sm90, Backward::portable})
+    CHECK(plan_of(row(1 << 23), kernels) == std::vector<int64_t>{8, 8, 2048, 0});
+  ListedWork packed = row(1 << 23);
+  packed.has_documents = true;
+  CHECK(plan_of(packed, Backward::sm90_d64) == std::vector<int64_t>{8, 2, 1536, 1});
+  CHECK(plan_of(packed, Backward::sm90_d128) == std::vector<int64_t>{8, 2, 1024, 0});
+}
+
+TEST_CASE("key work: runs of parts of rows are joined until their partial sums are few", "[documents]") {
+  // M7C's 2,097,152 tokens on two ranks: 16 of 32 runs, which have 16 queries per block and 32 GiB of partial sums.
+  const ListedWork m7c = part_of_row(524288, 32768, 12, 2, 64);
+  CHECK(plan_of(m7c, Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
+  // 1x1,048,576x64x4x128 on two ranks: 16 runs would have 16 queries per block, but 64 GiB.
+  CHECK(plan_of(part_of_row(262144, 16384, 64, 4, 128), Backward::sm90_d128) == std::vector<int64_t>{8, 1, 512, 0});
+  // The last part of a row on many ranks: two runs have 16 queries per block. Four would have 8 GiB, but 8 queries.
+  CHECK(plan_of(part_of_row(65536, 32768, 12, 2, 64), Backward::sm90_d64) == std::vector<int64_t>{8, 4, 512, 0});
+  CHECK(plan_of(part_of_row(65536, 65536 * 2, 12, 2, 64), Backward::sm90_d64) == std::vector<int64_t>{8, 8, 1536, 0});
+  // A batch of such parts has as many partial sums for each sequence, and longer lists have more queries per block.
+  ListedWork batch = m7c, longer = m7c;
+  batch.B = 2, longer.n = 32;
+  CHECK(plan_of(batch, Backward::sm90_d64) == std::vector<int64_t>{8, 1, 512, 0});
+  CHECK(plan_of(longer, Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
+  longer.block_keys = 32;
+  CHECK(plan_of(longer, Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});
+  // The whole row of these sizes keeps its 32 runs.
+  ListedWork whole = m7c;
+  whole.is_part = false;
+  CHECK(plan_of(whole, Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});
 }

@@ -79,7 +79,7 @@ TEST_CASE("bench: rows are kept, and compared with the newest row of the same ca
   rows.push_back(older);
   write_rows(kept, rows);
   check(compare, 1,
-        {"attention window 1x40x4x2x8 randn forward", "% slower", "1 of 14 rows are more than 5% slower than " + kept,
+        {"attention window 1x40x4x2x8 randn forward", "% slower", "1 of 14 rows is more than 5% slower than " + kept,
          "14 rows compared, 1 without a kept row", "no kept row"});
 }
 
@@ -129,6 +129,14 @@ TEST_CASE("bench: attention is timed on random and on trained inputs, and invali
   check(trained + "1x48x4x1x8 --text " + text, 2, {"1x48x4x1x8", "4x2x8v8"});
   check(trained + "1x48x4x2x8", 2, {"--text"});
   check(trained + "9x48x4x2x8 --text " + text, 1, {"201 tokens"});
+  // A wrong value is an error before another one is measured.
+  for (const std::string& wrong : {std::string("nope"), fresh + " --shapes 1x40x4x1x8 --text " + text}) {
+    const Outcome refused = run_program(kAttention + "--data randn," + wrong);
+    INFO(refused.output);
+    CHECK(refused.exit_code == 2);
+    CHECK(refused.output.find("randn\n") == std::string::npos);
+  }
+  check(kAttention + "--data nope", 2, {"--data nope", "neither randn nor local", "no such folder"});
   for (const char* shape : {"8x2048", "1x2x3x4", "1x2x4x2x8x8", "1x2x4x2x8v8v8", "1x2x4x2v8", "0x2x4x2x8", "axbxcxdxe",
                             "1x2x4x2x512", "1x2x4x3x8", "-1x2x4x2x8"})
     check(std::string("bench attention --device cpu --shapes=") + shape, 2, {});

@@ -127,6 +127,9 @@ TEST_CASE("eval: --against evaluates two checkpoints on the same tokens", "[tool
   for (const auto& [option, code, words] : std::vector<std::tuple<std::string, int, std::string>>{
            {"--per-position " + folder.path(), 2, folder.path() + " is a folder"},
            {"--per-document " + folder.file("none/a.csv"), 1, "none/a.csv: cannot be written"},
+           {fmt::format("--per-document {0}/a.csv --per-position {0}/../{1}/a.csv", folder.path(),
+                        folder.path().substr(folder.path().rfind('/') + 1)),
+            2, "are the same file"},
            {"--against ''", 2, "--against: a path is needed"}}) {
     const Outcome outcome = run_program("eval --device cpu" + data + a + " " + option);
     INFO(outcome.output);

@@ -137,6 +137,18 @@ TEST_CASE("export: what no class of transformers holds leaves with its code", "[
   CHECK(config["nsa"]["gate_temperature"] == 0.5);
   CHECK(config["nsa"]["l_sel"] == 8);
   CHECK(config["rope"]["theta"] == 500);
+
+  // No verb reads such a folder, and each says what to use instead.
+  for (const std::string& args :
+       {"generate --device cpu --prompt A --checkpoint " + other.out,
+        "import " + other.out + " --out " + other.out + "2", "inspect " + other.out,
+        "export " + other.out + " --out " + other.out + "2", "train " + other.out + "/config.json"}) {
+    const Outcome outcome = run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(has(outcome.output, "triad cannot read it back"));
+    CHECK(has(outcome.output, "triad export CHECKPOINT --format triad"));
+    CHECK(!has(outcome.output, "import takes it"));
+  }
 }
 
 TEST_CASE("export: scaled rotations are written for both generations of transformers", "[export]") {
@@ -324,7 +336,7 @@ TEST_CASE("export: tokenizers and the model card", "[export]") {
   CHECK(has(card, "| optimizer steps | 3 |"));
   CHECK(has(card, "| optimizer | muon |"));
   CHECK(has(card, "| learning rate | 0.001 after 2 steps of warm-up, then constant |"));
-  CHECK(has(card, "stage 2 of 2: steps 3 to 3 of 2 x 48 tokens, learning rate x 0.5 |"));
+  CHECK(has(card, "stage 2 of 2: step 3 of 2 x 48 tokens, learning rate x 0.5 |"));
   const double loss = metrics["val_loss"].get<double>();
   CHECK(has(card, fmt::format("| validation loss | {:.4f} nats", loss)));
   CHECK(!has(card, "bits per byte"));  // a loss per token says nothing about bytes

@@ -192,7 +192,7 @@ TEST_CASE("inspect: a folder of shards, with its manifest and without", "[score]
   const Outcome whole = run_ok("inspect " + out);
   INFO(whole.output);
   for (const char* text : {"tokenizer: \"byte\"", "vocab_size: 256", "train: 2 documents, 202 tokens, 4 shards",
-                           "val: 1 documents, 101 tokens, 2 shards", "train_000000.bin", "6 shards, 303 tokens"})
+                           "val: 1 document, 101 tokens, 2 shards", "train_000000.bin", "6 shards, 303 tokens"})
     CHECK(has(whole.output, text));
   std::filesystem::remove(out + "/manifest.json");
   CHECK(has(run_ok("inspect " + out).output, "6 shards, 303 tokens"));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <numbers>
+#include <regex>
 #include <span>
 
 #include "io/data/shards.h"
@@ -143,6 +144,40 @@ TEST_CASE("tools: a pipe without a reader ends a verb silently, and does not end
                                   "generate --prompt x --tokens 2 --checkpoint " + fresh + kOnCpu,
                                   "eval --checkpoint " + fresh + kOnCpu + "--data " + folder.file("a.txt")})
     CHECK(exit_code_with_closed_pipe(args) == "141\n");
+}
+
+TEST_CASE("tools: one of a thing is not named by a plural", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string text = folder.file("a.txt"), run = folder.file("run"), shards = folder.file("shards");
+  write_text(text, std::string(200, 'a'));
+  const std::string small =
+      kTiny + " --set model.n_layers=1 --set model.n_heads=1 --set model.n_kv_groups=1 --set runtime.device=cpu ";
+  const std::string one_step = "--set train.steps=1 --set train.warmup_steps=0 ",
+                    of_text = small + "--set data.kind=text --set 'data.paths=[\"" + text +
+                              "\"]' --set log.out_dir=" + run + " --set train.save_every=1 --set train.seq_len=100 ";
+  const std::string of_needle = small + one_step + "--set data.kind=needle --set data.needle_value_tokens=1 " +
+                                "--set log.out_dir=" + run + "2 --set 'train.stages=[{\"steps\":1,\"seq_len\":24}]' ";
+  const std::string two_stages =
+      "--set train.steps=null --set train.warmup_steps=0 --set 'train.stages=[{\"steps\":1},{\"steps\":2}]'";
+  const std::regex wrong("(^|[ (\n])1 (?!loss)[a-z]{2,}s\\b");
+  for (const auto& [args, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"train " + of_text + one_step, "done: 1 step,"},
+           {"train " + of_needle + "--set train.seq_len=24 --set data.needle_pairs=1",
+            "stage 1 of 1: step 1 of 2 x 24"},
+           {"train " + of_needle + "--set train.seq_len=24 --overwrite",
+            "a key and 1 value token, and 1 question for each"},
+           {"plan " + of_text + one_step, "1 layer with NSA"},
+           {"plan " + small + two_stages, "stage 1 of 2: step 1 of 2 x 48 tokens"},
+           {"eval --device cpu --checkpoint " + run + " --data " + text + " --seq 300 --against " + run,
+            "1 document: "},
+           {"data --input " + text + " --tokenizer byte --val-fraction 0 --out " + shards, "1 document of 1 file; "},
+           {"inspect " + shards, "1 document, 201 tokens, 1 shard"},
+           {"export " + run + " --out " + folder.file("hf"), "in 1 file"}}) {
+    const Outcome outcome = run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(outcome.output.find(expected) != std::string::npos);
+    CHECK_FALSE(std::regex_search(outcome.output, wrong));
+  }
 }
 
 TEST_CASE("tools: control characters of names in a file are escaped on the terminal", "[tools]") {

@@ -132,8 +132,11 @@ void print_case(const std::string& name, const std::vector<Json>& rows, const At
         overlap["union_of_10"].get<double>());
 }
 
+// Whether a value of --data names random inputs; others are checkpoints.
+bool is_drawn(const std::string& data) { return data == "randn" || data == "local"; }
+
 void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string& data, const AttentionOptions& o) {
-  const bool drawn = data == "randn" || data == "local";
+  const bool drawn = is_drawn(data);
   const Normals normals(2);
   const std::vector<std::byte> qkv = drawn ? random_qkv(p, bench.dtype, data == "local" ? kLocalDrift : 0, normals)
                                            : trained_qkv(p, data, {o.text, o.layer}, bench.device, bench.dtype);
@@ -192,8 +195,7 @@ void bench_shared(BenchRows& rows, SharedAttentionBench& bench, const AttentionP
 // The problems that --context times. Throws UsageError if another option or the number of ranks does not go with it.
 std::vector<AttentionProblem> shared_problems(const AttentionOptions& o, const LaunchEnv& launch) {
   for (const std::string& data : o.data)
-    if (data != "randn" && data != "local")
-      fail_usage("--context is {}: --data must be randn or local, not {}", o.context, data);
+    if (!is_drawn(data)) fail_usage("--context is {}: --data must be randn or local, not {}", o.context, data);
   for (const std::string& mix : o.documents)
     if (!mix.empty()) fail_usage("--context is {}: it must be 1 with --documents {}", o.context, mix);
   std::vector<AttentionProblem> problems;
@@ -242,6 +244,9 @@ void run_attention(const AttentionOptions& o) {
       p.documents = mix;
       p.bounds = mixed_bounds(mix, p.B, p.T);
     }
+  for (const std::string& data : o.data)
+    for (const AttentionProblem& p : problems)
+      if (!is_drawn(data)) check_trained(p, data, {o.text, o.layer});
   o.common.check_files();
   const Device device = o.common.chosen_device();
   AttentionBench bench{.device = device, .dtype = o.common.chosen_dtype(device), .json = o.common.json};

@@ -74,9 +74,41 @@ std::vector<std::byte> random_qkv(const AttentionProblem& p, DType dtype, double
   return host;
 }
 
+namespace {
+
+// The index of the layer to time. Throws a UsageError if the model lacks it, or has other heads and widths than p.
+int64_t timed_layer(const ModelConfig& c, const AttentionProblem& p, const std::string& checkpoint, int64_t layer) {
+  if (c.n_heads != p.config.n_heads || c.n_kv_groups != p.config.n_kv_groups || c.d_k != p.config.d_k ||
+      c.d_v != p.config.d_v || c.attention != p.config.attention)
+    fail_usage("--shapes: {} is not for {}, whose layers are {} and {}x{}x{}v{}", p.name, checkpoint,
+               word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
+  if (layer < 0) layer = c.n_layers / 2;
+  if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
+  if (c.attention_of(layer) != p.config.attention)
+    fail_usage("--layer is {}: this layer of {} has {} attention", layer, checkpoint, word_of(c.attention_of(layer)));
+  return layer;
+}
+
+}  // namespace
+
+void check_trained(const AttentionProblem& p, const std::string& checkpoint, const TrainedInput& input) {
+  const ModelSource model = [&] {
+    try {
+      return find_model(checkpoint);
+    } catch (const Error& e) {
+      fail_usage("--data {}: neither randn nor local, and no model: {}", checkpoint, e.what());
+    }
+  }();
+  timed_layer(model.config.model, p, checkpoint, input.layer);
+  if (input.text.empty()) fail_usage("--data {}: a checkpoint needs something to read, --text", checkpoint);
+  const auto tokenizer = tokenizer_of_checkpoint(model.folder, model.config.data.tokenizer);
+  const auto source = open_tokens(input.text, *tokenizer, model.config.model.vocab_size);
+  if (source->size() < p.B * p.T)
+    fail("--text: {} holds {} tokens, {} needs {}", source->name(), source->size(), p.name, p.B * p.T);
+}
+
 std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& checkpoint, const TrainedInput& input,
                                    Device device, DType dtype) {
-  if (input.text.empty()) fail_usage("--data {}: a checkpoint needs something to read, --text", checkpoint);
   LoadedModel loaded({.checkpoint = checkpoint,
                       .device = device,
                       .dtype = dtype,
@@ -84,19 +116,10 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
                       .seq_len = p.T,
                       .training = true});  // a training model keeps the activations of every layer
   const ModelConfig& c = loaded.config().model;
-  if (c.n_heads != p.config.n_heads || c.n_kv_groups != p.config.n_kv_groups || c.d_k != p.config.d_k ||
-      c.d_v != p.config.d_v || c.attention != p.config.attention)
-    fail_usage("--shapes: {} is not for {}, whose layers are {} and {}x{}x{}v{}", p.name, checkpoint,
-               word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
-  const int64_t layer = input.layer < 0 ? c.n_layers / 2 : input.layer;
-  if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
-  if (c.attention_of(layer) != p.config.attention)
-    fail_usage("--layer is {}: this layer of {} has {} attention", layer, checkpoint, word_of(c.attention_of(layer)));
+  const int64_t layer = timed_layer(c, p, checkpoint, input.layer);
   p.config.nsa = c.nsa;
   const auto tokenizer = loaded.tokenizer();
   const auto source = open_tokens(input.text, *tokenizer, c.vocab_size);
-  if (source->size() < p.B * p.T)
-    fail("--text: {} holds {} tokens, {} needs {}", source->name(), source->size(), p.name, p.B * p.T);
   std::vector<int32_t> tokens(static_cast<size_t>(p.B * p.T));
   source->read(0, tokens);
   loaded.set_tokens(tokens);

@@ -53,8 +53,11 @@ struct TrainedInput {
   std::vector<std::string> text;  // --text: text files or token shards, globs
   int64_t layer = -1;             // index of the layer; -1: the middle one
 };
-// The rows of qkv that a layer of a trained model computes for a text. Replaces p.config.nsa by the checkpoint's.
-// Throws if the model's heads and widths differ from those of p, or if the text has fewer than B*T tokens.
+// Throws if `checkpoint` is no model, if its heads and widths differ from those of p, if it lacks the layer, or if the
+// text has fewer than B*T tokens.
+void check_trained(const AttentionProblem& p, const std::string& checkpoint, const TrainedInput& input);
+// The rows of qkv that a layer of a trained model computes for a text, after check_trained(). Replaces p.config.nsa by
+// the checkpoint's.
 std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& checkpoint, const TrainedInput& input,
                                    Device device, DType dtype);
 

@@ -1,3 +1,4 @@
+#include "engine/process/counted.h"
 #include "tools/bench/bench.h"
 
 #include <fmt/format.h>
@@ -106,11 +107,12 @@ void compare_rows(const BenchRows& b, const std::map<std::string, Kept>& kept, c
                           100 * (ratio - 1));
   }
   // The table goes to stderr if standard output is JSON or CSV, because other programs read that.
-  std::fprintf(o.json || b.csv ? stderr : stdout,
-               "\ncompared with %s on %s:\n%s%lld rows compared, %lld without a kept row\n", o.compare.c_str(),
-               backend::info(b.device).name.c_str(), table.c_str(), static_cast<long long>(compared),
+  std::fprintf(o.json || b.csv ? stderr : stdout, "\ncompared with %s on %s:\n%s%s compared, %lld without a kept row\n",
+               o.compare.c_str(), backend::info(b.device).name.c_str(), table.c_str(), counted(compared, "row").c_str(),
                static_cast<long long>(unknown));
-  if (lost > 0) fail("{} of {} rows are more than 5% slower than {} says:{}", lost, compared, o.compare, slower);
+  if (lost > 0)
+    fail("{} of {} {} more than 5% slower than {} says:{}", lost, counted(compared, "row"), lost == 1 ? "is" : "are",
+         o.compare, slower);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "engine/comm/comm.h"
 #include "engine/comm/peers.h"
 #include "engine/context.h"
+#include "engine/process/counted.h"
 #include "engine/process/nvml.h"
 #include "io/file.h"
 #include "tools/doctor/doctor.h"
@@ -121,7 +122,8 @@ void examine_environment(PhaseRun& v) {
   const std::string why_no_cuda = m["why_no_cuda"];
   const auto mib = [&](const char* name) { return m[name].get<double>(); };
 
-  v.note(fmt::format("{} cores, {:.0f} MiB of memory available", m["cores"].get<int>(), mib("memory_available_mib")));
+  v.note(fmt::format("{}, {:.0f} MiB of memory available", counted(m["cores"].get<int>(), "core"),
+                     mib("memory_available_mib")));
   v.expect(v.options().device != "cuda" || !m["gpus"].empty(), "", "--device cuda cannot be used: " + why_no_cuda);
   v.expect(!m["built_with_cuda"] || !m["nvidia_device_files"] || !m["gpus"].empty(), "",
            "there is an NVIDIA driver, but no GPU can be used: " + why_no_cuda);

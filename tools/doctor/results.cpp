@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <ctime>
 
+#include "engine/process/counted.h"
 #include "io/file.h"
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
@@ -31,8 +32,8 @@ std::string now() {
 
 std::string machine_line(const Json& m) {
   if (m.is_null()) return "unknown: the phase environment did not complete";
-  std::string text =
-      fmt::format("{}, {}, {} cores", m["host"].get<std::string>(), m["cpu"].get<std::string>(), m["cores"].get<int>());
+  std::string text = fmt::format("{}, {}, {}", m["host"].get<std::string>(), m["cpu"].get<std::string>(),
+                                 counted(m["cores"].get<int>(), "core"));
   for (const Json& gpu : m["gpus"]) text += ", " + gpu["name"].get<std::string>();
   return text + (m["gpus"].empty() ? ", no GPU" : ", driver " + m["driver_version"].get<std::string>());
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/tokenizer/unicode.h"
@@ -61,7 +62,7 @@ std::string shape_table(const ModelSource& source, const ExportClass& c, DType d
   table.add("class", "{}", c.word());
   table.add("parameters", "{}, {}", count_parameters(m), name_of(dtype));
   table.add("layers, width", "{}, {}", m.n_layers, m.dim);
-  table.add("heads", "{} in {} groups, widths {} (k) and {} (v)", m.n_heads, m.n_kv_groups, m.d_k, m.d_v);
+  table.add("heads", "{} in {}, widths {} (k) and {} (v)", m.n_heads, counted(m.n_kv_groups, "group"), m.d_k, m.d_v);
   table.add("MLP", "{}, {} hidden units", word_of(m.mlp), m.mlp_hidden);
   table.add("attention", "{}", attention_text(m));
   table.add("tokens", "{}{}", m.vocab_size,
@@ -84,10 +85,10 @@ std::string training_text(const ModelSource& source) {
   const TrainConfig& train = config.train;
   table.add("optimizer", "{}", word_of(train.optimizer));
   const bool falls = train.schedule != Schedule::wsd || train.decay_steps() > 0;
-  const std::string schedule = train.schedule == Schedule::wsd
-                                   ? fmt::format("constant, and linear in the last {} steps", train.decay_steps())
-                                   : std::string(word_of(train.schedule));
-  table.add("learning rate", "{} after {} steps of warm-up, then {}", train.lr, train.warmup_steps,
+  const std::string schedule = train.schedule == Schedule::wsd ? fmt::format("constant, and linear in the last {}",
+                                                                             counted(train.decay_steps(), "step"))
+                                                               : std::string(word_of(train.schedule));
+  table.add("learning rate", "{} after {} of warm-up, then {}", train.lr, counted(train.warmup_steps, "step"),
             falls ? fmt::format("{} to {}", schedule, train.lr * train.min_lr_fraction) : "constant");
   if (!train.stages.empty())
     for (const TrainStage& stage : stages_of(train)) table.add("", "{}", stage_text(config, stage));

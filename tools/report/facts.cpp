@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numbers>
 
+#include "engine/process/counted.h"
 #include "model/params.h"
 #include "train/load_config.h"
 
@@ -136,7 +137,8 @@ std::string stages_of(const Json& config) {
   std::string text;
   for (const Json& stage : stages.is_array() ? stages : Json::array()) {
     if (!stage.is_object() || !stage.contains("steps")) continue;
-    text += fmt::format("{}{} steps", text.empty() ? "" : ", then ", brief(stage["steps"]));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", then ", brief(stage["steps"]),
+                        stage["steps"] == 1 ? "step" : "steps");
     for (const auto& [key, value] : stage.items())
       if (key != "steps") text += fmt::format(", {} {}", key, value.is_string() ? word(value) : brief(value));
   }

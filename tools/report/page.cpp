@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "engine/process/counted.h"
 #include "tools/report/facts.h"
 
 namespace triad {
@@ -171,11 +172,13 @@ std::string differences_card(const char* file, const Json& a, const Json& b) {
 
 std::string first_difference_text(const FirstDifference& p) {
   if (p.common == 0) return "The runs have no step in common, so their losses cannot be compared.";
-  if (!p.first) return fmt::format("The losses are the same at all {} steps that both runs have.", p.common);
+  if (!p.first)
+    return p.common == 1 ? "The losses are the same at the one step that both runs have."
+                         : fmt::format("The losses are the same at all {} steps that both runs have.", p.common);
   std::string text = fmt::format("The losses first differ at step {}", *p.first);
   text += p.by_one_percent ? fmt::format(", and first by more than 1% at step {}.", *p.by_one_percent)
                            : ", and never differ by more than 1%.";
-  return text + fmt::format(" {} steps are common to both.", p.common);
+  return text + fmt::format(" {} {} common to both.", counted(p.common, "step"), p.common == 1 ? "is" : "are");
 }
 
 // The cards of one run with tables of events, ranks, fallbacks and stack dumps; empty tables are left out.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "kernels/ops/cast.h"
 #include "kernels/step/accumulate.h"
 #include "kernels/step/rank_sum.h"
@@ -212,13 +213,13 @@ std::string GradReducer::table() const {
   const size_t buckets = plan_.buckets().size(), over_replicas = replicas_ == nullptr ? 0 : 2 * buckets,
                collectives = over_replicas +
                              (windows_ && sharded_ ? buckets : buckets * (in_two ? 2 : 1) + 1 + (sharded_ ? 1 : 0));
-  std::string out =
-      fmt::format("{} buckets, {} collectives a {} on {} ranks: {} {}, {:.2f} MiB in all\n", buckets, collectives,
-                  windows_ ? "micro-step" : "step", comm_.world() * (replicas_ == nullptr ? 1 : replicas_->world()),
-                  windows_ && sharded_ ? "reduce_scatter"
-                  : in_two             ? "reduce_scatter and all_gather"
-                                       : "all_reduce",
-                  name_of(sent), static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
+  std::string out = fmt::format("{}, {} a {} on {} ranks: {} {}, {:.2f} MiB in all\n", counted(buckets, "bucket"),
+                                counted(collectives, "collective"), windows_ ? "micro-step" : "step",
+                                comm_.world() * (replicas_ == nullptr ? 1 : replicas_->world()),
+                                windows_ && sharded_ ? "reduce_scatter"
+                                : in_two             ? "reduce_scatter and all_gather"
+                                                     : "all_reduce",
+                                name_of(sent), static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
   out += "bucket,elements,mib,dtype,width,parameters,first,last\n";
   for (size_t b = 0; b < plan_.buckets().size(); ++b) {
     const GradBucket& bucket = plan_.buckets()[b];

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <utility>
 
+#include "engine/process/counted.h"
+
 namespace triad {
 
 namespace {
@@ -163,7 +165,7 @@ std::optional<std::string> AnomalyRules::zero_gradients(const StepHealth& s) con
   const size_t count = s.zero_grads.size();
   if (count == 0) return {};
   constexpr size_t kMostNames = 8;
-  return fmt::format("{} gradients are zero: {}{}", count,
+  return fmt::format("{} {} zero: {}{}", counted(count, "gradient"), count == 1 ? "is" : "are",
                      fmt::join(s.zero_grads.first(std::min(count, kMostNames)), ", "),
                      count > kMostNames ? ", ..." : "");
 }

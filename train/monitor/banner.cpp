@@ -9,6 +9,7 @@
 #include <set>
 
 #include "engine/backend.h"
+#include "engine/process/counted.h"
 #include "model/flops.h"
 #include "train/dist/bucket_plan.h"
 #include "train/load_config.h"
@@ -21,10 +22,14 @@ namespace {
 // The fraction of a GPU's peak FLOP/s that a step is expected to reach, for the estimate of the run's duration.
 constexpr double kExpectedShare = 0.35;
 
+// "1 step", "12,000 steps".
+std::string grouped_count(int64_t n, std::string_view noun) { return grouped(n) + " " + plural(n, noun); }
+
 std::string model_text(const Config& c, int64_t parameters) {
   const ModelConfig& m = c.model;
-  return fmt::format("{} parameters: {} layers of width {}, {} heads in {} groups, {} attention{}", grouped(parameters),
-                     m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.has_nsa() ? "NSA" : "dense",
+  return fmt::format("{}: {} of width {}, {} in {}, {} attention{}", grouped_count(parameters, "parameter"),
+                     counted(m.n_layers, "layer"), m.dim, counted(m.n_heads, "head"), counted(m.n_kv_groups, "group"),
+                     m.has_nsa() ? "NSA" : "dense",
                      m.has_nsa() && !m.dense_layers.empty() ? ", dense in layers " + m.dense_layers : "");
 }
 
@@ -35,18 +40,18 @@ std::string steps_text(const Config& c, int world, int64_t first_step) {
     for (const TrainStage& stage : stages_of(t))
       tokens += std::max<int64_t>(0, stage.end - std::max(stage.begin, first_step)) *
                 in_stage(c, stage).tokens_per_step(world);
-    return fmt::format("{} steps in {} stages{}: {} tokens, {}", grouped(t.steps - first_step), t.stages.size(),
-                       world > 1 ? fmt::format(" on {} ranks", world) : "", grouped(tokens),
-                       word_of(c.runtime.precision));
+    return fmt::format("{} in {}{}: {}, {}", grouped_count(t.steps - first_step, "step"),
+                       counted(t.stages.size(), "stage"), world > 1 ? fmt::format(" on {} ranks", world) : "",
+                       grouped_count(tokens, "token"), word_of(c.runtime.precision));
   }
   const int64_t tokens = c.tokens_per_step(world), groups = world / c.dist.context;
-  return fmt::format("{} steps of {} tokens ({} x {}{}{}): {} tokens, {}", grouped(t.steps - first_step),
-                     grouped(tokens), t.micro_batch_size, t.seq_len,
+  return fmt::format("{} of {} ({} x {}{}{}): {}, {}", grouped_count(t.steps - first_step, "step"),
+                     grouped_count(tokens, "token"), t.micro_batch_size, t.seq_len,
                      t.accumulate_grad_batches > 1 ? fmt::format(" x {} micro-steps", t.accumulate_grad_batches) : "",
-                     c.dist.context > 1 ? fmt::format(" x {} groups of {} ranks", groups, c.dist.context)
+                     c.dist.context > 1 ? fmt::format(" x {} of {} ranks", counted(groups, "group"), c.dist.context)
                      : world > 1        ? fmt::format(" x {} ranks", world)
                                         : "",
-                     grouped(tokens * (t.steps - first_step)), word_of(c.runtime.precision));
+                     grouped_count(tokens * (t.steps - first_step), "token"), word_of(c.runtime.precision));
 }
 
 std::string flops_text(double flops) {
@@ -71,9 +76,10 @@ std::string folder_text(const Config& c) {
   const TrainConfig& t = c.train;
   std::string saves = t.save_last ? "a checkpoint at the end" : "no checkpoints";
   if (t.save_every > 0)
-    saves = fmt::format("a checkpoint every {} steps, {}{}", t.save_every,
-                        t.keep_last == 0 ? "all stay" : fmt::format("the newest {} stay", t.keep_last),
-                        t.keep_last > 0 && t.keep_every > 0 ? fmt::format(" and every {}th", t.keep_every) : "");
+    saves =
+        fmt::format("a checkpoint every {}, {}{}", t.save_every == 1 ? "step" : fmt::format("{} steps", t.save_every),
+                    t.keep_last == 0 ? "all stay" : fmt::format("the newest {} stay", t.keep_last),
+                    t.keep_last > 0 && t.keep_every > 0 ? fmt::format(" and every {}th", t.keep_every) : "");
   return fmt::format("{}; {}", c.log.out_dir, saves);
 }
 
@@ -81,8 +87,7 @@ std::string ranks_text(const Config& c, const Comm& comm) {
   std::set<std::string> hosts;
   for (const Peer& p : comm.peers()) hosts.insert(p.host);
   const std::string replicas = c.dist.replicas > 1 ? fmt::format(", {} replicas", c.dist.replicas) : "";
-  return fmt::format("{} ranks on {} host{}{}, {}", comm.world(), hosts.size(), hosts.size() > 1 ? "s" : "", replicas,
-                     comm.name());
+  return fmt::format("{} ranks on {}{}, {}", comm.world(), counted(hosts.size(), "host"), replicas, comm.name());
 }
 
 // The number of CPU cores that this process may use if they are fewer than the threads of a rank (step, loader, comm
@@ -114,8 +119,10 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   add("folder", folder_text(c));
   if (!run.environment.empty()) add("environ", fmt::format("{}", fmt::join(run.environment, "; ")));
   if (const int cores = too_few_cores(device, comm); cores > 0)
-    add("note",
-        fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none", cores));
+    add("note", fmt::format("this process may use {} only, which is few beside a GPU: mpirun --bind-to none",
+                            counted(cores, "CPU core")));
+  if (!c.model.has_nsa() && !c.model.dense_layers.empty())
+    add("note", fmt::format("model.dense_layers {} has no effect: model.attention is dense", c.model.dense_layers));
   if (c.runtime.cuda_graph && !device.is_cuda()) add("note", "runtime.cuda_graph has no effect on the CPU");
   if (c.runtime.cuda_graph && device.is_cuda() && has_grad_windows(c, comm.world()))
     add("note", "runtime.cuda_graph has no effect with dist.zero 2 or 3, or with train.grads_dtype bf16");

@@ -1,10 +1,9 @@
-// The selected branch on the GPU: the choice of its kernels, and for backward the plan of the work of dk and dv.
+// The selected branch on the GPU: the choice of its kernels.
 #include "kernels/nsa/attend_selected.h"
-
-#include <algorithm>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/nsa/dispatch/choose.h"
+#include "kernels/nsa/dispatch/plan_pieces.h"
 #include "kernels/nsa/gpu/branch.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
@@ -13,40 +12,18 @@
 namespace triad::cuda {
 namespace {
 
-// Decides how the work of dk and dv is cut into pieces (PiecePlan). A kernel that also computes dq reads q and dout of
-// a piece's tokens, and adds to their dq. For such a kernel the tokens are divided into runs whose q, dout and dq fit
-// into L2 (kRunBytes), and every piece belongs to one run. Each run is then read from memory once, but a block has a
-// partial sum for each run. A short sequence is one run. If ranks share a row, a call has few queries but sees all
-// blocks before them, and the partial sums could need more memory than all else. Runs are then made longer, until a run
-// has kLeastOfBlock queries per block on average and the partial sums of all runs fit into kMostPartial bytes.
-PiecePlan plan_pieces(const AttendIn& in, const SelectedKeys& keys, Backward kernels) {
-  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16,
-                    kMostPartial = int64_t{32} << 30;
-  const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;
-  if (!with_dq) return {kParts, kParts, kWorkTokens};
-  const int64_t T = in.q.size(1);
-  const int64_t row_bytes = in.q.size(2) / in.k.size(2) * (6 * in.q.size(3) + 2 * in.v.size(3));
-  int64_t parts = kParts, cut = kParts;
-  while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
-  if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
-  const int64_t blocks = keys.lists.blocks, queries = T * keys.lists.n;
-  const int64_t partial_bytes =
-      in.q.size(0) * in.k.size(2) * blocks * keys.block_keys * (in.k.size(3) + in.v.size(3)) * int64_t{4};
-  const auto too_short = [&] {
-    return queries * cut < kLeastOfBlock * blocks * parts || partial_bytes * parts > kMostPartial * cut;
-  };
-  if (!in.documents.part.whole())
-    while (cut < parts && too_short()) parts > kParts ? parts = std::max(kParts, parts / 2) : cut *= 2;
-  const int64_t most_tokens = cut < parts                     ? kWorkTokens / 4
-                              : kernels == Backward::sm90_d64 ? kWorkTokens * 3 / 4
-                                                              : kWorkTokens / 2;
-  if (!in.documents.empty()) {
-    // The documents' lengths are known on the GPU alone. Most are shorter than a row, so there are fewer and longer
-    // runs (measured, tests/baselines/notes/documents.md).
-    return {kParts, std::max<int64_t>(cut, 2), kernels == Backward::sm90_d64 ? kWorkTokens * 3 / 4 : kWorkTokens / 2,
-            /*merges=*/kernels == Backward::sm90_d64};
-  }
-  return {parts, cut, most_tokens};
+ListedWork work_of(const AttendIn& in, const SelectedKeys& keys) {
+  return {.B = in.q.size(0),
+          .T = in.q.size(1),
+          .Hq = in.q.size(2),
+          .Hkv = in.k.size(2),
+          .dk = in.q.size(3),
+          .dv = in.v.size(3),
+          .n = keys.lists.n,
+          .blocks = keys.lists.blocks,
+          .block_keys = keys.block_keys,
+          .is_part = !in.documents.part.whole(),
+          .has_documents = !in.documents.empty()};
 }
 
 void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
@@ -59,7 +36,8 @@ void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const 
   } else if (kernels == Backward::portable) {
     dq_selected_portable(ctx, op, out, grad, in, keys);
   }
-  const KeyWorkList list = build_inverse_index(ctx, scope, op, in, keys, plan_pieces(in, keys, kernels));
+  const KeyWorkList list =
+      build_inverse_index(ctx, scope, op, in, keys, plan_pieces(work_of(in, keys), kernels, kWorkTokens));
   switch (kernels) {
     case Backward::sm90_d64:
       return backward_d64_listed(ctx, op, out, grad, in, keys.range, list);

@@ -1,0 +1,52 @@
+// How the selected branch's work for dk and dv is cut into pieces: a pure function without CUDA, so that the CPU's
+// tests see its rules.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/common/integer.h"
+#include "kernels/nsa/dispatch/choose.h"
+#include "kernels/nsa/gpu/key_work_bounds.h"
+
+namespace triad::cuda {
+
+// What the plan depends on, of a call with q [B,T,Hq,dk], k [B,S,Hkv,dk], v [B,S,Hkv,dv] and lists [B,T,Hkv,n]. In a
+// part of a row T counts the part's queries, and S and the blocks all keys up to the part's end.
+struct ListedWork {
+  int64_t B, T, Hq, Hkv, dk, dv, n;
+  int64_t blocks, block_keys;  // block ids of a row; keys per block
+  bool is_part;                // the queries are a part of a row (RowPart)
+  bool has_documents;          // the rows are packed
+};
+
+// The plan for these kernels. most_tokens: the most tokens that a piece may have (kWorkTokens).
+//
+// A kernel that also computes dq reads q and dout of a piece's tokens, and adds to their dq. For such a kernel the
+// tokens are divided into runs whose q, dout and dq fit into L2 (kRunBytes), and every piece belongs to one run. Each
+// run is then read from memory once, but a block has a partial sum for each run. A short sequence is one run. If ranks
+// share a row, a call has few queries but sees all blocks before them, and the partial sums could need more memory than
+// all else. Runs are then made longer, until a run has kLeastOfBlock queries per block on average and the partial sums
+// of all runs fit into kMostPartial bytes.
+inline PiecePlan plan_pieces(const ListedWork& w, Backward kernels, int64_t most_tokens) {
+  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16,
+                    kMostPartial = int64_t{32} << 30;
+  const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;
+  if (!with_dq) return {kParts, kParts, most_tokens};
+  const int64_t long_piece = kernels == Backward::sm90_d64 ? most_tokens * 3 / 4 : most_tokens / 2;
+  const int64_t bytes = w.T * (w.Hq / w.Hkv) * (6 * w.dk + 2 * w.dv);
+  int64_t parts = kParts, cut = kParts;
+  while (cut > 1 && bytes * cut > kRunBytes * parts) cut /= 2;
+  if (cut == 1) parts = std::clamp(ceil_div(bytes, kRunBytes), kParts, kMostParts);
+  const int64_t partial_bytes = w.B * w.Hkv * w.blocks * w.block_keys * (w.dk + w.dv) * int64_t{4};
+  const auto too_short = [&] {
+    return w.T * w.n * cut < kLeastOfBlock * w.blocks * parts || partial_bytes * parts > kMostPartial * cut;
+  };
+  if (w.is_part)
+    while (cut < parts && too_short()) parts > kParts ? parts = std::max(kParts, parts / 2) : cut *= 2;
+  // The documents' lengths are known on the GPU alone. Most are shorter than a row, so there are fewer and longer runs
+  // (measured, tests/baselines/notes/documents.md).
+  if (w.has_documents) return {kParts, std::max<int64_t>(cut, 2), long_piece, /*merges=*/kernels == Backward::sm90_d64};
+  return {parts, cut, cut < parts ? most_tokens / 4 : long_piece};
+}
+
+}  // namespace triad::cuda

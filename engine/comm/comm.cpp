@@ -165,7 +165,11 @@ void Comm::exchange(std::span<const ConstPiece> to, std::span<const Piece> from,
     }
   };
   check(to), check(from);
-  if (recording_) return do_exchange(to, from, most_bytes);
+  if (recording_) {
+    try {
+      return do_exchange(to, from, most_bytes);
+    } catch (const Error& e) { fail("{}; while the exchange of {} is recorded", e.what(), what); }
+  }
   if (guard_) guarded("exchange", what, bytes, stream_of_collectives(), [&] { do_exchange(to, from, most_bytes); });
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/nsa/compress.h"
 #include "model/context_layout.h"
 #include "tests/support/dist_run.h"
+#include "tests/support/heartbeats.h"
 #include "tests/support/test.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
@@ -77,17 +78,25 @@ TEST_CASE("context: 12 steps have the weights of one rank, with every dist.zero,
 TEST_CASE("context: a graph on two GPUs has the bits of two GPUs without one, and needs NCCL", "[dist][gpu2]") {
   if (!require_gpus(2) || !require_mpirun()) return;
   const TemporaryFolder folder;
-  const std::string gpu = "--set runtime.device=cuda --set runtime.asserts=false --set train.eval_every=6 ",
+  const std::string gpu =
+                        "--set runtime.device=cuda --set runtime.asserts=false --set train.eval_every=6 "
+                        "--set log.heartbeat_every=1 ",
                     graph = gpu + "--set runtime.cuda_graph=true ";
-  for (const int accumulated : {1, 2}) {
-    INFO(accumulated << " micro-steps");
-    const auto weights = [&](const std::string& name, const std::string& keys) {
-      return train(folder.file(name + std::to_string(accumulated)), 2, 2, accumulated, keys) + kWeights;
-    };
-    CHECK(same_file(weights("without", gpu), weights("with", graph)));
-    CHECK(same_file(weights("shards without", gpu + "--set dist.zero=1"),
-                    weights("shards with", graph + "--set dist.zero=1")));
-  }
+  int runs = 0;
+  // Of one sequence and of four, which are staged, with graphs of the first, of later and of the last micro-step.
+  for (const int accumulated : {1, 4})
+    for (const char* keys : {"", "--set dist.zero=1 --set runtime.recompute=block"}) {
+      INFO(accumulated << " micro-steps " << keys);
+      const auto run = [&](const std::string& more) {
+        return train(folder.file(std::to_string(runs++)), 2, 2, accumulated, more + keys);
+      };
+      const std::string without = run(gpu), with = run(graph);
+      CHECK(same_file(without + kWeights, with + kWeights));
+      const auto collectives = [](const std::string& of) {
+        return heartbeats(of, 0, "step_end").back()["collectives"].get<int64_t>();
+      };
+      CHECK(collectives(with) < collectives(without));  // a graph's exchanges are one
+    }
   const Outcome refused =
       run_ranks(2, train_args(folder.file("mpi")) + " --set dist.context=2 --set dist.backend=mpi " + graph);
   CHECK(refused.exit_code != 0);

@@ -343,6 +343,7 @@ std::string write_trace(std::optional<AtomicFile>& file, Steps& steps) {
 // The exchanges of ranks that share sequences, in steps of their own.
 Json measure_exchanges(Steps& steps) {
   steps.drain();
+  steps.leave_graph();  // the meter counts exchanges as they are queued
   ExchangeMeter meter(steps.ctx(), *steps.context_group());
   steps.take();
   steps.drain();

@@ -26,7 +26,7 @@ struct ListedWork {
 // run is then read from memory once, but a block has a partial sum for each run. A short sequence is one run. If ranks
 // share a row, a call has few queries but sees all blocks before them, and the partial sums could need more memory than
 // all else. Runs are then made longer, until a run has kLeastOfBlock queries per block on average and the partial sums
-// of all runs fit into kMostPartial bytes.
+// of all runs take about kMostPartial bytes at most.
 inline PiecePlan plan_pieces(const ListedWork& w, Backward kernels, int64_t most_tokens) {
   constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16,
                     kMostPartial = int64_t{32} << 30;

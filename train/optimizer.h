@@ -2,7 +2,7 @@
 // and with shards or runtime.offload the master weights. For each part it launches one kernel for the tensors with
 // weight decay and one for those without. With runtime.offload, parts pass through the device piece by piece
 // (engine/host_state.h). With train.optimizer muon, the layers' matrices, which are contiguous, are updated by Muon
-// (kernels/step/muon.h), which has no second moment.
+// (kernels/update/muon.h), which has no second moment.
 #pragma once
 #include <functional>
 #include <iterator>
@@ -12,8 +12,8 @@
 
 #include "engine/comm/comm.h"
 #include "engine/host_state.h"
-#include "kernels/step/adamw.h"
-#include "kernels/step/muon.h"
+#include "kernels/update/adamw.h"
+#include "kernels/update/muon.h"
 #include "model/params.h"
 #include "train/config.h"
 #include "train/dist/muon_shards.h"

@@ -7,7 +7,7 @@
 
 #include "engine/host_state.h"
 #include "engine/rng.h"
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
 #include "tests/support/test.h"
 
 using namespace triad;

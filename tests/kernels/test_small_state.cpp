@@ -10,10 +10,10 @@
 #include "kernels/common/stochastic.h"
 #include "kernels/ops/cast.h"
 #include "kernels/step/accumulate.h"
-#include "kernels/step/adamw.h"
 #include "kernels/step/per_param_norms.h"
 #include "kernels/step/reduce.h"
 #include "kernels/step/step_guard.h"
+#include "kernels/update/adamw.h"
 #include "tests/support/test.h"
 
 using namespace triad;

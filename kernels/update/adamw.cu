@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "kernels/common/stochastic.cuh"
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
 
 namespace triad::cuda {
 namespace {

@@ -9,7 +9,7 @@
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cast.h"
-#include "kernels/step/muon.h"
+#include "kernels/update/muon.h"
 
 namespace triad {
 

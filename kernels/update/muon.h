@@ -3,7 +3,7 @@
 //   g' = g * clip;  m = b m + (1 - b) g';  u = b m + (1 - b) g'            muon_momentum()
 //   o = the Newton-Schulz iteration of u                                   newton_schulz()
 //   p = p (1 - lr * decay) - lr * 0.2 sqrt(max(R, C)) * o                  muon_apply()
-// clip is AdamW's (kernels/step/adamw.h). The iteration normalizes u, so the momentum needs no correction for its
+// clip is AdamW's (kernels/update/adamw.h). The iteration normalizes u, so the momentum needs no correction for its
 // start.
 //
 // The matrices are in the flat buffers; u and o are in a buffer of their own, where matrices of one shape are

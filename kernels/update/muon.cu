@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "kernels/common/stochastic.cuh"
-#include "kernels/step/adamw.h"
-#include "kernels/step/muon.h"
+#include "kernels/update/adamw.h"
+#include "kernels/update/muon.h"
 
 namespace triad::cuda {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "engine/tensor.h"
 #include "kernels/common/stochastic.h"
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
 
 namespace triad {
 

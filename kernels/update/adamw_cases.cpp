@@ -8,7 +8,7 @@
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cast.h"
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
 
 namespace triad {
 

@@ -1,6 +1,6 @@
 // Muon: the plan of batches, on any device, and momentum and update on the CPU, with state in f32 or bf16, or all in
 // f64.
-#include "kernels/step/muon.h"
+#include "kernels/update/muon.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,9 +10,9 @@
 #include "engine/check.h"
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
-#include "kernels/step/adamw.h"
-#include "kernels/step/newton_schulz.h"
-#include "kernels/step/stored_state.h"
+#include "kernels/update/adamw.h"
+#include "kernels/update/newton_schulz.h"
+#include "kernels/update/stored_state.h"
 
 namespace triad {
 

@@ -1,5 +1,5 @@
 // AdamW on the CPU: state and gradients in f32 or bf16, or all in f64.
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "engine/op_scope.h"
 #include "engine/random_streams.h"
 #include "kernels/common/parallel.h"
-#include "kernels/step/stored_state.h"
+#include "kernels/update/stored_state.h"
 
 namespace triad {
 

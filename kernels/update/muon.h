@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/context.h"
+#include "kernels/update/split_master.h"
 
 namespace triad {
 
@@ -91,10 +92,12 @@ class MuonPlan {
 // What an update reads and writes: param [n] f32 or bf16 and m [n] f32 or bf16, updated; weights [n] bf16, overwritten
 // with param rounded to nearest (absent if param is itself the weight)  <-  grad [n] f32 or bf16; grad_norm_squared [1]
 // f64 in device memory; pieces [pieces, MuonPiece::kFields] i64, the plan's table in device memory. Nothing outside the
-// plan's matrices is changed, and nothing at all if grad_norm_squared is not finite. On the CPU all may be f64.
+// plan's matrices is changed, and nothing at all if grad_norm_squared is not finite. On the CPU all may be f64. With
+// split masters (split_master.h) param is the remainder, and weights and ties are updated too.
 struct MuonTensors {
   Tensor param, weights, m;
   ConstTensor grad, grad_norm_squared, pieces;
+  TieBits ties = {};
 };
 
 // The dtype of u and o: bf16 on a GPU, f32 on the CPU, f64 if the state is.

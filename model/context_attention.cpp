@@ -231,8 +231,8 @@ void add_first(Context& ctx, const Pair& all, const Pair& first) {
 }
 
 // Calls work(context, run) for each run. The runs before the last one are computed on a side stream, where they fill
-// the SMs that the last CTAs of the last run leave free. apart: whether they may be; their scratch memory is then beside
-// that of the last run.
+// the SMs that the last CTAs of the last run leave free. apart: whether they may be; their scratch memory is then
+// beside that of the last run.
 template <class Work>
 void for_each_run(Context& ctx, const LayerContext& lc, Work&& work, bool apart = true) {
   const int64_t last = lc.layout.runs() - 1;

@@ -281,8 +281,8 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act.row_loss, /*add=*/true);
 }
 
-// With windows, work on the comm stream has to end before later work of the same micro-step begins, which a graph cannot
-// wait for.
+// With windows, work on the comm stream has to end before later work of the same micro-step begins, which a graph
+// cannot wait for.
 bool TrainStep::records_graphs() const {
   return config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning && !windows();
 }

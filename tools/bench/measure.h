@@ -54,8 +54,8 @@ class Stopwatch {
     return end.ms_since(begin) * 1e3;
   }
 
-  // Times on a GPU: as many runs as fit into a second, 15 to 31, after three warm-up runs. Work that itself takes half a
-  // second or more, whose times differ little, has 5 runs after two.
+  // Times on a GPU: as many runs as fit into a second, 15 to 31, after three warm-up runs. Work that itself takes half
+  // a second or more, whose times differ little, has 5 runs after two.
   template <class Work>
   Timing time_gpu(Context& ctx, Work& work, Flush how) {
     constexpr int kWarmUps = 3;

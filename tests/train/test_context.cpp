@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <string>
 #include <utility>
@@ -209,4 +210,20 @@ TEST_CASE("context: a plan has the memory of every rank of a group", "[dist]") {
       CHECK(runtime.arena().used_bytes() + align_up(plan.scratch_bytes) == plan.arena_bytes);
     }
   }
+}
+
+TEST_CASE("context: long runs have the scratch memory of their backward one after the other", "[dist]") {
+  if (!kBuiltWithCuda) {
+    std::printf("SKIPPED: built without CUDA\n");
+    return;
+  }
+  const std::unique_ptr<Comm> comm = make_planned_comm(2);
+  const auto scratch = [&](int64_t seq_len) {
+    const Config config = load_config(TRIAD_SOURCE_DIR "/configs/m7c_1m.json",
+                                      {"dist.context=2", "model.n_layers=1", fmt::format("train.seq_len={}", seq_len)})
+                              .config;
+    return plan_memory(config, Device::cuda(), comm.get(), /*most_documents=*/0).scratch_bytes;
+  };
+  // Runs of 65,280 tokens, whose two backwards are beside each other, and of 65,536.
+  CHECK(scratch(262144) < 0.95 * static_cast<double>(scratch(261120)));
 }

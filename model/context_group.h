@@ -55,8 +55,9 @@ class ContextGroup {
   // Calls work(), which records a graph of this rank's work with its exchanges, if can_record().
   void record(const std::function<void()>& work) { comm_.record(work); }
   bool can_record() const { return comm_.can_record(); }
-  // Calls launch(), which queues such a graph on ctx.stream. Earlier collectives of the run end before the graph
-  // begins, and later ones begin after its end, because two kernels that wait for other ranks must not compete for SMs.
+  // Queues a recorded graph on ctx.stream by calling launch(). The graph begins when all earlier collectives of the run
+  // have ended, and later ones begin after its end: kernels of two collectives, which wait for other ranks, must not
+  // compete for SMs.
   void launch(Context&, const std::function<void()>& launch);
 
   // Measures the exchanges that begin from now on (exchange_meter.h); null: none.

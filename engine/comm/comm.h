@@ -90,9 +90,9 @@ class Comm {
   // nothing to exchange, and agree on most_bytes, the most bytes that any rank sends to another one.
   void exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes,
                 const std::string& what);
-  // Calls work(), which records a graph (engine/graph.h). It may call exchange() if can_record(), and no other
-  // collective. The exchanges have no number of their own: each launch of the graph by launch_recorded() is one
-  // collective, which ends when `on` reaches its end. what: names the graph in messages.
+  // Exchanges within a CUDA graph (engine/graph.h), if can_record(). record() calls work(), which records the graph and
+  // may call exchange(), but no other collective. launch_recorded() calls launch(), which queues the graph on the
+  // stream `on`. All exchanges of the graph count as one collective, named `what` in messages; it ends with the graph.
   void record(const std::function<void()>& work);
   void launch_recorded(const std::string& what, const Stream& on, const std::function<void()>& launch);
   virtual bool can_record() const { return false; }

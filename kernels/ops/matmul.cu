@@ -22,8 +22,8 @@ namespace triad::cuda {
 
 namespace {
 
-// cuBLASLt's functions. The library is loaded when a product or its version is first asked for: that takes a tenth of a
-// second, which otherwise each start of the program would take, also one that computes nothing on a GPU.
+// cuBLASLt's functions. Loading the library takes a tenth of a second. It is loaded by the first product or the first
+// question for its version, so that a program that needs neither, such as `triad plan`, starts without it.
 struct CublasLtFunctions {
   decltype(&cublasLtCreate) create;
   decltype(&cublasLtDestroy) destroy;

@@ -187,7 +187,8 @@ TEST_CASE("key work: runs of whole rows fit into L2, and short rows are one run"
 }
 
 TEST_CASE("key work: runs of parts of rows are joined until their partial sums are few", "[documents]") {
-  // M7C's 2,097,152 tokens on two ranks: 16 of 32 runs, which have 16 queries per block and 32 GiB of partial sums.
+  // M7C with 2,097,152 tokens on two ranks: 32 runs would have 8 queries per block. Joined to 16 runs, they have 16
+  // queries per block, and 32 GiB of partial sums.
   const ListedWork m7c = part_of_row(524288, 32768, 12, 2, 64);
   CHECK(plan_of(m7c, Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
   // 1x1,048,576x64x4x128 on two ranks: 16 runs would have 16 queries per block, but 64 GiB.

@@ -1,5 +1,5 @@
-// How the selected branch's work for dk and dv is cut into pieces: a pure function without CUDA, so that the CPU's
-// tests see its rules.
+// plan_pieces() decides how the backward of the selected branch cuts the work of dk and dv into pieces (PiecePlan). It
+// needs no CUDA, so that tests check it on the CPU.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// How the selected branch's work for dk and dv is cut into pieces, and how many pieces and slots of partial sums the
-// inverse index needs for it at most. Pure and without CUDA, so that the CPU's tests check the bounds.
+// PiecePlan: how the backward of the selected branch cuts the work of dk and dv into pieces. KeyWorkBounds: how many
+// pieces and slots of partial sums there are at most. Without CUDA, so that tests check the bounds on the CPU.
 #pragma once
 #include <algorithm>
 #include <cstdint>

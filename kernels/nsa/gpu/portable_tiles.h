@@ -50,8 +50,8 @@ constexpr int64_t padded_columns(int64_t width) {
   return round_up(width, int64_t{Tile::kColumns});
 }
 
-// Plans the shared memory of a CTA with this tile shape. It is double-buffered (two stages) if an SM then still has
-// room for two such CTAs.
+// Plans the shared memory of a CTA whose tiles have this shape. A CTA has two buffers (stages) for tiles, one of which
+// is filled while the other is used, if two CTAs with so much memory fit on an SM; else it has one.
 template <class Tile>
 TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p, const SharedLimits& limits) {
   const auto row_bytes = [&](int64_t columns) { return columns * p.element_bytes + kTilePadBytes; };

@@ -27,7 +27,8 @@ namespace triad {
 
 class HostState {
  public:
-  // A tensor [elements], or [elements, width] with a width above 1.
+  // A tensor of the state: its dtype, and its values for each element. Its shape is [elements] if the width is 1, else
+  // [elements, width].
   struct Kind {
     DType dtype;
     int64_t width;

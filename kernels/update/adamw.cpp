@@ -51,14 +51,6 @@ void adamw_cpu(Context& ctx, Tensor param, Tensor weights, Tensor m_in, Tensor v
   });
 }
 
-// Calls f.template operator()<T>() with T = float or bf16.
-template <class F>
-void dispatch_state(const char* what, DType dtype, F&& f) {
-  if (dtype == DType::f32) return f.template operator()<float>();
-  TRIAD_CHECK(dtype == DType::bf16, "adamw: {} is {}: f32 and bf16 are possible", what, name_of(dtype));
-  f.template operator()<bf16>();
-}
-
 }  // namespace
 
 void adamw(Context& ctx, Tensor param, Tensor weights, Tensor m, Tensor v, ConstTensor grad,
@@ -90,16 +82,16 @@ void adamw(Context& ctx, Tensor param, Tensor weights, Tensor m, Tensor v, Const
   if (in_double)
     return adamw_cpu<double, double, double, double>(ctx, param, weights, m, v, grad, grad_norm_squared, o, ties);
   const auto with_master = [&]<class P>() {
-    dispatch_state("m", m.dtype, [&]<class M>() {
-      dispatch_state("v", v.dtype, [&]<class V>() {
-        dispatch_state("grad", grad.dtype, [&]<class G>() {
+    dispatch_state("adamw: m", m.dtype, [&]<class M>() {
+      dispatch_state("adamw: v", v.dtype, [&]<class V>() {
+        dispatch_state("adamw: grad", grad.dtype, [&]<class G>() {
           adamw_cpu<P, M, V, G>(ctx, param, weights, m, v, grad, grad_norm_squared, o, ties);
         });
       });
     });
   };
   if (split) return with_master.template operator()<uint16_t>();
-  dispatch_state("param", param.dtype, with_master);
+  dispatch_state("adamw: param", param.dtype, with_master);
 }
 
 }  // namespace triad

@@ -62,14 +62,6 @@ void apply_cpu(Context& ctx, const MuonTensors& t, ConstTensor update, const Muo
   });
 }
 
-// Calls f.template operator()<T>() with T = float or bf16.
-template <class F>
-void dispatch_state(const char* what, DType dtype, F&& f) {
-  if (dtype == DType::f32) return f.template operator()<float>();
-  TRIAD_CHECK(dtype == DType::bf16, "muon: {} is {}: f32 and bf16 are possible", what, name_of(dtype));
-  f.template operator()<bf16>();
-}
-
 void check(const MuonTensors& t, const MuonOptions& o) {
   const bool split = is_remainder(t.param);
   TRIAD_CHECK(t.m.rank == 1 && (split || t.param.shape() == t.m.shape()) && t.grad.shape() == t.m.shape(),
@@ -173,9 +165,9 @@ void muon_momentum(Context& ctx, Tensor u, const MuonTensors& t, const MuonOptio
     if constexpr (kBuiltWithCuda) return cuda::muon_momentum(ctx, u, t, o);
   }
   if (t.m.dtype == DType::f64) return momentum_cpu<double, double, double>(ctx, u, t, o);
-  dispatch_state("u", u.dtype, [&]<class U>() {
-    dispatch_state("m", t.m.dtype, [&]<class M>() {
-      dispatch_state("grad", t.grad.dtype, [&]<class G>() { momentum_cpu<U, M, G>(ctx, u, t, o); });
+  dispatch_state("muon: u", u.dtype, [&]<class U>() {
+    dispatch_state("muon: m", t.m.dtype, [&]<class M>() {
+      dispatch_state("muon: grad", t.grad.dtype, [&]<class G>() { momentum_cpu<U, M, G>(ctx, u, t, o); });
     });
   });
 }
@@ -188,10 +180,10 @@ void muon_apply(Context& ctx, const MuonTensors& t, ConstTensor update, const Mu
   }
   if (t.param.dtype == DType::f64) return apply_cpu<double, double>(ctx, t, update, o);
   const auto with_master = [&]<class P>() {
-    dispatch_state("o", update.dtype, [&]<class U>() { apply_cpu<P, U>(ctx, t, update, o); });
+    dispatch_state("muon: o", update.dtype, [&]<class U>() { apply_cpu<P, U>(ctx, t, update, o); });
   };
   if (is_remainder(t.param)) return with_master.template operator()<uint16_t>();
-  dispatch_state("param", t.param.dtype, with_master);
+  dispatch_state("muon: param", t.param.dtype, with_master);
 }
 
 }  // namespace triad

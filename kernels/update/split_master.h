@@ -7,7 +7,7 @@
 // + 1 masters round to a weight whose last bit is 0.)
 //
 // Exact for every finite master, zeros of both signs, subnormal numbers and those that round to infinity included, and
-// for infinities. A NaN stays a NaN, but its bits may change.
+// for infinities. A NaN stays a NaN, but its payload, the bits below its exponent, may change.
 #pragma once
 #include <cstdint>
 

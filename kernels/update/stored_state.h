@@ -6,12 +6,22 @@
 #include <bit>
 #include <cstdint>
 
+#include "engine/check.h"
 #include "engine/tensor.h"
 #include "kernels/common/stochastic.h"
 #include "kernels/update/adamw.h"
 #include "kernels/update/split_master.h"
 
 namespace triad {
+
+// Calls f.template operator()<T>() with T = float or bf16, the dtypes of a tensor of the state. what: its name in
+// errors.
+template <class F>
+void dispatch_state(const char* what, DType dtype, F&& f) {
+  if (dtype == DType::f32) return f.template operator()<float>();
+  TRIAD_CHECK(dtype == DType::bf16, "{} is {}: f32 and bf16 are possible", what, name_of(dtype));
+  f.template operator()<bf16>();
+}
 
 // Options: has the members seed, step and first_element, as AdamWOptions and MuonOptions have.
 template <class T>

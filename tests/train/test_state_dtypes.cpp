@@ -85,7 +85,8 @@ void check_bits_and_resume(const std::string& device) {
   CHECK(dtypes(folder.file("narrowed/checkpoints/step_14/model.safetensors")) == std::set<std::string>{"BF16"});
 }
 
-// Fresh weights, each of them halfway between two bf16 values, for train.init_from. Returns the folder.
+// Writes fresh weights to a folder and moves each to halfway between two bf16 values, where rounding has a tie. Returns
+// the folder, for train.init_from.
 std::string halfway_weights(const std::string& folder) {
   const Outcome outcome = run_program("init " + kTiny + " --out " + folder);
   INFO(outcome.output);
@@ -187,7 +188,7 @@ TEST_CASE("state dtypes: the memory plan counts 8 bytes a parameter less", "[tra
 }
 
 TEST_CASE("state dtypes: the memory plan counts 1.875 bytes a parameter less with split masters", "[train]") {
-  // A large model: the room in which masters are joined has a constant size.
+  // The model is large, so that the buffer in which masters are joined, whose size is fixed, hardly counts.
   std::vector<std::string> sets = {"runtime.precision=bf16", "model.dim=1024", "model.vocab_size=65536"};
   const Config whole = load_config(kTiny, sets).config;
   sets.push_back("train.master_dtype=split");

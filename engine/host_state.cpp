@@ -27,21 +27,23 @@ HostState::HostState(Context& ctx, Arena& arena, Options options)
               "host state of {} elements in pieces of {}, a multiple of {}, through {} slots", o.elements, o.piece,
               kPieceUnit, o.slots);
   if (!ctx.device.is_cuda()) {
-    for (const DType dtype : o.dtypes) tensors_.push_back(arena.alloc(MemTag::optimizer, o.name, dtype, {o.elements}));
+    for (const Kind& kind : o.kinds)
+      tensors_.push_back(arena.alloc(MemTag::optimizer, o.name, kind.dtype, kind.shape(o.elements)));
     return;
   }
   int64_t bytes = 0;
-  for (const DType dtype : o.dtypes) bytes += align_up(o.elements * size_of(dtype));
+  for (const Kind& kind : o.kinds) bytes += align_up(o.elements * kind.width * size_of(kind.dtype));
   if (!ctx.planning) memory_.emplace(ctx.device, bytes);
   std::byte* at = memory_ ? memory_->data() : planned_address();
-  for (const DType dtype : o.dtypes) {
-    tensors_.emplace_back(at, dtype, Shape{o.elements}, Device::cpu());
+  for (const Kind& kind : o.kinds) {
+    tensors_.emplace_back(at, kind.dtype, kind.shape(o.elements), Device::cpu());
     at += align_up(tensors_.back().bytes());
   }
   for (int i = 0; i < o.slots; ++i) {
     Slot& slot = slots_.emplace_back(device_of_queues(ctx));
-    for (const DType dtype : o.dtypes)
-      slot.tensors.push_back(arena.alloc(MemTag::optimizer, o.name, dtype, {std::min(o.piece, o.elements)}));
+    for (const Kind& kind : o.kinds)
+      slot.tensors.push_back(
+          arena.alloc(MemTag::optimizer, o.name, kind.dtype, kind.shape(std::min(o.piece, o.elements))));
   }
 }
 

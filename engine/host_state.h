@@ -2,7 +2,7 @@
 // device's memory (an optimizer's moments and master weights). A piece is copied to a staging slot on the device, the
 // work on it is queued, and the result is copied back:
 //
-//   HostState state(ctx, arena, {.dtypes = {DType::f32, DType::f32}, .elements = n});
+//   HostState state(ctx, arena, {.kinds = {DType::f32, DType::f32}, .elements = n});
 //   state.update(ctx, 0, n, [&](std::span<const Tensor> piece, int64_t begin, int64_t end) {
 //     adamw(ctx, ..., piece[0], piece[1], grads.slice(0, begin, end), ...);
 //   });
@@ -27,8 +27,16 @@ namespace triad {
 
 class HostState {
  public:
+  // A tensor of the state: its dtype, and its values for each element. Its shape is [elements] if the width is 1, else
+  // [elements, width].
+  struct Kind {
+    DType dtype;
+    int64_t width;
+    Kind(DType dtype_, int64_t width_ = 1) : dtype(dtype_), width(width_) {}  // NOLINT: a dtype alone is a kind
+    Shape shape(int64_t elements) const { return width == 1 ? Shape{elements} : Shape{elements, width}; }
+  };
   struct Options {
-    std::vector<DType> dtypes;  // of the tensors, each [elements]
+    std::vector<Kind> kinds;  // of the tensors
     int64_t elements = 0;
     int64_t piece = int64_t{4} << 20;  // elements of a piece, a multiple of 128
     int slots = 3;

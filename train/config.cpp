@@ -134,7 +134,8 @@ void Config::check_run() const {
   if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");
   if (runtime.precision == Precision::fp32) {
     constexpr const char* kNeedsBf16 = "it needs runtime.precision bf16, and that is fp32";
-    if (train.master_dtype == MasterDType::none) fail_usage("train.master_dtype is none: {}", kNeedsBf16);
+    if (train.master_dtype != MasterDType::fp32)
+      fail_usage("train.master_dtype is {}: {}", word_of(train.master_dtype), kNeedsBf16);
     if (train.grads_dtype == Precision::bf16) fail_usage("train.grads_dtype is bf16: {}", kNeedsBf16);
   }
   if (train.optimizer == OptimizerKind::muon && runtime.offload != Offload::none)

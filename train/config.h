@@ -22,7 +22,7 @@ enum class OnNonfinite { skip, stop };
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Precision { fp32, bf16 };
 enum class OnAnomaly { report, stop };
-enum class MasterDType { fp32, none };
+enum class MasterDType { fp32, split, none };
 enum class Offload { none, optimizer };
 enum class Schedule { cosine, wsd, linear };
 enum class OptimizerKind { adamw, muon };
@@ -178,8 +178,8 @@ struct EnumWords<OnAnomaly> {
 
 template <>
 struct EnumWords<MasterDType> {
-  static constexpr std::pair<std::string_view, MasterDType> words[] = {{"fp32", MasterDType::fp32},
-                                                                       {"none", MasterDType::none}};
+  static constexpr std::pair<std::string_view, MasterDType> words[] = {
+      {"fp32", MasterDType::fp32}, {"split", MasterDType::split}, {"none", MasterDType::none}};
 };
 template <>
 struct EnumWords<Offload> {
@@ -333,8 +333,9 @@ void visit(TrainConfig& c, V&& v) {
     "dtype in which gradients are stored from their layer's backward to the update; bf16 needs runtime.precision bf16",
     Rule{});
   v("master_dtype", c.master_dtype,
-    "fp32: the optimizer updates fp32 master weights; none, with runtime.precision bf16: it updates the bf16 weights, "
-    "with stochastic rounding",
+    "fp32: the optimizer updates fp32 master weights; with runtime.precision bf16 also split: of these it stores only "
+    "what the bf16 weights lack, which gives the same bits in less memory; or none: it updates the bf16 weights, with "
+    "stochastic rounding",
     Rule{});
   v("final_dtype", c.final_dtype, "dtype of the final weights' files; bf16 with train.master_dtype none", Rule{});
 }

@@ -72,6 +72,16 @@ Parts without(const Parts& parts, const ElementRange& range) {
   return rest;
 }
 
+// Elements of split masters that are joined at a time.
+constexpr int64_t kMostJoined = int64_t{1} << 20;
+
+// Whether masters are split. Not if a rank has weights only in windows: its masters store no bits twice then, but for
+// those of runtime.offload.
+bool splits_masters(const Config& config, const FlatBuffer& weights) {
+  return config.train.master_dtype == MasterDType::split && weights.memory().dtype == DType::bf16 &&
+         (!weights.is_windowed() || config.runtime.offload == Offload::optimizer);
+}
+
 }  // namespace
 
 Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& config, GradReducer* reducer,
@@ -82,7 +92,8 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& c
       kind_(config.train.optimizer),
       matrices_(matrices_of(params, kind_)),
       square_parts_(matrices_.size() > 0 ? without(parts_, matrices_) : parts_),
-      ranks_(ranks) {
+      ranks_(ranks),
+      split_(splits_masters(config, params.weight_buffer())) {
   TRIAD_CHECK(kind_ != OptimizerKind::muon || config.runtime.offload == Offload::none,
               "train.optimizer muon with runtime.offload {}", word_of(config.runtime.offload));
   const bool windows = params.weight_buffer().is_windowed();
@@ -91,22 +102,33 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, Params& params, const Config& c
     if (state != State::parameter) return true;
     return windows || (dtype_of(state, config) != compute && !params.has_master());
   };
+  const auto kind_of = [&](State state) {
+    return split_ && state == State::parameter ? HostState::Kind(DType::u8, 2)
+                                               : HostState::Kind(dtype_of(state, config));
+  };
   if (config.runtime.offload == Offload::optimizer) {
-    std::vector<DType> dtypes;
+    std::vector<HostState::Kind> kinds;
     for (const State state : kStates)
-      if (keeps(state)) dtypes.push_back(dtype_of(state, config));
-    host_.emplace(ctx, arena, HostState::Options{.dtypes = dtypes, .elements = parts_.size()});
+      if (keeps(state)) kinds.push_back(kind_of(state));
+    host_.emplace(ctx, arena, HostState::Options{.kinds = kinds, .elements = parts_.size()});
     for (size_t i = 0; State state : kStates)
       if (keeps(state)) kept(state) = host_->whole(i++);
     if (windows) own_weights_ = arena.alloc(MemTag::params, "weights of the shards", compute, {parts_.size()});
   } else {
     const auto alloc = [&](State state, MemTag tag, const char* name) {
-      if (keeps(state)) kept(state) = arena.alloc(tag, name, dtype_of(state, config), {parts(state).size()});
+      const HostState::Kind kind = kind_of(state);
+      if (keeps(state)) kept(state) = arena.alloc(tag, name, kind.dtype, kind.shape(parts(state).size()));
     };
     alloc(State::parameter, MemTag::master, "master weights");
     alloc(State::exp_avg, MemTag::optimizer, "exp_avg");
     alloc(State::exp_avg_sq, MemTag::optimizer, "exp_avg_sq");
     if (windows) own_weights_ = kept(State::parameter);
+  }
+  if (split_) {
+    const int64_t words = TieBits::words_for(parts_.size()), run = std::min(parts_.size(), kMostJoined);
+    ties_ = arena.alloc(MemTag::master, "tie bits of master weights", DType::i32, {words});
+    joined_ = arena.alloc(MemTag::master, "joined master weights", DType::f32, {run});
+    zero(ctx, ties_);
   }
   prepare(ctx, arena, whole_, /*dense=*/false);
   if (std::ranges::any_of(stages_of(config.train), &TrainStage::has_dense_steps))
@@ -127,7 +149,7 @@ void Optimizer::prepare(Context& ctx, Arena& arena, Update& update, bool dense) 
 }
 
 DType Optimizer::dtype_of(State state, const Config& config) {
-  const bool masters = config.train.master_dtype == MasterDType::fp32;
+  const bool masters = config.train.master_dtype != MasterDType::none;
   const Precision precision = state != State::parameter ? config.train.moments_dtype
                               : masters                 ? Precision::fp32
                                                         : config.runtime.precision;
@@ -175,6 +197,20 @@ Tensor Optimizer::weights_of(const Parts::Part& part, const ElementRange& range)
   return params_.weight_buffer().is_windowed() ? Parts::of(own_weights_, part, range) : params_.weights(range);
 }
 
+TieBits Optimizer::ties_of(const Parts::Part& part, const ElementRange& range) const {
+  return {ties_, split_ ? part.at + range.begin - part.elements.begin : 0};
+}
+
+void Optimizer::for_each_run(const Parts::Part& part, const ElementRange& range, const Tensor& remainder,
+                             const WithRun& f) const {
+  for (int64_t begin = range.begin; begin < range.end; begin += kMostJoined) {
+    const ElementRange run = {begin, std::min(begin + kMostJoined, range.end)};
+    f(run,
+      {remainder.slice(0, run.begin - range.begin, run.end - range.begin), weights_of(part, run), ties_of(part, run)},
+      joined_.slice(0, 0, run.size()));
+  }
+}
+
 void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
                      const TrainConfig& c, int64_t step, bool dense) {
   Update& scope = dense ? dense_ : whole_;
@@ -193,7 +229,7 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
       const bool rounds = weights.dtype != parameter.dtype;  // else the parameters are the weights, or a copy of them
       options.first_element = elements.begin;
       adamw(ctx, parameter, rounds ? weights : Tensor{}, exp_avg, exp_avg_sq, Parts::of(sums, grad_parts[i], elements),
-            grad_norm_squared, options);
+            grad_norm_squared, options, ties_of(parts_[i], elements));
       if (!rounds && weights.data != parameter.data) copy(ctx, weights, parameter);
     });
   };
@@ -219,7 +255,8 @@ void Optimizer::update_matrices(Context& ctx, Update& scope, Tensor sums, const 
                        .m = Parts::of(kept(State::exp_avg), parts_[i]),
                        .grad = Parts::of(sums, grad_parts[i]),
                        .grad_norm_squared = grad_norm_squared,
-                       .pieces = scope.muon_pieces};
+                       .pieces = scope.muon_pieces,
+                       .ties = ties_of(parts_[i], range)};
   };
   const MuonOptions options = {.lr = adamw.lr,
                                .weight_decay = adamw.weight_decay,
@@ -237,19 +274,34 @@ void Optimizer::gather(Context& ctx, State state, const WithValues& f) {
   // f may copy the values to other host memory, which is not queued.
   if (host_ && !ctx.planning) host_->synchronize();
   const Tensor values = kept(state).empty() ? params_.master() : kept(state);
+  const bool split = split_ && state == State::parameter;
   if (reducer_ == nullptr) {
-    for (const Parts::Part& part : parts(state)) f(part.elements, Parts::of(values, part));
+    for (const Parts::Part& part : parts(state))
+      if (split)
+        for_each_run(part, part.elements, Parts::of(values, part),
+                     [&](const ElementRange& run, const SplitMaster& master, const Tensor& joined) {
+                       join_master(ctx, joined, master);
+                       f(run, joined);
+                     });
+      else
+        f(part.elements, Parts::of(values, part));
   } else {
     for (size_t i = 0; i < parts_.count(); ++i) {
       const GradBucket& bucket = reducer_->plan().buckets()[i];
       const ElementRange whole = bucket.elements, own = parts_[i].elements;
-      const Tensor gathered(reducer_->staging().data, values.dtype, {whole.size()}, reducer_->staging().device);
-      const auto copy_own = [&](const ElementRange& range, const Tensor& from) {
-        copy(ctx, gathered.slice(0, range.begin - whole.begin, range.end - whole.begin), from);
+      const DType dtype = split ? DType::f32 : values.dtype;
+      const Tensor gathered(reducer_->staging().data, dtype, {whole.size()}, reducer_->staging().device);
+      const auto place_of = [&](const ElementRange& range) {
+        return gathered.slice(0, range.begin - whole.begin, range.end - whole.begin);
       };
-      if (kept(state).empty()) copy_own(own, values.slice(0, own.begin, own.end));
-      for (const Parts::Part& part : parts(state))
-        if (!kept(state).empty() && own.contains(part.elements)) copy_own(part.elements, Parts::of(values, part));
+      if (split)
+        join_master(ctx, place_of(own),
+                    {Parts::of(values, parts_[i]), weights_of(parts_[i], own), ties_of(parts_[i], own)});
+      else if (kept(state).empty())
+        copy(ctx, place_of(own), values.slice(0, own.begin, own.end));
+      else
+        for (const Parts::Part& part : parts(state))
+          if (own.contains(part.elements)) copy(ctx, place_of(part.elements), Parts::of(values, part));
       reducer_->gather(bucket, gathered, "state");
       reducer_->queue().join();
       f(whole, gathered);
@@ -265,7 +317,14 @@ void Optimizer::for_each_own(Context& ctx, State state, const WithValues& f) {
   }
   for (const Parts::Part& part : parts_)
     for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
-      f(elements, states[static_cast<size_t>(state)]);
+      const Tensor& values = states[static_cast<size_t>(state)];
+      if (!split_ || state != State::parameter) return f(elements, values);
+      for_each_run(part, elements, values,
+                   [&](const ElementRange& run, const SplitMaster& master, const Tensor& joined) {
+                     join_master(ctx, joined, master);
+                     f(run, joined);
+                     split_master(ctx, master, joined);
+                   });
     });
 }
 
@@ -276,15 +335,21 @@ void Optimizer::set(Context& ctx, State state, int64_t begin, std::span<const fl
   if (host_) host_->synchronize();
   const Tensor to =
       kept(state).empty() ? params_.master().slice(0, range.begin, range.end) : Parts::of(kept(state), *part, range);
-  write_floats(ctx, to, values.data());
+  if (!split_ || state != State::parameter) return write_floats(ctx, to, values.data());
+  for_each_run(*part, range, to, [&](const ElementRange& run, const SplitMaster& master, const Tensor& joined) {
+    write_floats(ctx, joined, values.data() + run.begin - range.begin);
+    split_master(ctx, master, joined);
+  });
+  if (host_) ctx.stream.synchronize();  // the remainders are in host memory, where the next call may read them
 }
 
 void Optimizer::publish(Context& ctx) {
   for (const Parts::Part& part : parts_)
-    for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
-      const Tensor weights = weights_of(part, elements);
-      if (weights.data != states[0].data) cast(ctx, weights, states[0]);
-    });
+    if (!split_)  // else the weights are a part of the masters
+      for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
+        const Tensor weights = weights_of(part, elements);
+        if (weights.data != states[0].data) cast(ctx, weights, states[0]);
+      });
   for (size_t i = parts_.count(); gather_ && i-- > 0;) gather_->updated(static_cast<int64_t>(i));
 }
 

@@ -2,7 +2,8 @@
 // and with shards or runtime.offload the master weights. For each part it launches one kernel for the tensors with
 // weight decay and one for those without. With runtime.offload, parts pass through the device piece by piece
 // (engine/host_state.h). With train.optimizer muon, the layers' matrices, which are contiguous, are updated by Muon
-// (kernels/step/muon.h), which has no second moment.
+// (kernels/update/muon.h), which has no second moment. With train.master_dtype split, masters are stored as the weights
+// and their remainders (kernels/update/split_master.h); all functions here take and return them whole.
 #pragma once
 #include <functional>
 #include <iterator>
@@ -12,8 +13,9 @@
 
 #include "engine/comm/comm.h"
 #include "engine/host_state.h"
-#include "kernels/step/adamw.h"
-#include "kernels/step/muon.h"
+#include "kernels/update/adamw.h"
+#include "kernels/update/muon.h"
+#include "kernels/update/split_master.h"
 #include "model/params.h"
 #include "train/config.h"
 #include "train/dist/muon_shards.h"
@@ -47,7 +49,7 @@ class Optimizer {
   // The values that the optimizer keeps for each parameter.
   enum class State { parameter, exp_avg, exp_avg_sq };
   static constexpr State kStates[] = {State::parameter, State::exp_avg, State::exp_avg_sq};
-  // The dtype of a state: f32 or bf16.
+  // The dtype of a state in gather() and in for_each_own(): f32 or bf16.
   static DType dtype_of(State, const Config&);
   // Whether a state is kept for a parameter: Muon needs no second moments of what it updates.
   static bool keeps(State state, const ParamSpec& spec, OptimizerKind kind) {
@@ -98,6 +100,12 @@ class Optimizer {
   // The weights in which the model computes with a range of the parameters; with windows, the shard from which they are
   // gathered.
   Tensor weights_of(const Parts::Part&, const ElementRange&) const;
+  // With split masters, the tie bits of a range of the parameters; else empty.
+  TieBits ties_of(const Parts::Part&, const ElementRange&) const;
+  // With split masters: calls f(elements, their masters, room for these joined) for runs of a range, of which
+  // `remainder` has the remainders.
+  using WithRun = std::function<void(const ElementRange&, const SplitMaster&, const Tensor& joined)>;
+  void for_each_run(const Parts::Part&, const ElementRange&, const Tensor& remainder, const WithRun& f) const;
   Tensor& kept(State state) { return kept_[static_cast<size_t>(state)]; }
 
   Params& params_;
@@ -109,8 +117,13 @@ class Optimizer {
   CommQueue* ranks_;
   Update whole_, dense_;
   // Each [parts(state).size()], on the device, or with runtime.offload on the host. kept(State::parameter) is empty if
-  // the parameters are in Params: master weights of all parameters, or weights that have no masters.
+  // the parameters are in Params: master weights of all parameters, or weights that have no masters. With split masters
+  // it has the remainders, [parts_.size(), 2] u8.
   Tensor kept_[kCount];
+  bool split_;
+  // With split masters, on the device: the tie bits of all that kept(State::parameter) has; room [elements] f32 in
+  // which masters are joined.
+  Tensor ties_, joined_;
   std::optional<HostState> host_;
   Tensor own_weights_;  // with windows: this rank's shards of the weights; without offload, kept(State::parameter)
   std::optional<WeightGather> gather_;

@@ -30,6 +30,7 @@ declare -A rooms=(
   [hopper]="engine/|$k/common/|$k/hopper/"
   [ops]="engine/|$k/common/|$k/ops/"
   [step]="engine/|$k/common/|$k/ops/|$k/step/"
+  [update]="engine/|$k/common/|$k/ops/|$k/update/"
   [nsa]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/"
   [nsa/cpu]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/"
   [nsa/gpu]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/"

@@ -7,7 +7,7 @@
 
 #include "engine/host_state.h"
 #include "engine/rng.h"
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -69,7 +69,8 @@ class Lab {
   }
   // The same, kept in host memory.
   std::vector<std::vector<std::byte>> offloaded(int64_t steps, int64_t piece, int slots, const Ranges& ranges) {
-    HostState host(rt_.ctx(), rt_.arena(), {.dtypes = dtypes_, .elements = kElements, .piece = piece, .slots = slots});
+    HostState host(rt_.ctx(), rt_.arena(),
+                   {.kinds = {dtypes_.begin(), dtypes_.end()}, .elements = kElements, .piece = piece, .slots = slots});
     std::vector<std::vector<std::byte>> state = initial_state(dtypes_);
     for (size_t k = 0; k < state.size(); ++k) {  // written by queued work
       const Tensor on_device = rt_.arena().alloc(MemTag::io, "initial state", dtypes_[k], {kElements});
@@ -139,7 +140,7 @@ TEST_CASE("host state: an optimizer in host memory gives the bits of a resident 
 }
 
 TEST_CASE("host state: a plan counts the slots on a GPU and the whole state on the CPU", "[engine]") {
-  const HostState::Options options = {.dtypes = {DType::f32, DType::bf16}, .elements = 1 << 20, .piece = 1 << 10};
+  const HostState::Options options = {.kinds = {DType::f32, DType::bf16}, .elements = 1 << 20, .piece = 1 << 10};
   const auto planned = [&](Device device) {
     Runtime rt({.device = device, .planning = true});
     HostState state(rt.ctx(), rt.arena(), options);

@@ -7,8 +7,8 @@
 
 #include "engine/rng.h"
 #include "kernels/ops/cast.h"
-#include "kernels/step/muon.h"
-#include "kernels/step/newton_schulz.h"
+#include "kernels/update/muon.h"
+#include "kernels/update/newton_schulz.h"
 #include "tests/support/muon_reference.h"
 #include "tests/support/test.h"
 

@@ -8,74 +8,18 @@
 
 #include "engine/random_streams.h"
 #include "kernels/common/stochastic.h"
-#include "kernels/ops/cast.h"
 #include "kernels/step/accumulate.h"
-#include "kernels/step/adamw.h"
 #include "kernels/step/per_param_norms.h"
 #include "kernels/step/reduce.h"
 #include "kernels/step/step_guard.h"
+#include "kernels/update/adamw.h"
+#include "tests/support/device_lab.h"
 #include "tests/support/test.h"
 
 using namespace triad;
 using namespace triad::test;
 
 namespace {
-
-using Floats = std::vector<float>;
-
-// Tensors on a device, from and to floats on the host.
-class Lab {
- public:
-  explicit Lab(Device device) : rt_({.device = device, .arena_bytes = int64_t{64} << 20, .scratch_bytes = 1 << 20}) {}
-  Context& ctx() { return rt_.ctx(); }
-  Tensor from(const Floats& values, DType dtype) {
-    const Shape shape = {static_cast<int64_t>(values.size())};
-    const Tensor wide = rt_.arena().alloc(MemTag::io, "values", DType::f32, shape);
-    write(ctx(), wide, values.data());
-    if (dtype == DType::f32) return wide;
-    const Tensor narrow = rt_.arena().alloc(MemTag::io, "values", dtype, shape);
-    cast(ctx(), narrow, wide);
-    return narrow;
-  }
-  Tensor doubles(const std::vector<double>& values) {
-    const Tensor t = rt_.arena().alloc(MemTag::io, "doubles", DType::f64, {static_cast<int64_t>(values.size())});
-    write(ctx(), t, values.data());
-    return t;
-  }
-  Tensor integers(const std::vector<int64_t>& values, const Shape& shape) {
-    const Tensor t = rt_.arena().alloc(MemTag::io, "integers", DType::i64, shape);
-    write(ctx(), t, values.data());
-    return t;
-  }
-  template <class T>
-  std::vector<T> values(const Tensor& t) {
-    std::vector<T> host(static_cast<size_t>(t.numel()));
-    read(ctx(), host.data(), t);
-    return host;
-  }
-  // The values of a tensor of either dtype.
-  Floats floats(const Tensor& t) {
-    if (t.dtype == DType::f32) return values<float>(t);
-    const std::vector<bf16> narrow = values<bf16>(t);
-    return Floats(narrow.begin(), narrow.end());
-  }
-
- private:
-  Runtime rt_;
-};
-
-std::vector<Device> devices() {
-  std::vector<Device> all = {Device::cpu()};
-  if (backend::cuda_device_count() > 0) all.push_back(Device::cuda());
-  return all;
-}
-
-Floats normal(int64_t n, uint64_t stream, double std = 1, double mean = 0) {
-  Floats out(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i)
-    out[static_cast<size_t>(i)] = static_cast<float>(mean + std * Philox(9, stream).normal(static_cast<uint64_t>(i)));
-  return out;
-}
 
 double mean_of(const Floats& x) {
   double sum = 0;

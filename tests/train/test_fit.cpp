@@ -281,6 +281,9 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
     INFO(part);
     CHECK(has(outcome.output, part));
   }
+  // One rank stores bits of masters and weights twice, ranks with dist.zero 3 do not.
+  CHECK(!has(outcome.output, "train.master_dtype=split"));
+  CHECK(has(run_program("plan " + kM7c + " --fit --memory-gb 1").output, "train.master_dtype=split: "));
   const Outcome fp32 = run_program("plan " + kM7c + " --fit --memory-gb 1 --set runtime.precision=fp32");
   INFO(fp32.output);
   CHECK(fp32.exit_code == 1);

@@ -1,4 +1,6 @@
-// Runs whose state is smaller by choice: moments in bf16 (train.moments_dtype), no master weights (train.master_dtype).
+// Runs whose state is smaller by choice: moments in bf16 (train.moments_dtype), split master weights or none
+// (train.master_dtype).
+#include <bit>
 #include <cmath>
 #include <map>
 #include <set>
@@ -83,7 +85,83 @@ void check_bits_and_resume(const std::string& device) {
   CHECK(dtypes(folder.file("narrowed/checkpoints/step_14/model.safetensors")) == std::set<std::string>{"BF16"});
 }
 
+// Writes fresh weights to a folder and moves each to halfway between two bf16 values, where rounding has a tie. Returns
+// the folder, for train.init_from.
+std::string halfway_weights(const std::string& folder) {
+  const Outcome outcome = run_program("init " + kTiny + " --out " + folder);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const std::string path = folder + kWeights;
+  std::map<std::string, std::vector<float>> values = tensors(path);
+  std::vector<HostTensor> halfway;
+  const SafetensorsFile file(path);
+  for (const TensorEntry& entry : file.entries()) {
+    std::vector<float>& of = values.at(entry.name);
+    for (float& x : of) x = std::bit_cast<float>((std::bit_cast<uint32_t>(x) & 0xffff0000u) | 0x8000u);
+    Shape shape;
+    for (const int64_t size : entry.shape) shape.dim[static_cast<size_t>(shape.rank++)] = size;
+    halfway.push_back({{.name = entry.name, .shape = shape}, of.data()});
+  }
+  write_safetensors(path, halfway);
+  return folder;
+}
+
+const std::string kSplit = "--set train.master_dtype=split ";
+
+void check_split(const std::string& device) {
+  const TemporaryFolder folder;
+  const std::string from = "--set train.init_from=" + halfway_weights(folder.file("init")) + " ";
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    const std::string keys = "--set train.steps=4 --set train.save_every=2 --set train.optimizer=" + optimizer + " ";
+    const std::string whole = folder.file(optimizer + "_fp32"), split = folder.file(optimizer + "_split"),
+                      other = folder.file(optimizer + "_resumed"), back = folder.file(optimizer + "_back");
+    INFO(optimizer);
+    train(whole, device, keys + from);
+    train(split, device, keys + kSplit + from);
+    const auto check_end = [&](const std::string& run) { CHECK(same_file(whole + kWeights, run + kWeights)); };
+    check_end(split);
+    for (const char* file : {"/checkpoints/step_2/model.safetensors", "/checkpoints/step_2/optimizer.safetensors"})
+      CHECK(same_file(whole + file, split + file));
+    if (optimizer != "adamw") continue;
+    train(other, device, keys + kSplit + "--resume " + whole + "/checkpoints/step_2");
+    check_end(other);
+    train(back, device, keys + "--resume " + split + "/checkpoints/step_2");
+    check_end(back);
+    const std::string host = folder.file("host");
+    train(host, device, keys + kSplit + from + "--set runtime.offload=optimizer ");
+    check_end(host);
+  }
+}
+
 }  // namespace
+
+TEST_CASE("state dtypes: split masters give the bits of fp32 masters, and each resumes the other", "[train]") {
+  check_split("cpu");
+}
+
+TEST_CASE("state dtypes: split masters give the bits of fp32 masters on the GPU", "[train][gpu]") {
+  if (!require_gpu()) return;
+  check_split("cuda");
+}
+
+TEST_CASE("state dtypes: split masters give the bits of fp32 masters on two ranks, whatever they share", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string keys =
+      "--set runtime.precision=bf16 --set train.steps=3 --set train.accumulate_grad_batches=1 "
+      "--set dist.bucket_mb=0.02 --set train.init_from=" +
+      halfway_weights(folder.file("init")) + " ";
+  int runs = 0;
+  const auto train_two = [&](const std::string& more) {
+    return tensor_bytes(tensors_path(run(folder.file(std::to_string(runs++)), 2, keys + more)));
+  };
+  const std::string muon = "--set train.optimizer=muon ";
+  const auto with_muon = train_two(muon), with_adamw = train_two("");
+  CHECK(train_two(muon + kSplit + "--set dist.zero=1") == with_muon);
+  CHECK(train_two(muon + kSplit + "--set dist.zero=2") == with_muon);
+  // With whole weights on no rank, masters are split only on the host.
+  CHECK(train_two(kSplit + "--set dist.zero=3 --set runtime.offload=optimizer") == with_adamw);
+}
 
 TEST_CASE("state dtypes: runs with small state repeat and resume to the bit, and learn", "[train]") {
   check_bits_and_resume("cpu");
@@ -107,6 +185,16 @@ TEST_CASE("state dtypes: the memory plan counts 8 bytes a parameter less", "[tra
   CHECK(saved({"train.moments_dtype=bf16"}) == Approx(4).epsilon(0.1));
   CHECK(saved({"train.master_dtype=none"}) == Approx(4).epsilon(0.1));
   CHECK(saved({"train.moments_dtype=bf16", "train.master_dtype=none"}) == Approx(8).epsilon(0.1));
+}
+
+TEST_CASE("state dtypes: the memory plan counts 1.875 bytes a parameter less with split masters", "[train]") {
+  // The model is large, so that the buffer in which masters are joined, whose size is fixed, hardly counts.
+  std::vector<std::string> sets = {"runtime.precision=bf16", "model.dim=1024", "model.vocab_size=65536"};
+  const Config whole = load_config(kTiny, sets).config;
+  sets.push_back("train.master_dtype=split");
+  const Config split = load_config(kTiny, sets).config;
+  const int64_t less = plan_memory(whole, Device::cpu()).arena_bytes - plan_memory(split, Device::cpu()).arena_bytes;
+  CHECK(static_cast<double>(less) / static_cast<double>(count_parameters(whole.model)) == Approx(1.875).epsilon(0.03));
 }
 
 TEST_CASE("state dtypes: two ranks with small state give the same bits, whatever they share", "[dist]") {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/step/newton_schulz.h"
+#include "kernels/update/newton_schulz.h"
 
 namespace triad {
 

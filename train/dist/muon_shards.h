@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/step/muon.h"
+#include "kernels/update/muon.h"
 #include "train/dist/grad_reducer.h"
 
 namespace triad {

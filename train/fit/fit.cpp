@@ -272,6 +272,9 @@ std::string least_need(const Config& given, Device device, int64_t bytes, Comm* 
       {"train.master_dtype=none", [](Config& c) { c.train.master_dtype = MasterDType::none; }, bf16},
   };
   Config small = given;
+  if (bf16)
+    add("train.master_dtype=split",
+        bytes_with([](Config& c) { c.train.master_dtype = MasterDType::split; }, least.config));
   for (const auto& [what, change, possible] : changes) {
     if (!possible) continue;
     add(what, bytes_with(change, least.config));

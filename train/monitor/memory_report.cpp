@@ -56,13 +56,18 @@ std::vector<NamedRange> ranges_in(const std::vector<NamedRange>& params, const P
 void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Block& buffer, const std::string& prefix,
            const std::vector<NamedRange>& ranges) {
   constexpr int64_t kAlignment = 4096;
-  const int64_t element = size_of(buffer.dtype);
+  const bool wide = buffer.shape.rank == 2;  // [elements, values of each]
+  const int64_t element = size_of(buffer.dtype) * (wide ? buffer.shape[1] : 1);
+  const auto shape_in = [&](Shape elements) {
+    if (wide) elements.dim[static_cast<size_t>(elements.rank++)] = buffer.shape[1];
+    return elements;
+  };
   const int64_t before = ranges.empty() ? buffer.padded_bytes : ranges[0].begin * element;
   if (before > 0) {  // a shard may begin in padding, or have nothing else
     MemorySnapshot::Block block = buffer;
     block.name = prefix + "padding of shards";
     block.bytes = block.padded_bytes = before;
-    block.shape = {before / element};
+    block.shape = shape_in({before / element});
     blocks.push_back(block);
   }
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -73,7 +78,7 @@ void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Blo
     block.offset = buffer.offset + r.begin * element;
     block.bytes = (r.end - r.begin) * element;
     block.padded_bytes = next - r.begin * element;
-    block.shape = r.shape;
+    block.shape = shape_in(r.shape);
     const int64_t padding = block.padded_bytes - block.bytes;
     if (padding >= kAlignment) block.padded_bytes = block.bytes;
     blocks.push_back(block);
@@ -81,7 +86,7 @@ void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Blo
     block.name = prefix + "padding of shards";
     block.offset += block.bytes;
     block.bytes = block.padded_bytes = padding;
-    block.shape = {padding / element};
+    block.shape = shape_in({padding / element});
     blocks.push_back(block);
   }
 }
@@ -123,7 +128,7 @@ std::vector<MemorySnapshot::Block> name_blocks(const Arena& arena, TrainStep& st
     if (is(b, MemTag::params, "weights") && b.shape.numel() == whole)
       split(blocks, b, "", ranges);
     else if (is(b, MemTag::master, "master weights"))
-      split(blocks, b, "master/", b.shape.numel() == whole ? ranges : kept);
+      split(blocks, b, "master/", b.shape[0] == whole ? ranges : kept);
     else if (is(b, MemTag::grads, "gradients") && b.shape.numel() == whole)
       split(blocks, b, "grad/", ranges);
     else if (is(b, MemTag::grads, "summed gradients"))

@@ -9,7 +9,7 @@
 
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
-#include "kernels/step/newton_schulz.h"
+#include "kernels/update/newton_schulz.h"
 
 namespace triad {
 

@@ -1,4 +1,4 @@
-// The Newton-Schulz iteration of Muon (kernels/step/muon.h), which moves the singular values of a matrix near 1 and
+// The Newton-Schulz iteration of Muon (kernels/update/muon.h), which moves the singular values of a matrix near 1 and
 // keeps its singular vectors:
 //   X = G / (|G| + 1e-7), |G| the Frobenius norm;  5 times: A = X X^T, X = 3.4445 X + (-4.7750 A + 2.0315 A A) X
 // If G has more rows than columns, A = X^T X and X = 3.4445 X + X (-4.7750 A + 2.0315 A A), which is the same.

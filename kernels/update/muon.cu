@@ -1,12 +1,12 @@
 // Muon's momentum and update on the GPU, bound by memory: with state in f32 and u, o in bf16 the first kernel reads 8
-// bytes an element and writes 6, the second reads 6 and writes 8. A CTA has one piece of one matrix, 8 adjacent
-// elements a thread at a time. Every thread computes the clip factor from the norm in device memory; if that is not
-// finite, no thread writes.
+// bytes an element and writes 6, the second reads 6 and writes 6, or with split masters 4. A CTA has one piece of one
+// matrix, 8 adjacent elements a thread at a time. Every thread computes the clip factor from the norm in device memory;
+// if that is not finite, no thread writes.
 #include <cmath>
 
-#include "kernels/common/stochastic.cuh"
-#include "kernels/step/adamw.h"
-#include "kernels/step/muon.h"
+#include "kernels/update/adamw.h"
+#include "kernels/update/masters.cuh"
+#include "kernels/update/muon.h"
 
 namespace triad::cuda {
 namespace {
@@ -65,21 +65,19 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int V, class P, class U>
 __global__ void __launch_bounds__(kThreads)
-    muon_apply_kernel(P* __restrict__ param, __nv_bfloat16* __restrict__ weights, const U* __restrict__ o,
-                      const double* __restrict__ grad_norm_squared, const MuonPiece* __restrict__ pieces, Update c) {
+    muon_apply_kernel(Masters<P> masters, const U* __restrict__ o, const double* __restrict__ grad_norm_squared,
+                      const MuonPiece* __restrict__ pieces, Update c) {
   if (!isfinite(*grad_norm_squared)) return;
   const MuonPiece piece = pieces[blockIdx.x];
   const float step_size = static_cast<float>(c.rate * sqrt(static_cast<double>(piece.longest)));
   for_each_of_piece<V>(piece, [&]<int N>(int j) {
     const int64_t i = piece.element - c.first + j;
     float p[N], x[N];
-    load_vector<N>(p, param + i);
+    const uint32_t ties = masters.template load<N>(p, i);
     load_vector<N>(x, o + piece.at + j);
 #pragma unroll
     for (int k = 0; k < N; ++k) p[k] = p[k] * c.decay - step_size * x[k];
-    store_vector_stochastically<N>(param + i, p, RoundingBits(c.seed, c.stream), c.first + i);
-    if constexpr (std::is_same_v<P, float>)
-      if (weights != nullptr) store_vector<N>(weights + i, p);
+    masters.template store<N>(i, p, ties, RoundingBits(c.seed, c.stream), c.first + i);
   });
 }
 
@@ -121,12 +119,13 @@ void muon_apply(Context& ctx, const MuonTensors& t, ConstTensor update, const Mu
                  .seed = o.seed,
                  .stream = adamw_stream(o.step, AdamWTensor::param),
                  .first = o.first_element};
-  dispatch_gpu_float(t.param.dtype, [&]<class P>() {
+  const bool vectors = allow_vectors(o, update) && has_master_vectors(t.param, t.weights, t.ties);
+  dispatch_masters(t.param, [&]<class P>() {
     dispatch_gpu_float(update.dtype, [&]<class U>() {
-      dispatch_vector<__nv_bfloat16>(allow_vectors(o, t.param, t.weights, update), [&]<int V>() {
+      dispatch_vector<__nv_bfloat16>(vectors, [&]<int V>() {
         launch(ctx, "muon_apply", muon_apply_kernel<V, P, U>, dim3(t.pieces.size(0)), dim3(kThreads), 0,
-               t.param.ptr<P>(), t.weights.empty() ? nullptr : t.weights.ptr<__nv_bfloat16>(), update.ptr<U>(),
-               t.grad_norm_squared.ptr<double>(), rows_of(t.pieces), c);
+               Masters<P>(t.param, t.weights, t.ties), update.ptr<U>(), t.grad_norm_squared.ptr<double>(),
+               rows_of(t.pieces), c);
       });
     });
   });

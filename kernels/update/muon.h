@@ -3,7 +3,7 @@
 //   g' = g * clip;  m = b m + (1 - b) g';  u = b m + (1 - b) g'            muon_momentum()
 //   o = the Newton-Schulz iteration of u                                   newton_schulz()
 //   p = p (1 - lr * decay) - lr * 0.2 sqrt(max(R, C)) * o                  muon_apply()
-// clip is AdamW's (kernels/step/adamw.h). The iteration normalizes u, so the momentum needs no correction for its
+// clip is AdamW's (kernels/update/adamw.h). The iteration normalizes u, so the momentum needs no correction for its
 // start.
 //
 // The matrices are in the flat buffers; u and o are in a buffer of their own, where matrices of one shape are
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/context.h"
+#include "kernels/update/split_master.h"
 
 namespace triad {
 
@@ -91,10 +92,12 @@ class MuonPlan {
 // What an update reads and writes: param [n] f32 or bf16 and m [n] f32 or bf16, updated; weights [n] bf16, overwritten
 // with param rounded to nearest (absent if param is itself the weight)  <-  grad [n] f32 or bf16; grad_norm_squared [1]
 // f64 in device memory; pieces [pieces, MuonPiece::kFields] i64, the plan's table in device memory. Nothing outside the
-// plan's matrices is changed, and nothing at all if grad_norm_squared is not finite. On the CPU all may be f64.
+// plan's matrices is changed, and nothing at all if grad_norm_squared is not finite. On the CPU all may be f64. With
+// split masters (split_master.h) param is the remainder, and weights and ties are updated too.
 struct MuonTensors {
   Tensor param, weights, m;
   ConstTensor grad, grad_norm_squared, pieces;
+  TieBits ties = {};
 };
 
 // The dtype of u and o: bf16 on a GPU, f32 on the CPU, f64 if the state is.

@@ -1,13 +1,14 @@
 // AdamW on the GPU in one pass, bound by memory: for each parameter in f32 16 bytes read (param, m, v, grad) and 14
-// written (2 of them the bf16 weight); with everything in bf16 8 and 6. A thread updates 8 adjacent parameters: in f32
+// written (2 of them the bf16 weight); with split masters 16 (weight, remainder and a tie bit instead of param) and 12;
+// with everything in bf16 8 and 6. A thread updates 8 adjacent parameters: in f32
 // two 16-byte loads of each of four arrays are 128 bytes in flight, and the weights are one 16-byte store. The random
 // bits of 8 bf16 values are one block of the generator, so a thread draws at most three. Every thread computes the clip
 // factor from the norm in device memory, so no other kernel is needed and the host need not wait. If the norm is not
 // finite, no thread writes.
 #include <cmath>
 
-#include "kernels/common/stochastic.cuh"
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
+#include "kernels/update/masters.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -24,10 +25,9 @@ struct Coefficients {
 
 template <class P, class M, class S, class G>
 struct State {
-  P* param;
+  Masters<P> masters;
   M* m;
   S* v;
-  __nv_bfloat16* weights;  // null if the model computes with param itself
   const G* grad;
 };
 
@@ -41,7 +41,7 @@ template <int V, class P, class M, class S, class G>
 __device__ __forceinline__ void update(const State<P, M, S, G>& s, int64_t i, float clip, const Coefficients& c,
                                        const Rounding& r) {
   float p[V], m[V], v[V], g[V];
-  load_vector<V>(p, s.param + i);
+  const uint32_t ties = s.masters.template load<V>(p, i);
   load_vector<V>(m, s.m + i);
   load_vector<V>(v, s.v + i);
   load_vector<V>(g, s.grad + i);
@@ -54,9 +54,7 @@ __device__ __forceinline__ void update(const State<P, M, S, G>& s, int64_t i, fl
   }
   store_vector_stochastically<V>(s.m + i, m, RoundingBits(r.seed, r.m), r.first + i);
   store_vector_stochastically<V>(s.v + i, v, RoundingBits(r.seed, r.v), r.first + i);
-  store_vector_stochastically<V>(s.param + i, p, RoundingBits(r.seed, r.param), r.first + i);
-  if constexpr (std::is_same_v<P, float>)
-    if (s.weights != nullptr) store_vector<V>(s.weights + i, p);
+  s.masters.template store<V>(i, p, ties, RoundingBits(r.seed, r.param), r.first + i);
 }
 
 template <int V, class P, class M, class S, class G>
@@ -74,8 +72,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void adamw(Context& ctx, Tensor param, Tensor weights, Tensor m, Tensor v, ConstTensor grad,
-           ConstTensor grad_norm_squared, const AdamWOptions& o) {
-  const int64_t n = param.numel();
+           ConstTensor grad_norm_squared, const AdamWOptions& o, const TieBits& ties) {
+  const int64_t n = m.numel();
   const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(o.step));
   const double correction2 = 1 - std::pow(o.beta2, static_cast<double>(o.step));
   const Coefficients c{.beta1 = static_cast<float>(o.beta1),
@@ -94,16 +92,15 @@ void adamw(Context& ctx, Tensor param, Tensor weights, Tensor m, Tensor v, Const
                    .first = o.first_element};
   // A vector's random bits are one block only if the vector begins where a block does.
   const bool any_bf16 = param.dtype == DType::bf16 || m.dtype == DType::bf16 || v.dtype == DType::bf16;
-  const bool vectors = is_aligned(param) && is_aligned(m) && is_aligned(v) && is_aligned(grad) &&
-                       (weights.empty() || is_aligned(weights)) && !(any_bf16 && o.first_element % kElements != 0);
-  dispatch_gpu_float(param.dtype, [&]<class P>() {
+  const bool vectors = has_master_vectors(param, weights, ties) && is_aligned(m) && is_aligned(v) && is_aligned(grad) &&
+                       !(any_bf16 && o.first_element % kElements != 0);
+  dispatch_masters(param, [&]<class P>() {
     dispatch_gpu_float(m.dtype, [&]<class M>() {
       dispatch_gpu_float(v.dtype, [&]<class S>() {
         dispatch_gpu_float(grad.dtype, [&]<class G>() {
           dispatch_vector<__nv_bfloat16>(vectors, [&]<int V>() {
             static_assert(V == 1 || V == kElements);
-            const State<P, M, S, G> state{param.ptr<P>(), m.ptr<M>(), v.ptr<S>(),
-                                          weights.empty() ? nullptr : weights.ptr<__nv_bfloat16>(), grad.ptr<G>()};
+            const State<P, M, S, G> state{Masters<P>(param, weights, ties), m.ptr<M>(), v.ptr<S>(), grad.ptr<G>()};
             launch(ctx, "adamw", adamw_kernel<V, P, M, S, G>, dim3(ceil_div(n, kThreads * V)), dim3(kThreads), 0, state,
                    grad_norm_squared.ptr<double>(), n, c, r);
           });

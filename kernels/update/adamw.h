@@ -9,6 +9,7 @@
 // last place of bf16, which is 2^-9 to 2^-8 of a number.
 #pragma once
 #include "engine/context.h"
+#include "kernels/update/split_master.h"
 
 namespace triad {
 
@@ -30,12 +31,13 @@ uint64_t adamw_stream(int64_t step, AdamWTensor);
 // param, m, v [n] f32 or bf16, each of its own dtype, updated; weights [n] bf16 overwritten with param rounded to
 // nearest (absent if param is itself the weight that the model computes with, as it is if it is bf16)  <-  grad [n] f32
 // or bf16, grad_norm_squared [1] f64 in device memory. Changes nothing if grad_norm_squared is not finite. On the CPU
-// the four may all be f64.
+// the four may all be f64. With split masters (split_master.h) param is the remainder, and weights and ties are updated
+// too: the masters and weights get the bits that they get with param in f32.
 void adamw(Context&, Tensor param, Tensor weights, Tensor m, Tensor v, ConstTensor grad, ConstTensor grad_norm_squared,
-           const AdamWOptions&);
+           const AdamWOptions&, const TieBits& ties = {});
 
 namespace cuda {
 void adamw(Context&, Tensor param, Tensor weights, Tensor m, Tensor v, ConstTensor grad, ConstTensor grad_norm_squared,
-           const AdamWOptions&);
+           const AdamWOptions&, const TieBits& ties);
 }  // namespace cuda
 }  // namespace triad

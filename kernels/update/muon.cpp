@@ -1,6 +1,6 @@
 // Muon: the plan of batches, on any device, and momentum and update on the CPU, with state in f32 or bf16, or all in
-// f64.
-#include "kernels/step/muon.h"
+// f64; masters also split.
+#include "kernels/update/muon.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,9 +10,9 @@
 #include "engine/check.h"
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
-#include "kernels/step/adamw.h"
-#include "kernels/step/newton_schulz.h"
-#include "kernels/step/stored_state.h"
+#include "kernels/update/adamw.h"
+#include "kernels/update/newton_schulz.h"
+#include "kernels/update/stored_state.h"
 
 namespace triad {
 
@@ -51,29 +51,24 @@ void apply_cpu(Context& ctx, const MuonTensors& t, ConstTensor update, const Muo
     if (!std::isfinite(*t.grad_norm_squared.ptr<double>())) return;
     const MuonPiece& piece = rows_of(t.pieces)[static_cast<size_t>(p)];
     const A step_size = static_cast<A>(o.lr * kMuonScale * std::sqrt(static_cast<double>(piece.longest)));
-    StoredState<P> param(t.param, o, AdamWTensor::param);
+    StoredMaster<P> param(t.param, t.weights, t.ties, o);
     for (int64_t j = 0; j < piece.count; ++j) {
       const int64_t i = piece.element - o.first_element + j;
-      const A new_p = static_cast<A>(param.get(i)) * decay - step_size * static_cast<A>(update.ptr<U>()[piece.at + j]);
+      // Left to itself, a compiler fuses either product, and not the same one for each type of masters.
+      const A step = step_size * static_cast<A>(update.ptr<U>()[piece.at + j]);
+      const A new_p = std::fma(static_cast<A>(param.get(i)), decay, -step);
       param.set(i, new_p);
-      if (!t.weights.empty()) t.weights.ptr<bf16>()[i] = bf16(static_cast<float>(new_p));
     }
   });
 }
 
-// Calls f.template operator()<T>() with T = float or bf16.
-template <class F>
-void dispatch_state(const char* what, DType dtype, F&& f) {
-  if (dtype == DType::f32) return f.template operator()<float>();
-  TRIAD_CHECK(dtype == DType::bf16, "muon: {} is {}: f32 and bf16 are possible", what, name_of(dtype));
-  f.template operator()<bf16>();
-}
-
 void check(const MuonTensors& t, const MuonOptions& o) {
-  TRIAD_CHECK(t.param.rank == 1 && t.m.shape() == t.param.shape() && t.grad.shape() == t.param.shape(),
+  const bool split = is_remainder(t.param);
+  TRIAD_CHECK(t.m.rank == 1 && (split || t.param.shape() == t.m.shape()) && t.grad.shape() == t.m.shape(),
               "muon: param {}, m {} and grad {} are not vectors of one size", t.param.str(), t.m.str(), t.grad.str());
+  if (split) check_split_master("muon: split master", {t.param, t.weights, t.ties}, t.m.size(0));
   if (!t.weights.empty()) {
-    check_tensor("muon: weights", t.weights, t.param.shape(), DType::bf16);
+    check_tensor("muon: weights", t.weights, t.m.shape(), DType::bf16);
     TRIAD_CHECK(t.param.dtype != DType::bf16, "muon: both param and weights are bf16");
   }
   check_tensor("muon: grad_norm_squared", t.grad_norm_squared, {1}, DType::f64);
@@ -170,9 +165,9 @@ void muon_momentum(Context& ctx, Tensor u, const MuonTensors& t, const MuonOptio
     if constexpr (kBuiltWithCuda) return cuda::muon_momentum(ctx, u, t, o);
   }
   if (t.m.dtype == DType::f64) return momentum_cpu<double, double, double>(ctx, u, t, o);
-  dispatch_state("u", u.dtype, [&]<class U>() {
-    dispatch_state("m", t.m.dtype, [&]<class M>() {
-      dispatch_state("grad", t.grad.dtype, [&]<class G>() { momentum_cpu<U, M, G>(ctx, u, t, o); });
+  dispatch_state("muon: u", u.dtype, [&]<class U>() {
+    dispatch_state("muon: m", t.m.dtype, [&]<class M>() {
+      dispatch_state("muon: grad", t.grad.dtype, [&]<class G>() { momentum_cpu<U, M, G>(ctx, u, t, o); });
     });
   });
 }
@@ -184,9 +179,11 @@ void muon_apply(Context& ctx, const MuonTensors& t, ConstTensor update, const Mu
     if constexpr (kBuiltWithCuda) return cuda::muon_apply(ctx, t, update, o);
   }
   if (t.param.dtype == DType::f64) return apply_cpu<double, double>(ctx, t, update, o);
-  dispatch_state("param", t.param.dtype, [&]<class P>() {
-    dispatch_state("o", update.dtype, [&]<class U>() { apply_cpu<P, U>(ctx, t, update, o); });
-  });
+  const auto with_master = [&]<class P>() {
+    dispatch_state("muon: o", update.dtype, [&]<class U>() { apply_cpu<P, U>(ctx, t, update, o); });
+  };
+  if (is_remainder(t.param)) return with_master.template operator()<uint16_t>();
+  dispatch_state("muon: param", t.param.dtype, with_master);
 }
 
 }  // namespace triad

@@ -8,7 +8,7 @@
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cast.h"
-#include "kernels/step/adamw.h"
+#include "kernels/update/adamw.h"
 
 namespace triad {
 
@@ -25,8 +25,9 @@ struct Types {
   }
 };
 
-OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double grad_norm_squared,
-                  const Types& types = {}) {
+// split: in bf16 the masters are split for the update and joined after it.
+OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double grad_norm_squared, const Types& types = {},
+                  bool split = false) {
   const Shape shape = {n};
   OpCase c{.op = "adamw", .name = std::move(name)};
   const auto small_squares = [](int64_t i, uint64_t seed) {
@@ -45,13 +46,22 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
             {.name = "m", .role = ArgRole::output, .shape = shape, .type = types.m},
             {.name = "v", .role = ArgRole::output, .shape = shape, .type = types.v}};
   if (types.param == ArgType::acc) c.args.push_back({.name = "weights", .role = ArgRole::output, .shape = shape});
-  c.forward = [o](Context& ctx, const Args& t) {
+  c.forward = [o, split](Context& ctx, const Args& t) {
     const Tensor param = t["param"], weights = t["weights"];
     copy(ctx, param, t["param0"]);
     copy(ctx, t["m"], t["m0"]);
     copy(ctx, t["v"], t["v0"]);
     if (!weights.empty()) cast(ctx, weights, param);  // weights keep these values if the norm is not finite
     const bool rounded = !weights.empty() && weights.dtype == DType::bf16;
+    if (split && rounded) {
+      const int64_t n = param.numel();
+      Scratch::Scope scope(ctx.scratch);
+      const SplitMaster master = {
+          scope.alloc(DType::u8, {n, 2}), weights, {scope.alloc(DType::i32, {TieBits::words_for(n)})}};
+      split_master(ctx, master, param);
+      adamw(ctx, master.remainder, weights, t["m"], t["v"], t["grad"], t["norm_squared"], o, master.ties);
+      return join_master(ctx, param, master);
+    }
     adamw(ctx, param, rounded ? weights : Tensor{}, t["m"], t["v"], t["grad"], t["norm_squared"], o);
     if (!weights.empty() && !rounded) copy(ctx, weights, param);
   };
@@ -61,9 +71,12 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
   const auto width = [](ArgType type) { return type == ArgType::acc ? 4.0 : 2.0; };
   const double state = width(types.param) + width(types.m) + width(types.v);
   const double cast_read = types.param == ArgType::acc ? 4 : 0, weights = types.param == ArgType::acc ? 2 : 0;
+  // Split: the update reads and writes 4 bytes of a master and weight, where it otherwise reads 4 and writes 6;
+  // splitting and joining read and write 4 each.
+  const double more = split ? 16 - 2 : 0, more_written = split ? 8 - 2 : 0;
   c.forward_flops = 16 * elements;
-  c.forward_bytes = (4 * state + width(types.grad) + cast_read + 2 * weights) * elements;
-  c.forward_written = (2 * state + 2 * weights) * elements;
+  c.forward_bytes = (4 * state + width(types.grad) + cast_read + 2 * weights + more) * elements;
+  c.forward_written = (2 * state + 2 * weights + more_written) * elements;
   return c;
 }
 
@@ -106,6 +119,17 @@ std::vector<OpCase> adamw_cases() {
                              {.lr = 3e-4, .weight_decay = 0.1, .grad_clip = 1.0, .step = 100}, 2.0));
   cases.back().bench = true;
   for (OpCase& c : bf16_cases()) cases.push_back(std::move(c));
+  const AdamWOptions clipped = {.lr = 3e-3, .weight_decay = 0.1, .grad_clip = 1.0, .step = 11, .seed = 3};
+  AdamWOptions odd = clipped;
+  odd.first_element = 5;
+  constexpr ArgType narrow = ArgType::element;
+  cases.push_back(adamw_case("515, split masters", 515, clipped, 4.0, {}, /*split=*/true));
+  cases.push_back(adamw_case("261 from element 5 on, split masters, bf16 mvg", 261, odd, 4.0,
+                             {.m = narrow, .v = narrow, .grad = narrow}, /*split=*/true));
+  cases.push_back(adamw_case("33, norm not finite, split masters", 33, clipped, infinity, {}, /*split=*/true));
+  cases.push_back(adamw_case("16 Mi, split masters, with copies, split and join", int64_t{1} << 24, clipped, 2.0, {},
+                             /*split=*/true));
+  cases.back().bench = true;
   return cases;
 }
 

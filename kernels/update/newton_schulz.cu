@@ -1,7 +1,7 @@
 // Normalizes matrices on the GPU, bound by memory. A CTA of the first kernel sums the squares of a piece of a matrix,
 // in double; a CTA of the second adds the pieces of its matrix in their order and scales its piece.
 #include "kernels/common/bthd.cuh"
-#include "kernels/step/newton_schulz.h"
+#include "kernels/update/newton_schulz.h"
 
 namespace triad::cuda {
 namespace {

@@ -9,7 +9,7 @@
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cast.h"
-#include "kernels/step/muon.h"
+#include "kernels/update/muon.h"
 
 namespace triad {
 
@@ -20,8 +20,9 @@ struct Types {
   ArgType param = ArgType::acc, m = ArgType::acc, grad = ArgType::acc;
 };
 
+// split: in bf16 the masters are split for the update and joined after it.
 OpCase muon_case(std::string name, const std::vector<MuonMatrix>& matrices, const MuonOptions& o,
-                 double grad_norm_squared, const Types& types = {}) {
+                 double grad_norm_squared, const Types& types = {}, bool split = false) {
   const MuonPlan plan(matrices);
   const int64_t n = matrices.back().element + matrices.back().size() - o.first_element + 3;
   const Shape shape = {n}, updates = {plan.batches()[0].elements};
@@ -39,7 +40,7 @@ OpCase muon_case(std::string name, const std::vector<MuonMatrix>& matrices, cons
             {.name = "m", .role = ArgRole::output, .shape = shape, .type = types.m},
             {.name = "u", .role = ArgRole::output, .shape = updates}};
   if (types.param == ArgType::acc) c.args.push_back({.name = "weights", .role = ArgRole::output, .shape = shape});
-  c.forward = [o, plan](Context& ctx, const Args& t) {
+  c.forward = [o, plan, split](Context& ctx, const Args& t) {
     const Tensor param = t["param"], weights = t["weights"];
     Scratch::Scope scope(ctx.scratch);
     const auto pieces = static_cast<int64_t>(plan.pieces().size());
@@ -50,14 +51,22 @@ OpCase muon_case(std::string name, const std::vector<MuonMatrix>& matrices, cons
     zero(ctx, t["u"]);
     if (!weights.empty()) cast(ctx, weights, param);  // what no matrix holds keeps these values
     const bool rounded = !weights.empty() && weights.dtype == DType::bf16;
-    const MuonTensors tensors = {.param = param,
-                                 .weights = rounded ? weights : Tensor{},
-                                 .m = t["m"],
-                                 .grad = t["grad"],
-                                 .grad_norm_squared = t["norm_squared"],
-                                 .pieces = table};
+    MuonTensors tensors = {.param = param,
+                           .weights = rounded ? weights : Tensor{},
+                           .m = t["m"],
+                           .grad = t["grad"],
+                           .grad_norm_squared = t["norm_squared"],
+                           .pieces = table};
+    const bool splits = split && rounded;
+    if (splits) {
+      const int64_t elements = param.numel();
+      tensors.param = scope.alloc(DType::u8, {elements, 2});
+      tensors.ties = {scope.alloc(DType::i32, {TieBits::words_for(elements)})};
+      split_master(ctx, {tensors.param, weights, tensors.ties}, param);
+    }
     muon_momentum(ctx, t["u"], tensors, o);
     muon_apply(ctx, tensors, t["o"], o);
+    if (splits) join_master(ctx, param, {tensors.param, weights, tensors.ties});
     if (!weights.empty() && !rounded) copy(ctx, weights, param);
   };
   // Bytes in bf16: three copies and a cast, then the two kernels; for f32 `triad bench` doubles the number, which is
@@ -93,6 +102,8 @@ std::vector<OpCase> muon_cases() {
     cases.push_back(muon_case(std::string("several, bf16 ") + name, several, later, 4.0, types));
     cases.push_back(muon_case(std::string("from an odd element on, bf16 ") + name, several, odd, 4.0, types));
   }
+  cases.push_back(muon_case("several, split masters", several, later, 4.0, {}, /*split=*/true));
+  cases.push_back(muon_case("from an odd element on, split masters", several, odd, 4.0, {}, /*split=*/true));
   cases.push_back(muon_case("16 Mi, with the copies of its state", {{0, 4096, 4096}}, o, 2.0));
   cases.back().bench = true;
   return cases;

@@ -7,6 +7,7 @@
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
+#include "model/unused_memory.h"
 
 namespace triad {
 
@@ -109,17 +110,19 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   const ModelConfig& c = lc.config;
   const DType dtype = a.x.dtype;
   Scratch::Scope scope(ctx.scratch);
-  Tensor dqkv = scope.alloc(dtype, a.qkv.shape(), "dqkv");
+  UnusedMemory memory(a.mlp_pre, scope);  // this layer's MLP was the first in backward
+  Tensor dqkv = memory.alloc(dtype, a.qkv.shape(), "dqkv");
   {
     Scratch::Scope inner(ctx.scratch);
+    UnusedMemory inner_memory = memory.in(inner);
     if (lc.dense) zero(ctx, dqkv);  // the other branches' keys and values have no gradient
     const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T)),
                    all_dviews = split_qkv(dqkv, c, lc.kind(), lc.B, lc.T), dviews = attended(lc, all_dviews);
-    const Tensor dout = inner.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
+    const Tensor dout = inner_memory.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
     linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
     lc.expect_finite(ctx, {{"out_proj backward", "dout", dout}});
-    const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner);
+    const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner_memory);
     linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(rows), lc.add_products);
     report(ctx, lc, {g.out_proj});
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
@@ -171,17 +174,16 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
 }
 
-// Backward of the MLP. dx: on entry the gradient of x_out, on return that of x_mid.
+// Backward of the MLP, which replaces a.mlp_pre by its gradient. dx: on entry the gradient of x_out, on return that of
+// x_mid.
 void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                   Tensor dx) {
   const ModelConfig& c = lc.config;
   const int64_t H = c.mlp_hidden;
-  const DType dtype = a.x.dtype;
-  Scratch::Scope scope(ctx.scratch);
-  Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape(), "dmlp_pre");
+  const Tensor dpre = a.mlp_pre;
   {
-    Scratch::Scope inner(ctx.scratch);
-    const Tensor act = alloc_act(lc, a, inner);
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor act = alloc_act(lc, a, scope);
     if (c.mlp == MlpKind::silu) {
       linear_silu_backward(ctx, dpre, act, dx, w.mlp_out, a.mlp_pre);
     } else {

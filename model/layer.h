@@ -15,7 +15,7 @@ void layer_forward(Context&, const LayerContext&, const LayerTensors<ConstTensor
 void layer_replay(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights, LayerActivations& a,
                   Recompute recompute);
 // dx [N,C], compute dtype: on entry the gradient of x_out, on return that of a.x. Weight gradients are added to those
-// in `grads`.
+// in `grads`. a.mlp_pre is overwritten.
 void layer_backward(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights,
                     const LayerTensors<Tensor>& grads, LayerActivations& a, Tensor dx);
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/context.h"
@@ -32,24 +33,6 @@ struct LayerActivations {
 // The views of q, k and v that attention reads: q and k normed (with model.qk_norm) and rotated.
 QkvViews attended_qkv(const LayerActivations&, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
 
-// Memory for the tensors of several Activations that are used in turn: tensors of one name share memory, as much as the
-// largest of them needs.
-class ActivationMemory {
- public:
-  explicit ActivationMemory(Arena& arena) : arena_(arena) {}
-  // Allocations of a planned arena in which such Activations were constructed. Call for all of them before take().
-  void reserve(const Arena& planned);
-  Tensor take(MemTag, const std::string& name, DType, const Shape&);
-
- private:
-  struct Largest {
-    Arena::Allocation allocation;
-    Tensor memory;  // empty until the first take()
-  };
-  Arena& arena_;
-  std::map<std::string, Largest> by_name_;
-};
-
 class Activations {
  public:
   // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
@@ -58,8 +41,11 @@ class Activations {
   // this rank has of sequences of T tokens; by default all.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
               int64_t most_documents = 0, const ContextLayout& layout = {});
-  // The same with another source of memory than an arena.
-  using AllocActivation = std::function<Tensor(MemTag, const std::string& name, DType, const Shape&)>;
+  // The same with another source of memory than an arena. layer: the layer whose backward is the last that uses the
+  // tensor; the number of layers for the input of the final norm; kNoLayer for tensors that have no such layer. The
+  // calls with layers are in descending order.
+  static constexpr int64_t kNoLayer = -1;
+  using AllocActivation = std::function<Tensor(MemTag, const std::string& name, DType, const Shape&, int64_t layer)>;
   Activations(const AllocActivation&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep,
               const RecomputePlan&, int64_t most_documents, const ContextLayout& layout);
 
@@ -87,6 +73,24 @@ class Activations {
   RecomputePlan recompute_;
   Tensor x_final_;  // [N,C] in the compute dtype
   std::vector<LayerActivations> layers_;
+};
+
+// Memory for the tensors of several Activations that are used in turn: tensors of one name share memory, as much as the
+// largest of them needs.
+class ActivationMemory {
+ public:
+  explicit ActivationMemory(Activations::AllocActivation source) : source_(std::move(source)) {}
+  // Allocations of a planned arena in which such Activations were constructed. Call for all of them before take().
+  void reserve(const Arena& planned);
+  Tensor take(MemTag, const std::string& name, DType, const Shape&, int64_t layer);
+
+ private:
+  struct Largest {
+    Arena::Allocation allocation;
+    Tensor memory;  // empty until the first take()
+  };
+  Activations::AllocActivation source_;
+  std::map<std::string, Largest> by_name_;
 };
 
 }  // namespace triad

@@ -40,7 +40,7 @@ LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int
   a.rrms1 = kept("rrms1", acc, {N});
   a.rrms2 = kept("rrms2", acc, {N});
   a.qkv = alloc_of(LayerPart::attention)("qkv", dtype, {N, qkv_width(c, kind)});
-  if (c.qk_norm) a.qk = alloc_of(LayerPart::attention)("qk", dtype, {N, qk_width(c, kind)});
+  if (c.qk_norm) a.qk = alloc_of(LayerPart::qk)("qk", dtype, {N, qk_width(c, kind)});
   a.attention = alloc_attention(c, kind, B, T, row_tokens, dtype, kept, alloc_of(LayerPart::attention));
   a.x_mid = alloc_of(LayerPart::out_proj)("x_mid", dtype, {N, c.dim});
   a.mlp_pre =

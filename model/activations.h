@@ -1,6 +1,7 @@
 // The tensors that a forward pass keeps for backward: everything that backward reads, except what it can compute again
-// element by element (normed rows, the activation's output, the gated sum). Layers that recompute a tensor share one
-// buffer for it, which backward refills layer by layer. Allocated once for a fixed batch size B and sequence length T.
+// element by element while it computes gradients (normed rows, the activation's output, the gated sum). Layers that
+// recompute a tensor share one buffer for it, which backward refills layer by layer. Allocated once for a fixed batch
+// size B and sequence length T.
 #pragma once
 #include <functional>
 #include <map>
@@ -53,7 +54,7 @@ class Activations {
   int64_t T() const { return tokens.size(1); }  // tokens of a sequence that this rank has
   const ContextLayout& layout() const { return layout_; }
   int64_t rows() const { return B() * T(); }
-  Recompute recompute(int64_t i) const { return recompute_.of(i); }
+  const RecomputePlan& recompute() const { return recompute_; }
   LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
   // The input of layer i; for i = n_layers, the input of the final norm.
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }

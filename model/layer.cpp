@@ -55,20 +55,13 @@ QkvViews attended(const LayerContext& lc, const QkvViews& all) {
   return lc.dense ? dense_views(all, kv_pairs(lc.config, lc.kind())) : all;
 }
 
-// Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
-// `scope`; in a dense layer or pass it is one of the tensors in `a`.
-Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
-                    Scratch::Scope& scope) {
+// The norm of q and k, with model.qk_norm, and their rotation: from a.qkv to a.qk, without the norm within a.qkv.
+void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   const ModelConfig& c = lc.config;
-  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
-  rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
-  linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
   const QkvViews all = attended_qkv(a, c, lc.kind(), lc.B, lc.T), views = attended(lc, all);
-  if (c.qk_norm) {
-    lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
+  if (c.qk_norm)
     qk_norm_forward(ctx, qk_heads(all), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
-  }
   rotate_runs(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     const Tensor q = rows(views.q);
     rope_forward(ctx, q, q, cos, sin, rows_of_keys(views.k, rows), begin);
@@ -77,6 +70,19 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
     lc.expect_finite(ctx, {{"qk_norm, rope", "qk", a.qk}});
   else
     lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections, rope", "qkv", a.qkv}});
+}
+
+// Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
+// `scope`; in a dense layer or pass it is one of the tensors in `a`.
+Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
+                    Scratch::Scope& scope) {
+  const ModelConfig& c = lc.config;
+  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
+  rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
+  linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
+  if (c.qk_norm) lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
+  norm_and_rotate(ctx, lc, w, a);
+  const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T));
   return attend_forward(ctx, lc, w.nsa, views, a.attention, scope);
 }
 
@@ -208,18 +214,21 @@ void layer_forward(Context& ctx, const LayerContext& lc, const Weights& weights,
 }
 
 void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, LayerActivations& a,
-                  Recompute recompute) {
+                  const RecomputePlan& plan) {
+  const auto replays = [&](LayerPart part) { return plan.replays(lc.layer, part); };
   LayerContext with_lists = lc;
   with_lists.keep_block_index = true;
   Scratch::Scope scope(ctx.scratch);
-  if (covers(recompute, LayerPart::attention)) {
+  if (replays(LayerPart::attention)) {
     Scratch::Scope inner(ctx.scratch);
     const Tensor out = attention_in(ctx, with_lists, weights, a, inner);
-    if (covers(recompute, LayerPart::out_proj)) project_out(ctx, lc, weights, a, out);
+    if (replays(LayerPart::out_proj)) project_out(ctx, lc, weights, a, out);
+  } else if (replays(LayerPart::qk) && lc.config.qk_norm) {
+    norm_and_rotate(ctx, lc, weights, a);
   }
   // The activation's output is computed too, although backward computes it again: only the fused kernel that forward
   // used gives the same bits of mlp_pre.
-  if (covers(recompute, LayerPart::mlp_in)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
+  if (replays(LayerPart::mlp_in)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

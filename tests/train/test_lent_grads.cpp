@@ -22,11 +22,12 @@ struct Trained {
 };
 
 // Three steps of one micro-step each. Without `lends`, the config has two micro-steps in a step.
-Trained train(bool lends, std::vector<std::string> sets) {
-  sets.insert(sets.end(), {"model.n_layers=4", "train.seq_len=32", "train.micro_batch_size=1",
-                           lends ? "train.accumulate_grad_batches=1" : "train.accumulate_grad_batches=2"});
+Trained train(Device device, bool lends, std::vector<std::string> sets) {
+  sets.insert(sets.end(),
+              {"model.n_layers=4", "train.seq_len=32", "train.micro_batch_size=1", "runtime.cuda_graph=true",
+               lends ? "train.accumulate_grad_batches=1" : "train.accumulate_grad_batches=2"});
   const Config config = load_config(TRIAD_SOURCE_DIR "/configs/tiny.json", sets).config;
-  const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu());
+  const std::unique_ptr<Runtime> runtime = allocate_planned(config, device);
   TrainStep step(*runtime, config);
   Params& params = step.model().params();
   params.init(runtime->ctx(), 7);
@@ -47,9 +48,7 @@ Trained train(bool lends, std::vector<std::string> sets) {
   return out;
 }
 
-}  // namespace
-
-TEST_CASE("lent gradients: a step has the bits of one whose activations have memory of their own", "[train]") {
+void check_same_bits(Device device) {
   const std::vector<std::string> variants[] = {
       {},
       {"runtime.precision=bf16", "model.tie_embeddings=true"},
@@ -58,11 +57,21 @@ TEST_CASE("lent gradients: a step has the bits of one whose activations have mem
       {"runtime.recompute=mlp", "runtime.precision=bf16"}};
   for (const std::vector<std::string>& sets : variants) {
     INFO(fmt::format("{}", fmt::join(sets, " ")));
-    const Trained lent = train(true, sets), own = train(false, sets);
+    const Trained lent = train(device, true, sets), own = train(device, false, sets);
     const auto first = std::ranges::mismatch(lent.numbers, own.numbers).in1 - lent.numbers.begin();
     CHECK(first == static_cast<int64_t>(own.numbers.size()));  // of those that differ
     CHECK(lent.bytes < own.bytes);
   }
+}
+
+}  // namespace
+
+TEST_CASE("lent gradients: a step has the bits of one whose activations have memory of their own", "[train]") {
+  check_same_bits(Device::cpu());
+}
+
+TEST_CASE("lent gradients: the same bits on the GPU too, from a graph", "[train][gpu]") {
+  if (require_gpu()) check_same_bits(Device::cuda());
 }
 
 TEST_CASE("lent gradients: the memory of a tensor is in the gradients of earlier layers, and used once", "[train]") {

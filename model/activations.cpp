@@ -16,10 +16,11 @@ namespace {
 using SharedTensors = std::map<std::string, Tensor>;  // tensors that layers share, by name and shape
 
 // An AllocTensor that allocates prefix + name if `shared` has no tensor of this name and shape yet.
-AllocTensor shared_alloc(const Activations::AllocActivation& alloc, SharedTensors& shared, const std::string& prefix) {
-  return [&alloc, &shared, prefix](const std::string& name, DType type, const Shape& shape) {
+AllocTensor shared_alloc(const Activations::AllocActivation& alloc, SharedTensors& shared, const std::string& prefix,
+                         int64_t layer) {
+  return [&alloc, &shared, prefix, layer](const std::string& name, DType type, const Shape& shape) {
     const auto [entry, is_new] = shared.try_emplace(prefix + name + shape.str());
-    if (is_new) entry->second = alloc(MemTag::activations, prefix + name, type, shape);
+    if (is_new) entry->second = alloc(MemTag::activations, prefix + name, type, shape, layer);
     return entry->second;
   };
 }
@@ -39,7 +40,7 @@ LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int
   a.rrms1 = kept("rrms1", acc, {N});
   a.rrms2 = kept("rrms2", acc, {N});
   a.qkv = alloc_of(LayerPart::attention)("qkv", dtype, {N, qkv_width(c, kind)});
-  if (c.qk_norm) a.qk = alloc_of(LayerPart::attention)("qk", dtype, {N, qk_width(c, kind)});
+  if (c.qk_norm) a.qk = alloc_of(LayerPart::qk)("qk", dtype, {N, qk_width(c, kind)});
   a.attention = alloc_attention(c, kind, B, T, row_tokens, dtype, kept, alloc_of(LayerPart::attention));
   a.x_mid = alloc_of(LayerPart::out_proj)("x_mid", dtype, {N, c.dim});
   a.mlp_pre =
@@ -76,11 +77,11 @@ void ActivationMemory::reserve(const Arena& planned) {
   }
 }
 
-Tensor ActivationMemory::take(MemTag tag, const std::string& name, DType dtype, const Shape& shape) {
+Tensor ActivationMemory::take(MemTag tag, const std::string& name, DType dtype, const Shape& shape, int64_t layer) {
   const auto entry = by_name_.find(name);
   TRIAD_CHECK(entry != by_name_.end(), "no memory was reserved for {} {}", name, shape.str());
   auto& [largest, memory] = entry->second;
-  if (memory.empty()) memory = arena_.alloc(tag, name, largest.dtype, largest.shape);
+  if (memory.empty()) memory = source_(tag, name, largest.dtype, largest.shape, layer);
   const Tensor taken(memory.data, dtype, shape, memory.device);
   TRIAD_CHECK(taken.bytes() <= largest.bytes, "{} for {} bytes of {}", taken.str(), largest.bytes, name);
   return taken;
@@ -88,8 +89,8 @@ Tensor ActivationMemory::take(MemTag tag, const std::string& name, DType dtype, 
 
 Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t row_tokens, DType dtype, bool keep,
                          const RecomputePlan& recompute, int64_t most_documents, const ContextLayout& layout)
-    : Activations([&](MemTag tag, const std::string& name, DType type,
-                      const Shape& shape) { return arena.alloc(tag, name, type, shape); },
+    : Activations([&](MemTag tag, const std::string& name, DType type, const Shape& shape,
+                      int64_t) { return arena.alloc(tag, name, type, shape); },
                   c, B, row_tokens, dtype, keep, recompute, most_documents, layout) {}
 
 Activations::Activations(const AllocActivation& alloc, const ModelConfig& c, int64_t B, int64_t row_tokens, DType dtype,
@@ -98,26 +99,30 @@ Activations::Activations(const AllocActivation& alloc, const ModelConfig& c, int
       layout_(layout.run_tokens == 0 ? ContextLayout::of(row_tokens, 1, 0) : layout),
       recompute_(recompute) {
   const int64_t T = layout_.part(), all = layout_.tokens();
-  tokens = alloc(MemTag::io, "tokens", DType::i32, {B, T});
+  tokens = alloc(MemTag::io, "tokens", DType::i32, {B, T}, kNoLayer);
   check_sequences(tokens.device, c, B);
-  targets = alloc(MemTag::io, "targets", DType::i32, {B, T});
+  targets = alloc(MemTag::io, "targets", DType::i32, {B, T}, kNoLayer);
   if (most_documents > 0) {
-    const auto table = [&](const char* name, const Shape& shape) { return alloc(MemTag::io, name, DType::i32, shape); };
+    const auto table = [&](const char* name, const Shape& shape) {
+      return alloc(MemTag::io, name, DType::i32, shape, kNoLayer);
+    };
     bounds = table("document bounds", {B * most_documents + 1});
     documents = {table("document begin", {B, all}), table("document end", {B, all}),
                  table("document first_block", {B, all}),
                  table("document block_begin", {B, block_ids(all, c.nsa.l_sel, most_documents)})};
   }
+  rrms_final = alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T}, kNoLayer);
+  row_loss = alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T}, kNoLayer);
+  x_final_ = alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim}, keep ? c.n_layers : kNoLayer);
   // Without `keep`, two sets of tensors are enough: layer i reads its own set and writes x of the set of layer i+1.
   SharedTensors shared;
-  for (int64_t i = 0; i < c.n_layers; ++i) {
-    const AllocTensor own = shared_alloc(alloc, shared, fmt::format("layer{:02}.", keep ? i : i % 2));
-    layers_.push_back(
-        alloc_layer(c, i, B, T, all, dtype, recompute.of(i), own, shared_alloc(alloc, shared, "recomputed.")));
+  layers_.resize(static_cast<size_t>(c.n_layers));
+  for (int64_t i = c.n_layers - 1; i >= 0; --i) {
+    const AllocTensor own =
+        shared_alloc(alloc, shared, fmt::format("layer{:02}.", keep ? i : i % 2), keep ? i : kNoLayer);
+    layer(i) =
+        alloc_layer(c, i, B, T, all, dtype, recompute.of(i), own, shared_alloc(alloc, shared, "recomputed.", kNoLayer));
   }
-  x_final_ = alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim});
-  rrms_final = alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T});
-  row_loss = alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T});
 }
 
 }  // namespace triad

@@ -1,10 +1,12 @@
 // The tensors that a forward pass keeps for backward: everything that backward reads, except what it can compute again
-// element by element (normed rows, the activation's output, the gated sum). Layers that recompute a tensor share one
-// buffer for it, which backward refills layer by layer. Allocated once for a fixed batch size B and sequence length T.
+// element by element while it computes gradients (normed rows, the activation's output, the gated sum). Layers that
+// recompute a tensor share one buffer for it, which backward refills layer by layer. Allocated once for a fixed batch
+// size B and sequence length T.
 #pragma once
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/context.h"
@@ -32,24 +34,6 @@ struct LayerActivations {
 // The views of q, k and v that attention reads: q and k normed (with model.qk_norm) and rotated.
 QkvViews attended_qkv(const LayerActivations&, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
 
-// Memory for the tensors of several Activations that are used in turn: tensors of one name share memory, as much as the
-// largest of them needs.
-class ActivationMemory {
- public:
-  explicit ActivationMemory(Arena& arena) : arena_(arena) {}
-  // Allocations of a planned arena in which such Activations were constructed. Call for all of them before take().
-  void reserve(const Arena& planned);
-  Tensor take(MemTag, const std::string& name, DType, const Shape&);
-
- private:
-  struct Largest {
-    Arena::Allocation allocation;
-    Tensor memory;  // empty until the first take()
-  };
-  Arena& arena_;
-  std::map<std::string, Largest> by_name_;
-};
-
 class Activations {
  public:
   // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
@@ -58,8 +42,11 @@ class Activations {
   // this rank has of sequences of T tokens; by default all.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
               int64_t most_documents = 0, const ContextLayout& layout = {});
-  // The same with another source of memory than an arena.
-  using AllocActivation = std::function<Tensor(MemTag, const std::string& name, DType, const Shape&)>;
+  // The same with another source of memory than an arena. layer: the layer whose backward is the last that uses the
+  // tensor; the number of layers for the input of the final norm; kNoLayer for tensors that have no such layer. The
+  // calls with layers are in descending order.
+  static constexpr int64_t kNoLayer = -1;
+  using AllocActivation = std::function<Tensor(MemTag, const std::string& name, DType, const Shape&, int64_t layer)>;
   Activations(const AllocActivation&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep,
               const RecomputePlan&, int64_t most_documents, const ContextLayout& layout);
 
@@ -67,7 +54,7 @@ class Activations {
   int64_t T() const { return tokens.size(1); }  // tokens of a sequence that this rank has
   const ContextLayout& layout() const { return layout_; }
   int64_t rows() const { return B() * T(); }
-  Recompute recompute(int64_t i) const { return recompute_.of(i); }
+  const RecomputePlan& recompute() const { return recompute_; }
   LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
   // The input of layer i; for i = n_layers, the input of the final norm.
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
@@ -87,6 +74,24 @@ class Activations {
   RecomputePlan recompute_;
   Tensor x_final_;  // [N,C] in the compute dtype
   std::vector<LayerActivations> layers_;
+};
+
+// Memory for the tensors of several Activations that are used in turn: tensors of one name share memory, as much as the
+// largest of them needs.
+class ActivationMemory {
+ public:
+  explicit ActivationMemory(Activations::AllocActivation source) : source_(std::move(source)) {}
+  // Allocations of a planned arena in which such Activations were constructed. Call for all of them before take().
+  void reserve(const Arena& planned);
+  Tensor take(MemTag, const std::string& name, DType, const Shape&, int64_t layer);
+
+ private:
+  struct Largest {
+    Arena::Allocation allocation;
+    Tensor memory;  // empty until the first take()
+  };
+  Activations::AllocActivation source_;
+  std::map<std::string, Largest> by_name_;
 };
 
 }  // namespace triad

@@ -178,10 +178,10 @@ void nsa_backward_of_layer(Context& ctx, const LayerContext& lc, const NsaGrad& 
 
 AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvViews& din, const NsaWeightGrads& dw,
                                ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
-                               Scratch::Scope& scope) {
+                               UnusedMemory& memory) {
   const DType acc = acc_dtype(in.q.dtype);
   AttentionGrads grads;
-  grads.dq = scope.alloc(acc, in.q.shape(), "dq");
+  grads.dq = memory.alloc(acc, in.q.shape(), "dq");
   switch (lc.attention()) {
     case AttentionKind::dense:
       grads.out = saved.dense.o;
@@ -192,8 +192,8 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
       lc.expect_finite(ctx, {{"dense_attention backward", "dq", grads.dq}});
       break;
     case AttentionKind::nsa:
-      grads.out = scope.alloc(in.q.dtype, out_shape(lc), "attention");
-      grads.dq_group = scope.alloc(acc, in.k[0].shape(), "dq_group");
+      grads.out = memory.alloc(in.q.dtype, out_shape(lc), "attention");
+      grads.dq_group = memory.alloc(acc, in.k[0].shape(), "dq_group");
       if (lc.config.nsa.shared_kv) {
         Scratch::Scope inner(ctx.scratch);
         const Tensor parts = inner.alloc(in.q.dtype, {lc.B * lc.T, kBranches * kv_width(lc.config)}, "dk, dv");

@@ -8,6 +8,7 @@
 #include "kernels/nsa/dense_attention.h"
 #include "kernels/ops/qk_norm.h"
 #include "model/layer_context.h"
+#include "model/unused_memory.h"
 
 namespace triad {
 
@@ -52,7 +53,7 @@ AttentionSaved alloc_attention(const ModelConfig&, AttentionKind, int64_t B, int
 Tensor attend_forward(Context&, const LayerContext&, const NsaWeights&, const QkvViews& in, const AttentionSaved& saved,
                       Scratch::Scope&);
 
-// Tensors in the scope passed to attend_backward; `out` may be a tensor of `saved` instead.
+// Tensors in the memory passed to attend_backward; `out` may be a tensor of `saved` instead.
 struct AttentionGrads {
   Tensor dq, dq_group;  // as in NsaGrad; dense: dq_group is absent
   Tensor out;           // attend_forward's result
@@ -61,6 +62,6 @@ struct AttentionGrads {
 // A pair that the branches share gets the sum of their gradients (nsa/branch_sum.h).
 AttentionGrads attend_backward(Context&, const LayerContext&, const QkvViews& din, const NsaWeightGrads& dw,
                                ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
-                               Scratch::Scope&);
+                               UnusedMemory&);
 
 }  // namespace triad

@@ -67,18 +67,41 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   return flops;
 }
 
+namespace {
+
+// FLOPs of the forward of a part of a layer.
+double part_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, LayerPart part,
+                  const DocumentMix& mix) {
+  const double product = 2 * static_cast<double>(B * T) * static_cast<double>(c.dim);  // for each row of the matrix
+  switch (part) {
+    case LayerPart::attention:
+      return product * static_cast<double>(qkv_width(c, kind)) +
+             2 * attended_pairs(c, kind, T, mix).all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
+    case LayerPart::qk:
+      return 0;  // no product
+    case LayerPart::out_proj:
+      return product * static_cast<double>(c.n_heads * c.d_v);
+    case LayerPart::mlp_in:
+      return product * static_cast<double>(c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden);
+  }
+  return 0;
+}
+
+}  // namespace
+
 double replay_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, Recompute recompute,
                     const DocumentMix& mix) {
-  const double tokens = static_cast<double>(B * T), dim = static_cast<double>(c.dim);
   double flops = 0;
-  if (covers(recompute, LayerPart::attention)) {
-    const AttendedPairs p = attended_pairs(c, kind, T, mix);
-    flops += 2 * tokens * dim * static_cast<double>(qkv_width(c, kind)) +
-             2 * p.all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
-  }
-  if (covers(recompute, LayerPart::out_proj)) flops += 2 * tokens * dim * static_cast<double>(c.n_heads * c.d_v);
-  if (covers(recompute, LayerPart::mlp_in))
-    flops += 2 * tokens * dim * static_cast<double>(c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden);
+  for (const LayerPart part : kLayerParts)
+    if (covers(recompute, part)) flops += part_flops(c, kind, B, T, part, mix);
+  return flops;
+}
+
+double replay_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& plan, const DocumentMix& mix) {
+  double flops = 0;
+  for (int64_t i = 0; i < c.n_layers; ++i)
+    for (const LayerPart part : kLayerParts)
+      if (plan.replays(i, part)) flops += part_flops(c, c.attention_of(i), B, T, part, mix);
   return flops;
 }
 
@@ -86,13 +109,13 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
                       const DocumentMix& mix) {
   const ProductFlops products = product_flops(c, B, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
-  double attention = 0, replayed = 0;  // attention: FLOPs of one head and sequence, in all layers
+  double attention = 0;  // FLOPs of one head and sequence, in all layers
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AttendedPairs p = attended_pairs(c, c.attention_of(i), T, mix);
     attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv) + 2 * p.cmp * dk;
-    replayed += replay_flops(c, c.attention_of(i), B, T, recompute.of(i), mix);
   }
-  return products.layers + products.head + static_cast<double>(B * c.n_heads) * attention + replayed;
+  return products.layers + products.head + static_cast<double>(B * c.n_heads) * attention +
+         replay_flops(c, B, T, recompute, mix);
 }
 
 double dense_equivalent_flops(const ModelConfig& c, int64_t B, int64_t T) {

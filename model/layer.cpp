@@ -7,6 +7,7 @@
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
+#include "model/unused_memory.h"
 
 namespace triad {
 
@@ -54,20 +55,13 @@ QkvViews attended(const LayerContext& lc, const QkvViews& all) {
   return lc.dense ? dense_views(all, kv_pairs(lc.config, lc.kind())) : all;
 }
 
-// Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
-// `scope`; in a dense layer or pass it is one of the tensors in `a`.
-Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
-                    Scratch::Scope& scope) {
+// The norm of q and k, with model.qk_norm, and their rotation: from a.qkv to a.qk, without the norm within a.qkv.
+void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   const ModelConfig& c = lc.config;
-  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
-  rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
-  linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
   const QkvViews all = attended_qkv(a, c, lc.kind(), lc.B, lc.T), views = attended(lc, all);
-  if (c.qk_norm) {
-    lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
+  if (c.qk_norm)
     qk_norm_forward(ctx, qk_heads(all), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
-  }
   rotate_runs(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     const Tensor q = rows(views.q);
     rope_forward(ctx, q, q, cos, sin, rows_of_keys(views.k, rows), begin);
@@ -76,6 +70,19 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
     lc.expect_finite(ctx, {{"qk_norm, rope", "qk", a.qk}});
   else
     lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections, rope", "qkv", a.qkv}});
+}
+
+// Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
+// `scope`; in a dense layer or pass it is one of the tensors in `a`.
+Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
+                    Scratch::Scope& scope) {
+  const ModelConfig& c = lc.config;
+  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
+  rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
+  linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
+  if (c.qk_norm) lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
+  norm_and_rotate(ctx, lc, w, a);
+  const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T));
   return attend_forward(ctx, lc, w.nsa, views, a.attention, scope);
 }
 
@@ -109,17 +116,19 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   const ModelConfig& c = lc.config;
   const DType dtype = a.x.dtype;
   Scratch::Scope scope(ctx.scratch);
-  Tensor dqkv = scope.alloc(dtype, a.qkv.shape(), "dqkv");
+  UnusedMemory memory(a.mlp_pre, scope);  // this layer's MLP was the first in backward
+  Tensor dqkv = memory.alloc(dtype, a.qkv.shape(), "dqkv");
   {
     Scratch::Scope inner(ctx.scratch);
+    UnusedMemory inner_memory = memory.in(inner);
     if (lc.dense) zero(ctx, dqkv);  // the other branches' keys and values have no gradient
     const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T)),
                    all_dviews = split_qkv(dqkv, c, lc.kind(), lc.B, lc.T), dviews = attended(lc, all_dviews);
-    const Tensor dout = inner.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
+    const Tensor dout = inner_memory.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
     linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
     lc.expect_finite(ctx, {{"out_proj backward", "dout", dout}});
-    const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner);
+    const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner_memory);
     linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(rows), lc.add_products);
     report(ctx, lc, {g.out_proj});
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
@@ -171,17 +180,16 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
 }
 
-// Backward of the MLP. dx: on entry the gradient of x_out, on return that of x_mid.
+// Backward of the MLP, which replaces a.mlp_pre by its gradient. dx: on entry the gradient of x_out, on return that of
+// x_mid.
 void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                   Tensor dx) {
   const ModelConfig& c = lc.config;
   const int64_t H = c.mlp_hidden;
-  const DType dtype = a.x.dtype;
-  Scratch::Scope scope(ctx.scratch);
-  Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape(), "dmlp_pre");
+  const Tensor dpre = a.mlp_pre;
   {
-    Scratch::Scope inner(ctx.scratch);
-    const Tensor act = alloc_act(lc, a, inner);
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor act = alloc_act(lc, a, scope);
     if (c.mlp == MlpKind::silu) {
       linear_silu_backward(ctx, dpre, act, dx, w.mlp_out, a.mlp_pre);
     } else {
@@ -206,18 +214,21 @@ void layer_forward(Context& ctx, const LayerContext& lc, const Weights& weights,
 }
 
 void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, LayerActivations& a,
-                  Recompute recompute) {
+                  const RecomputePlan& plan) {
+  const auto replays = [&](LayerPart part) { return plan.replays(lc.layer, part); };
   LayerContext with_lists = lc;
   with_lists.keep_block_index = true;
   Scratch::Scope scope(ctx.scratch);
-  if (covers(recompute, LayerPart::attention)) {
+  if (replays(LayerPart::attention)) {
     Scratch::Scope inner(ctx.scratch);
     const Tensor out = attention_in(ctx, with_lists, weights, a, inner);
-    if (covers(recompute, LayerPart::out_proj)) project_out(ctx, lc, weights, a, out);
+    if (replays(LayerPart::out_proj)) project_out(ctx, lc, weights, a, out);
+  } else if (replays(LayerPart::qk) && lc.config.qk_norm) {
+    norm_and_rotate(ctx, lc, weights, a);
   }
   // The activation's output is computed too, although backward computes it again: only the fused kernel that forward
   // used gives the same bits of mlp_pre.
-  if (covers(recompute, LayerPart::mlp_in)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
+  if (replays(LayerPart::mlp_in)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

@@ -126,14 +126,11 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
   const LayerContext outside = layer_context(act, -1);
   const Tensor x = act.x(config_.n_layers);
   Tensor dx = scope.alloc(x.dtype, x.shape(), "dx");
-  {
-    Scratch::Scope inner(ctx.scratch);
-    const Tensor h = final_norm(ctx, act, inner);
-    classifier_forward_backward(ctx, act.row_loss, dx, g_.head, h, w_.head, act.targets.view({act.rows()}), scale,
-                                {.vocab = config_.vocab_size, .add_dw = !first});
-    outside.expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
-    if (sink != nullptr && !config_.tie_embeddings) sink->ready(g_.head, ctx.stream);
-  }
+  rmsnorm_forward(ctx, dx, act.rrms_final, x, w_.norm_f, config_.norm_eps);  // the classifier overwrites it
+  classifier_forward_backward(ctx, act.row_loss, dx, g_.head, dx, w_.head, act.targets.view({act.rows()}), scale,
+                              {.vocab = config_.vocab_size, .add_dw = !first});
+  outside.expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
+  if (sink != nullptr && !config_.tie_embeddings) sink->ready(g_.head, ctx.stream);
   if (asserts_ != nullptr) asserts_->enter("backward");
   outside.expect_finite(ctx, {{"cross-entropy and head backward", "dh", dx}});
   rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
@@ -148,7 +145,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
     need(gate, ctx, {i});
     open_grads(ctx, sink, i);
     if (asserts_ != nullptr) asserts_->enter("recompute");
-    layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute(i));
+    layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute());
     if (asserts_ != nullptr) asserts_->enter("backward");
     layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
   }

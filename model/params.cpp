@@ -282,8 +282,13 @@ void Params::list_cleared() {
   }
 }
 
+void Params::lend_grads() {
+  TRIAD_CHECK(!grads_.is_windowed(), "the gradients have memory for two layers only, so none is free");
+  if (!std::exchange(lent_, true)) list_cleared();
+}
+
 void Params::open_grads(Context& ctx, int64_t segment) {
-  if (!grads_.is_windowed()) return;
+  if (!grads_.is_windowed() && !(lent_ && segments_.is_layer(segment))) return;
   for (int64_t i = 0; i < segments_.count(); ++i)
     if (grads_.place(i, segments_).overlaps(grads_.place(segment, segments_))) open_[static_cast<size_t>(i)] = false;
   open_[static_cast<size_t>(segment)] = true;

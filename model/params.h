@@ -220,9 +220,12 @@ class Params {
   Tensor weights(const ElementRange& range) const { return weights_.at(range, segments_); }
   Tensor grads(const ElementRange& range) const { return grads_.at(range, segments_); }
   const Segments& segments() const { return segments_; }
-  // With windowed gradients: from here on a segment's window holds the gradients of this segment. Zeroes the elements
-  // that backward does not overwrite: those between parameters, and gradients without ParamSpec::product.
+  // From here on, the memory of a segment's gradients holds these: with windowed gradients, and after lend_grads() for
+  // the layers' segments. Zeroes the elements that backward does not overwrite: those between parameters, and gradients
+  // without ParamSpec::product.
   void open_grads(Context&, int64_t segment);
+  // Allows other values in the layers' segments of whole gradients outside of backward, until open_grads().
+  void lend_grads();
   // The range of elements that a part of the gradients covers. Throws Error if it is none.
   ElementRange range_of_grad(ConstTensor part) const;
   // The part of grads() that belongs to parameters without ParamSpec::product; it must be zeroed before a backward.
@@ -265,8 +268,9 @@ class Params {
   int64_t products_end_ = 0, decay_end_ = 0, stored_elements_ = 0;
   FlatBuffer weights_, grads_;
   Tensor master_;
-  // With windowed gradients, by segment: the ranges that open_grads() zeroes, and whether the segment was the last that
-  // was opened in its window.
+  bool lent_ = false;
+  // With windowed or lent gradients, by segment: the ranges that open_grads() zeroes, and whether the segment was the
+  // last that was opened in its window.
   std::vector<std::vector<ElementRange>> cleared_;
   std::vector<bool> open_;
 };

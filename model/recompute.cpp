@@ -33,6 +33,11 @@ RecomputePlan RecomputePlan::parse(std::string_view text, int64_t n_layers, std:
   return plan;
 }
 
+bool RecomputePlan::replays(int64_t layer, LayerPart part) const {
+  const auto recomputes = [part](Recompute recompute) { return covers(recompute, part); };
+  return recomputes(of(layer)) && std::any_of(layers_.begin() + layer + 1, layers_.end(), recomputes);
+}
+
 void RecomputePlan::set(int64_t begin, int64_t end, Recompute recompute) {
   if (static_cast<int64_t>(layers_.size()) < end) layers_.resize(static_cast<size_t>(end), Recompute::none);
   std::fill(layers_.begin() + begin, layers_.begin() + end, recompute);

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@ namespace triad {
 // them as constants, and they are small.
 enum class Recompute : uint8_t {
   none,
+  pointwise,  // norm and rotation of q and k, with model.qk_norm: no matrix product
   mlp,        // norm and first matrix product of the MLP
   attention,  // norm, q, k, v, branches and gates; not out_proj
   block,      // all but the MLP's last product, so that only the layer's input is kept
@@ -23,6 +25,7 @@ enum class Recompute : uint8_t {
 template <>
 struct EnumWords<Recompute> {
   static constexpr std::pair<std::string_view, Recompute> words[] = {{"none", Recompute::none},
+                                                                     {"pointwise", Recompute::pointwise},
                                                                      {"mlp", Recompute::mlp},
                                                                      {"attention", Recompute::attention},
                                                                      {"block", Recompute::block}};
@@ -31,18 +34,22 @@ struct EnumWords<Recompute> {
 // The parts of a layer's forward that can be computed again, in the order of forward.
 enum class LayerPart : uint8_t {
   attention,  // writes qkv, the branches' o and lse, k_cmp, v_cmp and gate
+  qk,         // a part of attention, with model.qk_norm: reads qkv, writes qk
   out_proj,   // writes x_mid
   mlp_in,     // writes mlp_pre
 };
+inline constexpr LayerPart kLayerParts[] = {LayerPart::attention, LayerPart::qk, LayerPart::out_proj,
+                                            LayerPart::mlp_in};
 
 // Whether `recompute` includes a part, so that the tensors written by the part need not be kept.
 constexpr bool covers(Recompute recompute, LayerPart part) {
-  constexpr bool kCovers[][3] = {
-      // Columns: attention, out_proj, mlp_in. Rows: the values of Recompute.
-      {false, false, false},  // none
-      {false, false, true},   // mlp
-      {true, false, false},   // attention
-      {true, true, true},     // block
+  constexpr bool kCovers[][std::size(kLayerParts)] = {
+      // Columns: attention, qk, out_proj, mlp_in. Rows: the values of Recompute.
+      {false, false, false, false},  // none
+      {false, true, false, false},   // pointwise
+      {false, false, false, true},   // mlp
+      {true, true, false, false},    // attention
+      {true, true, true, true},      // block
   };
   return kCovers[static_cast<size_t>(recompute)][static_cast<size_t>(part)];
 }
@@ -59,6 +66,9 @@ class RecomputePlan {
   Recompute of(int64_t layer) const {
     return layer < static_cast<int64_t>(layers_.size()) ? layers_[static_cast<size_t>(layer)] : Recompute::none;
   }
+  // Whether backward computes a part of a layer again. The last layer that recomputes the part does not: until its
+  // backward, the buffers that layers share have its values of forward.
+  bool replays(int64_t layer, LayerPart) const;
   void set(int64_t begin, int64_t end, Recompute recompute);
   std::string str() const;  // the plan in the syntax that parse() reads
 

@@ -122,6 +122,10 @@ void Config::resolve() {
   try {
     recompute = RecomputePlan::parse(runtime.recompute, model.n_layers);
   } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
+  for (int64_t i = 0; i < model.n_layers && !model.qk_norm; ++i)
+    if (recompute.of(i) == Recompute::pointwise)
+      fail_usage("runtime.recompute is \"{}\": pointwise recomputes the norm of q and k, and model.qk_norm is false",
+                 shortened(runtime.recompute));
 }
 
 void Config::check_run() const {

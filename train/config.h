@@ -363,8 +363,8 @@ void visit(RuntimeConfig& c, V&& v) {
     Rule{});
   v("strict", c.strict, "fail, with op, shape and reason, if a call falls back from its fused kernel", Rule{});
   v("recompute", c.recompute,
-    "activation recomputation in backward, to save memory: none, mlp, attention or block for all layers, or ranges of "
-    "layers: 0:6=block,6:12=mlp",
+    "activation recomputation in backward, to save memory: none, pointwise (needs model.qk_norm), mlp, attention or "
+    "block for all layers, or ranges of layers: 0:6=block,6:12=mlp",
     Rule{});
   v("offload", c.offload,
     "optimizer: master weights and moments are in pinned host memory, and pass through the GPU at each update", Rule{});

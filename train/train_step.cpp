@@ -121,22 +121,28 @@ std::deque<TrainStep::Form> TrainStep::make_forms(int64_t most_documents, int64_
                        config_.recompute, most_documents, layout);
   };
   const auto from = [](Arena& arena) {
-    return [&arena](MemTag tag, const std::string& name, DType dtype, const Shape& shape) {
+    return [&arena](MemTag tag, const std::string& name, DType dtype, const Shape& shape, int64_t) {
       return arena.alloc(tag, name, dtype, shape);
     };
   };
-  ActivationMemory memory(runtime_.arena());
+  std::optional<LentGrads> lent;
+  if (lends_grads()) lent.emplace(model_.params());
+  const auto alloc = [&](MemTag tag, const std::string& name, DType dtype, const Shape& shape, int64_t layer) {
+    const Tensor in_grads = lent && layer != Activations::kNoLayer ? lent->take(dtype, shape, layer) : Tensor{};
+    return in_grads.empty() ? runtime_.arena().alloc(tag, name, dtype, shape) : in_grads;
+  };
+  ActivationMemory memory(alloc);
   for (const TrainStage& stage : different) {
     Arena planned = Arena::planned(ctx_.device);
     alloc_form(stage, from(planned));
     memory.reserve(planned);
   }
-  const auto shared = [&](MemTag tag, const std::string& name, DType dtype, const Shape& shape) {
-    return memory.take(tag, name, dtype, shape);
+  const auto shared = [&](MemTag tag, const std::string& name, DType dtype, const Shape& shape, int64_t layer) {
+    return memory.take(tag, name, dtype, shape, layer);
   };
   std::deque<Form> forms;
   for (const TrainStage& stage : different) {
-    Activations act = different.size() == 1 ? alloc_form(stage, from(runtime_.arena())) : alloc_form(stage, shared);
+    Activations act = different.size() == 1 ? alloc_form(stage, alloc) : alloc_form(stage, shared);
     forms.push_back(
         {stage.micro_batch_size, stage.seq_len, std::move(act), Recordings(ctx_.device), Recordings(ctx_.device)});
   }
@@ -290,6 +296,8 @@ bool TrainStep::records_graphs() const {
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                            std::span<const int32_t> bounds) {
   upload(tokens, targets, bounds, step_positions);
+  TRIAD_CHECK(micro_steps_ == 0 || !lends_grads(),
+              "a second micro-step in a step of one, whose activations have the memory of gradients");
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
   GradReducer* const sums = last || windows() ? reducer_.get() : nullptr;
   const auto work = [&] { forward_backward(first, sums); };

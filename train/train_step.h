@@ -17,6 +17,7 @@
 #include "engine/comm/comm.h"
 #include "engine/graph.h"
 #include "model/layer_stats.h"
+#include "model/lent_grads.h"
 #include "model/model.h"
 #include "train/config.h"
 #include "train/monitor/backward_trace.h"
@@ -88,7 +89,8 @@ class TrainStep {
                   std::span<const int32_t> bounds = {});
 
   Model& model() { return model_; }
-  Activations& activations() { return form().act; }  // of the last micro-step or evaluation
+  // Of the last micro-step or evaluation. The tensors of layers hold a forward's values until a backward.
+  Activations& activations() { return form().act; }
   Optimizer& optimizer() { return optimizer_; }
   ContextGroup* context_group() { return group_ ? &*group_ : nullptr; }                  // null with dist.context 1
   const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
@@ -158,6 +160,8 @@ class TrainStep {
   bool sharded() const { return is_sharded(config_, world_); }
   bool windows() const { return has_grad_windows(config_, world_); }
   bool records_graphs() const;
+  // Whether activations may have the memory of gradients (model/lent_grads.h).
+  bool lends_grads() const { return !windows() && config_.train.accumulate_grad_batches == 1; }
   // This step's gradients, summed over micro-steps and ranks, and the parts of them that this rank has.
   Tensor sums() { return reducer_ ? reducer_->sums() : model_.params().grads(); }
   Parts grad_parts() { return reducer_ ? reducer_->parts() : Parts::whole(model_.params()); }

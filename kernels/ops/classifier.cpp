@@ -61,7 +61,9 @@ void classifier_forward_backward(Context& ctx, Tensor loss, Tensor dh, Tensor dw
     const Tensor dlogits = logits;
     cross_entropy_forward_backward(ctx, loss.slice(0, begin, end), dlogits, logits, targets.slice(0, begin, end),
                                    options.vocab, scale);
-    linear_backward(ctx, dh.slice(0, begin, end), dw, dlogits, h.slice(0, begin, end), w, options.add_dw || begin > 0);
+    // dw first, since dh may be h.
+    linear_backward_weight(ctx, dw, dlogits, h.slice(0, begin, end), options.add_dw || begin > 0);
+    linear_backward_input(ctx, dh.slice(0, begin, end), dlogits, w);
   });
 }
 

@@ -42,8 +42,8 @@ void linear_silu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, C
       if (cuda::linear_silu_backward_sm90(ctx, dpre, y, dz, w_next, pre)) return;
     }
   }
-  linear_backward_input(ctx, dpre, dz, w_next);
-  silu_backward(ctx, dpre, dpre, pre, y);
+  linear_backward_input(ctx, y, dz, w_next);
+  silu_backward(ctx, dpre, y, pre, y);
 }
 
 }  // namespace triad

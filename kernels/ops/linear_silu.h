@@ -10,7 +10,7 @@ namespace triad {
 void linear_silu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTensor w);
 // The backward of z = y w_next^T with y = silu(pre), except for the gradient of w_next: dpre = (dz w_next) silu'(pre).
 // Also computes y again, because the gradient of w_next needs it. dpre, y [N,hidden] T overwritten  <-  dz [N,out],
-// w_next [out,hidden], pre [N,hidden] T.
+// w_next [out,hidden], pre [N,hidden] T. dpre may be pre itself.
 void linear_silu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
 namespace cuda {

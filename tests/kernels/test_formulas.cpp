@@ -171,9 +171,10 @@ namespace {
 
 // The model of configs/tiny.json on the CPU in fp32, and its gradients for given tokens.
 struct TinyStep {
-  explicit TinyStep(int64_t micro_batch_size, bool qkv_bias_and_qk_norm = false)
+  explicit TinyStep(int64_t micro_batch_size, bool qkv_bias_and_qk_norm = false, int64_t micro_steps = 1)
       : config(load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
                            {"train.micro_batch_size=" + std::to_string(micro_batch_size),
+                            "train.accumulate_grad_batches=" + std::to_string(micro_steps),
                             fmt::format("model.qkv_bias={}", qkv_bias_and_qk_norm),
                             fmt::format("model.qk_norm={}", qkv_bias_and_qk_norm)})
                    .config),
@@ -218,7 +219,8 @@ std::vector<int32_t> some_tokens(int64_t n, uint64_t stream) {
 }  // namespace
 
 TEST_CASE("formula: two micro-batches equal one batch of twice the size, and begin() resets the sums", "[formulas]") {
-  TinyStep whole(2), halves(1);
+  // An evaluation would overwrite the gradients of a step that has one micro-step.
+  TinyStep whole(2, false, 2), halves(1, false, 2);
   const int64_t positions = 2 * whole.config.train.seq_len, half = positions / 2;
   const std::vector<int32_t> tokens = some_tokens(positions, 0), targets = some_tokens(positions, 1);
   const std::span<const int32_t> all_tokens(tokens), all_targets(targets);

@@ -1,5 +1,7 @@
 // Recomputation: which layers keep which activations, the memory that a plan reports, and results that are the same to
 // the bit.
+#include <fmt/format.h>
+
 #include "engine/check.h"
 #include "io/json_config.h"
 #include "model/flops.h"
@@ -16,8 +18,8 @@ using namespace triad::test;
 
 namespace {
 
-constexpr const char* kPlans[] = {"mlp",           "attention",        "block", "0:1=block,1:3=mlp",
-                                  "1:2=attention", "0:2=mlp,2:3=block"};
+constexpr const char* kPlans[] = {
+    "mlp", "attention", "block", "pointwise", "0:1=block,1:3=mlp", "0:1=attention,1:3=pointwise", "0:2=mlp,2:3=block"};
 
 ModelConfig three_layers() {
   ModelConfig c = small_model();
@@ -40,9 +42,11 @@ std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Devi
   return all;
 }
 
-Config m7c(const std::string& recompute, int64_t batch = 16) {
+// Two micro-steps: all activations have memory of their own (model/lent_grads.h).
+Config m7c(const std::string& recompute, int64_t batch = 16, bool qk_norm = false) {
   return load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json",
-                     {"runtime.recompute=" + recompute, "train.micro_batch_size=" + std::to_string(batch)})
+                     {"runtime.recompute=" + recompute, "train.micro_batch_size=" + std::to_string(batch),
+                      "train.accumulate_grad_batches=2", fmt::format("model.qk_norm={}", qk_norm)})
       .config;
 }
 
@@ -57,12 +61,30 @@ TEST_CASE("recompute: a plan is the same after printing and parsing", "[recomput
   CHECK(read("0:2=mlp,2:4=mlp") == "0:4=mlp");
   CHECK(RecomputePlan::parse("3:4=attention", 12).of(3) == Recompute::attention);
   CHECK(RecomputePlan::parse("3:4=attention", 12).of(4) == Recompute::none);
+  CHECK(read("0:3=pointwise") == "0:3=pointwise");
   for (const char* text :
        {"", "all", "0:6", "0:6=", "=mlp", "6:0=mlp", "3:3=mlp", "0:13=mlp", "-1:2=mlp", "0:4=mlp,3:5=block",
         "0:6=block,", "0:6=blocks", "0 : 6=mlp", "0:6=mlp;6:8=mlp", "1=mlp", "0:99999999999999999999=mlp"}) {
     INFO(text);
     CHECK_THROWS_AS(RecomputePlan::parse(text, 12), UsageError);
   }
+}
+
+TEST_CASE("recompute: the last layer that recomputes a part does not compute it again", "[recompute]") {
+  const auto replays = [](const char* text, LayerPart part) {
+    std::string layers;
+    for (int64_t i = 0; i < 4; ++i)
+      if (RecomputePlan::parse(text, 4).replays(i, part)) layers += std::to_string(i);
+    return layers;
+  };
+  CHECK(replays("none", LayerPart::mlp_in).empty());
+  CHECK(replays("mlp", LayerPart::mlp_in) == "012");
+  CHECK(replays("mlp", LayerPart::attention).empty());
+  CHECK(replays("1:3=mlp", LayerPart::mlp_in) == "1");
+  CHECK(replays("0:2=block,2:4=mlp", LayerPart::mlp_in) == "012");
+  CHECK(replays("0:2=block,2:4=mlp", LayerPart::out_proj) == "0");
+  CHECK(replays("0:2=attention,2:4=pointwise", LayerPart::qk) == "012");
+  CHECK(replays("0:2=attention,2:4=pointwise", LayerPart::attention) == "0");
 }
 
 TEST_CASE("recompute: every plan gives the same bits, on packed rows too", "[recompute]") {
@@ -130,19 +152,20 @@ TEST_CASE("recompute: the more is recomputed, the less memory is kept", "[recomp
   CHECK(block < attention);
   CHECK(block < half);
   CHECK(half < none);
-  const auto recomputed_qk = [&](const std::string& recompute) {
-    Config config = m7c(recompute);
-    config.model.qk_norm = true;
-    return plan_memory(config, Device::cuda()).peak_bytes() - peak(recompute);
+  const auto recomputed_qk = [&](const std::string& recompute, const std::string& without_norm) {
+    return plan_memory(m7c(recompute, 16, /*qk_norm=*/true), Device::cuda()).peak_bytes() - peak(without_norm);
   };
-  // q and k before the norm: 32,768 rows of 18 heads of 64 in bf16, in each of 12 layers or once for all that recompute
+  // q and k after the norm: 32,768 rows of 18 heads of 64 in bf16, in each of 12 layers or once for all that recompute
   constexpr int64_t kQk = int64_t{2} * 32768 * 18 * 64;
-  CHECK(recomputed_qk("none") / kQk == 12);
-  CHECK(recomputed_qk("attention") / kQk == 1);
+  CHECK(recomputed_qk("none", "none") / kQk == 12);
+  CHECK(recomputed_qk("attention", "attention") / kQk == 1);
+  CHECK(recomputed_qk("pointwise", "none") / kQk == 1);
+  CHECK(recomputed_qk("0:6=pointwise", "none") / kQk == 7);
   CHECK(block <= 6'000'000'000);  // bytes, for M7C with a vocabulary of 50257 and 16 sequences of 2048 tokens
   const ModelConfig c = m7c("none").model;
   CHECK(training_flops(c, 16, 2048, RecomputePlan::parse("block", 12)) ==
-        Approx(training_flops(c, 16, 2048) + 12 * replay_flops(c, AttentionKind::nsa, 16, 2048, Recompute::block)));
+        Approx(training_flops(c, 16, 2048) + 11 * replay_flops(c, AttentionKind::nsa, 16, 2048, Recompute::block)));
+  CHECK(training_flops(c, 16, 2048, RecomputePlan::parse("pointwise", 12)) == training_flops(c, 16, 2048));
   CHECK(replay_flops(c, AttentionKind::nsa, 16, 2048, Recompute::mlp) == 2.0 * 32768 * 768 * 3072);
 }
 
@@ -187,7 +210,7 @@ TEST_CASE("recompute: plan and train print what they recompute, and refuse inval
   CHECK(json["recompute"] == "0:3=mlp");
   CHECK(json["fit"]["recompute_peak_bytes"].get<int64_t>() <= 6'000'000'000);
   CHECK(run_program("plan " + config + " --fit --memory-gb 1").exit_code == 1);
-  for (const char* value : {"0:13=mlp", "everything"}) {
+  for (const char* value : {"0:13=mlp", "everything", "0:2=pointwise"}) {
     const Outcome refused = run_program("plan " + config + " --set runtime.recompute=" + value);
     INFO(refused.output);
     CHECK(refused.exit_code == 2);

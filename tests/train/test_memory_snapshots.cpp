@@ -169,7 +169,7 @@ TEST_CASE("memory: a run writes snapshots at its start, after the loader, after 
   check_snapshot(folder.file("mem_boot"), tensors);
   check_snapshot(folder.file("mem_loader"), tensors);
   const std::string temporaries =
-      " layer01.dqkv layer00.nsa_gate_backward.temporary classifier_forward_backward.logits dx";
+      " layer01.dnorm layer00.nsa_gate_backward.temporary classifier_forward_backward.logits dx";
   for (const char* when : {"mem_step1", "mem_step3", "mem_step6"})
     check_snapshot(folder.file(when), tensors + temporaries,
                    {"categories activations grads io optimizer params temporary workspace", "lost=0"});

@@ -21,7 +21,7 @@ int64_t ranks_of(const Comm* comm) { return comm == nullptr ? 1 : comm->world();
 
 // A recompute setting to try. Those of a family recompute more layers one after another: the first k layers recompute
 // one stage, or the first k layers recompute the whole block and the others their MLP.
-enum class Family { mlp, attention, block, block_and_mlp };
+enum class Family { pointwise, mlp, attention, block, block_and_mlp };
 struct Candidate {
   std::string text;
   double flops;
@@ -35,13 +35,10 @@ std::vector<Candidate> candidates(Family family, const Config& c, const Document
       if (k == layers) break;
       plan.set(k, layers, Recompute::mlp);
     }
-    constexpr Recompute kStages[] = {Recompute::mlp, Recompute::attention, Recompute::block, Recompute::block};
+    constexpr Recompute kStages[] = {Recompute::pointwise, Recompute::mlp, Recompute::attention, Recompute::block,
+                                     Recompute::block};
     plan.set(0, k, kStages[static_cast<size_t>(family)]);
-    double flops = 0;
-    for (int64_t i = 0; i < layers; ++i)
-      flops +=
-          replay_flops(c.model, c.model.attention_of(i), c.train.micro_batch_size, c.train.seq_len, plan.of(i), mix);
-    all.push_back({plan.str(), flops});
+    all.push_back({plan.str(), replay_flops(c.model, c.train.micro_batch_size, c.train.seq_len, plan, mix)});
   }
   return all;
 }
@@ -71,7 +68,9 @@ std::optional<Recomputed> cheapest_recompute(Config& config, int64_t bytes, cons
   const Candidate none{"none", 0};
   if ((worth && !worth(none.text)) || fits(none)) return best;
   if (!worth && !fits(candidates(Family::block, config, mix).back())) return std::nullopt;
-  for (const Family family : {Family::block, Family::block_and_mlp, Family::mlp, Family::attention}) {
+  for (const Family family :
+       {Family::block, Family::block_and_mlp, Family::mlp, Family::attention, Family::pointwise}) {
+    if (family == Family::pointwise && !config.model.qk_norm) continue;
     const std::vector<Candidate> all = candidates(family, config, mix);
     // FLOPs grow within a family. Before end: cheaper than the best so far. Before some: does not fit.
     const auto cheaper = [&](const Candidate& c) {
@@ -118,15 +117,18 @@ struct Least {
 Least least_memory(Config config, Device device, Comm* comm, int64_t most_documents) {
   TrainConfig& t = config.train;
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
-  t.micro_batch_size = sizes_of(config, device).back();
-  t.accumulate_grad_batches = sequences / t.micro_batch_size;
   set_recompute(config, "block");
   std::optional<Least> least;
-  for (const int64_t zero : zeros_of(config, ranks_of(comm))) {
-    config.dist.zero = zero;
-    const int64_t bytes = plan_memory(config, device, comm, most_documents).peak_bytes();
-    if (!least || bytes < least->bytes) least = {config, bytes};
-  }
+  // The smallest micro-batch, and the largest: a step of one micro-step lends memory of gradients.
+  const std::vector<int64_t> sizes = sizes_of(config, device);
+  for (const int64_t size : {sizes.back(), sizes.front()})
+    for (const int64_t zero : zeros_of(config, ranks_of(comm))) {
+      t.micro_batch_size = size;
+      t.accumulate_grad_batches = sequences / size;
+      config.dist.zero = zero;
+      const int64_t bytes = plan_memory(config, device, comm, most_documents).peak_bytes();
+      if (!least || bytes < least->bytes) least = {config, bytes};
+    }
   return *least;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/attention.h"
 #include "model/params.h"
 #include "train/dist/rank_groups.h"
 
@@ -37,6 +38,25 @@ BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
   }
 }
 
+namespace {
+
+// Bytes that a micro-step's recomputation of q and k alone moves: their norm and their rotation each read and write
+// all of them.
+double pointwise_bytes(const Config& config) {
+  const ModelConfig& c = config.model;
+  const RecomputePlan& plan = config.recompute;
+  int64_t width = 0;
+  for (int64_t i = 0; i < c.n_layers && c.qk_norm; ++i)
+    if (plan.replays(i, LayerPart::qk) && !plan.replays(i, LayerPart::attention))
+      width += qk_width(c, c.attention_of(i));
+  const int64_t element = config.runtime.precision == Precision::bf16 ? 2 : 4;
+  return static_cast<double>(4 * element * width) *
+         static_cast<double>(config.train.micro_batch_size * config.train.seq_len) /
+         static_cast<double>(config.dist.context);
+}
+
+}  // namespace
+
 StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix, int64_t exchanged) {
   constexpr CardRates kRates = kH200Rates;
   const TrainConfig& t = config.train;
@@ -58,7 +78,7 @@ StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix, 
       micro_steps * kRates.layer_s * static_cast<double>(config.model.n_layers) +
       (parameters * kRates.accumulate_bytes * (micro_steps - 1) + updated * kRates.update_bytes) / kRates.memory;
   return {.compute = micro_steps * kept / tokens,
-          .recompute = micro_steps * (all - kept) / tokens,
+          .recompute = micro_steps * (all - kept + pointwise_bytes(config) / kRates.memory) / tokens,
           .communication = ((micro_steps - 1) * shown_s(false) + shown_s(true)) / tokens,
           .exchange = micro_steps * static_cast<double>(exchanged) / kRates.links(config.dist.context) / tokens,
           .overhead = overhead / tokens};

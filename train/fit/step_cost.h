@@ -29,7 +29,7 @@ inline constexpr CardRates kH200Rates;
 // Seconds per token of one rank, in parts.
 struct StepCost {
   double compute = 0;        // FLOPs without recomputation
-  double recompute = 0;      // recomputed FLOPs
+  double recompute = 0;      // recomputed FLOPs; bytes of `pointwise`
   double communication = 0;  // of gradients and weights: the part that does not overlap with computation
   double exchange = 0;       // of ranks that share sequences: all of it, as if none overlapped
   double overhead = 0;       // per micro-step: small kernels, and sums of gradients; per step: the update

@@ -1,7 +1,7 @@
 // NSA's selection on Hopper for bf16: block scores by wgmma, then the top n, in one kernel.
 //
-// A CTA of four warps computes 16 or 8 tokens of one (sequence, group), all within one selection block, so that they
-// have the same candidates. Each warp processes a stripe of the compressed keys, 32 keys per step:
+// A CTA of four warps computes 8, 16 or 32 tokens of one (sequence, group), all within one selection block, so that
+// they have the same candidates. Each warp processes a stripe of the compressed keys, 32 keys per step:
 //   1. Keys are the rows of the product, in registers, loaded through a buffer in shared memory one step ahead. Queries
 //      are its columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every head,
 //      so the sum over heads is an addition in a register. Each step is split into two products; one runs during the
@@ -36,12 +36,13 @@ __device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item
   return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
 }
 
-// Writes the block lists of a warp's tokens, from their rows of scores. work is this warp's part of shared memory:
-// kFound * 8 bytes per token, or kFound * 12 for long rows.
+// Writes the block lists of kWarpTokens tokens of the tile from number token0 on, from their rows of scores. work is
+// this warp's part of shared memory: kFound * 8 bytes per token, or kFound * 12 for long rows.
 template <int kWarpTokens, int kBatch>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
-                                            const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token0 = warp * kWarpTokens;
+                                            const float (&ends)[kWarps][kMaxTokens], int steps, int token0,
+                                            unsigned char* work) {
+  const int lane = threadIdx.x % 32;
   float* rows = scores + token0 * a.row_floats;
   if (lane < kWarpTokens * kWarps) {  // adds the contributions of keys that overlap the border between two stripes
     const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
@@ -141,6 +142,11 @@ __global__ void __launch_bounds__(kListThreads)
   if (tile.w != 0) list[to] = tile;
 }
 
+// The tokens of a tile whose lists a warp writes together.
+constexpr int listed_at_once(int64_t tile_tokens) {
+  return static_cast<int>(tile_tokens / kWarps < 4 ? tile_tokens / kWarps : 4);
+}
+
 // CTAs per SM, as given to __launch_bounds__.
 template <int kPanels>
 constexpr int kResident = kPanels == 1   ? 4
@@ -149,10 +155,10 @@ constexpr int kResident = kPanels == 1   ? 4
 
 // The selection kernel. Its items are tiles that need scores, the longest first, and then runs of tokens that need
 // none. The next tile's queries and first keys are loaded while a tile's lists are written.
-template <int kPanels, int kColumns, bool kInShared, bool kPacked>
+template <int kPanels, int kTokens, int kColumns, bool kInShared, bool kPacked>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
-  constexpr int kTokens = kTokensOf<kPanels>, kWarpTokens = kTokens / kWarps;
+  constexpr int kWarpTokens = kTokens / kWarps, kListTokens = listed_at_once(kTokens);
   constexpr std::bool_constant<kPacked> packed;
   const int warp = threadIdx.x / 32;
   unsigned char* const queries = aligned_shared();
@@ -186,17 +192,17 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     WarpKeys<kPanels>::copy(shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes,
                             WarpKeys<kPanels>::lane_part(a.k.row(tile.b, tile.key0, tile.g)), a.key_bytes,
                             warp * steps_of(Candidates(a, tile)) * kWarpKeys, a.keys - tile.key0);
-    copy_queries<kPanels, kColumns>(a, tile, queries, lse);
+    copy_queries<kPanels, kTokens, kColumns>(a, tile, queries, lse);
   };
   unsigned item = blockIdx.x;
   begin(item);
   while (item < scored_items()) {
     const Tile tile(a, item, kTokens, packed);
-    finish_queries<kPanels>(a, tile, lse);
+    finish_queries<kTokens>(a, tile, lse);
     __syncthreads();
     if (threadIdx.x == 0) ends.next_item = next_item(a, item);
     const Candidates c(a, tile);
-    score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
+    score_tile<kPanels, kTokens, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
     __syncthreads();
     asm volatile(""
                  : "+r"(item));  // makes the compiler recompute the tile: keeping it would take registers from the
@@ -205,8 +211,12 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     item = ends.next_item;
     begin(item);
     const Candidates candidates(a, done);
-    write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, done, candidates, scores, ends.last,
-                                                               steps_of(candidates), lists);
+#pragma unroll 1
+    for (int t = warp * kWarpTokens; t < (warp + 1) * kWarpTokens; t += kListTokens) {
+      write_lists<kListTokens, kInShared ? 2 : 16 / kListTokens>(a, done, candidates, scores, ends.last,
+                                                                 steps_of(candidates), t, lists);
+      __syncwarp();
+    }
   }
   const unsigned scored = scored_items();
   while (item < scored + static_cast<unsigned>(ceil_div(a.scored_from - a.first_token, kListedTokens)) * a.bgs) {
@@ -228,16 +238,30 @@ struct Plan {
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
+// Whether the kernel has an instance for tiles with more tokens than usual, and so many columns a turn (run()).
+bool has_wide_instance(int64_t panels, int64_t tokens, int64_t columns) {
+  if (tokens == 16) return columns == 128;
+  return columns == 32 || columns == 64 || (panels == 2 && columns == 128);
+}
+// The tokens of a tile for rows that are not packed.
+int64_t tile_tokens(int64_t panels, int64_t heads, const SelectOptions& o, int64_t first_query) {
+  const int64_t usual = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
+  if (panels > 2 || o.l_sel % kMaxTokens != 0 || first_query % kMaxTokens != 0) return usual;
+  return heads <= 4 ? kMaxTokens : panels == 2 && heads <= 8 ? 16 : usual;
+}
+
 // queries: tokens that have queries, of those up to number `tokens`.
 Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, int64_t heads, int64_t bgs,
-               const SelectOptions& o) {
+               const SelectOptions& o, bool packed) {
   constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
   constexpr int kOfPanels[] = {0, kResident<1>, kResident<2>, kResident<3>};
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
   Plan p{};
-  p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
+  const int64_t usual = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
+  p.tokens = packed ? usual : tile_tokens(panels, heads, o, tokens - queries);
   // Chooses the number of columns per turn that needs the least padding; if equal, the one with the fewest turns.
   for (const int64_t columns : {32, 64, 96, 128}) {
+    if (p.tokens != usual && !has_wide_instance(panels, p.tokens, columns)) continue;
     const int64_t all = align_up(heads * p.tokens, columns);
     if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
   }
@@ -247,7 +271,7 @@ Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, 
       std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // largest number of candidates of a token
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
   p.row_floats = align_up(stored - 4, 16) + 4;  // a stride of 4 modulo 16 avoids bank conflicts
-  p.list_bytes = p.tokens / kWarps * kFound * (blocks < kLongRow ? 8 : 12);
+  p.list_bytes = listed_at_once(p.tokens) * kFound * (blocks < kLongRow ? 8 : 12);
   p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows +
                  static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;
   p.in_shared = resident * (p.work_bytes + p.score_bytes() + kReserved) <= kSharedOfSm;
@@ -256,27 +280,42 @@ Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, 
   return p;
 }
 
-template <int kPanels, int kColumns>
+template <int kPanels, int kTokens, int kColumns>
 void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
-  const bool packed = a.packed_tiles != nullptr;
-  const auto kernel = p.in_shared ? packed ? select_sm90_kernel<kPanels, kColumns, true, true>
-                                           : select_sm90_kernel<kPanels, kColumns, true, false>
-                      : packed ? select_sm90_kernel<kPanels, kColumns, false, true>
-                                  : select_sm90_kernel<kPanels, kColumns, false, false>;
-  launch(ctx, "nsa_select", kernel, dim3(ctas), kWarpgroup, p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
+  const auto queue = [&](auto kernel) {
+    launch(ctx, "nsa_select", kernel, dim3(ctas), kWarpgroup, p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
+  };
+  constexpr bool usual = kTokens == kTokensOf<kPanels>;
+  if constexpr (usual)
+    if (a.packed_tiles != nullptr)
+      return p.in_shared ? queue(select_sm90_kernel<kPanels, kTokens, kColumns, true, true>)
+                         : queue(select_sm90_kernel<kPanels, kTokens, kColumns, false, true>);
+  p.in_shared ? queue(select_sm90_kernel<kPanels, kTokens, kColumns, true, false>)
+              : queue(select_sm90_kernel<kPanels, kTokens, kColumns, false, false>);
 }
 
 template <int kPanels>
 void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
-  switch (p.columns / p.turns) {
+  const int64_t columns = p.columns / p.turns;
+  if (p.tokens != kTokensOf<kPanels>) {
+    if constexpr (kPanels == 1)
+      return columns == 32 ? run<1, 32, 32>(ctx, a, p, ctas) : run<1, 32, 64>(ctx, a, p, ctas);
+    if constexpr (kPanels == 2)
+      return p.tokens == 16  ? run<2, 16, 128>(ctx, a, p, ctas)
+             : columns == 32 ? run<2, 32, 32>(ctx, a, p, ctas)
+             : columns == 64 ? run<2, 32, 64>(ctx, a, p, ctas)
+                             : run<2, 32, 128>(ctx, a, p, ctas);
+  }
+  constexpr int kTokens = kTokensOf<kPanels>;
+  switch (columns) {
     case 32:
-      return run<kPanels, 32>(ctx, a, p, ctas);
+      return run<kPanels, kTokens, 32>(ctx, a, p, ctas);
     case 64:
-      return run<kPanels, 64>(ctx, a, p, ctas);
+      return run<kPanels, kTokens, 64>(ctx, a, p, ctas);
     case 96:
-      return run<kPanels, 96>(ctx, a, p, ctas);
+      return run<kPanels, kTokens, 96>(ctx, a, p, ctas);
     default:
-      return run<kPanels, 128>(ctx, a, p, ctas);
+      return run<kPanels, kTokens, 128>(ctx, a, p, ctas);
   }
 }
 
@@ -356,10 +395,10 @@ bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const 
   const int64_t tokens = documents.empty() ? q.size(1) : documents.ids() * o.l_sel;  // of a sequence, as tiles cut it
   return q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) && (dk == 64 || dk == 128 || dk == 192) &&
          heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) && o.l_sel == size * o.d &&
-         (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
+         (size == 2 || size == 4 || size == 8) && o.l_sel % kTokensOf<1> == 0 &&
          std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
          o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
-         documents.part.tokens_or(q.size(1)) < (int64_t{1} << 27) && documents.part.first_query % kMaxTokens == 0 &&
+         documents.part.tokens_or(q.size(1)) < (int64_t{1} << 27) && documents.part.first_query % kTokensOf<1> == 0 &&
          k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&
          ceil_div(tokens, kTokensOf<2>) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
 }
@@ -368,7 +407,8 @@ void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_
                  const SelectOptions& o, const Documents& documents) {
   const int64_t groups = k_cmp.size(2), heads = q.size(2) / groups;
   run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, documents,
-           make_plan(ctx, q.size(1), documents.part.first_query + q.size(1), q.size(3), heads, q.size(0) * groups, o));
+           make_plan(ctx, q.size(1), documents.part.first_query + q.size(1), q.size(3), heads, q.size(0) * groups, o,
+                     !documents.empty()));
 }
 
 }  // namespace triad::cuda

@@ -10,8 +10,9 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 16;
-// The number of tokens per tile: as many as leave room for the queries of three CTAs per SM.
+constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 32;
+// The number of tokens per tile, for groups of any size: as many as leave room for the queries of three CTAs per SM. A
+// tile of a small group has up to kMaxTokens, because every tile reads all keys of its group from L2.
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // tokens per work item, for tokens that need no scores
@@ -149,10 +150,9 @@ __device__ __forceinline__ int place_of_shift(int column) {
 }
 // Starts the copies of the tile's queries and of their lse. The queries become columns of the products,
 // [turn][panel][column]. Columns without a head or token are set to zero.
-template <int kPanels, int kColumns>
+template <int kPanels, int kTokens, int kColumns>
 __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
-  constexpr int kTokens = kTokensOf<kPanels>;
   const int rows = a.columns, chunk = threadIdx.x % 8;
 #pragma unroll 2
   for (int row = threadIdx.x / 8; row < rows; row += kWarpgroup / 8) {
@@ -174,9 +174,8 @@ __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& ti
   }
 }
 // Waits for the copies, then replaces each lse by lse * log2(e). Columns without a row get infinity, which makes p = 0.
-template <int kPanels>
+template <int kTokens>
 __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& tile, float* lse) {
-  constexpr int kTokens = kTokensOf<kPanels>;
   copy_async_wait();
 #pragma unroll 1
   for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // each thread converts the values that it has copied
@@ -187,10 +186,10 @@ __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& 
   fence_async_proxy();
 }
 
-// Adds the probabilities 2^(product * scale - lse) of a turn's heads to the sums of this lane, [token half][key,
-// token].
-template <int kHalves, int kN>
-__device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const float (&product)[kN][4],
+// Adds the probabilities 2^(product * scale - lse) of a turn's heads to the sums of this lane, [eight tokens][key,
+// token]. The product's first column is of the tokens 8 kFrom ...
+template <int kFrom, int kEights, int kN>
+__device__ __forceinline__ void add_probabilities(float (&sum)[kEights][4], const float (&product)[kN][4],
                                                   const float4* shifts, float scale) {
 #pragma unroll
   for (int j = 0; j < kN; j += 2) {
@@ -199,7 +198,7 @@ __device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], cons
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        sum[(j + i) % kHalves][e] += exp2_approx(
+        sum[(kFrom + j + i) % kEights][e] += exp2_approx(
             fmaf(product[j + i][e], scale, i == 0 ? (e % 2 ? -shift.y : -shift.x) : (e % 2 ? -shift.w : -shift.z)));
   }
 }
@@ -207,10 +206,10 @@ __device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], cons
 // Stores the block scores that a warp's 32 keys contribute to. sum: the lane's keys 4r .. 4r + 3, with r = lane / 4, as
 // [key pair][token]. Blocks that are no candidates get -1. last: for each token, the contribution of the warp's last
 // key to the next block (in lanes 28 .. 31).
-template <int kSize, int kHalves>
+template <int kSize, int kEights>
 __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c,
-                                             const float (&sum)[2][kHalves][4], int first_key,
-                                             float (&last)[2 * kHalves], float* lane_scores) {
+                                             const float (&sum)[2][kEights][4], int first_key,
+                                             float (&last)[2 * kEights], float* lane_scores) {
   const int lane = threadIdx.x % 32, r = lane / 4;
   const int block = first_key / kSize + (kSize == 2 ? 2 * r : kSize == 4 ? r : r / 2);
   const auto is_candidate = [&](int j) {
@@ -219,7 +218,7 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
   const bool counts = is_candidate(block), next_counts = is_candidate(block + 1);
   float* to = lane_scores + block;
 #pragma unroll
-  for (int i = 0; i < 2 * kHalves; ++i, to += i == 2 ? 7 * a.row_floats : a.row_floats) {
+  for (int i = 0; i < 2 * kEights; ++i, to += i % 2 == 0 ? 7 * a.row_floats : a.row_floats) {
     const int j = i / 2, e = i % 2;
     const float s0 = sum[0][j][e], s1 = sum[0][j][e + 2], s2 = sum[1][j][e], s3 = sum[1][j][e + 2];
     const float over = a.over * s3;
@@ -251,11 +250,13 @@ struct SharedEnds {
 // Computes the scores of a tile. Each warp processes a stripe of the keys, `steps` times 32 keys. A step multiplies
 // keys 4r and 4r + 1 with all columns, in turns, then keys 4r + 2 and 4r + 3. The next product runs during the
 // exponentials of the current one.
-template <int kPanels, int kColumns>
+template <int kPanels, int kTokens, int kColumns>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, unsigned char* key_buffers,
                                            float* scores, float (&ends)[kWarps][kMaxTokens], int steps) {
-  constexpr int kHalves = kTokensOf<kPanels> / 8, kFirst = kFirstOf<kColumns>;
+  // A product of kFirst columns begins with the first tokens of a head, and the next one with the tokens 8 kSecondFrom.
+  constexpr int kEights = kTokens / 8, kFirst = kFirstOf<kColumns>, kSecondFrom = kFirst / 8 % kEights;
+  static_assert(kColumns % kTokens == 0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t columns = tile_descriptor(shared_address(queries));
   const unsigned char* k = WarpKeys<kPanels>::lane_part(a.k.row(tile.b, tile.key0, tile.g));
@@ -267,12 +268,12 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
   float first[kFirst / 8][4], second[(kColumns - kFirst) / 8][4];
   leave_unset(first);
   leave_unset(second);
-  float last[2 * kHalves] = {};
+  float last[2 * kEights] = {};
   keys.template load<0>(buffer);
   keys.template multiply<kColumns>(first, columns);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, key0 += kWarpKeys) {
-    float sum[2][kHalves][4] = {};
+    float sum[2][kEights][4] = {};
     const auto take_turns = [&](auto& sums, auto&& next_keys) {
       uint32_t b = columns;
       const float4* shift = shifts;
@@ -280,20 +281,20 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
       for (int turn = 1; turn < a.turns; ++turn) {
         finish(first);
         keys.template multiply<kColumns>(second, b + kFirst * kColumnUnits);
-        add_probabilities(sums, first, shift, a.scale);
+        add_probabilities<0>(sums, first, shift, a.scale);
         finish(second);
         b += kPanels * kColumns * kColumnUnits;
         keys.template multiply<kColumns>(first, b);
-        add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+        add_probabilities<kSecondFrom>(sums, second, shift + kFirst / 4, a.scale);
         shift += kColumns / 4;
       }
       finish(first);
       keys.template multiply<kColumns>(second, b + kFirst * kColumnUnits);
-      add_probabilities(sums, first, shift, a.scale);
+      add_probabilities<0>(sums, first, shift, a.scale);
       finish(second);
       next_keys();
       keys.template multiply<kColumns>(first, columns);
-      add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+      add_probabilities<kSecondFrom>(sums, second, shift + kFirst / 4, a.scale);
     };
     take_turns(sum[0], [&] {
       keys.template load<1>(buffer);
@@ -309,8 +310,8 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
     // True if some token does not see some key, so that a mask is needed.
     if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.position + 1) {
 #pragma unroll
-      for (int i = 0; i < 8 * kHalves; ++i) {
-        const int p = i / (4 * kHalves), j = i / 4 % kHalves, e = i % 4;
+      for (int i = 0; i < 8 * kEights; ++i) {
+        const int p = i / (4 * kEights), j = i / 4 % kEights, e = i % 4;
         const int key = key0 + lane / 4 * 4 + p * 2 + e / 2, token = lane % 4 * 2 + e % 2 + j * 8;
         if (key * a.d + a.l > tile.position + token + 1) sum[p][j][e] = 0.0f;
       }
@@ -324,7 +325,7 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
   }
   finish(first);
 #pragma unroll
-  for (int i = 0; i < 2 * kHalves; ++i)
+  for (int i = 0; i < 2 * kEights; ++i)
     if (lane >= 28) ends[warp][lane % 4 * 2 + i % 2 + i / 2 * 8] = last[i];
 }
 

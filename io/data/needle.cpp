@@ -208,8 +208,9 @@ struct Needle {
   std::vector<std::vector<int32_t>> statements;
   std::vector<int32_t> prompt, answer;
 };
-// keys: as many as NeedleSizes says.
-Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, Draws& draws) {
+// keys: as many as NeedleSizes says. any_name: of the task variables, the question names any variable of the chain, not
+// the last one.
+Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool any_name, Draws& draws) {
   Needle needle;
   const auto state = [&needle](std::vector<int32_t> statement, std::span<const int32_t> rest = {}) {
     statement.insert(statement.end(), rest.begin(), rest.end());
@@ -224,7 +225,7 @@ Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, Draws&
       break;
     case NeedleKind::variables:
       needle.answer = draw_value(task, draws);
-      needle.prompt = {keys.back(), task.mark()};
+      needle.prompt = {any_name ? keys[draws.below(task.hops + 1)] : keys.back(), task.mark()};
       state({keys[0], task.mark()}, needle.answer);
       for (size_t i = 1; i < keys.size(); ++i) state({keys[i], task.mark(), keys[i - 1]});
       break;
@@ -254,7 +255,7 @@ std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end
   return places;
 }
 
-// depth: as in NeedleTask; -1: random.
+// depth: as in NeedleTask; -1: random, and variables are asked anywhere in their chains.
 NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Draws draws) {
   check_questions(task, length);
   const NeedleSizes sizes = sizes_of(task);
@@ -284,7 +285,7 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
       TRIAD_CHECK(i >= sizes.questions, "needle {}, which is asked, has no room in {} tokens", i, length);
       continue;
     }
-    const Needle needle = draw_needle(task, std::span(keys).subspan(i * sizes.keys, sizes.keys), draws);
+    const Needle needle = draw_needle(task, std::span(keys).subspan(i * sizes.keys, sizes.keys), depth < 0, draws);
     const auto n = static_cast<int64_t>(needle.statements.size());
     if (i == 0) places = spread(n, probe.needle, sizes.width, end, draws);
     places.resize(n);

@@ -19,7 +19,8 @@ namespace triad {
 // copy       mark [span of any tokens]                      mark                             [span], value_tokens long
 //
 // keys without a depth is different: questions are at any later position, so that a sequence has many (needle.h).
-// In all other cases the questions end the sequence, one after the other, each about another key or chain.
+// In all other cases the questions end the sequence, one after the other, each about another key or chain. variables
+// without a depth asks about any name of a chain, so that a model can learn one assignment after the other.
 enum class NeedleKind { keys, queries, variables, counting, copy };
 
 template <>

@@ -126,7 +126,10 @@ std::vector<Question> questions_of(const NeedleTask& task, const Tokens& tokens)
 }
 
 // Checks everything that holds for a sequence with any depth; returns the position of the first question's needle.
-int64_t check_sequence(const NeedleTask& task, const Tokens& tokens, const Tokens& targets, int64_t needles) {
+// asked: the numbers of statements that lead to the answers, with which a question of a training sequence may be about
+// any name of its chain; null: a probe, which asks about the last.
+int64_t check_sequence(const NeedleTask& task, const Tokens& tokens, const Tokens& targets, int64_t needles,
+                       std::set<int64_t>* asked = nullptr) {
   const auto length = static_cast<int64_t>(tokens.size());
   const int64_t end = end_of(task, length);
   CHECK(tokens[0] == 0);
@@ -143,8 +146,9 @@ int64_t check_sequence(const NeedleTask& task, const Tokens& tokens, const Token
     const auto n = static_cast<int64_t>(q.statements.size());
     if (task.kind == NeedleKind::counting)
       CHECK((n >= 1 && n <= task.occurrences));
-    else
+    else if (task.kind != NeedleKind::variables || asked == nullptr)
       CHECK(n == layout_of(task).statements);
+    if (asked != nullptr) asked->insert(n);
     CHECK(std::is_sorted(q.statements.begin(), q.statements.end()));
     if (task.kind != NeedleKind::copy) CHECK(std::all_of(q.answer.begin(), q.answer.end(), is_value));
   }
@@ -239,10 +243,12 @@ TEST_CASE("needle tasks: training sequences hold all needles at any depth, to th
     const DataSplit data = needle_data(task, 0.1);
     CHECK(data.train->count_targets(400) == task.questions * layout.answer);
     std::vector<int64_t> places;
+    std::set<int64_t> asked;
     for (int64_t number = 0; number < 200; ++number) {
       const Sequence s = sequence_of(*data.train, number, 400);
-      places.push_back(check_sequence(task, s.tokens, s.targets, task.pairs));
+      places.push_back(check_sequence(task, s.tokens, s.targets, task.pairs, &asked));
     }
+    if (kind == NeedleKind::variables) CHECK(asked == std::set<int64_t>{1, 2, 3});
     // Half of the positions are uniform, the others at a log-uniform distance from the last.
     const int64_t last = end_of(task, 400) - layout.statements * layout.width;
     const auto count = [&](int64_t from, int64_t to) {
@@ -268,7 +274,7 @@ TEST_CASE("needle tasks: training sequences hold all needles at any depth, to th
     const DataSplit dense = needle_data(task, 0);
     for (int64_t number = 0; number < 100; ++number) {
       const Sequence row = sequence_of(*dense.train, number, task.seq_len);
-      check_sequence(task, row.tokens, row.targets, task.pairs);
+      check_sequence(task, row.tokens, row.targets, task.pairs, &asked);
     }
     --task.seq_len;
     check_error([&] { needle_data(task, 0); }, {std::to_string(task.seq_len), std::to_string(task.seq_len + 1)});

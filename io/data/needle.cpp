@@ -225,9 +225,9 @@ Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool a
       break;
     case NeedleKind::variables:
       needle.answer = draw_value(task, draws);
-      needle.prompt = {any_name ? keys[draws.below(task.hops + 1)] : keys.back(), task.mark()};
-      state({keys[0], task.mark()}, needle.answer);
-      for (size_t i = 1; i < keys.size(); ++i) state({keys[i], task.mark(), keys[i - 1]});
+      needle.prompt = {task.mark(), any_name ? keys[draws.below(task.hops + 1)] : keys.back()};
+      state({task.mark(), keys[0]}, needle.answer);
+      for (size_t i = 1; i < keys.size(); ++i) state({task.mark(), keys[i], keys[i - 1]});
       break;
     case NeedleKind::counting: {
       const int64_t count = 1 + draws.below(task.occurrences);

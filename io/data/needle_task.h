@@ -14,7 +14,7 @@ namespace triad {
 //            statements                                     question, after all statements   answer
 // keys       key [value]                                    key                              [value]
 // queries    key [value]                                    key                              [value]
-// variables  name mark [value]; next_name mark name; ...    last_name mark                   [value]
+// variables  mark name [value]; mark next_name name; ...    mark last_name                   [value]
 // counting   key, once or several times                     mark key                         how often, one token
 // copy       mark [span of any tokens]                      mark                             [span], value_tokens long
 //

@@ -55,15 +55,19 @@ int64_t end_of(const NeedleTask& task, int64_t length) {
 
 // What a sequence says before position `end`.
 struct Statements {
-  std::map<int32_t, std::vector<int64_t>> keys;  // positions of each key that is not the right side of an assignment
+  // Positions of each key; of task variables, of the statements that assign to it.
+  std::map<int32_t, std::vector<int64_t>> keys;
   std::vector<int64_t> marks;
 };
 Statements read_statements(NeedleKind kind, const Tokens& tokens, int64_t end) {
   Statements found;
   for (int64_t i = 1; i < end; ++i) {
     const int32_t token = tokens[static_cast<size_t>(i)];
-    const bool assigned = kind == NeedleKind::variables && tokens[static_cast<size_t>(i - 1)] == kMark;
-    if (is_key(token) && !assigned) found.keys[token].push_back(i);
+    if (kind == NeedleKind::variables) {
+      if (tokens[static_cast<size_t>(i - 1)] == kMark) found.keys[token].push_back(i - 1);
+    } else if (is_key(token)) {
+      found.keys[token].push_back(i);
+    }
     if (token == kMark) found.marks.push_back(i);
   }
   return found;
@@ -86,10 +90,10 @@ std::optional<Question> answer(const NeedleTask& task, const Tokens& tokens, con
       take(q.statements[0] + 1);
       break;
     case NeedleKind::variables: {
-      if (prompt[1] != kMark) return std::nullopt;
-      for (int32_t name = prompt[0]; q.answer.empty();) {
+      if (prompt[0] != kMark) return std::nullopt;
+      for (int32_t name = prompt[1]; q.answer.empty();) {
         const std::vector<int64_t> at = places(name);
-        if (at.size() != 1 || tokens[static_cast<size_t>(at[0] + 1)] != kMark) return std::nullopt;
+        if (at.size() != 1 || !is_key(name)) return std::nullopt;
         q.statements.insert(q.statements.begin(), at[0]);
         name = tokens[static_cast<size_t>(at[0] + 2)];
         if (!is_key(name)) take(at[0] + 2);
@@ -166,7 +170,7 @@ int64_t check_sequence(const NeedleTask& task, const Tokens& tokens, const Token
     int64_t longest = 0;  // chains of the full length
     for (const auto& [name, at] : found.keys)
       longest +=
-          static_cast<int64_t>(answer(task, tokens, found, {name, kMark}).value().statements.size()) == 1 + task.hops;
+          static_cast<int64_t>(answer(task, tokens, found, {kMark, name}).value().statements.size()) == 1 + task.hops;
     CHECK(longest == needles);
   }
   if (task.kind == NeedleKind::counting) CHECK(found.marks.empty());

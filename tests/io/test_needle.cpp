@@ -51,7 +51,8 @@ const std::string kConfig = TRIAD_SOURCE_DIR "/configs/needle_1k.json";
 // Arguments for a needle task that a model learns within a test.
 const std::string kSmall =
     kConfig +
-    " --set runtime.device=cpu --set runtime.precision=fp32 --set model.dim=32 --set model.n_heads=2 --set "
+    " --set runtime.device=cpu --set runtime.precision=fp32 --set model.n_layers=2 --set 'model.dense_layers=\"\"' "
+    "--set train.optimizer=adamw --set train.min_lr_fraction=1 --set model.dim=32 --set model.n_heads=2 --set "
     "model.n_kv_groups=1 --set model.d_k=16 --set model.d_v=16 --set model.vocab_size=25 --set nsa.l=4 --set nsa.d=2 "
     "--set nsa.l_sel=8 --set nsa.n_sel=4 --set nsa.w=8 --set nsa.phi=avg --set train.seq_len=64 --set "
     "data.needle_pairs=6 --set "

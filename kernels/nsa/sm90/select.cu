@@ -243,11 +243,12 @@ bool has_wide_instance(int64_t panels, int64_t tokens, int64_t columns) {
   if (tokens == 16) return columns == 128;
   return columns == 32 || columns == 64 || (panels == 2 && columns == 128);
 }
-// The tokens of a tile for rows that are not packed.
+// The tokens of a tile for rows that are not packed. The more tokens, the less often are the keys read from L2. At heads
+// of 64 that is a gain only up to 2 heads per group.
 int64_t tile_tokens(int64_t panels, int64_t heads, const SelectOptions& o, int64_t first_query) {
   const int64_t usual = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
   if (panels > 2 || o.l_sel % kMaxTokens != 0 || first_query % kMaxTokens != 0) return usual;
-  return heads <= 4 ? kMaxTokens : panels == 2 && heads <= 8 ? 16 : usual;
+  return heads <= 2 * panels ? kMaxTokens : panels == 2 && heads <= 8 ? 16 : usual;
 }
 
 // queries: tokens that have queries, of those up to number `tokens`.

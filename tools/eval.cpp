@@ -43,6 +43,7 @@ struct Options {
   int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
   std::string per_document, per_position, against;
+  bool sparse_layers = false;
   bool needle = false;
   std::vector<int64_t> lengths;  // this and the next options are those of --needle
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
@@ -154,14 +155,17 @@ struct Losses {
   double mean() const { return total.loss / static_cast<double>(total.positions); }
 };
 
-Losses evaluate(const Options& o, const ModelSource& model, const Tokenizer& tokenizer, const TokenSource& source) {
+// begun: as LoadedModel::Options::begun.
+Losses evaluate(const Options& o, const ModelSource& model, const Tokenizer& tokenizer, const TokenSource& source,
+                const std::optional<ModelConfig>& begun = {}) {
   const int64_t most = most_documents(o, model.config, source);
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
                       .batch = o.batch,
                       .seq_len = o.seq,
-                      .most_documents = most});
+                      .most_documents = most,
+                      .begun = begun});
   const int64_t T = loaded.activations().T();
   Losses losses{.total = {},
                 .seq_len = T,
@@ -198,6 +202,32 @@ void check_against(const Options& o, const ModelSource& model, const Tokenizer& 
   if (const std::string_view ours = scope(model), its = scope(other); ours != its)
     fail("--against {}: its data.documents is {}, and that of {} is {}: their predictions do not have the same context",
          o.against, its, o.checkpoint, ours);
+}
+
+// A dense model with NSA in one layer alone.
+ModelConfig with_sparse_layer(ModelConfig config, int64_t layer) {
+  const auto range = [](int64_t begin, int64_t end) { return begin < end ? fmt::format("{}:{}", begin, end) : ""; };
+  const std::string before = range(0, layer), after = range(layer + 1, config.n_layers);
+  config.attention = AttentionKind::nsa;
+  config.dense_layers = before + (before.empty() || after.empty() ? "" : ",") + after;
+  config.resolve();
+  return config;
+}
+
+// The mean loss with NSA in one layer alone.
+struct SparseLayer {
+  int64_t layer = 0;
+  double loss = 0;
+};
+// By loss, the largest first.
+std::vector<SparseLayer> evaluate_sparse_layers(const Options& o, const ModelSource& model, const Tokenizer& tokenizer,
+                                                const TokenSource& source) {
+  std::vector<SparseLayer> layers;
+  for (int64_t i = 0; i < model.config.model.n_layers; ++i)
+    layers.push_back({i, evaluate(o, model, tokenizer, source, with_sparse_layer(model.config.model, i)).mean()});
+  std::stable_sort(layers.begin(), layers.end(),
+                   [](const SparseLayer& a, const SparseLayer& b) { return a.loss > b.loss; });
+  return layers;
 }
 
 Json json_of(const Options& o, const Losses& losses, double bits_per_byte, const Losses* other) {
@@ -250,6 +280,11 @@ void eval(const Options& o) {
         o.per_document, source->name());
   // Everything that can be wrong is found before the evaluation, which may take hours.
   if (other_model) check_against(o, model, *tokenizer, *other_model, *source);
+  if (o.sparse_layers) {
+    if (model.config.model.has_nsa())
+      fail_usage("--sparse-layers: {} has NSA: a model whose layers are all dense is needed", o.checkpoint);
+    with_sparse_layer(model.config.model, 0);  // its shape may be impossible for NSA
+  }
   if (!o.per_document.empty()) check_output_file("--per-document", o.per_document);
   if (!o.per_position.empty()) check_output_file("--per-position", o.per_position);
 
@@ -260,6 +295,8 @@ void eval(const Options& o) {
     of_other.checkpoint = o.against, of_other.seq = losses.seq_len;
     against.emplace(evaluate(of_other, *other_model, *tokenizer, *source));
   }
+  std::vector<SparseLayer> sparse_layers;
+  if (o.sparse_layers) sparse_layers = evaluate_sparse_layers(o, model, *tokenizer, *source);
   const Losses* const other = against ? &*against : nullptr;
   const double loss = losses.mean();
   if (!o.per_document.empty()) write_file_atomically(o.per_document, losses.by_document->csv());
@@ -269,7 +306,12 @@ void eval(const Options& o) {
   const Total& total = losses.total;
   const bool has_bytes = total.bytes > 0;
   const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
-  if (o.json) return fmt::print("{}\n", dump_json(json_of(o, losses, bits_per_byte, other), -1));
+  if (o.json) {
+    Json result = json_of(o, losses, bits_per_byte, other);
+    for (const SparseLayer& s : sparse_layers)
+      result["sparse_layers"].push_back({{"layer", s.layer}, {"loss", s.loss}});
+    return fmt::print("{}\n", dump_json(result, -1));
+  }
   fmt::print("{}: {}, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), counted(total.positions, "position"), loss,
              std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits_per_byte) : "");
   if (other != nullptr) {
@@ -280,6 +322,9 @@ void eval(const Options& o) {
   if (other != nullptr || losses.by_position.ranges() > 1)
     fmt::print("{}", losses.by_position.table(other == nullptr ? nullptr : &other->by_position));
   if (losses.by_document) fmt::print("{}", losses.by_document->table());
+  if (!sparse_layers.empty()) fmt::print("{:>12}  {:>8}  {:>10}\n", "sparse layer", "loss", "difference");
+  for (const SparseLayer& s : sparse_layers)
+    fmt::print("{:>12}  {:>8.4f}  {:>+10.4f}\n", s.layer, s.loss, s.loss - loss);
 }
 
 // Adds --needle and its options; returns --needle.
@@ -362,6 +407,12 @@ void add_eval(CLI::App& app) {
               "the losses (--checkpoint minus this) with its standard error, in all and by position")
           ->check(named());
   needle->excludes(against);
+  CLI::Option* sparse_layers =
+      verb->add_flag("--sparse-layers", o->sparse_layers,
+                     "of a dense model: also the loss with NSA in one layer alone, before any training, for each "
+                     "layer. Those that lose most are best kept dense (model.dense_layers) in a run that begins with "
+                     "these weights (train.init_from)");
+  needle->excludes(sparse_layers);
   verb->add_flag("--json", o->json, "print one JSON object");
   verb->callback([o] {
     if (o->data.empty() && !o->needle) fail_usage("eval: --data or --needle is required");

@@ -23,6 +23,7 @@ void LoadedModel::build(Runtime& runtime, const Options& o) {
 
 LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.checkpoint)) {
   Options o = options;
+  if (o.begun) source_.config.model = *o.begun;
   if (o.seq_len == 0) o.seq_len = source_.config.train.longest_seq_len();
   if (o.device.is_cuda() && o.dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
   seq_len_ = o.seq_len;
@@ -42,7 +43,10 @@ LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.ch
   runtime_ = std::make_unique<Runtime>(
       Runtime::Options{.device = o.device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes});
   build(*runtime_, o);
-  load_weights(ctx(), model_->params(), source_.weights);
+  if (o.begun)
+    load_dense_weights(ctx(), model_->params(), source_.weights, static_cast<uint64_t>(config().train.seed));
+  else
+    load_weights(ctx(), model_->params(), source_.weights);
 }
 
 void LoadedModel::set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets) {

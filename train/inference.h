@@ -2,6 +2,7 @@
 // verbs generate, eval and grads use it.
 #pragma once
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ class LoadedModel {
     bool training = false;           // allocate what backward needs: kept activations, and gradients
     int64_t most_documents = 0;      // largest number of documents in a row; 0: every row is one document
     Comm* comm = nullptr;            // its ranks share each sequence (dist.context); null: this process has whole ones
+    // An NSA model that begins with the weights of the checkpoint, which is dense (load_dense_weights, with the seed of
+    // its run), in place of the checkpoint's own.
+    std::optional<ModelConfig> begun = {};
   };
   explicit LoadedModel(const Options&);
 

@@ -95,6 +95,13 @@ Json object_of(const Json& state, const std::string& folder, const char* key) {
               brief(object));
   return object;
 }
+// Sets the weights, and master weights if there are any, that the files of the index have under the names of name_of.
+void load_all(Context& ctx, Params& params, const WeightIndex& index, const NameOf& name_of) {
+  const ElementRange all{0, params.stored_elements()};
+  read_params(index, params, name_of, {&all, 1}, ctx.device,
+              [&](int64_t begin, std::span<const float> values) { params.set(ctx, begin, values); });
+}
+
 Json origin_of(const Json& state, const std::string& folder) { return object_of(state, folder, kOrigin); }
 
 // `data` of a checkpoint's state.json, which has an object for each split.
@@ -145,9 +152,14 @@ void load_weights(Context& ctx, Params& params, const std::string& path) {
   const WeightIndex index(path);
   check_names(index, params, {with_prefix("")});
   params.clear(ctx);
-  const ElementRange all{0, params.stored_elements()};
-  read_params(index, params, with_prefix(""), {&all, 1}, ctx.device,
-              [&](int64_t begin, std::span<const float> values) { params.set(ctx, begin, values); });
+  load_all(ctx, params, index, with_prefix(""));
+}
+
+void load_dense_weights(Context& ctx, Params& params, const std::string& path, uint64_t seed) {
+  const WeightIndex index(path);
+  check_names(index, params, {dense_source});
+  params.init(ctx, seed);
+  load_all(ctx, params, index, dense_source);
 }
 
 void read_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path, Comm* shards) {

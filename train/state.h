@@ -40,11 +40,13 @@ void save_weights(Context&, const Params&, const std::string& path);
 // BF16, F16 or F64) and verifies the checksums if there are any. Throws Error with the name of a missing, unknown or
 // misshapen tensor.
 void load_weights(Context&, Params&, const std::string& path);
+// Reads the weights of a dense model into an NSA or mixed model (model/from_dense.h). The parameters that no tensor of
+// the dense model begins get the values of Params::init.
+void load_dense_weights(Context&, Params&, const std::string& path, uint64_t seed);
 // The same into the parameters that this rank of a run keeps, and from them into the weights. shards: the ranks among
 // which the parameters are divided (TrainStep::shards), who all call it; null if each rank keeps all.
 void read_weights(Context&, const Params&, Optimizer&, const std::string& path, Comm* shards);
-// Reads the weights of a dense model, likewise, into an NSA or mixed model (model/from_dense.h). The parameters that no
-// tensor of the dense model begins get the values of Params::init.
+// The same from a dense model's weights, as load_dense_weights().
 void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& path, uint64_t seed, Comm* shards);
 
 // Throws Error with the file's name if the tokenizer differs from the checkpoint's copy. A checkpoint without a copy

@@ -155,3 +155,37 @@ TEST_CASE("eval: --against evaluates two checkpoints on the same tokens", "[tool
   CHECK(broken.exit_code == 1);
   CHECK(has(broken.output, "positions.csv line 4: a range of positions ends at 2048"));
 }
+
+TEST_CASE("eval: --sparse-layers has the losses with which runs with one sparse layer begin", "[tools]") {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += fmt::format("{} ", i * i % 977);
+  write_text(folder.file("text.txt"), text);
+  const std::string layers = "--set model.n_layers=3 --set nsa.phi=mlp ",
+                    data = " --batch 1 --data " + folder.file("text.txt");
+  const std::string dense =
+      run(folder.file("dense"), 1, layers + "--set model.attention=dense --set train.steps=4 --set train.lr=1e-2 ");
+  const Json json = eval_json("--sparse-layers --checkpoint " + dense + data);
+  REQUIRE(json["sparse_layers"].size() == 3);
+  const std::vector<std::string> others = {"1:3", "0:1,2:3", "0:2"};
+  double last = INFINITY;
+  for (const Json& one : json["sparse_layers"]) {
+    const auto layer = one["layer"].get<size_t>();
+    INFO("layer " << layer);
+    // A rate that changes no weight.
+    const std::string begun =
+        run(folder.file("begun"), 1,
+            layers + "--overwrite --set train.steps=1 --set train.lr=1e-30 --set train.init_from=" + dense +
+                " --set model.dense_layers=" + others.at(layer) + " ");
+    CHECK(one["loss"].get<double>() ==
+          Approx(eval_json("--checkpoint " + begun + data)["loss"].get<double>()).epsilon(1e-7));
+    CHECK(one["loss"] != json["loss"]);
+    CHECK(one["loss"].get<double>() <= last);
+    last = one["loss"];
+  }
+  const Outcome lines = run_program("eval --device cpu --sparse-layers --checkpoint " + dense + data);
+  CHECK(has(lines.output, "sparse layer      loss  difference"));
+  const Outcome refused = run_program("eval --device cpu --sparse-layers --checkpoint " + folder.file("begun") + data);
+  CHECK(refused.exit_code == 2);
+  CHECK(has(refused.output, "begun has NSA: a model whose layers are all dense is needed"));
+}

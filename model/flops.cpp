@@ -89,14 +89,6 @@ double part_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T
 
 }  // namespace
 
-double replay_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, Recompute recompute,
-                    const DocumentMix& mix) {
-  double flops = 0;
-  for (const LayerPart part : kLayerParts)
-    if (covers(recompute, part)) flops += part_flops(c, kind, B, T, part, mix);
-  return flops;
-}
-
 double replay_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& plan, const DocumentMix& mix) {
   double flops = 0;
   for (int64_t i = 0; i < c.n_layers; ++i)

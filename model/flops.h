@@ -35,8 +35,7 @@ AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const
 // products per pair where backward uses two kernels (fp32, other cards and head widths; kernels/README.md). The mix
 // tells which documents the sequences hold, on average.
 double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {}, const DocumentMix& = {});
-// FLOPs of the parts of one layer that `recompute` covers, and of those that backward computes again in all layers.
-double replay_flops(const ModelConfig&, AttentionKind, int64_t B, int64_t T, Recompute, const DocumentMix& = {});
+// FLOPs of what backward computes again.
 double replay_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan&, const DocumentMix& = {});
 
 // FLOPs of the matrix products with weights in forward and backward: 6 per weight and token.

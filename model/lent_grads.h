@@ -1,6 +1,6 @@
-// LentGrads: activations in the memory of gradients. Backward writes the gradients of a layer when the activations of
-// later layers are no longer needed, so these may have the same memory, if every backward overwrites all gradients and
-// no forward follows before they are used. It saves as many bytes as the gradients of the layers have.
+// LentGrads: activations in the memory of gradients. Backward writes the gradients of a layer after its last use of the
+// activations of later layers, so both may have the same memory if every backward overwrites all gradients, and no
+// forward runs between a backward and the update. This saves almost as many bytes as the gradients of the layers have.
 #pragma once
 #include "model/params.h"
 

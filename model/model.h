@@ -49,11 +49,11 @@ class Model {
                const AfterLayer& after_layer = nullptr);
   // Call after forward: computes act.row_loss[i], which is 0 where the target is -1.
   void loss(Context&, Activations& act);
-  // Call after forward: computes act.row_loss, and adds the gradients of scale * sum(row_loss) to params().grads().
-  // first: the gradients of the matrix products hold no values yet and are overwritten, so that only
-  // params().added_grads() must be zeroed before; windowed gradients are overwritten in every pass. sink: receives each
-  // gradient when it is finished, the head's first and the embedding's last. gate: called before a layer's weights are
-  // read.
+  // Call once after each forward, because it overwrites tensors of act: computes act.row_loss, and adds the gradients
+  // of scale * sum(row_loss) to params().grads(). first: the gradients of the matrix products hold no values yet and
+  // are overwritten, so that only params().added_grads() must be zeroed before; windowed gradients are overwritten in
+  // every pass; with lent gradients (Params::lend_grads) every pass must be a first one. sink: receives each gradient
+  // when it is finished, the head's first and the embedding's last. gate: called before a layer's weights are read.
   void loss_and_backward(Context&, Activations& act, LossScale scale, bool first = false, GradSink* sink = nullptr,
                          WeightGate* gate = nullptr);
   // Call after forward: computes logits [n, padded vocabulary], compute dtype, for the rows [begin, begin + n) of act.

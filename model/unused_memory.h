@@ -11,7 +11,8 @@ class UnusedMemory {
   // unused: a contiguous tensor. scope: what does not fit is allocated there.
   UnusedMemory(const Tensor& unused, Scratch::Scope& scope)
       : at_(unused.data), left_(unused.bytes()), device_(unused.device), scope_(&scope) {}
-  // The rest of the memory, for temporaries of an inner scope, at whose end it is free again.
+  // The rest of the memory, for temporaries of an inner scope, at whose end it is free again. Until then, alloc() of
+  // this object would return the same memory.
   UnusedMemory in(Scratch::Scope& inner) const {
     UnusedMemory rest = *this;
     rest.scope_ = &inner;

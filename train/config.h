@@ -333,9 +333,9 @@ void visit(TrainConfig& c, V&& v) {
     "dtype in which gradients are stored from their layer's backward to the update; bf16 needs runtime.precision bf16",
     Rule{});
   v("master_dtype", c.master_dtype,
-    "fp32: the optimizer updates fp32 master weights; with runtime.precision bf16 also split: of these it stores only "
-    "what the bf16 weights lack, which gives the same bits in less memory; or none: it updates the bf16 weights, with "
-    "stochastic rounding",
+    "fp32: the optimizer updates fp32 master weights; split: it gives the same bits in 1.875 bytes a parameter less, "
+    "because of each master only what the bf16 weight lacks is stored (with dist.zero 3 the GPU saves nothing); none: "
+    "it updates the bf16 weights, with stochastic rounding. split and none need runtime.precision bf16",
     Rule{});
   v("final_dtype", c.final_dtype, "dtype of the final weights' files; bf16 with train.master_dtype none", Rule{});
 }
@@ -344,7 +344,8 @@ template <class V>
 void visit(RuntimeConfig& c, V&& v) {
   v("device", c.device, "auto: a GPU if one is usable, else the CPU", Rule{});
   v("precision", c.precision,
-    "dtype of weights and activations in the forward and backward; bf16 keeps fp32 master weights", Rule{});
+    "dtype of weights and activations in the forward and backward; for the master weights see train.master_dtype",
+    Rule{});
   v("deterministic", c.deterministic,
     "true: results are bitwise reproducible on the same machine with the same seed. false: sums may be computed in an "
     "order that varies, but no op does so today",
@@ -363,8 +364,8 @@ void visit(RuntimeConfig& c, V&& v) {
     Rule{});
   v("strict", c.strict, "fail, with op, shape and reason, if a call falls back from its fused kernel", Rule{});
   v("recompute", c.recompute,
-    "activation recomputation in backward, to save memory: none, pointwise (needs model.qk_norm), mlp, attention or "
-    "block for all layers, or ranges of layers: 0:6=block,6:12=mlp",
+    "activation recomputation in backward, to save memory: none, pointwise (norm and rotation of q and k, needs "
+    "model.qk_norm), mlp, attention or block for all layers, or ranges of layers: 0:6=block,6:12=mlp",
     Rule{});
   v("offload", c.offload,
     "optimizer: master weights and moments are in pinned host memory, and pass through the GPU at each update", Rule{});

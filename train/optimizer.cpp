@@ -75,8 +75,8 @@ Parts without(const Parts& parts, const ElementRange& range) {
 // Elements of split masters that are joined at a time.
 constexpr int64_t kMostJoined = int64_t{1} << 20;
 
-// Whether masters are split. Not if a rank has weights only in windows: its masters store no bits twice then, but for
-// those of runtime.offload.
+// Whether masters are split. With windowed weights (dist.zero 3) they are only with runtime.offload: without it a rank
+// stores its shard of the weights as masters alone, so there is no bf16 weight to store less of them for.
 bool splits_masters(const Config& config, const FlatBuffer& weights) {
   return config.train.master_dtype == MasterDType::split && weights.memory().dtype == DType::bf16 &&
          (!weights.is_windowed() || config.runtime.offload == Offload::optimizer);

@@ -102,8 +102,8 @@ class Optimizer {
   Tensor weights_of(const Parts::Part&, const ElementRange&) const;
   // With split masters, the tie bits of a range of the parameters; else empty.
   TieBits ties_of(const Parts::Part&, const ElementRange&) const;
-  // With split masters: calls f(elements, their masters, room for these joined) for runs of a range, of which
-  // `remainder` has the remainders.
+  // With split masters: calls f(elements, their masters, room for these joined) for runs of a range. remainder: the
+  // remainders of the range.
   using WithRun = std::function<void(const ElementRange&, const SplitMaster&, const Tensor& joined)>;
   void for_each_run(const Parts::Part&, const ElementRange&, const Tensor& remainder, const WithRun& f) const;
   Tensor& kept(State state) { return kept_[static_cast<size_t>(state)]; }
@@ -121,8 +121,8 @@ class Optimizer {
   // it has the remainders, [parts_.size(), 2] u8.
   Tensor kept_[kCount];
   bool split_;
-  // With split masters, on the device: the tie bits of all that kept(State::parameter) has; room [elements] f32 in
-  // which masters are joined.
+  // With split masters, on the device: the tie bit of each remainder in kept(State::parameter), and room [elements] f32
+  // in which masters are joined.
   Tensor ties_, joined_;
   std::optional<HostState> host_;
   Tensor own_weights_;  // with windows: this rank's shards of the weights; without offload, kept(State::parameter)

@@ -297,7 +297,7 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
                            std::span<const int32_t> bounds) {
   upload(tokens, targets, bounds, step_positions);
   TRIAD_CHECK(micro_steps_ == 0 || !lends_grads(),
-              "a second micro-step in a step of one, whose activations have the memory of gradients");
+              "a second micro-step in a step of train.accumulate_grad_batches 1: it would overwrite gradients");
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
   GradReducer* const sums = last || windows() ? reducer_.get() : nullptr;
   const auto work = [&] { forward_backward(first, sums); };

@@ -64,8 +64,8 @@ class TrainStep {
   // Queues forward and backward of tokens and targets [B*T], whole sequences also if ranks share them. The step's
   // gradient is that of the sum of losses divided by step_positions, the number of targets other than -1 in all ranks'
   // micro-steps, which may differ from step to step; 0 if the step has none. With several ranks a step has exactly
-  // train.accumulate_grad_batches micro-steps. bounds: of the documents in the B*T tokens (nsa/document_tables.h),
-  // needed if the step was built with most_documents.
+  // train.accumulate_grad_batches micro-steps, and with one rank at most one if this is 1. bounds: of the documents in
+  // the B*T tokens (nsa/document_tables.h), needed if the step was built with most_documents.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                   std::span<const int32_t> bounds = {});
   // Queues the update, which changes nothing if step_positions is 0. step: optimizer steps done before this one. stop:
@@ -84,12 +84,13 @@ class TrainStep {
   // From here on batches have the sequences of this stage; begin() does this too.
   void enter(const TrainStage&);
   // Runs a forward, with the attention of model.*, and returns the sum of the losses of one micro-batch of the current
-  // stage. Waits for the device. With dist.zero 3 all ranks call it.
+  // stage. Waits for the device. With dist.zero 3 all ranks call it. Not between micro_step() and update(): activations
+  // may have the memory of gradients.
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                   std::span<const int32_t> bounds = {});
 
   Model& model() { return model_; }
-  // Of the last micro-step or evaluation. The tensors of layers hold a forward's values until a backward.
+  // Of the last micro-step or evaluation. Backward overwrites the tensors of the layers.
   Activations& activations() { return form().act; }
   Optimizer& optimizer() { return optimizer_; }
   ContextGroup* context_group() { return group_ ? &*group_ : nullptr; }                  // null with dist.context 1

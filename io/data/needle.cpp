@@ -208,8 +208,8 @@ struct Needle {
   std::vector<std::vector<int32_t>> statements;
   std::vector<int32_t> prompt, answer;
 };
-// keys: as many as NeedleSizes says. any_name: of the task variables, the question names any variable of the chain, not
-// the last one.
+// keys: as many as NeedleSizes says. any_name: in the task variables, the question is about any name of the chain; else
+// about the last one.
 Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool any_name, Draws& draws) {
   Needle needle;
   const auto state = [&needle](std::vector<int32_t> statement, std::span<const int32_t> rest = {}) {

@@ -92,7 +92,7 @@ class Masters<uint16_t> {
         words[k] = __byte_perm(__float_as_uint(x[2 * k]), __float_as_uint(x[2 * k + 1]), 0x5410);  // the lower halves
       *reinterpret_cast<uint4*>(remainder_ + i) = make_uint4(words[0], words[1], words[2], words[3]);
     }
-    // Other threads may change other bits of the word. Of 2^16 masters about one is a tie, so bits rarely change.
+    // Other threads may change other bits of the word. Bits rarely change: of 2^17 masters about one has its bit set.
     const int64_t bit = first_tie_ + i;
     if (now != ties) atomicXor(ties_ + bit / TieBits::kPerWord, (now ^ ties) << bit % TieBits::kPerWord);
   }

@@ -64,7 +64,7 @@ TEST_CASE("split masters: every float that is no NaN survives, and its weight is
       wrong += is_nan(all[i]) ? !is_nan(joined[i]) : joined[i] != all[i] || weights[i].bits != nearest.bits;
     }
     CHECK(wrong == 0);
-    // Of equal elements, whether they are split together or apart changes no bit.
+    // Parts of the masters that are split one after the other get the same bits as all of them together.
     const Split apart(lab, n);
     for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{3, 11}, {0, 3}, {11, n}})
       split_master(lab.ctx(), apart.part(begin, end), master.slice(0, begin, end));

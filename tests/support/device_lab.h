@@ -11,7 +11,6 @@ namespace triad::test {
 
 using Floats = std::vector<float>;
 
-// Tensors on a device, from and to floats on the host.
 class Lab {
  public:
   explicit Lab(Device device) : rt_({.device = device, .arena_bytes = int64_t{64} << 20, .scratch_bytes = 1 << 20}) {}

@@ -157,6 +157,17 @@ TEST_CASE("fit: the recomputation has the fewest FLOPs of all that fit", "[fit]"
   CHECK(!fit_recompute(config("none"), Device::cuda(), all[0].first - 1));
 }
 
+TEST_CASE("fit: with norms of q and k, these are recomputed before any matrix product", "[fit]") {
+  const auto config = [](const std::string& recompute) {
+    return m7c({"model.n_layers=8", "model.qk_norm=true", "runtime.recompute=" + recompute});
+  };
+  const std::optional<RecomputeFit> fit =
+      fit_recompute(config("none"), Device::cuda(), plan_memory(config("0:3=pointwise"), Device::cuda()).peak_bytes());
+  REQUIRE(fit);
+  CHECK(fit->recompute == "0:3=pointwise");
+  CHECK(fit->replayed_share == 0);
+}
+
 TEST_CASE("fit: the settings are the cheapest of all that fit", "[fit]") {
   struct Tried {
     std::string recompute;
@@ -264,7 +275,8 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
     return fmt::format("{:.3f} GB", bytes / 1e9);
   };
   const std::string moments = "--set train.moments_dtype=bf16 ", grads = "--set train.grads_dtype=bf16 ",
-                    master = "--set train.master_dtype=none ";
+                    master = "--set train.master_dtype=none ",
+                    small = "; train.moments_dtype=bf16 train.grads_dtype=bf16 train.master_dtype=none";
   std::vector<std::string> parts = {
       "nothing fits in 24.000 GB: the least that this config needs on each of 2 ranks is ",
       need("--ranks 2") + ", with runtime.recompute=block train.micro_batch_size=1",
@@ -272,11 +284,12 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
       "train.moments_dtype=bf16: " + need("--ranks 2 " + moments),
       "train.grads_dtype=bf16: " + need("--ranks 2 " + grads),
       "train.master_dtype=none: " + need("--ranks 2 " + master),
-      "all three: " + need("--ranks 2 " + moments + grads + master),
+      small + ": " + need("--ranks 2 " + moments + grads + master),
       "16 ranks with dist.zero=3: " + need("--ranks 16") + ", which fits"};
   if (kBuiltWithCuda) {
     parts.push_back("runtime.offload=optimizer: " + need("--ranks 2 --set runtime.offload=optimizer"));
-    parts.push_back("all of these: " + need("--ranks 2 --set runtime.offload=optimizer " + moments + grads + master));
+    parts.push_back(small + " runtime.offload=optimizer: " +
+                    need("--ranks 2 --set runtime.offload=optimizer " + moments + grads + master));
   } else {
     CHECK(!has(outcome.output, "runtime.offload"));  // the state is on the host anyway
   }

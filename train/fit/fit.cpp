@@ -72,7 +72,7 @@ std::optional<Recomputed> cheapest_recompute(Config& config, int64_t bytes, cons
        {Family::block, Family::block_and_mlp, Family::mlp, Family::attention, Family::pointwise}) {
     if (family == Family::pointwise && !config.model.qk_norm) continue;
     const std::vector<Candidate> all = candidates(family, config, mix);
-    // FLOPs grow within a family. Before end: cheaper than the best so far. Before some: does not fit.
+    // FLOPs do not fall within a family. Before end: cheaper than the best so far. Before some: does not fit.
     const auto cheaper = [&](const Candidate& c) {
       return (!best || c.flops < best->candidate.flops) && (!worth || worth(c.text));
     };
@@ -196,7 +196,8 @@ std::optional<Settings> fit_settings(const Config& given, Device device, int64_t
                    [](const auto& a, const auto& b) { return a.least_cost < b.least_cost; });
 
   std::optional<Settings> best;
-  // By dist.zero: a micro-batch of which not even whole blocks recomputed fit; larger ones do not either.
+  // By dist.zero: a micro-batch of which not even whole blocks recomputed fit; larger ones do not either. The largest
+  // may need less if it is the only one of its step (model/lent_grads.h), but it costs the least, so it comes first.
   std::array<int64_t, 4> too_large;
   too_large.fill(sequences + 1);
   for (const auto& [zero, batch, least_cost] : choices) {
@@ -274,6 +275,7 @@ std::string least_need(const Config& given, Device device, int64_t bytes, Comm* 
       {"train.master_dtype=none", [](Config& c) { c.train.master_dtype = MasterDType::none; }, bf16},
   };
   Config small = given;
+  std::string together;  // the changes of `small`
   if (bf16)
     add("train.master_dtype=split",
         bytes_with([](Config& c) { c.train.master_dtype = MasterDType::split; }, least.config));
@@ -281,14 +283,15 @@ std::string least_need(const Config& given, Device device, int64_t bytes, Comm* 
     if (!possible) continue;
     add(what, bytes_with(change, least.config));
     change(small);
+    together += (together.empty() ? "" : " ") + std::string(what);
   }
-  if (bf16) add("all three", least_memory(small, device, comm, most_documents).bytes);
+  if (bf16) add(together, least_memory(small, device, comm, most_documents).bytes);
   // On the CPU the optimizer's state is on the host anyway, and Muon's is always on the device.
   if (device.is_cuda() && given.train.optimizer == OptimizerKind::adamw) {
     const auto offload = [](Config& c) { c.runtime.offload = Offload::optimizer; };
     add("runtime.offload=optimizer", bytes_with(offload, least.config));
     offload(small);
-    add("all of these", least_memory(small, device, comm, most_documents).bytes);
+    add(together + " runtime.offload=optimizer", least_memory(small, device, comm, most_documents).bytes);
   }
   for (int64_t more = 2; more <= kMostRanks; more *= 2) {
     if (more <= ranks || more % given.dist.replicas != 0 || more % given.dist.context != 0) continue;

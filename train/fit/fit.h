@@ -19,8 +19,8 @@ struct BatchFit {
 std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
 
 // The value of runtime.recompute that recomputes the fewest FLOPs of all whose peak memory fits into `bytes`, with all
-// other keys unchanged; nullopt if even recomputing every block does not fit. Expects that the more layers
-// recompute a stage, the less memory is needed.
+// other keys unchanged (`pointwise`, which recomputes none, for the fewest layers); nullopt if even recomputing every
+// block does not fit. Expects that the more layers recompute a stage, the less memory is needed.
 struct RecomputeFit {
   std::string recompute;
   double replayed_share;  // recomputed FLOPs as a fraction of a step's FLOPs without recomputation
@@ -57,8 +57,8 @@ std::string arguments_of(const Settings&, int64_t ranks);
 // fit_settings.
 std::string fit_advice(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
 
-// For settings that do not fit into `bytes`: the least memory that the config needs, and what would need less: state
-// and gradients in bf16, state on the host, more ranks. A part of a sentence.
+// For settings that do not fit into `bytes`: the least memory that the config needs, and what would need less: split
+// masters, state and gradients in bf16, state on the host, more ranks. A part of a sentence.
 std::string least_need(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
 
 }  // namespace triad

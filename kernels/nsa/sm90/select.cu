@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kListThreads)
   if (tile.w != 0) list[to] = tile;
 }
 
-// The tokens of a tile whose lists a warp writes together.
+// The number of tokens whose lists a warp writes together.
 constexpr int listed_at_once(int64_t tile_tokens) {
   return static_cast<int>(tile_tokens / kWarps < 4 ? tile_tokens / kWarps : 4);
 }
@@ -238,7 +238,7 @@ struct Plan {
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
-// Whether the kernel has an instance for tiles with more tokens than usual, and so many columns a turn (run()).
+// Whether run() has an instance for tiles of more tokens than usual and this number of columns per turn.
 bool has_wide_instance(int64_t panels, int64_t tokens, int64_t columns) {
   if (tokens == 16) return columns == 128;
   return columns == 32 || columns == 64 || (panels == 2 && columns == 128);

@@ -11,8 +11,8 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 32;
-// The number of tokens per tile, for groups of any size: as many as leave room for the queries of three CTAs per SM. A
-// tile of a small group has up to kMaxTokens, because every tile reads all keys of its group from L2.
+// The usual number of tokens per tile: as many as leave room for the queries of three CTAs per SM, for groups of any
+// size. Tiles of small groups have up to kMaxTokens: fewer tiles then read all keys of the group from L2.
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // tokens per work item, for tokens that need no scores
@@ -187,7 +187,7 @@ __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& 
 }
 
 // Adds the probabilities 2^(product * scale - lse) of a turn's heads to the sums of this lane, [eight tokens][key,
-// token]. The product's first column is of the tokens 8 kFrom ...
+// token]. kFrom: which eight of a head's tokens are the product's first columns.
 template <int kFrom, int kEights, int kN>
 __device__ __forceinline__ void add_probabilities(float (&sum)[kEights][4], const float (&product)[kN][4],
                                                   const float4* shifts, float scale) {
@@ -254,7 +254,7 @@ template <int kPanels, int kTokens, int kColumns>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, unsigned char* key_buffers,
                                            float* scores, float (&ends)[kWarps][kMaxTokens], int steps) {
-  // A product of kFirst columns begins with the first tokens of a head, and the next one with the tokens 8 kSecondFrom.
+  // A turn's first product begins with the first tokens of a head, its second one with the tokens 8 * kSecondFrom on.
   constexpr int kEights = kTokens / 8, kFirst = kFirstOf<kColumns>, kSecondFrom = kFirst / 8 % kEights;
   static_assert(kColumns % kTokens == 0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -160,7 +160,14 @@ TEST_CASE("state dtypes: split masters give the bits of fp32 masters on two rank
   CHECK(train_two(muon + kSplit + "--set dist.zero=1") == with_muon);
   CHECK(train_two(muon + kSplit + "--set dist.zero=2") == with_muon);
   // With whole weights on no rank, masters are split only on the host.
-  CHECK(train_two(kSplit + "--set dist.zero=3 --set runtime.offload=optimizer") == with_adamw);
+  const char* saves_nothing = "train.master_dtype split saves nothing with dist.zero 3";
+  const std::string windows = keys + kSplit + "--set dist.zero=3 ";
+  const Outcome whole = run_ranks(2, train_args(folder.file("whole"), windows)),
+                on_host = run_ranks(2, train_args(folder.file("host"), windows + "--set runtime.offload=optimizer"));
+  CHECK(tensor_bytes(tensors_path(folder.file("whole"))) == with_adamw);
+  CHECK(tensor_bytes(tensors_path(folder.file("host"))) == with_adamw);
+  CHECK(has(whole.output, saves_nothing));
+  CHECK_FALSE(has(on_host.output, saves_nothing));
 }
 
 TEST_CASE("state dtypes: runs with small state repeat and resume to the bit, and learn", "[train]") {

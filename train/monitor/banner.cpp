@@ -123,6 +123,9 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
                             counted(cores, "CPU core")));
   if (!c.model.has_nsa() && !c.model.dense_layers.empty())
     add("note", fmt::format("model.dense_layers {} has no effect: model.attention is dense", c.model.dense_layers));
+  if (c.train.master_dtype == MasterDType::split && has_weight_windows(c, comm.world()) &&
+      c.runtime.offload != Offload::optimizer)
+    add("note", "train.master_dtype split saves nothing with dist.zero 3, unless runtime.offload is optimizer");
   if (c.runtime.cuda_graph && !device.is_cuda()) add("note", "runtime.cuda_graph has no effect on the CPU");
   if (c.runtime.cuda_graph && device.is_cuda() && has_grad_windows(c, comm.world()))
     add("note", "runtime.cuda_graph has no effect with dist.zero 2 or 3, or with train.grads_dtype bf16");

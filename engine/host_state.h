@@ -2,7 +2,7 @@
 // device's memory (an optimizer's moments and master weights). A piece is copied to a staging slot on the device, the
 // work on it is queued, and the result is copied back:
 //
-//   HostState state(ctx, arena, {.kinds = {DType::f32, DType::f32}, .elements = n});
+//   HostState state(ctx, arena, {.kinds = {DType::f32, DType::f32}, .elements = n});  // two tensors [n]
 //   state.update(ctx, 0, n, [&](std::span<const Tensor> piece, int64_t begin, int64_t end) {
 //     adamw(ctx, ..., piece[0], piece[1], grads.slice(0, begin, end), ...);
 //   });
@@ -27,8 +27,8 @@ namespace triad {
 
 class HostState {
  public:
-  // A tensor of the state: its dtype, and its values for each element. Its shape is [elements] if the width is 1, else
-  // [elements, width].
+  // A tensor of the state: its dtype, and how many values it has for each element (width). Its shape is [elements] if
+  // the width is 1, else [elements, width].
   struct Kind {
     DType dtype;
     int64_t width;

@@ -55,9 +55,9 @@ class ContextGroup {
   // Calls work(), which records a graph of this rank's work with its exchanges, if can_record().
   void record(const std::function<void()>& work) { comm_.record(work); }
   bool can_record() const { return comm_.can_record(); }
-  // Queues a recorded graph on ctx.stream by calling launch(). The graph begins when all earlier collectives of the run
-  // have ended, and later ones begin after its end: kernels of two collectives, which wait for other ranks, must not
-  // compete for SMs.
+  // Queues a recorded graph on ctx.stream by calling launch(). It begins when all earlier collectives of the run have
+  // ended, and later ones begin after its end. Two at once could wait forever: a collective's kernel holds SMs until
+  // the other ranks' kernels run, and there the other collective may hold them.
   void launch(Context&, const std::function<void()>& launch);
 
   // Measures the exchanges that begin from now on (exchange_meter.h); null: none.

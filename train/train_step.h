@@ -97,7 +97,7 @@ class TrainStep {
   const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
   // The ranks among which the parameters are divided; null if each rank has all.
   Comm* shards() { return sharded() ? &groups_->replica : nullptr; }
-  // Destroys the recorded graphs. Call it before Comm::finish(): NCCL waits for the end of graphs that hold exchanges.
+  // Destroys the recorded graphs. Call it before Comm::finish(), in which NCCL waits while a graph holds exchanges.
   void forget_graphs();
   Runtime& runtime() { return runtime_; }
   const GradLedger& ledger() const { return ledger_; }

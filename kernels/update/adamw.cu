@@ -1,10 +1,10 @@
-// AdamW on the GPU in one pass, bound by memory: for each parameter in f32 16 bytes read (param, m, v, grad) and 14
-// written (2 of them the bf16 weight); with split masters 16 (weight, remainder and a tie bit instead of param) and 12;
-// with everything in bf16 8 and 6. A thread updates 8 adjacent parameters: in f32
-// two 16-byte loads of each of four arrays are 128 bytes in flight, and the weights are one 16-byte store. The random
-// bits of 8 bf16 values are one block of the generator, so a thread draws at most three. Every thread computes the clip
-// factor from the norm in device memory, so no other kernel is needed and the host need not wait. If the norm is not
-// finite, no thread writes.
+// AdamW on the GPU in one pass, bound by memory. For each parameter it reads and writes, in bytes: in f32 16 (param, m,
+// v, grad) and 14 (2 of them the bf16 weight); with split masters 16 (weight, remainder and a tie bit instead of param)
+// and 12; with everything in bf16 8 and 6. A thread updates 8 adjacent parameters: in f32 two 16-byte loads of each of
+// four arrays are 128 bytes in flight, and the weights are one 16-byte store. The random bits of 8 bf16 values are one
+// block of the generator, so a thread draws at most three blocks. Every thread computes the clip factor from the norm
+// in device memory, so no other kernel is needed and the host need not wait. If the norm is not finite, no thread
+// writes.
 #include <cmath>
 
 #include "kernels/update/adamw.h"

@@ -54,7 +54,7 @@ void apply_cpu(Context& ctx, const MuonTensors& t, ConstTensor update, const Muo
     StoredMaster<P> param(t.param, t.weights, t.ties, o);
     for (int64_t j = 0; j < piece.count; ++j) {
       const int64_t i = piece.element - o.first_element + j;
-      // Left to itself, a compiler fuses either product, and not the same one for each type of masters.
+      // An explicit fma, since a compiler would fuse one of the two products, not the same for each type of master.
       const A step = step_size * static_cast<A>(update.ptr<U>()[piece.at + j]);
       const A new_p = std::fma(static_cast<A>(param.get(i)), decay, -step);
       param.set(i, new_p);

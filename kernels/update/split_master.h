@@ -24,9 +24,9 @@ constexpr uint32_t join_bits(uint16_t weight, uint16_t remainder, bool tie) {
   return ((uint32_t{weight} + (tie ? 1u : 0u)) << 16) + extended;
 }
 
-// The tie bits of masters. words [any] i32: their bit 32 w + k is bit k of word w. Master i has the bit first + i.
+// The tie bits of consecutive masters, 32 in a word: that of master i is bit (first + i) % 32 of word (first + i) / 32.
 struct TieBits {
-  Tensor words;
+  Tensor words;  // [any] i32
   int64_t first = 0;
   static constexpr int64_t kPerWord = 32;
   static int64_t words_for(int64_t masters) { return (masters + kPerWord - 1) / kPerWord; }

@@ -1,6 +1,6 @@
 // Access on the CPU to an update's part of the flat buffers: StoredState for a moment, StoredMaster for parameters and
-// the weights that follow from them. Values are read as they are stored; bf16 is rounded stochastically when it is
-// written (AdamW and Muon draw the same random bits).
+// the weights that follow from them. Values are read as they are stored. A bf16 value is rounded stochastically when it
+// is written, for Muon with the random numbers of AdamW's streams too (adamw_stream).
 #pragma once
 #include <atomic>
 #include <bit>

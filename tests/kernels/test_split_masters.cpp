@@ -30,7 +30,7 @@ struct Split {
   }
 };
 
-// Floats of which about one in three is halfway between two bf16 values.
+// Normal random numbers, every third of them moved halfway between two bf16 values.
 Floats often_halfway(int64_t n, uint64_t stream) {
   Floats x = normal(n, stream);
   for (size_t i = 0; i < x.size(); ++i)

@@ -212,8 +212,8 @@ TEST_CASE("watchdog: a sleeping rank is hung, its dump names the op, and waiting
   CHECK(has(asleep["at"], "within " + sleeping_op(dump)));
   CHECK(has(dump, "rank 1 of 2"));
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
-  // The dump shows where the main thread is, its callers, and the other threads. The thread sleeps, or it has just
-  // woken to see whether the file that makes it sleep is still there.
+  // The dump shows where the main thread is, its callers, and the other threads. The main thread sleeps until a file is
+  // gone: it is in nanosleep(), or it has just woken and looks for the file with access().
   CHECK((has(dump, "nanosleep") || has(dump, "#0  access")));
   CHECK(has(dump, "Trainer::run_steps"));
   CHECK(has(dump, "\"watchdog\""));

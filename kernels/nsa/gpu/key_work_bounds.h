@@ -1,5 +1,5 @@
-// PiecePlan: how the backward of the selected branch cuts the work of dk and dv into pieces. KeyWorkBounds: how many
-// pieces and slots of partial sums there are at most. Without CUDA, so that tests check the bounds on the CPU.
+// The backward of the selected branch computes dk and dv of a block from the tokens that list it, cut into pieces.
+// PiecePlan: how they are cut. KeyWorkBounds: the most pieces and partial sums. No CUDA: CPU tests check the bounds.
 #pragma once
 #include <algorithm>
 #include <cstdint>

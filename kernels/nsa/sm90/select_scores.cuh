@@ -11,8 +11,8 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 32;
-// The usual number of tokens per tile: as many as leave room for the queries of three CTAs per SM, for groups of any
-// size. Tiles of small groups have up to kMaxTokens: fewer tiles then read all keys of the group from L2.
+// Tokens per tile for kPanels = dk / 64, unless the group is small: three CTAs' queries fit on an SM at any group size.
+// Tiles of small groups have up to kMaxTokens, because fewer tiles then read all keys of the group from L2.
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // tokens per work item, for tokens that need no scores

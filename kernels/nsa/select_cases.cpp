@@ -73,6 +73,8 @@ std::vector<OpCase> select_cases() {
       select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6}),
       gpu_sized(select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5})),
       // small groups at dk 128; wide tiles, the last case with columns that no head uses
+      select_case("1333_dk128_G1", 1, 1333, 2, 2, 128, {32, 16, 64, 8}),
+      select_case("2x700_dk128_G2_l'32", 2, 700, 4, 2, 128, {32, 16, 32, 6}),
       gpu_sized(select_case("1333_dk128_G4", 1, 1333, 8, 2, 128, {32, 16, 64, 8})),
       gpu_sized(select_case("2x700_dk128_G8_l'32", 2, 700, 16, 2, 128, {32, 16, 32, 6})),
       gpu_sized(select_case("1333_dk128_G6", 1, 1333, 12, 2, 128, {32, 16, 64, 8})),

@@ -238,15 +238,19 @@ struct Plan {
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
-// Whether run() has an instance for tiles of more tokens than usual and this number of columns per turn.
-bool has_wide_instance(int64_t panels, int64_t columns) { return panels == 1 ? columns <= 64 : columns == 128; }
+// Whether run() has an instance for tiles of this many tokens, more than usual, and this number of columns per turn.
+bool has_wide_instance(int64_t panels, int64_t tokens, int64_t columns) {
+  if (panels == 1) return columns <= 64;
+  return tokens == kMaxTokens || columns == 128;
+}
 // The tokens of a tile for rows that are not packed. The more tokens, the less often are the keys read from L2. Groups
-// of 1 or 2 heads of 64, and of 5 to 8 heads of 128, have wide tiles.
+// of 1 or 2 heads of 64, and of 1 to 8 heads of 128, have wide tiles.
 int64_t tile_tokens(int64_t panels, int64_t heads, const SelectOptions& o, int64_t first_query) {
   const int64_t usual = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
   if (o.l_sel % kMaxTokens != 0 || first_query % kMaxTokens != 0) return usual;
   if (panels == 1 && heads <= 2) return kMaxTokens;
-  return panels == 2 && heads > 4 && heads <= 8 ? 16 : usual;
+  if (panels == 2 && heads <= 8) return heads <= 4 ? kMaxTokens : 16;
+  return usual;
 }
 
 // queries: tokens that have queries, of those up to number `tokens`.
@@ -260,7 +264,7 @@ Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, 
   p.tokens = packed ? usual : tile_tokens(panels, heads, o, tokens - queries);
   // Chooses the number of columns per turn that needs the least padding; if equal, the one with the fewest turns.
   for (const int64_t columns : {32, 64, 96, 128}) {
-    if (p.tokens != usual && !has_wide_instance(panels, columns)) continue;
+    if (p.tokens != usual && !has_wide_instance(panels, p.tokens, columns)) continue;
     const int64_t all = align_up(heads * p.tokens, columns);
     if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
   }
@@ -293,16 +297,9 @@ void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
               : queue(select_sm90_kernel<kPanels, kTokens, kColumns, false, false>);
 }
 
-template <int kPanels>
+template <int kPanels, int kTokens>
 void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
-  const int64_t columns = p.columns / p.turns;
-  if (p.tokens != kTokensOf<kPanels>) {
-    if constexpr (kPanels == 1)
-      return columns == 32 ? run<1, 32, 32>(ctx, a, p, ctas) : run<1, 32, 64>(ctx, a, p, ctas);
-    if constexpr (kPanels == 2) return run<2, 16, 128>(ctx, a, p, ctas);
-  }
-  constexpr int kTokens = kTokensOf<kPanels>;
-  switch (columns) {
+  switch (p.columns / p.turns) {
     case 32:
       return run<kPanels, kTokens, 32>(ctx, a, p, ctas);
     case 64:
@@ -312,6 +309,17 @@ void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
     default:
       return run<kPanels, kTokens, 128>(ctx, a, p, ctas);
   }
+}
+
+template <int kPanels>
+void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
+  if (p.tokens != kTokensOf<kPanels>) {
+    if constexpr (kPanels == 1)
+      return p.columns / p.turns == 32 ? run<1, 32, 32>(ctx, a, p, ctas) : run<1, 32, 64>(ctx, a, p, ctas);
+    if constexpr (kPanels == 2)
+      return p.tokens == 16 ? run<2, 16, 128>(ctx, a, p, ctas) : run<2, kMaxTokens>(ctx, a, p, ctas);
+  }
+  run<kPanels, kTokensOf<kPanels>>(ctx, a, p, ctas);
 }
 
 void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,

@@ -10,8 +10,12 @@
 // stores both by TMA. TMA reads zeros outside the tensors and does not write there, so S and K need not be multiples of
 // the tile's sizes. The addend is read from global memory, two elements at a time.
 //
+// Iterations launch these kernels directly after each other, and one fills every SM, so its launch and its barriers are
+// prepared while the previous kernel ends (common/launch_pdl.cuh).
+//
 // Bound: the tensor cores, and L2, since a tile off the diagonal needs 64 bytes per cycle at their full rate.
 #include "kernels/common/bthd.cuh"
+#include "kernels/common/launch_pdl.cuh"
 #include "kernels/hopper/tma.cuh"
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/update/symmetric_product.h"
@@ -133,7 +137,7 @@ __device__ __forceinline__ void load_addend(uint32_t (&pairs)[kSums][2], const A
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
       const int c = column + 8 * j + lane % 4 * 2;
-      pairs[j][i] = r < side && c < side ? __ldg(reinterpret_cast<const uint32_t*>(from + c)) : 0;
+      pairs[j][i] = r < side && c < side ? *reinterpret_cast<const uint32_t*>(from + c) : 0;
     }
   }
 }
@@ -213,6 +217,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_done();
   }
   __syncthreads();
+  pdl_wait();
+  pdl_trigger();
   if (threadIdx.x / kWarpgroup == kConsumers) {
     decrease_registers<40>();
     if (threadIdx.x % kWarpgroup == 0) produce<kTrans>(s, maps, tiles);
@@ -236,10 +242,10 @@ void run(Context& ctx, const Tensor& d, const ConstTensor& x, double alpha, cons
   const SymmetricTiles tiles{static_cast<int>(count), static_cast<int>(of_matrix),
                              static_cast<int>(ceil_div(x.size(kTrans ? 1 : 2), kTileK))};
   const SymmetricMaps maps{matrices_map(x, kTrans ? kTileK : kTile), matrices_map(d, kBoxRows)};
-  launch(ctx, "symmetric_product", symmetric_product_kernel<kTrans, kAddend>,
-         dim3(std::min<int64_t>(ctx.num_sms, count)), dim3(kThreads), sizeof(Shared), maps, tiles,
-         static_cast<float>(alpha),
-         Addend{kAddend ? addend.ptr<__nv_bfloat16>() : nullptr, static_cast<int>(d.size(1))});
+  launch_pdl(ctx, "symmetric_product", symmetric_product_kernel<kTrans, kAddend>,
+             dim3(std::min<int64_t>(ctx.num_sms, count)), dim3(kThreads), sizeof(Shared), maps, tiles,
+             static_cast<float>(alpha),
+             Addend{kAddend ? addend.ptr<__nv_bfloat16>() : nullptr, static_cast<int>(d.size(1))});
 }
 
 }  // namespace

@@ -173,14 +173,16 @@ __device__ __forceinline__ void store_rows(const float (&d)[kSums][4], Shared& s
   }
   fence_async_proxy();
   named_barrier_sync<kWarpgroup>(1 + group);
-  if (!stores) return;
+  if (stores) {
 #pragma unroll
-  for (int p = 0; p < kPanels; ++p) {
-    store_box(map, s.rows[group] + p * kPanelBytes, at.column + p * kPanel, row, 0, at.matrix);
-    if (!at.on_diagonal())
-      store_box(map, s.mirrored[group] + p * kPanelBytes, row, at.column + p * kPanel, 0, at.matrix);
+    for (int p = 0; p < kPanels; ++p) {
+      store_box(map, s.rows[group] + p * kPanelBytes, at.column + p * kPanel, row, 0, at.matrix);
+      if (!at.on_diagonal())
+        store_box(map, s.mirrored[group] + p * kPanelBytes, row, at.column + p * kPanel, 0, at.matrix);
+    }
+    bulk_commit();
   }
-  bulk_commit();
+  __syncwarp();
 }
 
 // A consumer warpgroup: multiplies every second tile of this CTA and stores it.

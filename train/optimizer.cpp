@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/fork_join.h"
 #include "kernels/ops/cast.h"
 #include "train/schedule.h"
 
@@ -221,26 +222,39 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
                        .grad_clip = c.grad_clip,
                        .step = step + 1,
                        .seed = static_cast<uint64_t>(c.seed)};
-  const auto update = [&](size_t i, const ElementRange& range, double weight_decay) {
+  const auto update = [&](Context& on, size_t i, const ElementRange& range, double weight_decay) {
     options.weight_decay = weight_decay;
-    for_each_piece(ctx, parts_[i], range, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
+    for_each_piece(on, parts_[i], range, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
       const auto& [parameter, exp_avg, exp_avg_sq] = states;
       const Tensor weights = weights_of(parts_[i], elements);
       const bool rounds = weights.dtype != parameter.dtype;  // else the parameters are the weights, or a copy of them
       options.first_element = elements.begin;
-      adamw(ctx, parameter, rounds ? weights : Tensor{}, exp_avg, exp_avg_sq, Parts::of(sums, grad_parts[i], elements),
+      adamw(on, parameter, rounds ? weights : Tensor{}, exp_avg, exp_avg_sq, Parts::of(sums, grad_parts[i], elements),
             grad_norm_squared, options, ties_of(parts_[i], elements));
-      if (!rounds && weights.data != parameter.data) copy(ctx, weights, parameter);
+      if (!rounds && weights.data != parameter.data) copy(on, weights, parameter);
     });
   };
-  options.weight_decay = c.weight_decay;
-  if (matrices_.size() > 0) update_matrices(ctx, scope, sums, grad_parts, grad_norm_squared, options);
   // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
-  for (size_t i = parts_.count(); i-- > 0;) {
-    for_each_of_adamw(scope, parts_[i].elements,
-                      [&](const ElementRange& range, bool decays) { update(i, range, decays ? c.weight_decay : 0); });
-    if (gather_) gather_->updated(static_cast<int64_t>(i));
+  const auto update_by_adamw = [&](Context& on) {
+    for (size_t i = parts_.count(); i-- > 0;) {
+      for_each_of_adamw(scope, parts_[i].elements, [&](const ElementRange& range, bool decays) {
+        update(on, i, range, decays ? c.weight_decay : 0);
+      });
+      if (gather_) gather_->updated(static_cast<int64_t>(i));
+    }
+  };
+  // AdamW is bound by memory and has many small CTAs, which fill the SMs that the last wave of each of Muon's products
+  // leaves free. With shards the weights that it updates are gathered after it, in the order of ctx.stream.
+  std::optional<ForkJoin> adamw_apart;
+  if (matrices_.size() > 0) {
+    if (!gather_) adamw_apart.emplace(ctx, 0, update_by_adamw);
+    options.weight_decay = c.weight_decay;
+    update_matrices(ctx, scope, sums, grad_parts, grad_norm_squared, options);
   }
+  if (adamw_apart)
+    adamw_apart->join();
+  else
+    update_by_adamw(ctx);
 }
 
 void Optimizer::update_matrices(Context& ctx, Update& scope, Tensor sums, const Parts& grad_parts,

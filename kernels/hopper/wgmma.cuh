@@ -103,6 +103,7 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
 #define TRIAD_REGISTERS_128 TRIAD_WGMMA_REGISTERS(128, TRIAD_TEXT_64, 64, 65, 66, 67, 68, 69, 70, 71)
 #define TRIAD_SHARED_32 TRIAD_WGMMA_SHARED(32, TRIAD_TEXT_16, 16, 17, 18, 19, 20, 21)
 #define TRIAD_SHARED_64 TRIAD_WGMMA_SHARED(64, TRIAD_TEXT_32, 32, 33, 34, 35, 36, 37)
+#define TRIAD_SHARED_128 TRIAD_WGMMA_SHARED(128, TRIAD_TEXT_64, 64, 65, 66, 67, 68, 69)
 #define TRIAD_SHARED_192 TRIAD_WGMMA_SHARED(192, TRIAD_TEXT_96, 96, 97, 98, 99, 100, 101)
 #define TRIAD_IN_REGISTERS(add) \
   "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescriptorHigh), add, "n"(kB == Major::mn)
@@ -158,9 +159,11 @@ __device__ __forceinline__ void wgmma(float (&d)[kJ][4], uint32_t a, uint32_t b)
 }
 template <Major kA, Major kB, int kJ>
 __device__ __forceinline__ void wgmma(float (&d)[kJ][4], uint32_t a, uint32_t b, bool add) {
-  static_assert(kJ == 8 || kJ == 24, "this width is not instantiated");
+  static_assert(kJ == 8 || kJ == 16 || kJ == 24, "this width is not instantiated");
   if constexpr (kJ == 8)
     TRIAD_ISSUE(SHARED, 64, 8, "+f", "r"(static_cast<int>(add)));
+  else if constexpr (kJ == 16)
+    TRIAD_ISSUE(SHARED, 128, 16, "+f", "r"(static_cast<int>(add)));
   else
     TRIAD_ISSUE(SHARED, 192, 24, "+f", "r"(static_cast<int>(add)));
 }
@@ -205,6 +208,7 @@ __device__ __forceinline__ void wgmma_add_and_sum(float (&d)[8][4], float (&sums
 #undef TRIAD_REGISTERS_128
 #undef TRIAD_SHARED_32
 #undef TRIAD_SHARED_64
+#undef TRIAD_SHARED_128
 #undef TRIAD_SHARED_192
 #undef TRIAD_IN_REGISTERS
 #undef TRIAD_IN_SHARED

@@ -4,7 +4,8 @@
 // factors a, b, c of the polynomial (NewtonSchulz) are therefore moved into those of the products: instead of X_k, the
 // matrix after k of the 5 iterations, the code has Z = a^(5-k) X_k, and an iteration is
 //   A = a^(-2(5-k)) Z Z^T = X_k X_k^T,  P = A + (c/b) A A,  next Z = Z + (b/a) P Z.
-// The last Z is X_5. The first is a^5 = 485 times as large as X_0, which changes no relative rounding error.
+// The last Z is X_5. The first is a^5 = 485 times as large as X_0, which changes no relative rounding error. A and P
+// are symmetric (A A = A A^T), so their products need half of the work (symmetric_product.h).
 #include "kernels/update/newton_schulz.h"
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "engine/op_scope.h"
 #include "kernels/common/parallel.h"
 #include "kernels/ops/matmul.h"
+#include "kernels/update/symmetric_product.h"
 
 namespace triad {
 
@@ -74,8 +76,8 @@ void newton_schulz(Context& ctx, Tensor x) {
   Tensor from = other, to = x;
   normalize(ctx, from, x, std::pow(N::kA, N::kIterations));
   for (int left = N::kIterations; left > 0; --left) {
-    matmul_batched(ctx, square, from, from, {.trans_a = tall, .trans_b = !tall, .alpha = std::pow(N::kA, -2 * left)});
-    matmul_batched(ctx, polynomial, square, square, {.alpha = N::kC / N::kB}, square);
+    symmetric_product(ctx, square, from, {.trans = tall, .alpha = std::pow(N::kA, -2 * left)});
+    symmetric_product(ctx, polynomial, square, {.alpha = N::kC / N::kB}, square);
     if (tall)
       matmul_batched(ctx, to, from, polynomial, {.alpha = N::kB / N::kA}, from);
     else

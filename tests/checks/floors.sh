@@ -40,8 +40,11 @@ declare -A rooms=(
   [library]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/library/")
 for room in "${!rooms[@]}"; do
   files=$(sources "$k/$room" -maxdepth 1)
-  # Hopper kernels of ordinary ops are in ops/, in files whose names end in _sm90.
-  [ "$room" != ops ] || { check "$k/ops (Hopper)" "${rooms[ops]}|$k/hopper/" "$(grep _sm90 <<<"$files")"; files=$(grep -v _sm90 <<<"$files"); }
+  # Hopper kernels of ops/ and update/ are in files whose names end in _sm90.
+  case $room in ops | update)
+    check "$k/$room (Hopper)" "${rooms[$room]}|$k/hopper/" "$(grep _sm90 <<<"$files")"
+    files=$(grep -v _sm90 <<<"$files") ;;
+  esac
   check "$k/$room" "${rooms[$room]}" "$files"
 done
 unknown=$(sources $k | xargs -n1 dirname | sort -u | sed "s#^$k/##" | grep -vxE "$(IFS='|'; echo "${!rooms[*]}")")

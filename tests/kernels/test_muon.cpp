@@ -9,6 +9,7 @@
 #include "kernels/ops/cast.h"
 #include "kernels/update/muon.h"
 #include "kernels/update/newton_schulz.h"
+#include "kernels/update/symmetric_product.h"
 #include "tests/support/muon_reference.h"
 #include "tests/support/test.h"
 
@@ -26,7 +27,11 @@ std::vector<double> normal(int64_t n, uint64_t stream) {
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    if (std::isnan(difference)) return HUGE_VAL;  // std::max() would ignore it
+    largest = std::max(largest, difference);
+  }
   return largest;
 }
 
@@ -69,6 +74,41 @@ class Lab {
 };
 
 }  // namespace
+
+TEST_CASE("formula: the symmetric product is that of each matrix with its transpose, times alpha, plus the addend",
+          "[formulas]") {
+  const int64_t n = 3, side = 5, depth = 7;
+  const std::vector<double> x = normal(n * side * depth, 8), one = normal(n * side * side, 9);
+  std::vector<double> addend(one.size());  // symmetric
+  for (int64_t m = 0; m < n; ++m)
+    for (int64_t i = 0; i < side; ++i)
+      for (int64_t j = 0; j < side; ++j)
+        addend[static_cast<size_t>((m * side + i) * side + j)] =
+            one[static_cast<size_t>((m * side + std::min(i, j)) * side + std::max(i, j))];
+  for (const bool trans : {false, true})
+    for (const bool added : {false, true}) {
+      INFO("trans " << trans << ", addend " << added);
+      std::vector<double> want;
+      for (int64_t m = 0; m < n; ++m)
+        for (int64_t i = 0; i < side; ++i)
+          for (int64_t j = 0; j < side; ++j) {
+            double sum = 0;
+            for (int64_t k = 0; k < depth; ++k) {
+              const auto at = [&](int64_t of) {
+                return x[static_cast<size_t>(m * side * depth + (trans ? k * side + of : of * depth + k))];
+              };
+              sum += at(i) * at(j);
+            }
+            want.push_back(-0.5 * sum + (added ? addend[want.size()] : 0));
+          }
+      Lab lab(Device::cpu());
+      const Tensor d = lab.from(one, DType::f64, {n, side, side});
+      symmetric_product(lab.ctx(), d, lab.from(x, DType::f64, trans ? Shape{n, depth, side} : Shape{n, side, depth}),
+                        {.trans = trans, .alpha = -0.5},
+                        added ? lab.from(addend, DType::f64, {n, side, side}) : Tensor{});
+      CHECK(largest_difference(lab.values(d), want) < 1e-12);
+    }
+}
 
 TEST_CASE("formula: Newton-Schulz iterates the polynomial, for wide, tall and square matrices", "[formulas]") {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{5, 9}, {9, 5}, {7, 7}, {1, 4}, {40, 700}}) {

@@ -32,6 +32,7 @@ template <class Shape>
 struct Item {
   static constexpr int kPanels = Shape::kPanels, kPanelUnits = Shape::kPanelBytes >> 4;
   float s[kBlockKeys / 8][4], o[kPanels][8][4], row_max[2], sum[2];
+  float keep[2], weight[2];  // set by merge_sums(): the factors of the row's earlier sums and of this item's
   uint32_t p[kBlockKeys / 16][4];
 
   // s = q k^T. q: the address that this lane passes to ldmatrix for the first 16 columns of its row. k: the descriptor
@@ -100,9 +101,8 @@ struct Item {
 #pragma unroll
     for (auto& panel : o) pin(panel);
   }
-  // Adds the item to the sums of rows[0] and rows[1] of the tile; a negative number is no row.
-  __device__ __forceinline__ void merge(typename Shape::Shared& shared, const int (&rows)[2]) const {
-    float keep[2], weight[2];
+  // Merges the item's row_max and sum into those of rows[0] and rows[1] of the tile; a negative number is no row.
+  __device__ __forceinline__ void merge_sums(typename Shape::Shared& shared, const int (&rows)[2]) {
     float2 merged[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -115,26 +115,28 @@ struct Item {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (rows[i] >= 0 && threadIdx.x % 4 == 0) shared.sums[rows[i]] = merged[i];
+  }
+  // After merge_sums: merges half kHalf of the columns of o into that of the rows.
+  template <int kHalf>
+  __device__ __forceinline__ void merge_half(typename Shape::Shared& shared, const int (&rows)[2]) const {
+    constexpr int kGroups = Shape::kD / 32;
+    float4 x[2][kGroups];
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      constexpr int kGroups = kPanel / 16;
-      float4 x[2][kGroups];
+    for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+      for (int m = 0; m < kGroups; ++m)
+        x[i][m] = rows[i] >= 0 ? *Shape::o_at(shared, rows[i], kHalf * kGroups + m) : make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int m = 0; m < kGroups; ++m)
-          x[i][m] = rows[i] >= 0 ? *Shape::o_at(shared, rows[i], panel * kGroups + m) : make_float4(0, 0, 0, 0);
+    for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int m = 0; m < kGroups; ++m) {
-          const float(&low)[4] = o[panel][2 * m], (&high)[4] = o[panel][2 * m + 1];
-          const float4 y = {
-              fmaf(x[i][m].x, keep[i], low[2 * i] * weight[i]), fmaf(x[i][m].y, keep[i], low[2 * i + 1] * weight[i]),
-              fmaf(x[i][m].z, keep[i], high[2 * i] * weight[i]), fmaf(x[i][m].w, keep[i], high[2 * i + 1] * weight[i])};
-          if (rows[i] >= 0) *Shape::o_at(shared, rows[i], panel * kGroups + m) = y;
-        }
-    }
+      for (int m = 0; m < kGroups; ++m) {
+        const int j = 2 * (kHalf * kGroups + m);
+        const float(&low)[4] = o[j / 8][j % 8], (&high)[4] = o[j / 8][j % 8 + 1];
+        const float4 y = {
+            fmaf(x[i][m].x, keep[i], low[2 * i] * weight[i]), fmaf(x[i][m].y, keep[i], low[2 * i + 1] * weight[i]),
+            fmaf(x[i][m].z, keep[i], high[2 * i] * weight[i]), fmaf(x[i][m].w, keep[i], high[2 * i + 1] * weight[i])};
+        if (rows[i] >= 0) *Shape::o_at(shared, rows[i], kHalf * kGroups + m) = y;
+      }
   }
 };
 
@@ -157,8 +159,11 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
                                              typename Shape::Shared& shared, int steps, int w) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x % kWarpgroup / 32 * 16, G = a.heads.value();
   const uint32_t q = shared_address(shared.q);
-  const WarpgroupTurns<Shape::kWarpgroups> turns{w};
-  turns.begin();
+  // Each half of the columns has an order of its own: the next warpgroup merges the first half of its item during the
+  // second half of this one.
+  const WarpgroupTurns<Shape::kWarpgroups, 0> first_half{w};
+  const WarpgroupTurns<Shape::kWarpgroups, 1> second_half{w};
+  first_half.begin(), second_half.begin();
   PipelineState<Shape::kStages> state;
   int next = 0;  // the warpgroup of the next item
   barrier_wait(&shared.q_full, 0);
@@ -193,9 +198,12 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
       barrier_wait(&shared.v_full[state.index], state.phase);
       sums.multiply_values(v);
       if (last) release<Shape>(&shared.v_empty[state.index]);
-      turns.wait();
-      if (used) sums.merge(shared, own);
-      turns.pass_on();
+      first_half.wait();
+      if (used) sums.merge_sums(shared, own), sums.template merge_half<0>(shared, own);
+      first_half.pass_on();
+      second_half.wait();
+      if (used) sums.template merge_half<1>(shared, own);
+      second_half.pass_on();
     }
     if (first >= items) {
       // A release must not count for the stage's previous step, in which another warpgroup may still be. Once the stage
@@ -205,7 +213,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
       release<Shape>(&shared.v_empty[state.index]);
     }
   }
-  if (w == next) turns.wait();  // consumes the signal of the last item
+  if (w == next) first_half.wait(), second_half.wait();  // consumes the signals of the last item
 }
 
 // Writes o and lse of the tile's rows and, if requested, the gated sum of the branches. A warp writes eight rows at a
@@ -327,8 +335,8 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
               Shape::shared_bytes(keys.lists.blocks), a);
 }
 
-using Heads64 = ResidentRowsShape<64, 384, 4, 1>;
-using Heads128 = ResidentRowsShape<128, 192, 2, 2>;
+using Heads64 = ResidentRowsShape<64, 384, 4, 1, 3>;
+using Heads128 = ResidentRowsShape<128, 192, 2, 2, 3>;
 
 }  // namespace
 

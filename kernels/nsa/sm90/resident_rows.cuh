@@ -28,10 +28,10 @@ struct ResidentRowsArgs {
 
 // The sizes of a CTA for heads (d, d). kRows: rows of a tile, at most. kCtas: CTAs of a cluster, which have
 // neighbouring tiles and load keys and values together.
-template <int kD_, int kRows_, int kStages_, int kCtas_>
+template <int kD_, int kRows_, int kStages_, int kCtas_, int kWarpgroups_>
 struct ResidentRowsShape {
-  static constexpr int kD = kD_, kRows = kRows_, kStages = kStages_, kCtas = kCtas_;
-  static constexpr int kWarpgroups = 3, kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + 32;
+  static constexpr int kD = kD_, kRows = kRows_, kStages = kStages_, kCtas = kCtas_, kWarpgroups = kWarpgroups_;
+  static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + 32;
   static constexpr int kPanels = kD / kPanel, kPanelBytes = kBlockKeys * kPanelRowBytes;
   static constexpr int kQueryPanelBytes = kRows * kPanelRowBytes;
   // A block's mask has a bit for each token of the CTA; in a cluster, the highest bit says whether a token of another
@@ -54,6 +54,7 @@ struct ResidentRowsShape {
     Barrier q_full, k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
     Step steps[kStages];  // the step of each stage; k_full and k_empty are its barriers too
   };
+  static_assert(sizeof(Shared) + kMostBlocks * kWords * sizeof(unsigned) <= 227 * 1024);
   static int64_t shared_bytes(int64_t blocks) {
     return static_cast<int64_t>(sizeof(Shared)) + blocks * kWords * static_cast<int64_t>(sizeof(unsigned));
   }
@@ -171,8 +172,11 @@ __device__ __forceinline__ void produce_steps(const ResidentRowsArgs& a, const T
       if (lane == 0) step.block = block, step.count = count;
       __syncwarp();  // orders the writes of all lanes before the arrival of lane 0
       if (lane == 0) load_panels<Shape>(shared.stage[state.index].k, a.k_map, tile, block, &shared.k_full[state.index]);
-      barrier_wait(&shared.v_empty[state.index], state.phase ^ 1);
-      if (lane == 0) load_panels<Shape>(shared.stage[state.index].v, a.v_map, tile, block, &shared.v_full[state.index]);
+      // Lane 0 alone waits: a lane that waited more slowly could miss this phase and the next one, and wait forever.
+      if (lane == 0) {
+        barrier_wait(&shared.v_empty[state.index], state.phase ^ 1);
+        load_panels<Shape>(shared.stage[state.index].v, a.v_map, tile, block, &shared.v_full[state.index]);
+      }
       state.advance();
     }
   }

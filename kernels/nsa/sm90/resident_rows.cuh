@@ -27,7 +27,7 @@ struct ResidentRowsArgs {
 };
 
 // The sizes of a CTA for heads (d, d). kRows: rows of a tile, at most. kCtas: CTAs of a cluster, which have
-// neighbouring tiles and load keys and values together.
+// neighbouring tiles and load keys and values together. kWarpgroups: consumer warpgroups.
 template <int kD_, int kRows_, int kStages_, int kCtas_, int kWarpgroups_>
 struct ResidentRowsShape {
   static constexpr int kD = kD_, kRows = kRows_, kStages = kStages_, kCtas = kCtas_, kWarpgroups = kWarpgroups_;

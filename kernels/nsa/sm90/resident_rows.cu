@@ -16,8 +16,8 @@
 // blocks: each loads half of the columns of K and V, for both.
 //
 // Memory: q 48 KB, o 96 KB, K and V 64 KB: 96 tokens of 4 heads of 64 with four stages, or 48 tokens of 4 heads of 128
-// with two. Masks take the rest. Bound by count: exponentials and the traffic of o in shared memory. No GPU has
-// measured it yet.
+// with two. Masks take the rest. Bound by count of instructions: issue slots, some 550 per item and scheduler; then
+// shared memory, to which an item of 64 rows of 64 columns moves 56 KB. No GPU has measured it yet.
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -157,7 +157,7 @@ __device__ __forceinline__ void release(Barrier* empty) {
 template <class Shape>
 __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile,
                                              typename Shape::Shared& shared, int steps, int w) {
-  const int lane = threadIdx.x % 32, warp_row = threadIdx.x % kWarpgroup / 32 * 16, G = a.heads.value();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32, G = a.heads.value();
   const uint32_t q = shared_address(shared.q);
   // Each half of the columns has an order of its own: the next warpgroup merges the first half of its item during the
   // second half of this one.
@@ -165,7 +165,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
   const WarpgroupTurns<Shape::kWarpgroups, 1> second_half{w};
   first_half.begin(), second_half.begin();
   PipelineState<Shape::kStages> state;
-  int next = 0;  // the warpgroup of the next item
+  int done = 0;  // the items of earlier steps
   barrier_wait(&shared.q_full, 0);
 #pragma unroll 1
   for (int n = 0; n < steps; ++n, state.advance()) {
@@ -174,13 +174,16 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const int rows = step.count * G, first_key = step.block * kBlockKeys, items = ceil_div(rows, kItemRows);
     const uint32_t k = tile_descriptor(shared_address(shared.stage[state.index].k)),
                    v = tile_descriptor(shared_address(shared.stage[state.index].v));
+    const int next = done % Shape::kWarpgroups;  // the warpgroup of the step's first item
     const int first = w >= next ? w - next : w - next + Shape::kWarpgroups;
-    next = (next + items) % Shape::kWarpgroups;
 #pragma unroll 1
     for (int item = first; item < items; item += Shape::kWarpgroups) {
       const bool last = item + Shape::kWarpgroups >= items;
-      // This lane passes row lane % 16 of its warp to ldmatrix. The rows past the last one repeat it.
-      const int warp_first = item * kItemRows + warp_row, at = min(warp_first + lane % 16, rows - 1);
+      // Each warp has 16 rows. In an item of fewer than 64 rows some warps have none; which ones changes from item to
+      // item, so that the schedulers of the SM, which have one warp each of a warpgroup, have equal work. This lane
+      // passes row lane % 16 of its warp to ldmatrix. The rows past the last one repeat it.
+      const int warp_first = item * kItemRows + (warp + done + item) % 4 * 16,
+                at = min(warp_first + lane % 16, rows - 1);
       const int place = a.heads.quotient(at), token = step.tokens[place], row = token * G + at - place * G;
       const bool used = warp_first < rows;
       Item<Shape> sums;
@@ -212,8 +215,9 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
       barrier_wait(&shared.v_full[state.index], state.phase);
       release<Shape>(&shared.v_empty[state.index]);
     }
+    done += items;
   }
-  if (w == next) first_half.wait(), second_half.wait();  // consumes the signals of the last item
+  if (w == done % Shape::kWarpgroups) first_half.wait(), second_half.wait();  // consumes the signals of the last item
 }
 
 // Writes o and lse of the tile's rows and, if requested, the gated sum of the branches. A warp writes eight rows at a

@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     constexpr int kReleases = Shape::kConsumers / 32 * Shape::kCtas;
     barrier_init(&shared.q_full, 1);
     for (int i = 0; i < Shape::kStages; ++i) {
-      barrier_init(&shared.k_full[i], 1), barrier_init(&shared.v_full[i], 1);
+      barrier_init(&shared.k_full[i], 32), barrier_init(&shared.v_full[i], 1);
       barrier_init(&shared.k_empty[i], kReleases), barrier_init(&shared.v_empty[i], kReleases);
     }
     barrier_init_done();

@@ -52,7 +52,7 @@ struct ResidentRowsShape {
     } stage[kStages];
     float2 sums[kRows];  // x: row_max, in powers of 2; y: the sum of 2^(scaled score - row_max)
     Barrier q_full, k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
-    Step steps[kStages];  // the step of each stage; k_full and k_empty are its barriers too
+    Step steps[kStages];  // the step of each stage; guarded by k_full, for which all lanes arrive, and k_empty
   };
   static_assert(sizeof(Shared) + kMostBlocks * kWords * sizeof(unsigned) <= 227 * 1024);
   static int64_t shared_bytes(int64_t blocks) {
@@ -169,9 +169,12 @@ __device__ __forceinline__ void produce_steps(const ResidentRowsArgs& a, const T
           step.tokens[count + __popc(word & ((1u << lane) - 1))] = static_cast<unsigned char>(32 * w + lane);
         count += __popc(word);
       }
-      if (lane == 0) step.block = block, step.count = count;
-      __syncwarp();  // orders the writes of all lanes before the arrival of lane 0
-      if (lane == 0) load_panels<Shape>(shared.stage[state.index].k, a.k_map, tile, block, &shared.k_full[state.index]);
+      if (lane == 0) {
+        step.block = block, step.count = count;
+        load_panels<Shape>(shared.stage[state.index].k, a.k_map, tile, block, &shared.k_full[state.index]);
+      } else {
+        barrier_arrive(&shared.k_full[state.index]);  // this lane has written its tokens
+      }
       // Lane 0 alone waits: a lane that waited more slowly could miss this phase and the next one, and wait forever.
       if (lane == 0) {
         barrier_wait(&shared.v_empty[state.index], state.phase ^ 1);

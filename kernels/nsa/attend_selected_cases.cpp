@@ -192,6 +192,14 @@ std::vector<OpCase> attend_selected_cases() {
   cases.back().bench = true;
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // In bf16 Hopper's kernels compute these otherwise.
+  cases.push_back(portable_case(selected_case(
+      "2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64,
+      [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }, 8)));
+  cases.push_back(portable_case(selected_case("260_l128_n2_G5", {1, 260, 260, 5, 1, 64, 64}, 2, 128)));
+  cases.push_back(portable_case(
+      packed(selected_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 3, 32), kMixedPadded, 32)));
+  cases.push_back(small_card_case(selected_case("300_l64_n3", {1, 300, 300, 6, 2, 64, 64}, 3, 64)));
   // CompactTile, whose kernel for dk and dv reads the lists of tokens from global memory.
   cases.push_back(small_card_case(selected_case("300_l64_n3_128x128", {1, 300, 300, 6, 2, 128, 128}, 3, 64)));
   cases.push_back(small_card_case(selected_case("111_l24_n3_192x128", {1, 111, 111, 2, 2, 192, 128}, 3, 24)));

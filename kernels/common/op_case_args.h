@@ -176,7 +176,7 @@ inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t 
 // The scratch bytes that one run of this case needs in addition to its arguments, measured by a dry run on a planning
 // context.
 inline int64_t planned_scratch_bytes(const OpCase& c, Device device, DType dtype) {
-  Runtime plan({.device = device, .planning = true});
+  Runtime plan({.device = device, .planning = true, .kernels = c.kernels});
   Args args;
   for (const Slot& slot : slots_of(c)) {
     const DType type = dtype_in(slot.type, dtype);

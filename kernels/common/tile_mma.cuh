@@ -20,6 +20,23 @@ constexpr int tile_stride(int width) {
 __device__ __forceinline__ int fragment_row() { return threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int fragment_column() { return threadIdx.x % 4 * 2; }
 
+// Transposes a 4 x 4 matrix of words across four neighbouring lanes: lane c of the four gets word c of each lane. All
+// lanes of the warp call it.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
+  const int c = threadIdx.x % 4;
+#pragma unroll
+  for (int by = 1; by < 4; by *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t &low = w[by == 1 ? 2 * i : i], &high = w[by == 1 ? 2 * i + 1 : i + 2];
+      const uint32_t got = __shfl_xor_sync(kFullWarp, (c & by) != 0 ? low : high, by);
+      if ((c & by) != 0)
+        low = got;
+      else
+        high = got;
+    }
+}
+
 // A [B, rows, heads, width] tensor for device code; strides in elements, innermost stride 1.
 template <class T>
 struct View {

@@ -36,11 +36,13 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_syn
 // Orders the warpgroups of a CTA at the tensor cores, as FlashAttention-3's ping-pong schedule does. In each step the
 // warpgroups queue their products one after the other, so the products of one run while the others compute their
 // softmax. Every warpgroup must make the same number of steps of a tile, whether or not it has work in a step.
-// Uses the named barriers 1 + kWarpgroups to 2 kWarpgroups.
-template <int kWarpgroups>
+// kChain: the number of this order, if a kernel has several. Uses kWarpgroups named barriers, from 1 + (1 + kChain)
+// kWarpgroups on.
+template <int kWarpgroups, int kChain = 0>
 struct WarpgroupTurns {
   int w;  // index of this warpgroup in its CTA, from 0 to kWarpgroups - 1
-  static constexpr int kFirstId = 1 + kWarpgroups;
+  static constexpr int kFirstId = 1 + (1 + kChain) * kWarpgroups;
+  static_assert(kFirstId + kWarpgroups <= 16);
   __device__ __forceinline__ static void signal(int to) { named_barrier_arrive<2 * kWarpgroup>(kFirstId + to); }
   __device__ __forceinline__ void begin() const {
     if (w == kWarpgroups - 1) signal(0);

@@ -1,5 +1,6 @@
 // Cases of the selected branch, on random lists of the form that nsa_select writes.
 #include <algorithm>
+#include <span>
 
 #include "kernels/common/small_card_case.h"
 #include "kernels/nsa/attend_selected.h"
@@ -55,6 +56,76 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
     std::sort(list, list + count);
   }
   return lists;
+}
+
+// The case on the fused kernel that runtime.kernels has to request (dispatch/choose.h). Only the GPU runs it: on the
+// CPU it is the same as other cases.
+OpCase on_requested_kernel(OpCase c) {
+  c.name += "_fused";
+  c.kernels.sel = KernelChoice::fused;
+  c.gpu_f32 = c.cpu = c.differences = false;
+  return c;
+}
+
+// Forward with the gated sum of the branches in the kernel's epilogue; of kernels that lack it, in a kernel of its own.
+OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel) {
+  OpCase c = selected_case(std::move(name), n, n_sel, l_sel);
+  const Shape rows = {n.B, n.T, n.Hq, n.dv};
+  for (const char* branch : {"o_cmp", "o_win"})
+    c.args.push_back({.name = branch, .role = ArgRole::constant, .shape = rows});
+  c.args.push_back(
+      {.name = "gate", .role = ArgRole::constant, .shape = {3, n.B, n.T, n.Hkv}, .type = ArgType::acc, .mean = 1});
+  c.args.push_back({.name = "out", .role = ArgRole::output, .shape = rows});
+  c.forward = [l_sel](Context& ctx, const Args& a) {
+    const AttendIn in{a["q"], a["k"], a["v"]};
+    const AttendOut to{a["o"], a["lse"]};
+    const CombineAlong along{a["out"], a["o_cmp"], a["o_win"], a["gate"]};
+    const bool combines = nsa_attend_selected_combines(ctx, to, in, a["block_index"], l_sel, along);
+    nsa_attend_selected_forward(ctx, to, in, a["block_index"], l_sel, combines ? &along : nullptr);
+    if (!combines) nsa_combine_forward(ctx, a["out"], {a["o_cmp"], a["o"], a["o_win"]}, a["gate"]);
+  };
+  c.backward = nullptr;
+  return c;
+}
+
+// On Hopper: the forward with resident rows (nsa/sm90/resident_rows.cu), whose tiles have up to 96 tokens at heads of
+// 64; at heads of 128 a cluster has two tiles of up to 48.
+std::vector<OpCase> resident_rows_cases() {
+  std::vector<OpCase> cases = {
+      selected_case("2x130_l64_n3_G4_64x64", {2, 130, 130, 8, 2, 64, 64}, 3, 64),
+      selected_case("2x130_l64_n3_G4_128x128", {2, 130, 130, 8, 2, 128, 128}, 3, 64, nullptr, 8),
+      // One tile of few rows, and a cluster whose second tile has no tokens.
+      selected_case("5_l64_n2_G4_64x64", {1, 5, 5, 4, 1, 64, 64}, 2, 64),
+      selected_case("97_l64_n2_G4_128x128", {1, 97, 97, 4, 1, 128, 128}, 2, 64),
+      selected_case("1100_l64_n4_G1_64x64", {1, 1100, 1100, 2, 2, 64, 64}, 4, 64),
+      selected_case("1000_l64_n4_G2_64x64", {1, 1000, 1000, 4, 2, 64, 64}, 4, 64, nullptr, 8),
+      selected_case("1537_l64_n6_G8_64x64", {1, 1537, 1537, 8, 1, 64, 64}, 6, 64),
+      selected_case("1100_l64_n4_G1_128x128", {1, 1100, 1100, 2, 2, 128, 128}, 4, 64),
+      selected_case("1000_l64_n5_G2_128x128", {1, 1000, 1000, 4, 2, 128, 128}, 5, 64),
+      selected_case("1300_l64_n4_G8_128x128", {1, 1300, 1300, 8, 1, 128, 128}, 4, 64),
+      selected_case("2x1900_l64_n8_G4_64x64", {2, 1900, 1900, 8, 2, 64, 64}, 8, 64),
+      selected_case("2x1900_l64_n8_G4_128x128", {2, 1900, 1900, 8, 2, 128, 128}, 8, 64),
+      selected_case("700_l64_n4_G3_tails_64x64", {1, 700, 700, 3, 1, 64, 64}, 4, 64,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 4, 64, true); }),
+      selected_case("700_l64_n4_G4_ahead_64x64", {1, 700, 700, 4, 1, 64, 64}, 4, 64,
+                    [](uint64_t) { return differing_lists(700, 4, 64, true); }),
+      selected_case("700_l64_n4_G4_ahead_128x128", {1, 700, 700, 4, 1, 128, 128}, 4, 64,
+                    [](uint64_t) { return differing_lists(700, 4, 64, true); }),
+      // Six items of one block, and rows that do not see themselves.
+      selected_case("700_l64_n4_G4_hot_64x64", {1, 700, 700, 8, 2, 64, 64}, 4, 64,
+                    [](uint64_t) { return hot_lists(700 * 2, 4); }),
+      selected_case("700_l64_n4_G6_hot_128x128", {1, 700, 700, 12, 2, 128, 128}, 4, 64,
+                    [](uint64_t) { return hot_lists(700 * 2, 4); }),
+      combined_case("1200_l64_n5_G4_combine_64x64", {1, 1200, 1200, 8, 2, 64, 64}, 5, 64),
+      combined_case("1200_l64_n5_G4_combine_128x128", {1, 1200, 1200, 8, 2, 128, 128}, 5, 64),
+      selected_case("8k_G4_64x64", {1, 8192, 8192, 32, 8, 64, 64}, 16, 64),
+      selected_case("8k_G4_128x128", {1, 8192, 8192, 32, 8, 128, 128}, 16, 64),
+  };
+  for (OpCase& c : cases) {
+    c.bench = c.name.starts_with("8k");
+    c = on_requested_kernel(std::move(c));
+  }
+  return cases;
 }
 
 // Every row of a packed case lists only the first block of its document.
@@ -188,8 +259,10 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("400_l64_n3_G1", {1, 400, 400, 2, 2, 64, 64}, 3, 64),
       selected_case("260_l128_n2_128", {1, 260, 260, 6, 1, 128, 128}, 2, 128),
       selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
+      selected_case("8k_G4_64x64", {1, 8192, 8192, 32, 8, 64, 64}, 16, 64),
+      selected_case("8k_G4_128x128", {1, 8192, 8192, 32, 8, 128, 128}, 16, 64),
   };
-  cases.back().bench = true;
+  for (OpCase& c : std::span(cases).last(3)) c.bench = true;
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   // In bf16 Hopper's kernels compute these otherwise.
@@ -200,6 +273,7 @@ std::vector<OpCase> attend_selected_cases() {
   cases.push_back(portable_case(
       packed(selected_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 3, 32), kMixedPadded, 32)));
   cases.push_back(small_card_case(selected_case("300_l64_n3", {1, 300, 300, 6, 2, 64, 64}, 3, 64)));
+  for (OpCase& c : resident_rows_cases()) cases.push_back(std::move(c));
   // CompactTile, whose kernel for dk and dv reads the lists of tokens from global memory.
   cases.push_back(small_card_case(selected_case("300_l64_n3_128x128", {1, 300, 300, 6, 2, 128, 128}, 3, 64)));
   cases.push_back(small_card_case(selected_case("111_l24_n3_192x128", {1, 111, 111, 2, 2, 192, 128}, 3, 24)));

@@ -38,6 +38,7 @@ const std::set<std::string> kFusedKernels = {"sm90",
                                              "sm90_d128",
                                              "query_stationary",
                                              "shared_tile",
+                                             "resident_rows",
                                              "kv_stationary or shared_tile",
                                              "kv_stationary or query_stationary"};
 
@@ -236,6 +237,7 @@ namespace {
 struct RouteProblem {
   int64_t T, heads, dk, dv, l_sel, n, documents = 0;
   DType dtype = DType::bf16;
+  KernelChoice wanted = KernelChoice::automatic;  // runtime.kernels
 };
 // The kernels that the ops record for it.
 struct RouteNames {
@@ -243,7 +245,7 @@ struct RouteNames {
 };
 
 RouteNames planned_kernels(const RouteProblem& p) {
-  Runtime plan({.device = Device::cuda(), .planning = true});
+  Runtime plan({.device = Device::cuda(), .planning = true, .kernels = KernelChoices::all(p.wanted)});
   Context& ctx = plan.ctx();
   const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
   const Tensor q = alloc(p.dtype, {1, p.T, p.heads, p.dk}), k = alloc(p.dtype, {1, p.T, 1, p.dk}),
@@ -301,6 +303,17 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
       {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
+      // Resident rows, on request: groups of up to 8 heads of 64 or 128, up to 1,024 blocks of 64 tokens.
+      {{8192, 4, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{8192, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{2048, 8, 128, 128, 64, 16, 0, DType::bf16, KernelChoice::fused},
+       {"sm90", "resident_rows", "sm90_d128", "sm90"}},
+      {{65536, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{65540, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused},
+       {"sm90", "kv_stationary or query_stationary", "sm90_d64", "sm90"}},
+      {{8192, 9, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{2048, 4, 64, 64, 32, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{2048, 4, 64, 64, 64, 16, 4, DType::bf16, KernelChoice::fused}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
   };
   for (const auto& [p, expected] : table) {
     const RouteNames got = planned_kernels(p);

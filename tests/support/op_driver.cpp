@@ -26,8 +26,8 @@ OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(op
   const int64_t scratch_bytes = planned_scratch_bytes(c, device, options.dtype);
   int64_t arena_bytes = align_up(scratch_bytes);
   for (const Slot& slot : slots_) arena_bytes += align_up(region_bytes(slot));
-  runtime_ = std::make_unique<Runtime>(
-      Runtime::Options{.device = device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes});
+  runtime_ = std::make_unique<Runtime>(Runtime::Options{
+      .device = device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes, .kernels = c.kernels});
   Context& ctx = runtime_->ctx();
   ctx.threads = options.threads;
   {  // fills scratch with NaN (and -1 as an integer)

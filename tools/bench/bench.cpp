@@ -35,7 +35,8 @@ class BenchRun {
     runtime_ =
         std::make_unique<Runtime>(Runtime::Options{.device = device,
                                                    .arena_bytes = argument_bytes(c, dtype) + align_up(scratch_bytes),
-                                                   .scratch_bytes = scratch_bytes});
+                                                   .scratch_bytes = scratch_bytes,
+                                                   .kernels = c.kernels});
     std::vector<std::byte> host;
     for (size_t s = 0; s < slots_.size(); ++s) {
       const Slot& slot = slots_[s];

@@ -86,6 +86,8 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
                                    combine);
     case SelectedForward::shared_tile:
       return forward_shared_tile(ctx, op, out, in, keys, combine);
+    case SelectedForward::resident_rows:
+      return forward_resident_rows(ctx, op, out, in, keys, combine);
   }
 }
 

@@ -59,6 +59,9 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
                                      const ConstTensor& block_index, int64_t l_sel) {
   using enum SelectedForward;
   if (!ctx.may_use_sm90()) return {portable};
+  const bool requested = ctx.routes.wanted("nsa_attend_selected_forward") == KernelChoice::fused;
+  if (resident_rows_supports(out, in, block_index, l_sel) && (requested || resident_rows_pays(in, block_index, l_sel)))
+    return {resident_rows};
   const bool query = query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
   const bool kv = kv_stationary_supports(out, in, block_index, l_sel) && kv_stationary_pays(in, block_index, l_sel);
@@ -112,6 +115,8 @@ const char* fused_name(const SelectedForwardChoice& choice) {
                                                                 : "kv_stationary or query_stationary";
     case SelectedForward::shared_tile:
       return "shared_tile";
+    case SelectedForward::resident_rows:
+      return "resident_rows";
   }
   return nullptr;
 }

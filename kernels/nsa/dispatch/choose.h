@@ -15,7 +15,8 @@ enum class RangeForward { portable, sm90 };
 RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 
 // Forward of the selected branch.
-enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile };
+// resident_rows is chosen only where runtime.kernels is fused for the branch, until GPUs have compared it.
+enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile, resident_rows };
 struct SelectedForwardChoice {
   SelectedForward kernel;
   // For kv_stationary, which first measures on the GPU how much the lists of neighbouring tokens differ: the kernel

@@ -32,22 +32,6 @@ namespace {
 
 // ---- merging ----
 
-// Transposes a 4 x 4 matrix of words across four lanes: lane c gets word c of each lane.
-__device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
-  const int c = threadIdx.x % 4;
-#pragma unroll
-  for (int by = 1; by < 4; by *= 2)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t &low = w[by == 1 ? 2 * i : i], &high = w[by == 1 ? 2 * i + 1 : i + 2];
-      const uint32_t got = __shfl_xor_sync(kFullWarp, (c & by) != 0 ? low : high, by);
-      if ((c & by) != 0)
-        low = got;
-      else
-        high = got;
-    }
-}
-
 // Adds the partial sums of a row to the result of its near blocks. A lane has 16 bytes of the row, in the column order
 // of the gather kernel, and kPlaces partial sums in flight. The lanes of a row share the work of looking up entries and
 // sums.
@@ -123,7 +107,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = pack_bf16(out[2 * i] * inverse, out[2 * i + 1] * inverse);
-    transpose(words);
+    transpose_quad(words);
     if (merges) columns = make_uint4(words[0], words[1], words[2], words[3]);
     if (exists && merges) *reinterpret_cast<uint4*>(o) = columns;
     if (exists && merges && lane == 0) *lse = sum == 0.0f ? -INFINITY : (row_max + log2f(sum)) * kLn2;

@@ -6,8 +6,8 @@
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
 // A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. There are no atomics, so the result is
 // bitwise reproducible. Per step a CTA reads q and dout of 64 rows from L2: 16 KiB at heads of 64 in bf16, for 2.1
-// MFLOP. The bound is the bandwidth of shared memory, as for dq: 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
-// The instructions around them are nearly as many clocks, so a step has few: see `load` and the mask.
+// MFLOP. The bound is the bandwidth of shared memory, as for dq: 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a
+// warp. The instructions around them are nearly as many clocks, so a step has few: see `load` and the mask.
 //
 // Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces of
 // about equal size (KeyWorkList), and a second kernel adds the partial sums of a block's pieces in order.

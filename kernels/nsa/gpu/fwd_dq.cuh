@@ -109,7 +109,7 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
     for (int i = 0; i < Tile::kKeys / kCopiedRows; ++i) {
       const int r = row + i * kCopiedRows;
       for (int c = 0; c < padded; c += kLanes * kCopy)
-        copy_async_16(to + r * stride + column + c, from + c, r < count ? 16 : 0);
+        copy_async_16(to + r * stride + column + c, (r < count ? from : first) + c, r < count ? 16 : 0);
       from += kCopiedRows * view.row;
     }
     return;

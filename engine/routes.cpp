@@ -20,7 +20,9 @@ Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Co
   return counts.emplace_back(std::move(fresh));
 }
 
-bool may_be_fused(KernelChoice choice) { return choice == KernelChoice::automatic || choice == KernelChoice::fused; }
+bool may_be_fused(KernelChoice choice) {
+  return choice == KernelChoice::automatic || choice == KernelChoice::fused || choice == KernelChoice::candidate;
+}
 
 }  // namespace
 

@@ -14,13 +14,15 @@ namespace triad {
 // The values of runtime.kernels. A fused kernel is one for sm_90, a general kernel one for any card and shape.
 //   automatic  the fused kernel if there is one for the shape, else the general one, which counts as a fallback for
 //              bf16 on sm_90
-//   fused      as automatic, but every call without a fused kernel counts as a fallback, on the CPU too, and fused
-//              kernels that no GPU has compared with the others yet are chosen where they support the shape
+//   fused      as automatic, but every call without a fused kernel counts as a fallback, on the CPU too
 //   general    the general kernel
 //   reference  the general kernel on operands upcast to fp32, with one rounding at the end; on the CPU the reference
 //              without intermediate rounding
+//   candidate  as automatic, but fused kernels that automatic never chooses are chosen where they support the shape;
+//   for
+//              tests and benches, not a value in a config
 // The CPU has only the reference, which automatic and general select too.
-enum class KernelChoice { automatic, fused, general, reference };
+enum class KernelChoice { automatic, fused, general, reference, candidate };
 // One value for each branch and for matrix products. Dense attention has that of the window branch.
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;

@@ -67,7 +67,7 @@ struct OpCase {
   bool differences = true;  // false: too large for central differences; smaller cases check the gradient
   bool cpu = true;  // false: not among the tests of the CPU alone, for its time; the GPU is compared with the CPU
   bool gpu_f32 = true, gpu_bf16 = true;
-  KernelChoices kernels = {};  // runtime.kernels of the case's runs, for kernels that are not chosen by default
+  KernelChoices kernels = {};  // of the case's runs; for candidates
   // The largest allowed relative L2 error of an output or gradient on the GPU in f32 against the CPU in f32.
   double f32_tolerance = 1e-5;
 };

@@ -16,6 +16,7 @@ inline Route route_of(const Context& ctx, const char* op, DType dtype) {
   switch (ctx.routes.wanted(op)) {
     case KernelChoice::automatic:
     case KernelChoice::fused:
+    case KernelChoice::candidate:
       return Route::fastest;
     case KernelChoice::general:
       return Route::portable;

@@ -1,4 +1,4 @@
-// OpCases for cards with little shared memory, which a larger card runs as well.
+// OpCases for the portable kernels, and for cards with little shared memory, which a larger card runs as well.
 #pragma once
 #include <utility>
 
@@ -7,22 +7,26 @@
 
 namespace triad {
 
-// The same case on the portable kernels, which choose their tiles as on a card of compute capability 8.6, with 99 KiB
-// of shared memory per CTA. Only the GPU runs it: on the CPU it is the same as the other case.
-inline OpCase small_card_case(OpCase c) {
+// The same case on the portable kernels. compute_capability: of the card for which they choose their tiles; 0: of the
+// card that runs them. Only the GPU runs it: on the CPU it is the same as the other case.
+inline OpCase portable_case(OpCase c, int compute_capability = 0) {
   using Run = std::function<void(Context&, const Args&)>;
-  const auto on_small_card = [](Run run) -> Run {
+  const auto on_portable = [compute_capability](Run run) -> Run {
     if (!run) return nullptr;
-    return [run = std::move(run)](Context& ctx, const Args& a) {
+    return [run = std::move(run), compute_capability](Context& ctx, const Args& a) {
       Context card = portable_context(ctx);
-      card.compute_capability = 86;
+      if (compute_capability != 0) card.compute_capability = compute_capability;
       run(card, a);
     };
   };
-  c.name += "_small_card";
-  c.forward = on_small_card(std::move(c.forward)), c.backward = on_small_card(std::move(c.backward));
+  c.name += compute_capability == 0 ? "_portable" : "_small_card";
+  c.forward = on_portable(std::move(c.forward)), c.backward = on_portable(std::move(c.backward));
   c.cpu = c.differences = false;
   return c;
 }
+
+// The same case on the portable kernels, which choose their tiles as on a card of compute capability 8.6, with 99 KiB
+// of shared memory per CTA.
+inline OpCase small_card_case(OpCase c) { return portable_case(std::move(c), 86); }
 
 }  // namespace triad

@@ -1,4 +1,5 @@
 // Cases of the compressed branch.
+#include "kernels/common/small_card_case.h"
 #include "kernels/nsa/attend_compressed.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
@@ -80,6 +81,11 @@ std::vector<OpCase> attend_compressed_cases() {
   };
   cases.back().bench = true;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // In bf16 Hopper's kernels compute these otherwise.
+  cases.push_back(portable_case(compressed_case("2x300_l8_d4_G6", {2, 300, 0, 12, 2, 64, 64}, {8, 4})));
+  cases.push_back(portable_case(compressed_case("127_l4_d2_strided", {1, 127, 0, 4, 2, 64, 64}, {4, 2}, 8)));
+  cases.push_back(portable_case(
+      packed(compressed_case("docs_33_64_65_127_G3_64x64", {1, 127, 0, 6, 2, 64, 64}, {8, 4}), kMixedPadded, 32)));
   return cases;
 }
 

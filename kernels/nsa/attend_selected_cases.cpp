@@ -58,11 +58,10 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
   return lists;
 }
 
-// The case on the fused kernel that runtime.kernels has to request (dispatch/choose.h). Only the GPU runs it: on the
-// CPU it is the same as other cases.
-OpCase on_requested_kernel(OpCase c) {
-  c.name += "_fused";
-  c.kernels.sel = KernelChoice::fused;
+// The case on the candidate kernel (dispatch/choose.h). Only the GPU runs it: on the CPU it is the same as other cases.
+OpCase on_candidate_kernel(OpCase c) {
+  c.name += "_candidate";
+  c.kernels.sel = KernelChoice::candidate;
   c.gpu_f32 = c.cpu = c.differences = false;
   return c;
 }
@@ -123,7 +122,7 @@ std::vector<OpCase> resident_rows_cases() {
   };
   for (OpCase& c : cases) {
     c.bench = c.name.starts_with("8k");
-    c = on_requested_kernel(std::move(c));
+    c = on_candidate_kernel(std::move(c));
   }
   return cases;
 }
@@ -265,6 +264,14 @@ std::vector<OpCase> attend_selected_cases() {
   for (OpCase& c : std::span(cases).last(3)) c.bench = true;
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // In bf16 Hopper's kernels compute these otherwise.
+  cases.push_back(portable_case(selected_case(
+      "2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64,
+      [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }, 8)));
+  cases.push_back(portable_case(selected_case("260_l128_n2_G5", {1, 260, 260, 5, 1, 64, 64}, 2, 128)));
+  cases.push_back(portable_case(
+      packed(selected_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 3, 32), kMixedPadded, 32)));
+  cases.push_back(small_card_case(selected_case("300_l64_n3", {1, 300, 300, 6, 2, 64, 64}, 3, 64)));
   for (OpCase& c : resident_rows_cases()) cases.push_back(std::move(c));
   // CompactTile, whose kernel for dk and dv reads the lists of tokens from global memory.
   cases.push_back(small_card_case(selected_case("300_l64_n3_128x128", {1, 300, 300, 6, 2, 128, 128}, 3, 64)));

@@ -82,6 +82,15 @@ std::vector<OpCase> attend_window_cases() {
     cases[i].backward = nullptr, cases[i].f32_tolerance = 1e-3;
   cases.back().bench = true;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // Heads of 64, 128 and 192 in bf16, which Hopper's kernels compute otherwise: rows without padded columns, at one and
+  // at two tiles in shared memory.
+  cases.push_back(portable_case(window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
+  cases.push_back(portable_case(window_case("131_w64_G5_strided", {1, 131, 131, 5, 1, 64, 64}, 64, 1.0, 8)));
+  cases.push_back(portable_case(window_case("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));
+  cases.push_back(portable_case(window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40)));
+  cases.push_back(portable_case(
+      packed(window_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 40), kMixedPadded, 32)));
+  cases.push_back(small_card_case(window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
   // CompactTile: in f32 the kernels for dk and dv, for dq too, and for all three; in bf16 that for dk and dv of the
   // last.
   cases.push_back(small_card_case(window_case("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));

@@ -303,17 +303,19 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
       {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
-      // Resident rows, on request: groups of up to 8 heads of 64 or 128, up to 1,024 blocks of 64 tokens.
+      // Resident rows, a candidate: groups of up to 8 heads of 64 or 128, up to 1,024 blocks of 64 tokens.
       {{8192, 4, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{8192, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{2048, 8, 128, 128, 64, 16, 0, DType::bf16, KernelChoice::fused},
+      {{8192, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
+       {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{2048, 8, 128, 128, 64, 16, 0, DType::bf16, KernelChoice::candidate},
        {"sm90", "resident_rows", "sm90_d128", "sm90"}},
-      {{65536, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{65540, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused},
+      {{65536, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
+       {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{65540, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
        {"sm90", "kv_stationary or query_stationary", "sm90_d64", "sm90"}},
-      {{8192, 9, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{2048, 4, 64, 64, 32, 16, 0, DType::bf16, KernelChoice::fused}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{2048, 4, 64, 64, 64, 16, 4, DType::bf16, KernelChoice::fused}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{8192, 9, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{2048, 4, 64, 64, 32, 16, 0, DType::bf16, KernelChoice::candidate}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
+      {{2048, 4, 64, 64, 64, 16, 4, DType::bf16, KernelChoice::candidate}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
   };
   for (const auto& [p, expected] : table) {
     const RouteNames got = planned_kernels(p);

@@ -59,9 +59,8 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
                                      const ConstTensor& block_index, int64_t l_sel) {
   using enum SelectedForward;
   if (!ctx.may_use_sm90()) return {portable};
-  const bool requested = ctx.routes.wanted("nsa_attend_selected_forward") == KernelChoice::fused;
-  if (resident_rows_supports(out, in, block_index, l_sel) && (requested || resident_rows_pays(in, block_index, l_sel)))
-    return {resident_rows};
+  const bool candidate = ctx.routes.wanted("nsa_attend_selected_forward") == KernelChoice::candidate;
+  if (candidate && resident_rows_supports(out, in, block_index, l_sel)) return {resident_rows};
   const bool query = query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
   const bool kv = kv_stationary_supports(out, in, block_index, l_sel) && kv_stationary_pays(in, block_index, l_sel);

@@ -15,7 +15,7 @@ enum class RangeForward { portable, sm90 };
 RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 
 // Forward of the selected branch.
-// resident_rows is chosen only where runtime.kernels is fused for the branch, until GPUs have compared it.
+// resident_rows is a candidate (KernelChoice): only tests and benches choose it.
 enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile, resident_rows };
 struct SelectedForwardChoice {
   SelectedForward kernel;

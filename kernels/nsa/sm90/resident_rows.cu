@@ -16,8 +16,10 @@
 // blocks: each loads half of the columns of K and V, for both.
 //
 // Memory: q 48 KB, o 96 KB, K and V 64 KB: 96 tokens of 4 heads of 64 with four stages, or 48 tokens of 4 heads of 128
-// with two. Masks take the rest. Bound by count of instructions: issue slots, some 550 per item and scheduler; then
-// shared memory, to which an item of 64 rows of 64 columns moves 56 KB. No GPU has measured it yet.
+// with two. Masks take the rest. Bound by latency: an item takes 970 clocks, its instructions 550 issue slots of a
+// scheduler, and its 56 KB in shared memory 450. A candidate (KernelChoice): with random lists it is faster than
+// kv_stationary where some 40 rows of a tile list each block; it has not been timed with lists that are alike, as those
+// of training are. tests/baselines/notes/selected.md has the figures.
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -350,9 +352,6 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
          l_sel == kBlockKeys && block_index.size(3) <= 64 && in.documents.empty() &&
          ceil_div(end_token(in), l_sel) <= kMostBlocks;
 }
-
-// No GPU has compared it with the other kernels yet.
-bool resident_rows_pays(const AttendIn&, const ConstTensor&, int64_t) { return false; }
 
 void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                            const SelectedKeys& keys, const CombineAlong* combine) {

@@ -20,9 +20,7 @@ Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Co
   return counts.emplace_back(std::move(fresh));
 }
 
-bool may_be_fused(KernelChoice choice) {
-  return choice == KernelChoice::automatic || choice == KernelChoice::fused || choice == KernelChoice::candidate;
-}
+bool may_be_fused(KernelChoice choice) { return choice != KernelChoice::general && choice != KernelChoice::reference; }
 
 }  // namespace
 

@@ -11,23 +11,23 @@
 
 namespace triad {
 
-// The values of runtime.kernels. A fused kernel is one for sm_90, a general kernel one for any card and shape.
+// The values of runtime.kernels, and candidate. A fused kernel is one for sm_90, a general kernel one for any card.
 //   automatic  the fused kernel if there is one for the shape, else the general one, which counts as a fallback for
 //              bf16 on sm_90
 //   fused      as automatic, but every call without a fused kernel counts as a fallback, on the CPU too
 //   general    the general kernel
 //   reference  the general kernel on operands upcast to fp32, with one rounding at the end; on the CPU the reference
 //              without intermediate rounding
-//   candidate  as automatic, but fused kernels that automatic never chooses are chosen where they support the shape;
-//   for
-//              tests and benches, not a value in a config
+//   candidate  as automatic, but with fused kernels that automatic never chooses, wherever they support the shape:
+//              kernels that are right, but not known to be faster. Only tests and benches request it; a config
+//              cannot
 // The CPU has only the reference, which automatic and general select too.
 enum class KernelChoice { automatic, fused, general, reference, candidate };
 // One value for each branch and for matrix products. Dense attention has that of the window branch.
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
   static KernelChoices all(KernelChoice choice) { return {choice, choice, choice, choice}; }
-  bool fused_branches() const;  // all three branches are automatic or fused
+  bool fused_branches() const;  // no branch is general or reference
   friend bool operator==(const KernelChoices&, const KernelChoices&) = default;
 };
 

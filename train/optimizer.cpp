@@ -215,22 +215,24 @@ void Optimizer::for_each_run(const Parts::Part& part, const ElementRange& range,
 void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
                      const TrainConfig& c, int64_t step, bool dense) {
   Update& scope = dense ? dense_ : whole_;
-  AdamWOptions options{.lr = learning_rate(c, step),
-                       .beta1 = c.beta1,
-                       .beta2 = c.beta2,
-                       .eps = c.eps,
-                       .grad_clip = c.grad_clip,
-                       .step = step + 1,
-                       .seed = static_cast<uint64_t>(c.seed)};
+  const AdamWOptions options{.lr = learning_rate(c, step),
+                             .beta1 = c.beta1,
+                             .beta2 = c.beta2,
+                             .eps = c.eps,
+                             .weight_decay = c.weight_decay,
+                             .grad_clip = c.grad_clip,
+                             .step = step + 1,
+                             .seed = static_cast<uint64_t>(c.seed)};
   const auto update = [&](Context& on, size_t i, const ElementRange& range, double weight_decay) {
-    options.weight_decay = weight_decay;
+    AdamWOptions own = options;
+    own.weight_decay = weight_decay;
     for_each_piece(on, parts_[i], range, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
       const auto& [parameter, exp_avg, exp_avg_sq] = states;
       const Tensor weights = weights_of(parts_[i], elements);
       const bool rounds = weights.dtype != parameter.dtype;  // else the parameters are the weights, or a copy of them
-      options.first_element = elements.begin;
+      own.first_element = elements.begin;
       adamw(on, parameter, rounds ? weights : Tensor{}, exp_avg, exp_avg_sq, Parts::of(sums, grad_parts[i], elements),
-            grad_norm_squared, options, ties_of(parts_[i], elements));
+            grad_norm_squared, own, ties_of(parts_[i], elements));
       if (!rounds && weights.data != parameter.data) copy(on, weights, parameter);
     });
   };
@@ -243,12 +245,11 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
       if (gather_) gather_->updated(static_cast<int64_t>(i));
     }
   };
-  // AdamW is bound by memory and has many small CTAs, which fill the SMs that the last wave of each of Muon's products
-  // leaves free. With shards the weights that it updates are gathered after it, in the order of ctx.stream.
+  // AdamW runs concurrently with Muon, on a side stream. With shards it stays on ctx.stream, since updated() gathers
+  // what was queued there.
   std::optional<ForkJoin> adamw_apart;
   if (matrices_.size() > 0) {
     if (!gather_) adamw_apart.emplace(ctx, 0, update_by_adamw);
-    options.weight_decay = c.weight_decay;
     update_matrices(ctx, scope, sums, grad_parts, grad_norm_squared, options);
   }
   if (adamw_apart)

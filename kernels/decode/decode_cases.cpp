@@ -1,5 +1,5 @@
 // Cases of decoding over caches that contain random rows. There is no backward.
-#include "kernels/common/small_card_case.h"
+#include "kernels/common/portable_case.h"
 #include "kernels/decode/decode.h"
 #include "kernels/nsa/nsa_cases.h"
 #include "kernels/nsa/route.h"

@@ -33,11 +33,11 @@ __device__ __forceinline__ void named_barrier_arrive(int id) {
 // Returns x, which must be equal in all lanes of the warp, and lets the compiler rely on that.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xffffffffu, x); }
 
-// Orders the warpgroups of a CTA at the tensor cores, as FlashAttention-3's ping-pong schedule does. In each step the
-// warpgroups queue their products one after the other, so the products of one run while the others compute their
-// softmax. Every warpgroup must make the same number of steps of a tile, whether or not it has work in a step.
-// kChain: the number of this order, if a kernel has several. Uses kWarpgroups named barriers, from 1 + (1 + kChain)
-// kWarpgroups on.
+// Lets the warpgroups of a CTA take turns: 0, 1, ..., kWarpgroups - 1, 0, ... In nsa/sm90/forward.cuh they queue their
+// products in turn, so the products of one run while the others compute their softmax (FlashAttention-3's ping-pong).
+// No turn may be left out; who has the turn after the last one consumes its signal: end() if that is warpgroup 0, else
+// wait(). kChain: the number of this order, if a kernel has several. Uses kWarpgroups named barriers, from
+// 1 + (1 + kChain) kWarpgroups on.
 template <int kWarpgroups, int kChain = 0>
 struct WarpgroupTurns {
   int w;  // index of this warpgroup in its CTA, from 0 to kWarpgroups - 1

@@ -1,5 +1,5 @@
 // Cases of the compressed branch.
-#include "kernels/common/small_card_case.h"
+#include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_compressed.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
@@ -81,7 +81,7 @@ std::vector<OpCase> attend_compressed_cases() {
   };
   cases.back().bench = true;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // In bf16 Hopper's kernels compute these otherwise.
+  // Without portable_case(), Hopper's kernels would compute these in bf16.
   cases.push_back(portable_case(compressed_case("2x300_l8_d4_G6", {2, 300, 0, 12, 2, 64, 64}, {8, 4})));
   cases.push_back(portable_case(compressed_case("127_l4_d2_strided", {1, 127, 0, 4, 2, 64, 64}, {4, 2}, 8)));
   cases.push_back(portable_case(

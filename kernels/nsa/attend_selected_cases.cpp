@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <span>
 
-#include "kernels/common/small_card_case.h"
+#include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
@@ -264,7 +264,7 @@ std::vector<OpCase> attend_selected_cases() {
   for (OpCase& c : std::span(cases).last(3)) c.bench = true;
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // In bf16 Hopper's kernels compute these otherwise.
+  // Without portable_case(), Hopper's kernels would compute these in bf16.
   cases.push_back(portable_case(selected_case(
       "2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64,
       [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }, 8)));

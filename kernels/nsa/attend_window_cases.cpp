@@ -1,5 +1,5 @@
 // Cases of the window branch.
-#include "kernels/common/small_card_case.h"
+#include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
@@ -82,8 +82,8 @@ std::vector<OpCase> attend_window_cases() {
     cases[i].backward = nullptr, cases[i].f32_tolerance = 1e-3;
   cases.back().bench = true;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // Heads of 64, 128 and 192 in bf16, which Hopper's kernels compute otherwise: rows without padded columns, at one and
-  // at two tiles in shared memory.
+  // Heads of 64, 128 and 192 in bf16, which Hopper's kernels would compute without portable_case(): rows without padded
+  // columns, at one and at two tiles in shared memory.
   cases.push_back(portable_case(window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
   cases.push_back(portable_case(window_case("131_w64_G5_strided", {1, 131, 131, 5, 1, 64, 64}, 64, 1.0, 8)));
   cases.push_back(portable_case(window_case("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));

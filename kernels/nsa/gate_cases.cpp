@@ -1,5 +1,5 @@
 // Cases of the gates and of the gated sum.
-#include "kernels/common/small_card_case.h"
+#include "kernels/common/portable_case.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/ops/rope.h"
 

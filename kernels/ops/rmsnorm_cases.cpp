@@ -1,5 +1,5 @@
 // Cases of RMSNorm, without and with the gradient of the residual connection around it.
-#include "kernels/common/small_card_case.h"
+#include "kernels/common/portable_case.h"
 #include "kernels/ops/rmsnorm.h"
 
 namespace triad {

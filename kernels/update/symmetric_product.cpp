@@ -1,4 +1,5 @@
-// A symmetric product: the kernel for half of its tiles if it supports the call, otherwise a batched product.
+// A symmetric product: on Hopper the kernel that computes half of the tiles, if it supports the call; else a batched
+// product.
 #include "kernels/update/symmetric_product.h"
 
 #include "engine/check.h"

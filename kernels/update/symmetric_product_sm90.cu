@@ -13,7 +13,8 @@
 // Iterations launch these kernels directly after each other, and one fills every SM, so its launch and its barriers are
 // prepared while the previous kernel ends (common/launch_pdl.cuh).
 //
-// Bound: the tensor cores, and L2, since a tile off the diagonal needs 64 bytes per cycle at their full rate.
+// Bound: the tensor cores and L2 where the inner dimension is long, since a tile off the diagonal needs 64 bytes per
+// cycle at their full rate; else what is written.
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/launch_pdl.cuh"
 #include "kernels/hopper/tma.cuh"

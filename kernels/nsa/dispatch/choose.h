@@ -1,5 +1,6 @@
-// Which kernels compute a call: one pure function per op, of the card (Context::may_use_sm90) and of the problem
-// (shapes, dtypes, strides, alignment). Planning and execution switch on the same result. README.md has the table.
+// Which kernels compute a call: one pure function per op, of the card (Context::may_use_sm90), the problem (shapes,
+// dtypes, strides, alignment) and whether candidates are requested (KernelChoice). Planning and execution switch on the
+// same result. README.md has the table.
 // The two kernels of Backward::sm90 are not chosen for a part of a row (RowPart).
 #pragma once
 #include <vector>
@@ -14,8 +15,7 @@ namespace triad::cuda {
 enum class RangeForward { portable, sm90 };
 RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 
-// Forward of the selected branch.
-// resident_rows is a candidate (KernelChoice): only tests and benches choose it.
+// Forward of the selected branch. resident_rows is a candidate.
 enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile, resident_rows };
 struct SelectedForwardChoice {
   SelectedForward kernel;

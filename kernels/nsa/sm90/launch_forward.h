@@ -33,7 +33,7 @@ void forward_query_stationary(Context&, const char* op, const AttendOut&, const 
                               const KvStationaryShare* elsewhere = nullptr);
 
 // The forward with resident rows (nsa/sm90/resident_rows.cu), for heads of 64 or 128, groups of up to 8 heads and up to
-// 1,024 blocks of 64 keys, without packed rows.
+// 1,024 blocks of 64 keys, lists of up to 64 entries, without packed rows. It has no `elsewhere`.
 bool resident_rows_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 void forward_resident_rows(Context&, const char* op, const AttendOut&, const AttendIn&, const SelectedKeys&,
                            const CombineAlong* combine);

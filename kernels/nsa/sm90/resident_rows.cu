@@ -1,7 +1,7 @@
 // Forward of the selected branch on Hopper (bf16) for small groups, with resident rows: a CTA keeps the rows (t, h) of
 // neighbouring tokens of one sequence and group in shared memory, q and the running fp32 sums, and visits every block
-// that any of these tokens lists, in ascending order. No score is computed to be masked but those of the tile that
-// holds the last rows of a block, and no partial sum goes through device memory, unlike KV-stationary.
+// that any of these tokens lists, in ascending order. Scores are computed in vain only after a token in its own block,
+// and for the rows that fill up a block's last item. Unlike KV-stationary, no partial sum goes through device memory.
 //
 // For each block the rows of the tokens that list it are gathered, 64 to an item: ldmatrix reads q at any 64 rows of
 // shared memory as the left operand of wgmma. With s = q k^T, m = the largest scaled score of the row in this block,
@@ -17,9 +17,8 @@
 //
 // Memory: q 48 KB, o 96 KB, K and V 64 KB: 96 tokens of 4 heads of 64 with four stages, or 48 tokens of 4 heads of 128
 // with two. Masks take the rest. Bound by latency: an item takes 970 clocks, its instructions 550 issue slots of a
-// scheduler, and its 56 KB in shared memory 450. A candidate (KernelChoice): with random lists it is faster than
-// kv_stationary where some 40 rows of a tile list each block; it has not been timed with lists that are alike, as those
-// of training are. tests/baselines/notes/selected.md has the figures.
+// scheduler, and its 56 KB in shared memory 450. A candidate (KernelChoice): tests/baselines/notes/selected.md says
+// where it is faster.
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -188,8 +187,8 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
                 at = min(warp_first + lane % 16, rows - 1);
       const int place = a.heads.quotient(at), token = step.tokens[place], row = token * G + at - place * G;
       const bool used = warp_first < rows;
-      Item<Shape> sums;
-      sums.multiply_scores(q + swizzled(row, lane / 16), k);
+      Item<Shape> product;
+      product.multiply_scores(q + swizzled(row, lane / 16), k);
       int own[2], seen[2];  // the lane's rows of the products, and the keys that they see
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -199,15 +198,15 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
         if (warp_first + from >= rows) own[i] = -1;
       }
       if (last) release<Shape>(&shared.k_empty[state.index]);
-      sums.softmax(a.scale_log2, seen, used);
+      product.softmax(a.scale_log2, seen, used);
       barrier_wait(&shared.v_full[state.index], state.phase);
-      sums.multiply_values(v);
+      product.multiply_values(v);
       if (last) release<Shape>(&shared.v_empty[state.index]);
       first_half.wait();
-      if (used) sums.merge_sums(shared, own), sums.template merge_half<0>(shared, own);
+      if (used) product.merge_sums(shared, own), product.template merge_half<0>(shared, own);
       first_half.pass_on();
       second_half.wait();
-      if (used) sums.template merge_half<1>(shared, own);
+      if (used) product.template merge_half<1>(shared, own);
       second_half.pass_on();
     }
     if (first >= items) {
@@ -311,7 +310,7 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t tile_tokens = std::min<int64_t>(Shape::kTokens, Shape::kRows / G);
   const int64_t clusters = ceil_div(in.q.size(1), Shape::kCtas * tile_tokens), all = B * groups * clusters;
-  TRIAD_CHECK(all * Shape::kCtas < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);
+  TRIAD_CHECK(all * Shape::kCtas < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all * Shape::kCtas);
   ResidentRowsArgs a{.q_map = {},
                      .k_map = {},
                      .v_map = {},

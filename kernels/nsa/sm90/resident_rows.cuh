@@ -12,7 +12,7 @@ namespace {
 constexpr int kBlockKeys = 64;      // keys of a block, which are those of a step
 constexpr int kItemRows = 64;       // rows of an item
 constexpr int kClusterTokens = 96;  // tokens of all CTAs of a cluster, at most
-constexpr int kMostBlocks = 1024;   // blocks of a row, at most: shared memory has masks of all of them
+constexpr int kMostBlocks = 1024;   // blocks of a sequence, at most: shared memory has masks of all of them
 
 struct ResidentRowsArgs {
   CUtensorMap q_map, k_map, v_map;

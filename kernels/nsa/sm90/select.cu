@@ -238,11 +238,6 @@ struct Plan {
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
-// Whether run() has an instance for tiles of this many tokens, more than usual, and this number of columns per turn.
-bool has_wide_instance(int64_t panels, int64_t tokens, int64_t columns) {
-  if (panels == 1) return columns <= 64;
-  return tokens == kMaxTokens || columns == 128;
-}
 // The tokens of a tile for rows that are not packed. The more tokens, the less often are the keys read from L2. Groups
 // of 1 or 2 heads of 64, and of 1 to 8 heads of 128, have wide tiles.
 int64_t tile_tokens(int64_t panels, int64_t heads, const SelectOptions& o, int64_t first_query) {
@@ -264,7 +259,7 @@ Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, 
   p.tokens = packed ? usual : tile_tokens(panels, heads, o, tokens - queries);
   // Chooses the number of columns per turn that needs the least padding; if equal, the one with the fewest turns.
   for (const int64_t columns : {32, 64, 96, 128}) {
-    if (p.tokens != usual && !has_wide_instance(panels, p.tokens, columns)) continue;
+    if (panels == 2 && p.tokens == 16 && columns != 128) continue;  // run() has only this instance
     const int64_t all = align_up(heads * p.tokens, columns);
     if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
   }
@@ -315,7 +310,8 @@ template <int kPanels>
 void run(Context& ctx, const SelectArgs& a, const Plan& p, int64_t ctas) {
   if (p.tokens != kTokensOf<kPanels>) {
     if constexpr (kPanels == 1)
-      return p.columns / p.turns == 32 ? run<1, 32, 32>(ctx, a, p, ctas) : run<1, 32, 64>(ctx, a, p, ctas);
+      return p.columns / p.turns == 32 ? run<1, kMaxTokens, 32>(ctx, a, p, ctas)
+                                       : run<1, kMaxTokens, 64>(ctx, a, p, ctas);
     if constexpr (kPanels == 2)
       return p.tokens == 16 ? run<2, 16, 128>(ctx, a, p, ctas) : run<2, kMaxTokens>(ctx, a, p, ctas);
   }

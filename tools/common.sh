@@ -38,15 +38,17 @@ nvcc_problem() {
   at_least "${release:-0}" 13 || echo "CUDA Toolkit 13 is needed, and $nvcc is of ${release:-an unknown release}"
 }
 
-# Prints why a CUDA program could not use a GPU here; nothing if it could: the driver is loaded and lists one whose compute
-# capability is 8.0 or more, or not known.
+# Prints why a CUDA program could not use a GPU here; nothing if it could: the driver is loaded, runs programs of CUDA 13
+# or does not say what it runs, and lists a GPU whose compute capability is 8.0 or more, or not known.
 gpu_problem() {
   if ! command -v nvidia-smi >/dev/null; then
     [ -n "$(ls /proc/driver/nvidia/gpus 2>/dev/null)" ] || echo "no NVIDIA driver is loaded"
     return
   fi
   [[ $'\n'$(nvidia-smi -L 2>/dev/null) == *$'\nGPU '* ]] || { echo "nvidia-smi lists none"; return; }
-  local most
+  local runs most
+  runs=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -n 1) || true
+  at_least "${runs:-13}" 13 || { echo "its driver runs programs up to CUDA $runs, and 13 is needed: update the driver"; return; }
   most=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -xE '[0-9]+\.[0-9]+' |
     sort -V | tail -n 1) || true
   at_least "${most:-8.0}" 8.0 || echo "its compute capability is $most, and 8.0 is needed"

@@ -71,6 +71,7 @@ done
 # The quickstart builds GPU kernels only if a GPU can run them.
 gpu='nvidia-smi=echo "GPU 0: a card (UUID: GPU-1)"'
 old_gpu='nvidia-smi=case $* in *compute_cap*) echo 6.1; echo 7.5 ;; *) echo "GPU 0: a card (UUID: GPU-1)" ;; esac'
+old_driver='nvidia-smi=[ $# -gt 0 ] && { echo "GPU 0: a card (UUID: GPU-1)"; exit; }; echo "| NVIDIA-SMI 550.54.14   Driver Version: 550.54.14   CUDA Version: 12.4     |"'
 nvcc='nvcc=echo "Cuda compilation tools, release 13.0, V13.0.88"'
 old_nvcc='nvcc=echo "Cuda compilation tools, release 12.8, V12.8.93"'
 no_gpu='nvidia-smi=echo "has failed because it could not communicate with the NVIDIA driver"; exit 9'
@@ -103,6 +104,10 @@ machine "$nvcc" "$old_gpu"  # no kernel runs on such a card
 run 0 quickstart.sh
 calls_has "cmake --preset cpu"
 prints "its compute capability is 7.5, and 8.0 is needed"
+machine "$nvcc" "$old_driver"
+run 0 quickstart.sh
+calls_has "cmake --preset cpu"
+prints "its driver runs programs up to CUDA 12.4, and 13 is needed"
 machine "$old_nvcc" "$gpu"
 run 0 quickstart.sh
 calls_has "cmake --preset cpu"

@@ -22,8 +22,8 @@ class LoadedModel {
     bool training = false;           // allocate what backward needs: kept activations, and gradients
     int64_t most_documents = 0;      // largest number of documents in a row; 0: every row is one document
     Comm* comm = nullptr;            // its ranks share each sequence (dist.context); null: this process has whole ones
-    // An NSA model that begins with the weights of the checkpoint, which is dense (load_dense_weights, with the seed of
-    // its run), in place of the checkpoint's own.
+    // If set, the checkpoint must be of a dense model. An NSA model of this shape is loaded instead: its weights are
+    // made from the checkpoint's by load_dense_weights(), with the seed of the checkpoint's run.
     std::optional<ModelConfig> begun = {};
   };
   explicit LoadedModel(const Options&);

@@ -46,7 +46,8 @@ void load_dense_weights(Context&, Params&, const std::string& path, uint64_t see
 // The same into the parameters that this rank of a run keeps, and from them into the weights. shards: the ranks among
 // which the parameters are divided (TrainStep::shards), who all call it; null if each rank keeps all.
 void read_weights(Context&, const Params&, Optimizer&, const std::string& path, Comm* shards);
-// The same from a dense model's weights, as load_dense_weights().
+// Like read_weights(), but path has the weights of a dense model, and the missing ones are made as by
+// load_dense_weights().
 void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& path, uint64_t seed, Comm* shards);
 
 // Throws Error with the file's name if the tokenizer differs from the checkpoint's copy. A checkpoint without a copy

@@ -4,8 +4,8 @@
 // factors a, b, c of the polynomial (NewtonSchulz) are therefore moved into those of the products: instead of X_k, the
 // matrix after k of the 5 iterations, the code has Z = a^(5-k) X_k, and an iteration is
 //   A = a^(-2(5-k)) Z Z^T = X_k X_k^T,  P = A + (c/b) A A,  next Z = Z + (b/a) P Z.
-// The last Z is X_5. The first is a^5 = 485 times as large as X_0, which changes no relative rounding error. A and P
-// are symmetric (A A = A A^T), so the products that compute them need half of the work (symmetric_product.h).
+// The last Z is X_5. The first is a^5 = 485 times as large as X_0, which changes no relative rounding error.
+// A and P are symmetric (A A = A A^T). symmetric_product() computes them with half of the work of other products.
 #include "kernels/update/newton_schulz.h"
 
 #include <algorithm>

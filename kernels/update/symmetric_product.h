@@ -1,8 +1,7 @@
 // Products of matrices with their own transposes, which are symmetric:
 //   D = alpha X X^T + addend, or D = alpha X^T X + addend
-// On Hopper in bf16 a kernel computes the tiles on and below the diagonal and stores each of the others as the
-// transpose of its mirror image; otherwise it is a batched product. An iteration on symmetric matrices may pass
-// X = X^T, for X X.
+// On Hopper in bf16 a kernel computes the tiles of D on and below the diagonal, and stores each of them a second time,
+// transposed, above it. Everywhere else it is an ordinary batched product. For a symmetric X, D is the square X X.
 #pragma once
 #include "engine/context.h"
 

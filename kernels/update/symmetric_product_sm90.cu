@@ -6,8 +6,8 @@
 // rows of the left operand and 128 of the right one, 64 of the inner dimension each. Both are parts of X, and in a tile
 // on the diagonal they are the same part, which is loaded once.
 //
-// Epilogue: a consumer writes 64 rows of its tile to shared memory, as they are and transposed, from where one thread
-// stores both by TMA. TMA reads zeros outside the tensors and does not write there, so S and K need not be multiples of
+// Epilogue: a consumer writes 64 rows of its tile to shared memory twice, once transposed. One thread then stores both
+// copies to D by TMA. TMA reads zeros outside the tensors and does not write there, so S and K need not be multiples of
 // the tile's sizes. The addend is read from global memory, two elements at a time.
 //
 // Iterations launch these kernels directly after each other, and one fills every SM, so its launch and its barriers are

@@ -5,11 +5,12 @@
 //
 // For each block the rows of the tokens that list it are gathered, 64 to an item: ldmatrix reads q at any 64 rows of
 // shared memory as the left operand of wgmma. With s = q k^T, m = the largest scaled score of the row in this block,
-// p = 2^(s - m) and o = p v, the item is then merged into the row's sums in shared memory:
-//   row_max' = max(row_max, m);  sums' = 2^(row_max - row_max') sums + 2^(m - row_max') (o, sum p).
-// Items belong to the three consumer warpgroups in turn. They compute at the same time, and merge in the order of the
-// items (WarpgroupTurns), because the same row may be in the items of several blocks. So a row's sums are added in
-// ascending order of its blocks, and its bits depend neither on its neighbours nor on its place in the tile.
+// p = 2^(s - m) and o = p v, each row of the item is then merged into its running values in shared memory, which are
+// the maximum M, the sum L of its probabilities and the output O (before the division by L). With M' = max(M, m):
+//   O' = 2^(M - M') O + 2^(m - M') o;  L' = 2^(M - M') L + 2^(m - M') (sum of p);  then M = M', L = L', O = O'.
+// The three consumer warpgroups take the items in turn and compute them concurrently. They merge one after the other,
+// in the order of the items (WarpgroupTurns), because a row can be in the items of several blocks. So a row's blocks
+// are added in ascending order, and its bits depend neither on its neighbours nor on its place in the tile.
 //
 // A producer warp makes the list of each block's tokens from bit masks and loads keys and values by TMA into a ring
 // (nsa/sm90/resident_rows.cuh). At heads of 128 two CTAs of a cluster have neighbouring tiles and visit the same
@@ -27,8 +28,8 @@
 namespace triad::cuda {
 namespace {
 
-// The product of one item with one block, in the registers of a warpgroup: o = p v, and of each of the lane's two rows
-// the largest score (row_max, in powers of 2) and the sum of p before its rounding to bf16.
+// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows of
+// o = p v, and for both rows the largest scaled score (row_max) and the sum of p (sum), taken before p becomes bf16.
 template <class Shape>
 struct Item {
   static constexpr int kPanels = Shape::kPanels, kPanelUnits = Shape::kPanelBytes >> 4;

@@ -11,8 +11,8 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 32;
-// Tokens per tile for kPanels = dk / 64, unless the group is small: three CTAs' queries fit on an SM at any group size.
-// Tiles of small groups have up to kMaxTokens, because fewer tiles then read all keys of the group from L2.
+// The usual number of tokens in a tile, for kPanels = dk / 64: so few that the queries of three CTAs fit on an SM, even
+// for large groups. Small groups may have up to kMaxTokens, so that fewer tiles read the keys of the group from L2.
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // tokens per work item, for tokens that need no scores

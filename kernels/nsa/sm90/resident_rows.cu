@@ -341,7 +341,7 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
               Shape::shared_bytes(keys.lists.blocks), a);
 }
 
-using Heads64 = ResidentRowsShape<64, 384, 4, 1, 3>;
+using Heads64 = ResidentRowsShape<64, 384, 4, 1, 4>;
 using Heads128 = ResidentRowsShape<128, 192, 2, 2, 3>;
 
 }  // namespace

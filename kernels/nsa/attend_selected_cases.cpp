@@ -87,8 +87,14 @@ OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
   return c;
 }
 
-// On Hopper: the forward with resident rows (nsa/sm90/resident_rows.cu), whose tiles have up to 96 tokens at heads of
-// 64; at heads of 128 a cluster has two tiles of up to 48.
+// The case with larger queries, so that in some rows the powers of a later block exceed 2^60.
+OpCase peaked(OpCase c) {
+  std::ranges::find(c.args, "q", &Arg::name)->std = 40.0;
+  return c;
+}
+
+// On Hopper: the forward with resident rows (nsa/sm90/resident_rows.cu). A tile has up to 96 tokens at heads of 64, and
+// up to 384 in groups of fewer than 4 heads; at heads of 128 a cluster has two tiles of up to 48, or 192.
 std::vector<OpCase> resident_rows_cases() {
   std::vector<OpCase> cases = {
       selected_case("2x130_l64_n3_G4_64x64", {2, 130, 130, 8, 2, 64, 64}, 3, 64),
@@ -115,6 +121,8 @@ std::vector<OpCase> resident_rows_cases() {
                     [](uint64_t) { return hot_lists(700 * 2, 4); }),
       selected_case("700_l64_n4_G6_hot_128x128", {1, 700, 700, 12, 2, 128, 128}, 4, 64,
                     [](uint64_t) { return hot_lists(700 * 2, 4); }),
+      peaked(selected_case("600_l64_n5_G4_peaked_64x64", {1, 600, 600, 4, 1, 64, 64}, 5, 64)),
+      peaked(selected_case("600_l64_n5_G4_peaked_128x128", {1, 600, 600, 4, 1, 128, 128}, 5, 64)),
       combined_case("1200_l64_n5_G4_combine_64x64", {1, 1200, 1200, 8, 2, 64, 64}, 5, 64),
       combined_case("1200_l64_n5_G4_combine_128x128", {1, 1200, 1200, 8, 2, 128, 128}, 5, 64),
       selected_case("8k_G4_64x64", {1, 8192, 8192, 32, 8, 64, 64}, 16, 64),

@@ -1,5 +1,5 @@
 // Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu): the tile of tokens that a CTA
-// computes, its shared memory, and the producer, which lists the tile's blocks and loads them.
+// computes, its shared memory, and the producer, which loads keys and values and lists the items.
 #pragma once
 #include <numbers>
 
@@ -9,10 +9,9 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kBlockKeys = 64;      // keys of a block, which are those of a step
-constexpr int kItemRows = 64;       // rows of an item
-constexpr int kClusterTokens = 96;  // tokens of all CTAs of a cluster, at most
-constexpr int kMostBlocks = 1024;   // blocks of a sequence, at most: shared memory has masks of all of them
+constexpr int kBlockKeys = 64;  // keys of a block, which are those of a step
+constexpr int kItemRows = 64;   // rows of an item
+constexpr int kQueryBox = 192;  // tokens that one TMA copy of q has, at most; the copy engine allows 256
 
 struct ResidentRowsArgs {
   CUtensorMap q_map, k_map, v_map;
@@ -26,23 +25,40 @@ struct ResidentRowsArgs {
   float scale_log2;
 };
 
-// The sizes of a CTA for heads (d, d). kRows: rows of a tile, at most. kCtas: CTAs of a cluster, which have
-// neighbouring tiles and load keys and values together. kWarpgroups: consumer warpgroups.
-template <int kD_, int kRows_, int kStages_, int kCtas_, int kWarpgroups_>
+__device__ __forceinline__ float4 load_shared(uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared(uint32_t address, const float4& x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
+
+// The sizes of a CTA for heads (d, d). kRows, kTokens: rows and tokens of a tile, at most. kCtas: CTAs of a cluster,
+// which have neighbouring tiles and load keys and values together. kWarpgroups: consumer warpgroups.
+template <int kD_, int kRows_, int kTokens_, int kStages_, int kCtas_, int kWarpgroups_>
 struct ResidentRowsShape {
-  static constexpr int kD = kD_, kRows = kRows_, kStages = kStages_, kCtas = kCtas_, kWarpgroups = kWarpgroups_;
-  static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + 32;
+  static constexpr int kD = kD_, kRows = kRows_, kTokens = kTokens_, kStages = kStages_, kCtas = kCtas_;
+  static constexpr int kWarpgroups = kWarpgroups_, kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + 32;
   static constexpr int kPanels = kD / kPanel, kPanelBytes = kBlockKeys * kPanelRowBytes;
   static constexpr int kQueryPanelBytes = kRows * kPanelRowBytes;
   // A block's mask has a bit for each token of the CTA; in a cluster, the highest bit says whether a token of another
   // CTA lists the block.
-  static constexpr int kTokens = kClusterTokens / kCtas, kWords = (kTokens + (kCtas > 1) + 31) / 32;
-  static constexpr unsigned kOthers = 1u << 31;
-  static_assert(kQueryPanelBytes % 1024 == 0 && kPanels % kCtas == 0);
-  // A step: the tokens of this CTA that list its block.
-  struct Step {
-    int block, count;
-    unsigned char tokens[kTokens];  // the first `count` are set, ascending, and counted from the tile's first token
+  static constexpr int kWords = (kTokens + (kCtas > 1) + 31) / 32;
+  static constexpr unsigned kOthers = kCtas > 1 ? 1u << 31 : 0;
+  static constexpr int kSlots = 16;  // of the ring of items
+  static_assert(kQueryPanelBytes % 1024 == 0 && kPanels % kCtas == 0 && kCtas <= 2 && kStages <= 32);
+  static_assert(kRows <= kSlots * kItemRows, "the items of one block must fit the ring");
+  // An item: up to 64 rows of the tile whose tokens list the block that begins at first_key and is in this stage.
+  struct alignas(16) Item {
+    int first_key;
+    int count;              // rows; 0: there are no more items
+    int stage, phase;       // of the ring of keys and values
+    short rows[kItemRows];  // ascending; those past `count` are ~r, where r is the last row
   };
   struct Shared {
     unsigned char q[kPanels][kQueryPanelBytes];
@@ -50,22 +66,30 @@ struct ResidentRowsShape {
     struct {
       unsigned char k[kPanels][kPanelBytes], v[kPanels][kPanelBytes];
     } stage[kStages];
-    float2 sums[kRows];  // x: row_max, in powers of 2; y: the sum of 2^(scaled score - row_max)
-    Barrier q_full, k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
-    Step steps[kStages];  // the step of each stage; guarded by k_full, for which all lanes arrive, and k_empty
+    Item items[kSlots];
+    float2 sums[kRows];     // x: the maximum M of resident_rows.cu; y: the sum L
+    float base[kRows];      // -inf before the row's first item
+    short tokens[kTokens];  // the tokens that list the block whose items are written
+    Barrier q_full, k_full[kStages], v_full[kStages];
+    Barrier k_peer[kStages], v_peer[kStages];  // the cluster's other CTA has no use any more for this stage
+    // item_full: the item is written. k_done: its block's keys are read; v_done: its values too, and the item.
+    // base_set: its rows have bases; merged: they have its sums.
+    Barrier item_full[kSlots], k_done[kSlots], v_done[kSlots], base_set[kSlots], merged[kSlots];
   };
-  static_assert(sizeof(Shared) + kMostBlocks * kWords * sizeof(unsigned) <= 227 * 1024);
+  static constexpr int64_t kMostBlocks =
+      (227 * 1024 - static_cast<int64_t>(sizeof(Shared))) / (kWords * static_cast<int64_t>(sizeof(unsigned)));
   static int64_t shared_bytes(int64_t blocks) {
     return static_cast<int64_t>(sizeof(Shared)) + blocks * kWords * static_cast<int64_t>(sizeof(unsigned));
   }
   static __device__ __forceinline__ unsigned* masks(Shared& shared) { return reinterpret_cast<unsigned*>(&shared + 1); }
-  // The 16 columns [16 group, 16 group + 16) of a row of o: 64 bytes, of which lane c of four has the 16 bytes at 4 c,
-  // in the order in which it has them in the sums of a product. Neighbouring rows have neighbouring groups exchanged,
-  // so that they are in different banks.
-  static __device__ __forceinline__ float4* o_at(Shared& shared, int row, int group) {
-    const int c = threadIdx.x % 4;
-    return reinterpret_cast<float4*>(shared.o + row * kD + ((group ^ (row & 3)) * 16 + c * 4));
+  // The 16 columns [16 group, 16 group + 16) of a row of o are 64 bytes, of which lane c of four has the 16 bytes at 4
+  // c, in the order in which it has them in the sums of a product. Neighbouring rows have neighbouring groups
+  // exchanged, so that they are in different banks. o_address: of this lane's part of group 0; o_group: of any other,
+  // from it.
+  static __device__ __forceinline__ uint32_t o_address(Shared& shared, int row) {
+    return shared_address(shared.o + row * kD + (row & 3) * 16 + threadIdx.x % 4 * 4);
   }
+  static __device__ __forceinline__ uint32_t o_group(uint32_t address, int group) { return address ^ group << 6; }
 };
 
 // The tokens [first, first + tokens) of sequence b and group g, which this CTA computes, and the last token of its
@@ -101,30 +125,18 @@ __device__ __forceinline__ void read_lists(const ResidentRowsArgs& a, const Toke
              is_own ? 1u << own % 32 : Shape::kOthers);
   }
 }
-// The number of blocks that any token of the cluster lists. All threads of the CTA call it.
-template <class Shape>
-__device__ __forceinline__ int count_steps(const unsigned* masks, int blocks) {
-  int steps = 0;
-  for (int block0 = 0; block0 < blocks; block0 += Shape::kThreads) {
-    const int block = block0 + static_cast<int>(threadIdx.x);
-    unsigned any = 0;
-#pragma unroll
-    for (int w = 0; w < Shape::kWords; ++w) any |= block < blocks ? masks[block * Shape::kWords + w] : 0u;
-    steps += __syncthreads_count(any != 0);
-  }
-  return steps;
-}
 
 // Loads the tile's q.
 template <class Shape>
 __device__ __forceinline__ void load_queries(const ResidentRowsArgs& a, const TokenTile& tile,
                                              typename Shape::Shared& shared) {
   if (tile.tokens == 0) return barrier_arrive(&shared.q_full);
-  const int G = a.heads.value();
+  const int G = a.heads.value(), box = min(a.tile_tokens, kQueryBox);
   barrier_expect(&shared.q_full, Shape::kPanels * a.tile_tokens * G * kPanelRowBytes);
-#pragma unroll
   for (int i = 0; i < Shape::kPanels; ++i)
-    copy_box(shared.q[i], a.q_map, kPanel * i, tile.g * G, tile.first - a.lists.first_token, tile.b, &shared.q_full);
+    for (int token = 0; token < a.tile_tokens; token += box)
+      copy_box(shared.q[i] + token * G * kPanelRowBytes, a.q_map, kPanel * i, tile.g * G,
+               tile.first - a.lists.first_token + token, tile.b, &shared.q_full);
 }
 
 // Loads the panels of a block's keys or values. In a cluster, each CTA loads its share of the panels for all CTAs; a
@@ -144,44 +156,80 @@ __device__ __forceinline__ void load_panels(unsigned char (&to)[Shape::kPanels][
   }
 }
 
-// The producer: one warp lists the tokens of each step, in ascending order of blocks, and loads its keys and values.
+// The producer: one warp. For each block that a token of the cluster lists, in ascending order, it loads keys and
+// values and writes the items. It does this in the order of the waits of a consumer, who takes an item and waits for
+// the keys and then for the values: a barrier tells apart only a phase and the next one, so a consumer may not come
+// when a stage still waits for an earlier step's bytes.
 template <class Shape>
-__device__ __forceinline__ void produce_steps(const ResidentRowsArgs& a, const TokenTile& tile,
+__device__ __forceinline__ void produce_items(const ResidentRowsArgs& a, const TokenTile& tile,
                                               typename Shape::Shared& shared) {
-  constexpr int kWords = Shape::kWords;
-  const int lane = threadIdx.x % 32, blocks = tile.blocks();
+  constexpr int kWords = Shape::kWords, kSlots = Shape::kSlots;
+  const int lane = threadIdx.x % 32, blocks = tile.blocks(), G = a.heads.value();
   const unsigned* const masks = Shape::masks(shared);
   PipelineState<Shape::kStages> state;
+  int n = 0, item = 0;
+  int first = 0, items = 0;  // lane i: the items of the step that stage i has
+  const auto wait_for_slot = [&] { barrier_wait(&shared.v_done[item % kSlots], (item / kSlots & 1) ^ 1); };
   for (int block0 = 0; block0 < blocks; block0 += 32) {
     unsigned any = 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) any |= block0 + lane < blocks ? masks[(block0 + lane) * kWords + w] : 0u;
     for (unsigned left = __ballot_sync(kFullWarp, any != 0); left != 0; left &= left - 1) {
       const int block = block0 + __ffs(left) - 1;
-      barrier_wait(&shared.k_empty[state.index], state.phase ^ 1);
-      typename Shape::Step& step = shared.steps[state.index];
-      int count = 0;
+      // The tokens of this CTA that list the block.
+      int tokens = 0;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         unsigned word = masks[block * kWords + w];
-        if (Shape::kCtas > 1 && w == kWords - 1) word &= ~Shape::kOthers;
+        if (w == kWords - 1) word &= ~Shape::kOthers;
         if ((word >> lane & 1) != 0)
-          step.tokens[count + __popc(word & ((1u << lane) - 1))] = static_cast<unsigned char>(32 * w + lane);
-        count += __popc(word);
+          shared.tokens[tokens + __popc(word & ((1u << lane) - 1))] = static_cast<short>(32 * w + lane);
+        tokens += __popc(word);
       }
-      if (lane == 0) {
-        step.block = block, step.count = count;
-        load_panels<Shape>(shared.stage[state.index].k, a.k_map, tile, block, &shared.k_full[state.index]);
-      } else {
-        barrier_arrive(&shared.k_full[state.index]);  // this lane has written its tokens
+      // Waits until the items of the stage's last step are done; in a cluster, also until the copies for this CTA are
+      // (the step may have had no items here), and until the other CTA has waited for the same.
+      const int before = __shfl_sync(kFullWarp, first, state.index) + lane;
+      const bool waits = lane < __shfl_sync(kFullWarp, items, state.index);
+      const auto wait_for_stage = [&](Barrier* done, Barrier* full, Barrier* peer) {
+        if (waits) barrier_wait(&done[before % kSlots], before / kSlots & 1);
+        __syncwarp();
+        if (Shape::kCtas == 1 || n < Shape::kStages || lane > 0) return;
+        barrier_wait(&full[state.index], state.phase ^ 1);
+        barrier_arrive_at(&peer[state.index], tile.rank ^ 1);
+        barrier_wait(&peer[state.index], state.phase ^ 1);
+      };
+      auto& stage = shared.stage[state.index];
+      wait_for_stage(shared.k_done, shared.k_full, shared.k_peer);
+      if (lane == 0) load_panels<Shape>(stage.k, a.k_map, tile, block, &shared.k_full[state.index]);
+      wait_for_stage(shared.v_done, shared.v_full, shared.v_peer);
+      if (lane == 0) load_panels<Shape>(stage.v, a.v_map, tile, block, &shared.v_full[state.index]);
+      __syncwarp();
+
+      const int rows = tokens * G;
+      if (lane == state.index) first = item, items = ceil_div(rows, kItemRows);
+      for (int row0 = 0; row0 < rows; row0 += kItemRows, ++item) {
+        wait_for_slot();
+        typename Shape::Item& to = shared.items[item % kSlots];
+#pragma unroll
+        for (int i = lane; i < kItemRows; i += 32) {
+          const int index = min(row0 + i, rows - 1), place = a.heads.quotient(index);
+          const int row = shared.tokens[place] * G + index - place * G;
+          to.rows[i] = static_cast<short>(row0 + i < rows ? row : ~row);
+        }
+        if (lane == 0) {
+          to.first_key = block * kBlockKeys, to.count = min(kItemRows, rows - row0);
+          to.stage = state.index, to.phase = state.phase;
+        }
+        barrier_arrive(&shared.item_full[item % kSlots]);  // each lane has written its part
       }
-      // Lane 0 alone waits: a lane that waited more slowly could miss this phase and the next one, and wait forever.
-      if (lane == 0) {
-        barrier_wait(&shared.v_empty[state.index], state.phase ^ 1);
-        load_panels<Shape>(shared.stage[state.index].v, a.v_map, tile, block, &shared.v_full[state.index]);
-      }
-      state.advance();
+      __syncwarp();  // all lanes have read the tokens
+      ++n, state.advance();
     }
+  }
+  for (int w = 0; w < Shape::kWarpgroups; ++w, ++item) {
+    wait_for_slot();
+    if (lane == 0) shared.items[item % kSlots].count = 0;
+    barrier_arrive(&shared.item_full[item % kSlots]);
   }
   __syncwarp();
 }

@@ -50,9 +50,9 @@ struct ResidentRowsShape {
   // CTA lists the block.
   static constexpr int kWords = (kTokens + (kCtas > 1) + 31) / 32;
   static constexpr unsigned kOthers = kCtas > 1 ? 1u << 31 : 0;
-  static constexpr int kSlots = 16;  // of the ring of items
+  static constexpr int kSlots = 32;  // of the ring of items
   static_assert(kQueryPanelBytes % 1024 == 0 && kPanels % kCtas == 0 && kCtas <= 2 && kStages <= 32);
-  static_assert(kRows <= kSlots * kItemRows, "the items of one block must fit the ring");
+  static_assert(kStages * kRows <= kSlots * kItemRows, "the producer waits for items of kStages steps ago");
   // An item: up to 64 rows of the tile whose tokens list the block that begins at first_key and is in this stage.
   struct alignas(16) Item {
     int first_key;

@@ -15,8 +15,8 @@
 // several blocks. So they set bases in the order of the items, and merge in this order. A row's blocks are then added
 // in ascending order, and its bits depend neither on its neighbours nor on its place in the tile.
 //
-// A producer warp (nsa/sm90/resident_rows.cuh) loads keys and values by TMA into a ring of stages, and makes the items
-// from bit masks. At heads of 128 two CTAs of a cluster have neighbouring tiles and visit the same
+// Two producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the other
+// makes the items from bit masks. At heads of 128 two CTAs of a cluster have neighbouring tiles and visit the same
 // blocks: each loads half of the columns of K and V, for both.
 //
 // Memory: q 48 KB, o 96 KB, K and V 64 KB: 96 tokens of 4 heads of 64 with four stages, or 48 tokens of 4 heads of 128
@@ -227,8 +227,8 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const int slot = n % kSlots;
     barrier_wait(&shared.item_full[slot], n / kSlots & 1);
     const typename Shape::Item& item = shared.items[slot];
-    const int count = item.count, first_key = item.first_key, stage = item.stage, phase = item.phase;
-    if (count == 0) return;
+    const int count = item.count, first_key = item.first_key, step = item.step;
+    if (count < 0) return;
     // Waits until the item before this one has arrived at its barrier of `done`.
     const auto wait_for_item_before = [&](Barrier* done) {
       if (n > 0) barrier_wait(&done[(n - 1) % kSlots], (n - 1) / kSlots & 1);
@@ -240,11 +240,11 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const bool used = first < count;
     const int from = item.rows[first + lane % 16], row = from < 0 ? ~from : from;
     const uint32_t q = queries + swizzled(row, lane / 16);
-    const auto& kv = shared.stage[stage];
+    const auto& kv = shared.stage[step % Shape::kStages];
     Product<Shape> product;
 #pragma unroll
     for (int i = 0; i < 2; ++i) product.rows[i] = item.rows[first + fragment_row() + 8 * i];
-    barrier_wait(&shared.k_full[stage], phase);
+    barrier_wait(&shared.k_full[step % kSlots], step / kSlots & 1);
     product.multiply_scores(q, tile_descriptor(shared_address(kv.k)));
     const auto keys_seen = [&](int(&seen)[2]) {
 #pragma unroll
@@ -273,7 +273,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
       product.clear();
     }
     barrier_arrive_warp(&shared.k_done[slot]);
-    barrier_wait(&shared.v_full[stage], phase);
+    barrier_wait(&shared.v_full[step % kSlots], step / kSlots & 1);
     product.multiply_values(tile_descriptor(shared_address(kv.v)));
     barrier_arrive_warp(&shared.v_done[slot]);
     wait_for_item_before(shared.merged);
@@ -330,12 +330,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&shared.q_full, 1);
-    for (int i = 0; i < Shape::kStages; ++i) {
-      barrier_init(&shared.k_full[i], 1), barrier_init(&shared.v_full[i], 1);
-      barrier_init(&shared.k_peer[i], 1), barrier_init(&shared.v_peer[i], 1);
-    }
+    for (int i = 0; i < Shape::kStages; ++i) barrier_init(&shared.k_peer[i], 1), barrier_init(&shared.v_peer[i], 1);
     for (int i = 0; i < Shape::kSlots; ++i) {
-      barrier_init(&shared.item_full[i], 32);
+      barrier_init(&shared.item_full[i], 32), barrier_init(&shared.k_full[i], 1), barrier_init(&shared.v_full[i], 1);
       for (Barrier* done : {shared.k_done, shared.v_done, shared.base_set, shared.merged}) barrier_init(&done[i], 4);
     }
     barrier_init_done();
@@ -352,7 +349,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if constexpr (Shape::kCtas > 1) sync_cluster();  // after it, the barriers of all CTAs are initialised
   __syncthreads();
   if (warp == Shape::kConsumers / 32) {
-    produce_items<Shape>(a, tile, shared);
+    load_steps<Shape>(a, tile, shared);
+  } else if (warp == Shape::kConsumers / 32 + 1) {
+    list_items<Shape>(a, tile, shared);
   } else {
     if (a.combine.active())
       for (int i = threadIdx.x; i < tile.tokens * a.heads.value() * Shape::kPanels; i += Shape::kConsumers) {

@@ -1,5 +1,5 @@
 // Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu): the tile of tokens that a CTA
-// computes, its shared memory, and the producer, which loads keys and values and lists the items.
+// computes, its shared memory, and the two producer warps: one loads keys and values, the other lists the items.
 #pragma once
 #include <numbers>
 
@@ -43,22 +43,24 @@ __device__ __forceinline__ void store_shared(uint32_t address, const float4& x) 
 template <int kD_, int kRows_, int kTokens_, int kStages_, int kCtas_, int kWarpgroups_>
 struct ResidentRowsShape {
   static constexpr int kD = kD_, kRows = kRows_, kTokens = kTokens_, kStages = kStages_, kCtas = kCtas_;
-  static constexpr int kWarpgroups = kWarpgroups_, kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + 32;
+  static constexpr int kWarpgroups = kWarpgroups_, kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + 64;
   static constexpr int kPanels = kD / kPanel, kPanelBytes = kBlockKeys * kPanelRowBytes;
   static constexpr int kQueryPanelBytes = kRows * kPanelRowBytes;
   // A block's mask has a bit for each token of the CTA; in a cluster, the highest bit says whether a token of another
   // CTA lists the block.
   static constexpr int kWords = (kTokens + (kCtas > 1) + 31) / 32;
   static constexpr unsigned kOthers = kCtas > 1 ? 1u << 31 : 0;
-  static constexpr int kSlots = 32;  // of the ring of items
-  static_assert(kQueryPanelBytes % 1024 == 0 && kPanels % kCtas == 0 && kCtas <= 2 && kStages <= 32);
-  static_assert(kStages * kRows <= kSlots * kItemRows, "the producer waits for items of kStages steps ago");
-  // An item: up to 64 rows of the tile whose tokens list the block that begins at first_key and is in this stage.
+  // The slots of the ring of items. Loads have as many barriers, step n those of number n % kSlots: a barrier tells
+  // apart only a phase and the next one, and each step has an item, so no warp waits for a phase when an earlier one is
+  // not complete. The producer waits for the items of kStages steps ago, so their slots must not have other items yet.
+  static constexpr int kSlots = 32;
+  static_assert(kStages * kRows <= kSlots * kItemRows);
+  static_assert(kQueryPanelBytes % 1024 == 0 && kPanels % kCtas == 0 && kCtas <= 2 && kStages <= kSlots);
+  // An item: up to 64 rows of the tile, whose tokens list the block that begins at first_key.
   struct alignas(16) Item {
-    int first_key;
-    int count;              // rows; 0: there are no more items
-    int stage, phase;       // of the ring of keys and values
-    short rows[kItemRows];  // ascending; those past `count` are ~r, where r is the last row
+    int first_key, step;
+    int count;              // rows; negative: there are no more items
+    short rows[kItemRows];  // ascending; those past `count` are ~r, where r is the last row, or 0
   };
   struct Shared {
     unsigned char q[kPanels][kQueryPanelBytes];
@@ -70,8 +72,8 @@ struct ResidentRowsShape {
     float2 sums[kRows];     // x: the maximum M of resident_rows.cu; y: the sum L
     float base[kRows];      // -inf before the row's first item
     short tokens[kTokens];  // the tokens that list the block whose items are written
-    Barrier q_full, k_full[kStages], v_full[kStages];
-    Barrier k_peer[kStages], v_peer[kStages];  // the cluster's other CTA has no use any more for this stage
+    Barrier q_full, k_full[kSlots], v_full[kSlots];
+    Barrier k_peer[kStages], v_peer[kStages];  // the cluster's other CTA does not need what this stage has any more
     // item_full: the item is written. k_done: its block's keys are read; v_done: its values too, and the item.
     // base_set: its rows have bases; merged: they have its sums.
     Barrier item_full[kSlots], k_done[kSlots], v_done[kSlots], base_set[kSlots], merged[kSlots];
@@ -156,79 +158,99 @@ __device__ __forceinline__ void load_panels(unsigned char (&to)[Shape::kPanels][
   }
 }
 
-// The producer: one warp. For each block that a token of the cluster lists, in ascending order, it loads keys and
-// values and writes the items. It does this in the order of the waits of a consumer, who takes an item and waits for
-// the keys and then for the values: a barrier tells apart only a phase and the next one, so a consumer may not come
-// when a stage still waits for an earlier step's bytes.
-template <class Shape>
-__device__ __forceinline__ void produce_items(const ResidentRowsArgs& a, const TokenTile& tile,
-                                              typename Shape::Shared& shared) {
-  constexpr int kWords = Shape::kWords, kSlots = Shape::kSlots;
-  const int lane = threadIdx.x % 32, blocks = tile.blocks(), G = a.heads.value();
-  const unsigned* const masks = Shape::masks(shared);
-  PipelineState<Shape::kStages> state;
-  int n = 0, item = 0;
-  int first = 0, items = 0;  // lane i: the items of the step that stage i has
-  const auto wait_for_slot = [&] { barrier_wait(&shared.v_done[item % kSlots], (item / kSlots & 1) ^ 1); };
+// Calls step(block, tokens) for each block that any token of the cluster lists, in ascending order. tokens: how many of
+// this CTA's tokens list it. All lanes of a warp call it.
+template <class Shape, class Step>
+__device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks, Step&& step) {
+  const int lane = threadIdx.x % 32;
   for (int block0 = 0; block0 < blocks; block0 += 32) {
     unsigned any = 0;
+    int tokens = 0;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) any |= block0 + lane < blocks ? masks[(block0 + lane) * kWords + w] : 0u;
+    for (int w = 0; w < Shape::kWords; ++w) {
+      const unsigned word = block0 + lane < blocks ? masks[(block0 + lane) * Shape::kWords + w] : 0u;
+      any |= word;
+      tokens += __popc(w == Shape::kWords - 1 ? word & ~Shape::kOthers : word);
+    }
     for (unsigned left = __ballot_sync(kFullWarp, any != 0); left != 0; left &= left - 1) {
-      const int block = block0 + __ffs(left) - 1;
-      // The tokens of this CTA that list the block.
-      int tokens = 0;
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        unsigned word = masks[block * kWords + w];
-        if (w == kWords - 1) word &= ~Shape::kOthers;
-        if ((word >> lane & 1) != 0)
-          shared.tokens[tokens + __popc(word & ((1u << lane) - 1))] = static_cast<short>(32 * w + lane);
-        tokens += __popc(word);
-      }
-      // Waits until the items of the stage's last step are done; in a cluster, also until the copies for this CTA are
-      // (the step may have had no items here), and until the other CTA has waited for the same.
-      const int before = __shfl_sync(kFullWarp, first, state.index) + lane;
-      const bool waits = lane < __shfl_sync(kFullWarp, items, state.index);
-      const auto wait_for_stage = [&](Barrier* done, Barrier* full, Barrier* peer) {
-        if (waits) barrier_wait(&done[before % kSlots], before / kSlots & 1);
-        __syncwarp();
-        if (Shape::kCtas == 1 || n < Shape::kStages || lane > 0) return;
-        barrier_wait(&full[state.index], state.phase ^ 1);
-        barrier_arrive_at(&peer[state.index], tile.rank ^ 1);
-        barrier_wait(&peer[state.index], state.phase ^ 1);
-      };
-      auto& stage = shared.stage[state.index];
-      wait_for_stage(shared.k_done, shared.k_full, shared.k_peer);
-      if (lane == 0) load_panels<Shape>(stage.k, a.k_map, tile, block, &shared.k_full[state.index]);
-      wait_for_stage(shared.v_done, shared.v_full, shared.v_peer);
-      if (lane == 0) load_panels<Shape>(stage.v, a.v_map, tile, block, &shared.v_full[state.index]);
-      __syncwarp();
-
-      const int rows = tokens * G;
-      if (lane == state.index) first = item, items = ceil_div(rows, kItemRows);
-      for (int row0 = 0; row0 < rows; row0 += kItemRows, ++item) {
-        wait_for_slot();
-        typename Shape::Item& to = shared.items[item % kSlots];
-#pragma unroll
-        for (int i = lane; i < kItemRows; i += 32) {
-          const int index = min(row0 + i, rows - 1), place = a.heads.quotient(index);
-          const int row = shared.tokens[place] * G + index - place * G;
-          to.rows[i] = static_cast<short>(row0 + i < rows ? row : ~row);
-        }
-        if (lane == 0) {
-          to.first_key = block * kBlockKeys, to.count = min(kItemRows, rows - row0);
-          to.stage = state.index, to.phase = state.phase;
-        }
-        barrier_arrive(&shared.item_full[item % kSlots]);  // each lane has written its part
-      }
-      __syncwarp();  // all lanes have read the tokens
-      ++n, state.advance();
+      const int from = __ffs(left) - 1;
+      step(block0 + from, __shfl_sync(kFullWarp, tokens, from));
     }
   }
+}
+// The number of items of a step. A step without rows in this CTA has one, whose count is 0.
+__device__ __forceinline__ int count_items(int rows) { return max(1, ceil_div(rows, kItemRows)); }
+
+// The first producer warp: loads the keys and values of each step into the stage of the step kStages ago, when the
+// items of that step are done, here and in the cluster's other CTA.
+template <class Shape>
+__device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const TokenTile& tile,
+                                           typename Shape::Shared& shared) {
+  constexpr int kStages = Shape::kStages, kSlots = Shape::kSlots;
+  const int lane = threadIdx.x % 32, G = a.heads.value();
+  int n = 0, item = 0;
+  int first = 0, items = 0;  // lane i: the items of the last step that stage i has had
+  for_each_step<Shape>(Shape::masks(shared), tile.blocks(), [&](int block, int tokens) {
+    const int stage = n % kStages, full = n % kSlots;
+    const int before = __shfl_sync(kFullWarp, first, stage) + lane;
+    const bool waits = lane < __shfl_sync(kFullWarp, items, stage);
+    const auto wait_for_stage = [&](Barrier* done, Barrier* peer) {
+      if (waits) barrier_wait(&done[before % kSlots], before / kSlots & 1);
+      __syncwarp();
+      if (Shape::kCtas == 1 || n < kStages || lane > 0) return;
+      barrier_arrive_at(&peer[stage], tile.rank ^ 1);
+      barrier_wait(&peer[stage], (n / kStages & 1) ^ 1);
+    };
+    wait_for_stage(shared.k_done, shared.k_peer);
+    if (lane == 0) load_panels<Shape>(shared.stage[stage].k, a.k_map, tile, block, &shared.k_full[full]);
+    wait_for_stage(shared.v_done, shared.v_peer);
+    if (lane == 0) load_panels<Shape>(shared.stage[stage].v, a.v_map, tile, block, &shared.v_full[full]);
+    const int own = count_items(tokens * G);
+    if (lane == stage) first = item, items = own;
+    item += own, ++n;
+  });
+  __syncwarp();
+}
+
+// The second producer warp: writes the items.
+template <class Shape>
+__device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const TokenTile& tile,
+                                           typename Shape::Shared& shared) {
+  constexpr int kWords = Shape::kWords, kSlots = Shape::kSlots;
+  const int lane = threadIdx.x % 32, G = a.heads.value();
+  const unsigned* const masks = Shape::masks(shared);
+  int n = 0, item = 0;
+  const auto wait_for_slot = [&] { barrier_wait(&shared.v_done[item % kSlots], (item / kSlots & 1) ^ 1); };
+  for_each_step<Shape>(masks, tile.blocks(), [&](int block, int tokens) {
+    int listed = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      unsigned word = masks[block * kWords + w];
+      if (w == kWords - 1) word &= ~Shape::kOthers;
+      if ((word >> lane & 1) != 0)
+        shared.tokens[listed + __popc(word & ((1u << lane) - 1))] = static_cast<short>(32 * w + lane);
+      listed += __popc(word);
+    }
+    __syncwarp();
+    const int rows = tokens * G, items = count_items(rows);
+    for (int i = 0; i < items; ++i, ++item) {
+      wait_for_slot();
+      typename Shape::Item& to = shared.items[item % kSlots];
+#pragma unroll
+      for (int j = lane; j < kItemRows; j += 32) {
+        const int index = i * kItemRows + j, last = max(0, min(index, rows - 1)), place = a.heads.quotient(last);
+        const int row = rows == 0 ? 0 : shared.tokens[place] * G + last - place * G;
+        to.rows[j] = static_cast<short>(index < rows ? row : ~row);
+      }
+      if (lane == 0) to.first_key = block * kBlockKeys, to.count = min(kItemRows, rows - i * kItemRows), to.step = n;
+      barrier_arrive(&shared.item_full[item % kSlots]);  // each lane has written its part
+    }
+    __syncwarp();  // all lanes have read the tokens
+    ++n;
+  });
   for (int w = 0; w < Shape::kWarpgroups; ++w, ++item) {
     wait_for_slot();
-    if (lane == 0) shared.items[item % kSlots].count = 0;
+    if (lane == 0) shared.items[item % kSlots].count = -1;
     barrier_arrive(&shared.item_full[item % kSlots]);
   }
   __syncwarp();

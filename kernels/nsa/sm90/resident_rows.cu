@@ -11,16 +11,17 @@
 // Only if the powers of a row exceed 2^60 in an item, its scores there are recomputed, with its largest score m in this
 // block in place of the base, and M rises to M' = max(M, m). In general, with b the base or m:
 //   L' = 2^(M - M') L + 2^(b - M') (sum of p);  O' = 2^(M - M') O + 2^(b - M') o.
-// The consumer warpgroups take the items in turn and compute them concurrently, but a row can be in the items of
-// several blocks. So they set bases in the order of the items, and merge in this order. A row's blocks are then added
-// in ascending order, and its bits depend neither on its neighbours nor on its place in the tile.
+// The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have different
+// rows, but a row can be in the items of several blocks. So an item reads bases, and merges, only after all items of
+// earlier blocks have done so. A row's blocks are then added in ascending order, and its bits depend neither on its
+// neighbours nor on its place in the tile.
 //
 // Two producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the other
-// makes the items from bit masks. At heads of 128 two CTAs of a cluster have neighbouring tiles and visit the same
-// blocks: each loads half of the columns of K and V, for both.
+// makes the items from bit masks.
 //
-// Memory: q 48 KB, o 96 KB, K and V 64 KB: 96 tokens of 4 heads of 64 with four stages, or 48 tokens of 4 heads of 128
-// with two. Masks take the rest. A candidate (KernelChoice): tests/baselines/notes/selected.md says where it is faster.
+// Memory: q 48 KB, o 96 KB, four stages of K and V 64 KB, for up to 96 tokens and 384 rows. Masks take the rest. Bound
+// by latency: some 800 clocks per item of 64 rows and 64 keys, where 370 instructions of each of four warps are issued,
+// and 64 KB of shared memory are read or written (tests/baselines/notes/selected.md).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -227,11 +228,13 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const int slot = n % kSlots;
     barrier_wait(&shared.item_full[slot], n / kSlots & 1);
     const typename Shape::Item& item = shared.items[slot];
-    const int count = item.count, first_key = item.first_key, step = item.step;
-    if (count < 0) return;
-    // Waits until the item before this one has arrived at its barrier of `done`.
-    const auto wait_for_item_before = [&](Barrier* done) {
-      if (n > 0) barrier_wait(&done[(n - 1) % kSlots], (n - 1) / kSlots & 1);
+    const int count = item.count, first_key = item.first_key, step = item.step, before = item.before,
+              first_item = item.first;
+    if (count == 0) return;
+    // Waits until the items of the blocks before have arrived at their barriers of `done`. Those of the step before
+    // have waited for the steps before it.
+    const auto wait_for_blocks_before = [&](Barrier* done) {
+      for (int i = before; i < first_item; ++i) barrier_wait(&done[i % kSlots], i / kSlots & 1);
     };
     // Each warp has 16 rows. In an item of fewer than 64 rows some warps have none; which ones changes from item to
     // item, so that the schedulers of the SM, which have one warp each of a warpgroup, have equal work. A lane passes
@@ -258,9 +261,9 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
       keys_seen(seen);
       product.mask(seen);
     }
-    wait_for_item_before(shared.base_set);
+    wait_for_blocks_before(shared.base_set);
     if (used) product.set_base(shared, a.scale_log2);
-    barrier_arrive_warp(&shared.base_set[slot]);
+    barrier_arrive(&shared.base_set[slot]);  // each lane for what it has written; no faster with one lane for the warp
     if (used) {
       product.softmax(a.scale_log2);
       if (product.overflows()) {
@@ -276,9 +279,9 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     barrier_wait(&shared.v_full[step % kSlots], step / kSlots & 1);
     product.multiply_values(tile_descriptor(shared_address(kv.v)));
     barrier_arrive_warp(&shared.v_done[slot]);
-    wait_for_item_before(shared.merged);
+    wait_for_blocks_before(shared.merged);
     if (used) product.merge(shared);
-    barrier_arrive_warp(&shared.merged[slot]);
+    barrier_arrive(&shared.merged[slot]);
   }
 }
 
@@ -324,16 +327,17 @@ __device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const Toke
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     fwd_resident_rows_kernel(const __grid_constant__ ResidentRowsArgs a) {
+  if (a.share.all != nullptr && *a.share.all == 0) return;  // the lists are alike: another kernel computes all tokens
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   unsigned* const masks = Shape::masks(shared);
-  const TokenTile tile(a, Shape::kCtas);
+  const TokenTile tile(a);
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&shared.q_full, 1);
-    for (int i = 0; i < Shape::kStages; ++i) barrier_init(&shared.k_peer[i], 1), barrier_init(&shared.v_peer[i], 1);
     for (int i = 0; i < Shape::kSlots; ++i) {
       barrier_init(&shared.item_full[i], 32), barrier_init(&shared.k_full[i], 1), barrier_init(&shared.v_full[i], 1);
-      for (Barrier* done : {shared.k_done, shared.v_done, shared.base_set, shared.merged}) barrier_init(&done[i], 4);
+      barrier_init(&shared.k_done[i], 4), barrier_init(&shared.v_done[i], 4);
+      barrier_init(&shared.base_set[i], kWarpgroup), barrier_init(&shared.merged[i], kWarpgroup);
     }
     barrier_init_done();
   }
@@ -346,7 +350,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     reinterpret_cast<float4*>(shared.o)[i] = make_float4(0, 0, 0, 0);
   for (int i = threadIdx.x; i < Shape::kRows; i += Shape::kThreads)
     shared.base[i] = -INFINITY, shared.sums[i] = make_float2(-INFINITY, 0.0f);
-  if constexpr (Shape::kCtas > 1) sync_cluster();  // after it, the barriers of all CTAs are initialised
   __syncthreads();
   if (warp == Shape::kConsumers / 32) {
     load_steps<Shape>(a, tile, shared);
@@ -364,17 +367,34 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     store_rows<Shape>(a, tile, shared);
     __syncwarp();
   }
-  if constexpr (Shape::kCtas > 1) sync_cluster();  // no CTA ends while another one may arrive at its barriers
 }
 
-template <class Shape>
-void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                          const SelectedKeys& keys, const CombineAlong* combine) {
+using Heads64 = ResidentRowsShape<64, 384, 96, 4, 4>;
+
+}  // namespace
+
+bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  constexpr int64_t kMostHeads = 8, kMostEntries = 64;
+  return forward_sm90_supports(out, in) && in.q.size(3) == 64 && in.q.size(2) / in.k.size(2) <= kMostHeads &&
+         l_sel == kBlockKeys && block_index.size(3) <= kMostEntries && in.documents.empty() &&
+         ceil_div(end_token(in), l_sel) <= Heads64::kMostBlocks;
+}
+
+bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  // A tile of a smaller group has too few rows. In a full one, kRows n / blocks rows list a block, on average over all
+  // blocks; from 24 on the items are full enough (measured, tests/baselines/notes/selected.md).
+  const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(end_token(in), l_sel);
+  return Heads64::kTokens * G >= Heads64::kRows && Heads64::kRows * block_index.size(3) >= 24 * blocks;
+}
+
+void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                           const SelectedKeys& keys, const CombineAlong* combine, const KvStationaryShare* share) {
   using bf16 = __nv_bfloat16;
+  using Shape = Heads64;
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t tile_tokens = std::min<int64_t>(Shape::kTokens, Shape::kRows / G);
-  const int64_t clusters = ceil_div(in.q.size(1), Shape::kCtas * tile_tokens), all = B * groups * clusters;
-  TRIAD_CHECK(all * Shape::kCtas < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all * Shape::kCtas);
+  const int64_t tiles = ceil_div(in.q.size(1), tile_tokens), all = B * groups * tiles;
+  TRIAD_CHECK(all < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);
   ResidentRowsArgs a{.q_map = {},
                      .k_map = {},
                      .v_map = {},
@@ -382,53 +402,23 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
                      .lse = make_query_view<float>(in, out.lse),
                      .combine = combine_rows(combine, keys.lists.first_token),
                      .lists = keys.lists,
+                     .share = share == nullptr ? KvStationaryShare{} : *share,
                      .n = Divisor(keys.lists.n),
                      .heads = Divisor(static_cast<int>(G)),
                      .sequences_and_groups = Divisor(static_cast<int>(B * groups)),
                      .tile_tokens = static_cast<int>(tile_tokens),
-                     .clusters = static_cast<int>(clusters),
+                     .tiles = static_cast<int>(tiles),
                      .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3)))};
   if (!ctx.planning) {
     const auto map = [&](const ConstTensor& t) {
       return make_box_map(make_view<const bf16>(t), B, t.size(1), groups, kBlockKeys);
     };
     a.q_map = make_query_map(make_view<const bf16>(in.q), B, in.q.size(1), in.q.size(2), static_cast<int>(G),
-                             static_cast<int>(std::min<int64_t>(tile_tokens, kQueryBox)));
+                             static_cast<int>(tile_tokens));
     a.k_map = map(in.k), a.v_map = map(in.v);
   }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {Shape::kCtas, 1, 1};
-  launch_with(ctx, {&cluster, Shape::kCtas > 1 ? size_t{1} : size_t{0}}, op, fwd_resident_rows_kernel<Shape>,
-              dim3(static_cast<unsigned>(all * Shape::kCtas)), dim3(Shape::kThreads),
-              Shape::shared_bytes(keys.lists.blocks), a);
-}
-
-// Calls launch() with the shape for heads of d and groups of G: small groups fill the rows with more tokens, whose
-// masks take more memory.
-template <class Launch>
-auto dispatch_shape(int64_t d, int64_t G, Launch&& launch) {
-  if (d == 64)
-    return G < 4 ? launch.template operator()<ResidentRowsShape<64, 384, 384, 4, 1, 4>>()
-                 : launch.template operator()<ResidentRowsShape<64, 384, 96, 4, 1, 4>>();
-  return G < 4 ? launch.template operator()<ResidentRowsShape<128, 192, 192, 2, 2, 3>>()
-               : launch.template operator()<ResidentRowsShape<128, 192, 48, 2, 2, 3>>();
-}
-
-}  // namespace
-
-bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  constexpr int64_t kMostHeads = 8;
-  const int64_t d = in.q.size(3), G = in.q.size(2) / in.k.size(2);
-  return forward_sm90_supports(out, in) && d <= 128 && G <= kMostHeads && l_sel == kBlockKeys &&
-         block_index.size(3) <= 64 && in.documents.empty() &&
-         ceil_div(end_token(in), l_sel) <= dispatch_shape(d, G, [&]<class Shape>() { return Shape::kMostBlocks; });
-}
-
-void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                           const SelectedKeys& keys, const CombineAlong* combine) {
-  dispatch_shape(in.q.size(3), in.q.size(2) / in.k.size(2),
-                 [&]<class Shape>() { launch_resident_rows<Shape>(ctx, op, out, in, keys, combine); });
+  launch(ctx, op, fwd_resident_rows_kernel<Shape>, dim3(static_cast<unsigned>(all)), dim3(Shape::kThreads),
+         Shape::shared_bytes(keys.lists.blocks), a);
 }
 
 }  // namespace triad::cuda

@@ -267,6 +267,10 @@ std::vector<OpCase> attend_selected_cases() {
       "2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64,
       [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }, 8)));
   cases.push_back(portable_case(selected_case("260_l128_n2_G5", {1, 260, 260, 5, 1, 64, 64}, 2, 128)));
+  cases.push_back(portable_case(selected_case("400_l64_n3_G1", {1, 400, 400, 2, 2, 64, 64}, 3, 64)));
+  // Blocks without tokens, and one with several pieces.
+  cases.push_back(portable_case(selected_case("2600_l64_n4_hot_G6", {1, 2600, 2600, 6, 1, 64, 64}, 4, 64,
+                                              [](uint64_t) { return hot_lists(2600, 4); })));
   cases.push_back(portable_case(
       packed(selected_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 3, 32), kMixedPadded, 32)));
   cases.push_back(small_card_case(selected_case("300_l64_n3", {1, 300, 300, 6, 2, 64, 64}, 3, 64)));

@@ -244,12 +244,12 @@ bool kv_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int6
 
 KvStationaryShare compare_lists(Context& ctx, const char* op, Scratch::Scope& scope, const AttendIn& in,
                                 const SelectedKeys& keys) {
-  const int64_t sequences_and_groups = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
+  const int64_t G = in.q.size(2) / in.k.size(2);
   const KvStationaryShare share{.all = scope.alloc(DType::i32, {1}).ptr<int32_t>(),
                                 .tile_tokens = compared_tokens(G),
                                 .union_limit = static_cast<float>(union_limit(in.q.size(3)))};
   launch(ctx, op, compare_lists_kernel, dim3(1), dim3(kIndexThreads), compared_bytes(keys.lists.blocks), keys.lists,
-         Divisor(keys.lists.n), share, static_cast<int>(sequences_and_groups));
+         Divisor(keys.lists.n), share, static_cast<int>(in.k.size(0) * in.k.size(2)));
   return share;
 }
 

@@ -61,6 +61,7 @@ struct KvStationaryArgs {
   int items_stride, entries_stride;
   bf16* partial;         // [launch_steps, entries_stride, G, dv] partial sums of o
   float2* partial_sums;  // for the same rows, x: row_max, y: the sum of p (see RowSums)
+  __device__ __forceinline__ int sequences_and_groups() const { return steps / ranges; }
   __device__ __forceinline__ int first_token(int step) const {
     return lists.first_token + step % ranges * range_tokens;
   }
@@ -128,13 +129,22 @@ struct Part {
   }
 };
 
+// The lists alone, for a kernel that needs no index (nsa/sm90/resident_rows.cu).
+struct ComparedLists {
+  BlockLists lists;
+  Divisor n;
+  KvStationaryShare share;
+  int all;  // sequences times groups
+  __device__ __forceinline__ int sequences_and_groups() const { return all; }
+};
+
 // Compares the lists of the tile of tokens that begins with t0. Returns this lane's part of two counts: how many
 // blocks the tokens list (x), and how many without repetition (y). All lanes of a warp call it. The warp uses `seen`,
-// in shared memory, which has one bit for each block of the row.
-__device__ __forceinline__ int2 compare_tile(const BlockLists& lists, const Divisor& n, int tile_tokens, int b, int g,
-                                             int t0, unsigned* seen) {
-  const int words = (lists.blocks + 31) / 32, lane = threadIdx.x % 32;
-  const int count = min(tile_tokens, lists.tokens - t0) * n.value();
+// in shared memory, which has one bit for each block of the row. Args: KvStationaryArgs or ComparedLists.
+template <class Args>
+__device__ __forceinline__ int2 compare_tile(const Args& a, int b, int g, int t0, unsigned* seen) {
+  const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, n = a.n.value();
+  const int count = min(a.share.tile_tokens, a.lists.tokens - t0) * n;
   for (int w = lane; w < words; w += 32) seen[w] = 0;
   __syncwarp();
   constexpr int kAtOnce = 8;
@@ -143,8 +153,8 @@ __device__ __forceinline__ int2 compare_tile(const BlockLists& lists, const Divi
     int block[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const int e = e0 + 32 * u, row = n.quotient(e);
-      block[u] = e < count ? __ldg(lists.at(b, t0 + row, g) + e - row * n.value()) : -1;
+      const int e = e0 + 32 * u, row = a.n.quotient(e);
+      block[u] = e < count ? __ldg(a.lists.at(b, t0 + row, g) + e - row * n) : -1;
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
@@ -167,30 +177,28 @@ constexpr int kComparedTiles = 64;
 inline int64_t compared_bytes(int64_t blocks) {
   return kIndexThreads / 32 * ceil_div(blocks, 32) * static_cast<int64_t>(sizeof(unsigned));
 }
-__device__ __forceinline__ void compare_rows(const BlockLists& lists, const Divisor& n, const KvStationaryShare& share,
-                                             int sequences_and_groups) {
+template <class Args>
+__device__ __forceinline__ void compare_rows(const Args& a) {
   __shared__ int in_unions, in_lists;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
   __syncthreads();
-  const int warp = threadIdx.x / 32, words = (lists.blocks + 31) / 32;
+  const int warp = threadIdx.x / 32, words = (a.lists.blocks + 31) / 32;
   unsigned* const seen = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = ceil_div(lists.tokens - lists.first_token, share.tile_tokens);  // per sequence and group
+  const int tiles = ceil_div(a.lists.tokens - a.lists.first_token, a.share.tile_tokens);  // per sequence and group
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
-    const int64_t tile = static_cast<int64_t>(tiles) * sequences_and_groups * i / kComparedTiles;
-    const int bg = static_cast<int>(tile / tiles), b = bg / lists.groups, g = bg % lists.groups;
-    const int t0 = lists.first_token + static_cast<int>(tile % tiles) * share.tile_tokens;
-    const int2 listed = compare_tile(lists, n, share.tile_tokens, b, g, t0, seen);
+    const int64_t tile = static_cast<int64_t>(tiles) * a.sequences_and_groups() * i / kComparedTiles;
+    const int bg = static_cast<int>(tile / tiles), b = bg / a.lists.groups, g = bg % a.lists.groups;
+    const int t0 = a.lists.first_token + static_cast<int>(tile % tiles) * a.share.tile_tokens;
+    const int2 listed = compare_tile(a, b, g, t0, seen);
     atomicAdd(&in_lists, listed.x);
     atomicAdd(&in_unions, listed.y);
   }
   __syncthreads();
-  if (threadIdx.x == 0) *share.all = share.exceeds(in_lists, in_unions);
+  if (threadIdx.x == 0) *a.share.all = a.share.exceeds(in_lists, in_unions);
 }
-// Compares the lists alone, for a kernel that needs no index (nsa/sm90/resident_rows.cu). One CTA.
 __global__ void __launch_bounds__(kIndexThreads)
-    compare_lists_kernel(const BlockLists lists, const Divisor n, const KvStationaryShare share,
-                         int sequences_and_groups) {
-  compare_rows(lists, n, share, sequences_and_groups);
+    compare_lists_kernel(const BlockLists lists, const Divisor n, const KvStationaryShare share, int all) {
+  compare_rows(ComparedLists{lists, n, share, all});
 }
 
 // Compares lists in one part of a packed row: adds the counts of kPartTiles tiles to share.listed of their documents.
@@ -203,8 +211,7 @@ __device__ __forceinline__ void compare_part(const KvStationaryArgs& a, const Pa
       row.end(t0) - row.begin(t0) < a.least_tokens)
     return;
   unsigned* const seen = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * ((a.lists.blocks + 31) / 32);
-  const int2 listed =
-      compare_tile(a.lists, a.n, a.share.tile_tokens, part.b, part.step / a.ranges % a.lists.groups, t0, seen);
+  const int2 listed = compare_tile(a, part.b, part.step / a.ranges % a.lists.groups, t0, seen);
   int2& sum = a.share.listed[int64_t{part.b} * a.share.documents.ids + row.first_block(t0)];
   atomicAdd(&sum.x, listed.x);
   atomicAdd(&sum.y, listed.y);
@@ -226,7 +233,7 @@ __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_read_lists_kernel(const __grid_constant__ KvStationaryArgs a) {
   if (blockIdx.x == 0) {
     for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
-    if (!a.share.is_packed()) compare_rows(a.lists, a.n, a.share, a.steps / a.ranges);
+    if (!a.share.is_packed()) compare_rows(a);
     return;
   }
   __shared__ unsigned listed_near[kPartTokens];

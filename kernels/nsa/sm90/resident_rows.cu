@@ -20,8 +20,8 @@
 // makes the items from bit masks.
 //
 // Memory: q 48 KB, o 96 KB, four stages of K and V 64 KB, for up to 96 tokens and 384 rows. Masks take the rest. Bound
-// by latency: some 800 clocks per item of 64 rows and 64 keys, where 370 instructions of each of four warps are issued,
-// and 64 KB of shared memory are read or written (tests/baselines/notes/selected.md).
+// by latency: an item of 64 rows and 64 keys takes some 900 clocks, in which a scheduler issues 470 instructions and
+// 64 KB of shared memory are read or written (tests/baselines/notes/selected.md).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"

@@ -35,14 +35,11 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_syn
 
 // Lets the warpgroups of a CTA take turns: 0, 1, ..., kWarpgroups - 1, 0, ... In nsa/sm90/forward.cuh they queue their
 // products in turn, so the products of one run while the others compute their softmax (FlashAttention-3's ping-pong).
-// No turn may be left out; who has the turn after the last one consumes its signal: end() if that is warpgroup 0, else
-// wait(). kChain: the number of this order, if a kernel has several. Uses kWarpgroups named barriers, from
-// 1 + (1 + kChain) kWarpgroups on.
-template <int kWarpgroups, int kChain = 0>
+// No turn may be left out. Uses kWarpgroups named barriers, from 1 + kWarpgroups on.
+template <int kWarpgroups>
 struct WarpgroupTurns {
   int w;  // index of this warpgroup in its CTA, from 0 to kWarpgroups - 1
-  static constexpr int kFirstId = 1 + (1 + kChain) * kWarpgroups;
-  static_assert(kFirstId + kWarpgroups <= 16);
+  static constexpr int kFirstId = 1 + kWarpgroups;
   __device__ __forceinline__ static void signal(int to) { named_barrier_arrive<2 * kWarpgroup>(kFirstId + to); }
   __device__ __forceinline__ void begin() const {
     if (w == kWarpgroups - 1) signal(0);

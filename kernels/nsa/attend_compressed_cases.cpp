@@ -84,6 +84,7 @@ std::vector<OpCase> attend_compressed_cases() {
   // Without portable_case(), Hopper's kernels would compute these in bf16.
   cases.push_back(portable_case(compressed_case("2x300_l8_d4_G6", {2, 300, 0, 12, 2, 64, 64}, {8, 4})));
   cases.push_back(portable_case(compressed_case("127_l4_d2_strided", {1, 127, 0, 4, 2, 64, 64}, {4, 2}, 8)));
+  cases.push_back(portable_case(compressed_case("1100_l8_d4_G1", {1, 1100, 0, 2, 2, 64, 64}, {8, 4})));
   cases.push_back(portable_case(
       packed(compressed_case("docs_33_64_65_127_G3_64x64", {1, 127, 0, 6, 2, 64, 64}, {8, 4}), kMixedPadded, 32)));
   return cases;

@@ -87,38 +87,31 @@ OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
   return c;
 }
 
-// On Hopper: the forward with resident rows (nsa/sm90/resident_rows.cu), whose tiles have up to 96 tokens at heads of
-// 64; at heads of 128 a cluster has two tiles of up to 48.
+// The case with larger queries, so that in some rows the powers of a later block exceed 2^60.
+OpCase peaked(OpCase c) {
+  std::ranges::find(c.args, "q", &Arg::name)->std = 40.0;
+  return c;
+}
+
+// On Hopper: the forward with resident rows (nsa/sm90/resident_rows.cu), whose tiles have up to 96 tokens.
 std::vector<OpCase> resident_rows_cases() {
   std::vector<OpCase> cases = {
-      selected_case("2x130_l64_n3_G4_64x64", {2, 130, 130, 8, 2, 64, 64}, 3, 64),
-      selected_case("2x130_l64_n3_G4_128x128", {2, 130, 130, 8, 2, 128, 128}, 3, 64, nullptr, 8),
-      // One tile of few rows, and a cluster whose second tile has no tokens.
-      selected_case("5_l64_n2_G4_64x64", {1, 5, 5, 4, 1, 64, 64}, 2, 64),
-      selected_case("97_l64_n2_G4_128x128", {1, 97, 97, 4, 1, 128, 128}, 2, 64),
-      selected_case("1100_l64_n4_G1_64x64", {1, 1100, 1100, 2, 2, 64, 64}, 4, 64),
-      selected_case("1000_l64_n4_G2_64x64", {1, 1000, 1000, 4, 2, 64, 64}, 4, 64, nullptr, 8),
-      selected_case("1537_l64_n6_G8_64x64", {1, 1537, 1537, 8, 1, 64, 64}, 6, 64),
-      selected_case("1100_l64_n4_G1_128x128", {1, 1100, 1100, 2, 2, 128, 128}, 4, 64),
-      selected_case("1000_l64_n5_G2_128x128", {1, 1000, 1000, 4, 2, 128, 128}, 5, 64),
-      selected_case("1300_l64_n4_G8_128x128", {1, 1300, 1300, 8, 1, 128, 128}, 4, 64),
-      selected_case("2x1900_l64_n8_G4_64x64", {2, 1900, 1900, 8, 2, 64, 64}, 8, 64),
-      selected_case("2x1900_l64_n8_G4_128x128", {2, 1900, 1900, 8, 2, 128, 128}, 8, 64),
-      selected_case("700_l64_n4_G3_tails_64x64", {1, 700, 700, 3, 1, 64, 64}, 4, 64,
+      selected_case("2x130_l64_n3_G4", {2, 130, 130, 8, 2, 64, 64}, 3, 64, nullptr, 8),
+      selected_case("5_l64_n2_G4", {1, 5, 5, 4, 1, 64, 64}, 2, 64),
+      selected_case("1100_l64_n4_G1", {1, 1100, 1100, 2, 2, 64, 64}, 4, 64),
+      selected_case("1000_l64_n4_G2", {1, 1000, 1000, 4, 2, 64, 64}, 4, 64, nullptr, 8),
+      selected_case("1537_l64_n6_G8", {1, 1537, 1537, 8, 1, 64, 64}, 6, 64),
+      selected_case("2x1900_l64_n8_G4", {2, 1900, 1900, 8, 2, 64, 64}, 8, 64),
+      selected_case("700_l64_n4_G3_tails", {1, 700, 700, 3, 1, 64, 64}, 4, 64,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 4, 64, true); }),
-      selected_case("700_l64_n4_G4_ahead_64x64", {1, 700, 700, 4, 1, 64, 64}, 4, 64,
-                    [](uint64_t) { return differing_lists(700, 4, 64, true); }),
-      selected_case("700_l64_n4_G4_ahead_128x128", {1, 700, 700, 4, 1, 128, 128}, 4, 64,
+      selected_case("700_l64_n4_G4_ahead", {1, 700, 700, 4, 1, 64, 64}, 4, 64,
                     [](uint64_t) { return differing_lists(700, 4, 64, true); }),
       // Six items of one block, and rows that do not see themselves.
-      selected_case("700_l64_n4_G4_hot_64x64", {1, 700, 700, 8, 2, 64, 64}, 4, 64,
+      selected_case("700_l64_n4_G4_hot", {1, 700, 700, 8, 2, 64, 64}, 4, 64,
                     [](uint64_t) { return hot_lists(700 * 2, 4); }),
-      selected_case("700_l64_n4_G6_hot_128x128", {1, 700, 700, 12, 2, 128, 128}, 4, 64,
-                    [](uint64_t) { return hot_lists(700 * 2, 4); }),
-      combined_case("1200_l64_n5_G4_combine_64x64", {1, 1200, 1200, 8, 2, 64, 64}, 5, 64),
-      combined_case("1200_l64_n5_G4_combine_128x128", {1, 1200, 1200, 8, 2, 128, 128}, 5, 64),
-      selected_case("8k_G4_64x64", {1, 8192, 8192, 32, 8, 64, 64}, 16, 64),
-      selected_case("8k_G4_128x128", {1, 8192, 8192, 32, 8, 128, 128}, 16, 64),
+      peaked(selected_case("600_l64_n5_G4_peaked", {1, 600, 600, 4, 1, 64, 64}, 5, 64)),
+      combined_case("1200_l64_n5_G4_combine", {1, 1200, 1200, 8, 2, 64, 64}, 5, 64),
+      selected_case("8k_G4", {1, 8192, 8192, 32, 8, 64, 64}, 16, 64),
   };
   for (OpCase& c : cases) {
     c.bench = c.name.starts_with("8k");
@@ -225,7 +218,12 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("1700_l32_n4_far_128x128", {1, 1700, 1700, 4, 2, 128, 128}, 4, 32),
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
+      gpu_sized(selected_case("4500_l64_n4_far", {1, 4500, 4500, 4, 1, 64, 64}, 4, 64)),
+      // Lists that are long for the sequence: resident rows, or the shared KV tile if the lists are alike.
       gpu_sized(selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64)),
+      gpu_sized(selected_case("2x3300_l64_n6_far_G4", {2, 3300, 3300, 4, 1, 64, 64}, 6, 64)),
+      gpu_sized(selected_case("3300_l64_n6_alike_G4", {1, 3300, 3300, 4, 1, 64, 64}, 6, 64,
+                              [](uint64_t) { return hot_lists(3300, 6); })),
       // More than 1,024 blocks, the limit of the shared KV tile's row masks: the query-stationary kernel runs. Longer
       // lists, which take the CPU minutes, are in tests/kernels/test_large.cpp.
       gpu_sized(selected_case("32801_l32_n2_G1", {1, 32801, 32801, 1, 1, 64, 64}, 2, 32)),
@@ -269,6 +267,10 @@ std::vector<OpCase> attend_selected_cases() {
       "2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64,
       [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }, 8)));
   cases.push_back(portable_case(selected_case("260_l128_n2_G5", {1, 260, 260, 5, 1, 64, 64}, 2, 128)));
+  cases.push_back(portable_case(selected_case("400_l64_n3_G1", {1, 400, 400, 2, 2, 64, 64}, 3, 64)));
+  // Blocks without tokens, and one with several pieces.
+  cases.push_back(portable_case(selected_case("2600_l64_n4_hot_G6", {1, 2600, 2600, 6, 1, 64, 64}, 4, 64,
+                                              [](uint64_t) { return hot_lists(2600, 4); })));
   cases.push_back(portable_case(
       packed(selected_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 3, 32), kMixedPadded, 32)));
   cases.push_back(small_card_case(selected_case("300_l64_n3", {1, 300, 300, 6, 2, 64, 64}, 3, 64)));

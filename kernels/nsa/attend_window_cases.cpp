@@ -90,6 +90,10 @@ std::vector<OpCase> attend_window_cases() {
   cases.push_back(portable_case(window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40)));
   cases.push_back(portable_case(
       packed(window_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 40), kMixedPadded, 32)));
+  // Groups of one head.
+  cases.push_back(portable_case(window_case("300_w90_G1", {1, 300, 300, 2, 2, 64, 64}, 90)));
+  cases.push_back(portable_case(
+      packed(window_case("docs_33_64_65_127_G1_64x64", {1, 127, 127, 2, 2, 64, 64}, 40), kMixedPadded, 32)));
   cases.push_back(small_card_case(window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
   // CompactTile: in f32 the kernels for dk and dv, for dq too, and for all three; in bf16 that for dk and dv of the
   // last.

@@ -67,7 +67,10 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
   const bool tile = shared_tile_supports(out, in, l_sel, /*long_documents_elsewhere=*/kv);
   if (!tile && !query) return {portable};
   const SelectedForward other = tile ? shared_tile : query_stationary;
-  return {kv ? kv_stationary : other, other};
+  if (!kv) return {other};
+  const bool rows =
+      tile && resident_rows_supports(out, in, block_index, l_sel) && resident_rows_pays(in, block_index, l_sel);
+  return {rows ? resident_rows : kv_stationary, other};
 }
 
 Backward choose_backward(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
@@ -115,7 +118,7 @@ const char* fused_name(const SelectedForwardChoice& choice) {
     case SelectedForward::shared_tile:
       return "shared_tile";
     case SelectedForward::resident_rows:
-      return "resident_rows";
+      return choice.where_alike == SelectedForward::shared_tile ? "resident_rows or shared_tile" : "resident_rows";
   }
   return nullptr;
 }

@@ -15,12 +15,12 @@ namespace triad::cuda {
 enum class RangeForward { portable, sm90 };
 RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 
-// Forward of the selected branch. resident_rows is a candidate.
+// Forward of the selected branch.
 enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile, resident_rows };
 struct SelectedForwardChoice {
   SelectedForward kernel;
-  // For kv_stationary, which first measures on the GPU how much the lists of neighbouring tokens differ: the kernel
-  // that computes the call instead if they are alike.
+  // For kv_stationary and resident_rows, where the GPU first measures how much the lists of neighbouring tokens differ:
+  // the kernel that computes the call instead if they are alike. With portable, resident_rows computes any lists.
   SelectedForward where_alike = SelectedForward::portable;
 };
 SelectedForwardChoice choose_forward(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,

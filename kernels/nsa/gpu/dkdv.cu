@@ -6,14 +6,28 @@
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
 // A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. There are no atomics, so the result is
 // bitwise reproducible. Per step a CTA reads q and dout of 64 rows from L2: 16 KiB at heads of 64 in bf16, for 2.1
-// MFLOP.
+// MFLOP. The bound is the bandwidth of shared memory, as for dq: 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a
+// warp. The instructions around them take half as many clocks: see `load` and the mask.
 //
 // Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces of
 // about equal size (KeyWorkList), and a second kernel adds the partial sums of a block's pieces in order.
+#include <limits>
+
 #include "kernels/nsa/gpu/attend.cuh"
 
 namespace triad::cuda {
 namespace {
+
+// The bytes between two tokens, and between two heads, of q or dout. They exist (token > 0) if every row of the tensor
+// is a whole number of 16-byte vectors without padded columns, and if they fit 32 bits: at() then is two multiply-adds.
+struct RowBytes {
+  uint32_t token = 0, head = 0;
+  // The offset of token t and head h.
+  __device__ __forceinline__ uint64_t at(int t, int h) const {
+    return static_cast<uint64_t>(static_cast<uint32_t>(t)) * token +
+           static_cast<uint64_t>(static_cast<uint32_t>(h)) * head;
+  }
+};
 
 template <class T>
 struct DkdvArgs {
@@ -23,6 +37,8 @@ struct DkdvArgs {
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
+  RowBytes q_bytes, dout_bytes;
+  bool whole_rows;  // q_bytes and dout_bytes exist
 };
 
 // What the kernel reads for each query row of a stage, apart from q and dout: the softmax statistics, the gate, and the
@@ -80,34 +96,59 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const int G = a.in.heads.value(), rows = work.count * G;
   const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
 
+  // 8 lanes copy 128 bytes of a row of q and dout. Addresses take more instructions than copies. With whole rows they
+  // are therefore computed once for q and dout, in bytes, and no vector is partial.
+  constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
+  const int copy_row = threadIdx.x / kLanes, copy_column = threadIdx.x % kLanes * kCopy;
+  const auto* q_from = reinterpret_cast<const unsigned char*>(a.in.q.at(b, 0, g * G) + copy_column);
+  const auto* dout_from = reinterpret_cast<const unsigned char*>(a.dout.at(b, 0, g * G) + copy_column);
   const auto load = [&](int row0, int stage) {
     T* q = reinterpret_cast<T*>(stages + stage * stage_bytes);
     T* dout = q + kCount * stride_k;
     auto* stats = reinterpret_cast<RowStats<kCount>*>(dout + kCount * stride_v);
-    const auto load_query = [&](T* to, int stride, int depth, const View<const T>& view) {
-      load_rows<kCount, Tile::kThreads>(to, stride, depth, view, [&](int r) -> const T* {
-        if (row0 + r >= rows) return nullptr;
-        const int i = a.in.heads.quotient(row0 + r);
-        return view.at(b, token_of(i), g * G + row0 + r - i * G);
-      });
-    };
-    load_query(q, stride_k, depth_k, a.in.q);
-    load_query(dout, stride_v, depth_v, a.dout);
-    if (threadIdx.x >= kCount) return;
-    const int r = threadIdx.x, row = row0 + r;
-    const bool exists = row < rows;
-    const int i = exists ? a.in.heads.quotient(row) : 0, t = exists ? token_of(i) : 0;
-    const int head = g * G + (exists ? row - i * G : 0);
-    copy_async_4(&stats->lse[r], a.lse.at(b, t, head), exists);
-    copy_async_4(&stats->delta[r], a.delta.at(b, t, head), exists);
-    if (a.gate.data != nullptr)
-      copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
-    else
-      stats->gate[r] = 1.0f;
-    stats->range[r] = exists ? make_int2(range.low(t), range.high(t)) : make_int2(0, 0);
+    if (a.whole_rows) {
+#pragma unroll
+      for (int j = 0; j < kCount / kCopiedRows; ++j) {
+        const int r = copy_row + j * kCopiedRows, row = min(row0 + r, rows - 1), bytes = row0 + r < rows ? 16 : 0;
+        const int i = a.in.heads.quotient(row), t = token_of(i), h = row - i * G;
+        const unsigned char* q_row = q_from + a.q_bytes.at(t, h);
+        const unsigned char* dout_row = dout_from + a.dout_bytes.at(t, h);
+        for (int c = 0; c < depth_k; c += kLanes * kCopy)
+          copy_async_16(q + r * stride_k + copy_column + c, q_row + c * sizeof(T), bytes);
+        for (int c = 0; c < depth_v; c += kLanes * kCopy)
+          copy_async_16(dout + r * stride_v + copy_column + c, dout_row + c * sizeof(T), bytes);
+      }
+    } else {
+      const auto load_query = [&](T* to, int stride, int depth, const View<const T>& view) {
+        load_rows<kCount, Tile::kThreads>(to, stride, depth, view, [&](int r) -> const T* {
+          if (row0 + r >= rows) return nullptr;
+          const int i = a.in.heads.quotient(row0 + r);
+          return view.at(b, token_of(i), g * G + row0 + r - i * G);
+        });
+      };
+      load_query(q, stride_k, depth_k, a.in.q);
+      load_query(dout, stride_v, depth_v, a.dout);
+    }
+    static_assert(Tile::kThreads >= 2 * kCount);
+    if (threadIdx.x >= 2 * kCount) return;
+    const int r = threadIdx.x % kCount, row = min(row0 + r, rows - 1);
+    const bool exists = row0 + r < rows;
+    const int i = a.in.heads.quotient(row), t = token_of(i);
+    if (threadIdx.x < kCount) {
+      const int head = g * G + row - i * G;
+      copy_async_4(&stats->lse[r], a.lse.at(b, t, head), exists);
+      copy_async_4(&stats->delta[r], a.delta.at(b, t, head), exists);
+    } else {
+      if (a.gate.data != nullptr)
+        copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
+      else
+        stats->gate[r] = 1.0f;
+      stats->range[r] = exists ? make_int2(range.low(t), range.high(t)) : make_int2(0, 0);
+    }
   };
 
-  const bool has_dk = column0 < a.dk.width, has_dv = column0 < a.dv.width;
+  constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // column0 is 0
+  const bool has_dk = kOneChunk || column0 < a.dk.width, has_dv = kOneChunk || column0 < a.dv.width;
   const int warp_row = 16 * (threadIdx.x / 32), warp_key = key0 + warp_row;
   const float scale = a.in.scale_log2();
   float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
@@ -120,33 +161,40 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
       },
       load,
       [&](int now, int stage) {
-        const int t_min = token_of(a.in.heads.quotient(now));
-        const int t_max = token_of(a.in.heads.quotient(min(now + kCount, rows) - 1));
-        if (warp_key >= key_end || range.high(t_max) <= warp_key || range.low(t_min) >= warp_key + 16) return;
-        const bool all = now + kCount <= rows && range.low(t_max) <= warp_key && range.high(t_min) >= warp_key + 16;
         const T* q = reinterpret_cast<const T*>(stages + stage * stage_bytes);
         const T* dout = q + kCount * stride_k;
         const auto& stats = *reinterpret_cast<const RowStats<kCount>*>(dout + kCount * stride_v);
+        const int2 first = stats.range[0], last = stats.range[min(kCount, rows - now) - 1];  // neither bound decreases
+        if (warp_key >= key_end || last.y <= warp_key || first.x >= warp_key + 16) return;
+        const bool all = now + kCount <= rows && last.x <= warp_key && first.y >= warp_key + 16;
 
         float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
         multiply_nt<kCount>(p, k + warp_row * stride_k, q, stride_k, depth_k);
         multiply_nt<kCount>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
+        // column_of: the index in the stage of the query row of an element.
+        const auto column_of = [](int j, int e) { return 8 * j + fragment_column() + e % 2; };
 #pragma unroll
         for (int j = 0; j < kCount / 8; ++j)
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int column = 8 * j + fragment_column() + i;  // the index of the query row in the stage
-            const float lse = stats.lse[column], delta = stats.delta[column], gate = stats.gate[column];
-            const float lse_log2 = lse == -INFINITY ? INFINITY : lse * kLog2e;  // no visible key: p = 0
-            const int2 seen = all ? make_int2(0, 0) : stats.range[column];
+          for (int e = 0; e < 4; ++e)
+            p[j][e] = exp2_approx(fmaf(p[j][e], scale, -(stats.lse[column_of(j, e)] * kLog2e)));
+        if (!all) {  // a row that sees no key at all has lse = -inf and p = inf, and is cleared here
 #pragma unroll
-            for (int e = i; e < 4; e += 2) {
+          for (int j = 0; j < kCount / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const int2 seen = stats.range[column_of(j, e)];
               const int key = warp_key + fragment_row() + 8 * (e / 2);
-              float prob = exp2_approx(fmaf(p[j][e], scale, -lse_log2));
-              if (!all && (key < seen.x || key >= seen.y)) prob = 0.0f;
-              ds[j][e] = score_gradient<T>(prob, fmaf(gate, ds[j][e], -delta));
-              p[j][e] = prob * gate;
+              if (key < seen.x || key >= seen.y) p[j][e] = 0.0f;
             }
+        }
+#pragma unroll
+        for (int j = 0; j < kCount / 8; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float delta = stats.delta[column_of(j, e)], gate = stats.gate[column_of(j, e)];
+            ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta));
+            p[j][e] *= gate;
           }
         if (has_dv) multiply_nn<kCount, kColumns>(dv, p, dout + column0, stride_v);
         if (has_dk) multiply_nn<kCount, kColumns>(dk, ds, q + column0, stride_k);
@@ -205,6 +253,14 @@ __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView
   }
 }
 
+// The RowBytes of a view, or none. depth: the columns of a row in shared memory.
+template <class T>
+RowBytes row_bytes(const View<T>& v, int depth) {
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max() / sizeof(T);
+  if (!v.vector || v.width != depth || v.row > kMost || v.head > kMost) return {};
+  return {static_cast<uint32_t>(v.row * sizeof(T)), static_cast<uint32_t>(v.head * sizeof(T))};
+}
+
 }  // namespace
 
 void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
@@ -213,15 +269,18 @@ void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const
   const int64_t listed_tokens = list.tokens != nullptr ? kWorkTokens : 0;
   dispatch_attend(ctx, op, PortableKernel::dkdv, in, listed_tokens, [&]<class T, class Tile>(const TilePlan& plan) {
     static_assert(sizeof(RowStats<Tile::kKeys>) == Tile::kKeys * kRowStatsBytes);
-    const DkdvArgs<T> a{make_attend<T>(op, in, plan.stages),
-                        make_query_view<const T>(in, grad.dout),
-                        make_query_view<const float>(in, grad.lse),
-                        make_query_view<const float>(in, grad.delta),
-                        make_query_view<const float>(in, grad.gate),
-                        make_grad_view(out.dk),
-                        make_grad_view(out.dv),
-                        range,
-                        list};
+    DkdvArgs<T> a{make_attend<T>(op, in, plan.stages),
+                  make_query_view<const T>(in, grad.dout),
+                  make_query_view<const float>(in, grad.lse),
+                  make_query_view<const float>(in, grad.delta),
+                  make_query_view<const float>(in, grad.gate),
+                  make_grad_view(out.dk),
+                  make_grad_view(out.dv),
+                  range,
+                  list};
+    a.q_bytes = row_bytes(a.in.q, a.in.depth_k);
+    a.dout_bytes = row_bytes(a.dout, a.in.depth_v);
+    a.whole_rows = a.q_bytes.token > 0 && a.dout_bytes.token > 0;
     const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
     const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, Tile::kRows));
     launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth),

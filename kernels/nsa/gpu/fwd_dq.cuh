@@ -101,6 +101,19 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                               const RowTile& rows, const KeyTile& tile) {
   const T* first = view.at(rows.b, tile.first, rows.g);
   const int count = tile.end - tile.first;
+  if (view.vector && view.width == padded) {  // no partial vectors: one address per thread, then one addition per copy
+    constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
+    const int row = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kCopy;
+    const T* from = first + row * view.row + column;
+#pragma unroll
+    for (int i = 0; i < Tile::kKeys / kCopiedRows; ++i) {
+      const int r = row + i * kCopiedRows;
+      for (int c = 0; c < padded; c += kLanes * kCopy)
+        copy_async_16(to + r * stride + column + c, (r < count ? from : first) + c, r < count ? 16 : 0);
+      from += kCopiedRows * view.row;
+    }
+    return;
+  }
   load_rows<Tile::kKeys, Tile::kThreads>(to, stride, padded, view,
                                          [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }

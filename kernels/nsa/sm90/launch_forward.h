@@ -13,8 +13,8 @@ bool forward_sm90_supports(const AttendOut&, const AttendIn&);
 void forward_range_sm90(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
 
 // The kernels of the selected branch have two optional arguments, which may be nullptr. combine: the kernel also
-// computes the gated sum of the branches (nsa/gate.h). elsewhere: the tokens that the kernel leaves out, because the
-// KV-stationary kernels write their o and lse afterwards; the GPU decides which tokens these are.
+// computes the gated sum of the branches (nsa/gate.h). elsewhere: the tokens that the kernel leaves out, because other
+// kernels write their o and lse; the GPU decides which tokens these are.
 struct KvStationaryShare;
 
 // The forward with a shared KV tile and a mask per row (nsa/sm90/shared_tile.cu), for up to 1,024 blocks (896 in packed
@@ -32,11 +32,15 @@ void forward_query_stationary(Context&, const char* op, const AttendOut&, const 
                               const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
                               const KvStationaryShare* elsewhere = nullptr);
 
-// The forward with resident rows (nsa/sm90/resident_rows.cu), for heads of 64 or 128, groups of up to 8 heads and up to
-// 1,024 blocks of 64 keys, lists of up to 64 entries, without packed rows. It has no `elsewhere`.
+// The forward with resident rows (nsa/sm90/resident_rows.cu), for heads of 64, groups of up to 8 heads, lists of up to
+// 64 entries and up to 512 blocks of 64 keys, without packed rows. It pays, if lists differ, for groups of 4 to 8 heads
+// and sequences that are not too long for their lists. share: the tokens to compute; nullptr: all.
 bool resident_rows_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
+bool resident_rows_pays(const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 void forward_resident_rows(Context&, const char* op, const AttendOut&, const AttendIn&, const SelectedKeys&,
-                           const CombineAlong* combine);
+                           const CombineAlong* combine, const KvStationaryShare* share = nullptr);
+// Compares the lists on the GPU, without packed rows: whether the share has all tokens or none. Scratch of `scope`.
+KvStationaryShare compare_lists(Context&, const char* op, Scratch::Scope& scope, const AttendIn&, const SelectedKeys&);
 
 // The KV-stationary forward, split-KV and merge (nsa/sm90/kv_stationary.cu), for long sequences whose neighbouring
 // tokens list different blocks. The GPU compares the lists. For lists that are alike, forward_alike(on, elsewhere) has

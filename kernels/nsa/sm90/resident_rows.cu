@@ -4,22 +4,24 @@
 // and for the rows that fill up a block's last item. Unlike KV-stationary, no partial sum goes through device memory.
 //
 // For each block the rows of the tokens that list it are gathered, 64 to an item: ldmatrix reads q at any 64 rows of
-// shared memory as the left operand of wgmma. With s = q k^T, m = the largest scaled score of the row in this block,
-// p = 2^(s - m) and o = p v, each row of the item is then merged into its running values in shared memory, which are
-// the maximum M, the sum L of its probabilities and the output O (before the division by L). With M' = max(M, m):
-//   O' = 2^(M - M') O + 2^(m - M') o;  L' = 2^(M - M') L + 2^(m - M') (sum of p);  then M = M', L = L', O = O'.
-// The three consumer warpgroups take the items in turn and compute them concurrently. They merge one after the other,
-// in the order of the items (WarpgroupTurns), because a row can be in the items of several blocks. So a row's blocks
-// are added in ascending order, and its bits depend neither on its neighbours nor on its place in the tile.
+// shared memory as the left operand of wgmma. A row's base is its largest scaled score in the first block that it
+// lists. An item computes s = q k^T, p = 2^(s - base) and o = p v, and is then merged into the row's running values in
+// shared memory: the sum L of its probabilities and the output O, both relative to 2^M, where M is the base at first:
+//   L' = L + sum of p;  O' = O + o.
+// Only if the powers of a row exceed 2^60 in an item, its scores there are recomputed, with its largest score m in this
+// block in place of the base, and M rises to M' = max(M, m). In general, with b the base or m:
+//   L' = 2^(M - M') L + 2^(b - M') (sum of p);  O' = 2^(M - M') O + 2^(b - M') o.
+// The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have different
+// rows, but a row can be in the items of several blocks. So an item reads bases, and merges, only after all items of
+// earlier blocks have done so. A row's blocks are then added in ascending order, and its bits depend neither on its
+// neighbours nor on its place in the tile.
 //
-// A producer warp makes the list of each block's tokens from bit masks and loads keys and values by TMA into a ring
-// (nsa/sm90/resident_rows.cuh). At heads of 128 two CTAs of a cluster have neighbouring tiles and visit the same
-// blocks: each loads half of the columns of K and V, for both.
+// Two producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the other
+// makes the items from bit masks.
 //
-// Memory: q 48 KB, o 96 KB, K and V 64 KB: 96 tokens of 4 heads of 64 with four stages, or 48 tokens of 4 heads of 128
-// with two. Masks take the rest. Bound by latency: an item takes 970 clocks, its instructions 550 issue slots of a
-// scheduler, and its 56 KB in shared memory 450. A candidate (KernelChoice): tests/baselines/notes/selected.md says
-// where it is faster.
+// Memory: q 48 KB, o 96 KB, four stages of K and V 64 KB, for up to 96 tokens and 384 rows. Masks take the rest. Bound
+// by latency: an item of 64 rows and 64 keys takes some 900 clocks, in which a scheduler issues 470 instructions and
+// 64 KB of shared memory are read or written (tests/baselines/notes/selected.md).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -28,13 +30,15 @@
 namespace triad::cuda {
 namespace {
 
-// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows of
-// o = p v, and for both rows the largest scaled score (row_max) and the sum of p (sum), taken before p becomes bf16.
+// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows, whose
+// numbers in the tile are rows[0] and rows[1]; ~r is no row.
 template <class Shape>
-struct Item {
+struct Product {
   static constexpr int kPanels = Shape::kPanels, kPanelUnits = Shape::kPanelBytes >> 4;
-  float s[kBlockKeys / 8][4], o[kPanels][8][4], row_max[2], sum[2];
-  float keep[2], weight[2];  // set by merge_sums(): the factors of the row's earlier sums and of this item's
+  static constexpr float kMostSum = 0x1p60f;  // below it, the sums of p v are finite
+  int rows[2];
+  float s[kBlockKeys / 8][4], o[kPanels][8][4];
+  float base[2], sum[2];  // p = 2^(scaled score - base); the sum of p before it becomes bf16
   uint32_t p[kBlockKeys / 16][4];
 
   // s = q k^T. q: the address that this lane passes to ldmatrix for the first 16 columns of its row. k: the descriptor
@@ -42,8 +46,7 @@ struct Item {
   __device__ __forceinline__ void multiply_scores(uint32_t q, uint32_t k) {
     uint32_t left[Shape::kD / 16][4];
 #pragma unroll
-    for (int i = 0; i < Shape::kD / 16; ++i)
-      load_matrices(left[i], (q ^ static_cast<uint32_t>(i % 4 << 5)) + i / 4 * Shape::kQueryPanelBytes);
+    for (int i = 0; i < Shape::kD / 16; ++i) load_matrices(left[i], query_chunk(q, i));
     wgmma_fence();
     wgmma_begin<Major::k>(s, left[0], k);
 #pragma unroll
@@ -52,40 +55,69 @@ struct Item {
     wgmma_wait<0>();
     pin(s);
   }
-  // Turns the scores into p. Row i of the lane sees the first seen[i] keys, at least one. In a warp without rows
-  // (`used` is false) p is zero.
-  __device__ __forceinline__ void softmax(float scale, const int (&seen)[2], bool used) {
-    if (!used) {
+  // Removes the scores of keys that a row does not see. Row i sees the first seen[i] keys, at least one.
+  __device__ __forceinline__ void mask(const int (&seen)[2]) {
 #pragma unroll
-      for (int i = 0; i < kBlockKeys / 16; ++i)
+    for (int j = 0; j < kBlockKeys / 8; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) p[i][e] = 0;
-      row_max[0] = row_max[1] = -INFINITY, sum[0] = sum[1] = 0.0f;
-      return;
-    }
-    if (min(seen[0], seen[1]) < kBlockKeys) {
+      for (int e = 0; e < 4; ++e)
+        if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
+  }
+  // Sets the base of each row; a row without one gets it now, from its scores.
+  __device__ __forceinline__ void set_base(typename Shape::Shared& shared, float scale) {
 #pragma unroll
-      for (int j = 0; j < kBlockKeys / 8; ++j)
+    for (int i = 0; i < 2; ++i) base[i] = rows[i] < 0 ? INFINITY : shared.base[rows[i]];  // no row: p = 0
+    if (!__any_sync(kFullWarp, fminf(base[0], base[1]) == -INFINITY)) return;
+    const float largest[2] = {row_max(0) * scale, row_max(1) * scale};
+    __syncwarp();  // all four lanes of a row have read its base before one of them writes
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
-    }
+    for (int i = 0; i < 2; ++i)
+      if (base[i] == -INFINITY) {
+        base[i] = largest[i];
+        if (threadIdx.x % 4 == 0) shared.base[rows[i]] = shared.sums[rows[i]].x = largest[i];
+      }
     __syncwarp();
+  }
+  // Turns the scores into p.
+  __device__ __forceinline__ void softmax(float scale) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) exponentiate(i, scale);
+  }
+  __device__ __forceinline__ bool overflows() const { return __any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum); }
+  // The same with another base for the rows whose powers are huge. k: the keys.
+  __device__ __forceinline__ void softmax_again(uint32_t q, const unsigned char* k, const int (&seen)[2], float scale) {
+    const bool over[2] = {quad_max(sum[0]) > kMostSum, quad_max(sum[1]) > kMostSum};
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < kBlockKeys / 8; j += 2) {
+      s[j][0] = s[j][1] = s[j][2] = s[j][3] = s[j + 1][0] = s[j + 1][1] = s[j + 1][2] = s[j + 1][3] = 0.0f;
+#pragma unroll 1
+      for (int i = 0; i < Shape::kD / 16; ++i) {
+        uint32_t left[4], right[4];
+        load_matrices(left, query_chunk(q, i));
+        load_matrices(right, shared_address(k) + i / 4 * Shape::kPanelBytes +
+                                 swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2));
+        mma_m16n8k16(s[j], left, right[0], right[1]);
+        mma_m16n8k16(s[j + 1], left, right[2], right[3]);
+      }
+    }
+    mask(seen);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float largest = -INFINITY, add[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int j = 0; j < kBlockKeys / 8; ++j) largest = fmaxf(largest, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-      row_max[i] = quad_max(largest) * scale;
-      const float minus = row_max[i] == -INFINITY ? 0.0f : -row_max[i];
-#pragma unroll
-      for (int j = 0; j < kBlockKeys / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) add[e] += s[j][2 * i + e] = exp2_approx(fmaf(s[j][2 * i + e], scale, minus));
-      sum[i] = add[0] + add[1];
+      const float largest = row_max(i) * scale;
+      if (over[i]) base[i] = largest;
     }
+    softmax(scale);
+  }
+  __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int i = 0; i < kBlockKeys / 16; ++i) pack_operand(p[i], s, i);
+  }
+  __device__ __forceinline__ void clear() {  // a warp without rows
+#pragma unroll
+    for (int i = 0; i < kBlockKeys / 16; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) p[i][e] = 0;
   }
   // o = p v. v: the descriptor of the values.
   __device__ __forceinline__ void multiply_values(uint32_t v) {
@@ -103,123 +135,154 @@ struct Item {
 #pragma unroll
     for (auto& panel : o) pin(panel);
   }
-  // Merges the item's row_max and sum into those of rows[0] and rows[1] of the tile; a negative number is no row.
-  __device__ __forceinline__ void merge_sums(typename Shape::Shared& shared, const int (&rows)[2]) {
-    float2 merged[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float2 before = shared.sums[max(rows[i], 0)];
-      const float best = fmaxf(before.x, row_max[i]), base = best == -INFINITY ? 0.0f : best;
-      keep[i] = exp2_approx(before.x - base), weight[i] = exp2_approx(row_max[i] - base);
-      merged[i] = make_float2(best, fmaf(before.y, keep[i], weight[i] * sum[i]));
-    }
-    __syncwarp();  // all four lanes of a row have read its sums before one of them writes
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (rows[i] >= 0 && threadIdx.x % 4 == 0) shared.sums[rows[i]] = merged[i];
-  }
-  // After merge_sums: merges half kHalf of the columns of o into that of the rows.
-  template <int kHalf>
-  __device__ __forceinline__ void merge_half(typename Shape::Shared& shared, const int (&rows)[2]) const {
-    constexpr int kGroups = Shape::kD / 32;
+  // Merges the item into the running values of its rows.
+  __device__ __forceinline__ void merge(typename Shape::Shared& shared) const {
+    // The address of this lane's part of the first group of columns, of both rows.
+    const uint32_t at[2] = {Shape::o_address(shared, max(rows[0], 0)), Shape::o_address(shared, max(rows[1], 0))};
+    float2 before[2];
     float4 x[2][kGroups];
+    load_outputs(x, at, 0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) before[i] = rows[i] < 0 ? make_float2(base[i], 0.0f) : shared.sums[rows[i]];
+    const bool same = __all_sync(kFullWarp, before[0].x == base[0] && before[1].x == base[1]);
+    __syncwarp();  // all four lanes of a row have read its sums before one of them writes
+    if (same) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (rows[i] >= 0 && threadIdx.x % 4 == 0) shared.sums[rows[i]].y = before[i].y + sum[i];
+      add_outputs(x, at, [](float before, float item, int) { return before + item; });
+    } else {
+      float keep[2], weight[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float best = fmaxf(before[i].x, base[i]);
+        keep[i] = exp2_approx(before[i].x - best), weight[i] = exp2_approx(base[i] - best);
+        if (rows[i] >= 0 && threadIdx.x % 4 == 0)
+          shared.sums[rows[i]] = make_float2(best, fmaf(before[i].y, keep[i], weight[i] * sum[i]));
+      }
+      add_outputs(x, at, [&](float before, float item, int i) { return fmaf(before, keep[i], item * weight[i]); });
+    }
+  }
+
+ private:
+  static constexpr int kGroups = 2;  // groups of 16 columns whose earlier outputs are in registers at a time
+
+  // The address of columns [16 i, 16 i + 16) of the row at q.
+  static __device__ __forceinline__ uint32_t query_chunk(uint32_t q, int i) {
+    return (q ^ static_cast<uint32_t>(i % 4 << 5)) + i / 4 * Shape::kQueryPanelBytes;
+  }
+  __device__ __forceinline__ float row_max(int i) const {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kBlockKeys / 8; ++j) largest = fmaxf(largest, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+    return quad_max(largest);
+  }
+  __device__ __forceinline__ void exponentiate(int i, float scale) {
+    float add[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < kBlockKeys / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) add[e] += s[j][2 * i + e] = exp2_approx(fmaf(s[j][2 * i + e], scale, -base[i]));
+    sum[i] = add[0] + add[1];
+  }
+  // Loads the earlier outputs x of the groups [first, first + kGroups).
+  __device__ __forceinline__ void load_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], int first) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int m = 0; m < kGroups; ++m)
-        x[i][m] = rows[i] >= 0 ? *Shape::o_at(shared, rows[i], kHalf * kGroups + m) : make_float4(0, 0, 0, 0);
+        if (rows[i] >= 0) x[i][m] = load_shared(Shape::o_group(at[i], first + m));
+  }
+  // O' = add(O, o, i) for each of the lane's rows i. x: the first kGroups groups of O.
+  template <class Add>
+  __device__ __forceinline__ void add_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], Add add) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int first = 0; first < Shape::kD / 16; first += kGroups) {
+      if (first > 0) load_outputs(x, at, first);
 #pragma unroll
-      for (int m = 0; m < kGroups; ++m) {
-        const int j = 2 * (kHalf * kGroups + m);
-        const float(&low)[4] = o[j / 8][j % 8], (&high)[4] = o[j / 8][j % 8 + 1];
-        const float4 y = {
-            fmaf(x[i][m].x, keep[i], low[2 * i] * weight[i]), fmaf(x[i][m].y, keep[i], low[2 * i + 1] * weight[i]),
-            fmaf(x[i][m].z, keep[i], high[2 * i] * weight[i]), fmaf(x[i][m].w, keep[i], high[2 * i + 1] * weight[i])};
-        if (rows[i] >= 0) *Shape::o_at(shared, rows[i], kHalf * kGroups + m) = y;
+      for (int i = 0; i < 2; ++i) {
+        if (rows[i] < 0) continue;
+#pragma unroll
+        for (int m = 0; m < kGroups; ++m) {
+          const int j = 2 * (first + m);
+          const float(&low)[4] = o[j / 8][j % 8], (&high)[4] = o[j / 8][j % 8 + 1];
+          store_shared(Shape::o_group(at[i], first + m),
+                       make_float4(add(x[i][m].x, low[2 * i], i), add(x[i][m].y, low[2 * i + 1], i),
+                                   add(x[i][m].z, high[2 * i], i), add(x[i][m].w, high[2 * i + 1], i)));
+        }
       }
+    }
   }
 };
 
-// Releases a stage's keys or values: this warp does not read them any more. In a cluster the CTAs load for each other,
-// so each has to know.
-template <class Shape>
-__device__ __forceinline__ void release(Barrier* empty) {
-  __syncwarp();
-  const int lane = threadIdx.x % 32;
-  if constexpr (Shape::kCtas == 1) {
-    if (lane == 0) barrier_arrive(empty);
-  } else if (lane < Shape::kCtas) {
-    barrier_arrive_at(empty, lane);
-  }
-}
-
-// Computes the items of warpgroup w. steps: the number of steps.
+// Computes the items of warpgroup w.
 template <class Shape>
 __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile,
-                                             typename Shape::Shared& shared, int steps, int w) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32, G = a.heads.value();
-  const uint32_t q = shared_address(shared.q);
-  // Each half of the columns has an order of its own: the next warpgroup merges the first half of its item during the
-  // second half of this one.
-  const WarpgroupTurns<Shape::kWarpgroups, 0> first_half{w};
-  const WarpgroupTurns<Shape::kWarpgroups, 1> second_half{w};
-  first_half.begin(), second_half.begin();
-  PipelineState<Shape::kStages> state;
-  int done = 0;  // the items of earlier steps
+                                             typename Shape::Shared& shared, int w) {
+  constexpr int kWarpgroups = Shape::kWarpgroups, kSlots = Shape::kSlots;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+  const uint32_t queries = shared_address(shared.q);
   barrier_wait(&shared.q_full, 0);
 #pragma unroll 1
-  for (int n = 0; n < steps; ++n, state.advance()) {
-    barrier_wait(&shared.k_full[state.index], state.phase);
-    const typename Shape::Step& step = shared.steps[state.index];
-    const int rows = step.count * G, first_key = step.block * kBlockKeys, items = ceil_div(rows, kItemRows);
-    const uint32_t k = tile_descriptor(shared_address(shared.stage[state.index].k)),
-                   v = tile_descriptor(shared_address(shared.stage[state.index].v));
-    const int next = done % Shape::kWarpgroups;  // the warpgroup of the step's first item
-    const int first = w >= next ? w - next : w - next + Shape::kWarpgroups;
-#pragma unroll 1
-    for (int item = first; item < items; item += Shape::kWarpgroups) {
-      const bool last = item + Shape::kWarpgroups >= items;
-      // Each warp has 16 rows. In an item of fewer than 64 rows some warps have none; which ones changes from item to
-      // item, so that the schedulers of the SM, which have one warp each of a warpgroup, have equal work. This lane
-      // passes row lane % 16 of its warp to ldmatrix. The rows past the last one repeat it.
-      const int warp_first = item * kItemRows + (warp + done + item) % 4 * 16,
-                at = min(warp_first + lane % 16, rows - 1);
-      const int place = a.heads.quotient(at), token = step.tokens[place], row = token * G + at - place * G;
-      const bool used = warp_first < rows;
-      Item<Shape> product;
-      product.multiply_scores(q + swizzled(row, lane / 16), k);
-      int own[2], seen[2];  // the lane's rows of the products, and the keys that they see
+  for (int n = w;; n += kWarpgroups) {
+    const int slot = n % kSlots;
+    barrier_wait(&shared.item_full[slot], n / kSlots & 1);
+    const typename Shape::Item& item = shared.items[slot];
+    const int count = item.count, first_key = item.first_key, step = item.step, before = item.before,
+              first_item = item.first;
+    if (count == 0) return;
+    // Waits until the items of the blocks before have arrived at their barriers of `done`. Those of the step before
+    // have waited for the steps before it.
+    const auto wait_for_blocks_before = [&](Barrier* done) {
+      for (int i = before; i < first_item; ++i) barrier_wait(&done[i % kSlots], i / kSlots & 1);
+    };
+    // Each warp has 16 rows. In an item of fewer than 64 rows some warps have none; which ones changes from item to
+    // item, so that the schedulers of the SM, which have one warp each of a warpgroup, have equal work. A lane passes
+    // row lane % 16 of its warp to ldmatrix.
+    const int first = (warp + n + n / kWarpgroups) % 4 * 16;
+    const bool used = first < count;
+    const int from = item.rows[first + lane % 16], row = from < 0 ? ~from : from;
+    const uint32_t q = queries + swizzled(row, lane / 16);
+    const auto& kv = shared.stage[step % Shape::kStages];
+    Product<Shape> product;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) product.rows[i] = item.rows[first + fragment_row() + 8 * i];
+    barrier_wait(&shared.k_full[step % kSlots], step / kSlots & 1);
+    product.multiply_scores(q, tile_descriptor(shared_address(kv.k)));
+    const auto keys_seen = [&](int(&seen)[2]) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int from = fragment_row() + 8 * i;
-        seen[i] = tile.first + __shfl_sync(kFullWarp, token, from) + 1 - first_key;
-        own[i] = __shfl_sync(kFullWarp, row, from);
-        if (warp_first + from >= rows) own[i] = -1;
+        const int r = product.rows[i] < 0 ? ~product.rows[i] : product.rows[i];
+        seen[i] = tile.first + a.heads.quotient(r) + 1 - first_key;
       }
-      if (last) release<Shape>(&shared.k_empty[state.index]);
-      product.softmax(a.scale_log2, seen, used);
-      barrier_wait(&shared.v_full[state.index], state.phase);
-      product.multiply_values(v);
-      if (last) release<Shape>(&shared.v_empty[state.index]);
-      first_half.wait();
-      if (used) product.merge_sums(shared, own), product.template merge_half<0>(shared, own);
-      first_half.pass_on();
-      second_half.wait();
-      if (used) product.template merge_half<1>(shared, own);
-      second_half.pass_on();
+    };
+    if (first_key + kBlockKeys > tile.first) {
+      int seen[2];
+      keys_seen(seen);
+      product.mask(seen);
     }
-    if (first >= items) {
-      // A release must not count for the stage's previous step, in which another warpgroup may still be. Once the stage
-      // is full again, that step is over.
-      release<Shape>(&shared.k_empty[state.index]);
-      barrier_wait(&shared.v_full[state.index], state.phase);
-      release<Shape>(&shared.v_empty[state.index]);
+    wait_for_blocks_before(shared.base_set);
+    if (used) product.set_base(shared, a.scale_log2);
+    barrier_arrive(&shared.base_set[slot]);  // each lane for what it has written; no faster with one lane for the warp
+    if (used) {
+      product.softmax(a.scale_log2);
+      if (product.overflows()) {
+        int seen[2];
+        keys_seen(seen);
+        product.softmax_again(q, kv.k[0], seen, a.scale_log2);
+      }
+      product.pack();
+    } else {
+      product.clear();
     }
-    done += items;
+    barrier_arrive_warp(&shared.k_done[slot]);
+    barrier_wait(&shared.v_full[step % kSlots], step / kSlots & 1);
+    product.multiply_values(tile_descriptor(shared_address(kv.v)));
+    barrier_arrive_warp(&shared.v_done[slot]);
+    wait_for_blocks_before(shared.merged);
+    if (used) product.merge(shared);
+    barrier_arrive(&shared.merged[slot]);
   }
-  if (w == done % Shape::kWarpgroups) first_half.wait(), second_half.wait();  // consumes the signals of the last item
 }
 
 // Writes o and lse of the tile's rows and, if requested, the gated sum of the branches. A warp writes eight rows at a
@@ -237,9 +300,10 @@ __device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const Toke
     const float2 sums = shared.sums[row];
     const float inverse = sums.y == 0.0f ? 0.0f : 1.0f / sums.y;
     uint4 columns[kVectors];
+    const uint32_t at = Shape::o_address(shared, row);
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) {
-      const float4 x = *Shape::o_at(shared, row, 2 * m), y = *Shape::o_at(shared, row, 2 * m + 1);
+      const float4 x = load_shared(Shape::o_group(at, 2 * m)), y = load_shared(Shape::o_group(at, 2 * m + 1));
       uint32_t words[4] = {pack_bf16(x.x * inverse, x.y * inverse), pack_bf16(x.z * inverse, x.w * inverse),
                            pack_bf16(y.x * inverse, y.y * inverse), pack_bf16(y.z * inverse, y.w * inverse)};
       transpose_quad(words);
@@ -263,32 +327,34 @@ __device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const Toke
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     fwd_resident_rows_kernel(const __grid_constant__ ResidentRowsArgs a) {
+  if (a.share.all != nullptr && *a.share.all == 0) return;  // the lists are alike: another kernel computes all tokens
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   unsigned* const masks = Shape::masks(shared);
-  const TokenTile tile(a, Shape::kCtas);
-  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0), blocks = tile.blocks();
+  const TokenTile tile(a);
+  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
-    constexpr int kReleases = Shape::kConsumers / 32 * Shape::kCtas;
     barrier_init(&shared.q_full, 1);
-    for (int i = 0; i < Shape::kStages; ++i) {
-      barrier_init(&shared.k_full[i], 32), barrier_init(&shared.v_full[i], 1);
-      barrier_init(&shared.k_empty[i], kReleases), barrier_init(&shared.v_empty[i], kReleases);
+    for (int i = 0; i < Shape::kSlots; ++i) {
+      barrier_init(&shared.item_full[i], 32), barrier_init(&shared.k_full[i], 1), barrier_init(&shared.v_full[i], 1);
+      barrier_init(&shared.k_done[i], 4), barrier_init(&shared.v_done[i], 4);
+      barrier_init(&shared.base_set[i], kWarpgroup), barrier_init(&shared.merged[i], kWarpgroup);
     }
     barrier_init_done();
   }
-  for (int i = threadIdx.x; i < blocks * Shape::kWords; i += Shape::kThreads) masks[i] = 0;
+  for (int i = threadIdx.x; i < tile.blocks() * Shape::kWords; i += Shape::kThreads) masks[i] = 0;
   __syncthreads();
   if (threadIdx.x == Shape::kConsumers) load_queries<Shape>(a, tile, shared);
   __syncwarp();
   read_lists<Shape>(a, tile, masks);
   for (int i = threadIdx.x; i < Shape::kRows * Shape::kD / 4; i += Shape::kThreads)
     reinterpret_cast<float4*>(shared.o)[i] = make_float4(0, 0, 0, 0);
-  for (int i = threadIdx.x; i < Shape::kRows; i += Shape::kThreads) shared.sums[i] = make_float2(-INFINITY, 0.0f);
+  for (int i = threadIdx.x; i < Shape::kRows; i += Shape::kThreads)
+    shared.base[i] = -INFINITY, shared.sums[i] = make_float2(-INFINITY, 0.0f);
   __syncthreads();
-  const int steps = count_steps<Shape>(masks, blocks);
-  if constexpr (Shape::kCtas > 1) sync_cluster();  // after it, the barriers of all CTAs are initialised
   if (warp == Shape::kConsumers / 32) {
-    produce_steps<Shape>(a, tile, shared);
+    load_steps<Shape>(a, tile, shared);
+  } else if (warp == Shape::kConsumers / 32 + 1) {
+    list_items<Shape>(a, tile, shared);
   } else {
     if (a.combine.active())
       for (int i = threadIdx.x; i < tile.tokens * a.heads.value() * Shape::kPanels; i += Shape::kConsumers) {
@@ -296,22 +362,39 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         a.combine.prefetch(tile.b, tile.first + token, tile.g * a.heads.value() + row - token * a.heads.value(),
                            i % Shape::kPanels * kPanel);
       }
-    attend_items<Shape>(a, tile, shared, steps, warp / 4);
+    attend_items<Shape>(a, tile, shared, warp / 4);
     named_barrier_sync<Shape::kConsumers>(1);  // after it, all items are merged
     store_rows<Shape>(a, tile, shared);
     __syncwarp();
   }
-  if constexpr (Shape::kCtas > 1) sync_cluster();  // no CTA ends while another one may arrive at its barriers
 }
 
-template <class Shape>
-void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                          const SelectedKeys& keys, const CombineAlong* combine) {
+using Heads64 = ResidentRowsShape<64, 384, 96, 4, 4>;
+
+}  // namespace
+
+bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  constexpr int64_t kMostHeads = 8, kMostEntries = 64;
+  return forward_sm90_supports(out, in) && in.q.size(3) == 64 && in.q.size(2) / in.k.size(2) <= kMostHeads &&
+         l_sel == kBlockKeys && block_index.size(3) <= kMostEntries && in.documents.empty() &&
+         ceil_div(end_token(in), l_sel) <= Heads64::kMostBlocks;
+}
+
+bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  // A tile of a smaller group has too few rows. In a full one, kRows n / blocks rows list a block, on average over all
+  // blocks; from 24 on the items are full enough (measured, tests/baselines/notes/selected.md).
+  const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(end_token(in), l_sel);
+  return Heads64::kTokens * G >= Heads64::kRows && Heads64::kRows * block_index.size(3) >= 24 * blocks;
+}
+
+void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                           const SelectedKeys& keys, const CombineAlong* combine, const KvStationaryShare* share) {
   using bf16 = __nv_bfloat16;
+  using Shape = Heads64;
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t tile_tokens = std::min<int64_t>(Shape::kTokens, Shape::kRows / G);
-  const int64_t clusters = ceil_div(in.q.size(1), Shape::kCtas * tile_tokens), all = B * groups * clusters;
-  TRIAD_CHECK(all * Shape::kCtas < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all * Shape::kCtas);
+  const int64_t tiles = ceil_div(in.q.size(1), tile_tokens), all = B * groups * tiles;
+  TRIAD_CHECK(all < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);
   ResidentRowsArgs a{.q_map = {},
                      .k_map = {},
                      .v_map = {},
@@ -319,11 +402,12 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
                      .lse = make_query_view<float>(in, out.lse),
                      .combine = combine_rows(combine, keys.lists.first_token),
                      .lists = keys.lists,
+                     .share = share == nullptr ? KvStationaryShare{} : *share,
                      .n = Divisor(keys.lists.n),
                      .heads = Divisor(static_cast<int>(G)),
                      .sequences_and_groups = Divisor(static_cast<int>(B * groups)),
                      .tile_tokens = static_cast<int>(tile_tokens),
-                     .clusters = static_cast<int>(clusters),
+                     .tiles = static_cast<int>(tiles),
                      .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3)))};
   if (!ctx.planning) {
     const auto map = [&](const ConstTensor& t) {
@@ -333,32 +417,8 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
                              static_cast<int>(tile_tokens));
     a.k_map = map(in.k), a.v_map = map(in.v);
   }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {Shape::kCtas, 1, 1};
-  launch_with(ctx, {&cluster, Shape::kCtas > 1 ? size_t{1} : size_t{0}}, op, fwd_resident_rows_kernel<Shape>,
-              dim3(static_cast<unsigned>(all * Shape::kCtas)), dim3(Shape::kThreads),
-              Shape::shared_bytes(keys.lists.blocks), a);
-}
-
-using Heads64 = ResidentRowsShape<64, 384, 4, 1, 3>;
-using Heads128 = ResidentRowsShape<128, 192, 2, 2, 3>;
-
-}  // namespace
-
-bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  constexpr int64_t kMostHeads = 8;
-  return forward_sm90_supports(out, in) && in.q.size(3) <= 128 && in.q.size(2) / in.k.size(2) <= kMostHeads &&
-         l_sel == kBlockKeys && block_index.size(3) <= 64 && in.documents.empty() &&
-         ceil_div(end_token(in), l_sel) <= kMostBlocks;
-}
-
-void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                           const SelectedKeys& keys, const CombineAlong* combine) {
-  if (in.q.size(3) == 64)
-    launch_resident_rows<Heads64>(ctx, op, out, in, keys, combine);
-  else
-    launch_resident_rows<Heads128>(ctx, op, out, in, keys, combine);
+  launch(ctx, op, fwd_resident_rows_kernel<Shape>, dim3(static_cast<unsigned>(all)), dim3(Shape::kThreads),
+         Shape::shared_bytes(keys.lists.blocks), a);
 }
 
 }  // namespace triad::cuda

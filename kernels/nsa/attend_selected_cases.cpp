@@ -58,7 +58,8 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
   return lists;
 }
 
-// The case on the candidate kernel (dispatch/choose.h). Only the GPU runs it: on the CPU it is the same as other cases.
+// The case with resident rows wherever they support it (KernelChoice::candidate). Only the GPU runs it: on the CPU it
+// is the same as other cases.
 OpCase on_candidate_kernel(OpCase c) {
   c.name += "_candidate";
   c.kernels.sel = KernelChoice::candidate;

@@ -57,8 +57,8 @@ void check_concurrent_branches(const Setting& setting) {
 
 // Checks that the selected branch's kernel, if it also combines the branches, gives the same bits as
 // nsa_combine_forward afterwards. The shapes run on every kind of kernel: query-stationary ones, those with shared KV
-// tiles (for lists of up to 32 blocks, which are bits of a word, and for longer ones), and KV-stationary ones. `alike`
-// gives neighbouring rows nearly the same lists.
+// tiles (for lists of up to 32 blocks, which are bits of a word, and for longer ones), resident rows, and KV-stationary
+// ones. `alike` gives neighbouring rows nearly the same lists.
 void check_combined(const Setting& setting) {
   struct Case {
     Sizes n;
@@ -72,6 +72,7 @@ void check_combined(const Setting& setting) {
                         {{301, 2, 6, 192, 128}, false},
                         {{9301, 1, 6, 64, 64}, false},
                         {{9301, 1, 6, 64, 64}, true},
+                        {{9301, 1, 3, 64, 64}, false},
                         {{300, 1, 16, 192, 128}, false}}) {
     INFO(x.n.str() << " " << name_of(setting.dtype) << (x.alike ? " lists alike" : ""));
     Problem p(setting, x.n, config(32, 16, 64, 16, 512));

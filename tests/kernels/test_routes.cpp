@@ -309,6 +309,7 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{16384, 8, 64, 64, 64, 16}, {"sm90", "resident_rows or shared_tile", "sm90_d64", "sm90"}},
       {{16448, 4, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 3, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{38400, 4, 64, 64, 64, 64}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       // Requested as a candidate, they compute all lists of groups of up to 8 heads, of up to 512 blocks of 64 tokens.
       {{2048, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},

@@ -33,7 +33,7 @@ std::string duration(double s) {
   const char* const sign = s < 0 ? "-" : "";
   if (t >= 3600) return fmt::format("{}{} h {:02} min", sign, t / 3600, t / 60 % 60);
   if (t >= 60) return fmt::format("{}{} min {:02} s", sign, t / 60, t % 60);
-  return fmt::format("{:.1f} s", s);
+  return t > 0 ? fmt::format("{:.1f} s", s) : fmt::format("{:.0f} ms", 1e3 * s);
 }
 
 std::string state_of(const ReportRun& run) {

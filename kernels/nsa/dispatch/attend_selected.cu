@@ -88,7 +88,7 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
     case SelectedForward::shared_tile:
       return forward_shared_tile(ctx, op, out, in, keys, combine);
     case SelectedForward::resident_rows: {
-      if (!tile_where_alike) return forward_resident_rows(ctx, op, out, in, keys, combine);
+      if (!choice.where_alike) return forward_resident_rows(ctx, op, out, in, keys, combine);
       Scratch::Scope scope(ctx.scratch);
       const KvStationaryShare share = compare_lists(ctx, op, scope, in, keys);
       forward_shared_tile(ctx, op, out, in, keys, combine, &share);

@@ -118,7 +118,7 @@ const char* fused_name(const SelectedForwardChoice& choice) {
     case SelectedForward::shared_tile:
       return "shared_tile";
     case SelectedForward::resident_rows:
-      return choice.where_alike == SelectedForward::shared_tile ? "resident_rows or shared_tile" : "resident_rows";
+      return choice.where_alike ? "resident_rows or shared_tile" : "resident_rows";
   }
   return nullptr;
 }

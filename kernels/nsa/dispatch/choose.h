@@ -3,6 +3,7 @@
 // same result. README.md has the table.
 // The two kernels of Backward::sm90 are not chosen for a part of a row (RowPart).
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "engine/context.h"
@@ -19,9 +20,9 @@ RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile, resident_rows };
 struct SelectedForwardChoice {
   SelectedForward kernel;
-  // For kv_stationary and resident_rows, where the GPU first measures how much the lists of neighbouring tokens differ:
-  // the kernel that computes the call instead if they are alike. With portable, resident_rows computes any lists.
-  SelectedForward where_alike = SelectedForward::portable;
+  // If the GPU first measures how much the lists of neighbouring tokens differ: the kernel that computes the call
+  // instead if they are alike.
+  std::optional<SelectedForward> where_alike = {};
 };
 SelectedForwardChoice choose_forward(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
                                      int64_t l_sel);

@@ -7,7 +7,7 @@
 // A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. There are no atomics, so the result is
 // bitwise reproducible. Per step a CTA reads q and dout of 64 rows from L2: 16 KiB at heads of 64 in bf16, for 2.1
 // MFLOP. The bound is the bandwidth of shared memory, as for dq: 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a
-// warp. The instructions around them take half as many clocks: see `load` and the mask.
+// warp.
 //
 // Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces of
 // about equal size (KeyWorkList), and a second kernel adds the partial sums of a block's pieces in order.
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const int G = a.in.heads.value(), rows = work.count * G;
   const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
 
-  // 8 lanes copy 128 bytes of a row of q and dout. Addresses take more instructions than copies. With whole rows they
-  // are therefore computed once for q and dout, in bytes, and no vector is partial.
+  // 8 lanes copy 128 bytes of a row of q and dout. Addresses take more instructions than copies. With whole rows a
+  // thread computes the token and head of a row once, for q and dout, and no vector is partial.
   constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
   const int copy_row = threadIdx.x / kLanes, copy_column = threadIdx.x % kLanes * kCopy;
   const auto* q_from = reinterpret_cast<const unsigned char*>(a.in.q.at(b, 0, g * G) + copy_column);

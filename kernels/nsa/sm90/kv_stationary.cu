@@ -133,7 +133,7 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   return (kNear + in_union) / static_cast<double>(n);
 }
 // The KV-stationary forward is faster if the union of a tile's lists is larger than this many lists (measured,
-// tests/baselines/notes/selected.md).
+// tests/baselines/notes/selected.md); resident rows use the same limit.
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
 // The tokens of a compared tile.
 int compared_tokens(int64_t heads) { return static_cast<int>(std::max<int64_t>(64 / heads, 1)); }

@@ -19,8 +19,8 @@ struct KvStationaryShare {
   int most_tokens = 0;    // and those of more tokens than this, which the other kernel does not support
 
   __host__ __device__ __forceinline__ bool is_packed() const { return listed != nullptr; }
-  // Whether lists differ enough for the KV-stationary kernels. total: how many blocks they list; distinct: the same
-  // without the repetitions within a tile.
+  // Whether lists differ enough for the kernels that compute the share. total: how many blocks they list; distinct: the
+  // same without the repetitions within a tile.
   __device__ __forceinline__ bool exceeds(int total, int distinct) const {
     return static_cast<float>(distinct) * static_cast<float>(tile_tokens) > union_limit * static_cast<float>(total);
   }

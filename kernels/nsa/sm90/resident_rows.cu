@@ -8,20 +8,20 @@
 // lists. An item computes s = q k^T, p = 2^(s - base) and o = p v, and is then merged into the row's running values in
 // shared memory: the sum L of its probabilities and the output O, both relative to 2^M, where M is the base at first:
 //   L' = L + sum of p;  O' = O + o.
-// Only if the powers of a row exceed 2^60 in an item, its scores there are recomputed, with its largest score m in this
-// block in place of the base, and M rises to M' = max(M, m). In general, with b the base or m:
+// If a lane's sum of a row's powers exceeds 2^60 in an item, the row has its largest score m in this block in place of
+// the base there, and M rises to M' = max(M, m). In general, with b the base or m:
 //   L' = 2^(M - M') L + 2^(b - M') (sum of p);  O' = 2^(M - M') O + 2^(b - M') o.
 // The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have different
 // rows, but a row can be in the items of several blocks. So an item reads bases, and merges, only after all items of
 // earlier blocks have done so. A row's blocks are then added in ascending order, and its bits depend neither on its
-// neighbours nor on its place in the tile.
+// place in the tile nor on its neighbours, unless the powers of one of its warp's 16 rows exceed 2^60 (softmax_again).
 //
 // Two producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the other
 // makes the items from bit masks.
 //
-// Memory: q 48 KB, o 96 KB, four stages of K and V 64 KB, for up to 96 tokens and 384 rows. Masks take the rest. Bound
-// by latency: an item of 64 rows and 64 keys takes some 900 clocks, in which a scheduler issues 470 instructions and
-// 64 KB of shared memory are read or written (tests/baselines/notes/selected.md).
+// Memory: q 48 KB, o 96 KB, four stages of K and V 64 KB, for up to 96 tokens and 384 rows; items and sums 11 KB, masks
+// 12 bytes per block. Bound by latency: an item of 64 rows and 64 keys takes some 900 clocks, in which a scheduler
+// issues some 470 instructions (tests/baselines/notes/selected.md).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -84,7 +84,8 @@ struct Product {
     for (int i = 0; i < 2; ++i) exponentiate(i, scale);
   }
   __device__ __forceinline__ bool overflows() const { return __any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum); }
-  // The same with another base for the rows whose powers are huge. k: the keys.
+  // Computes all scores of the warp's rows once more, since the powers have replaced them, and the powers with another
+  // base for the rows whose powers are huge. The scores are those of mma.sync, whose last bits may differ. k: the keys.
   __device__ __forceinline__ void softmax_again(uint32_t q, const unsigned char* k, const int (&seen)[2], float scale) {
     const bool over[2] = {quad_max(sum[0]) > kMostSum, quad_max(sum[1]) > kMostSum};
     const int lane = threadIdx.x % 32;
@@ -228,13 +229,13 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const int slot = n % kSlots;
     barrier_wait(&shared.item_full[slot], n / kSlots & 1);
     const typename Shape::Item& item = shared.items[slot];
-    const int count = item.count, first_key = item.first_key, step = item.step, before = item.before,
+    const int count = item.count, first_key = item.first_key, step = item.step, previous_first = item.previous_first,
               first_item = item.first;
     if (count == 0) return;
-    // Waits until the items of the blocks before have arrived at their barriers of `done`. Those of the step before
-    // have waited for the steps before it.
-    const auto wait_for_blocks_before = [&](Barrier* done) {
-      for (int i = before; i < first_item; ++i) barrier_wait(&done[i % kSlots], i / kSlots & 1);
+    // Waits until the items of earlier blocks have arrived at their barriers of `done`: those of the previous step,
+    // which have waited for the steps before theirs.
+    const auto wait_for_earlier_blocks = [&](Barrier* done) {
+      for (int i = previous_first; i < first_item; ++i) barrier_wait(&done[i % kSlots], i / kSlots & 1);
     };
     // Each warp has 16 rows. In an item of fewer than 64 rows some warps have none; which ones changes from item to
     // item, so that the schedulers of the SM, which have one warp each of a warpgroup, have equal work. A lane passes
@@ -261,7 +262,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
       keys_seen(seen);
       product.mask(seen);
     }
-    wait_for_blocks_before(shared.base_set);
+    wait_for_earlier_blocks(shared.base_set);
     if (used) product.set_base(shared, a.scale_log2);
     barrier_arrive(&shared.base_set[slot]);  // each lane for what it has written; no faster with one lane for the warp
     if (used) {
@@ -279,7 +280,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     barrier_wait(&shared.v_full[step % kSlots], step / kSlots & 1);
     product.multiply_values(tile_descriptor(shared_address(kv.v)));
     barrier_arrive_warp(&shared.v_done[slot]);
-    wait_for_blocks_before(shared.merged);
+    wait_for_earlier_blocks(shared.merged);
     if (used) product.merge(shared);
     barrier_arrive(&shared.merged[slot]);
   }
@@ -383,7 +384,8 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   // A tile of a smaller group has too few rows. In a full one, kRows n / blocks rows list a block, on average over all
   // blocks; from 24 on the items are full enough (measured, tests/baselines/notes/selected.md).
-  const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(end_token(in), l_sel);
+  // A part of a row is as a row in whose middle the part's middle is.
+  const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(first_token(in) + end_token(in), l_sel);
   return Heads64::kTokens * G >= Heads64::kRows && Heads64::kRows * block_index.size(3) >= 24 * blocks;
 }
 

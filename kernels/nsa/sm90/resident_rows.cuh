@@ -48,29 +48,29 @@ struct ResidentRowsShape {
   static constexpr int kPanels = kD / kPanel, kPanelBytes = kBlockKeys * kPanelRowBytes;
   static constexpr int kQueryPanelBytes = kRows * kPanelRowBytes;
   static constexpr int kWords = (kTokens + 31) / 32;  // a block's mask has a bit for each token
-  // The slots of the ring of items. Loads have as many barriers, step n those of number n % kSlots: a barrier tells
-  // apart only a phase and the next one, and each step has an item, so no warp waits for a phase when an earlier one is
-  // not complete. The producer waits for the items of kStages steps ago, so their slots must not have other items yet.
+  // The slots of the ring of items, which must hold those of kStages steps: the loader waits for the items of the step
+  // kStages ago. k_full and v_full have kSlots barriers too, and step n uses number n % kSlots. With one for each
+  // stage, a consumer could wait there before the stage's previous load is complete, and a wait for the next phase but
+  // one returns at once.
   static constexpr int kSlots = 32;
-  static_assert(kStages * kRows <= kSlots * kItemRows);
+  static_assert(kStages * ceil_div(kRows, kItemRows) <= kSlots);
   static_assert(kQueryPanelBytes % 1024 == 0 && kStages <= kSlots);
   // An item: up to 64 rows of the tile, whose tokens list the block that begins at first_key.
   struct alignas(16) Item {
     int first_key, step;
     int count;  // rows; 0: there are no more items
-    // The numbers of the first items of the step before and of this step. The items between are the last ones that may
-    // have rows of this item.
-    int before, first;
+    // The numbers of the first items of the previous step and of this step.
+    int previous_first, first;
     short rows[kItemRows];  // ascending; those past `count` are ~r, where r is the last row
   };
   struct Shared {
     unsigned char q[kPanels][kQueryPanelBytes];
-    float o[kRows * kD];  // in the order of o_at()
+    float o[kRows * kD];  // in the order of o_address()
     struct {
       unsigned char k[kPanels][kPanelBytes], v[kPanels][kPanelBytes];
     } stage[kStages];
     Item items[kSlots];
-    float2 sums[kRows];     // x: the maximum M of resident_rows.cu; y: the sum L
+    float2 sums[kRows];     // x: M, y: L (resident_rows.cu)
     float base[kRows];      // -inf before the row's first item
     short tokens[kTokens];  // the tokens that list the block whose items are written
     Barrier q_full, k_full[kSlots], v_full[kSlots];
@@ -84,10 +84,9 @@ struct ResidentRowsShape {
     return static_cast<int64_t>(sizeof(Shared)) + blocks * kWords * static_cast<int64_t>(sizeof(unsigned));
   }
   static __device__ __forceinline__ unsigned* masks(Shared& shared) { return reinterpret_cast<unsigned*>(&shared + 1); }
-  // The 16 columns [16 group, 16 group + 16) of a row of o are 64 bytes, of which lane c of four has the 16 bytes at 4
-  // c, in the order in which it has them in the sums of a product. Neighbouring rows have neighbouring groups
-  // exchanged, so that they are in different banks. o_address: of this lane's part of group 0; o_group: of any other,
-  // from it.
+  // The columns [16 g, 16 g + 16) of a row of o, group g, are 64 bytes. Lane c of four has the 16 bytes from 16 c on,
+  // in the order in which it has them in the sums of a product. Neighbouring rows have groups exchanged, so that they
+  // are in different banks. o_address: the address of this lane's part of group 0; o_group: of another group, from it.
   static __device__ __forceinline__ uint32_t o_address(Shared& shared, int row) {
     return shared_address(shared.o + row * kD + (row & 3) * 16 + threadIdx.x % 4 * 4);
   }
@@ -191,7 +190,7 @@ __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const Toke
   constexpr int kWords = Shape::kWords, kSlots = Shape::kSlots;
   const int lane = threadIdx.x % 32, G = a.heads.value();
   const unsigned* const masks = Shape::masks(shared);
-  int n = 0, item = 0, before = 0;  // before: the first item of the step before
+  int n = 0, item = 0, previous_first = 0;
   const auto wait_for_slot = [&] { barrier_wait(&shared.v_done[item % kSlots], (item / kSlots & 1) ^ 1); };
   for_each_step<Shape>(masks, tile.blocks(), [&](int block, int tokens) {
     int listed = 0;
@@ -215,12 +214,12 @@ __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const Toke
       }
       if (lane == 0) {
         to.first_key = block * kBlockKeys, to.step = n, to.count = min(kItemRows, rows - row0);
-        to.before = before, to.first = first;
+        to.previous_first = previous_first, to.first = first;
       }
       barrier_arrive(&shared.item_full[item % kSlots]);  // each lane has written its part
     }
     __syncwarp();  // all lanes have read the tokens
-    before = first, ++n;
+    previous_first = first, ++n;
   });
   for (int w = 0; w < Shape::kWarpgroups; ++w, ++item) {
     wait_for_slot();

@@ -134,8 +134,8 @@ struct ComparedLists {
   BlockLists lists;
   Divisor n;
   KvStationaryShare share;
-  int all;  // sequences times groups
-  __device__ __forceinline__ int sequences_and_groups() const { return all; }
+  int pairs;  // of sequences and groups
+  __device__ __forceinline__ int sequences_and_groups() const { return pairs; }
 };
 
 // Compares the lists of the tile of tokens that begins with t0. Returns this lane's part of two counts: how many
@@ -197,8 +197,8 @@ __device__ __forceinline__ void compare_rows(const Args& a) {
   if (threadIdx.x == 0) *a.share.all = a.share.exceeds(in_lists, in_unions);
 }
 __global__ void __launch_bounds__(kIndexThreads)
-    compare_lists_kernel(const BlockLists lists, const Divisor n, const KvStationaryShare share, int all) {
-  compare_rows(ComparedLists{lists, n, share, all});
+    compare_lists_kernel(const BlockLists lists, const Divisor n, const KvStationaryShare share, int pairs) {
+  compare_rows(ComparedLists{lists, n, share, pairs});
 }
 
 // Compares lists in one part of a packed row: adds the counts of kPartTiles tiles to share.listed of their documents.

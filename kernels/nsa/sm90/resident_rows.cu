@@ -383,8 +383,8 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   // A tile of a smaller group has too few rows. In a full one, kRows n / blocks rows list a block, on average over all
-  // blocks; from 24 on the items are full enough (measured, tests/baselines/notes/selected.md).
-  // A part of a row is as a row in whose middle the part's middle is.
+  // blocks; from 24 on the items are full enough (measured, tests/baselines/notes/selected.md). A part of a row is as a
+  // row in whose middle the part's middle is.
   const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(first_token(in) + end_token(in), l_sel);
   return Heads64::kTokens * G >= Heads64::kRows && Heads64::kRows * block_index.size(3) >= 24 * blocks;
 }

@@ -18,9 +18,9 @@ namespace triad {
 //   general    the general kernel
 //   reference  the general kernel on operands upcast to fp32, with one rounding at the end; on the CPU the reference
 //              without intermediate rounding
-//   candidate  as automatic, but fused kernels that automatic chooses for few shapes, or for none, are chosen wherever
-//              they support the shape: so tests reach them with small problems. Only tests and benches request it; a
-//              config cannot
+//   candidate  as automatic, but a fused kernel that automatic chooses for few shapes or none is chosen wherever it
+//              supports the shape, so that tests reach it with small problems. Tests and benches request it; a config
+//              cannot
 // The CPU has only the reference, which automatic and general select too.
 enum class KernelChoice { automatic, fused, general, reference, candidate };
 // One value for each branch and for matrix products. Dense attention has that of the window branch.

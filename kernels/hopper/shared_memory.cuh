@@ -47,4 +47,18 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t row, const ui
                : "memory");
 }
 
+// Loads or stores 16 bytes at an address of shared memory (shared_address()).
+__device__ __forceinline__ float4 load_shared(uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared(uint32_t address, const float4& x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
+
 }  // namespace triad::cuda

@@ -58,8 +58,8 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
   return lists;
 }
 
-// The case with resident rows wherever they support it (KernelChoice::candidate). Only the GPU runs it: on the CPU it
-// is the same as other cases.
+// The case on the kernel with resident rows, if that supports it (KernelChoice::candidate). Only the GPU runs it: on
+// the CPU it is the same as other cases.
 OpCase on_candidate_kernel(OpCase c) {
   c.name += "_candidate";
   c.kernels.sel = KernelChoice::candidate;
@@ -88,13 +88,14 @@ OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
   return c;
 }
 
-// The case with larger queries, so that in some rows the powers of a later block exceed 2^60.
+// The case with larger queries. In some rows, scores of a later block then exceed those of the first by more than 60
+// powers of two, which resident rows have to compute again.
 OpCase peaked(OpCase c) {
   std::ranges::find(c.args, "q", &Arg::name)->std = 40.0;
   return c;
 }
 
-// On Hopper: the forward with resident rows (nsa/sm90/resident_rows.cu), whose tiles have up to 96 tokens.
+// Cases of the forward with resident rows (nsa/sm90/resident_rows.cu), which has tiles of up to 96 tokens.
 std::vector<OpCase> resident_rows_cases() {
   std::vector<OpCase> cases = {
       selected_case("2x130_l64_n3_G4", {2, 130, 130, 8, 2, 64, 64}, 3, 64, nullptr, 8),
@@ -107,7 +108,7 @@ std::vector<OpCase> resident_rows_cases() {
                     [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 4, 64, true); }),
       selected_case("700_l64_n4_G4_ahead", {1, 700, 700, 4, 1, 64, 64}, 4, 64,
                     [](uint64_t) { return differing_lists(700, 4, 64, true); }),
-      // Six items of one block, and rows that do not see themselves.
+      // All tokens list the first block alone: a step of six items, and rows that do not see their own key.
       selected_case("700_l64_n4_G4_hot", {1, 700, 700, 8, 2, 64, 64}, 4, 64,
                     [](uint64_t) { return hot_lists(700 * 2, 4); }),
       peaked(selected_case("600_l64_n5_G4_peaked", {1, 600, 600, 4, 1, 64, 64}, 5, 64)),
@@ -220,7 +221,7 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
       gpu_sized(selected_case("4500_l64_n4_far", {1, 4500, 4500, 4, 1, 64, 64}, 4, 64)),
-      // Lists that are long for the sequence: resident rows, or the shared KV tile if the lists are alike.
+      // At most 16 blocks for each list entry: on Hopper resident rows, or the shared KV tile if the lists are alike.
       gpu_sized(selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64)),
       gpu_sized(selected_case("2x3300_l64_n6_far_G4", {2, 3300, 3300, 4, 1, 64, 64}, 6, 64)),
       gpu_sized(selected_case("3300_l64_n6_alike_G4", {1, 3300, 3300, 4, 1, 64, 64}, 6, 64,
@@ -269,7 +270,7 @@ std::vector<OpCase> attend_selected_cases() {
       [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }, 8)));
   cases.push_back(portable_case(selected_case("260_l128_n2_G5", {1, 260, 260, 5, 1, 64, 64}, 2, 128)));
   cases.push_back(portable_case(selected_case("400_l64_n3_G1", {1, 400, 400, 2, 2, 64, 64}, 3, 64)));
-  // Blocks without tokens, and one with several pieces.
+  // All tokens list the first block alone: backward cuts its tokens into several pieces, and other blocks have none.
   cases.push_back(portable_case(selected_case("2600_l64_n4_hot_G6", {1, 2600, 2600, 6, 1, 64, 64}, 4, 64,
                                               [](uint64_t) { return hot_lists(2600, 4); })));
   cases.push_back(portable_case(

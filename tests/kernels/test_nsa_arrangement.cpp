@@ -56,9 +56,9 @@ void check_concurrent_branches(const Setting& setting) {
 }
 
 // Checks that the selected branch's kernel, if it also combines the branches, gives the same bits as
-// nsa_combine_forward afterwards. The shapes run on every kind of kernel: query-stationary ones, those with shared KV
-// tiles (for lists of up to 32 blocks, which are bits of a word, and for longer ones), resident rows, and KV-stationary
-// ones. `alike` gives neighbouring rows nearly the same lists.
+// nsa_combine_forward afterwards. The shapes reach each kernel of the selected branch: the query-stationary one; the
+// shared KV tile, with up to 32 blocks, where a list is one word of bits, and with more; resident rows; KV-stationary.
+// `alike`: neighbouring rows have nearly the same lists.
 void check_combined(const Setting& setting) {
   struct Case {
     Sizes n;

@@ -304,14 +304,14 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
       {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
-      // Resident rows: groups of 4 to 8 heads of 64, and lists that are long for the sequence.
+      // Resident rows: groups of 4 to 8 heads of 64, at most 16 blocks for each list entry, up to 512 blocks.
       {{8192, 4, 64, 64, 64, 16}, {"sm90", "resident_rows or shared_tile", "sm90_d64", "sm90"}},
       {{16384, 8, 64, 64, 64, 16}, {"sm90", "resident_rows or shared_tile", "sm90_d64", "sm90"}},
       {{16448, 4, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 3, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{38400, 4, 64, 64, 64, 64}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
-      // Requested as a candidate, they compute all lists of groups of up to 8 heads, of up to 512 blocks of 64 tokens.
+      // As a candidate, resident rows are chosen for any lists, for groups of up to 8 heads and up to 512 blocks of 64.
       {{2048, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
        {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{2048, 4, 128, 128, 64, 16, 0, DType::bf16, KernelChoice::candidate},

@@ -18,8 +18,9 @@
 namespace triad::cuda {
 namespace {
 
-// The bytes between two tokens, and between two heads, of q or dout. They exist (token > 0) if every row of the tensor
-// is a whole number of 16-byte vectors without padded columns, and if they fit 32 bits: at() then is two multiply-adds.
+// The strides of q or dout in bytes: from a token to the next, and from a head to the next. They are zero unless each
+// row of the tensor consists of 16-byte vectors, as many as its row in shared memory has, and the strides fit 32 bits.
+// The offset of a row then takes two multiply-adds.
 struct RowBytes {
   uint32_t token = 0, head = 0;
   // The offset of token t and head h.
@@ -38,7 +39,7 @@ struct DkdvArgs {
   KeyRange range;
   KeyWorkList list;
   RowBytes q_bytes, dout_bytes;
-  bool whole_rows;  // q_bytes and dout_bytes exist
+  bool whole_rows;  // q_bytes and dout_bytes are not zero
 };
 
 // What the kernel reads for each query row of a stage, apart from q and dout: the softmax statistics, the gate, and the
@@ -96,8 +97,10 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const int G = a.in.heads.value(), rows = work.count * G;
   const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
 
-  // 8 lanes copy 128 bytes of a row of q and dout. Addresses take more instructions than copies. With whole rows a
-  // thread computes the token and head of a row once, for q and dout, and no vector is partial.
+  // Eight threads copy a row of q and of dout, 16 bytes each at a time. Computing addresses takes more instructions
+  // than copying. If a.whole_rows, a thread therefore computes the token and the head of a row once, for both tensors,
+  // and every copy has 16 bytes. Otherwise load_rows() copies one tensor after the other, and pads the last vector of a
+  // row.
   constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
   const int copy_row = threadIdx.x / kLanes, copy_column = threadIdx.x % kLanes * kCopy;
   const auto* q_from = reinterpret_cast<const unsigned char*>(a.in.q.at(b, 0, g * G) + copy_column);
@@ -147,7 +150,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     }
   };
 
-  constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // column0 is 0
+  constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // one CTA has all columns, and column0 is 0
   const bool has_dk = kOneChunk || column0 < a.dk.width, has_dv = kOneChunk || column0 < a.dv.width;
   const int warp_row = 16 * (threadIdx.x / 32), warp_key = key0 + warp_row;
   const float scale = a.in.scale_log2();
@@ -164,21 +167,22 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
         const T* q = reinterpret_cast<const T*>(stages + stage * stage_bytes);
         const T* dout = q + kCount * stride_k;
         const auto& stats = *reinterpret_cast<const RowStats<kCount>*>(dout + kCount * stride_v);
-        const int2 first = stats.range[0], last = stats.range[min(kCount, rows - now) - 1];  // neither bound decreases
+        const int2 first = stats.range[0], last = stats.range[min(kCount, rows - now) - 1];  // bounds ascend with rows
         if (warp_key >= key_end || last.y <= warp_key || first.x >= warp_key + 16) return;
         const bool all = now + kCount <= rows && last.x <= warp_key && first.y >= warp_key + 16;
 
         float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
         multiply_nt<kCount>(p, k + warp_row * stride_k, q, stride_k, depth_k);
         multiply_nt<kCount>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
-        // column_of: the index in the stage of the query row of an element.
+        // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that element
+        // [j][e] of p and ds belongs to.
         const auto column_of = [](int j, int e) { return 8 * j + fragment_column() + e % 2; };
 #pragma unroll
         for (int j = 0; j < kCount / 8; ++j)
 #pragma unroll
           for (int e = 0; e < 4; ++e)
             p[j][e] = exp2_approx(fmaf(p[j][e], scale, -(stats.lse[column_of(j, e)] * kLog2e)));
-        if (!all) {  // a row that sees no key at all has lse = -inf and p = inf, and is cleared here
+        if (!all) {  // clears p of unseen keys; a row that sees no key has lse = -inf, so its p is inf before
 #pragma unroll
           for (int j = 0; j < kCount / 8; ++j)
 #pragma unroll
@@ -253,7 +257,8 @@ __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView
   }
 }
 
-// The RowBytes of a view, or none. depth: the columns of a row in shared memory.
+// Returns the strides of a tensor, or zeros if RowBytes does not allow them. depth: the columns of a row in shared
+// memory, padded ones included.
 template <class T>
 RowBytes row_bytes(const View<T>& v, int depth) {
   constexpr int64_t kMost = std::numeric_limits<uint32_t>::max() / sizeof(T);

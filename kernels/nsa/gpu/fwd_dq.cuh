@@ -101,7 +101,8 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                               const RowTile& rows, const KeyTile& tile) {
   const T* first = view.at(rows.b, tile.first, rows.g);
   const int count = tile.end - tile.first;
-  if (view.vector && view.width == padded) {  // no partial vectors: one address per thread, then one addition per copy
+  // Rows without padded columns: a thread computes one address, and each further one by an addition.
+  if (view.vector && view.width == padded) {
     constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
     const int row = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kCopy;
     const T* from = first + row * view.row + column;

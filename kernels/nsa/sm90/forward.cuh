@@ -30,6 +30,10 @@ __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n
 
 __device__ __forceinline__ void warpgroup_barrier(int w) { named_barrier_sync<kWarpgroup>(1 + w); }
 
+// The limit on the sum of a lane's powers of a row in one step: below it, the powers in bf16 and their sums with values
+// are finite. Beyond it, the row's scores are recomputed.
+constexpr float kMostSum = 0x1p60f;
+
 // Prefetches the rows of the other branches' outputs that combine_panel will read for a warpgroup.
 template <int kPanelsV>
 __device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const CombineRows& combine,
@@ -67,8 +71,6 @@ template <class Shape, class Keys>
 __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
                                               int w) {
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
-  constexpr float kMostSum = 0x1p60f;  // limit on the sum of a lane's powers in a step; below it, the powers in bf16
-                                       // and their sums with values are finite
   constexpr bool kListed = Plan<Keys, Shape>::kListed;
   const int G = a.in.heads.value(), lane = threadIdx.x % 32;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32);

@@ -135,7 +135,7 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
 // The KV-stationary forward is faster if the union of a tile's lists is larger than this many lists (measured,
 // tests/baselines/notes/selected.md); resident rows use the same limit.
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
-// The tokens of a compared tile.
+// The number of neighbouring tokens whose lists are compared.
 int compared_tokens(int64_t heads) { return static_cast<int>(std::max<int64_t>(64 / heads, 1)); }
 // The GPU compares the lists only if the union of random lists would exceed union_limit by this factor: the comparison
 // costs time even if it finds the lists alike.

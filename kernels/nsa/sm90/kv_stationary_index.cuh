@@ -129,7 +129,7 @@ struct Part {
   }
 };
 
-// The lists alone, for a kernel that needs no index (nsa/sm90/resident_rows.cu).
+// Arguments of compare_lists_kernel, which compares lists for a kernel that needs no index (nsa/sm90/resident_rows.cu).
 struct ComparedLists {
   BlockLists lists;
   Divisor n;
@@ -196,6 +196,7 @@ __device__ __forceinline__ void compare_rows(const Args& a) {
   __syncthreads();
   if (threadIdx.x == 0) *a.share.all = a.share.exceeds(in_lists, in_unions);
 }
+// One CTA.
 __global__ void __launch_bounds__(kIndexThreads)
     compare_lists_kernel(const BlockLists lists, const Divisor n, const KvStationaryShare share, int pairs) {
   compare_rows(ComparedLists{lists, n, share, pairs});

@@ -1,6 +1,7 @@
-// The share of the selected branch's tokens that the KV-stationary kernels (nsa/sm90/kv_stationary.cu) compute, or the
-// kernel with resident rows (nsa/sm90/resident_rows.cu); another kernel computes the other tokens. The GPU decides,
-// from the block lists, whether the share has all tokens or none; in packed rows it decides this for each document.
+// The tokens whose lists differ from those of their neighbours. One kernel computes them, KV-stationary
+// (nsa/sm90/kv_stationary.cu) or resident rows (nsa/sm90/resident_rows.cu), and another kernel computes the other
+// tokens. The GPU compares the lists and decides whether the share has all tokens or none; in packed rows, for each
+// document.
 #pragma once
 #include "kernels/common/documents.cuh"
 

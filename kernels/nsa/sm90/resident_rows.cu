@@ -1,27 +1,33 @@
-// Forward of the selected branch on Hopper (bf16) for small groups, with resident rows: a CTA keeps the rows (t, h) of
-// neighbouring tokens of one sequence and group in shared memory, q and the running fp32 sums, and visits every block
-// that any of these tokens lists, in ascending order. Scores are computed in vain only after a token in its own block,
-// and for the rows that fill up a block's last item. Unlike KV-stationary, no partial sum goes through device memory.
+// Forward of the selected branch on Hopper (bf16) with resident rows, for groups of up to 8 heads of 64.
 //
-// For each block the rows of the tokens that list it are gathered, 64 to an item: ldmatrix reads q at any 64 rows of
-// shared memory as the left operand of wgmma. A row's base is its largest scaled score in the first block that it
-// lists. An item computes s = q k^T, p = 2^(s - base) and o = p v, and is then merged into the row's running values in
-// shared memory: the sum L of its probabilities and the output O, both relative to 2^M, where M is the base at first:
-//   L' = L + sum of p;  O' = O + o.
-// If a lane's sum of a row's powers exceeds 2^60 in an item, the row has its largest score m in this block in place of
-// the base there, and M rises to M' = max(M, m). In general, with b the base or m:
-//   L' = 2^(M - M') L + 2^(b - M') (sum of p);  O' = 2^(M - M') O + 2^(b - M') o.
-// The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have different
-// rows, but a row can be in the items of several blocks. So an item reads bases, and merges, only after all items of
-// earlier blocks have done so. A row's blocks are then added in ascending order, and its bits depend neither on its
-// place in the tile nor on its neighbours, unless the powers of one of its warp's 16 rows exceed 2^60 (softmax_again).
+// A CTA computes a tile: the query rows (t, h) of up to 96 neighbouring tokens of one sequence and group. It keeps q of
+// all rows, and their outputs so far in fp32, in shared memory. It visits every block that any of the tokens lists, in
+// ascending order; each visit is a step. In a step, the rows whose tokens list the block are gathered, 64 to an item:
+// ldmatrix can read q at any 64 rows of shared memory as the left operand of wgmma. Two kinds of scores are computed in
+// vain: those of keys after a token in its own block, and those of rows that fill up a block's last item. Unlike
+// KV-stationary, the kernel writes no partial sums to device memory.
+//
+// Softmax. s is a row's score of a key, scaled so that its power is 2^s. A row's base b is its largest s in the first
+// block that it lists. The output of the row is O / L, with sums over the keys that it sees in all blocks of its list:
+//   L = sum of 2^(s - b),   O = sum of 2^(s - b) v,   v: the value of the key.
+// An item computes its block's part of these sums, l and o, and then adds them to L and O in shared memory: it merges.
+//
+// Overflow. If a lane's part of l exceeds 2^60, the item computes l and o anew, with the row's largest s in this block
+// in place of b. L and O are then relative to an exponent M that is no longer b. In general, with e the exponent that l
+// and o are relative to, merging sets
+//   M' = max(M, e),   L' = 2^(M - M') L + 2^(e - M') l,   O' = 2^(M - M') O + 2^(e - M') o.
+//
+// Order. The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have
+// different rows, but a row can be in the items of several blocks. An item therefore reads the bases of its rows, and
+// later merges, only after all items of earlier blocks have done so. A row's blocks are added in ascending order, and
+// its bits depend neither on its place in the tile nor on other rows. One exception is in softmax_again().
 //
 // Two producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the other
-// makes the items from bit masks.
+// lists the items.
 //
-// Memory: q 48 KB, o 96 KB, four stages of K and V 64 KB, for up to 96 tokens and 384 rows; items and sums 11 KB, masks
-// 12 bytes per block. Bound by latency: an item of 64 rows and 64 keys takes some 900 clocks, in which a scheduler
-// issues some 470 instructions (tests/baselines/notes/selected.md).
+// Memory: q 48 KB, outputs 96 KB, four stages of keys and values 64 KB, items and sums 11 KB, and 12 bytes for each
+// block of the sequence. Bound by latency: an item takes some 900 clocks, in which a scheduler of the SM issues some
+// 470 instructions (tests/baselines/notes/selected.md).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -30,15 +36,14 @@
 namespace triad::cuda {
 namespace {
 
-// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows, whose
-// numbers in the tile are rows[0] and rows[1]; ~r is no row.
+// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows, and
+// rows[i] is the number of row i in the tile. It is negative where an item of fewer than 64 rows has no row.
 template <class Shape>
 struct Product {
   static constexpr int kPanels = Shape::kPanels, kPanelUnits = Shape::kPanelBytes >> 4;
-  static constexpr float kMostSum = 0x1p60f;  // below it, the sums of p v are finite
   int rows[2];
   float s[kBlockKeys / 8][4], o[kPanels][8][4];
-  float base[2], sum[2];  // p = 2^(scaled score - base); the sum of p before it becomes bf16
+  float base[2], sum[2];  // the base b of row i, and this lane's part of l, which is summed before p becomes bf16
   uint32_t p[kBlockKeys / 16][4];
 
   // s = q k^T. q: the address that this lane passes to ldmatrix for the first 16 columns of its row. k: the descriptor
@@ -55,7 +60,8 @@ struct Product {
     wgmma_wait<0>();
     pin(s);
   }
-  // Removes the scores of keys that a row does not see. Row i sees the first seen[i] keys, at least one.
+  // Sets the scores of keys that a row does not see to -inf. Row i sees the first seen[i] keys of the block, at least
+  // one.
   __device__ __forceinline__ void mask(const int (&seen)[2]) {
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j)
@@ -63,7 +69,7 @@ struct Product {
       for (int e = 0; e < 4; ++e)
         if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
   }
-  // Sets the base of each row; a row without one gets it now, from its scores.
+  // Reads the bases of the rows. A row in its first block has none yet: its largest score becomes its base.
   __device__ __forceinline__ void set_base(typename Shape::Shared& shared, float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) base[i] = rows[i] < 0 ? INFINITY : shared.base[rows[i]];  // no row: p = 0
@@ -78,14 +84,16 @@ struct Product {
       }
     __syncwarp();
   }
-  // Turns the scores into p.
+  // Replaces the scores by p = 2^(s - base).
   __device__ __forceinline__ void softmax(float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) exponentiate(i, scale);
   }
   __device__ __forceinline__ bool overflows() const { return __any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum); }
-  // Computes all scores of the warp's rows once more, since the powers have replaced them, and the powers with another
-  // base for the rows whose powers are huge. The scores are those of mma.sync, whose last bits may differ. k: the keys.
+  // Computes the scores of the warp's 16 rows again, because powers have replaced them, and then p. The rows whose
+  // powers were too large get their largest score in this block as base. The other rows keep their base, but these
+  // scores come from mma.sync and may differ in the last bits from those of wgmma, so p of these rows may, too.
+  // k: the keys of the block.
   __device__ __forceinline__ void softmax_again(uint32_t q, const unsigned char* k, const int (&seen)[2], float scale) {
     const bool over[2] = {quad_max(sum[0]) > kMostSum, quad_max(sum[1]) > kMostSum};
     const int lane = threadIdx.x % 32;
@@ -136,9 +144,9 @@ struct Product {
 #pragma unroll
     for (auto& panel : o) pin(panel);
   }
-  // Merges the item into the running values of its rows.
+  // Adds the item's sums to those of its rows in shared memory.
   __device__ __forceinline__ void merge(typename Shape::Shared& shared) const {
-    // The address of this lane's part of the first group of columns, of both rows.
+    // The addresses of this lane's part of the outputs of both rows (o_address).
     const uint32_t at[2] = {Shape::o_address(shared, max(rows[0], 0)), Shape::o_address(shared, max(rows[1], 0))};
     float2 before[2];
     float4 x[2][kGroups];
@@ -166,9 +174,9 @@ struct Product {
   }
 
  private:
-  static constexpr int kGroups = 2;  // groups of 16 columns whose earlier outputs are in registers at a time
+  static constexpr int kGroups = 2;  // how many groups of 16 output columns are loaded at a time
 
-  // The address of columns [16 i, 16 i + 16) of the row at q.
+  // The address of columns [16 i, 16 i + 16) of the query row at address q.
   static __device__ __forceinline__ uint32_t query_chunk(uint32_t q, int i) {
     return (q ^ static_cast<uint32_t>(i % 4 << 5)) + i / 4 * Shape::kQueryPanelBytes;
   }
@@ -186,7 +194,7 @@ struct Product {
       for (int e = 0; e < 2; ++e) add[e] += s[j][2 * i + e] = exp2_approx(fmaf(s[j][2 * i + e], scale, -base[i]));
     sum[i] = add[0] + add[1];
   }
-  // Loads the earlier outputs x of the groups [first, first + kGroups).
+  // Loads the rows' outputs O of the groups of columns [first, first + kGroups) into x.
   __device__ __forceinline__ void load_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], int first) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -194,7 +202,7 @@ struct Product {
       for (int m = 0; m < kGroups; ++m)
         if (rows[i] >= 0) x[i][m] = load_shared(Shape::o_group(at[i], first + m));
   }
-  // O' = add(O, o, i) for each of the lane's rows i. x: the first kGroups groups of O.
+  // Stores O' = add(O, o, i) for both rows i. x: the first kGroups groups of O, which are loaded already.
   template <class Add>
   __device__ __forceinline__ void add_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], Add add) const {
 #pragma unroll
@@ -232,14 +240,14 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const int count = item.count, first_key = item.first_key, step = item.step, previous_first = item.previous_first,
               first_item = item.first;
     if (count == 0) return;
-    // Waits until the items of earlier blocks have arrived at their barriers of `done`: those of the previous step,
-    // which have waited for the steps before theirs.
+    // Waits until all items of earlier blocks have arrived at their barriers in `done`. To wait for those of the
+    // previous step is enough, because they arrive after the items of the steps before.
     const auto wait_for_earlier_blocks = [&](Barrier* done) {
       for (int i = previous_first; i < first_item; ++i) barrier_wait(&done[i % kSlots], i / kSlots & 1);
     };
-    // Each warp has 16 rows. In an item of fewer than 64 rows some warps have none; which ones changes from item to
-    // item, so that the schedulers of the SM, which have one warp each of a warpgroup, have equal work. A lane passes
-    // row lane % 16 of its warp to ldmatrix.
+    // A warp computes 16 of the item's 64 rows. If the item has fewer rows, some warps have none. Each of the SM's four
+    // schedulers runs one warp of every warpgroup, so the rows are assigned to the warps in rotation, from item to
+    // item: that gives the schedulers equal work. For ldmatrix, a lane passes the address of row lane % 16 of its warp.
     const int first = (warp + n + n / kWarpgroups) % 4 * 16;
     const bool used = first < count;
     const int from = item.rows[first + lane % 16], row = from < 0 ? ~from : from;
@@ -264,7 +272,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     }
     wait_for_earlier_blocks(shared.base_set);
     if (used) product.set_base(shared, a.scale_log2);
-    barrier_arrive(&shared.base_set[slot]);  // each lane for what it has written; no faster with one lane for the warp
+    barrier_arrive(&shared.base_set[slot]);  // by every lane: compute-sanitizer orders only a lane's own writes
     if (used) {
       product.softmax(a.scale_log2);
       if (product.overflows()) {
@@ -382,9 +390,10 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
 }
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // A tile of a smaller group has too few rows. In a full one, kRows n / blocks rows list a block, on average over all
-  // blocks; from 24 on the items are full enough (measured, tests/baselines/notes/selected.md). A part of a row is as a
-  // row in whose middle the part's middle is.
+  // A tile has at most kTokens tokens, so groups of fewer than 4 heads do not fill its kRows rows. In a full tile, a
+  // block is listed by kRows n / blocks rows on average. From 24 rows on, items are full enough for this kernel to be
+  // faster (measured, tests/baselines/notes/selected.md). The tokens of a part of a row see on average as many blocks
+  // as those of a whole row of first_token + end_token tokens.
   const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(first_token(in) + end_token(in), l_sel);
   return Heads64::kTokens * G >= Heads64::kRows && Heads64::kRows * block_index.size(3) >= 24 * blocks;
 }

@@ -1,5 +1,6 @@
-// Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu): the tile of tokens that a CTA
-// computes, its shared memory, and the two producer warps: one loads keys and values, the other lists the items.
+// Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu explains tiles, steps, items and sums):
+// the tile of a CTA, its shared memory, and the two producer warps. One loads keys and values, the other lists the
+// items.
 #pragma once
 #include <numbers>
 
@@ -10,7 +11,7 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kBlockKeys = 64;  // keys of a block, which are those of a step
+constexpr int kBlockKeys = 64;  // keys of a block; a step visits one block
 constexpr int kItemRows = 64;   // rows of an item
 
 struct ResidentRowsArgs {
@@ -19,25 +20,12 @@ struct ResidentRowsArgs {
   View<float> lse;
   CombineRows combine;
   BlockLists lists;
-  KvStationaryShare share;  // the tokens that the kernel computes, if it has a decision; otherwise all
+  KvStationaryShare share;  // if share.all is set, it says whether the kernel computes all tokens or none; if not, all
   Divisor n, heads, sequences_and_groups;
   int tile_tokens;  // tokens per CTA
   int tiles;        // per sequence and group
   float scale_log2;
 };
-
-__device__ __forceinline__ float4 load_shared(uint32_t address) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(address)
-               : "memory");
-  return x;
-}
-__device__ __forceinline__ void store_shared(uint32_t address, const float4& x) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
-}
 
 // The sizes of a CTA for heads (d, d). kRows, kTokens: rows and tokens of a tile, at most. kWarpgroups: consumer
 // warpgroups.
@@ -48,20 +36,22 @@ struct ResidentRowsShape {
   static constexpr int kPanels = kD / kPanel, kPanelBytes = kBlockKeys * kPanelRowBytes;
   static constexpr int kQueryPanelBytes = kRows * kPanelRowBytes;
   static constexpr int kWords = (kTokens + 31) / 32;  // a block's mask has a bit for each token
-  // The slots of the ring of items, which must hold those of kStages steps: the loader waits for the items of the step
-  // kStages ago. k_full and v_full have kSlots barriers too, and step n uses number n % kSlots. With one for each
-  // stage, a consumer could wait there before the stage's previous load is complete, and a wait for the next phase but
-  // one returns at once.
+  // The length of the ring of items. Before the loader fills a stage again, it waits for the items of the step that
+  // used the stage before, kStages steps ago. Until then their slots must not be reused, so the ring holds kStages
+  // steps.
+  //
+  // k_full and v_full are rings of the same length: step n uses barrier n % kSlots. A barrier for each stage would not
+  // do: a consumer can be ahead of the loads by more than kStages steps. It would then wait for a phase of the barrier
+  // while the phase before is still incomplete, and such a wait returns at once.
   static constexpr int kSlots = 32;
   static_assert(kStages * ceil_div(kRows, kItemRows) <= kSlots);
   static_assert(kQueryPanelBytes % 1024 == 0 && kStages <= kSlots);
-  // An item: up to 64 rows of the tile, whose tokens list the block that begins at first_key.
+  // An item: up to 64 rows of the tile whose tokens list the block that begins at key first_key.
   struct alignas(16) Item {
     int first_key, step;
-    int count;  // rows; 0: there are no more items
-    // The numbers of the first items of the previous step and of this step.
-    int previous_first, first;
-    short rows[kItemRows];  // ascending; those past `count` are ~r, where r is the last row
+    int count;                  // rows; 0: there are no more items
+    int previous_first, first;  // the numbers of the first items of the previous step and of this step
+    short rows[kItemRows];      // ascending; from `count` on ~r, where r is the last row
   };
   struct Shared {
     unsigned char q[kPanels][kQueryPanelBytes];
@@ -70,23 +60,28 @@ struct ResidentRowsShape {
       unsigned char k[kPanels][kPanelBytes], v[kPanels][kPanelBytes];
     } stage[kStages];
     Item items[kSlots];
-    float2 sums[kRows];     // x: M, y: L (resident_rows.cu)
-    float base[kRows];      // -inf before the row's first item
-    short tokens[kTokens];  // the tokens that list the block whose items are written
+    float2 sums[kRows];     // x: the exponent M of a row, y: its sum L
+    float base[kRows];      // the base b of a row; -inf before its first item
+    short tokens[kTokens];  // the tokens that list the block whose items list_items() writes
     Barrier q_full, k_full[kSlots], v_full[kSlots];
-    // item_full: the item is written. k_done: its block's keys are read; v_done: its values too, and the item.
-    // base_set: its rows have bases; merged: they have its sums.
+    // The barriers of an item complete when
+    //   item_full: the producer has written the item;
+    //   k_done:    the consumers have read the keys of its block;
+    //   v_done:    the consumers have read the values of its block, and the item itself;
+    //   base_set:  each of its rows has a base;
+    //   merged:    its sums are added to those of its rows.
     Barrier item_full[kSlots], k_done[kSlots], v_done[kSlots], base_set[kSlots], merged[kSlots];
   };
-  static constexpr int64_t kMostBlocks = 512;  // whose masks fit
+  static constexpr int64_t kMostBlocks = 512;  // of a sequence; shared memory has a mask for each
   static_assert(sizeof(Shared) + kMostBlocks * kWords * sizeof(unsigned) <= 227 * 1024);
   static int64_t shared_bytes(int64_t blocks) {
     return static_cast<int64_t>(sizeof(Shared)) + blocks * kWords * static_cast<int64_t>(sizeof(unsigned));
   }
   static __device__ __forceinline__ unsigned* masks(Shared& shared) { return reinterpret_cast<unsigned*>(&shared + 1); }
-  // The columns [16 g, 16 g + 16) of a row of o, group g, are 64 bytes. Lane c of four has the 16 bytes from 16 c on,
-  // in the order in which it has them in the sums of a product. Neighbouring rows have groups exchanged, so that they
-  // are in different banks. o_address: the address of this lane's part of group 0; o_group: of another group, from it.
+  // A row of o consists of groups of 16 columns, 64 bytes each. Four lanes share a row: lane c has bytes [16 c, 16 c +
+  // 16) of each group, the four columns that it has in the sums of a product (wgmma.cuh). The groups of a row are
+  // permuted, differently in neighbouring rows, so that these are in different banks. o_address: the address of this
+  // lane's part of group 0 of a row. o_group: the address of the same part of `group`.
   static __device__ __forceinline__ uint32_t o_address(Shared& shared, int row) {
     return shared_address(shared.o + row * kD + (row & 3) * 16 + threadIdx.x % 4 * 4);
   }
@@ -107,8 +102,8 @@ struct TokenTile {
   __device__ __forceinline__ int blocks() const { return (first + tokens - 1) / kBlockKeys + 1; }
 };
 
-// Sets the masks of the blocks. All threads of the CTA call it; the masks must be zero before. Blocks that begin after
-// their token are left out, and so is the -1 that fills up a list.
+// Sets bit t of a block's mask if token t of the tile lists the block. All threads of the CTA call it, with masks that
+// are zero. A list entry is left out if its block begins after the token, or if it is -1, which fills up short lists.
 template <class Shape>
 __device__ __forceinline__ void read_lists(const ResidentRowsArgs& a, const TokenTile& tile, unsigned* masks) {
   const int entries = tile.tokens * a.n.value();
@@ -141,8 +136,8 @@ __device__ __forceinline__ void load_panels(unsigned char (&to)[Shape::kPanels][
   for (int i = 0; i < Shape::kPanels; ++i) copy_box(to[i], map, kPanel * i, block * kBlockKeys, tile.g, tile.b, full);
 }
 
-// Calls step(block, tokens) for each block that any token lists, in ascending order. tokens: how many list it. All
-// lanes of a warp call it.
+// Calls step(block, tokens) for each block that a token of the tile lists, in ascending order. tokens: the number of
+// tokens that list it. All lanes of a warp call it.
 template <class Shape, class Step>
 __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks, Step&& step) {
   const int lane = threadIdx.x % 32;
@@ -158,15 +153,15 @@ __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks,
   }
 }
 
-// The first producer warp: loads the keys and values of each step into the stage of the step kStages ago, when the
-// items of that step have read what it has.
+// The first producer warp: loads the keys and values of each step. Step n uses stage n % kStages, as step n - kStages
+// did, and waits until the items of that step have read their keys, and then their values.
 template <class Shape>
 __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const TokenTile& tile,
                                            typename Shape::Shared& shared) {
   constexpr int kStages = Shape::kStages, kSlots = Shape::kSlots;
   const int lane = threadIdx.x % 32, G = a.heads.value();
   int n = 0, item = 0;
-  int first = 0, items = 0;  // lane i: the items of the last step that stage i has had
+  int first = 0, items = 0;  // in lane i: number of the first item, and number of items, of the last step in stage i
   for_each_step<Shape>(Shape::masks(shared), tile.blocks(), [&](int block, int tokens) {
     const int stage = n % kStages, full = n % kSlots;
     const int before = __shfl_sync(kFullWarp, first, stage) + lane;
@@ -183,7 +178,8 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
   });
 }
 
-// The second producer warp: writes the items.
+// The second producer warp: writes the items of each step, and after the last one an item without rows for each
+// consumer warpgroup.
 template <class Shape>
 __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const TokenTile& tile,
                                            typename Shape::Shared& shared) {

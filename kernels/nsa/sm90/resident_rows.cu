@@ -20,7 +20,7 @@
 // Order. The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have
 // different rows, but a row can be in the items of several blocks. An item therefore reads the bases of its rows, and
 // later merges, only after all items of earlier blocks have done so. A row's blocks are added in ascending order, and
-// its bits depend neither on its place in the tile nor on other rows. One exception is in softmax_again().
+// its bits depend neither on its place in the tile nor on other rows.
 //
 // Two producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the other
 // lists the items.
@@ -87,36 +87,38 @@ struct Product {
   // Replaces the scores by p = 2^(s - base).
   __device__ __forceinline__ void softmax(float scale) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) exponentiate(i, scale);
+    for (int i = 0; i < 2; ++i) exponentiate(i, scale, false);
   }
   __device__ __forceinline__ bool overflows() const { return __any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum); }
-  // Computes the scores of the warp's 16 rows again, because powers have replaced them, and then p. The rows whose
-  // powers were too large get their largest score in this block as base. The other rows keep their base, but these
-  // scores come from mma.sync and may differ in the last bits from those of wgmma, so p of these rows may, too.
-  // k: the keys of the block.
+  // Computes p again for the rows whose powers were too large, with their largest score in this block as base. The
+  // powers have replaced the scores, so these are computed again, by mma.sync. The other rows keep their powers. k: the
+  // keys of the block.
   __device__ __forceinline__ void softmax_again(uint32_t q, const unsigned char* k, const int (&seen)[2], float scale) {
     const bool over[2] = {quad_max(sum[0]) > kMostSum, quad_max(sum[1]) > kMostSum};
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; j += 2) {
-      s[j][0] = s[j][1] = s[j][2] = s[j][3] = s[j + 1][0] = s[j + 1][1] = s[j + 1][2] = s[j + 1][3] = 0.0f;
+      float again[2][4] = {};
 #pragma unroll 1
       for (int i = 0; i < Shape::kD / 16; ++i) {
         uint32_t left[4], right[4];
         load_matrices(left, query_chunk(q, i));
         load_matrices(right, shared_address(k) + i / 4 * Shape::kPanelBytes +
                                  swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2));
-        mma_m16n8k16(s[j], left, right[0], right[1]);
-        mma_m16n8k16(s[j + 1], left, right[2], right[3]);
+        mma_m16n8k16(again[0], left, right[0], right[1]);
+        mma_m16n8k16(again[1], left, right[2], right[3]);
       }
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (over[e / 2]) s[j][e] = again[0][e], s[j + 1][e] = again[1][e];
     }
-    mask(seen);
+    mask({over[0] ? seen[0] : kBlockKeys, over[1] ? seen[1] : kBlockKeys});
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float largest = row_max(i) * scale;
       if (over[i]) base[i] = largest;
+      exponentiate(i, scale, !over[i]);
     }
-    softmax(scale);
   }
   __device__ __forceinline__ void pack() {
 #pragma unroll
@@ -186,12 +188,17 @@ struct Product {
     for (int j = 0; j < kBlockKeys / 8; ++j) largest = fmaxf(largest, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
     return quad_max(largest);
   }
-  __device__ __forceinline__ void exponentiate(int i, float scale) {
+  // keep: the scores of row i are powers already.
+  __device__ __forceinline__ void exponentiate(int i, float scale, bool keep) {
     float add[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) add[e] += s[j][2 * i + e] = exp2_approx(fmaf(s[j][2 * i + e], scale, -base[i]));
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[j][2 * i + e];
+        const float power = exp2_approx(fmaf(x, scale, -base[i]));
+        add[e] += x = keep ? x : power;
+      }
     sum[i] = add[0] + add[1];
   }
   // Loads the rows' outputs O of the groups of columns [first, first + kGroups) into x.
@@ -287,7 +294,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     barrier_arrive_warp(&shared.k_done[slot]);
     barrier_wait(&shared.v_full[step % kSlots], step / kSlots & 1);
     product.multiply_values(tile_descriptor(shared_address(kv.v)));
-    barrier_arrive_warp(&shared.v_done[slot]);
+    barrier_arrive(&shared.v_done[slot]);
     wait_for_earlier_blocks(shared.merged);
     if (used) product.merge(shared);
     barrier_arrive(&shared.merged[slot]);
@@ -345,8 +352,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     barrier_init(&shared.q_full, 1);
     for (int i = 0; i < Shape::kSlots; ++i) {
       barrier_init(&shared.item_full[i], 32), barrier_init(&shared.k_full[i], 1), barrier_init(&shared.v_full[i], 1);
-      barrier_init(&shared.k_done[i], 4), barrier_init(&shared.v_done[i], 4);
-      barrier_init(&shared.base_set[i], kWarpgroup), barrier_init(&shared.merged[i], kWarpgroup);
+      barrier_init(&shared.k_done[i], 4);
+      for (Barrier* done : {shared.v_done, shared.base_set, shared.merged}) barrier_init(&done[i], kWarpgroup);
     }
     barrier_init_done();
   }

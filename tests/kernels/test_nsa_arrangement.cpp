@@ -71,8 +71,8 @@ void check_combined(const Setting& setting) {
                         {{2203, 1, 5, 128, 128}, false},
                         {{301, 2, 6, 192, 128}, false},
                         {{9301, 1, 6, 64, 64}, false},
-                        {{9301, 1, 6, 64, 64}, true},
-                        {{9301, 1, 3, 64, 64}, false},
+                        {{9301, 1, 1, 64, 64}, false},
+                        {{9301, 1, 1, 64, 64}, true},
                         {{300, 1, 16, 192, 128}, false}}) {
     INFO(x.n.str() << " " << name_of(setting.dtype) << (x.alike ? " lists alike" : ""));
     Problem p(setting, x.n, config(32, 16, 64, 16, 512));

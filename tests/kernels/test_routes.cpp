@@ -39,7 +39,6 @@ const std::set<std::string> kFusedKernels = {"sm90",
                                              "query_stationary",
                                              "shared_tile",
                                              "resident_rows",
-                                             "resident_rows or shared_tile",
                                              "kv_stationary or shared_tile",
                                              "kv_stationary or query_stationary"};
 
@@ -304,11 +303,14 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
       {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
-      // Resident rows: groups of 4 to 8 heads of 64, at most 16 blocks for each list entry, up to 512 blocks.
-      {{8192, 4, 64, 64, 64, 16}, {"sm90", "resident_rows or shared_tile", "sm90_d64", "sm90"}},
-      {{16384, 8, 64, 64, 64, 16}, {"sm90", "resident_rows or shared_tile", "sm90_d64", "sm90"}},
+      // Resident rows: groups of 2 to 8 heads of 64, 8 to 16 blocks for each list entry, up to 512 blocks.
+      {{8192, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{16384, 8, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{8128, 8, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
       {{16448, 4, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{8192, 3, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{8192, 2, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{8192, 1, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{8192, 4, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{38400, 4, 64, 64, 64, 64}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       // As a candidate, resident rows are chosen for any lists, for groups of up to 8 heads and up to 512 blocks of 64.

@@ -6,7 +6,6 @@
 #include "kernels/nsa/dispatch/plan_pieces.h"
 #include "kernels/nsa/gpu/branch.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
-#include "kernels/nsa/sm90/kv_stationary_share.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
 #include "kernels/nsa/sm90/launch_forward.h"
 
@@ -87,13 +86,8 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
                                    combine);
     case SelectedForward::shared_tile:
       return forward_shared_tile(ctx, op, out, in, keys, combine);
-    case SelectedForward::resident_rows: {
-      if (!choice.where_alike) return forward_resident_rows(ctx, op, out, in, keys, combine);
-      Scratch::Scope scope(ctx.scratch);
-      const KvStationaryShare share = compare_lists(ctx, op, scope, in, keys);
-      forward_shared_tile(ctx, op, out, in, keys, combine, &share);
-      return forward_resident_rows(ctx, op, out, in, keys, combine, &share);
-    }
+    case SelectedForward::resident_rows:
+      return forward_resident_rows(ctx, op, out, in, keys, combine);
   }
 }
 

@@ -60,7 +60,8 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
   using enum SelectedForward;
   if (!ctx.may_use_sm90()) return {portable};
   const bool candidate = ctx.routes.wanted("nsa_attend_selected_forward") == KernelChoice::candidate;
-  if (candidate && resident_rows_supports(out, in, block_index, l_sel)) return {resident_rows};
+  if (resident_rows_supports(out, in, block_index, l_sel) && (candidate || resident_rows_pays(in, block_index, l_sel)))
+    return {resident_rows};
   const bool query = query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
   const bool kv = kv_stationary_supports(out, in, block_index, l_sel) && kv_stationary_pays(in, block_index, l_sel);
@@ -68,9 +69,7 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
   if (!tile && !query) return {portable};
   const SelectedForward other = tile ? shared_tile : query_stationary;
   if (!kv) return {other};
-  const bool rows =
-      tile && resident_rows_supports(out, in, block_index, l_sel) && resident_rows_pays(in, block_index, l_sel);
-  return {rows ? resident_rows : kv_stationary, other};
+  return {kv_stationary, other};
 }
 
 Backward choose_backward(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
@@ -118,7 +117,7 @@ const char* fused_name(const SelectedForwardChoice& choice) {
     case SelectedForward::shared_tile:
       return "shared_tile";
     case SelectedForward::resident_rows:
-      return choice.where_alike ? "resident_rows or shared_tile" : "resident_rows";
+      return "resident_rows";
   }
   return nullptr;
 }

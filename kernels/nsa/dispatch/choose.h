@@ -20,8 +20,8 @@ RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile, resident_rows };
 struct SelectedForwardChoice {
   SelectedForward kernel;
-  // If the GPU first measures how much the lists of neighbouring tokens differ: the kernel that computes the call
-  // instead if they are alike.
+  // For kv_stationary, which first measures on the GPU how much the lists of neighbouring tokens differ: the kernel
+  // that computes the call instead if they are alike.
   std::optional<SelectedForward> where_alike = {};
 };
 SelectedForwardChoice choose_forward(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,

@@ -133,10 +133,8 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   return (kNear + in_union) / static_cast<double>(n);
 }
 // The KV-stationary forward is faster if the union of a tile's lists is larger than this many lists (measured,
-// tests/baselines/notes/selected.md); resident rows use the same limit.
+// tests/baselines/notes/selected.md).
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
-// The number of neighbouring tokens whose lists are compared.
-int compared_tokens(int64_t heads) { return static_cast<int>(std::max<int64_t>(64 / heads, 1)); }
 // The GPU compares the lists only if the union of random lists would exceed union_limit by this factor: the comparison
 // costs time even if it finds the lists alike.
 constexpr double kWorthComparing = 1.8;
@@ -242,17 +240,6 @@ bool kv_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int6
                             in.q.size(3));
 }
 
-KvStationaryShare compare_lists(Context& ctx, const char* op, Scratch::Scope& scope, const AttendIn& in,
-                                const SelectedKeys& keys) {
-  const int64_t G = in.q.size(2) / in.k.size(2);
-  const KvStationaryShare share{.all = scope.alloc(DType::i32, {1}).ptr<int32_t>(),
-                                .tile_tokens = compared_tokens(G),
-                                .union_limit = static_cast<float>(union_limit(in.q.size(3)))};
-  launch(ctx, op, compare_lists_kernel, dim3(1), dim3(kIndexThreads), compared_bytes(keys.lists.blocks), keys.lists,
-         Divisor(keys.lists.n), share, static_cast<int>(in.k.size(0) * in.k.size(2)));
-  return share;
-}
-
 void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                            const SelectedKeys& keys, int64_t longest, const ForwardAlike& forward_alike,
                            const CombineAlong* combine) {
@@ -290,7 +277,7 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
       .share = {.all = packed ? nullptr : ints(1),
                 .listed = packed ? reinterpret_cast<int2*>(ints(2 * in.q.size(0) * blocks)) : nullptr,
                 .documents = keys.range.documents,
-                .tile_tokens = compared_tokens(G),
+                .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
                 .union_limit = static_cast<float>(union_limit(in.q.size(3))),
                 .most_tokens = static_cast<int>(longest)},
       .least_tokens = static_cast<int>(std::min(least_tokens(l_sel, n, G, in.q.size(3), T), longest + 1)),

@@ -61,7 +61,6 @@ struct KvStationaryArgs {
   int items_stride, entries_stride;
   bf16* partial;         // [launch_steps, entries_stride, G, dv] partial sums of o
   float2* partial_sums;  // for the same rows, x: row_max, y: the sum of p (see RowSums)
-  __device__ __forceinline__ int sequences_and_groups() const { return steps / ranges; }
   __device__ __forceinline__ int first_token(int step) const {
     return lists.first_token + step % ranges * range_tokens;
   }
@@ -129,20 +128,10 @@ struct Part {
   }
 };
 
-// Arguments of compare_lists_kernel, which compares lists for a kernel that needs no index (nsa/sm90/resident_rows.cu).
-struct ComparedLists {
-  BlockLists lists;
-  Divisor n;
-  KvStationaryShare share;
-  int pairs;  // of sequences and groups
-  __device__ __forceinline__ int sequences_and_groups() const { return pairs; }
-};
-
 // Compares the lists of the tile of tokens that begins with t0. Returns this lane's part of two counts: how many
 // blocks the tokens list (x), and how many without repetition (y). All lanes of a warp call it. The warp uses `seen`,
-// in shared memory, which has one bit for each block of the row. Args: KvStationaryArgs or ComparedLists.
-template <class Args>
-__device__ __forceinline__ int2 compare_tile(const Args& a, int b, int g, int t0, unsigned* seen) {
+// in shared memory, which has one bit for each block of the row.
+__device__ __forceinline__ int2 compare_tile(const KvStationaryArgs& a, int b, int g, int t0, unsigned* seen) {
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, n = a.n.value();
   const int count = min(a.share.tile_tokens, a.lists.tokens - t0) * n;
   for (int w = lane; w < words; w += 32) seen[w] = 0;
@@ -169,16 +158,11 @@ __device__ __forceinline__ int2 compare_tile(const Args& a, int b, int g, int t0
   return listed;
 }
 
-// Sets *share.all: whether the lists of neighbouring tokens differ enough. They do if, on average over kComparedTiles
-// tiles of all sequences, the union of a tile's lists has more than union_limit times the blocks of one list. Counts
-// are exact, so the same lists give the same decision. All threads of a CTA of kIndexThreads call it;
-// compared_bytes() is the size of its dynamic shared memory.
+// Sets *share.all: whether the lists of neighbouring tokens differ enough for the KV-stationary forward. They do if, on
+// average over kComparedTiles tiles of all sequences, the union of a tile's lists has more than union_limit times the
+// blocks of one list. Counts are exact, so the same lists give the same decision.
 constexpr int kComparedTiles = 64;
-inline int64_t compared_bytes(int64_t blocks) {
-  return kIndexThreads / 32 * ceil_div(blocks, 32) * static_cast<int64_t>(sizeof(unsigned));
-}
-template <class Args>
-__device__ __forceinline__ void compare_rows(const Args& a) {
+__device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   __shared__ int in_unions, in_lists;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
   __syncthreads();
@@ -186,7 +170,7 @@ __device__ __forceinline__ void compare_rows(const Args& a) {
   unsigned* const seen = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
   const int tiles = ceil_div(a.lists.tokens - a.lists.first_token, a.share.tile_tokens);  // per sequence and group
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
-    const int64_t tile = static_cast<int64_t>(tiles) * a.sequences_and_groups() * i / kComparedTiles;
+    const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
     const int bg = static_cast<int>(tile / tiles), b = bg / a.lists.groups, g = bg % a.lists.groups;
     const int t0 = a.lists.first_token + static_cast<int>(tile % tiles) * a.share.tile_tokens;
     const int2 listed = compare_tile(a, b, g, t0, seen);
@@ -195,11 +179,6 @@ __device__ __forceinline__ void compare_rows(const Args& a) {
   }
   __syncthreads();
   if (threadIdx.x == 0) *a.share.all = a.share.exceeds(in_lists, in_unions);
-}
-// One CTA.
-__global__ void __launch_bounds__(kIndexThreads)
-    compare_lists_kernel(const BlockLists lists, const Divisor n, const KvStationaryShare share, int pairs) {
-  compare_rows(ComparedLists{lists, n, share, pairs});
 }
 
 // Compares lists in one part of a packed row: adds the counts of kPartTiles tiles to share.listed of their documents.
@@ -228,7 +207,7 @@ __global__ void __launch_bounds__(kIndexThreads) kv_stationary_clear_kernel(int2
 // far entries of each block, and records which near blocks its tokens list. In packed rows it also compares its part's
 // lists. read_lists_bytes is the size of its dynamic shared memory.
 inline int64_t read_lists_bytes(int64_t blocks) {
-  return std::max(compared_bytes(blocks), blocks * static_cast<int64_t>(sizeof(int)));
+  return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_read_lists_kernel(const __grid_constant__ KvStationaryArgs a) {

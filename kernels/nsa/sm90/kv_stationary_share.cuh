@@ -1,7 +1,6 @@
-// The tokens whose lists differ from those of their neighbours. One kernel computes them, KV-stationary
-// (nsa/sm90/kv_stationary.cu) or resident rows (nsa/sm90/resident_rows.cu), and another kernel computes the other
-// tokens. The GPU compares the lists and decides whether the share has all tokens or none; in packed rows, for each
-// document.
+// The share of the selected branch's tokens that the KV-stationary kernels (nsa/sm90/kv_stationary.cu) compute; another
+// kernel computes the other tokens. The GPU decides, from the block lists, whether the share has all tokens or none; in
+// packed rows it decides this for each document.
 #pragma once
 #include "kernels/common/documents.cuh"
 
@@ -20,8 +19,8 @@ struct KvStationaryShare {
   int most_tokens = 0;    // and those of more tokens than this, which the other kernel does not support
 
   __host__ __device__ __forceinline__ bool is_packed() const { return listed != nullptr; }
-  // Whether lists differ enough for the kernels that compute the share. total: how many blocks they list; distinct: the
-  // same without the repetitions within a tile.
+  // Whether lists differ enough for the KV-stationary kernels. total: how many blocks they list; distinct: the same
+  // without the repetitions within a tile.
   __device__ __forceinline__ bool exceeds(int total, int distinct) const {
     return static_cast<float>(distinct) * static_cast<float>(tile_tokens) > union_limit * static_cast<float>(total);
   }

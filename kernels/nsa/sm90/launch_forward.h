@@ -33,16 +33,12 @@ void forward_query_stationary(Context&, const char* op, const AttendOut&, const 
                               const KvStationaryShare* elsewhere = nullptr);
 
 // The forward with resident rows (nsa/sm90/resident_rows.cu), for heads of 64, groups of up to 8 heads, lists of up to
-// 64 entries and up to 512 blocks of 64 keys, without packed rows. If neighbouring tokens list different blocks, it is
-// faster than KV-stationary for groups of 4 to 8 heads with at most 16 blocks for each list entry (`pays`).
-// share: whether it computes all tokens or none, as the GPU decides; nullptr: all.
+// 64 entries and up to 512 blocks of 64 keys, without packed rows. It is the fastest for groups of 2 heads and more
+// with 8 to 16 blocks for each list entry (`pays`).
 bool resident_rows_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 bool resident_rows_pays(const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 void forward_resident_rows(Context&, const char* op, const AttendOut&, const AttendIn&, const SelectedKeys&,
-                           const CombineAlong* combine, const KvStationaryShare* share = nullptr);
-// Queues a kernel that compares the lists of neighbouring tokens. The returned share has all tokens if they differ, and
-// none if they are alike. Its memory is scratch of `scope`. Not for packed rows.
-KvStationaryShare compare_lists(Context&, const char* op, Scratch::Scope& scope, const AttendIn&, const SelectedKeys&);
+                           const CombineAlong* combine);
 
 // The KV-stationary forward, split-KV and merge (nsa/sm90/kv_stationary.cu), for long sequences whose neighbouring
 // tokens list different blocks. The GPU compares the lists. For lists that are alike, forward_alike(on, elsewhere) has

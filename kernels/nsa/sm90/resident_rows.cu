@@ -22,12 +22,14 @@
 // later merges, only after all items of earlier blocks have done so. A row's blocks are added in ascending order, and
 // its bits depend neither on its place in the tile nor on other rows.
 //
-// Two producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the other
-// lists the items.
+// Four producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the others
+// list the items.
 //
 // Memory: q 48 KB, outputs 96 KB, four stages of keys and values 64 KB, items and sums 11 KB, and 12 bytes for each
-// block of the sequence. Bound by latency: an item takes some 900 clocks, in which a scheduler of the SM issues some
-// 470 instructions (tests/baselines/notes/selected.md).
+// block of the sequence. Bound by latency: an item takes some 830 clocks, in which a scheduler of the SM issues some
+// 440 instructions. Most of these are not arithmetic, hence the care for each of them: numbers of an item are uniform,
+// so that addresses, descriptors and branches are, too; an item is read while the product before it runs; stores are
+// predicated (tests/baselines/notes/selected.md).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -36,26 +38,33 @@
 namespace triad::cuda {
 namespace {
 
-// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows, and
-// rows[i] is the number of row i in the tile. It is negative where an item of fewer than 64 rows has no row.
-template <class Shape>
-struct Product {
-  static constexpr int kPanels = Shape::kPanels, kPanelUnits = Shape::kPanelBytes >> 4;
-  int rows[2];
-  float s[kBlockKeys / 8][4], o[kPanels][8][4];
-  float base[2], sum[2];  // the base b of row i, and this lane's part of l, which is summed before p becomes bf16
-  uint32_t p[kBlockKeys / 16][4];
+// Returns x. The compiler has to keep it in a register, and cannot compute it again wherever it is used.
+template <class T>
+__device__ __forceinline__ T keep(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
-  // s = q k^T. q: the address that this lane passes to ldmatrix for the first 16 columns of its row. k: the descriptor
-  // of the keys.
-  __device__ __forceinline__ void multiply_scores(uint32_t q, uint32_t k) {
-    uint32_t left[Shape::kD / 16][4];
+// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows. In an
+// item of fewer than 64 rows, those that it lacks are computed as copies of the last one, with p = 0.
+struct Product {
+  int rows[2];  // the numbers of this lane's rows in the tile
+  bool exists[2];
+  float s[kBlockKeys / 8][4], o[kHead / 8][4];
+  float base[2], sum[2];  // the base b of row i, and this lane's part of l, which is summed before p becomes bf16
+  uint32_t queries[kHead / 16][4], p[kBlockKeys / 16][4];
+
+  // q: the address that this lane passes to ldmatrix for the first 16 columns of its row.
+  __device__ __forceinline__ void load_queries(uint32_t q) {
 #pragma unroll
-    for (int i = 0; i < Shape::kD / 16; ++i) load_matrices(left[i], query_chunk(q, i));
+    for (int i = 0; i < kHead / 16; ++i) load_matrices(queries[i], query_columns(q, i));
+  }
+  // s = q k^T. k: the descriptor of the keys.
+  __device__ __forceinline__ void multiply_scores(uint32_t k) {
     wgmma_fence();
-    wgmma_begin<Major::k>(s, left[0], k);
+    wgmma_begin<Major::k>(s, queries[0], k);
 #pragma unroll
-    for (int i = 1; i < Shape::kD / 16; ++i) wgmma<Major::k>(s, left[i], k + i / 4 * kPanelUnits + i % 4 * 2);
+    for (int i = 1; i < kHead / 16; ++i) wgmma<Major::k>(s, queries[i], k + 2 * i);
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
@@ -70,9 +79,9 @@ struct Product {
         if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
   }
   // Reads the bases of the rows. A row in its first block has none yet: its largest score becomes its base.
-  __device__ __forceinline__ void set_base(typename Shape::Shared& shared, float scale) {
+  __device__ __forceinline__ void set_base(Shared& shared, float scale) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) base[i] = rows[i] < 0 ? INFINITY : shared.base[rows[i]];  // no row: p = 0
+    for (int i = 0; i < 2; ++i) base[i] = exists[i] ? shared.base[rows[i]] : INFINITY;
     if (!__any_sync(kFullWarp, fminf(base[0], base[1]) == -INFINITY)) return;
     const float largest[2] = {row_max(0) * scale, row_max(1) * scale};
     __syncwarp();  // all four lanes of a row have read its base before one of them writes
@@ -84,10 +93,12 @@ struct Product {
       }
     __syncwarp();
   }
-  // Replaces the scores by p = 2^(s - base).
+  // p = 2^(s - base).
   __device__ __forceinline__ void softmax(float scale) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) exponentiate(i, scale, false);
+    for (int i = 0; i < 2; ++i) sum[i] = exponentiate(i, scale);
+#pragma unroll
+    for (int k = 0; k < kBlockKeys / 16; ++k) pack_operand(p[k], s, k);
   }
   __device__ __forceinline__ bool overflows() const { return __any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum); }
   // Computes p again for the rows whose powers were too large, with their largest score in this block as base. The
@@ -98,69 +109,60 @@ struct Product {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; j += 2) {
-      float again[2][4] = {};
+      s[j][0] = s[j][1] = s[j][2] = s[j][3] = s[j + 1][0] = s[j + 1][1] = s[j + 1][2] = s[j + 1][3] = 0.0f;
 #pragma unroll 1
-      for (int i = 0; i < Shape::kD / 16; ++i) {
+      for (int i = 0; i < kHead / 16; ++i) {
         uint32_t left[4], right[4];
-        load_matrices(left, query_chunk(q, i));
-        load_matrices(right, shared_address(k) + i / 4 * Shape::kPanelBytes +
-                                 swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2));
-        mma_m16n8k16(again[0], left, right[0], right[1]);
-        mma_m16n8k16(again[1], left, right[2], right[3]);
+        load_matrices(left, query_columns(q, i));
+        load_matrices(right, shared_address(k) + swizzled(8 * j + lane / 16 * 8 + lane % 8, i * 2 + lane / 8 % 2));
+        mma_m16n8k16(s[j], left, right[0], right[1]);
+        mma_m16n8k16(s[j + 1], left, right[2], right[3]);
       }
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (over[e / 2]) s[j][e] = again[0][e], s[j + 1][e] = again[1][e];
     }
-    mask({over[0] ? seen[0] : kBlockKeys, over[1] ? seen[1] : kBlockKeys});
+    mask(seen);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float largest = row_max(i) * scale;
       if (over[i]) base[i] = largest;
-      exponentiate(i, scale, !over[i]);
+      const float again = exponentiate(i, scale);
+      if (over[i]) sum[i] = again;
+    }
+#pragma unroll
+    for (int k = 0; k < kBlockKeys / 16; ++k) {
+      uint32_t again[4];
+      pack_operand(again, s, k);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (over[e % 2]) p[k][e] = again[e];
     }
   }
-  __device__ __forceinline__ void pack() {
-#pragma unroll
-    for (int i = 0; i < kBlockKeys / 16; ++i) pack_operand(p[i], s, i);
-  }
-  __device__ __forceinline__ void clear() {  // a warp without rows
-#pragma unroll
-    for (int i = 0; i < kBlockKeys / 16; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) p[i][e] = 0;
-  }
-  // o = p v. v: the descriptor of the values.
-  __device__ __forceinline__ void multiply_values(uint32_t v) {
-#pragma unroll
-    for (auto& panel : o) leave_unset(panel);
+  // Begins o = p v. v: the descriptor of the values. Until end_values(), o and p must not be used.
+  __device__ __forceinline__ void begin_values(uint32_t v) {
+    leave_unset(o);
     wgmma_fence();
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel)
-#pragma unroll
-      for (int i = 0; i < kBlockKeys / 16; ++i)
-        wgmma<Major::mn>(o[panel], p[i], v + panel * kPanelUnits + i * (16 * kPanelRowBytes >> 4), i > 0);
+    for (int i = 0; i < kBlockKeys / 16; ++i) wgmma<Major::mn>(o, p[i], v + i * (16 * kPanelRowBytes >> 4), i > 0);
     wgmma_commit();
-    sum[0] = quad_sum(sum[0]), sum[1] = quad_sum(sum[1]);
+  }
+  __device__ __forceinline__ void end_values() {
     wgmma_wait<0>();
-#pragma unroll
-    for (auto& panel : o) pin(panel);
+    pin(o);
   }
   // Adds the item's sums to those of its rows in shared memory.
-  __device__ __forceinline__ void merge(typename Shape::Shared& shared) const {
-    // The addresses of this lane's part of the outputs of both rows (o_address).
-    const uint32_t at[2] = {Shape::o_address(shared, max(rows[0], 0)), Shape::o_address(shared, max(rows[1], 0))};
+  __device__ __forceinline__ void merge(Shared& shared) {
+    const uint32_t at[2] = {keep(output_address(shared, rows[0])), keep(output_address(shared, rows[1]))};
     float2 before[2];
     float4 x[2][kGroups];
     load_outputs(x, at, 0);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) before[i] = rows[i] < 0 ? make_float2(base[i], 0.0f) : shared.sums[rows[i]];
+    for (int i = 0; i < 2; ++i) before[i] = exists[i] ? shared.sums[rows[i]] : make_float2(base[i], 0.0f);
+    sum[0] = quad_sum(sum[0]), sum[1] = quad_sum(sum[1]);
     const bool same = __all_sync(kFullWarp, before[0].x == base[0] && before[1].x == base[1]);
     __syncwarp();  // all four lanes of a row have read its sums before one of them writes
     if (same) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (rows[i] >= 0 && threadIdx.x % 4 == 0) shared.sums[rows[i]].y = before[i].y + sum[i];
+        if (exists[i] && threadIdx.x % 4 == 0) shared.sums[rows[i]].y = before[i].y + sum[i];
       add_outputs(x, at, [](float before, float item, int) { return before + item; });
     } else {
       float keep[2], weight[2];
@@ -168,7 +170,7 @@ struct Product {
       for (int i = 0; i < 2; ++i) {
         const float best = fmaxf(before[i].x, base[i]);
         keep[i] = exp2_approx(before[i].x - best), weight[i] = exp2_approx(base[i] - best);
-        if (rows[i] >= 0 && threadIdx.x % 4 == 0)
+        if (exists[i] && threadIdx.x % 4 == 0)
           shared.sums[rows[i]] = make_float2(best, fmaf(before[i].y, keep[i], weight[i] * sum[i]));
       }
       add_outputs(x, at, [&](float before, float item, int i) { return fmaf(before, keep[i], item * weight[i]); });
@@ -176,150 +178,144 @@ struct Product {
   }
 
  private:
-  static constexpr int kGroups = 2;  // how many groups of 16 output columns are loaded at a time
+  static constexpr int kGroups = 2;  // how many groups of 16 columns of O are loaded at a time
 
   // The address of columns [16 i, 16 i + 16) of the query row at address q.
-  static __device__ __forceinline__ uint32_t query_chunk(uint32_t q, int i) {
-    return (q ^ static_cast<uint32_t>(i % 4 << 5)) + i / 4 * Shape::kQueryPanelBytes;
-  }
+  static __device__ __forceinline__ uint32_t query_columns(uint32_t q, int i) { return q ^ i << 5; }
   __device__ __forceinline__ float row_max(int i) const {
     float largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j) largest = fmaxf(largest, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
     return quad_max(largest);
   }
-  // keep: the scores of row i are powers already.
-  __device__ __forceinline__ void exponentiate(int i, float scale, bool keep) {
-    float add[2] = {0.0f, 0.0f};
+  // Replaces the scores of row i by their powers. Returns this lane's part of the sum.
+  __device__ __forceinline__ float exponentiate(int i, float scale) {
+    float add[2];
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float& x = s[j][2 * i + e];
-        const float power = exp2_approx(fmaf(x, scale, -base[i]));
-        add[e] += x = keep ? x : power;
+        const float power = s[j][2 * i + e] = exp2_approx(fmaf(s[j][2 * i + e], scale, -base[i]));
+        add[e] = j == 0 ? power : add[e] + power;
       }
-    sum[i] = add[0] + add[1];
+    return add[0] + add[1];
   }
-  // Loads the rows' outputs O of the groups of columns [first, first + kGroups) into x.
+  // Loads the rows' groups of columns [first, first + kGroups) of O into x.
   __device__ __forceinline__ void load_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], int first) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int m = 0; m < kGroups; ++m)
-        if (rows[i] >= 0) x[i][m] = load_shared(Shape::o_group(at[i], first + m));
+        if (exists[i]) x[i][m] = load_shared(output_group(at[i], first + m));
   }
   // Stores O' = add(O, o, i) for both rows i. x: the first kGroups groups of O, which are loaded already.
   template <class Add>
   __device__ __forceinline__ void add_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], Add add) const {
 #pragma unroll
-    for (int first = 0; first < Shape::kD / 16; first += kGroups) {
+    for (int first = 0; first < kOutputGroups; first += kGroups) {
       if (first > 0) load_outputs(x, at, first);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (rows[i] < 0) continue;
+      for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int m = 0; m < kGroups; ++m) {
-          const int j = 2 * (first + m);
-          const float(&low)[4] = o[j / 8][j % 8], (&high)[4] = o[j / 8][j % 8 + 1];
-          store_shared(Shape::o_group(at[i], first + m),
-                       make_float4(add(x[i][m].x, low[2 * i], i), add(x[i][m].y, low[2 * i + 1], i),
-                                   add(x[i][m].z, high[2 * i], i), add(x[i][m].w, high[2 * i + 1], i)));
+          const float(&low)[4] = o[2 * (first + m)], (&high)[4] = o[2 * (first + m) + 1];
+          store_shared_if(exists[i], output_group(at[i], first + m),
+                          make_float4(add(x[i][m].x, low[2 * i], i), add(x[i][m].y, low[2 * i + 1], i),
+                                      add(x[i][m].z, high[2 * i], i), add(x[i][m].w, high[2 * i + 1], i)));
         }
-      }
     }
   }
 };
 
+// What a lane needs of an item before it computes it.
+struct ItemOfLane {
+  unsigned header;
+  int first;       // the item's row with which those of the lane's warp begin
+  int query;       // the row_chunk() of the row whose address the lane passes to ldmatrix: row lane % 16 of the warp
+  int of_rows[2];  // the row_chunk() of the lane's rows of a product
+};
+
 // Computes the items of warpgroup w.
-template <class Shape>
-__device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile,
-                                             typename Shape::Shared& shared, int w) {
-  constexpr int kWarpgroups = Shape::kWarpgroups, kSlots = Shape::kSlots;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+__device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared, int w) {
+  const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x % kWarpgroup / 32);
+  w = uniform(w);
   const uint32_t queries = shared_address(shared.q);
-  barrier_wait(&shared.q_full, 0);
-#pragma unroll 1
-  for (int n = w;; n += kWarpgroups) {
-    const int slot = n % kSlots;
-    barrier_wait(&shared.item_full[slot], n / kSlots & 1);
-    const typename Shape::Item& item = shared.items[slot];
-    const int count = item.count, first_key = item.first_key, step = item.step, previous_first = item.previous_first,
-              first_item = item.first;
-    if (count == 0) return;
-    // Waits until all items of earlier blocks have arrived at their barriers in `done`. To wait for those of the
-    // previous step is enough, because they arrive after the items of the steps before.
-    const auto wait_for_earlier_blocks = [&](Barrier* done) {
-      for (int i = previous_first; i < first_item; ++i) barrier_wait(&done[i % kSlots], i / kSlots & 1);
-    };
+  // Waits until the item is listed.
+  const auto read_item = [&](unsigned n) {
+    ring_wait(shared.item_full, n);
+    const Item& item = shared.items[n % kSlots];
     // A warp computes 16 of the item's 64 rows. If the item has fewer rows, some warps have none. Each of the SM's four
     // schedulers runs one warp of every warpgroup, so the rows are assigned to the warps in rotation, from item to
-    // item: that gives the schedulers equal work. For ldmatrix, a lane passes the address of row lane % 16 of its warp.
-    const int first = (warp + n + n / kWarpgroups) % 4 * 16;
-    const bool used = first < count;
-    const int from = item.rows[first + lane % 16], row = from < 0 ? ~from : from;
-    const uint32_t q = queries + swizzled(row, lane / 16);
-    const auto& kv = shared.stage[step % Shape::kStages];
-    Product<Shape> product;
+    // item: that gives the schedulers equal work.
+    const int first = (warp + n + n / kWarpgroups) % 4 * 16, row = first + fragment_row();
+    return ItemOfLane{item.header, first, item.chunks[first + lane % 16], {item.chunks[row], item.chunks[row + 8]}};
+  };
+  ItemOfLane next = read_item(w);
+  barrier_wait(&shared.q_full, 0);
+#pragma unroll 1
+  for (unsigned n = w;; n += kWarpgroups) {
+    const auto [count, arrivals, step, block] = ItemHeader::unpack(uniform(next.header));
+    if (count == 0) return;
+    const bool used = next.first < count;
+    const uint32_t q = queries + 16 * (next.query ^ lane / 16);
+    const int first_row = keep(next.first + fragment_row());
+    Product product;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) product.rows[i] = item.rows[first + fragment_row() + 8 * i];
-    barrier_wait(&shared.k_full[step % kSlots], step / kSlots & 1);
-    product.multiply_scores(q, tile_descriptor(shared_address(kv.k)));
+    for (int i = 0; i < 2; ++i)
+      product.rows[i] = row_of(next.of_rows[i]), product.exists[i] = first_row + 8 * i < count;
+    product.load_queries(q);
+    const auto& kv = shared.stage[step % kStages];
+    ring_wait(shared.kv_full, step);
+    product.multiply_scores(tile_descriptor(shared_address(kv.k)));
+    const int first_key = block * kBlockKeys;
     const auto keys_seen = [&](int(&seen)[2]) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int r = product.rows[i] < 0 ? ~product.rows[i] : product.rows[i];
-        seen[i] = tile.first + a.heads.quotient(r) + 1 - first_key;
-      }
+      for (int i = 0; i < 2; ++i) seen[i] = tile.first + a.heads.quotient(product.rows[i]) + 1 - first_key;
     };
     if (first_key + kBlockKeys > tile.first) {
       int seen[2];
       keys_seen(seen);
       product.mask(seen);
     }
-    wait_for_earlier_blocks(shared.base_set);
+    ring_wait(shared.base_set, step - 1);
     if (used) product.set_base(shared, a.scale_log2);
-    barrier_arrive(&shared.base_set[slot]);  // by every lane: compute-sanitizer orders only a lane's own writes
+    barrier_arrive(&shared.base_set[step % kSlots], arrivals);  // by every lane: see item_done
     if (used) {
       product.softmax(a.scale_log2);
       if (product.overflows()) {
         int seen[2];
         keys_seen(seen);
-        product.softmax_again(q, kv.k[0], seen, a.scale_log2);
+        product.softmax_again(q, kv.k, seen, a.scale_log2);
       }
-      product.pack();
-    } else {
-      product.clear();
     }
-    barrier_arrive_warp(&shared.k_done[slot]);
-    barrier_wait(&shared.v_full[step % kSlots], step / kSlots & 1);
-    product.multiply_values(tile_descriptor(shared_address(kv.v)));
-    barrier_arrive(&shared.v_done[slot]);
-    wait_for_earlier_blocks(shared.merged);
+    product.begin_values(tile_descriptor(shared_address(kv.v)));
+    next = read_item(n + kWarpgroups);  // while the tensor cores compute
+    product.end_values();
+    barrier_arrive(
+        &shared.item_done[n % kSlots]);  // by every lane: compute-sanitizer orders only a lane's own accesses
+    ring_wait(shared.merged, step - 1);
     if (used) product.merge(shared);
-    barrier_arrive(&shared.merged[slot]);
+    barrier_arrive(&shared.merged[step % kSlots], arrivals);
   }
 }
 
 // Writes o and lse of the tile's rows and, if requested, the gated sum of the branches. A warp writes eight rows at a
 // time, four lanes each.
-template <class Shape>
-__device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const TokenTile& tile,
-                                           typename Shape::Shared& shared) {
-  constexpr int kVectors = Shape::kD / 32;  // 16-byte vectors of a lane
+__device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared) {
+  constexpr int kVectors = kHead / 32;  // 16-byte vectors of a lane
   const int lane = threadIdx.x % 32, c = lane % 4, G = a.heads.value(), rows = tile.tokens * G;
 #pragma unroll 1
-  for (int row0 = threadIdx.x / 32 * 8; row0 < rows; row0 += Shape::kConsumers / 4) {
+  for (int row0 = threadIdx.x / 32 * 8; row0 < rows; row0 += kConsumers / 4) {
     const int row = min(row0 + lane / 4, rows - 1), token = a.heads.quotient(row);
     const int t = tile.first + token, h = tile.g * G + row - token * G;
     const bool exists = row0 + lane / 4 < rows;
     const float2 sums = shared.sums[row];
     const float inverse = sums.y == 0.0f ? 0.0f : 1.0f / sums.y;
     uint4 columns[kVectors];
-    const uint32_t at = Shape::o_address(shared, row);
+    const uint32_t at = output_address(shared, row);
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) {
-      const float4 x = load_shared(Shape::o_group(at, 2 * m)), y = load_shared(Shape::o_group(at, 2 * m + 1));
+      const float4 x = load_shared(output_group(at, 2 * m)), y = load_shared(output_group(at, 2 * m + 1));
       uint32_t words[4] = {pack_bf16(x.x * inverse, x.y * inverse), pack_bf16(x.z * inverse, x.w * inverse),
                            pack_bf16(y.x * inverse, y.y * inverse), pack_bf16(y.z * inverse, y.w * inverse)};
       transpose_quad(words);
@@ -340,52 +336,53 @@ __device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const Toke
   }
 }
 
-template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
-    fwd_resident_rows_kernel(const __grid_constant__ ResidentRowsArgs a) {
-  if (a.share.all != nullptr && *a.share.all == 0) return;  // the lists are alike: another kernel computes all tokens
-  auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
-  unsigned* const masks = Shape::masks(shared);
+__global__ void __launch_bounds__(kCtaThreads, 1) fwd_resident_rows_kernel(const __grid_constant__ ResidentRowsArgs a) {
+  auto& shared = *reinterpret_cast<Shared*>(aligned_shared());
+  unsigned* const masks = block_masks(shared);
   const TokenTile tile(a);
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     barrier_init(&shared.q_full, 1);
-    for (int i = 0; i < Shape::kSlots; ++i) {
-      barrier_init(&shared.item_full[i], 32), barrier_init(&shared.k_full[i], 1), barrier_init(&shared.v_full[i], 1);
-      barrier_init(&shared.k_done[i], 4);
-      for (Barrier* done : {shared.v_done, shared.base_set, shared.merged}) barrier_init(&done[i], kWarpgroup);
+    for (unsigned i = 0; i < kSlots; ++i) {
+      barrier_init(&shared.item_full[i], 32), barrier_init(&shared.kv_full[i], 1);
+      barrier_init(&shared.item_done[i], kWarpgroup);
+      barrier_init(&shared.base_set[i], kStepItems * kWarpgroup),
+          barrier_init(&shared.merged[i], kStepItems * kWarpgroup);
     }
     barrier_init_done();
   }
-  for (int i = threadIdx.x; i < tile.blocks() * Shape::kWords; i += Shape::kThreads) masks[i] = 0;
+  for (int i = threadIdx.x; i < tile.blocks() * kWords; i += kCtaThreads) masks[i] = 0;
   __syncthreads();
-  if (threadIdx.x == Shape::kConsumers) load_queries<Shape>(a, tile, shared);
+  if (threadIdx.x == kConsumers) load_queries(a, tile, shared);
   __syncwarp();
-  read_lists<Shape>(a, tile, masks);
-  for (int i = threadIdx.x; i < Shape::kRows * Shape::kD / 4; i += Shape::kThreads)
+  read_lists(a, tile, masks);
+  for (int i = threadIdx.x; i < kResidentRows * kHead / 4; i += kCtaThreads)
     reinterpret_cast<float4*>(shared.o)[i] = make_float4(0, 0, 0, 0);
-  for (int i = threadIdx.x; i < Shape::kRows; i += Shape::kThreads)
+  for (int i = threadIdx.x; i < kResidentRows; i += kCtaThreads)
     shared.base[i] = -INFINITY, shared.sums[i] = make_float2(-INFINITY, 0.0f);
   __syncthreads();
-  if (warp == Shape::kConsumers / 32) {
-    load_steps<Shape>(a, tile, shared);
-  } else if (warp == Shape::kConsumers / 32 + 1) {
-    list_items<Shape>(a, tile, shared);
+  // registers per thread; the launch gives each thread 96
+  constexpr int kRegistersProducer = 64, kRegistersConsumer = 104;
+  static_assert(kRegistersProducer + kWarpgroups * kRegistersConsumer <= (kWarpgroups + 1) * 96);
+  if (warp >= kConsumers / 32) {
+    decrease_registers<kRegistersProducer>();
+    if (warp == kConsumers / 32)
+      load_steps(a, tile, shared);
+    else
+      list_items(a, tile, shared, warp - kConsumers / 32 - 1);
   } else {
+    increase_registers<kRegistersConsumer>();
     if (a.combine.active())
-      for (int i = threadIdx.x; i < tile.tokens * a.heads.value() * Shape::kPanels; i += Shape::kConsumers) {
-        const int row = i / Shape::kPanels, token = a.heads.quotient(row);
-        a.combine.prefetch(tile.b, tile.first + token, tile.g * a.heads.value() + row - token * a.heads.value(),
-                           i % Shape::kPanels * kPanel);
+      for (int i = threadIdx.x; i < tile.tokens * a.heads.value(); i += kConsumers) {
+        const int token = a.heads.quotient(i);
+        a.combine.prefetch(tile.b, tile.first + token, tile.g * a.heads.value() + i - token * a.heads.value(), 0);
       }
-    attend_items<Shape>(a, tile, shared, warp / 4);
-    named_barrier_sync<Shape::kConsumers>(1);  // after it, all items are merged
-    store_rows<Shape>(a, tile, shared);
+    attend_items(a, tile, shared, warp / 4);
+    named_barrier_sync<kConsumers>(1);  // after it, all items are merged
+    store_rows(a, tile, shared);
     __syncwarp();
   }
 }
-
-using Heads64 = ResidentRowsShape<64, 384, 96, 4, 4>;
 
 }  // namespace
 
@@ -393,24 +390,23 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
   constexpr int64_t kMostHeads = 8, kMostEntries = 64;
   return forward_sm90_supports(out, in) && in.q.size(3) == 64 && in.q.size(2) / in.k.size(2) <= kMostHeads &&
          l_sel == kBlockKeys && block_index.size(3) <= kMostEntries && in.documents.empty() &&
-         ceil_div(end_token(in), l_sel) <= Heads64::kMostBlocks;
+         ceil_div(end_token(in), l_sel) <= kMostBlocks;
 }
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // A tile has at most kTokens tokens, so groups of fewer than 4 heads do not fill its kRows rows. In a full tile, a
-  // block is listed by kRows n / blocks rows on average. From 24 rows on, items are full enough for this kernel to be
-  // faster (measured, tests/baselines/notes/selected.md). The tokens of a part of a row see on average as many blocks
-  // as those of a whole row of first_token + end_token tokens.
-  const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(first_token(in) + end_token(in), l_sel);
-  return Heads64::kTokens * G >= Heads64::kRows && Heads64::kRows * block_index.size(3) >= 24 * blocks;
+  // Measured (tests/baselines/notes/selected.md). With more blocks for each list entry, few of a tile's tokens list a
+  // block, and most rows of its items are copies. With fewer, the shared tile is faster if neighbouring tokens list
+  // nearly the same blocks. The tokens of a part of a row see on average as many blocks as those of a whole row of
+  // first_token + end_token tokens.
+  const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel), n = block_index.size(3);
+  return in.q.size(2) / in.k.size(2) >= 2 && 8 * n <= blocks && blocks <= 16 * n;
 }
 
 void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                           const SelectedKeys& keys, const CombineAlong* combine, const KvStationaryShare* share) {
+                           const SelectedKeys& keys, const CombineAlong* combine) {
   using bf16 = __nv_bfloat16;
-  using Shape = Heads64;
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
-  const int64_t tile_tokens = std::min<int64_t>(Shape::kTokens, Shape::kRows / G);
+  const int64_t tile_tokens = std::min<int64_t>(kResidentTokens, kResidentRows / G);
   const int64_t tiles = ceil_div(in.q.size(1), tile_tokens), all = B * groups * tiles;
   TRIAD_CHECK(all < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);
   ResidentRowsArgs a{.q_map = {},
@@ -420,7 +416,6 @@ void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, c
                      .lse = make_query_view<float>(in, out.lse),
                      .combine = combine_rows(combine, keys.lists.first_token),
                      .lists = keys.lists,
-                     .share = share == nullptr ? KvStationaryShare{} : *share,
                      .n = Divisor(keys.lists.n),
                      .heads = Divisor(static_cast<int>(G)),
                      .sequences_and_groups = Divisor(static_cast<int>(B * groups)),
@@ -435,8 +430,8 @@ void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, c
                              static_cast<int>(tile_tokens));
     a.k_map = map(in.k), a.v_map = map(in.v);
   }
-  launch(ctx, op, fwd_resident_rows_kernel<Shape>, dim3(static_cast<unsigned>(all)), dim3(Shape::kThreads),
-         Shape::shared_bytes(keys.lists.blocks), a);
+  launch(ctx, op, fwd_resident_rows_kernel, dim3(static_cast<unsigned>(all)), dim3(kCtaThreads),
+         shared_bytes(keys.lists.blocks), a);
 }
 
 }  // namespace triad::cuda

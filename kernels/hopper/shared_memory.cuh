@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_shared(uint32_t address, const float4& x) 
                : "memory");
 }
 
-// Stores only if `condition`. The instruction is predicated, without a branch.
+// Stores 16 bytes if `condition`, by a predicated instruction instead of a branch.
 __device__ __forceinline__ void store_shared_if(bool condition, uint32_t address, const float4& x) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"r"(address),
                "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(static_cast<int>(condition))

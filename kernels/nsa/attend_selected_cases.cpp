@@ -106,7 +106,7 @@ std::vector<OpCase> resident_rows_cases() {
       selected_case("900_l64_n5_G7", {1, 900, 900, 7, 1, 64, 64}, 5, 64),
       selected_case("1537_l64_n6_G8", {1, 1537, 1537, 8, 1, 64, 64}, 6, 64),
       selected_case("2700_l64_n40_G4", {1, 2700, 2700, 4, 1, 64, 64}, 40, 64),
-      selected_case("17000_l64_n2_G4", {1, 17000, 17000, 4, 1, 64, 64}, 2, 64),
+      selected_case("17000_l64_n16_G4", {1, 17000, 17000, 4, 1, 64, 64}, 16, 64),
       selected_case("2x1900_l64_n8_G4", {2, 1900, 1900, 8, 2, 64, 64}, 8, 64),
       selected_case("700_l64_n4_G3_tails", {1, 700, 700, 3, 1, 64, 64}, 4, 64,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 4, 64, true); }),

@@ -309,6 +309,7 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{8128, 8, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
       {{16448, 4, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 2, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
+      {{32768, 4, 64, 64, 64, 64}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{8192, 1, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 4, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{38400, 4, 64, 64, 64, 64}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
@@ -328,8 +329,9 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
   };
   for (const auto& [p, expected] : table) {
     const RouteNames got = planned_kernels(p);
-    INFO("T " << p.T << ", " << p.heads << " heads of " << p.dk << " and " << p.dv << ", blocks of " << p.l_sel << ", "
-              << p.documents << " documents, " << name_of(p.dtype));
+    INFO("T " << p.T << ", " << p.heads << " heads of " << p.dk << " and " << p.dv << ", " << p.n << " blocks of "
+              << p.l_sel << ", " << (p.wanted == KernelChoice::candidate ? "candidate, " : "") << p.documents
+              << " documents, " << name_of(p.dtype));
     CHECK(got.range == expected.range);
     CHECK(got.selected == expected.selected);
     CHECK(got.backward == expected.backward);

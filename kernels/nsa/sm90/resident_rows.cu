@@ -12,24 +12,24 @@
 //   L = sum of 2^(s - b),   O = sum of 2^(s - b) v,   v: the value of the key.
 // An item computes its block's part of these sums, l and o, and then adds them to L and O in shared memory: it merges.
 //
-// Overflow. If a lane's part of l exceeds 2^60, the item computes l and o anew, with the row's largest s in this block
-// in place of b. L and O are then relative to an exponent M that is no longer b. In general, with e the exponent that l
-// and o are relative to, merging sets
+// Overflow. If a lane's part of l exceeds 2^60, the row's powers are computed again before the product with v, with its
+// largest s in this block in place of b. L and O are then relative to an exponent M that is no longer b. In general,
+// with e the exponent that l and o are relative to, merging sets
 //   M' = max(M, e),   L' = 2^(M - M') L + 2^(e - M') l,   O' = 2^(M - M') O + 2^(e - M') o.
 //
 // Order. The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have
-// different rows, but a row can be in the items of several blocks. An item therefore reads the bases of its rows, and
-// later merges, only after all items of earlier blocks have done so. A row's blocks are added in ascending order, and
-// its bits depend neither on its place in the tile nor on other rows.
+// different rows, but a row can be in the items of several blocks. An item therefore reads the bases of its rows only
+// after all items of earlier blocks have set theirs, and merges only after all of these have merged. A row's blocks are
+// added in ascending order, and its bits depend neither on its place in the tile nor on other rows.
 //
 // Four producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the others
 // list the items.
 //
 // Memory: q 48 KB, outputs 96 KB, four stages of keys and values 64 KB, items and sums 11 KB, and 12 bytes for each
-// block of the sequence. Bound by latency: an item takes some 830 clocks, in which a scheduler of the SM issues some
-// 440 instructions. Most of these are not arithmetic, hence the care for each of them: numbers of an item are uniform,
-// so that addresses, descriptors and branches are, too; an item is read while the product before it runs; stores are
-// predicated (tests/baselines/notes/selected.md).
+// block of the sequence. Bound by latency: an SM finishes an item every 830 clocks or so, and each of its schedulers
+// issues some 440 instructions for it, most of which are not arithmetic. To save instructions, the numbers of an item
+// are uniform, so that addresses, descriptors and branches are; stores are predicated. To hide latency, the next item
+// is read while a product runs (measured: tests/baselines/notes/selected.md).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -45,8 +45,9 @@ __device__ __forceinline__ T keep(T x) {
   return x;
 }
 
-// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows. In an
-// item of fewer than 64 rows, those that it lacks are computed as copies of the last one, with p = 0.
+// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows. If an
+// item has fewer than 64 rows, the rest are copies of the last row. In a warp that has rows, p of the copies is 0. A
+// warp without rows only takes part in the products: its p is unset, and its o is not used.
 struct Product {
   int rows[2];  // the numbers of this lane's rows in the tile
   bool exists[2];
@@ -165,15 +166,16 @@ struct Product {
         if (exists[i] && threadIdx.x % 4 == 0) shared.sums[rows[i]].y = before[i].y + sum[i];
       add_outputs(x, at, [](float before, float item, int) { return before + item; });
     } else {
-      float keep[2], weight[2];
+      float old_factor[2], item_factor[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float best = fmaxf(before[i].x, base[i]);
-        keep[i] = exp2_approx(before[i].x - best), weight[i] = exp2_approx(base[i] - best);
+        old_factor[i] = exp2_approx(before[i].x - best), item_factor[i] = exp2_approx(base[i] - best);
         if (exists[i] && threadIdx.x % 4 == 0)
-          shared.sums[rows[i]] = make_float2(best, fmaf(before[i].y, keep[i], weight[i] * sum[i]));
+          shared.sums[rows[i]] = make_float2(best, fmaf(before[i].y, old_factor[i], item_factor[i] * sum[i]));
       }
-      add_outputs(x, at, [&](float before, float item, int i) { return fmaf(before, keep[i], item * weight[i]); });
+      add_outputs(x, at,
+                  [&](float before, float item, int i) { return fmaf(before, old_factor[i], item * item_factor[i]); });
     }
   }
 
@@ -230,17 +232,18 @@ struct Product {
 // What a lane needs of an item before it computes it.
 struct ItemOfLane {
   unsigned header;
-  int first;       // the item's row with which those of the lane's warp begin
-  int query;       // the row_chunk() of the row whose address the lane passes to ldmatrix: row lane % 16 of the warp
-  int of_rows[2];  // the row_chunk() of the lane's rows of a product
+  int first;          // the item's row with which those of the lane's warp begin
+  int query_chunk;    // the row_chunk() of the row whose address the lane passes to ldmatrix: row lane % 16 of the warp
+  int row_chunks[2];  // the row_chunk() of the lane's rows of a product
 };
 
-// Computes the items of warpgroup w.
+// Computes the items of warpgroup w. Every lane arrives at the barriers for itself, since compute-sanitizer orders by
+// an arrival only the accesses of the lane that arrives.
 __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared, int w) {
   const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x % kWarpgroup / 32);
   w = uniform(w);
   const uint32_t queries = shared_address(shared.q);
-  // Waits until the item is listed.
+  // Waits until item n is listed, and reads this lane's part.
   const auto read_item = [&](unsigned n) {
     ring_wait(shared.item_full, n);
     const Item& item = shared.items[n % kSlots];
@@ -257,12 +260,12 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const auto [count, arrivals, step, block] = ItemHeader::unpack(uniform(next.header));
     if (count == 0) return;
     const bool used = next.first < count;
-    const uint32_t q = queries + 16 * (next.query ^ lane / 16);
+    const uint32_t q = queries + 16 * (next.query_chunk ^ lane / 16);
     const int first_row = keep(next.first + fragment_row());
     Product product;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      product.rows[i] = row_of(next.of_rows[i]), product.exists[i] = first_row + 8 * i < count;
+      product.rows[i] = row_of(next.row_chunks[i]), product.exists[i] = first_row + 8 * i < count;
     product.load_queries(q);
     const auto& kv = shared.stage[step % kStages];
     ring_wait(shared.kv_full, step);
@@ -279,7 +282,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     }
     ring_wait(shared.base_set, step - 1);
     if (used) product.set_base(shared, a.scale_log2);
-    barrier_arrive(&shared.base_set[step % kSlots], arrivals);  // by every lane: see item_done
+    barrier_arrive(&shared.base_set[step % kSlots], arrivals);
     if (used) {
       product.softmax(a.scale_log2);
       if (product.overflows()) {
@@ -291,8 +294,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     product.begin_values(tile_descriptor(shared_address(kv.v)));
     next = read_item(n + kWarpgroups);  // while the tensor cores compute
     product.end_values();
-    barrier_arrive(
-        &shared.item_done[n % kSlots]);  // by every lane: compute-sanitizer orders only a lane's own accesses
+    barrier_arrive(&shared.item_done[n % kSlots]);
     ring_wait(shared.merged, step - 1);
     if (used) product.merge(shared);
     barrier_arrive(&shared.merged[step % kSlots], arrivals);
@@ -361,9 +363,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1) fwd_resident_rows_kernel(const
   for (int i = threadIdx.x; i < kResidentRows; i += kCtaThreads)
     shared.base[i] = -INFINITY, shared.sums[i] = make_float2(-INFINITY, 0.0f);
   __syncthreads();
-  // registers per thread; the launch gives each thread 96
-  constexpr int kRegistersProducer = 64, kRegistersConsumer = 104;
-  static_assert(kRegistersProducer + kWarpgroups * kRegistersConsumer <= (kWarpgroups + 1) * 96);
+  // Registers per thread: at the launch, the most that the launch bound allows, and then by role.
+  constexpr int kRegisters = 65536 / kCtaThreads / 8 * 8, kRegistersProducer = 64, kRegistersConsumer = 104;
+  static_assert(kRegistersProducer + kWarpgroups * kRegistersConsumer <= (kWarpgroups + 1) * kRegisters);
   if (warp >= kConsumers / 32) {
     decrease_registers<kRegistersProducer>();
     if (warp == kConsumers / 32)
@@ -387,7 +389,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) fwd_resident_rows_kernel(const
 }  // namespace
 
 bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  constexpr int64_t kMostHeads = 8, kMostEntries = 64;
+  constexpr int64_t kMostHeads = 8, kMostEntries = 64;  // no case has longer lists
   return forward_sm90_supports(out, in) && in.q.size(3) == 64 && in.q.size(2) / in.k.size(2) <= kMostHeads &&
          l_sel == kBlockKeys && block_index.size(3) <= kMostEntries && in.documents.empty() &&
          ceil_div(end_token(in), l_sel) <= kMostBlocks;
@@ -395,9 +397,9 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   // Measured (tests/baselines/notes/selected.md). With more blocks for each list entry, few of a tile's tokens list a
-  // block, and most rows of its items are copies. With fewer, the shared tile is faster if neighbouring tokens list
-  // nearly the same blocks. The tokens of a part of a row see on average as many blocks as those of a whole row of
-  // first_token + end_token tokens.
+  // block, and most rows of its items are copies. A tile has at most kResidentTokens tokens, so with one head they are,
+  // too. With fewer blocks, the shared tile is faster if neighbouring tokens list nearly the same ones. The tokens of a
+  // part of a row see on average as many blocks as those of a whole row of first_token + end_token tokens.
   const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel), n = block_index.size(3);
   return in.q.size(2) / in.k.size(2) >= 2 && 8 * n <= blocks && blocks <= 16 * n;
 }

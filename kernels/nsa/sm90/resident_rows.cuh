@@ -31,14 +31,19 @@ constexpr int kHead = kPanel;  // columns of q, k, v and o
 constexpr int kConsumers = kWarpgroups * kWarpgroup, kCtaThreads = kConsumers + kWarpgroup;
 constexpr int kWords = (kResidentTokens + 31) / 32;             // a block's mask has a bit for each token
 constexpr int kStepItems = ceil_div(kResidentRows, kItemRows);  // of a step, at most
-constexpr int kMostBlocks = 512;  // of a sequence: shared memory has a mask for each, and Item 9 bits for its number
-// The length of the rings of items and of barriers. Before the loader fills a stage again, it waits for the items of
-// the step that used the stage before, kStages steps ago. Until then their slots must not be reused, so the ring holds
-// kStages steps. Barriers of steps are a ring of this length, too: with a barrier for each stage, a consumer that is
-// ahead of the loads by more than kStages steps would wait for a phase while the phase before is still incomplete, and
-// such a wait returns at once.
+// The blocks of a sequence, at most. ItemHeader has 9 bits for a block's number and for a step's; shared memory has a
+// mask for each block.
+constexpr int kMostBlocks = 512;
+// The length of the rings of items and of barriers. A wait passes the parity of a phase alone. So when it begins, the
+// phase before must be complete, and the phase after must not.
+//   The loader waits, at step n, for the items of step n - kStages. The item kSlots after one of these is not done: it
+//   is in step n or later, which is not loaded, because kStages steps have at most kSlots items. A lister waits for
+//   item i - kSlots before it writes item i, but may not have waited for item i - 2 kSlots, which another lister has
+//   replaced. That item is done: up to (kListers - 1) * kStepItems items are between two items of a lister, and each
+//   warpgroup has one open item.
 constexpr unsigned kSlots = 32;
-static_assert(kStages * kStepItems <= kSlots);
+static_assert(kStages * kStepItems <= kSlots && kListers * kStepItems + kWarpgroups < kSlots);
+static_assert((kSlots & (kSlots - 1)) == 0);  // ring_wait() counts modulo 2^32
 
 // An item: up to 64 rows of the tile whose tokens list a block.
 struct Item {
@@ -48,7 +53,7 @@ struct Item {
 // The numbers of an item, which are packed into one word: a warp makes them uniform by one instruction.
 struct ItemHeader {
   int count;     // rows; 0: there are no more items
-  int arrivals;  // of each consumer thread at the barriers of the step (Shared::base_set)
+  int arrivals;  // of each thread of the item's warpgroup, at base_set and at merged of the step
   unsigned step;
   int block;
   __device__ __forceinline__ unsigned pack() const { return count | arrivals << 7 | step << 10 | block << 19; }
@@ -79,8 +84,9 @@ struct Shared {
   //   item_done: the consumers have read the item, and the keys and values of its block;
   //   base_set:  each row of the step's items has a base;
   //   merged:    the sums of the step's items are added to those of their rows.
-  // Every consumer thread arrives kStepItems times at base_set and merged of a step: once for each item, and with the
-  // step's first item also for the items that it lacks.
+  // base_set and merged of a step expect kStepItems arrivals of each of a warpgroup's 128 threads. The threads of the
+  // warpgroup that computes an item arrive once for it. A step may have fewer than kStepItems items: with its first
+  // item, the threads also arrive for those that it lacks.
   Barrier q_full, item_full[kSlots], kv_full[kSlots], item_done[kSlots], base_set[kSlots], merged[kSlots];
 };
 static_assert(sizeof(Shared) + kMostBlocks * kWords * sizeof(unsigned) <= 227 * 1024);
@@ -98,7 +104,7 @@ __device__ __forceinline__ uint32_t output_address(Shared& shared, int row) {
 }
 __device__ __forceinline__ uint32_t output_group(uint32_t address, int group) { return address ^ group << 6; }
 
-// Waits for phase n / kSlots of a ring's barrier n. The phases before the first one count as complete, so n may be -1.
+// Waits for event n of a ring: phase n / kSlots of barrier n % kSlots. Events -kSlots to -1 count as complete.
 __device__ __forceinline__ void ring_wait(Barrier* ring, unsigned n) {
   barrier_wait(&ring[n % kSlots], n / kSlots & 1);
 }
@@ -179,9 +185,9 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
   });
 }
 
-// The other producer warps write the items, each those of every kListers-th step: one warp would not keep up with the
-// consumers. After the items of the last step follows one without rows for each consumer warpgroup. lister: which of
-// these producer warps this is.
+// The other producer warps list the items. Each takes every kListers-th step, because one warp would not keep up with
+// the consumers. After the last step, the first of them writes one item without rows for each consumer warpgroup, which
+// ends its loop. lister: 0 to kListers - 1.
 __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared,
                                            unsigned lister) {
   const int lane = threadIdx.x % 32, G = a.heads.value();

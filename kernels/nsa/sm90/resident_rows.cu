@@ -46,8 +46,8 @@ __device__ __forceinline__ T keep(T x) {
 }
 
 // The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows. If an
-// item has fewer than 64 rows, the rest are copies of the last row. In a warp that has rows, p of the copies is 0. A warp
-// without rows only issues the products: its p is unset, and its o is not used.
+// item has fewer than 64 rows, the rest are copies of the last row. In a warp that has rows, p of the copies is 0. A
+// warp without rows only issues the products: its p is unset, and its o is not used.
 struct Product {
   int rows[2];  // the numbers of this lane's rows in the tile
   bool exists[2];
@@ -237,8 +237,8 @@ struct ItemOfLane {
   int row_chunks[2];  // the row_chunk() of the lane's rows of a product
 };
 
-// Computes the items of warpgroup w. Every lane of a warp arrives at the barriers, not one lane: compute-sanitizer orders
-// only the accesses of the lanes that arrive.
+// Computes the items of warpgroup w. Every lane of a warp arrives at the barriers, not one lane: compute-sanitizer
+// orders only the accesses of the lanes that arrive.
 __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared, int w) {
   const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x % kWarpgroup / 32);
   w = uniform(w);

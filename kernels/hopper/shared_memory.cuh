@@ -47,7 +47,8 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t row, const ui
                : "memory");
 }
 
-// Loads or stores 16 bytes at an address of shared memory (shared_address()).
+// Loads or stores four floats. address: where they are in shared memory, as a shared_address() in bytes, a multiple
+// of 16.
 __device__ __forceinline__ float4 load_shared(uint32_t address) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -61,7 +62,8 @@ __device__ __forceinline__ void store_shared(uint32_t address, const float4& x) 
                : "memory");
 }
 
-// Stores 16 bytes if `condition`, by a predicated instruction instead of a branch.
+// Stores x as store_shared() does, but only if `condition` holds. The store is a predicated instruction, so the threads
+// of a warp do not branch.
 __device__ __forceinline__ void store_shared_if(bool condition, uint32_t address, const float4& x) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"r"(address),
                "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(static_cast<int>(condition))

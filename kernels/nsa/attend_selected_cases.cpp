@@ -58,8 +58,8 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
   return lists;
 }
 
-// The case on the kernel with resident rows, if that supports it (KernelChoice::candidate). Only the GPU runs it: on
-// the CPU it is the same as other cases.
+// Returns the case for the kernel with resident rows, which KernelChoice::candidate chooses for all shapes that it
+// supports. The case runs only on the GPU, because on the CPU it would repeat another case.
 OpCase on_candidate_kernel(OpCase c) {
   c.name += "_candidate";
   c.kernels.sel = KernelChoice::candidate;
@@ -88,8 +88,8 @@ OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
   return c;
 }
 
-// The case with larger queries. In some rows, scores of a later block then exceed those of the first by more than 60
-// powers of two, which resident rows have to compute again.
+// Returns the case with larger queries. In some rows, exponentials relative to the largest score of the first listed
+// block then exceed 2^60, and the kernel with resident rows computes these rows again.
 OpCase peaked(OpCase c) {
   std::ranges::find(c.args, "q", &Arg::name)->std = 40.0;
   return c;
@@ -225,7 +225,7 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
       gpu_sized(selected_case("4500_l64_n4_far", {1, 4500, 4500, 4, 1, 64, 64}, 4, 64)),
-      // 8 to 16 blocks for each list entry: on Hopper nsa/sm90/resident_rows.cu.
+      // A sequence has 8 to 16 times as many blocks as a list has entries: Hopper chooses nsa/sm90/resident_rows.cu.
       gpu_sized(selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64)),
       gpu_sized(selected_case("2x3300_l64_n6_far_G4", {2, 3300, 3300, 4, 1, 64, 64}, 6, 64)),
       gpu_sized(selected_case("3300_l64_n6_alike_G4", {1, 3300, 3300, 4, 1, 64, 64}, 6, 64,

@@ -1,5 +1,6 @@
-// The selected branch's forward on a GPU: if the queries and lists of some tokens change, the results of all other
-// tokens keep their bits, even where a changed query's powers overflow and are computed again.
+// The selected branch's forward on a GPU. The test changes the queries and block lists of every third token. The
+// outputs of all other tokens must keep their bits. The changed queries are so large that exponentials of the softmax
+// overflow in some rows, which the kernels then compute again.
 #include <cmath>
 #include <numbers>
 
@@ -17,7 +18,7 @@ constexpr int64_t kBlockTokens = 64;
 struct Case {
   Sizes n;
   int64_t n_sel;
-  std::string kernel;  // on Hopper
+  std::string kernel;  // that a Hopper card has to choose
   KernelChoice wanted = KernelChoice::automatic;
   bool lists_change = true;
 };
@@ -49,9 +50,10 @@ Result forward(const Case& c, const Values& q, const Values& block_index) {
   return {lab.values(out.o), lab.values(out.lse), lab.ctx().routes.counts().back().kernel};
 }
 
+// Whether the test changes the query and the list of this token.
 bool changes(int64_t token) { return token % 3 == 0; }
 
-// The largest score, as a power of two, of the first head of token t in a block. q: [T,Hq,dk].
+// Returns log2(e) times the largest score of the first head of token t with a key of the block. q: [T,Hq,dk].
 double largest_power(const Case& c, const Values& q, const Values& k, int64_t t, int64_t block) {
   double largest = -INFINITY;
   for (int64_t key = block * kBlockTokens; key < (block + 1) * kBlockTokens && key <= t; ++key) {
@@ -63,8 +65,9 @@ double largest_power(const Case& c, const Values& q, const Values& k, int64_t t,
   return largest;
 }
 
-// In how many rows of first heads a later block has a score that exceeds those of the first by 2^70, which is more than
-// the kernels let powers grow (2^60).
+// Counts the tokens whose first head has to be computed again because exponentials overflow. The kernels do that if
+// exponentials, relative to the largest of the first listed block, exceed 2^60. Here the limit is 2^70, since scores
+// are not rounded as on the GPU.
 int64_t overflowing_rows(const Case& c, const Values& q, const Values& block_index) {
   const Values k = keys(c);
   int64_t count = 0;
@@ -83,7 +86,8 @@ int64_t overflowing_rows(const Case& c, const Values& q, const Values& block_ind
 
 TEST_CASE("the selected branch: a row's bits do not depend on other rows (GPU)", "[nsa][gpu]") {
   if (!require_gpu()) return;
-  // The query-stationary kernel multiplies by wgmma or by mma.sync, as the lists of neighbouring tokens allow.
+  // The lists of the last case do not change. The query-stationary kernel computes a block by wgmma or by mma.sync,
+  // depending on the lists of neighbouring tokens; whether both give the same bits is not tested here.
   for (const Case& c : {Case{{600, 1, 4, 64, 64}, 5, "resident_rows", KernelChoice::candidate},
                         {{8300, 1, 2, 64, 64}, 16, "resident_rows"},
                         {{600, 1, 4, 64, 64}, 5, "shared_tile"},

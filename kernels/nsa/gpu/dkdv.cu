@@ -39,7 +39,7 @@ struct DkdvArgs {
   KeyRange range;
   KeyWorkList list;
   RowBytes q_bytes, dout_bytes;
-  bool whole_rows;  // q_bytes and dout_bytes are not zero
+  bool whole_rows;  // whether neither q_bytes nor dout_bytes is zero
 };
 
 // What the kernel reads for each query row of a stage, apart from q and dout: the softmax statistics, the gate, and the
@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const int G = a.in.heads.value(), rows = work.count * G;
   const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
 
-  // Eight threads copy a row of q and of dout, 16 bytes each at a time. Computing addresses takes more instructions
-  // than copying. If a.whole_rows, a thread therefore computes the token and the head of a row once, for both tensors,
-  // and every copy has 16 bytes. Otherwise load_rows() copies one tensor after the other, and pads the last vector of a
-  // row.
+  // Copies q and dout of a stage's rows to shared memory. If a.whole_rows is set, eight threads copy a row, 16 bytes at
+  // a time. Each of them computes the token and the head of the row once and uses them for q and for dout, because that
+  // takes more instructions than the copies. If a.whole_rows is not set, load_rows() copies q and then dout, and fills
+  // up rows whose length is not a multiple of 16 bytes.
   constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
   const int copy_row = threadIdx.x / kLanes, copy_column = threadIdx.x % kLanes * kCopy;
   const auto* q_from = reinterpret_cast<const unsigned char*>(a.in.q.at(b, 0, g * G) + copy_column);

@@ -30,8 +30,8 @@ __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n
 
 __device__ __forceinline__ void warpgroup_barrier(int w) { named_barrier_sync<kWarpgroup>(1 + w); }
 
-// The limit on the sum of a lane's powers of a row in one step: below it, the powers in bf16 and their sums with values
-// are finite. Beyond it, the row's scores are recomputed.
+// A lane adds up the powers 2^(score - maximum) that it has of a row in one step. Up to this sum, the powers in bf16
+// and their products with the values are finite. If the sum is larger, the row is computed again with a larger maximum.
 constexpr float kMostSum = 0x1p60f;
 
 // Prefetches the rows of the other branches' outputs that combine_panel will read for a warpgroup.

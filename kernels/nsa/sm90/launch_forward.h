@@ -12,9 +12,10 @@ namespace triad::cuda {
 bool forward_sm90_supports(const AttendOut&, const AttendIn&);
 void forward_range_sm90(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
 
-// The kernels of the selected branch have two optional arguments, which may be nullptr. combine: the kernel also
-// computes the gated sum of the branches (nsa/gate.h). elsewhere: the tokens that the kernel leaves out, because other
-// kernels write their o and lse; the GPU decides which tokens these are.
+// Some launchers of the selected branch have these arguments, which may be nullptr:
+//   combine    the kernel also adds up the gated outputs of the three branches (nsa/gate.h);
+//   elsewhere  says which tokens the kernel must not compute, because another kernel writes their o and lse. The GPU
+//              chooses these tokens.
 struct KvStationaryShare;
 
 // The forward with a shared KV tile and a mask per row (nsa/sm90/shared_tile.cu), for up to 1,024 blocks (896 in packed
@@ -32,9 +33,9 @@ void forward_query_stationary(Context&, const char* op, const AttendOut&, const 
                               const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
                               const KvStationaryShare* elsewhere = nullptr);
 
-// The forward with resident rows (nsa/sm90/resident_rows.cu), for heads of 64, groups of up to 8 heads, lists of up to
-// 64 entries and up to 512 blocks of 64 keys, without packed rows. It is the fastest for groups of 2 heads and more
-// with 8 to 16 blocks for each list entry (`pays`).
+// The forward with resident rows (nsa/sm90/resident_rows.cu). It supports heads of 64, groups of up to 8 heads, lists
+// of up to 64 entries, and sequences of up to 512 blocks of 64 keys; it does not support packed rows. It pays for
+// groups of 2 to 8 heads if a sequence has 8 to 16 times as many blocks as a list has entries.
 bool resident_rows_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 bool resident_rows_pays(const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 void forward_resident_rows(Context&, const char* op, const AttendOut&, const AttendIn&, const SelectedKeys&,

@@ -1,35 +1,41 @@
 // Forward of the selected branch on Hopper (bf16) with resident rows, for groups of up to 8 heads of 64.
 //
-// A CTA computes a tile: the query rows (t, h) of up to 96 neighbouring tokens of one sequence and group. It keeps q of
-// all rows, and their outputs so far in fp32, in shared memory. It visits every block that any of the tokens lists, in
-// ascending order; each visit is a step. In a step, the rows whose tokens list the block are gathered, 64 to an item:
-// ldmatrix can read q at any 64 rows of shared memory as the left operand of wgmma. Two kinds of scores are computed in
-// vain: those of keys after a token in its own block, and those of rows that fill up a block's last item. Unlike
-// KV-stationary, the kernel writes no partial sums to device memory.
+// Tile. A CTA computes the query rows (t, h) of up to 96 neighbouring tokens of one sequence and group. Their q and
+// their outputs stay in shared memory, the outputs in fp32, until all blocks are added.
 //
-// Softmax. s is a row's score of a key, scaled so that its power is 2^s. A row's base b is its largest s in the first
-// block that it lists. The output of the row is O / L, with sums over the keys that it sees in all blocks of its list:
-//   L = sum of 2^(s - b),   O = sum of 2^(s - b) v,   v: the value of the key.
-// An item computes its block's part of these sums, l and o, and then adds them to L and O in shared memory: it merges.
+// Steps and items. The CTA visits each block that any token of the tile lists, in ascending order; a visit is a step.
+// In a step, only the rows whose tokens list the block are computed. They are divided into items of 64 rows, and a
+// warpgroup computes an item by wgmma: the rows of an item need not be neighbours, because ldmatrix can load the left
+// operand from any 64 rows of q. The last item of a step may have fewer than 64 rows. No partial sums go to device
+// memory, unlike in KV-stationary (nsa/sm90/kv_stationary.cu).
 //
-// Overflow. If a lane's part of l exceeds 2^60, the row's powers are computed again before the product with v, with its
-// largest s in this block in place of b. L and O are then relative to an exponent M that is no longer b. In general,
-// with e the exponent that l and o are relative to, merging sets
+// Softmax. Let s be the score of a row and a key, scaled so that the key's weight is 2^s, and v the key's value. The
+// base b of a row is its largest s in the first block that it lists. The output of the row is O / L, with
+//   L = sum of 2^(s - b),   O = sum of 2^(s - b) v
+// over all keys that the row sees in the blocks of its list. An item computes the part of these sums that belongs to
+// its block, l and o. Then it merges: it adds l to L and o to O in shared memory.
+//
+// Overflow. A later block may have scores far above b. If the part of l in one lane exceeds 2^60, the item computes the
+// row's 2^(s - e) again, where e is the row's largest s in this block; otherwise e = b. L and O are relative to an
+// exponent M, at first b. Merging sets
 //   M' = max(M, e),   L' = 2^(M - M') L + 2^(e - M') l,   O' = 2^(M - M') O + 2^(e - M') o.
 //
-// Order. The consumer warpgroups take the items in turn and compute them concurrently. The items of one block have
-// different rows, but a row can be in the items of several blocks. An item therefore reads the bases of its rows only
-// after all items of earlier blocks have set theirs, and merges only after all of these have merged. A row's blocks are
-// added in ascending order, and its bits depend neither on its place in the tile nor on other rows.
+// Order. The consumer warpgroups take the items in turn and compute them concurrently. Two items of one block have no
+// row in common, but items of different blocks may. So an item waits twice: before it reads the bases of its rows,
+// until all items of earlier blocks have set bases; and before it merges, until all items of earlier blocks have
+// merged. A row's blocks are therefore added in ascending order, and its bits depend neither on its place in the tile
+// nor on other rows.
 //
-// Four producer warps (nsa/sm90/resident_rows.cuh): one loads keys and values by TMA into a ring of stages, the others
-// list the items.
+// Producers (nsa/sm90/resident_rows.cuh). One warp loads keys and values by TMA into a ring of stages. Three warps
+// write the items.
 //
 // Memory: q 48 KB, outputs 96 KB, four stages of keys and values 64 KB, items and sums 11 KB, and 12 bytes for each
-// block of the sequence. Bound by latency: an SM finishes an item every 830 clocks or so, and each of its schedulers
-// issues some 440 instructions for it, most of which are not arithmetic. To save instructions, the numbers of an item
-// are uniform, so that addresses, descriptors and branches are; stores are predicated. To hide latency, the next item
-// is read while a product runs (measured: tests/baselines/notes/selected.md).
+// block of the sequence.
+//
+// Speed (tests/baselines/notes/selected.md). Latency limits it: an SM finishes an item every 830 clocks, for which each
+// of its schedulers issues 440 instructions, most of them not arithmetic. Three measures follow. The numbers that
+// describe an item are uniform registers, so addresses, descriptors and branches that depend on them are uniform too.
+// Stores are predicated, without branches. A warpgroup reads its next item while a product runs.
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -38,29 +44,31 @@
 namespace triad::cuda {
 namespace {
 
-// Returns x. The compiler has to keep it in a register, and cannot compute it again wherever it is used.
+// Returns x, and makes the compiler hold it in a register instead of computing it again at each use.
 template <class T>
 __device__ __forceinline__ T keep(T x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// The attention of an item's 64 rows to one block, in the registers of a warpgroup. A lane has parts of two rows. If an
-// item has fewer than 64 rows, the rest are copies of the last row. In a warp that has rows, p of the copies is 0. A
-// warp without rows only issues the products: its p is unset, and its o is not used.
+// The attention of the 64 rows of an item to the keys of its block. A warpgroup holds it in registers, and a lane has
+// parts of two rows, i = 0 and 1. If an item has fewer than 64 rows, the rows that it lacks are replaced by copies of
+// its last row. In a warp that has at least one row, p of the copies is 0. A warp that has none only issues the
+// products: its p is not set, and its o is not used.
 struct Product {
-  int rows[2];  // the numbers of this lane's rows in the tile
-  bool exists[2];
+  int rows[2];     // number of row i in the tile
+  bool exists[2];  // false if row i is a copy
   float s[kBlockKeys / 8][4], o[kHead / 8][4];
-  float base[2], sum[2];  // the base b of row i, and this lane's part of l, which is summed before p becomes bf16
+  float base[2];  // the exponent e of row i
+  float sum[2];   // this lane's part of l of row i, added up before p is rounded to bf16
   uint32_t queries[kHead / 16][4], p[kBlockKeys / 16][4];
 
-  // q: the address that this lane passes to ldmatrix for the first 16 columns of its row.
+  // Loads q of the rows. q: the shared_address() of columns 0 to 15 of the row that this lane passes to ldmatrix.
   __device__ __forceinline__ void load_queries(uint32_t q) {
 #pragma unroll
     for (int i = 0; i < kHead / 16; ++i) load_matrices(queries[i], query_columns(q, i));
   }
-  // s = q k^T. k: the descriptor of the keys.
+  // Computes s = q k^T and waits for it. k: the descriptor of the keys.
   __device__ __forceinline__ void multiply_scores(uint32_t k) {
     wgmma_fence();
     wgmma_begin<Major::k>(s, queries[0], k);
@@ -70,8 +78,8 @@ struct Product {
     wgmma_wait<0>();
     pin(s);
   }
-  // Sets the scores of keys that a row does not see to -inf. Row i sees the first seen[i] keys of the block, at least
-  // one.
+  // Sets the scores of the keys that a row does not see to -inf. Row i sees the first seen[i] keys of the block, and at
+  // least one.
   __device__ __forceinline__ void mask(const int (&seen)[2]) {
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j)
@@ -79,7 +87,8 @@ struct Product {
       for (int e = 0; e < 4; ++e)
         if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
   }
-  // Reads the bases of the rows. A row in its first block has none yet: its largest score becomes its base.
+  // Reads the base of each row from shared memory. If a row has none, this block is its first: its largest score
+  // becomes its base, and is stored.
   __device__ __forceinline__ void set_base(Shared& shared, float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) base[i] = exists[i] ? shared.base[rows[i]] : INFINITY;
@@ -94,7 +103,7 @@ struct Product {
       }
     __syncwarp();
   }
-  // p = 2^(s - base).
+  // Computes p = 2^(s - base) and its sums.
   __device__ __forceinline__ void softmax(float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) sum[i] = exponentiate(i, scale);
@@ -102,9 +111,10 @@ struct Product {
     for (int k = 0; k < kBlockKeys / 16; ++k) pack_operand(p[k], s, k);
   }
   __device__ __forceinline__ bool overflows() const { return __any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum); }
-  // Computes p again for the rows whose powers were too large, with their largest score in this block as base. The
-  // powers have replaced the scores, so these are computed again, by mma.sync. The other rows keep their powers. k: the
-  // keys of the block.
+  // Handles the rows whose sums are too large (`overflows`): sets base to the largest score of the row in this block,
+  // and computes p and the sum again. softmax() has overwritten s, so s is computed again first, by mma.sync, which one
+  // warp can issue alone. Rows whose sums are not too large keep their base, p and sum. q: as in load_queries(). k: the
+  // keys of the block in shared memory.
   __device__ __forceinline__ void softmax_again(uint32_t q, const unsigned char* k, const int (&seen)[2], float scale) {
     const bool over[2] = {quad_max(sum[0]) > kMostSum, quad_max(sum[1]) > kMostSum};
     const int lane = threadIdx.x % 32;
@@ -137,7 +147,8 @@ struct Product {
         if (over[e % 2]) p[k][e] = again[e];
     }
   }
-  // Begins o = p v. v: the descriptor of the values. Until end_values(), o and p must not be used.
+  // Begins to compute o = p v. end_values() waits for it; before that, o and p must not be used. v: the descriptor of
+  // the values.
   __device__ __forceinline__ void begin_values(uint32_t v) {
     leave_unset(o);
     wgmma_fence();
@@ -149,7 +160,7 @@ struct Product {
     wgmma_wait<0>();
     pin(o);
   }
-  // Adds the item's sums to those of its rows in shared memory.
+  // Adds l and o of the item's rows to their L and O in shared memory.
   __device__ __forceinline__ void merge(Shared& shared) {
     const uint32_t at[2] = {keep(output_address(shared, rows[0])), keep(output_address(shared, rows[1]))};
     float2 before[2];
@@ -190,7 +201,7 @@ struct Product {
     for (int j = 0; j < kBlockKeys / 8; ++j) largest = fmaxf(largest, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
     return quad_max(largest);
   }
-  // Replaces the scores of row i by their powers. Returns this lane's part of the sum.
+  // Replaces the scores of row i by 2^(s - base). Returns the sum of those that this lane has.
   __device__ __forceinline__ float exponentiate(int i, float scale) {
     float add[2];
 #pragma unroll
@@ -210,7 +221,7 @@ struct Product {
       for (int m = 0; m < kGroups; ++m)
         if (exists[i]) x[i][m] = load_shared(output_group(at[i], first + m));
   }
-  // Stores O' = add(O, o, i) for both rows i. x: the first kGroups groups of O, which are loaded already.
+  // Stores O' = add(O, o, i) for both rows i. x: the first kGroups groups of O, which the caller has loaded.
   template <class Add>
   __device__ __forceinline__ void add_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], Add add) const {
 #pragma unroll
@@ -229,27 +240,28 @@ struct Product {
   }
 };
 
-// What a lane needs of an item before it computes it.
+// What a lane reads of an item.
 struct ItemOfLane {
-  unsigned header;
-  int first;          // the item's row with which those of the lane's warp begin
-  int query_chunk;    // the row_chunk() of the row whose address the lane passes to ldmatrix: row lane % 16 of the warp
-  int row_chunks[2];  // the row_chunk() of the lane's rows of a product
+  unsigned header;    // an ItemHeader
+  int first;          // the index in the item of the first of the 16 rows that the lane's warp computes
+  int query_chunk;    // row_chunk() of row lane % 16 of the warp, whose address the lane passes to ldmatrix
+  int row_chunks[2];  // row_chunk() of the two rows of which the lane has parts in a Product
 };
 
-// Computes the items of warpgroup w. Every lane of a warp arrives at the barriers, not one lane: compute-sanitizer
-// orders only the accesses of the lanes that arrive.
+// Computes the items of warpgroup w: every kWarpgroups-th item. Each thread arrives at the barriers by itself. One
+// arrival for a warp would be enough, but compute-sanitizer would then report races: it orders the accesses of a thread
+// only by the arrivals of that thread.
 __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared, int w) {
   const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x % kWarpgroup / 32);
   w = uniform(w);
   const uint32_t queries = shared_address(shared.q);
-  // Waits until item n is listed, and reads this lane's part.
+  // Waits until a producer has written item n, and reads it.
   const auto read_item = [&](unsigned n) {
     ring_wait(shared.item_full, n);
     const Item& item = shared.items[n % kSlots];
-    // A warp computes 16 of the item's 64 rows. If the item has fewer rows, some warps have none. Each of the SM's four
-    // schedulers runs one warp of every warpgroup, so the rows are assigned to the warps in rotation, from item to
-    // item: that gives the schedulers equal work.
+    // Each warp of the warpgroup computes 16 of the 64 rows. If the item has fewer rows, some warps have none. Which
+    // warp gets the first 16 rows changes from item to item. Otherwise the last warp of every warpgroup would often
+    // have no rows; these warps run on the same scheduler of the SM, which would have less work than the others.
     const int first = (warp + n + n / kWarpgroups) % 4 * 16, row = first + fragment_row();
     return ItemOfLane{item.header, first, item.chunks[first + lane % 16], {item.chunks[row], item.chunks[row + 8]}};
   };
@@ -292,7 +304,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
       }
     }
     product.begin_values(tile_descriptor(shared_address(kv.v)));
-    next = read_item(n + kWarpgroups);  // while the tensor cores compute
+    next = read_item(n + kWarpgroups);  // meanwhile the tensor cores compute o
     product.end_values();
     barrier_arrive(&shared.item_done[n % kSlots]);
     ring_wait(shared.merged, step - 1);
@@ -363,7 +375,8 @@ __global__ void __launch_bounds__(kCtaThreads, 1) fwd_resident_rows_kernel(const
   for (int i = threadIdx.x; i < kResidentRows; i += kCtaThreads)
     shared.base[i] = -INFINITY, shared.sums[i] = make_float2(-INFINITY, 0.0f);
   __syncthreads();
-  // Registers per thread: at the launch, the most that the launch bound allows, and then by role.
+  // Registers per thread. At the launch, all threads have the most that the launch bound allows; then producers give up
+  // some, and consumers get them.
   constexpr int kRegisters = 65536 / kCtaThreads / 8 * 8, kRegistersProducer = 64, kRegistersConsumer = 104;
   static_assert(kRegistersProducer + kWarpgroups * kRegistersConsumer <= (kWarpgroups + 1) * kRegisters);
   if (warp >= kConsumers / 32) {
@@ -389,17 +402,18 @@ __global__ void __launch_bounds__(kCtaThreads, 1) fwd_resident_rows_kernel(const
 }  // namespace
 
 bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  constexpr int64_t kMostHeads = 8, kMostEntries = 64;  // no case has longer lists
+  // The kernel itself has no limit on list entries. Tests have lists of up to 64 entries.
+  constexpr int64_t kMostHeads = 8, kMostEntries = 64;
   return forward_sm90_supports(out, in) && in.q.size(3) == 64 && in.q.size(2) / in.k.size(2) <= kMostHeads &&
          l_sel == kBlockKeys && block_index.size(3) <= kMostEntries && in.documents.empty() &&
          ceil_div(end_token(in), l_sel) <= kMostBlocks;
 }
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // Measured (tests/baselines/notes/selected.md). With more blocks for each list entry, few of a tile's tokens list a
-  // block, and most rows of its items are copies. A tile has at most kResidentTokens tokens, so with one head they are,
-  // too. With fewer blocks, the shared tile is faster if neighbouring tokens list nearly the same ones. The tokens of a
-  // part of a row see on average as many blocks as those of a whole row of first_token + end_token tokens.
+  // The limits are measured (tests/baselines/notes/selected.md). Beyond 16 blocks for each list entry, or with one
+  // head, a step has so few rows that most rows of its item are copies. Below 8 blocks for each entry, the shared tile
+  // is faster if neighbouring tokens list nearly the same blocks. If the call computes a part of a sequence, its tokens
+  // see as many blocks on average as those of a whole sequence of first_token + end_token tokens.
   const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel), n = block_index.size(3);
   return in.q.size(2) / in.k.size(2) >= 2 && 8 * n <= blocks && blocks <= 16 * n;
 }

@@ -1,5 +1,5 @@
 // Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu explains tiles, steps, items and sums):
-// the tile of a CTA, its shared memory, and the producer warps. One loads keys and values, the others list the items.
+// the tile of a CTA, its shared memory, and the producer warps. One loads keys and values, the others write the items.
 #pragma once
 #include <numbers>
 
@@ -24,36 +24,44 @@ struct ResidentRowsArgs {
   float scale_log2;
 };
 
-// Sizes of a CTA: rows and tokens of a tile, at most; stages of keys and values; consumer warpgroups; producer warps
-// that list items.
+// Sizes of a CTA: the most rows and the most tokens of a tile, the stages of keys and values, the consumer warpgroups,
+// and the producer warps that write items.
 constexpr int kResidentRows = 384, kResidentTokens = 96, kStages = 4, kWarpgroups = 4, kListers = 3;
 constexpr int kHead = kPanel;  // columns of q, k, v and o
 constexpr int kConsumers = kWarpgroups * kWarpgroup, kCtaThreads = kConsumers + kWarpgroup;
 constexpr int kWords = (kResidentTokens + 31) / 32;             // a block's mask has a bit for each token
 constexpr int kStepItems = ceil_div(kResidentRows, kItemRows);  // of a step, at most
-// The blocks of a sequence, at most. ItemHeader has 9 bits for a block's number and for a step's; shared memory has a
-// mask for each block.
+// The most blocks of a sequence. ItemHeader has 9 bits for the number of a block and 9 for that of a step; shared
+// memory has a mask for each block.
 constexpr int kMostBlocks = 512;
-// The length of the rings of items and of barriers. A wait passes the parity of a phase alone. So when it begins, the
-// phase before must be complete, and the phase after must not.
-//   The loader waits, at step n, for the items of step n - kStages. The item kSlots after one of these is not done: it
-//   is in step n or later, which is not loaded, because kStages steps have at most kSlots items. A lister waits for
-//   item i - kSlots before it writes item i, but may not have waited for item i - 2 kSlots, which another lister has
-//   replaced. That item is done: up to (kListers - 1) * kStepItems items are between two items of a lister, and each
-//   warpgroup has one open item.
+// The length of a ring, of items or of barriers: item or step n uses entry n % kSlots, and phase n / kSlots of its
+// barrier. A thread that waits for a phase gives only the parity of the phase. The wait is right if the phase before is
+// complete when the wait begins, and the phase after is not. The order of items and steps ensures this, except in two
+// cases, where kSlots has to be large enough.
+//
+// Before the loader loads step n, it waits for the items of step n - kStages. The phase after belongs to an item whose
+// number is larger by kSlots. This item is in step n or later, since kStages steps have at most kSlots items. It is not
+// done, because step n is not loaded.
+//
+// Before a warp writes item i, it waits for item i - kSlots. The phase before belongs to item i - 2 kSlots, for which
+// another warp may have waited. This item is done, for three reasons. The warp wrote its previous item j at most
+// (kListers - 1) * kStepItems + 1 items before i, when item j - kSlots was done. An item is done only after all items
+// of earlier steps have set their bases. And a warpgroup sets the bases of an item only when its earlier items are
+// done.
 constexpr unsigned kSlots = 32;
 static_assert(kStages * kStepItems <= kSlots && kListers * kStepItems + kWarpgroups < kSlots);
 static_assert((kSlots & (kSlots - 1)) == 0);  // ring_wait() counts modulo 2^32
 
-// An item: up to 64 rows of the tile whose tokens list a block.
+// An item: up to 64 rows of the tile, whose tokens list the block of the item's step.
 struct Item {
   unsigned header;                   // an ItemHeader
-  unsigned short chunks[kItemRows];  // row_chunk() of the rows, ascending; after them, of the last row
+  unsigned short chunks[kItemRows];  // row_chunk() of the rows in ascending order, and then of the last row repeatedly
 };
-// The numbers of an item, which are packed into one word: a warp makes them uniform by one instruction.
+// The numbers that describe an item. They are packed into one word, so that a warp can move all of them to uniform
+// registers by one instruction.
 struct ItemHeader {
-  int count;     // rows; 0: there are no more items
-  int arrivals;  // of each thread of the item's warpgroup, at base_set and at merged of the step
+  int count;     // number of rows; 0: there are no more items
+  int arrivals;  // how often each thread that computes the item arrives at base_set and at merged (struct Shared)
   unsigned step;
   int block;
   __device__ __forceinline__ unsigned pack() const { return count | arrivals << 7 | step << 10 | block << 19; }
@@ -63,7 +71,8 @@ struct ItemHeader {
   }
 };
 static_assert(kItemRows < 128 && kStepItems < 8 && kMostBlocks <= 512);
-// The number of the 16-byte chunk of the tile of q where the first chunk of a row is (hopper/shared_memory.cuh).
+// A tile of q consists of chunks of 16 bytes (hopper/shared_memory.cuh). row_chunk: the number of the chunk that holds
+// the first columns of a row. row_of: the row of such a chunk.
 __device__ __forceinline__ int row_chunk(int row) { return 8 * row + row % 8; }
 __device__ __forceinline__ int row_of(int chunk) { return chunk / 8; }
 
@@ -76,17 +85,18 @@ struct Shared {
   Item items[kSlots];
   float2 sums[kResidentRows];  // x: the exponent M of a row, y: its sum L
   float base[kResidentRows];   // the base b of a row; -inf before its first item
-  // For each warp that lists items, the tokens that list the block of its step.
+  // For each warp that writes items: the tokens that list the block of the step that it works on.
   short tokens[kListers][kResidentTokens];
-  // A barrier of an item, or of a step, completes when
-  //   item_full: the item is written;
-  //   kv_full:   keys and values of the step are loaded;
-  //   item_done: the consumers have read the item, and the keys and values of its block;
-  //   base_set:  each row of the step's items has a base;
-  //   merged:    the sums of the step's items are added to those of their rows.
-  // base_set and merged of a step expect kStepItems arrivals of each of a warpgroup's 128 threads. The threads of the
-  // warpgroup that computes an item arrive once for it. A step may have fewer than kStepItems items: with its first
-  // item, the threads also arrive for those that it lacks.
+  // Barriers. Those of an item or a step are rings.
+  //   q_full     completes when q of the tile is loaded.
+  //   item_full  of an item completes when the item is written.
+  //   kv_full    of a step completes when the keys and values of the step's block are loaded.
+  //   item_done  of an item completes when the consumers no longer need the item, nor the keys and values of its block.
+  //   base_set   of a step completes when every row of every item of the step has a base.
+  //   merged     of a step completes when every item of the step has merged.
+  // At base_set and merged, the 128 threads of a warpgroup arrive once for each item of the step that it computes. The
+  // number of items varies, but a barrier expects a fixed number of arrivals: those of kStepItems items. The threads
+  // that compute the first item of a step therefore also arrive for the missing items.
   Barrier q_full, item_full[kSlots], kv_full[kSlots], item_done[kSlots], base_set[kSlots], merged[kSlots];
 };
 static_assert(sizeof(Shared) + kMostBlocks * kWords * sizeof(unsigned) <= 227 * 1024);
@@ -104,7 +114,8 @@ __device__ __forceinline__ uint32_t output_address(Shared& shared, int row) {
 }
 __device__ __forceinline__ uint32_t output_group(uint32_t address, int group) { return address ^ group << 6; }
 
-// Waits for event n of a ring: phase n / kSlots of barrier n % kSlots. Events -kSlots to -1 count as complete.
+// Waits until the barrier of item or step n is complete (kSlots explains rings). It returns at once for n from -kSlots
+// to -1, which precede the first one.
 __device__ __forceinline__ void ring_wait(Barrier* ring, unsigned n) {
   barrier_wait(&ring[n % kSlots], n / kSlots & 1);
 }
@@ -160,13 +171,13 @@ __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks,
   }
 }
 
-// The first producer warp: loads the keys and values of each step. Step n uses stage n % kStages, as step n - kStages
-// did, and waits until the items of that step are done.
+// The loader, one warp: loads the keys and values of each step n into stage n % kStages. The stage still holds those of
+// step n - kStages, so the loader first waits until the items of that step are done.
 __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared) {
   const int lane = threadIdx.x % 32, G = a.heads.value();
   unsigned n = 0, item = 0;
-  unsigned first = 0;  // in lane i: number of the first item of the last step in stage i,
-  int items = 0;       // and how many it has
+  unsigned first = 0;  // in lane i: the number of the first item of the step whose keys stage i holds
+  int items = 0;       // in lane i: how many items that step has
   for_each_step(block_masks(shared), tile.blocks(), [&](int block, int tokens) {
     const int stage = n % kStages;
     const unsigned before = __shfl_sync(kFullWarp, first, stage) + lane;
@@ -185,9 +196,9 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
   });
 }
 
-// The other producer warps list the items. Each takes every kListers-th step, because one warp would not keep up with
-// the consumers. After the last step, the first of them writes one item without rows for each consumer warpgroup, which
-// ends its loop. lister: 0 to kListers - 1.
+// Writes the items of every kListers-th step. kListers warps call it, each with its own number `lister` from 0 on,
+// because the consumers would have to wait for a single warp. After the last step, warp 0 writes one item without rows
+// for each consumer warpgroup, which then stops.
 __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared,
                                            unsigned lister) {
   const int lane = threadIdx.x % 32, G = a.heads.value();

@@ -107,6 +107,9 @@ std::vector<OpCase> resident_rows_cases() {
       selected_case("1537_l64_n6_G8", {1, 1537, 1537, 8, 1, 64, 64}, 6, 64),
       selected_case("2700_l64_n40_G4", {1, 2700, 2700, 4, 1, 64, 64}, 40, 64),
       selected_case("17000_l64_n16_G4", {1, 17000, 17000, 4, 1, 64, 64}, 16, 64),
+      // Too many blocks for the masks of tiles of 384 and of 192 tokens.
+      selected_case("9400_l64_n4_G1", {1, 9400, 9400, 1, 1, 64, 64}, 4, 64),
+      selected_case("19000_l64_n8_G2", {1, 19000, 19000, 2, 1, 64, 64}, 8, 64),
       selected_case("2x1900_l64_n8_G4", {2, 1900, 1900, 8, 2, 64, 64}, 8, 64),
       selected_case("700_l64_n4_G3_tails", {1, 700, 700, 3, 1, 64, 64}, 4, 64,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 4, 64, true); }),
@@ -118,6 +121,21 @@ std::vector<OpCase> resident_rows_cases() {
       peaked(selected_case("600_l64_n5_G4_peaked", {1, 600, 600, 4, 1, 64, 64}, 5, 64)),
       combined_case("1200_l64_n5_G4_combine", {1, 1200, 1200, 8, 2, 64, 64}, 5, 64),
       selected_case("8k_G4", {1, 8192, 8192, 32, 8, 64, 64}, 16, 64),
+      selected_case("2x130_l64_n3_G4_128x128", {2, 130, 130, 8, 2, 128, 128}, 3, 64, nullptr, 8),
+      selected_case("5_l64_n2_G4_128x128", {1, 5, 5, 4, 1, 128, 128}, 2, 64),
+      selected_case("1100_l64_n4_G1_128x128", {1, 1100, 1100, 2, 2, 128, 128}, 4, 64),
+      selected_case("1000_l64_n4_G2_128x128", {1, 1000, 1000, 4, 2, 128, 128}, 4, 64, nullptr, 8),
+      selected_case("1000_l64_n4_G5_128x128", {1, 1000, 1000, 5, 1, 128, 128}, 4, 64),
+      selected_case("900_l64_n5_G7_128x128", {1, 900, 900, 7, 1, 128, 128}, 5, 64),
+      selected_case("1537_l64_n6_G8_128x128", {1, 1537, 1537, 8, 1, 128, 128}, 6, 64),
+      selected_case("2700_l64_n40_G4_128x128", {1, 2700, 2700, 4, 1, 128, 128}, 40, 64),
+      selected_case("17000_l64_n16_G4_128x128", {1, 17000, 17000, 4, 1, 128, 128}, 16, 64),
+      selected_case("700_l64_n4_G3_tails_128x128", {1, 700, 700, 3, 1, 128, 128}, 4, 64,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 4, 64, true); }),
+      selected_case("700_l64_n4_G4_hot_128x128", {1, 700, 700, 8, 2, 128, 128}, 4, 64,
+                    [](uint64_t) { return hot_lists(700 * 2, 4); }),
+      peaked(selected_case("600_l64_n5_G4_peaked_128x128", {1, 600, 600, 4, 1, 128, 128}, 5, 64)),
+      combined_case("1200_l64_n5_G4_combine_128x128", {1, 1200, 1200, 8, 2, 128, 128}, 5, 64),
   };
   for (OpCase& c : cases) {
     c.bench = c.name.starts_with("8k");

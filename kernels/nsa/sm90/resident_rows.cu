@@ -55,25 +55,32 @@ __device__ __forceinline__ T keep(T x) {
 // parts of two rows, i = 0 and 1. If an item has fewer than 64 rows, the rows that it lacks are replaced by copies of
 // its last row. In a warp that has at least one row, p of the copies is 0. A warp that has none only issues the
 // products: its p is not set, and its o is not used.
+template <class Shape>
 struct Product {
   int rows[2];     // number of row i in the tile
   bool exists[2];  // false if row i is a copy
-  float s[kBlockKeys / 8][4], o[kHead / 8][4];
+  float s[kBlockKeys / 8][4], o[Shape::kPanels][kPanel / 8][4];
   float base[2];  // the exponent e of row i
   float sum[2];   // this lane's part of l of row i, added up before p is rounded to bf16
-  uint32_t queries[kHead / 16][4], p[kBlockKeys / 16][4];
+  uint32_t queries[Shape::kHead / 16][4], p[kBlockKeys / 16][4];
 
   // Loads q of the rows. q: the shared_address() of columns 0 to 15 of the row that this lane passes to ldmatrix.
   __device__ __forceinline__ void load_queries(uint32_t q) {
 #pragma unroll
-    for (int i = 0; i < kHead / 16; ++i) load_matrices(queries[i], query_columns(q, i));
+    for (int i = 0; i < Shape::kHead / 16; ++i) load_matrices(queries[i], query_columns(q, i));
+  }
+  __device__ __forceinline__ void no_queries() {
+#pragma unroll
+    for (auto& columns : queries)
+#pragma unroll
+      for (uint32_t& x : columns) asm volatile("" : "=r"(x));
   }
   // Computes s = q k^T and waits for it. k: the descriptor of the keys.
   __device__ __forceinline__ void multiply_scores(uint32_t k) {
     wgmma_fence();
     wgmma_begin<Major::k>(s, queries[0], k);
 #pragma unroll
-    for (int i = 1; i < kHead / 16; ++i) wgmma<Major::k>(s, queries[i], k + 2 * i);
+    for (int i = 1; i < Shape::kHead / 16; ++i) wgmma<Major::k>(s, queries[i], k + i / 4 * kPanelStep + i % 4 * 2);
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
@@ -89,7 +96,7 @@ struct Product {
   }
   // Reads the base of each row from shared memory. If a row has none, this block is its first: its largest score
   // becomes its base, and is stored.
-  __device__ __forceinline__ void set_base(Shared& shared, float scale) {
+  __device__ __forceinline__ void set_base(Shared<Shape>& shared, float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) base[i] = exists[i] ? shared.base[rows[i]] : INFINITY;
     if (!__any_sync(kFullWarp, fminf(base[0], base[1]) == -INFINITY)) return;
@@ -105,63 +112,51 @@ struct Product {
   }
   // Computes p = 2^(s - base) and its sums.
   __device__ __forceinline__ void softmax(float scale) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) sum[i] = exponentiate(i, scale);
-#pragma unroll
-    for (int k = 0; k < kBlockKeys / 16; ++k) pack_operand(p[k], s, k);
-  }
-  __device__ __forceinline__ bool overflows() const { return __any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum); }
-  // Handles the rows whose sums are too large (`overflows`): sets base to the largest score of the row in this block,
-  // and computes p and the sum again. softmax() has overwritten s, so s is computed again first, by mma.sync, which one
-  // warp can issue alone. Rows whose sums are not too large keep their base, p and sum. q: as in load_queries(). k: the
-  // keys of the block in shared memory.
-  __device__ __forceinline__ void softmax_again(uint32_t q, const unsigned char* k, const int (&seen)[2], float scale) {
-    const bool over[2] = {quad_max(sum[0]) > kMostSum, quad_max(sum[1]) > kMostSum};
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < kBlockKeys / 8; j += 2) {
-      s[j][0] = s[j][1] = s[j][2] = s[j][3] = s[j + 1][0] = s[j + 1][1] = s[j + 1][2] = s[j + 1][3] = 0.0f;
-#pragma unroll 1
-      for (int i = 0; i < kHead / 16; ++i) {
-        uint32_t left[4], right[4];
-        load_matrices(left, query_columns(q, i));
-        load_matrices(right, shared_address(k) + swizzled(8 * j + lane / 16 * 8 + lane % 8, i * 2 + lane / 8 % 2));
-        mma_m16n8k16(s[j], left, right[0], right[1]);
-        mma_m16n8k16(s[j + 1], left, right[2], right[3]);
-      }
-    }
-    mask(seen);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float largest = row_max(i) * scale;
-      if (over[i]) base[i] = largest;
-      const float again = exponentiate(i, scale);
-      if (over[i]) sum[i] = again;
-    }
+    float add[2][2];
 #pragma unroll
     for (int k = 0; k < kBlockKeys / 16; ++k) {
-      uint32_t again[4];
-      pack_operand(again, s, k);
+      float power[2][4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (over[e % 2]) p[k][e] = again[e];
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          power[j][e] = exp2_approx(fmaf(s[2 * k + j][e], scale, -base[e / 2]));
+          float& to = add[e / 2][e % 2];
+          to = k + j == 0 ? power[j][e] : to + power[j][e];
+        }
+      pack_operand(p[k], power, 0);
     }
+    sum[0] = add[0][0] + add[0][1], sum[1] = add[1][0] + add[1][1];
+  }
+  // If a row's sums are too large, sets its base to its largest score in this block, and returns true: p is to be
+  // computed again. The other rows keep their bases.
+  __device__ __forceinline__ bool raise_bases(float scale) {
+    if (!__any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum)) return false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (const float largest = row_max(i) * scale; quad_max(sum[i]) > kMostSum) base[i] = largest;
+    return true;
   }
   // Begins to compute o = p v. end_values() waits for it; before that, o and p must not be used. v: the descriptor of
   // the values.
   __device__ __forceinline__ void begin_values(uint32_t v) {
-    leave_unset(o);
+#pragma unroll
+    for (auto& panel : o) leave_unset(panel);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kBlockKeys / 16; ++i) wgmma<Major::mn>(o, p[i], v + i * (16 * kPanelRowBytes >> 4), i > 0);
+    for (int i = 0; i < kBlockKeys / 16; ++i)
+#pragma unroll
+      for (int panel = 0; panel < Shape::kPanels; ++panel)
+        wgmma<Major::mn>(o[panel], p[i], v + panel * kPanelStep + i * (16 * kPanelRowBytes >> 4), i > 0);
     wgmma_commit();
   }
   __device__ __forceinline__ void end_values() {
     wgmma_wait<0>();
-    pin(o);
+#pragma unroll
+    for (auto& panel : o) pin(panel);
   }
   // Adds l and o of the item's rows to their L and O in shared memory.
-  __device__ __forceinline__ void merge(Shared& shared) {
+  __device__ __forceinline__ void merge(Shared<Shape>& shared) {
     const uint32_t at[2] = {keep(output_address(shared, rows[0])), keep(output_address(shared, rows[1]))};
     float2 before[2];
     float4 x[2][kGroups];
@@ -191,27 +186,18 @@ struct Product {
   }
 
  private:
+  static constexpr int kPanelStep = kBlockKeys * kPanelRowBytes >> 4;  // between descriptors of panels of k or v
   static constexpr int kGroups = 2;  // how many groups of 16 columns of O are loaded at a time
 
   // The address of columns [16 i, 16 i + 16) of the query row at address q.
-  static __device__ __forceinline__ uint32_t query_columns(uint32_t q, int i) { return q ^ i << 5; }
+  static __device__ __forceinline__ uint32_t query_columns(uint32_t q, int i) {
+    return (q ^ i % 4 << 5) + i / 4 * (Shape::kRows * kPanelRowBytes);
+  }
   __device__ __forceinline__ float row_max(int i) const {
     float largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j) largest = fmaxf(largest, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
     return quad_max(largest);
-  }
-  // Replaces the scores of row i by 2^(s - base). Returns the sum of those that this lane has.
-  __device__ __forceinline__ float exponentiate(int i, float scale) {
-    float add[2];
-#pragma unroll
-    for (int j = 0; j < kBlockKeys / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float power = s[j][2 * i + e] = exp2_approx(fmaf(s[j][2 * i + e], scale, -base[i]));
-        add[e] = j == 0 ? power : add[e] + power;
-      }
-    return add[0] + add[1];
   }
   // Loads the rows' groups of columns [first, first + kGroups) of O into x.
   __device__ __forceinline__ void load_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], int first) const {
@@ -225,14 +211,15 @@ struct Product {
   template <class Add>
   __device__ __forceinline__ void add_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], Add add) const {
 #pragma unroll
-    for (int first = 0; first < kOutputGroups; first += kGroups) {
+    for (int first = 0; first < Shape::kOutputGroups; first += kGroups) {
       if (first > 0) load_outputs(x, at, first);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int m = 0; m < kGroups; ++m) {
-          const float(&low)[4] = o[2 * (first + m)], (&high)[4] = o[2 * (first + m) + 1];
-          store_shared_if(exists[i], output_group(at[i], first + m),
+          const int group = first + m, panel = group / 4;
+          const float(&low)[4] = o[panel][group % 4 * 2], (&high)[4] = o[panel][group % 4 * 2 + 1];
+          store_shared_if(exists[i], output_group(at[i], group),
                           make_float4(add(x[i][m].x, low[2 * i], i), add(x[i][m].y, low[2 * i + 1], i),
                                       add(x[i][m].z, high[2 * i], i), add(x[i][m].w, high[2 * i + 1], i)));
         }
@@ -251,10 +238,13 @@ struct ItemOfLane {
 // Computes the items of warpgroup w: every kWarpgroups-th item. Each thread arrives at the barriers by itself. One
 // arrival for a warp would be enough, but compute-sanitizer would then report races: it orders the accesses of a thread
 // only by the arrivals of that thread.
-__device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared, int w) {
+template <class Shape>
+__device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared,
+                                             int w) {
+  constexpr unsigned kWarpgroups = Shape::kWarpgroups;
   const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x % kWarpgroup / 32);
   w = uniform(w);
-  const uint32_t queries = shared_address(shared.q);
+  const uint32_t queries = shared_address(shared.q[0]);
   // Waits until a producer has written item n, and reads it.
   const auto read_item = [&](unsigned n) {
     ring_wait(shared.item_full, n);
@@ -262,7 +252,7 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     // Each warp of the warpgroup computes 16 of the 64 rows. If the item has fewer rows, some warps have none. Which
     // warp gets the first 16 rows changes from item to item. Otherwise the last warp of every warpgroup would often
     // have no rows; these warps run on the same scheduler of the SM, which would have less work than the others.
-    const int first = (warp + n + n / kWarpgroups) % 4 * 16, row = first + fragment_row();
+    const int first = (warp + n + (kWarpgroups == 4 ? n / 4 : 0)) % 4 * 16, row = first + fragment_row();
     return ItemOfLane{item.header, first, item.chunks[first + lane % 16], {item.chunks[row], item.chunks[row + 8]}};
   };
   ItemOfLane next = read_item(w);
@@ -274,36 +264,29 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const bool used = next.first < count;
     const uint32_t q = queries + 16 * (next.query_chunk ^ lane / 16);
     const int first_row = keep(next.first + fragment_row());
-    Product product;
+    Product<Shape> product;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       product.rows[i] = row_of(next.row_chunks[i]), product.exists[i] = first_row + 8 * i < count;
     product.load_queries(q);
-    const auto& kv = shared.stage[step % kStages];
+    const auto& kv = shared.stage[step % Shape::kStages];
     ring_wait(shared.kv_full, step);
-    product.multiply_scores(tile_descriptor(shared_address(kv.k)));
-    const int first_key = block * kBlockKeys;
-    const auto keys_seen = [&](int(&seen)[2]) {
+    product.multiply_scores(tile_descriptor(shared_address(kv.k[0])));
+    if constexpr (Shape::kApart) barrier_arrive(&shared.k_done[n % kSlots]);
+    if (const int first_key = block * kBlockKeys; first_key + kBlockKeys > tile.first) {
+      int seen[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) seen[i] = tile.first + a.heads.quotient(product.rows[i]) + 1 - first_key;
-    };
-    if (first_key + kBlockKeys > tile.first) {
-      int seen[2];
-      keys_seen(seen);
       product.mask(seen);
     }
     ring_wait(shared.base_set, step - 1);
     if (used) product.set_base(shared, a.scale_log2);
     barrier_arrive(&shared.base_set[step % kSlots], arrivals);
-    if (used) {
-      product.softmax(a.scale_log2);
-      if (product.overflows()) {
-        int seen[2];
-        keys_seen(seen);
-        product.softmax_again(q, kv.k, seen, a.scale_log2);
-      }
-    }
-    product.begin_values(tile_descriptor(shared_address(kv.v)));
+    if (used) do
+        product.softmax(a.scale_log2);
+      while (product.raise_bases(a.scale_log2));
+    if constexpr (Shape::kApart) ring_wait(shared.v_full, step);
+    product.begin_values(tile_descriptor(shared_address(kv.v[0])));
     next = read_item(n + kWarpgroups);  // meanwhile the tensor cores compute o
     product.end_values();
     barrier_arrive(&shared.item_done[n % kSlots]);
@@ -315,16 +298,19 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
 
 // Writes o and lse of the tile's rows and, if requested, the gated sum of the branches. A warp writes eight rows at a
 // time, four lanes each.
-__device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared) {
-  constexpr int kVectors = kHead / 32;  // 16-byte vectors of a lane
+template <class Shape>
+__device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared) {
+  constexpr int kVectors = Shape::kHead / 32;  // 16-byte vectors of a lane
   const int lane = threadIdx.x % 32, c = lane % 4, G = a.heads.value(), rows = tile.tokens * G;
+  __nv_bfloat16* const o = a.o.at(tile.b, tile.first, tile.g * G) + 8 * c;
+  float* const lse = a.lse.at(tile.b, tile.first, tile.g * G);
 #pragma unroll 1
-  for (int row0 = threadIdx.x / 32 * 8; row0 < rows; row0 += kConsumers / 4) {
+  for (int row0 = threadIdx.x / 32 * 8; row0 < rows; row0 += Shape::kConsumers / 4) {
     const int row = min(row0 + lane / 4, rows - 1), token = a.heads.quotient(row);
-    const int t = tile.first + token, h = tile.g * G + row - token * G;
+    const int head = row - token * G;
     const bool exists = row0 + lane / 4 < rows;
     const float2 sums = shared.sums[row];
-    const float inverse = sums.y == 0.0f ? 0.0f : 1.0f / sums.y;
+    const float inverse = sums.y == 0.0f ? 0.0f : reciprocal_approx(sums.y);
     uint4 columns[kVectors];
     const uint32_t at = output_address(shared, row);
 #pragma unroll
@@ -336,12 +322,14 @@ __device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const Toke
       columns[m] = make_uint4(words[0], words[1], words[2], words[3]);
     }
     if (!exists) continue;
+    __nv_bfloat16* const to_o = o + token * a.o.row + head * a.o.head;
 #pragma unroll
-    for (int m = 0; m < kVectors; ++m) *reinterpret_cast<uint4*>(a.o.at(tile.b, t, h) + 32 * m + 8 * c) = columns[m];
+    for (int m = 0; m < kVectors; ++m) *reinterpret_cast<uint4*>(to_o + 32 * m) = columns[m];
     if (c == 0)
-      *a.lse.at(tile.b, t, h) = sums.y == 0.0f ? -INFINITY : (sums.x + log2f(sums.y)) * std::numbers::ln2_v<float>;
+      lse[token * a.lse.row + head * a.lse.head] =
+          sums.y == 0.0f ? -INFINITY : (sums.x + log2_approx(sums.y)) * std::numbers::ln2_v<float>;
     if (!a.combine.active()) continue;
-    const CombineRows::Row to(a.combine, tile.b, t, h, tile.g);
+    const CombineRows::Row to(a.combine, tile.b, tile.first + token, tile.g * G + head, tile.g);
     CombineRows::Row::Others others[kVectors];
 #pragma unroll
     for (int m = 0; m < kVectors; ++m) others[m] = to.others(32 * m + 8 * c);
@@ -350,47 +338,68 @@ __device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const Toke
   }
 }
 
-__global__ void __launch_bounds__(kCtaThreads, 1) fwd_resident_rows_kernel(const __grid_constant__ ResidentRowsArgs a) {
-  auto& shared = *reinterpret_cast<Shared*>(aligned_shared());
-  unsigned* const masks = block_masks(shared);
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    fwd_resident_rows_kernel(const __grid_constant__ ResidentRowsArgs a) {
+  constexpr int kConsumers = Shape::kConsumers, kThreads = Shape::kThreads;
+  auto& shared = *reinterpret_cast<Shared<Shape>*>(aligned_shared());
+  unsigned* const masks = shared.block_masks();
   const TokenTile tile(a);
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
-    barrier_init(&shared.q_full, 1);
-    for (unsigned i = 0; i < kSlots; ++i) {
-      barrier_init(&shared.item_full[i], 32), barrier_init(&shared.kv_full[i], 1);
-      barrier_init(&shared.item_done[i], kWarpgroup);
-      barrier_init(&shared.base_set[i], kStepItems * kWarpgroup),
-          barrier_init(&shared.merged[i], kStepItems * kWarpgroup);
-    }
-    barrier_init_done();
-  }
-  for (int i = threadIdx.x; i < tile.blocks() * kWords; i += kCtaThreads) masks[i] = 0;
+  ListReader<Shape> reader{a, tile};
+  reader.load(0);
+  // Each ring is initialized by one thread of another warp: the instruction takes a uniform address, so that lanes
+  // would execute it one after the other.
+  const auto init_ring = [&](int by, Barrier* ring, int arrivals) {
+    if (threadIdx.x == 32 * by)
+      for (unsigned i = 0; i < kSlots; ++i) barrier_init(&ring[i], arrivals);
+  };
+  if (threadIdx.x == 0) barrier_init(&shared.q_full, 1);
+  init_ring(0, shared.item_full, 32);
+  init_ring(1, shared.kv_full, 1);
+  init_ring(2, shared.item_done, kWarpgroup);
+  init_ring(3, shared.base_set, Shape::kStepItems * kWarpgroup);
+  init_ring(4, shared.merged, Shape::kStepItems * kWarpgroup);
+  if constexpr (Shape::kApart) init_ring(5, shared.v_full, 1), init_ring(6, shared.k_done, kWarpgroup);
+  if (threadIdx.x % 32 == 0) barrier_init_done();
+  for (int i = threadIdx.x; i < tile.blocks() * Shape::kWords; i += kThreads) masks[i] = 0;
+  for (int i = threadIdx.x; i < Shape::kRows * Shape::kHead / 4; i += kThreads)
+    reinterpret_cast<float4*>(shared.o)[i] = make_float4(0, 0, 0, 0);
+  for (int i = threadIdx.x; i < Shape::kRows; i += kThreads)
+    shared.base[i] = -INFINITY, shared.sums[i] = make_float2(-INFINITY, 0.0f);
   __syncthreads();
   if (threadIdx.x == kConsumers) load_queries(a, tile, shared);
   __syncwarp();
-  read_lists(a, tile, masks);
-  for (int i = threadIdx.x; i < kResidentRows * kHead / 4; i += kCtaThreads)
-    reinterpret_cast<float4*>(shared.o)[i] = make_float4(0, 0, 0, 0);
-  for (int i = threadIdx.x; i < kResidentRows; i += kCtaThreads)
-    shared.base[i] = -INFINITY, shared.sums[i] = make_float2(-INFINITY, 0.0f);
+  reader.mark(0, masks);
+  for (int first = ListReader<Shape>::kAtOnce * kThreads; first < reader.entries();
+       first += ListReader<Shape>::kAtOnce * kThreads)
+    reader.load(first), reader.mark(first, masks);
   __syncthreads();
   // Registers per thread. At the launch, all threads have the most that the launch bound allows; then producers give up
   // some, and consumers get them.
-  constexpr int kRegisters = 65536 / kCtaThreads / 8 * 8, kRegistersProducer = 64, kRegistersConsumer = 104;
-  static_assert(kRegistersProducer + kWarpgroups * kRegistersConsumer <= (kWarpgroups + 1) * kRegisters);
+  constexpr int kRegisters = 65536 / kThreads / 8 * 8, kRegistersProducer = Shape::kWide ? 56 : 64,
+                kRegistersConsumer = Shape::kWide ? 152 : 104;
+  static_assert(kRegistersProducer + Shape::kWarpgroups * kRegistersConsumer <= (Shape::kWarpgroups + 1) * kRegisters);
   if (warp >= kConsumers / 32) {
     decrease_registers<kRegistersProducer>();
-    if (warp == kConsumers / 32)
-      load_steps(a, tile, shared);
+    const int producer = warp - kConsumers / 32;
+    if (producer >= Shape::kLoaders)
+      list_items(a, tile, shared, producer - Shape::kLoaders);
+    else if constexpr (!Shape::kApart)
+      load_steps<Shape, true, true>(a, tile, shared);
+    else if (producer == 0)
+      load_steps<Shape, true, false>(a, tile, shared);
     else
-      list_items(a, tile, shared, warp - kConsumers / 32 - 1);
+      load_steps<Shape, false, true>(a, tile, shared);
   } else {
     increase_registers<kRegistersConsumer>();
     if (a.combine.active())
       for (int i = threadIdx.x; i < tile.tokens * a.heads.value(); i += kConsumers) {
         const int token = a.heads.quotient(i);
-        a.combine.prefetch(tile.b, tile.first + token, tile.g * a.heads.value() + i - token * a.heads.value(), 0);
+#pragma unroll
+        for (int panel = 0; panel < Shape::kPanels; ++panel)
+          a.combine.prefetch(tile.b, tile.first + token, tile.g * a.heads.value() + i - token * a.heads.value(),
+                             panel * kPanel);
       }
     attend_items(a, tile, shared, warp / 4);
     named_barrier_sync<kConsumers>(1);  // after it, all items are merged
@@ -399,31 +408,61 @@ __global__ void __launch_bounds__(kCtaThreads, 1) fwd_resident_rows_kernel(const
   }
 }
 
+// The tokens of a tile.
+template <class Shape>
+int64_t tile_tokens(int64_t G) {
+  return std::min<int64_t>(Shape::kTokens, Shape::kRows / G);
+}
+// Calls f with the shape for heads of `head` columns, groups of G heads and sequences of `blocks` blocks. The fewer
+// heads a group has, the more tokens a tile needs to have many rows; but the masks of its blocks have to fit shared
+// memory.
+template <class F>
+auto with_shape(int64_t head, int64_t G, int64_t blocks, F&& f) {
+  using Tokens96 = ResidentRowsShape<64, 96>;
+  using Tokens192 = ResidentRowsShape<64, 192>;
+  using Tokens384 = ResidentRowsShape<64, 384>;
+  using Wide96 = ResidentRowsShape<128, 96>;
+  using Wide192 = ResidentRowsShape<128, 192>;
+  if (head == 128) return G == 1 && blocks <= most_blocks<Wide192>() ? f(Wide192()) : f(Wide96());
+  if (G == 1 && blocks <= most_blocks<Tokens384>()) return f(Tokens384());
+  return G < 4 && blocks <= most_blocks<Tokens192>() ? f(Tokens192()) : f(Tokens96());
+}
+
 }  // namespace
 
 bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   // The kernel itself has no limit on list entries. Tests have lists of up to 64 entries.
   constexpr int64_t kMostHeads = 8, kMostEntries = 64;
-  return forward_sm90_supports(out, in) && in.q.size(3) == 64 && in.q.size(2) / in.k.size(2) <= kMostHeads &&
-         l_sel == kBlockKeys && block_index.size(3) <= kMostEntries && in.documents.empty() &&
-         ceil_div(end_token(in), l_sel) <= kMostBlocks;
+  const int64_t head = in.q.size(3), G = in.q.size(2) / in.k.size(2), blocks = ceil_div(end_token(in), l_sel);
+  return forward_sm90_supports(out, in) && (head == 64 || head == 128) && G <= kMostHeads && l_sel == kBlockKeys &&
+         block_index.size(3) <= kMostEntries && in.documents.empty() &&
+         blocks <= with_shape(head, G, blocks, [](auto shape) { return most_blocks<decltype(shape)>(); });
 }
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // The limits are measured (tests/baselines/notes/selected.md). Beyond 16 blocks for each list entry, or with one
-  // head, a step has so few rows that most rows of its item are copies. Below 8 blocks for each entry, the shared tile
-  // is faster if neighbouring tokens list nearly the same blocks. If the call computes a part of a sequence, its tokens
+  // The limits are measured (tests/baselines/notes/selected.md). If the call computes a part of a sequence, its tokens
   // see as many blocks on average as those of a whole sequence of first_token + end_token tokens.
-  const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel), n = block_index.size(3);
-  return in.q.size(2) / in.k.size(2) >= 2 && 8 * n <= blocks && blocks <= 16 * n;
+  const int64_t head = in.q.size(3), G = in.q.size(2) / in.k.size(2), n = block_index.size(3);
+  const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel);
+  // With fewer blocks for each list entry the shared tile is faster if neighbouring tokens list nearly the same blocks.
+  const int64_t least = G > 4 ? 8 : head == 128 ? 6 : G == 1 ? 4 : 5;
+  // In the last tiles, a step has tile_rows * n / blocks rows on average. If it has fewer, most of the 64 rows of an
+  // item are copies.
+  constexpr int64_t kLeastRows = 12;
+  const int64_t tile_rows = with_shape(head, G, ceil_div(end_token(in), l_sel),
+                                       [&](auto shape) { return G * tile_tokens<decltype(shape)>(G); });
+  return least * n <= blocks && kLeastRows * blocks <= tile_rows * n;
 }
 
-void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                           const SelectedKeys& keys, const CombineAlong* combine) {
+template <class Shape>
+void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                          const SelectedKeys& keys, const CombineAlong* combine) {
   using bf16 = __nv_bfloat16;
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
-  const int64_t tile_tokens = std::min<int64_t>(kResidentTokens, kResidentRows / G);
-  const int64_t tiles = ceil_div(in.q.size(1), tile_tokens), all = B * groups * tiles;
+  const int64_t tile = tile_tokens<Shape>(G);
+  // A box has at most 256 rows in each dimension. A larger tile has an even number of tokens.
+  const int64_t box_tokens = tile <= 256 ? tile : tile / 2;
+  const int64_t tiles = ceil_div(in.q.size(1), tile), all = B * groups * tiles;
   TRIAD_CHECK(all < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);
   ResidentRowsArgs a{.q_map = {},
                      .k_map = {},
@@ -435,7 +474,8 @@ void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, c
                      .n = Divisor(keys.lists.n),
                      .heads = Divisor(static_cast<int>(G)),
                      .sequences_and_groups = Divisor(static_cast<int>(B * groups)),
-                     .tile_tokens = static_cast<int>(tile_tokens),
+                     .tile_tokens = static_cast<int>(tile),
+                     .box_tokens = static_cast<int>(box_tokens),
                      .tiles = static_cast<int>(tiles),
                      .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3)))};
   if (!ctx.planning) {
@@ -443,11 +483,17 @@ void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, c
       return make_box_map(make_view<const bf16>(t), B, t.size(1), groups, kBlockKeys);
     };
     a.q_map = make_query_map(make_view<const bf16>(in.q), B, in.q.size(1), in.q.size(2), static_cast<int>(G),
-                             static_cast<int>(tile_tokens));
+                             static_cast<int>(box_tokens));
     a.k_map = map(in.k), a.v_map = map(in.v);
   }
-  launch(ctx, op, fwd_resident_rows_kernel, dim3(static_cast<unsigned>(all)), dim3(kCtaThreads),
-         shared_bytes(keys.lists.blocks), a);
+  launch(ctx, op, fwd_resident_rows_kernel<Shape>, dim3(static_cast<unsigned>(all)), dim3(Shape::kThreads),
+         Shared<Shape>::bytes(keys.lists.blocks), a);
+}
+
+void forward_resident_rows(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                           const SelectedKeys& keys, const CombineAlong* combine) {
+  with_shape(in.q.size(3), in.q.size(2) / in.k.size(2), keys.lists.blocks,
+             [&](auto shape) { launch_resident_rows<decltype(shape)>(ctx, op, out, in, keys, combine); });
 }
 
 }  // namespace triad::cuda

@@ -1,6 +1,7 @@
 // Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu explains tiles, steps, items and sums):
 // the tile of a CTA, its shared memory, and the producer warps. One loads keys and values, the others write the items.
 #pragma once
+#include <algorithm>
 #include <numbers>
 
 #include "kernels/nsa/gpu/combine.cuh"
@@ -20,20 +21,29 @@ struct ResidentRowsArgs {
   BlockLists lists;
   Divisor n, heads, sequences_and_groups;
   int tile_tokens;  // tokens per CTA
+  int box_tokens;   // tokens that one TMA instruction loads
   int tiles;        // per sequence and group
   float scale_log2;
 };
 
-// Sizes of a CTA: the most rows and the most tokens of a tile, the stages of keys and values, the consumer warpgroups,
-// and the producer warps that write items.
-constexpr int kResidentRows = 384, kResidentTokens = 96, kStages = 4, kWarpgroups = 4, kListers = 3;
-constexpr int kHead = kPanel;  // columns of q, k, v and o
-constexpr int kConsumers = kWarpgroups * kWarpgroup, kCtaThreads = kConsumers + kWarpgroup;
-constexpr int kWords = (kResidentTokens + 31) / 32;             // a block's mask has a bit for each token
-constexpr int kStepItems = ceil_div(kResidentRows, kItemRows);  // of a step, at most
-// The most blocks of a sequence. ItemHeader has 9 bits for the number of a block and 9 for that of a step; shared
-// memory has a mask for each block.
-constexpr int kMostBlocks = 512;
+// The sizes of a CTA for heads of kColumns and tiles of up to kTileTokens tokens.
+template <int kColumns, int kTileTokens>
+struct ResidentRowsShape {
+  static constexpr bool kWide = kColumns == 128;
+  static constexpr int kHead = kColumns, kPanels = kHead / kPanel;        // columns of q, k, v and o
+  static constexpr int kRows = kWide ? 192 : 384, kTokens = kTileTokens;  // the most of a tile
+  static constexpr int kStages = kWide ? 2 : 4;                           // of keys and values
+  static constexpr int kWarpgroups = kWide ? 3 : 4;                       // consumers
+  // Whether keys and values are loaded by a warp each. Then the memory of the keys is loaded again as soon as the
+  // scores are computed, before the values are used.
+  static constexpr bool kApart = kWide;
+  static constexpr int kLoaders = kApart ? 2 : 1, kListers = 4 - kLoaders;  // producer warps; a lister writes items
+  static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
+  static constexpr int kWords = (kTokens + 31) / 32;             // a block's mask has a bit for each token
+  static constexpr int kStepItems = ceil_div(kRows, kItemRows);  // of a step, at most
+  static constexpr int kOutputGroups = kHead / 16;               // of 16 columns
+};
+
 // The length of a ring, of items or of barriers: item or step n uses entry n % kSlots, and phase n / kSlots of its
 // barrier. A thread that waits for a phase gives only the parity of the phase. The wait is right if the phase before is
 // complete when the wait begins, and the phase after is not. The order of items and steps ensures this, except in two
@@ -49,7 +59,6 @@ constexpr int kMostBlocks = 512;
 // of earlier steps have set their bases. And a warpgroup sets the bases of an item only when its earlier items are
 // done.
 constexpr unsigned kSlots = 32;
-static_assert(kStages * kStepItems <= kSlots && kListers * kStepItems + kWarpgroups < kSlots);
 static_assert((kSlots & (kSlots - 1)) == 0);  // ring_wait() counts modulo 2^32
 
 // An item: up to 64 rows of the tile, whose tokens list the block of the item's step.
@@ -70,23 +79,25 @@ struct ItemHeader {
             static_cast<int>(word >> 19)};
   }
 };
-static_assert(kItemRows < 128 && kStepItems < 8 && kMostBlocks <= 512);
+static_assert(kItemRows < 128);
+constexpr int kMostSteps = 512;  // the numbers of steps and blocks that an ItemHeader can hold
 // A tile of q consists of chunks of 16 bytes (hopper/shared_memory.cuh). row_chunk: the number of the chunk that holds
 // the first columns of a row. row_of: the row of such a chunk.
 __device__ __forceinline__ int row_chunk(int row) { return 8 * row + row % 8; }
 __device__ __forceinline__ int row_of(int chunk) { return chunk / 8; }
 
+template <class Shape>
 struct Shared {
-  unsigned char q[kResidentRows * kPanelRowBytes];
-  float o[kResidentRows * kHead];  // in the order of output_address()
+  unsigned char q[Shape::kPanels][Shape::kRows * kPanelRowBytes];
+  float o[Shape::kRows * Shape::kHead];  // in the order of output_address()
   struct {
-    unsigned char k[kBlockKeys * kPanelRowBytes], v[kBlockKeys * kPanelRowBytes];
-  } stage[kStages];
+    unsigned char k[Shape::kPanels][kBlockKeys * kPanelRowBytes], v[Shape::kPanels][kBlockKeys * kPanelRowBytes];
+  } stage[Shape::kStages];
   Item items[kSlots];
-  float2 sums[kResidentRows];  // x: the exponent M of a row, y: its sum L
-  float base[kResidentRows];   // the base b of a row; -inf before its first item
+  float2 sums[Shape::kRows];  // x: the exponent M of a row, y: its sum L
+  float base[Shape::kRows];   // the base b of a row; -inf before its first item
   // For each warp that writes items: the tokens that list the block of the step that it works on.
-  short tokens[kListers][kResidentTokens];
+  short tokens[Shape::kListers][Shape::kTokens];
   // Barriers. Those of an item or a step are rings.
   //   q_full     completes when q of the tile is loaded.
   //   item_full  of an item completes when the item is written.
@@ -98,19 +109,26 @@ struct Shared {
   // number of items varies, but a barrier expects a fixed number of arrivals: those of kStepItems items. The threads
   // that compute the first item of a step therefore also arrive for the missing items.
   Barrier q_full, item_full[kSlots], kv_full[kSlots], item_done[kSlots], base_set[kSlots], merged[kSlots];
+  Barrier v_full[Shape::kApart ? kSlots : 1], k_done[Shape::kApart ? kSlots : 1];
+
+  static int64_t bytes(int64_t blocks) {
+    return static_cast<int64_t>(sizeof(Shared)) + blocks * Shape::kWords * static_cast<int64_t>(sizeof(unsigned));
+  }
+  __device__ __forceinline__ unsigned* block_masks() { return reinterpret_cast<unsigned*>(this + 1); }
 };
-static_assert(sizeof(Shared) + kMostBlocks * kWords * sizeof(unsigned) <= 227 * 1024);
-inline int64_t shared_bytes(int64_t blocks) {
-  return static_cast<int64_t>(sizeof(Shared)) + blocks * kWords * static_cast<int64_t>(sizeof(unsigned));
+// The most blocks of a sequence: shared memory has a mask for each block.
+template <class Shape>
+constexpr int64_t most_blocks() {
+  return std::min<int64_t>(kMostSteps, (227 * 1024 - sizeof(Shared<Shape>)) / (Shape::kWords * sizeof(unsigned)));
 }
-__device__ __forceinline__ unsigned* block_masks(Shared& shared) { return reinterpret_cast<unsigned*>(&shared + 1); }
 // A row of o consists of groups of 16 columns, 64 bytes each. Four lanes share a row: lane c has bytes [16 c, 16 c +
 // 16) of each group, the four columns that it has in the sums of a product (wgmma.cuh). The groups of a row are
 // permuted, differently in neighbouring rows, so that these are in different banks. output_address: the address of this
 // lane's part of group 0 of a row. output_group: the address of the same part of `group`.
-constexpr int kOutputGroups = kHead / 16;
-__device__ __forceinline__ uint32_t output_address(Shared& shared, int row) {
-  return shared_address(shared.o + threadIdx.x % 4 * 4) + row * (kHead * sizeof(float)) + row % kOutputGroups * 64;
+template <class Shape>
+__device__ __forceinline__ uint32_t output_address(Shared<Shape>& shared, int row) {
+  return shared_address(shared.o + threadIdx.x % 4 * 4) + row * (Shape::kHead * sizeof(float)) +
+         row % Shape::kOutputGroups * 64;
 }
 __device__ __forceinline__ uint32_t output_group(uint32_t address, int group) { return address ^ group << 6; }
 
@@ -136,27 +154,46 @@ struct TokenTile {
 
 // Sets bit t of a block's mask if token t of the tile lists the block. All threads of the CTA call it, with masks that
 // are zero. A list entry is left out if its block begins after the token, or if it is -1, which fills up short lists.
-__device__ __forceinline__ void read_lists(const ResidentRowsArgs& a, const TokenTile& tile, unsigned* masks) {
-  const int entries = tile.tokens * a.n.value();
-  const int* const lists = a.lists.at(tile.b, tile.first, tile.g);
-  for (int i = threadIdx.x; i < entries; i += kCtaThreads) {
-    const int token = a.n.quotient(i);
-    const int block = __ldg(lists + token * a.lists.row + i - token * a.n.value());
-    if (block >= 0 && block * kBlockKeys <= tile.first + token)
-      atomicOr(masks + block * kWords + token / 32, 1u << token % 32);
+template <class Shape>
+struct ListReader {
+  static constexpr int kAtOnce = 4;
+  const ResidentRowsArgs& a;
+  const TokenTile& tile;
+  int block[kAtOnce];
+  __device__ __forceinline__ int entries() const { return tile.tokens * a.n.value(); }
+  __device__ __forceinline__ void load(int first) {
+    const int* const lists = a.lists.at(tile.b, tile.first, tile.g);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = first + k * Shape::kThreads + static_cast<int>(threadIdx.x), token = a.n.quotient(i);
+      block[k] = i < entries() ? __ldg(lists + token * a.lists.row + i - token * a.n.value()) : -1;
+    }
   }
-}
+  __device__ __forceinline__ void mark(int first, unsigned* masks) const {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = first + k * Shape::kThreads + static_cast<int>(threadIdx.x), token = a.n.quotient(i);
+      if (block[k] >= 0 && block[k] * kBlockKeys <= tile.first + token)
+        atomicOr(masks + block[k] * Shape::kWords + token / 32, 1u << token % 32);
+    }
+  }
+};
 
 // Loads the tile's q.
-__device__ __forceinline__ void load_queries(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared) {
+template <class Shape>
+__device__ __forceinline__ void load_queries(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared) {
   const int G = a.heads.value();
-  barrier_expect(&shared.q_full, a.tile_tokens * G * kPanelRowBytes);
-  copy_box(shared.q, a.q_map, 0, tile.g * G, tile.first - a.lists.first_token, tile.b, &shared.q_full);
+  barrier_expect(&shared.q_full, a.tile_tokens * G * Shape::kPanels * kPanelRowBytes);
+  for (int token = 0; token < a.tile_tokens; token += a.box_tokens)
+#pragma unroll
+    for (int panel = 0; panel < Shape::kPanels; ++panel)
+      copy_box(shared.q[panel] + token * G * kPanelRowBytes, a.q_map, panel * kPanel, tile.g * G,
+               tile.first + token - a.lists.first_token, tile.b, &shared.q_full);
 }
 
 // Calls step(block, tokens) for each block that a token of the tile lists, in ascending order. tokens: the number of
 // tokens that list it. All lanes of a warp call it.
-template <class Step>
+template <int kWords, class Step>
 __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks, Step&& step) {
   const int lane = threadIdx.x % 32;
   for (int block0 = 0; block0 < blocks; block0 += 32) {
@@ -171,24 +208,31 @@ __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks,
   }
 }
 
-// The loader, one warp: loads the keys and values of each step n into stage n % kStages. The stage still holds those of
-// step n - kStages, so the loader first waits until the items of that step are done.
-__device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared) {
+// A loader, one warp: loads the keys, the values or both of each step n into stage n % kStages. The stage still holds
+// those of step n - kStages, so the loader first waits until the items of that step no longer need them.
+template <class Shape, bool kKeys, bool kValues>
+__device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared) {
+  constexpr int kStages = Shape::kStages;
   const int lane = threadIdx.x % 32, G = a.heads.value();
+  Barrier* const done = kValues ? shared.item_done : shared.k_done;
+  Barrier* const full = kKeys ? shared.kv_full : shared.v_full;
   unsigned n = 0, item = 0;
   unsigned first = 0;  // in lane i: the number of the first item of the step whose keys stage i holds
   int items = 0;       // in lane i: how many items that step has
-  for_each_step(block_masks(shared), tile.blocks(), [&](int block, int tokens) {
+  for_each_step<Shape::kWords>(shared.block_masks(), tile.blocks(), [&](int block, int tokens) {
     const int stage = n % kStages;
     const unsigned before = __shfl_sync(kFullWarp, first, stage) + lane;
-    if (lane < __shfl_sync(kFullWarp, items, stage)) ring_wait(shared.item_done, before);
+    if (lane < __shfl_sync(kFullWarp, items, stage)) ring_wait(done, before);
     __syncwarp();
     if (lane == 0) {
-      Barrier* const full = &shared.kv_full[n % kSlots];
+      Barrier* const loaded = &full[n % kSlots];
       auto& [k, v] = shared.stage[stage];
-      barrier_expect(full, sizeof k + sizeof v);
-      copy_box(k, a.k_map, 0, block * kBlockKeys, tile.g, tile.b, full);
-      copy_box(v, a.v_map, 0, block * kBlockKeys, tile.g, tile.b, full);
+      barrier_expect(loaded, (kKeys ? sizeof k : 0) + (kValues ? sizeof v : 0));
+#pragma unroll
+      for (int panel = 0; panel < Shape::kPanels; ++panel) {
+        if (kKeys) copy_box(k[panel], a.k_map, panel * kPanel, block * kBlockKeys, tile.g, tile.b, loaded);
+        if (kValues) copy_box(v[panel], a.v_map, panel * kPanel, block * kBlockKeys, tile.g, tile.b, loaded);
+      }
     }
     const int own = ceil_div(tokens * G, kItemRows);
     if (lane == stage) first = item, items = own;
@@ -199,10 +243,14 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
 // Writes the items of every kListers-th step. kListers warps call it, each with its own number `lister` from 0 on,
 // because the consumers would have to wait for a single warp. After the last step, warp 0 writes one item without rows
 // for each consumer warpgroup, which then stops.
-__device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared& shared,
+template <class Shape>
+__device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared,
                                            unsigned lister) {
+  static_assert(Shape::kStages * Shape::kStepItems <= kSlots && Shape::kStepItems < 8 &&
+                Shape::kListers * Shape::kStepItems + Shape::kWarpgroups < kSlots);
+  constexpr int kWords = Shape::kWords;
   const int lane = threadIdx.x % 32, G = a.heads.value();
-  const unsigned* const masks = block_masks(shared);
+  const unsigned* const masks = shared.block_masks();
   short* const listing = shared.tokens[lister];
   unsigned step = 0, item = 0;
   const auto write_item = [&](const ItemHeader& header, auto&& write_rows) {
@@ -213,10 +261,10 @@ __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const Toke
     barrier_arrive(&shared.item_full[item % kSlots]);  // each lane has written its part
     ++item;
   };
-  for_each_step(masks, tile.blocks(), [&](int block, int tokens) {
+  for_each_step<kWords>(masks, tile.blocks(), [&](int block, int tokens) {
     const int rows = tokens * G, items = ceil_div(rows, kItemRows);
     const unsigned n = step++;
-    if (n % kListers != lister) {
+    if (n % Shape::kListers != lister) {
       item += items;
       return;
     }
@@ -230,7 +278,7 @@ __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const Toke
     }
     __syncwarp();
     for (int row0 = 0; row0 < rows; row0 += kItemRows) {
-      const int arrivals = row0 == 0 ? 1 + kStepItems - items : 1;
+      const int arrivals = row0 == 0 ? 1 + Shape::kStepItems - items : 1;
       write_item({min(kItemRows, rows - row0), arrivals, n, block}, [&](Item& to) {
 #pragma unroll
         for (int i = lane; i < kItemRows; i += 32) {
@@ -243,7 +291,7 @@ __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const Toke
     __syncwarp();  // all lanes have read the tokens
   });
   if (lister == 0)
-    for (int w = 0; w < kWarpgroups; ++w) write_item({}, [](Item&) {});
+    for (int w = 0; w < Shape::kWarpgroups; ++w) write_item({}, [](Item&) {});
 }
 
 }  // namespace

@@ -72,7 +72,10 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
     }
   }
   int nth[kWarpTokens];
-  find_nth(nth, c.slots, value, two);
+  if (two)
+    find_nth(nth, c.slots, value, true);
+  else
+    find_nth_of_few(nth, c.slots, value[0], count);
   int32_t* list = a.block_index.row(tile.b, tile.first + token0, tile.g);
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t, list += a.block_index.stride_t) {

@@ -17,25 +17,37 @@ struct Cut {
   int threshold, equals;
 };
 
+// The larger and the smaller of two values.
+struct OfWords {
+  __device__ __forceinline__ static int larger(int a, int b) { return max(a, b); }
+  __device__ __forceinline__ static int smaller(int a, int b) { return min(a, b); }
+};
+// The same for both 16-bit halves of a word.
+struct OfHalves {
+  __device__ __forceinline__ static int larger(int a, int b) { return static_cast<int>(__vmaxs2(a, b)); }
+  __device__ __forceinline__ static int smaller(int a, int b) { return static_cast<int>(__vmins2(a, b)); }
+};
+
 // One compare-exchange step of a bitonic sort of 32 values, one per lane. Of lanes i and i ^ distance, the lower one
 // gets the larger value, or the upper one if `up`.
-template <int kWarpTokens>
-__device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance, bool up) {
+template <class Of = OfWords, int kCount>
+__device__ __forceinline__ void exchange(int (&value)[kCount], int distance, bool up) {
   const bool keep_high = ((threadIdx.x & distance) == 0) != up;
 #pragma unroll
-  for (int t = 0; t < kWarpTokens; ++t) {
-    const int other = __shfl_xor_sync(kFullWarp, value[t], distance);
-    value[t] = keep_high ? max(value[t], other) : min(value[t], other);
+  for (int i = 0; i < kCount; ++i) {
+    const int other = __shfl_xor_sync(kFullWarp, value[i], distance);
+    value[i] = keep_high ? Of::larger(value[i], other) : Of::smaller(value[i], other);
   }
 }
-// Sorts 32 values of each token in descending order, one value per lane (Batcher's bitonic sort).
-template <int kWarpTokens>
-__device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
+// Sorts 32 values of each token in descending order, one value per lane (Batcher's bitonic sort). With OfHalves,
+// value[i] has the values of two tokens.
+template <class Of = OfWords, int kCount>
+__device__ __forceinline__ void sort_down(int (&value)[kCount]) {
 #pragma unroll 1
   for (int size = 2; size <= 32; size *= 2)
 #pragma unroll 1
     for (int distance = size / 2; distance > 0; distance /= 2)
-      exchange(value, distance, size < 32 && (threadIdx.x & size) != 0);
+      exchange<Of>(value, distance, size < 32 && (threadIdx.x & size) != 0);
 }
 
 // Finds the n-th largest of each token's values, which are spread over the lanes of a warp. If `two`, each lane has two
@@ -61,6 +73,30 @@ __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const i
   }
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = __shfl_sync(kFullWarp, nth[t], (n - 1) % 32);
+}
+
+// Finds the n-th largest of each token's values, of which lanes 0 to count - 1 have one each, n <= count <= 32: removes
+// the smallest values until fewer than n would be left. count is little more than n, so this is faster than a sort.
+template <int kWarpTokens>
+__device__ __forceinline__ void find_nth_of_few(int (&nth)[kWarpTokens], int n, const int (&value)[kWarpTokens],
+                                                const int (&count)[kWarpTokens]) {
+  constexpr int kRemoved = 0x7fffffff;
+  int rest[kWarpTokens], left[kWarpTokens];
+#pragma unroll
+  for (int t = 0; t < kWarpTokens; ++t)
+    rest[t] = static_cast<int>(threadIdx.x % 32) < count[t] ? value[t] : kRemoved, left[t] = count[t];
+  bool removes;
+  do {
+    removes = false;
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) {
+      nth[t] = __reduce_min_sync(kFullWarp, rest[t]);
+      const int without = left[t] - __popc(__ballot_sync(kFullWarp, rest[t] == nth[t]));
+      if (without < n) continue;
+      if (rest[t] == nth[t]) rest[t] = kRemoved;
+      left[t] = without, removes = true;
+    }
+  } while (removes);
 }
 
 // Writes the blocks that the cut chooses from 32 values, one per lane. listed and equals count the blocks written so
@@ -132,13 +168,23 @@ struct Collector {
     return has ? place : kFound;
   }
 
-  __device__ __forceinline__ void find_bound(int slots, int (&best)[2][kWarpTokens], bool two) {
-    if (slots <= 16) {
-      two = false;
+  // Sets `bound` to a lower bound of the n-th largest maximum of the groups. For n of up to 16 it rounds the maxima
+  // down to half precision, and sorts those of two tokens at once.
+  __device__ __forceinline__ void find_bound(int slots, const int (&best)[2][kWarpTokens], bool two) {
+    if (slots > 16) return find_nth(bound, slots, best, two);
+    const auto group = [&](int t) { return __int_as_float(max(max(best[0][t], best[1][t]), 0)); };
+    int halves[kWarpTokens / 2];
 #pragma unroll
-      for (int t = 0; t < kWarpTokens; ++t) best[0][t] = max(best[0][t], best[1][t]);
+    for (int i = 0; i < kWarpTokens / 2; ++i)
+      asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(halves[i]) : "f"(group(2 * i + 1)), "f"(group(2 * i)));
+    sort_down<OfHalves>(halves);
+#pragma unroll
+    for (int i = 0; i < kWarpTokens / 2; ++i) {
+      const int nth = __shfl_sync(kFullWarp, halves[i], slots - 1);
+      asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+          : "=r"(bound[2 * i]), "=r"(bound[2 * i + 1])
+          : "r"(nth));
     }
-    find_nth(bound, slots, best, two);
   }
   __device__ __forceinline__ void bound_short(int slots) {
     const int lane = threadIdx.x % 32;

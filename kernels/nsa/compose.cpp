@@ -20,12 +20,12 @@ constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Bran
 // branch's kernel can compute the gated sum in its epilogue, the window and the gate have to finish before it starts.
 void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaComposition& c,
                          const NsaForwardSteps& steps) {
-  ForkJoin window(ctx, 0, [&](Context& side) {
-    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
-  });
   std::optional<ForkJoin> gate;
   if (steps.gate) gate.emplace(ctx, 2, steps.gate);
   steps.compress(ctx);
+  ForkJoin window(ctx, 0, [&](Context& side) {
+    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
+  });
   nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in.q, s.k_cmp, s.v_cmp, in.documents}, c);
   if (!c.keep_block_index) nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp], c, in.documents);
   const AttendOut selected{s.o[kSel], s.lse[kSel]};

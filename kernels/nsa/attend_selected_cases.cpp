@@ -95,7 +95,7 @@ OpCase peaked(OpCase c) {
   return c;
 }
 
-// Cases of the forward with resident rows (nsa/sm90/resident_rows.cu), which has tiles of up to 96 tokens.
+// Cases of the forward with resident rows (nsa/sm90/resident_rows.cu), which has tiles of up to 384 tokens.
 std::vector<OpCase> resident_rows_cases() {
   std::vector<OpCase> cases = {
       selected_case("2x130_l64_n3_G4", {2, 130, 130, 8, 2, 64, 64}, 3, 64, nullptr, 8),
@@ -242,8 +242,9 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("1700_l32_n4_far_128x128", {1, 1700, 1700, 4, 2, 128, 128}, 4, 32),
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
-      gpu_sized(selected_case("4500_l64_n4_far", {1, 4500, 4500, 4, 1, 64, 64}, 4, 64)),
-      // A sequence has 8 to 16 times as many blocks as a list has entries: Hopper chooses nsa/sm90/resident_rows.cu.
+      gpu_sized(selected_case("4500_l64_n2_far", {1, 4500, 4500, 4, 1, 64, 64}, 2, 64)),
+      gpu_sized(selected_case("4500_l64_n4_far_128x128", {1, 4500, 4500, 4, 1, 128, 128}, 4, 64)),
+      // A sequence has 8 times as many blocks as a list has entries: Hopper chooses nsa/sm90/resident_rows.cu.
       gpu_sized(selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64)),
       gpu_sized(selected_case("2x3300_l64_n6_far_G4", {2, 3300, 3300, 4, 1, 64, 64}, 6, 64)),
       gpu_sized(selected_case("3300_l64_n6_alike_G4", {1, 3300, 3300, 4, 1, 64, 64}, 6, 64,

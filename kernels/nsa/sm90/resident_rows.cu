@@ -1,7 +1,8 @@
-// Forward of the selected branch on Hopper (bf16) with resident rows, for groups of up to 8 heads of 64.
+// Forward of the selected branch on Hopper (bf16) with resident rows, for groups of up to 8 heads of 64 or 128.
 //
-// Tile. A CTA computes the query rows (t, h) of up to 96 neighbouring tokens of one sequence and group. Their q and
-// their outputs stay in shared memory, the outputs in fp32, until all blocks are added.
+// Tile. A CTA computes the query rows (t, h) of neighbouring tokens of one sequence and group: up to 384 rows at heads
+// of 64, up to 192 at heads of 128. Their q and their outputs stay in shared memory, the outputs in fp32, until all
+// blocks are added.
 //
 // Steps and items. The CTA visits each block that any token of the tile lists, in ascending order; a visit is a step.
 // In a step, only the rows whose tokens list the block are computed. They are divided into items of 64 rows, and a
@@ -26,16 +27,17 @@
 // merged. A row's blocks are therefore added in ascending order, and its bits depend neither on its place in the tile
 // nor on other rows.
 //
-// Producers (nsa/sm90/resident_rows.cuh). One warp loads keys and values by TMA into a ring of stages. Three warps
-// write the items.
+// Producers (nsa/sm90/resident_rows.cuh). Loaders, one or two warps, load keys and values by TMA into a ring of stages.
+// The remaining two or three producer warps, the listers, write the items.
 //
-// Memory: q 48 KB, outputs 96 KB, four stages of keys and values 64 KB, items and sums 11 KB, and 12 bytes for each
-// block of the sequence.
+// Memory, at heads of 64 and of 128: q 48 KB, outputs 96 KB, stages 64 KB, items and sums 11 and 9 KB, and one bit for
+// each block of the sequence and token of the tile.
 //
-// Speed (tests/baselines/notes/selected.md). Latency limits it: an SM finishes an item every 830 clocks, for which each
-// of its schedulers issues 440 instructions, most of them not arithmetic. Three measures follow. The numbers that
-// describe an item are uniform registers, so addresses, descriptors and branches that depend on them are uniform too.
-// Stores are predicated, without branches. A warpgroup reads its next item while a product runs.
+// Speed (tests/baselines/notes/selected.md). Latency limits it at heads of 64: an SM finishes an item every 800 clocks,
+// for which each of its schedulers issues 420 instructions, most of them not arithmetic. Three measures follow. The
+// numbers that describe an item are uniform registers, so addresses, descriptors and branches that depend on them are
+// uniform too. Stores are predicated, without branches. A warpgroup reads its next item while a product runs. At heads
+// of 128 the traffic of shared memory limits it as well (70% of its rate).
 #include <cmath>
 
 #include "kernels/nsa/sm90/launch_forward.h"
@@ -68,12 +70,6 @@ struct Product {
   __device__ __forceinline__ void load_queries(uint32_t q) {
 #pragma unroll
     for (int i = 0; i < Shape::kHead / 16; ++i) load_matrices(queries[i], query_columns(q, i));
-  }
-  __device__ __forceinline__ void no_queries() {
-#pragma unroll
-    for (auto& columns : queries)
-#pragma unroll
-      for (uint32_t& x : columns) asm volatile("" : "=r"(x));
   }
   // Computes s = q k^T and waits for it. k: the descriptor of the keys.
   __device__ __forceinline__ void multiply_scores(uint32_t k) {
@@ -110,7 +106,7 @@ struct Product {
       }
     __syncwarp();
   }
-  // Computes p = 2^(s - base) and its sums.
+  // Computes p = 2^(s - base) and its sums. It keeps s, because p may have to be computed again.
   __device__ __forceinline__ void softmax(float scale) {
     float add[2][2];
 #pragma unroll
@@ -128,8 +124,8 @@ struct Product {
     }
     sum[0] = add[0][0] + add[0][1], sum[1] = add[1][0] + add[1][1];
   }
-  // If a row's sums are too large, sets its base to its largest score in this block, and returns true: p is to be
-  // computed again. The other rows keep their bases.
+  // Sets the base of each row whose sum is too large to the row's largest score in this block. The other rows keep
+  // their bases. Returns whether a row of the warp has a new base; then p has to be computed again.
   __device__ __forceinline__ bool raise_bases(float scale) {
     if (!__any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum)) return false;
 #pragma unroll
@@ -282,9 +278,13 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     ring_wait(shared.base_set, step - 1);
     if (used) product.set_base(shared, a.scale_log2);
     barrier_arrive(&shared.base_set[step % kSlots], arrivals);
-    if (used) do
-        product.softmax(a.scale_log2);
-      while (product.raise_bases(a.scale_log2));
+    if (used) {
+      // p is computed again at most once. Otherwise the loop might not end for scores so large that their rounding
+      // errors overflow.
+      bool again = false;
+      do product.softmax(a.scale_log2);
+      while (!again && (again = product.raise_bases(a.scale_log2)));
+    }
     if constexpr (Shape::kApart) ring_wait(shared.v_full, step);
     product.begin_values(tile_descriptor(shared_address(kv.v[0])));
     next = read_item(n + kWarpgroups);  // meanwhile the tensor cores compute o
@@ -347,9 +347,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const TokenTile tile(a);
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   ListReader<Shape> reader{a, tile};
-  reader.load(0);
-  // Each ring is initialized by one thread of another warp: the instruction takes a uniform address, so that lanes
-  // would execute it one after the other.
+  reader.load(0);  // the entries arrive while barriers and sums are initialized
+  // The first lane of warp `by` initializes a ring. Each ring has a warp of its own, and not each barrier a lane of its
+  // own: the instruction takes a uniform address, so the lanes of a warp execute it one after the other, and slowly.
   const auto init_ring = [&](int by, Barrier* ring, int arrivals) {
     if (threadIdx.x == 32 * by)
       for (unsigned i = 0; i < kSlots; ++i) barrier_init(&ring[i], arrivals);
@@ -371,8 +371,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == kConsumers) load_queries(a, tile, shared);
   __syncwarp();
   reader.mark(0, masks);
-  for (int first = ListReader<Shape>::kAtOnce * kThreads; first < reader.entries();
-       first += ListReader<Shape>::kAtOnce * kThreads)
+  for (int first = reader.kEntries; first < reader.entries(); first += reader.kEntries)
     reader.load(first), reader.mark(first, masks);
   __syncthreads();
   // Registers per thread. At the launch, all threads have the most that the launch bound allows; then producers give up
@@ -408,14 +407,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-// The tokens of a tile.
+// The tokens of a tile, for groups of G heads.
 template <class Shape>
 int64_t tile_tokens(int64_t G) {
   return std::min<int64_t>(Shape::kTokens, Shape::kRows / G);
 }
-// Calls f with the shape for heads of `head` columns, groups of G heads and sequences of `blocks` blocks. The fewer
-// heads a group has, the more tokens a tile needs to have many rows; but the masks of its blocks have to fit shared
-// memory.
+// Calls f with the shape for heads of `head` columns, groups of G heads and sequences of `blocks` blocks. A tile has as
+// many rows as fit shared memory, so the fewer heads a group has, the more tokens the tile needs. With more tokens the
+// masks of the blocks take more memory, so very long sequences have tiles of fewer tokens.
 template <class F>
 auto with_shape(int64_t head, int64_t G, int64_t blocks, F&& f) {
   using Tokens96 = ResidentRowsShape<64, 96>;

@@ -1,5 +1,5 @@
 // Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu explains tiles, steps, items and sums):
-// the tile of a CTA, its shared memory, and the producer warps. One loads keys and values, the others write the items.
+// the tile of a CTA, its shared memory, and the producer warps. Loaders load keys and values, listers write the items.
 #pragma once
 #include <algorithm>
 #include <numbers>
@@ -26,22 +26,23 @@ struct ResidentRowsArgs {
   float scale_log2;
 };
 
-// The sizes of a CTA for heads of kColumns and tiles of up to kTileTokens tokens.
+// The sizes of a CTA for heads of kColumns columns and tiles of up to kTileTokens tokens.
 template <int kColumns, int kTileTokens>
 struct ResidentRowsShape {
+  static_assert(kColumns == 64 || kColumns == 128);
   static constexpr bool kWide = kColumns == 128;
   static constexpr int kHead = kColumns, kPanels = kHead / kPanel;        // columns of q, k, v and o
-  static constexpr int kRows = kWide ? 192 : 384, kTokens = kTileTokens;  // the most of a tile
-  static constexpr int kStages = kWide ? 2 : 4;                           // of keys and values
-  static constexpr int kWarpgroups = kWide ? 3 : 4;                       // consumers
-  // Whether keys and values are loaded by a warp each. Then the memory of the keys is loaded again as soon as the
-  // scores are computed, before the values are used.
+  static constexpr int kRows = kWide ? 192 : 384, kTokens = kTileTokens;  // the most rows and tokens of a tile
+  static constexpr int kStages = kWide ? 2 : 4;                           // stages of keys and values
+  static constexpr int kWarpgroups = kWide ? 3 : 4;                       // consumer warpgroups
+  // Whether one warp loads the keys and another one the values. There is room for two stages only at heads of 128. The
+  // next keys are then loaded as soon as the scores of a step are computed, before its values are used.
   static constexpr bool kApart = kWide;
-  static constexpr int kLoaders = kApart ? 2 : 1, kListers = 4 - kLoaders;  // producer warps; a lister writes items
+  static constexpr int kLoaders = kApart ? 2 : 1, kListers = 4 - kLoaders;  // the four producer warps
   static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
   static constexpr int kWords = (kTokens + 31) / 32;             // a block's mask has a bit for each token
-  static constexpr int kStepItems = ceil_div(kRows, kItemRows);  // of a step, at most
-  static constexpr int kOutputGroups = kHead / 16;               // of 16 columns
+  static constexpr int kStepItems = ceil_div(kRows, kItemRows);  // the most items of a step
+  static constexpr int kOutputGroups = kHead / 16;               // o consists of groups of 16 columns
 };
 
 // The length of a ring, of items or of barriers: item or step n uses entry n % kSlots, and phase n / kSlots of its
@@ -49,12 +50,12 @@ struct ResidentRowsShape {
 // complete when the wait begins, and the phase after is not. The order of items and steps ensures this, except in two
 // cases, where kSlots has to be large enough.
 //
-// Before the loader loads step n, it waits for the items of step n - kStages. The phase after belongs to an item whose
-// number is larger by kSlots. This item is in step n or later, since kStages steps have at most kSlots items. It is not
-// done, because step n is not loaded.
+// Before a loader loads step n, it waits for the items of step n - kStages. The phase after belongs to an item whose
+// number is larger by kSlots. This item is in step n or later, since kStages steps have at most kSlots items. It cannot
+// be computed yet, because step n is not loaded.
 //
-// Before a warp writes item i, it waits for item i - kSlots. The phase before belongs to item i - 2 kSlots, for which
-// another warp may have waited. This item is done, for three reasons. The warp wrote its previous item j at most
+// Before a lister writes item i, it waits for item i - kSlots. The phase before belongs to item i - 2 kSlots, for which
+// another lister may have waited. This item is done, for three reasons. The lister wrote its previous item j at most
 // (kListers - 1) * kStepItems + 1 items before i, when item j - kSlots was done. An item is done only after all items
 // of earlier steps have set their bases. And a warpgroup sets the bases of an item only when its earlier items are
 // done.
@@ -80,7 +81,7 @@ struct ItemHeader {
   }
 };
 static_assert(kItemRows < 128);
-constexpr int kMostSteps = 512;  // the numbers of steps and blocks that an ItemHeader can hold
+constexpr int kMostSteps = 512;  // an ItemHeader has 9 bits for the number of a step, and 9 for that of a block
 // A tile of q consists of chunks of 16 bytes (hopper/shared_memory.cuh). row_chunk: the number of the chunk that holds
 // the first columns of a row. row_of: the row of such a chunk.
 __device__ __forceinline__ int row_chunk(int row) { return 8 * row + row % 8; }
@@ -96,12 +97,14 @@ struct Shared {
   Item items[kSlots];
   float2 sums[Shape::kRows];  // x: the exponent M of a row, y: its sum L
   float base[Shape::kRows];   // the base b of a row; -inf before its first item
-  // For each warp that writes items: the tokens that list the block of the step that it works on.
+  // For each lister: the tokens that list the block of the step whose items it writes.
   short tokens[Shape::kListers][Shape::kTokens];
   // Barriers. Those of an item or a step are rings.
   //   q_full     completes when q of the tile is loaded.
   //   item_full  of an item completes when the item is written.
-  //   kv_full    of a step completes when the keys and values of the step's block are loaded.
+  //   kv_full    of a step completes when the keys and values of the step's block are loaded; if kApart, the keys.
+  //   v_full     of a step completes when the values of the step's block are loaded (only if kApart).
+  //   k_done     of an item completes when its scores are computed (only if kApart).
   //   item_done  of an item completes when the consumers no longer need the item, nor the keys and values of its block.
   //   base_set   of a step completes when every row of every item of the step has a base.
   //   merged     of a step completes when every item of the step has merged.
@@ -152,30 +155,38 @@ struct TokenTile {
   __device__ __forceinline__ int blocks() const { return (first + tokens - 1) / kBlockKeys + 1; }
 };
 
-// Sets bit t of a block's mask if token t of the tile lists the block. All threads of the CTA call it, with masks that
-// are zero. A list entry is left out if its block begins after the token, or if it is -1, which fills up short lists.
+// Reads the lists of the tile's tokens, kAtOnce entries per thread at a time. All threads of the CTA use it.
 template <class Shape>
 struct ListReader {
-  static constexpr int kAtOnce = 4;
+  static constexpr int kAtOnce = 4, kEntries = kAtOnce * Shape::kThreads;
   const ResidentRowsArgs& a;
   const TokenTile& tile;
-  int block[kAtOnce];
+  int block[kAtOnce];  // the entries of this thread
+
   __device__ __forceinline__ int entries() const { return tile.tokens * a.n.value(); }
+  // Loads kEntries entries from number `first` on. A thread without an entry gets -1.
   __device__ __forceinline__ void load(int first) {
     const int* const lists = a.lists.at(tile.b, tile.first, tile.g);
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int i = first + k * Shape::kThreads + static_cast<int>(threadIdx.x), token = a.n.quotient(i);
+      const int i = entry(first, k), token = a.n.quotient(i);
       block[k] = i < entries() ? __ldg(lists + token * a.lists.row + i - token * a.n.value()) : -1;
     }
   }
+  // For each entry that was loaded: sets bit t of the block's mask, where t is the token of the tile that lists the
+  // block. An entry is left out if its block begins after the token, or if it is -1, which fills up short lists.
   __device__ __forceinline__ void mark(int first, unsigned* masks) const {
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int i = first + k * Shape::kThreads + static_cast<int>(threadIdx.x), token = a.n.quotient(i);
+      const int token = a.n.quotient(entry(first, k));
       if (block[k] >= 0 && block[k] * kBlockKeys <= tile.first + token)
         atomicOr(masks + block[k] * Shape::kWords + token / 32, 1u << token % 32);
     }
+  }
+
+ private:
+  static __device__ __forceinline__ int entry(int first, int k) {
+    return first + k * Shape::kThreads + static_cast<int>(threadIdx.x);
   }
 };
 
@@ -208,8 +219,8 @@ __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks,
   }
 }
 
-// A loader, one warp: loads the keys, the values or both of each step n into stage n % kStages. The stage still holds
-// those of step n - kStages, so the loader first waits until the items of that step no longer need them.
+// A loader, one warp: loads the keys, the values, or both, of each step n into stage n % kStages. The stage still holds
+// what was loaded for step n - kStages, so the loader first waits until the items of that step no longer need it.
 template <class Shape, bool kKeys, bool kValues>
 __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared) {
   constexpr int kStages = Shape::kStages;
@@ -217,7 +228,7 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
   Barrier* const done = kValues ? shared.item_done : shared.k_done;
   Barrier* const full = kKeys ? shared.kv_full : shared.v_full;
   unsigned n = 0, item = 0;
-  unsigned first = 0;  // in lane i: the number of the first item of the step whose keys stage i holds
+  unsigned first = 0;  // in lane i: the number of the first item of the step that stage i is loaded for
   int items = 0;       // in lane i: how many items that step has
   for_each_step<Shape::kWords>(shared.block_masks(), tile.blocks(), [&](int block, int tokens) {
     const int stage = n % kStages;
@@ -240,9 +251,9 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
   });
 }
 
-// Writes the items of every kListers-th step. kListers warps call it, each with its own number `lister` from 0 on,
-// because the consumers would have to wait for a single warp. After the last step, warp 0 writes one item without rows
-// for each consumer warpgroup, which then stops.
+// A lister, one warp: writes the items of every kListers-th step. There are several listers, each with its own number
+// `lister` from 0 on, because the consumers would have to wait for a single one. After the last step, lister 0 writes
+// one item without rows for each consumer warpgroup, which then stops.
 template <class Shape>
 __device__ __forceinline__ void list_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared,
                                            unsigned lister) {

@@ -242,7 +242,7 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("1700_l32_n4_far_128x128", {1, 1700, 1700, 4, 2, 128, 128}, 4, 32),
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
-      gpu_sized(selected_case("4500_l64_n2_far", {1, 4500, 4500, 4, 1, 64, 64}, 2, 64)),
+      gpu_sized(selected_case("8300_l64_n4_far", {1, 8300, 8300, 4, 1, 64, 64}, 4, 64)),
       gpu_sized(selected_case("4500_l64_n4_far_128x128", {1, 4500, 4500, 4, 1, 128, 128}, 4, 64)),
       // A sequence has 8 times as many blocks as a list has entries: Hopper chooses nsa/sm90/resident_rows.cu.
       gpu_sized(selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64)),

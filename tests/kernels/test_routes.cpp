@@ -321,7 +321,7 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{16384, 1, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{16448, 1, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{8192, 4, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{4500, 4, 64, 64, 64, 2}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{8300, 4, 64, 64, 64, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{4500, 4, 128, 128, 64, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       {{38400, 4, 64, 64, 64, 64}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{6144, 4, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},

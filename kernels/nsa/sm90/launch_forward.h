@@ -34,8 +34,8 @@ void forward_query_stationary(Context&, const char* op, const AttendOut&, const 
                               const KvStationaryShare* elsewhere = nullptr);
 
 // The forward with resident rows (nsa/sm90/resident_rows.cu). It supports heads of 64 and 128, groups of up to 8 heads,
-// lists of up to 64 entries, and sequences of up to 512 blocks of 64 keys; it does not support packed rows. It pays if a
-// sequence has enough blocks for each list entry, 4 to 8 depending on the heads, but not so many that only a few rows
+// lists of up to 64 entries, and sequences of up to 512 blocks of 64 keys; it does not support packed rows. It pays if
+// a sequence has enough blocks for each list entry, 4 to 8 depending on the heads, but not so many that only a few rows
 // of a tile list the same block.
 bool resident_rows_supports(const AttendOut&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 bool resident_rows_pays(const AttendIn&, const ConstTensor& block_index, int64_t l_sel);

@@ -304,7 +304,7 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
       // Resident rows: groups of up to 8 heads. Shorter sequences have few blocks for each list entry; in longer ones
-      // too few rows of a tile list the same block, or there are more blocks than shared memory has masks for.
+      // too few rows of a tile list the same block, or there are more than 512 blocks.
       {{8192, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{5120, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{5056, 4, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
@@ -324,6 +324,8 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{8300, 4, 64, 64, 64, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{4500, 4, 128, 128, 64, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       {{38400, 4, 64, 64, 64, 64}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
+      {{6144, 1, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},
+      {{8128, 8, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       {{6144, 4, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},
       {{6080, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       {{16384, 8, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},

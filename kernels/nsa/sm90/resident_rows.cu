@@ -30,15 +30,18 @@
 // Producers (nsa/sm90/resident_rows.cuh). Loaders, one or two warps, load keys and values by TMA into a ring of stages.
 // The remaining two or three producer warps, the listers, write the items.
 //
-// Memory, at heads of 64 and of 128: q 48 KB, outputs 96 KB, stages 64 KB, items and sums 11 and 9 KB, and one bit for
-// each block of the sequence and token of the tile.
+// Memory: q 48 KB, outputs 96 KB, stages 64 KB; items, sums, token lists and barriers 9 KB at heads of 128 and up to 12
+// KB at heads of 64; and one bit for each pair of a block of the sequence and a token of the tile.
 //
-// Speed (tests/baselines/notes/selected.md). Latency limits it at heads of 64: an SM finishes an item every 800 clocks,
-// for which each of its schedulers issues 420 instructions, most of them not arithmetic. Three measures follow. The
-// numbers that describe an item are uniform registers, so addresses, descriptors and branches that depend on them are
-// uniform too. Stores are predicated, without branches. A warpgroup reads its next item while a product runs. At heads
-// of 128 the traffic of shared memory limits it as well (70% of its rate).
+// Speed (tests/baselines/notes/selected.md). At heads of 64 the kernel is limited by latency: an SM finishes an item
+// every 800 clocks, for which each of its schedulers issues 420 instructions, most of them not arithmetic. Three
+// measures reduce instructions and waits. The numbers that describe an item are uniform registers, so addresses,
+// descriptors and branches that depend on them are uniform too. Stores are predicated, without branches. A warpgroup
+// reads its next item while a product runs. At heads of 128 the kernel is also limited by the traffic of shared memory,
+// which is at 70% of its rate.
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "kernels/nsa/sm90/launch_forward.h"
 #include "kernels/nsa/sm90/resident_rows.cuh"
@@ -62,8 +65,8 @@ struct Product {
   int rows[2];     // number of row i in the tile
   bool exists[2];  // false if row i is a copy
   float s[kBlockKeys / 8][4], o[Shape::kPanels][kPanel / 8][4];
-  float base[2];  // the exponent e of row i
-  float sum[2];   // this lane's part of l of row i, added up before p is rounded to bf16
+  float exponent[2];  // the exponent e of row i
+  float sum[2];       // this lane's part of l of row i, added up before p is rounded to bf16
   uint32_t queries[Shape::kHead / 16][4], p[kBlockKeys / 16][4];
 
   // Loads q of the rows. q: the shared_address() of columns 0 to 15 of the row that this lane passes to ldmatrix.
@@ -90,23 +93,23 @@ struct Product {
       for (int e = 0; e < 4; ++e)
         if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
   }
-  // Reads the base of each row from shared memory. If a row has none, this block is its first: its largest score
-  // becomes its base, and is stored.
+  // Sets the exponent of each row to its base b, which is in shared memory. If a row has no base yet, this block is its
+  // first: its largest score becomes its base, and is stored.
   __device__ __forceinline__ void set_base(Shared<Shape>& shared, float scale) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) base[i] = exists[i] ? shared.base[rows[i]] : INFINITY;
-    if (!__any_sync(kFullWarp, fminf(base[0], base[1]) == -INFINITY)) return;
+    for (int i = 0; i < 2; ++i) exponent[i] = exists[i] ? shared.base[rows[i]] : INFINITY;
+    if (!__any_sync(kFullWarp, fminf(exponent[0], exponent[1]) == -INFINITY)) return;
     const float largest[2] = {row_max(0) * scale, row_max(1) * scale};
     __syncwarp();  // all four lanes of a row have read its base before one of them writes
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (base[i] == -INFINITY) {
-        base[i] = largest[i];
+      if (exponent[i] == -INFINITY) {
+        exponent[i] = largest[i];
         if (threadIdx.x % 4 == 0) shared.base[rows[i]] = shared.sums[rows[i]].x = largest[i];
       }
     __syncwarp();
   }
-  // Computes p = 2^(s - base) and its sums. It keeps s, because p may have to be computed again.
+  // Computes p = 2^(s - exponent) and its sums. It keeps s, because p may have to be computed again.
   __device__ __forceinline__ void softmax(float scale) {
     float add[2][2];
 #pragma unroll
@@ -116,7 +119,7 @@ struct Product {
       for (int j = 0; j < 2; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          power[j][e] = exp2_approx(fmaf(s[2 * k + j][e], scale, -base[e / 2]));
+          power[j][e] = exp2_approx(fmaf(s[2 * k + j][e], scale, -exponent[e / 2]));
           float& to = add[e / 2][e % 2];
           to = k + j == 0 ? power[j][e] : to + power[j][e];
         }
@@ -124,13 +127,13 @@ struct Product {
     }
     sum[0] = add[0][0] + add[0][1], sum[1] = add[1][0] + add[1][1];
   }
-  // Sets the base of each row whose sum is too large to the row's largest score in this block. The other rows keep
-  // their bases. Returns whether a row of the warp has a new base; then p has to be computed again.
-  __device__ __forceinline__ bool raise_bases(float scale) {
+  // For each row whose sum is too large, sets its exponent e to its largest score in this block. The other rows keep
+  // e = b. Returns whether a row of the warp has a new exponent; then p has to be computed again.
+  __device__ __forceinline__ bool raise_exponents(float scale) {
     if (!__any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum)) return false;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (const float largest = row_max(i) * scale; quad_max(sum[i]) > kMostSum) base[i] = largest;
+      if (const float largest = row_max(i) * scale; quad_max(sum[i]) > kMostSum) exponent[i] = largest;
     return true;
   }
   // Begins to compute o = p v. end_values() waits for it; before that, o and p must not be used. v: the descriptor of
@@ -158,9 +161,9 @@ struct Product {
     float4 x[2][kGroups];
     load_outputs(x, at, 0);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) before[i] = exists[i] ? shared.sums[rows[i]] : make_float2(base[i], 0.0f);
+    for (int i = 0; i < 2; ++i) before[i] = exists[i] ? shared.sums[rows[i]] : make_float2(exponent[i], 0.0f);
     sum[0] = quad_sum(sum[0]), sum[1] = quad_sum(sum[1]);
-    const bool same = __all_sync(kFullWarp, before[0].x == base[0] && before[1].x == base[1]);
+    const bool same = __all_sync(kFullWarp, before[0].x == exponent[0] && before[1].x == exponent[1]);
     __syncwarp();  // all four lanes of a row have read its sums before one of them writes
     if (same) {
 #pragma unroll
@@ -171,8 +174,8 @@ struct Product {
       float old_factor[2], item_factor[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float best = fmaxf(before[i].x, base[i]);
-        old_factor[i] = exp2_approx(before[i].x - best), item_factor[i] = exp2_approx(base[i] - best);
+        const float best = fmaxf(before[i].x, exponent[i]);
+        old_factor[i] = exp2_approx(before[i].x - best), item_factor[i] = exp2_approx(exponent[i] - best);
         if (exists[i] && threadIdx.x % 4 == 0)
           shared.sums[rows[i]] = make_float2(best, fmaf(before[i].y, old_factor[i], item_factor[i] * sum[i]));
       }
@@ -247,7 +250,8 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const Item& item = shared.items[n % kSlots];
     // Each warp of the warpgroup computes 16 of the 64 rows. If the item has fewer rows, some warps have none. Which
     // warp gets the first 16 rows changes from item to item. Otherwise the last warp of every warpgroup would often
-    // have no rows; these warps run on the same scheduler of the SM, which would have less work than the others.
+    // have no rows; these warps run on the same scheduler of the SM, which would have less work than the others. A
+    // warpgroup computes every kWarpgroups-th item. With four warpgroups its n % 4 never changes, so n / 4 is added.
     const int first = (warp + n + (kWarpgroups == 4 ? n / 4 : 0)) % 4 * 16, row = first + fragment_row();
     return ItemOfLane{item.header, first, item.chunks[first + lane % 16], {item.chunks[row], item.chunks[row + 8]}};
   };
@@ -279,11 +283,12 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     if (used) product.set_base(shared, a.scale_log2);
     barrier_arrive(&shared.base_set[step % kSlots], arrivals);
     if (used) {
-      // p is computed again at most once. Otherwise the loop might not end for scores so large that their rounding
-      // errors overflow.
+      // p is computed again at most once. The exponent is a rounded score. If scores exceed some 2^31, its rounding
+      // error alone can make the sum of 2^(s - e) too large again, so the loop might never end. The outputs of such a
+      // row may be infinite or NaN.
       bool again = false;
       do product.softmax(a.scale_log2);
-      while (!again && (again = product.raise_bases(a.scale_log2)));
+      while (!again && (again = product.raise_exponents(a.scale_log2)));
     }
     if constexpr (Shape::kApart) ring_wait(shared.v_full, step);
     product.begin_values(tile_descriptor(shared_address(kv.v[0])));
@@ -348,8 +353,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   ListReader<Shape> reader{a, tile};
   reader.load(0);  // the entries arrive while barriers and sums are initialized
-  // The first lane of warp `by` initializes a ring. Each ring has a warp of its own, and not each barrier a lane of its
-  // own: the instruction takes a uniform address, so the lanes of a warp execute it one after the other, and slowly.
+  // One thread, the first lane of warp `by`, initializes all barriers of a ring. With 32 lanes it would take longer:
+  // the instruction takes a uniform address, so the lanes of a warp would execute it one after the other.
   const auto init_ring = [&](int by, Barrier* ring, int arrivals) {
     if (threadIdx.x == 32 * by)
       for (unsigned i = 0; i < kSlots; ++i) barrier_init(&ring[i], arrivals);
@@ -439,14 +444,15 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
 }
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // The limits are measured (tests/baselines/notes/selected.md). If the call computes a part of a sequence, its tokens
-  // see as many blocks on average as those of a whole sequence of first_token + end_token tokens.
+  // The limits are measured for whole sequences (tests/baselines/notes/selected.md). If the call computes a part of a
+  // sequence, both conditions are those of a whole sequence of first_token + end_token tokens, because its tokens see
+  // as many blocks on average.
   const int64_t head = in.q.size(3), G = in.q.size(2) / in.k.size(2), n = block_index.size(3);
   const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel);
   // With fewer blocks for each list entry the shared tile is faster if neighbouring tokens list nearly the same blocks.
   const int64_t least = G > 4 ? 8 : head == 128 ? 6 : G == 1 ? 4 : 5;
-  // In the last tiles, a step has tile_rows * n / blocks rows on average. If it has fewer, most of the 64 rows of an
-  // item are copies.
+  // In the last tiles, a step has tile_rows * n / blocks rows on average. With fewer than kLeastRows, more than four
+  // fifths of the 64 rows of an item would be copies.
   constexpr int64_t kLeastRows = 12;
   const int64_t tile_rows = with_shape(head, G, ceil_div(end_token(in), l_sel),
                                        [&](auto shape) { return G * tile_tokens<decltype(shape)>(G); });
@@ -459,7 +465,8 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
   using bf16 = __nv_bfloat16;
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t tile = tile_tokens<Shape>(G);
-  // A box has at most 256 rows in each dimension. A larger tile has an even number of tokens.
+  // A TMA box has at most 256 elements in each dimension. Only the tile of 384 tokens is larger: it is loaded as two
+  // boxes of 192.
   const int64_t box_tokens = tile <= 256 ? tile : tile / 2;
   const int64_t tiles = ceil_div(in.q.size(1), tile), all = B * groups * tiles;
   TRIAD_CHECK(all < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);

@@ -2,7 +2,6 @@
 // the tile of a CTA, its shared memory, and the producer warps. Loaders load keys and values, listers write the items.
 #pragma once
 #include <algorithm>
-#include <numbers>
 
 #include "kernels/nsa/gpu/combine.cuh"
 #include "kernels/nsa/sm90/forward.cuh"
@@ -31,12 +30,14 @@ template <int kColumns, int kTileTokens>
 struct ResidentRowsShape {
   static_assert(kColumns == 64 || kColumns == 128);
   static constexpr bool kWide = kColumns == 128;
-  static constexpr int kHead = kColumns, kPanels = kHead / kPanel;        // columns of q, k, v and o
+  // The columns of a row of q, k, v and o, and the panels of kPanel columns that these are.
+  static constexpr int kHead = kColumns, kPanels = kHead / kPanel;
   static constexpr int kRows = kWide ? 192 : 384, kTokens = kTileTokens;  // the most rows and tokens of a tile
   static constexpr int kStages = kWide ? 2 : 4;                           // stages of keys and values
   static constexpr int kWarpgroups = kWide ? 3 : 4;                       // consumer warpgroups
-  // Whether one warp loads the keys and another one the values. There is room for two stages only at heads of 128. The
-  // next keys are then loaded as soon as the scores of a step are computed, before its values are used.
+  // Whether one warp loads the keys and another one the values. At heads of 128 there is room for only two stages. With
+  // two loaders, the keys of the next step are loaded as soon as the scores of a step are computed, before the values
+  // of that step are used.
   static constexpr bool kApart = kWide;
   static constexpr int kLoaders = kApart ? 2 : 1, kListers = 4 - kLoaders;  // the four producer warps
   static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
@@ -55,10 +56,10 @@ struct ResidentRowsShape {
 // be computed yet, because step n is not loaded.
 //
 // Before a lister writes item i, it waits for item i - kSlots. The phase before belongs to item i - 2 kSlots, for which
-// another lister may have waited. This item is done, for three reasons. The lister wrote its previous item j at most
-// (kListers - 1) * kStepItems + 1 items before i, when item j - kSlots was done. An item is done only after all items
-// of earlier steps have set their bases. And a warpgroup sets the bases of an item only when its earlier items are
-// done.
+// another lister may have waited. This item is done, for three reasons. Let j be the previous item that this lister
+// wrote. Item j is at most (kListers - 1) * kStepItems + 1 items before i, and item j - kSlots was done before j was
+// written. An item is done only after all items of earlier steps have set their bases. And a warpgroup sets the bases
+// of an item only when its earlier items are done. list_items() asserts both conditions on kSlots.
 constexpr unsigned kSlots = 32;
 static_assert((kSlots & (kSlots - 1)) == 0);  // ring_wait() counts modulo 2^32
 
@@ -81,7 +82,8 @@ struct ItemHeader {
   }
 };
 static_assert(kItemRows < 128);
-constexpr int kMostSteps = 512;  // an ItemHeader has 9 bits for the number of a step, and 9 for that of a block
+// An ItemHeader has 9 bits for the number of a step. A sequence of 512 blocks has at most 512 steps.
+constexpr int kMostSteps = 512;
 // A tile of q consists of chunks of 16 bytes (hopper/shared_memory.cuh). row_chunk: the number of the chunk that holds
 // the first columns of a row. row_of: the row of such a chunk.
 __device__ __forceinline__ int row_chunk(int row) { return 8 * row + row % 8; }
@@ -102,7 +104,8 @@ struct Shared {
   // Barriers. Those of an item or a step are rings.
   //   q_full     completes when q of the tile is loaded.
   //   item_full  of an item completes when the item is written.
-  //   kv_full    of a step completes when the keys and values of the step's block are loaded; if kApart, the keys.
+  //   kv_full    of a step completes when the keys and values of the step's block are loaded. With kApart, it completes
+  //              when the keys are loaded.
   //   v_full     of a step completes when the values of the step's block are loaded (only if kApart).
   //   k_done     of an item completes when its scores are computed (only if kApart).
   //   item_done  of an item completes when the consumers no longer need the item, nor the keys and values of its block.
@@ -119,7 +122,8 @@ struct Shared {
   }
   __device__ __forceinline__ unsigned* block_masks() { return reinterpret_cast<unsigned*>(this + 1); }
 };
-// The most blocks of a sequence: shared memory has a mask for each block.
+// The most blocks of a sequence. Two things limit it: the bits of an ItemHeader, and the shared memory for the masks,
+// of which each block has one.
 template <class Shape>
 constexpr int64_t most_blocks() {
   return std::min<int64_t>(kMostSteps, (227 * 1024 - sizeof(Shared<Shape>)) / (Shape::kWords * sizeof(unsigned)));
@@ -190,7 +194,7 @@ struct ListReader {
   }
 };
 
-// Loads the tile's q.
+// Loads the tile's q, in one box or two. One thread calls it.
 template <class Shape>
 __device__ __forceinline__ void load_queries(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared) {
   const int G = a.heads.value();

@@ -9,8 +9,9 @@
 //   2. A lane has four neighbouring keys of a token: the pooling of Eq. 9 is an addition of registers, and one shuffle
 //      for the key that overlaps the previous block. Across stripes it goes through shared memory.
 //   3. A warp writes the lists of its tokens together. The n-th best of the maxima of 32 groups of candidates (64 for
-//      long lists) is a lower bound of the n-th best score. From the few candidates that reach it, the lowest are
-//      removed until n are left. If more than 64 reach it (ties, n above 32), all scores are searched by bisection.
+//      long lists) is a lower bound of the n-th best score. If at most 32 candidates reach it, the lowest are removed
+//      as long as n are left; up to 64 are sorted; if more reach it (nearly equal scores, n above 32), all scores are
+//      searched by bisection.
 // All sums are fp32, in an order that does not depend on the block: equal scores stay equal, and the lower block wins.
 //
 // CTAs are persistent and compute the longest tiles first. CTAs of an SM progress unevenly, so items are assigned

@@ -18,19 +18,19 @@ struct Cut {
 };
 
 // The larger and the smaller of two values.
-struct OfWords {
+struct Words {
   __device__ __forceinline__ static int larger(int a, int b) { return max(a, b); }
   __device__ __forceinline__ static int smaller(int a, int b) { return min(a, b); }
 };
-// The same for both 16-bit halves of a word.
-struct OfHalves {
+// The larger and the smaller of both 16-bit halves of two words. The halves are compared as signed integers.
+struct Halves {
   __device__ __forceinline__ static int larger(int a, int b) { return static_cast<int>(__vmaxs2(a, b)); }
   __device__ __forceinline__ static int smaller(int a, int b) { return static_cast<int>(__vmins2(a, b)); }
 };
 
 // One compare-exchange step of a bitonic sort of 32 values, one per lane. Of lanes i and i ^ distance, the lower one
 // gets the larger value, or the upper one if `up`.
-template <class Of = OfWords, int kCount>
+template <class Of = Words, int kCount>
 __device__ __forceinline__ void exchange(int (&value)[kCount], int distance, bool up) {
   const bool keep_high = ((threadIdx.x & distance) == 0) != up;
 #pragma unroll
@@ -39,9 +39,9 @@ __device__ __forceinline__ void exchange(int (&value)[kCount], int distance, boo
     value[i] = keep_high ? Of::larger(value[i], other) : Of::smaller(value[i], other);
   }
 }
-// Sorts 32 values of each token in descending order, one value per lane (Batcher's bitonic sort). With OfHalves,
-// value[i] has the values of two tokens.
-template <class Of = OfWords, int kCount>
+// Sorts 32 values of each token in descending order, one value per lane (Batcher's bitonic sort). With Halves, a lane
+// has one value of each of two tokens in value[i].
+template <class Of = Words, int kCount>
 __device__ __forceinline__ void sort_down(int (&value)[kCount]) {
 #pragma unroll 1
   for (int size = 2; size <= 32; size *= 2)
@@ -75,8 +75,9 @@ __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const i
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = __shfl_sync(kFullWarp, nth[t], (n - 1) % 32);
 }
 
-// Finds the n-th largest of each token's values, of which lanes 0 to count - 1 have one each, n <= count <= 32: removes
-// the smallest values until fewer than n would be left. count is little more than n, so this is faster than a sort.
+// Finds the n-th largest of each token's values, of which lanes 0 to count - 1 have one each, n <= count <= 32. The
+// smallest value, and all that equal it, are removed repeatedly, as long as at least n values remain. The smallest
+// value that remains is the n-th. count is little more than n, so this is faster than a sort.
 template <int kWarpTokens>
 __device__ __forceinline__ void find_nth_of_few(int (&nth)[kWarpTokens], int n, const int (&value)[kWarpTokens],
                                                 const int (&count)[kWarpTokens]) {
@@ -141,9 +142,9 @@ __device__ __noinline__ void write_searched(int32_t* list, const float* row, int
 }
 
 // Collects, for a warp's tokens, the candidates that reach a lower bound of the n-th best score, in ascending order of
-// blocks. The first kFound of each token go to `found` (score, block), their number to `count`. The bound is the n-th
-// best of the maxima of 32 or 64 groups of blocks. Unused scores of a row are -1. kBatch is the number of reads of a
-// row in flight.
+// blocks. The first kFound of each token go to `found` (score, block), their number to `count`. The blocks are divided
+// into 32 groups, or 64 for n above 16 in a row that is long enough; the bound is the n-th best of the groups' maxima.
+// Unused scores of a row are -1. kBatch is the number of reads of a row in flight.
 template <int kWarpTokens, int kBatch>
 struct Collector {
   const float* rows;
@@ -168,22 +169,27 @@ struct Collector {
     return has ? place : kFound;
   }
 
-  // Sets `bound` to a lower bound of the n-th largest maximum of the groups. For n of up to 16 it rounds the maxima
-  // down to half precision, and sorts those of two tokens at once.
+  // Sets `bound` to the n-th largest of the groups' maxima. For n of up to 16 it rounds the maxima down to half
+  // precision and sorts those of two tokens at once. Multiplied by kScale first, maxima from 2^-22 on keep all 11 bits
+  // of half precision; those above 2^8 are rounded down to 255.9.
   __device__ __forceinline__ void find_bound(int slots, const int (&best)[2][kWarpTokens], bool two) {
+    static_assert(kWarpTokens % 2 == 0);
+    constexpr float kScale = 256.0f;
     if (slots > 16) return find_nth(bound, slots, best, two);
-    const auto group = [&](int t) { return __int_as_float(max(max(best[0][t], best[1][t]), 0)); };
+    const auto group = [&](int t) { return __int_as_float(max(max(best[0][t], best[1][t]), 0)) * kScale; };
     int halves[kWarpTokens / 2];
 #pragma unroll
     for (int i = 0; i < kWarpTokens / 2; ++i)
       asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(halves[i]) : "f"(group(2 * i + 1)), "f"(group(2 * i)));
-    sort_down<OfHalves>(halves);
+    sort_down<Halves>(halves);
 #pragma unroll
     for (int i = 0; i < kWarpTokens / 2; ++i) {
       const int nth = __shfl_sync(kFullWarp, halves[i], slots - 1);
+      float low, high;
       asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
-          : "=r"(bound[2 * i]), "=r"(bound[2 * i + 1])
+          : "=f"(low), "=f"(high)
           : "r"(nth));
+      bound[2 * i] = __float_as_int(low / kScale), bound[2 * i + 1] = __float_as_int(high / kScale);
     }
   }
   __device__ __forceinline__ void bound_short(int slots) {

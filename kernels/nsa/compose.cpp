@@ -17,9 +17,9 @@ constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Bran
 
 // The critical path is compress, compressed branch, selection, selected branch; its kernels have the highest priority
 // (engine/context.cpp). The gate needs only q, and the window only q, k and v, so they run concurrently on side
-// streams. The window starts after compress: its CTAs fill the SMs, and the short kernels of compress and of the gate would wait for
-// them. If the selected branch's kernel can compute the gated sum in its epilogue, the window and the gate have to
-// finish before it starts.
+// streams. The window starts after compress: its CTAs fill the SMs, and the short kernels of compress and of the gate
+// would wait for them. If the selected branch's kernel can compute the gated sum in its epilogue, the window and the
+// gate have to finish before it starts.
 void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaComposition& c,
                          const NsaForwardSteps& steps) {
   std::optional<ForkJoin> gate;

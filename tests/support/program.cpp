@@ -51,8 +51,11 @@ Outcome run_program(const std::string& args, const std::string& environment) {
 
 std::string mpirun(int ranks) {
   // Open MPI's options allow root, more ranks than cores, containers without ptrace, and hosts without ssh. A rank that
-  // waits for others gives up its core.
-  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=/bin/false "
+  // waits for others gives up its core. Each test process has a folder of its own for Open MPI's session files: in the
+  // common folder, mpirun fails if another test's mpirun creates the same subfolder at the same moment.
+  static const TemporaryFolder sessions;
+  return "OMPI_MCA_orte_tmpdir_base=" + sessions.path() +
+         " OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=/bin/false "
          "OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 "
          "exec mpirun --oversubscribe --bind-to none -np " +
          std::to_string(ranks) + " ";

@@ -89,8 +89,9 @@ TEST_CASE("the selected branch: a row's bits do not depend on other rows (GPU)",
   if (!require_gpu()) return;
   // The lists of the last case do not change. The query-stationary kernel computes a block by wgmma or by mma.sync,
   // depending on the lists of neighbouring tokens; whether both give the same bits is not tested here.
-  // With a factor of 10^12, a row's powers stay too large even when they are computed again. The kernel has to end
-  // nevertheless, and the outputs of the other tokens must be right; those of the changed tokens may be NaN.
+  // With queries multiplied by 10^12, the exponentials of a row exceed 2^60 even when the kernel computes them again,
+  // relative to the row's largest score. The kernel has to end nevertheless. The outputs of the changed tokens may be
+  // NaN; those of all other tokens must keep their bits.
   for (const Case& c : {Case{{600, 1, 4, 64, 64}, 5, "resident_rows", KernelChoice::candidate},
                         {{600, 1, 4, 64, 64}, 5, "resident_rows", KernelChoice::candidate, true, 1e12},
                         {{600, 1, 4, 128, 128}, 5, "resident_rows", KernelChoice::candidate},

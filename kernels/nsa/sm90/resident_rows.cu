@@ -250,8 +250,8 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     const Item& item = shared.items[n % kSlots];
     // Each warp of the warpgroup computes 16 of the 64 rows. If the item has fewer rows, some warps have none. Which
     // warp gets the first 16 rows changes from item to item. Otherwise the last warp of every warpgroup would often
-    // have no rows; these warps run on the same scheduler of the SM, which would have less work than the others. A
-    // warpgroup computes every kWarpgroups-th item. With four warpgroups its n % 4 never changes, so n / 4 is added.
+    // have no rows; these warps run on the same scheduler of the SM, which would have less work than the others. If
+    // there are four warpgroups, n % 4 is the same for all items of a warpgroup, so n / 4 is added to n.
     const int first = (warp + n + (kWarpgroups == 4 ? n / 4 : 0)) % 4 * 16, row = first + fragment_row();
     return ItemOfLane{item.header, first, item.chunks[first + lane % 16], {item.chunks[row], item.chunks[row + 8]}};
   };
@@ -283,9 +283,9 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     if (used) product.set_base(shared, a.scale_log2);
     barrier_arrive(&shared.base_set[step % kSlots], arrivals);
     if (used) {
-      // p is computed again at most once. The exponent is a rounded score. If scores exceed some 2^31, its rounding
-      // error alone can make the sum of 2^(s - e) too large again, so the loop might never end. The outputs of such a
-      // row may be infinite or NaN.
+      // p is computed again at most once. After that a sum is too large only if scores exceed some 2^31: the exponent e
+      // is a rounded score, and then the rounding error of e alone can make 2^(s - e) overflow, however often p is
+      // computed. The outputs of such a row may be infinite or NaN.
       bool again = false;
       do product.softmax(a.scale_log2);
       while (!again && (again = product.raise_exponents(a.scale_log2)));
@@ -353,8 +353,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   ListReader<Shape> reader{a, tile};
   reader.load(0);  // the entries arrive while barriers and sums are initialized
-  // One thread, the first lane of warp `by`, initializes all barriers of a ring. With 32 lanes it would take longer:
-  // the instruction takes a uniform address, so the lanes of a warp would execute it one after the other.
+  // Initializes the barriers of a ring, all by one thread, the first lane of warp `by`. Using all 32 lanes of a warp
+  // would take longer: mbarrier.init takes an address that is uniform in the warp, so the lanes would execute the
+  // instruction one after the other.
   const auto init_ring = [&](int by, Barrier* ring, int arrivals) {
     if (threadIdx.x == 32 * by)
       for (unsigned i = 0; i < kSlots; ++i) barrier_init(&ring[i], arrivals);
@@ -449,7 +450,8 @@ bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int6
   // as many blocks on average.
   const int64_t head = in.q.size(3), G = in.q.size(2) / in.k.size(2), n = block_index.size(3);
   const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel);
-  // With fewer blocks for each list entry the shared tile is faster if neighbouring tokens list nearly the same blocks.
+  // If a sequence has fewer than `least` blocks for each list entry, and neighbouring tokens list nearly the same
+  // blocks, the shared tile is faster.
   const int64_t least = G > 4 ? 8 : head == 128 ? 6 : G == 1 ? 4 : 5;
   // In the last tiles, a step has tile_rows * n / blocks rows on average. With fewer than kLeastRows, more than four
   // fifths of the 64 rows of an item would be copies.
@@ -465,8 +467,8 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
   using bf16 = __nv_bfloat16;
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t tile = tile_tokens<Shape>(G);
-  // A TMA box has at most 256 elements in each dimension. Only the tile of 384 tokens is larger: it is loaded as two
-  // boxes of 192.
+  // A TMA box has at most 256 elements in each dimension. Only tiles of 384 tokens exceed this limit; each of them is
+  // loaded as two boxes of 192 tokens.
   const int64_t box_tokens = tile <= 256 ? tile : tile / 2;
   const int64_t tiles = ceil_div(in.q.size(1), tile), all = B * groups * tiles;
   TRIAD_CHECK(all < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);

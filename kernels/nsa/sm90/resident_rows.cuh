@@ -35,9 +35,9 @@ struct ResidentRowsShape {
   static constexpr int kRows = kWide ? 192 : 384, kTokens = kTileTokens;  // the most rows and tokens of a tile
   static constexpr int kStages = kWide ? 2 : 4;                           // stages of keys and values
   static constexpr int kWarpgroups = kWide ? 3 : 4;                       // consumer warpgroups
-  // Whether one warp loads the keys and another one the values. At heads of 128 there is room for only two stages. With
-  // two loaders, the keys of the next step are loaded as soon as the scores of a step are computed, before the values
-  // of that step are used.
+  // Whether one warp loads the keys and another one the values. At heads of 128 there is room for only two stages.
+  // There the loader of the keys loads a stage again as soon as the scores of the step that used it are computed,
+  // before the values of that step are used.
   static constexpr bool kApart = kWide;
   static constexpr int kLoaders = kApart ? 2 : 1, kListers = 4 - kLoaders;  // the four producer warps
   static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
@@ -103,7 +103,7 @@ struct Shared {
   short tokens[Shape::kListers][Shape::kTokens];
   // Barriers. Those of an item or a step are rings.
   //   q_full     completes when q of the tile is loaded.
-  //   item_full  of an item completes when the item is written.
+  //   item_full  of an item completes when a lister has written the item.
   //   kv_full    of a step completes when the keys and values of the step's block are loaded. With kApart, it completes
   //              when the keys are loaded.
   //   v_full     of a step completes when the values of the step's block are loaded (only if kApart).

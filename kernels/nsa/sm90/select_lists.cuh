@@ -169,9 +169,10 @@ struct Collector {
     return has ? place : kFound;
   }
 
-  // Sets `bound` to the n-th largest of the groups' maxima. For n of up to 16 it rounds the maxima down to half
-  // precision and sorts those of two tokens at once. Multiplied by kScale first, maxima from 2^-22 on keep all 11 bits
-  // of half precision; those above 2^8 are rounded down to 255.9.
+  // Sets `bound` of each token to a lower bound of its n-th best score, n = slots: the n-th largest of the groups'
+  // maxima. If n is at most 16, the maxima are first rounded down to half precision, and those of two tokens are sorted
+  // at once. Before rounding, the maxima are multiplied by kScale. So all maxima from 2^-22 to 2^8 keep the 11 bits of
+  // half precision; larger ones are rounded down to 255.9.
   __device__ __forceinline__ void find_bound(int slots, const int (&best)[2][kWarpTokens], bool two) {
     static_assert(kWarpTokens % 2 == 0);
     constexpr float kScale = 256.0f;

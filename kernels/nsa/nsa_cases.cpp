@@ -1,6 +1,7 @@
 // Cases of NSA as a whole. The block lists are inputs, because the output is discontinuous where a selection changes.
 #include "kernels/nsa/nsa.h"
 
+#include "kernels/common/portable_case.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/ops/rope.h"
 
@@ -174,6 +175,18 @@ std::vector<OpCase> nsa_cases() {
   for (OpCase& c : cases)
     if (c.name == "2x333_128_wide" || c.name == "270_128_wide_G16") c.cpu = false;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // The portable kernel that computes dq, dk and dv together: whole rows and packed ones; several pieces for a block,
+  // of equal length (compressed branch), of tokens that list it (selected) and of its visible rows (window).
+  cases.push_back(portable_case(nsa_case("2x150_64_G6", {2, 150, 12, 2, 64, 64}, config(32, 16, 64, 2, 70))));
+  cases.push_back(portable_case(nsa_case("1700_64_G3", {1, 1700, 6, 2, 64, 64}, config(32, 16, 64, 5, 300))));
+  cases.push_back(portable_case(nsa_case("900_128_G5", {1, 900, 5, 1, 128, 128}, config(32, 16, 64, 4, 200))));
+  cases.push_back(portable_case(
+      packed(nsa_case("docs_781_2048_64_G2", {1, 2048, 2, 1, 64, 64}, config(32, 16, 64, 6, 200)), kTwoLong, 64)));
+  cases.push_back(
+      portable_case(packed(nsa_case("docs_two_rows_128_G16", {2, 300, 16, 1, 128, 128}, config(8, 4, 32, 4, 130)),
+                           {0, 70, 300, 301, 429, 600}, 32)));
+  cases.push_back(small_card_case(nsa_case("333_64_G4", {1, 333, 8, 2, 64, 64}, config(32, 16, 64, 3, 100))));
+  cases.push_back(small_card_case(nsa_case("333_128_G6", {1, 333, 12, 2, 128, 128}, config(32, 16, 64, 3, 100))));
   return cases;
 }
 

@@ -177,6 +177,9 @@ TEST_CASE("key work: runs of whole rows fit into L2, and short rows are one run"
   CHECK(plan_of(row(65536), Backward::sm90_d64) == std::vector<int64_t>{8, 2, 512, 0});
   CHECK(plan_of(row(262144), Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
   CHECK(plan_of(row(1 << 23), Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});
+  // The portable kernel's lists are short in shared memory.
+  CHECK(plan_of(row(2048), Backward::portable_dq_dk_dv) == std::vector<int64_t>{8, 8, 512, 0});
+  CHECK(plan_of(row(65536), Backward::portable_dq_dk_dv) == std::vector<int64_t>{8, 2, 512, 0});
   // Kernels that do not compute dq have one run, and packed rows at most four.
   for (const Backward kernels : {Backward::sm90, Backward::portable})
     CHECK(plan_of(row(1 << 23), kernels) == std::vector<int64_t>{8, 8, 2048, 0});

@@ -28,6 +28,7 @@ struct PartsCase {
   NsaConfig c;
   std::vector<int32_t> bounds = {};  // of the documents of both rows; empty: each row is one document
   int64_t most = 0;                  // documents of a row
+  bool portable = false;             // on the portable kernels
 };
 
 // The documents of the rows, with tables in `lab`.
@@ -103,6 +104,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
   const Sizes& n = p.n;
   Lab lab(setting, kArenaBytes);
   Context& ctx = lab.ctx();
+  ctx.portable_only = p.portable;
   const DType T = setting.dtype, acc = acc_dtype(T);
   const int64_t Tc = compressed_length(n.T, p.c.l, p.c.d);
   uint64_t stream = 100;
@@ -322,6 +324,7 @@ TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[n
   for (const int64_t d : {64, 128}) {
     check({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
     check({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
+    check({gpu, DType::bf16}, {.n = {1088, 2, 3, d, d}, .c = config(32, 16, 64, 8, 200), .portable = true});
   }
   check({gpu, DType::bf16}, {{4160, 1, 16, 192, 128}, config(32, 16, 64, 16, 300)});
 }

@@ -23,6 +23,8 @@ void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const 
       if (list.blocks > 0) backward_dkdv_sm90(ctx, op, out, grad, in, range, list, row_stats);
       return;
     }
+    case Backward::portable_dq_dk_dv:
+      return backward_range_portable(ctx, op, out, grad, in, range);
     case Backward::portable: {
       dq_range_portable(ctx, op, out, grad, in, range);
       const KeyWorkList list = contiguous_work(scope, in, range);

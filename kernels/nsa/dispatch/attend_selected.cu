@@ -45,6 +45,8 @@ void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const 
       return backward_d128_listed(ctx, op, out, grad, in, keys.range, list);
     case Backward::sm90:
       return backward_dkdv_sm90(ctx, op, out, grad, in, keys.range, list, row_stats);
+    case Backward::portable_dq_dk_dv:
+      return backward_listed_portable(ctx, op, out, grad, in, keys.range, list);
     case Backward::portable:
       return dkdv_portable(ctx, op, out, grad, in, keys.range, list);
   }

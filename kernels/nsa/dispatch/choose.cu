@@ -1,6 +1,6 @@
 #include "kernels/nsa/dispatch/choose.h"
 
-#include "kernels/nsa/sm90/launch_backward.h"
+#include "kernels/nsa/gpu/rounding_unit.h"
 #include "kernels/nsa/sm90/launch_forward.h"
 #include "kernels/nsa/sm90/launch_select.h"
 
@@ -27,7 +27,7 @@ bool is_aligned_to(const Tensor& t, int bytes, int elements) {
   return fits;
 }
 
-// Whether a kernel that computes dq, dk and dv together (sm90_d64, sm90_d128) supports the branch: bf16, heads (dk, dv)
+// Whether a kernel that computes dq, dk and dv together supports the branch: bf16, heads (dk, dv)
 // of (64, 64) or (128, 128), and dq aligned such that four columns can be added to at a time.
 bool fits_one_kernel(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q, const ConstTensor& k,
                      const ConstTensor& v) {
@@ -73,19 +73,20 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
 }
 
 Backward choose_backward(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
-  if (!ctx.may_use_sm90()) return Backward::portable;
   if (!grad.rounding_unit.empty() && fits_one_kernel(out.dq, grad.dout, in.q, in.k, in.v)) {
+    if (!ctx.may_use_sm90()) return Backward::portable_dq_dk_dv;
     if (in.q.size(3) == 64) return Backward::sm90_d64;
-    // dk and dv are stored two columns at a time, both in one dtype.
-    if (is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype)
-      return Backward::sm90_d128;
+    // sm90_d128 stores dk and dv two columns at a time, both in one dtype.
+    const bool fits_d128 = is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype;
+    return fits_d128 ? Backward::sm90_d128 : Backward::portable_dq_dk_dv;
   }
+  if (!ctx.may_use_sm90()) return Backward::portable;
   return in.documents.part.whole() && fits_two_kernels(out, grad, in) ? Backward::sm90 : Backward::portable;
 }
 
-bool choose_rounding_unit(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
+bool choose_rounding_unit(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
                           const std::vector<RoundingUnitBranch>& branches) {
-  bool fits = ctx.may_use_sm90() && branches.size() <= kMostBranches;
+  bool fits = branches.size() <= kMostBranches;
   for (const RoundingUnitBranch& branch : branches) fits = fits && fits_one_kernel(dq, dout, q, branch.k, branch.v);
   return fits;
 }
@@ -125,6 +126,7 @@ const char* fused_name(const SelectedForwardChoice& choice) {
 const char* fused_name(Backward kernels) {
   switch (kernels) {
     case Backward::portable:
+    case Backward::portable_dq_dk_dv:
       return nullptr;
     case Backward::sm90:
       return "sm90";

@@ -27,13 +27,14 @@ struct SelectedForwardChoice {
 SelectedForwardChoice choose_forward(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
                                      int64_t l_sel);
 
-// Backward of a branch or of dense attention. sm90_d64 and sm90_d128 compute dq, dk and dv in one kernel; its CTAs add
-// to dq in any order, in multiples of the row's rounding unit. The others compute dq, then dk and dv.
-enum class Backward { portable, sm90, sm90_d64, sm90_d128 };
+// Backward of a branch or of dense attention. sm90_d64, sm90_d128 and portable_dq_dk_dv compute dq, dk and dv in one
+// kernel; its CTAs add to dq in any order, in multiples of the row's rounding unit. The others compute dq, then dk and
+// dv.
+enum class Backward { portable, portable_dq_dk_dv, sm90, sm90_d64, sm90_d128 };
 Backward choose_backward(const Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
 // Whether backward has a rounding unit for dq (attend_rounding_unit in nsa/attend.h). It applies to all of the branches
 // or to none, because a kernel that does not round would leave values in dq that are no multiples of the unit.
-bool choose_rounding_unit(const Context&, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
+bool choose_rounding_unit(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
                           const std::vector<RoundingUnitBranch>&);
 
 // Returns grad without its rounding unit. A planning context plans backward with and without it and reserves the larger

@@ -30,9 +30,11 @@ struct ListedWork {
 inline PiecePlan plan_pieces(const ListedWork& w, Backward kernels, int64_t most_tokens) {
   constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16,
                     kMostPartial = int64_t{32} << 30;
-  const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;
+  const bool with_dq = kernels != Backward::sm90 && kernels != Backward::portable;
   if (!with_dq) return {kParts, kParts, most_tokens};
-  const int64_t long_piece = kernels == Backward::sm90_d64 ? most_tokens * 3 / 4 : most_tokens / 2;
+  const int64_t short_piece = most_tokens / 4, long_piece = kernels == Backward::sm90_d64    ? most_tokens * 3 / 4
+                                                            : kernels == Backward::sm90_d128 ? most_tokens / 2
+                                                                                             : short_piece;
   const int64_t bytes = w.T * (w.Hq / w.Hkv) * (6 * w.dk + 2 * w.dv);
   int64_t parts = kParts, cut = kParts;
   while (cut > 1 && bytes * cut > kRunBytes * parts) cut /= 2;
@@ -46,7 +48,7 @@ inline PiecePlan plan_pieces(const ListedWork& w, Backward kernels, int64_t most
   // The documents' lengths are known on the GPU alone. Most are shorter than a row, so there are fewer and longer runs
   // (measured, tests/baselines/notes/documents.md).
   if (w.has_documents) return {kParts, std::max<int64_t>(cut, 2), long_piece, /*merges=*/kernels == Backward::sm90_d64};
-  return {parts, cut, cut < parts ? most_tokens / 4 : long_piece};
+  return {parts, cut, cut < parts ? short_piece : long_piece};
 }
 
 }  // namespace triad::cuda

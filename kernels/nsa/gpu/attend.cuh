@@ -182,6 +182,21 @@ __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Rang
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }
 
+// Returns piece i of sequence b and group g where the tokens of a call are cut at multiples of part_tokens from
+// first_token on (MergeArgs::part_tokens), so that all blocks are cut at the same tokens. The pieces of one part are
+// neighbours: their CTAs run at the same time and share the part's rows in L2. A piece without tokens does not exist
+// (count < 0) unless it is the only one of its block.
+template <class Range>
+__device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
+                                             int bg, int part_tokens, int first_token) {
+  const int parts = list.pieces / list.blocks, part = i / list.blocks, block = i % list.blocks;
+  const int key0 = block * list.block_keys, last = min(key0 + list.block_keys, keys) - 1;
+  const int begin = max(range.first_row(key0), first_token + part * part_tokens);
+  const int end = min(range.end_row(last, tokens), first_token + (part + 1) * part_tokens);
+  if (parts == 1) return {block, begin, max(0, end - begin), -1};
+  return {block, begin, begin < end ? end - begin : -1, (bg * list.blocks + block) * parts + part};
+}
+
 // Returns the keys [x, y) of a block of the work list and the `further` blocks after it, in sequence b. In the selected
 // branch with packed rows, blocks need not begin at multiples of block_keys: the tables of the documents give their
 // bounds.

@@ -115,6 +115,8 @@ struct KeyWork {
   __device__ __forceinline__ int merged() const { return max(0, -1 - slot); }
 };
 inline constexpr int kWorkTokens = 2048;  // the most tokens that a piece of the selected branch may have
+// The same if the portable kernel computes dq as well: two CTAs with their lists then fit on an SM of 100 KiB.
+inline constexpr int kDqWorkTokens = kWorkTokens / 4;
 
 // The pieces of work (KeyWork) of a branch, for all sequences b and groups g. If a block has several pieces, each
 // stores its sums to its own slot of `partial`, and a second kernel adds the slots of the block in order. work, tokens
@@ -152,5 +154,12 @@ void dq_selected_portable(Context&, const char* op, const AttendGradOut&, const 
 // The part of backward that computes dk and dv, which are overwritten for the keys of all blocks of the work list.
 void dkdv_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                    const KeyRange&, const KeyWorkList&);
+// All of backward in one kernel, for bf16 heads of (64, 64) and (128, 128); the caller passes the rounding unit. dq is
+// added to, dk and dv are overwritten. _range: each row sees one range of keys. _listed: rows list blocks; a piece of
+// work has at most kDqWorkTokens tokens.
+void backward_range_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                             const KeyRange&);
+void backward_listed_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                              const KeyRange&, const KeyWorkList&);
 
 }  // namespace triad::cuda

@@ -1,19 +1,25 @@
-// The portable kernels that compute dk and dv, for all three branches and for dense attention.
+// The portable kernel that computes dk and dv, for all three branches and for dense attention. In bf16, if the rows of
+// dq have a rounding unit, it computes dq as well (kAddsDq).
 //
 // A CTA keeps 64 keys of one sequence and group, 16 per warp, and iterates over the query rows that see them, 64 per
 // step (large heads: 32). Scores are computed transposed, s^T = k q^T, so that p^T and ds^T are in the registers that
 // the left operands of the next products need:
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
-// A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. There are no atomics, so the result is
-// bitwise reproducible. Per step a CTA reads q and dout of 64 rows from L2: 16 KiB at heads of 64 in bf16, for 2.1
-// MFLOP. The bound is the bandwidth of shared memory, as for dq: 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a
-// warp.
+// A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. Per step a CTA reads q and dout of 64
+// rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bound is the bandwidth of shared memory, as for dq:
+// 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
+//
+// With kAddsDq there is a fifth product, dq = ds k, and the kernel for dq is not needed: 5 products instead of 7. It
+// sums over keys, which are divided among the warps. Each warp therefore writes its ds^T to shared memory, and after a
+// barrier multiplies the ds of 16 rows and all 64 keys by k. The sums of a step are rounded to multiples of the row's
+// rounding unit (nsa/gpu/rounding_unit.cu) and added to dq in L2. All additions are exact then, so their order does not
+// matter, and the result is bitwise reproducible. 20 more ldmatrix and 32 more mma of a warp.
 //
 // Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces of
 // about equal size (KeyWorkList), and a second kernel adds the partial sums of a block's pieces in order.
 #include <limits>
 
-#include "kernels/nsa/gpu/attend.cuh"
+#include "kernels/nsa/gpu/dkdv_merge.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -40,6 +46,10 @@ struct DkdvArgs {
   KeyWorkList list;
   RowBytes q_bytes, dout_bytes;
   bool whole_rows;  // whether neither q_bytes nor dout_bytes is zero
+  // With kAddsDq. Rows are whole_rows there, and heads have Tile::kColumns columns or half as many.
+  View<const float> rounding_unit;
+  View<float> dq;
+  int part_tokens;  // of contiguous rows (find_part); 0: they are cut into pieces of about equal size (find_work)
 };
 
 // What the kernel reads for each query row of a stage, apart from q and dout: the softmax statistics, the gate, and the
@@ -49,12 +59,82 @@ struct RowStats {
   float lse[kCount], delta[kCount], gate[kCount];
   int2 range[kCount];  // the row sees the keys [x, y)
 };
+// What it reads in addition with kAddsDq.
+template <int kCount>
+struct DqRows {
+  float rounding_unit[kCount];
+  int at[kCount];  // offset of the row's dq, in units of 16 bytes; -1: the row does not exist, or sees none of the keys
+};
+
+// With kAddsDq: one warp's part of dq += ds k for the rows of a stage, 16 rows and 64 columns. ds: ds^T of all keys of
+// the CTA and the stage's rows; k: the CTA's keys. The sums pass through `sums`, 4 KiB of the warp's own, so that each
+// addition to global memory takes whole rows: additions of a few columns of many rows cost several times as much.
+template <class Tile>
+__device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
+                                       float* sums, const DqRows<Tile::kKeys>& rows, float* dq_group, float scale) {
+  constexpr int kRowTiles = Tile::kKeys / 16, kColumns = 64;
+  static_assert(Tile::kThreads / 32 / kRowTiles * kColumns == Tile::kColumns);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row0 = warp % kRowTiles * 16, column0 = warp / kRowTiles * kColumns;
+  const __nv_bfloat16* ds_at = ds + (lane % 8 + lane / 16 * 8) * stride_ds + row0 + lane / 8 % 2 * 8;
+  const __nv_bfloat16* k_at = k + lane % 16 * stride_k + column0 + lane / 16 * 8;
+  float dq[kColumns / 8][4] = {};
+#pragma unroll
+  for (int key = 0; key < Tile::kRows; key += 16) {
+    uint32_t a_fragment[4];
+    load_matrices_transposed(a_fragment, ds_at + key * stride_ds);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j += 2) {
+      uint32_t b_fragment[4];
+      load_matrices_transposed(b_fragment, k_at + key * stride_k + 8 * j);
+      mma_m16n8k16(dq[j], a_fragment, b_fragment[0], b_fragment[1]);
+      mma_m16n8k16(dq[j + 1], a_fragment, b_fragment[2], b_fragment[3]);
+    }
+  }
+  // Column c of row r of `sums` is at r * kColumns + (c ^ r % 4 * 8), so that four rows are in different banks.
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = fragment_row() + 8 * i;
+    const float unit = rows.rounding_unit[row0 + row];
+    const auto rounded = [&](float x) {
+      const float c = copysignf(unit, x);
+      return __fsub_rn(fmaf(x, scale, c), c);
+    };
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+      *reinterpret_cast<float2*>(sums + row * kColumns + ((8 * j + fragment_column()) ^ row % 4 * 8)) =
+          make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+  }
+  __syncwarp();
+#if __CUDA_ARCH__ >= 900
+  constexpr int kAdded = 4;  // columns per thread and addition
+#else
+  constexpr int kAdded = 1;
+#endif
+  constexpr int kPasses = 16 * kColumns / (32 * kAdded);
+#pragma unroll
+  for (int i = 0; i < kPasses; ++i) {
+    const int row = (32 * i + lane) * kAdded / kColumns, column = (32 * i + lane) * kAdded % kColumns;
+    const int at = rows.at[row0 + row];
+    if (at < 0) continue;
+    float* to = dq_group + 4 * static_cast<int64_t>(at) + column0 + column;
+    const float* from = sums + row * kColumns + (column ^ row % 4 * 8);
+    if constexpr (kAdded == 4) {
+      const float4 x = *reinterpret_cast<const float4*>(from);
+      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+                   "f"(x.w)
+                   : "memory");
+    } else {
+      asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(*from) : "memory");
+    }
+  }
+}
 
 // Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
 // sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory: k [keys][dk], v
 // [keys][dv], in the selected branch the piece's tokens [kWorkTokens] (not in CompactTile); per stage q [rows][dk],
-// dout [rows][dv] and RowStats.
-template <class T, class Tile>
+// dout [rows][dv] and RowStats, with kAddsDq also DqRows; with kAddsDq ds^T [keys][rows].
+template <class T, class Tile, bool kAddsDq>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
   constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // rows per step; output columns of this CTA
@@ -65,7 +145,9 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
   const DocumentRange range(a.range, b);
   const KeyWork work =
-      find_work(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y, a.in.first_token);
+      kAddsDq && a.part_tokens > 0
+          ? find_part(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, a.part_tokens, a.in.first_token)
+          : find_work(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y, a.in.first_token);
   if (work.count < 0) return;
   const int2 block_keys = keys_of_block(a.list, a.range, b, work.block);
   const int key0 = block_keys.x + key_tile * Tile::kRows, key_end = min(block_keys.y, key0 + Tile::kRows);
@@ -75,8 +157,11 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   T* v = k + Tile::kRows * stride_k;
   int* held = reinterpret_cast<int*>(v + Tile::kRows * stride_v);
   const bool is_listed = a.list.tokens != nullptr;
-  unsigned char* stages = reinterpret_cast<unsigned char*>(held + (is_listed && Tile::kHoldsTokens ? kWorkTokens : 0));
-  const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(RowStats<kCount>);
+  constexpr int kHeld = kAddsDq ? kDqWorkTokens : kWorkTokens, kStrideDs = tile_stride<T>(kCount);
+  T* shared_ds = reinterpret_cast<T*>(held + (is_listed && Tile::kHoldsTokens ? kHeld : 0));
+  auto* stages = reinterpret_cast<unsigned char*>(shared_ds + (kAddsDq ? Tile::kRows * kStrideDs : 0));
+  const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(RowStats<kCount>) +
+                          (kAddsDq ? sizeof(DqRows<kCount>) : 0);
   const auto load_keys = [&](T* to, int stride, int depth, const View<const T>& view) {
     load_rows<Tile::kRows, Tile::kThreads>(to, stride, depth, view, [&](int r) -> const T* {
       return key0 + r < key_end ? view.at(b, key0 + r, g) : nullptr;
@@ -109,7 +194,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     T* q = reinterpret_cast<T*>(stages + stage * stage_bytes);
     T* dout = q + kCount * stride_k;
     auto* stats = reinterpret_cast<RowStats<kCount>*>(dout + kCount * stride_v);
-    if (a.whole_rows) {
+    if (kAddsDq || a.whole_rows) {
 #pragma unroll
       for (int j = 0; j < kCount / kCopiedRows; ++j) {
         const int r = copy_row + j * kCopiedRows, row = min(row0 + r, rows - 1), bytes = row0 + r < rows ? 16 : 0;
@@ -136,9 +221,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     if (threadIdx.x >= 2 * kCount) return;
     const int r = threadIdx.x % kCount, row = min(row0 + r, rows - 1);
     const bool exists = row0 + r < rows;
-    const int i = a.in.heads.quotient(row), t = token_of(i);
+    const int i = a.in.heads.quotient(row), t = token_of(i), head = g * G + row - i * G;
     if (threadIdx.x < kCount) {
-      const int head = g * G + row - i * G;
       copy_async_4(&stats->lse[r], a.lse.at(b, t, head), exists);
       copy_async_4(&stats->delta[r], a.delta.at(b, t, head), exists);
     } else {
@@ -146,21 +230,37 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
         copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
       else
         stats->gate[r] = 1.0f;
-      stats->range[r] = exists ? make_int2(range.low(t), range.high(t)) : make_int2(0, 0);
+      const int2 seen = exists ? make_int2(range.low(t), range.high(t)) : make_int2(0, 0);
+      stats->range[r] = seen;
+      if constexpr (kAddsDq) {
+        auto* dq_rows = reinterpret_cast<DqRows<kCount>*>(stats + 1);
+        copy_async_4(&dq_rows->rounding_unit[r], a.rounding_unit.at(b, t, head), exists);
+        const int at =
+            (t - a.in.first_token) * static_cast<int>(a.dq.row / 4) + (head - g * G) * static_cast<int>(a.dq.head / 4);
+        dq_rows->at[r] = seen.x < key_end && seen.y > key0 ? at : -1;
+      }
     }
   };
 
   constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // one CTA has all columns, and column0 is 0
-  const bool has_dk = kOneChunk || column0 < a.dk.width, has_dv = kOneChunk || column0 < a.dv.width;
+  const bool has_dk = kOneChunk || kAddsDq || column0 < a.dk.width;
+  const bool has_dv = kOneChunk || kAddsDq || column0 < a.dv.width;
   const int warp_row = 16 * (threadIdx.x / 32), warp_key = key0 + warp_row;
   const float scale = a.in.scale_log2();
   float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
-  int row0 = -kCount;
+  // CTAs that run at the same time have neighbouring keys, and mostly the same rows. With kAddsDq and contiguous tokens
+  // they therefore take their rows in a circle, so that they use the same rows at the same time: if each began with its
+  // first row, the rows between the first and the last CTA's would exceed L2 in a long window branch.
+  const int steps = ceil_div(rows, kCount);
+  int step = 0, row0 = -kCount;
+  if (kAddsDq && !is_listed && steps > 0) row0 = (steps - 1 - work.first * G / kCount % steps) * kCount - kCount;
   pipeline<int>(
       a.in.stages,
       [&](int& next) {
-        next = row0 += kCount;
-        return row0 < rows;
+        row0 += kCount;
+        if (row0 >= rows) row0 = 0;
+        next = row0;
+        return step++ < steps;
       },
       load,
       [&](int now, int stage) {
@@ -168,40 +268,63 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
         const T* dout = q + kCount * stride_k;
         const auto& stats = *reinterpret_cast<const RowStats<kCount>*>(dout + kCount * stride_v);
         const int2 first = stats.range[0], last = stats.range[min(kCount, rows - now) - 1];  // bounds ascend with rows
-        if (warp_key >= key_end || last.y <= warp_key || first.x >= warp_key + 16) return;
+        // The first row and the last bound the keys that the stage's rows see. A warp skips a step whose rows see none
+        // of its keys; with kAddsDq its ds are 0 then, and the CTA skips a step whose rows see none of the CTA's keys.
+        const bool skips = warp_key >= key_end || last.y <= warp_key || first.x >= warp_key + 16;
+        if (kAddsDq ? last.y <= key0 || first.x >= key_end : skips) return;
         const bool all = now + kCount <= rows && last.x <= warp_key && first.y >= warp_key + 16;
 
         float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
-        multiply_nt<kCount>(p, k + warp_row * stride_k, q, stride_k, depth_k);
-        multiply_nt<kCount>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
-        // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that element
-        // [j][e] of p and ds belongs to.
-        const auto column_of = [](int j, int e) { return 8 * j + fragment_column() + e % 2; };
+        if (!kAddsDq || !skips) {
+          multiply_nt<kCount>(p, k + warp_row * stride_k, q, stride_k, depth_k);
+          multiply_nt<kCount>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
+          // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that element
+          // [j][e] of p and ds belongs to.
+          const auto column_of = [](int j, int e) { return 8 * j + fragment_column() + e % 2; };
 #pragma unroll
-        for (int j = 0; j < kCount / 8; ++j)
+          for (int j = 0; j < kCount / 8; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e)
-            p[j][e] = exp2_approx(fmaf(p[j][e], scale, -(stats.lse[column_of(j, e)] * kLog2e)));
-        if (!all) {  // clears p of unseen keys; a row that sees no key has lse = -inf, so its p is inf before
+            for (int e = 0; e < 4; ++e)
+              p[j][e] = exp2_approx(fmaf(p[j][e], scale, -(stats.lse[column_of(j, e)] * kLog2e)));
+          if (!all) {  // clears p of unseen keys; a row that sees no key has lse = -inf, so its p is inf before
+#pragma unroll
+            for (int j = 0; j < kCount / 8; ++j)
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                const int2 seen = stats.range[column_of(j, e)];
+                const int key = warp_key + fragment_row() + 8 * (e / 2);
+                if (key < seen.x || key >= seen.y) p[j][e] = 0.0f;
+              }
+          }
 #pragma unroll
           for (int j = 0; j < kCount / 8; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-              const int2 seen = stats.range[column_of(j, e)];
-              const int key = warp_key + fragment_row() + 8 * (e / 2);
-              if (key < seen.x || key >= seen.y) p[j][e] = 0.0f;
+              const float delta = stats.delta[column_of(j, e)], gate = stats.gate[column_of(j, e)];
+              ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta));
+              p[j][e] *= gate;
             }
         }
+        if constexpr (kAddsDq) {
 #pragma unroll
-        for (int j = 0; j < kCount / 8; ++j)
+          for (int j = 0; j < kCount / 8; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float delta = stats.delta[column_of(j, e)], gate = stats.gate[column_of(j, e)];
-            ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta));
-            p[j][e] *= gate;
-          }
-        if (has_dv) multiply_nn<kCount, kColumns>(dv, p, dout + column0, stride_v);
-        if (has_dk) multiply_nn<kCount, kColumns>(dk, ds, q + column0, stride_k);
+            for (int i = 0; i < 2; ++i)
+              *reinterpret_cast<uint32_t*>(shared_ds + (warp_row + fragment_row() + 8 * i) * kStrideDs + 8 * j +
+                                           fragment_column()) = pack_bf16(ds[j][2 * i], ds[j][2 * i + 1]);
+        }
+        if (!kAddsDq || !skips) {
+          if (has_dv) multiply_nn<kCount, kColumns>(dv, p, dout + column0, stride_v);
+          if (has_dk) multiply_nn<kCount, kColumns>(dk, ds, q + column0, stride_k);
+        }
+        if constexpr (kAddsDq) {
+          __syncthreads();  // every warp has written its ds
+          // No warp reads the stage's q and dout any more; its memory holds the sums.
+          static_assert(2 * kCount * kColumns * sizeof(T) >= Tile::kThreads / 32 * 16 * 64 * sizeof(float));
+          float* sums = reinterpret_cast<float*>(stages + stage * stage_bytes) + threadIdx.x / 32 * 16 * 64;
+          add_dq<Tile>(shared_ds, kStrideDs, k, stride_k, sums, *reinterpret_cast<const DqRows<kCount>*>(&stats + 1),
+                       a.dq.at(b, a.in.first_token, g * G), a.in.scale);
+        }
       });
 
   const int width = a.dk.width + a.dv.width;
@@ -226,37 +349,6 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   }
 }
 
-// Computes dk and dv of every block that has several pieces, by adding the partial sums of its pieces in order. Grid: x
-// the block, y the sequence and group, z a group of kMergeKeys keys of the block. A thread adds one column at a time,
-// so heads may have any width; bwd_dkdv_merge_kernel (nsa/sm90/dkdv.cu) loads four at a time, for widths that are
-// multiples of 64.
-constexpr int kMergeKeys = 8;
-__global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
-                                               const KeyRange range) {
-  const int block = blockIdx.x, bg = blockIdx.y, width = dk.width + dv.width;
-  int2 slots;
-  if (list.block_slots != nullptr) {
-    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
-  } else {
-    const int parts = list.pieces / list.blocks;
-    slots = make_int2((bg * list.blocks + block) * parts, parts);
-  }
-  if (slots.y <= 1) return;
-  const int2 block_keys = keys_of_block(list, range, bg / groups, block);
-  for (int i = threadIdx.x; i < kMergeKeys * width; i += blockDim.x) {
-    const int in_block = blockIdx.z * kMergeKeys + i / width, column = i % width;
-    const int key = block_keys.x + in_block;
-    if (key >= block_keys.y) continue;
-    float sum = 0.0f;
-    for (int part = 0; part < slots.y; ++part)
-      sum += list.partial[(static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * width + column];
-    if (column < dk.width)
-      dk.store(bg / groups, key, bg % groups, column, sum);
-    else
-      dv.store(bg / groups, key, bg % groups, column - dk.width, sum);
-  }
-}
-
 // Returns the strides of a tensor, or zeros if RowBytes does not allow them. depth: the columns of a row in shared
 // memory, padded ones included.
 template <class T>
@@ -266,54 +358,103 @@ RowBytes row_bytes(const View<T>& v, int depth) {
   return {static_cast<uint32_t>(v.row * sizeof(T)), static_cast<uint32_t>(v.head * sizeof(T))};
 }
 
+// Queues the kernel and the merge of the pieces' partial sums.
+template <class T, class Tile, bool kAddsDq>
+void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const AttendGradOut& out, const AttendGradIn& grad,
+                 const AttendIn& in, const KeyRange& range, const KeyWorkList& list, int part_tokens) {
+  static_assert(sizeof(RowStats<Tile::kKeys>) == Tile::kKeys * kRowStatsBytes);
+  static_assert(sizeof(DqRows<Tile::kKeys>) == Tile::kKeys * kDqRowBytes);
+  DkdvArgs<T> a{make_attend<T>(op, in, plan.stages),
+                make_query_view<const T>(in, grad.dout),
+                make_query_view<const float>(in, grad.lse),
+                make_query_view<const float>(in, grad.delta),
+                make_query_view<const float>(in, grad.gate),
+                make_grad_view(out.dk),
+                make_grad_view(out.dv),
+                range,
+                list};
+  a.q_bytes = row_bytes(a.in.q, a.in.depth_k);
+  a.dout_bytes = row_bytes(a.dout, a.in.depth_v);
+  a.whole_rows = a.q_bytes.token > 0 && a.dout_bytes.token > 0;
+  if constexpr (kAddsDq) {
+    TRIAD_CHECK(a.whole_rows, "{}: strides of q {} or dout {} that 32 bits do not hold", op, in.q.str(),
+                grad.dout.str());
+    a.rounding_unit = make_query_view<const float>(in, grad.rounding_unit);
+    a.dq = make_query_view<float>(in, out.dq);
+    a.part_tokens = part_tokens;
+  }
+  const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
+  const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
+  const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, Tile::kRows));
+  launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile, kAddsDq>, dim3(list.pieces, bgs, depth), dim3(Tile::kThreads),
+         plan.bytes, a);
+  merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
+}
+
+// Queues the kernel with kAddsDq. The caller has checked that the operands are bf16, and heads (64, 64) or (128, 128),
+// for which choose_tile never returns CompactTile.
+void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                  const KeyRange& range, const KeyWorkList& list, int part_tokens) {
+  dispatch_attend(ctx, op, PortableKernel::dq_dk_dv, in, list.tokens != nullptr ? kDqWorkTokens : 0,
+                  [&]<class T, class Tile>(const TilePlan& plan) {
+                    if constexpr (std::is_same_v<T, __nv_bfloat16> && !std::is_same_v<Tile, CompactTile>)
+                      launch_dkdv<T, Tile, true>(ctx, op, plan, out, grad, in, range, list, part_tokens);
+                  });
+}
+
+constexpr int64_t kPieces = 1024;  // the pieces to aim at, about 8 for each of the 132 SMs of an H100
+
+// The work list of a branch whose tokens see one range of keys (window, compressed, dense), with `parts` pieces for
+// each block.
+KeyWorkList contiguous_list(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range, int64_t parts) {
+  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);
+  KeyWorkList list{.block_keys = kRows, .blocks = static_cast<int>(blocks), .pieces = static_cast<int>(blocks * parts)};
+  if (parts > 1)
+    list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kRows, in.k.size(3) + in.v.size(3)}).ptr<float>();
+  return list;
+}
+
 }  // namespace
 
 void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                    const KeyRange& range, const KeyWorkList& list) {
-  const auto sequences_and_groups = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
-  const int64_t listed_tokens = list.tokens != nullptr ? kWorkTokens : 0;
-  dispatch_attend(ctx, op, PortableKernel::dkdv, in, listed_tokens, [&]<class T, class Tile>(const TilePlan& plan) {
-    static_assert(sizeof(RowStats<Tile::kKeys>) == Tile::kKeys * kRowStatsBytes);
-    DkdvArgs<T> a{make_attend<T>(op, in, plan.stages),
-                  make_query_view<const T>(in, grad.dout),
-                  make_query_view<const float>(in, grad.lse),
-                  make_query_view<const float>(in, grad.delta),
-                  make_query_view<const float>(in, grad.gate),
-                  make_grad_view(out.dk),
-                  make_grad_view(out.dv),
-                  range,
-                  list};
-    a.q_bytes = row_bytes(a.in.q, a.in.depth_k);
-    a.dout_bytes = row_bytes(a.dout, a.in.depth_v);
-    a.whole_rows = a.q_bytes.token > 0 && a.dout_bytes.token > 0;
-    const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
-    const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, Tile::kRows));
-    launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth),
-           dim3(Tile::kThreads), plan.bytes, a);
-  });
-  if (list.partial == nullptr) return;
-  const dim3 grid(list.blocks, sequences_and_groups, ceil_div(list.block_keys, kMergeKeys));
-  launch(ctx, op, bwd_dkdv_merge_portable_kernel, grid, dim3(256), 0, make_grad_view(out.dk), make_grad_view(out.dv),
-         list, static_cast<int>(in.k.size(2)), range);
+  dispatch_attend(ctx, op, PortableKernel::dkdv, in, list.tokens != nullptr ? kWorkTokens : 0,
+                  [&]<class T, class Tile>(const TilePlan& plan) {
+                    launch_dkdv<T, Tile, false>(ctx, op, plan, out, grad, in, range, list, 0);
+                  });
+}
+
+void backward_listed_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                              const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
+  run_dq_dk_dv(ctx, op, out, grad, in, range, list, 0);
+}
+
+void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                             const AttendIn& in, const KeyRange& range) {
+  Scratch::Scope scope(ctx.scratch);
+  if (range.keys == 0) return;
+  if (range.window < end_token(in))  // a block is seen by few tokens, which no other block's pieces would share in L2
+    return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);
+  // Parts of equal length, so short that q, dout and dq of the parts that run at the same time stay in L2, but not
+  // shorter than kLeastRows, and not more than kMostPartial bytes of partial sums allow.
+  constexpr int64_t kLeastRows = 768, kMostPartial = 128 << 20;
+  const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, kRows), T = in.q.size(1);
+  const int64_t partial_bytes = blocks * kRows * (in.k.size(3) + in.v.size(3)) * int64_t{4};
+  const int64_t wanted = std::min(kMostPartial / partial_bytes, T * (in.q.size(2) / in.k.size(2)) / kLeastRows);
+  const int64_t part_tokens = ceil_div(T, blocks < kPieces ? std::max<int64_t>(1, wanted) : 1);
+  run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_list(scope, in, range, ceil_div(T, part_tokens)),
+               static_cast<int>(part_tokens));
 }
 
 KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {
-  // The goal is kPieces pieces in total, about 8 for each of the 132 SMs of an H100. A block has at most kMostParts
-  // pieces, so that scratch grows no faster than T, and T / kLeastTokens, so that pieces do not become too small.
-  constexpr int64_t kPieces = 1024, kMostParts = 16, kLeastTokens = 128;
-  KeyWorkList list{};
-  const int64_t sequences_and_groups = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);
-  if (blocks == 0) return list;
-  const int64_t parts = std::min({kMostParts, ceil_div(kPieces, sequences_and_groups * blocks),
-                                  std::max<int64_t>(1, in.q.size(1) / kLeastTokens)});
-  list.block_keys = kRows;
-  list.blocks = static_cast<int>(blocks);
-  list.pieces = static_cast<int>(blocks * parts);
-  if (parts > 1) {
-    const int64_t width = in.k.size(3) + in.v.size(3);
-    list.partial = scope.alloc(DType::f32, {sequences_and_groups * blocks * parts, kRows, width}).ptr<float>();
-  }
-  return list;
+  // A block has at most kMostParts pieces, so that scratch grows no faster than T, and T / kLeastTokens, so that pieces
+  // do not become too small.
+  constexpr int64_t kMostParts = 16, kLeastTokens = 128;
+  const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, kRows);
+  if (blocks == 0) return {};
+  return contiguous_list(
+      scope, in, range,
+      std::min({kMostParts, ceil_div(kPieces, blocks), std::max<int64_t>(1, in.q.size(1) / kLeastTokens)}));
 }
 
 }  // namespace triad::cuda

@@ -24,7 +24,7 @@ using SmallHeadTile = PortableTile<64, 64, 64, true>;
 using LargeHeadTile = PortableTile<64, 32, 128, true>;
 using CompactTile = PortableTile<32, 16, 128, false>;
 
-enum class PortableKernel { forward, dq, dkdv };
+enum class PortableKernel { forward, dq, dkdv, dq_dk_dv };
 enum class TileShape { small_heads, large_heads, compact };
 
 // A choice. stages: tiles that are in shared memory at a time: 2 for double buffering, or 1. bytes: shared memory per
@@ -37,11 +37,12 @@ struct TilePlan {
 
 struct TileProblem {
   int64_t element_bytes, dk, dv;
-  int64_t listed_tokens = 0;  // dk and dv of the selected branch: the most tokens of a piece of work
+  int64_t listed_tokens = 0;  // dkdv, dq_dk_dv of the selected branch: the most tokens of a piece of work
 };
 
 inline constexpr int64_t kTilePadBytes = 16;   // after each row of a tile, against bank conflicts
 inline constexpr int64_t kRowStatsBytes = 20;  // softmax statistics of a query row in the kernel for dk and dv
+inline constexpr int64_t kDqRowBytes = 8;      // what it reads of a row in addition if it computes dq as well
 inline constexpr int kSmallHeads = SmallHeadTile::kColumns;  // the widest small heads
 
 // The columns of a row of `width` elements in shared memory.
@@ -60,9 +61,13 @@ TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p,
   if (kernel == PortableKernel::forward) {
     kept = Tile::kRows * k;
     stage = Tile::kKeys * (k + row_bytes(Tile::kColumns));
-  } else if (kernel == PortableKernel::dkdv) {
+  } else if (kernel == PortableKernel::dkdv || kernel == PortableKernel::dq_dk_dv) {
     if (Tile::kHoldsTokens) kept += p.listed_tokens * static_cast<int64_t>(sizeof(int32_t));
     stage += Tile::kKeys * kRowStatsBytes;
+    if (kernel == PortableKernel::dq_dk_dv) {
+      kept += Tile::kRows * row_bytes(Tile::kKeys);  // ds
+      stage += Tile::kKeys * kDqRowBytes;
+    }
   }
   const int stages = kept + 2 * stage <= limits.of_each(2) ? 2 : 1;
   return {shape, stages, kept + stages * stage};

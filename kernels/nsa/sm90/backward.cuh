@@ -13,6 +13,7 @@
 #include "kernels/hopper/reduce.cuh"
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
+#include "kernels/nsa/gpu/dkdv_merge.cuh"
 
 namespace triad::cuda {
 
@@ -46,20 +47,5 @@ void dispatch_panels(const AttendIn& in, F&& f) {
       return f.template operator()<3, 2>();
   }
 }
-
-// The arguments of the kernel that sums partial dk and dv. The query rows of a block of keys may be cut into several
-// pieces; each piece has then stored fp32 sums [block_keys, dk + dv] in its slot of list.partial. The kernel adds the
-// pieces in order. It skips blocks with a single piece, which has stored dk and dv directly.
-struct MergeArgs {
-  KeyWorkList list;
-  GradView dk, dv;
-  KeyRange range;
-  int tokens, groups;
-  // If query rows are contiguous and cut into pieces at multiples of a number of tokens, this number: the pieces before
-  // a block's first row and after its last row do not exist then. 0: every block has all pieces.
-  int part_tokens = 0;
-  int first_token = 0;  // Attend::first_token, from which the pieces are counted
-};
-void merge_dkdv_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);
 
 }  // namespace triad::cuda

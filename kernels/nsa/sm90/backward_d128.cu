@@ -561,7 +561,7 @@ void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const 
                       static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
   launch(ctx, op, bwd_d128_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
+  merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
 }  // namespace

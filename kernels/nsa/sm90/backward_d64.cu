@@ -402,7 +402,7 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
                      static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
   launch(ctx, op, bwd_d64_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, a.piece_tokens, a.in.first_token}, bgs);
+  merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, a.piece_tokens, a.in.first_token}, bgs);
 }
 
 }  // namespace

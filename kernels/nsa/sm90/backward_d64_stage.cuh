@@ -48,8 +48,9 @@ struct Shared {
   Stage stages[kStages];
   unsigned char k[kTiles][kTileBytes];  // the columns are permuted (mma_dq has the reason)
   unsigned char ds[kBuffers][kTiles][kTileBytes];
+  float dq[kRoleWarps][16 * kPanel];  // what each warp of the dQ warpgroup adds to its 16 rows of dq
   Barrier full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
-  int listed[kListed ? kWorkTokens : 1];
+  int listed[kListed ? kWorkTokens * 3 / 4 : 1];
 };
 
 // A CTA's work: the keys [tile0, tile_end) of sequence b and group g, and the rows of `count` tokens that see them.
@@ -72,13 +73,8 @@ __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
   if constexpr (kListed) {
     work = a.list.work[static_cast<int64_t>(piece) * a.bgs + bg];
   } else {
-    const int parts = a.list.pieces / a.list.blocks, part = piece / a.list.blocks, block = piece % a.list.blocks;
-    const int key0 = block * a.list.block_keys, last = min(key0 + a.list.block_keys, a.range.keys) - 1;
-    const DocumentRange range(a.range, bg / a.in.groups);
-    const int begin = max(range.first_row(key0), a.in.first_token + part * a.piece_tokens);
-    const int end = min(range.end_row(last, a.in.tokens), a.in.first_token + (part + 1) * a.piece_tokens);
-    work = {block, begin, max(0, end - begin), parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
-    if (parts > 1 && begin >= end) work.count = -1;  // such a piece does not exist
+    work = find_part(a.list, DocumentRange(a.range, bg / a.in.groups), a.range.keys, a.in.tokens, piece, bg,
+                     a.piece_tokens, a.in.first_token);
   }
   const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block, kListed ? work.merged() : 0);
   const int tile0 = keys.x + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
@@ -106,7 +102,9 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
   decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
+  const int start = kListed || steps == 0 ? 0 : steps - 1 - task.first * G / kStageRows % steps;
   for (int n = warp; n < steps; n += kRoleWarps) {
+    const int row0 = (n + start) % steps * kStageRows;
     const int slot = n % kStages, use = n / kStages;
     if (use > 0) barrier_wait(&shared.empty[slot], (use - 1) & 1);
     Stage& stage = shared.stages[slot];
@@ -114,7 +112,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
     for (int half = 0; half < kStageRows; half += 32) {
       // A lane computes the address of one row, and eight lanes copy it. The rows past the end are copies of the last
       // row, with statistics that make p = 0.
-      const int r = half + lane, row = min(n * kStageRows + r, rows - 1), in_list = a.in.heads.quotient(row);
+      const int r = half + lane, row = min(row0 + r, rows - 1), in_list = a.in.heads.quotient(row);
       const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
       const int at = t - first_token, q_at = at * q_row + h * q_head, dout_at = at * dout_row + h * dout_head;
       const int to_row = swizzled(half + lane / 8, chunk);
@@ -126,7 +124,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
         copy_async_16(stage.q + to, q_chunk + 8 * q_from, 16);
         copy_async_16(stage.dout + to, dout_chunk + 8 * dout_from, 16);
       }
-      const bool exists = n * kStageRows + r < rows;
+      const bool exists = row0 + r < rows;
       if (exists)
         copy_async_8(&stage.row_stats[r], row_stats + static_cast<int64_t>(at) * G + h);
       else
@@ -160,7 +158,8 @@ __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
   constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
-  float* const base = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value()) + 4 * (lane % 4);
+  float* const base = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value()) + lane % 16 * 4;
+  float* const sums = shared.dq[warp];
   const uint32_t k = tile_descriptor(shared_address(shared.k));
   float dq[kPanel / 8][4];
   for (int n = 0; n < steps; ++n) {
@@ -173,30 +172,34 @@ __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args
     for (int i = 1; i < kDeep; ++i)
       wgmma<Major::mn, Major::mn>(dq, ds + i * (16 * kPanelRowBytes >> 4), k + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
-    int at[2];
+    const int dq_at = shared.stages[slot].dq_at[16 * warp + lane % 16];  // lanes i and 16 + i: of row i of the warp
     float rounding_unit[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 16 * warp + lane / 4 + 8 * i;
-      at[i] = shared.stages[slot].dq_at[row], rounding_unit[i] = shared.stages[slot].rounding_unit[row];
-    }
+    for (int i = 0; i < 2; ++i) rounding_unit[i] = shared.stages[slot].rounding_unit[16 * warp + lane / 4 + 8 * i];
     barrier_arrive(&shared.empty[slot]);
     wgmma_wait<0>();
     pin(dq);
     if (lane == 0) barrier_arrive(&shared.ds_empty[buffer]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (at[i] < 0) continue;
-      float* const to = base + 4 * static_cast<int64_t>(at[i]);
+      const int row = lane / 4 + 8 * i;
       const auto rounded = [&](float x) {
         const float c = copysignf(rounding_unit[i], x);
         return __fsub_rn(fmaf(x, a.in.scale, c), c);
       };
 #pragma unroll
       for (int j = 0; j < kPanel / 8; j += 2)
-        add_four(to + 8 * j, rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]), rounded(dq[j + 1][2 * i]),
-                 rounded(dq[j + 1][2 * i + 1]));
+        *reinterpret_cast<float4*>(sums + row * kPanel + ((8 * j + lane % 4 * 4) ^ row % 2 * 16)) = make_float4(
+            rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]), rounded(dq[j + 1][2 * i]), rounded(dq[j + 1][2 * i + 1]));
     }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = 2 * i + lane / 16, at = __shfl_sync(kFullWarp, dq_at, row);
+      const float4 x = *reinterpret_cast<const float4*>(sums + row * kPanel + (lane % 16 * 4 ^ row % 2 * 16));
+      if (at >= 0) add_four(base + 4 * static_cast<int64_t>(at), x.x, x.y, x.z, x.w);
+    }
+    __syncwarp();
   }
 }
 

@@ -346,47 +346,6 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 #endif
 }
 
-// Computes dk and dv of a block of keys as the sum of its pieces' partial sums. A CTA has a few keys of the block, a
-// thread four columns of one key. The portable merge kernel (nsa/gpu/dkdv.cu) has one column per thread and adds all
-// pieces of a block; this one leaves out pieces of contiguous rows that have no rows, whose partial sums were never
-// written (part_tokens). A block without any rows has no pieces, and its dk and dv become zeros here.
-constexpr int kMergeThreads = 256;
-__global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
-  const KeyWorkList& list = a.list;
-  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
-  const int2 keys = keys_of_block(list, a.range, b, block);
-  int2 slots;  // first slot of the block's partial sums, and their number
-  if (list.block_slots != nullptr) {
-    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
-    if (slots.y <= 1) return;  // the only piece stored dk and dv
-  } else {
-    const int parts = list.pieces / list.blocks;
-    int first = 0, end = parts;
-    if (a.part_tokens > 0) {  // the pieces that have rows
-      const DocumentRange range(a.range, b);
-      const int first_row = range.first_row(keys.x), end_row = range.end_row(keys.y - 1, a.tokens);
-      first = max(0, first_row - a.first_token) / a.part_tokens;
-      end = first_row < end_row && a.first_token < end_row ? ceil_div(end_row - a.first_token, a.part_tokens) : first;
-    }
-    slots = make_int2((bg * list.blocks + block) * parts + first, end - first);
-  }
-  const int width = a.dk.width + a.dv.width, column = threadIdx.x * 4;
-  const int in_block = static_cast<int>(blockIdx.z * blockDim.y + threadIdx.y);
-  const int key = keys.x + in_block;
-  if (in_block >= list.block_keys || key >= keys.y) return;
-  float4 sum = {};
-  for (int part = 0; part < slots.y; ++part) {
-    const float4 x = *reinterpret_cast<const float4*>(
-        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * width + column);
-    sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-  }
-  const bool is_dk = column < a.dk.width;
-  const GradView& out = is_dk ? a.dk : a.dv;
-  const int to = is_dk ? column : column - a.dk.width;
-  out.store(b, key, g, to, sum.x, sum.y);
-  out.store(b, key, g, to + 2, sum.z, sum.w);
-}
-
 // Computes the softmax statistics of the query rows, one thread per row (backward.cuh has the formulas).
 __global__ void __launch_bounds__(256)
     bwd_row_stats_kernel(RowStats* row_stats, const View<const float> lse, const View<const float> delta,
@@ -413,14 +372,6 @@ Tensor compute_row_stats(Context& ctx, Scratch::Scope& scope, const AttendGradIn
   return row_stats;
 }
 
-void merge_dkdv_sm90(Context& ctx, const char* op, const MergeArgs& a, int64_t sequences_and_groups) {
-  if (a.list.partial == nullptr) return;
-  const int lanes = (a.dk.width + a.dv.width) / 4, keys = kMergeThreads / lanes;
-  const dim3 grid(a.list.blocks, static_cast<unsigned>(sequences_and_groups),
-                  static_cast<unsigned>(ceil_div(a.list.block_keys, keys)));
-  launch(ctx, op, bwd_dkdv_merge_kernel, grid, dim3(lanes, keys), 0, a);
-}
-
 void backward_dkdv_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                         const AttendIn& in, const KeyRange& range, const KeyWorkList& list, const Tensor& row_stats) {
   const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
@@ -439,7 +390,7 @@ void backward_dkdv_sm90(Context& ctx, const char* op, const AttendGradOut& out, 
                          (list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0);
     launch(ctx, op, bwd_dkdv_kernel<kPanelsK, kPanelsV>, grid, dim3(kWarpgroup), bytes, a);
   });
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups}, bgs);
+  merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups}, bgs);
 }
 
 }  // namespace triad::cuda

@@ -1,8 +1,6 @@
 // Launchers of the backward of the branches and of dense attention on Hopper. nsa/dispatch/choose.cu decides which
 // calls they take.
 #pragma once
-#include <vector>
-
 #include "kernels/nsa/gpu/branch.cuh"
 
 namespace triad::cuda {
@@ -28,13 +26,5 @@ void backward_dq_selected_sm90(Context&, const char* op, const AttendGradOut&, c
                                const SelectedKeys&, const Tensor& row_stats);
 void backward_dkdv_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                         const KeyRange&, const KeyWorkList&, const Tensor& row_stats);
-
-// The rounding unit of dq: attend_rounding_unit and attend_key_norms of nsa/attend.h on the GPU.
-inline constexpr int kMostBranches = 3;
-void key_norms_sm90(Context&, Tensor norms, int64_t tokens, int64_t head_width, const std::vector<RoundingUnitBranch>&,
-                    const Documents&);
-Tensor rounding_unit_sm90(Context&, Scratch::Scope&, ConstTensor dout, ConstTensor q,
-                          const std::vector<RoundingUnitBranch>&, ConstTensor dout_norm, ConstTensor key_norms,
-                          const Documents&);
 
 }  // namespace triad::cuda

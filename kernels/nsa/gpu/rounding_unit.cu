@@ -1,8 +1,9 @@
 // The rounding unit of a row of dq: additions to the row are rounded to multiples of it, so that any order of them
 // gives the same bits (nsa/sm90/backward_d64.cu has the bound). It is computed from the norms of dout, of the keys and
 // of the values.
-#include "kernels/nsa/sm90/backward.cuh"
-#include "kernels/nsa/sm90/launch_backward.h"
+#include "kernels/nsa/gpu/rounding_unit.h"
+
+#include "kernels/nsa/gpu/attend.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -199,8 +200,8 @@ void dispatch_norms(int64_t dk, F&& f) {
 
 }  // namespace
 
-void key_norms_sm90(Context& ctx, Tensor norms, int64_t tokens, int64_t head_width,
-                    const std::vector<RoundingUnitBranch>& branches, const Documents& documents) {
+void compute_key_norms(Context& ctx, Tensor norms, int64_t tokens, int64_t head_width,
+                       const std::vector<RoundingUnitBranch>& branches, const Documents& documents) {
   static_assert(kNormKeys == kKeyNormsChunk);
   NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)),
              .norms = reinterpret_cast<float2*>(norms.data),
@@ -218,9 +219,9 @@ void key_norms_sm90(Context& ctx, Tensor norms, int64_t tokens, int64_t head_wid
   });
 }
 
-Tensor rounding_unit_sm90(Context& ctx, Scratch::Scope& scope, ConstTensor dout, ConstTensor q,
-                          const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm, ConstTensor key_norms,
-                          const Documents& documents) {
+Tensor compute_rounding_unit(Context& ctx, Scratch::Scope& scope, ConstTensor dout, ConstTensor q,
+                             const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm,
+                             ConstTensor key_norms, const Documents& documents) {
   const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
   const auto heads = Divisor(static_cast<int>(G));
   const int rows = static_cast<int>(q.size(1) * G);
@@ -228,7 +229,7 @@ Tensor rounding_unit_sm90(Context& ctx, Scratch::Scope& scope, ConstTensor dout,
   Scratch::Scope inner(ctx.scratch);
   if (key_norms.empty()) {
     const Tensor made = inner.alloc(DType::f32, key_norms_shape(branches, documents));
-    key_norms_sm90(ctx, made, q.size(1), q.size(3), branches, documents);
+    compute_key_norms(ctx, made, q.size(1), q.size(3), branches, documents);
     key_norms = made;
   }
   if (dout_norm.empty()) {

@@ -11,7 +11,7 @@
 //
 // With kAddsDq there is a fifth product, dq = ds k, and the kernel for dq is not needed: 5 products instead of 7. It
 // sums over keys, which are divided among the warps. Each warp therefore writes its ds^T to shared memory, and after a
-// barrier multiplies the ds of 16 rows and all 64 keys by k. The sums of a step are rounded to multiples of the row's
+// barrier multiplies the ds of some rows and all 64 keys by k. The sums of a step are rounded to multiples of the row's
 // rounding unit (nsa/gpu/rounding_unit.cu) and added to dq in L2. All additions are exact then, so their order does not
 // matter, and the result is bitwise reproducible. 20 more ldmatrix and 32 more mma of a warp.
 //
@@ -66,34 +66,62 @@ struct DqRows {
   int at[kCount];  // offset of the row's dq, in units of 16 bytes; -1: the row does not exist, or sees none of the keys
 };
 
-// With kAddsDq: one warp's part of dq += ds k for the rows of a stage, 16 rows and 64 columns. ds: ds^T of all keys of
+// Adds N neighbouring floats to global memory, in L2, if `exists`. The instruction itself is conditional: branches
+// around it would make the kernel 3% slower.
+template <int N>
+__device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool exists) {
+  static_assert(N == 1 || N == 4);
+  if constexpr (N == 4)
+    asm volatile(R"({
+        .reg .pred exists;
+        setp.ne.s32 exists, %5, 0;
+        @exists red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};
+        })" ::"l"(to),
+                 "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<int>(exists))
+                 : "memory");
+  else
+    asm volatile(R"({
+        .reg .pred exists;
+        setp.ne.s32 exists, %2, 0;
+        @exists red.relaxed.gpu.global.add.f32 [%0], %1;
+        })" ::"l"(to),
+                 "f"(x[0]), "r"(static_cast<int>(exists))
+                 : "memory");
+}
+
+// With kAddsDq: one warp's part of dq += ds k for the rows of a stage, 32 rows and 32 columns. ds: ds^T of all keys of
 // the CTA and the stage's rows; k: the CTA's keys. The sums pass through `sums`, 4 KiB of the warp's own, so that each
-// addition to global memory takes whole rows: additions of a few columns of many rows cost several times as much.
+// addition to global memory takes 128 bytes of a row: additions of a few columns of many rows cost several times as
+// much.
 template <class Tile>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
                                        float* sums, const DqRows<Tile::kKeys>& rows, float* dq_group, float scale) {
-  constexpr int kRowTiles = Tile::kKeys / 16, kColumns = 64;
-  static_assert(Tile::kThreads / 32 / kRowTiles * kColumns == Tile::kColumns);
+  constexpr int kSide = 32, kRowTiles = Tile::kKeys / kSide;
+  static_assert(Tile::kThreads / 32 / kRowTiles * kSide == Tile::kColumns);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row0 = warp % kRowTiles * 16, column0 = warp / kRowTiles * kColumns;
+  const int row0 = warp % kRowTiles * kSide, column0 = warp / kRowTiles * kSide;
   const __nv_bfloat16* ds_at = ds + (lane % 8 + lane / 16 * 8) * stride_ds + row0 + lane / 8 % 2 * 8;
   const __nv_bfloat16* k_at = k + lane % 16 * stride_k + column0 + lane / 16 * 8;
-  float dq[kColumns / 8][4] = {};
+  float dq[2][kSide / 8][4] = {};  // [i]: rows 16 i to 16 i + 15
 #pragma unroll
   for (int key = 0; key < Tile::kRows; key += 16) {
-    uint32_t a_fragment[4];
-    load_matrices_transposed(a_fragment, ds_at + key * stride_ds);
+    uint32_t a_fragment[2][4];
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; j += 2) {
+    for (int i = 0; i < 2; ++i) load_matrices_transposed(a_fragment[i], ds_at + key * stride_ds + 16 * i);
+#pragma unroll
+    for (int j = 0; j < kSide / 8; j += 2) {
       uint32_t b_fragment[4];
       load_matrices_transposed(b_fragment, k_at + key * stride_k + 8 * j);
-      mma_m16n8k16(dq[j], a_fragment, b_fragment[0], b_fragment[1]);
-      mma_m16n8k16(dq[j + 1], a_fragment, b_fragment[2], b_fragment[3]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        mma_m16n8k16(dq[i][j], a_fragment[i], b_fragment[0], b_fragment[1]);
+        mma_m16n8k16(dq[i][j + 1], a_fragment[i], b_fragment[2], b_fragment[3]);
+      }
     }
   }
-  // Column c of row r of `sums` is at r * kColumns + (c ^ r % 4 * 8), so that four rows are in different banks.
+  // Column c of row r of `sums` is at r * kSide + (c ^ r % 4 * 8), so that four rows are in different banks.
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 4; ++i) {
     const int row = fragment_row() + 8 * i;
     const float unit = rows.rounding_unit[row0 + row];
     const auto rounded = [&](float x) {
@@ -101,32 +129,38 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
       return __fsub_rn(fmaf(x, scale, c), c);
     };
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j)
-      *reinterpret_cast<float2*>(sums + row * kColumns + ((8 * j + fragment_column()) ^ row % 4 * 8)) =
-          make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+    for (int j = 0; j < kSide / 8; ++j) {
+      const float(&x)[4] = dq[i / 2][j];
+      *reinterpret_cast<float2*>(sums + row * kSide + ((8 * j + fragment_column()) ^ row % 4 * 8)) =
+          make_float2(rounded(x[i % 2 * 2]), rounded(x[i % 2 * 2 + 1]));
+    }
   }
   __syncwarp();
 #if __CUDA_ARCH__ >= 900
-  constexpr int kAdded = 4;  // columns per thread and addition
+  constexpr int kAdded = 4;  // columns that a thread adds at a time
 #else
   constexpr int kAdded = 1;
 #endif
-  constexpr int kPasses = 16 * kColumns / (32 * kAdded);
+  // A warp adds kAdded rows at a time. It loads several before it adds them, so as not to wait for each load.
+  constexpr int kBatch = 8;
+  const int lane_row = lane * kAdded / kSide, column = lane * kAdded % kSide;
 #pragma unroll
-  for (int i = 0; i < kPasses; ++i) {
-    const int row = (32 * i + lane) * kAdded / kColumns, column = (32 * i + lane) * kAdded % kColumns;
-    const int at = rows.at[row0 + row];
-    if (at < 0) continue;
-    float* to = dq_group + 4 * static_cast<int64_t>(at) + column0 + column;
-    const float* from = sums + row * kColumns + (column ^ row % 4 * 8);
-    if constexpr (kAdded == 4) {
-      const float4 x = *reinterpret_cast<const float4*>(from);
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
-                   "f"(x.w)
-                   : "memory");
-    } else {
-      asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(*from) : "memory");
+  for (int first = 0; first < kSide; first += kBatch * kAdded) {
+    float x[kBatch][kAdded];
+    int at[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first + i * kAdded + lane_row;
+      const float* from = sums + row * kSide + (column ^ row % 4 * 8);
+      at[i] = rows.at[row0 + row];
+      if constexpr (kAdded == 4)
+        *reinterpret_cast<float4*>(x[i]) = *reinterpret_cast<const float4*>(from);
+      else
+        x[i][0] = *from;
     }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      add_columns(dq_group + 4 * static_cast<int64_t>(at[i]) + column0 + column, x[i], at[i] >= 0);
   }
 }
 
@@ -248,12 +282,12 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const int warp_row = 16 * (threadIdx.x / 32), warp_key = key0 + warp_row;
   const float scale = a.in.scale_log2();
   float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
-  // CTAs that run at the same time have neighbouring keys, and mostly the same rows. With kAddsDq and contiguous tokens
-  // they therefore take their rows in a circle, so that they use the same rows at the same time: if each began with its
-  // first row, the rows between the first and the last CTA's would exceed L2 in a long window branch.
+  // In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. A CTA
+  // takes its rows in a circle there: after the last row comes the first one. It begins such that the others use the
+  // same rows at the same time. If each began with its first row, a long sequence's rows in use would exceed L2.
   const int steps = ceil_div(rows, kCount);
-  int step = 0, row0 = -kCount;
-  if (kAddsDq && !is_listed && steps > 0) row0 = (steps - 1 - work.first * G / kCount % steps) * kCount - kCount;
+  const bool circles = !is_listed && a.range.window < a.in.tokens && steps > 0;
+  int step = 0, row0 = circles ? (steps - 2 - work.first * G / kCount % steps) * kCount : -kCount;
   pipeline<int>(
       a.in.stages,
       [&](int& next) {
@@ -320,8 +354,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
         if constexpr (kAddsDq) {
           __syncthreads();  // every warp has written its ds
           // No warp reads the stage's q and dout any more; its memory holds the sums.
-          static_assert(2 * kCount * kColumns * sizeof(T) >= Tile::kThreads / 32 * 16 * 64 * sizeof(float));
-          float* sums = reinterpret_cast<float*>(stages + stage * stage_bytes) + threadIdx.x / 32 * 16 * 64;
+          static_assert(2 * kCount * kColumns * sizeof(T) >= Tile::kThreads / 32 * 32 * 32 * sizeof(float));
+          float* sums = reinterpret_cast<float*>(stages + stage * stage_bytes) + threadIdx.x / 32 * 32 * 32;
           add_dq<Tile>(shared_ds, kStrideDs, k, stride_k, sums, *reinterpret_cast<const DqRows<kCount>*>(&stats + 1),
                        a.dq.at(b, a.in.first_token, g * G), a.in.scale);
         }

@@ -48,9 +48,8 @@ struct Shared {
   Stage stages[kStages];
   unsigned char k[kTiles][kTileBytes];  // the columns are permuted (mma_dq has the reason)
   unsigned char ds[kBuffers][kTiles][kTileBytes];
-  float dq[kRoleWarps][16 * kPanel];  // what each warp of the dQ warpgroup adds to its 16 rows of dq
   Barrier full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
-  int listed[kListed ? kWorkTokens * 3 / 4 : 1];
+  int listed[kListed ? kWorkTokens : 1];
 };
 
 // A CTA's work: the keys [tile0, tile_end) of sequence b and group g, and the rows of `count` tokens that see them.
@@ -102,7 +101,11 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
   decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
-  const int start = kListed || steps == 0 ? 0 : steps - 1 - task.first * G / kStageRows % steps;
+  // In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. A CTA
+  // takes its rows in a circle there: after the last row comes the first one. It begins such that the others use the
+  // same rows at the same time. If each began with its first row, a long sequence's rows in use would exceed L2.
+  const bool circles = !kListed && a.range.window < a.in.tokens && steps > 0;
+  const int start = circles ? steps - 1 - task.first * G / kStageRows % steps : 0;
   for (int n = warp; n < steps; n += kRoleWarps) {
     const int row0 = (n + start) % steps * kStageRows;
     const int slot = n % kStages, use = n / kStages;
@@ -158,8 +161,7 @@ __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
   constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
-  float* const base = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value()) + lane % 16 * 4;
-  float* const sums = shared.dq[warp];
+  float* const base = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value()) + 4 * (lane % 4);
   const uint32_t k = tile_descriptor(shared_address(shared.k));
   float dq[kPanel / 8][4];
   for (int n = 0; n < steps; ++n) {
@@ -172,34 +174,30 @@ __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args
     for (int i = 1; i < kDeep; ++i)
       wgmma<Major::mn, Major::mn>(dq, ds + i * (16 * kPanelRowBytes >> 4), k + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
-    const int dq_at = shared.stages[slot].dq_at[16 * warp + lane % 16];  // lanes i and 16 + i: of row i of the warp
+    int at[2];
     float rounding_unit[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rounding_unit[i] = shared.stages[slot].rounding_unit[16 * warp + lane / 4 + 8 * i];
+    for (int i = 0; i < 2; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * i;
+      at[i] = shared.stages[slot].dq_at[row], rounding_unit[i] = shared.stages[slot].rounding_unit[row];
+    }
     barrier_arrive(&shared.empty[slot]);
     wgmma_wait<0>();
     pin(dq);
     if (lane == 0) barrier_arrive(&shared.ds_empty[buffer]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = lane / 4 + 8 * i;
+      if (at[i] < 0) continue;
+      float* const to = base + 4 * static_cast<int64_t>(at[i]);
       const auto rounded = [&](float x) {
         const float c = copysignf(rounding_unit[i], x);
         return __fsub_rn(fmaf(x, a.in.scale, c), c);
       };
 #pragma unroll
       for (int j = 0; j < kPanel / 8; j += 2)
-        *reinterpret_cast<float4*>(sums + row * kPanel + ((8 * j + lane % 4 * 4) ^ row % 2 * 16)) = make_float4(
-            rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]), rounded(dq[j + 1][2 * i]), rounded(dq[j + 1][2 * i + 1]));
+        add_four(to + 8 * j, rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]), rounded(dq[j + 1][2 * i]),
+                 rounded(dq[j + 1][2 * i + 1]));
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int row = 2 * i + lane / 16, at = __shfl_sync(kFullWarp, dq_at, row);
-      const float4 x = *reinterpret_cast<const float4*>(sums + row * kPanel + (lane % 16 * 4 ^ row % 2 * 16));
-      if (at >= 0) add_four(base + 4 * static_cast<int64_t>(at), x.x, x.y, x.z, x.w);
-    }
-    __syncwarp();
   }
 }
 

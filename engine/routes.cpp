@@ -20,11 +20,11 @@ Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Co
   return counts.emplace_back(std::move(fresh));
 }
 
-bool may_be_fused(KernelChoice choice) { return choice != KernelChoice::general && choice != KernelChoice::reference; }
-
 }  // namespace
 
-bool KernelChoices::fused_branches() const { return may_be_fused(cmp) && may_be_fused(sel) && may_be_fused(win); }
+bool KernelChoices::reference_branches() const {
+  return cmp == KernelChoice::reference || sel == KernelChoice::reference || win == KernelChoice::reference;
+}
 
 std::string Routes::Count::shapes() const {
   return first.rank == 0 ? "" : fmt::format("{} {} {}", name_of(dtype), first.str(), second.str());

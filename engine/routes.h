@@ -27,7 +27,7 @@ enum class KernelChoice { automatic, fused, general, reference, candidate };
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
   static KernelChoices all(KernelChoice choice) { return {choice, choice, choice, choice}; }
-  bool fused_branches() const;  // no branch is general or reference
+  bool reference_branches() const;  // whether a branch is `reference`
   friend bool operator==(const KernelChoices&, const KernelChoices&) = default;
 };
 

@@ -26,11 +26,6 @@ void check_tables(const char* op, const AttendIn& in) {
               d.part.first_key, d.part.first_key + tokens);
 }
 
-bool any_reference(const KernelChoices& wanted) {
-  return wanted.cmp == KernelChoice::reference || wanted.sel == KernelChoice::reference ||
-         wanted.win == KernelChoice::reference;
-}
-
 }  // namespace
 
 void check_keys_held(const char* op, const AttendIn& in, int64_t first) {
@@ -93,7 +88,7 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
   if (ctx.device.is_cuda()) {
     // The reference's kernels compute in f32, where a rounding unit would cost precision.
     if constexpr (kBuiltWithCuda)
-      if (!any_reference(ctx.routes.wanted()))
+      if (!ctx.routes.wanted().reference_branches())
         return cuda::attend_rounding_unit(ctx, scope, dq, dout, q, branches, dout_norm, key_norms, documents);
   }
   return {};
@@ -112,7 +107,7 @@ void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor 
   check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches, documents), acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
-      if (!any_reference(ctx.routes.wanted()))
+      if (!ctx.routes.wanted().reference_branches())
         return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches, documents);
   }
 }

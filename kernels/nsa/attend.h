@@ -45,7 +45,7 @@ struct RoundingUnitBranch {
   int64_t d = 1;  // tokens from one key to the next: the stride of compressed keys
 };
 // Returns a rounding unit for each row of dq, [B,T,Hq] acc, if the backward kernels add to dq from several CTAs with
-// atomics (nsa/sm90/rounding_unit.cu); otherwise an absent tensor. The kernels round every term to a multiple of the
+// atomics (nsa/gpu/rounding_unit.cu); otherwise an absent tensor. The kernels round every term to a multiple of the
 // unit, a power of two so large that every partial sum of the row fits the 24 bits of an fp32 mantissa. All additions
 // are then exact, and the bits of dq do not depend on their order. dq must be zero before the first branch's backward,
 // and other terms may be added only after the last one's.

@@ -467,7 +467,7 @@ void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& 
                              const AttendIn& in, const KeyRange& range) {
   Scratch::Scope scope(ctx.scratch);
   if (range.keys == 0) return;
-  if (range.window < end_token(in))  // a block is seen by few tokens, which no other block's pieces would share in L2
+  if (range.window < end_token(in))  // few tokens see a block: each block's own tokens are cut
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);
   // Parts of equal length, so short that q, dout and dq of the parts that run at the same time stay in L2, but not
   // shorter than kLeastRows, and not more than kMostPartial bytes of partial sums allow.

@@ -16,7 +16,7 @@
 // exact. The bound, summed over the branches, is
 //   |sum over any keys of ds k / sqrt(dk)| <= (gate |dout| max|v| + |delta|) max_j|k_j| / sqrt(dk).
 // For random rows it is about 2^11 |dq|, so u is 2^-13 |dq|: the rounding noise of 40 addends (2^-12) is below that of
-// p and ds in bf16 (2^-10). nsa/sm90/rounding_unit.cu computes it.
+// p and ds in bf16 (2^-10). nsa/gpu/rounding_unit.cu computes it.
 //
 // Bound: 1,280 tensor-core clocks for 64 rows and 128 keys; about half of that rate is reached.
 #include "kernels/nsa/sm90/launch_backward.h"

@@ -22,7 +22,7 @@ Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Co
 
 }  // namespace
 
-bool KernelChoices::reference_branches() const {
+bool KernelChoices::any_branch_is_reference() const {
   return cmp == KernelChoice::reference || sel == KernelChoice::reference || win == KernelChoice::reference;
 }
 

@@ -27,7 +27,7 @@ enum class KernelChoice { automatic, fused, general, reference, candidate };
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
   static KernelChoices all(KernelChoice choice) { return {choice, choice, choice, choice}; }
-  bool reference_branches() const;  // whether a branch is `reference`
+  bool any_branch_is_reference() const;
   friend bool operator==(const KernelChoices&, const KernelChoices&) = default;
 };
 

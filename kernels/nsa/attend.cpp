@@ -86,9 +86,9 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
     check_argument("attend_rounding_unit", "dout_norm", dout_norm, {q.size(0), q.size(1), q.size(2)},
                    acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
-    // The reference's kernels compute in f32, where a rounding unit would cost precision.
+    // The kernels of the reference route do not round, and all branches have a unit, or none.
     if constexpr (kBuiltWithCuda)
-      if (!ctx.routes.wanted().reference_branches())
+      if (!ctx.routes.wanted().any_branch_is_reference())
         return cuda::attend_rounding_unit(ctx, scope, dq, dout, q, branches, dout_norm, key_norms, documents);
   }
   return {};
@@ -107,7 +107,7 @@ void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor 
   check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches, documents), acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
-      if (!ctx.routes.wanted().reference_branches())
+      if (!ctx.routes.wanted().any_branch_is_reference())
         return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches, documents);
   }
 }

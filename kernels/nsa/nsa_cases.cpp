@@ -185,6 +185,10 @@ std::vector<OpCase> nsa_cases() {
   cases.push_back(
       portable_case(packed(nsa_case("docs_two_rows_128_G16", {2, 300, 16, 1, 128, 128}, config(8, 4, 32, 4, 130)),
                            {0, 70, 300, 301, 429, 600}, 32)));
+  // Listed blocks of two key tiles, and of less than a warp's 16 keys.
+  cases.push_back(portable_case(nsa_case("600_64_l128_G2", {1, 600, 2, 1, 64, 64}, config(32, 16, 128, 3, 100))));
+  cases.push_back(portable_case(nsa_case("300_64_l8_G4", {1, 300, 4, 1, 64, 64}, config(8, 4, 8, 5, 50))));
+  cases.push_back(portable_case(nsa_case("20_64_no_block", {1, 20, 2, 1, 64, 64}, config(32, 16, 64, 2, 8))));
   cases.push_back(small_card_case(nsa_case("333_64_G4", {1, 333, 8, 2, 64, 64}, config(32, 16, 64, 3, 100))));
   cases.push_back(small_card_case(nsa_case("333_128_G6", {1, 333, 12, 2, 128, 128}, config(32, 16, 64, 3, 100))));
   return cases;

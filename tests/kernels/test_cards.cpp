@@ -13,6 +13,7 @@
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/gate.h"
+#include "kernels/nsa/gpu/key_work_bounds.h"
 #include "kernels/nsa/gpu/portable_tiles.h"
 #include "kernels/nsa/select.h"
 #include "kernels/ops/cross_entropy.h"
@@ -27,7 +28,7 @@ using namespace triad::test;
 namespace {
 
 constexpr int kCards[] = {80, 86, 89, 90, 100, 120};
-constexpr int64_t kListed = 2048, kDqListed = 512;  // kWorkTokens and kDqWorkTokens of nsa/gpu/branch.cuh
+constexpr int64_t kListed = cuda::kWorkTokens, kDqListed = cuda::kDqWorkTokens;
 
 }  // namespace
 
@@ -87,6 +88,12 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
             if (plan.bytes > limits.cta_bytes || (limits.cta_bytes == 227 * 1024 && plan.shape == compact))
               FAIL_CHECK("sm_" << card << ": " << plan.bytes << " bytes for heads of " << dk << " and " << dv);
           }
+  for (const int card : kCards)  // dq_dk_dv has no CompactTile
+    for (const int64_t width : {64, 128}) {
+      const TilePlan plan = choose_tile(dq_dk_dv, {2, width, width, kDqListed}, shared_limits(card));
+      CHECK(plan.bytes <= shared_limits(card).cta_bytes);
+      CHECK(plan.shape != compact);
+    }
   CHECK(shared_limits(75).cta_bytes == 99 * 1024);  // an unknown card
   for (const auto& [card, all, half] : {std::array{80, 163, 81}, {86, 99, 49}, {90, 227, 113}}) {
     CHECK(shared_limits(card).of_each(1) == all * 1024);
@@ -126,6 +133,11 @@ void run_heads(Context& ctx, const Tensors& make, const HeadProblem& p) {
   nsa_attend_window_backward(ctx, grads, upstream, in, config.w);
   nsa_attend_selected_forward(ctx, {o, lse}, in, lists, config.l_sel);
   nsa_attend_selected_backward(ctx, grads, upstream, in, lists, config.l_sel);
+  if (p.dk == p.dv) {  // with a rounding unit heads of 64 and 128 have one kernel for dq, dk and dv
+    const AttendGradIn rounded{o, {}, lse, lse, lse};
+    nsa_attend_window_backward(ctx, grads, rounded, in, config.w);
+    nsa_attend_selected_backward(ctx, grads, rounded, in, lists, config.l_sel);
+  }
   nsa_select(ctx, lists, q, k_cmp, lse, options);
   if (p.dk % 2 != 0) return;  // the gate's MLP has dk/2 hidden units
   const GateWeights gate{make(p.dtype, {hidden, p.dk}), make(p.dtype, {hidden}), make(p.dtype, {3, hidden}),

@@ -80,7 +80,7 @@ ListedWork part_of_row(int64_t queries, int64_t blocks, int64_t Hq, int64_t Hkv,
 }
 // The plan as {parts, cut, most_tokens, merges}.
 std::vector<int64_t> plan_of(const ListedWork& work, Backward kernels) {
-  const PiecePlan plan = plan_pieces(work, kernels, 2048);
+  const PiecePlan plan = plan_pieces(work, kernels);
   return {plan.parts, plan.cut, plan.most_tokens, plan.merges};
 }
 
@@ -177,7 +177,7 @@ TEST_CASE("key work: runs of whole rows fit into L2, and short rows are one run"
   CHECK(plan_of(row(65536), Backward::sm90_d64) == std::vector<int64_t>{8, 2, 512, 0});
   CHECK(plan_of(row(262144), Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
   CHECK(plan_of(row(1 << 23), Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});
-  // The portable kernel's lists are short in shared memory.
+  // The portable kernel has room for lists of kDqWorkTokens in shared memory.
   CHECK(plan_of(row(2048), Backward::portable_dq_dk_dv) == std::vector<int64_t>{8, 8, 512, 0});
   CHECK(plan_of(row(65536), Backward::portable_dq_dk_dv) == std::vector<int64_t>{8, 2, 512, 0});
   // Kernels that do not compute dq have one run, and packed rows at most four.
@@ -187,6 +187,7 @@ TEST_CASE("key work: runs of whole rows fit into L2, and short rows are one run"
   packed.has_documents = true;
   CHECK(plan_of(packed, Backward::sm90_d64) == std::vector<int64_t>{8, 2, 1536, 1});
   CHECK(plan_of(packed, Backward::sm90_d128) == std::vector<int64_t>{8, 2, 1024, 0});
+  CHECK(plan_of(packed, Backward::portable_dq_dk_dv) == std::vector<int64_t>{8, 2, 512, 0});
 }
 
 TEST_CASE("key work: runs of parts of rows are joined until their partial sums are few", "[documents]") {

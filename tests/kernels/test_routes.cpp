@@ -356,6 +356,30 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
   }
 }
 
+TEST_CASE("routes: dq has a rounding unit on every route but the reference's", "[routes]") {
+  if (!require_hopper_plan()) return;
+  const auto has_unit = [](const KernelChoices& kernels, bool portable_only, DType dtype, int64_t dv) {
+    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = kernels});
+    plan.ctx().portable_only = portable_only;
+    const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
+    const Tensor q = alloc(dtype, {1, 300, 4, 64}), k = alloc(dtype, {1, 300, 2, 64}),
+                 v = alloc(dtype, {1, 300, 2, dv}), o = alloc(dtype, {1, 300, 4, dv}),
+                 delta = alloc(DType::f32, {1, 300, 4}), dq = alloc(DType::f32, q.shape());
+    Scratch::Scope scope(plan.ctx().scratch);
+    return !attend_rounding_unit(plan.ctx(), scope, dq, o, q, {{k, v, {}, delta}}).empty();
+  };
+  KernelChoices selected_general = {}, window_reference = {};
+  selected_general.sel = KernelChoice::general, window_reference.win = KernelChoice::reference;
+  CHECK(has_unit({}, false, DType::bf16, 64));
+  CHECK(has_unit({}, true, DType::bf16, 64));
+  CHECK(has_unit(KernelChoices::all(KernelChoice::general), false, DType::bf16, 64));
+  CHECK(has_unit(selected_general, false, DType::bf16, 64));
+  CHECK(!has_unit(window_reference, false, DType::bf16, 64));
+  CHECK(!has_unit(KernelChoices::all(KernelChoice::reference), false, DType::bf16, 64));
+  CHECK(!has_unit({}, true, DType::f32, 64));
+  CHECK(!has_unit({}, true, DType::bf16, 48));
+}
+
 namespace {
 
 ModelConfig hopper_model() {

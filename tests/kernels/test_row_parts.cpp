@@ -324,7 +324,9 @@ TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[n
   for (const int64_t d : {64, 128}) {
     check({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
     check({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
-    check({gpu, DType::bf16}, {.n = {1088, 2, 3, d, d}, .c = config(32, 16, 64, 8, 200), .portable = true});
+    // On the portable kernels: runs of one part and of several parts of tokens (find_part).
+    for (const int64_t T : {1088, 4352})
+      check({gpu, DType::bf16}, {.n = {T, 2, 3, d, d}, .c = config(32, 16, 64, 8, 200), .portable = true});
   }
   check({gpu, DType::bf16}, {{4160, 1, 16, 192, 128}, config(32, 16, 64, 16, 300)});
 }

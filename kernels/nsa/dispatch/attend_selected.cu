@@ -36,8 +36,7 @@ void run_backward(Context& ctx, const char* op, const AttendGradOut& out, const 
   } else if (kernels == Backward::portable) {
     dq_selected_portable(ctx, op, out, grad, in, keys);
   }
-  const KeyWorkList list =
-      build_inverse_index(ctx, scope, op, in, keys, plan_pieces(work_of(in, keys), kernels, kWorkTokens));
+  const KeyWorkList list = build_inverse_index(ctx, scope, op, in, keys, plan_pieces(work_of(in, keys), kernels));
   switch (kernels) {
     case Backward::sm90_d64:
       return backward_d64_listed(ctx, op, out, grad, in, keys.range, list);

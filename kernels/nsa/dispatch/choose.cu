@@ -27,8 +27,8 @@ bool is_aligned_to(const Tensor& t, int bytes, int elements) {
   return fits;
 }
 
-// Whether a kernel that computes dq, dk and dv together supports the branch: bf16, heads (dk, dv)
-// of (64, 64) or (128, 128), and dq aligned such that four columns can be added to at a time.
+// Whether a kernel that computes dq, dk and dv together supports the branch: bf16, heads (dk, dv) of (64, 64) or
+// (128, 128), and dq aligned such that four columns can be added to at a time.
 bool fits_one_kernel(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q, const ConstTensor& k,
                      const ConstTensor& v) {
   const int64_t dk = q.size(3);
@@ -76,7 +76,8 @@ Backward choose_backward(const Context& ctx, const AttendGradOut& out, const Att
   if (!grad.rounding_unit.empty() && fits_one_kernel(out.dq, grad.dout, in.q, in.k, in.v)) {
     if (!ctx.may_use_sm90()) return Backward::portable_dq_dk_dv;
     if (in.q.size(3) == 64) return Backward::sm90_d64;
-    // sm90_d128 stores dk and dv two columns at a time, both in one dtype.
+    // sm90_d128 stores dk and dv two columns at a time, both in one dtype. Other kernels that do not round may not run,
+    // because dq has a unit. A plan does not reserve the scratch for this case: tensors of an arena are aligned.
     const bool fits_d128 = is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype;
     return fits_d128 ? Backward::sm90_d128 : Backward::portable_dq_dk_dv;
   }

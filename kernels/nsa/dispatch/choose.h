@@ -37,8 +37,9 @@ Backward choose_backward(const Context&, const AttendGradOut&, const AttendGradI
 bool choose_rounding_unit(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
                           const std::vector<RoundingUnitBranch>&);
 
-// Returns grad without its rounding unit. A planning context plans backward with and without it and reserves the larger
-// scratch: it does not know how the tensors will be aligned, and choose_backward may choose other kernels in the run.
+// Returns grad without its rounding unit. A planning context plans backward with and without it and reserves the
+// larger scratch: it does not know how the tensors will be aligned, and choose_backward may choose other kernels in
+// the run.
 inline AttendGradIn without_rounding_unit(AttendGradIn grad) {
   grad.rounding_unit = {};
   return grad;

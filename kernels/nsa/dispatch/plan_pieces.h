@@ -19,7 +19,7 @@ struct ListedWork {
   bool has_documents;          // the rows are packed
 };
 
-// The plan for these kernels. most_tokens: the most tokens that a piece may have (kWorkTokens).
+// The plan for these kernels.
 //
 // A kernel that also computes dq reads q and dout of a piece's tokens, and adds to their dq. For such a kernel the
 // tokens are divided into runs whose q, dout and dq fit into L2 (kRunBytes), and every piece belongs to one run. Each
@@ -27,14 +27,24 @@ struct ListedWork {
 // share a row, a call has few queries but sees all blocks before them, and the partial sums could need more memory than
 // all else. Runs are then made longer, until a run has kLeastOfBlock queries per block on average and the partial sums
 // of all runs take about kMostPartial bytes at most.
-inline PiecePlan plan_pieces(const ListedWork& w, Backward kernels, int64_t most_tokens) {
+inline PiecePlan plan_pieces(const ListedWork& w, Backward kernels) {
   constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20, kLeastOfBlock = 16,
                     kMostPartial = int64_t{32} << 30;
-  const bool with_dq = kernels != Backward::sm90 && kernels != Backward::portable;
-  if (!with_dq) return {kParts, kParts, most_tokens};
-  const int64_t short_piece = most_tokens / 4, long_piece = kernels == Backward::sm90_d64    ? most_tokens * 3 / 4
-                                                            : kernels == Backward::sm90_d128 ? most_tokens / 2
-                                                                                             : short_piece;
+  int64_t long_piece = kWorkTokens, short_piece = kWorkTokens / 4;
+  switch (kernels) {
+    case Backward::sm90:
+    case Backward::portable:
+      return {kParts, kParts, kWorkTokens};  // they do not compute dq
+    case Backward::sm90_d64:
+      long_piece = kWorkTokens * 3 / 4;
+      break;
+    case Backward::sm90_d128:
+      long_piece = kWorkTokens / 2;
+      break;
+    case Backward::portable_dq_dk_dv:
+      long_piece = short_piece = kDqWorkTokens;
+      break;
+  }
   const int64_t bytes = w.T * (w.Hq / w.Hkv) * (6 * w.dk + 2 * w.dv);
   int64_t parts = kParts, cut = kParts;
   while (cut > 1 && bytes * cut > kRunBytes * parts) cut /= 2;

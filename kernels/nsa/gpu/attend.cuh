@@ -1,7 +1,7 @@
 // Shared by the attention kernels: kernel arguments, and the dispatch over the portable kernels' tile shapes
 // (nsa/gpu/portable_tiles.h). There are two kinds of portable kernels. For forward and dq (nsa/gpu/fwd_dq.cuh) a CTA
-// keeps 64 query rows and iterates over key tiles. For dk and dv (nsa/gpu/dkdv.cu) a CTA keeps 64 keys and iterates
-// over query rows. CompactTile halves both numbers.
+// keeps 64 query rows and iterates over key tiles. For dk and dv, or for all three gradients (nsa/gpu/dkdv.cu), a CTA
+// keeps 64 keys and iterates over query rows. CompactTile halves both numbers.
 //
 // The query rows (t, h) of one sequence and group are flattened to i = t * G + h. A tile of 64 rows is then full for
 // any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x /
@@ -182,10 +182,10 @@ __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Rang
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }
 
-// Returns piece i of sequence b and group g where the tokens of a call are cut at multiples of part_tokens from
-// first_token on (MergeArgs::part_tokens), so that all blocks are cut at the same tokens. The pieces of one part are
-// neighbours: their CTAs run at the same time and share the part's rows in L2. A piece without tokens does not exist
-// (count < 0) unless it is the only one of its block.
+// Cuts the call's tokens, from first_token on, into parts of part_tokens tokens, the same for all blocks. Returns the
+// piece for block i % blocks and part i / blocks: those tokens of the part that see the block. The CTAs of one part's
+// pieces run at the same time and share the part's rows in L2. A piece without tokens does not exist (count < 0),
+// unless it is the only one of its block; it then writes zeros.
 template <class Range>
 __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
                                              int bg, int part_tokens, int first_token) {
@@ -195,6 +195,22 @@ __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Rang
   const int end = min(range.end_row(last, tokens), first_token + (part + 1) * part_tokens);
   if (parts == 1) return {block, begin, max(0, end - begin), -1};
   return {block, begin, begin < end ? end - begin : -1, (bg * list.blocks + block) * parts + part};
+}
+
+// Returns the step with which a CTA begins that takes contiguous rows in `steps` steps. In the window branch, CTAs that
+// run at the same time have neighbouring keys and share most of their rows. They take their rows in a circle, in which
+// the first step follows the last one, and begin such that all of them use the same rows at the same time. If each
+// began with its first row, a long sequence's rows in use would exceed L2. at: the step of the sequence's rows in which
+// the CTA's first row lies. Other branches begin with step 0: their CTAs have the same first row.
+__device__ __forceinline__ int first_step(const KeyRange& range, int tokens, int steps, int at) {
+  return range.window < tokens && steps > 0 ? steps - 1 - at % steps : 0;
+}
+
+// Returns x * scale, rounded to a multiple of u = unit / 2^23 (nsa/gpu/rounding_unit.cu): fp32 numbers near `unit` have
+// that spacing.
+__device__ __forceinline__ float round_to_unit(float x, float scale, float unit) {
+  const float c = copysignf(unit, x);
+  return __fsub_rn(fmaf(x, scale, c), c);
 }
 
 // Returns the keys [x, y) of a block of the work list and the `further` blocks after it, in sequence b. In the selected

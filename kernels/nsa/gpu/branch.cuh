@@ -106,7 +106,8 @@ SelectedKeys make_selected_keys(const char* op, const AttendIn&, const ConstTens
 // count), or, in the selected branch, entries [first, first + count) of KeyWorkList::tokens.
 struct KeyWork {
   int block;         // index of the block of keys
-  int first, count;  // see above; count < 0: no work, an unused entry of the list of pieces
+  int first, count;  // see above; count < 0: no work, an unused entry of the list of pieces, or a piece without tokens
+                     // (find_part)
   int slot;          // index into KeyWorkList::partial; negative: the only piece, stored to dk and dv directly
   // In packed rows, a piece without slot may also have the blocks after `block`, this many of them. Each of these
   // blocks is a whole document; together they have at most as many keys as one block. Its rows then see keys that
@@ -114,14 +115,12 @@ struct KeyWork {
   __host__ __device__ __forceinline__ static constexpr int slot_of_merged(int further) { return -1 - further; }
   __device__ __forceinline__ int merged() const { return max(0, -1 - slot); }
 };
-inline constexpr int kWorkTokens = 2048;  // the most tokens that a piece of the selected branch may have
-// The same if the portable kernel computes dq as well: two CTAs with their lists then fit on an SM of 100 KiB.
-inline constexpr int kDqWorkTokens = kWorkTokens / 4;
 
 // The pieces of work (KeyWork) of a branch, for all sequences b and groups g. If a block has several pieces, each
 // stores its sums to its own slot of `partial`, and a second kernel adds the slots of the block in order. work, tokens
 // and block_slots exist for the selected branch only. In the other branches the tokens that see a block are contiguous,
-// and each block has pieces / blocks pieces of about equal size.
+// and each block has pieces / blocks pieces of about equal size (find_work), or pieces cut at the same tokens for all
+// blocks, of which those without tokens do not exist (find_part).
 struct KeyWorkList {
   int block_keys, blocks;  // keys per block; blocks per sequence
   int pieces;              // pieces per sequence and group, at most

@@ -1,5 +1,6 @@
-// The portable kernel that computes dk and dv, for all three branches and for dense attention. In bf16, if the rows of
-// dq have a rounding unit, it computes dq as well (kAddsDq).
+// The portable kernel that computes dk and dv, for all three branches and for dense attention. For bf16 heads of (64,
+// 64) or (128, 128), if the caller passes a rounding unit, the same kernel also computes dq (template parameter
+// kAddsDq).
 //
 // A CTA keeps 64 keys of one sequence and group, 16 per warp, and iterates over the query rows that see them, 64 per
 // step (large heads: 32). Scores are computed transposed, s^T = k q^T, so that p^T and ds^T are in the registers that
@@ -9,25 +10,30 @@
 // rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bound is the bandwidth of shared memory, as for dq:
 // 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
 //
-// With kAddsDq there is a fifth product, dq = ds k, and the kernel for dq is not needed: 5 products instead of 7. It
-// sums over keys, which are divided among the warps. Each warp therefore writes its ds^T to shared memory, and after a
-// barrier multiplies the ds of some rows and all 64 keys by k. The sums of a step are rounded to multiples of the row's
-// rounding unit (nsa/gpu/rounding_unit.cu) and added to dq in L2. All additions are exact then, so their order does not
-// matter, and the result is bitwise reproducible. 20 more ldmatrix and 32 more mma of a warp.
+// With kAddsDq there is a fifth product, dq = ds k, and the kernel for dq is not needed: 5 products instead of 7. The
+// fifth product sums over the CTA's keys, but each warp has the ds of only 16 of them. Every warp therefore writes its
+// ds^T to shared memory, and after a barrier multiplies the ds of 32 rows and all 64 keys by 32 columns of k. The sums
+// of a step are rounded to multiples of the row's rounding unit (nsa/gpu/rounding_unit.cu) and added to dq in L2. All
+// additions are exact then, so their order does not matter, and the result is bitwise reproducible. Per step a warp
+// executes 16 more ldmatrix and 32 more mma.
 //
-// Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces of
-// about equal size (KeyWorkList), and a second kernel adds the partial sums of a block's pieces in order.
+// Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces
+// (KeyWorkList), of about equal size, or at the same tokens for all blocks (find_part), and a second kernel adds the
+// partial sums of a block's pieces in order.
+#include <algorithm>
 #include <limits>
 
+#include "kernels/nsa/gpu/attend.cuh"
 #include "kernels/nsa/gpu/dkdv_merge.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// The strides of q or dout in bytes: from a token to the next, and from a head to the next. They are zero unless each
-// row of the tensor consists of 16-byte vectors, as many as its row in shared memory has, and the strides fit 32 bits.
-// The offset of a row then takes two multiply-adds.
+// The strides of q or dout in bytes: from a token to the next, and from a head to the next. `fits`: whether each row of
+// the tensor consists of 16-byte vectors, as many as its row in shared memory has, and the strides fit 32 bits. The
+// offset of a row then takes two multiply-adds.
 struct RowBytes {
+  bool fits = false;
   uint32_t token = 0, head = 0;
   // The offset of token t and head h.
   __device__ __forceinline__ uint64_t at(int t, int h) const {
@@ -45,11 +51,13 @@ struct DkdvArgs {
   KeyRange range;
   KeyWorkList list;
   RowBytes q_bytes, dout_bytes;
-  bool whole_rows;  // whether neither q_bytes nor dout_bytes is zero
-  // With kAddsDq. Rows are whole_rows there, and heads have Tile::kColumns columns or half as many.
+  bool whole_rows;  // whether q_bytes and dout_bytes fit
+  // The next three members are used with kAddsDq only. whole_rows is true then, and dk = dv = Tile::kColumns.
   View<const float> rounding_unit;
   View<float> dq;
-  int part_tokens;  // of contiguous rows (find_part); 0: they are cut into pieces of about equal size (find_work)
+  // If positive, the rows of every block are cut at multiples of this many tokens (find_part). If 0, find_work() cuts
+  // the rows of each block into pieces of about equal size, or reads the listed pieces.
+  int part_tokens;
 };
 
 // What the kernel reads for each query row of a stage, apart from q and dout: the softmax statistics, the gate, and the
@@ -57,9 +65,9 @@ struct DkdvArgs {
 template <int kCount>
 struct RowStats {
   float lse[kCount], delta[kCount], gate[kCount];
-  int2 range[kCount];  // the row sees the keys [x, y)
+  int2 range[kCount];  // of this CTA's keys and those before them, the row sees [x, y)
 };
-// What it reads in addition with kAddsDq.
+// What the kernel reads of each row in addition with kAddsDq. rounding_unit is r = 2^23 u of rounding_unit.cu.
 template <int kCount>
 struct DqRows {
   float rounding_unit[kCount];
@@ -124,10 +132,7 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
   for (int i = 0; i < 4; ++i) {
     const int row = fragment_row() + 8 * i;
     const float unit = rows.rounding_unit[row0 + row];
-    const auto rounded = [&](float x) {
-      const float c = copysignf(unit, x);
-      return __fsub_rn(fmaf(x, scale, c), c);
-    };
+    const auto rounded = [&](float x) { return round_to_unit(x, scale, unit); };
 #pragma unroll
     for (int j = 0; j < kSide / 8; ++j) {
       const float(&x)[4] = dq[i / 2][j];
@@ -165,9 +170,10 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
 }
 
 // Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
-// sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory: k [keys][dk], v
-// [keys][dv], in the selected branch the piece's tokens [kWorkTokens] (not in CompactTile); per stage q [rows][dk],
-// dout [rows][dv] and RowStats, with kAddsDq also DqRows; with kAddsDq ds^T [keys][rows].
+// sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory, in this order: k
+// [keys][dk], v [keys][dv]; in the selected branch the piece's tokens [kWorkTokens, with kAddsDq kDqWorkTokens] (not in
+// CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv], RowStats and, with
+// kAddsDq, DqRows.
 template <class T, class Tile, bool kAddsDq>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
@@ -264,7 +270,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
         copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
       else
         stats->gate[r] = 1.0f;
-      const int2 seen = exists ? make_int2(range.low(t), range.high(t)) : make_int2(0, 0);
+      // Rows past the end of a listed block's keys are zeros in shared memory. No row sees them.
+      const int2 seen = exists ? make_int2(range.low(t), min(range.high(t), key_end)) : make_int2(0, 0);
       stats->range[r] = seen;
       if constexpr (kAddsDq) {
         auto* dq_rows = reinterpret_cast<DqRows<kCount>*>(stats + 1);
@@ -282,19 +289,14 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const int warp_row = 16 * (threadIdx.x / 32), warp_key = key0 + warp_row;
   const float scale = a.in.scale_log2();
   float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
-  // In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. A CTA
-  // takes its rows in a circle there: after the last row comes the first one. It begins such that the others use the
-  // same rows at the same time. If each began with its first row, a long sequence's rows in use would exceed L2.
   const int steps = ceil_div(rows, kCount);
-  const bool circles = !is_listed && a.range.window < a.in.tokens && steps > 0;
-  int step = 0, row0 = circles ? (steps - 2 - work.first * G / kCount % steps) * kCount : -kCount;
+  int steps_done = 0, next_step = is_listed ? 0 : first_step(a.range, a.in.tokens, steps, work.first * G / kCount);
   pipeline<int>(
       a.in.stages,
       [&](int& next) {
-        row0 += kCount;
-        if (row0 >= rows) row0 = 0;
-        next = row0;
-        return step++ < steps;
+        next = next_step * kCount;
+        if (++next_step == steps) next_step = 0;
+        return steps_done++ < steps;
       },
       load,
       [&](int now, int stage) {
@@ -383,13 +385,13 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   }
 }
 
-// Returns the strides of a tensor, or zeros if RowBytes does not allow them. depth: the columns of a row in shared
+// Returns the strides of a tensor, if they fit. depth: the columns of a row in shared
 // memory, padded ones included.
 template <class T>
 RowBytes row_bytes(const View<T>& v, int depth) {
   constexpr int64_t kMost = std::numeric_limits<uint32_t>::max() / sizeof(T);
   if (!v.vector || v.width != depth || v.row > kMost || v.head > kMost) return {};
-  return {static_cast<uint32_t>(v.row * sizeof(T)), static_cast<uint32_t>(v.head * sizeof(T))};
+  return {true, static_cast<uint32_t>(v.row * sizeof(T)), static_cast<uint32_t>(v.head * sizeof(T))};
 }
 
 // Queues the kernel and the merge of the pieces' partial sums.
@@ -409,10 +411,10 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
                 list};
   a.q_bytes = row_bytes(a.in.q, a.in.depth_k);
   a.dout_bytes = row_bytes(a.dout, a.in.depth_v);
-  a.whole_rows = a.q_bytes.token > 0 && a.dout_bytes.token > 0;
+  a.whole_rows = a.q_bytes.fits && a.dout_bytes.fits;
   if constexpr (kAddsDq) {
-    TRIAD_CHECK(a.whole_rows, "{}: strides of q {} or dout {} that 32 bits do not hold", op, in.q.str(),
-                grad.dout.str());
+    TRIAD_CHECK(a.whole_rows, "{}: q {} or dout {} has rows of other than 16-byte vectors, or strides of 2^32 bytes",
+                op, in.q.str(), grad.dout.str());
     a.rounding_unit = make_query_view<const float>(in, grad.rounding_unit);
     a.dq = make_query_view<float>(in, out.dq);
     a.part_tokens = part_tokens;
@@ -465,19 +467,20 @@ void backward_listed_portable(Context& ctx, const char* op, const AttendGradOut&
 
 void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                              const AttendIn& in, const KeyRange& range) {
+  const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, kRows), T = in.q.size(1);
+  if (blocks == 0) return;
   Scratch::Scope scope(ctx.scratch);
-  if (range.keys == 0) return;
   if (range.window < end_token(in))  // few tokens see a block: each block's own tokens are cut
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);
   // Parts of equal length, so short that q, dout and dq of the parts that run at the same time stay in L2, but not
   // shorter than kLeastRows, and not more than kMostPartial bytes of partial sums allow.
   constexpr int64_t kLeastRows = 768, kMostPartial = 128 << 20;
-  const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, kRows), T = in.q.size(1);
   const int64_t partial_bytes = blocks * kRows * (in.k.size(3) + in.v.size(3)) * int64_t{4};
   const int64_t wanted = std::min(kMostPartial / partial_bytes, T * (in.q.size(2) / in.k.size(2)) / kLeastRows);
-  const int64_t part_tokens = ceil_div(T, blocks < kPieces ? std::max<int64_t>(1, wanted) : 1);
-  run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_list(scope, in, range, ceil_div(T, part_tokens)),
-               static_cast<int>(part_tokens));
+  const int64_t most_parts = blocks < kPieces ? std::max<int64_t>(1, wanted) : 1;
+  const int64_t part_tokens = std::max<int64_t>(1, ceil_div(T, most_parts));
+  const int64_t parts = std::max<int64_t>(1, ceil_div(T, part_tokens));
+  run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_list(scope, in, range, parts), static_cast<int>(part_tokens));
 }
 
 KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {

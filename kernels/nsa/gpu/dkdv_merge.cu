@@ -1,18 +1,21 @@
 #include "kernels/nsa/gpu/dkdv_merge.cuh"
 
+#include <algorithm>
+
 namespace triad::cuda {
 namespace {
 
 constexpr int kMergeThreads = 256;
 
-// Computes dk and dv of a block of keys as the sum of its pieces' partial sums. Grid: x the block, y the sequence and
-// group, z some keys of the block, one for each index threadIdx.y. A thread adds kColumns columns at a time. Pieces
+// Computes dk and dv of a block of keys as the sum of its pieces' partial sums. Grid: x the block and some of its keys,
+// one for each index threadIdx.y; y the sequence and group. A thread adds kColumns columns at a time. Pieces
 // that do not exist (part_tokens) are left out: their partial sums were never written. If no piece of a block exists,
 // its dk and dv become zeros.
 template <int kColumns>
 __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;
-  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
+  const int turns = ceil_div(list.block_keys, static_cast<int>(blockDim.y));  // CTAs of a block
+  const int block = blockIdx.x / turns, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
   const int2 keys = keys_of_block(list, a.range, b, block);
   int2 slots;  // first slot of the block's partial sums, and their number
   if (list.block_slots != nullptr) {
@@ -30,7 +33,7 @@ __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __g
     slots = make_int2((bg * list.blocks + block) * parts + first, end - first);
   }
   const int width = a.dk.width + a.dv.width;
-  const int in_block = static_cast<int>(blockIdx.z * blockDim.y + threadIdx.y);
+  const int in_block = static_cast<int>(blockIdx.x % turns * blockDim.y + threadIdx.y);
   const int key = keys.x + in_block;
   if (in_block >= list.block_keys || key >= keys.y) return;
   for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
@@ -60,8 +63,7 @@ __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __g
 template <int kColumns>
 void launch_merge(Context& ctx, const char* op, const MergeArgs& a, int64_t sequences_and_groups) {
   const int lanes = std::min((a.dk.width + a.dv.width) / kColumns, kMergeThreads), keys = kMergeThreads / lanes;
-  const dim3 grid(a.list.blocks, static_cast<unsigned>(sequences_and_groups),
-                  static_cast<unsigned>(ceil_div(a.list.block_keys, keys)));
+  const dim3 grid(a.list.blocks * ceil_div(a.list.block_keys, keys), static_cast<unsigned>(sequences_and_groups));
   launch(ctx, op, bwd_dkdv_merge_kernel<kColumns>, grid, dim3(lanes, keys), 0, a);
 }
 

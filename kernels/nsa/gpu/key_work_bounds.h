@@ -8,6 +8,10 @@
 
 namespace triad::cuda {
 
+// The most tokens that a piece of the selected branch may have; and if the portable kernel computes dq as well: with
+// heads of 64, two CTAs with their lists of tokens then fit on an SM with 100 KiB of shared memory.
+inline constexpr int kWorkTokens = 2048, kDqWorkTokens = 512;
+
 // How the work is cut. The tokens that have lists are divided into `parts` equal parts, which are indexed concurrently.
 // Each `cut` consecutive parts form a run. A piece has at most most_tokens tokens, all of one run. merges: short
 // documents of packed rows may share a piece (KeyWork::merged), which needs fewer pieces than the bounds below.

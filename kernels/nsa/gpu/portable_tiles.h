@@ -42,7 +42,7 @@ struct TileProblem {
 
 inline constexpr int64_t kTilePadBytes = 16;   // after each row of a tile, against bank conflicts
 inline constexpr int64_t kRowStatsBytes = 20;  // softmax statistics of a query row in the kernel for dk and dv
-inline constexpr int64_t kDqRowBytes = 8;      // what it reads of a row in addition if it computes dq as well
+inline constexpr int64_t kDqRowBytes = 8;      // what that kernel reads of a row in addition when it computes dq
 inline constexpr int kSmallHeads = SmallHeadTile::kColumns;  // the widest small heads
 
 // The columns of a row of `width` elements in shared memory.

@@ -13,7 +13,6 @@
 #include "kernels/hopper/reduce.cuh"
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
-#include "kernels/nsa/gpu/dkdv_merge.cuh"
 
 namespace triad::cuda {
 

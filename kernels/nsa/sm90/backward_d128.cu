@@ -21,6 +21,7 @@
 // start, and barriers are waited for while products run.
 #include "kernels/nsa/sm90/launch_backward.h"
 
+#include "kernels/nsa/gpu/dkdv_merge.cuh"
 #include "kernels/nsa/sm90/backward_d128_stage.cuh"
 
 namespace triad::cuda {

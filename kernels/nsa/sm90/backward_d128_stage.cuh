@@ -75,13 +75,9 @@ __device__ __forceinline__ KeyWork find_piece(const BwdD128Args& a, int i, int b
   const DocumentRange range(a.range, bg / a.in.groups);
   if (a.part_tokens == 0)
     return find_work(a.list, range, a.range.keys, a.in.tokens, i, bg, a.sequences_and_groups, a.in.first_token);
-  const int parts = a.list.pieces / a.list.blocks, part = parts - 1 - i / a.list.blocks, block = i % a.list.blocks;
-  const int key0 = block * a.list.block_keys, key1 = min(key0 + a.list.block_keys, a.range.keys) - 1;
-  const int first = max(range.first_row(key0), a.in.first_token + part * a.part_tokens);
-  const int end = min(range.end_row(key1, a.in.tokens), a.in.first_token + (part + 1) * a.part_tokens);
-  // A piece without rows does not exist, unless it is the block's only one: it then writes zeros.
-  const int count = first < end ? end - first : parts > 1 ? -1 : 0;
-  return {block, first, count, parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
+  const int parts = a.list.pieces / a.list.blocks, last_first = (parts - 1 - i / a.list.blocks) * a.list.blocks;
+  return find_part(a.list, range, a.range.keys, a.in.tokens, last_first + i % a.list.blocks, bg, a.part_tokens,
+                   a.in.first_token);
 }
 
 }  // namespace

@@ -23,6 +23,7 @@
 
 #include <cstddef>
 
+#include "kernels/nsa/gpu/dkdv_merge.cuh"
 #include "kernels/nsa/sm90/backward_d64_stage.cuh"
 
 namespace triad::cuda {

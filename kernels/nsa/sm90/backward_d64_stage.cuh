@@ -101,11 +101,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
   decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
-  // In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. A CTA
-  // takes its rows in a circle there: after the last row comes the first one. It begins such that the others use the
-  // same rows at the same time. If each began with its first row, a long sequence's rows in use would exceed L2.
-  const bool circles = !kListed && a.range.window < a.in.tokens && steps > 0;
-  const int start = circles ? steps - 1 - task.first * G / kStageRows % steps : 0;
+  const int start = kListed ? 0 : first_step(a.range, a.in.tokens, steps, task.first * G / kStageRows);
   for (int n = warp; n < steps; n += kRoleWarps) {
     const int row0 = (n + start) % steps * kStageRows;
     const int slot = n % kStages, use = n / kStages;
@@ -189,10 +185,7 @@ __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args
     for (int i = 0; i < 2; ++i) {
       if (at[i] < 0) continue;
       float* const to = base + 4 * static_cast<int64_t>(at[i]);
-      const auto rounded = [&](float x) {
-        const float c = copysignf(rounding_unit[i], x);
-        return __fsub_rn(fmaf(x, a.in.scale, c), c);
-      };
+      const auto rounded = [&](float x) { return round_to_unit(x, a.in.scale, rounding_unit[i]); };
 #pragma unroll
       for (int j = 0; j < kPanel / 8; j += 2)
         add_four(to + 8 * j, rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]), rounded(dq[j + 1][2 * i]),

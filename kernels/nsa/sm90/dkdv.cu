@@ -11,7 +11,9 @@
 // CTAs). One step's scores and the previous step's dk and dv are queued together, and the softmax of the former runs
 // while the latter are computed.
 //
-// If several CTAs share a block's rows, each stores fp32 partial sums, and bwd_dkdv_merge_kernel adds them in order.
+// If several CTAs share a block's rows, each stores fp32 partial sums, and bwd_dkdv_merge_kernel
+// (nsa/gpu/dkdv_merge.cu) adds them in order.
+#include "kernels/nsa/gpu/dkdv_merge.cuh"
 #include "kernels/nsa/sm90/backward.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
 

@@ -32,8 +32,8 @@ AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const
 // FLOPs of forward and backward over B sequences of T tokens, as executed. Products with weights: 6 FLOPs per weight
 // and token (embedding lookups are free). Attention: per pair, 2 products in forward, 5 in backward and 1 for the
 // selection scores. Recomputation is added. Not counted are the products of gates and phi, less than 1%, and two more
-// products per pair where backward uses two kernels (fp32, heads other than (64, 64) and (128, 128); kernels/README.md). The mix
-// tells which documents the sequences hold, on average.
+// products per pair where backward uses two kernels (fp32, heads other than (64, 64) and (128, 128);
+// kernels/README.md). The mix tells which documents the sequences hold, on average.
 double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {}, const DocumentMix& = {});
 // FLOPs of what backward computes again.
 double replay_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan&, const DocumentMix& = {});

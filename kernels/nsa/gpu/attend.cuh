@@ -197,11 +197,11 @@ __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Rang
   return {block, begin, begin < end ? end - begin : -1, (bg * list.blocks + block) * parts + part};
 }
 
-// Returns the step with which a CTA begins that takes contiguous rows in `steps` steps. In the window branch, CTAs that
-// run at the same time have neighbouring keys and share most of their rows. They take their rows in a circle, in which
-// the first step follows the last one, and begin such that all of them use the same rows at the same time. If each
-// began with its first row, a long sequence's rows in use would exceed L2. at: the step of the sequence's rows in which
-// the CTA's first row lies. Other branches begin with step 0: their CTAs have the same first row.
+// A CTA that takes contiguous rows in `steps` steps begins with the step that this function returns; after its last
+// step comes step 0. In the window branch, CTAs that run at the same time have neighbouring keys and share most of
+// their rows, and begin such that all of them use the same rows at the same time. If each began with its first row, the
+// rows that are in use would exceed L2 in a long sequence. In the other branches these CTAs have the same first row,
+// and begin with step 0. at: the number of the CTA's first row in the sequence, divided by the rows of a step.
 __device__ __forceinline__ int first_step(const KeyRange& range, int tokens, int steps, int at) {
   return range.window < tokens && steps > 0 ? steps - 1 - at % steps : 0;
 }

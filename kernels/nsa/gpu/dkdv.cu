@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
         copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
       else
         stats->gate[r] = 1.0f;
-      // Rows past the end of a listed block's keys are zeros in shared memory. No row sees them.
+      // The rows of k and v after the block's last key are zeros in shared memory. No query row may see them.
       const int2 seen = exists ? make_int2(range.low(t), min(range.high(t), key_end)) : make_int2(0, 0);
       stats->range[r] = seen;
       if constexpr (kAddsDq) {

@@ -88,7 +88,8 @@ std::vector<OpCase> attend_window_cases() {
   cases.push_back(portable_case(window_case("131_w64_G5_strided", {1, 131, 131, 5, 1, 64, 64}, 64, 1.0, 8)));
   cases.push_back(portable_case(window_case("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));
   cases.push_back(portable_case(window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40)));
-  // Partial sums of dk and dv of widths that are no multiples of 4, and of more columns than the merge has threads.
+  // In these cases the kernel that adds partial sums of dk and dv takes one column at a time, because the widths are no
+  // multiples of 4. In the second case there are more columns than the kernel has threads.
   cases.push_back(portable_case(window_case("300_w60_10x6", {1, 300, 300, 2, 1, 10, 6}, 60)));
   cases.push_back(portable_case(window_case("300_w60_250x251", {1, 300, 300, 2, 1, 250, 251}, 60)));
   cases.push_back(portable_case(

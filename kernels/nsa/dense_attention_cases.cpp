@@ -76,7 +76,7 @@ std::vector<OpCase> dense_attention_cases() {
   cases[cases.size() - 2].backward = nullptr, cases[cases.size() - 2].f32_tolerance = 1e-3;
   cases.back().bench = true;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // The portable kernel that computes dq, dk and dv together.
+  // The portable kernel that computes dq, dk and dv together runs these cases.
   cases.push_back(portable_case(dense_case("2x300_G6", {2, 300, 300, 12, 2, 64, 64})));
   cases.push_back(portable_case(dense_case("1700_G1", {1, 1700, 1700, 1, 1, 64, 64})));
   cases.push_back(portable_case(dense_case("270_128x128_G1_strided", {1, 270, 270, 2, 2, 128, 128}, 1.0, 8)));

@@ -175,8 +175,9 @@ std::vector<OpCase> nsa_cases() {
   for (OpCase& c : cases)
     if (c.name == "2x333_128_wide" || c.name == "270_128_wide_G16") c.cpu = false;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // The portable kernel that computes dq, dk and dv together: whole rows and packed ones; several pieces for a block,
-  // of equal length (compressed branch), of tokens that list it (selected) and of its visible rows (window).
+  // The portable kernel that computes dq, dk and dv together runs these cases, of whole rows and of packed ones. In
+  // some of them a block has several pieces: of equal length in the compressed branch, of the tokens that list the
+  // block in the selected branch, of its visible rows in the window branch.
   cases.push_back(portable_case(nsa_case("2x150_64_G6", {2, 150, 12, 2, 64, 64}, config(32, 16, 64, 2, 70))));
   cases.push_back(portable_case(nsa_case("1700_64_G3", {1, 1700, 6, 2, 64, 64}, config(32, 16, 64, 5, 300))));
   cases.push_back(portable_case(nsa_case("900_128_G5", {1, 900, 5, 1, 128, 128}, config(32, 16, 64, 4, 200))));
@@ -185,7 +186,8 @@ std::vector<OpCase> nsa_cases() {
   cases.push_back(
       portable_case(packed(nsa_case("docs_two_rows_128_G16", {2, 300, 16, 1, 128, 128}, config(8, 4, 32, 4, 130)),
                            {0, 70, 300, 301, 429, 600}, 32)));
-  // Listed blocks of two key tiles, and of less than a warp's 16 keys.
+  // The first of these three cases has listed blocks of two key tiles, the second one has blocks of 8 keys, where a
+  // warp has 16, and the third one has no compressed block.
   cases.push_back(portable_case(nsa_case("600_64_l128_G2", {1, 600, 2, 1, 64, 64}, config(32, 16, 128, 3, 100))));
   cases.push_back(portable_case(nsa_case("300_64_l8_G4", {1, 300, 4, 1, 64, 64}, config(8, 4, 8, 5, 50))));
   cases.push_back(portable_case(nsa_case("20_64_no_block", {1, 20, 2, 1, 64, 64}, config(32, 16, 64, 2, 8))));

@@ -324,7 +324,8 @@ TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[n
   for (const int64_t d : {64, 128}) {
     check({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
     check({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
-    // On the portable kernels: runs of one part and of several parts of tokens (find_part).
+    // The portable kernels run these two cases. In the first one find_part() cuts a run's tokens into one part, in the
+    // second one into several.
     for (const int64_t T : {1088, 4352})
       check({gpu, DType::bf16}, {.n = {T, 2, 3, d, d}, .c = config(32, 16, 64, 8, 200), .portable = true});
   }

@@ -76,8 +76,10 @@ Backward choose_backward(const Context& ctx, const AttendGradOut& out, const Att
   if (!grad.rounding_unit.empty() && fits_one_kernel(out.dq, grad.dout, in.q, in.k, in.v)) {
     if (!ctx.may_use_sm90()) return Backward::portable_dq_dk_dv;
     if (in.q.size(3) == 64) return Backward::sm90_d64;
-    // sm90_d128 stores dk and dv two columns at a time, both in one dtype. Other kernels that do not round may not run,
-    // because dq has a unit. A plan does not reserve the scratch for this case: tensors of an arena are aligned.
+    // sm90_d128 stores dk and dv two columns at a time, both in one dtype. Where it cannot, the portable kernel runs.
+    // The two kernels of Backward::sm90 must not run: they do not round what they add to dq, and a dq that has a
+    // rounding unit needs rounded terms from every branch. A plan does not reserve the portable kernel's scratch here,
+    // because dk and dv that an arena allocates are aligned.
     const bool fits_d128 = is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype;
     return fits_d128 ? Backward::sm90_d128 : Backward::portable_dq_dk_dv;
   }

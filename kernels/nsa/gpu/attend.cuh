@@ -1,7 +1,8 @@
 // Shared by the attention kernels: kernel arguments, and the dispatch over the portable kernels' tile shapes
-// (nsa/gpu/portable_tiles.h). There are two kinds of portable kernels. For forward and dq (nsa/gpu/fwd_dq.cuh) a CTA
-// keeps 64 query rows and iterates over key tiles. For dk and dv, or for all three gradients (nsa/gpu/dkdv.cu), a CTA
-// keeps 64 keys and iterates over query rows. CompactTile halves both numbers.
+// (nsa/gpu/portable_tiles.h). There are two kinds of portable kernels. In those that compute forward or dq
+// (nsa/gpu/fwd_dq.cuh), a CTA keeps 64 query rows and iterates over key tiles. In those that compute dk and dv, or dq,
+// dk and dv together (nsa/gpu/dkdv.cu), a CTA keeps 64 keys and iterates over query rows. With CompactTile, a CTA keeps
+// 32 query rows or 32 keys.
 //
 // The query rows (t, h) of one sequence and group are flattened to i = t * G + h. A tile of 64 rows is then full for
 // any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x /

@@ -153,9 +153,9 @@ void dq_selected_portable(Context&, const char* op, const AttendGradOut&, const 
 // The part of backward that computes dk and dv, which are overwritten for the keys of all blocks of the work list.
 void dkdv_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                    const KeyRange&, const KeyWorkList&);
-// All of backward in one kernel, for bf16 heads of (64, 64) and (128, 128); the caller passes the rounding unit. dq is
-// added to, dk and dv are overwritten. _range: each row sees one range of keys. _listed: rows list blocks; a piece of
-// work has at most kDqWorkTokens tokens.
+// Backward by one kernel, for bf16 heads of (64, 64) and (128, 128). The caller passes the rounding unit. dq is added
+// to, dk and dv are overwritten. backward_range_portable is for rows that see one range of keys, and
+// backward_listed_portable for rows that list blocks; its pieces of work have at most kDqWorkTokens tokens.
 void backward_range_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                              const KeyRange&);
 void backward_listed_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,

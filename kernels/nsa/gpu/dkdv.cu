@@ -52,7 +52,8 @@ struct DkdvArgs {
   KeyWorkList list;
   RowBytes q_bytes, dout_bytes;
   bool whole_rows;  // whether q_bytes and dout_bytes fit
-  // The next three members are used with kAddsDq only. whole_rows is true then, and dk = dv = Tile::kColumns.
+  // The next three members are used with kAddsDq only. Then whole_rows is true, and rows of q, k, v and dout have
+  // Tile::kColumns columns.
   View<const float> rounding_unit;
   View<float> dq;
   // If positive, the rows of every block are cut at multiples of this many tokens (find_part). If 0, find_work() cuts
@@ -74,8 +75,8 @@ struct DqRows {
   int at[kCount];  // offset of the row's dq, in units of 16 bytes; -1: the row does not exist, or sees none of the keys
 };
 
-// Adds N neighbouring floats to global memory, in L2, if `exists`. The instruction itself is conditional: branches
-// around it would make the kernel 3% slower.
+// If `exists` is true, adds the N floats of x to to[0 .. N - 1] in global memory; L2 performs the additions. The
+// instruction itself is conditional, because branches around it would make the kernel 3% slower.
 template <int N>
 __device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool exists) {
   static_assert(N == 1 || N == 4);
@@ -97,10 +98,10 @@ __device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool
                  : "memory");
 }
 
-// With kAddsDq: one warp's part of dq += ds k for the rows of a stage, 32 rows and 32 columns. ds: ds^T of all keys of
-// the CTA and the stage's rows; k: the CTA's keys. The sums pass through `sums`, 4 KiB of the warp's own, so that each
-// addition to global memory takes 128 bytes of a row: additions of a few columns of many rows cost several times as
-// much.
+// With kAddsDq: computes one warp's part of dq += ds k for the rows of a stage, which is 32 rows and 32 columns. ds:
+// the ds^T of all keys of the CTA and of the stage's rows; k: the CTA's keys. The warp first stores its sums to `sums`,
+// 4 KiB of shared memory of its own. It then reads them such that each addition to global memory takes 128 bytes of a
+// row, because additions of a few columns of many rows take longer.
 template <class Tile>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
                                        float* sums, const DqRows<Tile::kKeys>& rows, float* dq_group, float scale) {
@@ -438,10 +439,10 @@ void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const 
                   });
 }
 
-constexpr int64_t kPieces = 1024;  // the pieces to aim at, about 8 for each of the 132 SMs of an H100
+constexpr int64_t kPieces = 1024;  // wanted pieces of a call, about 8 for each of the 132 SMs of an H100
 
-// The work list of a branch whose tokens see one range of keys (window, compressed, dense), with `parts` pieces for
-// each block.
+// Returns the work list of a branch whose tokens see one range of keys (window, compressed, dense), with `parts` pieces
+// for each block.
 KeyWorkList contiguous_list(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range, int64_t parts) {
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);
   KeyWorkList list{.block_keys = kRows, .blocks = static_cast<int>(blocks), .pieces = static_cast<int>(blocks * parts)};

@@ -1,4 +1,5 @@
-// dk and dv of blocks whose rows were cut into pieces (KeyWork), from the pieces' partial sums.
+// merge_dkdv() computes dk and dv of the blocks whose rows were cut into several pieces (KeyWork), by adding the
+// pieces' partial sums.
 #pragma once
 #include "kernels/nsa/gpu/attend.cuh"
 

@@ -8,9 +8,11 @@
 
 namespace triad::cuda {
 
-// The most tokens that a piece of the selected branch may have; and if the portable kernel computes dq as well: with
-// heads of 64, two CTAs with their lists of tokens then fit on an SM with 100 KiB of shared memory.
-inline constexpr int kWorkTokens = 2048, kDqWorkTokens = 512;
+// The most tokens that a piece of the selected branch may have.
+inline constexpr int kWorkTokens = 2048;
+// The same for the portable kernel that also computes dq. A CTA holds the list of these tokens in shared memory; with
+// heads of 64, two CTAs then fit on an SM with 100 KiB.
+inline constexpr int kDqWorkTokens = 512;
 
 // How the work is cut. The tokens that have lists are divided into `parts` equal parts, which are indexed concurrently.
 // Each `cut` consecutive parts form a run. A piece has at most most_tokens tokens, all of one run. merges: short

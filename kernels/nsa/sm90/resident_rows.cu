@@ -30,8 +30,9 @@
 // Producers (nsa/sm90/resident_rows.cuh). Loaders, one or two warps, load keys and values by TMA into a ring of stages.
 // The remaining two or three producer warps, the listers, write the items.
 //
-// Memory: q 48 KB, outputs 96 KB, stages 64 KB; items, sums, token lists and barriers 9 KB at heads of 128 and up to 12
-// KB at heads of 64; and one bit for each pair of a block of the sequence and a token of the tile.
+// Shared memory of a CTA: q takes 48 KB, the outputs 96 KB and the stages 64 KB. Items, sums, token lists and barriers
+// together take 9 KB at heads of 128, and up to 12 KB at heads of 64. The masks take one bit for each block of the
+// sequence and each token of the tile.
 //
 // Speed (tests/baselines/notes/selected.md). At heads of 64 the kernel is limited by latency: an SM finishes an item
 // every 800 clocks, for which each of its schedulers issues 420 instructions, most of them not arithmetic. Three
@@ -127,8 +128,9 @@ struct Product {
     }
     sum[0] = add[0][0] + add[0][1], sum[1] = add[1][0] + add[1][1];
   }
-  // For each row whose sum is too large, sets its exponent e to its largest score in this block. The other rows keep
-  // e = b. Returns whether a row of the warp has a new exponent; then p has to be computed again.
+  // If the sum of a row is too large, sets the row's exponent e to the row's largest score in this block. The exponent
+  // of the other rows remains their base b. Returns whether any row of the warp has a new exponent. If so, the caller
+  // computes p again.
   __device__ __forceinline__ bool raise_exponents(float scale) {
     if (!__any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum)) return false;
 #pragma unroll

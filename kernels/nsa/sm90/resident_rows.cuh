@@ -55,11 +55,12 @@ struct ResidentRowsShape {
 // number is larger by kSlots. This item is in step n or later, since kStages steps have at most kSlots items. It cannot
 // be computed yet, because step n is not loaded.
 //
-// Before a lister writes item i, it waits for item i - kSlots. The phase before belongs to item i - 2 kSlots, for which
-// another lister may have waited. This item is done, for three reasons. Let j be the previous item that this lister
-// wrote. Item j is at most (kListers - 1) * kStepItems + 1 items before i, and item j - kSlots was done before j was
-// written. An item is done only after all items of earlier steps have set their bases. And a warpgroup sets the bases
-// of an item only when its earlier items are done. list_items() asserts both conditions on kSlots.
+// Before a lister writes item i, it waits for item i - kSlots. The phase before is complete when item i - 2 kSlots is
+// done. Maybe only another lister has waited for item i - 2 kSlots, but it is done, which follows from three facts.
+// First, the item that this lister wrote last has a number j of at least i - (kListers - 1) * kStepItems - 1, and the
+// lister wrote it only after item j - kSlots was done. Second, an item is done only after all items of earlier steps
+// have set their bases. Third, a warpgroup sets the bases of an item only when its earlier items are done. list_items()
+// asserts that kSlots is large enough in both cases.
 constexpr unsigned kSlots = 32;
 static_assert((kSlots & (kSlots - 1)) == 0);  // ring_wait() counts modulo 2^32
 

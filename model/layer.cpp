@@ -1,7 +1,6 @@
 #include "model/layer.h"
 
 #include "kernels/nsa/document_tables.h"
-#include "kernels/ops/activation.h"
 #include "kernels/ops/column_sum.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
@@ -155,16 +154,11 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
 
 // The MLP up to its activation: reads a.x_mid, writes a.mlp_pre and act, the activation's output.
 void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor act) {
-  const int64_t H = lc.config.mlp_hidden;
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
   rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
-  if (lc.config.mlp == MlpKind::silu) {
-    linear_silu_forward(ctx, act, a.mlp_pre, h, w.mlp_in);
-  } else {
-    linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
-    swiglu_forward(ctx, act, a.mlp_pre.slice(1, 0, H), a.mlp_pre.slice(1, H, 2 * H));
-  }
+  const auto forward = lc.config.mlp == MlpKind::silu ? linear_silu_forward : linear_swiglu_forward;
+  forward(ctx, act, a.mlp_pre, h, w.mlp_in);
   lc.expect_finite(ctx, {{"rmsnorm, first mlp matrix", "mlp_pre", a.mlp_pre}});
 }
 
@@ -184,19 +178,12 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
 // x_mid.
 void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                   Tensor dx) {
-  const ModelConfig& c = lc.config;
-  const int64_t H = c.mlp_hidden;
   const Tensor dpre = a.mlp_pre;
   {
     Scratch::Scope scope(ctx.scratch);
     const Tensor act = alloc_act(lc, a, scope);
-    if (c.mlp == MlpKind::silu) {
-      linear_silu_backward(ctx, dpre, act, dx, w.mlp_out, a.mlp_pre);
-    } else {
-      linear_backward_input(ctx, act, dx, w.mlp_out);
-      swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), act, a.mlp_pre.slice(1, 0, H),
-                      a.mlp_pre.slice(1, H, 2 * H), act);
-    }
+    const auto backward = lc.config.mlp == MlpKind::silu ? linear_silu_backward : linear_swiglu_backward;
+    backward(ctx, dpre, act, dx, w.mlp_out, a.mlp_pre);
     linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
     report(ctx, lc, {g.mlp_out});
   }

@@ -14,6 +14,11 @@ inline constexpr int kPanel = 64, kPanelRowBytes = 128;  // columns of a panel; 
 
 // The byte offset of 16-byte chunk c of row r in a tile.
 __device__ __forceinline__ int swizzled(int r, int c) { return r * kPanelRowBytes + ((c ^ (r & 7)) << 4); }
+// The same in a tile [rows][32], whose rows have 64 bytes, four chunks, permuted by bits 1 and 2 of the row's number
+// (the 64-byte swizzle). The copy engine uses it for boxes of 32 columns.
+__device__ __forceinline__ int swizzled_narrow(int r, int c) {
+  return r * (kPanelRowBytes / 2) + ((c ^ (r >> 1 & 3)) << 4);
+}
 
 // The start of the kernel's dynamic shared memory, aligned to 1024 bytes.
 __device__ __forceinline__ unsigned char* aligned_shared() {

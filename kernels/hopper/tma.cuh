@@ -53,7 +53,7 @@ __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_g
 struct BoxMapKey {
   const void* data;
   cuuint64_t sizes[4], strides[3];
-  cuuint32_t box_rows, box_heads;
+  cuuint32_t box_columns, box_rows, box_heads;
   friend bool operator==(const BoxMapKey&, const BoxMapKey&) = default;
   size_t hash() const {
     size_t h = reinterpret_cast<uintptr_t>(data) / 16 + box_rows + box_heads * 256;
@@ -71,20 +71,22 @@ inline CUtensorMap encode_box_map(const BoxMapKey& k) {
     TRIAD_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
-  const cuuint32_t box[4] = {kPanel, k.box_rows, k.box_heads, 1}, steps[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {k.box_columns, k.box_rows, k.box_heads, 1}, steps[4] = {1, 1, 1, 1};
+  const auto swizzle = k.box_columns == kPanel ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(k.data), k.sizes,
-                                 k.strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 k.strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   TRIAD_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refuses: error {}", static_cast<int>(result));
   return map;
 }
 
-// Describes a [batch, rows, heads, width] view for TMA, in boxes of 64 columns (128 bytes), box_rows rows and box_heads
-// heads. A map is a function of its key alone, so each thread keeps the maps of its last calls: a step calls the same
-// kernels with the same addresses again and again, and encoding takes the host longer than finding a map.
+// Describes a [batch, rows, heads, width] view for TMA, in boxes of box_columns columns (64, or 32 for narrow tiles),
+// box_rows rows and box_heads heads. A map is a function of its key alone, so each thread keeps the maps of its last
+// calls: a step calls the same kernels with the same addresses again and again, and encoding takes the host longer than
+// finding a map.
 inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
-                                int box_rows, int box_heads = 1) {
+                                int box_rows, int box_heads = 1, int box_columns = kPanel) {
   // An axis of one element may have any stride in a view, but the encoder rejects strides that the engine cannot use.
   const auto stride_bytes = [](int64_t stride, int64_t size) {
     return static_cast<cuuint64_t>(size > 1 ? stride * 2 : kPanelRowBytes);
@@ -93,6 +95,7 @@ inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batc
   const BoxMapKey key{v.data,
                       {size(v.width), size(rows), size(heads), size(batch)},
                       {stride_bytes(v.row, rows), stride_bytes(v.head, heads), stride_bytes(v.batch, batch)},
+                      static_cast<cuuint32_t>(box_columns),
                       static_cast<cuuint32_t>(box_rows),
                       static_cast<cuuint32_t>(box_heads)};
   struct Kept {

@@ -1,6 +1,6 @@
-// A linear layer followed by SiLU, forward, and its backward through the SiLU. Each is a matrix product and an
-// elementwise pass. On Hopper in bf16, one fused kernel does the pass in the product's epilogue, where its memory
-// traffic overlaps with the product.
+// A linear layer followed by SiLU or SwiGLU, forward, and its backward through the activation. Each is a matrix product
+// and an elementwise pass. On Hopper in bf16, one fused kernel does the pass in the product's epilogue, where its
+// memory traffic overlaps with the product.
 #pragma once
 #include "engine/context.h"
 
@@ -13,10 +13,23 @@ void linear_silu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTen
 // w_next [out,hidden], pre [N,hidden] T. dpre may be pre itself.
 void linear_silu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
+// pre = x w^T, y = silu(gate) up, where gate and up are the first and the second half of the columns of pre:
+// y [N,hidden], pre [N,2 hidden] T overwritten  <-  x [N,in], w [2 hidden,in] T.
+void linear_swiglu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTensor w);
+// The backward of z = y w_next^T with y = silu(gate) up, except for the gradient of w_next. With dy = dz w_next the
+// halves of dpre are dgate = dy up silu'(gate) and dup = dy silu(gate). Also computes y again, as above.
+// dpre [N,2 hidden], y [N,hidden] T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,2 hidden] T. dpre may be
+// pre itself.
+void linear_swiglu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
+
 namespace cuda {
 // The fused kernels. Return false and do nothing if they do not support the shape or the card.
 bool linear_silu_forward_sm90(Context&, const Tensor& y, const Tensor& pre, const ConstTensor& x, const ConstTensor& w);
 bool linear_silu_backward_sm90(Context&, const Tensor& dpre, const Tensor& y, const ConstTensor& dz,
                                const ConstTensor& w_next, const ConstTensor& pre);
+bool linear_swiglu_forward_sm90(Context&, const Tensor& y, const Tensor& pre, const ConstTensor& x,
+                                const ConstTensor& w);
+bool linear_swiglu_backward_sm90(Context&, const Tensor& dpre, const Tensor& y, const ConstTensor& dz,
+                                 const ConstTensor& w_next, const ConstTensor& pre);
 }  // namespace cuda
 }  // namespace triad

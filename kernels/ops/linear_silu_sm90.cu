@@ -1,20 +1,30 @@
-// A linear layer with SiLU as its epilogue, on Hopper, for bf16:
-//   forward   pre = x w^T, y = silu(pre)                       out [M,N]: two tensors written
-//   backward  dpre = (dz w) silu'(pre), y = silu(pre) again    one read, two written
+// A linear layer with SiLU or SwiGLU as its epilogue, on Hopper, for bf16. SwiGLU's pre is two tensors, gate and up:
+//                      SiLU                                        SwiGLU
+//   forward            pre = x w^T                                 gate = x w_gate^T, up = x w_up^T
+//                      y = silu(pre)                               y = silu(gate) up
+//   backward, dy = dz w
+//                      dpre = dy silu'(pre)                        dgate = dy up silu'(gate), dup = dy silu(gate)
+//                      y = silu(pre) again                         y = silu(gate) up again
+//   tensors [M,N]      2 written; 1 read, 2 written                3 written; 2 read, 3 written
 // The epilogue of one tile runs while the next tile is multiplied, which hides its memory traffic.
 //
-// A tile of out is 128 x 192. Two consumer warpgroups process alternate tiles, each with the sums of a whole tile in
-// registers: while one multiplies, the other writes. A producer thread fills a ring of four stages; a stage has
+// A tile of products is 128 x 192. Two consumer warpgroups process alternate tiles, each with the sums of a whole tile
+// in registers: while one multiplies, the other writes. A producer thread fills a ring of four stages; a stage has
 // 128 rows of A and 192 columns of B, 64 of the inner dimension each. L2 delivers some 40 bytes per cycle to an SM, and
 // a CTA that loaded alone would need 53. So two CTAs form a cluster and process tiles one above the other; each loads
-// half of a stage's B for both, which needs 36 bytes per cycle.
+// half of a stage's B for both, which needs 36 bytes per cycle. In SwiGLU's forward these halves are 96 columns of gate
+// and the same 96 columns of up, so that a thread has both for its elements.
 //
-// Epilogue: a warp's 16 rows are written to shared memory 64 columns at a time (a piece) and stored by TMA. In
-// backward, pre is loaded into the same buffer, three pieces ahead, and dpre replaces it. TMA reads zeros outside the
-// tensors and does not write there, so M, N and K need not be multiples of the tile's sizes.
+// Epilogue: a warp's 16 rows are written to shared memory a piece at a time and stored by TMA. A piece is 64 columns of
+// each tensor, for SwiGLU 32. In backward, pre is loaded into the same buffers, three pieces ahead, and dpre replaces
+// it. TMA reads zeros outside the tensors and does not write there, so M, N and K need not be multiples of the tile's
+// sizes.
 //
-// Bound: the tensor cores. At large M the epilogue adds a fifth to the products' time in forward, more than half in
-// backward.
+// Bound: the tensor cores. With an inner dimension of 768, SiLU's epilogue adds a fifth to the products' time in
+// forward, more than half in backward.
+#include <algorithm>
+#include <array>
+
 #include "kernels/common/bthd.cuh"
 #include "kernels/hopper/tma.cuh"
 #include "kernels/hopper/wgmma.cuh"
@@ -25,57 +35,86 @@ namespace {
 
 constexpr int kTileM = 128, kTileN = 192, kTileK = 64, kStages = 4;
 constexpr int kCluster = 2, kConsumers = 2, kConsumerWarps = 4 * kConsumers, kThreads = 128 * (kConsumers + 1);
-// Rows and bytes of a piece; the number of pieces for which a warp has buffers.
-constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;
 constexpr int kPanels = kTileN / kPanel, kHalves = kTileM / 64, kSums = kTileN / 8;
 constexpr int kStageBytes = (kTileM + kTileN) * kPanelRowBytes;
 constexpr int kPanelBytesB = kPanel * kPanelRowBytes;  // backward: bytes of a panel [64 of k][64 columns] of B
+// Rows of a piece; bytes of a warp's buffers; how many pieces have buffers at the same time in backward.
+constexpr int kPieceRows = 16, kBufferBytes = 8192, kAhead = 3;
+
+// What an epilogue reads and writes, and how it divides a tile.
+template <bool kGatedMlp, bool kIsBackward>
+struct Epilogue {
+  static constexpr bool kGated = kGatedMlp, kBackward = kIsBackward;
+  static constexpr int kPre = kGated ? 2 : 1;  // tensors that pre consists of: gate and up, or one
+  // Columns of [M,N] per tile: in SwiGLU's forward half of the sums belong to gate, the others to up.
+  static constexpr int kColumns = kBackward ? kTileN : kTileN / kPre;
+  static constexpr int kPieceColumns = kPanel / kPre, kPieceBytes = kPieceRows * kPieceColumns * 2;
+  static constexpr int kPiecesPerHalf = kColumns / kPieceColumns, kPieces = kHalves * kPiecesPerHalf;
+  // A slot has a piece of each tensor of pre, in forward also one of y. In backward, y has a buffer after the slots.
+  static constexpr int kSlots = kBackward ? kAhead : 2;
+  static constexpr int kSlotBytes = (kBackward ? kPre : kPre + 1) * kPieceBytes;
+  static_assert(kSlots * kSlotBytes + (kBackward ? kPieceBytes : 0) <= kBufferBytes && kPieces % kSlots == 0);
+
+  // The byte offset of 16-byte chunk c of row r of a piece.
+  __device__ static int at(int r, int c) { return kGated ? swizzled_narrow(r, c) : swizzled(r, c); }
+};
 
 struct Shared {
   alignas(1024) unsigned char a[kStages][kTileM * kPanelRowBytes], b[kStages][kTileN * kPanelRowBytes];
-  unsigned char pieces[kConsumerWarps][kPieces * kPieceBytes];
-  Barrier full[kStages], empty[kStages], loaded[kConsumerWarps][kPanels];
+  unsigned char buffers[kConsumerWarps][kBufferBytes];
+  Barrier full[kStages], empty[kStages], loaded[kConsumerWarps][kAhead];
   // Completes when a consumer's last stage of a tile is full: the next stage is the other consumer's.
   Barrier last_full[kConsumers];
 };
 
 // ---- the kernel ----
 
+template <int kPre>
 struct Maps {
-  CUtensorMap a, b, pre, out, y;  // out describes pre in forward, dpre in backward
+  CUtensorMap a, b, pre[kPre], out[kPre], y;  // out describes pre in forward, dpre in backward
 };
 
-// The tiles of a cluster in each turn: two, one above the other, one for each CTA. Consecutive turns differ in the
-// column, so that A is read from memory once.
+// The tiles of a cluster in each turn: two, one above the other, one for each CTA. The pair is part of a band, the
+// pairs that have the same rows. Turns go through groups of 8 bands, and through a group column by column: what A has
+// in these bands stays in L2, and B, which may be larger than L2, is read from memory once per group.
 struct Tiles {
-  int turns, columns, steps;  // turns of all clusters; tiles per row of tiles; steps of 64 of the inner dimension
-  __device__ int row(int turn, int cta) const { return (turn / columns * kCluster + cta) * kTileM; }
-  __device__ int column(int turn) const { return turn % columns * kTileN; }
+  int bands, columns, steps;  // steps of 64 of the inner dimension
+  struct Place {
+    int band, column;
+  };
+  __device__ int turns() const { return bands * columns; }
+  __device__ Place place(int turn) const {
+    constexpr int kBands = 8;
+    const int first = turn / (kBands * columns) * kBands, height = min(kBands, bands - first);
+    const int in_group = turn - first * columns;
+    return {first + in_group % height, in_group / height};
+  }
 };
 
-// The producer: one thread, which loads the stages of all of this CTA's tiles.
-template <bool kBackward>
-__device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
+// The producer: one thread, which loads the stages of all of this CTA's tiles. up_row: the row of w where w_up begins.
+template <class E>
+__device__ void produce(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles, int up_row, int cta) {
   constexpr uint16_t kBoth = 3;  // both CTAs of the cluster, one bit each
   int n = 0;                     // number of steps so far
-  for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster) {
-    const int row = tiles.row(turn, cta), column = tiles.column(turn);
+  for (int turn = blockIdx.x / kCluster; turn < tiles.turns(); turn += gridDim.x / kCluster) {
+    const auto [band, tile_column] = tiles.place(turn);
+    const int row = (band * kCluster + cta) * kTileM, column = tile_column * E::kColumns;
     for (int k = 0; k < tiles.steps; ++k, ++n) {
       const int stage = n % kStages;
       Barrier* const full = &s.full[stage];
       barrier_wait(&s.empty[stage], (n / kStages & 1) ^ 1);
       barrier_expect(full, kStageBytes);
       copy_box(s.a[stage], maps.a, k * kTileK, row, 0, 0, full);
-      if constexpr (kBackward) {  // each CTA loads 32 of the stage's 64 rows of k for both CTAs
+      if constexpr (E::kBackward) {  // each CTA loads 32 of the stage's 64 rows of k for both CTAs
         constexpr int kHalf = kTileK / kCluster;
 #pragma unroll
         for (int p = 0; p < kPanels; ++p)
           copy_box_multicast(s.b[stage] + p * kPanelBytesB + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
                              k * kTileK + cta * kHalf, 0, 0, full, kBoth);
-      } else {  // each CTA loads half of the columns for both CTAs
+      } else {  // each CTA loads half of the columns for both CTAs, with SwiGLU one gate's, the other up's
         constexpr int kHalf = kTileN / kCluster;
-        copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK, column + cta * kHalf, 0, 0,
-                           full, kBoth);
+        copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK,
+                           column + cta * (E::kGated ? up_row : kHalf), 0, 0, full, kBoth);
       }
     }
   }
@@ -87,37 +126,48 @@ __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(p
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(x * -kLog2e)); }
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
-// Computes two neighbouring elements of out and y from those of the product. In backward `out` contains pre on entry.
-template <bool kBackward>
-__device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t product) {
-  const uint32_t pre = kBackward ? out : product;
-  const float x0 = lower(pre), x1 = upper(pre), s0 = sigmoid(x0), s1 = sigmoid(x1);
-  y = pack_bf16(x0 * s0, x1 * s1);
-  out = kBackward ? pack_bf16(lower(product) * silu_slope(x0, s0), upper(product) * silu_slope(x1, s1)) : product;
+// Computes y, and in backward the gradient that replaces pre, for two neighbouring elements, which a word holds.
+template <class E>
+__device__ __forceinline__ void apply(uint32_t (&pre)[E::kPre], uint32_t& y, uint32_t dy) {
+  const float x[2] = {lower(pre[0]), upper(pre[0])}, s[2] = {sigmoid(x[0]), sigmoid(x[1])};
+  float up[2] = {1, 1};
+  if constexpr (E::kGated) {
+    up[0] = lower(pre[1]), up[1] = upper(pre[1]);
+    y = pack_bf16(x[0] * s[0] * up[0], x[1] * s[1] * up[1]);
+  } else {
+    y = pack_bf16(x[0] * s[0], x[1] * s[1]);
+  }
+  if constexpr (E::kBackward) {
+    const float d[2] = {lower(dy), upper(dy)};
+    if constexpr (E::kGated) pre[1] = pack_bf16(d[0] * x[0] * s[0], d[1] * x[1] * s[1]);
+    pre[0] = pack_bf16(d[0] * up[0] * silu_slope(x[0], s[0]), d[1] * up[1] * silu_slope(x[1], s[1]));
+  }
 }
 
 // A consumer warpgroup: multiplies every second tile of this CTA and writes it.
-template <bool kBackward>
-__device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
+template <class E>
+__device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles, int cta) {
   const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // This warp's buffers for pieces. Forward: two for out and two for y, used alternately. Backward: three for pre,
-  // which dpre replaces, and one for y.
-  unsigned char* const pieces = s.pieces[warp];
+  unsigned char* const buffers = s.buffers[warp];
   float d[kHalves][kSums][4];
   int turns = 0;
   unsigned loads = 0;  // number of pieces of pre so far
-  for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster, ++turns) {
+  for (int turn = blockIdx.x / kCluster; turn < tiles.turns(); turn += gridDim.x / kCluster, ++turns) {
     if (turns % kConsumers != group) continue;
-    const int row = tiles.row(turn, cta) + warp % 4 * kPieceRows, column = tiles.column(turn);
+    const auto [band, tile_column] = tiles.place(turn);
+    const int row = (band * kCluster + cta) * kTileM + warp % 4 * kPieceRows, column = tile_column * E::kColumns;
     const auto load_pre = [&](int piece) {
-      Barrier* const loaded = &s.loaded[warp][piece % kPanels];
-      barrier_expect(loaded, kPieceBytes);
-      copy_box(pieces + piece % kPanels * kPieceBytes, maps.pre, column + piece % kPanels * kPanel,
-               row + piece / kPanels * 64, 0, 0, loaded);
+      Barrier* const loaded = &s.loaded[warp][piece % kAhead];
+      barrier_expect(loaded, E::kPre * E::kPieceBytes);
+#pragma unroll
+      for (int t = 0; t < E::kPre; ++t)
+        copy_box(buffers + piece % kAhead * E::kSlotBytes + t * E::kPieceBytes, maps.pre[t],
+                 column + piece % E::kPiecesPerHalf * E::kPieceColumns, row + piece / E::kPiecesPerHalf * 64, 0, 0,
+                 loaded);
     };
-    if (kBackward && lane == 0) {
+    if (E::kBackward && lane == 0) {
       bulk_wait_read<0>();
-      for (int piece = 0; piece < kPanels; ++piece) load_pre(piece);
+      for (int piece = 0; piece < kAhead; ++piece) load_pre(piece);
     }
 
     // A barrier's wait distinguishes only two successive phases of a stage, so a consumer must not lag by two:
@@ -138,9 +188,9 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {
           const uint32_t a_tile = tile_descriptor(a + half * 64 * kPanelRowBytes + k16 * 32);
-          const uint32_t b_tile =
-              kBackward ? tile_descriptor(b + k16 * 16 * kPanelRowBytes, kPanelBytesB) : tile_descriptor(b + k16 * 32);
-          wgmma<Major::k, kBackward ? Major::mn : Major::k>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
+          const uint32_t b_tile = E::kBackward ? tile_descriptor(b + k16 * 16 * kPanelRowBytes, kPanelBytesB)
+                                               : tile_descriptor(b + k16 * 32);
+          wgmma<Major::k, E::kBackward ? Major::mn : Major::k>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
         }
       wgmma_commit();
       wgmma_wait<1>();  // the products that read the previous stage have finished
@@ -150,42 +200,60 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
     pin(d[0]), pin(d[1]);
     if (lane < kCluster) barrier_arrive_at(&s.empty[(n - 1) % kStages], lane);
 #pragma unroll
-    for (int piece = 0; piece < kHalves * kPanels; ++piece) {
-      const int half = piece / kPanels, panel = piece % kPanels;
-      unsigned char* const out = pieces + (kBackward ? panel : piece % 2 * 2) * kPieceBytes;
-      unsigned char* const y = kBackward ? pieces + kPanels * kPieceBytes : out + kPieceBytes;
+    for (int piece = 0; piece < E::kPieces; ++piece) {
+      const int half = piece / E::kPiecesPerHalf, first = piece % E::kPiecesPerHalf * E::kPieceColumns;
+      unsigned char* const pre = buffers + piece % E::kSlots * E::kSlotBytes;
+      unsigned char* const y = E::kBackward ? buffers + E::kSlots * E::kSlotBytes : pre + E::kPre * E::kPieceBytes;
       if (lane == 0) {  // waits until the buffers that are written next are free
-        bulk_wait_read<kBackward ? 0 : 1>();
-        if (kBackward && piece > 0 && piece + 2 < kHalves * kPanels) load_pre(piece + 2);
+        bulk_wait_read<E::kBackward ? 0 : 1>();
+        if (E::kBackward && piece > 0 && piece + kAhead - 1 < E::kPieces) load_pre(piece + kAhead - 1);
       }
-      if constexpr (kBackward) barrier_wait(&s.loaded[warp][panel], loads / kPanels & 1), ++loads;
+      if constexpr (E::kBackward) barrier_wait(&s.loaded[warp][piece % kAhead], loads / kAhead & 1), ++loads;
       __syncwarp();
 #pragma unroll
       // An instruction moves four 8x8 matrices: rows 0..7 and 8..15 of eight columns, then those of the next eight.
-      for (int j = 0; j < kPanel / 8; j += 4) {
+      for (int j = 0; j < E::kPieceColumns / 8; j += 4) {
         constexpr int kQuads = 2;
-        uint32_t outs[kQuads][4], ys[kQuads][4];
+        uint32_t pres[kQuads][E::kPre][4], ys[kQuads][4];
         int at[kQuads];
 #pragma unroll
         for (int q = 0; q < kQuads; ++q) {
-          at[q] = swizzled(lane % 16, j + 2 * q + lane / 16);
-          if constexpr (kBackward) load_matrices(outs[q], reinterpret_cast<const __nv_bfloat16*>(out + at[q]));
+          at[q] = E::at(lane % 16, j + 2 * q + lane / 16);
+#pragma unroll
+          for (int t = 0; t < E::kPre; ++t)
+            if constexpr (E::kBackward)
+              load_matrices(pres[q][t], reinterpret_cast<const __nv_bfloat16*>(pre + t * E::kPieceBytes + at[q]));
         }
 #pragma unroll
         for (int q = 0; q < kQuads; ++q)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const float* const product = &d[half][8 * panel + j + 2 * q + i / 2][2 * (i % 2)];
-            apply<kBackward>(outs[q][i], ys[q][i], pack_bf16(product[0], product[1]));
+            // The product of tensor t of pre, or, in backward, dy.
+            const auto product = [&](int t) {
+              const float* const sums = d[half][t * kSums / E::kPre + first / 8 + j + 2 * q + i / 2];
+              return pack_bf16(sums[2 * (i % 2)], sums[2 * (i % 2) + 1]);
+            };
+            uint32_t of_pre[E::kPre];
+#pragma unroll
+            for (int t = 0; t < E::kPre; ++t) of_pre[t] = E::kBackward ? pres[q][t][i] : product(t);
+            apply<E>(of_pre, ys[q][i], E::kBackward ? product(0) : 0);
+#pragma unroll
+            for (int t = 0; t < E::kPre; ++t) pres[q][t][i] = of_pre[t];
           }
 #pragma unroll
-        for (int q = 0; q < kQuads; ++q) store_matrices(out + at[q], outs[q]), store_matrices(y + at[q], ys[q]);
+        for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+          for (int t = 0; t < E::kPre; ++t) store_matrices(pre + t * E::kPieceBytes + at[q], pres[q][t]);
+          store_matrices(y + at[q], ys[q]);
+        }
       }
       fence_async_proxy();
       __syncwarp();
       if (lane == 0) {
-        store_box(maps.out, out, column + panel * kPanel, row + half * 64, 0, 0);
-        store_box(maps.y, y, column + panel * kPanel, row + half * 64, 0, 0);
+#pragma unroll
+        for (int t = 0; t < E::kPre; ++t)
+          store_box(maps.out[t], pre + t * E::kPieceBytes, column + first, row + half * 64, 0, 0);
+        store_box(maps.y, y, column + first, row + half * 64, 0, 0);
         bulk_commit();
       }
     }
@@ -193,9 +261,9 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
   if (lane == 0) bulk_wait();
 }
 
-template <bool kBackward>
+template <class E>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
-    linear_silu_kernel(const __grid_constant__ Maps maps, Tiles tiles) {
+    linear_silu_kernel(const __grid_constant__ Maps<E::kPre> maps, Tiles tiles, int up_row) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   Shared& s = *reinterpret_cast<Shared*>(aligned_shared());
   const int cta = blockIdx.x % kCluster;
@@ -209,10 +277,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   sync_cluster();
   if (threadIdx.x / kWarpgroup == kConsumers) {
     decrease_registers<40>();
-    if (threadIdx.x % kWarpgroup == 0) produce<kBackward>(s, maps, tiles, cta);
+    if (threadIdx.x % kWarpgroup == 0) produce<E>(s, maps, tiles, up_row, cta);
   } else {
     increase_registers<232>();
-    consume<kBackward>(s, maps, tiles, cta);
+    consume<E>(s, maps, tiles, cta);
   }
   sync_cluster();  // the other CTA may load into this CTA's shared memory and arrive at its barriers until here
 #endif
@@ -220,28 +288,48 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 
 // ---- launch ----
 
-// Describes a matrix for TMA in boxes of 64 columns and box_rows rows.
-CUtensorMap box_map(const ConstTensor& t, int box_rows) {
+// Describes a matrix for TMA in boxes of box_rows rows and box_columns columns.
+CUtensorMap box_map(const ConstTensor& t, int box_rows, int box_columns = kPanel) {
   const View<const __nv_bfloat16> view{t.ptr<__nv_bfloat16>(), 0, t.stride[0], 0, static_cast<int>(t.size(1)), true};
-  return make_box_map(view, 1, t.size(0), 1, box_rows);
+  return make_box_map(view, 1, t.size(0), 1, box_rows, 1, box_columns);
 }
 
-// Launches the kernel: a [M,K]; b [N,K], in backward [K,N]; pre, out, y [M,N]. Returns false if it does not apply.
-template <bool kBackward>
+// The tensors [M,N] that pre or dpre consists of.
+template <class E>
+std::array<ConstTensor, E::kPre> parts_of(const ConstTensor& pre) {
+  if constexpr (E::kGated) {
+    const int64_t N = pre.size(1) / 2;
+    return {pre.slice(1, 0, N), pre.slice(1, N, 2 * N)};
+  } else {
+    return {pre};
+  }
+}
+
+// Launches the kernel: a [M,K]; b [N,K], with SwiGLU [2N,K], in backward [K,N]; pre, out [M,N], with SwiGLU [M,2N];
+// y [M,N]. Returns false if it does not apply.
+template <class E>
 bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor& b, const ConstTensor& pre,
          const Tensor& out, const Tensor& y) {
-  const bool fits = a.dtype == DType::bf16 && ctx.may_use_sm90() &&
-                    all_have_vectors(kVector<__nv_bfloat16>, a, b, pre, out, y) && a.size(1) > 0;
+  const auto pre_parts = parts_of<E>(pre), out_parts = parts_of<E>(out);
+  const auto vectors = [](const ConstTensor& t) { return has_vectors(t, kVector<__nv_bfloat16>); };
+  const bool fits = a.dtype == DType::bf16 && ctx.may_use_sm90() && vectors(a) && vectors(b) && vectors(y) &&
+                    std::ranges::all_of(pre_parts, vectors) && std::ranges::all_of(out_parts, vectors) && a.size(1) > 0;
   record_route(ctx, name, a.dtype, fits ? "sm90" : nullptr, "rows that are not made of 16-byte vectors");
   if (!fits) return false;
-  const int64_t columns = ceil_div(out.size(1), kTileN);
-  const int64_t turns = ceil_div(out.size(0), kTileM * kCluster) * columns;
+  const Tiles tiles{static_cast<int>(ceil_div(y.size(0), kTileM * kCluster)),
+                    static_cast<int>(ceil_div(y.size(1), E::kColumns)), static_cast<int>(ceil_div(a.size(1), kTileK))};
+  const int64_t turns = int64_t{tiles.bands} * tiles.columns;
   if (ctx.planning || turns == 0) return true;
-  const Maps maps{box_map(a, kTileM), kBackward ? box_map(b, kTileK / kCluster) : box_map(b, kTileN / kCluster),
-                  box_map(pre, kPieceRows), box_map(out, kPieceRows), box_map(y, kPieceRows)};
-  const Tiles tiles{static_cast<int>(turns), static_cast<int>(columns), static_cast<int>(ceil_div(a.size(1), kTileK))};
+  Maps<E::kPre> maps{.a = box_map(a, kTileM),
+                     .b = box_map(b, (E::kBackward ? kTileK : kTileN) / kCluster),
+                     .y = box_map(y, kPieceRows, E::kPieceColumns)};
+  for (int t = 0; t < E::kPre; ++t) {
+    maps.pre[t] = box_map(pre_parts[t], kPieceRows, E::kPieceColumns);
+    maps.out[t] = box_map(out_parts[t], kPieceRows, E::kPieceColumns);
+  }
   const int64_t ctas = kCluster * std::min<int64_t>(ctx.num_sms / kCluster, turns);
-  launch(ctx, name, linear_silu_kernel<kBackward>, dim3(ctas), dim3(kThreads), sizeof(Shared), maps, tiles);
+  launch(ctx, name, linear_silu_kernel<E>, dim3(ctas), dim3(kThreads), sizeof(Shared), maps, tiles,
+         static_cast<int>(y.size(1)));
   return true;
 }
 
@@ -249,12 +337,22 @@ bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor
 
 bool linear_silu_forward_sm90(Context& ctx, const Tensor& y, const Tensor& pre, const ConstTensor& x,
                               const ConstTensor& w) {
-  return run<false>(ctx, "linear_silu_forward", x, w, pre, pre, y);
+  return run<Epilogue<false, false>>(ctx, "linear_silu_forward", x, w, pre, pre, y);
 }
 
 bool linear_silu_backward_sm90(Context& ctx, const Tensor& dpre, const Tensor& y, const ConstTensor& dz,
                                const ConstTensor& w_next, const ConstTensor& pre) {
-  return run<true>(ctx, "linear_silu_backward", dz, w_next, pre, dpre, y);
+  return run<Epilogue<false, true>>(ctx, "linear_silu_backward", dz, w_next, pre, dpre, y);
+}
+
+bool linear_swiglu_forward_sm90(Context& ctx, const Tensor& y, const Tensor& pre, const ConstTensor& x,
+                                const ConstTensor& w) {
+  return run<Epilogue<true, false>>(ctx, "linear_swiglu_forward", x, w, pre, pre, y);
+}
+
+bool linear_swiglu_backward_sm90(Context& ctx, const Tensor& dpre, const Tensor& y, const ConstTensor& dz,
+                                 const ConstTensor& w_next, const ConstTensor& pre) {
+  return run<Epilogue<true, true>>(ctx, "linear_swiglu_backward", dz, w_next, pre, dpre, y);
 }
 
 }  // namespace triad::cuda

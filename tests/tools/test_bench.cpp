@@ -284,6 +284,7 @@ TEST_CASE("routes: calls are counted by layer, op, kernel and reason", "[routes]
   CHECK(branch_of("dense_attention_forward") == "win");
   CHECK(branch_of("matmul") == "matmul");
   CHECK(branch_of("linear_silu_forward") == "matmul");
+  CHECK(branch_of("linear_swiglu_forward") == "matmul");
   CHECK(branch_of("symmetric_product") == "matmul");
 }
 

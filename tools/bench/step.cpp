@@ -68,7 +68,7 @@ const std::vector<Family>& families() {
       {"gate", {"nsa_gate", "nsa_combine"}},
       {"dq rounding unit", {"attend_rounding_unit"}},
       {"gate and list stats", {"nsa_stats"}},
-      {"matmul", {"matmul", "linear_silu", "column_sum"}},
+      {"matmul", {"matmul", "linear_silu", "linear_swiglu", "column_sum"}},
       {"classifier", {"classifier"}},
       {"norm", {"rmsnorm", "qk_norm"}},
       {"rope", {"rope"}},

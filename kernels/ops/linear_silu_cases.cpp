@@ -81,8 +81,9 @@ std::vector<OpCase> linear_silu_cases() {
          mlp_case(mlp, "31x8x16x24", {31, 8, 16, 24}), mlp_case(mlp, "65x72x200x40, padded", {65, 72, 200, 40, 8}),
          mlp_case(mlp, "300x64x192x128", {300, 64, 192, 128}), mlp_case(mlp, "129x136x584x328", {129, 136, 584, 328})});
   }
-  // More bands of tiles than the kernel processes as one group: a second group follows, which has one band.
-  OpCase groups = mlp_case(kSwiglu, "2100x72x200x40, groups of bands", {2100, 72, 200, 40});
+  // More bands of tiles than the kernel processes as one group: the nine bands are groups of 8 and 1 in forward, which
+  // has 18 columns of tiles, and of 4, 4 and 1 in backward, which has nine.
+  OpCase groups = mlp_case(kSwiglu, "2100x72x1640x40, groups of bands", {2100, 72, 1640, 40});
   groups.differences = groups.cpu = false;
   cases.push_back(groups);
   cases.push_back(bench_case(kSilu, "32768x768x3072", {32768, 768, 3072, 768}));

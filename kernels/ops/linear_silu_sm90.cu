@@ -75,17 +75,17 @@ struct Maps {
 };
 
 // The tiles of a cluster in each turn: two, one above the other, one for each CTA. The pair is part of a band, the
-// pairs that have the same rows. Turns go through groups of 8 bands, and through a group column by column: what A has
-// in these bands stays in L2, and B, which may be larger than L2, is read from memory once per group.
+// pairs that have the same rows. Turns go through a group of bands column by column, then through the next group: the
+// rows of A that a group needs stay in L2, and B, which may be larger than L2, is read from memory once per group.
 struct Tiles {
   int bands, columns, steps;  // steps of 64 of the inner dimension
+  int group;                  // bands of a group
   struct Place {
     int band, column;
   };
   __device__ int turns() const { return bands * columns; }
   __device__ Place place(int turn) const {
-    constexpr int kBands = 8;
-    const int first = turn / (kBands * columns) * kBands, height = min(kBands, bands - first);
+    const int first = turn / (group * columns) * group, height = min(group, bands - first);
     const int in_group = turn - first * columns;
     return {first + in_group % height, in_group / height};
   }
@@ -316,9 +316,11 @@ bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor
                     std::ranges::all_of(pre_parts, vectors) && std::ranges::all_of(out_parts, vectors) && a.size(1) > 0;
   record_route(ctx, name, a.dtype, fits ? "sm90" : nullptr, "rows that are not made of 16-byte vectors");
   if (!fits) return false;
-  const Tiles tiles{static_cast<int>(ceil_div(y.size(0), kTileM * kCluster)),
-                    static_cast<int>(ceil_div(y.size(1), E::kColumns)), static_cast<int>(ceil_div(a.size(1), kTileK))};
-  const int64_t turns = int64_t{tiles.bands} * tiles.columns;
+  const auto bands = static_cast<int>(ceil_div(y.size(0), kTileM * kCluster));
+  const auto columns = static_cast<int>(ceil_div(y.size(1), E::kColumns));
+  // The 66 clusters of an H100 then process some 4 bands of up to 16 columns, or 8 of 8, at the same time.
+  const Tiles tiles{bands, columns, static_cast<int>(ceil_div(a.size(1), kTileK)), columns <= 16 ? 4 : 8};
+  const int64_t turns = int64_t{bands} * columns;
   if (ctx.planning || turns == 0) return true;
   Maps<E::kPre> maps{.a = box_map(a, kTileM),
                      .b = box_map(b, (E::kBackward ? kTileK : kTileN) / kCluster),

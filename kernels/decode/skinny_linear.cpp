@@ -3,7 +3,6 @@
 
 #include "engine/check.h"
 #include "engine/op_scope.h"
-#include "kernels/ops/activation.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
@@ -22,9 +21,8 @@ void in_turn(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const SkinnyL
   }
   if (o.activation == Activation::none) return linear_forward(ctx, y, x, w, o.addend);
   const Tensor pre = scope.alloc(y.dtype, {x.size(0), w.size(0)}, "before the activation");
-  if (o.activation == Activation::silu) return linear_silu_forward(ctx, y, pre, x, w);
-  linear_forward(ctx, pre, x, w);
-  swiglu_forward(ctx, y, pre.slice(1, 0, y.size(1)), pre.slice(1, y.size(1), 2 * y.size(1)));
+  const auto forward = o.activation == Activation::silu ? linear_silu_forward : linear_swiglu_forward;
+  forward(ctx, y, pre, x, w);
 }
 
 }  // namespace

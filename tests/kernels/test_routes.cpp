@@ -178,9 +178,10 @@ TEST_CASE("routes: NSA_USE_FA2, NSA_SDPA_NO_FLASH and NSA_SDPA_FLASH_ONLY choose
 
 TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   if (!require_hopper_plan()) return;
-  const auto kernels_of = [](const std::string& kernels, const std::string& precision, bool strict = false) {
-    Config config = load_config(kTiny, {"model.d_k=64", "model.d_v=64", "runtime.kernels=" + kernels,
-                                        "runtime.precision=" + precision, "nsa.l=32", "nsa.d=16", "nsa.l_sel=64"})
+  const auto kernels_of = [](const std::string& kernels, const std::string& precision, bool strict = false,
+                             const std::string& mlp = "silu") {
+    Config config = load_config(kTiny, {"model.d_k=64", "model.d_v=64", "model.mlp=" + mlp, "nsa.l=32", "nsa.d=16",
+                                        "nsa.l_sel=64", "runtime.kernels=" + kernels, "runtime.precision=" + precision})
                         .config;
     Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels, .strict = strict});
     TrainStep step(plan, config);
@@ -189,7 +190,8 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     std::map<std::string, std::string> out;
     for (const Routes::Count& c : plan.ctx().routes.counts()) {
       const std::string kernel = (kFusedKernels.contains(c.kernel) ? "fused" : c.kernel) + (c.is_fallback() ? "!" : "");
-      const std::string of = c.op.starts_with("linear_silu") ? "silu" : branch_of(c.op);
+      const bool silu = c.op.starts_with("linear_silu") || c.op.starts_with("linear_swiglu");
+      const std::string of = silu ? "silu" : branch_of(c.op);
       const auto [at, is_new] = out.try_emplace(of, kernel);
       INFO(c.op);
       CHECK(at->second == kernel);
@@ -197,18 +199,20 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     return out;
   };
   using Map = std::map<std::string, std::string>;
-  // `silu` is the route of matrix products followed by SiLU, which one kernel may compute together; "" if they have the
-  // same route as other products.
+  // `silu` is the route of matrix products followed by SiLU or SwiGLU, which one kernel may compute together; "" if
+  // they have the same route as other products.
   const auto all = [](const char* kernel, const char* product, const char* silu) {
     Map map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
     if (*silu != 0) map["silu"] = silu;
     return map;
   };
   CHECK(kernels_of("auto", "bf16") == all("fused", "cublaslt", "fused"));
+  CHECK(kernels_of("auto", "bf16", /*strict=*/true, "swiglu") == all("fused", "cublaslt", "fused"));
   CHECK(kernels_of("fused", "bf16") == all("fused", "cublaslt", "fused"));
   CHECK(kernels_of("general", "bf16") == all("general", "cublaslt first", ""));
   CHECK(kernels_of("reference", "bf16") == all("reference", "reference", ""));
   CHECK(kernels_of("auto", "fp32") == all("general", "cublaslt", "general"));
+  CHECK(kernels_of("auto", "fp32", /*strict=*/false, "swiglu") == all("general", "cublaslt", "general"));
   CHECK(kernels_of("fused", "fp32") == all("general!", "cublaslt", "general!"));
   CHECK(kernels_of("reference", "fp32") == all("reference", "reference", ""));
   CHECK(kernels_of(R"({"sel":"general"})", "bf16") == Map{{"cmp", "fused"},

@@ -3,7 +3,7 @@
 #pragma once
 #include "kernels/common/route.h"
 #include "kernels/nsa/attend.h"
-#include "kernels/ops/upcast.h"
+#include "kernels/ops/cast.h"
 
 namespace triad {
 

@@ -8,113 +8,19 @@
 //   resident  Forward and backward in one kernel: a row stays in shared memory between the two passes of a softmax. One
 //             CTA of 1,024 threads per SM loops over rows; while it works on a row, the next one loads into a second
 //             buffer. A thread reads only what it copied itself, so the sum's barrier is the only one per row. The two
-//             exps a logit take about half as long as the row's bytes and overlap with them. Rows that are too long or
-//             not aligned use the forward and backward kernels instead.
+//             exps a logit take about half as long as the row's bytes and overlap with them. Rows that are too long for
+//             an SM are held by clusters of CTAs on Hopper (cross_entropy_sm90.cu). Where that is not possible, and if
+//             rows are not aligned, the forward and backward kernels are used instead.
 #include <algorithm>
-#include <cfloat>
 
-#include "kernels/common/bthd.cuh"
-#include "kernels/common/ptx.cuh"
 #include "kernels/common/shared_limits.h"
-#include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/cross_entropy.cuh"
 
 namespace triad::cuda {
 namespace {
 
 constexpr int kForwardThreads = 256, kForwardWarps = kForwardThreads / 32, kForwardBatch = 13, kForwardCtasPerSm = 3;
 constexpr int kBackwardThreads = 256, kBatch = 4;
-constexpr int kResidentThreads = 1024, kResidentWarps = kResidentThreads / 32;
-
-// A partial sum of exp(x) over logits, held as sum * exp(max). max starts at the lowest float instead of -inf, since
-// -inf - -inf is NaN.
-struct ExpSum {
-  float max = -FLT_MAX, sum = 0;
-
-  // Adds exp(x) for values x that do not exceed max. x - max is exact for bf16 logits.
-  template <int V>
-  __device__ void add_below(const float (&x)[V]) {
-    float e[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) e[j] = exp2_approx((x[j] - max) * kLog2e);
-#pragma unroll
-    for (int step = 1; step < V; step *= 2)
-#pragma unroll
-      for (int j = 0; j < V; j += 2 * step) e[j] += e[j + step];
-    sum += e[0];
-  }
-  __device__ void add(float x) {
-    rescale(fmaxf(max, x));
-    const float one[1] = {x};
-    add_below(one);
-  }
-  __device__ void rescale(float new_max) {
-    if (new_max == max) return;
-    sum *= exp2_approx((max - new_max) * kLog2e);
-    max = new_max;
-  }
-  // Merges the sums of the warp's 32 lanes; every lane gets the result.
-  __device__ void merge_warp() {
-    rescale(warp_max(max));
-    sum = warp_sum(sum);
-  }
-};
-
-// V adjacent logits in registers, as loaded; V is 1 or fills 16 bytes.
-template <class T, int V>
-struct Vector {
-  using Raw = std::conditional_t<V == 1, T, uint4>;
-  Raw raw;
-
-  __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
-  // Sets all elements to -inf, which changes neither a maximum nor a sum of exponentials.
-  __device__ void set_lowest() {
-    const uint32_t word = std::is_same_v<T, float> ? 0xff800000u : 0xff80ff80u;
-    if constexpr (V > 1)
-      raw = make_uint4(word, word, word, word);
-    else if constexpr (std::is_same_v<T, float>)
-      raw = __uint_as_float(word);
-    else
-      raw = __ushort_as_bfloat16(word & 0xffff);
-  }
-  __device__ void unpack(float (&x)[V]) const { load_vector<V>(x, reinterpret_cast<const T*>(&raw)); }
-  __device__ float max() const {
-    if constexpr (V > 1 && std::is_same_v<T, __nv_bfloat16>) {  // one instruction computes two maxima
-      const auto pair = [](uint32_t word) { return reinterpret_cast<const __nv_bfloat162&>(word); };
-      const __nv_bfloat162 top = __hmax2(__hmax2(pair(raw.x), pair(raw.y)), __hmax2(pair(raw.z), pair(raw.w)));
-      return fmaxf(__low2float(top), __high2float(top));
-    } else {
-      float x[V];
-      unpack(x);
-      float top = x[0];
-#pragma unroll
-      for (int j = 1; j < V; ++j) top = fmaxf(top, x[j]);
-      return top;
-    }
-  }
-};
-
-// The partial sums of a CTA's warps in shared memory. Every thread of the CTA computes their merged sum.
-template <int kWarps>
-struct WarpSums {
-  float max[kWarps], sum[kWarps];
-
-  __device__ void put(const ExpSum& merged) {
-    if (threadIdx.x % 32 == 0) max[threadIdx.x / 32] = merged.max, sum[threadIdx.x / 32] = merged.sum;
-  }
-  __device__ ExpSum merge() const {  // needs a barrier after put()
-    ExpSum part;
-    const int lane = threadIdx.x % 32;
-    if (lane < kWarps) part = {max[lane], sum[lane]};
-    part.merge_warp();
-    return part;
-  }
-};
-
-// The loss of a row. Computes max - x + log(sum) instead of lse - x: for logits near 1e4, lse has lost the digits that
-// the difference keeps.
-__device__ __forceinline__ float loss_of(const ExpSum& row, float target_logit) {
-  return (row.max - target_logit) + logf(row.sum);
-}
 
 template <class T, int V>
 __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
@@ -126,7 +32,7 @@ __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
   const T* x = logits + row * stride;
   ExpSum part;
   for (int64_t c = int64_t{threadIdx.x} * V; c < whole_vectors; c += kForwardBatch * kStep) {
-    Vector<T, V> v[kForwardBatch];
+    LogitVector<T, V> v[kForwardBatch];
 #pragma unroll
     for (int k = 0; k < kForwardBatch; ++k) {
       v[k].set_lowest();
@@ -185,90 +91,12 @@ __global__ void __launch_bounds__(kBackwardThreads)
   }
 }
 
-struct Logits {
-  int64_t rows, vocab, columns, stride, dlogits_stride;
-};
-
 template <class T>
 __global__ void __launch_bounds__(kResidentThreads, 1)
     cross_entropy_resident_kernel(float* __restrict__ loss, T* dlogits, const T* logits, Logits shape,
-                                  const int32_t* __restrict__ targets, int buffers, LossScale loss_scale) {
-  const auto scale = static_cast<float>(loss_scale.value());
-  constexpr int V = kVector<T>;
-  __shared__ WarpSums<kResidentWarps> warps[2];
-  T* const buffer = reinterpret_cast<T*>(dynamic_shared());
-  const int vocab = static_cast<int>(shape.vocab), columns = static_cast<int>(shape.columns);
-  const int mine = threadIdx.x * V;
-  constexpr int kStep = kResidentThreads * V;
-  const auto target_of = [&](int64_t row) { return row < shape.rows ? targets[row] : -1; };
-  const auto load = [&](T* to, int64_t row, int target) {
-    const T* const x = logits + row * shape.stride;
-    if (target >= 0)
-      for (int c = mine; c < vocab; c += kStep) copy_async_16(to + c, x + c, 16);
-    copy_async_commit();
-  };
-
-  int parity = 0, target = target_of(blockIdx.x), next_target = target_of(int64_t{blockIdx.x} + gridDim.x);
-  load(buffer, blockIdx.x, target);
-  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x, parity ^= 1) {
-    const T* const x = buffer + parity * (buffers - 1) * columns;
-    if (buffers == 2) {
-      load(buffer + (parity ^ 1) * columns, row + gridDim.x, next_target);
-      copy_async_wait_group<1>();
-    } else {
-      copy_async_wait_group<0>();
-    }
-    const int far_target = target_of(row + 2 * int64_t{gridDim.x});
-    ExpSum part;
-    if (target >= 0) {
-      // The thread's maximum is found first: with so few vectors, rescaling a running sum would cost as much as the
-      // sum.
-      const int whole_vectors = vocab / V * V;
-#pragma unroll 4
-      for (int c = mine; c < whole_vectors; c += kStep) {
-        Vector<T, V> v;
-        v.load(x + c);
-        part.max = fmaxf(part.max, v.max());
-      }
-#pragma unroll 2
-      for (int c = mine; c < whole_vectors; c += kStep) {
-        float v[V];
-        load_vector<V>(v, x + c);
-        part.add_below(v);
-      }
-      if (whole_vectors % kStep == mine)  // this thread has the last vocab % V logits
-        for (int j = whole_vectors; j < vocab; ++j) part.add(to_float(x[j]));
-    }
-    part.merge_warp();
-    warps[parity].put(part);
-    __syncthreads();  // the next row uses the other WarpSums, so one barrier per row is enough
-    const ExpSum whole = warps[parity].merge();
-    const bool has_target = target >= 0 && target % kStep / V == threadIdx.x;  // the target is this thread's logit
-    if (has_target) loss[row] = loss_of(whole, to_float(x[target]));
-    if (target < 0 && threadIdx.x == 0) loss[row] = 0.0f;
-    // Computes scale * exp(x - max) / sum, with x - max exact. The target's entry is corrected afterwards.
-    const float log2_sum = log2f(whole.sum);
-    const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
-    const int live = target < 0 ? 0 : vocab;  // number of columns that have a gradient
-    T* const dx = dlogits + row * shape.dlogits_stride;
-    for (int c = mine; c < columns; c += kStep) {
-      float v[V];
-      if (c + V <= live) {
-        load_vector<V>(v, x + c);
-#pragma unroll
-        for (int j = 0; j < V; ++j) v[j] = scale * p(v[j]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < V; ++j) v[j] = c + j < live ? scale * p(to_float(x[c + j])) : 0.0f;
-      }
-      store_vector<V>(dx + c, v);
-    }
-    if (has_target) dx[target] = from_float<T>(scale * (p(to_float(x[target])) - 1.0f));
-    if (buffers == 1) load(buffer, row + gridDim.x, next_target);
-    target = next_target;
-    next_target = far_target;
-  }
-  copy_async_wait_group<0>();
+                                  const int32_t* __restrict__ targets, int buffers, LossScale scale) {
+  __shared__ WarpSums<kResidentWarps> sums[2];
+  process_resident_rows(sums, loss, dlogits, logits, shape, targets, buffers, static_cast<int>(shape.columns), scale);
 }
 
 // How many rows of logits fit into an SM's shared memory, at most 2; 0 if a row is too long or not aligned.
@@ -310,6 +138,7 @@ void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, C
   Scratch::Scope scope(ctx.scratch);  // allocated in either case, since a plan does not know the alignment
   const Tensor row_lse = scope.alloc(DType::f32, loss.shape());
   if (buffers == 0) {
+    if (cross_entropy_forward_backward_sm90(ctx, loss, dlogits, logits, targets, vocab, scale)) return;
     cuda::cross_entropy_forward(ctx, loss, row_lse, logits, targets, vocab);
     return cuda::cross_entropy_backward(ctx, dlogits, logits, row_lse, targets, vocab, scale);
   }

@@ -55,6 +55,17 @@ OpCase cross_entropy_case(const LossShape& s) {
   return c;
 }
 
+// Forward and backward in one call, of rows that are too long for one SM in at least one dtype. Only on the GPU do long
+// rows have kernels of their own, so the tests of the CPU alone leave them out.
+OpCase long_rows(LossShape s) {
+  s.name += ", one pass";
+  s.one_pass = true;
+  OpCase c = cross_entropy_case(s);
+  c.differences = c.cpu = false;
+  c.gpu_f32 = !s.bench;  // for the time of its check
+  return c;
+}
+
 }  // namespace
 
 std::vector<OpCase> cross_entropy_cases() {
@@ -71,11 +82,24 @@ std::vector<OpCase> cross_entropy_cases() {
           cross_entropy_case({"500x5003 of 5056, one pass", 500, 5003, 5056, 2.0, false, 0, false, true}),
           cross_entropy_case({"3x17000, sharp, one pass", 3, 17000, 17000, 30.0, false, 0, false, true}),
           cross_entropy_case({"12x40, logits of 1e4, one pass", 12, 40, 40, 0, true, 0, false, true}),
-          // In f32, shared memory holds one row of this case and not even one of the next case.
+          // In f32, an SM's shared memory holds one row of this case and not even one of the next case.
           cross_entropy_case({"140x28999 of 29000, one pass", 140, 28999, 29000, 2.0, false, 0, false, true}),
           cross_entropy_case({"3x60001 of 60008, one pass", 3, 60001, 60008, 2.0, false, 0, false, true}),
+          // On Hopper, a cluster of CTAs shares these rows. The comments give its size in each dtype.
+          // f32: 4, with more than three rows per cluster; bf16: no cluster.
+          long_rows({"110x60001 of 60008", 110, 60001, 60008}),
+          // bf16: 4, f32: 8.
+          long_rows({"7x128256, padded", 7, 128256, 128256, 2.0, false, 8}),
+          long_rows({"6x128256, logits of 1e4", 6, 128256, 128256, 0, true}),
+          // bf16: 4, f32: 8. In the first case the last CTA has padding columns, in the second it has nothing else.
+          long_rows({"9x151931 of 152064", 9, 151931, 152064}), long_rows({"5x80001 of 128256", 5, 80001, 128256}),
+          // bf16: 4, f32: 8 with a single buffer. More rows than clusters.
+          long_rows({"50x229999 of 230000", 50, 229999, 230000}),
+          // bf16: 8 with a single buffer, f32: too long for a cluster. The next case is too long in both.
+          long_rows({"18x480001 of 480008", 18, 480001, 480008}), long_rows({"2x930001 of 930008", 2, 930001, 930008}),
           cross_entropy_case({"2048x50257 of 50304", 2048, 50257, 50304, 2.0, false, 0, true}),
-          cross_entropy_case({"4096x50257 of 50304, one pass", 4096, 50257, 50304, 2.0, false, 0, true, true})};
+          cross_entropy_case({"4096x50257 of 50304, one pass", 4096, 50257, 50304, 2.0, false, 0, true, true}),
+          long_rows({"1024x128256", 1024, 128256, 128256, 2.0, false, 0, true})};
 }
 
 }  // namespace triad

@@ -87,7 +87,8 @@ std::vector<OpCase> linear_silu_cases() {
   groups.differences = groups.cpu = false;
   cases.push_back(groups);
   cases.push_back(bench_case(kSilu, "32768x768x3072", {32768, 768, 3072, 768}));
-  cases.push_back(bench_case(kSwiglu, "32768x2048x8192", {32768, 2048, 8192, 2048}));
+  cases.push_back(bench_case(kSwiglu, "8192x2048x8192", {8192, 2048, 8192, 2048}));
+  cases.back().gpu_f32 = false;  // for the time of its check
   return cases;
 }
 

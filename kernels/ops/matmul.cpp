@@ -18,7 +18,7 @@
 #include "engine/process/cpu_threads.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/route.h"
-#include "kernels/ops/upcast.h"
+#include "kernels/ops/cast.h"
 
 // Allocate and free the work buffer of one running gemm. OpenBLAS exports these functions but declares them in no
 // header.

@@ -1,0 +1,115 @@
+// Cross-entropy of rows that are too long for the shared memory of one SM, such as 128,256 logits in bf16, on Hopper.
+// A cluster of four or eight CTAs holds a row together, each CTA a part of its columns, so that each logit is read once
+// and its gradient written once: 4 bytes a logit instead of 6 for a forward and a backward kernel.
+//
+// Every warp sends its sum of exponentials to all CTAs of the cluster by st.async, and each CTA waits until the sums of
+// all warps have arrived in its shared memory. A barrier of the cluster (sync_cluster) would do as well, but it waits
+// until all of a thread's earlier stores, those of the previous row's gradient, are visible: 13% slower at 4,096 rows
+// of 128,256 logits.
+//
+// Bound: memory. A cluster runs within a GPC, whose SMs are not always a multiple of its size, so some SMs are idle.
+#include <algorithm>
+
+#include "kernels/common/shared_limits.h"
+#include "kernels/hopper/cluster.cuh"
+#include "kernels/ops/cross_entropy.cuh"
+
+namespace triad::cuda {
+namespace {
+
+// The partial sums of all warps of a cluster, in the shared memory of each of its CTAs. Every thread of the cluster
+// computes their merged sum, with the same bits, because each merges them in the same order.
+template <int kClusterCtas>
+struct ClusterSums {
+  static constexpr int kCtas = kClusterCtas;
+  float2 parts[kCtas][kResidentWarps];  // max and sum
+  Barrier arrived;                      // a phase completes when all parts have arrived in this CTA
+
+  __device__ void put(const ExpSum& merged) {
+    if (threadIdx.x == 0) barrier_expect(&arrived, sizeof(parts));
+    const int lane = threadIdx.x % 32, cta = static_cast<int>(blockIdx.x) % kCtas;
+    if (lane < kCtas) store_async_at(&parts[cta][threadIdx.x / 32], &arrived, lane, merged.max, merged.sum);
+  }
+  __device__ void wait(unsigned phase) {
+    barrier_wait(&arrived, phase);
+    __syncwarp();
+  }
+  __device__ ExpSum merge() const {
+    ExpSum all;
+#pragma unroll
+    for (int cta = 0; cta < kCtas; ++cta) {
+      const float2 part = parts[cta][threadIdx.x % 32];
+      ExpSum of_warp = {part.x, part.y};
+      all.rescale(fmaxf(all.max, of_warp.max)), of_warp.rescale(all.max);
+      all.sum += of_warp.sum;
+    }
+    all.merge_warp();
+    return all;
+  }
+};
+
+template <class T, int kCtas>
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    cross_entropy_cluster_kernel(float* __restrict__ loss, T* dlogits, const T* logits, Logits shape,
+                                 const int32_t* __restrict__ targets, int buffers, int part_columns, LossScale scale) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ ClusterSums<kCtas> sums[2];
+  if (threadIdx.x == 0) {
+    for (auto& s : sums) barrier_init(&s.arrived, 1);
+    barrier_init_done();
+  }
+  sync_cluster();  // from here on, the CTAs may store to each other's shared memory
+  process_resident_rows(sums, loss, dlogits, logits, shape, targets, buffers, part_columns, scale);
+  // No CTA stores to another one after it has received the sums of its last row, so each may end on its own.
+#endif
+}
+
+// Launches clusters of kCtas CTAs. Returns false and launches nothing if a cluster does not hold `buffers` rows, or if
+// the card cannot run such a cluster.
+template <class T, int kCtas>
+bool run(Context& ctx, const Tensor& loss, const Tensor& dlogits, const ConstTensor& logits, const ConstTensor& targets,
+         int64_t vocab, LossScale scale, int buffers) {
+  constexpr int64_t kLine = 128 / sizeof(T);  // parts begin at multiples of 128 bytes
+  const int64_t part_columns = ceil_div(logits.size(1), kCtas * kLine) * kLine;
+  const int64_t free_bytes = shared_limits(ctx).cta_bytes - static_cast<int64_t>(sizeof(ClusterSums<kCtas>[2]));
+  const int64_t bytes = buffers * part_columns * static_cast<int64_t>(sizeof(T));
+  if (bytes > free_bytes) return false;
+  if (ctx.planning) return true;
+  const auto kernel = cross_entropy_cluster_kernel<T, kCtas>;
+  const dim3 block(kResidentThreads);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCtas, 1, 1};
+  // As many clusters as can run at the same time: more would begin when the others have ended.
+  allow_shared(ctx.device.index, reinterpret_cast<const void*>(kernel), bytes);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCtas), config.blockDim = block, config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.attrs = &cluster, config.numAttrs = 1;
+  int clusters = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  if (clusters == 0) return false;
+  const Logits shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], dlogits.stride[0]};
+  const dim3 grid(kCtas * std::min<int64_t>(clusters, shape.rows));
+  launch_with(ctx, {&cluster, 1}, "cross_entropy", kernel, grid, block, bytes, loss.ptr<float>(), dlogits.ptr<T>(),
+              logits.ptr<T>(), shape, targets.ptr<int32_t>(), buffers, static_cast<int>(part_columns), scale);
+  return true;
+}
+
+}  // namespace
+
+// Two rows per cluster let one load while the other is used. Two CTAs never hold two rows that are too long for one.
+bool cross_entropy_forward_backward_sm90(Context& ctx, const Tensor& loss, const Tensor& dlogits,
+                                         const ConstTensor& logits, const ConstTensor& targets, int64_t vocab,
+                                         LossScale scale) {
+  if (!ctx.may_use_sm90()) return false;
+  bool done = false;
+  dispatch_gpu_float(logits.dtype, [&]<class T>() {
+    if (!all_have_vectors(kVector<T>, logits, dlogits)) return;
+    done = run<T, 4>(ctx, loss, dlogits, logits, targets, vocab, scale, 2) ||
+           run<T, 8>(ctx, loss, dlogits, logits, targets, vocab, scale, 2) ||
+           run<T, 8>(ctx, loss, dlogits, logits, targets, vocab, scale, 1);
+  });
+  return done;
+}
+
+}  // namespace triad::cuda

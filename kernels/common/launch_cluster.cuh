@@ -5,13 +5,19 @@
 
 namespace triad::cuda {
 
+// Makes a launch whose grid consists of clusters of `ctas` CTAs, which are neighbours along x.
+inline cudaLaunchAttribute cluster_attribute(unsigned ctas) {
+  cudaLaunchAttribute a{};
+  a.id = cudaLaunchAttributeClusterDimension;
+  a.val.clusterDim = {ctas, 1, 1};
+  return a;
+}
+
 // As launch_pdl(), with all CTAs of a grid row (along x) in one cluster. Hopper only.
 template <class... Params, class... Args>
 void launch_cluster_pdl(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                         size_t shared_bytes, Args&&... args) {
-  cudaLaunchAttribute attributes[] = {pdl_attribute(), {}};
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {grid.x, 1, 1};
+  cudaLaunchAttribute attributes[] = {pdl_attribute(), cluster_attribute(grid.x)};
   launch_with(ctx, attributes, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 

@@ -1,7 +1,7 @@
 // Barriers in shared memory (mbarrier) between a producer and its consumers. A phase completes after the expected
-// number of arrivals, and after the copy engine has written all bytes that barrier_expect() added; then the next phase
-// begins. A wait passes the parity of the phase to wait for: 0 for the first phase, 1 for the second, 0 for the third,
-// and so on.
+// number of arrivals, and after the copy engine and st.async (hopper/cluster.cuh) have written all bytes that
+// barrier_expect() added; then the next phase begins. A wait passes the parity of the phase to wait for: 0 for the
+// first phase, 1 for the second, 0 for the third, and so on.
 //
 // A ring of stages has two barriers for each stage: full[] completes when the producer has written the stage, empty[]
 // when the consumers have read it.
@@ -48,7 +48,7 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier* b, int cta) {
       "r"(cta)
       : "memory");
 }
-// Arrives once, and makes the phase wait for `bytes` more bytes from the copy engine (expect_tx).
+// Arrives once, and makes the phase wait for `bytes` more bytes from the copy engine or st.async (expect_tx).
 __device__ __forceinline__ void barrier_expect(Barrier* b, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                : "memory");

@@ -1,8 +1,9 @@
 // Tiles in shared memory in the layout that wgmma (hopper/wgmma.cuh) and the copy engine (hopper/tma.cuh) use.
 //
-// A tile is [rows][64] bf16. A row has 128 bytes, eight chunks of 16 bytes, which are permuted by the last three bits
-// of the row's number (the 128-byte swizzle), so that the same chunk of eight consecutive rows is in different banks. A
-// tile starts at a multiple of 1024 bytes. A wider matrix has one such tile, called a panel, for every 64 columns.
+// A tile is [rows][64] bf16 (one of [rows][32] is described at swizzled_64b() below). A row has 128 bytes, eight chunks
+// of 16 bytes, which are permuted by the last three bits of the row's number (the 128-byte swizzle), so that the same
+// chunk of eight consecutive rows is in different banks. A tile starts at a multiple of 1024 bytes. A wider matrix has
+// one such tile, called a panel, for every 64 columns.
 #pragma once
 #include <cstdint>
 
@@ -14,9 +15,10 @@ inline constexpr int kPanel = 64, kPanelRowBytes = 128;  // columns of a panel; 
 
 // The byte offset of 16-byte chunk c of row r in a tile.
 __device__ __forceinline__ int swizzled(int r, int c) { return r * kPanelRowBytes + ((c ^ (r & 7)) << 4); }
-// The same in a tile [rows][32], whose rows have 64 bytes, four chunks, permuted by bits 1 and 2 of the row's number
-// (the 64-byte swizzle). The copy engine uses it for boxes of 32 columns.
-__device__ __forceinline__ int swizzled_narrow(int r, int c) {
+// The same in a tile [rows][32], which starts at a multiple of 512 bytes. Its rows have 64 bytes, four chunks, which
+// are permuted by bits 1 and 2 of the row's number (the 64-byte swizzle). The copy engine uses it for boxes of 32
+// columns.
+__device__ __forceinline__ int swizzled_64b(int r, int c) {
   return r * (kPanelRowBytes / 2) + ((c ^ (r >> 1 & 3)) << 4);
 }
 

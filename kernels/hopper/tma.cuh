@@ -1,7 +1,7 @@
 // Hopper's bulk tensor copies (TMA). One thread starts the copy of a box of a tensor; the copy engine transfers it
-// between global and shared memory, where it has the swizzled layout that wgmma reads (hopper/shared_memory.cuh). Rows
-// outside the tensor are read as zeros and not written. A load reports its bytes to a barrier (hopper/mbarrier.cuh).
-// Stores and bulk additions (hopper/reduce.cuh) form bulk groups, for which a thread can wait.
+// between global and shared memory, where it has the swizzled layout that wgmma reads (hopper/shared_memory.cuh).
+// Elements outside the tensor are read as zeros and not written. A load reports its bytes to a barrier
+// (hopper/mbarrier.cuh). Stores and bulk additions (hopper/reduce.cuh) form bulk groups, for which a thread can wait.
 #pragma once
 #include <cuda.h>
 
@@ -72,6 +72,7 @@ inline CUtensorMap encode_box_map(const BoxMapKey& k) {
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
   const cuuint32_t box[4] = {k.box_columns, k.box_rows, k.box_heads, 1}, steps[4] = {1, 1, 1, 1};
+  TRIAD_CHECK(k.box_columns == kPanel || k.box_columns == kPanel / 2, "boxes of {} columns", k.box_columns);
   const auto swizzle = k.box_columns == kPanel ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(k.data), k.sizes,

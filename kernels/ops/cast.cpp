@@ -60,6 +60,15 @@ void cast(Context& ctx, Tensor dst, ConstTensor src) {
 
 namespace {
 
+// Checks the operands of upcast and downcast.
+void check_pair(const char* op, const ConstTensor& f32, const ConstTensor& bf16) {
+  TRIAD_CHECK((bf16.rank == 2 || bf16.rank == 4) && bf16.dtype == DType::bf16, "{}: {} is no bf16 of two or four axes",
+              op, bf16.str());
+  check_tensor(op, f32, bf16.shape(), DType::f32);
+  TRIAD_CHECK(f32.contiguous(), "{}: {} is strided", op, f32.str());
+  TRIAD_CHECK(bf16.device.is_cuda(), "{}: {} is not on a GPU", op, bf16.str());
+}
+
 // For tensors in host memory, whatever the device of a run.
 void cast_on_host(Tensor dst, ConstTensor src) {
   Runtime cpu({.device = Device::cpu()});
@@ -83,18 +92,6 @@ void read_floats(Context& ctx, float* host, ConstTensor src) {
   cast_on_host(Tensor(reinterpret_cast<std::byte*>(host), DType::f32, src.shape(), Device::cpu()),
                ConstTensor(raw.data(), src.dtype, src.shape(), Device::cpu()));
 }
-
-namespace {
-
-void check_pair(const char* op, const ConstTensor& f32, const ConstTensor& bf16) {
-  TRIAD_CHECK((bf16.rank == 2 || bf16.rank == 4) && bf16.dtype == DType::bf16, "{}: {} is no bf16 of two or four axes",
-              op, bf16.str());
-  check_tensor(op, f32, bf16.shape(), DType::f32);
-  TRIAD_CHECK(f32.contiguous(), "{}: {} is strided", op, f32.str());
-  TRIAD_CHECK(bf16.device.is_cuda(), "{}: {} is not on a GPU", op, bf16.str());
-}
-
-}  // namespace
 
 void upcast(Context& ctx, Tensor y, ConstTensor x) {
   const OpScope op_scope(ctx, "upcast");

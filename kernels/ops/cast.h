@@ -13,8 +13,8 @@ void cast(Context&, Tensor dst, ConstTensor src);
 void write_floats(Context&, Tensor dst, const float* host);
 void read_floats(Context&, float* host, ConstTensor src);
 
-// Conversion between bf16 and f32 for the reference routes on a GPU (engine/routes.h), where q, k and v are slices of
-// the rows of one projection. On the CPU every route is the reference, so these exist on GPUs only.
+// cast takes contiguous tensors only, but the reference routes on a GPU (engine/routes.h) convert slices, such as q, k
+// and v of one projection. On the CPU every route is the reference, so these functions exist on GPUs only.
 //
 // y f32, contiguous, overwritten  <-  x bf16 of the same shape, rank 2 or 4, innermost stride 1
 void upcast(Context&, Tensor y, ConstTensor x);

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kResidentThreads, 1)
-    cross_entropy_resident_kernel(float* __restrict__ loss, T* dlogits, const T* logits, Logits shape,
+    cross_entropy_resident_kernel(float* __restrict__ loss, T* dlogits, const T* logits, LogitsShape shape,
                                   const int32_t* __restrict__ targets, int buffers, LossScale scale) {
   __shared__ WarpSums<kResidentWarps> sums[2];
   process_resident_rows(sums, loss, dlogits, logits, shape, targets, buffers, static_cast<int>(shape.columns), scale);
@@ -143,7 +143,7 @@ void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, C
     return cuda::cross_entropy_backward(ctx, dlogits, logits, row_lse, targets, vocab, scale);
   }
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
-    const Logits shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], dlogits.stride[0]};
+    const LogitsShape shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], dlogits.stride[0]};
     launch(ctx, "cross_entropy", cross_entropy_resident_kernel<T>, dim3(std::min<int64_t>(ctx.num_sms, shape.rows)),
            dim3(kResidentThreads), buffers * shape.columns * sizeof(T), loss.ptr<float>(), dlogits.ptr<T>(),
            logits.ptr<T>(), shape, targets.ptr<int32_t>(), buffers, scale);

@@ -38,6 +38,11 @@ struct ExpSum {
     sum *= exp2_approx((max - new_max) * kLog2e);
     max = new_max;
   }
+  __device__ void add(ExpSum other) {
+    rescale(fmaxf(max, other.max));
+    other.rescale(max);
+    sum += other.sum;
+  }
   // Merges the sums of the warp's 32 lanes; every lane gets the result.
   __device__ void merge_warp() {
     rescale(warp_max(max));
@@ -89,7 +94,7 @@ struct WarpSums {
   __device__ void put(const ExpSum& merged) {
     if (threadIdx.x % 32 == 0) max[threadIdx.x / 32] = merged.max, sum[threadIdx.x / 32] = merged.sum;
   }
-  // Blocks until all warps have put their sums. The argument is for sums of a cluster (cross_entropy_sm90.cu).
+  // Blocks until all warps have put their sums. The phase is unused here; ClusterSums (cross_entropy_sm90.cu) needs it.
   __device__ void wait(unsigned) { __syncthreads(); }
   __device__ ExpSum merge() const {
     ExpSum part;
@@ -106,27 +111,28 @@ __device__ __forceinline__ float loss_of(const ExpSum& row, float target_logit) 
   return (row.max - target_logit) + logf(row.sum);
 }
 
-struct Logits {
+// The sizes of logits and of their gradient; strides of rows in elements.
+struct LogitsShape {
   int64_t rows, vocab, columns, stride, dlogits_stride;
 };
 
-// Loss and gradient of all rows, of which a CTA of 1,024 threads holds one or two in its shared memory, or a cluster of
-// CTAs together. CTA i of a cluster holds columns i * part_columns to (i + 1) * part_columns - 1; a CTA without a
-// cluster has all columns. Cluster i of n takes the rows i, i + n, i + 2n, ... For each row
-//   every thread sums exp(x) of its vectors, which it has copied to the shared memory itself;
+// Computes the loss and the gradient of all rows. One CTA of 1,024 threads, or all CTAs of a cluster together, hold one
+// or two rows in shared memory. CTA i of a cluster holds the columns i * part_columns to (i + 1) * part_columns - 1; a
+// CTA without a cluster holds all columns. Cluster i of n takes the rows i, i + n, i + 2n, ... For each row
+//   every thread sums exp(x) of its vectors, which it has copied to shared memory itself;
 //   the warps of the CTA, or of all CTAs of the cluster, exchange their sums through `sums`;
-//   every thread writes the gradient of its vectors, and the one that has the target's logit the loss.
+//   every thread writes the gradient of its vectors; the thread that has the target's logit also writes the loss.
 // With two buffers, the next row is copied to one while the other is in use.
 template <class T, class Sums>
 __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __restrict__ loss, T* dlogits,
-                                                      const T* logits, const Logits& shape,
+                                                      const T* logits, const LogitsShape& shape,
                                                       const int32_t* __restrict__ targets, int buffers,
                                                       int part_columns, LossScale loss_scale) {
   const auto scale = static_cast<float>(loss_scale.value());
   constexpr int V = kVector<T>;
   T* const buffer = reinterpret_cast<T*>(dynamic_shared());
-  // This CTA has the columns from `begin` on. All columns below are counted from there, and a target outside of
-  // [0, vocab) is another CTA's.
+  // This CTA has the columns from `begin` on. vocab, columns and the position `at` of the target count from `begin`; if
+  // `at` is outside [0, vocab), another CTA has the target.
   const int cta = static_cast<int>(blockIdx.x) % Sums::kCtas, begin = cta * part_columns;
   const auto columns_here = [&](int64_t all) { return min(max(static_cast<int>(all) - begin, 0), part_columns); };
   const int vocab = columns_here(shape.vocab), columns = columns_here(shape.columns);
@@ -142,7 +148,7 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
   };
 
   int parity = 0, target = target_of(first_row), next_target = target_of(first_row + row_step);
-  unsigned phase = 0;  // how often sums[parity] have been used before, modulo 2
+  unsigned phase = 0;  // the parity of the phase of sums[parity] that this row completes
   load(buffer, first_row, target);
   for (int64_t row = first_row; row < shape.rows; row += row_step, parity ^= 1) {
     const T* const x = buffer + parity * (buffers - 1) * columns;
@@ -174,8 +180,9 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
         for (int j = whole_vectors; j < vocab; ++j) part.add(to_float(x[j]));
     }
     part.merge_warp();
-    // One wait per row is enough, since the next row uses the other sums: the row after it overwrites these, but only
-    // after a wait for the next row's sums, which a warp puts after it has merged these.
+    // One wait per row suffices. Rows alternate between sums[0] and sums[1]. A warp overwrites this row's sums two rows
+    // later, after it has waited for all sums of the next row. Each warp puts those after the shuffles of this row's
+    // merge(), which need all that its lanes have read.
     sums[parity].put(part);
     sums[parity].wait(phase);
     phase ^= parity;

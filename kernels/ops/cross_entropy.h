@@ -35,8 +35,8 @@ void cross_entropy_backward(Context&, Tensor dlogits, ConstTensor logits, ConstT
                             int64_t vocab, LossScale scale);
 void cross_entropy_forward_backward(Context&, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
                                     int64_t vocab, LossScale scale);
-// The same for rows that only a cluster of CTAs can hold. Returns false and does nothing if the card or the shape is
-// not supported.
+// The same for rows that only a cluster of CTAs can hold. Returns false and does nothing if the card, the shape or
+// the alignment is not supported.
 bool cross_entropy_forward_backward_sm90(Context&, const Tensor& loss, const Tensor& dlogits, const ConstTensor& logits,
                                          const ConstTensor& targets, int64_t vocab, LossScale scale);
 }  // namespace cuda

@@ -3,13 +3,14 @@
 // and its gradient written once: 4 bytes a logit instead of 6 for a forward and a backward kernel.
 //
 // Every warp sends its sum of exponentials to all CTAs of the cluster by st.async, and each CTA waits until the sums of
-// all warps have arrived in its shared memory. A barrier of the cluster (sync_cluster) would do as well, but it waits
-// until all of a thread's earlier stores, those of the previous row's gradient, are visible: 13% slower at 4,096 rows
-// of 128,256 logits.
+// all warps have arrived in its shared memory. sync_cluster() would do as well, but it makes every thread wait until
+// its stores of the previous row's gradient are visible (measured: tests/baselines/notes/ops.md).
 //
-// Bound: memory. A cluster runs within a GPC, whose SMs are not always a multiple of its size, so some SMs are idle.
+// Bound: memory. A cluster runs within a GPC, whose number of SMs is not always a multiple of the cluster's size, so
+// some SMs are idle.
 #include <algorithm>
 
+#include "kernels/common/launch_cluster.cuh"
 #include "kernels/common/shared_limits.h"
 #include "kernels/hopper/cluster.cuh"
 #include "kernels/ops/cross_entropy.cuh"
@@ -39,9 +40,7 @@ struct ClusterSums {
 #pragma unroll
     for (int cta = 0; cta < kCtas; ++cta) {
       const float2 part = parts[cta][threadIdx.x % 32];
-      ExpSum of_warp = {part.x, part.y};
-      all.rescale(fmaxf(all.max, of_warp.max)), of_warp.rescale(all.max);
-      all.sum += of_warp.sum;
+      all.add(ExpSum{part.x, part.y});
     }
     all.merge_warp();
     return all;
@@ -50,7 +49,7 @@ struct ClusterSums {
 
 template <class T, int kCtas>
 __global__ void __launch_bounds__(kResidentThreads, 1)
-    cross_entropy_cluster_kernel(float* __restrict__ loss, T* dlogits, const T* logits, Logits shape,
+    cross_entropy_cluster_kernel(float* __restrict__ loss, T* dlogits, const T* logits, LogitsShape shape,
                                  const int32_t* __restrict__ targets, int buffers, int part_columns, LossScale scale) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ ClusterSums<kCtas> sums[2];
@@ -60,44 +59,59 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   }
   sync_cluster();  // from here on, the CTAs may store to each other's shared memory
   process_resident_rows(sums, loss, dlogits, logits, shape, targets, buffers, part_columns, scale);
-  // No CTA stores to another one after it has received the sums of its last row, so each may end on its own.
+  // After the sums of its last row have arrived, a CTA receives no more stores, so it may end before the others.
 #endif
 }
 
-// Launches clusters of kCtas CTAs. Returns false and launches nothing if a cluster does not hold `buffers` rows, or if
-// the card cannot run such a cluster.
+// How many clusters with `bytes` of dynamic shared memory per CTA the current device, which is number `device`, runs at
+// the same time. Each thread remembers the last answer of CUDA.
+template <class T, int kCtas>
+int clusters_at_once(int device, size_t bytes) {
+  struct Answer {
+    int device = -1;
+    size_t bytes = 0;
+    int clusters = 0;
+  };
+  static thread_local Answer known;
+  if (known.device == device && known.bytes == bytes) return known.clusters;
+  const auto kernel = cross_entropy_cluster_kernel<T, kCtas>;
+  allow_shared(device, reinterpret_cast<const void*>(kernel), bytes);
+  cudaLaunchAttribute cluster = cluster_attribute(kCtas);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCtas), config.blockDim = dim3(kResidentThreads), config.dynamicSmemBytes = bytes;
+  config.attrs = &cluster, config.numAttrs = 1;
+  int clusters = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  known = {device, bytes, clusters};
+  return clusters;
+}
+
+// Launches as many clusters of kCtas CTAs as run at the same time; they loop over the rows. Returns false and launches
+// nothing if a cluster does not hold `buffers` rows, or if the card cannot run such a cluster.
 template <class T, int kCtas>
 bool run(Context& ctx, const Tensor& loss, const Tensor& dlogits, const ConstTensor& logits, const ConstTensor& targets,
          int64_t vocab, LossScale scale, int buffers) {
-  constexpr int64_t kLine = 128 / sizeof(T);  // parts begin at multiples of 128 bytes
+  constexpr int64_t kLine = 128 / sizeof(T);  // parts begin at multiples of 128 bytes from the row's start
   const int64_t part_columns = ceil_div(logits.size(1), kCtas * kLine) * kLine;
   const int64_t free_bytes = shared_limits(ctx).cta_bytes - static_cast<int64_t>(sizeof(ClusterSums<kCtas>[2]));
   const int64_t bytes = buffers * part_columns * static_cast<int64_t>(sizeof(T));
   if (bytes > free_bytes) return false;
   if (ctx.planning) return true;
-  const auto kernel = cross_entropy_cluster_kernel<T, kCtas>;
-  const dim3 block(kResidentThreads);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kCtas, 1, 1};
-  // As many clusters as can run at the same time: more would begin when the others have ended.
-  allow_shared(ctx.device.index, reinterpret_cast<const void*>(kernel), bytes);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kCtas), config.blockDim = block, config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.attrs = &cluster, config.numAttrs = 1;
-  int clusters = 0;
-  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  const int clusters = clusters_at_once<T, kCtas>(ctx.device.index, static_cast<size_t>(bytes));
   if (clusters == 0) return false;
-  const Logits shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], dlogits.stride[0]};
-  const dim3 grid(kCtas * std::min<int64_t>(clusters, shape.rows));
-  launch_with(ctx, {&cluster, 1}, "cross_entropy", kernel, grid, block, bytes, loss.ptr<float>(), dlogits.ptr<T>(),
-              logits.ptr<T>(), shape, targets.ptr<int32_t>(), buffers, static_cast<int>(part_columns), scale);
+  const LogitsShape shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], dlogits.stride[0]};
+  cudaLaunchAttribute cluster = cluster_attribute(kCtas);
+  launch_with(ctx, {&cluster, 1}, "cross_entropy", cross_entropy_cluster_kernel<T, kCtas>,
+              dim3(kCtas * std::min<int64_t>(clusters, shape.rows)), dim3(kResidentThreads), bytes, loss.ptr<float>(),
+              dlogits.ptr<T>(), logits.ptr<T>(), shape, targets.ptr<int32_t>(), buffers, static_cast<int>(part_columns),
+              scale);
   return true;
 }
 
 }  // namespace
 
-// Two rows per cluster let one load while the other is used. Two CTAs never hold two rows that are too long for one.
+// With two rows per cluster, one loads while the other is used. Clusters of two CTAs are not tried: a row that is too
+// long for one CTA fills more than half of two, so a second row never fits.
 bool cross_entropy_forward_backward_sm90(Context& ctx, const Tensor& loss, const Tensor& dlogits,
                                          const ConstTensor& logits, const ConstTensor& targets, int64_t vocab,
                                          LossScale scale) {

@@ -2,6 +2,8 @@
 // after the other.
 #include "kernels/ops/linear_silu.h"
 
+#include <utility>
+
 #include "engine/check.h"
 #include "engine/op_scope.h"
 #include "kernels/common/route.h"
@@ -12,6 +14,28 @@ namespace triad {
 
 namespace {
 
+// Checks x [N,in], w [parts * hidden,in], pre [N,parts * hidden] and y [N,hidden], where pre has the `parts` tensors of
+// the activation: one for SiLU, gate and up for SwiGLU.
+void check_forward(const char* op, int64_t parts, const Tensor& y, const Tensor& pre, const ConstTensor& x,
+                   const ConstTensor& w) {
+  TRIAD_CHECK(x.rank == 2 && y.rank == 2 && is_float(x.dtype), "{}: y {}, x {}", op, y.str(), x.str());
+  const int64_t N = x.size(0), hidden = y.size(1);
+  check_tensor(op, y, {N, hidden}, x.dtype);
+  check_tensor(op, pre, {N, parts * hidden}, x.dtype);
+  check_tensor(op, w, {parts * hidden, x.size(1)}, x.dtype);
+}
+
+// Checks dz [N,out], w_next [out,hidden], pre and dpre [N,parts * hidden] and y [N,hidden].
+void check_backward(const char* op, int64_t parts, const Tensor& dpre, const Tensor& y, const ConstTensor& dz,
+                    const ConstTensor& w_next, const ConstTensor& pre) {
+  TRIAD_CHECK(dz.rank == 2 && y.rank == 2 && is_float(dz.dtype), "{}: y {}, dz {}", op, y.str(), dz.str());
+  const int64_t N = dz.size(0), hidden = y.size(1);
+  check_tensor(op, y, {N, hidden}, dz.dtype);
+  check_tensor(op, pre, {N, parts * hidden}, dz.dtype);
+  check_tensor(op, dpre, {N, parts * hidden}, dz.dtype);
+  check_tensor(op, w_next, {dz.size(1), hidden}, dz.dtype);
+}
+
 // Whether runtime.kernels.matmul allows the fused kernel for this call. Also sets the operands whose shapes the
 // recorded route contains.
 bool may_fuse(Context& ctx, const char* op, const ConstTensor& first, const ConstTensor& second) {
@@ -19,11 +43,18 @@ bool may_fuse(Context& ctx, const char* op, const ConstTensor& first, const Cons
   return ctx.device.is_cuda() && route_of(ctx, op, first.dtype) == Route::fastest;
 }
 
+// The two halves of the columns: gate and up, or their gradients.
+template <class T>
+std::pair<T, T> halves(const T& pre) {
+  const int64_t hidden = pre.size(1) / 2;
+  return {pre.slice(1, 0, hidden), pre.slice(1, hidden, 2 * hidden)};
+}
+
 }  // namespace
 
 void linear_silu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, ConstTensor w) {
   const OpScope op_scope(ctx, "linear_silu_forward");
-  check_tensor("linear_silu: y", y, pre.shape(), x.dtype);
+  check_forward("linear_silu_forward", 1, y, pre, x, w);
   if (may_fuse(ctx, "linear_silu", x, w)) {
     if constexpr (kBuiltWithCuda) {
       if (cuda::linear_silu_forward_sm90(ctx, y, pre, x, w)) return;
@@ -35,8 +66,7 @@ void linear_silu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, Cons
 
 void linear_silu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre) {
   const OpScope op_scope(ctx, "linear_silu_backward");
-  check_tensor("linear_silu backward: dpre", dpre, pre.shape(), pre.dtype);
-  check_tensor("linear_silu backward: y", y, pre.shape(), pre.dtype);
+  check_backward("linear_silu_backward", 1, dpre, y, dz, w_next, pre);
   if (may_fuse(ctx, "linear_silu", dz, w_next)) {
     if constexpr (kBuiltWithCuda) {
       if (cuda::linear_silu_backward_sm90(ctx, dpre, y, dz, w_next, pre)) return;
@@ -48,29 +78,26 @@ void linear_silu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, C
 
 void linear_swiglu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, ConstTensor w) {
   const OpScope op_scope(ctx, "linear_swiglu_forward");
-  const int64_t hidden = y.size(1);
-  check_tensor("linear_swiglu: pre", pre, {y.size(0), 2 * hidden}, x.dtype);
+  check_forward("linear_swiglu_forward", 2, y, pre, x, w);
   if (may_fuse(ctx, "linear_swiglu", x, w)) {
     if constexpr (kBuiltWithCuda) {
       if (cuda::linear_swiglu_forward_sm90(ctx, y, pre, x, w)) return;
     }
   }
   linear_forward(ctx, pre, x, w);
-  swiglu_forward(ctx, y, pre.slice(1, 0, hidden), pre.slice(1, hidden, 2 * hidden));
+  const auto [gate, up] = halves(pre);
+  swiglu_forward(ctx, y, gate, up);
 }
 
 void linear_swiglu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre) {
   const OpScope op_scope(ctx, "linear_swiglu_backward");
-  const int64_t hidden = y.size(1);
-  check_tensor("linear_swiglu backward: pre", pre, {y.size(0), 2 * hidden}, y.dtype);
-  check_tensor("linear_swiglu backward: dpre", dpre, pre.shape(), pre.dtype);
+  check_backward("linear_swiglu_backward", 2, dpre, y, dz, w_next, pre);
   if (may_fuse(ctx, "linear_swiglu", dz, w_next)) {
     if constexpr (kBuiltWithCuda) {
       if (cuda::linear_swiglu_backward_sm90(ctx, dpre, y, dz, w_next, pre)) return;
     }
   }
   linear_backward_input(ctx, y, dz, w_next);
-  const auto halves = [&](auto t) { return std::pair(t.slice(1, 0, hidden), t.slice(1, hidden, 2 * hidden)); };
   const auto [dgate, dup] = halves(dpre);
   const auto [gate, up] = halves(pre);
   swiglu_backward(ctx, dgate, dup, y, gate, up, y);

@@ -2,11 +2,13 @@
 //                      SiLU                                        SwiGLU
 //   forward            pre = x w^T                                 gate = x w_gate^T, up = x w_up^T
 //                      y = silu(pre)                               y = silu(gate) up
-//   backward, dy = dz w
+//   backward, with dy = dz w_next
 //                      dpre = dy silu'(pre)                        dgate = dy up silu'(gate), dup = dy silu(gate)
 //                      y = silu(pre) again                         y = silu(gate) up again
-//   tensors [M,N]      2 written; 1 read, 2 written                3 written; 2 read, 3 written
-// The epilogue of one tile runs while the next tile is multiplied, which hides its memory traffic.
+//   tensors [M,N]      forward writes 2                            forward writes 3
+//                      backward reads 1 and writes 2               backward reads 2 and writes 3
+// The epilogue of one tile runs while the next tile is multiplied, so that its memory traffic overlaps with the
+// products.
 //
 // A tile of products is 128 x 192. Two consumer warpgroups process alternate tiles, each with the sums of a whole tile
 // in registers: while one multiplies, the other writes. A producer thread fills a ring of four stages; a stage has
@@ -20,8 +22,8 @@
 // it. TMA reads zeros outside the tensors and does not write there, so M, N and K need not be multiples of the tile's
 // sizes.
 //
-// Bound: the tensor cores. With an inner dimension of 768, SiLU's epilogue adds a fifth to the products' time in
-// forward, more than half in backward.
+// Bound: the tensor cores in forward, memory traffic in backward (tests/baselines/notes/ops.md). With an inner
+// dimension of 768, SiLU's epilogue adds a fifth to the products' time in forward, more than half in backward.
 #include <algorithm>
 #include <array>
 
@@ -45,18 +47,19 @@ constexpr int kPieceRows = 16, kBufferBytes = 8192, kAhead = 3;
 template <bool kGatedMlp, bool kIsBackward>
 struct Epilogue {
   static constexpr bool kGated = kGatedMlp, kBackward = kIsBackward;
-  static constexpr int kPre = kGated ? 2 : 1;  // tensors that pre consists of: gate and up, or one
+  static constexpr int kPreTensors = kGated ? 2 : 1;  // tensors that pre consists of: gate and up, or one
   // Columns of [M,N] per tile: in SwiGLU's forward half of the sums belong to gate, the others to up.
-  static constexpr int kColumns = kBackward ? kTileN : kTileN / kPre;
-  static constexpr int kPieceColumns = kPanel / kPre, kPieceBytes = kPieceRows * kPieceColumns * 2;
+  static constexpr int kColumns = kBackward ? kTileN : kTileN / kPreTensors;
+  static constexpr int kPieceColumns = kPanel / kPreTensors, kPieceBytes = kPieceRows * kPieceColumns * 2;
   static constexpr int kPiecesPerHalf = kColumns / kPieceColumns, kPieces = kHalves * kPiecesPerHalf;
-  // A slot has a piece of each tensor of pre, in forward also one of y. In backward, y has a buffer after the slots.
+  // A warp's buffers are kSlots slots, used in turn. A slot holds one piece of each tensor of pre, and in forward one
+  // of y. In backward a single buffer for y follows the slots.
   static constexpr int kSlots = kBackward ? kAhead : 2;
-  static constexpr int kSlotBytes = (kBackward ? kPre : kPre + 1) * kPieceBytes;
+  static constexpr int kSlotBytes = (kBackward ? kPreTensors : kPreTensors + 1) * kPieceBytes;
   static_assert(kSlots * kSlotBytes + (kBackward ? kPieceBytes : 0) <= kBufferBytes && kPieces % kSlots == 0);
 
   // The byte offset of 16-byte chunk c of row r of a piece.
-  __device__ static int at(int r, int c) { return kGated ? swizzled_narrow(r, c) : swizzled(r, c); }
+  __device__ static int at(int r, int c) { return kGated ? swizzled_64b(r, c) : swizzled(r, c); }
 };
 
 struct Shared {
@@ -69,23 +72,26 @@ struct Shared {
 
 // ---- the kernel ----
 
-template <int kPre>
+template <int kPreTensors>
 struct Maps {
-  CUtensorMap a, b, pre[kPre], out[kPre], y;  // out describes pre in forward, dpre in backward
+  CUtensorMap a, b, y;
+  CUtensorMap pre[kPreTensors];  // set in backward only
+  CUtensorMap out[kPreTensors];  // of pre in forward, of dpre in backward
 };
 
-// The tiles of a cluster in each turn: two, one above the other, one for each CTA. The pair is part of a band, the
-// pairs that have the same rows. Turns go through a group of bands column by column, then through the next group: the
-// rows of A that a group needs stay in L2, and B, which may be larger than L2, is read from memory once per group.
+// Numbers the pairs of tiles. In a turn a cluster computes one pair: two tiles one above the other, one for each CTA. A
+// band consists of all pairs of the same 256 rows. Turns go through a group of bands column by column, then through the
+// next group. So B, which may be larger than L2, is read from memory once per group, while L2 holds the group's rows of
+// A.
 struct Tiles {
   int bands, columns, steps;  // steps of 64 of the inner dimension
-  int group;                  // bands of a group
-  struct Place {
+  int group_bands;            // bands of a group; the last group may have fewer
+  struct Pair {
     int band, column;
   };
   __device__ int turns() const { return bands * columns; }
-  __device__ Place place(int turn) const {
-    const int first = turn / (group * columns) * group, height = min(group, bands - first);
+  __device__ Pair pair_of(int turn) const {
+    const int first = turn / (group_bands * columns) * group_bands, height = min(group_bands, bands - first);
     const int in_group = turn - first * columns;
     return {first + in_group % height, in_group / height};
   }
@@ -93,11 +99,11 @@ struct Tiles {
 
 // The producer: one thread, which loads the stages of all of this CTA's tiles. up_row: the row of w where w_up begins.
 template <class E>
-__device__ void produce(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles, int up_row, int cta) {
+__device__ void produce(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles& tiles, int up_row, int cta) {
   constexpr uint16_t kBoth = 3;  // both CTAs of the cluster, one bit each
   int n = 0;                     // number of steps so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns(); turn += gridDim.x / kCluster) {
-    const auto [band, tile_column] = tiles.place(turn);
+    const auto [band, tile_column] = tiles.pair_of(turn);
     const int row = (band * kCluster + cta) * kTileM, column = tile_column * E::kColumns;
     for (int k = 0; k < tiles.steps; ++k, ++n) {
       const int stage = n % kStages;
@@ -111,7 +117,7 @@ __device__ void produce(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles
         for (int p = 0; p < kPanels; ++p)
           copy_box_multicast(s.b[stage] + p * kPanelBytesB + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
                              k * kTileK + cta * kHalf, 0, 0, full, kBoth);
-      } else {  // each CTA loads half of the columns for both CTAs, with SwiGLU one gate's, the other up's
+      } else {  // each CTA loads half of the columns for both CTAs; with SwiGLU, CTA 0 loads gate's and CTA 1 up's
         constexpr int kHalf = kTileN / kCluster;
         copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK,
                            column + cta * (E::kGated ? up_row : kHalf), 0, 0, full, kBoth);
@@ -128,7 +134,7 @@ __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(
 
 // Computes y, and in backward the gradient that replaces pre, for two neighbouring elements, which a word holds.
 template <class E>
-__device__ __forceinline__ void apply(uint32_t (&pre)[E::kPre], uint32_t& y, uint32_t dy) {
+__device__ __forceinline__ void apply(uint32_t (&pre)[E::kPreTensors], uint32_t& y, uint32_t dy) {
   const float x[2] = {lower(pre[0]), upper(pre[0])}, s[2] = {sigmoid(x[0]), sigmoid(x[1])};
   float up[2] = {1, 1};
   if constexpr (E::kGated) {
@@ -146,21 +152,21 @@ __device__ __forceinline__ void apply(uint32_t (&pre)[E::kPre], uint32_t& y, uin
 
 // A consumer warpgroup: multiplies every second tile of this CTA and writes it.
 template <class E>
-__device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles, int cta) {
-  const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles& tiles, int cta) {
+  const int consumer = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   unsigned char* const buffers = s.buffers[warp];
   float d[kHalves][kSums][4];
   int turns = 0;
   unsigned loads = 0;  // number of pieces of pre so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns(); turn += gridDim.x / kCluster, ++turns) {
-    if (turns % kConsumers != group) continue;
-    const auto [band, tile_column] = tiles.place(turn);
+    if (turns % kConsumers != consumer) continue;
+    const auto [band, tile_column] = tiles.pair_of(turn);
     const int row = (band * kCluster + cta) * kTileM + warp % 4 * kPieceRows, column = tile_column * E::kColumns;
     const auto load_pre = [&](int piece) {
       Barrier* const loaded = &s.loaded[warp][piece % kAhead];
-      barrier_expect(loaded, E::kPre * E::kPieceBytes);
+      barrier_expect(loaded, E::kPreTensors * E::kPieceBytes);
 #pragma unroll
-      for (int t = 0; t < E::kPre; ++t)
+      for (int t = 0; t < E::kPreTensors; ++t)
         copy_box(buffers + piece % kAhead * E::kSlotBytes + t * E::kPieceBytes, maps.pre[t],
                  column + piece % E::kPiecesPerHalf * E::kPieceColumns, row + piece / E::kPiecesPerHalf * 64, 0, 0,
                  loaded);
@@ -177,7 +183,7 @@ __device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles
     for (int k = 0; k < tiles.steps; ++k, ++n) {
       const int stage = n % kStages;
       barrier_wait(&s.full[stage], n / kStages & 1);
-      if (k == tiles.steps - 1 && lane == 0) barrier_arrive(&s.last_full[group]);
+      if (k == tiles.steps - 1 && lane == 0) barrier_arrive(&s.last_full[consumer]);
       // In a cluster, the upper bits of a shared-memory address are the CTA's number, which a descriptor must not
       // contain.
       constexpr uint32_t kOffset = (1 << 18) - 1;
@@ -203,7 +209,8 @@ __device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles
     for (int piece = 0; piece < E::kPieces; ++piece) {
       const int half = piece / E::kPiecesPerHalf, first = piece % E::kPiecesPerHalf * E::kPieceColumns;
       unsigned char* const pre = buffers + piece % E::kSlots * E::kSlotBytes;
-      unsigned char* const y = E::kBackward ? buffers + E::kSlots * E::kSlotBytes : pre + E::kPre * E::kPieceBytes;
+      unsigned char* const y =
+          E::kBackward ? buffers + E::kSlots * E::kSlotBytes : pre + E::kPreTensors * E::kPieceBytes;
       if (lane == 0) {  // waits until the buffers that are written next are free
         bulk_wait_read<E::kBackward ? 0 : 1>();
         if (E::kBackward && piece > 0 && piece + kAhead - 1 < E::kPieces) load_pre(piece + kAhead - 1);
@@ -214,13 +221,13 @@ __device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles
       // An instruction moves four 8x8 matrices: rows 0..7 and 8..15 of eight columns, then those of the next eight.
       for (int j = 0; j < E::kPieceColumns / 8; j += 4) {
         constexpr int kQuads = 2;
-        uint32_t pres[kQuads][E::kPre][4], ys[kQuads][4];
+        uint32_t pres[kQuads][E::kPreTensors][4], ys[kQuads][4];
         int at[kQuads];
 #pragma unroll
         for (int q = 0; q < kQuads; ++q) {
           at[q] = E::at(lane % 16, j + 2 * q + lane / 16);
 #pragma unroll
-          for (int t = 0; t < E::kPre; ++t)
+          for (int t = 0; t < E::kPreTensors; ++t)
             if constexpr (E::kBackward)
               load_matrices(pres[q][t], reinterpret_cast<const __nv_bfloat16*>(pre + t * E::kPieceBytes + at[q]));
         }
@@ -228,22 +235,22 @@ __device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles
         for (int q = 0; q < kQuads; ++q)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            // The product of tensor t of pre, or, in backward, dy.
+            // Returns two neighbouring sums as a pair of bf16: of tensor t of pre in forward, of dy in backward.
             const auto product = [&](int t) {
-              const float* const sums = d[half][t * kSums / E::kPre + first / 8 + j + 2 * q + i / 2];
+              const float* const sums = d[half][t * kSums / E::kPreTensors + first / 8 + j + 2 * q + i / 2];
               return pack_bf16(sums[2 * (i % 2)], sums[2 * (i % 2) + 1]);
             };
-            uint32_t of_pre[E::kPre];
+            uint32_t of_pre[E::kPreTensors];
 #pragma unroll
-            for (int t = 0; t < E::kPre; ++t) of_pre[t] = E::kBackward ? pres[q][t][i] : product(t);
+            for (int t = 0; t < E::kPreTensors; ++t) of_pre[t] = E::kBackward ? pres[q][t][i] : product(t);
             apply<E>(of_pre, ys[q][i], E::kBackward ? product(0) : 0);
 #pragma unroll
-            for (int t = 0; t < E::kPre; ++t) pres[q][t][i] = of_pre[t];
+            for (int t = 0; t < E::kPreTensors; ++t) pres[q][t][i] = of_pre[t];
           }
 #pragma unroll
         for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
-          for (int t = 0; t < E::kPre; ++t) store_matrices(pre + t * E::kPieceBytes + at[q], pres[q][t]);
+          for (int t = 0; t < E::kPreTensors; ++t) store_matrices(pre + t * E::kPieceBytes + at[q], pres[q][t]);
           store_matrices(y + at[q], ys[q]);
         }
       }
@@ -251,7 +258,7 @@ __device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles
       __syncwarp();
       if (lane == 0) {
 #pragma unroll
-        for (int t = 0; t < E::kPre; ++t)
+        for (int t = 0; t < E::kPreTensors; ++t)
           store_box(maps.out[t], pre + t * E::kPieceBytes, column + first, row + half * 64, 0, 0);
         store_box(maps.y, y, column + first, row + half * 64, 0, 0);
         bulk_commit();
@@ -263,7 +270,7 @@ __device__ void consume(Shared& s, const Maps<E::kPre>& maps, const Tiles& tiles
 
 template <class E>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
-    linear_silu_kernel(const __grid_constant__ Maps<E::kPre> maps, Tiles tiles, int up_row) {
+    linear_silu_kernel(const __grid_constant__ Maps<E::kPreTensors> maps, Tiles tiles, int up_row) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   Shared& s = *reinterpret_cast<Shared*>(aligned_shared());
   const int cta = blockIdx.x % kCluster;
@@ -296,7 +303,7 @@ CUtensorMap box_map(const ConstTensor& t, int box_rows, int box_columns = kPanel
 
 // The tensors [M,N] that pre or dpre consists of.
 template <class E>
-std::array<ConstTensor, E::kPre> parts_of(const ConstTensor& pre) {
+std::array<ConstTensor, E::kPreTensors> parts_of(const ConstTensor& pre) {
   if constexpr (E::kGated) {
     const int64_t N = pre.size(1) / 2;
     return {pre.slice(1, 0, N), pre.slice(1, N, 2 * N)};
@@ -305,28 +312,31 @@ std::array<ConstTensor, E::kPre> parts_of(const ConstTensor& pre) {
   }
 }
 
-// Launches the kernel: a [M,K]; b [N,K], with SwiGLU [2N,K], in backward [K,N]; pre, out [M,N], with SwiGLU [M,2N];
-// y [M,N]. Returns false if it does not apply.
+// Launches the kernel. a [M,K] is x or dz. b is w [N,K], with SwiGLU [2N,K], or in backward w_next [K,N]. pre, out
+// [M,N], with SwiGLU [M,2N]; y [M,N]. Returns false, without a launch, if the kernel does not support the call.
 template <class E>
 bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor& b, const ConstTensor& pre,
          const Tensor& out, const Tensor& y) {
   const auto pre_parts = parts_of<E>(pre), out_parts = parts_of<E>(out);
-  const auto vectors = [](const ConstTensor& t) { return has_vectors(t, kVector<__nv_bfloat16>); };
-  const bool fits = a.dtype == DType::bf16 && ctx.may_use_sm90() && vectors(a) && vectors(b) && vectors(y) &&
+  constexpr int V = kVector<__nv_bfloat16>;
+  const auto vectors = [](const ConstTensor& t) { return has_vectors(t, V); };
+  const bool fits = a.dtype == DType::bf16 && ctx.may_use_sm90() && all_have_vectors(V, a, b, y) &&
                     std::ranges::all_of(pre_parts, vectors) && std::ranges::all_of(out_parts, vectors) && a.size(1) > 0;
-  record_route(ctx, name, a.dtype, fits ? "sm90" : nullptr, "rows that are not made of 16-byte vectors");
+  record_route(ctx, name, a.dtype, fits ? "sm90" : nullptr,
+               a.size(1) > 0 ? "rows that are not made of 16-byte vectors" : "products without terms");
   if (!fits) return false;
   const auto bands = static_cast<int>(ceil_div(y.size(0), kTileM * kCluster));
   const auto columns = static_cast<int>(ceil_div(y.size(1), E::kColumns));
-  // The 66 clusters of an H100 then process some 4 bands of up to 16 columns, or 8 of 8, at the same time.
+  // An H100's 66 clusters then work on about 4 x 16 or 8 x 8 neighbouring pairs (tests/baselines/notes/ops.md has the
+  // times of other heights).
   const Tiles tiles{bands, columns, static_cast<int>(ceil_div(a.size(1), kTileK)), columns <= 16 ? 4 : 8};
   const int64_t turns = int64_t{bands} * columns;
   if (ctx.planning || turns == 0) return true;
-  Maps<E::kPre> maps{.a = box_map(a, kTileM),
-                     .b = box_map(b, (E::kBackward ? kTileK : kTileN) / kCluster),
-                     .y = box_map(y, kPieceRows, E::kPieceColumns)};
-  for (int t = 0; t < E::kPre; ++t) {
-    maps.pre[t] = box_map(pre_parts[t], kPieceRows, E::kPieceColumns);
+  Maps<E::kPreTensors> maps{.a = box_map(a, kTileM),
+                            .b = box_map(b, (E::kBackward ? kTileK : kTileN) / kCluster),
+                            .y = box_map(y, kPieceRows, E::kPieceColumns)};
+  for (int t = 0; t < E::kPreTensors; ++t) {
+    if (E::kBackward) maps.pre[t] = box_map(pre_parts[t], kPieceRows, E::kPieceColumns);
     maps.out[t] = box_map(out_parts[t], kPieceRows, E::kPieceColumns);
   }
   const int64_t ctas = kCluster * std::min<int64_t>(ctx.num_sms / kCluster, turns);

@@ -10,6 +10,7 @@
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/select.h"
+#include "kernels/ops/linear_silu.h"
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
@@ -190,8 +191,8 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     std::map<std::string, std::string> out;
     for (const Routes::Count& c : plan.ctx().routes.counts()) {
       const std::string kernel = (kFusedKernels.contains(c.kernel) ? "fused" : c.kernel) + (c.is_fallback() ? "!" : "");
-      const bool silu = c.op.starts_with("linear_silu") || c.op.starts_with("linear_swiglu");
-      const std::string of = silu ? "silu" : branch_of(c.op);
+      const bool mlp_in = c.op.starts_with("linear_silu") || c.op.starts_with("linear_swiglu");
+      const std::string of = mlp_in ? "silu" : branch_of(c.op);
       const auto [at, is_new] = out.try_emplace(of, kernel);
       INFO(c.op);
       CHECK(at->second == kernel);
@@ -232,6 +233,30 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
   check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
               {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
+}
+
+TEST_CASE("routes: a linear layer with SiLU or SwiGLU rejects matrices of wrong sizes on every route", "[routes]") {
+  for (const Device device : {Device::cpu(), Device::cuda()}) {
+    if (device.is_cuda() && !kBuiltWithCuda) continue;
+    Runtime plan({.device = device, .planning = true});
+    Context& ctx = plan.ctx();
+    const auto make = [&](const Shape& shape, DType dtype = DType::bf16) {
+      return plan.arena().alloc(MemTag::io, "x", dtype, shape);
+    };
+    const Tensor x = make({6, 16}), y = make({6, 24}), pre = make({6, 48}), f32 = make({6, 24}, DType::f32);
+    const Tensor w = make({48, 16}), half_of_w = make({24, 16}), narrow_w = make({48, 8}), w_next = make({16, 24});
+    linear_swiglu_forward(ctx, y, pre, x, w);
+    linear_swiglu_backward(ctx, pre, y, x, w_next, pre);
+    linear_silu_forward(ctx, pre, pre, x, w);
+    const std::string swiglu = "linear_swiglu_forward", silu = "linear_silu_forward";
+    check_error([&] { linear_swiglu_forward(ctx, y, pre, x, half_of_w); }, {swiglu, "[24,16]", "[48,16]"});
+    check_error([&] { linear_swiglu_forward(ctx, y, pre, x, narrow_w); }, {swiglu, "[48,8]", "[48,16]"});
+    check_error([&] { linear_swiglu_forward(ctx, y, y, x, w); }, {swiglu, "[6,24]", "[6,48]"});
+    check_error([&] { linear_silu_forward(ctx, y, y, x, w); }, {silu, "[48,16]", "[24,16]"});
+    check_error([&] { linear_silu_forward(ctx, y, f32, x, half_of_w); }, {silu, "f32", "bf16"});
+    check_error([&] { linear_swiglu_backward(ctx, pre, y, x, w, pre); }, {"linear_swiglu_backward", "[48,16]"});
+    check_error([&] { linear_silu_backward(ctx, y, y, x, half_of_w, y); }, {"linear_silu_backward", "[24,16]"});
+  }
 }
 
 namespace {

@@ -81,7 +81,7 @@ std::vector<OpCase> linear_silu_cases() {
     cases.insert(
         cases.end(),
         {rounds, few_columns, mlp_case(mlp, "1x1", {1, 1, 1, 1}), mlp_case(mlp, "7x5x33x9", {7, 5, 33, 9}),
-         // Rows of pre are 16-byte vectors here, but those of SwiGLU's gate and up are not.
+         // With SwiGLU, rows of pre are 16-byte vectors here, but those of gate and up are not.
          mlp_case(mlp, "9x8x12x8", {9, 8, 12, 8}), mlp_case(mlp, "1x8x16x24", {1, 8, 16, 24}),
          mlp_case(mlp, "31x8x16x24", {31, 8, 16, 24}), mlp_case(mlp, "65x72x200x40, padded", {65, 72, 200, 40, 8}),
          mlp_case(mlp, "300x64x192x128", {300, 64, 192, 128}), mlp_case(mlp, "129x136x584x328", {129, 136, 584, 328})});

@@ -82,10 +82,10 @@ inline CUtensorMap encode_box_map(const BoxMapKey& k) {
   return map;
 }
 
-// Describes a [batch, rows, heads, width] view for TMA, in boxes of box_columns columns (64, or 32 for narrow tiles),
-// box_rows rows and box_heads heads. A map is a function of its key alone, so each thread keeps the maps of its last
-// calls: a step calls the same kernels with the same addresses again and again, and encoding takes the host longer than
-// finding a map.
+// Makes the map by which TMA copies boxes of a [batch, rows, heads, width] view. A box has box_columns columns (64, or
+// 32 for tiles of that width), box_rows rows and box_heads heads. A map is a function of its key alone, so each thread
+// keeps the maps of its last calls: a step calls the same kernels with the same addresses again and again, and encoding
+// takes the host longer than finding a map.
 inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
                                 int box_rows, int box_heads = 1, int box_columns = kPanel) {
   // An axis of one element may have any stride in a view, but the encoder rejects strides that the engine cannot use.

@@ -116,9 +116,10 @@ struct LogitsShape {
   int64_t rows, vocab, columns, stride, dlogits_stride;
 };
 
-// Computes the loss and the gradient of all rows. One CTA of 1,024 threads, or all CTAs of a cluster together, hold one
-// or two rows in shared memory. CTA i of a cluster holds the columns i * part_columns to (i + 1) * part_columns - 1; a
-// CTA without a cluster holds all columns. Cluster i of n takes the rows i, i + n, i + 2n, ... For each row
+// Computes the loss and the gradient of all rows. A row is held in shared memory either by one CTA of 1,024 threads, or
+// by a cluster of such CTAs: CTA number c of the cluster then holds the columns from c * part_columns on, part_columns
+// of them at most. There is room for one or two rows at a time, as `buffers` says. Cluster i of n clusters, or CTA i of
+// n CTAs, processes the rows i, i + n, i + 2n, ... For each row
 //   every thread sums exp(x) of its vectors, which it has copied to shared memory itself;
 //   the warps of the CTA, or of all CTAs of the cluster, exchange their sums through `sums`;
 //   every thread writes the gradient of its vectors; the thread that has the target's logit also writes the loss.

@@ -1,6 +1,7 @@
 // Cross-entropy of rows that are too long for the shared memory of one SM, such as 128,256 logits in bf16, on Hopper.
-// A cluster of four or eight CTAs holds a row together, each CTA a part of its columns, so that each logit is read once
-// and its gradient written once: 4 bytes a logit instead of 6 for a forward and a backward kernel.
+// A cluster of four or eight CTAs holds a row together, and each of its CTAs holds a part of the row's columns. So the
+// kernel reads each logit once and writes its gradient once, which is 4 bytes per logit in bf16. A forward kernel and a
+// backward kernel together move 6 bytes, because both read the logit.
 //
 // Every warp sends its sum of exponentials to all CTAs of the cluster by st.async, and each CTA waits until the sums of
 // all warps have arrived in its shared memory. sync_cluster() would do as well, but it makes every thread wait until

@@ -36,11 +36,17 @@ void check_backward(const char* op, int64_t parts, const Tensor& dpre, const Ten
   check_tensor(op, w_next, {dz.size(1), hidden}, dz.dtype);
 }
 
-// Whether runtime.kernels.matmul allows the fused kernel for this call. Also sets the operands whose shapes the
-// recorded route contains.
-bool may_fuse(Context& ctx, const char* op, const ConstTensor& first, const ConstTensor& second) {
+// Tries the fused kernel if runtime.kernels.matmul allows it for the dtype of `first`. `fused` launches the kernel, or
+// returns false if the kernel does not support the call. Returns whether the kernel was launched. The route that is
+// recorded contains the shapes of first and second.
+template <class Fused>
+bool runs_fused(Context& ctx, const char* op, const ConstTensor& first, const ConstTensor& second,
+                [[maybe_unused]] Fused&& fused) {
   ctx.routes.set_call(first, second);
-  return ctx.device.is_cuda() && route_of(ctx, op, first.dtype) == Route::fastest;
+  if constexpr (kBuiltWithCuda)
+    return ctx.device.is_cuda() && route_of(ctx, op, first.dtype) == Route::fastest && fused();
+  else
+    return false;
 }
 
 // The two halves of the columns: gate and up, or their gradients.
@@ -55,11 +61,8 @@ std::pair<T, T> halves(const T& pre) {
 void linear_silu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, ConstTensor w) {
   const OpScope op_scope(ctx, "linear_silu_forward");
   check_forward("linear_silu_forward", 1, y, pre, x, w);
-  if (may_fuse(ctx, "linear_silu", x, w)) {
-    if constexpr (kBuiltWithCuda) {
-      if (cuda::linear_silu_forward_sm90(ctx, y, pre, x, w)) return;
-    }
-  }
+  const auto fused = [&] { return cuda::linear_silu_forward_sm90(ctx, y, pre, x, w); };
+  if (runs_fused(ctx, "linear_silu", x, w, fused)) return;
   linear_forward(ctx, pre, x, w);
   silu_forward(ctx, y, pre);
 }
@@ -67,11 +70,8 @@ void linear_silu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, Cons
 void linear_silu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre) {
   const OpScope op_scope(ctx, "linear_silu_backward");
   check_backward("linear_silu_backward", 1, dpre, y, dz, w_next, pre);
-  if (may_fuse(ctx, "linear_silu", dz, w_next)) {
-    if constexpr (kBuiltWithCuda) {
-      if (cuda::linear_silu_backward_sm90(ctx, dpre, y, dz, w_next, pre)) return;
-    }
-  }
+  const auto fused = [&] { return cuda::linear_silu_backward_sm90(ctx, dpre, y, dz, w_next, pre); };
+  if (runs_fused(ctx, "linear_silu", dz, w_next, fused)) return;
   linear_backward_input(ctx, y, dz, w_next);
   silu_backward(ctx, dpre, y, pre, y);
 }
@@ -79,11 +79,8 @@ void linear_silu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, C
 void linear_swiglu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, ConstTensor w) {
   const OpScope op_scope(ctx, "linear_swiglu_forward");
   check_forward("linear_swiglu_forward", 2, y, pre, x, w);
-  if (may_fuse(ctx, "linear_swiglu", x, w)) {
-    if constexpr (kBuiltWithCuda) {
-      if (cuda::linear_swiglu_forward_sm90(ctx, y, pre, x, w)) return;
-    }
-  }
+  const auto fused = [&] { return cuda::linear_swiglu_forward_sm90(ctx, y, pre, x, w); };
+  if (runs_fused(ctx, "linear_swiglu", x, w, fused)) return;
   linear_forward(ctx, pre, x, w);
   const auto [gate, up] = halves(pre);
   swiglu_forward(ctx, y, gate, up);
@@ -92,11 +89,8 @@ void linear_swiglu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, Co
 void linear_swiglu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre) {
   const OpScope op_scope(ctx, "linear_swiglu_backward");
   check_backward("linear_swiglu_backward", 2, dpre, y, dz, w_next, pre);
-  if (may_fuse(ctx, "linear_swiglu", dz, w_next)) {
-    if constexpr (kBuiltWithCuda) {
-      if (cuda::linear_swiglu_backward_sm90(ctx, dpre, y, dz, w_next, pre)) return;
-    }
-  }
+  const auto fused = [&] { return cuda::linear_swiglu_backward_sm90(ctx, dpre, y, dz, w_next, pre); };
+  if (runs_fused(ctx, "linear_swiglu", dz, w_next, fused)) return;
   linear_backward_input(ctx, y, dz, w_next);
   const auto [dgate, dup] = halves(dpre);
   const auto [gate, up] = halves(pre);

@@ -13,13 +13,13 @@ void linear_silu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTen
 // w_next [out,hidden], pre [N,hidden] T. dpre may be pre itself.
 void linear_silu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
-// pre = x w^T, y = silu(gate) up, where gate and up are the first and the second half of the columns of pre:
+// pre = x w^T, y = silu(gate) * up, where gate is the first half of the columns of pre, and up is the second half:
 // y [N,hidden], pre [N,2 hidden] T overwritten  <-  x [N,in], w [2 hidden,in] T.
 void linear_swiglu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTensor w);
-// The backward of z = y w_next^T with y = silu(gate) up, except for the gradient of w_next. With dy = dz w_next the
-// halves of dpre are dgate = dy up silu'(gate) and dup = dy silu(gate). Also computes y again, as above.
-// dpre [N,2 hidden], y [N,hidden] T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,2 hidden] T. dpre may be
-// pre itself.
+// The backward of z = y w_next^T with y = silu(gate) * up, except for the gradient of w_next. With dy = dz w_next, the
+// first half of the columns of dpre is dgate = dy * up * silu'(gate), and the second half is dup = dy * silu(gate).
+// Also computes y again, because the gradient of w_next needs it. dpre [N,2 hidden], y [N,hidden] T overwritten  <-  dz
+// [N,out], w_next [out,hidden], pre [N,2 hidden] T. dpre may be pre itself.
 void linear_swiglu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
 namespace cuda {

@@ -1,12 +1,12 @@
-// A linear layer with SiLU or SwiGLU as its epilogue, on Hopper, for bf16. SwiGLU's pre is two tensors, gate and up:
-//                      SiLU                                        SwiGLU
-//   forward            pre = x w^T                                 gate = x w_gate^T, up = x w_up^T
-//                      y = silu(pre)                               y = silu(gate) up
-//   backward, with dy = dz w_next
-//                      dpre = dy silu'(pre)                        dgate = dy up silu'(gate), dup = dy silu(gate)
-//                      y = silu(pre) again                         y = silu(gate) up again
-//   tensors [M,N]      forward writes 2                            forward writes 3
-//                      backward reads 1 and writes 2               backward reads 2 and writes 3
+// A linear layer with SiLU or SwiGLU as its epilogue, on Hopper, for bf16.
+//   SiLU     The forward pass writes pre = x w^T and y = silu(pre). The backward pass reads pre and writes
+//            dpre = dy * silu'(pre) and y again, where dy = dz w_next.
+//   SwiGLU   pre consists of two tensors, gate and up. The forward pass writes gate = x w_gate^T, up = x w_up^T and
+//            y = silu(gate) * up. The backward pass reads gate and up and writes dgate = dy * up * silu'(gate),
+//            dup = dy * silu(gate) and y again.
+// All these tensors are [M,N]. Below, the product is A B^T in the forward pass, with A = x [M,K] and B = w, and A B in
+// the backward pass, with A = dz [M,K] and B = w_next [K,N].
+//
 // The epilogue of one tile runs while the next tile is multiplied, so that its memory traffic overlaps with the
 // products.
 //
@@ -17,10 +17,10 @@
 // half of a stage's B for both, which needs 36 bytes per cycle. In SwiGLU's forward these halves are 96 columns of gate
 // and the same 96 columns of up, so that a thread has both for its elements.
 //
-// Epilogue: a warp's 16 rows are written to shared memory a piece at a time and stored by TMA. A piece is 64 columns of
-// each tensor, for SwiGLU 32. In backward, pre is loaded into the same buffers, three pieces ahead, and dpre replaces
-// it. TMA reads zeros outside the tensors and does not write there, so M, N and K need not be multiples of the tile's
-// sizes.
+// In the epilogue, a warp writes its 16 rows to shared memory piece by piece, and TMA stores each piece from there. A
+// piece is 64 columns of each tensor, or 32 with SwiGLU. In the backward pass, TMA loads pre into the same buffers,
+// three pieces ahead, and the warp overwrites it with dpre. TMA reads zeros outside the tensors and does not write
+// there, so M, N and K need not be multiples of the tile's sizes.
 //
 // Bound: the tensor cores in forward, memory traffic in backward (tests/baselines/notes/ops.md). With an inner
 // dimension of 768, SiLU's epilogue adds a fifth to the products' time in forward, more than half in backward.
@@ -79,10 +79,11 @@ struct Maps {
   CUtensorMap out[kPreTensors];  // of pre in forward, of dpre in backward
 };
 
-// Numbers the pairs of tiles. In a turn a cluster computes one pair: two tiles one above the other, one for each CTA. A
-// band consists of all pairs of the same 256 rows. Turns go through a group of bands column by column, then through the
-// next group. So B, which may be larger than L2, is read from memory once per group, while L2 holds the group's rows of
-// A.
+// The order in which clusters compute the output. A cluster computes two tiles at a time, one above the other, one for
+// each CTA: a pair. All pairs of the same 256 rows are a band, and a few neighbouring bands are a group. The pairs are
+// numbered column by column within a group, and group after group; the number of a pair is called its turn. The
+// clusters compute the pairs in this order. So B, which may be larger than L2, is read from memory once per group,
+// while L2 holds the group's rows of A.
 struct Tiles {
   int bands, columns, steps;  // steps of 64 of the inner dimension
   int group_bands;            // bands of a group; the last group may have fewer
@@ -97,7 +98,8 @@ struct Tiles {
   }
 };
 
-// The producer: one thread, which loads the stages of all of this CTA's tiles. up_row: the row of w where w_up begins.
+// The producer is one thread, which loads the stages of all tiles of this CTA. In SwiGLU's forward pass, w_up begins at
+// row up_row of w, below w_gate.
 template <class E>
 __device__ void produce(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles& tiles, int up_row, int cta) {
   constexpr uint16_t kBoth = 3;  // both CTAs of the cluster, one bit each

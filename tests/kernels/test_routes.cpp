@@ -1,5 +1,5 @@
 // runtime.kernels and runtime.strict: which kernel runs a call, what counts as a fallback, and what a run logs about
-// both.
+// both. What the attention ops choose by shape is tested in test_attention_routes.cpp.
 #include <cmath>
 #include <map>
 #include <set>
@@ -7,9 +7,6 @@
 
 #include "io/json_config.h"
 #include "kernels/nsa/attend_selected.h"
-#include "kernels/nsa/attend_window.h"
-#include "kernels/nsa/gate.h"
-#include "kernels/nsa/select.h"
 #include "kernels/ops/linear_silu.h"
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
@@ -257,156 +254,6 @@ TEST_CASE("routes: a linear layer with SiLU or SwiGLU rejects matrices of wrong 
     check_error([&] { linear_swiglu_backward(ctx, pre, y, x, w, pre); }, {"linear_swiglu_backward", "[48,16]"});
     check_error([&] { linear_silu_backward(ctx, y, y, x, half_of_w, y); }, {"linear_silu_backward", "[24,16]"});
   }
-}
-
-namespace {
-
-// A call of the ops whose kernels are chosen by shape, with one group. documents: number of documents of a packed row;
-// 0: the row is one document.
-struct RouteProblem {
-  int64_t T, heads, dk, dv, l_sel, n, documents = 0;
-  DType dtype = DType::bf16;
-  KernelChoice wanted = KernelChoice::automatic;  // runtime.kernels
-};
-// The kernels that the ops record for it.
-struct RouteNames {
-  std::string range, selected, backward, select;  // range: forward of the window branch; backward: of both branches
-};
-
-RouteNames planned_kernels(const RouteProblem& p) {
-  Runtime plan({.device = Device::cuda(), .planning = true, .kernels = KernelChoices::all(p.wanted)});
-  Context& ctx = plan.ctx();
-  const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
-  const Tensor q = alloc(p.dtype, {1, p.T, p.heads, p.dk}), k = alloc(p.dtype, {1, p.T, 1, p.dk}),
-               v = alloc(p.dtype, {1, p.T, 1, p.dv}), o = alloc(p.dtype, {1, p.T, p.heads, p.dv}),
-               lse = alloc(DType::f32, {1, p.T, p.heads}), dq = alloc(DType::f32, q.shape()),
-               lists = alloc(DType::i32, {1, p.T, 1, p.n});
-  Documents documents;
-  if (p.documents > 0) {
-    const auto table = [&](int64_t n) { return alloc(DType::i32, {1, n}); };
-    documents = {table(p.T), table(p.T), table(p.T), table(block_ids(p.T, p.l_sel, p.documents))};
-  }
-  const SelectOptions options{{32, 16}, p.l_sel, p.n};
-  const Tensor k_cmp = alloc(p.dtype, {1, compressed_length(p.T, options.l, options.d), 1, p.dk});
-  const AttendIn in{q, k, v, documents};
-  const AttendGradOut grads{dq, alloc(p.dtype, k.shape()), alloc(p.dtype, v.shape())};
-  const AttendGradIn upstream{o, {}, lse, lse, lse};
-  nsa_attend_window_forward(ctx, {o, lse}, in, 512);
-  nsa_attend_selected_forward(ctx, {o, lse}, in, lists, p.l_sel);
-  nsa_attend_window_backward(ctx, grads, upstream, in, 512);
-  nsa_attend_selected_backward(ctx, grads, upstream, in, lists, p.l_sel);
-  nsa_select(ctx, lists, q, k_cmp, lse, options, documents);
-  const std::vector<Routes::Count>& counts = ctx.routes.counts();
-  REQUIRE(counts.size() == 5);
-  CHECK(counts[3].kernel == counts[2].kernel);
-  return {counts[0].kernel, counts[1].kernel, counts[2].kernel, counts[4].kernel};
-}
-
-}  // namespace
-
-// The table of kernels/nsa/dispatch/README.md, on a planning context of a Hopper card.
-TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
-  if (!require_hopper_plan()) return;
-  const std::pair<RouteProblem, RouteNames> table[] = {
-      {{2048, 6, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{65536, 6, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{2048, 16, 64, 64, 64, 16}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
-      // A group of 12 heads fills 3/4 of a unit of 16, which is enough if the sequence has 6 blocks per list entry.
-      {{8192, 12, 64, 64, 64, 16}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
-      {{4096, 12, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{2048, 16, 128, 128, 64, 16}, {"sm90", "query_stationary", "sm90_d128", "sm90"}},
-      {{2048, 16, 192, 128, 64, 16}, {"sm90", "query_stationary", "sm90", "sm90"}},
-      // Blocks of 16 tokens: up to 1,024 of them, by the shared tile alone.
-      {{16384, 6, 64, 64, 16, 16}, {"sm90", "shared_tile", "sm90_d64", "general"}},
-      {{16400, 6, 64, 64, 16, 16}, {"sm90", "general", "sm90_d64", "general"}},
-      // 129 heads per group: more than a tile of the forward kernels has.
-      {{256, 129, 64, 64, 64, 16}, {"general", "general", "sm90_d64", "general"}},
-      {{2048, 6, 60, 60, 64, 16}, {"general", "general", "general", "general"}},
-      {{2048, 6, 64, 128, 64, 16}, {"general", "general", "general", "sm90"}},
-      {{2048, 6, 64, 64, 64, 16, 0, DType::f32}, {"general", "general", "general", "general"}},
-      // Packed rows: kv_stationary takes the long documents, the shared tile the others, whatever the row's length.
-      // With blocks of 16 tokens, which kv_stationary does not support, the shared tile takes up to 896 block ids.
-      {{4096, 6, 64, 64, 64, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{32768, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{131072, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
-      {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
-      {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
-      // Resident rows: groups of up to 8 heads. Shorter sequences have few blocks for each list entry; in longer ones
-      // too few rows of a tile list the same block, or there are more than 512 blocks.
-      {{8192, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{5120, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{5056, 4, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{24576, 4, 64, 64, 64, 12}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{24640, 4, 64, 64, 64, 12}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{16384, 8, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{8128, 8, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{8192, 2, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{20480, 2, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{24576, 2, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{32768, 4, 64, 64, 64, 64}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{4096, 1, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{4032, 1, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{16384, 1, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{16448, 1, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{8192, 4, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{8300, 4, 64, 64, 64, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{4500, 4, 128, 128, 64, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
-      {{38400, 4, 64, 64, 64, 64}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{6144, 1, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},
-      {{8128, 8, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
-      {{6144, 4, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},
-      {{6080, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
-      {{16384, 8, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},
-      {{16448, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
-      // As a candidate, resident rows are chosen for any lists, for groups of up to 8 heads and up to 512 blocks of 64.
-      {{2048, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
-       {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{2048, 4, 128, 128, 64, 16, 0, DType::bf16, KernelChoice::candidate},
-       {"sm90", "resident_rows", "sm90_d128", "sm90"}},
-      {{2048, 4, 192, 128, 64, 16, 0, DType::bf16, KernelChoice::candidate}, {"sm90", "shared_tile", "sm90", "sm90"}},
-      {{32768, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
-       {"sm90", "resident_rows", "sm90_d64", "sm90"}},
-      {{32769, 1, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
-       {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
-      {{8192, 9, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{2048, 4, 64, 64, 32, 16, 0, DType::bf16, KernelChoice::candidate}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-      {{2048, 4, 64, 64, 64, 16, 4, DType::bf16, KernelChoice::candidate}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
-  };
-  for (const auto& [p, expected] : table) {
-    const RouteNames got = planned_kernels(p);
-    INFO("T " << p.T << ", " << p.heads << " heads of " << p.dk << " and " << p.dv << ", " << p.n << " blocks of "
-              << p.l_sel << ", " << (p.wanted == KernelChoice::candidate ? "candidate, " : "") << p.documents
-              << " documents, " << name_of(p.dtype));
-    CHECK(got.range == expected.range);
-    CHECK(got.selected == expected.selected);
-    CHECK(got.backward == expected.backward);
-    CHECK(got.select == expected.select);
-  }
-}
-
-TEST_CASE("routes: dq has a rounding unit on every route but the reference's", "[routes]") {
-  if (!require_hopper_plan()) return;
-  const auto has_unit = [](const KernelChoices& kernels, bool portable_only, DType dtype, int64_t dv) {
-    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = kernels});
-    plan.ctx().portable_only = portable_only;
-    const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
-    const Tensor q = alloc(dtype, {1, 300, 4, 64}), k = alloc(dtype, {1, 300, 2, 64}),
-                 v = alloc(dtype, {1, 300, 2, dv}), o = alloc(dtype, {1, 300, 4, dv}),
-                 delta = alloc(DType::f32, {1, 300, 4}), dq = alloc(DType::f32, q.shape());
-    Scratch::Scope scope(plan.ctx().scratch);
-    return !attend_rounding_unit(plan.ctx(), scope, dq, o, q, {{k, v, {}, delta}}).empty();
-  };
-  KernelChoices selected_general = {}, window_reference = {};
-  selected_general.sel = KernelChoice::general, window_reference.win = KernelChoice::reference;
-  CHECK(has_unit({}, false, DType::bf16, 64));
-  CHECK(has_unit({}, true, DType::bf16, 64));
-  CHECK(has_unit(KernelChoices::all(KernelChoice::general), false, DType::bf16, 64));
-  CHECK(has_unit(selected_general, false, DType::bf16, 64));
-  CHECK(!has_unit(window_reference, false, DType::bf16, 64));
-  CHECK(!has_unit(KernelChoices::all(KernelChoice::reference), false, DType::bf16, 64));
-  CHECK(!has_unit({}, true, DType::f32, 64));
-  CHECK(!has_unit({}, true, DType::bf16, 48));
 }
 
 namespace {

@@ -198,11 +198,14 @@ __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Rang
   return {block, begin, begin < end ? end - begin : -1, (bg * list.blocks + block) * parts + part};
 }
 
-// A CTA that takes contiguous rows in `steps` steps begins with the step that this function returns; after its last
-// step comes step 0. In the window branch, CTAs that run at the same time have neighbouring keys and share most of
-// their rows, and begin such that all of them use the same rows at the same time. If each began with its first row, the
-// rows that are in use would exceed L2 in a long sequence. In the other branches these CTAs have the same first row,
-// and begin with step 0. at: the number of the CTA's first row in the sequence, divided by the rows of a step.
+// Returns the step with which a CTA begins. A CTA whose rows are contiguous takes its `steps` steps in a circle: from
+// the returned step to the last one, then from step 0 to the step before the returned one. `at` is the number of the
+// CTA's first row in the sequence, divided by the number of rows of a step.
+//
+// In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. Their
+// returned steps make them all use the same rows at the same time. If each CTA began with its own first row, the rows
+// in use would exceed L2 in a long sequence. In the other branches these CTAs have the same first row, and the returned
+// step is 0.
 __device__ __forceinline__ int first_step(const KeyRange& range, int tokens, int steps, int at) {
   return range.window < tokens && steps > 0 ? steps - 1 - at % steps : 0;
 }

@@ -56,7 +56,7 @@ struct ResidentRowsShape {
 // be computed yet, because step n is not loaded.
 //
 // Before a lister writes item i, it waits for item i - kSlots. The phase before is complete when item i - 2 kSlots is
-// done. Maybe only another lister has waited for item i - 2 kSlots, but it is done, which follows from three facts.
+// done. This lister may never have waited for item i - 2 kSlots itself, but three facts ensure that the item is done.
 // First, the item that this lister wrote last has a number j of at least i - (kListers - 1) * kStepItems - 1, and the
 // lister wrote it only after item j - kSlots was done. Second, an item is done only after all items of earlier steps
 // have set their bases. Third, a warpgroup sets the bases of an item only when its earlier items are done. list_items()

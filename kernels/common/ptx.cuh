@@ -27,6 +27,11 @@ __device__ __forceinline__ void copy_async_4(void* to, const void* from, bool va
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0)
                : "memory");
 }
+// Copies 8 bytes likewise.
+__device__ __forceinline__ void copy_async_8(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 8 : 0)
+               : "memory");
+}
 // Waits for all asynchronous copies of this thread. Other threads see the data after a barrier.
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // copy_async_commit() makes a group of this thread's copies since the last commit. copy_async_wait_group() waits until

@@ -120,6 +120,28 @@ __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const __nv_bf
     }
   }
 }
+// The left operand of multiply_nt() in registers: 16 rows of kDepth columns. load_rows_of_a() reads it from a tile.
+__device__ __forceinline__ void load_rows_of_a(uint32_t (&a)[kDepth / 16][4], const __nv_bfloat16* tile, int stride) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kDepth / 16; ++k) load_matrices(a[k], tile + lane % 16 * stride + lane / 16 * 8 + 16 * k);
+}
+// c[16 x kN] += a b^T with a in registers, summed over kDepth columns.
+template <int kN>
+__device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const uint32_t (&a)[kDepth / 16][4],
+                                            const __nv_bfloat16* b, int stride) {
+  const int lane = threadIdx.x % 32;
+  const __nv_bfloat16* b_row = b + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+#pragma unroll
+  for (int k = 0; k < kDepth / 16; ++k)
+#pragma unroll
+    for (int j = 0; j < kN / 8; j += 2) {
+      uint32_t b_fragment[4];
+      load_matrices(b_fragment, b_row + 8 * j * stride + 16 * k);
+      mma_m16n8k16(c[j], a[k], b_fragment[0], b_fragment[1]);
+      mma_m16n8k16(c[j + 1], a[k], b_fragment[2], b_fragment[3]);
+    }
+}
 template <int kN>
 __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const float* a, const float* b, int stride,
                                             int depth) {

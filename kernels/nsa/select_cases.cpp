@@ -1,4 +1,5 @@
 // Cases of the selection, which has no gradient.
+#include "kernels/common/portable_case.h"
 #include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/select.h"
 
@@ -92,6 +93,15 @@ std::vector<OpCase> select_cases() {
   cases.back().bench = true;
   cases.back().f32_tolerance = 1e-2;  // a few of the 65,536 lists have two scores equal within rounding
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
+  // In bf16 Hopper's kernel would compute these without portable_case(): pooling with the usual sizes of blocks and
+  // with others, equal scores, rows of scores in scratch, documents.
+  cases.push_back(portable_case(select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8})));
+  cases.push_back(portable_case(select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6})));
+  cases.push_back(portable_case(select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0)));
+  cases.push_back(portable_case(select_case("9000_dk64_G6_l'32_long_rows", 1, 9000, 6, 1, 64, {32, 16, 32, 8})));
+  cases.push_back(
+      portable_case(packed(select_case("docs_130_131_700_1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 6}),
+                           {0, 130, 131, 700, 1333}, 64)));
   return cases;
 }
 

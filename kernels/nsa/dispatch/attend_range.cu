@@ -2,6 +2,7 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/nsa/dispatch/choose.h"
+#include "kernels/nsa/gpu/row_stats.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
 #include "kernels/nsa/sm90/launch_forward.h"
 

@@ -6,6 +6,7 @@
 #include "kernels/nsa/dispatch/plan_pieces.h"
 #include "kernels/nsa/gpu/branch.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
+#include "kernels/nsa/gpu/row_stats.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
 #include "kernels/nsa/sm90/launch_forward.h"
 

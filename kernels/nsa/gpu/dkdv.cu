@@ -25,6 +25,7 @@
 
 #include "kernels/nsa/gpu/attend.cuh"
 #include "kernels/nsa/gpu/dkdv_merge.cuh"
+#include "kernels/nsa/gpu/row_stats.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -52,8 +53,9 @@ struct DkdvArgs {
   KeyWorkList list;
   RowBytes q_bytes, dout_bytes;
   bool whole_rows;  // whether q_bytes and dout_bytes fit
-  // The next three members are used with kAddsDq only. Then whole_rows is true, and rows of q, k, v and dout have
+  // The next members are used with kAddsDq only. Then whole_rows is true, and rows of q, k, v and dout have
   // Tile::kColumns columns.
+  const RowStats* row_stats;  // of compute_row_stats
   View<const float> rounding_unit;
   View<float> dq;
   // If positive, the rows of every block are cut at multiples of this many tokens (find_part). If 0, find_work() cuts
@@ -61,18 +63,21 @@ struct DkdvArgs {
   int part_tokens;
 };
 
-// What the kernel reads for each query row of a stage, apart from q and dout: the softmax statistics, the gate, and the
-// keys that the row sees.
-template <int kCount>
-struct RowStats {
+// What the kernel keeps of the query rows of a stage, apart from q and dout. Of this CTA's keys and those before them,
+// a row sees [range.x, range.y).
+template <int kCount, bool kAddsDq>
+struct StageRows {
   float lse[kCount], delta[kCount], gate[kCount];
-  int2 range[kCount];  // of this CTA's keys and those before them, the row sees [x, y)
+  int2 range[kCount];
 };
-// What the kernel reads of each row in addition with kAddsDq. rounding_unit is r = 2^23 u of rounding_unit.cu.
+// `at` is the offset of the row's dq, in units of 16 bytes, or -1 if the row does not exist or sees none of the keys.
+// rounding_unit is r = 2^23 u of rounding_unit.cu.
 template <int kCount>
-struct DqRows {
+struct StageRows<kCount, true> {
+  RowStats stats[kCount];
+  int2 range[kCount];
   float rounding_unit[kCount];
-  int at[kCount];  // offset of the row's dq, in units of 16 bytes; -1: the row does not exist, or sees none of the keys
+  int at[kCount];
 };
 
 // If `exists` is true, adds the N floats of x to to[0 .. N - 1] in global memory; L2 performs the additions. The
@@ -104,7 +109,8 @@ __device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool
 // row, because additions of a few columns of many rows take longer.
 template <class Tile>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
-                                       float* sums, const DqRows<Tile::kKeys>& rows, float* dq_group, float scale) {
+                                       float* sums, const StageRows<Tile::kKeys, true>& rows, float* dq_group,
+                                       float scale) {
   constexpr int kSide = 32, kRowTiles = Tile::kKeys / kSide;
   static_assert(Tile::kThreads / 32 / kRowTiles * kSide == Tile::kColumns);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -173,8 +179,7 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
 // Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
 // sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory, in this order: k
 // [keys][dk], v [keys][dv]; in the selected branch the piece's tokens [kWorkTokens, with kAddsDq kDqWorkTokens] (not in
-// CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv], RowStats and, with
-// kAddsDq, DqRows.
+// CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv] and StageRows.
 template <class T, class Tile, bool kAddsDq>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
@@ -201,8 +206,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   constexpr int kHeld = kAddsDq ? kDqWorkTokens : kWorkTokens, kStrideDs = tile_stride<T>(kCount);
   T* shared_ds = reinterpret_cast<T*>(held + (is_listed && Tile::kHoldsTokens ? kHeld : 0));
   auto* stages = reinterpret_cast<unsigned char*>(shared_ds + (kAddsDq ? Tile::kRows * kStrideDs : 0));
-  const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(RowStats<kCount>) +
-                          (kAddsDq ? sizeof(DqRows<kCount>) : 0);
+  using Rows = StageRows<kCount, kAddsDq>;
+  const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(Rows);
   const auto load_keys = [&](T* to, int stride, int depth, const View<const T>& view) {
     load_rows<Tile::kRows, Tile::kThreads>(to, stride, depth, view, [&](int r) -> const T* {
       return key0 + r < key_end ? view.at(b, key0 + r, g) : nullptr;
@@ -234,7 +239,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   const auto load = [&](int row0, int stage) {
     T* q = reinterpret_cast<T*>(stages + stage * stage_bytes);
     T* dout = q + kCount * stride_k;
-    auto* stats = reinterpret_cast<RowStats<kCount>*>(dout + kCount * stride_v);
+    auto* stage_rows = reinterpret_cast<Rows*>(dout + kCount * stride_v);
     if (kAddsDq || a.whole_rows) {
 #pragma unroll
       for (int j = 0; j < kCount / kCopiedRows; ++j) {
@@ -264,32 +269,46 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     const bool exists = row0 + r < rows;
     const int i = a.in.heads.quotient(row), t = token_of(i), head = g * G + row - i * G;
     if (threadIdx.x < kCount) {
-      copy_async_4(&stats->lse[r], a.lse.at(b, t, head), exists);
-      copy_async_4(&stats->delta[r], a.delta.at(b, t, head), exists);
+      if constexpr (kAddsDq) {
+        const int64_t call_rows = static_cast<int64_t>(a.in.tokens - a.in.first_token) * G;
+        const int from = (t - a.in.first_token) * G + head - g * G;
+        copy_async_8(&stage_rows->stats[r], a.row_stats + blockIdx.y * call_rows + from, exists);
+      } else {
+        copy_async_4(&stage_rows->lse[r], a.lse.at(b, t, head), exists);
+        copy_async_4(&stage_rows->delta[r], a.delta.at(b, t, head), exists);
+      }
     } else {
-      if (a.gate.data != nullptr)
-        copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
-      else
-        stats->gate[r] = 1.0f;
       // The rows of k and v after the block's last key are zeros in shared memory. No query row may see them.
       const int2 seen = exists ? make_int2(range.low(t), min(range.high(t), key_end)) : make_int2(0, 0);
-      stats->range[r] = seen;
+      stage_rows->range[r] = seen;
       if constexpr (kAddsDq) {
-        auto* dq_rows = reinterpret_cast<DqRows<kCount>*>(stats + 1);
-        copy_async_4(&dq_rows->rounding_unit[r], a.rounding_unit.at(b, t, head), exists);
+        copy_async_4(&stage_rows->rounding_unit[r], a.rounding_unit.at(b, t, head), exists);
         const int at =
             (t - a.in.first_token) * static_cast<int>(a.dq.row / 4) + (head - g * G) * static_cast<int>(a.dq.head / 4);
-        dq_rows->at[r] = seen.x < key_end && seen.y > key0 ? at : -1;
+        stage_rows->at[r] = seen.x < key_end && seen.y > key0 ? at : -1;
+      } else if (a.gate.data != nullptr) {
+        copy_async_4(&stage_rows->gate[r], a.gate.at(b, t, g), exists);
+      } else {
+        stage_rows->gate[r] = 1.0f;
       }
     }
   };
 
+  constexpr bool kKeepsKeys = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
+  constexpr int kHalf = kKeepsKeys ? kCount / 2 : kCount;
   constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // one CTA has all columns, and column0 is 0
   const bool has_dk = kOneChunk || kAddsDq || column0 < a.dk.width;
   const bool has_dv = kOneChunk || kAddsDq || column0 < a.dv.width;
   const int warp_row = 16 * (threadIdx.x / 32), warp_key = key0 + warp_row;
   const float scale = a.in.scale_log2();
   float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
+  uint32_t k_fragment[kDepth / 16][4], v_fragment[kDepth / 16][4];
+  if constexpr (kKeepsKeys) {
+    copy_async_wait();
+    __syncthreads();
+    load_rows_of_a(k_fragment, k + warp_row * stride_k, stride_k);
+    load_rows_of_a(v_fragment, v + warp_row * stride_v, stride_v);
+  }
   const int steps = ceil_div(rows, kCount);
   int steps_done = 0, next_step = is_listed ? 0 : first_step(a.range, a.in.tokens, steps, work.first * G / kCount);
   pipeline<int>(
@@ -303,64 +322,87 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
       [&](int now, int stage) {
         const T* q = reinterpret_cast<const T*>(stages + stage * stage_bytes);
         const T* dout = q + kCount * stride_k;
-        const auto& stats = *reinterpret_cast<const RowStats<kCount>*>(dout + kCount * stride_v);
-        const int2 first = stats.range[0], last = stats.range[min(kCount, rows - now) - 1];  // bounds ascend with rows
+        const auto& stage_rows = *reinterpret_cast<const Rows*>(dout + kCount * stride_v);
+        const int2 first = stage_rows.range[0];
+        const int2 last = stage_rows.range[min(kCount, rows - now) - 1];  // bounds ascend with rows
         // The first row and the last bound the keys that the stage's rows see. A warp skips a step whose rows see none
         // of its keys; with kAddsDq its ds are 0 then, and the CTA skips a step whose rows see none of the CTA's keys.
         const bool skips = warp_key >= key_end || last.y <= warp_key || first.x >= warp_key + 16;
         if (kAddsDq ? last.y <= key0 || first.x >= key_end : skips) return;
         const bool all = now + kCount <= rows && last.x <= warp_key && first.y >= warp_key + 16;
 
-        float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
-        if (!kAddsDq || !skips) {
-          multiply_nt<kCount>(p, k + warp_row * stride_k, q, stride_k, depth_k);
-          multiply_nt<kCount>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
-          // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that element
-          // [j][e] of p and ds belongs to.
-          const auto column_of = [](int j, int e) { return 8 * j + fragment_column() + e % 2; };
+#pragma unroll 1
+        for (int row0 = 0; row0 < kCount; row0 += kHalf) {
+          float p[kHalf / 8][4] = {}, ds[kHalf / 8][4] = {};
+          if (!kAddsDq || !skips) {
+            if constexpr (kKeepsKeys) {
+              multiply_nt<kHalf>(p, k_fragment, q + row0 * stride_k, stride_k);
+              multiply_nt<kHalf>(ds, v_fragment, dout + row0 * stride_v, stride_v);
+            } else {
+              multiply_nt<kHalf>(p, k + warp_row * stride_k, q, stride_k, depth_k);
+              multiply_nt<kHalf>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
+            }
+            // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that
+            // element [j][e] of p and ds belongs to.
+            const auto column_of = [row0](int j, int e) { return row0 + 8 * j + fragment_column() + e % 2; };
+            float4 stats[kAddsDq ? kHalf / 8 : 1];  // those of columns e = 0 and e = 1
+            if constexpr (kAddsDq)
 #pragma unroll
-          for (int j = 0; j < kCount / 8; ++j)
+              for (int j = 0; j < kHalf / 8; ++j)
+                stats[j] = *reinterpret_cast<const float4*>(&stage_rows.stats[column_of(j, 0)]);
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-              p[j][e] = exp2_approx(fmaf(p[j][e], scale, -(stats.lse[column_of(j, e)] * kLog2e)));
-          if (!all) {  // clears p of unseen keys; a row that sees no key has lse = -inf, so its p is inf before
-#pragma unroll
-            for (int j = 0; j < kCount / 8; ++j)
+            for (int j = 0; j < kHalf / 8; ++j)
 #pragma unroll
               for (int e = 0; e < 4; ++e) {
-                const int2 seen = stats.range[column_of(j, e)];
-                const int key = warp_key + fragment_row() + 8 * (e / 2);
-                if (key < seen.x || key >= seen.y) p[j][e] = 0.0f;
+                float lse;
+                if constexpr (kAddsDq)
+                  lse = e % 2 == 0 ? stats[j].x : stats[j].z;
+                else
+                  lse = stage_rows.lse[column_of(j, e)] * kLog2e;
+                p[j][e] = exp2_approx(fmaf(p[j][e], scale, -lse));
               }
-          }
+            if (!all) {  // clears p of unseen keys; without kAddsDq a row that sees no key has lse = -inf and p = inf
 #pragma unroll
-          for (int j = 0; j < kCount / 8; ++j)
+              for (int j = 0; j < kHalf / 8; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              const float delta = stats.delta[column_of(j, e)], gate = stats.gate[column_of(j, e)];
-              ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta));
-              p[j][e] *= gate;
+                for (int e = 0; e < 4; ++e) {
+                  const int2 seen = stage_rows.range[column_of(j, e)];
+                  const int key = warp_key + fragment_row() + 8 * (e / 2);
+                  if (key < seen.x || key >= seen.y) p[j][e] = 0.0f;
+                }
             }
-        }
-        if constexpr (kAddsDq) {
 #pragma unroll
-          for (int j = 0; j < kCount / 8; ++j)
+            for (int j = 0; j < kHalf / 8; ++j)
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-              *reinterpret_cast<uint32_t*>(shared_ds + (warp_row + fragment_row() + 8 * i) * kStrideDs + 8 * j +
-                                           fragment_column()) = pack_bf16(ds[j][2 * i], ds[j][2 * i + 1]);
-        }
-        if (!kAddsDq || !skips) {
-          if (has_dv) multiply_nn<kCount, kColumns>(dv, p, dout + column0, stride_v);
-          if (has_dk) multiply_nn<kCount, kColumns>(dk, ds, q + column0, stride_k);
+              for (int e = 0; e < 4; ++e)
+                if constexpr (kAddsDq) {
+                  ds[j][e] = p[j][e] * (ds[j][e] - (e % 2 == 0 ? stats[j].y : stats[j].w));
+                } else {
+                  const float delta = stage_rows.delta[column_of(j, e)], gate = stage_rows.gate[column_of(j, e)];
+                  ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta));
+                  p[j][e] *= gate;
+                }
+          }
+          if constexpr (kAddsDq) {
+#pragma unroll
+            for (int j = 0; j < kHalf / 8; ++j)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+                *reinterpret_cast<uint32_t*>(shared_ds + (warp_row + fragment_row() + 8 * i) * kStrideDs + row0 +
+                                             8 * j + fragment_column()) = pack_bf16(ds[j][2 * i], ds[j][2 * i + 1]);
+          }
+          if (!kAddsDq || !skips) {
+            if (has_dv) multiply_nn<kHalf, kColumns>(dv, p, dout + row0 * stride_v + column0, stride_v);
+            if (has_dk) multiply_nn<kHalf, kColumns>(dk, ds, q + row0 * stride_k + column0, stride_k);
+          }
         }
         if constexpr (kAddsDq) {
           __syncthreads();  // every warp has written its ds
           // No warp reads the stage's q and dout any more; its memory holds the sums.
           static_assert(2 * kCount * kColumns * sizeof(T) >= Tile::kThreads / 32 * 32 * 32 * sizeof(float));
           float* sums = reinterpret_cast<float*>(stages + stage * stage_bytes) + threadIdx.x / 32 * 32 * 32;
-          add_dq<Tile>(shared_ds, kStrideDs, k, stride_k, sums, *reinterpret_cast<const DqRows<kCount>*>(&stats + 1),
-                       a.dq.at(b, a.in.first_token, g * G), a.in.scale);
+          add_dq<Tile>(shared_ds, kStrideDs, k, stride_k, sums, stage_rows, a.dq.at(b, a.in.first_token, g * G),
+                       a.in.scale);
         }
       });
 
@@ -386,8 +428,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   }
 }
 
-// Returns the strides of a tensor, if they fit. depth: the columns of a row in shared
-// memory, padded ones included.
+// Returns the strides of a tensor, if they fit. depth: the columns of a row in shared memory, padded ones included.
 template <class T>
 RowBytes row_bytes(const View<T>& v, int depth) {
   constexpr int64_t kMost = std::numeric_limits<uint32_t>::max() / sizeof(T);
@@ -398,9 +439,9 @@ RowBytes row_bytes(const View<T>& v, int depth) {
 // Queues the kernel and the merge of the pieces' partial sums.
 template <class T, class Tile, bool kAddsDq>
 void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const AttendGradOut& out, const AttendGradIn& grad,
-                 const AttendIn& in, const KeyRange& range, const KeyWorkList& list, int part_tokens) {
-  static_assert(sizeof(RowStats<Tile::kKeys>) == Tile::kKeys * kRowStatsBytes);
-  static_assert(sizeof(DqRows<Tile::kKeys>) == Tile::kKeys * kDqRowBytes);
+                 const AttendIn& in, const KeyRange& range, const KeyWorkList& list, const Tensor& row_stats,
+                 int part_tokens) {
+  static_assert(sizeof(StageRows<Tile::kKeys, kAddsDq>) == Tile::kKeys * (kAddsDq ? kDqDkDvRowBytes : kDkdvRowBytes));
   DkdvArgs<T> a{make_attend<T>(op, in, plan.stages),
                 make_query_view<const T>(in, grad.dout),
                 make_query_view<const float>(in, grad.lse),
@@ -416,6 +457,7 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
   if constexpr (kAddsDq) {
     TRIAD_CHECK(a.whole_rows, "{}: q {} or dout {} has rows of other than 16-byte vectors, or strides of 2^32 bytes",
                 op, in.q.str(), grad.dout.str());
+    a.row_stats = reinterpret_cast<const RowStats*>(row_stats.data);
     a.rounding_unit = make_query_view<const float>(in, grad.rounding_unit);
     a.dq = make_query_view<float>(in, out.dq);
     a.part_tokens = part_tokens;
@@ -432,10 +474,12 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
 // for which choose_tile never returns CompactTile.
 void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                   const KeyRange& range, const KeyWorkList& list, int part_tokens) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
   dispatch_attend(ctx, op, PortableKernel::dq_dk_dv, in, list.tokens != nullptr ? kDqWorkTokens : 0,
                   [&]<class T, class Tile>(const TilePlan& plan) {
                     if constexpr (std::is_same_v<T, __nv_bfloat16> && !std::is_same_v<Tile, CompactTile>)
-                      launch_dkdv<T, Tile, true>(ctx, op, plan, out, grad, in, range, list, part_tokens);
+                      launch_dkdv<T, Tile, true>(ctx, op, plan, out, grad, in, range, list, row_stats, part_tokens);
                   });
 }
 
@@ -457,7 +501,7 @@ void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const
                    const KeyRange& range, const KeyWorkList& list) {
   dispatch_attend(ctx, op, PortableKernel::dkdv, in, list.tokens != nullptr ? kWorkTokens : 0,
                   [&]<class T, class Tile>(const TilePlan& plan) {
-                    launch_dkdv<T, Tile, false>(ctx, op, plan, out, grad, in, range, list, 0);
+                    launch_dkdv<T, Tile, false>(ctx, op, plan, out, grad, in, range, list, Tensor{}, 0);
                   });
 }
 

@@ -119,6 +119,10 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                          [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
+// A lane adds up the powers 2^(score - top) that it has of a row in one step. Up to this sum, the powers in bf16 and
+// their products with the values are finite. If the sum is larger, the step is computed again with a higher top.
+constexpr float kMostAdded = 0x1p60f;
+
 template <class T>
 struct ForwardArgs {
   Attend<T> in;
@@ -143,8 +147,19 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
   const int stage_size = kKeys * (stride + kStrideV);
   load_query_rows<Tile>(q, stride, depth, a.in.q, a.in, tile);
 
+  // Heads of up to 64 columns in bf16: a warp keeps its rows of q in registers.
+  constexpr bool kKeepsQueries = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
+  const T* warp_q = q + 16 * (threadIdx.x / 32) * stride;
+  uint32_t q_fragment[kDepth / 16][4];
+  if constexpr (kKeepsQueries) {
+    copy_async_wait();
+    __syncthreads();
+    load_rows_of_a(q_fragment, warp_q, stride);
+  }
+
   float out[kColumns / 8][4] = {};
-  float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: over the keys of this lane only
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: over the keys of this lane only
+  bool all_have_top = false;                                     // whether every row of the warp has seen a key
   const float scale = a.in.scale_log2();
   const View<const T> v_columns = a.in.v.columns(column0, kColumns);
   typename Keys::Walk walk(keys, tile);
@@ -159,26 +174,58 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
         const RowMask<kKeys> mask(rows, now);
         if (!mask.any) return;
         const T* k = stages + stage * stage_size;
-        float p[kKeys / 8][4] = {};
-        multiply_nt<kKeys>(p, q + 16 * (threadIdx.x / 32) * stride, k, stride, depth);
-        mask.apply(p);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float best = row_max[i];
-#pragma unroll
-          for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(p[j][2 * i], p[j][2 * i + 1]));
-          best = quad_max(best);
-          const float base = best == -INFINITY ? 0.0f : best * scale;  // 0 avoids inf - inf before the first key
-          const float rescale = exp2_approx(fmaf(row_max[i], scale, -base));
-          row_max[i] = best;
-          sum[i] *= rescale;
+        float p[kKeys / 8][4], added[2];  // added: the sum of this lane's p of each row
+        const auto compute_scores = [&] {
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
-            for (int e = 2 * i; e < 2 * i + 2; ++e) sum[i] += p[j][e] = exp2_approx(fmaf(p[j][e], scale, -base));
+            for (int e = 0; e < 4; ++e) p[j][e] = 0.0f;
+          if constexpr (kKeepsQueries)
+            multiply_nt<kKeys>(p, q_fragment, k, stride);
+          else
+            multiply_nt<kKeys>(p, warp_q, k, stride, depth);
+          mask.apply(p);
+        };
+        const auto exponentiate = [&] {
 #pragma unroll
-          for (int j = 0; j < kColumns / 8; ++j) out[j][2 * i] *= rescale, out[j][2 * i + 1] *= rescale;
+          for (int i = 0; i < 2; ++i) {
+            const float base = top[i] == -INFINITY ? 0.0f : top[i] * scale;  // 0 avoids inf - inf before the first key
+            added[i] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+              for (int e = 2 * i; e < 2 * i + 2; ++e) added[i] += p[j][e] = exp2_approx(fmaf(p[j][e], scale, -base));
+          }
+        };
+        // Raises the top of each row for which `raises` is true in any of its four lanes, and scales its sums.
+        const auto raise_tops = [&](bool raises0, bool raises1) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float best = -INFINITY;
+#pragma unroll
+            for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(p[j][2 * i], p[j][2 * i + 1]));
+            best = quad_max((i == 0 ? raises0 : raises1) ? best : -INFINITY);
+            if (best <= top[i]) continue;
+            const float rescale = exp2_approx((top[i] - best) * scale);
+            top[i] = best;
+            sum[i] *= rescale;
+#pragma unroll
+            for (int j = 0; j < kColumns / 8; ++j) out[j][2 * i] *= rescale, out[j][2 * i + 1] *= rescale;
+          }
+        };
+        compute_scores();
+        if (!all_have_top) {
+          raise_tops(top[0] == -INFINITY, top[1] == -INFINITY);
+          all_have_top = __all_sync(
+              kFullWarp, (top[0] != -INFINITY || !rows.exists[0]) && (top[1] != -INFINITY || !rows.exists[1]));
         }
+        exponentiate();
+        if (__any_sync(kFullWarp, fmaxf(added[0], added[1]) > kMostAdded)) {
+          compute_scores();
+          raise_tops(quad_max(added[0]) > kMostAdded, quad_max(added[1]) > kMostAdded);
+          exponentiate();
+        }
+        sum[0] += added[0], sum[1] += added[1];
         multiply_nn<kKeys, kColumns>(out, p, k + kKeys * stride, kStrideV);
       });
 
@@ -195,7 +242,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
     }
     if (column0 == 0 && threadIdx.x % 4 == 0)
       *a.lse.at(tile.b, rows.token[i], rows.head[i]) =
-          total == 0.0f ? -INFINITY : fmaf(row_max[i], a.in.scale, logf(total));
+          total == 0.0f ? -INFINITY : fmaf(top[i], a.in.scale, logf(total));
   }
 }
 

@@ -41,8 +41,8 @@ struct TileProblem {
 };
 
 inline constexpr int64_t kTilePadBytes = 16;   // after each row of a tile, against bank conflicts
-inline constexpr int64_t kRowStatsBytes = 20;  // softmax statistics of a query row in the kernel for dk and dv
-inline constexpr int64_t kDqRowBytes = 8;      // what that kernel reads of a row in addition when it computes dq
+// What the kernel for dk and dv keeps of a query row in addition to q and dout, and what it keeps if it computes dq too.
+inline constexpr int64_t kDkdvRowBytes = 20, kDqDkDvRowBytes = 24;
 inline constexpr int kSmallHeads = SmallHeadTile::kColumns;  // the widest small heads
 
 // The columns of a row of `width` elements in shared memory.
@@ -63,11 +63,8 @@ TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p,
     stage = Tile::kKeys * (k + row_bytes(Tile::kColumns));
   } else if (kernel == PortableKernel::dkdv || kernel == PortableKernel::dq_dk_dv) {
     if (Tile::kHoldsTokens) kept += p.listed_tokens * static_cast<int64_t>(sizeof(int32_t));
-    stage += Tile::kKeys * kRowStatsBytes;
-    if (kernel == PortableKernel::dq_dk_dv) {
-      kept += Tile::kRows * row_bytes(Tile::kKeys);  // ds
-      stage += Tile::kKeys * kDqRowBytes;
-    }
+    stage += Tile::kKeys * (kernel == PortableKernel::dkdv ? kDkdvRowBytes : kDqDkDvRowBytes);
+    if (kernel == PortableKernel::dq_dk_dv) kept += Tile::kRows * row_bytes(Tile::kKeys);  // ds
   }
   const int stages = kept + 2 * stage <= limits.of_each(2) ? 2 : 1;
   return {shape, stages, kept + stages * stage};

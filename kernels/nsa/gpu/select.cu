@@ -243,25 +243,32 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
 // Adds the summed probabilities of the keys [c0, c1) to the scores of the blocks [0, blocks), weighted by overlap
 // (paper Eq. 9). In units of d tokens, key c covers [c, c + span) and block j covers [j*size, (j+1)*size). The weight
 // is the number of units that both cover. It is l/d times the weight of Eq. 9; the factor does not change the order of
-// scores.
-template <class T>
-__device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
-  const int span = s.span, size = s.size, j0 = c0 / size, j1 = min((c1 + span - 2) / size + 1, blocks);
-  const float most = static_cast<float>(min(span, size));
+// scores. kSpan and kSize: span and size, if they are known at compile time, else 0.
+template <int kSpan, int kSize, class T>
+__device__ __forceinline__ void pool_keys(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
+  const int span = kSpan > 0 ? kSpan : s.span, size = kSize > 0 ? kSize : s.size;
+  const int overlapping = span + size - 1, most = min(span, size);  // keys that overlap a block; the largest weight
   const int token = threadIdx.x % kTokens;
-  for (int j = j0 + static_cast<int>(threadIdx.x) / kTokens; j < j1; j += kThreads / kTokens) {
-    const int first = max(j * size - span + 1, c0), last = min((j + 1) * size, c1);
-    float from_begin = static_cast<float>(first + span - j * size), to_end = static_cast<float>((j + 1) * size - first);
+  const int j1 = min((c1 + span - 2) / size + 1, blocks);
+  for (int j = c0 / size + static_cast<int>(threadIdx.x) / kTokens; j < j1; j += kThreads / kTokens) {
+    const int first = j * size - span + 1 - c0;  // the first key that overlaps block j, counted from c0
     float score = shared.scores[j * kScoreStride + token];
-    const float* sum = shared.sums + (first - c0) * kSumStride + token;
-#pragma unroll 4
-    for (int c = first; c < last; ++c, sum += kSumStride) {
-      score = fmaf(fminf(fminf(from_begin, to_end), most), *sum, score);
-      from_begin += 1.0f;
-      to_end -= 1.0f;
+#pragma unroll
+    for (int i = 0; i < overlapping; ++i) {
+      const int c = first + i;
+      if (static_cast<unsigned>(c) < static_cast<unsigned>(c1 - c0))
+        score = fmaf(static_cast<float>(min(min(i + 1, overlapping - i), most)), shared.sums[c * kSumStride + token],
+                     score);
     }
     shared.scores[j * kScoreStride + token] = score;
   }
+}
+template <class T>
+__device__ __forceinline__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
+  if (s.span == 2 && s.size == 4)  // l = 32, d = 16, l' = 64
+    pool_keys<2, 4>(s, shared, c0, c1, blocks);
+  else
+    pool_keys<0, 0>(s, shared, c0, c1, blocks);
 }
 
 // Adds to the scores of the blocks [0, blocks) what the `heads` heads in shared memory contribute, over the compressed
@@ -302,9 +309,11 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
           sum[e] += probability<T>(product[e / 4][e % 4], s.scale, shared.lse[h * kTokens + Keys<T>::token(e)]);
       }
     }
+    if (c0 + kTileKeys > shared.visible[0]) {  // the first token does not see all keys; later tokens see no fewer
 #pragma unroll
-    for (int e = 0; e < kElements; ++e)
-      if (c0 + warp_key + Keys<T>::key(e) >= shared.visible[Keys<T>::token(e)]) sum[e] = 0.0f;
+      for (int e = 0; e < kElements; ++e)
+        if (c0 + warp_key + Keys<T>::key(e) >= shared.visible[Keys<T>::token(e)]) sum[e] = 0.0f;
+    }
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
       shared.sums[(warp_key + Keys<T>::key(e)) * kSumStride + Keys<T>::token(e)] = sum[e];
@@ -359,25 +368,35 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
 __device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
-  Cut cut{0xffffffffu, 0};
-  if (!rule.lists_all() && rule.slots > 0) cut = find_cut(scores, rule);
-  int listed = 0, equals = 0;  // entries written so far; of those, candidates that equal the threshold
-  for (int j0 = 0; j0 <= rule.current && listed < n; j0 += 32) {
-    const int j = j0 + lane;
-    bool take = j < rule.init_end || (j >= rule.local_begin && j <= rule.current), equal = false;
-    if (j >= rule.init_end && j < rule.candidate_end) {
-      const unsigned score = rule.lists_all() ? 0 : order_of(scores[j * kScoreStride]);
-      take = rule.lists_all() || score > cut.threshold;
-      equal = !rule.lists_all() && score == cut.threshold;
+  int listed = 0;  // entries written so far
+  const auto write_all = [&](int begin, int end) {
+    const int count = max(0, min(end - begin, n - listed));
+    for (int i = lane; i < count; i += 32) list[listed + i] = first_block + begin + i;
+    listed += count;
+  };
+  write_all(0, rule.init_end);
+  if (rule.lists_all()) {
+    write_all(rule.init_end, rule.candidate_end);
+  } else if (rule.slots > 0) {
+    const Cut cut = find_cut(scores, rule);
+    const int end = listed + rule.slots;
+    int equals = 0;  // entries so far whose score equals the threshold
+    for (int j0 = rule.init_end; j0 < rule.candidate_end && listed < end; j0 += 32) {
+      const int j = j0 + lane;
+      const bool exists = j < rule.candidate_end;
+      const unsigned score = exists ? order_of(scores[j * kScoreStride]) : 0;
+      const bool equal = exists && score == cut.threshold;
+      bool take = exists && score > cut.threshold;
+      if (!__any_sync(kFullWarp, take || equal)) continue;
+      const unsigned equal_lanes = __ballot_sync(kFullWarp, equal);
+      take = take || (equal && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
+      equals += __popc(equal_lanes);
+      const unsigned taken = __ballot_sync(kFullWarp, take);
+      if (take) list[listed + __popc(taken & lower_lanes)] = first_block + j;
+      listed += __popc(taken);
     }
-    const unsigned equal_lanes = __ballot_sync(kFullWarp, equal);
-    take = take || (equal && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
-    equals += __popc(equal_lanes);
-    const unsigned taken = __ballot_sync(kFullWarp, take);
-    const int place = listed + __popc(taken & lower_lanes);
-    if (take && place < n) list[place] = first_block + j;
-    listed += __popc(taken);
   }
+  write_all(rule.local_begin, rule.current + 1);
   for (int i = listed + lane; i < n; i += 32) list[i] = -1;
 }
 

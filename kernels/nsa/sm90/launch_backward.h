@@ -19,7 +19,6 @@ void backward_d128_listed(Context&, const char* op, const AttendGradOut&, const 
 
 // Compute the same by two kernels: dq, which is added to, then dk and dv, which are overwritten. row_stats is the
 // result of compute_row_stats for the same call.
-Tensor compute_row_stats(Context&, Scratch::Scope&, const AttendGradIn&, const AttendIn&);
 void backward_dq_range_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                             const KeyRange&, const Tensor& row_stats);
 void backward_dq_selected_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,

@@ -120,13 +120,14 @@ __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const __nv_bf
     }
   }
 }
-// The left operand of multiply_nt() in registers: 16 rows of kDepth columns. load_rows_of_a() reads it from a tile.
-__device__ __forceinline__ void load_rows_of_a(uint32_t (&a)[kDepth / 16][4], const __nv_bfloat16* tile, int stride) {
+// Loads 16 rows of a tile, kDepth columns each, into registers as a left operand of multiply_nt().
+__device__ __forceinline__ void load_left_operand(uint32_t (&a)[kDepth / 16][4], const __nv_bfloat16* tile,
+                                                  int stride) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < kDepth / 16; ++k) load_matrices(a[k], tile + lane % 16 * stride + lane / 16 * 8 + 16 * k);
 }
-// c[16 x kN] += a b^T with a in registers, summed over kDepth columns.
+// c[16 x kN] += a b^T, summed over kDepth columns. a is in registers: load_left_operand() has loaded it.
 template <int kN>
 __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const uint32_t (&a)[kDepth / 16][4],
                                             const __nv_bfloat16* b, int stride) {

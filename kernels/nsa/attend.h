@@ -25,7 +25,7 @@ struct AttendOut {
 // gradient of one branch's o is gate[b,t,g] * dout[b,t,h].
 struct AttendGradIn {
   ConstTensor dout;   // [B,T,Hq,dv] T
-  ConstTensor gate;   // [B,T,Hkv] acc; absent: 1
+  ConstTensor gate;   // [B,T,Hkv] acc, >= 0 in bf16; absent: 1
   ConstTensor delta;  // [B,T,Hq] acc: D = gate * rowsum(dout o), from nsa_combine_backward (nsa/gate.h)
   ConstTensor lse;    // [B,T,Hq] acc, from forward
   // [B,T,Hq] acc, from attend_rounding_unit. If present, several CTAs may add to a row of dq, in any order, and dq must

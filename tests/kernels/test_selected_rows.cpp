@@ -98,6 +98,8 @@ TEST_CASE("the selected branch: a row's bits do not depend on other rows (GPU)",
                         {{1000, 2, 1, 64, 64}, 5, "resident_rows", KernelChoice::candidate},
                         {{8300, 1, 2, 64, 64}, 16, "resident_rows"},
                         {{600, 1, 4, 64, 64}, 5, "shared_tile"},
+                        {{600, 1, 4, 64, 64}, 5, kGeneralKernel, KernelChoice::general},
+                        {{600, 1, 4, 128, 128}, 5, kGeneralKernel, KernelChoice::general},
                         {{16500, 1, 1, 64, 64}, 16, "kv_stationary or shared_tile"},
                         {{500, 1, 16, 128, 128}, 4, "query_stationary", KernelChoice::automatic, false}}) {
     INFO(c.n.str() << ", " << c.kernel);

@@ -7,15 +7,18 @@
 // the left operands of the next products need:
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
 // A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. Per step a CTA reads q and dout of 64
-// rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bound is the bandwidth of shared memory, as for dq:
-// 72 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
+// rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bound is the bandwidth of shared memory, as for dq.
+// At heads of up to 64 in bf16, a warp therefore keeps k and v of its 16 keys in registers, as left operands of the
+// first two products. To have registers for them, it computes the scores of 32 of the 64 rows at a time. A step then
+// takes 64 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
 //
 // With kAddsDq there is a fifth product, dq = ds k, and the kernel for dq is not needed: 5 products instead of 7. The
 // fifth product sums over the CTA's keys, but each warp has the ds of only 16 of them. Every warp therefore writes its
 // ds^T to shared memory, and after a barrier multiplies the ds of 32 rows and all 64 keys by 32 columns of k. The sums
 // of a step are rounded to multiples of the row's rounding unit (nsa/gpu/rounding_unit.cu) and added to dq in L2. All
 // additions are exact then, so their order does not matter, and the result is bitwise reproducible. Per step a warp
-// executes 16 more ldmatrix and 32 more mma.
+// executes 16 more ldmatrix and 32 more mma. The softmax statistics of a row are those of nsa/gpu/row_stats.cuh, which
+// include the gate.
 //
 // Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces
 // (KeyWorkList), of about equal size, or at the same tokens for all blocks (find_part), and a second kernel adds the
@@ -23,6 +26,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/nsa/gpu/add_dq.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
 #include "kernels/nsa/gpu/dkdv_merge.cuh"
 #include "kernels/nsa/gpu/row_stats.cuh"
@@ -47,7 +51,7 @@ template <class T>
 struct DkdvArgs {
   Attend<T> in;
   View<const T> dout;
-  View<const float> lse, delta, gate;
+  View<const float> lse, delta, gate;  // used without kAddsDq only
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
@@ -70,111 +74,15 @@ struct StageRows {
   float lse[kCount], delta[kCount], gate[kCount];
   int2 range[kCount];
 };
-// `at` is the offset of the row's dq, in units of 16 bytes, or -1 if the row does not exist or sees none of the keys.
-// rounding_unit is r = 2^23 u of rounding_unit.cu.
+// add_dq() (nsa/gpu/add_dq.cuh) explains rounding_unit and dq_offset, which is -1 if the row does not exist or sees
+// none of the CTA's keys.
 template <int kCount>
 struct StageRows<kCount, true> {
   RowStats stats[kCount];
   int2 range[kCount];
   float rounding_unit[kCount];
-  int at[kCount];
+  int dq_offset[kCount];
 };
-
-// If `exists` is true, adds the N floats of x to to[0 .. N - 1] in global memory; L2 performs the additions. The
-// instruction itself is conditional, because branches around it would make the kernel 3% slower.
-template <int N>
-__device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool exists) {
-  static_assert(N == 1 || N == 4);
-  if constexpr (N == 4)
-    asm volatile(R"({
-        .reg .pred exists;
-        setp.ne.s32 exists, %5, 0;
-        @exists red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};
-        })" ::"l"(to),
-                 "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<int>(exists))
-                 : "memory");
-  else
-    asm volatile(R"({
-        .reg .pred exists;
-        setp.ne.s32 exists, %2, 0;
-        @exists red.relaxed.gpu.global.add.f32 [%0], %1;
-        })" ::"l"(to),
-                 "f"(x[0]), "r"(static_cast<int>(exists))
-                 : "memory");
-}
-
-// With kAddsDq: computes one warp's part of dq += ds k for the rows of a stage, which is 32 rows and 32 columns. ds:
-// the ds^T of all keys of the CTA and of the stage's rows; k: the CTA's keys. The warp first stores its sums to `sums`,
-// 4 KiB of shared memory of its own. It then reads them such that each addition to global memory takes 128 bytes of a
-// row, because additions of a few columns of many rows take longer.
-template <class Tile>
-__device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
-                                       float* sums, const StageRows<Tile::kKeys, true>& rows, float* dq_group,
-                                       float scale) {
-  constexpr int kSide = 32, kRowTiles = Tile::kKeys / kSide;
-  static_assert(Tile::kThreads / 32 / kRowTiles * kSide == Tile::kColumns);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row0 = warp % kRowTiles * kSide, column0 = warp / kRowTiles * kSide;
-  const __nv_bfloat16* ds_at = ds + (lane % 8 + lane / 16 * 8) * stride_ds + row0 + lane / 8 % 2 * 8;
-  const __nv_bfloat16* k_at = k + lane % 16 * stride_k + column0 + lane / 16 * 8;
-  float dq[2][kSide / 8][4] = {};  // [i]: rows 16 i to 16 i + 15
-#pragma unroll
-  for (int key = 0; key < Tile::kRows; key += 16) {
-    uint32_t a_fragment[2][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) load_matrices_transposed(a_fragment[i], ds_at + key * stride_ds + 16 * i);
-#pragma unroll
-    for (int j = 0; j < kSide / 8; j += 2) {
-      uint32_t b_fragment[4];
-      load_matrices_transposed(b_fragment, k_at + key * stride_k + 8 * j);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        mma_m16n8k16(dq[i][j], a_fragment[i], b_fragment[0], b_fragment[1]);
-        mma_m16n8k16(dq[i][j + 1], a_fragment[i], b_fragment[2], b_fragment[3]);
-      }
-    }
-  }
-  // Column c of row r of `sums` is at r * kSide + (c ^ r % 4 * 8), so that four rows are in different banks.
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = fragment_row() + 8 * i;
-    const float unit = rows.rounding_unit[row0 + row];
-    const auto rounded = [&](float x) { return round_to_unit(x, scale, unit); };
-#pragma unroll
-    for (int j = 0; j < kSide / 8; ++j) {
-      const float(&x)[4] = dq[i / 2][j];
-      *reinterpret_cast<float2*>(sums + row * kSide + ((8 * j + fragment_column()) ^ row % 4 * 8)) =
-          make_float2(rounded(x[i % 2 * 2]), rounded(x[i % 2 * 2 + 1]));
-    }
-  }
-  __syncwarp();
-#if __CUDA_ARCH__ >= 900
-  constexpr int kAdded = 4;  // columns that a thread adds at a time
-#else
-  constexpr int kAdded = 1;
-#endif
-  // A warp adds kAdded rows at a time. It loads several before it adds them, so as not to wait for each load.
-  constexpr int kBatch = 8;
-  const int lane_row = lane * kAdded / kSide, column = lane * kAdded % kSide;
-#pragma unroll
-  for (int first = 0; first < kSide; first += kBatch * kAdded) {
-    float x[kBatch][kAdded];
-    int at[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = first + i * kAdded + lane_row;
-      const float* from = sums + row * kSide + (column ^ row % 4 * 8);
-      at[i] = rows.at[row0 + row];
-      if constexpr (kAdded == 4)
-        *reinterpret_cast<float4*>(x[i]) = *reinterpret_cast<const float4*>(from);
-      else
-        x[i][0] = *from;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      add_columns(dq_group + 4 * static_cast<int64_t>(at[i]) + column0 + column, x[i], at[i] >= 0);
-  }
-}
 
 // Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
 // sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory, in this order: k
@@ -271,8 +179,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     if (threadIdx.x < kCount) {
       if constexpr (kAddsDq) {
         const int64_t call_rows = static_cast<int64_t>(a.in.tokens - a.in.first_token) * G;
-        const int from = (t - a.in.first_token) * G + head - g * G;
-        copy_async_8(&stage_rows->stats[r], a.row_stats + blockIdx.y * call_rows + from, exists);
+        const int row_in_call = row - i * G + (t - a.in.first_token) * G;
+        copy_async_8(&stage_rows->stats[r], a.row_stats + blockIdx.y * call_rows + row_in_call, exists);
       } else {
         copy_async_4(&stage_rows->lse[r], a.lse.at(b, t, head), exists);
         copy_async_4(&stage_rows->delta[r], a.delta.at(b, t, head), exists);
@@ -283,9 +191,9 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
       stage_rows->range[r] = seen;
       if constexpr (kAddsDq) {
         copy_async_4(&stage_rows->rounding_unit[r], a.rounding_unit.at(b, t, head), exists);
-        const int at =
+        const int offset =
             (t - a.in.first_token) * static_cast<int>(a.dq.row / 4) + (head - g * G) * static_cast<int>(a.dq.head / 4);
-        stage_rows->at[r] = seen.x < key_end && seen.y > key0 ? at : -1;
+        stage_rows->dq_offset[r] = seen.x < key_end && seen.y > key0 ? offset : -1;
       } else if (a.gate.data != nullptr) {
         copy_async_4(&stage_rows->gate[r], a.gate.at(b, t, g), exists);
       } else {
@@ -294,8 +202,10 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
     }
   };
 
+  // kKeepsKeys: whether a warp keeps k and v of its 16 keys in registers. kRowsAtOnce: of how many query rows of a
+  // stage it computes the scores at a time.
   constexpr bool kKeepsKeys = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
-  constexpr int kHalf = kKeepsKeys ? kCount / 2 : kCount;
+  constexpr int kRowsAtOnce = kKeepsKeys ? kCount / 2 : kCount;
   constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // one CTA has all columns, and column0 is 0
   const bool has_dk = kOneChunk || kAddsDq || column0 < a.dk.width;
   const bool has_dv = kOneChunk || kAddsDq || column0 < a.dv.width;
@@ -306,8 +216,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   if constexpr (kKeepsKeys) {
     copy_async_wait();
     __syncthreads();
-    load_rows_of_a(k_fragment, k + warp_row * stride_k, stride_k);
-    load_rows_of_a(v_fragment, v + warp_row * stride_v, stride_v);
+    load_left_operand(k_fragment, k + warp_row * stride_k, stride_k);
+    load_left_operand(v_fragment, v + warp_row * stride_v, stride_v);
   }
   const int steps = ceil_div(rows, kCount);
   int steps_done = 0, next_step = is_listed ? 0 : first_step(a.range, a.in.tokens, steps, work.first * G / kCount);
@@ -332,26 +242,27 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
         const bool all = now + kCount <= rows && last.x <= warp_key && first.y >= warp_key + 16;
 
 #pragma unroll 1
-        for (int row0 = 0; row0 < kCount; row0 += kHalf) {
-          float p[kHalf / 8][4] = {}, ds[kHalf / 8][4] = {};
+        for (int row0 = 0; row0 < kCount; row0 += kRowsAtOnce) {
+          float p[kRowsAtOnce / 8][4] = {}, ds[kRowsAtOnce / 8][4] = {};
           if (!kAddsDq || !skips) {
             if constexpr (kKeepsKeys) {
-              multiply_nt<kHalf>(p, k_fragment, q + row0 * stride_k, stride_k);
-              multiply_nt<kHalf>(ds, v_fragment, dout + row0 * stride_v, stride_v);
+              multiply_nt<kRowsAtOnce>(p, k_fragment, q + row0 * stride_k, stride_k);
+              multiply_nt<kRowsAtOnce>(ds, v_fragment, dout + row0 * stride_v, stride_v);
             } else {
-              multiply_nt<kHalf>(p, k + warp_row * stride_k, q, stride_k, depth_k);
-              multiply_nt<kHalf>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
+              multiply_nt<kRowsAtOnce>(p, k + warp_row * stride_k, q + row0 * stride_k, stride_k, depth_k);
+              multiply_nt<kRowsAtOnce>(ds, v + warp_row * stride_v, dout + row0 * stride_v, stride_v, depth_v);
             }
             // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that
             // element [j][e] of p and ds belongs to.
             const auto column_of = [row0](int j, int e) { return row0 + 8 * j + fragment_column() + e % 2; };
-            float4 stats[kAddsDq ? kHalf / 8 : 1];  // those of columns e = 0 and e = 1
+            // stats[j]: lse and dpsum of row column_of(j, 0), then of row column_of(j, 1).
+            float4 stats[kAddsDq ? kRowsAtOnce / 8 : 1];
             if constexpr (kAddsDq)
 #pragma unroll
-              for (int j = 0; j < kHalf / 8; ++j)
+              for (int j = 0; j < kRowsAtOnce / 8; ++j)
                 stats[j] = *reinterpret_cast<const float4*>(&stage_rows.stats[column_of(j, 0)]);
 #pragma unroll
-            for (int j = 0; j < kHalf / 8; ++j)
+            for (int j = 0; j < kRowsAtOnce / 8; ++j)
 #pragma unroll
               for (int e = 0; e < 4; ++e) {
                 float lse;
@@ -363,7 +274,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
               }
             if (!all) {  // clears p of unseen keys; without kAddsDq a row that sees no key has lse = -inf and p = inf
 #pragma unroll
-              for (int j = 0; j < kHalf / 8; ++j)
+              for (int j = 0; j < kRowsAtOnce / 8; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                   const int2 seen = stage_rows.range[column_of(j, e)];
@@ -372,7 +283,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
                 }
             }
 #pragma unroll
-            for (int j = 0; j < kHalf / 8; ++j)
+            for (int j = 0; j < kRowsAtOnce / 8; ++j)
 #pragma unroll
               for (int e = 0; e < 4; ++e)
                 if constexpr (kAddsDq) {
@@ -385,15 +296,15 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
           }
           if constexpr (kAddsDq) {
 #pragma unroll
-            for (int j = 0; j < kHalf / 8; ++j)
+            for (int j = 0; j < kRowsAtOnce / 8; ++j)
 #pragma unroll
               for (int i = 0; i < 2; ++i)
                 *reinterpret_cast<uint32_t*>(shared_ds + (warp_row + fragment_row() + 8 * i) * kStrideDs + row0 +
                                              8 * j + fragment_column()) = pack_bf16(ds[j][2 * i], ds[j][2 * i + 1]);
           }
           if (!kAddsDq || !skips) {
-            if (has_dv) multiply_nn<kHalf, kColumns>(dv, p, dout + row0 * stride_v + column0, stride_v);
-            if (has_dk) multiply_nn<kHalf, kColumns>(dk, ds, q + row0 * stride_k + column0, stride_k);
+            if (has_dv) multiply_nn<kRowsAtOnce, kColumns>(dv, p, dout + row0 * stride_v + column0, stride_v);
+            if (has_dk) multiply_nn<kRowsAtOnce, kColumns>(dk, ds, q + row0 * stride_k + column0, stride_k);
           }
         }
         if constexpr (kAddsDq) {

@@ -6,9 +6,13 @@
 //   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
 //                                 tile. All lanes of a warp must call it, and it gives all warps the same tiles.
 //
-// Forward is an online softmax, with 2 matrix products per key tile. The dq kernel recomputes p from the saved lse,
-// with 3 matrix products per key tile. A warp skips tiles that none of its rows sees, and masks only tiles that some
-// row sees in part.
+// Forward has 2 matrix products per key tile. Its softmax is computed in one pass: a row has a `top`, at first the
+// largest score that it sees in the first key tile in which it sees any key, and sums the powers 2^(score - top) and
+// their products with the values. Powers above 1 lose no precision, so the top stays. Only if the powers of a later
+// tile exceed 2^60, the scores of that tile are computed again, the row gets a higher top, and its sums are scaled.
+// Whether a row's top changes depends on its own scores alone. The dq kernel recomputes p from the saved lse, with 3
+// matrix products per key tile. A warp skips tiles that none of its rows sees, and masks only tiles that some row sees
+// in part.
 //
 // The bound is the bandwidth of shared memory, 128 bytes per clock and SM: per step a CTA reads one tile of k and v
 // from L2 (16 KiB at heads of 64 in bf16), and each of its four warps reads it from shared memory.
@@ -119,8 +123,8 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                          [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
-// A lane adds up the powers 2^(score - top) that it has of a row in one step. Up to this sum, the powers in bf16 and
-// their products with the values are finite. If the sum is larger, the step is computed again with a higher top.
+// A lane adds up the powers 2^(score - top) that it has of a row in one key tile. Up to this sum, the powers in bf16
+// and their products with values below 2^67 are finite. If the sum is larger, the row gets a higher top.
 constexpr float kMostAdded = 0x1p60f;
 
 template <class T>
@@ -154,7 +158,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
   if constexpr (kKeepsQueries) {
     copy_async_wait();
     __syncthreads();
-    load_rows_of_a(q_fragment, warp_q, stride);
+    load_left_operand(q_fragment, warp_q, stride);
   }
 
   float out[kColumns / 8][4] = {};
@@ -174,7 +178,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
         const RowMask<kKeys> mask(rows, now);
         if (!mask.any) return;
         const T* k = stages + stage * stage_size;
-        float p[kKeys / 8][4], added[2];  // added: the sum of this lane's p of each row
+        float p[kKeys / 8][4];  // the tile's scores, then their powers
+        float added[2];         // the sum of this lane's powers of each row
         const auto compute_scores = [&] {
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j)
@@ -186,7 +191,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
             multiply_nt<kKeys>(p, warp_q, k, stride, depth);
           mask.apply(p);
         };
-        const auto exponentiate = [&] {
+        const auto compute_powers = [&] {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float base = top[i] == -INFINITY ? 0.0f : top[i] * scale;  // 0 avoids inf - inf before the first key
@@ -197,15 +202,16 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
               for (int e = 2 * i; e < 2 * i + 2; ++e) added[i] += p[j][e] = exp2_approx(fmaf(p[j][e], scale, -base));
           }
         };
-        // Raises the top of each row for which `raises` is true in any of its four lanes, and scales its sums.
-        const auto raise_tops = [&](bool raises0, bool raises1) {
+        // For each row i for which raises[i] is true: if the tile has a score above the row's top, the largest score
+        // becomes its top, and its sums are scaled.
+        const auto raise_tops = [&](const bool(&raises)[2]) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float best = -INFINITY;
 #pragma unroll
             for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(p[j][2 * i], p[j][2 * i + 1]));
-            best = quad_max((i == 0 ? raises0 : raises1) ? best : -INFINITY);
-            if (best <= top[i]) continue;
+            best = quad_max(best);
+            if (!raises[i] || best <= top[i]) continue;
             const float rescale = exp2_approx((top[i] - best) * scale);
             top[i] = best;
             sum[i] *= rescale;
@@ -215,15 +221,15 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
         };
         compute_scores();
         if (!all_have_top) {
-          raise_tops(top[0] == -INFINITY, top[1] == -INFINITY);
+          raise_tops({top[0] == -INFINITY, top[1] == -INFINITY});
           all_have_top = __all_sync(
               kFullWarp, (top[0] != -INFINITY || !rows.exists[0]) && (top[1] != -INFINITY || !rows.exists[1]));
         }
-        exponentiate();
+        compute_powers();
         if (__any_sync(kFullWarp, fmaxf(added[0], added[1]) > kMostAdded)) {
           compute_scores();
-          raise_tops(quad_max(added[0]) > kMostAdded, quad_max(added[1]) > kMostAdded);
-          exponentiate();
+          raise_tops({quad_max(added[0]) > kMostAdded, quad_max(added[1]) > kMostAdded});
+          compute_powers();
         }
         sum[0] += added[0], sum[1] += added[1];
         multiply_nn<kKeys, kColumns>(out, p, k + kKeys * stride, kStrideV);

@@ -8,8 +8,8 @@
 //      mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
 //   2. The warps store these sums to shared memory. The thread of a token and block adds the tile's contribution to the
 //      block's score, in key order. Each score is added to by one thread, so there are no atomics.
-//   3. One warp per token finds, by bisection, the lowest score that enters the list, and writes the list in one pass
-//      over the blocks in ascending order. Scores are >= 0, so comparing their bits as integers compares the scores.
+//   3. One warp per token finds the lowest score that enters the list, by bisection. It writes the first forced blocks,
+//      then in one pass over the candidates those that enter, then the last forced blocks (nsa/gpu/select_best.cuh).
 //
 // Scores are not computed for tokens whose list has room for all of their blocks. Scores are fp32, one per block and
 // token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for each of a
@@ -26,6 +26,7 @@
 #include "kernels/common/ptx.cuh"
 #include "kernels/common/shared_limits.h"
 #include "kernels/nsa/gpu/select.h"
+#include "kernels/nsa/gpu/select_best.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -35,9 +36,9 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;  // compressed keys per warp and per CTA at a time
 constexpr int kElements = kTokens * kWarpKeys / 32;            // elements per lane of a warp's 16 tokens x 32 keys
 constexpr int kChunk = 32;                                     // columns of q and k that are multiplied at a time
-// Lengths of the rows of 16 tokens in shared memory, padded against bank conflicts: the sums [key][token] are written
-// in the order of mma fragments and read four keys apart; the scores [block][token] are read along either axis.
-constexpr int kSumStride = 20, kScoreStride = 17;
+// The length of a row of sums [key][token] in shared memory: 16 tokens, padded against bank conflicts, because the sums
+// are written in the order of mma fragments and read four keys apart.
+constexpr int kSumStride = 20;
 constexpr int64_t kQueryBytes = 64 * 1024;    // bytes of q in shared memory, at most; more heads are loaded in turns
 constexpr int64_t kSharedLimit = 160 * 1024;  // bytes of shared memory per CTA, at most
 
@@ -247,25 +248,25 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
 template <int kSpan, int kSize, class T>
 __device__ __forceinline__ void pool_keys(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
   const int span = kSpan > 0 ? kSpan : s.span, size = kSize > 0 ? kSize : s.size;
-  const int overlapping = span + size - 1, most = min(span, size);  // keys that overlap a block; the largest weight
+  const int overlaps = span + size - 1, largest_weight = min(span, size);  // overlaps: how many keys overlap a block
   const int token = threadIdx.x % kTokens;
   const int j1 = min((c1 + span - 2) / size + 1, blocks);
   for (int j = c0 / size + static_cast<int>(threadIdx.x) / kTokens; j < j1; j += kThreads / kTokens) {
     const int first = j * size - span + 1 - c0;  // the first key that overlaps block j, counted from c0
     float score = shared.scores[j * kScoreStride + token];
 #pragma unroll
-    for (int i = 0; i < overlapping; ++i) {
+    for (int i = kSize > 0 ? 0 : max(0, -first); i < (kSize > 0 ? overlaps : min(overlaps, c1 - c0 - first)); ++i) {
       const int c = first + i;
-      if (static_cast<unsigned>(c) < static_cast<unsigned>(c1 - c0))
-        score = fmaf(static_cast<float>(min(min(i + 1, overlapping - i), most)), shared.sums[c * kSumStride + token],
-                     score);
+      if (kSize == 0 || static_cast<unsigned>(c) < static_cast<unsigned>(c1 - c0))
+        score = fmaf(static_cast<float>(min(min(i + 1, overlaps - i), largest_weight)),
+                     shared.sums[c * kSumStride + token], score);
     }
     shared.scores[j * kScoreStride + token] = score;
   }
 }
 template <class T>
 __device__ __forceinline__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
-  if (s.span == 2 && s.size == 4)  // l = 32, d = 16, l' = 64
+  if (s.span == 2 && s.size == 4)  // l = 2 d and l' = 4 d, as with the usual l = 32, d = 16, l' = 64
     pool_keys<2, 4>(s, shared, c0, c1, blocks);
   else
     pool_keys<0, 0>(s, shared, c0, c1, blocks);
@@ -309,7 +310,9 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
           sum[e] += probability<T>(product[e / 4][e % 4], s.scale, shared.lse[h * kTokens + Keys<T>::token(e)]);
       }
     }
-    if (c0 + kTileKeys > shared.visible[0]) {  // the first token does not see all keys; later tokens see no fewer
+    if (c0 + kTileKeys > shared.visible[0]) {
+      // The first token sees the fewest keys. If it sees the whole tile, all tokens of the document do. Tokens past the
+      // last one have lse = inf, so p = 0.
 #pragma unroll
       for (int e = 0; e < kElements; ++e)
         if (c0 + warp_key + Keys<T>::key(e) >= shared.visible[Keys<T>::token(e)]) sum[e] = 0.0f;
@@ -323,81 +326,6 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
     pool(s, shared, c0, min(c0 + kTileKeys, keys), blocks);
     __syncthreads();
   }
-}
-
-// Maps a score to an integer, so that scores and integers have the same order. NaN is mapped to 0.
-__device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
-
-// Which candidates a list contains: all with a score above `threshold`, and the first `equals` of those with a score
-// equal to it. threshold is an order_of() value.
-struct Cut {
-  unsigned threshold;
-  int equals;
-};
-
-// Finds the Cut of one token, with one warp: by bisection, the largest threshold that at least rule.slots (>= 1)
-// candidates reach. Invariant: at least `slots` candidates reach `low`, and `above` < `slots` reach `high`. Ends early
-// if exactly `slots` candidates reach `low`.
-__device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
-  const int lane = threadIdx.x % 32;
-  unsigned lane_top = 0;
-#pragma unroll 4
-  for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
-    lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
-  unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
-  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // reached by a candidate of each lane
-  int above = 0;
-  while (high - low > 1) {
-    const unsigned bound = low + (high - low) / 2;
-    int count = 0;
-#pragma unroll 4
-    for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
-      count += order_of(scores[j * kScoreStride]) >= bound;
-    count = __reduce_add_sync(kFullWarp, count);
-    if (count >= rule.slots)
-      low = bound;
-    else
-      high = bound, above = count;
-    if (count == rule.slots) break;
-  }
-  return {low, rule.slots - above};
-}
-
-// Writes the list of one token, with one warp: the ids of the forced blocks and of the candidates with the best scores,
-// ascending, then -1. Block j of the token's document has the id first_block + j.
-__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block) {
-  const int lane = threadIdx.x % 32;
-  const unsigned lower_lanes = (1u << lane) - 1;
-  int listed = 0;  // entries written so far
-  const auto write_all = [&](int begin, int end) {
-    const int count = max(0, min(end - begin, n - listed));
-    for (int i = lane; i < count; i += 32) list[listed + i] = first_block + begin + i;
-    listed += count;
-  };
-  write_all(0, rule.init_end);
-  if (rule.lists_all()) {
-    write_all(rule.init_end, rule.candidate_end);
-  } else if (rule.slots > 0) {
-    const Cut cut = find_cut(scores, rule);
-    const int end = listed + rule.slots;
-    int equals = 0;  // entries so far whose score equals the threshold
-    for (int j0 = rule.init_end; j0 < rule.candidate_end && listed < end; j0 += 32) {
-      const int j = j0 + lane;
-      const bool exists = j < rule.candidate_end;
-      const unsigned score = exists ? order_of(scores[j * kScoreStride]) : 0;
-      const bool equal = exists && score == cut.threshold;
-      bool take = exists && score > cut.threshold;
-      if (!__any_sync(kFullWarp, take || equal)) continue;
-      const unsigned equal_lanes = __ballot_sync(kFullWarp, equal);
-      take = take || (equal && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
-      equals += __popc(equal_lanes);
-      const unsigned taken = __ballot_sync(kFullWarp, take);
-      if (take) list[listed + __popc(taken & lower_lanes)] = first_block + j;
-      listed += __popc(taken);
-    }
-  }
-  write_all(rule.local_begin, rule.current + 1);
-  for (int i = listed + lane; i < n; i += 32) list[i] = -1;
 }
 
 // Writes the lists of a tile's tokens. The scores are computed first, unless every list has room for all blocks.

@@ -1,0 +1,110 @@
+// Part of the portable backward kernel (nsa/gpu/dkdv.cu): adds the ds k of a stage's query rows to dq.
+#pragma once
+#include "kernels/common/tile_mma.cuh"
+#include "kernels/nsa/gpu/attend.cuh"
+
+namespace triad::cuda {
+namespace {
+
+// If `exists` is true, adds the N floats of x to to[0 .. N - 1] in global memory; L2 performs the additions. The
+// instruction itself is conditional, because branches around it would make the kernel 3% slower.
+template <int N>
+__device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool exists) {
+  static_assert(N == 1 || N == 4);
+  if constexpr (N == 4)
+    asm volatile(R"({
+        .reg .pred exists;
+        setp.ne.s32 exists, %5, 0;
+        @exists red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};
+        })" ::"l"(to),
+                 "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<int>(exists))
+                 : "memory");
+  else
+    asm volatile(R"({
+        .reg .pred exists;
+        setp.ne.s32 exists, %2, 0;
+        @exists red.relaxed.gpu.global.add.f32 [%0], %1;
+        })" ::"l"(to),
+                 "f"(x[0]), "r"(static_cast<int>(exists))
+                 : "memory");
+}
+
+// Computes one warp's part of dq += scale ds k for the rows of a stage: 32 rows and 32 columns. All arrays but dq are
+// in shared memory:
+//   ds    the ds^T of all keys of the CTA and of the stage's rows
+//   k     the CTA's keys
+//   sums  4 KiB of the warp's own
+//   rows  for each row of the stage: rounding_unit, which is r = 2^23 u of nsa/gpu/rounding_unit.cu, and dq_offset, the
+//         offset of its dq from dq_group in units of 16 bytes. If dq_offset is negative, nothing is added to the row.
+// The warp first stores its sums to `sums`. It then reads them such that each addition to global memory takes 128 bytes
+// of a row, because additions of a few columns of many rows take longer.
+template <class Tile, class Rows>
+__device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
+                                       float* sums, const Rows& rows, float* dq_group, float scale) {
+  constexpr int kSide = 32, kRowTiles = Tile::kKeys / kSide;
+  static_assert(Tile::kThreads / 32 / kRowTiles * kSide == Tile::kColumns);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row0 = warp % kRowTiles * kSide, column0 = warp / kRowTiles * kSide;
+  const __nv_bfloat16* ds_at = ds + (lane % 8 + lane / 16 * 8) * stride_ds + row0 + lane / 8 % 2 * 8;
+  const __nv_bfloat16* k_at = k + lane % 16 * stride_k + column0 + lane / 16 * 8;
+  float dq[2][kSide / 8][4] = {};  // [i]: rows 16 i to 16 i + 15
+#pragma unroll
+  for (int key = 0; key < Tile::kRows; key += 16) {
+    uint32_t a_fragment[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_matrices_transposed(a_fragment[i], ds_at + key * stride_ds + 16 * i);
+#pragma unroll
+    for (int j = 0; j < kSide / 8; j += 2) {
+      uint32_t b_fragment[4];
+      load_matrices_transposed(b_fragment, k_at + key * stride_k + 8 * j);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        mma_m16n8k16(dq[i][j], a_fragment[i], b_fragment[0], b_fragment[1]);
+        mma_m16n8k16(dq[i][j + 1], a_fragment[i], b_fragment[2], b_fragment[3]);
+      }
+    }
+  }
+  // Column c of row r of `sums` is at r * kSide + (c ^ r % 4 * 8), so that four rows are in different banks.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = fragment_row() + 8 * i;
+    const float unit = rows.rounding_unit[row0 + row];
+    const auto rounded = [&](float x) { return round_to_unit(x, scale, unit); };
+#pragma unroll
+    for (int j = 0; j < kSide / 8; ++j) {
+      const float(&x)[4] = dq[i / 2][j];
+      *reinterpret_cast<float2*>(sums + row * kSide + ((8 * j + fragment_column()) ^ row % 4 * 8)) =
+          make_float2(rounded(x[i % 2 * 2]), rounded(x[i % 2 * 2 + 1]));
+    }
+  }
+  __syncwarp();
+#if __CUDA_ARCH__ >= 900
+  constexpr int kAdded = 4;  // columns that a thread adds at a time
+#else
+  constexpr int kAdded = 1;
+#endif
+  // A warp adds kAdded rows at a time. It loads several before it adds them, so as not to wait for each load.
+  constexpr int kBatch = 8;
+  const int lane_row = lane * kAdded / kSide, column = lane * kAdded % kSide;
+#pragma unroll
+  for (int first = 0; first < kSide; first += kBatch * kAdded) {
+    float x[kBatch][kAdded];
+    int offset[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first + i * kAdded + lane_row;
+      const float* from = sums + row * kSide + (column ^ row % 4 * 8);
+      offset[i] = rows.dq_offset[row0 + row];
+      if constexpr (kAdded == 4)
+        *reinterpret_cast<float4*>(x[i]) = *reinterpret_cast<const float4*>(from);
+      else
+        x[i][0] = *from;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      add_columns(dq_group + 4 * static_cast<int64_t>(offset[i]) + column0 + column, x[i], offset[i] >= 0);
+  }
+}
+
+}  // namespace
+}  // namespace triad::cuda

@@ -94,8 +94,9 @@ std::vector<OpCase> select_cases() {
   cases.back().f32_tolerance = 1e-2;  // a few of the 65,536 lists have two scores equal within rounding
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   // In bf16 Hopper's kernel would compute these without portable_case(): pooling with the usual sizes of blocks and
-  // with others, blocks that two tiles of keys share, tiles that all tokens see, equal scores, documents, and on a
-  // small card rows of scores in scratch.
+  // with others, blocks that two tiles of keys share, tiles that all tokens see, keys that a token does not see
+  // although they overlap a candidate (which takes one local block), equal scores, documents, and on a small card rows
+  // of scores in scratch.
   cases.push_back(portable_case(select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8})));
   cases.push_back(portable_case(select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6})));
   cases.push_back(portable_case(select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0)));
@@ -103,7 +104,7 @@ std::vector<OpCase> select_cases() {
   cases.push_back(
       portable_case(packed(select_case("docs_130_131_700_1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 6}),
                            {0, 130, 131, 700, 1333}, 64)));
-  cases.push_back(portable_case(select_case("5000_dk64_G2", 1, 5000, 2, 1, 64, {32, 16, 64, 8})));
+  cases.push_back(portable_case(select_case("5000_dk64_G2_one_local", 1, 5000, 2, 1, 64, {32, 16, 64, 8, 1, 1})));
   cases.push_back(portable_case(
       packed(select_case("docs_3001_9000_dk64", 1, 9000, 2, 1, 64, {32, 16, 64, 8}), {0, 3001, 9000}, 64)));
   cases.push_back(small_card_case(select_case("9000_dk64_G6_l'8", 1, 9000, 6, 1, 64, {16, 8, 8, 8})));

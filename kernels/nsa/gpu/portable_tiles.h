@@ -40,8 +40,9 @@ struct TileProblem {
   int64_t listed_tokens = 0;  // dkdv, dq_dk_dv of the selected branch: the most tokens of a piece of work
 };
 
-inline constexpr int64_t kTilePadBytes = 16;   // after each row of a tile, against bank conflicts
-// What the kernel for dk and dv keeps of a query row in addition to q and dout, and what it keeps if it computes dq too.
+inline constexpr int64_t kTilePadBytes = 16;  // after each row of a tile, against bank conflicts
+// What the kernel for dk and dv keeps of a query row in addition to q and dout, and what it keeps if it computes dq
+// too.
 inline constexpr int64_t kDkdvRowBytes = 20, kDqDkDvRowBytes = 24;
 inline constexpr int kSmallHeads = SmallHeadTile::kColumns;  // the widest small heads
 

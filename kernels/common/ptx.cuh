@@ -27,7 +27,7 @@ __device__ __forceinline__ void copy_async_4(void* to, const void* from, bool va
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0)
                : "memory");
 }
-// The same for 8 bytes, with addresses aligned to 8.
+// Copies 8 bytes in the same way. Both addresses must be aligned to 8 bytes.
 __device__ __forceinline__ void copy_async_8(void* to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 8 : 0)
                : "memory");

@@ -88,8 +88,8 @@ OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
   return c;
 }
 
-// Returns the case with larger queries. In some rows, exponentials relative to the largest score of
-// the first listed block then exceed 2^60, and the kernels compute these rows again, or a step of them.
+// Returns the case with larger queries. In some rows, exponentials relative to the largest score of the first listed
+// block then exceed 2^60, and the kernels compute these rows, or a step of them, again.
 OpCase peaked(OpCase c) {
   std::ranges::find(c.args, "q", &Arg::name)->std = 40.0;
   return c;

@@ -191,7 +191,7 @@ std::vector<OpCase> nsa_cases() {
   cases.push_back(portable_case(nsa_case("600_64_l128_G2", {1, 600, 2, 1, 64, 64}, config(32, 16, 128, 3, 100))));
   cases.push_back(portable_case(nsa_case("300_64_l8_G4", {1, 300, 4, 1, 64, 64}, config(8, 4, 8, 5, 50))));
   cases.push_back(portable_case(nsa_case("20_64_no_block", {1, 20, 2, 1, 64, 64}, config(32, 16, 64, 2, 8))));
-  // Gates of 0.
+  // The gates of two branches are 0, and the kernels replace the statistics of their rows.
   NsaConfig selected_alone = config(32, 16, 64, 3, 100);
   selected_alone.gate.force = Branch::sel;
   cases.push_back(portable_case(nsa_case("300_64_G4_force_sel", {1, 300, 4, 1, 64, 64}, selected_alone)));

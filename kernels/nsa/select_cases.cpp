@@ -93,10 +93,10 @@ std::vector<OpCase> select_cases() {
   cases.back().bench = true;
   cases.back().f32_tolerance = 1e-2;  // a few of the 65,536 lists have two scores equal within rounding
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // In bf16 Hopper's kernel would compute these without portable_case(): pooling with the usual sizes of blocks and
-  // with others, blocks that two tiles of keys share, tiles that all tokens see, keys that a token does not see
-  // although they overlap a candidate (which takes one local block), equal scores, documents, and on a small card rows
-  // of scores in scratch.
+  // The portable kernel in bf16. Without portable_case(), Hopper's kernel would compute these cases. Their sizes cover
+  // pooling with bounds known at compile time (l' = 4 d) and with others, blocks that two tiles of keys share, and
+  // tiles of keys that all tokens see. With one local block, a token does not see all keys that overlap its last
+  // candidate. On a small card the scores do not fit shared memory.
   cases.push_back(portable_case(select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8})));
   cases.push_back(portable_case(select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6})));
   cases.push_back(portable_case(select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0)));

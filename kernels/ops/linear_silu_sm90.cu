@@ -1,11 +1,12 @@
 // A linear layer with SiLU or SwiGLU as its epilogue, on Hopper, for bf16.
-//   SiLU     The forward pass writes pre = x w^T and y = silu(pre). The backward pass reads pre and writes
-//            dpre = dy * silu'(pre) and y again, where dy = dz w_next.
-//   SwiGLU   pre consists of two tensors, gate and up. The forward pass writes gate = x w_gate^T, up = x w_up^T and
-//            y = silu(gate) * up. The backward pass reads gate and up and writes dgate = dy * up * silu'(gate),
-//            dup = dy * silu(gate) and y again.
-// All these tensors are [M,N]. Below, the product is A B^T in the forward pass, with A = x [M,K] and B = w, and A B in
-// the backward pass, with A = dz [M,K] and B = w_next [K,N].
+//   SiLU     The forward pass reads the layer's input x and its weights w. It writes pre = x w^T and y = silu(pre). The
+//            backward pass reads pre, the weights w_next of the layer that follows, and dz, the gradient of that
+//            layer's output. It writes dpre = dy * silu'(pre), where dy = dz w_next, and y again.
+//   SwiGLU   w consists of two matrices, w_gate above w_up, and pre of two tensors, gate beside up. The forward pass
+//            writes gate = x w_gate^T, up = x w_up^T and y = silu(gate) * up. The backward pass reads gate and up. It
+//            writes their gradients dgate = dy * up * silu'(gate) and dup = dy * silu(gate), and y again.
+// pre, gate, up, y and their gradients are [M,N]. Below, the product is A B^T in the forward pass, with A = x [M,K] and
+// B = w, and A B in the backward pass, with A = dz [M,K] and B = w_next [K,N].
 //
 // The epilogue of one tile runs while the next tile is multiplied, so that its memory traffic overlaps with the
 // products.
@@ -98,8 +99,10 @@ struct Tiles {
   }
 };
 
-// The producer is one thread, which loads the stages of all tiles of this CTA. In SwiGLU's forward pass, w_up begins at
-// row up_row of w, below w_gate.
+// The work of the producer thread: for every tile that this CTA computes, it loads the parts of A and B, one stage
+// after the other, and waits before each stage until the consumers no longer need what the stage held. cta: the number
+// of this CTA in its cluster. up_row is used in SwiGLU's forward pass, where w has the rows of w_gate above those of
+// w_up: the first row of w_up.
 template <class E>
 __device__ void produce(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles& tiles, int up_row, int cta) {
   constexpr uint16_t kBoth = 3;  // both CTAs of the cluster, one bit each
@@ -152,7 +155,7 @@ __device__ __forceinline__ void apply(uint32_t (&pre)[E::kPreTensors], uint32_t&
   }
 }
 
-// A consumer warpgroup: multiplies every second tile of this CTA and writes it.
+// The work of a consumer warpgroup: it multiplies every second tile of this CTA, and runs the epilogue of these tiles.
 template <class E>
 __device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles& tiles, int cta) {
   const int consumer = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

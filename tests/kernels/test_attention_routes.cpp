@@ -69,10 +69,10 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{4096, 12, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
       {{2048, 16, 128, 128, 64, 16}, {"sm90", "query_stationary", "sm90_d128", "sm90"}},
       {{2048, 16, 192, 128, 64, 16}, {"sm90", "query_stationary", "sm90", "sm90"}},
-      // Blocks of 16 tokens: up to 1,024 of them, by the shared tile alone.
+      // With blocks of 16 tokens, only the shared tile supports the call, and only up to 1,024 blocks.
       {{16384, 6, 64, 64, 16, 16}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{16400, 6, 64, 64, 16, 16}, {"sm90", "general", "sm90_d64", "general"}},
-      // 129 heads per group: more than a tile of the forward kernels has.
+      // A group of 129 heads has more rows per token than a tile of Hopper's forward kernels.
       {{256, 129, 64, 64, 64, 16}, {"general", "general", "sm90_d64", "general"}},
       {{2048, 6, 60, 60, 64, 16}, {"general", "general", "general", "general"}},
       {{2048, 6, 64, 128, 64, 16}, {"general", "general", "general", "sm90"}},
@@ -85,8 +85,9 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
       {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
-      // Resident rows: groups of up to 8 heads. Shorter sequences have few blocks for each list entry; in longer ones
-      // too few rows of a tile list the same block, or there are more than 512 blocks.
+      // The kernel with resident rows computes groups of up to 8 heads. It is not chosen for short sequences, which
+      // have few blocks for each list entry. It is not chosen for long ones either, if a block is listed by too few
+      // rows of a tile, or if the sequence has more than 512 blocks.
       {{8192, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{5120, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{5056, 4, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
@@ -112,7 +113,9 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{6080, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       {{16384, 8, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},
       {{16448, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
-      // As a candidate, resident rows are chosen for any lists, for groups of up to 8 heads and up to 512 blocks of 64.
+      // KernelChoice::candidate asks for the kernel with resident rows. Then it is chosen wherever it supports the
+      // call, however few or many blocks there are per list entry: for groups of up to 8 heads of 64 or 128, and up to
+      // 512 blocks of 64 tokens.
       {{2048, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
        {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{2048, 4, 128, 128, 64, 16, 0, DType::bf16, KernelChoice::candidate},

@@ -1,4 +1,5 @@
-// Part of the portable backward kernel (nsa/gpu/dkdv.cu): adds the ds k of a stage's query rows to dq.
+// The part of the portable backward kernel (nsa/gpu/dkdv.cu) that adds to dq. After each of its steps, it adds the
+// product ds k of the step's query rows and the CTA's keys.
 #pragma once
 #include "kernels/common/tile_mma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
@@ -6,8 +7,8 @@
 namespace triad::cuda {
 namespace {
 
-// If `exists` is true, adds the N floats of x to to[0 .. N - 1] in global memory; L2 performs the additions. The
-// instruction itself is conditional, because branches around it would make the kernel 3% slower.
+// If `exists` is true, adds the N floats of x to to[0 .. N - 1] in global memory. L2 performs the additions. The
+// instruction is predicated on `exists`, because a branch around it would make the kernel 3% slower.
 template <int N>
 __device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool exists) {
   static_assert(N == 1 || N == 4);
@@ -31,13 +32,14 @@ __device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool
 
 // Computes one warp's part of dq += scale ds k for the rows of a stage: 32 rows and 32 columns. All arrays but dq are
 // in shared memory:
-//   ds    the ds^T of all keys of the CTA and of the stage's rows
+//   ds    the transposed ds: a row for each key of the CTA, a column for each row of the stage
 //   k     the CTA's keys
-//   sums  4 KiB of the warp's own
+//   sums  4 KiB that only this warp uses
 //   rows  for each row of the stage: rounding_unit, which is r = 2^23 u of nsa/gpu/rounding_unit.cu, and dq_offset, the
 //         offset of its dq from dq_group in units of 16 bytes. If dq_offset is negative, nothing is added to the row.
-// The warp first stores its sums to `sums`. It then reads them such that each addition to global memory takes 128 bytes
-// of a row, because additions of a few columns of many rows take longer.
+// After the product, a lane has a few columns of many rows. If the warp added them from there, each instruction would
+// touch eight rows of dq, and take longer. So the warp stores its products to `sums`, and reads them back such that the
+// lanes of one instruction have whole runs of 128 bytes, the warp's 32 columns of a row.
 template <class Tile, class Rows>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
                                        float* sums, const Rows& rows, float* dq_group, float scale) {
@@ -64,7 +66,9 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
       }
     }
   }
-  // Column c of row r of `sums` is at r * kSide + (c ^ r % 4 * 8), so that four rows are in different banks.
+  // `sums` has kSide floats per row. Column c of row r is at place c ^ (r % 4 * 8) of the row. Without this
+  // permutation, one column of all rows would be in the same bank of shared memory, and the stores below would
+  // conflict.
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = fragment_row() + 8 * i;
@@ -83,7 +87,8 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
 #else
   constexpr int kAdded = 1;
 #endif
-  // A warp adds kAdded rows at a time. It loads several before it adds them, so as not to wait for each load.
+  // One instruction of the warp adds kAdded rows. The warp loads the sums of kBatch instructions before it adds them,
+  // so as not to wait for each load.
   constexpr int kBatch = 8;
   const int lane_row = lane * kAdded / kSide, column = lane * kAdded % kSide;
 #pragma unroll

@@ -17,8 +17,8 @@
 // ds^T to shared memory, and after a barrier multiplies the ds of 32 rows and all 64 keys by 32 columns of k. The sums
 // of a step are rounded to multiples of the row's rounding unit (nsa/gpu/rounding_unit.cu) and added to dq in L2. All
 // additions are exact then, so their order does not matter, and the result is bitwise reproducible. Per step a warp
-// executes 16 more ldmatrix and 32 more mma. The softmax statistics of a row are those of nsa/gpu/row_stats.cuh, which
-// include the gate.
+// executes 16 more ldmatrix and 32 more mma. With kAddsDq, the kernel reads two statistics per row, which include the
+// gate (nsa/gpu/row_stats.cuh). Without it, the kernel reads lse, delta and the gate.
 //
 // Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces
 // (KeyWorkList), of about equal size, or at the same tokens for all blocks (find_part), and a second kernel adds the
@@ -59,7 +59,7 @@ struct DkdvArgs {
   bool whole_rows;  // whether q_bytes and dout_bytes fit
   // The next members are used with kAddsDq only. Then whole_rows is true, and rows of q, k, v and dout have
   // Tile::kColumns columns.
-  const RowStats* row_stats;  // of compute_row_stats
+  const RowStats* row_stats;  // the result of compute_row_stats() for this call
   View<const float> rounding_unit;
   View<float> dq;
   // If positive, the rows of every block are cut at multiples of this many tokens (find_part). If 0, find_work() cuts
@@ -67,15 +67,17 @@ struct DkdvArgs {
   int part_tokens;
 };
 
-// What the kernel keeps of the query rows of a stage, apart from q and dout. Of this CTA's keys and those before them,
-// a row sees [range.x, range.y).
+// What the kernel keeps in shared memory of the query rows of a stage, apart from q and dout. range: a row sees the
+// keys [range.x, range.y). Keys after the last one of this CTA are left out of it.
 template <int kCount, bool kAddsDq>
 struct StageRows {
   float lse[kCount], delta[kCount], gate[kCount];
   int2 range[kCount];
 };
-// add_dq() (nsa/gpu/add_dq.cuh) explains rounding_unit and dq_offset, which is -1 if the row does not exist or sees
-// none of the CTA's keys.
+// With kAddsDq, the statistics of a row are its RowStats, and the kernel needs two more numbers to add to dq:
+// rounding_unit is r = 2^23 u of nsa/gpu/rounding_unit.cu. dq_offset is how far dq of the row is from dq of the first
+// row of the sequence and group, in units of 16 bytes, or -1 if nothing may be added to the row, because it does not
+// exist or sees none of the CTA's keys.
 template <int kCount>
 struct StageRows<kCount, true> {
   RowStats stats[kCount];

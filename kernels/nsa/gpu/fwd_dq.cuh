@@ -6,13 +6,16 @@
 //   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
 //                                 tile. All lanes of a warp must call it, and it gives all warps the same tiles.
 //
-// Forward has 2 matrix products per key tile. Its softmax is computed in one pass: a row has a `top`, at first the
-// largest score that it sees in the first key tile in which it sees any key, and sums the powers 2^(score - top) and
-// their products with the values. Powers above 1 lose no precision, so the top stays. Only if the powers of a later
-// tile exceed 2^60, the scores of that tile are computed again, the row gets a higher top, and its sums are scaled.
-// Whether a row's top changes depends on its own scores alone. The dq kernel recomputes p from the saved lse, with 3
-// matrix products per key tile. A warp skips tiles that none of its rows sees, and masks only tiles that some row sees
-// in part.
+// Forward has 2 matrix products per key tile and computes the softmax in one pass over the tiles. Each row sums the
+// powers 2^(score - top) and their products with the values, where `top` is a score of the row. The choice of `top`
+// does not change the quotient of the two sums. It only has to keep the powers in the range of floats, because floats
+// have the same relative precision above and below 1. So `top` is the largest score in the first tile in which the row
+// sees any key, although later scores may be larger. Only if powers of a later tile exceed 2^60, the warp computes the
+// scores of that tile again, sets `top` of the row to its largest score in the tile, and scales the row's sums to the
+// new top. Whether the top of a row changes depends on the scores of that row alone.
+//
+// The dq kernel has 3 matrix products per key tile. It computes p from the lse that forward has saved. In both kernels
+// a warp skips the tiles that none of its rows sees, and masks scores only in tiles that some row sees in part.
 //
 // The bound is the bandwidth of shared memory, 128 bytes per clock and SM: per step a CTA reads one tile of k and v
 // from L2 (16 KiB at heads of 64 in bf16), and each of its four warps reads it from shared memory.
@@ -123,8 +126,8 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                          [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
-// A lane adds up the powers 2^(score - top) that it has of a row in one key tile. Up to this sum, the powers in bf16
-// and their products with values below 2^67 are finite. If the sum is larger, the row gets a higher top.
+// A lane adds up those powers 2^(score - top) of a row and a key tile that it holds. If the sum is at most kMostAdded,
+// the powers in bf16 and their products with values below 2^67 are finite. If it is larger, the row gets a higher top.
 constexpr float kMostAdded = 0x1p60f;
 
 template <class T>
@@ -202,8 +205,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
               for (int e = 2 * i; e < 2 * i + 2; ++e) added[i] += p[j][e] = exp2_approx(fmaf(p[j][e], scale, -base));
           }
         };
-        // For each row i for which raises[i] is true: if the tile has a score above the row's top, the largest score
-        // becomes its top, and its sums are scaled.
+        // For each row i with raises[i]: if the row's largest score in the tile is above its top, makes that score the
+        // top and scales the row's sums to it.
         const auto raise_tops = [&](const bool(&raises)[2]) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {

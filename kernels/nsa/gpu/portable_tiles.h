@@ -41,8 +41,8 @@ struct TileProblem {
 };
 
 inline constexpr int64_t kTilePadBytes = 16;  // after each row of a tile, against bank conflicts
-// What the kernel for dk and dv keeps of a query row in addition to q and dout, and what it keeps if it computes dq
-// too.
+// The bytes that the kernel for dk and dv keeps of a query row in addition to q and dout, and the bytes that it keeps
+// if it computes dq as well (StageRows in nsa/gpu/dkdv.cu).
 inline constexpr int64_t kDkdvRowBytes = 20, kDqDkDvRowBytes = 24;
 inline constexpr int kSmallHeads = SmallHeadTile::kColumns;  // the widest small heads
 

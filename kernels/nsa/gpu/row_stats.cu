@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(256)
             head = g * heads.value() + row - t * heads.value();
   const float x = *lse.at(b, t, head), d = *delta.at(b, t, head), w = gate.data == nullptr ? 1.0f : *gate.at(b, t, g);
   const bool unused = x == -INFINITY || w == 0.0f;  // the row sees no key, or its gate is 0
-  row_stats[static_cast<int64_t>(bg) * rows + row] = unused ? no_row() : make_float2(fmaf(x, kLog2e, -log2f(w)), d / w);
+  row_stats[static_cast<int64_t>(bg) * rows + row] =
+      unused ? no_weight() : make_float2(fmaf(x, kLog2e, -log2f(w)), d / w);
 }
 
 }  // namespace

@@ -36,8 +36,9 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;  // compressed keys per warp and per CTA at a time
 constexpr int kElements = kTokens * kWarpKeys / 32;            // elements per lane of a warp's 16 tokens x 32 keys
 constexpr int kChunk = 32;                                     // columns of q and k that are multiplied at a time
-// The length of a row of sums [key][token] in shared memory: 16 tokens, padded against bank conflicts, because the sums
-// are written in the order of mma fragments and read four keys apart.
+// The probabilities, summed over heads, are stored as [key][token] in shared memory, for 16 tokens. kSumStride is the
+// distance between neighbouring keys. It is 20, not 16, so that neither the writes, which are in the order of mma
+// fragments, nor the reads, which are four keys apart, have bank conflicts.
 constexpr int kSumStride = 20;
 constexpr int64_t kQueryBytes = 64 * 1024;    // bytes of q in shared memory, at most; more heads are loaded in turns
 constexpr int64_t kSharedLimit = 160 * 1024;  // bytes of shared memory per CTA, at most
@@ -248,7 +249,8 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
 template <int kSpan, int kSize, class T>
 __device__ __forceinline__ void pool_keys(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
   const int span = kSpan > 0 ? kSpan : s.span, size = kSize > 0 ? kSize : s.size;
-  const int overlaps = span + size - 1, largest_weight = min(span, size);  // overlaps: how many keys overlap a block
+  const int overlaps = span + size - 1;  // the number of keys that overlap a block
+  const int largest_weight = min(span, size);
   const int token = threadIdx.x % kTokens;
   const int j1 = min((c1 + span - 2) / size + 1, blocks);
   for (int j = c0 / size + static_cast<int>(threadIdx.x) / kTokens; j < j1; j += kThreads / kTokens) {
@@ -266,7 +268,7 @@ __device__ __forceinline__ void pool_keys(const Select<T>& s, const Shared& shar
 }
 template <class T>
 __device__ __forceinline__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
-  if (s.span == 2 && s.size == 4)  // l = 2 d and l' = 4 d, as with the usual l = 32, d = 16, l' = 64
+  if (s.span == 2 && s.size == 4)  // the usual l = 32, d = 16, l' = 64, or another l = 2 d with l' = 4 d
     pool_keys<2, 4>(s, shared, c0, c1, blocks);
   else
     pool_keys<0, 0>(s, shared, c0, c1, blocks);
@@ -311,8 +313,8 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
       }
     }
     if (c0 + kTileKeys > shared.visible[0]) {
-      // The first token sees the fewest keys. If it sees the whole tile, all tokens of the document do. Tokens past the
-      // last one have lse = inf, so p = 0.
+      // Keys that a token does not see have probability 0. This is not needed if the first token, which sees the fewest
+      // keys, sees all keys of the tile. Tokens after the last one have lse = inf, so their probabilities are 0 anyway.
 #pragma unroll
       for (int e = 0; e < kElements; ++e)
         if (c0 + warp_key + Keys<T>::key(e) >= shared.visible[Keys<T>::token(e)]) sum[e] = 0.0f;

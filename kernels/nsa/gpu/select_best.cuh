@@ -9,8 +9,8 @@
 namespace triad::cuda {
 namespace {
 
-// Floats from the score of a block to the score of the next block: scores are stored as [block][kScoreStride], a column
-// for each of 16 tokens. The rows are padded, because the scores are accessed along either axis.
+// Scores are stored as [block][token], for 16 tokens. kScoreStride is the distance between the scores of a token for
+// neighbouring blocks. It is 17, not 16, so that accesses along both axes are free of bank conflicts.
 constexpr int kScoreStride = 17;
 
 // Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
@@ -23,9 +23,9 @@ struct Cut {
   int equals;
 };
 
-// Finds the Cut of one token, with one warp: by bisection, the largest threshold that at least rule.slots (>= 1)
-// candidates reach. Invariant: at least `slots` candidates reach `low`, and `above` < `slots` reach `high`. Ends early
-// if exactly `slots` candidates reach `low`.
+// One warp finds the Cut of one token: by bisection, the largest threshold that at least rule.slots (>= 1) candidates
+// reach. In every turn at least `slots` candidates reach `low`, and only `above` < `slots` reach `high`. The search
+// ends early if exactly `slots` candidates reach `low`.
 __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   const int lane = threadIdx.x % 32;
   unsigned lane_top = 0;
@@ -51,8 +51,8 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   return {low, rule.slots - above};
 }
 
-// Writes the list of one token, with one warp: the ids of the forced blocks and of the candidates with the best scores,
-// ascending, then -1. Block j of the token's document has the id first_block + j.
+// One warp writes the list of one token: the ids of the forced blocks and of the candidates with the best scores in
+// ascending order, then -1 in the entries that are left. Block j of the token's document has the id first_block + j.
 __device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;

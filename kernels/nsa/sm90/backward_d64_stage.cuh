@@ -127,7 +127,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       if (exists)
         copy_async_8(&stage.row_stats[r], row_stats + static_cast<int64_t>(at) * G + h);
       else
-        stage.row_stats[r] = no_row();
+        stage.row_stats[r] = no_weight();
       copy_async_4(&stage.rounding_unit[r], rounding_unit + at * a.rounding_unit.row + h * a.rounding_unit.head, true);
       const int low = kListed && task.merged ? a.range.documents.row(task.b).begins[t] : visible.low(t);
       const int2 range = make_int2(low, visible.high(t));

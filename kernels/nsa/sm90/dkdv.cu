@@ -120,7 +120,7 @@ struct RowLoader {
         if (step * kStageRows + r < task.rows)
           copy_async_8(&stage.row_stats[r], row_stats + static_cast<int64_t>(t) * G + h);
         else
-          stage.row_stats[r] = no_row();
+          stage.row_stats[r] = no_weight();
         const DocumentRange range(a.range, task.b);
         stage.range[r] = make_int2(range.low(t), range.high(t));
       }

@@ -6,8 +6,8 @@
 //   index_plan_kernel, one CTA per sequence and group: computes, by prefix sums of the counts, where the tokens of each
 //       block begin in the index, and cuts them into pieces of at most most_tokens tokens. Many CTAs thereby share
 //       block 0, which every token lists.
-//   index_fill_kernel: writes the tokens of each block, ascending. A warp builds a 32 x 32 bit matrix (token, block)
-//       from the lists of 32 tokens and transposes it by ballots; each lane then has the tokens that list one block.
+//   index_fill_kernel: writes the tokens of each block, ascending. Each warp counts which blocks its tokens list, and
+//       by the sums of these counts it knows where in the index its tokens of each block go.
 // The KV-stationary forward has an index of its own (nsa/sm90/kv_stationary_index.cuh). Here the order of a block's
 // tokens is the order of the sums over them, so it must be fixed, and every block has a piece of work. There the order
 // is arbitrary, since each token adds its partial sums in the order of its list; it has the far blocks only, and it
@@ -22,8 +22,8 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kFillWarps = 8;       // warps per CTA of index_fill_kernel: 256 tokens per step
-constexpr int kScanThreads = 1024;  // threads per CTA of index_count_kernel and index_plan_kernel
+constexpr int kFillWarps = 32, kFillBlocks = 256;  // warps and blocks per CTA of index_fill_kernel
+constexpr int kScanThreads = 1024;                 // threads per CTA of index_count_kernel and index_plan_kernel
 
 // The arguments of the three kernels. Scratch tables have a part for each sequence and group, bg = b * Hkv + g.
 struct InverseIndex {
@@ -190,52 +190,72 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
-// Writes the index of one part for 32 blocks: the tokens of the part that list the blocks block0 .. block0 + 31, of
-// which lane j of each warp writes block block0 + j. Grid: x the part and the blocks, y the sequence and group.
+// Writes the index of one part for kFillBlocks blocks, from block0 on. Grid: x the part and the blocks, y the sequence
+// and group. The part's tokens are divided among the CTA's warps: warp 0 has the first ones. `next` is a table in
+// shared memory: for each warp and block, first how many of the warp's tokens list the block, and later where in the
+// index the warp's next token of the block goes. Each warp then goes through its lists in the order of the tokens. So
+// all entries of the lists are read twice, whatever the number of the CTA's blocks.
 __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const InverseIndex index) {
-  __shared__ unsigned masks[kFillWarps][32];  // for each of the warp's 32 tokens, the mask of the blocks that it lists
-  __shared__ int counts[kFillWarps][32];      // for each of the 32 blocks, the number of the warp's tokens that list it
+  __shared__ int next[kFillWarps][kFillBlocks];
   const BlockLists& lists = index.lists;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
-  const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
-  const int2 viewers = index.viewers(b, block0 + lane);
-  const int begin = max(index.part_begin(part), static_cast<int>(__reduce_min_sync(kFullWarp, viewers.x)));
-  const int end = min(index.part_begin(part + 1), static_cast<int>(__reduce_max_sync(kFullWarp, viewers.y)));
-  int* const out = index.tokens + bg * index.capacity;
-  // The index in `out` of the next token of this lane's block.
-  int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
-
-  for (int step = begin; step < end; step += 32 * kFillWarps) {
-    const int t0 = step + 32 * warp, entries = max(0, min(32, end - t0)) * n;
-    masks[warp][lane] = 0;
-    __syncwarp();
-    for (int i = lane; i < entries; i += 32) {
-      const int row = index.n.quotient(i);
-      const int block = lists.at(b, t0 + row, g)[i - row * n];
-      const unsigned bit = block - block0;  // above 31 too if the block is -1 or before block0
-      if (bit < 32 && index.shows(b, block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
-    }
-    __syncwarp();
-    const unsigned listed = masks[warp][lane];
-    unsigned tokens = 0;  // the mask of the warp's 32 tokens that list this lane's block
+  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
+  const int b = bg / lists.groups, g = bg % lists.groups, blocks = min(kFillBlocks, lists.blocks - block0);
+  // The tokens before the first token of block0 list none of these blocks.
+  const int begin = max(index.part_begin(part), index.viewers(b, block0).x);
+  const int end = min(index.part_begin(part + 1), lists.tokens);
+  if (begin >= end) return;
+  const int of_warp = ceil_div(end - begin, kFillWarps), first = min(begin + warp * of_warp, end);
+  const int entries = (min(first + of_warp, end) - first) * lists.n;  // of this warp's tokens
+  // Calls visit(row, block) for 32 entries of the warp's lists at a time, one per lane, in their order. row: the token
+  // minus `first`; block: the block minus block0, or -1 if it is not one of the CTA's, or if the token sees none of its
+  // keys. Loads kAhead times 32 entries before it visits the first.
+  constexpr int kAhead = 8;
+  const auto for_entries = [&](auto visit) {
+    for (int i0 = 0; i0 < entries; i0 += 32 * kAhead) {
+      int row[kAhead], block[kAhead];
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
-      if (lane == j) tokens = word;
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = min(i0 + 32 * j + lane, entries - 1);
+        row[j] = index.n.quotient(i);
+        block[j] = lists.at(b, first + row[j], g)[i - row[j] * lists.n];
+        if (i0 + 32 * j + lane >= entries) block[j] = -1;
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const bool listed =
+            block[j] >= block0 && block[j] < block0 + blocks && index.shows(b, block[j], first + row[j]);
+        visit(row[j], listed ? block[j] - block0 : -1);
+      }
     }
-    counts[warp][lane] = __popc(tokens);
-    __syncthreads();
-    int to = at;
+  };
+
+  for (int i = lane; i < blocks; i += 32) next[warp][i] = 0;
+  __syncwarp();
+  for_entries([&](int, int block) {
+    if (block >= 0) atomicAdd(&next[warp][block], 1);
+  });
+  __syncthreads();
+  for (int i = threadIdx.x; i < blocks; i += 32 * kFillWarps) {
+    int to = index.counts(bg, part)[block0 + i];
 #pragma unroll
     for (int w = 0; w < kFillWarps; ++w) {
-      const int count = counts[w][lane];
-      if (w < warp) to += count;
-      at += count;
+      const int tokens = next[w][i];
+      next[w][i] = to;
+      to += tokens;
     }
-    for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
-    __syncthreads();  // all warps have read `counts` before the next step overwrites it
   }
+  __syncthreads();
+
+  // 32 entries belong to a few tokens. These take turns, so that the tokens of a block ascend.
+  int* const out = index.tokens + bg * index.capacity;
+  for_entries([&](int row, int block) {
+    const int last = __shfl_sync(kFullWarp, row, 31);
+    for (int turn = __shfl_sync(kFullWarp, row, 0); turn <= last; ++turn) {
+      if (row == turn && block >= 0) out[atomicAdd(&next[warp][block], 1)] = first + turn;
+      __syncwarp();
+    }
+  });
 }
 
 }  // namespace
@@ -287,7 +307,7 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
   launch(ctx, "count_entries", index_count_kernel, dim3(count_ctas, grid_y), dim3(kScanThreads),
          in_shared ? blocks * static_cast<int64_t>(sizeof(int)) : 0, index, in_shared);
   launch(ctx, "plan_work", index_plan_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
-  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * plan.parts);
+  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, kFillBlocks) * plan.parts);
   launch(ctx, "fill_index", index_fill_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);
 
   KeyWorkList list{.block_keys = keys.block_keys,

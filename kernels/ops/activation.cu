@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/common/block_order.cuh"
 #include "kernels/common/bthd.cuh"
 #include "kernels/ops/activation.h"
 
@@ -74,8 +75,8 @@ struct Rows {
 template <class Rule, class T, int V>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(Rows<T, Rule::kOut> outs, Rows<const T, Rule::kIn> ins, int64_t columns, uint32_t ctas_per_row) {
-  const int64_t row = blockIdx.x / ctas_per_row;
-  const int64_t first = (int64_t{blockIdx.x % ctas_per_row} * kBatch * kThreads + threadIdx.x) * V;
+  const int64_t block = block_from_end(), row = block / ctas_per_row;
+  const int64_t first = (block % ctas_per_row * kBatch * kThreads + threadIdx.x) * V;
   float in[kBatch][Rule::kIn][V];
 #pragma unroll
   for (int k = 0; k < kBatch; ++k) {

@@ -140,9 +140,9 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
   const int64_t first_row = blockIdx.x / Sums::kCtas, row_step = gridDim.x / Sums::kCtas;
   const int mine = threadIdx.x * V;
   constexpr int kStep = kResidentThreads * V;
-  const auto target_of = [&](int64_t row) { return row < shape.rows ? targets[row] : -1; };
+  const auto target_of = [&](int64_t row) { return row < shape.rows ? targets[shape.rows - 1 - row] : -1; };
   const auto load = [&](T* to, int64_t row, int target) {
-    const T* const x = logits + row * shape.stride + begin;
+    const T* const x = logits + (shape.rows - 1 - row) * shape.stride + begin;
     if (target >= 0)
       for (int c = mine; c < vocab; c += kStep) copy_async_16(to + c, x + c, 16);
     copy_async_commit();
@@ -191,13 +191,13 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
     const int at = target - begin;
     const bool has_target =
         0 <= at && at < vocab && at % kStep / V == threadIdx.x;  // the target is this thread's logit
-    if (has_target) loss[row] = loss_of(whole, to_float(x[at]));
-    if (target < 0 && cta == 0 && threadIdx.x == 0) loss[row] = 0.0f;
+    if (has_target) loss[shape.rows - 1 - row] = loss_of(whole, to_float(x[at]));
+    if (target < 0 && cta == 0 && threadIdx.x == 0) loss[shape.rows - 1 - row] = 0.0f;
     // Computes scale * exp(x - max) / sum, with x - max exact. The target's entry is corrected afterwards.
     const float log2_sum = log2f(whole.sum);
     const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
     const int live = target < 0 ? 0 : vocab;  // number of columns that have a gradient
-    T* const dx = dlogits + row * shape.dlogits_stride + begin;
+    T* const dx = dlogits + (shape.rows - 1 - row) * shape.dlogits_stride + begin;
     for (int c = mine; c < columns; c += kStep) {
       float v[V];
       if (c + V <= live) {

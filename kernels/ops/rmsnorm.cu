@@ -9,6 +9,7 @@
 //             108 KiB for sums: 8 warps up to C = 3,456, fewer beyond, one up to C = 58,000. Other cards have less.
 #include <algorithm>
 
+#include "kernels/common/block_order.cuh"
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/partials.cuh"
 #include "kernels/common/shared_limits.h"
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     rmsnorm_forward_kernel(T* __restrict__ y, int64_t y_stride, float* __restrict__ rrms, const T* __restrict__ x,
                            int64_t x_stride, const T* __restrict__ w, int64_t N, int64_t C, float eps) {
   using Row = LaneRow<T, V>;
-  const int64_t row = int64_t{blockIdx.x} * kMaxWarps + threadIdx.x / 32, vectors = C / V;
+  const int64_t row = block_from_end() * kMaxWarps + threadIdx.x / 32, vectors = C / V;
   const int lane = threadIdx.x % 32;
   if (row >= N) return;
   const Row x_row(x + row * x_stride, lane, vectors);
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
                                         const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t N,
                                         int C, float eps) {
   constexpr int V = kVector<T>;
-  const int64_t first = (int64_t{blockIdx.x} * kMaxWarps + threadIdx.x / 32) * kForwardRows;
+  const int64_t first = (block_from_end() * kMaxWarps + threadIdx.x / 32) * kForwardRows;
   const int lane = threadIdx.x % 32, vectors = C / V;
   uint4 rows[kForwardRows][kWords], weights[kWords];
 #pragma unroll
@@ -152,7 +153,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float sum[kWords][V] = {};
   const float share = 1.0f / static_cast<float>(C);
 
-  for (int64_t row = int64_t{blockIdx.x} * kMaxWarps + warp; row < N; row += int64_t{gridDim.x} * kMaxWarps) {
+  for (int64_t row = N - 1 - (int64_t{blockIdx.x} * kMaxWarps + warp); row >= 0;
+       row -= int64_t{gridDim.x} * kMaxWarps) {
     uint4 dys[kWords], xs[kWords], arounds[kWords];
     read_row<V>(dys, p.dy + row * p.dy_stride, lane, vectors);
     read_row<V>(xs, p.x + row * p.x_stride, lane, vectors);
@@ -218,7 +220,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float* const sum_row = sums + warp * C;  // a lane accesses only its own vectors, so no barrier is needed
   Row::for_each(lane, vectors, [&](int, int64_t at) { store_vector<V>(sum_row + at * V, {}); });
 
-  for (int64_t row = int64_t{blockIdx.x} * warps + warp; row < N; row += int64_t{gridDim.x} * warps) {
+  for (int64_t row = N - 1 - (int64_t{blockIdx.x} * warps + warp); row >= 0; row -= int64_t{gridDim.x} * warps) {
     const Row dy_row(p.dy + row * p.dy_stride, lane, vectors), x_row(p.x + row * p.x_stride, lane, vectors);
     const Row around_row(p.dresidual == nullptr ? nullptr : p.dresidual + row * p.dresidual_stride, lane, vectors);
     const float r = rrms[row];

@@ -186,6 +186,8 @@ std::vector<OpCase> nsa_cases() {
   cases.push_back(
       portable_case(packed(nsa_case("docs_two_rows_128_G16", {2, 300, 16, 1, 128, 128}, config(8, 4, 32, 4, 130)),
                            {0, 70, 300, 301, 429, 600}, 32)));
+  // The compressed branch has 1,049 keys: enough for WideTile, on cards that have the shared memory.
+  cases.push_back(portable_case(nsa_case("2100_64_d2_G2", {1, 2100, 4, 2, 64, 64}, config(4, 2, 64, 4, 100))));
   // The first of these three cases has listed blocks of two key tiles, the second one has blocks of 8 keys, where a
   // warp has 16, and the third one has no compressed block.
   cases.push_back(portable_case(nsa_case("600_64_l128_G2", {1, 600, 2, 1, 64, 64}, config(32, 16, 128, 3, 100))));

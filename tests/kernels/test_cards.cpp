@@ -94,6 +94,16 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
       CHECK(plan.bytes <= shared_limits(card).cta_bytes);
       CHECK(plan.shape != compact);
     }
+  // WideTile runs where two CTAs with two stages fit on an SM, for bf16 heads of up to 64 and many keys.
+  constexpr int64_t kManyKeys = 1024;
+  for (const int card : kCards) {
+    const auto wide = plan_wide_tile({2, 64, 64}, kManyKeys, shared_limits(card));
+    CHECK(wide.has_value() == (card == 90 || card == 100));
+    if (wide) CHECK(wide->bytes == 107520);
+  }
+  CHECK(!plan_wide_tile({2, 64, 64}, kManyKeys - 1, shared_limits(90)));
+  CHECK(!plan_wide_tile({2, 65, 64}, kManyKeys, shared_limits(90)));
+  CHECK(!plan_wide_tile({4, 64, 64}, kManyKeys, shared_limits(90)));
   CHECK(shared_limits(75).cta_bytes == 99 * 1024);  // an unknown card
   for (const auto& [card, all, half] : {std::array{80, 163, 81}, {86, 99, 49}, {90, 227, 113}}) {
     CHECK(shared_limits(card).of_each(1) == all * 1024);

@@ -237,9 +237,13 @@ TEST_CASE("Linear layers of measured shapes are right with the algorithms chosen
     on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, N, in, out); });
 }
 
-TEST_CASE("Cross-entropy is right past 2^31 logits (GPU)", "[gpu][large]") {
-  on_gpu([](Runtime& rt, DType dtype) {
-    const int64_t Vp = 50304, vocab = 50257, N = rows_past(dtype, Vp);
+namespace {
+
+// Checks loss and gradient of [N,Vp] logits, of which the last columns are padding. one_pass: computed by one call for
+// both, otherwise by forward and backward.
+void check_cross_entropy(int64_t Vp, bool one_pass) {
+  on_gpu([=](Runtime& rt, DType dtype) {
+    const int64_t vocab = Vp - 47, N = rows_past(dtype, Vp);
     constexpr double kScale = 0.25;
     const Input logits(rt, dtype, N, Vp, 1, 3);
     const Tensor targets = allocate(rt, DType::i32, {N});
@@ -247,9 +251,13 @@ TEST_CASE("Cross-entropy is right past 2^31 logits (GPU)", "[gpu][large]") {
     std::vector<int32_t> target(static_cast<size_t>(N));
     for (int64_t i = 0; i < N; ++i) target[static_cast<size_t>(i)] = static_cast<int32_t>(i * 7919 % vocab);
     write(rt.ctx(), targets, target.data());
-    cross_entropy_forward(rt.ctx(), loss.view({N}), lse.view({N}), logits.tensor, targets, vocab);
     // In place: the gradient overwrites the logits.
-    cross_entropy_backward(rt.ctx(), logits.tensor, logits.tensor, lse.view({N}), targets, vocab, kScale);
+    if (one_pass) {
+      cross_entropy_forward_backward(rt.ctx(), loss.view({N}), logits.tensor, logits.tensor, targets, vocab, kScale);
+    } else {
+      cross_entropy_forward(rt.ctx(), loss.view({N}), lse.view({N}), logits.tensor, targets, vocab);
+      cross_entropy_backward(rt.ctx(), logits.tensor, logits.tensor, lse.view({N}), targets, vocab, kScale);
+    }
     if (rt.ctx().planning) return;
     auto lse_of = [&](int64_t i) {
       double sum = 0;
@@ -270,6 +278,18 @@ TEST_CASE("Cross-entropy is right past 2^31 logits (GPU)", "[gpu][large]") {
       return want;
     });
   });
+}
+
+}  // namespace
+
+TEST_CASE("Cross-entropy is right past 2^31 logits (GPU)", "[gpu][large]") { check_cross_entropy(50304, false); }
+
+// In bf16, one CTA holds a row of 50,304 logits in shared memory, and a cluster of CTAs holds one of 128,256.
+TEST_CASE("Cross-entropy in one pass is right past 2^31 logits (GPU)", "[gpu][large]") {
+  for (const int64_t columns : {50304, 128256}) {
+    INFO(columns << " columns");
+    check_cross_entropy(columns, true);
+  }
 }
 
 TEST_CASE("Rotation and compression are right past 2^31 elements (GPU)", "[gpu][large]") {

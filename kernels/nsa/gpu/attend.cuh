@@ -2,7 +2,7 @@
 // (nsa/gpu/portable_tiles.h). There are two kinds of portable kernels. In those that compute forward or dq
 // (nsa/gpu/fwd_dq.cuh), a CTA keeps 64 query rows and iterates over key tiles. In those that compute dk and dv, or dq,
 // dk and dv together (nsa/gpu/dkdv.cu), a CTA keeps 64 keys and iterates over query rows. With CompactTile, a CTA keeps
-// 32 query rows or 32 keys.
+// 32 query rows or 32 keys; with WideTile, 96 keys.
 //
 // The query rows (t, h) of one sequence and group are flattened to i = t * G + h. A tile of 64 rows is then full for
 // any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x /
@@ -91,7 +91,8 @@ View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>
 template <class T>
 Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
   const int64_t T_ = end_token(in), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
-  TRIAD_CHECK(T_ * heads < (int64_t{1} << 31) - kRows, "{}: T = {} times {} heads does not fit 31 bits", op, T_, heads);
+  TRIAD_CHECK(T_ * heads < (int64_t{1} << 31) - 2 * kRows, "{}: T = {} times {} heads does not fit 31 bits", op, T_,
+              heads);
   TRIAD_CHECK(batch * groups < 65536, "{}: B = {} times Hkv = {} exceeds 65535", op, batch, groups);
   const int dk = static_cast<int>(in.q.size(3)), dv = static_cast<int>(in.v.size(3));
   return {make_query_view<const T>(in, in.q),

@@ -3,8 +3,9 @@
 // kAddsDq).
 //
 // A CTA keeps 64 keys of one sequence and group, 16 per warp, and iterates over the query rows that see them, 64 per
-// step (large heads: 32). Scores are computed transposed, s^T = k q^T, so that p^T and ds^T are in the registers that
-// the left operands of the next products need:
+// step. Tiles of other sizes (portable_tiles.h): 32 rows per step for large heads, and 96 keys and 96 rows per step in
+// WideTile. The numbers below are those of 64 keys and 64 rows. Scores are computed transposed, s^T = k q^T, so that
+// p^T and ds^T are in the registers that the left operands of the next products need:
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
 // A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. Per step a CTA reads q and dout of 64
 // rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bound is the bandwidth of shared memory, as for dq.
@@ -25,6 +26,7 @@
 // partial sums of a block's pieces in order.
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "kernels/nsa/gpu/add_dq.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
@@ -91,7 +93,7 @@ struct StageRows<kCount, true> {
 // [keys][dk], v [keys][dv]; in the selected branch the piece's tokens [kWorkTokens, with kAddsDq kDqWorkTokens] (not in
 // CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv] and StageRows.
 template <class T, class Tile, bool kAddsDq>
-__global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
+__global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32 / Tile::kThreads, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
   constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // rows per step; output columns of this CTA
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
@@ -112,7 +114,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   T* k = reinterpret_cast<T*>(dynamic_shared());
   T* v = k + Tile::kRows * stride_k;
   int* held = reinterpret_cast<int*>(v + Tile::kRows * stride_v);
-  const bool is_listed = a.list.tokens != nullptr;
+  const bool is_listed = !std::is_same_v<Tile, WideTile> && a.list.tokens != nullptr;
   constexpr int kHeld = kAddsDq ? kDqWorkTokens : kWorkTokens, kStrideDs = tile_stride<T>(kCount);
   T* shared_ds = reinterpret_cast<T*>(held + (is_listed && Tile::kHoldsTokens ? kHeld : 0));
   auto* stages = reinterpret_cast<unsigned char*>(shared_ds + (kAddsDq ? Tile::kRows * kStrideDs : 0));
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(3, 2))
   // kKeepsKeys: whether a warp keeps k and v of its 16 keys in registers. kRowsAtOnce: of how many query rows of a
   // stage it computes the scores at a time.
   constexpr bool kKeepsKeys = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
-  constexpr int kRowsAtOnce = kKeepsKeys ? kCount / 2 : kCount;
+  constexpr int kRowsAtOnce = kKeepsKeys ? 32 : kCount;
   constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // one CTA has all columns, and column0 is 0
   const bool has_dk = kOneChunk || kAddsDq || column0 < a.dk.width;
   const bool has_dv = kOneChunk || kAddsDq || column0 < a.dv.width;
@@ -383,12 +385,17 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
-// Queues the kernel with kAddsDq. The caller has checked that the operands are bf16, and heads (64, 64) or (128, 128),
-// for which choose_tile never returns CompactTile.
+// Queues the kernel with kAddsDq: with WideTile, if its plan is given, otherwise with the tile of choose_tile(). The
+// caller has checked that the operands are bf16, and heads (64, 64) or (128, 128), for which choose_tile() never
+// returns CompactTile.
 void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
-                  const KeyRange& range, const KeyWorkList& list, int part_tokens) {
+                  const KeyRange& range, const KeyWorkList& list, int part_tokens,
+                  const std::optional<TilePlan>& wide = std::nullopt) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
+  if (wide)
+    return launch_dkdv<__nv_bfloat16, WideTile, true>(ctx, op, *wide, out, grad, in, range, list, row_stats,
+                                                      part_tokens);
   dispatch_attend(ctx, op, PortableKernel::dq_dk_dv, in, list.tokens != nullptr ? kDqWorkTokens : 0,
                   [&]<class T, class Tile>(const TilePlan& plan) {
                     if constexpr (std::is_same_v<T, __nv_bfloat16> && !std::is_same_v<Tile, CompactTile>)
@@ -398,13 +405,15 @@ void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const 
 
 constexpr int64_t kPieces = 1024;  // wanted pieces of a call, about 8 for each of the 132 SMs of an H100
 
-// Returns the work list of a branch whose tokens see one range of keys (window, compressed, dense), with `parts` pieces
-// for each block.
-KeyWorkList contiguous_list(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range, int64_t parts) {
-  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);
-  KeyWorkList list{.block_keys = kRows, .blocks = static_cast<int>(blocks), .pieces = static_cast<int>(blocks * parts)};
-  if (parts > 1)
-    list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kRows, in.k.size(3) + in.v.size(3)}).ptr<float>();
+// Returns the work list of a branch whose tokens see one range of keys (window, compressed, dense), with blocks of
+// block_keys keys and `parts` pieces for each block.
+KeyWorkList contiguous_list(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range, int64_t parts,
+                            int block_keys = kRows) {
+  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, block_keys);
+  const int64_t width = in.k.size(3) + in.v.size(3);
+  KeyWorkList list{
+      .block_keys = block_keys, .blocks = static_cast<int>(blocks), .pieces = static_cast<int>(blocks * parts)};
+  if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, block_keys, width}).ptr<float>();
   return list;
 }
 
@@ -425,20 +434,24 @@ void backward_listed_portable(Context& ctx, const char* op, const AttendGradOut&
 
 void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                              const AttendIn& in, const KeyRange& range) {
-  const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, kRows), T = in.q.size(1);
-  if (blocks == 0) return;
+  if (range.keys == 0) return;
   Scratch::Scope scope(ctx.scratch);
   if (range.window < end_token(in))  // few tokens see a block: each block's own tokens are cut
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);
+  const std::optional<TilePlan> wide = plan_wide_tile(
+      {.element_bytes = size_of(in.q.dtype), .dk = in.q.size(3), .dv = in.v.size(3)}, range.keys, shared_limits(ctx));
+  const int block_keys = wide ? WideTile::kRows : kRows;
+  const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, block_keys), T = in.q.size(1);
   // Parts of equal length, so short that q, dout and dq of the parts that run at the same time stay in L2, but not
   // shorter than kLeastRows, and not more than kMostPartial bytes of partial sums allow.
   constexpr int64_t kLeastRows = 768, kMostPartial = 128 << 20;
-  const int64_t partial_bytes = blocks * kRows * (in.k.size(3) + in.v.size(3)) * int64_t{4};
+  const int64_t partial_bytes = blocks * block_keys * (in.k.size(3) + in.v.size(3)) * int64_t{4};
   const int64_t wanted = std::min(kMostPartial / partial_bytes, T * (in.q.size(2) / in.k.size(2)) / kLeastRows);
   const int64_t most_parts = blocks < kPieces ? std::max<int64_t>(1, wanted) : 1;
   const int64_t part_tokens = std::max<int64_t>(1, ceil_div(T, most_parts));
   const int64_t parts = std::max<int64_t>(1, ceil_div(T, part_tokens));
-  run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_list(scope, in, range, parts), static_cast<int>(part_tokens));
+  run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_list(scope, in, range, parts, block_keys),
+               static_cast<int>(part_tokens), wide);
 }
 
 KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {

@@ -190,11 +190,13 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
-// Writes the index of one part for kFillBlocks blocks, from block0 on. Grid: x the part and the blocks, y the sequence
-// and group. The part's tokens are divided among the CTA's warps: warp 0 has the first ones. `next` is a table in
-// shared memory: for each warp and block, first how many of the warp's tokens list the block, and later where in the
-// index the warp's next token of the block goes. Each warp then goes through its lists in the order of the tokens. So
-// all entries of the lists are read twice, whatever the number of the CTA's blocks.
+// Writes the index of one part of the tokens, for the kFillBlocks blocks from block0 on. Grid: x the part and the
+// blocks, y the sequence and group. The warps of a CTA divide the part's tokens among them; warp 0 has the first ones.
+// First, each warp counts how many of its tokens list each block. Second, the CTA replaces each count by the place in
+// the index at which the warp's first token of the block goes. It knows the place of the part's first token of the
+// block from index_plan_kernel, and adds the counts of the earlier warps. Third, each warp reads its lists again, and
+// writes its tokens in ascending order. next[warp][block] is the count in the first step, and the place of the warp's
+// next token of the block in the third.
 __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const InverseIndex index) {
   __shared__ int next[kFillWarps][kFillBlocks];
   const BlockLists& lists = index.lists;
@@ -207,9 +209,9 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   if (begin >= end) return;
   const int of_warp = ceil_div(end - begin, kFillWarps), first = min(begin + warp * of_warp, end);
   const int entries = (min(first + of_warp, end) - first) * lists.n;  // of this warp's tokens
-  // Calls visit(row, block) for 32 entries of the warp's lists at a time, one per lane, in their order. row: the token
-  // minus `first`; block: the block minus block0, or -1 if it is not one of the CTA's, or if the token sees none of its
-  // keys. Loads kAhead times 32 entries before it visits the first.
+  // Calls visit(row, block) for all entries of the warp's lists, in order, 32 at a time, one per lane. row: the token
+  // minus `first`. block: the block minus block0, or -1 if the CTA does not have this block or the token sees none of
+  // its keys. To hide latency, it loads 32 kAhead entries before it visits the first of them.
   constexpr int kAhead = 8;
   const auto for_entries = [&](auto visit) {
     for (int i0 = 0; i0 < entries; i0 += 32 * kAhead) {
@@ -247,7 +249,8 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   }
   __syncthreads();
 
-  // 32 entries belong to a few tokens. These take turns, so that the tokens of a block ascend.
+  // The 32 entries of a visit are those of a few tokens. These tokens take turns, the first one first, so that the
+  // tokens of each block ascend.
   int* const out = index.tokens + bg * index.capacity;
   for_entries([&](int row, int block) {
     const int last = __shfl_sync(kFullWarp, row, 31);

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/common/integer.h"
 #include "kernels/common/shared_limits.h"
@@ -23,6 +24,10 @@ struct PortableTile {
 using SmallHeadTile = PortableTile<64, 64, 64, true>;
 using LargeHeadTile = PortableTile<64, 32, 128, true>;
 using CompactTile = PortableTile<32, 16, 128, false>;
+// WideTile is for the kernel that computes dq, dk and dv of bf16 heads of up to 64 (PortableKernel::dq_dk_dv), in a
+// branch without block lists where each token sees all keys up to itself. With it, the kernel loads a query row, and
+// adds to the row's dq, once per 96 keys; with SmallHeadTile it does so once per 64 keys.
+using WideTile = PortableTile<96, 96, 64, false>;
 
 enum class PortableKernel { forward, dq, dkdv, dq_dk_dv };
 enum class TileShape { small_heads, large_heads, compact };
@@ -78,6 +83,16 @@ inline TilePlan choose_tile(PortableKernel kernel, const TileProblem& p, const S
   const TilePlan large = plan_tile<LargeHeadTile>(TileShape::large_heads, kernel, p, limits);
   if (large.bytes <= limits.cta_bytes) return large;
   return plan_tile<CompactTile>(TileShape::compact, kernel, p, limits);
+}
+
+// Plans a CTA of WideTile. Returns nothing where SmallHeadTile is better: if there are few keys, because most of the
+// last tile may then be empty, or if two CTAs with two stages each do not fit on an SM.
+inline std::optional<TilePlan> plan_wide_tile(const TileProblem& p, int64_t keys, const SharedLimits& limits) {
+  constexpr int64_t kLeastKeys = 1024;
+  if (p.element_bytes != 2 || std::max(p.dk, p.dv) > kSmallHeads || keys < kLeastKeys) return std::nullopt;
+  const TilePlan plan = plan_tile<WideTile>(TileShape::small_heads, PortableKernel::dq_dk_dv, p, limits);
+  if (plan.stages != 2) return std::nullopt;
+  return plan;
 }
 
 }  // namespace triad

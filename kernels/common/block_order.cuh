@@ -1,14 +1,15 @@
-// The order in which the CTAs of memory-bound kernels process rows: the last rows first.
+// The order in which the CTAs of memory-bound kernels process rows: from the last row to the first.
 //
-// CUDA starts the CTAs of a grid in the order of blockIdx.x. The kernel before has usually written the rows in ascending
-// order, so the L2 cache still holds the last ones. A kernel that begins with these reads them from L2. The rows that
-// it writes last, and so leaves in L2, are the first ones, with which the matrix product after it begins.
+// In practice a GPU starts the CTAs of a grid in the order of blockIdx.x; only speed depends on this. Most kernels write
+// their rows in ascending order, and so leave the last rows in the L2 cache. A kernel that processes the last rows first
+// reads them from L2. Such a kernel leaves the first rows in L2, and the matrix product that usually follows reads the
+// first rows first.
 #pragma once
 #include <cstdint>
 
 namespace triad::cuda {
 
-// Returns the index of this CTA along x, counted from the end of the grid.
-__device__ __forceinline__ int64_t block_from_end() { return int64_t{gridDim.x} - 1 - blockIdx.x; }
+// Returns the index of this CTA along x, counted from the end of the grid: 0 for the last CTA.
+__device__ __forceinline__ uint32_t block_from_end() { return gridDim.x - 1 - blockIdx.x; }
 
 }  // namespace triad::cuda

@@ -174,6 +174,8 @@ std::vector<OpCase> packed_cases() {
       packed(selected_case("docs_two_rows_G16", {2, 127, 127, 16, 1, 8, 8}, 3, 8), kTwoRows, 8),
       packed(selected_case("docs_one", {1, 60, 60, 2, 1, 8, 8}, 4, 8), {0, 60}, 8),
       packed(selected_case("docs_64_of_4", {1, 256, 256, 2, 1, 8, 8}, 3, 4), equal_documents(64, 4), 4),
+      // Id 256, the first of the second 256 ids, has no block (nsa/gpu/inverse_index.cu has 256 ids per CTA).
+      packed(selected_case("docs_256_300_l1", {1, 300, 300, 2, 1, 8, 8}, 4, 1), {0, 256, 300}, 1),
       packed(selected_case("docs_781_2048", {1, 2048, 2048, 1, 1, 8, 8}, 4, 32), kTwoLong, 32),
       // On Hopper: the shared KV tile, the query-stationary and the KV-stationary kernel, at each pair of widths.
       gpu_sized(packed(selected_case("docs_130_131_400_700_G6_64x64", {1, 700, 700, 12, 2, 64, 64}, 4, 64),

@@ -75,8 +75,9 @@ struct Rows {
 template <class Rule, class T, int V>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(Rows<T, Rule::kOut> outs, Rows<const T, Rule::kIn> ins, int64_t columns, uint32_t ctas_per_row) {
-  const int64_t block = block_from_end(), row = block / ctas_per_row;
-  const int64_t first = (block % ctas_per_row * kBatch * kThreads + threadIdx.x) * V;
+  const uint32_t block = block_from_end();
+  const int64_t row = block / ctas_per_row;
+  const int64_t first = (int64_t{block % ctas_per_row} * kBatch * kThreads + threadIdx.x) * V;
   float in[kBatch][Rule::kIn][V];
 #pragma unroll
   for (int k = 0; k < kBatch; ++k) {

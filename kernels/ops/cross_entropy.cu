@@ -13,7 +13,6 @@
 //             rows are not aligned, the forward and backward kernels are used instead.
 #include <algorithm>
 
-#include "kernels/common/block_order.cuh"
 #include "kernels/common/shared_limits.h"
 #include "kernels/ops/cross_entropy.cuh"
 
@@ -29,7 +28,7 @@ __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
                                  int64_t stride, const int32_t* __restrict__ targets, int64_t vocab) {
   __shared__ WarpSums<kForwardWarps> warps;
   constexpr int kStep = kForwardThreads * V;
-  const int64_t row = block_from_end(), whole_vectors = vocab / V * V;
+  const int64_t row = blockIdx.x, whole_vectors = vocab / V * V;
   const T* x = logits + row * stride;
   ExpSum part;
   for (int64_t c = int64_t{threadIdx.x} * V; c < whole_vectors; c += kForwardBatch * kStep) {
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
                                   const float* __restrict__ lse, const int32_t* __restrict__ targets, int64_t vocab,
                                   int64_t columns, LossScale loss_scale) {
   const auto scale = static_cast<float>(loss_scale.value());
-  const int64_t row = block_from_end();
+  const int64_t row = blockIdx.x;
   const T* x = logits + row * logits_stride;
   T* dx = dlogits + row * dlogits_stride;
   const int64_t target = targets[row];

@@ -118,8 +118,9 @@ struct LogitsShape {
 
 // Computes the loss and the gradient of all rows. A row is held in shared memory either by one CTA of 1,024 threads, or
 // by a cluster of such CTAs: CTA number c of the cluster then holds the columns from c * part_columns on, part_columns
-// of them at most. There is room for one or two rows at a time, as `buffers` says. Cluster i of n clusters, or CTA i of
-// n CTAs, processes the rows i, i + n, i + 2n, ... For each row
+// of them at most. There is room for one or two rows at a time, as `buffers` says. Rows are processed from the last one
+// to the first (common/block_order.cuh): cluster i of n clusters, or CTA i of n CTAs, processes the rows R - 1 - i,
+// R - 1 - i - n, ..., where R is the number of rows. For each row
 //   every thread sums exp(x) of its vectors, which it has copied to shared memory itself;
 //   the warps of the CTA, or of all CTAs of the cluster, exchange their sums through `sums`;
 //   every thread writes the gradient of its vectors; the thread that has the target's logit also writes the loss.
@@ -137,29 +138,29 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
   const int cta = static_cast<int>(blockIdx.x) % Sums::kCtas, begin = cta * part_columns;
   const auto columns_here = [&](int64_t all) { return min(max(static_cast<int>(all) - begin, 0), part_columns); };
   const int vocab = columns_here(shape.vocab), columns = columns_here(shape.columns);
-  const int64_t first_row = blockIdx.x / Sums::kCtas, row_step = gridDim.x / Sums::kCtas;
+  const int64_t first_row = shape.rows - 1 - blockIdx.x / Sums::kCtas, row_step = gridDim.x / Sums::kCtas;
   const int mine = threadIdx.x * V;
   constexpr int kStep = kResidentThreads * V;
-  const auto target_of = [&](int64_t row) { return row < shape.rows ? targets[shape.rows - 1 - row] : -1; };
+  const auto target_of = [&](int64_t row) { return row >= 0 ? targets[row] : -1; };
   const auto load = [&](T* to, int64_t row, int target) {
-    const T* const x = logits + (shape.rows - 1 - row) * shape.stride + begin;
+    const T* const x = logits + row * shape.stride + begin;
     if (target >= 0)
       for (int c = mine; c < vocab; c += kStep) copy_async_16(to + c, x + c, 16);
     copy_async_commit();
   };
 
-  int parity = 0, target = target_of(first_row), next_target = target_of(first_row + row_step);
+  int parity = 0, target = target_of(first_row), next_target = target_of(first_row - row_step);
   unsigned phase = 0;  // the parity of the phase of sums[parity] that this row completes
   load(buffer, first_row, target);
-  for (int64_t row = first_row; row < shape.rows; row += row_step, parity ^= 1) {
+  for (int64_t row = first_row; row >= 0; row -= row_step, parity ^= 1) {
     const T* const x = buffer + parity * (buffers - 1) * columns;
     if (buffers == 2) {
-      load(buffer + (parity ^ 1) * columns, row + row_step, next_target);
+      load(buffer + (parity ^ 1) * columns, row - row_step, next_target);
       copy_async_wait_group<1>();
     } else {
       copy_async_wait_group<0>();
     }
-    const int far_target = target_of(row + 2 * row_step);
+    const int far_target = target_of(row - 2 * row_step);
     ExpSum part;
     if (target >= 0) {
       // The thread's maximum is found first: with so few vectors, rescaling a running sum would cost as much as the
@@ -191,13 +192,13 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
     const int at = target - begin;
     const bool has_target =
         0 <= at && at < vocab && at % kStep / V == threadIdx.x;  // the target is this thread's logit
-    if (has_target) loss[shape.rows - 1 - row] = loss_of(whole, to_float(x[at]));
-    if (target < 0 && cta == 0 && threadIdx.x == 0) loss[shape.rows - 1 - row] = 0.0f;
+    if (has_target) loss[row] = loss_of(whole, to_float(x[at]));
+    if (target < 0 && cta == 0 && threadIdx.x == 0) loss[row] = 0.0f;
     // Computes scale * exp(x - max) / sum, with x - max exact. The target's entry is corrected afterwards.
     const float log2_sum = log2f(whole.sum);
     const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
     const int live = target < 0 ? 0 : vocab;  // number of columns that have a gradient
-    T* const dx = dlogits + (shape.rows - 1 - row) * shape.dlogits_stride + begin;
+    T* const dx = dlogits + row * shape.dlogits_stride + begin;
     for (int c = mine; c < columns; c += kStep) {
       float v[V];
       if (c + V <= live) {
@@ -211,7 +212,7 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
       store_vector<V>(dx + c, v);
     }
     if (has_target) dx[at] = from_float<T>(scale * (p(to_float(x[at])) - 1.0f));
-    if (buffers == 1) load(buffer, row + row_step, next_target);
+    if (buffers == 1) load(buffer, row - row_step, next_target);
     target = next_target;
     next_target = far_target;
   }

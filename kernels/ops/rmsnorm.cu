@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     rmsnorm_forward_kernel(T* __restrict__ y, int64_t y_stride, float* __restrict__ rrms, const T* __restrict__ x,
                            int64_t x_stride, const T* __restrict__ w, int64_t N, int64_t C, float eps) {
   using Row = LaneRow<T, V>;
-  const int64_t row = block_from_end() * kMaxWarps + threadIdx.x / 32, vectors = C / V;
+  const int64_t row = int64_t{block_from_end()} * kMaxWarps + threadIdx.x / 32, vectors = C / V;
   const int lane = threadIdx.x % 32;
   if (row >= N) return;
   const Row x_row(x + row * x_stride, lane, vectors);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
                                         const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t N,
                                         int C, float eps) {
   constexpr int V = kVector<T>;
-  const int64_t first = (block_from_end() * kMaxWarps + threadIdx.x / 32) * kForwardRows;
+  const int64_t first = (int64_t{block_from_end()} * kMaxWarps + threadIdx.x / 32) * kForwardRows;
   const int lane = threadIdx.x % 32, vectors = C / V;
   uint4 rows[kForwardRows][kWords], weights[kWords];
 #pragma unroll
@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float sum[kWords][V] = {};
   const float share = 1.0f / static_cast<float>(C);
 
+  // From the last row to the first (common/block_order.cuh).
   for (int64_t row = N - 1 - (int64_t{blockIdx.x} * kMaxWarps + warp); row >= 0;
        row -= int64_t{gridDim.x} * kMaxWarps) {
     uint4 dys[kWords], xs[kWords], arounds[kWords];
@@ -220,6 +221,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float* const sum_row = sums + warp * C;  // a lane accesses only its own vectors, so no barrier is needed
   Row::for_each(lane, vectors, [&](int, int64_t at) { store_vector<V>(sum_row + at * V, {}); });
 
+  // From the last row to the first (common/block_order.cuh).
   for (int64_t row = N - 1 - (int64_t{blockIdx.x} * warps + warp); row >= 0; row -= int64_t{gridDim.x} * warps) {
     const Row dy_row(p.dy + row * p.dy_stride, lane, vectors), x_row(p.x + row * p.x_stride, lane, vectors);
     const Row around_row(p.dresidual == nullptr ? nullptr : p.dresidual + row * p.dresidual_stride, lane, vectors);

@@ -61,7 +61,7 @@ struct Held {
 template <class Out, class In, int V, bool kShared>
 __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 : 3)
     rope_kernel(Heads<Out, In> s, Table table, uint32_t rows, uint32_t T, int half, int all_heads, float direction) {
-  const uint32_t row = static_cast<uint32_t>(block_from_end()) * blockDim.y + threadIdx.y, b = row / T, t = row % T;
+  const uint32_t row = block_from_end() * blockDim.y + threadIdx.y, b = row / T, t = row % T;
   if (row >= rows) return;
   const uint32_t at = table.begin == nullptr ? t : t - table.begin[row];  // the position of the token
   const int vectors = half / V, apart = ceil_div(all_heads, kHeads);

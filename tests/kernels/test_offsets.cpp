@@ -239,8 +239,8 @@ TEST_CASE("Linear layers of measured shapes are right with the algorithms chosen
 
 namespace {
 
-// Checks loss and gradient of [N,Vp] logits, of which the last columns are padding. one_pass: computed by one call for
-// both, otherwise by forward and backward.
+// Checks the loss and the gradient of logits [N,Vp], whose last 47 columns are padding. If one_pass is true,
+// cross_entropy_forward_backward computes both; otherwise cross_entropy_forward and cross_entropy_backward do.
 void check_cross_entropy(int64_t Vp, bool one_pass) {
   on_gpu([=](Runtime& rt, DType dtype) {
     const int64_t vocab = Vp - 47, N = rows_past(dtype, Vp);
@@ -284,7 +284,8 @@ void check_cross_entropy(int64_t Vp, bool one_pass) {
 
 TEST_CASE("Cross-entropy is right past 2^31 logits (GPU)", "[gpu][large]") { check_cross_entropy(50304, false); }
 
-// In bf16, one CTA holds a row of 50,304 logits in shared memory, and a cluster of CTAs holds one of 128,256.
+// On Hopper in bf16, one CTA holds a row of 50,304 logits in shared memory, and a cluster of CTAs holds a row of
+// 128,256. Other cards may compute a row with two kernels.
 TEST_CASE("Cross-entropy in one pass is right past 2^31 logits (GPU)", "[gpu][large]") {
   for (const int64_t columns : {50304, 128256}) {
     INFO(columns << " columns");

@@ -324,7 +324,8 @@ TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[n
   for (const int64_t d : {64, 128}) {
     check({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
     check({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
-    // Groups of one head, for which the kernel with resident rows has tiles of up to 384 tokens.
+    // Here a group has one head. The forward with resident rows (nsa/sm90/resident_rows.cu) then has its longest tiles:
+    // 384 tokens at heads of 64, 192 at heads of 128.
     check({gpu, DType::bf16}, {{8192, 1, 1, d, d}, config(32, 16, 64, 16, 512)});
     // The portable kernels run these two cases. In the first one find_part() cuts a run's tokens into one part, in the
     // second one into several.

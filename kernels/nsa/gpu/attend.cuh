@@ -30,7 +30,8 @@ template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
 }
-inline constexpr int kRows = 16 * kWarps;  // rows of a tile: query rows, or keys for dk and dv; half in CompactTile
+// The rows of a tile: query rows, or keys for dk and dv. CompactTile has half of it, WideTile 96.
+inline constexpr int kRows = 16 * kWarps;
 
 // Returns ds = p * (dp - delta), the gradient of one score. If p is 1 up to rounding, the row has no weight on other
 // keys, and ds is exactly 0 in real numbers. In f32 the result is therefore set to 0, since dp - delta would leave a
@@ -87,7 +88,8 @@ View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>
   return v;
 }
 
-// The kernel arguments of a call. Throws if a kernel's 31-bit indices would overflow.
+// The kernel arguments of a call. Throws if a kernel's 31-bit indices would overflow. Indices of rows reach up to the
+// end of the last step, which has at most 2 * kRows rows.
 template <class T>
 Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
   const int64_t T_ = end_token(in), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
@@ -124,6 +126,8 @@ void dispatch_attend(const Context& ctx, const char* op, PortableKernel kernel, 
         return f.template operator()<T, LargeHeadTile>(plan);
       case TileShape::compact:
         return f.template operator()<T, CompactTile>(plan);
+      case TileShape::wide:
+        break;  // choose_tile() does not return it
     }
   });
 }

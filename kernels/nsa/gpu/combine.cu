@@ -34,7 +34,7 @@ template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     combine_forward_kernel(Bthd<T> out, Branches<T> in, Planes<const float> gate, int64_t tokens, int heads, int group,
                            int vectors, int64_t count) {
-  const int64_t i = block_from_end() * kThreads + threadIdx.x;
+  const int64_t i = int64_t{block_from_end()} * kThreads + threadIdx.x;
   if (i >= count) return;
   const int row_vectors = heads * vectors;
   const int64_t token = i / row_vectors, b = token / tokens, t = token % tokens;
@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
     delta_cluster_kernel(Planes<float> dgate, Planes<float> delta, Planes<float> norm, Bthd<T> out, Bthd<const T> dout,
                          Branches<T> in, Planes<const float> gate, ClusterShape s) {
   constexpr int V = kVector<T>;
-  const uint32_t cluster =
-      (static_cast<uint32_t>(block_from_end()) * uint32_t{kClusterThreads} + threadIdx.x) / s.lanes;
+  const uint32_t cluster = (block_from_end() * uint32_t{kClusterThreads} + threadIdx.x) / s.lanes;
   const int lane = threadIdx.x % s.lanes;
   const bool inside = cluster < s.clusters, has_vector = inside && lane < s.vectors;
   const uint32_t token = inside ? cluster / s.groups : 0, b = token / s.T, t = token % s.T;
@@ -154,7 +153,7 @@ __global__ void __launch_bounds__(kThreads)
     delta_kernel(Planes<float> dgate, Planes<float> delta, Planes<float> norm, Bthd<T> out, Bthd<const T> dout,
                  Branches<T> in, Planes<const float> gate, DeltaShape s) {
   float* const products = reinterpret_cast<float*>(dynamic_shared());
-  const int64_t token0 = block_from_end() * s.tokens_per_cta;
+  const int64_t token0 = int64_t{block_from_end()} * s.tokens_per_cta;
   const int tokens = static_cast<int>(min(int64_t{s.tokens_per_cta}, s.tokens - token0)), rows = tokens * s.heads;
   const int lane = threadIdx.x % s.lanes, rows_per_warp = 32 / s.lanes;
   const int row_in_warp = threadIdx.x % 32 / s.lanes, step = kThreads / 32 * rows_per_warp;

@@ -3,9 +3,10 @@
 // kAddsDq).
 //
 // A CTA keeps 64 keys of one sequence and group, 16 per warp, and iterates over the query rows that see them, 64 per
-// step. Tiles of other sizes (portable_tiles.h): 32 rows per step for large heads, and 96 keys and 96 rows per step in
-// WideTile. The numbers below are those of 64 keys and 64 rows. Scores are computed transposed, s^T = k q^T, so that
-// p^T and ds^T are in the registers that the left operands of the next products need:
+// step. Other tiles (portable_tiles.h) have other sizes: LargeHeadTile takes 32 rows per step, CompactTile keeps 32
+// keys and takes 16 rows, and WideTile keeps 96 keys and takes 96 rows. The numbers below are those of 64 keys and 64
+// rows. Scores are computed transposed, s^T = k q^T, so that p^T and ds^T are in the registers that the left operands
+// of the next products need:
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
 // A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. Per step a CTA reads q and dout of 64
 // rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bound is the bandwidth of shared memory, as for dq.
@@ -91,7 +92,8 @@ struct StageRows<kCount, true> {
 // Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
 // sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory, in this order: k
 // [keys][dk], v [keys][dv]; in the selected branch the piece's tokens [kWorkTokens, with kAddsDq kDqWorkTokens] (not in
-// CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv] and StageRows.
+// CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv] and StageRows. At small
+// heads in bf16 an SM has 12 warps: three CTAs of four, or with WideTile two CTAs of six.
 template <class T, class Tile, bool kAddsDq>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32 / Tile::kThreads, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
@@ -114,6 +116,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   T* k = reinterpret_cast<T*>(dynamic_shared());
   T* v = k + Tile::kRows * stride_k;
   int* held = reinterpret_cast<int*>(v + Tile::kRows * stride_v);
+  // WideTile computes branches without lists only; the compiler then drops the code for lists.
   const bool is_listed = !std::is_same_v<Tile, WideTile> && a.list.tokens != nullptr;
   constexpr int kHeld = kAddsDq ? kDqWorkTokens : kWorkTokens, kStrideDs = tile_stride<T>(kCount);
   T* shared_ds = reinterpret_cast<T*>(held + (is_listed && Tile::kHoldsTokens ? kHeld : 0));
@@ -385,14 +388,16 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
-// Queues the kernel with kAddsDq: with WideTile, if its plan is given, otherwise with the tile of choose_tile(). The
-// caller has checked that the operands are bf16, and heads (64, 64) or (128, 128), for which choose_tile() never
-// returns CompactTile.
+// Queues the kernel with kAddsDq. `wide`, if given, is the plan of WideTile, which the kernel then uses; the blocks of
+// `list` then have 96 keys, and it has no lists of tokens. Otherwise choose_tile() chooses the tile. The caller has
+// checked that the operands are bf16, and heads (64, 64) or (128, 128), for which choose_tile() never returns
+// CompactTile.
 void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                   const KeyRange& range, const KeyWorkList& list, int part_tokens,
                   const std::optional<TilePlan>& wide = std::nullopt) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
+  TRIAD_CHECK(!wide || list.tokens == nullptr, "{}: WideTile has no lists of tokens", op);
   if (wide)
     return launch_dkdv<__nv_bfloat16, WideTile, true>(ctx, op, *wide, out, grad, in, range, list, row_stats,
                                                       part_tokens);
@@ -434,7 +439,7 @@ void backward_listed_portable(Context& ctx, const char* op, const AttendGradOut&
 
 void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                              const AttendIn& in, const KeyRange& range) {
-  if (range.keys == 0) return;
+  if (in.k.size(0) == 0 || range.keys == 0) return;
   Scratch::Scope scope(ctx.scratch);
   if (range.window < end_token(in))  // few tokens see a block: each block's own tokens are cut
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);

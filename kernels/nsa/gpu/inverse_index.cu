@@ -6,8 +6,9 @@
 //   index_plan_kernel, one CTA per sequence and group: computes, by prefix sums of the counts, where the tokens of each
 //       block begin in the index, and cuts them into pieces of at most most_tokens tokens. Many CTAs thereby share
 //       block 0, which every token lists.
-//   index_fill_kernel: writes the tokens of each block, ascending. Each warp counts which blocks its tokens list, and
-//       by the sums of these counts it knows where in the index its tokens of each block go.
+//   index_fill_kernel: writes the tokens of each block, ascending. Each warp first counts, for each block, how many of
+//       its tokens list the block. The sum of the counts of the warps before it says where in the index its own tokens
+//       of that block begin.
 // The KV-stationary forward has an index of its own (nsa/sm90/kv_stationary_index.cuh). Here the order of a block's
 // tokens is the order of the sums over them, so it must be fixed, and every block has a piece of work. There the order
 // is arbitrary, since each token adds its partial sums in the order of its list; it has the far blocks only, and it
@@ -192,26 +193,35 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
 
 // Writes the index of one part of the tokens, for the kFillBlocks blocks from block0 on. Grid: x the part and the
 // blocks, y the sequence and group. The warps of a CTA divide the part's tokens among them; warp 0 has the first ones.
-// First, each warp counts how many of its tokens list each block. Second, the CTA replaces each count by the place in
-// the index at which the warp's first token of the block goes. It knows the place of the part's first token of the
-// block from index_plan_kernel, and adds the counts of the earlier warps. Third, each warp reads its lists again, and
-// writes its tokens in ascending order. next[warp][block] is the count in the first step, and the place of the warp's
-// next token of the block in the third.
+// First, each warp counts how many of its tokens list each block. Second, the CTA replaces each count by a place in the
+// index: where the warp's first token that lists the block goes. This is the place of the part's first such token,
+// which index_plan_kernel has computed, plus the counts of the warps before. Third, each warp reads its lists again and
+// writes its tokens in ascending order. next[warp][block] is the count in the first step, and in the third one the
+// place of the warp's next token that lists the block.
 __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const InverseIndex index) {
   __shared__ int next[kFillWarps][kFillBlocks];
   const BlockLists& lists = index.lists;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, blocks = min(kFillBlocks, lists.blocks - block0);
-  // The tokens before the first token of block0 list none of these blocks.
-  const int begin = max(index.part_begin(part), index.viewers(b, block0).x);
-  const int end = min(index.part_begin(part + 1), lists.tokens);
+  // The tokens [begin, end) of the part contain all that see a key of one of the CTA's blocks. In packed rows an id may
+  // have no block, so that no token sees it. Therefore every id of the CTA is asked for its tokens, not the first
+  // alone.
+  int low = lists.tokens, high = 0;
+  for (int i = lane; i < blocks; i += 32) {
+    const int2 seen_by = index.viewers(b, block0 + i);
+    low = min(low, seen_by.x), high = max(high, seen_by.y);
+  }
+  const int begin = max(index.part_begin(part), static_cast<int>(__reduce_min_sync(kFullWarp, low)));
+  const int end = min(index.part_begin(part + 1), static_cast<int>(__reduce_max_sync(kFullWarp, high)));
   if (begin >= end) return;
-  const int of_warp = ceil_div(end - begin, kFillWarps), first = min(begin + warp * of_warp, end);
-  const int entries = (min(first + of_warp, end) - first) * lists.n;  // of this warp's tokens
-  // Calls visit(row, block) for all entries of the warp's lists, in order, 32 at a time, one per lane. row: the token
-  // minus `first`. block: the block minus block0, or -1 if the CTA does not have this block or the token sees none of
-  // its keys. To hide latency, it loads 32 kAhead entries before it visits the first of them.
+  const int most_of_warp = ceil_div(end - begin, kFillWarps);              // tokens
+  const int first = min(begin + warp * most_of_warp, end);                 // the warp's first token
+  const int entries = (min(first + most_of_warp, end) - first) * lists.n;  // entries of the warp's lists
+  // Calls visit(row, block) for all entries of the warp's lists, in order; one call of the warp visits 32 entries, one
+  // per lane. row: the token minus `first`. block: the block minus block0, or -1 if the CTA does not have this block,
+  // if the token sees none of its keys, or if the lane is past the last entry; `row` is then that of the last entry. To
+  // hide latency, each lane loads kAhead entries before it visits the first of them.
   constexpr int kAhead = 8;
   const auto for_entries = [&](auto visit) {
     for (int i0 = 0; i0 < entries; i0 += 32 * kAhead) {
@@ -249,8 +259,8 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   }
   __syncthreads();
 
-  // The 32 entries of a visit are those of a few tokens. These tokens take turns, the first one first, so that the
-  // tokens of each block ascend.
+  // The 32 entries of a visit belong to consecutive tokens, about 32 / n of them. The tokens take turns, the first one
+  // first, so that the tokens of each block ascend in the index.
   int* const out = index.tokens + bg * index.capacity;
   for_entries([&](int row, int block) {
     const int last = __shfl_sync(kFullWarp, row, 31);

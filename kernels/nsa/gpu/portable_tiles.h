@@ -1,5 +1,5 @@
 // The tile shapes of the portable attention kernels (nsa/gpu/fwd_dq.cuh, nsa/gpu/dkdv.cu), and the choice of one by the
-// shared memory of the card. The choice is a pure function without CUDA, so tests make it for any card.
+// problem and the shared memory of the card. The choice is a pure function without CUDA, so tests make it for any card.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace triad {
 
 // kRows: rows that a CTA keeps, 16 per warp: query rows, or keys in the kernel for dk and dv. kKeys: rows per step:
 // keys, or query rows in that kernel. kColumns: output columns per CTA (of o, dq, or dk and dv). Heads of up to 64 use
-// SmallHeadTile. Larger heads have one CTA for each 128 output columns; each of these CTAs recomputes the scores. They
-// use LargeHeadTile where it fits into shared memory, else CompactTile. In forward, at heads of kColumns, a warp issues
-// 64 mma.m16n8k16 per step with either of the first two, and keeps its sums in registers.
-// kHoldsTokens: dk and dv of the selected branch copy a piece's list of tokens to shared memory.
+// SmallHeadTile, except where plan_wide_tile() plans WideTile. Larger heads have one CTA for each 128 output columns;
+// each of these CTAs recomputes the scores. They use LargeHeadTile where it fits into shared memory, else CompactTile.
+// In forward, at heads of kColumns, a warp issues 64 mma.m16n8k16 per step with either of the first two, and keeps its
+// sums in registers. kHoldsTokens: dk and dv of the selected branch copy a piece's list of tokens to shared memory.
 template <int kRows_, int kKeys_, int kColumns_, bool kHoldsTokens_>
 struct PortableTile {
   static constexpr int kRows = kRows_, kKeys = kKeys_, kColumns = kColumns_, kThreads = 2 * kRows;
@@ -30,7 +30,7 @@ using CompactTile = PortableTile<32, 16, 128, false>;
 using WideTile = PortableTile<96, 96, 64, false>;
 
 enum class PortableKernel { forward, dq, dkdv, dq_dk_dv };
-enum class TileShape { small_heads, large_heads, compact };
+enum class TileShape { small_heads, large_heads, compact, wide };
 
 // A choice. stages: tiles that are in shared memory at a time: 2 for double buffering, or 1. bytes: shared memory per
 // CTA.
@@ -85,12 +85,13 @@ inline TilePlan choose_tile(PortableKernel kernel, const TileProblem& p, const S
   return plan_tile<CompactTile>(TileShape::compact, kernel, p, limits);
 }
 
-// Plans a CTA of WideTile. Returns nothing where SmallHeadTile is better: if there are few keys, because most of the
-// last tile may then be empty, or if two CTAs with two stages each do not fit on an SM.
+// Plans a CTA of WideTile, or returns nothing where choose_tile() has to choose: in f32, for heads wider than 64, if
+// two CTAs with two stages each do not fit on an SM, and if there are fewer than kLeastKeys keys. With few keys, the
+// last tile, which may be mostly empty, is a large share of all tiles.
 inline std::optional<TilePlan> plan_wide_tile(const TileProblem& p, int64_t keys, const SharedLimits& limits) {
   constexpr int64_t kLeastKeys = 1024;
   if (p.element_bytes != 2 || std::max(p.dk, p.dv) > kSmallHeads || keys < kLeastKeys) return std::nullopt;
-  const TilePlan plan = plan_tile<WideTile>(TileShape::small_heads, PortableKernel::dq_dk_dv, p, limits);
+  const TilePlan plan = plan_tile<WideTile>(TileShape::wide, PortableKernel::dq_dk_dv, p, limits);
   if (plan.stages != 2) return std::nullopt;
   return plan;
 }

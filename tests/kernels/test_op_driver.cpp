@@ -106,6 +106,19 @@ TEST_CASE("op driver: results that depend on the thread count are detected") {
   CHECK_FALSE(one.same_bits(two));
 }
 
+TEST_CASE("op driver: a run takes the initial values of another one, as if it had drawn them") {
+  const OpCase c = scale_case(Mistake::none);
+  OpRun low(c, {.dtype = DType::bf16, .shift = 1});
+  const RunOptions exact{.dtype = DType::f64, .precision = DType::bf16};
+  OpRun drawn(c, exact), taken(c, exact, &low), taken_again(c, exact, &taken);
+  for (OpRun* run : {&drawn, &taken, &taken_again}) run->run();
+  CHECK(taken.same_bits(drawn));
+  CHECK(taken_again.same_bits(drawn));
+  CHECK(taken.complaints().empty());
+  CHECK_THROWS(OpRun(c, {.dtype = DType::f64}, &low));  // another precision
+  CHECK_THROWS(OpRun(c, {.dtype = DType::bf16, .seed = 2}, &low));
+}
+
 TEST_CASE("op driver: relative error") {
   const double inf = std::numeric_limits<double>::infinity();
   const std::vector<double> a = {3, -inf, 4}, b = {3, -inf, 4.5}, c = {3, inf, 4}, zeros = {0, 0, 0};

@@ -84,13 +84,14 @@ void check_gradients(const OpCase& c) {
 void check_cpu(const OpCase& c) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const std::string where = label(c, fmt::format("cpu {}", name_of(dtype)));
-    OpRun first(c, {.dtype = dtype}), second(c, {.dtype = dtype}), two_threads(c, {.dtype = dtype, .threads = 2});
+    OpRun first(c, {.dtype = dtype}), second(c, {.dtype = dtype}, &first),
+        two_threads(c, {.dtype = dtype, .threads = 2}, &first);
     for (OpRun* run : {&first, &second, &two_threads}) run->run();
     expect_clean(first, where);
     expect_same_bits(first, second, where + ", twice");
     expect_same_bits(first, two_threads, where + ", one thread and two");
     if (dtype == DType::f64) continue;
-    OpRun exact(c, {.dtype = DType::f64, .precision = dtype});
+    OpRun exact(c, {.dtype = DType::f64, .precision = dtype}, &first);
     exact.run();
     expect_close(first, exact, dtype == DType::f32 ? kF32Sane : kBf16Sane, where + " against f64");
   }
@@ -101,8 +102,8 @@ void check_cpu(const OpCase& c) {
 struct GpuRuns {
   GpuRuns(const OpCase& c, DType dtype, const std::string& where, uint64_t seed = 1)
       : aligned(c, {.device = Device::cuda(), .dtype = dtype, .seed = seed}),
-        unaligned(c, {.device = Device::cuda(), .dtype = dtype, .seed = seed, .shift = 1}) {
-    OpRun again(c, {.device = Device::cuda(), .dtype = dtype, .seed = seed});
+        unaligned(c, {.device = Device::cuda(), .dtype = dtype, .seed = seed, .shift = 1}, &aligned) {
+    OpRun again(c, {.device = Device::cuda(), .dtype = dtype, .seed = seed}, &aligned);
     for (OpRun* run : {&aligned, &unaligned, &again}) run->run();
     expect_clean(aligned, where);
     expect_clean(unaligned, where + ", unaligned");
@@ -127,7 +128,7 @@ void expect_same_lists(const GpuRuns& gpu, const OpRun& cpu, const std::string& 
 void check_gpu_f32(const OpCase& c) {
   const std::string where = label(c, "cuda f32");
   const GpuRuns gpu(c, DType::f32, where);
-  OpRun cpu(c, {.dtype = DType::f32});
+  OpRun cpu(c, {.dtype = DType::f32}, &gpu.aligned);
   cpu.run();
   expect_close(gpu.aligned, cpu, c.f32_tolerance, where + " against cpu");
   expect_close(gpu.unaligned, cpu, c.f32_tolerance, where + ", unaligned, against cpu");
@@ -146,8 +147,8 @@ struct Bf16Errors {
 // Runs a case in bf16. Returns the errors of each tensor that the op writes, by the index of its slot.
 std::map<size_t, Bf16Errors> bf16_errors(const OpCase& c, const std::string& where, uint64_t seed) {
   const GpuRuns gpu(c, DType::bf16, where, seed);
-  OpRun cpu(c, {.dtype = DType::bf16, .seed = seed});
-  OpRun exact(c, {.dtype = DType::f64, .precision = DType::bf16, .seed = seed});
+  OpRun cpu(c, {.dtype = DType::bf16, .seed = seed}, &gpu.aligned);
+  OpRun exact(c, {.dtype = DType::f64, .precision = DType::bf16, .seed = seed}, &gpu.aligned);
   cpu.run();
   exact.run();
   // Only ops without a backward compare lists: those of whole NSA depend on the rounding of intermediate results.
@@ -204,7 +205,8 @@ void check_bench_size(const OpCase& c) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     if (!(dtype == DType::f32 ? c.gpu_f32 : c.gpu_bf16)) continue;
     const std::string where = label(c, fmt::format("cuda {}", name_of(dtype)));
-    OpRun run(c, {.device = Device::cuda(), .dtype = dtype}), again(c, {.device = Device::cuda(), .dtype = dtype});
+    OpRun run(c, {.device = Device::cuda(), .dtype = dtype}),
+        again(c, {.device = Device::cuda(), .dtype = dtype}, &run);
     run.run();
     again.run();
     expect_clean(run, where);

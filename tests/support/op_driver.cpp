@@ -20,7 +20,24 @@ int64_t OpRun::region_bytes(const Slot& slot) const {
   return first_byte(slot) + slot.elements() * size_of(dtype_in(slot.type, options_.dtype)) + kGuardBytes;
 }
 
-OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(options), slots_(slots_of(c)) {
+// Copies the initial values of a slot of another run to host memory, laid out as the slot. An element that the other
+// run has in fewer bits is the same number here.
+void OpRun::copy_slot(size_t s, std::byte* to, const OpRun& like) const {
+  const Slot& slot = slots_[s];
+  const std::byte* from = like.regions_[s].before.data() + like.first_byte(slot);
+  if (dtype(s) == like.dtype(s)) {
+    std::copy_n(from, slot.elements() * size_of(dtype(s)), to);
+    return;
+  }
+  for (int64_t i = 0; i < slot.numel(); ++i)
+    store_element(to, slot.offset(i), dtype(s), load_element(from, slot.offset(i), like.dtype(s)));
+}
+
+OpRun::OpRun(const OpCase& c, const RunOptions& options, const OpRun* like)
+    : case_(c), options_(options), slots_(slots_of(c)) {
+  TRIAD_CHECK(like == nullptr || (like->case_.name == c.name && like->options_.seed == options.seed &&
+                                  like->precision() == precision()),
+              "{} {}: another run has other initial values", c.op, c.name);
   const Device device = options.device;
   // The scratch memory has exactly the planned size, so an op that allocates more than in its dry run fails.
   const int64_t scratch_bytes = planned_scratch_bytes(c, device, options.dtype);
@@ -39,7 +56,11 @@ OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(op
     const Slot& slot = slots_[s];
     Region region;
     region.before.assign(static_cast<size_t>(region_bytes(slot)), kGuard);
-    fill_slot(slot, region.before.data() + first_byte(slot), dtype(s), options.seed, s, options.precision);
+    std::byte* const first = region.before.data() + first_byte(slot);
+    if (like != nullptr)
+      copy_slot(s, first, *like);
+    else
+      fill_slot(slot, first, dtype(s), options.seed, s, options.precision);
     region.memory = runtime_->arena().alloc(MemTag::io, slot.name, DType::u8, {region_bytes(slot)});
     write(ctx, region.memory, region.before.data());
     args_.set(slot.name, slot_view(slot, region.memory.data + first_byte(slot), dtype(s), device));

@@ -20,7 +20,9 @@ struct RunOptions {
 
 class OpRun {
  public:
-  OpRun(const OpCase&, const RunOptions&);
+  // like: a run of the same case, with the same seed and precision. This run takes its initial values, since drawing
+  // random numbers would take longer than most ops.
+  OpRun(const OpCase&, const RunOptions&, const OpRun* like = nullptr);
   OpRun(const OpRun&) = delete;
 
   void forward();
@@ -49,6 +51,8 @@ class OpRun {
   };
   int64_t region_bytes(const Slot&) const;
   int64_t first_byte(const Slot&) const;
+  void copy_slot(size_t s, std::byte* to, const OpRun& like) const;
+  DType precision() const { return options_.precision.value_or(options_.dtype); }
 
   const OpCase& case_;
   RunOptions options_;

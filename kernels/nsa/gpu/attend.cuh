@@ -30,7 +30,7 @@ template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
 }
-// The rows of a tile: query rows, or keys for dk and dv. CompactTile has half of it, WideTile 96.
+// The rows of a tile: query rows, or keys for dk and dv. CompactTile has half as many, and WideTile has 96.
 inline constexpr int kRows = 16 * kWarps;
 
 // Returns ds = p * (dp - delta), the gradient of one score. If p is 1 up to rounding, the row has no weight on other

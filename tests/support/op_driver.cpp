@@ -20,8 +20,9 @@ int64_t OpRun::region_bytes(const Slot& slot) const {
   return first_byte(slot) + slot.elements() * size_of(dtype_in(slot.type, options_.dtype)) + kGuardBytes;
 }
 
-// Copies the initial values of a slot of another run to host memory, laid out as the slot. An element that the other
-// run has in fewer bits is the same number here.
+// Copies the initial values of a slot of another run to host memory, laid out as the slot. If the two runs store the
+// slot in different dtypes, each element is converted. This changes no number, because both runs round their inputs to
+// the same dtype.
 void OpRun::copy_slot(size_t s, std::byte* to, const OpRun& like) const {
   const Slot& slot = slots_[s];
   const std::byte* from = like.regions_[s].before.data() + like.first_byte(slot);
@@ -29,15 +30,17 @@ void OpRun::copy_slot(size_t s, std::byte* to, const OpRun& like) const {
     std::copy_n(from, slot.elements() * size_of(dtype(s)), to);
     return;
   }
-  for (int64_t i = 0; i < slot.numel(); ++i)
-    store_element(to, slot.offset(i), dtype(s), load_element(from, slot.offset(i), like.dtype(s)));
+  for (int64_t i = 0; i < slot.numel(); ++i) {
+    const int64_t at = slot.offset(i);
+    store_element(to, at, dtype(s), load_element(from, at, like.dtype(s)));
+  }
 }
 
 OpRun::OpRun(const OpCase& c, const RunOptions& options, const OpRun* like)
     : case_(c), options_(options), slots_(slots_of(c)) {
-  TRIAD_CHECK(like == nullptr || (like->case_.name == c.name && like->options_.seed == options.seed &&
-                                  like->precision() == precision()),
-              "{} {}: another run has other initial values", c.op, c.name);
+  TRIAD_CHECK(like == nullptr || (like->case_.op == c.op && like->case_.name == c.name &&
+                                  like->options_.seed == options.seed && like->precision() == precision()),
+              "{} {}: the run to copy from has another case, seed or precision", c.op, c.name);
   const Device device = options.device;
   // The scratch memory has exactly the planned size, so an op that allocates more than in its dry run fails.
   const int64_t scratch_bytes = planned_scratch_bytes(c, device, options.dtype);

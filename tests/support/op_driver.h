@@ -20,8 +20,9 @@ struct RunOptions {
 
 class OpRun {
  public:
-  // like: a run of the same case, with the same seed and precision. This run takes its initial values, since drawing
-  // random numbers would take longer than most ops.
+  // like: if not null, a run of the same case and seed whose inputs were rounded to the same dtype (`precision`, or
+  // `dtype` if that is absent). The new run copies the initial values of `like`, because drawing random numbers takes
+  // longer than most ops.
   OpRun(const OpCase&, const RunOptions&, const OpRun* like = nullptr);
   OpRun(const OpRun&) = delete;
 

@@ -127,7 +127,7 @@ void dispatch_attend(const Context& ctx, const char* op, PortableKernel kernel, 
       case TileShape::compact:
         return f.template operator()<T, CompactTile>(plan);
       case TileShape::wide:
-        break;  // choose_tile() does not return it
+        fail("{}: choose_tile() does not choose WideTile", op);
     }
   });
 }

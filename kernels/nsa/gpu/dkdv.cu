@@ -93,7 +93,8 @@ struct StageRows<kCount, true> {
 // sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory, in this order: k
 // [keys][dk], v [keys][dv]; in the selected branch the piece's tokens [kWorkTokens, with kAddsDq kDqWorkTokens] (not in
 // CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv] and StageRows. At small
-// heads in bf16 an SM has 12 warps: three CTAs of four, or with WideTile two CTAs of six.
+// heads in bf16, the launch bounds leave registers for 12 warps per SM: three CTAs of four warps, or two CTAs of six
+// with WideTile. On cards with less shared memory than Hopper, fewer CTAs fit.
 template <class T, class Tile, bool kAddsDq>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32 / Tile::kThreads, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
@@ -388,10 +389,9 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
-// Queues the kernel with kAddsDq. `wide`, if given, is the plan of WideTile, which the kernel then uses; the blocks of
-// `list` then have 96 keys, and it has no lists of tokens. Otherwise choose_tile() chooses the tile. The caller has
-// checked that the operands are bf16, and heads (64, 64) or (128, 128), for which choose_tile() never returns
-// CompactTile.
+// Queues the kernel with kAddsDq. wide: the plan of WideTile, if the kernel shall use that tile. Then `list` has blocks
+// of 96 keys, and no tokens (list.tokens is null). Otherwise choose_tile() chooses the tile. The caller has checked
+// that the operands are bf16, and heads (64, 64) or (128, 128), for which choose_tile() never returns CompactTile.
 void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                   const KeyRange& range, const KeyWorkList& list, int part_tokens,
                   const std::optional<TilePlan>& wide = std::nullopt) {
@@ -439,7 +439,7 @@ void backward_listed_portable(Context& ctx, const char* op, const AttendGradOut&
 
 void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                              const AttendIn& in, const KeyRange& range) {
-  if (in.k.size(0) == 0 || range.keys == 0) return;
+  if (in.k.size(0) == 0 || range.keys == 0) return;  // nothing to do; partial_bytes below would be 0
   Scratch::Scope scope(ctx.scratch);
   if (range.window < end_token(in))  // few tokens see a block: each block's own tokens are cut
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);

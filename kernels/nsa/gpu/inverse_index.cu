@@ -7,8 +7,8 @@
 //       block begin in the index, and cuts them into pieces of at most most_tokens tokens. Many CTAs thereby share
 //       block 0, which every token lists.
 //   index_fill_kernel: writes the tokens of each block, ascending. Each warp first counts, for each block, how many of
-//       its tokens list the block. The sum of the counts of the warps before it says where in the index its own tokens
-//       of that block begin.
+//       the warp's tokens list the block. The warp's tokens of a block go to the place at which the part's tokens of
+//       that block begin, plus the counts of the warps before.
 // The KV-stationary forward has an index of its own (nsa/sm90/kv_stationary_index.cuh). Here the order of a block's
 // tokens is the order of the sums over them, so it must be fixed, and every block has a piece of work. There the order
 // is arbitrary, since each token adds its partial sums in the order of its list; it has the far blocks only, and it
@@ -204,9 +204,9 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, blocks = min(kFillBlocks, lists.blocks - block0);
-  // The tokens [begin, end) of the part contain all that see a key of one of the CTA's blocks. In packed rows an id may
-  // have no block, so that no token sees it. Therefore every id of the CTA is asked for its tokens, not the first
-  // alone.
+  // All tokens of the part that see a key of one of the CTA's blocks are in [begin, end). The bounds are those of all
+  // ids of the CTA. The first id does not suffice, because in packed rows an id may have no block. For such an id,
+  // viewers() returns (lists.tokens, 0), which changes neither bound.
   int low = lists.tokens, high = 0;
   for (int i = lane; i < blocks; i += 32) {
     const int2 seen_by = index.viewers(b, block0 + i);
@@ -259,8 +259,8 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   }
   __syncthreads();
 
-  // The 32 entries of a visit belong to consecutive tokens, about 32 / n of them. The tokens take turns, the first one
-  // first, so that the tokens of each block ascend in the index.
+  // A visit has 32 entries, of about 32 / n consecutive tokens. The loop writes one token's entries at a time, in
+  // ascending order of the tokens, so that the tokens of each block ascend in the index.
   int* const out = index.tokens + bg * index.capacity;
   for_entries([&](int row, int block) {
     const int last = __shfl_sync(kFullWarp, row, 31);

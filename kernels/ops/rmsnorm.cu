@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float sum[kWords][V] = {};
   const float share = 1.0f / static_cast<float>(C);
 
-  // From the last row to the first (common/block_order.cuh).
+  // The loop goes from the last row to the first, because L2 may hold the last rows (common/block_order.cuh).
   for (int64_t row = N - 1 - (int64_t{blockIdx.x} * kMaxWarps + warp); row >= 0;
        row -= int64_t{gridDim.x} * kMaxWarps) {
     uint4 dys[kWords], xs[kWords], arounds[kWords];
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float* const sum_row = sums + warp * C;  // a lane accesses only its own vectors, so no barrier is needed
   Row::for_each(lane, vectors, [&](int, int64_t at) { store_vector<V>(sum_row + at * V, {}); });
 
-  // From the last row to the first (common/block_order.cuh).
+  // The loop goes from the last row to the first, because L2 may hold the last rows (common/block_order.cuh).
   for (int64_t row = N - 1 - (int64_t{blockIdx.x} * warps + warp); row >= 0; row -= int64_t{gridDim.x} * warps) {
     const Row dy_row(p.dy + row * p.dy_stride, lane, vectors), x_row(p.x + row * p.x_stride, lane, vectors);
     const Row around_row(p.dresidual == nullptr ? nullptr : p.dresidual + row * p.dresidual_stride, lane, vectors);

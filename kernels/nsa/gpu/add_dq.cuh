@@ -1,5 +1,6 @@
-// The part of the portable backward kernel (nsa/gpu/dkdv.cu) that adds to dq. After each of its steps, it adds the
-// product ds k of the step's query rows and the CTA's keys.
+// add_dq(): the part of the portable backward kernel (nsa/gpu/dkdv.cu) that adds to dq. A CTA of that kernel keeps some
+// keys k, and takes some query rows in each of its steps. From the gradient ds of the scores of these rows and keys,
+// add_dq() computes the product ds k, and adds it to dq of the rows.
 #pragma once
 #include "kernels/common/tile_mma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
@@ -30,16 +31,19 @@ __device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool
                  : "memory");
 }
 
-// Computes one warp's part of dq += scale ds k for the rows of a stage: 32 rows and 32 columns. All arrays but dq are
-// in shared memory:
-//   ds    the transposed ds: a row for each key of the CTA, a column for each row of the stage
+// Adds scale * ds k to dq. Each warp of the CTA does this for 32 query rows of the step and 32 columns. dq_group is the
+// address, in global memory, of dq of the first query row of the CTA's sequence and group. The other arrays are in
+// shared memory:
+//   ds    the gradient of the scores, transposed: it has a row for each key of the CTA, and a column for each query row
+//         of the step
 //   k     the CTA's keys
-//   sums  4 KiB that only this warp uses
-//   rows  for each row of the stage: rounding_unit, which is r = 2^23 u of nsa/gpu/rounding_unit.cu, and dq_offset, the
-//         offset of its dq from dq_group in units of 16 bytes. If dq_offset is negative, nothing is added to the row.
-// After the product, a lane has a few columns of many rows. If the warp added them from there, each instruction would
-// touch eight rows of dq, and take longer. So the warp stores its products to `sums`, and reads them back such that the
-// lanes of one instruction have whole runs of 128 bytes, the warp's 32 columns of a row.
+//   sums  4 KiB for the products of this warp
+//   rows  two numbers for each query row of the step. dq_offset: dq of the row begins at dq_group + 4 * dq_offset. If
+//         dq_offset is negative, nothing is added to the row. rounding_unit: a number r. Every term is rounded to a
+//         multiple of r / 2^23 before it is added, so that all additions are exact (nsa/gpu/rounding_unit.cu).
+// After the product, a lane has a few columns of each of several rows. If the warp added them from these registers, one
+// instruction would add to eight rows, which takes longer. So the warp stores the products to `sums` and loads them in
+// another order: one instruction then adds to all 32 columns, 128 contiguous bytes, of each of its rows.
 template <class Tile, class Rows>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
                                        float* sums, const Rows& rows, float* dq_group, float scale) {
@@ -49,7 +53,7 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
   const int row0 = warp % kRowTiles * kSide, column0 = warp / kRowTiles * kSide;
   const __nv_bfloat16* ds_at = ds + (lane % 8 + lane / 16 * 8) * stride_ds + row0 + lane / 8 % 2 * 8;
   const __nv_bfloat16* k_at = k + lane % 16 * stride_k + column0 + lane / 16 * 8;
-  float dq[2][kSide / 8][4] = {};  // [i]: rows 16 i to 16 i + 15
+  float dq[2][kSide / 8][4] = {};  // dq[i] has the rows 16 i to 16 i + 15 of the warp's 32
 #pragma unroll
   for (int key = 0; key < Tile::kRows; key += 16) {
     uint32_t a_fragment[2][4];

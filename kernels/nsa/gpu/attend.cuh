@@ -30,7 +30,7 @@ template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
 }
-// The rows of a tile: query rows, or keys for dk and dv. CompactTile has half as many, and WideTile has 96.
+// The number of rows that a CTA keeps with most tiles (PortableTile::kRows). CompactTile has 32, and WideTile has 96.
 inline constexpr int kRows = 16 * kWarps;
 
 // Returns ds = p * (dp - delta), the gradient of one score. If p is 1 up to rounding, the row has no weight on other
@@ -88,8 +88,8 @@ View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>
   return v;
 }
 
-// The kernel arguments of a call. Throws if a kernel's 31-bit indices would overflow. Indices of rows reach up to the
-// end of the last step, which has at most 2 * kRows rows.
+// Returns the kernel arguments of a call. Throws if the number of query rows, rounded up to whole steps of a kernel,
+// does not fit 31 bits. A step has at most 2 * kRows rows.
 template <class T>
 Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
   const int64_t T_ = end_token(in), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);

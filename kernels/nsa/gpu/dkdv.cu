@@ -70,17 +70,18 @@ struct DkdvArgs {
   int part_tokens;
 };
 
-// What the kernel keeps in shared memory of the query rows of a stage, apart from q and dout. range: a row sees the
-// keys [range.x, range.y). Keys after the last one of this CTA are left out of it.
+// The numbers that the kernel keeps in shared memory for each query row of a stage, in addition to q and dout. range:
+// the row sees the keys [range.x, range.y). The range ends with the last key of the CTA, even if the row sees more
+// keys.
 template <int kCount, bool kAddsDq>
 struct StageRows {
   float lse[kCount], delta[kCount], gate[kCount];
   int2 range[kCount];
 };
-// With kAddsDq, the statistics of a row are its RowStats, and the kernel needs two more numbers to add to dq:
-// rounding_unit is r = 2^23 u of nsa/gpu/rounding_unit.cu. dq_offset is how far dq of the row is from dq of the first
-// row of the sequence and group, in units of 16 bytes, or -1 if nothing may be added to the row, because it does not
-// exist or sees none of the CTA's keys.
+// With kAddsDq, a row has its RowStats instead of lse, delta and gate, and two more numbers with which add_dq() adds to
+// its dq. rounding_unit: a number r; terms are rounded to multiples of r / 2^23 (nsa/gpu/rounding_unit.cu). dq_offset:
+// the distance from dq of the first row of the sequence and group to dq of this row, in units of 16 bytes. It is -1 if
+// the row does not exist or sees none of the CTA's keys; nothing is added to such a row.
 template <int kCount>
 struct StageRows<kCount, true> {
   RowStats stats[kCount];
@@ -117,7 +118,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   T* k = reinterpret_cast<T*>(dynamic_shared());
   T* v = k + Tile::kRows * stride_k;
   int* held = reinterpret_cast<int*>(v + Tile::kRows * stride_v);
-  // WideTile computes branches without lists only; the compiler then drops the code for lists.
+  // No branch with block lists uses WideTile. With WideTile, is_listed is therefore false at compile time, and the
+  // kernel contains no code for lists.
   const bool is_listed = !std::is_same_v<Tile, WideTile> && a.list.tokens != nullptr;
   constexpr int kHeld = kAddsDq ? kDqWorkTokens : kWorkTokens, kStrideDs = tile_stride<T>(kCount);
   T* shared_ds = reinterpret_cast<T*>(held + (is_listed && Tile::kHoldsTokens ? kHeld : 0));
@@ -210,8 +212,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     }
   };
 
-  // kKeepsKeys: whether a warp keeps k and v of its 16 keys in registers. kRowsAtOnce: of how many query rows of a
-  // stage it computes the scores at a time.
+  // kKeepsKeys: whether a warp keeps k and v of its 16 keys in registers. kRowsAtOnce: the number of query rows whose
+  // scores a warp computes at a time; a stage has kCount query rows.
   constexpr bool kKeepsKeys = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
   constexpr int kRowsAtOnce = kKeepsKeys ? 32 : kCount;
   constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // one CTA has all columns, and column0 is 0
@@ -263,7 +265,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
             // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that
             // element [j][e] of p and ds belongs to.
             const auto column_of = [row0](int j, int e) { return row0 + 8 * j + fragment_column() + e % 2; };
-            // stats[j]: lse and dpsum of row column_of(j, 0), then of row column_of(j, 1).
+            // stats[j] has the statistics of two rows: x and y are lse and dpsum of row column_of(j, 0), z and w those
+            // of row column_of(j, 1).
             float4 stats[kAddsDq ? kRowsAtOnce / 8 : 1];
             if constexpr (kAddsDq)
 #pragma unroll
@@ -389,9 +392,10 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
-// Queues the kernel with kAddsDq. wide: the plan of WideTile, if the kernel shall use that tile. Then `list` has blocks
-// of 96 keys, and no tokens (list.tokens is null). Otherwise choose_tile() chooses the tile. The caller has checked
-// that the operands are bf16, and heads (64, 64) or (128, 128), for which choose_tile() never returns CompactTile.
+// Queues the kernel with kAddsDq. If `wide` has a value, it is the plan of WideTile, and the kernel uses that tile. In
+// this case `list` must have blocks of 96 keys and no tokens (list.tokens is null). If `wide` has no value,
+// choose_tile() chooses the tile. The caller has checked that the operands are bf16 and the heads are (64, 64) or
+// (128, 128). For these heads choose_tile() never returns CompactTile.
 void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                   const KeyRange& range, const KeyWorkList& list, int part_tokens,
                   const std::optional<TilePlan>& wide = std::nullopt) {
@@ -439,7 +443,7 @@ void backward_listed_portable(Context& ctx, const char* op, const AttendGradOut&
 
 void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                              const AttendIn& in, const KeyRange& range) {
-  if (in.k.size(0) == 0 || range.keys == 0) return;  // nothing to do; partial_bytes below would be 0
+  if (in.k.size(0) == 0 || range.keys == 0) return;  // no keys; below, a division by 0 would follow
   Scratch::Scope scope(ctx.scratch);
   if (range.window < end_token(in))  // few tokens see a block: each block's own tokens are cut
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);

@@ -126,8 +126,9 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                          [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
-// A lane adds up those powers 2^(score - top) of a row and a key tile that it holds. If the sum is at most kMostAdded,
-// the powers in bf16 and their products with values below 2^67 are finite. If it is larger, the row gets a higher top.
+// For each row and key tile, a lane holds some of the powers 2^(score - top), and adds them up. If the sum of a lane
+// exceeds kMostAdded, the row gets a higher top. Otherwise no power exceeds 2^60. Rounded to bf16, such a power is
+// finite, and so is its product with a value below 2^67.
 constexpr float kMostAdded = 0x1p60f;
 
 template <class T>

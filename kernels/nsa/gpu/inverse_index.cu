@@ -218,10 +218,13 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   const int most_of_warp = ceil_div(end - begin, kFillWarps);              // tokens
   const int first = min(begin + warp * most_of_warp, end);                 // the warp's first token
   const int entries = (min(first + most_of_warp, end) - first) * lists.n;  // entries of the warp's lists
-  // Calls visit(row, block) for all entries of the warp's lists, in order; one call of the warp visits 32 entries, one
-  // per lane. row: the token minus `first`. block: the block minus block0, or -1 if the CTA does not have this block,
-  // if the token sees none of its keys, or if the lane is past the last entry; `row` is then that of the last entry. To
-  // hide latency, each lane loads kAhead entries before it visits the first of them.
+  // The lists of the warp's tokens, one list after the other, form one sequence of entries. for_entries(visit) takes 32
+  // consecutive entries at a time, one in each lane, and every lane calls visit(row, block) for its entry:
+  //   row    the entry's token minus `first`
+  //   block  the entry's block minus block0. It is -1 if the block is not one of the CTA's, or if the token sees no
+  //          key of the block.
+  // Lanes after the last entry call visit() with the row of the last entry and with block -1. To hide latency, a lane
+  // loads kAhead entries before it calls visit() for the first of them.
   constexpr int kAhead = 8;
   const auto for_entries = [&](auto visit) {
     for (int i0 = 0; i0 < entries; i0 += 32 * kAhead) {
@@ -259,8 +262,9 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   }
   __syncthreads();
 
-  // A visit has 32 entries, of about 32 / n consecutive tokens. The loop writes one token's entries at a time, in
-  // ascending order of the tokens, so that the tokens of each block ascend in the index.
+  // The 32 entries of a visit() belong to consecutive tokens. The loop takes these tokens one after the other, in
+  // ascending order: the lanes with the token's entries write the token to the index of their blocks. So the tokens of
+  // each block ascend in the index.
   int* const out = index.tokens + bg * index.capacity;
   for_entries([&](int row, int block) {
     const int last = __shfl_sync(kFullWarp, row, 31);

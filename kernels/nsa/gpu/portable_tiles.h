@@ -10,12 +10,17 @@
 
 namespace triad {
 
-// kRows: rows that a CTA keeps, 16 per warp: query rows, or keys in the kernel for dk and dv. kKeys: rows per step:
-// keys, or query rows in that kernel. kColumns: output columns per CTA (of o, dq, or dk and dv). Heads of up to 64 use
-// SmallHeadTile, except where plan_wide_tile() plans WideTile. Larger heads have one CTA for each 128 output columns;
-// each of these CTAs recomputes the scores. They use LargeHeadTile where it fits into shared memory, else CompactTile.
-// In forward, at heads of kColumns, a warp issues 64 mma.m16n8k16 per step with either of the first two, and keeps its
-// sums in registers. kHoldsTokens: dk and dv of the selected branch copy a piece's list of tokens to shared memory.
+// The sizes of the tiles of one CTA.
+//   kRows         rows that the CTA keeps, 16 per warp: query rows, or keys in the kernels that compute dk and dv
+//   kKeys         rows that the CTA loads per step: keys, or query rows in the kernels that compute dk and dv
+//   kColumns      columns of the outputs (o, dq, or dk and dv) that the CTA computes
+//   kHoldsTokens  whether the kernels that compute dk and dv of the selected branch copy the list of tokens of a piece
+//                 of work to shared memory
+// For heads of up to 64 the kernels use SmallHeadTile, or WideTile where plan_wide_tile() plans it. For larger heads
+// they use LargeHeadTile if it fits into shared memory, and CompactTile if it does not. If a head has more than 128
+// columns, several CTAs compute 128 output columns each, and every one of them computes the scores for itself. With
+// SmallHeadTile at heads of 64, and with LargeHeadTile at heads of 128, a warp takes 64 mma.m16n8k16 per step of
+// forward and keeps its sums in registers.
 template <int kRows_, int kKeys_, int kColumns_, bool kHoldsTokens_>
 struct PortableTile {
   static constexpr int kRows = kRows_, kKeys = kKeys_, kColumns = kColumns_, kThreads = 2 * kRows;
@@ -24,9 +29,9 @@ struct PortableTile {
 using SmallHeadTile = PortableTile<64, 64, 64, true>;
 using LargeHeadTile = PortableTile<64, 32, 128, true>;
 using CompactTile = PortableTile<32, 16, 128, false>;
-// WideTile is for the kernel that computes dq, dk and dv of bf16 heads of up to 64 (PortableKernel::dq_dk_dv), in a
-// branch without block lists where each token sees all keys up to itself. With it, the kernel loads a query row, and
-// adds to the row's dq, once per 96 keys; with SmallHeadTile it does so once per 64 keys.
+// WideTile is for PortableKernel::dq_dk_dv, the kernel that computes dq, dk and dv, with bf16 heads of up to 64 in a
+// branch without block lists where each token sees all keys up to itself. With WideTile, the kernel loads a query row
+// and adds to its dq once per 96 keys; with SmallHeadTile, once per 64 keys.
 using WideTile = PortableTile<96, 96, 64, false>;
 
 enum class PortableKernel { forward, dq, dkdv, dq_dk_dv };
@@ -46,8 +51,8 @@ struct TileProblem {
 };
 
 inline constexpr int64_t kTilePadBytes = 16;  // after each row of a tile, against bank conflicts
-// The bytes that the kernel for dk and dv keeps of a query row in addition to q and dout, and the bytes that it keeps
-// if it computes dq as well (StageRows in nsa/gpu/dkdv.cu).
+// For each query row of a stage, the kernels that compute dk and dv keep q, dout and a few more numbers in shared
+// memory (StageRows in nsa/gpu/dkdv.cu). These are the bytes of the other numbers: without dq, and with dq.
 inline constexpr int64_t kDkdvRowBytes = 20, kDqDkDvRowBytes = 24;
 inline constexpr int kSmallHeads = SmallHeadTile::kColumns;  // the widest small heads
 

@@ -16,16 +16,16 @@ constexpr int kScoreStride = 17;
 // Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
 __device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
 
-// Which candidates a list contains: all with a score above `threshold`, and the first `equals` of those with a score
-// equal to it. threshold is an order_of() value.
+// A Cut says which candidates a list contains: all whose score is above `threshold`, and the first `equals` of those
+// whose score equals `threshold`. threshold is a result of order_of().
 struct Cut {
   unsigned threshold;
   int equals;
 };
 
-// One warp finds the Cut of one token: by bisection, the largest threshold that at least rule.slots (>= 1) candidates
-// reach. In every turn at least `slots` candidates reach `low`, and only `above` < `slots` reach `high`. The search
-// ends early if exactly `slots` candidates reach `low`.
+// One warp returns the Cut of one token. By bisection it finds the largest threshold that at least rule.slots (>= 1)
+// candidates reach. In every turn of the loop at least rule.slots candidates reach `low`, and fewer reach `high`:
+// `above` is their number. The search ends early if exactly rule.slots candidates reach `low`.
 __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   const int lane = threadIdx.x % 32;
   unsigned lane_top = 0;
@@ -33,7 +33,9 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
     lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
   unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
-  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // reached by a candidate of each lane
+  // The lowest of the lanes' highest scores is a `low` that at least 32 candidates reach, one of each lane. With fewer
+  // than 32 candidates it is 0, which all candidates reach.
+  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;
   int above = 0;
   while (high - low > 1) {
     const unsigned bound = low + (high - low) / 2;

@@ -3,10 +3,10 @@
 // cuBLASLt is column-major. The row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
 // matrix that is read as column-major is already its transpose. So the operands swap, M and N swap, and no data moves.
 //
-// Results have the same bits in every run. The algorithm is a pure function of the problem: a row of the table in
-// matmul_tuned.h, otherwise the first of cuBLASLt's heuristic; nothing is timed at run time. Split-K sums are kept in
-// fp32 in the workspace and added in a fixed order. cuBLASLt's other split-K schemes add into D itself, which would
-// round partial sums to bf16.
+// Results have the same bits in every run. The algorithm is a pure function of the problem: the one that
+// matmul_tuned.h names, otherwise the first of cuBLASLt's heuristic; nothing is timed at run time. Split-K sums are
+// kept in fp32 in the workspace and added in a fixed order. cuBLASLt's other split-K schemes add into D itself, which
+// would round partial sums to bf16.
 #include "kernels/ops/matmul.h"
 
 #include <cublasLt.h>
@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/ops/matmul_tuned.h"
@@ -165,7 +166,6 @@ class CublasLt final : public BlasHandle {
   CublasLt(const CublasLt&) = delete;
 
   static CublasLt& of(Context& ctx) {
-    constexpr int kTunedSms = 132;  // SMs of an H200 or an H100 SXM, for which the table was measured
     const bool tuned_card = ctx.may_use_sm90() && ctx.num_sms == kTunedSms;
     if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, tuned_card);
     return static_cast<CublasLt&>(*ctx.blas);
@@ -208,39 +208,27 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
   check_cublas(cublaslt().algorithm_set(&algorithm, attribute, &value, sizeof(value)), "an attribute of an algorithm");
 }
 
-// The table's row for this product, or nullptr. The table is for linear layers in bf16 with 16-byte aligned operands.
-const TunedProduct* find_tuned(const Problem& p) {
-  if (p.a.dtype != DType::bf16 || p.bias_alignment != 0) return nullptr;  // none was measured with a bias
-  if (p.d.batch > 1) return nullptr;
+// The measured algorithm for this product, if it is one of a linear layer in bf16 with 16-byte aligned operands.
+std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
+  if (p.a.dtype != DType::bf16 || p.bias_alignment != 0) return {};  // none was measured with a bias
+  if (p.d.batch > 1) return {};
   for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
-    if (o->alignment < 16 || o->ld % 8 != 0) return nullptr;
+    if (o->alignment < 16 || o->ld % 8 != 0) return {};
   // cuBLASLt's A is this op's B, and its rows are this op's columns.
-  const auto is = [&](LinearPass pass, int64_t in, int64_t out, int64_t rows) {
-    switch (pass) {
-      case LinearPass::forward:  // x [rows,in] times w [out,in] transposed
-        return p.trans_a && !p.trans_b && p.d.dtype == DType::bf16 && p.a.rows == in && p.d.rows == out &&
-               p.d.cols == rows;
-      case LinearPass::dx:  // dy [rows,out] times w
-        return !p.trans_a && !p.trans_b && p.d.dtype == DType::bf16 && p.a.cols == out && p.d.rows == in &&
-               p.d.cols == rows;
-      case LinearPass::dw:  // dy transposed times x [rows,in]
-        return !p.trans_a && p.trans_b && p.d.dtype == DType::f32 && p.a.cols == rows && p.d.rows == in &&
-               p.d.cols == out;
-    }
-    return false;
-  };
-  for (const TunedProduct& t : kTunedProducts) {
-    const int64_t rows = t.pass == LinearPass::dw ? p.a.cols : p.d.cols;
-    if (t.min_rows <= rows && rows <= t.max_rows && is(t.pass, t.in, t.out, rows)) return &t;
-  }
-  return nullptr;
+  if (p.d.dtype == DType::bf16 && !p.trans_b)
+    return p.trans_a ? tuned_algorithm(LinearPass::forward, p.a.rows, p.d.rows, p.d.cols)  // x times w transposed
+                     : tuned_algorithm(LinearPass::dx, p.d.rows, p.a.cols, p.d.cols);      // dy times w
+  if (p.d.dtype == DType::f32 && !p.trans_a && p.trans_b)                                  // dy transposed times x
+    return tuned_algorithm(LinearPass::dw, p.d.rows, p.d.cols, p.a.cols);
+  return {};
 }
 
-// Sets plan.algorithm from the table. Returns false, with plan unchanged, if the table has no algorithm for this
-// problem or the library rejects it.
+// Sets plan.algorithm to the measured one. Returns false, with plan unchanged, if there is none for this problem or the
+// library rejects it.
 bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
-  const TunedProduct* const t = tuned_card_ ? find_tuned(p) : nullptr;
-  if (t == nullptr) return false;
+  if (!tuned_card_) return false;
+  const std::optional<TunedAlgorithm> t = find_tuned(p);
+  if (!t) return false;
   cublasLtMatmulAlgo_t algorithm;
   if (cublaslt().algorithm_init(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
                                 cuda_type(p.d.dtype), kTunedAlgorithm, &algorithm) != CUBLAS_STATUS_SUCCESS)

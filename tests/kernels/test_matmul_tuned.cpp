@@ -1,10 +1,8 @@
 // The choice of cuBLASLt's algorithm by the sizes of a product. The products themselves are tested in test_offsets.cpp.
-#include <catch2/catch_test_macros.hpp>
-
 #include "kernels/ops/matmul_tuned.h"
+#include "tests/support/test.h"
 
-namespace triad {
-
+using namespace triad;
 using cuda::LinearPass, cuda::TunedAlgorithm, cuda::tuned_algorithm;
 
 TEST_CASE("A product takes the tile that keeps the SMs busiest", "[matmul]") {
@@ -21,12 +19,10 @@ TEST_CASE("A product takes the tile that keeps the SMs busiest", "[matmul]") {
 }
 
 TEST_CASE("cuBLASLt's heuristic chooses where no algorithm is known to be faster", "[matmul]") {
-  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 64, 512, 4488 + 1));  // the second wave has four tiles
-  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 64, 24 * 512, 561));  // too few rows
-  CHECK(tuned_algorithm(LinearPass::forward, 64, 12 * 512, 1122));
+  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 64, 512, 4488 + 1));      // the second wave has four tiles
+  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 64, 33 * 128, 4 * 152));  // 132 tiles, but of few rows
+  CHECK(tuned_algorithm(LinearPass::forward, 64, 12 * 128, 11 * 152));
   CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 32768));  // a long sum
   CHECK(tuned_algorithm(LinearPass::dw, 2048, 128256, 4096));
   CHECK(tuned_algorithm(LinearPass::dw, 768, 768, 32768)->split == 4);  // a row of the table
 }
-
-}  // namespace triad

@@ -57,6 +57,7 @@ struct Select {
   bool vectors;                  // whether rows of q and k consist of aligned 16-byte vectors
   int chunks;                    // chunks of kChunk columns in a row of q in shared memory; zeros from column dk on
   int head_turn;                 // heads whose q is in shared memory at a time
+  int sum_floats;                // size of Shared::sums or Shared::carries
   int64_t items;                 // work items: one per tile of 16 tokens, sequence and group
   int64_t sequences_and_groups;  // B * Hkv
   float* slab;                   // [CTAs, slab_stride]: scores in scratch; nullptr: scores are in shared memory
@@ -87,24 +88,31 @@ __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bo
 //   token(), key()   the token and the key of element e of the lane's sums.
 //   store_query()    stores 16-byte piece i of a head's chunk of q, which begins at token query_token(i) and column
 //                    query_column(i), to shared memory in the order that multiply() reads.
-template <class T>
+// kPools: whether a lane's sums of one token are those of two whole blocks of four neighbouring keys (bf16 only).
+template <class T, bool kPools>
 struct Keys;
 
 // bf16, on tensor cores. The columns of a product may be in any order that is the same in both operands. Of the 32
 // columns of a chunk, lane l holds the 8 columns 8*(l%4) .. 8*(l%4) + 7, for two mma of depth 16. A lane's part of a
 // key is then one 16-byte load, and queries are stored in the order of the mma: [mma][lane][row l/4, row l/4 + 8, both
 // again for the next columns].
-template <>
-struct Keys<__nv_bfloat16> {
+template <bool kPools>
+struct Keys<__nv_bfloat16, kPools> {
   static constexpr int kQueryPieces = 64;  // 16-byte pieces of a head's chunk: one per lane for tokens 0-7, then 8-15
   uint4 piece[kWarpKeys / 8];
 
   __device__ static int query_token(int i) { return i / 32 * 8 + i % 32 / 4; }
   __device__ static int query_column(int i) { return i % 4 * 8; }
   __device__ static int token(int e) { return threadIdx.x % 32 / 4 + e % 4 / 2 * 8; }
-  __device__ static int key(int e) { return e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2; }
+  __device__ static int key(int e) { return key_of(e / 4, threadIdx.x % 4 * 2 + e % 2); }
+  // The key in column c of the product with piece j. In the usual order, piece j has the keys 8 j .. 8 j + 7. With
+  // kPools, the pieces 2 i and 2 i + 1 have the keys 16 i .. 16 i + 15, of which a lane's two columns in each of the
+  // two pieces are four neighbours: 16 i + 4 (lane % 4) and the next three.
+  __device__ static int key_of(int j, int c) {
+    return kPools ? 16 * (j / 2) + 4 * (c / 2) + 2 * (j % 2) + c % 2 : 8 * j + c;
+  }
 
-  __device__ static int lane_row() { return threadIdx.x % 32 / 4; }
+  __device__ static int lane_row() { return key_of(0, threadIdx.x % 32 / 4); }
 
   __device__ __forceinline__ static void store_query(uint4* queries, int i, uint4 piece) {
     uint32_t* step = reinterpret_cast<uint32_t*>(queries + i % 32) + i / 32;
@@ -113,11 +121,20 @@ struct Keys<__nv_bfloat16> {
     step[0] = piece.z, step[2] = piece.w;
   }
   // row: the lane's first key, key lane_row() of the warp's 32. count: the number of keys that exist from that one on.
+  // With kPools, which needs vectors, a lane loads the last key in place of those that do not exist.
   __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
                                        bool vectors) {
+    column += threadIdx.x % 4 * 8;
 #pragma unroll
-    for (int j = 0; j < kWarpKeys / 8; ++j, row += 8 * stride)
-      piece[j] = load_piece(8 * j < count ? row : nullptr, column + threadIdx.x % 4 * 8, dk, vectors);
+    for (int j = 0; j < kWarpKeys / 8; ++j) {
+      const int ahead = key_of(j, 0);
+      if constexpr (kPools) {
+        const __nv_bfloat16* from = row + int64_t{min(ahead, count - 1)} * static_cast<int>(stride);
+        piece[j] = column < dk ? *reinterpret_cast<const uint4*>(from + column) : make_uint4(0, 0, 0, 0);
+      } else {
+        piece[j] = load_piece(ahead < count ? row + ahead * stride : nullptr, column, dk, vectors);
+      }
+    }
   }
   __device__ __forceinline__ void multiply(float (&sum)[kWarpKeys / 8][4], const uint4* queries) const {
     const uint4 q0 = queries[threadIdx.x % 32], q1 = queries[32 + threadIdx.x % 32];
@@ -131,7 +148,7 @@ struct Keys<__nv_bfloat16> {
 
 // f32, with FFMA. A lane keeps the chunk of one key; all lanes read the same element of a query at a time.
 template <>
-struct Keys<float> {
+struct Keys<float, false> {
   static constexpr int kQueryPieces = kTokens * kChunk / 4;  // [token][4 columns]
   uint4 piece[kChunk / 4];
 
@@ -163,6 +180,10 @@ struct Keys<float> {
   }
 };
 
+// The order of queries in shared memory does not depend on that of keys.
+template <class T>
+using QueryOrder = Keys<T, false>;
+
 // probability() returns exp(q.k / sqrt(dk) - lse), given product = q.k. For bf16 inputs it computes the exponential
 // with the approximate exp2; scale and lse are therefore given with a factor kExpBase = log2(e).
 template <class T>
@@ -178,21 +199,27 @@ __device__ __forceinline__ float probability(float product, float scale, float l
 
 // The kernel's shared memory. The scores are in scratch if they do not fit.
 struct Shared {
-  uint4* queries;  // [heads per turn][chunks][Keys::kQueryPieces]
-  float* lse;      // [heads per turn][16 tokens], times kExpBase; +inf for a token without visible keys: p = 0
-  float* sums;     // [256 keys][kSumStride tokens]: probabilities of a tile of keys, summed over heads
-  int* visible;    // [16 tokens]: the number of compressed keys that the token sees
-  float* scores;   // [blocks][kScoreStride tokens]: scores of the blocks
+  uint4* queries;         // [heads per turn][chunks][Keys::kQueryPieces]
+  float* lse;             // [heads per turn][16 tokens], times kExpBase; +inf for a token without visible keys: p = 0
+  float* sums;            // [256 keys][kSumStride tokens]: probabilities of a tile of keys, summed over heads
+  float* carries;         // in the place of `sums` with kPools, [keys / 32 + 1][16 tokens]: see score_blocks()
+  int* visible;           // [16 tokens]: the number of compressed keys that the token sees
+  Candidate* candidates;  // [8 warps][kCandidates]: what a warp collects to write a list
+  float* scores;          // [blocks][kScoreStride tokens]: scores of the blocks
   template <class T>
   __device__ explicit Shared(const Select<T>& s)
       : queries(reinterpret_cast<uint4*>(dynamic_shared())),
-        lse(reinterpret_cast<float*>(queries + s.head_turn * s.chunks * Keys<T>::kQueryPieces)),
+        lse(reinterpret_cast<float*>(queries + s.head_turn * s.chunks * QueryOrder<T>::kQueryPieces)),
         sums(lse + s.head_turn * kTokens),
-        visible(reinterpret_cast<int*>(sums + kTileKeys * kSumStride)),
-        scores(s.slab != nullptr ? s.slab + blockIdx.x * s.slab_stride : reinterpret_cast<float*>(visible + kTokens)) {}
+        carries(sums),
+        visible(reinterpret_cast<int*>(sums + s.sum_floats)),
+        candidates(reinterpret_cast<Candidate*>(visible + kTokens)),
+        scores(s.slab != nullptr ? s.slab + blockIdx.x * s.slab_stride
+                                 : reinterpret_cast<float*>(candidates + kWarps * kCandidates)) {}
   template <class T>
-  static int64_t bytes(int64_t head_turn, int64_t chunks) {
-    return head_turn * (chunks * Keys<T>::kQueryPieces * 16 + kTokens * 4) + kTileKeys * kSumStride * 4 + kTokens * 4;
+  static int64_t bytes(int64_t head_turn, int64_t chunks, int64_t sum_floats) {
+    return head_turn * (chunks * QueryOrder<T>::kQueryPieces * 16 + kTokens * 4) + sum_floats * 4 + kTokens * 4 +
+           kWarps * kCandidates * static_cast<int64_t>(sizeof(Candidate));
   }
 };
 
@@ -228,12 +255,12 @@ struct DocumentTile : Tile {
 // the last token q is 0 and lse is +inf, so that p = 0.
 template <class T>
 __device__ void load_queries(const Select<T>& s, const Shared& shared, const Tile& tile, int head0, int heads) {
-  for (int i = threadIdx.x; i < heads * s.chunks * Keys<T>::kQueryPieces; i += kThreads) {
-    const int in_block = i % Keys<T>::kQueryPieces, block = i / Keys<T>::kQueryPieces;
-    const int t = tile.first + Keys<T>::query_token(in_block), h = tile.g * s.heads + head0 + block / s.chunks;
-    const int column = block % s.chunks * kChunk + Keys<T>::query_column(in_block);
-    Keys<T>::store_query(shared.queries + block * Keys<T>::kQueryPieces, in_block,
-                         load_piece(t <= tile.last ? s.q.row(tile.b, t, h) : nullptr, column, s.dk, s.vectors));
+  for (int i = threadIdx.x; i < heads * s.chunks * QueryOrder<T>::kQueryPieces; i += kThreads) {
+    const int in_block = i % QueryOrder<T>::kQueryPieces, block = i / QueryOrder<T>::kQueryPieces;
+    const int t = tile.first + QueryOrder<T>::query_token(in_block), h = tile.g * s.heads + head0 + block / s.chunks;
+    const int column = block % s.chunks * kChunk + QueryOrder<T>::query_column(in_block);
+    QueryOrder<T>::store_query(shared.queries + block * QueryOrder<T>::kQueryPieces, in_block,
+                               load_piece(t <= tile.last ? s.q.row(tile.b, t, h) : nullptr, column, s.dk, s.vectors));
   }
   for (int i = threadIdx.x; i < heads * kTokens; i += kThreads) {
     const int t = tile.first + i % kTokens, h = tile.g * s.heads + head0 + i / kTokens;
@@ -274,70 +301,153 @@ __device__ __forceinline__ void pool(const Select<T>& s, const Shared& shared, i
     pool_keys<0, 0>(s, shared, c0, c1, blocks);
 }
 
+// The 32 keys of a warp. Of each, kHeld chunks stay in registers for all heads. With kHeld = 0 a key has any number of
+// chunks, and they are loaded again for each head.
+template <class T, bool kPools, int kHeld>
+struct WarpKeys {
+  using Chunk = Keys<T, kPools>;
+  Chunk held[kHeld > 0 ? kHeld : 1];
+  const uint4* queries;  // Shared::queries and Shared::lse
+  const float* lse;
+  int64_t stride;  // elements from one key to the next
+  int dk, chunks;
+  bool vectors;
+  float scale;
+
+  __device__ __forceinline__ WarpKeys(const Select<T>& s, const Shared& shared)
+      : queries(shared.queries),
+        lse(shared.lse),
+        stride(s.k.stride_t),
+        dk(s.dk),
+        chunks(s.chunks),
+        vectors(s.vectors),
+        scale(s.scale) {}
+
+  // Loads the keys from `row` on, the lane's first key, of which `count` exist from that one on.
+  __device__ __forceinline__ void load(const T* row, int count) {
+    if constexpr (kHeld > 0)
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) held[i].load(row, stride, count, i * kChunk, dk, true);
+  }
+  // Adds to the lane's sums the probabilities of the `heads` heads in shared memory. row, count: as in load().
+  __device__ __forceinline__ void add_heads(float (&sum)[kElements], const T* row, int count, int heads) {
+#pragma unroll(kHeld >= 4 ? 2 : 1)
+    for (int h = 0; h < heads; ++h) {
+      const uint4* head = queries + h * chunks * Chunk::kQueryPieces;
+      float product[kWarpKeys / 8][4] = {};
+      if constexpr (kHeld > 0) {
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) held[i].multiply(product, head + i * Chunk::kQueryPieces);
+      } else {
+        for (int i = 0; i < chunks; ++i) {
+          held[0].load(row, stride, count, i * kChunk, dk, vectors);
+          held[0].multiply(product, head + i * Chunk::kQueryPieces);
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kElements; ++e)
+        sum[e] += probability<T>(product[e / 4][e % 4], scale, lse[h * kTokens + Chunk::token(e)]);
+    }
+  }
+};
+
+// Sets to 0 the sums of keys that a token does not see, of the warp's 32 keys from c0 on. Nothing has to be set if the
+// first token, which sees the fewest keys, sees all of them. Tokens after the last one have lse = inf, so their
+// probabilities are 0 anyway.
+template <class Chunk>
+__device__ __forceinline__ void mask_sums(float (&sum)[kElements], const Shared& shared, int c0) {
+  if (c0 + kWarpKeys <= shared.visible[0]) return;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e)
+    if (c0 + Chunk::key(e) >= shared.visible[Chunk::token(e)]) sum[e] = 0.0f;
+}
+
 // Adds to the scores of the blocks [0, blocks) what the `heads` heads in shared memory contribute, over the compressed
-// keys [0, keys) of the document. kHeld: the chunks of a key, which stay in registers for all heads; 0: any number of
-// chunks, which are loaded again for each head.
+// keys [0, keys) of the document.
 template <class T, int kHeld>
 __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& shared, const DocumentTile& tile,
                                             int heads, int keys, int blocks) {
-  constexpr int kChunks = kHeld > 0 ? kHeld : 1;
-  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Keys<T>::lane_row();
-  const int64_t stride = s.k.stride_t;
+  using Chunk = Keys<T, false>;
+  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Chunk::lane_row();
   const T* row = s.k.row(tile.b, tile.first_key + lane_key, tile.g);  // this lane's first key in the current tile
-  Keys<T> held[kChunks];
-  const auto load_held = [&](int c0) {
-    if constexpr (kHeld > 0)
-#pragma unroll
-      for (int i = 0; i < kChunks; ++i) held[i].load(row, stride, keys - c0 - lane_key, i * kChunk, s.dk, true);
-  };
-  load_held(0);
+  WarpKeys<T, false, kHeld> warp_keys(s, shared);
+  warp_keys.load(row, keys - lane_key);
   for (int c0 = 0; c0 < keys; c0 += kTileKeys) {
     float sum[kElements] = {};
     if (c0 + warp_key < keys) {
-#pragma unroll(kHeld >= 4 ? 2 : 1)
-      for (int h = 0; h < heads; ++h) {
-        const uint4* queries = shared.queries + h * s.chunks * Keys<T>::kQueryPieces;
-        float product[kWarpKeys / 8][4] = {};
-        if constexpr (kHeld > 0) {
-#pragma unroll
-          for (int i = 0; i < kChunks; ++i) held[i].multiply(product, queries + i * Keys<T>::kQueryPieces);
-        } else {
-          for (int i = 0; i < s.chunks; ++i) {
-            held[0].load(row, stride, keys - c0 - lane_key, i * kChunk, s.dk, s.vectors);
-            held[0].multiply(product, queries + i * Keys<T>::kQueryPieces);
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < kElements; ++e)
-          sum[e] += probability<T>(product[e / 4][e % 4], s.scale, shared.lse[h * kTokens + Keys<T>::token(e)]);
-      }
-    }
-    if (c0 + kTileKeys > shared.visible[0]) {
-      // Keys that a token does not see have probability 0. This is not needed if the first token, which sees the fewest
-      // keys, sees all keys of the tile. Tokens after the last one have lse = inf, so their probabilities are 0 anyway.
-#pragma unroll
-      for (int e = 0; e < kElements; ++e)
-        if (c0 + warp_key + Keys<T>::key(e) >= shared.visible[Keys<T>::token(e)]) sum[e] = 0.0f;
+      warp_keys.add_heads(sum, row, keys - c0 - lane_key, heads);
+      mask_sums<Chunk>(sum, shared, c0 + warp_key);
     }
 #pragma unroll
-    for (int e = 0; e < kElements; ++e)
-      shared.sums[(warp_key + Keys<T>::key(e)) * kSumStride + Keys<T>::token(e)] = sum[e];
-    row += kTileKeys * stride;
-    load_held(c0 + kTileKeys);  // prefetch, overlapped with pool()
+    for (int e = 0; e < kElements; ++e) shared.sums[(warp_key + Chunk::key(e)) * kSumStride + Chunk::token(e)] = sum[e];
+    row += kTileKeys * s.k.stride_t;
+    warp_keys.load(row, keys - c0 - kTileKeys - lane_key);  // prefetch, overlapped with pool()
     __syncthreads();
     pool(s, shared, c0, min(c0 + kTileKeys, keys), blocks);
     __syncthreads();
   }
 }
 
+// Computes the scores of the blocks [0, blocks) from all heads of the group and the compressed keys [0, keys), which
+// begin at `first_key`. This is for bf16, blocks of four keys (l' = 4 d) and keys that overlap the next one (l = 2 d),
+// and it has no barriers between tiles of keys. Block j is overlapped by the keys 4 j - 1 .. 4 j + 3, with the weights
+// 1, 2, 2, 2, 1. A lane has the last four of them, and the lane before it has the first one. If that key belongs to
+// the 32 keys of another warp, that warp stores its sum as a carry: carries[c / 32] is the sum of key c - 1, which is
+// added to the block of key c at the end.
+//
+// Not inlined, so that the values which only the rest of the kernel uses do not take registers from the loop over
+// heads.
+template <int kHeld>
+__device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const __nv_bfloat16* first_key, int keys,
+                                          int blocks) {
+  using Chunk = Keys<__nv_bfloat16, true>;
+  constexpr int kSize = 4;  // keys per block
+  const Shared shared(s);
+  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Chunk::lane_row(), quad = threadIdx.x % 4;
+  WarpKeys<__nv_bfloat16, true, kHeld> warp_keys(s, shared);
+  const __nv_bfloat16* row = first_key + lane_key * warp_keys.stride;
+  const int heads = s.heads;
+  warp_keys.load(row, keys - lane_key);
+  for (int c0 = warp_key; c0 < keys; c0 += kTileKeys) {
+    float sum[kElements] = {};
+    warp_keys.add_heads(sum, row, 0, heads);
+    row += kTileKeys * warp_keys.stride;
+    warp_keys.load(row, keys - c0 - kTileKeys - Chunk::lane_row());
+    mask_sums<Chunk>(sum, shared, c0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // the lane's two tokens
+      const int token = Chunk::token(2 * i);
+      float last_of_16 = 0.0f;  // in the quad's first lane: the sum of the key before the next 16
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* x = sum + 8 * half + 2 * i;  // the keys of the block are x[0], x[1], x[4] and x[5]
+        const float before = __shfl_sync(kFullWarp, x[5], (threadIdx.x + 3) % 4, 4);
+        const float score = fmaf(2.0f, x[0] + x[1] + x[4], x[5]) + (quad > 0 ? before : last_of_16);
+        const int j = c0 / kSize + 4 * half + quad;
+        if (j < blocks) shared.scores[j * kScoreStride + token] = score;
+        last_of_16 = before;
+      }
+      if (quad == 3) shared.carries[(c0 / kWarpKeys + 1) * kTokens + token] = sum[8 + 2 * i + 5];
+    }
+  }
+  __syncthreads();
+  for (int i = kTokens + threadIdx.x; i / kTokens * kWarpKeys < blocks * kSize; i += kThreads)
+    if (const int c = i / kTokens * kWarpKeys; c - kWarpKeys < keys)
+      shared.scores[c / kSize * kScoreStride + i % kTokens] += shared.carries[i];
+  __syncthreads();
+}
+
 // Writes the lists of a tile's tokens. The scores are computed first, unless every list has room for all blocks.
-template <class T, int kHeld>
+template <class T, int kHeld, bool kPools>
 __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& shared, const DocumentTile& tile) {
   const int end = tile.last - tile.begin;       // the position of the last token
   const SelectionRule<int> last = s.rule(end);  // its candidates include those of the tile's other tokens
   if (!last.lists_all()) {
     const int blocks = last.candidate_end, keys = min(s.visible(end), blocks * s.size);
-    for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
+    // score_blocks() stores the scores of all blocks of 32 keys, the others only add.
+    const int first_added = kPools ? round_up(keys, kWarpKeys) / 4 : 0;
+    for (int i = first_added * kScoreStride + threadIdx.x; i < blocks * kScoreStride; i += kThreads)
+      shared.scores[i] = 0.0f;
     if (threadIdx.x < kTokens) {
       const int t = tile.first + static_cast<int>(threadIdx.x);
       shared.visible[threadIdx.x] = t <= tile.last ? s.visible(t - tile.begin) : 0;
@@ -346,27 +456,30 @@ __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& sh
       const int heads = min(s.head_turn, s.heads - head0);
       load_queries(s, shared, tile, head0, heads);
       __syncthreads();
-      score_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
+      if constexpr (kPools)
+        score_blocks<kHeld>(s, s.k.row(tile.b, tile.first_key, tile.g), keys, blocks);
+      else
+        score_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
     }
   }
   for (int i = threadIdx.x / 32; i <= tile.last - tile.first; i += kWarps) {
     const int t = tile.first + i;
     write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.rule(t - tile.begin),
-               tile.first_block);
+               tile.first_block, shared.candidates + threadIdx.x / 32 * kCandidates);
   }
   __syncthreads();  // all warps have read the scores before the next tile clears them
 }
 
 // The selection. Grid: one CTA per work item; if the scores are in scratch, a bounded number of CTAs, each of which
 // computes several items.
-template <class T, int kHeld>
-__global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(const Select<T> s) {
+template <class T, int kHeld, bool kPools>
+__global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(const __grid_constant__ Select<T> s) {
   const Shared shared(s);
   for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
     const Tile whole(s, item);
     for (int first = whole.first; first <= whole.last;) {
       const DocumentTile tile(s, whole, first);
-      select_tile<T, kHeld>(s, shared, tile);
+      select_tile<T, kHeld, kPools>(s, shared, tile);
       first = tile.last + 1;
     }
   }
@@ -399,9 +512,14 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
     const bool vectors = all_have_vectors(kVector<T>, q, k_cmp);
     dispatch_held<T>(ceil_div(dk, kChunk), vectors, [&]<int kHeld>() {
       const int64_t chunks = kHeld > 0 ? kHeld : ceil_div(dk, kChunk);
-      const int64_t most = std::max<int64_t>(1, kQueryBytes / (chunks * Keys<T>::kQueryPieces * 16));
+      const int64_t most = std::max<int64_t>(1, kQueryBytes / (chunks * QueryOrder<T>::kQueryPieces * 16));
       const int64_t head_turn = ceil_div(G, ceil_div(G, most));
-      const int64_t work_bytes = Shared::bytes<T>(head_turn, chunks);
+      // score_blocks() computes the scores where it can.
+      const bool pools = !std::is_same_v<T, float> && kHeld > 0 && o.l == 2 * o.d && o.l_sel == 4 * o.d &&
+                         head_turn == G && k_cmp.stride[1] <= INT32_MAX;
+      const int64_t sum_floats =
+          pools ? (ceil_div(k_cmp.size(1), kWarpKeys) + 1) * kTokens : int64_t{kTileKeys} * kSumStride;
+      const int64_t work_bytes = Shared::bytes<T>(head_turn, chunks, sum_floats);
       const int64_t score_floats = ceil_div(tokens, o.l_sel) * kScoreStride;
       const int64_t score_bytes = score_floats * static_cast<int64_t>(sizeof(float));
       const bool in_shared = work_bytes + score_bytes <= std::min(kSharedLimit, shared_limits(ctx).cta_bytes);
@@ -437,13 +555,18 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
                         .vectors = vectors,
                         .chunks = static_cast<int>(chunks),
                         .head_turn = static_cast<int>(head_turn),
+                        .sum_floats = static_cast<int>(sum_floats),
                         .items = items,
                         .sequences_and_groups = B * Hkv,
                         .slab = slab,
                         .slab_stride = score_floats,
                         .documents = document_view(documents, tokens)};
-      launch(ctx, "nsa_select", select_kernel<T, kHeld>, dim3(ctas), kThreads,
-             work_bytes + (in_shared ? score_bytes : 0), s);
+      const auto start = [&](auto kernel) {
+        launch(ctx, "nsa_select", kernel, dim3(ctas), kThreads, work_bytes + (in_shared ? score_bytes : 0), s);
+      };
+      if constexpr (!std::is_same_v<T, float> && kHeld > 0)
+        if (pools) return start(select_kernel<T, kHeld, true>);
+      start(select_kernel<T, kHeld, false>);
     });
   });
 }

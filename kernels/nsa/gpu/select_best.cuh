@@ -16,6 +16,80 @@ constexpr int kScoreStride = 17;
 // Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
 __device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
 
+// A block with its score, mapped by order_of().
+struct Candidate {
+  unsigned score;
+  int block;
+};
+constexpr int kCandidates = 64;  // the most that write_best() collects: two per lane
+
+// One warp appends the rule.slots candidates with the best scores to `list`, in ascending order of their blocks, if
+// rule.slots is 32 or less. It first finds a bound: the rule.slots-th best of the lanes' highest scores, rounded down.
+// At least rule.slots candidates reach it, and few others do. These are collected in `collected`, and the lowest are
+// removed until rule.slots are left. Returns false and writes nothing if more than kCandidates reach the bound.
+__device__ __forceinline__ bool write_best(int32_t* list, const float* scores, const SelectionRule<int>& rule,
+                                           int first_block, Candidate* collected) {
+  constexpr unsigned kNone = ~0u;  // above all scores
+  const int lane = threadIdx.x % 32;
+  const unsigned lower_lanes = (1u << lane) - 1;
+  unsigned lane_top = 0;
+#pragma unroll 4
+  for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
+    lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
+  unsigned bound = 0;
+  constexpr int kHighestBit = 30, kBits = 18;  // of a positive float: 8 bits of the exponent, 10 of the fraction
+#pragma unroll
+  for (int bit = kHighestBit; bit > kHighestBit - kBits; --bit) {
+    const unsigned higher = bound | 1u << bit;
+    if (__popc(__ballot_sync(kFullWarp, lane_top >= higher)) >= rule.slots) bound = higher;
+  }
+
+  __syncwarp();  // all lanes have read what the warp collected for its token before
+  int count = 0;
+#pragma unroll 2
+  for (int j0 = rule.init_end; j0 < rule.candidate_end; j0 += 32) {
+    const int j = j0 + lane;
+    const unsigned score = j < rule.candidate_end ? order_of(scores[j * kScoreStride]) : 0;
+    const bool take = j < rule.candidate_end && score >= bound;
+    const unsigned taken = __ballot_sync(kFullWarp, take);
+    const int at = count + __popc(taken & lower_lanes);
+    if (take && at < kCandidates) collected[at] = {score, j};
+    count += __popc(taken);
+  }
+  if (count > kCandidates) return false;
+  __syncwarp();
+
+  Candidate mine[2];  // in ascending order of blocks: mine[0] of all lanes, then mine[1] of all lanes
+#pragma unroll
+  for (int i = 0; i < 2; ++i) mine[i] = lane + 32 * i < count ? collected[lane + 32 * i] : Candidate{kNone, 0};
+  unsigned lowest, equal[2];
+  int above = count;  // the number of candidates above `lowest`
+  while (true) {
+    lowest = __reduce_min_sync(kFullWarp, min(mine[0].score, mine[1].score));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      equal[i] = __ballot_sync(kFullWarp, mine[i].score == lowest);
+      above -= __popc(equal[i]);
+    }
+    if (above < rule.slots) break;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (mine[i].score == lowest) mine[i].score = kNone;
+  }
+  // Of equal scores, the first blocks enter the list.
+  int equals = rule.slots - above;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool is_equal = mine[i].score == lowest && __popc(equal[i] & lower_lanes) < equals;
+    const bool take = is_equal || (mine[i].score > lowest && mine[i].score != kNone);
+    const unsigned taken = __ballot_sync(kFullWarp, take);
+    if (take) list[__popc(taken & lower_lanes)] = first_block + mine[i].block;
+    list += __popc(taken);
+    equals -= __popc(equal[i]);
+  }
+  return true;
+}
+
 // A Cut says which candidates a list contains: all whose score is above `threshold`, and the first `equals` of those
 // whose score equals `threshold`. threshold is a result of order_of().
 struct Cut {
@@ -32,10 +106,7 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
 #pragma unroll 4
   for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
     lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
-  unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
-  // The lowest of the lanes' highest scores is a `low` that at least 32 candidates reach, one of each lane. With fewer
-  // than 32 candidates it is 0, which all candidates reach.
-  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;
+  unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1, low = 0;
   int above = 0;
   while (high - low > 1) {
     const unsigned bound = low + (high - low) / 2;
@@ -55,7 +126,9 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
 
 // One warp writes the list of one token: the ids of the forced blocks and of the candidates with the best scores in
 // ascending order, then -1 in the entries that are left. Block j of the token's document has the id first_block + j.
-__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block) {
+// collected: room for kCandidates, in shared memory.
+__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block,
+                           Candidate* collected) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
   int listed = 0;  // entries written so far
@@ -67,6 +140,8 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Sele
   write_all(0, rule.init_end);
   if (rule.lists_all()) {
     write_all(rule.init_end, rule.candidate_end);
+  } else if (rule.slots > 0 && rule.slots <= 32 && write_best(list + listed, scores, rule, first_block, collected)) {
+    listed += rule.slots;
   } else if (rule.slots > 0) {
     const Cut cut = find_cut(scores, rule);
     const int end = listed + rule.slots;

@@ -107,9 +107,10 @@ std::vector<OpCase> select_cases() {
   cases.push_back(portable_case(select_case("5000_dk64_G2_one_local", 1, 5000, 2, 1, 64, {32, 16, 64, 8, 1, 1})));
   cases.push_back(portable_case(
       packed(select_case("docs_3001_9000_dk64", 1, 9000, 2, 1, 64, {32, 16, 64, 8}), {0, 3001, 9000}, 64)));
-  // Equal scores of fewer and of more candidates than a warp collects; the head widths of the kernel's instances, and
+  // Equal scores of up to 32, of up to 64 and of more candidates than a warp collects; the head widths of the kernel's instances, and
   // one whose last columns are padding; scores in scratch memory where blocks have four keys
   cases.push_back(portable_case(select_case("1500_dk64_n9_ties", 1, 1500, 2, 1, 64, {32, 16, 64, 9, 1, 2}, 0.0)));
+  cases.push_back(portable_case(select_case("3000_dk64_n9_ties", 1, 3000, 1, 1, 64, {32, 16, 64, 9, 1, 2}, 0.0)));
   cases.push_back(portable_case(select_case("4700_dk64_n9_ties", 1, 4700, 1, 1, 64, {32, 16, 64, 9, 1, 2}, 0.0)));
   cases.push_back(portable_case(select_case("4700_dk64_n24", 1, 4700, 1, 1, 64, {32, 16, 64, 24, 1, 2})));
   cases.push_back(portable_case(select_case("1333_dk128_G6", 1, 1333, 12, 2, 128, {32, 16, 64, 8})));

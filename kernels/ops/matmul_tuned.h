@@ -1,11 +1,13 @@
-// Which algorithm of cuBLASLt multiplies a linear layer in bf16, where measurements found a faster one than the first
-// of cuBLASLt's heuristic. The choice is a pure function of the sizes. Nothing is timed at startup, so a product has
-// the same algorithm, and therefore the same bits, in every run. The algorithms were measured on an H200 and on an H100
-// (tests/baselines/notes/ops.md), which both have 132 SMs; on other cards the heuristic chooses.
+// Names, for a linear layer in bf16, the algorithm of cuBLASLt that was measured to be faster than the first one of
+// cuBLASLt's heuristic. The choice is a pure function of the sizes, so a product has the same algorithm, and therefore
+// the same bits, in every run. The algorithms were measured on an H200 and on an H100 SXM
+// (tests/baselines/notes/ops.md), which both have 132 SMs. On other cards the heuristic chooses.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+
+#include "kernels/common/integer.h"
 
 namespace triad::cuda {
 
@@ -15,8 +17,9 @@ namespace triad::cuda {
 //   dw       dw [out,in]    a sum over `rows`
 enum class LinearPass { forward, dx, dw };
 
-// cuBLASLt's codes cublasLtMatmulTile_t, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION and cublasLtClusterShape_t; `split` is the
-// number of split-K parts. CUBLASLT_ALGO_CONFIG_ID is always kTunedAlgorithm.
+// An algorithm by cuBLASLt's codes cublasLtMatmulTile_t, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION (the schedule, which
+// cuBLASLt does not document) and cublasLtClusterShape_t. `split` is the number of split-K parts.
+// CUBLASLT_ALGO_CONFIG_ID is always kTunedAlgorithm.
 struct TunedAlgorithm {
   uint32_t tile, schedule;
   uint16_t cluster;
@@ -24,9 +27,10 @@ struct TunedAlgorithm {
   bool operator==(const TunedAlgorithm&) const = default;
 };
 inline constexpr int32_t kTunedAlgorithm = 66;
-
 inline constexpr int64_t kTunedSms = 132;
-inline constexpr uint16_t kClusterOfTwo = 3, kClusterOfTwoAcross = 5;  // 2x1x1 and 1x2x1
+// Clusters of two tiles that are neighbours along the columns of the result (CUBLASLT_CLUSTER_SHAPE_2x1x1), or along
+// its rows (1x2x1).
+inline constexpr uint16_t kTwoAlongColumns = 3, kTwoAlongRows = 5;
 
 // The measured algorithm for products with these sizes and with min_rows to max_rows rows.
 struct TunedProduct {
@@ -36,32 +40,33 @@ struct TunedProduct {
   TunedAlgorithm algorithm;
 };
 inline constexpr TunedProduct kTunedProducts[] = {
-    {LinearPass::dw, 768, 768, 16384, INT64_MAX, {151, 0, kClusterOfTwoAcross, 4}},
-    {LinearPass::dw, 768, 3072, 16384, INT64_MAX, {151, 2, kClusterOfTwoAcross, 1}},
-    {LinearPass::dw, 3072, 768, 16384, INT64_MAX, {151, 2, kClusterOfTwoAcross, 1}},
-    {LinearPass::forward, 768, 50304, 1024, 4096, {201, 2, kClusterOfTwoAcross, 1}},
-    {LinearPass::dx, 768, 50304, 1024, 2048, {31, 6, kClusterOfTwoAcross, 2}},
-    {LinearPass::dx, 768, 50304, 4096, 4096, {31, 6, kClusterOfTwoAcross, 1}},
+    {LinearPass::dw, 768, 768, 16384, INT64_MAX, {151, 0, kTwoAlongRows, 4}},
+    {LinearPass::dw, 768, 3072, 16384, INT64_MAX, {151, 2, kTwoAlongRows, 1}},
+    {LinearPass::dw, 3072, 768, 16384, INT64_MAX, {151, 2, kTwoAlongRows, 1}},
+    {LinearPass::forward, 768, 50304, 1024, 4096, {201, 2, kTwoAlongRows, 1}},
+    {LinearPass::dx, 768, 50304, 1024, 2048, {31, 6, kTwoAlongRows, 2}},
+    {LinearPass::dx, 768, 50304, 4096, 4096, {31, 6, kTwoAlongRows, 1}},
 };
 
-// A CTA computes one tile of a product: `width` rows of the result and `height` of its columns (y [rows,out] has `out`
-// columns, dx [rows,in] and dw [out,in] have `in`). `code` is cuBLASLt's cublasLtMatmulTile_t of this size.
+// A CTA computes one tile of a product: `rows` rows and `columns` columns of the result. (y [rows,out] has `out`
+// columns, dx [rows,in] and dw [out,in] have `in`.) `code` is cuBLASLt's cublasLtMatmulTile_t of this size.
 struct MatmulTile {
-  int64_t height, width;
+  int64_t columns, rows;
   uint32_t code;
 };
-// Products forward and dx take the tile of this list with the least tile_waste(). kWideTile is the tile of dw.
+// The passes forward and dx take the tile of kTiles with the least tile_waste(). kWideTile is for dw of the classifier.
 inline constexpr MatmulTile kTiles[] = {{128, 176, 409}, {128, 168, 408}, {128, 160, 29},
                                         {128, 152, 407}, {128, 144, 406}, {128, 136, 405}};
 inline constexpr MatmulTile kWideTile = {128, 256, 23};
 
-// The SMs compute a product in waves, one tile per SM at a time, and all tiles of a wave take equally long. tile_waste
-// is the time of these waves divided by the time that the product would take if no tile reached over an edge of the
-// result and the last wave had a tile for each SM. 1 is the least; the result has `rows` x `columns` elements.
+// For a result of `rows` x `columns` elements, computed by clusters of two tiles along its columns. The SMs compute the
+// tiles in waves, one tile per SM, and all waves take equally long. tile_waste is the time of the waves, divided by the
+// time that the product would take if no tile reached over an edge of the result and the last wave had a tile for each
+// SM. The least value is 1.
 inline double tile_waste(const MatmulTile& tile, int64_t columns, int64_t rows) {
-  const auto parts = [](int64_t total, int64_t part) { return (total + part - 1) / part; };
-  const int64_t waves = parts(parts(columns, tile.height) * parts(rows, tile.width), kTunedSms);
-  return static_cast<double>(waves * kTunedSms * tile.height * tile.width) / static_cast<double>(columns * rows);
+  const int64_t tiles = round_up(ceil_div(columns, tile.columns), 2) * ceil_div(rows, tile.rows);
+  const int64_t waves = ceil_div(tiles, kTunedSms);
+  return static_cast<double>(waves * kTunedSms * tile.columns * tile.rows) / static_cast<double>(columns * rows);
 }
 
 // The algorithm for a product, or nothing where cuBLASLt's heuristic shall choose.
@@ -69,20 +74,22 @@ inline std::optional<TunedAlgorithm> tuned_algorithm(LinearPass pass, int64_t in
   for (const TunedProduct& t : kTunedProducts)
     if (t.pass == pass && t.in == in && t.out == out && t.min_rows <= rows && rows <= t.max_rows) return t.algorithm;
 
-  constexpr double kMostWaste = 1.04;    // beyond it, a tile of another height may be faster
-  constexpr int64_t kFewestRows = 1024;  // products of fewer rows were not measured
-  constexpr int64_t kChunkRows = 4096;   // rows of a chunk of the classifier, for which alone dw has a rule
+  // Products with more waste take the heuristic's algorithm, whose tile may fit better. Products of fewer rows, and
+  // sums of fewer terms, were not measured.
+  constexpr double kMostWaste = 1.04;
+  constexpr int64_t kFewestRows = 1024, kShortestSum = 768;
   if (pass == LinearPass::dw) {
-    if (rows != kChunkRows || tile_waste(kWideTile, in, out) > kMostWaste) return {};
-    return TunedAlgorithm{kWideTile.code, 4, kClusterOfTwo, 1};
+    // The classifier adds up dw over chunks of kChunkRows rows (ops/classifier.h). No other dw was found to be faster.
+    constexpr int64_t kChunkRows = 4096, kSmallestVocabulary = 32768;
+    if (rows != kChunkRows || out < kSmallestVocabulary || !(tile_waste(kWideTile, in, out) <= kMostWaste)) return {};
+    return TunedAlgorithm{kWideTile.code, 4, kTwoAlongColumns, 1};
   }
-  if (rows < kFewestRows) return {};
-  const int64_t columns = pass == LinearPass::forward ? out : in;
-  const MatmulTile& best = *std::min_element(std::begin(kTiles), std::end(kTiles), [&](const auto& a, const auto& b) {
-    return tile_waste(a, columns, rows) < tile_waste(b, columns, rows);
-  });
-  if (tile_waste(best, columns, rows) > kMostWaste) return {};
-  return TunedAlgorithm{best.code, 1, kClusterOfTwo, 1};
+  const int64_t columns = pass == LinearPass::forward ? out : in, sum = pass == LinearPass::forward ? in : out;
+  if (rows < kFewestRows || sum < kShortestSum || columns == 0) return {};
+  const auto waste = [&](const MatmulTile& tile) { return tile_waste(tile, columns, rows); };
+  const MatmulTile& best = *std::ranges::min_element(kTiles, {}, waste);
+  if (waste(best) > kMostWaste) return {};
+  return TunedAlgorithm{best.code, 1, kTwoAlongColumns, 1};
 }
 
 }  // namespace triad::cuda

@@ -6,23 +6,32 @@ using namespace triad;
 using cuda::LinearPass, cuda::TunedAlgorithm, cuda::tuned_algorithm;
 
 TEST_CASE("A product takes the tile that keeps the SMs busiest", "[matmul]") {
-  const int64_t rows_of_132_tiles = 33, columns = 4 * 128;  // 4 x 33 tiles
+  const int64_t tiles_of_rows = 33, columns = 4 * 128;  // 33 x 4 tiles: one for each SM
   for (const cuda::MatmulTile& tile : cuda::kTiles) {
-    INFO(tile.width << " rows per tile");
-    const int64_t rows = rows_of_132_tiles * tile.width;
+    INFO(tile.rows << " rows per tile");
+    const int64_t rows = tiles_of_rows * tile.rows;
     CHECK(cuda::tile_waste(tile, columns, rows) == 1.0);
     CHECK(cuda::tile_waste(tile, columns, rows + 1) > 1.99);  // 136 tiles: 132, then four
-    const TunedAlgorithm want{tile.code, 1, cuda::kClusterOfTwo, 1};
-    CHECK(tuned_algorithm(LinearPass::forward, 64, columns, rows) == want);
-    CHECK(tuned_algorithm(LinearPass::dx, columns, 64, rows) == want);
+    CHECK(cuda::tile_waste(tile, 3 * 128, rows) > 1.33);      // a cluster has two tiles along the columns
+    const TunedAlgorithm want{tile.code, 1, cuda::kTwoAlongColumns, 1};
+    CHECK(tuned_algorithm(LinearPass::forward, 768, columns, rows) == want);
+    CHECK(tuned_algorithm(LinearPass::dx, columns, 768, rows) == want);
   }
 }
 
 TEST_CASE("cuBLASLt's heuristic chooses where no algorithm is known to be faster", "[matmul]") {
-  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 64, 512, 4488 + 1));      // the second wave has four tiles
-  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 64, 33 * 128, 4 * 152));  // 132 tiles, but of few rows
-  CHECK(tuned_algorithm(LinearPass::forward, 64, 12 * 128, 11 * 152));
-  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 32768));  // a long sum
+  CHECK(tuned_algorithm(LinearPass::forward, 768, 512, 33 * 136));
+  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 512, 33 * 136 + 1));  // the least waste is 1.06
+  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 767, 512, 33 * 136));      // a short sum
+  CHECK_FALSE(tuned_algorithm(LinearPass::dx, 512, 767, 33 * 136));
+  CHECK(tuned_algorithm(LinearPass::forward, 768, 12 * 128, 11 * 152));
+  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 22 * 128, 6 * 152));  // 132 tiles, but of few rows
+  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 0, 4096));
   CHECK(tuned_algorithm(LinearPass::dw, 2048, 128256, 4096));
-  CHECK(tuned_algorithm(LinearPass::dw, 768, 768, 32768)->split == 4);  // a row of the table
+  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 4095));     // no chunk of the classifier
+  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 14336, 4096, 4096));      // no vocabulary
+  CHECK(tuned_algorithm(LinearPass::dw, 768, 768, 16384)->split == 4);  // a row of the table, and its limits
+  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 768, 768, 16383));
+  CHECK(tuned_algorithm(LinearPass::dx, 768, 50304, 2048)->split == 2);
+  CHECK_FALSE(tuned_algorithm(LinearPass::dx, 768, 50304, 2049));
 }

@@ -226,8 +226,8 @@ TEST_CASE("Linear layers are right past 2^31 elements (GPU)", "[gpu][large]") {
         [in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, rows_past(dtype, 3072), in, out); });
 }
 
-// Shapes for which kernels/ops/matmul_tuned.h chooses each of its algorithms, in bf16. Where it chooses by the waste of
-// tiles, 132 tiles of one width cover y or dx.
+// Shapes for which kernels/ops/matmul_tuned.h chooses each of its algorithms, in bf16 on a card with 132 SMs. The last
+// six shapes take one wave of tiles each, and the tiles reach over both edges of y and dx.
 TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GPU)", "[gpu][matmul]") {
   for (const auto& [N, in, out] : {std::array<int64_t, 3>{16384, 768, 1536},
                                    {16401, 768, 768},
@@ -235,12 +235,12 @@ TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GP
                                    {20000, 3072, 768},
                                    {2048, 768, 50304},
                                    {4096, 768, 50304},
-                                   {4488, 512, 512},   // 136 rows per tile
-                                   {4752, 512, 512},   // 144
-                                   {5016, 512, 512},   // 152
-                                   {5280, 512, 512},   // 160
-                                   {5544, 512, 512},   // 168
-                                   {5808, 512, 512}})  // 176
+                                   {11 * 136 - 8, 1528, 1528},
+                                   {11 * 144 - 8, 1528, 1528},
+                                   {11 * 152 - 8, 1528, 1528},
+                                   {11 * 160 - 8, 1528, 1528},
+                                   {11 * 168 - 8, 1528, 1528},
+                                   {11 * 176 - 8, 1528, 1528}})
     on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, N, in, out); });
 }
 

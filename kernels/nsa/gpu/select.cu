@@ -6,10 +6,12 @@
 //   1. A warp keeps its 32 keys in registers and loops over the heads of the group. The product of one head is M = 16
 //      tokens by N = 32 keys, so probabilities are summed over heads in registers, in head order, for any G. bf16:
 //      mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
-//   2. The warps store these sums to shared memory. The thread of a token and block adds the tile's contribution to the
-//      block's score, in key order. Each score is added to by one thread, so there are no atomics.
-//   3. One warp per token finds the lowest score that enters the list, by bisection. It writes the first forced blocks,
-//      then in one pass over the candidates those that enter, then the last forced blocks (nsa/gpu/select_best.cuh).
+//   2. In bf16, if l = 2 d and l' = 4 d, a lane has all keys of a block but one, and it computes the block's score in
+//      registers: score_blocks(). Otherwise the warps store the sums to shared memory, and the thread of a token and
+//      block adds the contribution of the tile of keys, in key order: score_heads(). Each score is written by one
+//      thread at a time, so there are no atomics.
+//   3. One warp per token writes its list: the first forced blocks, the best candidates, and the last forced blocks
+//      (nsa/gpu/select_best.cuh).
 //
 // Scores are not computed for tokens whose list has room for all of their blocks. Scores are fp32, one per block and
 // token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for each of a
@@ -40,6 +42,7 @@ constexpr int kChunk = 32;                                     // columns of q a
 // distance between neighbouring keys. It is 20, not 16, so that neither the writes, which are in the order of mma
 // fragments, nor the reads, which are four keys apart, have bank conflicts.
 constexpr int kSumStride = 20;
+constexpr int64_t kSumFloats = kTileKeys * kSumStride;
 constexpr int64_t kQueryBytes = 64 * 1024;    // bytes of q in shared memory, at most; more heads are loaded in turns
 constexpr int64_t kSharedLimit = 160 * 1024;  // bytes of shared memory per CTA, at most
 
@@ -88,16 +91,17 @@ __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bo
 //   token(), key()   the token and the key of element e of the lane's sums.
 //   store_query()    stores 16-byte piece i of a head's chunk of q, which begins at token query_token(i) and column
 //                    query_column(i), to shared memory in the order that multiply() reads.
-// kPools: whether a lane's sums of one token are those of two whole blocks of four neighbouring keys (bf16 only).
-template <class T, bool kPools>
+// With kPoolsInRegisters (bf16 only), the keys are ordered so that a lane's eight sums of a token are those of two
+// selection blocks of four keys each.
+template <class T, bool kPoolsInRegisters>
 struct Keys;
 
 // bf16, on tensor cores. The columns of a product may be in any order that is the same in both operands. Of the 32
 // columns of a chunk, lane l holds the 8 columns 8*(l%4) .. 8*(l%4) + 7, for two mma of depth 16. A lane's part of a
 // key is then one 16-byte load, and queries are stored in the order of the mma: [mma][lane][row l/4, row l/4 + 8, both
 // again for the next columns].
-template <bool kPools>
-struct Keys<__nv_bfloat16, kPools> {
+template <bool kPoolsInRegisters>
+struct Keys<__nv_bfloat16, kPoolsInRegisters> {
   static constexpr int kQueryPieces = 64;  // 16-byte pieces of a head's chunk: one per lane for tokens 0-7, then 8-15
   uint4 piece[kWarpKeys / 8];
 
@@ -105,11 +109,11 @@ struct Keys<__nv_bfloat16, kPools> {
   __device__ static int query_column(int i) { return i % 4 * 8; }
   __device__ static int token(int e) { return threadIdx.x % 32 / 4 + e % 4 / 2 * 8; }
   __device__ static int key(int e) { return key_of(e / 4, threadIdx.x % 4 * 2 + e % 2); }
-  // The key in column c of the product with piece j. In the usual order, piece j has the keys 8 j .. 8 j + 7. With
-  // kPools, the pieces 2 i and 2 i + 1 have the keys 16 i .. 16 i + 15, of which a lane's two columns in each of the
-  // two pieces are four neighbours: 16 i + 4 (lane % 4) and the next three.
+  // The key whose product is column c of the mma with piece j. Usually piece j has the keys 8 j .. 8 j + 7. Lane i of
+  // each four lanes has the columns 2 i and 2 i + 1. With kPoolsInRegisters, its columns of two successive pieces are
+  // four neighbouring keys: 4 i .. 4 i + 3 of the 16 keys of both pieces.
   __device__ static int key_of(int j, int c) {
-    return kPools ? 16 * (j / 2) + 4 * (c / 2) + 2 * (j % 2) + c % 2 : 8 * j + c;
+    return kPoolsInRegisters ? 16 * (j / 2) + 4 * (c / 2) + 2 * (j % 2) + c % 2 : 8 * j + c;
   }
 
   __device__ static int lane_row() { return key_of(0, threadIdx.x % 32 / 4); }
@@ -120,15 +124,16 @@ struct Keys<__nv_bfloat16, kPools> {
     step += 32 * 4;
     step[0] = piece.z, step[2] = piece.w;
   }
-  // row: the lane's first key, key lane_row() of the warp's 32. count: the number of keys that exist from that one on.
-  // With kPools, which needs vectors, a lane loads the last key in place of those that do not exist.
+  // row: the lane's first key, which is key lane_row() of the warp's 32. count: the number of keys from that one to the
+  // last. With kPoolsInRegisters, a lane loads the last key again in place of the keys after it, so at least one key
+  // must exist.
   __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
                                        bool vectors) {
     column += threadIdx.x % 4 * 8;
 #pragma unroll
     for (int j = 0; j < kWarpKeys / 8; ++j) {
       const int ahead = key_of(j, 0);
-      if constexpr (kPools) {
+      if constexpr (kPoolsInRegisters) {
         const __nv_bfloat16* from = row + int64_t{min(ahead, count - 1)} * static_cast<int>(stride);
         piece[j] = column < dk ? *reinterpret_cast<const uint4*>(from + column) : make_uint4(0, 0, 0, 0);
       } else {
@@ -202,7 +207,7 @@ struct Shared {
   uint4* queries;         // [heads per turn][chunks][Keys::kQueryPieces]
   float* lse;             // [heads per turn][16 tokens], times kExpBase; +inf for a token without visible keys: p = 0
   float* sums;            // [256 keys][kSumStride tokens]: probabilities of a tile of keys, summed over heads
-  float* carries;         // in the place of `sums` with kPools, [keys / 32 + 1][16 tokens]: see score_blocks()
+  float* carries;         // in place of sums with kPoolsInRegisters, [keys / 32, rounded up][16]: see score_blocks()
   int* visible;           // [16 tokens]: the number of compressed keys that the token sees
   Candidate* candidates;  // [8 warps][kCandidates]: what a warp collects to write a list
   float* scores;          // [blocks][kScoreStride tokens]: scores of the blocks
@@ -301,11 +306,12 @@ __device__ __forceinline__ void pool(const Select<T>& s, const Shared& shared, i
     pool_keys<0, 0>(s, shared, c0, c1, blocks);
 }
 
-// The 32 keys of a warp. Of each, kHeld chunks stay in registers for all heads. With kHeld = 0 a key has any number of
-// chunks, and they are loaded again for each head.
-template <class T, bool kPools, int kHeld>
+// The 32 keys of a warp. If kHeld > 0, all kHeld chunks of the keys stay in registers for all heads. If kHeld = 0, each
+// chunk is loaded when it is multiplied, for each head. The members are copies, since a function that is not inlined
+// would read those of Select from memory for each head.
+template <class T, bool kPoolsInRegisters, int kHeld>
 struct WarpKeys {
-  using Chunk = Keys<T, kPools>;
+  using Chunk = Keys<T, kPoolsInRegisters>;
   Chunk held[kHeld > 0 ? kHeld : 1];
   const uint4* queries;  // Shared::queries and Shared::lse
   const float* lse;
@@ -323,13 +329,14 @@ struct WarpKeys {
         vectors(s.vectors),
         scale(s.scale) {}
 
-  // Loads the keys from `row` on, the lane's first key, of which `count` exist from that one on.
+  // row: the lane's first key. count: as in Keys::load().
   __device__ __forceinline__ void load(const T* row, int count) {
     if constexpr (kHeld > 0)
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) held[i].load(row, stride, count, i * kChunk, dk, true);
   }
-  // Adds to the lane's sums the probabilities of the `heads` heads in shared memory. row, count: as in load().
+  // Adds to the lane's sums the probabilities of the `heads` heads in shared memory. row and count are as in load();
+  // they are read only if kHeld = 0.
   __device__ __forceinline__ void add_heads(float (&sum)[kElements], const T* row, int count, int heads) {
 #pragma unroll(kHeld >= 4 ? 2 : 1)
     for (int h = 0; h < heads; ++h) {
@@ -351,8 +358,8 @@ struct WarpKeys {
   }
 };
 
-// Sets to 0 the sums of keys that a token does not see, of the warp's 32 keys from c0 on. Nothing has to be set if the
-// first token, which sees the fewest keys, sees all of them. Tokens after the last one have lse = inf, so their
+// Of the warp's 32 keys, which begin at c0, sets to 0 the sums of those that a token does not see. The first token sees
+// the fewest keys; if it sees all 32, nothing has to be set. Tokens after the last one have lse = inf, so their
 // probabilities are 0 anyway.
 template <class Chunk>
 __device__ __forceinline__ void mask_sums(float (&sum)[kElements], const Shared& shared, int c0) {
@@ -388,24 +395,28 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
   }
 }
 
-// Computes the scores of the blocks [0, blocks) from all heads of the group and the compressed keys [0, keys), which
-// begin at `first_key`. This is for bf16, blocks of four keys (l' = 4 d) and keys that overlap the next one (l = 2 d),
-// and it has no barriers between tiles of keys. Block j is overlapped by the keys 4 j - 1 .. 4 j + 3, with the weights
-// 1, 2, 2, 2, 1. A lane has the last four of them, and the lane before it has the first one. If that key belongs to
-// the 32 keys of another warp, that warp stores its sum as a carry: carries[c / 32] is the sum of key c - 1, which is
-// added to the block of key c at the end.
+// Computes the scores of the blocks [0, blocks) from all heads of the group and the compressed keys [0, keys), the rows
+// of k from `key_rows` on. This is for bf16, blocks of four keys (l' = 4 d) and keys that overlap the next one (l = 2
+// d), and it has no barriers between tiles of keys. The caller guarantees that all of the last block's keys but the
+// last one exist.
+//
+// The keys 4 j - 1 .. 4 j + 3 overlap block j, with the weights 1, 2, 2, 2, 1. Of the four lanes of a token, each has
+// the keys 4 j .. 4 j + 3 of its block j; the lane before it has key 4 j - 1. The first block of a warp's 32 keys needs
+// the last key of the 32 keys before them, which another warp has. That warp stores the sum of this key: carries[i] is
+// the sum of key 32 i + 31. When all warps are done, it is added to the score of the block that begins at key 32 i
+// + 32.
 //
 // Not inlined, so that the values which only the rest of the kernel uses do not take registers from the loop over
 // heads.
 template <int kHeld>
-__device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const __nv_bfloat16* first_key, int keys,
+__device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const __nv_bfloat16* key_rows, int keys,
                                           int blocks) {
   using Chunk = Keys<__nv_bfloat16, true>;
-  constexpr int kSize = 4;  // keys per block
+  constexpr int kSize = 4, kWarpBlocks = kWarpKeys / kSize;  // keys per block, blocks per warp
   const Shared shared(s);
   const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Chunk::lane_row(), quad = threadIdx.x % 4;
   WarpKeys<__nv_bfloat16, true, kHeld> warp_keys(s, shared);
-  const __nv_bfloat16* row = first_key + lane_key * warp_keys.stride;
+  const __nv_bfloat16* row = key_rows + lane_key * warp_keys.stride;
   const int heads = s.heads;
   warp_keys.load(row, keys - lane_key);
   for (int c0 = warp_key; c0 < keys; c0 += kTileKeys) {
@@ -417,37 +428,36 @@ __device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // the lane's two tokens
       const int token = Chunk::token(2 * i);
-      float last_of_16 = 0.0f;  // in the quad's first lane: the sum of the key before the next 16
+      float of_last_lane = 0.0f;  // in lane 0 of the four, for the second 16 keys: the last key of the first 16
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* x = sum + 8 * half + 2 * i;  // the keys of the block are x[0], x[1], x[4] and x[5]
         const float before = __shfl_sync(kFullWarp, x[5], (threadIdx.x + 3) % 4, 4);
-        const float score = fmaf(2.0f, x[0] + x[1] + x[4], x[5]) + (quad > 0 ? before : last_of_16);
+        const float score = fmaf(2.0f, x[0] + x[1] + x[4], x[5]) + (quad > 0 ? before : of_last_lane);
         const int j = c0 / kSize + 4 * half + quad;
         if (j < blocks) shared.scores[j * kScoreStride + token] = score;
-        last_of_16 = before;
+        of_last_lane = before;
       }
-      if (quad == 3) shared.carries[(c0 / kWarpKeys + 1) * kTokens + token] = sum[8 + 2 * i + 5];
+      if (quad == 3) shared.carries[c0 / kWarpKeys * kTokens + token] = sum[8 + 2 * i + 5];
     }
   }
   __syncthreads();
-  for (int i = kTokens + threadIdx.x; i / kTokens * kWarpKeys < blocks * kSize; i += kThreads)
-    if (const int c = i / kTokens * kWarpKeys; c - kWarpKeys < keys)
-      shared.scores[c / kSize * kScoreStride + i % kTokens] += shared.carries[i];
+  for (int i = threadIdx.x / kTokens; (i + 1) * kWarpBlocks < blocks; i += kThreads / kTokens) {
+    const int token = threadIdx.x % kTokens;
+    shared.scores[(i + 1) * kWarpBlocks * kScoreStride + token] += shared.carries[i * kTokens + token];
+  }
   __syncthreads();
 }
 
 // Writes the lists of a tile's tokens. The scores are computed first, unless every list has room for all blocks.
-template <class T, int kHeld, bool kPools>
+template <class T, int kHeld, bool kPoolsInRegisters>
 __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& shared, const DocumentTile& tile) {
   const int end = tile.last - tile.begin;       // the position of the last token
   const SelectionRule<int> last = s.rule(end);  // its candidates include those of the tile's other tokens
   if (!last.lists_all()) {
     const int blocks = last.candidate_end, keys = min(s.visible(end), blocks * s.size);
-    // score_blocks() stores the scores of all blocks of 32 keys, the others only add.
-    const int first_added = kPools ? round_up(keys, kWarpKeys) / 4 : 0;
-    for (int i = first_added * kScoreStride + threadIdx.x; i < blocks * kScoreStride; i += kThreads)
-      shared.scores[i] = 0.0f;
+    if constexpr (!kPoolsInRegisters)
+      for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
     if (threadIdx.x < kTokens) {
       const int t = tile.first + static_cast<int>(threadIdx.x);
       shared.visible[threadIdx.x] = t <= tile.last ? s.visible(t - tile.begin) : 0;
@@ -456,7 +466,7 @@ __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& sh
       const int heads = min(s.head_turn, s.heads - head0);
       load_queries(s, shared, tile, head0, heads);
       __syncthreads();
-      if constexpr (kPools)
+      if constexpr (kPoolsInRegisters)
         score_blocks<kHeld>(s, s.k.row(tile.b, tile.first_key, tile.g), keys, blocks);
       else
         score_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
@@ -472,14 +482,14 @@ __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& sh
 
 // The selection. Grid: one CTA per work item; if the scores are in scratch, a bounded number of CTAs, each of which
 // computes several items.
-template <class T, int kHeld, bool kPools>
+template <class T, int kHeld, bool kPoolsInRegisters>
 __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(const __grid_constant__ Select<T> s) {
   const Shared shared(s);
   for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
     const Tile whole(s, item);
     for (int first = whole.first; first <= whole.last;) {
       const DocumentTile tile(s, whole, first);
-      select_tile<T, kHeld, kPools>(s, shared, tile);
+      select_tile<T, kHeld, kPoolsInRegisters>(s, shared, tile);
       first = tile.last + 1;
     }
   }
@@ -514,11 +524,12 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
       const int64_t chunks = kHeld > 0 ? kHeld : ceil_div(dk, kChunk);
       const int64_t most = std::max<int64_t>(1, kQueryBytes / (chunks * QueryOrder<T>::kQueryPieces * 16));
       const int64_t head_turn = ceil_div(G, ceil_div(G, most));
-      // score_blocks() computes the scores where it can.
+      // score_blocks() needs rows in registers, blocks of four keys of which each overlaps the next one, all heads in
+      // shared memory at once, and carries that take no more memory than sums would.
+      const int64_t carry_floats = ceil_div(k_cmp.size(1), kWarpKeys) * kTokens;
       const bool pools = !std::is_same_v<T, float> && kHeld > 0 && o.l == 2 * o.d && o.l_sel == 4 * o.d &&
-                         head_turn == G && k_cmp.stride[1] <= INT32_MAX;
-      const int64_t sum_floats =
-          pools ? (ceil_div(k_cmp.size(1), kWarpKeys) + 1) * kTokens : int64_t{kTileKeys} * kSumStride;
+                         head_turn == G && carry_floats <= kSumFloats && k_cmp.stride[1] <= INT32_MAX;
+      const int64_t sum_floats = pools ? carry_floats : kSumFloats;
       const int64_t work_bytes = Shared::bytes<T>(head_turn, chunks, sum_floats);
       const int64_t score_floats = ceil_div(tokens, o.l_sel) * kScoreStride;
       const int64_t score_bytes = score_floats * static_cast<int64_t>(sizeof(float));

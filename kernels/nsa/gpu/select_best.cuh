@@ -16,40 +16,54 @@ constexpr int kScoreStride = 17;
 // Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
 __device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
 
+// The score of candidate j, mapped by order_of(), and 0 after the last candidate.
+__device__ __forceinline__ unsigned order_at(const float* scores, const SelectionRule<int>& rule, int j) {
+  return j < rule.candidate_end ? order_of(scores[j * kScoreStride]) : 0;
+}
+
+// The highest score of this lane's candidates. Lane i of a warp has every 32nd candidate from number i on.
+__device__ __forceinline__ unsigned highest_of_lane(const float* scores, const SelectionRule<int>& rule) {
+  unsigned highest = 0;
+#pragma unroll 4
+  for (int j = rule.init_end + static_cast<int>(threadIdx.x % 32); j < rule.candidate_end; j += 32)
+    highest = max(highest, order_of(scores[j * kScoreStride]));
+  return highest;
+}
+
 // A block with its score, mapped by order_of().
 struct Candidate {
   unsigned score;
   int block;
 };
 constexpr int kCandidates = 64;  // the most that write_best() collects: two per lane
+// The most slots for which write_best() is tried. If scores were independent, some 43 candidates would be collected for
+// 24 slots, but more than kCandidates for 29.
+constexpr int kMostCollectedSlots = 24;
 
-// One warp appends the rule.slots candidates with the best scores to `list`, in ascending order of their blocks, if
-// rule.slots is 32 or less. It first finds a bound: the rule.slots-th best of the lanes' highest scores, rounded down.
-// At least rule.slots candidates reach it, and few others do. These are collected in `collected`, and the lowest are
-// removed until rule.slots are left. Returns false and writes nothing if more than kCandidates reach the bound.
+// One warp writes the rule.slots best candidates, 1 to kMostCollectedSlots, to `list`, in ascending order of their
+// blocks. The bound is the rule.slots-th largest of the lanes' highest scores, rounded down, so at least rule.slots
+// candidates reach it. The warp collects in `collected` all that do, and removes the lowest scores as long as
+// rule.slots candidates are left without them. If more than kCandidates reach the bound, the function returns false and
+// writes nothing. highest: highest_of_lane().
 __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, const SelectionRule<int>& rule,
-                                           int first_block, Candidate* collected) {
+                                           int first_block, unsigned highest, Candidate* collected) {
   constexpr unsigned kNone = ~0u;  // above all scores
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
-  unsigned lane_top = 0;
-#pragma unroll 4
-  for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
-    lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
   unsigned bound = 0;
-  constexpr int kHighestBit = 30, kBits = 18;  // of a positive float: 8 bits of the exponent, 10 of the fraction
+  constexpr int kHighestBit = 30, kBits = 18;  // of a positive float: all 8 bits of the exponent, 10 of the fraction
 #pragma unroll
   for (int bit = kHighestBit; bit > kHighestBit - kBits; --bit) {
     const unsigned higher = bound | 1u << bit;
-    if (__popc(__ballot_sync(kFullWarp, lane_top >= higher)) >= rule.slots) bound = higher;
+    if (__popc(__ballot_sync(kFullWarp, highest >= higher)) >= rule.slots) bound = higher;
   }
 
-  __syncwarp();  // all lanes have read what the warp collected for its token before
+  __syncwarp();  // a lane may still read the candidates of the warp's previous token
   int count = 0;
 #pragma unroll 2
   for (int j0 = rule.init_end; j0 < rule.candidate_end; j0 += 32) {
     const int j = j0 + lane;
-    const unsigned score = j < rule.candidate_end ? order_of(scores[j * kScoreStride]) : 0;
+    const unsigned score = order_at(scores, rule, j);
     const bool take = j < rule.candidate_end && score >= bound;
     const unsigned taken = __ballot_sync(kFullWarp, take);
     const int at = count + __popc(taken & lower_lanes);
@@ -63,7 +77,7 @@ __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, c
 #pragma unroll
   for (int i = 0; i < 2; ++i) mine[i] = lane + 32 * i < count ? collected[lane + 32 * i] : Candidate{kNone, 0};
   unsigned lowest, equal[2];
-  int above = count;  // the number of candidates above `lowest`
+  int above = count;  // collected candidates that are neither removed nor equal to `lowest`
   while (true) {
     lowest = __reduce_min_sync(kFullWarp, min(mine[0].score, mine[1].score));
 #pragma unroll
@@ -99,14 +113,14 @@ struct Cut {
 
 // One warp returns the Cut of one token. By bisection it finds the largest threshold that at least rule.slots (>= 1)
 // candidates reach. In every turn of the loop at least rule.slots candidates reach `low`, and fewer reach `high`:
-// `above` is their number. The search ends early if exactly rule.slots candidates reach `low`.
-__device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
+// `above` is their number. The search ends early if exactly rule.slots candidates reach `low`. highest:
+// highest_of_lane().
+__device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, unsigned highest) {
   const int lane = threadIdx.x % 32;
-  unsigned lane_top = 0;
-#pragma unroll 4
-  for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
-    lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
-  unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1, low = 0;
+  unsigned high = __reduce_max_sync(kFullWarp, highest) + 1;
+  // The lowest of the lanes' highest scores is a `low` that at least 32 candidates reach, one of each lane. With fewer
+  // than 32 candidates it is 0, which all candidates reach.
+  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, highest) : 0;
   int above = 0;
   while (high - low > 1) {
     const unsigned bound = low + (high - low) / 2;
@@ -124,13 +138,37 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   return {low, rule.slots - above};
 }
 
+// One warp appends the candidates within the cut to a list of `listed` entries, in ascending order of their blocks, and
+// returns the number of entries then.
+__device__ int write_above_cut(int32_t* list, int listed, const float* scores, const SelectionRule<int>& rule,
+                               int first_block, const Cut& cut) {
+  const int lane = threadIdx.x % 32;
+  const unsigned lower_lanes = (1u << lane) - 1;
+  const int end = listed + rule.slots;
+  int equals = 0;  // entries so far whose score equals the threshold
+  for (int j0 = rule.init_end; j0 < rule.candidate_end && listed < end; j0 += 32) {
+    const int j = j0 + lane;
+    const bool exists = j < rule.candidate_end;
+    const unsigned score = order_at(scores, rule, j);
+    const bool equal = exists && score == cut.threshold;
+    bool take = exists && score > cut.threshold;
+    if (!__any_sync(kFullWarp, take || equal)) continue;
+    const unsigned equal_lanes = __ballot_sync(kFullWarp, equal);
+    take = take || (equal && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
+    equals += __popc(equal_lanes);
+    const unsigned taken = __ballot_sync(kFullWarp, take);
+    if (take) list[listed + __popc(taken & lower_lanes)] = first_block + j;
+    listed += __popc(taken);
+  }
+  return listed;
+}
+
 // One warp writes the list of one token: the ids of the forced blocks and of the candidates with the best scores in
 // ascending order, then -1 in the entries that are left. Block j of the token's document has the id first_block + j.
 // collected: room for kCandidates, in shared memory.
 __device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block,
                            Candidate* collected) {
   const int lane = threadIdx.x % 32;
-  const unsigned lower_lanes = (1u << lane) - 1;
   int listed = 0;  // entries written so far
   const auto write_all = [&](int begin, int end) {
     const int count = max(0, min(end - begin, n - listed));
@@ -140,25 +178,12 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Sele
   write_all(0, rule.init_end);
   if (rule.lists_all()) {
     write_all(rule.init_end, rule.candidate_end);
-  } else if (rule.slots > 0 && rule.slots <= 32 && write_best(list + listed, scores, rule, first_block, collected)) {
-    listed += rule.slots;
   } else if (rule.slots > 0) {
-    const Cut cut = find_cut(scores, rule);
-    const int end = listed + rule.slots;
-    int equals = 0;  // entries so far whose score equals the threshold
-    for (int j0 = rule.init_end; j0 < rule.candidate_end && listed < end; j0 += 32) {
-      const int j = j0 + lane;
-      const bool exists = j < rule.candidate_end;
-      const unsigned score = exists ? order_of(scores[j * kScoreStride]) : 0;
-      const bool equal = exists && score == cut.threshold;
-      bool take = exists && score > cut.threshold;
-      if (!__any_sync(kFullWarp, take || equal)) continue;
-      const unsigned equal_lanes = __ballot_sync(kFullWarp, equal);
-      take = take || (equal && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
-      equals += __popc(equal_lanes);
-      const unsigned taken = __ballot_sync(kFullWarp, take);
-      if (take) list[listed + __popc(taken & lower_lanes)] = first_block + j;
-      listed += __popc(taken);
+    const unsigned highest = highest_of_lane(scores, rule);
+    if (rule.slots <= kMostCollectedSlots && write_best(list + listed, scores, rule, first_block, highest, collected)) {
+      listed += rule.slots;
+    } else {
+      listed = write_above_cut(list, listed, scores, rule, first_block, find_cut(scores, rule, highest));
     }
   }
   write_all(rule.local_begin, rule.current + 1);

@@ -217,7 +217,7 @@ void print_launches() {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& [dk, dv] : kHeadWidths)
       for (const int64_t G : {1, 4, 16})
-        for (const int64_t T : {1000, 65536})
+        for (const int64_t T : {1000, 65536, 1 << 20})
           run("heads of " + std::to_string(dk) + " and " + std::to_string(dv) + " " + name_of(dtype) + ", G " +
                   std::to_string(G) + ", T " + std::to_string(T),
               [&](Context& ctx, const Tensors& make) {

@@ -208,7 +208,8 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
   check_cublas(cublaslt().algorithm_set(&algorithm, attribute, &value, sizeof(value)), "an attribute of an algorithm");
 }
 
-// The measured algorithm for this product, if it is one of a linear layer in bf16 with 16-byte aligned operands.
+// The algorithm that matmul_tuned.h names for this product, if it is one of a linear layer in bf16 with 16-byte aligned
+// operands.
 std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
   if (p.a.dtype != DType::bf16 || p.bias_alignment != 0) return {};  // none was measured with a bias
   if (p.d.batch > 1) return {};
@@ -223,15 +224,15 @@ std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
   return {};
 }
 
-// Sets plan.algorithm to the measured one. Returns false, with plan unchanged, if there is none for this problem or the
-// library rejects it.
+// Sets plan.algorithm to that of find_tuned(). Returns false, with plan unchanged, if there is none for this problem or
+// the library rejects it.
 bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   if (!tuned_card_) return false;
   const std::optional<TunedAlgorithm> t = find_tuned(p);
   if (!t) return false;
   cublasLtMatmulAlgo_t algorithm;
   if (cublaslt().algorithm_init(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
-                                cuda_type(p.d.dtype), kTunedAlgorithm, &algorithm) != CUBLAS_STATUS_SUCCESS)
+                                cuda_type(p.d.dtype), kTunedAlgorithmId, &algorithm) != CUBLAS_STATUS_SUCCESS)
     return false;
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, t->tile);
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, CUBLASLT_MATMUL_STAGES_64xAUTO);

@@ -1,6 +1,6 @@
-// Names, for a linear layer in bf16, the algorithm of cuBLASLt that was measured to be faster than the first one of
-// cuBLASLt's heuristic. The choice is a pure function of the sizes, so a product has the same algorithm, and therefore
-// the same bits, in every run. The algorithms were measured on an H200 and on an H100 SXM
+// Chooses cuBLASLt's algorithm for a linear layer in bf16, where measurements suggest a faster one than the first one
+// of cuBLASLt's heuristic. The choice is a pure function of the sizes, so a product has the same algorithm, and
+// therefore the same bits, in every run. The table was measured on an H200 and the rule on an H100 SXM
 // (tests/baselines/notes/ops.md), which both have 132 SMs. On other cards the heuristic chooses.
 #pragma once
 #include <algorithm>
@@ -19,20 +19,21 @@ enum class LinearPass { forward, dx, dw };
 
 // An algorithm by cuBLASLt's codes cublasLtMatmulTile_t, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION (the schedule, which
 // cuBLASLt does not document) and cublasLtClusterShape_t. `split` is the number of split-K parts.
-// CUBLASLT_ALGO_CONFIG_ID is always kTunedAlgorithm.
+// CUBLASLT_ALGO_CONFIG_ID is always kTunedAlgorithmId.
 struct TunedAlgorithm {
   uint32_t tile, schedule;
   uint16_t cluster;
   int32_t split;
   bool operator==(const TunedAlgorithm&) const = default;
 };
-inline constexpr int32_t kTunedAlgorithm = 66;
+inline constexpr int32_t kTunedAlgorithmId = 66;
 inline constexpr int64_t kTunedSms = 132;
-// Clusters of two tiles that are neighbours along the columns of the result (CUBLASLT_CLUSTER_SHAPE_2x1x1), or along
-// its rows (1x2x1).
+// Codes of clusters of two tiles: with the same rows of the result (CUBLASLT_CLUSTER_SHAPE_2x1x1), or with the same
+// columns (1x2x1).
 inline constexpr uint16_t kTwoAlongColumns = 3, kTwoAlongRows = 5;
 
-// The measured algorithm for products with these sizes and with min_rows to max_rows rows.
+// The algorithm for one pass of a layer with these `in` and `out` and with min_rows to max_rows rows. The tiles 151,
+// 201 and 31 have 96 x 192, 176 x 128 and 192 x 128 elements (columns x rows).
 struct TunedProduct {
   LinearPass pass;
   int64_t in, out;
@@ -54,10 +55,11 @@ struct MatmulTile {
   int64_t columns, rows;
   uint32_t code;
 };
-// The passes forward and dx take the tile of kTiles with the least tile_waste(). kWideTile is for dw of the classifier.
+// The passes forward and dx take the tile of kTiles with the least tile_waste(). kClassifierTile is for dw of the
+// classifier.
 inline constexpr MatmulTile kTiles[] = {{128, 176, 409}, {128, 168, 408}, {128, 160, 29},
                                         {128, 152, 407}, {128, 144, 406}, {128, 136, 405}};
-inline constexpr MatmulTile kWideTile = {128, 256, 23};
+inline constexpr MatmulTile kClassifierTile = {128, 256, 23};
 
 // For a result of `rows` x `columns` elements, computed by clusters of two tiles along its columns. The SMs compute the
 // tiles in waves, one tile per SM, and all waves take equally long. tile_waste is the time of the waves, divided by the
@@ -69,6 +71,9 @@ inline double tile_waste(const MatmulTile& tile, int64_t columns, int64_t rows) 
   return static_cast<double>(waves * kTunedSms * tile.columns * tile.rows) / static_cast<double>(columns * rows);
 }
 
+// The rows of a chunk of the classifier (ClassifierOptions::chunk_rows).
+inline constexpr int64_t kClassifierRows = 4096;
+
 // The algorithm for a product, or nothing where cuBLASLt's heuristic shall choose.
 inline std::optional<TunedAlgorithm> tuned_algorithm(LinearPass pass, int64_t in, int64_t out, int64_t rows) {
   for (const TunedProduct& t : kTunedProducts)
@@ -79,10 +84,12 @@ inline std::optional<TunedAlgorithm> tuned_algorithm(LinearPass pass, int64_t in
   constexpr double kMostWaste = 1.04;
   constexpr int64_t kFewestRows = 1024, kShortestSum = 768;
   if (pass == LinearPass::dw) {
-    // The classifier adds up dw over chunks of kChunkRows rows (ops/classifier.h). No other dw was found to be faster.
-    constexpr int64_t kChunkRows = 4096, kSmallestVocabulary = 32768;
-    if (rows != kChunkRows || out < kSmallestVocabulary || !(tile_waste(kWideTile, in, out) <= kMostWaste)) return {};
-    return TunedAlgorithm{kWideTile.code, 4, kTwoAlongColumns, 1};
+    // The classifier, a layer with a vocabulary of outputs, adds up dw over chunks of rows. Of other layers, only those
+    // of the table have a dw that was found to be faster. The rows of the result dw are `out`.
+    constexpr int64_t kSmallestVocabulary = 32768;
+    if (rows != kClassifierRows || out < kSmallestVocabulary) return {};
+    if (!(tile_waste(kClassifierTile, in, out) <= kMostWaste)) return {};
+    return TunedAlgorithm{kClassifierTile.code, 4, kTwoAlongColumns, 1};
   }
   const int64_t columns = pass == LinearPass::forward ? out : in, sum = pass == LinearPass::forward ? in : out;
   if (rows < kFewestRows || sum < kShortestSum || columns == 0) return {};

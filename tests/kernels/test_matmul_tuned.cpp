@@ -1,11 +1,12 @@
 // The choice of cuBLASLt's algorithm by the sizes of a product. The products themselves are tested in test_offsets.cpp.
+#include "kernels/ops/classifier.h"
 #include "kernels/ops/matmul_tuned.h"
 #include "tests/support/test.h"
 
 using namespace triad;
 using cuda::LinearPass, cuda::TunedAlgorithm, cuda::tuned_algorithm;
 
-TEST_CASE("A product takes the tile that keeps the SMs busiest", "[matmul]") {
+TEST_CASE("A product takes the tile that wastes least", "[matmul]") {
   const int64_t tiles_of_rows = 33, columns = 4 * 128;  // 33 x 4 tiles: one for each SM
   for (const cuda::MatmulTile& tile : cuda::kTiles) {
     INFO(tile.rows << " rows per tile");
@@ -27,11 +28,13 @@ TEST_CASE("cuBLASLt's heuristic chooses where no algorithm is known to be faster
   CHECK(tuned_algorithm(LinearPass::forward, 768, 12 * 128, 11 * 152));
   CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 22 * 128, 6 * 152));  // 132 tiles, but of few rows
   CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 0, 4096));
+  REQUIRE(ClassifierOptions{}.chunk_rows == cuda::kClassifierRows);
   CHECK(tuned_algorithm(LinearPass::dw, 2048, 128256, 4096));
-  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 4095));     // no chunk of the classifier
-  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 14336, 4096, 4096));      // no vocabulary
-  CHECK(tuned_algorithm(LinearPass::dw, 768, 768, 16384)->split == 4);  // a row of the table, and its limits
+  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 4095));  // no chunk of the classifier
+  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 14336, 4096, 4096));   // no vocabulary
+  // Rows of the table, and their limits.
+  CHECK(tuned_algorithm(LinearPass::dw, 768, 768, 16384).value().split == 4);
   CHECK_FALSE(tuned_algorithm(LinearPass::dw, 768, 768, 16383));
-  CHECK(tuned_algorithm(LinearPass::dx, 768, 50304, 2048)->split == 2);
+  CHECK(tuned_algorithm(LinearPass::dx, 768, 50304, 2048).value().split == 2);
   CHECK_FALSE(tuned_algorithm(LinearPass::dx, 768, 50304, 2049));
 }

@@ -6,18 +6,20 @@
 //   1. A warp keeps its 32 keys in registers and loops over the heads of the group. The product of one head is M = 16
 //      tokens by N = 32 keys, so probabilities are summed over heads in registers, in head order, for any G. bf16:
 //      mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
-//   2. In bf16, if l = 2 d and l' = 4 d, a lane has all keys of a block but one, and it computes the block's score in
-//      registers: score_blocks() in nsa/gpu/select_scores.cuh. Otherwise the warps store the sums to shared memory, and
-//      the thread of a token and block adds the contribution of the tile of keys, in key order: score_heads(). Each
-//      score is written by one thread at a time, so there are no atomics.
+//   2. In bf16, if l = 2 d and l' = 4 d, a lane usually has all keys of a block but one, and it computes the block's
+//      score in registers: score_blocks() in nsa/gpu/select_scores.cuh (select_portable() has all conditions).
+//      Otherwise the warps store the sums to shared memory, and the thread of a token and block adds the contribution
+//      of the tile of keys, in key order: add_scores_of_heads(). Each score is written by one thread at a time, so
+//      there are no atomics.
 //   3. One warp per token writes its list: the first forced blocks, the best candidates, and the last forced blocks
 //      (nsa/gpu/select_best.cuh).
 //
-// Scores are not computed for tokens whose list has room for all of their blocks. Scores are fp32, one per block and
-// token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for each of a
-// bounded number of CTAs.
+// Scores are not computed for tiles of tokens whose lists have room for all of their blocks. Scores are fp32, one per
+// block and token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for
+// each of a bounded number of CTAs.
 //
-// Work: T^2 / (2d) * Hq exponentials per sequence, and 2 dk FLOP for each; two CTAs per SM overlap the two. q is read
+// Work: T^2 / (2d) * Hq exponentials per sequence, and 2 dk FLOP for each; at heads of up to 64, two CTAs per SM
+// overlap the two. q is read
 // once; every CTA reads the compressed keys from L2.
 #include <algorithm>
 #include <cmath>
@@ -52,7 +54,7 @@ __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& sh
       if constexpr (kPoolsInRegisters)
         score_blocks<kHeld>(s, s.k.row(tile.b, tile.first_key, tile.g), keys, blocks);
       else
-        score_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
+        add_scores_of_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
     }
   }
   for (int i = threadIdx.x / 32; i <= tile.last - tile.first; i += kWarps) {
@@ -60,7 +62,7 @@ __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& sh
     write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.rule(t - tile.begin),
                tile.first_block, shared.candidates + threadIdx.x / 32 * kCandidates);
   }
-  __syncthreads();  // all warps have read the scores before the next tile clears them
+  __syncthreads();  // all warps have read the scores before the next tile overwrites them
 }
 
 // The selection. Grid: one CTA per work item; if the scores are in scratch, a bounded number of CTAs, each of which
@@ -108,7 +110,8 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
       const int64_t most = std::max<int64_t>(1, kQueryBytes / (chunks * QueryOrder<T>::kQueryPieces * 16));
       const int64_t head_turn = ceil_div(G, ceil_div(G, most));
       // score_blocks() needs rows in registers, blocks of four keys of which each overlaps the next one, all heads in
-      // shared memory at once, and carries that take no more memory than sums would.
+      // shared memory at once, carries that take no more memory than sums would, and a stride of keys that fits 32
+      // bits.
       const int64_t carry_floats = ceil_div(k_cmp.size(1), kWarpKeys) * kTokens;
       const bool pools = !std::is_same_v<T, float> && kHeld > 0 && o.l == 2 * o.d && o.l_sel == 4 * o.d &&
                          head_turn == G && carry_floats <= kSumFloats && k_cmp.stride[1] <= INT32_MAX;

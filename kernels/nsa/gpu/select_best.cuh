@@ -10,7 +10,8 @@ namespace triad::cuda {
 namespace {
 
 // Scores are stored as [block][token], for 16 tokens. kScoreStride is the distance between the scores of a token for
-// neighbouring blocks. It is 17, not 16, so that accesses along both axes are free of bank conflicts.
+// neighbouring blocks. It is 17, not 16, so that a warp reads one token's scores of 32 blocks without bank conflicts.
+// Accesses to several tokens of several blocks have conflicts of two lanes.
 constexpr int kScoreStride = 17;
 
 // Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
@@ -140,8 +141,8 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, uns
 
 // One warp appends the candidates within the cut to a list of `listed` entries, in ascending order of their blocks, and
 // returns the number of entries then.
-__device__ int write_above_cut(int32_t* list, int listed, const float* scores, const SelectionRule<int>& rule,
-                               int first_block, const Cut& cut) {
+__device__ int write_within_cut(int32_t* list, int listed, const float* scores, const SelectionRule<int>& rule,
+                                int first_block, const Cut& cut) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
   const int end = listed + rule.slots;
@@ -163,9 +164,11 @@ __device__ int write_above_cut(int32_t* list, int listed, const float* scores, c
   return listed;
 }
 
-// One warp writes the list of one token: the ids of the forced blocks and of the candidates with the best scores in
-// ascending order, then -1 in the entries that are left. Block j of the token's document has the id first_block + j.
-// collected: room for kCandidates, in shared memory.
+// One warp writes the list of one token: in ascending order, the ids of the forced blocks and of the best candidates,
+// and then -1. Block j of the token's document has the id first_block + j.
+//   list, n     the list and its number of entries
+//   scores      the token's score of each block, kScoreStride floats apart
+//   collected   shared memory of this warp for kCandidates candidates
 __device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block,
                            Candidate* collected) {
   const int lane = threadIdx.x % 32;
@@ -183,7 +186,7 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Sele
     if (rule.slots <= kMostCollectedSlots && write_best(list + listed, scores, rule, first_block, highest, collected)) {
       listed += rule.slots;
     } else {
-      listed = write_above_cut(list, listed, scores, rule, first_block, find_cut(scores, rule, highest));
+      listed = write_within_cut(list, listed, scores, rule, first_block, find_cut(scores, rule, highest));
     }
   }
   write_all(rule.local_begin, rule.current + 1);

@@ -17,17 +17,20 @@ constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;  // compressed key
 constexpr int kElements = kTokens * kWarpKeys / 32;            // elements per lane of a warp's 16 tokens x 32 keys
 constexpr int kChunk = 32;                                     // columns of q and k that are multiplied at a time
 // The probabilities, summed over heads, are stored as [key][token] in shared memory, for 16 tokens. kSumStride is the
-// distance between neighbouring keys. It is 20, not 16, so that neither the writes, which are in the order of mma
-// fragments, nor the reads, which are four keys apart, have bank conflicts.
+// distance between neighbouring keys. It is 20, not 16, so that in bf16 the writes, which are in the order of mma
+// fragments, have no bank conflicts, nor do the reads of blocks of four keys.
 constexpr int kSumStride = 20;
 constexpr int64_t kSumFloats = kTileKeys * kSumStride;
 
-// The kernel's arguments. k: the compressed keys.
+// The kernel's arguments. A sequence has T tokens, Tc compressed keys, Hkv groups and Hq query heads.
+//   block_index   the lists to write, n_sel entries for each token and group
+//   q, k, lse     the queries, the compressed keys, and the log-sum-exp of each query's scores of these keys
+//   l, d, l_sel   tokens of a compressed key, tokens from one to the next, tokens of a selection block (l')
 template <class T>
 struct Select {
   Bthd<int32_t> block_index;
   Bthd<const T> q, k;
-  Bthd<const float> lse;        // [B,T,Hq,1]
+  Bthd<const float> lse;        // [sequences,T,Hq,1]
   int first_token, tokens;      // the tokens that have queries: [first_token, tokens), by default [0, T)
   int keys, groups, heads, dk;  // Tc, Hkv, query heads per group, head width
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
@@ -36,7 +39,7 @@ struct Select {
   bool vectors;                  // whether rows of q and k consist of aligned 16-byte vectors
   int chunks;                    // chunks of kChunk columns in a row of q in shared memory; zeros from column dk on
   int head_turn;                 // heads whose q is in shared memory at a time
-  int sum_floats;                // size of Shared::sums or Shared::carries
+  int sum_floats;                // floats in Shared::sums, or in Shared::carries
   int64_t items;                 // work items: one per tile of 16 tokens, sequence and group
   int64_t sequences_and_groups;  // B * Hkv
   float* slab;                   // [CTAs, slab_stride]: scores in scratch; nullptr: scores are in shared memory
@@ -48,8 +51,8 @@ struct Select {
   __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
-// Loads the 16 bytes of a row that begin at `column`. Columns from dk on are zeros, and all are zeros if row is
-// nullptr.
+// Returns the 16 bytes of a row that begin at `column`. Elements from column dk on are 0, and so are all elements of a
+// null row. vectors: whether rows consist of whole vectors of 16 bytes at aligned addresses.
 template <class T>
 __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bool vectors) {
   if (row == nullptr || column >= dk) return make_uint4(0, 0, 0, 0);
@@ -92,7 +95,7 @@ struct Keys<__nv_bfloat16, kPoolsInRegisters> {
     return kPoolsInRegisters ? 16 * (j / 2) + 4 * (c / 2) + 2 * (j % 2) + c % 2 : 8 * j + c;
   }
 
-  __device__ static int lane_row() { return key_of(0, threadIdx.x % 32 / 4); }
+  __device__ static int lane_first_key() { return key_of(0, threadIdx.x % 32 / 4); }
 
   __device__ __forceinline__ static void store_query(uint4* queries, int i, uint4 piece) {
     uint32_t* step = reinterpret_cast<uint32_t*>(queries + i % 32) + i / 32;
@@ -100,9 +103,9 @@ struct Keys<__nv_bfloat16, kPoolsInRegisters> {
     step += 32 * 4;
     step[0] = piece.z, step[2] = piece.w;
   }
-  // row: the lane's first key, which is key lane_row() of the warp's 32. count: the number of keys from that one to the
-  // last. With kPoolsInRegisters, a lane loads the last key again in place of the keys after it, so at least one key
-  // must exist, and `stride` must fit 32 bits, which saves instructions.
+  // row: the lane's first key, which is key lane_first_key() of the warp's 32. count: the number of keys from that one
+  // to the last. With kPoolsInRegisters, a lane loads the last key again in place of the keys after it, so at least one
+  // key must exist, and `stride` must fit 32 bits, which saves instructions.
   __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
                                        bool vectors) {
     column += threadIdx.x % 4 * 8;
@@ -138,7 +141,7 @@ struct Keys<float, false> {
   __device__ static int token(int e) { return e; }
   __device__ static int key(int) { return threadIdx.x % 32; }
 
-  __device__ static int lane_row() { return threadIdx.x % 32; }
+  __device__ static int lane_first_key() { return threadIdx.x % 32; }
 
   __device__ __forceinline__ static void store_query(uint4* queries, int i, uint4 piece) { queries[i] = piece; }
   __device__ __forceinline__ void load(const float* row, int64_t, int count, int column, int dk, bool vectors) {
@@ -178,15 +181,15 @@ __device__ __forceinline__ float probability(float product, float scale, float l
     return exp2_approx(x);
 }
 
-// The kernel's shared memory. The scores are in scratch if they do not fit.
+// Pointers into the CTA's shared memory. Scores that do not fit there are in scratch memory.
 struct Shared {
   uint4* queries;         // [heads per turn][chunks][Keys::kQueryPieces]
   float* lse;             // [heads per turn][16 tokens], times kExpBase; +inf for a token without visible keys: p = 0
-  float* sums;            // [256 keys][kSumStride tokens]: probabilities of a tile of keys, summed over heads
+  float* sums;            // [256 keys][16 tokens], rows kSumStride floats apart: probabilities, summed over heads
   float* carries;         // in place of sums with kPoolsInRegisters, [keys / 32, rounded up][16]: see score_blocks()
   int* visible;           // [16 tokens]: the number of compressed keys that the token sees
   Candidate* candidates;  // [8 warps][kCandidates]: what a warp collects to write a list
-  float* scores;          // [blocks][kScoreStride tokens]: scores of the blocks
+  float* scores;          // [blocks][16 tokens], rows kScoreStride floats apart: scores of the blocks
   template <class T>
   __device__ explicit Shared(const Select<T>& s)
       : queries(reinterpret_cast<uint4*>(dynamic_shared())),
@@ -348,10 +351,10 @@ __device__ __forceinline__ void mask_sums(float (&sum)[kElements], const Shared&
 // Adds to the scores of the blocks [0, blocks) what the `heads` heads in shared memory contribute, over the compressed
 // keys [0, keys) of the document.
 template <class T, int kHeld>
-__device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& shared, const DocumentTile& tile,
-                                            int heads, int keys, int blocks) {
+__device__ __forceinline__ void add_scores_of_heads(const Select<T>& s, const Shared& shared, const DocumentTile& tile,
+                                                    int heads, int keys, int blocks) {
   using Chunk = Keys<T, false>;
-  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Chunk::lane_row();
+  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Chunk::lane_first_key();
   const T* row = s.k.row(tile.b, tile.first_key + lane_key, tile.g);  // this lane's first key in the current tile
   WarpKeys<T, false, kHeld> warp_keys(s, shared);
   warp_keys.load(row, keys - lane_key);
@@ -390,7 +393,8 @@ __device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const 
   using Chunk = Keys<__nv_bfloat16, true>;
   constexpr int kSize = 4, kWarpBlocks = kWarpKeys / kSize;  // keys per block, blocks per warp
   const Shared shared(s);
-  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Chunk::lane_row(), quad = threadIdx.x % 4;
+  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Chunk::lane_first_key(),
+            quad = threadIdx.x % 4;
   WarpKeys<__nv_bfloat16, true, kHeld> warp_keys(s, shared);
   const __nv_bfloat16* row = key_rows + lane_key * warp_keys.stride;
   const int heads = s.heads;
@@ -399,7 +403,7 @@ __device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const 
     float sum[kElements] = {};
     warp_keys.add_heads(sum, row, 0, heads);
     row += kTileKeys * warp_keys.stride;
-    warp_keys.load(row, keys - c0 - kTileKeys - Chunk::lane_row());
+    warp_keys.load(row, keys - c0 - kTileKeys - Chunk::lane_first_key());
     mask_sums<Chunk>(sum, shared, c0);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // the lane's two tokens

@@ -325,7 +325,9 @@ TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") 
   CHECK(fs::exists(out + "/mem_step" + std::to_string(step) + ".json"));
   CHECK(has(dump, "asked for by SIGUSR1"));
   CHECK(has(dump, "(main)"));
-  CHECK(has(dump, "main  [triad+"));
+  // Kernels of OpenBLAS have no unwind tables, so the stack of a thread that the signal finds in one of them ends
+  // there.
+  CHECK((has(dump, "main  [triad+") || has(dump, "[libopenblas")));
 }
 
 TEST_CASE("watchdog: registered functions are called on SIGUSR1", "[watchdog]") {

@@ -309,25 +309,31 @@ TEST_CASE("watchdog: SIGUSR1 before main does not end the process, and is handle
   CHECK(program.wait() == 0);
 }
 
+// A thread in a kernel of OpenBLAS has a stack of one frame in a dump, because these kernels have no unwind tables. The
+// test therefore asks for dumps until one of them finds the main thread elsewhere.
 TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   BackgroundProgram program(endless(out, ""));
   wait_for_heartbeat(out, 0, "step_end");
-  program.send(SIGUSR1);
-  const int64_t step = wait_for_heartbeat(out, 0, "stackdump")["step"];
+  constexpr size_t kMostDumps = 50;
+  int64_t step = 0;
+  std::string dump;
+  for (size_t i = 0; i < kMostDumps && !has(dump, "main  [triad+"); ++i) {
+    program.send(SIGUSR1);
+    const Json written = wait_for_heartbeat(out, 0, "stackdump", i);
+    step = written["step"];
+    dump = read_text(written["file"].get<std::string>());
+  }
   while (heartbeats(out, 0, "step_end").back()["step"] < step + 2)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   halt(out);
   CHECK(program.wait() == 0);
-  const std::string dump = stack_dump(out, 0);
   INFO(dump);
   CHECK(fs::exists(out + "/mem_step" + std::to_string(step) + ".json"));
   CHECK(has(dump, "asked for by SIGUSR1"));
   CHECK(has(dump, "(main)"));
-  // Kernels of OpenBLAS have no unwind tables, so the stack of a thread that the signal finds in one of them ends
-  // there.
-  CHECK((has(dump, "main  [triad+") || has(dump, "[libopenblas")));
+  CHECK(has(dump, "main  [triad+"));
 }
 
 TEST_CASE("watchdog: registered functions are called on SIGUSR1", "[watchdog]") {

@@ -4,9 +4,10 @@
 // matrix that is read as column-major is already its transpose. So the operands swap, M and N swap, and no data moves.
 //
 // Results have the same bits in every run. The algorithm is a pure function of the problem: the one that
-// matmul_tuned.h names, otherwise the first of cuBLASLt's heuristic; nothing is timed at run time. Split-K sums are
-// kept in fp32 in the workspace and added in a fixed order. cuBLASLt's other split-K schemes add into D itself, which
-// would round partial sums to bf16.
+// matmul_tuned.h names, otherwise the first of cuBLASLt's heuristic; nothing is timed at run time. With split-K,
+// several CTAs compute parts of the same sum. Of cuBLASLt's schemes, only the one is used that stores these parts in
+// fp32 in the workspace and adds them in a fixed order. Other schemes add the parts to D, and would round them to D's
+// bf16.
 #include "kernels/ops/matmul.h"
 
 #include <cublasLt.h>

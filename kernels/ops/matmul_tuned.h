@@ -11,10 +11,11 @@
 
 namespace triad::cuda {
 
-// The three products of a linear layer y = x w^T, with x [rows,in], w [out,in] and y [rows,out]:
-//   forward  y  [rows,out]  a sum over `in`
-//   dx       dx [rows,in]   a sum over `out`
-//   dw       dw [out,in]    a sum over `rows`
+// The three products of a linear layer y = x w^T, where x is [rows,in], w is [out,in] and y is [rows,out]. dy, dx and
+// dw are the gradients of y, x and w.
+//   forward   y  [rows,out] = x w^T    each element is a sum of `in` terms
+//   dx        dx [rows,in]  = dy w     each element is a sum of `out` terms
+//   dw        dw [out,in]   = dy^T x   each element is a sum of `rows` terms
 enum class LinearPass { forward, dx, dw };
 
 // An algorithm by cuBLASLt's codes cublasLtMatmulTile_t, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION (the schedule, which
@@ -55,23 +56,24 @@ struct MatmulTile {
   int64_t columns, rows;
   uint32_t code;
 };
-// The passes forward and dx take the tile of kTiles with the least tile_waste(). kClassifierTile is for dw of the
-// classifier.
+// For forward and dx, tuned_algorithm() takes the tile of kTiles with the least tile_waste(). kClassifierTile is for dw
+// of the classifier.
 inline constexpr MatmulTile kTiles[] = {{128, 176, 409}, {128, 168, 408}, {128, 160, 29},
                                         {128, 152, 407}, {128, 144, 406}, {128, 136, 405}};
 inline constexpr MatmulTile kClassifierTile = {128, 256, 23};
 
-// For a result of `rows` x `columns` elements, computed by clusters of two tiles along its columns. The SMs compute the
-// tiles in waves, one tile per SM, and all waves take equally long. tile_waste is the time of the waves, divided by the
-// time that the product would take if no tile reached over an edge of the result and the last wave had a tile for each
-// SM. The least value is 1.
+// The waste of computing a result of `rows` x `columns` elements by tiles of this size. The SMs compute the tiles in
+// waves: in each wave every SM computes one tile, and some SMs may have no tile in the last wave. So the SMs have time
+// for waves x SMs x (elements of a tile) elements. tile_waste is this number divided by rows x columns; 1 is the least.
+// Clusters have two tiles along the columns, so the number of tiles along the columns is rounded up to an even one.
 inline double tile_waste(const MatmulTile& tile, int64_t columns, int64_t rows) {
   const int64_t tiles = round_up(ceil_div(columns, tile.columns), 2) * ceil_div(rows, tile.rows);
   const int64_t waves = ceil_div(tiles, kTunedSms);
   return static_cast<double>(waves * kTunedSms * tile.columns * tile.rows) / static_cast<double>(columns * rows);
 }
 
-// The rows of a chunk of the classifier (ClassifierOptions::chunk_rows).
+// The classifier (the model's last layer, whose outputs are the logits of the vocabulary) computes its products for
+// this many rows at a time. The number is ClassifierOptions::chunk_rows, as a test checks.
 inline constexpr int64_t kClassifierRows = 4096;
 
 // The algorithm for a product, or nothing where cuBLASLt's heuristic shall choose.
@@ -79,13 +81,12 @@ inline std::optional<TunedAlgorithm> tuned_algorithm(LinearPass pass, int64_t in
   for (const TunedProduct& t : kTunedProducts)
     if (t.pass == pass && t.in == in && t.out == out && t.min_rows <= rows && rows <= t.max_rows) return t.algorithm;
 
-  // Products with more waste take the heuristic's algorithm, whose tile may fit better. Products of fewer rows, and
-  // sums of fewer terms, were not measured.
-  constexpr double kMostWaste = 1.04;
-  constexpr int64_t kFewestRows = 1024, kShortestSum = 768;
+  constexpr double kMostWaste = 1.04;    // with more waste, the heuristic's algorithm may be faster
+  constexpr int64_t kFewestRows = 1024;  // products of fewer rows were not measured
+  constexpr int64_t kShortestSum = 768;  // sums of fewer terms were not measured
   if (pass == LinearPass::dw) {
-    // The classifier, a layer with a vocabulary of outputs, adds up dw over chunks of rows. Of other layers, only those
-    // of the table have a dw that was found to be faster. The rows of the result dw are `out`.
+    // This is for the classifier, which is recognized by its sizes. For other layers, no algorithm beside those of the
+    // table was found to compute dw faster. The result dw has `out` rows and `in` columns.
     constexpr int64_t kSmallestVocabulary = 32768;
     if (rows != kClassifierRows || out < kSmallestVocabulary) return {};
     if (!(tile_waste(kClassifierTile, in, out) <= kMostWaste)) return {};

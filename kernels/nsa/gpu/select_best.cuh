@@ -17,12 +17,13 @@ constexpr int kScoreStride = 17;
 // Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
 __device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
 
-// The score of candidate j, mapped by order_of(), and 0 after the last candidate.
+// Returns the score of block j, mapped by order_of(), or 0 if j is after the last candidate.
 __device__ __forceinline__ unsigned order_at(const float* scores, const SelectionRule<int>& rule, int j) {
   return j < rule.candidate_end ? order_of(scores[j * kScoreStride]) : 0;
 }
 
-// The highest score of this lane's candidates. Lane i of a warp has every 32nd candidate from number i on.
+// Returns the highest score of this lane's candidates, mapped by order_of(), or 0 if the lane has none. Lane i of a
+// warp has every 32nd candidate, beginning with candidate number i.
 __device__ __forceinline__ unsigned highest_of_lane(const float* scores, const SelectionRule<int>& rule) {
   unsigned highest = 0;
 #pragma unroll 4
@@ -41,11 +42,14 @@ constexpr int kCandidates = 64;  // the most that write_best() collects: two per
 // 24 slots, but more than kCandidates for 29.
 constexpr int kMostCollectedSlots = 24;
 
-// One warp writes the rule.slots best candidates, 1 to kMostCollectedSlots, to `list`, in ascending order of their
-// blocks. The bound is the rule.slots-th largest of the lanes' highest scores, rounded down, so at least rule.slots
-// candidates reach it. The warp collects in `collected` all that do, and removes the lowest scores as long as
-// rule.slots candidates are left without them. If more than kCandidates reach the bound, the function returns false and
-// writes nothing. highest: highest_of_lane().
+// One warp writes the rule.slots best candidates (1 to kMostCollectedSlots) to `list`, in ascending order of their
+// blocks. First the warp finds a bound: the rule.slots-th largest of the lanes' highest scores, rounded down. At least
+// rule.slots candidates have a score of the bound or more. The warp copies all such candidates to `collected`, and then
+// removes those with the lowest scores until rule.slots candidates are left. If there are more than kCandidates such
+// candidates, the function writes nothing and returns false.
+//   scores      the token's score of each block, kScoreStride floats apart
+//   highest     the lane's result of highest_of_lane()
+//   collected   shared memory of this warp for kCandidates candidates
 __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, const SelectionRule<int>& rule,
                                            int first_block, unsigned highest, Candidate* collected) {
   constexpr unsigned kNone = ~0u;  // above all scores
@@ -105,16 +109,19 @@ __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, c
   return true;
 }
 
-// A Cut says which candidates a list contains: all whose score is above `threshold`, and the first `equals` of those
-// whose score equals `threshold`. threshold is a result of order_of().
+// A Cut says which candidates a list contains: all candidates whose score is above `threshold`, and the first `equals`
+// candidates whose score equals `threshold`. The threshold is mapped by order_of(), as scores are.
 struct Cut {
   unsigned threshold;
   int equals;
 };
 
-// One warp returns the Cut of one token. By bisection it finds the largest threshold that at least rule.slots (>= 1)
-// candidates reach. In every turn of the loop at least rule.slots candidates reach `low`, and fewer reach `high`:
-// `above` is their number. The search ends early if exactly rule.slots candidates reach `low`. highest:
+// One warp returns the Cut of one token: by bisection, the largest threshold that at least rule.slots (>= 1) candidates
+// reach. A candidate reaches a value if its score is at least that value. Before and after each turn of the loop,
+//   low     is a value that at least rule.slots candidates reach,
+//   high    is a value that fewer than rule.slots candidates reach,
+//   above   is the number of candidates that reach `high`.
+// The loop ends early if exactly rule.slots candidates reach `low`. The argument `highest` is the lane's result of
 // highest_of_lane().
 __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, unsigned highest) {
   const int lane = threadIdx.x % 32;

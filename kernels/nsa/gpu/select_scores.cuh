@@ -16,13 +16,15 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;  // compressed keys per warp and per CTA at a time
 constexpr int kElements = kTokens * kWarpKeys / 32;            // elements per lane of a warp's 16 tokens x 32 keys
 constexpr int kChunk = 32;                                     // columns of q and k that are multiplied at a time
-// The probabilities, summed over heads, are stored as [key][token] in shared memory, for 16 tokens. kSumStride is the
-// distance between neighbouring keys. It is 20, not 16, so that in bf16 the writes, which are in the order of mma
-// fragments, have no bank conflicts, nor do the reads of blocks of four keys.
+// Shared memory holds one probability, summed over heads, for each of 256 keys and 16 tokens. The 16 numbers of a key
+// are kSumStride floats after those of the key before. With a stride of 16, threads that access different keys would
+// often wait for the same bank of shared memory. With 20, in bf16, neither writing these sums nor adding them up for
+// blocks of four keys has bank conflicts.
 constexpr int kSumStride = 20;
 constexpr int64_t kSumFloats = kTileKeys * kSumStride;
 
-// The kernel's arguments. A sequence has T tokens, Tc compressed keys, Hkv groups and Hq query heads.
+// The kernel's arguments. A sequence has T tokens and Tc compressed keys. Its Hq query heads are divided into Hkv
+// groups, and the heads of a group share their keys and their lists.
 //   block_index   the lists to write, n_sel entries for each token and group
 //   q, k, lse     the queries, the compressed keys, and the log-sum-exp of each query's scores of these keys
 //   l, d, l_sel   tokens of a compressed key, tokens from one to the next, tokens of a selection block (l')
@@ -88,9 +90,11 @@ struct Keys<__nv_bfloat16, kPoolsInRegisters> {
   __device__ static int query_column(int i) { return i % 4 * 8; }
   __device__ static int token(int e) { return threadIdx.x % 32 / 4 + e % 4 / 2 * 8; }
   __device__ static int key(int e) { return key_of(e / 4, threadIdx.x % 4 * 2 + e % 2); }
-  // The key whose product is column c of the mma with piece j. Usually piece j has the keys 8 j .. 8 j + 7. Lane i of
-  // each four lanes has the columns 2 i and 2 i + 1. With kPoolsInRegisters, its columns of two successive pieces are
-  // four neighbouring keys: 4 i .. 4 i + 3 of the 16 keys of both pieces.
+  // One mma.m16n8k16 multiplies 16 tokens by 8 keys: those of one `piece` of all lanes. key_of(j, c) returns which of
+  // the warp's 32 keys is key number c (0 to 7) of the mma with piece j.
+  //   Without kPoolsInRegisters, the mma with piece j has the keys 8 j .. 8 j + 7, in this order.
+  //   With kPoolsInRegisters, the mma with the pieces 2 i and 2 i + 1 have the keys 16 i .. 16 i + 15. Each mma gives a
+  //   lane the products of two keys. The order is such that the four keys of a lane in both mma are neighbours.
   __device__ static int key_of(int j, int c) {
     return kPoolsInRegisters ? 16 * (j / 2) + 4 * (c / 2) + 2 * (j % 2) + c % 2 : 8 * j + c;
   }
@@ -374,19 +378,20 @@ __device__ __forceinline__ void add_scores_of_heads(const Select<T>& s, const Sh
   }
 }
 
-// Computes the scores of the blocks [0, blocks) from all heads of the group and the compressed keys [0, keys), the rows
-// of k from `key_rows` on. This is for bf16, blocks of four keys (l' = 4 d) and keys that overlap the next one (l = 2
-// d), and it has no barriers between tiles of keys. The caller guarantees that all of the last block's keys but the
-// last one exist.
+// Computes the scores of a document's selection blocks 0 .. blocks - 1 for a tile of tokens, from all heads of the
+// group.
+//   key_rows   the row of k that has the document's first compressed key
+//   keys       the number of compressed keys to use: all keys of the last block exist, or all but its last one
+// This function is for bf16 and for l = 2 d and l' = 4 d: a block has four keys, and each key overlaps the next one.
+// The warps do not wait for each other until all scores are computed.
 //
-// The keys 4 j - 1 .. 4 j + 3 overlap block j, with the weights 1, 2, 2, 2, 1. Of the four lanes of a token, each has
-// the keys 4 j .. 4 j + 3 of its block j; the lane before it has key 4 j - 1. The first block of a warp's 32 keys needs
-// the last key of the 32 keys before them, which another warp has. That warp stores the sum of this key: carries[i] is
-// the sum of key 32 i + 31, which overlaps block 8 i + 8. When all warps are done, carries[i] is added to the score of
-// block 8 i + 8.
+// Five keys overlap block j: 4 j - 1, 4 j, 4 j + 1, 4 j + 2 and 4 j + 3. Their weights are 1, 2, 2, 2 and 1. The lane
+// that computes the score of block j has the sums of the last four of these keys, and gets the sum of key 4 j - 1 from
+// the lane before. If key 4 j - 1 belongs to another warp, which is so if j is a multiple of 8, that warp stores the
+// sum in carries[j / 8 - 1]. When all warps are done, the carries are added to the scores of these blocks.
 //
-// Not inlined, so that the values which only the rest of the kernel uses do not take registers from the loop over
-// heads.
+// The function is not inlined. Inlined, the loop over heads would have fewer registers, because values that only the
+// rest of the kernel uses would occupy them.
 template <int kHeld>
 __device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const __nv_bfloat16* key_rows, int keys,
                                           int blocks) {

@@ -90,11 +90,11 @@ struct Keys<__nv_bfloat16, kPoolsInRegisters> {
   __device__ static int query_column(int i) { return i % 4 * 8; }
   __device__ static int token(int e) { return threadIdx.x % 32 / 4 + e % 4 / 2 * 8; }
   __device__ static int key(int e) { return key_of(e / 4, threadIdx.x % 4 * 2 + e % 2); }
-  // One mma.m16n8k16 multiplies 16 tokens by 8 keys: those of one `piece` of all lanes. key_of(j, c) returns which of
-  // the warp's 32 keys is key number c (0 to 7) of the mma with piece j.
-  //   Without kPoolsInRegisters, the mma with piece j has the keys 8 j .. 8 j + 7, in this order.
-  //   With kPoolsInRegisters, the mma with the pieces 2 i and 2 i + 1 have the keys 16 i .. 16 i + 15. Each mma gives a
-  //   lane the products of two keys. The order is such that the four keys of a lane in both mma are neighbours.
+  // Piece j of all lanes together holds a chunk of 8 of the warp's 32 keys. key_of(j, c) returns which of the 32 keys
+  // is number c (0 to 7) of these 8.
+  //   Without kPoolsInRegisters, piece j holds the keys 8 j .. 8 j + 7, in ascending order.
+  //   With kPoolsInRegisters, the pieces 2 i and 2 i + 1 hold the keys 16 i .. 16 i + 15. The product of a piece gives
+  //   each lane the sums of two keys. The order is such that a lane's four keys of both pieces are neighbours.
   __device__ static int key_of(int j, int c) {
     return kPoolsInRegisters ? 16 * (j / 2) + 4 * (c / 2) + 2 * (j % 2) + c % 2 : 8 * j + c;
   }

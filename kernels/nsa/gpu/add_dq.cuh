@@ -1,6 +1,15 @@
 // add_dq(): the part of the portable backward kernel (nsa/gpu/dkdv.cu) that adds to dq. A CTA of that kernel keeps some
 // keys k, and takes some query rows in each of its steps. From the gradient ds of the scores of these rows and keys,
-// add_dq() computes the product ds k, and adds it to dq of the rows.
+// add_dq() computes the product ds k, and adds it to dq of the rows in global memory.
+//
+// A warp's addition takes less time if it is to 128 contiguous bytes of each row than if it is to 64 bytes of twice as
+// many rows. After the product, however, a lane has two neighbouring columns of each of several rows. Two functions
+// bring the products into another order. Both take bandwidth of shared memory, because shuffles use it too:
+//   - add_from_registers() needs 16 shuffles for 32 rows and 32 columns. It is used where the columns of k are
+//     interleaved (interleave_columns()), and only in code compiled for sm_90 or later, which has an instruction that
+//     adds four floats per thread.
+//   - add_through_shared() stores the products to shared memory and loads them again, which takes as long as 64
+//     shuffles. It is used everywhere else.
 #pragma once
 #include "kernels/common/tile_mma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
@@ -8,59 +17,150 @@
 namespace triad::cuda {
 namespace {
 
-// If `exists` is true, adds the N floats of x to to[0 .. N - 1] in global memory. L2 performs the additions. The
-// instruction is predicated on `exists`, because a branch around it would make the kernel 3% slower.
+// Whether the architecture that this code is compiled for has an instruction that adds four floats per thread to global
+// memory.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kAddsVectors = true;
+#else
+constexpr bool kAddsVectors = false;
+#endif
+constexpr int kDqSide = 32;  // a warp computes this many rows and this many columns of dq in add_dq()
+
+// Adds the N floats of x to to[0 .. N - 1] in global memory. L2 performs the additions.
 template <int N>
-__device__ __forceinline__ void add_columns(float* to, const float (&x)[N], bool exists) {
+__device__ __forceinline__ void add_columns(float* to, const float (&x)[N]) {
   static_assert(N == 1 || N == 4);
   if constexpr (N == 4)
-    asm volatile(R"({
-        .reg .pred exists;
-        setp.ne.s32 exists, %5, 0;
-        @exists red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};
-        })" ::"l"(to),
-                 "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<int>(exists))
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
                  : "memory");
   else
-    asm volatile(R"({
-        .reg .pred exists;
-        setp.ne.s32 exists, %2, 0;
-        @exists red.relaxed.gpu.global.add.f32 [%0], %1;
-        })" ::"l"(to),
-                 "f"(x[0]), "r"(static_cast<int>(exists))
-                 : "memory");
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x[0]) : "memory");
 }
 
-// Adds scale * ds k to dq. Each warp of the CTA does this for 32 query rows of the step and 32 columns. dq_group is the
-// address, in global memory, of dq of the first query row of the CTA's sequence and group. The other arrays are in
-// shared memory:
+// Changes the order of the columns in 16 rows of k in shared memory, 64 columns each. One warp calls it for its rows.
+// Every 16 columns are reordered alike. With columns numbered from 0, places 0 to 7 get columns 0 1 4 5 8 9 12 13, and
+// places 8 to 15 get columns 2 3 6 7 10 11 14 15. In a product ds k, a lane has the places 2 c, 2 c + 1, 8 + 2 c and
+// 9 + 2 c of every 16, where c = lane % 4. With the new order these are the columns 4 c to 4 c + 3 of dq.
+__device__ __forceinline__ void interleave_columns(__nv_bfloat16* k, int stride) {
+  __syncwarp();  // the warp has read k in the old order
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    auto* at = reinterpret_cast<uint4*>(k + threadIdx.x % 16 * stride + 16 * (threadIdx.x % 32 / 16 + 2 * i));
+    const uint4 x = at[0], y = at[1];
+    at[0] = make_uint4(x.x, x.z, y.x, y.z);
+    at[1] = make_uint4(x.y, x.w, y.y, y.w);
+  }
+}
+
+// The next two functions add scale * dq to 32 query rows of a step, in 32 columns. Each term is rounded to a multiple
+// of the row's rounding_unit / 2^23 before it is added, so that all additions are exact (nsa/gpu/rounding_unit.cu). The
+// parameters:
+//   dq     the product ds k of the calling warp. dq[i] has the rows 16 i to 16 i + 15 of the 32, in the register layout
+//          of common/tile_mma.cuh
+//   rows   the StageRows of the step (nsa/gpu/dkdv.cu), of which rounding_unit and dq_place are used
+//   row0   the index of the first of the 32 rows in the step
+//   to     the address of the first of the 32 columns, in dq of the first query row of the CTA's sequence and group
+//   scale  1 / sqrt(dk)
+
+// k must be in the order of interleave_columns(). A lane then has columns 4 c to 4 c + 3 of the 32, and columns
+// 16 + 4 c to 16 + 4 c + 3, of each of its rows, where c = lane % 4. A lane of an even row gives the latter to the lane
+// of the next row that has the same c, and gets columns 4 c to 4 c + 3 of that row. Then one instruction of the warp
+// adds all 32 columns of four even rows, and the next one those of four odd rows.
+template <class Rows>
+__device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide / 8][4], const Rows& rows, int row0,
+                                                   float* to, float scale) {
+  constexpr int kNextRow = 4;  // the distance from a lane to the one that has the same columns of the next row
+  const bool odd = fragment_row() % 2 != 0;
+  auto* const dq_lane = reinterpret_cast<float4*>(to + 4 * (threadIdx.x % 4) + (odd ? 16 : 0));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = row0 + fragment_row() + 8 * i;
+    const float unit = rows.rounding_unit[row];
+    float even_row[4], odd_row[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const auto rounded = [&](int j) { return round_to_unit(dq[i / 2][j + e / 2][i % 2 * 2 + e % 2], scale, unit); };
+      // Elements of columns 4 c + e and 16 + 4 c + e, and the element that the other lane gives.
+      const float left = rounded(0), right = rounded(2);
+      const float other = __shfl_xor_sync(kFullWarp, odd ? left : right, kNextRow);
+      even_row[e] = odd ? other : left;
+      odd_row[e] = odd ? right : other;
+    }
+    const uint2 place = *reinterpret_cast<const uint2*>(&rows.dq_place[row & ~1]);
+    add_columns(reinterpret_cast<float*>(dq_lane + place.x), even_row);
+    add_columns(reinterpret_cast<float*>(dq_lane + place.y), odd_row);
+  }
+}
+
+// sums: 4 KiB of shared memory for this warp. k must be in the usual order.
+template <class Rows>
+__device__ __forceinline__ void add_through_shared(const float (&dq)[2][kDqSide / 8][4], const Rows& rows, int row0,
+                                                   float* to, float scale, float* sums) {
+  // `sums` has kDqSide floats per row. Column c of row r is at place c ^ (r % 4 * 8) of the row. Without this
+  // permutation, one column of all rows would be in the same bank of shared memory, and the stores below would
+  // conflict.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = fragment_row() + 8 * i;
+    const float unit = rows.rounding_unit[row0 + row];
+    const auto rounded = [&](float x) { return round_to_unit(x, scale, unit); };
+#pragma unroll
+    for (int j = 0; j < kDqSide / 8; ++j) {
+      const float(&x)[4] = dq[i / 2][j];
+      *reinterpret_cast<float2*>(sums + row * kDqSide + ((8 * j + fragment_column()) ^ row % 4 * 8)) =
+          make_float2(rounded(x[i % 2 * 2]), rounded(x[i % 2 * 2 + 1]));
+    }
+  }
+  __syncwarp();
+  // One instruction of the warp adds kAdded rows, kAdded columns per thread. The warp loads the sums of kBatch
+  // instructions before it adds them, so as not to wait for each load.
+  constexpr int kAdded = kAddsVectors ? 4 : 1, kBatch = 8;
+  const int lane = threadIdx.x % 32, lane_row = lane * kAdded / kDqSide, column = lane * kAdded % kDqSide;
+#pragma unroll
+  for (int first = 0; first < kDqSide; first += kBatch * kAdded) {
+    float x[kBatch][kAdded];
+    uint32_t place[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first + i * kAdded + lane_row;
+      const float* from = sums + row * kDqSide + (column ^ row % 4 * 8);
+      place[i] = rows.dq_place[row0 + row];
+      if constexpr (kAdded == 4)
+        *reinterpret_cast<float4*>(x[i]) = *reinterpret_cast<const float4*>(from);
+      else
+        x[i][0] = *from;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) add_columns(to + uint64_t{4} * place[i] + column, x[i]);
+  }
+}
+
+// Adds scale * ds k to dq. Each warp of the CTA does this for 32 query rows of the step and 32 columns. kInterleaved:
+// whether interleave_columns() has changed the order of k's columns. `rows` and `scale` are described above
+// add_from_registers(). dq_group is the address, in global memory, of dq of the first query row of the CTA's sequence
+// and group. The other arrays are in shared memory:
 //   ds    the gradient of the scores, transposed: it has a row for each key of the CTA, and a column for each query row
 //         of the step
 //   k     the CTA's keys
-//   sums  4 KiB for the products of this warp
-//   rows  two numbers for each query row of the step. dq_offset: dq of the row begins at dq_group + 4 * dq_offset. If
-//         dq_offset is negative, nothing is added to the row. rounding_unit: a number r. Every term is rounded to a
-//         multiple of r / 2^23 before it is added, so that all additions are exact (nsa/gpu/rounding_unit.cu).
-// After the product, a lane has a few columns of each of several rows. If the warp added them from these registers, one
-// instruction would add to eight rows, which takes longer. So the warp stores the products to `sums` and loads them in
-// another order: one instruction then adds to all 32 columns, 128 contiguous bytes, of each of its rows.
-template <class Tile, class Rows>
+//   sums  4 KiB for each warp, which are not used with kInterleaved
+template <class Tile, bool kInterleaved, class Rows>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
                                        float* sums, const Rows& rows, float* dq_group, float scale) {
-  constexpr int kSide = 32, kRowTiles = Tile::kKeys / kSide;
-  static_assert(Tile::kThreads / 32 / kRowTiles * kSide == Tile::kColumns);
+  constexpr int kRowTiles = Tile::kKeys / kDqSide;
+  static_assert(Tile::kThreads / 32 / kRowTiles * kDqSide == Tile::kColumns);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row0 = warp % kRowTiles * kSide, column0 = warp / kRowTiles * kSide;
+  const int row0 = warp % kRowTiles * kDqSide, column0 = warp / kRowTiles * kDqSide;
   const __nv_bfloat16* ds_at = ds + (lane % 8 + lane / 16 * 8) * stride_ds + row0 + lane / 8 % 2 * 8;
   const __nv_bfloat16* k_at = k + lane % 16 * stride_k + column0 + lane / 16 * 8;
-  float dq[2][kSide / 8][4] = {};  // dq[i] has the rows 16 i to 16 i + 15 of the warp's 32
+  float dq[2][kDqSide / 8][4] = {};
 #pragma unroll
   for (int key = 0; key < Tile::kRows; key += 16) {
     uint32_t a_fragment[2][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) load_matrices_transposed(a_fragment[i], ds_at + key * stride_ds + 16 * i);
 #pragma unroll
-    for (int j = 0; j < kSide / 8; j += 2) {
+    for (int j = 0; j < kDqSide / 8; j += 2) {
       uint32_t b_fragment[4];
       load_matrices_transposed(b_fragment, k_at + key * stride_k + 8 * j);
 #pragma unroll
@@ -70,49 +170,10 @@ __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, c
       }
     }
   }
-  // `sums` has kSide floats per row. Column c of row r is at place c ^ (r % 4 * 8) of the row. Without this
-  // permutation, one column of all rows would be in the same bank of shared memory, and the stores below would
-  // conflict.
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = fragment_row() + 8 * i;
-    const float unit = rows.rounding_unit[row0 + row];
-    const auto rounded = [&](float x) { return round_to_unit(x, scale, unit); };
-#pragma unroll
-    for (int j = 0; j < kSide / 8; ++j) {
-      const float(&x)[4] = dq[i / 2][j];
-      *reinterpret_cast<float2*>(sums + row * kSide + ((8 * j + fragment_column()) ^ row % 4 * 8)) =
-          make_float2(rounded(x[i % 2 * 2]), rounded(x[i % 2 * 2 + 1]));
-    }
-  }
-  __syncwarp();
-#if __CUDA_ARCH__ >= 900
-  constexpr int kAdded = 4;  // columns that a thread adds at a time
-#else
-  constexpr int kAdded = 1;
-#endif
-  // One instruction of the warp adds kAdded rows. The warp loads the sums of kBatch instructions before it adds them,
-  // so as not to wait for each load.
-  constexpr int kBatch = 8;
-  const int lane_row = lane * kAdded / kSide, column = lane * kAdded % kSide;
-#pragma unroll
-  for (int first = 0; first < kSide; first += kBatch * kAdded) {
-    float x[kBatch][kAdded];
-    int offset[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = first + i * kAdded + lane_row;
-      const float* from = sums + row * kSide + (column ^ row % 4 * 8);
-      offset[i] = rows.dq_offset[row0 + row];
-      if constexpr (kAdded == 4)
-        *reinterpret_cast<float4*>(x[i]) = *reinterpret_cast<const float4*>(from);
-      else
-        x[i][0] = *from;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      add_columns(dq_group + 4 * static_cast<int64_t>(offset[i]) + column0 + column, x[i], offset[i] >= 0);
-  }
+  if constexpr (kInterleaved)
+    add_from_registers(dq, rows, row0, dq_group + column0, scale);
+  else
+    add_through_shared(dq, rows, row0, dq_group + column0, scale, sums + warp * kDqSide * kDqSide);
 }
 
 }  // namespace

@@ -66,6 +66,12 @@ class DocumentRange {
   __device__ __forceinline__ int high(int t) const {
     return row_.packed() ? row_.first_key(t, range_.d) + row_.visible_keys(t, range_.l, range_.d) : range_.high(t);
   }
+  // The same as high(t), without a division if the row is one document. d: the range's d.
+  __device__ __forceinline__ int high(int t, const Divisor& d) const {
+    if (row_.packed()) return high(t);
+    const int last = t + 1 - range_.l;
+    return last < 0 ? 0 : min(range_.keys, d.quotient(last) + 1);
+  }
   // Every token that sees one of the keys a .. b is in [first_row(a), end_row(b)). With several documents, some tokens
   // of this range may see none of the keys.
   __device__ __forceinline__ int first_row(int key) const { return range_.first_row(key); }

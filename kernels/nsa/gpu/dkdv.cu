@@ -37,16 +37,15 @@
 namespace triad::cuda {
 namespace {
 
-// The strides of q or dout in bytes: from a token to the next, and from a head to the next. `fits`: whether each row of
-// the tensor consists of 16-byte vectors, as many as its row in shared memory has, and the strides fit 32 bits. The
-// offset of a row then takes two multiply-adds.
-struct RowBytes {
+// The strides of q, dout or dq in vectors of 16 bytes: from a token to the next, and from a head to the next. `fits`:
+// whether every row begins at a multiple of 16 bytes, and every row of a sequence and group less than 2^32 vectors
+// after the first one, so that 32 bits hold its distance.
+struct RowVectors {
   bool fits = false;
   uint32_t token = 0, head = 0;
-  // The offset of token t and head h.
-  __device__ __forceinline__ uint64_t at(int t, int h) const {
-    return static_cast<uint64_t>(static_cast<uint32_t>(t)) * token +
-           static_cast<uint64_t>(static_cast<uint32_t>(h)) * head;
+  // The distance from the first token and head to token t and head h, in vectors.
+  __device__ __forceinline__ uint32_t at(int t, int h) const {
+    return static_cast<uint32_t>(t) * token + static_cast<uint32_t>(h) * head;
   }
 };
 
@@ -58,13 +57,15 @@ struct DkdvArgs {
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
-  RowBytes q_bytes, dout_bytes;
-  bool whole_rows;  // whether q_bytes and dout_bytes fit
+  Divisor key_stride;  // range.d, the tokens from one key to the next, as a divisor
+  RowVectors q_rows, dout_rows;
+  bool whole_rows;  // whether q_rows and dout_rows fit, and no row of q or dout is padded in shared memory
   // The next members are used with kAddsDq only. Then whole_rows is true, and rows of q, k, v and dout have
   // Tile::kColumns columns.
   const RowStats* row_stats;  // the result of compute_row_stats() for this call
   View<const float> rounding_unit;
   View<float> dq;
+  RowVectors dq_rows;
   // If positive, the rows of every block are cut at multiples of this many tokens (find_part). If 0, find_work() cuts
   // the rows of each block into pieces of about equal size, or reads the listed pieces.
   int part_tokens;
@@ -79,15 +80,16 @@ struct StageRows {
   int2 range[kCount];
 };
 // With kAddsDq, a row has its RowStats instead of lse, delta and gate, and two more numbers with which add_dq() adds to
-// its dq. rounding_unit: a number r; terms are rounded to multiples of r / 2^23 (nsa/gpu/rounding_unit.cu). dq_offset:
-// the distance from dq of the first row of the sequence and group to dq of this row, in units of 16 bytes. It is -1 if
-// the row does not exist or sees none of the CTA's keys; nothing is added to such a row.
+// its dq. rounding_unit: a number r; terms are rounded to multiples of r / 2^23 (nsa/gpu/rounding_unit.cu). dq_place:
+// the distance from dq of the first row of the sequence and group to dq of this row, in vectors of 16 bytes. If the row
+// does not exist, dq_place is that of another row. ds of a row that does not exist or sees none of the CTA's keys is 0,
+// so zeros are added, provided that k is finite.
 template <int kCount>
 struct StageRows<kCount, true> {
   RowStats stats[kCount];
   int2 range[kCount];
   float rounding_unit[kCount];
-  int dq_offset[kCount];
+  uint32_t dq_place[kCount];
 };
 
 // Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
@@ -152,8 +154,11 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   // up rows whose length is not a multiple of 16 bytes.
   constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
   const int copy_row = threadIdx.x / kLanes, copy_column = threadIdx.x % kLanes * kCopy;
-  const auto* q_from = reinterpret_cast<const unsigned char*>(a.in.q.at(b, 0, g * G) + copy_column);
-  const auto* dout_from = reinterpret_cast<const unsigned char*>(a.dout.at(b, 0, g * G) + copy_column);
+  const auto* q_from = reinterpret_cast<const uint4*>(a.in.q.at(b, 0, g * G) + copy_column);
+  const auto* dout_from = reinterpret_cast<const uint4*>(a.dout.at(b, 0, g * G) + copy_column);
+  // The statistics and the rounding units of the sequence and group, with kAddsDq only.
+  const RowStats* stats_from = a.row_stats + blockIdx.y * static_cast<int64_t>(a.in.tokens - a.in.first_token) * G;
+  const HeadRows<const float> units(a.rounding_unit, b, g * G);
   const auto load = [&](int row0, int stage) {
     T* q = reinterpret_cast<T*>(stages + stage * stage_bytes);
     T* dout = q + kCount * stride_k;
@@ -163,12 +168,12 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
       for (int j = 0; j < kCount / kCopiedRows; ++j) {
         const int r = copy_row + j * kCopiedRows, row = min(row0 + r, rows - 1), bytes = row0 + r < rows ? 16 : 0;
         const int i = a.in.heads.quotient(row), t = token_of(i), h = row - i * G;
-        const unsigned char* q_row = q_from + a.q_bytes.at(t, h);
-        const unsigned char* dout_row = dout_from + a.dout_bytes.at(t, h);
+        const uint4* q_row = q_from + a.q_rows.at(t, h);
+        const uint4* dout_row = dout_from + a.dout_rows.at(t, h);
         for (int c = 0; c < depth_k; c += kLanes * kCopy)
-          copy_async_16(q + r * stride_k + copy_column + c, q_row + c * sizeof(T), bytes);
+          copy_async_16(q + r * stride_k + copy_column + c, q_row + c / kCopy, bytes);
         for (int c = 0; c < depth_v; c += kLanes * kCopy)
-          copy_async_16(dout + r * stride_v + copy_column + c, dout_row + c * sizeof(T), bytes);
+          copy_async_16(dout + r * stride_v + copy_column + c, dout_row + c / kCopy, bytes);
       }
     } else {
       const auto load_query = [&](T* to, int stride, int depth, const View<const T>& view) {
@@ -183,27 +188,25 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     }
     static_assert(Tile::kThreads >= 2 * kCount);
     if (threadIdx.x >= 2 * kCount) return;
-    const int r = threadIdx.x % kCount, row = min(row0 + r, rows - 1);
+    const int r = threadIdx.x % kCount;
     const bool exists = row0 + r < rows;
-    const int i = a.in.heads.quotient(row), t = token_of(i), head = g * G + row - i * G;
+    // Instead of a row that does not exist, the statistics are those of the row that had its place in the step before.
+    const int row = exists ? row0 + r : max(0, row0 + r - kCount);
+    const int i = a.in.heads.quotient(row), t = token_of(i), h = row - i * G, head = g * G + h;
     if (threadIdx.x < kCount) {
       if constexpr (kAddsDq) {
-        const int64_t call_rows = static_cast<int64_t>(a.in.tokens - a.in.first_token) * G;
-        const int row_in_call = row - i * G + (t - a.in.first_token) * G;
-        copy_async_8(&stage_rows->stats[r], a.row_stats + blockIdx.y * call_rows + row_in_call, exists);
+        copy_async_8(&stage_rows->stats[r], stats_from + (t - a.in.first_token) * G + h, exists);
       } else {
         copy_async_4(&stage_rows->lse[r], a.lse.at(b, t, head), exists);
         copy_async_4(&stage_rows->delta[r], a.delta.at(b, t, head), exists);
       }
     } else {
       // The rows of k and v after the block's last key are zeros in shared memory. No query row may see them.
-      const int2 seen = exists ? make_int2(range.low(t), min(range.high(t), key_end)) : make_int2(0, 0);
+      const int2 seen = exists ? make_int2(range.low(t), min(range.high(t, a.key_stride), key_end)) : make_int2(0, 0);
       stage_rows->range[r] = seen;
       if constexpr (kAddsDq) {
-        copy_async_4(&stage_rows->rounding_unit[r], a.rounding_unit.at(b, t, head), exists);
-        const int offset =
-            (t - a.in.first_token) * static_cast<int>(a.dq.row / 4) + (head - g * G) * static_cast<int>(a.dq.head / 4);
-        stage_rows->dq_offset[r] = seen.x < key_end && seen.y > key0 ? offset : -1;
+        copy_async_4(&stage_rows->rounding_unit[r], units.at(t, h), exists);
+        stage_rows->dq_place[r] = a.dq_rows.at(t - a.in.first_token, h);
       } else if (a.gate.data != nullptr) {
         copy_async_4(&stage_rows->gate[r], a.gate.at(b, t, g), exists);
       } else {
@@ -212,9 +215,11 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     }
   };
 
-  // kKeepsKeys: whether a warp keeps k and v of its 16 keys in registers. kRowsAtOnce: the number of query rows whose
+  // kKeepsKeys: whether a warp keeps k and v of its 16 keys in registers. kInterleaved: whether it then interleaves the
+  // columns of k in shared memory for add_dq() (interleave_columns()). kRowsAtOnce: the number of query rows whose
   // scores a warp computes at a time; a stage has kCount query rows.
   constexpr bool kKeepsKeys = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
+  constexpr bool kInterleaved = kAddsDq && kKeepsKeys && kAddsVectors;
   constexpr int kRowsAtOnce = kKeepsKeys ? 32 : kCount;
   constexpr bool kOneChunk = Tile::kColumns == kSmallHeads;  // one CTA has all columns, and column0 is 0
   const bool has_dk = kOneChunk || kAddsDq || column0 < a.dk.width;
@@ -228,6 +233,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     __syncthreads();
     load_left_operand(k_fragment, k + warp_row * stride_k, stride_k);
     load_left_operand(v_fragment, v + warp_row * stride_v, stride_v);
+    if constexpr (kInterleaved) interleave_columns(k + warp_row * stride_k, stride_k);
   }
   const int steps = ceil_div(rows, kCount);
   int steps_done = 0, next_step = is_listed ? 0 : first_step(a.range, a.in.tokens, steps, work.first * G / kCount);
@@ -283,14 +289,16 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
                   lse = stage_rows.lse[column_of(j, e)] * kLog2e;
                 p[j][e] = exp2_approx(fmaf(p[j][e], scale, -lse));
               }
-            if (!all) {  // clears p of unseen keys; without kAddsDq a row that sees no key has lse = -inf and p = inf
+            // Clears p of unseen keys. Without kAddsDq, a row that sees no key has lse = -inf and p = inf. At this
+            // point ds holds dout v. If that is infinite, p = 0 alone would make ds NaN, so ds is cleared too.
+            if (!all) {
 #pragma unroll
               for (int j = 0; j < kRowsAtOnce / 8; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                   const int2 seen = stage_rows.range[column_of(j, e)];
                   const int key = warp_key + fragment_row() + 8 * (e / 2);
-                  if (key < seen.x || key >= seen.y) p[j][e] = 0.0f;
+                  if (key < seen.x || key >= seen.y) p[j][e] = ds[j][e] = 0.0f;
                 }
             }
 #pragma unroll
@@ -320,11 +328,12 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
         }
         if constexpr (kAddsDq) {
           __syncthreads();  // every warp has written its ds
-          // No warp reads the stage's q and dout any more; its memory holds the sums.
-          static_assert(2 * kCount * kColumns * sizeof(T) >= Tile::kThreads / 32 * 32 * 32 * sizeof(float));
-          float* sums = reinterpret_cast<float*>(stages + stage * stage_bytes) + threadIdx.x / 32 * 32 * 32;
-          add_dq<Tile>(shared_ds, kStrideDs, k, stride_k, sums, stage_rows, a.dq.at(b, a.in.first_token, g * G),
-                       a.in.scale);
+          // No warp reads the stage's q and dout any more. Without kInterleaved, add_dq() stores its sums in their
+          // memory.
+          static_assert(2 * kCount * kColumns * sizeof(T) >= Tile::kThreads / 32 * kDqSide * kDqSide * sizeof(float));
+          float* sums = reinterpret_cast<float*>(stages + stage * stage_bytes);
+          add_dq<Tile, kInterleaved>(shared_ds, kStrideDs, k, stride_k, sums, stage_rows,
+                                     a.dq.at(b, a.in.first_token, g * G), a.in.scale);
         }
       });
 
@@ -350,12 +359,14 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   }
 }
 
-// Returns the strides of a tensor, if they fit. depth: the columns of a row in shared memory, padded ones included.
+// Returns the strides of a tensor with `tokens` tokens per sequence and `heads` heads per group.
 template <class T>
-RowBytes row_bytes(const View<T>& v, int depth) {
-  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max() / sizeof(T);
-  if (!v.vector || v.width != depth || v.row > kMost || v.head > kMost) return {};
-  return {true, static_cast<uint32_t>(v.row * sizeof(T)), static_cast<uint32_t>(v.head * sizeof(T))};
+RowVectors row_vectors(const View<T>& v, int64_t tokens, int64_t heads) {
+  constexpr int64_t kElements = 16 / sizeof(T);
+  const int64_t token = v.row / kElements, head = v.head / kElements;
+  const bool aligned = (tokens <= 1 || v.row % kElements == 0) && (heads <= 1 || v.head % kElements == 0);
+  if (!v.vector || !aligned || tokens * token + heads * head > std::numeric_limits<uint32_t>::max()) return {};
+  return {true, static_cast<uint32_t>(token), static_cast<uint32_t>(head)};
 }
 
 // Queues the kernel and the merge of the pieces' partial sums.
@@ -372,16 +383,22 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
                 make_grad_view(out.dk),
                 make_grad_view(out.dv),
                 range,
-                list};
-  a.q_bytes = row_bytes(a.in.q, a.in.depth_k);
-  a.dout_bytes = row_bytes(a.dout, a.in.depth_v);
-  a.whole_rows = a.q_bytes.fits && a.dout_bytes.fits;
+                list,
+                Divisor(range.d)};
+  const int64_t heads = in.q.size(2) / in.k.size(2);
+  a.q_rows = row_vectors(a.in.q, a.in.tokens, heads);
+  a.dout_rows = row_vectors(a.dout, a.in.tokens, heads);
+  a.whole_rows = a.q_rows.fits && a.in.q.width == a.in.depth_k && a.dout_rows.fits && a.dout.width == a.in.depth_v;
   if constexpr (kAddsDq) {
-    TRIAD_CHECK(a.whole_rows, "{}: q {} or dout {} has rows of other than 16-byte vectors, or strides of 2^32 bytes",
-                op, in.q.str(), grad.dout.str());
+    TRIAD_CHECK(a.whole_rows,
+                "{}: q {} or dout {} has rows of other than 16-byte vectors, or more than 64 GiB per sequence", op,
+                in.q.str(), grad.dout.str());
     a.row_stats = reinterpret_cast<const RowStats*>(row_stats.data);
     a.rounding_unit = make_query_view<const float>(in, grad.rounding_unit);
     a.dq = make_query_view<float>(in, out.dq);
+    a.dq_rows = row_vectors(a.dq, a.in.tokens, heads);
+    TRIAD_CHECK(a.dq_rows.fits, "{}: dq {} has rows of other than 16-byte vectors, or more than 64 GiB per sequence",
+                op, out.dq.str());
     a.part_tokens = part_tokens;
   }
   const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));

@@ -19,6 +19,8 @@ struct Memory {
 struct Utilization {
   unsigned gpu, memory;
 };
+constexpr int kSmClock = 1;                                   // nvmlClockType_t
+constexpr unsigned long long kSoftwarePowerCap = 4;           // nvmlClocksEventReasonSwPowerCap, one bit of the reasons
 constexpr int kP2pByNvlink = 2, kP2pOk = 0;                   // nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t
 constexpr unsigned kMostLinks = 18, kVersionBytes = 80;       // NVML_NVLINK_MAX_LINKS, .._DRIVER_VERSION_BUFFER_SIZE
 constexpr std::pair<int, const char*> kCommonAncestors[] = {  // nvmlGpuTopologyLevel_t
@@ -63,7 +65,9 @@ struct Nvml::Gpu {
   void* handle = nullptr;
   int (*memory)(void*, Memory*) = nullptr;
   int (*utilization)(void*, Utilization*) = nullptr;
-  int (*power)(void*, unsigned*) = nullptr;
+  int (*power)(void*, unsigned*) = nullptr, (*power_limit)(void*, unsigned*) = nullptr;
+  int (*energy)(void*, unsigned long long*) = nullptr, (*clock_reasons)(void*, unsigned long long*) = nullptr;
+  int (*clock)(void*, int, unsigned*) = nullptr, (*most_clock)(void*, int, unsigned*) = nullptr;
 };
 
 Nvml::Nvml(const std::string& pci) {
@@ -76,6 +80,13 @@ Nvml::Nvml(const std::string& pci) {
   library_->find(gpu_->memory, "nvmlDeviceGetMemoryInfo");
   library_->find(gpu_->utilization, "nvmlDeviceGetUtilizationRates");
   library_->find(gpu_->power, "nvmlDeviceGetPowerUsage");
+  library_->find(gpu_->power_limit, "nvmlDeviceGetEnforcedPowerLimit");
+  library_->find(gpu_->energy, "nvmlDeviceGetTotalEnergyConsumption");
+  library_->find(gpu_->clock, "nvmlDeviceGetClockInfo");
+  library_->find(gpu_->most_clock, "nvmlDeviceGetMaxClockInfo");
+  // Drivers from 535 on have the first name, and older ones the second.
+  if (!library_->find(gpu_->clock_reasons, "nvmlDeviceGetCurrentClocksEventReasons"))
+    library_->find(gpu_->clock_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
 }
 Nvml::~Nvml() = default;
 
@@ -91,6 +102,21 @@ GpuUse Nvml::sample() const {
   if (g.utilization != nullptr && g.utilization(g.handle, &utilization) == kSuccess) use.util_pct = utilization.gpu;
   if (g.power != nullptr && g.power(g.handle, &milliwatts) == kSuccess) use.power_w = milliwatts * kMilli;
   return use;
+}
+
+GpuPower Nvml::power() const {
+  GpuPower power;
+  if (!gpu_) return power;
+  const Gpu& g = *gpu_;
+  unsigned value = 0;
+  unsigned long long wide = 0;
+  if (g.energy != nullptr && g.energy(g.handle, &wide) == kSuccess) power.energy_j = static_cast<double>(wide) * kMilli;
+  if (g.clock_reasons != nullptr && g.clock_reasons(g.handle, &wide) == kSuccess)
+    power.capped = (wide & kSoftwarePowerCap) != 0;
+  if (g.power_limit != nullptr && g.power_limit(g.handle, &value) == kSuccess) power.limit_w = value * kMilli;
+  if (g.clock != nullptr && g.clock(g.handle, kSmClock, &value) == kSuccess) power.clock_mhz = value;
+  if (g.most_clock != nullptr && g.most_clock(g.handle, kSmClock, &value) == kSuccess) power.most_clock_mhz = value;
+  return power;
 }
 
 std::string nvml_driver_version() {

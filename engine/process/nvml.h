@@ -1,6 +1,6 @@
-// Memory use, utilisation and power of a GPU from the driver's management library (libnvidia-ml.so.1), which is opened
-// at run time. Values are absent without the library, or if the card does not report them. A query blocks the host for
-// long compared with a kernel launch: do not call it within a step.
+// Memory use, utilisation, power, energy and clock of a GPU from the driver's management library (libnvidia-ml.so.1),
+// which is opened at run time. Values are absent without the library, or if the card does not report them. A query
+// blocks the host for long compared with a kernel launch: do not call it within a step.
 #pragma once
 #include <memory>
 #include <optional>
@@ -14,6 +14,14 @@ struct GpuUse {
   std::optional<double> power_w;   // W
 };
 
+// One reading of a card's energy, power limit and clock.
+struct GpuPower {
+  std::optional<double> energy_j;                   // J that the card has used since the driver was loaded
+  std::optional<double> limit_w;                    // the power that the driver lets the card use, W
+  std::optional<double> clock_mhz, most_clock_mhz;  // the clock of the SMs now, and the highest that they can have
+  std::optional<bool> capped;                       // whether the driver lowers the clock now because of limit_w
+};
+
 class Nvml {
  public:
   // pci: the GPU's bus address (backend::pci_address); "": there is no GPU and all values are absent.
@@ -21,6 +29,7 @@ class Nvml {
   ~Nvml();
   Nvml(const Nvml&) = delete;
   GpuUse sample() const;
+  GpuPower power() const;
 
  private:
   struct Library;

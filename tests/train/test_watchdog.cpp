@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "engine/graph.h"
+#include "engine/process/power.h"
 #include "engine/process/stack_dump.h"
 #include "tests/support/heartbeats.h"
 #include "tests/support/program.h"
@@ -377,6 +378,32 @@ TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {
   CHECK_FALSE(use.util_pct);
   CHECK_FALSE(use.power_w);
   CHECK_FALSE(Nvml("ffff:ff:1f.0").sample().used_mib);
+  const GpuPower power = Nvml("").power();
+  CHECK_FALSE(power.energy_j);
+  CHECK_FALSE(power.clock_mhz);
+  CHECK_FALSE(power.capped);
+}
+
+TEST_CASE("power: energy, power and clock of a step, from readings of the card", "[watchdog]") {
+  const auto reading = [](double joules, double mhz, bool capped) {
+    return GpuPower{.energy_j = joules, .limit_w = 700, .clock_mhz = mhz, .most_clock_mhz = 1980, .capped = capped};
+  };
+  // The clocks before and after the steps are those of an idle card and do not count.
+  const GpuPower before = reading(1000, 345, false), after = reading(1600, 345, false);
+  const std::vector<GpuPower> during = {reading(1100, 1600, true), reading(1300, 1700, true),
+                                        reading(1400, 1800, false), reading(1500, 1700, true)};
+  const PowerUse use = summarize_power(before, during, after, 4, 1.0);
+  CHECK(use.joules == 150.0);
+  CHECK(use.watts == 600.0);
+  CHECK(use.clock_mhz == 1700.0);
+  CHECK(use.capped == 0.75);
+  CHECK(describe(use) ==
+        "600 of 700 W; the power limit lowers the clock 75% of the time; SM clock 1700 of 1980 MHz; 150 J a step");
+  const PowerUse brief = summarize_power(before, during, after, 4, kLeastMeteredSeconds / 2);
+  CHECK_FALSE(brief.joules);
+  CHECK_FALSE(brief.watts);
+  CHECK(describe(brief) == "the power limit lowers the clock 75% of the time; SM clock 1700 of 1980 MHz");
+  CHECK(describe(summarize_power({}, {{}, {}}, {}, 2, 1.0)) == "");  // a card that reports nothing
 }
 
 TEST_CASE("watchdog: a GPU's NVML values, and the position that its stream records, in a graph too",
@@ -388,6 +415,16 @@ TEST_CASE("watchdog: a GPU's NVML values, and the position that its stream recor
   CHECK(*use.used_mib > 1);
   REQUIRE(use.power_w);
   CHECK(*use.power_w > 1);
+  const GpuPower power = Nvml(backend::pci_address(gpu)).power();
+  REQUIRE(power.energy_j);
+  CHECK(*power.energy_j > 1);
+  REQUIRE(power.limit_w);
+  CHECK(*power.limit_w > 1);
+  REQUIRE(power.clock_mhz);
+  REQUIRE(power.most_clock_mhz);
+  CHECK(*power.clock_mhz > 1);
+  CHECK(*power.clock_mhz <= *power.most_clock_mhz);
+  CHECK(power.capped);
   Runtime runtime({.device = gpu, .arena_bytes = 1 << 20, .scratch_bytes = 1 << 16});
   Context& ctx = runtime.ctx();
   Progress progress(gpu);

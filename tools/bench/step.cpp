@@ -3,7 +3,7 @@
 // kernels of a graph cannot be attributed to ops; tracing slows down the host, not the kernels. Kernels may run
 // concurrently (engine/fork_join.h), and a kernel that waits for free SMs counts as running, so the families may add up
 // to more than a step. "GPU busy" is the share of the time in which at least one kernel or copy runs, in traced steps
-// with the graph.
+// with the graph. Energy and clock are of steps of their own as well, because a reading takes the host's time.
 //
 // Several ranks (mpirun -np N) run the steps together. Rank 0 prints its own times, kernels and memory.
 #include <fmt/format.h>
@@ -15,7 +15,9 @@
 #include <optional>
 #include <tuple>
 
+#include "engine/backend.h"
 #include "engine/check.h"
+#include "engine/process/power.h"
 #include "io/data/loader.h"
 #include "io/file.h"
 #include "kernels/ops/matmul.h"
@@ -195,6 +197,38 @@ class Steps {
   Loader loader_;
   int64_t taken_ = 0, queued_ = 0;
 };
+
+// The energy and the clock of rank 0's card in `count` steps, which all ranks run. All values are absent on other
+// ranks.
+PowerUse measure_power(Steps& steps, int64_t count) {
+  steps.drain();
+  const Nvml nvml(steps.comm().first() ? backend::pci_address(steps.ctx().device) : "");
+  const GpuPower before = nvml.power();
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kBetweenReadings(100);  // short steps must not wait for readings
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point last_reading = begin;
+  std::vector<GpuPower> during;
+  for (int64_t i = 0; i < count; ++i) {
+    steps.take();
+    if (Clock::now() - last_reading < kBetweenReadings) continue;
+    during.push_back(nvml.power());
+    last_reading = Clock::now();
+  }
+  steps.drain();
+  const std::chrono::duration<double> seconds = Clock::now() - begin;
+  return summarize_power(before, during, nvml.power(), count, seconds.count());
+}
+
+Json to_json(const PowerUse& use) {
+  Json out = Json::object();
+  const auto add = [&](const char* key, const std::optional<double>& value) {
+    if (value) out[key] = *value;
+  };
+  add("joules", use.joules), add("watts", use.watts), add("limit_w", use.limit_w);
+  add("clock_mhz", use.clock_mhz), add("most_clock_mhz", use.most_clock_mhz), add("capped", use.capped);
+  return out;
+}
 
 // Mean time and number of launches per traced step.
 struct Spent {
@@ -385,6 +419,11 @@ void run_step(const StepOptions& o) {
     rows.rows.push_back(measure_steps(*steps, o, loaded, rows.ceiling));
     Json& row = rows.rows.back();
     if (text) print_row(row, rows.ceiling);
+    if (device.is_cuda()) {
+      const PowerUse use = measure_power(*steps, o.steps);
+      if (const Json power = to_json(use); !power.empty()) row["power"] = power;
+      if (const std::string power = describe(use); text && !power.empty()) fmt::print("{}\n", power);
+    }
     if (device.is_cuda() && !o.no_split) {
       Split split;
       measure_busy(split, *steps);

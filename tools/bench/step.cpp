@@ -3,7 +3,7 @@
 // kernels of a graph cannot be attributed to ops; tracing slows down the host, not the kernels. Kernels may run
 // concurrently (engine/fork_join.h), and a kernel that waits for free SMs counts as running, so the families may add up
 // to more than a step. "GPU busy" is the share of the time in which at least one kernel or copy runs, in traced steps
-// with the graph. Energy and clock are of steps of their own as well, because a reading takes the host's time.
+// with the graph. Energy and clock are measured in further steps, because a reading takes the host's time.
 //
 // Several ranks (mpirun -np N) run the steps together. Rank 0 prints its own times, kernels and memory.
 #include <fmt/format.h>
@@ -205,7 +205,8 @@ PowerUse measure_power(Steps& steps, int64_t count) {
   const Nvml nvml(steps.comm().first() ? backend::pci_address(steps.ctx().device) : "");
   const GpuPower before = nvml.power();
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kBetweenReadings(100);  // short steps must not wait for readings
+  // The least time between two readings, so that short steps seldom wait for one.
+  constexpr std::chrono::milliseconds kBetweenReadings(100);
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_reading = begin;
   std::vector<GpuPower> during;

@@ -67,7 +67,7 @@ struct Nvml::Gpu {
   int (*utilization)(void*, Utilization*) = nullptr;
   int (*power)(void*, unsigned*) = nullptr, (*power_limit)(void*, unsigned*) = nullptr;
   int (*energy)(void*, unsigned long long*) = nullptr, (*clock_reasons)(void*, unsigned long long*) = nullptr;
-  int (*clock)(void*, int, unsigned*) = nullptr, (*most_clock)(void*, int, unsigned*) = nullptr;
+  int (*clock)(void*, int, unsigned*) = nullptr, (*max_clock)(void*, int, unsigned*) = nullptr;
 };
 
 Nvml::Nvml(const std::string& pci) {
@@ -83,7 +83,7 @@ Nvml::Nvml(const std::string& pci) {
   library_->find(gpu_->power_limit, "nvmlDeviceGetEnforcedPowerLimit");
   library_->find(gpu_->energy, "nvmlDeviceGetTotalEnergyConsumption");
   library_->find(gpu_->clock, "nvmlDeviceGetClockInfo");
-  library_->find(gpu_->most_clock, "nvmlDeviceGetMaxClockInfo");
+  library_->find(gpu_->max_clock, "nvmlDeviceGetMaxClockInfo");
   // Drivers from 535 on have the first name, and older ones the second.
   if (!library_->find(gpu_->clock_reasons, "nvmlDeviceGetCurrentClocksEventReasons"))
     library_->find(gpu_->clock_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
@@ -104,8 +104,8 @@ GpuUse Nvml::sample() const {
   return use;
 }
 
-GpuPower Nvml::power() const {
-  GpuPower power;
+GpuEnergy Nvml::energy() const {
+  GpuEnergy power;
   if (!gpu_) return power;
   const Gpu& g = *gpu_;
   unsigned value = 0;
@@ -115,7 +115,7 @@ GpuPower Nvml::power() const {
     power.capped = (wide & kSoftwarePowerCap) != 0;
   if (g.power_limit != nullptr && g.power_limit(g.handle, &value) == kSuccess) power.limit_w = value * kMilli;
   if (g.clock != nullptr && g.clock(g.handle, kSmClock, &value) == kSuccess) power.clock_mhz = value;
-  if (g.most_clock != nullptr && g.most_clock(g.handle, kSmClock, &value) == kSuccess) power.most_clock_mhz = value;
+  if (g.max_clock != nullptr && g.max_clock(g.handle, kSmClock, &value) == kSuccess) power.max_clock_mhz = value;
   return power;
 }
 

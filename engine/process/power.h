@@ -1,5 +1,5 @@
-// The energy of a step, the mean power and the mean clock of a card, from readings before, during and after a number of
-// steps. They are those of the whole card: other processes on it, and other MIG instances of it, are included.
+// Computes the energy of a step and a card's mean power and clock from readings before, during and after some steps.
+// Power and energy are those of the whole card, with all processes and all MIG instances on it.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,25 +10,31 @@
 
 namespace triad {
 
-// In less time the energy is not known well enough: the driver renews its counter only from time to time.
+// The shortest run, in seconds, for which summarize_power() gives energy and power. The driver updates the energy
+// counter only at intervals, so the energy of a shorter run would be too inaccurate.
 constexpr double kLeastMeteredSeconds = 1;
 
 // Values that the card does not report are absent.
 struct PowerUse {
-  std::optional<double> joules;                     // energy of a step, J; absent below kLeastMeteredSeconds
-  std::optional<double> watts;                      // mean power, W; absent like joules
-  std::optional<double> limit_w;                    // the power that the driver lets the card use, W
-  std::optional<double> clock_mhz, most_clock_mhz;  // mean clock of the SMs, and the highest that they can have, MHz
-  std::optional<double> capped;  // the share of the readings in which the driver lowered the clock because of the limit
+  std::optional<double> joules;                    // energy of a step, J; absent below kLeastMeteredSeconds
+  std::optional<double> watts;                     // mean power, W; absent like joules
+  std::optional<double> limit_w;                   // the power that the driver lets the card use, W
+  std::optional<double> clock_mhz, max_clock_mhz;  // mean clock of the SMs, and the highest that they can have, MHz
+  // The share of the readings in which the driver lowered the clock because of limit_w.
+  std::optional<double> capped_share;
 };
 
-// before, during and after: readings before the first of `steps` steps, while they ran, and after the last one.
-// seconds: the time between the first and the last reading. Clocks are those of `during`.
-PowerUse summarize_power(const GpuPower& before, const std::vector<GpuPower>& during, const GpuPower& after,
+// Summarizes the readings of a run of `steps` steps. The parameters:
+//   before, after  one reading before the first step, and one after the last. They give the energy; `after` also gives
+//                  the power limit and the highest clock.
+//   during         readings while the steps ran. They give the mean clock and capped_share.
+//   seconds        the time between `before` and `after`
+PowerUse summarize_power(const GpuEnergy& before, const std::vector<GpuEnergy>& during, const GpuEnergy& after,
                          int64_t steps, double seconds);
 
-// "691 of 700 W; the power limit lowers the clock 100% of the time; SM clock 1672 of 1980 MHz; 45.9 J a step". Absent
-// values are left out; "" if all are absent.
+// Returns, for example, "691 of 700 W; the power limit lowers the clock 100% of the time; SM clock 1672 of 1980 MHz;
+// 45.9 J a step". Absent values are left out. limit_w is printed only beside watts, and max_clock_mhz only beside
+// clock_mhz.
 std::string describe(const PowerUse&);
 
 }  // namespace triad

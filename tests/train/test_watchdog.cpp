@@ -378,7 +378,7 @@ TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {
   CHECK_FALSE(use.util_pct);
   CHECK_FALSE(use.power_w);
   CHECK_FALSE(Nvml("ffff:ff:1f.0").sample().used_mib);
-  const GpuPower power = Nvml("").power();
+  const GpuEnergy power = Nvml("").energy();
   CHECK_FALSE(power.energy_j);
   CHECK_FALSE(power.clock_mhz);
   CHECK_FALSE(power.capped);
@@ -386,17 +386,17 @@ TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {
 
 TEST_CASE("power: energy, power and clock of a step, from readings of the card", "[watchdog]") {
   const auto reading = [](double joules, double mhz, bool capped) {
-    return GpuPower{.energy_j = joules, .limit_w = 700, .clock_mhz = mhz, .most_clock_mhz = 1980, .capped = capped};
+    return GpuEnergy{.energy_j = joules, .limit_w = 700, .clock_mhz = mhz, .max_clock_mhz = 1980, .capped = capped};
   };
   // The clocks before and after the steps are those of an idle card and do not count.
-  const GpuPower before = reading(1000, 345, false), after = reading(1600, 345, false);
-  const std::vector<GpuPower> during = {reading(1100, 1600, true), reading(1300, 1700, true),
-                                        reading(1400, 1800, false), reading(1500, 1700, true)};
+  const GpuEnergy before = reading(1000, 345, false), after = reading(1600, 345, false);
+  const std::vector<GpuEnergy> during = {reading(1100, 1600, true), reading(1300, 1700, true),
+                                         reading(1400, 1800, false), reading(1500, 1700, true)};
   const PowerUse use = summarize_power(before, during, after, 4, 1.0);
   CHECK(use.joules == 150.0);
   CHECK(use.watts == 600.0);
   CHECK(use.clock_mhz == 1700.0);
-  CHECK(use.capped == 0.75);
+  CHECK(use.capped_share == 0.75);
   CHECK(describe(use) ==
         "600 of 700 W; the power limit lowers the clock 75% of the time; SM clock 1700 of 1980 MHz; 150 J a step");
   const PowerUse brief = summarize_power(before, during, after, 4, kLeastMeteredSeconds / 2);
@@ -415,15 +415,15 @@ TEST_CASE("watchdog: a GPU's NVML values, and the position that its stream recor
   CHECK(*use.used_mib > 1);
   REQUIRE(use.power_w);
   CHECK(*use.power_w > 1);
-  const GpuPower power = Nvml(backend::pci_address(gpu)).power();
+  const GpuEnergy power = Nvml(backend::pci_address(gpu)).energy();
   REQUIRE(power.energy_j);
   CHECK(*power.energy_j > 1);
   REQUIRE(power.limit_w);
   CHECK(*power.limit_w > 1);
   REQUIRE(power.clock_mhz);
-  REQUIRE(power.most_clock_mhz);
+  REQUIRE(power.max_clock_mhz);
   CHECK(*power.clock_mhz > 1);
-  CHECK(*power.clock_mhz <= *power.most_clock_mhz);
+  CHECK(*power.clock_mhz <= *power.max_clock_mhz);
   CHECK(power.capped);
   Runtime runtime({.device = gpu, .arena_bytes = 1 << 20, .scratch_bytes = 1 << 16});
   Context& ctx = runtime.ctx();

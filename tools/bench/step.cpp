@@ -2,8 +2,8 @@
 // families of kernels. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, because
 // kernels of a graph cannot be attributed to ops; tracing slows down the host, not the kernels. Kernels may run
 // concurrently (engine/fork_join.h), and a kernel that waits for free SMs counts as running, so the families may add up
-// to more than a step. "GPU busy" is the share of the time in which at least one kernel or copy runs, in traced steps
-// with the graph. Energy and clock are measured in further steps, because a reading takes the host's time.
+// to more than a step. "GPU busy" is the share of the time in which at least one kernel, copy or fill runs, in traced
+// steps with the graph. Energy and clock are measured in further steps, because a reading takes the host's time.
 //
 // Several ranks (mpirun -np N) run the steps together. Rank 0 prints its own times, kernels and memory.
 #include <fmt/format.h>
@@ -49,8 +49,8 @@ struct StepOptions {
   BenchOptions common;
 };
 
-// A family of kernels with the prefixes of its ops' names, and of its kernels' names if no op has queued them. The
-// families are in the order of the table.
+// A family of kernels. `ops`: prefixes of the names of the ops that queue its kernels. `kernels`: prefixes of the names
+// of its kernels that no op has queued. The families are in the order of the table.
 struct Family {
   const char* name;
   std::vector<const char*> ops, kernels = {};
@@ -92,11 +92,12 @@ std::string family_of(const Activity& a) {
   return "other";
 }
 
-// The part of a step's FLOPs that one card computes, of those of the sequences of a group that shares them.
+// Returns the share of a sequence's FLOPs that one card computes: dist.context cards compute a sequence together.
 double share_of(const Config& config) { return 1.0 / static_cast<double>(config.dist.context); }
 
-// FLOPs of one card per step of the families whose ceiling is the rate of a matrix product. Those of attention are
-// closed forms; its backward counts as five products per pair, even if a kernel computes more.
+// Returns the FLOPs that one card computes per step, for each family that consists mainly of matrix products. The FLOPs
+// of attention follow from the number of pairs of a query and a key. Backward counts as five products for each pair,
+// even if the kernels compute more.
 std::map<std::string, double> family_flops(const Config& config) {
   const ModelConfig& c = config.model;
   const TrainConfig& t = config.train;
@@ -165,9 +166,9 @@ class Steps {
     comm_.stream().synchronize();
   }
   void forget_graphs() { step_.forget_graphs(); }
-  // Disables the CUDA graph: kernels of a graph cannot be attributed to their ops.
+  // Makes the following steps run without a CUDA graph.
   void leave_graph() { config_.runtime.cuda_graph = false; }
-  // The times of `count` steps in us, each from the step's begin on the device to that of the next step.
+  // Runs `count` steps and returns their times in us: the time between the begins of two successive steps on the GPU.
   std::vector<double> times_us(int64_t count) {
     std::vector<Event> begins;
     for (int64_t i = 0; i <= count; ++i) {
@@ -198,27 +199,26 @@ class Steps {
   int64_t taken_ = 0, queued_ = 0;
 };
 
-// The energy and the clock of rank 0's card in `count` steps, which all ranks run. All values are absent on other
-// ranks.
+// Runs `count` steps on all ranks and returns power, energy and clock of rank 0's card; nothing on other ranks.
 PowerUse measure_power(Steps& steps, int64_t count) {
   steps.drain();
   const Nvml nvml(steps.comm().first() ? backend::pci_address(steps.ctx().device) : "");
-  const GpuPower before = nvml.power();
+  const GpuEnergy before = nvml.energy();
   using Clock = std::chrono::steady_clock;
   // The least time between two readings, so that short steps seldom wait for one.
   constexpr std::chrono::milliseconds kBetweenReadings(100);
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_reading = begin;
-  std::vector<GpuPower> during;
+  std::vector<GpuEnergy> during;
   for (int64_t i = 0; i < count; ++i) {
     steps.take();
     if (Clock::now() - last_reading < kBetweenReadings) continue;
-    during.push_back(nvml.power());
+    during.push_back(nvml.energy());
     last_reading = Clock::now();
   }
   steps.drain();
   const std::chrono::duration<double> seconds = Clock::now() - begin;
-  return summarize_power(before, during, nvml.power(), count, seconds.count());
+  return summarize_power(before, during, nvml.energy(), count, seconds.count());
 }
 
 Json to_json(const PowerUse& use) {
@@ -227,7 +227,7 @@ Json to_json(const PowerUse& use) {
     if (value) out[key] = *value;
   };
   add("joules", use.joules), add("watts", use.watts), add("limit_w", use.limit_w);
-  add("clock_mhz", use.clock_mhz), add("most_clock_mhz", use.most_clock_mhz), add("capped", use.capped);
+  add("clock_mhz", use.clock_mhz), add("max_clock_mhz", use.max_clock_mhz), add("capped_share", use.capped_share);
   return out;
 }
 
@@ -238,12 +238,12 @@ struct Spent {
 struct Split {
   std::map<std::string, Spent> family;
   std::map<std::pair<std::string, std::string>, Spent> kernel;  // key: kernel name, op name
-  double busy = 0;                                              // share of the time in which at least one kernel runs
-  double busy_step_us = 0;                                      // time per step in the trace that measured `busy`, us
+  double busy = 0;          // share of the time in which at least one kernel, copy or fill runs
+  double busy_step_us = 0;  // time per step in the trace that measured `busy`, us
 };
 constexpr int kTracedSteps = 4;
 
-// The kernels of rank 0 in kTracedSteps steps, which all ranks run; no kernels on other ranks.
+// Runs kTracedSteps steps on all ranks. Returns the kernels, copies and fills of rank 0; an empty list elsewhere.
 std::vector<Activity> trace_steps(Steps& steps) {
   steps.drain();
   std::optional<KernelTrace> trace;
@@ -320,7 +320,7 @@ std::string case_name(const LoadedConfig& loaded, int64_t ranks) {
   return name;
 }
 
-// Runs the warm-up steps and the timed steps, and returns their row.
+// Runs the warm-up steps and then the timed steps. Returns a row with the results of the timed steps.
 Json measure_steps(Steps& steps, const StepOptions& o, const LoadedConfig& loaded, const Ceiling& ceiling) {
   steps.take(o.warm_up);
   const std::vector<double> times = steps.times_us(o.steps);
@@ -375,7 +375,7 @@ std::string write_trace(std::optional<AtomicFile>& file, Steps& steps) {
   return "";
 }
 
-// The exchanges of ranks that share sequences, in steps of their own.
+// Runs a few steps and measures the exchanges between the ranks that share sequences.
 Json measure_exchanges(Steps& steps) {
   steps.drain();
   steps.leave_graph();  // the meter counts exchanges as they are queued

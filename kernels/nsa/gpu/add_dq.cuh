@@ -2,9 +2,9 @@
 // keys k, and takes some query rows in each of its steps. From the gradient ds of the scores of these rows and keys,
 // add_dq() computes the product ds k, and adds it to dq of the rows in global memory.
 //
-// A warp's addition takes less time if it is to 128 contiguous bytes of each row than if it is to 64 bytes of twice as
-// many rows. After the product, however, a lane has two neighbouring columns of each of several rows. Two functions
-// bring the products into another order. Both take bandwidth of shared memory, because shuffles use it too:
+// A warp's addition is faster if it covers 128 contiguous bytes of each row than if it covers 64 bytes of each of twice
+// as many rows. The tensor core, however, leaves each lane two neighbouring columns of k in each of several rows. Two
+// functions bring the products into the faster order. Both use the bandwidth of shared memory; shuffles use it too.
 //   - add_from_registers() needs 16 shuffles for 32 rows and 32 columns. It is used where the columns of k are
 //     interleaved (interleave_columns()), and only in code compiled for sm_90 or later, which has an instruction that
 //     adds four floats per thread.
@@ -63,10 +63,10 @@ __device__ __forceinline__ void interleave_columns(__nv_bfloat16* k, int stride)
 //   to     the address of the first of the 32 columns, in dq of the first query row of the CTA's sequence and group
 //   scale  1 / sqrt(dk)
 
-// k must be in the order of interleave_columns(). A lane then has columns 4 c to 4 c + 3 of the 32, and columns
-// 16 + 4 c to 16 + 4 c + 3, of each of its rows, where c = lane % 4. A lane of an even row gives the latter to the lane
-// of the next row that has the same c, and gets columns 4 c to 4 c + 3 of that row. Then one instruction of the warp
-// adds all 32 columns of four even rows, and the next one those of four odd rows.
+// The columns of k must have been reordered by interleave_columns(). Let c = lane % 4. In each of its rows, a lane then
+// has columns 4 c to 4 c + 3 (left part) and 16 + 4 c to 16 + 4 c + 3 (right part). Lanes with the same c in rows 2 i
+// and 2 i + 1 exchange values: the even row's lane gives its right part and gets the odd row's left part. Then one
+// instruction of the warp adds all 32 columns of four even rows, and a second one those of four odd rows.
 template <class Rows>
 __device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide / 8][4], const Rows& rows, int row0,
                                                    float* to, float scale) {
@@ -81,7 +81,8 @@ __device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide 
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const auto rounded = [&](int j) { return round_to_unit(dq[i / 2][j + e / 2][i % 2 * 2 + e % 2], scale, unit); };
-      // Elements of columns 4 c + e and 16 + 4 c + e, and the element that the other lane gives.
+      // left and right: columns 4 c + e and 16 + 4 c + e of this lane's row. other: the value that the other lane
+      // gives.
       const float left = rounded(0), right = rounded(2);
       const float other = __shfl_xor_sync(kFullWarp, odd ? left : right, kNextRow);
       even_row[e] = odd ? other : left;
@@ -93,7 +94,7 @@ __device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide 
   }
 }
 
-// sums: 4 KiB of shared memory for this warp. k must be in the usual order.
+// The columns of k must be in their original order. sums: 4 KiB of shared memory that only this warp uses.
 template <class Rows>
 __device__ __forceinline__ void add_through_shared(const float (&dq)[2][kDqSide / 8][4], const Rows& rows, int row0,
                                                    float* to, float scale, float* sums) {
@@ -113,8 +114,8 @@ __device__ __forceinline__ void add_through_shared(const float (&dq)[2][kDqSide 
     }
   }
   __syncwarp();
-  // One instruction of the warp adds kAdded rows, kAdded columns per thread. The warp loads the sums of kBatch
-  // instructions before it adds them, so as not to wait for each load.
+  // In one instruction, each thread adds kAdded columns of one row, so the warp adds 32 columns of kAdded rows. To hide
+  // latency, the warp loads the sums for kBatch instructions before it executes the first of them.
   constexpr int kAdded = kAddsVectors ? 4 : 1, kBatch = 8;
   const int lane = threadIdx.x % 32, lane_row = lane * kAdded / kDqSide, column = lane * kAdded % kDqSide;
 #pragma unroll

@@ -10,6 +10,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/common/tile_mma.cuh"
 #include "kernels/nsa/gpu/branch.cuh"
@@ -144,6 +145,28 @@ struct HeadRows {
     return base + static_cast<int64_t>(r) * row + static_cast<int64_t>(h) * head;
   }
 };
+
+// The strides of a tensor with a row per query, in vectors of 16 bytes: `token` from a token to the next, `head` from a
+// head to the next. `fits` is true if every row begins at a multiple of 16 bytes, and if 32 bits hold the distance, in
+// vectors, from the first row of a sequence and group to any other of its rows. If `fits` is false, the strides are 0.
+struct RowVectors {
+  bool fits = false;
+  uint32_t token = 0, head = 0;
+  // Returns the distance, in vectors, from the first row to the row of token t and of head h of the group.
+  __device__ __forceinline__ uint32_t at(int t, int h) const {
+    return static_cast<uint32_t>(t) * token + static_cast<uint32_t>(h) * head;
+  }
+};
+// Returns the strides of a tensor with `tokens` tokens per sequence and `heads` heads per group. If they do not fit,
+// `fits` is false.
+template <class T>
+RowVectors row_vectors(const View<T>& v, int64_t tokens, int64_t heads) {
+  constexpr int64_t kElements = 16 / sizeof(T);
+  const int64_t token = v.row / kElements, head = v.head / kElements;
+  const bool aligned = (tokens <= 1 || v.row % kElements == 0) && (heads <= 1 || v.head % kElements == 0);
+  if (!v.vector || !aligned || tokens * token + heads * head > std::numeric_limits<uint32_t>::max()) return {};
+  return {true, static_cast<uint32_t>(token), static_cast<uint32_t>(head)};
+}
 
 // The view of dk or dv, which may be bf16 or fp32: the view of the other type has data = nullptr. store() writes the
 // column `column` of one key and group, or two adjacent columns.

@@ -12,13 +12,14 @@
 
 namespace triad::cuda {
 
-// The tokens of a call are counted from the first key that it holds. Those of its queries are [first_token(in),
-// end_token(in)); without RowPart [0, T).
+// A call may hold the queries of only a part of a sequence (RowPart in common/documents.h). Tokens are numbered from
+// the first key that the call holds. The queries of the call are then those of the tokens first_token(in) to
+// end_token(in) - 1. If the call holds whole sequences of T tokens, these functions return 0 and T.
 inline int64_t first_token(const AttendIn& in) { return in.documents.part.first_query - in.documents.part.first_key; }
 inline int64_t end_token(const AttendIn& in) { return first_token(in) + in.q.size(1); }
 
-// An integer divisor d, made on the host. quotient(n) is n / d for 0 <= n < 2^31; it costs a multiplication and a shift
-// instead of a division (Granlund and Montgomery 1994).
+// An integer divisor d > 0, constructed on the host. quotient(n) is n / d for 0 <= n < 2^31. It takes a multiplication,
+// an addition and a shift instead of a division (Granlund and Montgomery 1994).
 class Divisor {
  public:
   explicit Divisor(int d) : d_(d) {
@@ -35,15 +36,17 @@ class Divisor {
   uint32_t multiplier_;
 };
 
-// The keys that a token sees: token t sees the keys [low(t), high(t)), and neither bound decreases with t. Two uses:
-//   Keys are tokens (l = d = 1). Token t sees the last `window` tokens up to and including t; window = T: all of them.
-//   Keys are compressed (window = T). Key c summarizes the tokens [c*d, c*d + l). Token t sees it if the last of them
-//   is at or before t.
-// The selected branch uses the range of all tokens up to t; its kernels skip the blocks that t does not list.
-// low() and high() are for rows of one document; DocumentRange is for any rows.
+// Says which keys a token sees: token t sees the keys [low(t), high(t)). Neither bound decreases with t. The members:
+//   window     if the keys are tokens (l = d = 1), token t sees the last `window` tokens up to t; T means all of them
+//   l, d       key c summarizes the tokens c * d to c * d + l - 1. Token t sees a compressed key c if
+//              c * d + l - 1 <= t; its window is T
+//   keys       the number of keys per sequence
+//   documents  the documents that a sequence packs (common/documents.h); default: a sequence is one document
+// The selected branch has the range of all tokens up to t; its kernels skip the blocks that t does not list. low() and
+// high() are valid if a sequence is one document. DocumentRange is also valid if a sequence packs several documents.
 struct KeyRange {
-  int window, l, d, keys;       // window, l and d: tokens; keys: number of keys per sequence
-  DocumentView documents = {};  // the documents of packed rows (common/documents.h); default: each row is one document
+  int window, l, d, keys;
+  DocumentView documents = {};
   __device__ __forceinline__ int low(int t) const { return max(0, t + 1 - window); }
   __device__ __forceinline__ int high(int t) const {
     if (d == 1) return max(0, min(keys, t + 2 - l));
@@ -54,8 +57,8 @@ struct KeyRange {
   __device__ __forceinline__ int end_row(int key, int tokens) const { return min(tokens, key + window); }
 };
 
-// The keys that a token of sequence b sees, where a row may hold several documents (packed rows, common/documents.h):
-// the keys of its KeyRange that belong to its own document. Neither bound decreases with t.
+// Says which keys a token of sequence b sees if the sequence may pack several documents: the keys of its KeyRange that
+// belong to its own document. Neither bound decreases with t.
 class DocumentRange {
  public:
   __device__ __forceinline__ DocumentRange(const KeyRange& range, int b)
@@ -102,7 +105,7 @@ struct BlockLists {
 struct SelectedKeys {
   KeyRange range;
   BlockLists lists;
-  int block_keys;  // keys per block: l', or T if l' is larger
+  int block_keys;  // the keys of a block: min(l_sel, T), with l_sel the argument of make_selected_keys()
   class Walk;      // enumerates the key tiles of a CTA (nsa/gpu/selected_walk.cuh)
 };
 SelectedKeys make_selected_keys(const char* op, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
@@ -115,9 +118,10 @@ struct KeyWork {
   int first, count;  // see above; count < 0: no work, an unused entry of the list of pieces, or a piece without tokens
                      // (find_part)
   int slot;          // index into KeyWorkList::partial; negative: the only piece, stored to dk and dv directly
-  // In packed rows, a piece without slot may also have the blocks after `block`, this many of them. Each of these
-  // blocks is a whole document; together they have at most as many keys as one block. Its rows then see keys that
-  // another document owns, so the kernel must bound them by their documents.
+  // A piece that is the only one of its blocks has -1 - slot further blocks after `block`. This number is positive only
+  // where a sequence packs several documents: short documents of one block each may share a piece. Together they have
+  // at most as many keys as one block. A query row sees only the keys of its own document, so a kernel that takes such
+  // a piece must clear the scores of the other keys.
   __host__ __device__ __forceinline__ static constexpr int slot_of_merged(int further) { return -1 - further; }
   __device__ __forceinline__ int merged() const { return max(0, -1 - slot); }
 };
@@ -133,9 +137,10 @@ struct KeyWorkList {
   const KeyWork* work;     // [pieces, B*Hkv], or nullptr
   const int* tokens;       // [B*Hkv, tokens_stride]: the tokens that list block 0, then block 1, ...; or nullptr
   int64_t tokens_stride;
-  const int2* block_slots;  // [B*Hkv, blocks]: x the block's first slot, y its number of pieces, 0 if it shares one; or
-                            // nullptr
-  float* partial;           // [slots, block_keys, dk + dv]: partial sums; nullptr if no block has several pieces
+  // [B*Hkv, blocks], or nullptr. y > 0: the block has y pieces, and x is the slot of the first one. y = 0: the block
+  // shares a piece with other blocks. For the first of them x is the number of the others, for the others x is -1.
+  const int2* block_slots;
+  float* partial;  // [slots, block_keys, dk + dv]: partial sums; nullptr if no block has several pieces
 };
 // Builds the selected branch's work list on the GPU: for each block the tokens that list it (the inverse of the block
 // lists), cut into pieces. Tables and partial sums are allocated from `scope`. `op` names the caller in errors.
@@ -145,8 +150,9 @@ KeyWorkList build_inverse_index(Context&, Scratch::Scope&, const char* op, const
 // blocks.
 KeyWorkList contiguous_work(Scratch::Scope&, const AttendIn&, const KeyRange&);
 
-// ---- launchers of the portable kernels: any card, any head width, f32 and bf16 ----
-// `op` names the launch in profiles and errors.
+// ---- launchers of the portable kernels ----
+// They run on any card. Except for the last two, they take any head width that fits into shared memory, in f32 and
+// bf16. `op` names the launch in profiles and errors.
 
 // Forward: o and lse are overwritten.
 void forward_range_portable(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
@@ -159,9 +165,10 @@ void dq_selected_portable(Context&, const char* op, const AttendGradOut&, const 
 // The part of backward that computes dk and dv, which are overwritten for the keys of all blocks of the work list.
 void dkdv_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                    const KeyRange&, const KeyWorkList&);
-// Backward by one kernel, for bf16 heads of (64, 64) and (128, 128). The caller passes the rounding unit. dq is added
-// to, dk and dv are overwritten. backward_range_portable is for rows that see one range of keys, and
-// backward_listed_portable for rows that list blocks; its pieces of work have at most kDqWorkTokens tokens.
+// Compute dq, dk and dv by one kernel, after a kernel for row statistics and before one that merges partial sums. Heads
+// are bf16, of (64, 64) or (128, 128), and AttendGradIn::rounding_unit is present. The kernels add to dq and overwrite
+// dk and dv. In backward_range_portable() each token sees one range of keys; in backward_listed_portable() it lists
+// blocks, and every piece of the work list must have at most kDqWorkTokens tokens.
 void backward_range_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                              const KeyRange&);
 void backward_listed_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,

@@ -9,24 +9,27 @@
 // of the next products need:
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
 // A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. Per step a CTA reads q and dout of 64
-// rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bound is the bandwidth of shared memory, as for dq.
-// At heads of up to 64 in bf16, a warp therefore keeps k and v of its 16 keys in registers, as left operands of the
-// first two products. To have registers for them, it computes the scores of 32 of the 64 rows at a time. A step then
-// takes 64 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
+// rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bandwidth of shared memory limits the speed of this
+// kernel, and also that of the kernel for dq. At heads of up to 64 in bf16, a warp therefore keeps k and v of its 16
+// keys in registers, as left operands of the first two products. To have registers for them, it computes the scores of
+// 32 of the 64 rows at a time. A step then takes 64 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
 //
 // With kAddsDq there is a fifth product, dq = ds k, and the kernel for dq is not needed: 5 products instead of 7. The
 // fifth product sums over the CTA's keys, but each warp has the ds of only 16 of them. Every warp therefore writes its
-// ds^T to shared memory, and after a barrier multiplies the ds of 32 rows and all 64 keys by 32 columns of k. The sums
-// of a step are rounded to multiples of the row's rounding unit (nsa/gpu/rounding_unit.cu) and added to dq in L2. All
-// additions are exact then, so their order does not matter, and the result is bitwise reproducible. Per step a warp
-// executes 16 more ldmatrix and 32 more mma. With kAddsDq, the kernel reads two statistics per row, which include the
-// gate (nsa/gpu/row_stats.cuh). Without it, the kernel reads lse, delta and the gate.
+// ds^T to shared memory, and after a barrier multiplies the ds of 32 rows and all 64 keys by 32 columns of k. Let r be
+// the row's element of AttendGradIn::rounding_unit, a power of two. The sums of a step are rounded to multiples of
+// r / 2^23 and added to dq in L2. r is so large that all these additions are exact. Their order therefore does not
+// matter, and dq is bitwise reproducible. Per step a warp executes 16 more ldmatrix and 32 more mma. With kAddsDq, the
+// kernel reads two statistics per row, which include the gate (nsa/gpu/row_stats.cuh). Without it, the kernel reads
+// lse, delta and the gate.
 //
-// Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces
-// (KeyWorkList), of about equal size, or at the same tokens for all blocks (find_part), and a second kernel adds the
-// partial sums of a block's pieces in order.
+// In all branches but the window branch, many more rows see the first keys than the last ones. The rows that see a
+// block of keys are therefore divided into pieces (KeyWork), and each CTA computes one piece. There are three ways:
+//   - In the selected branch, a piece has at most a fixed number of tokens (PiecePlan).
+//   - find_work() divides the rows of each block into pieces of about equal size.
+//   - find_part() cuts the rows of all blocks at the same tokens.
+// A second kernel adds the partial sums of a block's pieces in order.
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "kernels/nsa/gpu/add_dq.cuh"
@@ -36,18 +39,6 @@
 
 namespace triad::cuda {
 namespace {
-
-// The strides of q, dout or dq in vectors of 16 bytes: from a token to the next, and from a head to the next. `fits`:
-// whether every row begins at a multiple of 16 bytes, and every row of a sequence and group less than 2^32 vectors
-// after the first one, so that 32 bits hold its distance.
-struct RowVectors {
-  bool fits = false;
-  uint32_t token = 0, head = 0;
-  // The distance from the first token and head to token t and head h, in vectors.
-  __device__ __forceinline__ uint32_t at(int t, int h) const {
-    return static_cast<uint32_t>(t) * token + static_cast<uint32_t>(h) * head;
-  }
-};
 
 template <class T>
 struct DkdvArgs {
@@ -59,31 +50,34 @@ struct DkdvArgs {
   KeyWorkList list;
   Divisor key_stride;  // range.d, the tokens from one key to the next, as a divisor
   RowVectors q_rows, dout_rows;
-  bool whole_rows;  // whether q_rows and dout_rows fit, and no row of q or dout is padded in shared memory
+  // Whether 16-byte copies can load all rows of q and dout: `fits` of q_rows and dout_rows is true, and the widths of q
+  // and dout are multiples of 64, so that no columns of zeros have to be appended.
+  bool whole_rows;
   // The next members are used with kAddsDq only. Then whole_rows is true, and rows of q, k, v and dout have
   // Tile::kColumns columns.
   const RowStats* row_stats;  // the result of compute_row_stats() for this call
   View<const float> rounding_unit;
   View<float> dq;
   RowVectors dq_rows;
-  // If positive, the rows of every block are cut at multiples of this many tokens (find_part). If 0, find_work() cuts
-  // the rows of each block into pieces of about equal size, or reads the listed pieces.
+  // If positive: the tokens first_token + i * part_tokens, i = 1, 2, ..., divide the rows of every block into pieces
+  // (find_part). If 0: find_work() divides the rows of each block, or reads the pieces from `list`.
   int part_tokens;
 };
 
-// The numbers that the kernel keeps in shared memory for each query row of a stage, in addition to q and dout. range:
-// the row sees the keys [range.x, range.y). The range ends with the last key of the CTA, even if the row sees more
-// keys.
+// The numbers that the kernel keeps in shared memory for each query row of a step, in addition to q and dout. range: of
+// the CTA's keys, the row sees exactly those in [range.x, range.y). range.x may lie before the CTA's first key. range.y
+// is at most the end of the CTA's keys.
 template <int kCount, bool kAddsDq>
 struct StageRows {
   float lse[kCount], delta[kCount], gate[kCount];
   int2 range[kCount];
 };
-// With kAddsDq, a row has its RowStats instead of lse, delta and gate, and two more numbers with which add_dq() adds to
-// its dq. rounding_unit: a number r; terms are rounded to multiples of r / 2^23 (nsa/gpu/rounding_unit.cu). dq_place:
-// the distance from dq of the first row of the sequence and group to dq of this row, in vectors of 16 bytes. If the row
-// does not exist, dq_place is that of another row. ds of a row that does not exist or sees none of the CTA's keys is 0,
-// so zeros are added, provided that k is finite.
+// With kAddsDq, a row has its RowStats instead of lse, delta and gate, and two numbers for add_dq():
+//   rounding_unit  a power of two r. add_dq() rounds what it adds to dq to multiples of r / 2^23.
+//   dq_place       where dq of the row begins, in vectors of 16 bytes after dq of the first query row of the sequence
+//                  and group
+// A row that does not exist has the dq_place of an existing row. This is harmless if k is finite: ds of the row is 0,
+// so add_dq() adds zeros.
 template <int kCount>
 struct StageRows<kCount, true> {
   RowStats stats[kCount];
@@ -92,12 +86,17 @@ struct StageRows<kCount, true> {
   uint32_t dq_place[kCount];
 };
 
-// Computes one piece of work (KeyWork) for one tile of keys and kColumns output columns. Grid: x the piece, y the
-// sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory, in this order: k
-// [keys][dk], v [keys][dv]; in the selected branch the piece's tokens [kWorkTokens, with kAddsDq kDqWorkTokens] (not in
-// CompactTile); with kAddsDq ds^T [keys][rows]; then per stage q [rows][dk], dout [rows][dv] and StageRows. At small
-// heads in bf16, the launch bounds leave registers for 12 warps per SM: three CTAs of four warps, or two CTAs of six
-// with WideTile. On cards with less shared memory than Hopper, fewer CTAs fit.
+// Computes one piece of work (KeyWork) for Tile::kRows keys and kColumns columns of dk and dv. The grid:
+//   x  the piece
+//   y  the sequence b and the group g, as b * Hkv + g
+//   z  the chunk of kColumns columns, times the tiles of keys per block, plus the tile of keys
+// Shared memory, in this order:
+//   k [keys][dk], v [keys][dv]
+//   the tokens of the piece, in the selected branch if Tile::kHoldsTokens: kWorkTokens or, with kAddsDq, kDqWorkTokens
+//   ds^T [keys][rows], with kAddsDq
+//   for each of a.in.stages buffers: q [rows][dk], dout [rows][dv] and StageRows
+// At small heads in bf16, the launch bounds leave registers for 12 warps per SM: three CTAs of four warps, or two CTAs
+// of six warps with WideTile. Where shared memory is smaller than Hopper's, fewer CTAs of four warps may fit.
 template <class T, class Tile, bool kAddsDq>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32 / Tile::kThreads, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
@@ -105,8 +104,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
-  const int parts_z = ceil_div(a.list.block_keys, Tile::kRows);  // tiles of keys per block
-  const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
+  const int key_tiles = ceil_div(a.list.block_keys, Tile::kRows);  // tiles of keys per block
+  const int key_tile = blockIdx.z % key_tiles, column0 = blockIdx.z / key_tiles * kColumns;
   const DocumentRange range(a.range, b);
   const KeyWork work =
       kAddsDq && a.part_tokens > 0
@@ -148,15 +147,16 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   const int G = a.in.heads.value(), rows = work.count * G;
   const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
 
-  // Copies q and dout of a stage's rows to shared memory. If a.whole_rows is set, eight threads copy a row, 16 bytes at
-  // a time. Each of them computes the token and the head of the row once and uses them for q and for dout, because that
-  // takes more instructions than the copies. If a.whole_rows is not set, load_rows() copies q and then dout, and fills
-  // up rows whose length is not a multiple of 16 bytes.
+  // Loads the rows row0 to row0 + kCount - 1 into buffer `stage` of shared memory: q, dout and StageRows. If
+  // a.whole_rows is true, eight threads copy a row of q and of dout, 16 bytes per copy. A thread computes the token and
+  // the head of its row once for both copies, because this computation takes more instructions than the copies do. If
+  // a.whole_rows is false, load_rows() copies q and then dout, and appends zeros to rows of fewer than depth_k or
+  // depth_v columns.
   constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
   const int copy_row = threadIdx.x / kLanes, copy_column = threadIdx.x % kLanes * kCopy;
   const auto* q_from = reinterpret_cast<const uint4*>(a.in.q.at(b, 0, g * G) + copy_column);
   const auto* dout_from = reinterpret_cast<const uint4*>(a.dout.at(b, 0, g * G) + copy_column);
-  // The statistics and the rounding units of the sequence and group, with kAddsDq only.
+  // stats_from and units: the statistics and rounding_unit of this sequence and group. Only kAddsDq uses them.
   const RowStats* stats_from = a.row_stats + blockIdx.y * static_cast<int64_t>(a.in.tokens - a.in.first_token) * G;
   const HeadRows<const float> units(a.rounding_unit, b, g * G);
   const auto load = [&](int row0, int stage) {
@@ -190,7 +190,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     if (threadIdx.x >= 2 * kCount) return;
     const int r = threadIdx.x % kCount;
     const bool exists = row0 + r < rows;
-    // Instead of a row that does not exist, the statistics are those of the row that had its place in the step before.
+    // If row row0 + r does not exist, the copies below write zeros for its statistics and its rounding_unit. Their
+    // source address and dq_place must still be valid, so they are those of an existing row.
     const int row = exists ? row0 + r : max(0, row0 + r - kCount);
     const int i = a.in.heads.quotient(row), t = token_of(i), h = row - i * G, head = g * G + h;
     if (threadIdx.x < kCount) {
@@ -215,9 +216,9 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     }
   };
 
-  // kKeepsKeys: whether a warp keeps k and v of its 16 keys in registers. kInterleaved: whether it then interleaves the
-  // columns of k in shared memory for add_dq() (interleave_columns()). kRowsAtOnce: the number of query rows whose
-  // scores a warp computes at a time; a stage has kCount query rows.
+  // kKeepsKeys: a warp keeps k and v of its 16 keys in registers. kInterleaved: after it has loaded them, the warp
+  // reorders the columns of its keys in shared memory (interleave_columns()), as add_from_registers() requires.
+  // kRowsAtOnce: the number of query rows whose scores a warp computes at a time; a step has kCount query rows.
   constexpr bool kKeepsKeys = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
   constexpr bool kInterleaved = kAddsDq && kKeepsKeys && kAddsVectors;
   constexpr int kRowsAtOnce = kKeepsKeys ? 32 : kCount;
@@ -250,9 +251,11 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
         const T* dout = q + kCount * stride_k;
         const auto& stage_rows = *reinterpret_cast<const Rows*>(dout + kCount * stride_v);
         const int2 first = stage_rows.range[0];
-        const int2 last = stage_rows.range[min(kCount, rows - now) - 1];  // bounds ascend with rows
-        // The first row and the last bound the keys that the stage's rows see. A warp skips a step whose rows see none
-        // of its keys; with kAddsDq its ds are 0 then, and the CTA skips a step whose rows see none of the CTA's keys.
+        const int2 last = stage_rows.range[min(kCount, rows - now) - 1];
+        // Neither bound decreases from row to row. The rows of this step together therefore see keys in
+        // [first.x, last.y) only. `skips`: no row sees a key of this warp, so the warp computes no products for dk and
+        // dv. Without kAddsDq the warp then leaves the step. With kAddsDq it stores ds = 0 for the other warps, and the
+        // CTA leaves the step only if no row sees a key of the CTA.
         const bool skips = warp_key >= key_end || last.y <= warp_key || first.x >= warp_key + 16;
         if (kAddsDq ? last.y <= key0 || first.x >= key_end : skips) return;
         const bool all = now + kCount <= rows && last.x <= warp_key && first.y >= warp_key + 16;
@@ -268,16 +271,16 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
               multiply_nt<kRowsAtOnce>(p, k + warp_row * stride_k, q + row0 * stride_k, stride_k, depth_k);
               multiply_nt<kRowsAtOnce>(ds, v + warp_row * stride_v, dout + row0 * stride_v, stride_v, depth_v);
             }
-            // Products are transposed here: column_of(j, e) is the index, within the stage, of the query row that
+            // Products are transposed here: query_row(j, e) is the index, within the stage, of the query row that
             // element [j][e] of p and ds belongs to.
-            const auto column_of = [row0](int j, int e) { return row0 + 8 * j + fragment_column() + e % 2; };
-            // stats[j] has the statistics of two rows: x and y are lse and dpsum of row column_of(j, 0), z and w those
-            // of row column_of(j, 1).
+            const auto query_row = [row0](int j, int e) { return row0 + 8 * j + fragment_column() + e % 2; };
+            // stats[j] has the statistics of two rows: x and y are lse and dpsum of row query_row(j, 0), z and w those
+            // of row query_row(j, 1).
             float4 stats[kAddsDq ? kRowsAtOnce / 8 : 1];
             if constexpr (kAddsDq)
 #pragma unroll
               for (int j = 0; j < kRowsAtOnce / 8; ++j)
-                stats[j] = *reinterpret_cast<const float4*>(&stage_rows.stats[column_of(j, 0)]);
+                stats[j] = *reinterpret_cast<const float4*>(&stage_rows.stats[query_row(j, 0)]);
 #pragma unroll
             for (int j = 0; j < kRowsAtOnce / 8; ++j)
 #pragma unroll
@@ -286,7 +289,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
                 if constexpr (kAddsDq)
                   lse = e % 2 == 0 ? stats[j].x : stats[j].z;
                 else
-                  lse = stage_rows.lse[column_of(j, e)] * kLog2e;
+                  lse = stage_rows.lse[query_row(j, e)] * kLog2e;
                 p[j][e] = exp2_approx(fmaf(p[j][e], scale, -lse));
               }
             // Clears p of unseen keys. Without kAddsDq, a row that sees no key has lse = -inf and p = inf. At this
@@ -296,7 +299,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
               for (int j = 0; j < kRowsAtOnce / 8; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                  const int2 seen = stage_rows.range[column_of(j, e)];
+                  const int2 seen = stage_rows.range[query_row(j, e)];
                   const int key = warp_key + fragment_row() + 8 * (e / 2);
                   if (key < seen.x || key >= seen.y) p[j][e] = ds[j][e] = 0.0f;
                 }
@@ -308,7 +311,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
                 if constexpr (kAddsDq) {
                   ds[j][e] = p[j][e] * (ds[j][e] - (e % 2 == 0 ? stats[j].y : stats[j].w));
                 } else {
-                  const float delta = stage_rows.delta[column_of(j, e)], gate = stage_rows.gate[column_of(j, e)];
+                  const float delta = stage_rows.delta[query_row(j, e)], gate = stage_rows.gate[query_row(j, e)];
                   ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta));
                   p[j][e] *= gate;
                 }
@@ -359,16 +362,6 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   }
 }
 
-// Returns the strides of a tensor with `tokens` tokens per sequence and `heads` heads per group.
-template <class T>
-RowVectors row_vectors(const View<T>& v, int64_t tokens, int64_t heads) {
-  constexpr int64_t kElements = 16 / sizeof(T);
-  const int64_t token = v.row / kElements, head = v.head / kElements;
-  const bool aligned = (tokens <= 1 || v.row % kElements == 0) && (heads <= 1 || v.head % kElements == 0);
-  if (!v.vector || !aligned || tokens * token + heads * head > std::numeric_limits<uint32_t>::max()) return {};
-  return {true, static_cast<uint32_t>(token), static_cast<uint32_t>(head)};
-}
-
 // Queues the kernel and the merge of the pieces' partial sums.
 template <class T, class Tile, bool kAddsDq>
 void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const AttendGradOut& out, const AttendGradIn& grad,
@@ -403,16 +396,17 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
   }
   const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
   const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
-  const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, Tile::kRows));
-  launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile, kAddsDq>, dim3(list.pieces, bgs, depth), dim3(Tile::kThreads),
+  const auto grid_z = static_cast<unsigned>(chunks * ceil_div(list.block_keys, Tile::kRows));
+  launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile, kAddsDq>, dim3(list.pieces, bgs, grid_z), dim3(Tile::kThreads),
          plan.bytes, a);
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
-// Queues the kernel with kAddsDq. If `wide` has a value, it is the plan of WideTile, and the kernel uses that tile. In
-// this case `list` must have blocks of 96 keys and no tokens (list.tokens is null). If `wide` has no value,
-// choose_tile() chooses the tile. The caller has checked that the operands are bf16 and the heads are (64, 64) or
-// (128, 128). For these heads choose_tile() never returns CompactTile.
+// Queues the kernels that compute dq, dk and dv: row statistics, the kernel of this file with kAddsDq, and the merge.
+// If `wide` has a value, it is the plan of WideTile, and the kernel uses that tile. In this case `list` must have
+// blocks of 96 keys and no tokens (list.tokens is null). If `wide` has no value, choose_tile() chooses the tile. The
+// caller has checked that the operands are bf16 and the heads are (64, 64) or (128, 128). For these heads choose_tile()
+// never returns CompactTile.
 void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                   const KeyRange& range, const KeyWorkList& list, int part_tokens,
                   const std::optional<TilePlan>& wide = std::nullopt) {
@@ -460,16 +454,18 @@ void backward_listed_portable(Context& ctx, const char* op, const AttendGradOut&
 
 void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                              const AttendIn& in, const KeyRange& range) {
-  if (in.k.size(0) == 0 || range.keys == 0) return;  // no keys; below, a division by 0 would follow
+  if (in.k.size(0) == 0 || range.keys == 0) return;  // no work, and partial_bytes below would be 0
   Scratch::Scope scope(ctx.scratch);
-  if (range.window < end_token(in))  // few tokens see a block: each block's own tokens are cut
+  // In the window branch few tokens see a block, so the tokens of each block are divided by themselves (find_work).
+  if (range.window < end_token(in))
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);
   const std::optional<TilePlan> wide = plan_wide_tile(
       {.element_bytes = size_of(in.q.dtype), .dk = in.q.size(3), .dv = in.v.size(3)}, range.keys, shared_limits(ctx));
   const int block_keys = wide ? WideTile::kRows : kRows;
   const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, block_keys), T = in.q.size(1);
-  // Parts of equal length, so short that q, dout and dq of the parts that run at the same time stay in L2, but not
-  // shorter than kLeastRows, and not more than kMostPartial bytes of partial sums allow.
+  // The tokens are cut into parts of equal length. Short parts help q, dout and dq of concurrently running CTAs to stay
+  // in L2. There are therefore as many parts as two limits allow: a part has at least kLeastRows query rows, and the
+  // partial sums of all parts take at most kMostPartial bytes. With kPieces blocks or more, there is only one part.
   constexpr int64_t kLeastRows = 768, kMostPartial = 128 << 20;
   const int64_t partial_bytes = blocks * block_keys * (in.k.size(3) + in.v.size(3)) * int64_t{4};
   const int64_t wanted = std::min(kMostPartial / partial_bytes, T * (in.q.size(2) / in.k.size(2)) / kLeastRows);
@@ -481,7 +477,8 @@ void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& 
 }
 
 KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {
-  // A block has at most kMostParts pieces, so that scratch grows no faster than T, and T / kLeastTokens, so that pieces
+  // The number of pieces of a block has three limits. kMostParts: scratch grows no faster than the number of tokens.
+  // kPieces / blocks, rounded up: more pieces would not use the GPU better. The number of tokens / kLeastTokens: pieces
   // do not become too small.
   constexpr int64_t kMostParts = 16, kLeastTokens = 128;
   const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, kRows);

@@ -1,12 +1,12 @@
-// Shared by the attention kernels: kernel arguments, and the dispatch over the portable kernels' tile shapes
-// (nsa/gpu/portable_tiles.h). There are two kinds of portable kernels. In those that compute forward or dq
-// (nsa/gpu/fwd_dq.cuh), a CTA keeps 64 query rows and iterates over key tiles. In those that compute dk and dv, or dq,
-// dk and dv together (nsa/gpu/dkdv.cu), a CTA keeps 64 keys and iterates over query rows. With CompactTile, a CTA keeps
-// 32 query rows or 32 keys; with WideTile, 96 keys.
+// This file has what the attention kernels share: their arguments, the dispatch over the tile shapes of the portable
+// kernels (nsa/gpu/portable_tiles.h), views of tensors, and the pieces of work of a CTA. There are two kinds of
+// portable kernels. In those that compute forward or dq (nsa/gpu/fwd_dq.cuh), a CTA keeps 64 query rows and iterates
+// over key tiles. In those that compute dk and dv, or dq, dk and dv together (nsa/gpu/dkdv.cu), a CTA keeps 64 keys and
+// iterates over query rows. With CompactTile, a CTA keeps 32 query rows or 32 keys; with WideTile, 96 keys.
 //
 // The query rows (t, h) of one sequence and group are flattened to i = t * G + h. A tile of 64 rows is then full for
-// any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x /
-// sqrt(dk)) = 2^(x * scale_log2).
+// any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2:
+// exp(x / sqrt(dk)) = 2^(x * scale_log2), scale_log2 = log2(e) / sqrt(dk).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -25,8 +25,9 @@ struct KeyTile {
   uint64_t token_mask;
 };
 
-// The number of resident CTAs per SM that a kernel declares in __launch_bounds__, which limits its registers:
-// small_heads or large_heads, by tile shape, in bf16. In f32 it is 1: shared memory holds only one or two CTAs.
+// Returns the number of resident CTAs per SM that a kernel declares in __launch_bounds__. This number limits the
+// kernel's registers. In bf16 it is small_heads for tiles of 64 columns, and large_heads for tiles of 128. In f32 it is
+// 1, because shared memory holds few f32 CTAs (at most three), so that registers need not be saved.
 template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
@@ -34,9 +35,10 @@ constexpr int resident_ctas(int small_heads, int large_heads) {
 // The number of rows that a CTA keeps with most tiles (PortableTile::kRows). CompactTile has 32, and WideTile has 96.
 inline constexpr int kRows = 16 * kWarps;
 
-// Returns ds = p * (dp - delta), the gradient of one score. If p is 1 up to rounding, the row has no weight on other
-// keys, and ds is exactly 0 in real numbers. In f32 the result is therefore set to 0, since dp - delta would leave a
-// visible rounding error; in bf16 that error is far below the rounding of the operands.
+// Returns ds = p * (dp - delta), the gradient of one score. p: the softmax without the gate. dp: gate * dout.v. delta:
+// gate * rowsum(dout o). If p is 1, the row sees no other key with weight, and ds is 0 in exact arithmetic. In f32 the
+// result is set to 0 for p > 1 - 1e-6, since dp - delta would leave a visible rounding error. In bf16 that error is far
+// below the rounding of the operands.
 template <class T>
 __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   constexpr float kAlone = 1 - 1e-6f;
@@ -57,8 +59,9 @@ struct Attend {
   __device__ __forceinline__ float scale_log2() const { return scale * kLog2e; }
 };
 
-// padded_depth: the inner dimension of a product over dk or dv, given Attend::depth_k or depth_v. padded_stride: the
-// elements between two rows of k, q, v or dout in shared memory. Both are compile-time constants for SmallHeadTile.
+// padded_depth() returns the inner dimension of a product over dk or dv, given Attend::depth_k or Attend::depth_v.
+// padded_stride() returns the elements between two rows of k, q, v or dout in shared memory. For tiles of kDepth
+// columns (SmallHeadTile, WideTile) both are compile-time constants.
 template <class Tile>
 __device__ __forceinline__ constexpr int padded_depth(int depth) {
   return Tile::kColumns == kDepth ? kDepth : depth;
@@ -89,8 +92,9 @@ View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>
   return v;
 }
 
-// Returns the kernel arguments of a call. Throws if the number of query rows, rounded up to whole steps of a kernel,
-// does not fit 31 bits. A step has at most 2 * kRows rows.
+// Returns the kernel arguments of a call. Throws if B * Hkv exceeds 65535, the limit of the grid's y dimension. Throws
+// if T * Hq plus 2 * kRows does not fit 31 bits; then no row number overflows when a kernel rounds the rows of a group
+// up to whole steps, which have at most 2 * kRows rows.
 template <class T>
 Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
   const int64_t T_ = end_token(in), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
@@ -157,8 +161,7 @@ struct RowVectors {
     return static_cast<uint32_t>(t) * token + static_cast<uint32_t>(h) * head;
   }
 };
-// Returns the strides of a tensor with `tokens` tokens per sequence and `heads` heads per group. If they do not fit,
-// `fits` is false.
+// Returns the RowVectors of a tensor with `tokens` tokens per sequence and `heads` heads per group.
 template <class T>
 RowVectors row_vectors(const View<T>& v, int64_t tokens, int64_t heads) {
   constexpr int64_t kElements = 16 / sizeof(T);
@@ -196,9 +199,10 @@ inline GradView make_grad_view(const Tensor& t) {
   return v;
 }
 
-// Returns piece of work i of sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. If the work list has no
-// table of pieces (window, compressed, dense), the piece is computed: the contiguous tokens that see the block are
-// divided equally among the block's pieces. first_token: no earlier token has query rows (Attend::first_token).
+// Returns piece of work i of sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. Without a table of pieces
+// (window, compressed, dense), the piece is computed: n contiguous tokens contain all that see the block, and each of
+// its `parts` pieces takes ceil(n / parts) of them. The last pieces may get fewer tokens, or none. first_token: the
+// token of the call's first query.
 template <class Range>  // KeyRange or DocumentRange
 __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
                                              int bg, int count, int first_token = 0) {
@@ -211,10 +215,11 @@ __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Rang
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }
 
-// Cuts the call's tokens, from first_token on, into parts of part_tokens tokens, the same for all blocks. Returns the
-// piece for block i % blocks and part i / blocks: those tokens of the part that see the block. The CTAs of one part's
-// pieces run at the same time and share the part's rows in L2. A piece without tokens does not exist (count < 0),
-// unless it is the only one of its block; it then writes zeros.
+// Cuts the call's tokens, from first_token on, into parts of part_tokens tokens; all blocks use the same cuts. Piece i
+// belongs to block i % blocks and part i / blocks, and has the part's tokens from the first to the last that may see
+// the block. CTAs of pieces of one part run at about the same time and share the part's rows in L2. If there are
+// several parts, a piece without tokens does not exist (count < 0). If there is one part, such a piece exists and
+// writes zeros.
 template <class Range>
 __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
                                              int bg, int part_tokens, int first_token) {
@@ -232,22 +237,23 @@ __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Rang
 //
 // In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. Their
 // returned steps make them all use the same rows at the same time. If each CTA began with its own first row, the rows
-// in use would exceed L2 in a long sequence. In the other branches these CTAs have the same first row, and the returned
-// step is 0.
+// in use would exceed L2 in a long sequence. In the other branches the returned step is 0.
+// Where find_part() cuts the rows, CTAs that run at the same time mostly begin with the same row anyway.
 __device__ __forceinline__ int first_step(const KeyRange& range, int tokens, int steps, int at) {
   return range.window < tokens && steps > 0 ? steps - 1 - at % steps : 0;
 }
 
-// Returns x * scale, rounded to a multiple of u = unit / 2^23 (nsa/gpu/rounding_unit.cu): fp32 numbers near `unit` have
-// that spacing.
+// Returns x * scale, rounded to a multiple of unit / 2^23. `unit` is a power of two, and |x * scale| is less than
+// 2 * unit. fp32 numbers from `unit` on are spaced by unit / 2^23 or more, so adding `unit` with the sign of x rounds,
+// and subtracting it again is exact.
 __device__ __forceinline__ float round_to_unit(float x, float scale, float unit) {
   const float c = copysignf(unit, x);
   return __fsub_rn(fmaf(x, scale, c), c);
 }
 
-// Returns the keys [x, y) of a block of the work list and the `further` blocks after it, in sequence b. In the selected
-// branch with packed rows, blocks need not begin at multiples of block_keys: the tables of the documents give their
-// bounds.
+// Returns the keys [x, y) of a block of the work list, in sequence b. If the list has a table of pieces (selected
+// branch), the keys of the next `further` blocks are included; otherwise `further` must be 0. In packed rows, selected
+// blocks need not begin at multiples of block_keys: the tables of the documents give their bounds.
 __device__ __forceinline__ int2 keys_of_block(const KeyWorkList& list, const KeyRange& range, int b, int block,
                                               int further = 0) {
   if (list.work != nullptr) {

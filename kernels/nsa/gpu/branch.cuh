@@ -38,8 +38,8 @@ class Divisor {
 
 // Says which keys a token sees: token t sees the keys [low(t), high(t)). Neither bound decreases with t. The members:
 //   window     if the keys are tokens (l = d = 1), token t sees the last `window` tokens up to t; T means all of them
-//   l, d       key c summarizes the tokens c * d to c * d + l - 1. Token t sees a compressed key c if
-//              c * d + l - 1 <= t; its window is T
+//   l, d       key c summarizes the tokens c * d to c * d + l - 1 (if the sequence is one document). Token t sees key c
+//              if c * d + l - 1 <= t. In the compressed branch `window` is T
 //   keys       the number of keys per sequence
 //   documents  the documents that a sequence packs (common/documents.h); default: a sequence is one document
 // The selected branch has the range of all tokens up to t; its kernels skip the blocks that t does not list. low() and
@@ -57,8 +57,8 @@ struct KeyRange {
   __device__ __forceinline__ int end_row(int key, int tokens) const { return min(tokens, key + window); }
 };
 
-// Says which keys a token of sequence b sees if the sequence may pack several documents: the keys of its KeyRange that
-// belong to its own document. Neither bound decreases with t.
+// Says which keys a token of sequence b sees if the sequence may pack several documents: those keys of `range` that
+// belong to the token's document. As in KeyRange, neither bound decreases with t.
 class DocumentRange {
  public:
   __device__ __forceinline__ DocumentRange(const KeyRange& range, int b)
@@ -95,7 +95,7 @@ struct BlockLists {
   const int* data;
   int64_t batch, row, head;       // strides of b, t and g, in elements
   int tokens, groups, blocks, n;  // T, Hkv, blocks per sequence, entries per list
-  int first_token = 0;            // no earlier token has a list (Attend::first_token)
+  int first_token = 0;            // the token of the call's first query; earlier tokens have no list
   __device__ __forceinline__ const int* at(int b, int t, int g) const {
     return data + b * batch + static_cast<int64_t>(t) * row + g * head;
   }
@@ -115,8 +115,8 @@ SelectedKeys make_selected_keys(const char* op, const AttendIn&, const ConstTens
 // count), or, in the selected branch, entries [first, first + count) of KeyWorkList::tokens.
 struct KeyWork {
   int block;         // index of the block of keys
-  int first, count;  // see above; count < 0: no work, an unused entry of the list of pieces, or a piece without tokens
-                     // (find_part)
+  int first, count;  // the piece's tokens, see above. count < 0: there is nothing to do, because the entry of the
+                     // table of pieces is unused, or because find_part() found no tokens
   int slot;          // index into KeyWorkList::partial; negative: the only piece, stored to dk and dv directly
   // A piece that is the only one of its blocks has -1 - slot further blocks after `block`. This number is positive only
   // where a sequence packs several documents: short documents of one block each may share a piece. Together they have
@@ -140,7 +140,7 @@ struct KeyWorkList {
   // [B*Hkv, blocks], or nullptr. y > 0: the block has y pieces, and x is the slot of the first one. y = 0: the block
   // shares a piece with other blocks. For the first of them x is the number of the others, for the others x is -1.
   const int2* block_slots;
-  float* partial;  // [slots, block_keys, dk + dv]: partial sums; nullptr if no block has several pieces
+  float* partial;  // [slots, block_keys, dk + dv]: partial sums; nullptr if no block can have several pieces
 };
 // Builds the selected branch's work list on the GPU: for each block the tokens that list it (the inverse of the block
 // lists), cut into pieces. Tables and partial sums are allocated from `scope`. `op` names the caller in errors.
@@ -165,10 +165,11 @@ void dq_selected_portable(Context&, const char* op, const AttendGradOut&, const 
 // The part of backward that computes dk and dv, which are overwritten for the keys of all blocks of the work list.
 void dkdv_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                    const KeyRange&, const KeyWorkList&);
-// Compute dq, dk and dv by one kernel, after a kernel for row statistics and before one that merges partial sums. Heads
-// are bf16, of (64, 64) or (128, 128), and AttendGradIn::rounding_unit is present. The kernels add to dq and overwrite
-// dk and dv. In backward_range_portable() each token sees one range of keys; in backward_listed_portable() it lists
-// blocks, and every piece of the work list must have at most kDqWorkTokens tokens.
+// Each of these two functions queues a kernel for row statistics, one kernel that computes dq, dk and dv, and a kernel
+// that merges partial sums. They add to dq and overwrite dk and dv. Operands are bf16, (dk, dv) is (64, 64) or
+// (128, 128), and AttendGradIn::rounding_unit must be present. In backward_range_portable() each token sees one range
+// of keys. In backward_listed_portable() each token lists blocks of keys, and every piece of the work list has at most
+// kDqWorkTokens tokens.
 void backward_range_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                              const KeyRange&);
 void backward_listed_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,

@@ -6,27 +6,33 @@
 //   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
 //                                 tile. All lanes of a warp must call it, and it gives all warps the same tiles.
 //
-// Forward has 2 matrix products per key tile and computes the softmax in one pass over the tiles. Each row sums the
-// powers 2^(score - top) and their products with the values, where `top` is a score of the row. The choice of `top`
-// does not change the quotient of the two sums. It only has to keep the powers in the range of floats, because floats
-// have the same relative precision above and below 1. So `top` is the largest score in the first tile in which the row
-// sees any key, although later scores may be larger. Only if powers of a later tile exceed 2^60, the warp computes the
-// scores of that tile again, sets `top` of the row to its largest score in the tile, and scales the row's sums to the
-// new top. Whether the top of a row changes depends on the scores of that row alone.
+// Forward has 2 matrix products per key tile and computes the softmax in one pass over the tiles. Let score = q.k and
+// power = 2^((score - top) * scale_log2), where scale_log2 = log2(e) / sqrt(dk) and `top` is one score of the row. Each
+// row sums its powers, and the products of its powers and the values. The choice of `top` does not change the quotient
+// of the two sums. `top` only has to keep the powers in the range of floats, because floats have the same relative
+// precision above and below 1. So `top` is the largest score in the first tile in which the row sees any key, although
+// later scores may be larger. If the powers of a row that a lane holds for a tile sum to more than 2^60, the warp
+// computes the scores of that tile again. The row's largest score in the tile then becomes `top`, and the row's sums
+// are scaled to it. Whether the top of a row changes depends on the scores of that row alone.
 //
-// The dq kernel has 3 matrix products per key tile. It computes p from the lse that forward has saved. In both kernels
-// a warp skips the tiles that none of its rows sees, and masks scores only in tiles that some row sees in part.
+// The dq kernel has 3 matrix products per key tile. It computes p from the lse that forward has saved. In both
+// kernels, a warp skips the tiles of which none of its rows sees a key. It masks scores unless all of its rows see all
+// kKeys keys of the tile.
 //
-// The bound is the bandwidth of shared memory, 128 bytes per clock and SM: per step a CTA reads one tile of k and v
-// from L2 (16 KiB at heads of 64 in bf16), and each of its four warps reads it from shared memory.
+// The bandwidth of shared memory, 128 bytes per clock and SM, limits the speed of both kernels. In each step a CTA
+// reads one tile of k and v from L2 (16 KiB at heads of 64 in bf16), and each of its warps (four, if the CTA keeps 64
+// rows) reads the whole tile from shared memory.
 #pragma once
 #include "kernels/nsa/gpu/attend.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// The query rows of a CTA: rows [first, first + tile_rows) of sequence b and group g, each numbered t * G + h. The
-// last tile may extend past `rows`, the number of rows of the sequence and group.
+// The query rows of a CTA. Rows of sequence b and group g are numbered t * G + h. The members:
+//   first        the first row of the CTA; the CTA has the rows [first, first + tile_rows)
+//   rows         the end of the call's rows; the rows of the last tile from `rows` on do not exist
+//   first_token  the token of the CTA's first row
+//   last_token   the token of the CTA's last row that exists
 struct RowTile {
   int b, g, first, rows, first_token, last_token;
   template <class T>
@@ -91,8 +97,8 @@ struct RowMask {
   }
 };
 
-// Loads the CTA's rows of q or dout into shared memory, as rows of `padded` columns that are `stride` elements apart.
-// Rows past the last one, and columns past the width, become zeros.
+// Loads the CTA's rows of q or dout into shared memory. Each row has `padded` columns there, and begins `stride`
+// elements after the row before. Rows that do not exist, and columns past the view's width, become zeros.
 template <class Tile, class T>
 __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, const View<const T>& view,
                                                 const Attend<T>& a, const RowTile& tile) {
@@ -102,13 +108,13 @@ __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, c
   });
 }
 
-// Loads the keys or the values of a key tile into shared memory; otherwise as load_query_rows.
+// Loads the keys or the values of a key tile into shared memory, in the layout that load_query_rows() describes.
 template <class Tile, class T>
 __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, const View<const T>& view,
                                               const RowTile& rows, const KeyTile& tile) {
   const T* first = view.at(rows.b, tile.first, rows.g);
   const int count = tile.end - tile.first;
-  // Rows without padded columns: a thread computes one address, and each further one by an addition.
+  // If rows need no columns of zeros, a thread multiplies for its first address only, and then adds a constant.
   if (view.vector && view.width == padded) {
     constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
     const int row = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kCopy;
@@ -126,9 +132,9 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                          [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
-// For each row and key tile, a lane holds some of the powers 2^(score - top), and adds them up. If the sum of a lane
-// exceeds kMostAdded, the row gets a higher top. Otherwise no power exceeds 2^60. Rounded to bf16, such a power is
-// finite, and so is its product with a value below 2^67.
+// A lane holds some of a row's powers for each key tile, and adds them up. If the sum of any lane exceeds kMostAdded,
+// the row gets a higher top. Otherwise none of its powers exceeds 2^60. Rounded to bf16, such a power is finite, and so
+// is its product with a value below 2^67.
 constexpr float kMostAdded = 0x1p60f;
 
 template <class T>
@@ -283,7 +289,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
   load_query_rows<Tile>(q, stride_k, depth_k, a.in.q, a.in, tile);
   load_query_rows<Tile>(dout, stride_v, depth_v, a.dout, a.in, tile);
 
-  float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};  // without keys, p = 2^(-lse_log2) = 0
+  // A row without keys keeps lse_log2 = inf, so that p = 2^(score * scale - lse_log2) is 0.
+  float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (!rows.exists[i]) continue;

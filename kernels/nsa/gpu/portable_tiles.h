@@ -37,8 +37,8 @@ using WideTile = PortableTile<96, 96, 64, false>;
 enum class PortableKernel { forward, dq, dkdv, dq_dk_dv };
 enum class TileShape { small_heads, large_heads, compact, wide };
 
-// A choice. stages: tiles that are in shared memory at a time: 2 for double buffering, or 1. bytes: shared memory per
-// CTA.
+// The result of choose_tile(): the tile's shape, the number of tiles that are in shared memory at a time (`stages`: 2
+// for double buffering, or 1), and the shared memory of a CTA (`bytes`).
 struct TilePlan {
   TileShape shape;
   int stages;
@@ -62,8 +62,8 @@ constexpr int64_t padded_columns(int64_t width) {
   return round_up(width, int64_t{Tile::kColumns});
 }
 
-// Plans the shared memory of a CTA whose tiles have this shape. A CTA has two buffers (stages) for tiles, one of which
-// is filled while the other is used, if two CTAs with so much memory fit on an SM; else it has one.
+// Plans the shared memory of a CTA whose tiles have this shape. If two CTAs with two buffers (stages) each fit on an
+// SM, a CTA has two, and fills one while it uses the other. Otherwise it has one.
 template <class Tile>
 TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p, const SharedLimits& limits) {
   const auto row_bytes = [&](int64_t columns) { return columns * p.element_bytes + kTilePadBytes; };
@@ -81,8 +81,8 @@ TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p,
   return {shape, stages, kept + stages * stage};
 }
 
-// The tile for a problem on a card with these limits: the first of the shapes for the head widths that fits. If none
-// fits, the last one, whose bytes exceed limits.cta_bytes.
+// Returns the plan for a problem on a card with these limits. Small heads have one shape. Of the two shapes for larger
+// heads, the first that fits is chosen. If none fits, `bytes` of the returned plan exceeds limits.cta_bytes.
 inline TilePlan choose_tile(PortableKernel kernel, const TileProblem& p, const SharedLimits& limits) {
   if (std::max(p.dk, p.dv) <= kSmallHeads) return plan_tile<SmallHeadTile>(TileShape::small_heads, kernel, p, limits);
   const TilePlan large = plan_tile<LargeHeadTile>(TileShape::large_heads, kernel, p, limits);

@@ -4,19 +4,20 @@
 // Let s = q.k be the score of a query row and a key, and p the softmax times the gate of the branch. With two
 // statistics of the row in the branch, lse and dpsum, a kernel computes
 //   p = 2^(s scale_log2 - lse),   ds = p (dout.v - dpsum),   dv += p dout,   dq += ds k,   dk += ds q,
-// where scale_log2 = log2(e) / sqrt(dk). At the end it multiplies dq and dk by 1 / sqrt(dk). The statistics are
+// where scale_log2 = log2(e) / sqrt(dk). These formulas leave out the factor 1 / sqrt(dk) of dq and dk. A kernel
+// multiplies dk by it at the end, and dq whenever it adds to dq in global memory. The statistics are
 //   lse = log2(e) LSE - log2(gate),   dpsum = delta / gate = rowsum(dout o),
-// where LSE and delta are AttendGradIn::lse and AttendGradIn::delta. So a gate, which has to be >= 0, takes no
-// instruction per score. In the comments of these kernels, p and ds always include the gate. A row that sees no key or
-// has gate 0 has lse = inf, so p = 0.
+// where LSE and delta are AttendGradIn::lse and AttendGradIn::delta.
+// The gate, which must be >= 0, is part of lse and therefore takes no instruction per score. In this file and in the
+// kernels that read these statistics, p and ds include the gate. A row that sees no key, or has gate 0, has lse = inf,
+// so its p is 0.
 #pragma once
 #include "kernels/nsa/attend.h"
 
 namespace triad::cuda {
 
 using RowStats = float2;  // x: lse, y: dpsum
-// The statistics with which p and ds are 0. They are those of rows that see no key or have gate 0. Hopper's kernels
-// also use them for rows that do not exist.
+// The statistics of a row without weight: p and ds are 0. Hopper's kernels also use them for rows that do not exist.
 __device__ __forceinline__ RowStats no_weight() { return make_float2(INFINITY, 0.0f); }
 
 // Returns the RowStats of all query rows of a call, [B * Hkv, T * G, 2] f32. The row of token t, counted from the

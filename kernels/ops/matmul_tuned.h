@@ -56,8 +56,9 @@ struct MatmulTile {
   int64_t columns, rows;
   uint32_t code;
 };
-// For forward and dx, tuned_algorithm() takes the tile of kTiles with the least tile_waste(). kClassifierTile is for dw
-// of the classifier.
+// The tiles that tuned_algorithm() knows besides those of kTunedProducts:
+//   kTiles           for the passes forward and dx. It takes the one that wastes the least time (tile_waste()).
+//   kClassifierTile  for dw of the classifier, the model's last layer, whose outputs are the logits of the vocabulary
 inline constexpr MatmulTile kTiles[] = {{128, 176, 409}, {128, 168, 408}, {128, 160, 29},
                                         {128, 152, 407}, {128, 144, 406}, {128, 136, 405}};
 inline constexpr MatmulTile kClassifierTile = {128, 256, 23};
@@ -72,8 +73,8 @@ inline double tile_waste(const MatmulTile& tile, int64_t columns, int64_t rows) 
   return static_cast<double>(waves * kTunedSms * tile.columns * tile.rows) / static_cast<double>(columns * rows);
 }
 
-// The classifier (the model's last layer, whose outputs are the logits of the vocabulary) computes its products for
-// this many rows at a time. The number is ClassifierOptions::chunk_rows, as a test checks.
+// The classifier computes its products for this many rows at a time. The number is ClassifierOptions::chunk_rows, as a
+// test checks.
 inline constexpr int64_t kClassifierRows = 4096;
 
 // The algorithm for a product, or nothing where cuBLASLt's heuristic shall choose.

@@ -30,8 +30,8 @@ TEST_CASE("cuBLASLt's heuristic chooses where no algorithm is known to be faster
   CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 0, 4096));
   REQUIRE(ClassifierOptions{}.chunk_rows == cuda::kClassifierRows);
   CHECK(tuned_algorithm(LinearPass::dw, 2048, 128256, 4096));
-  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 4095));  // no chunk of the classifier
-  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 14336, 4096, 4096));   // no vocabulary
+  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 4095));  // the classifier takes 4,096 rows at a time
+  CHECK_FALSE(tuned_algorithm(LinearPass::dw, 14336, 4096, 4096));   // 4,096 outputs are no vocabulary
   // Rows of the table, and their limits.
   CHECK(tuned_algorithm(LinearPass::dw, 768, 768, 16384).value().split == 4);
   CHECK_FALSE(tuned_algorithm(LinearPass::dw, 768, 768, 16383));

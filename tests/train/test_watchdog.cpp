@@ -399,7 +399,8 @@ TEST_CASE("power: energy, power and clock of a step, from readings of the card",
   CHECK(use.capped_share == 0.75);
   CHECK(describe(use) ==
         "600 of 700 W; the power limit lowers the clock 75% of the time; SM clock 1700 of 1980 MHz; 150 J a step");
-  // The driver updates its counter of energy only at intervals. A run that is too short has no energy or power.
+  // For a run shorter than kLeastMeteredSeconds, energy and power are absent: the driver updates its energy counter too
+  // rarely to measure them.
   const PowerUse brief = summarize_power(before, during, after, 4, kLeastMeteredSeconds / 2);
   CHECK_FALSE(brief.joules);
   CHECK_FALSE(brief.watts);

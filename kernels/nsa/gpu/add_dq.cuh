@@ -3,11 +3,11 @@
 // add_dq() computes the product ds k, and adds it to dq of the rows in global memory.
 //
 // A warp's addition is faster if it covers 128 contiguous bytes of each row than if it covers 64 bytes of each of twice
-// as many rows. The tensor core, however, leaves each lane two neighbouring columns of k in each of several rows. Two
-// functions bring the products into the faster order. Both use the bandwidth of shared memory; shuffles use it too.
-//   - add_from_registers() needs 16 shuffles for 32 rows and 32 columns. It is used where the columns of k are
-//     interleaved (interleave_columns()), and only in code compiled for sm_90 or later, which has an instruction that
-//     adds four floats per thread.
+// as many rows. After the product, however, a lane has two neighbouring columns of each of several rows. Two functions
+// bring the products into the faster order. Both use the bandwidth of shared memory; shuffles use it too.
+//   - add_from_registers() needs 16 shuffles for 32 rows and 32 columns. It is used for heads of 64, and only if the
+//     code is compiled for sm_90 or later, where one instruction adds four floats per thread. Before the first product,
+//     interleave_columns() has reordered the columns of k, so that a lane has four neighbouring columns of dq.
 //   - add_through_shared() stores the products to shared memory and loads them again, which takes as long as 64
 //     shuffles. It is used everywhere else.
 #pragma once
@@ -81,8 +81,8 @@ __device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide 
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const auto rounded = [&](int j) { return round_to_unit(dq[i / 2][j + e / 2][i % 2 * 2 + e % 2], scale, unit); };
-      // left and right: columns 4 c + e and 16 + 4 c + e of this lane's row. other: the value that the other lane
-      // gives.
+      // left and right: the elements of columns 4 c + e and 16 + 4 c + e in this lane's row. other: the element that
+      // this lane gets from the lane of the neighbouring row.
       const float left = rounded(0), right = rounded(2);
       const float other = __shfl_xor_sync(kFullWarp, odd ? left : right, kNextRow);
       even_row[e] = odd ? other : left;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void add_through_shared(const float (&dq)[2][kDqSide 
 //   ds    the gradient of the scores, transposed: it has a row for each key of the CTA, and a column for each query row
 //         of the step
 //   k     the CTA's keys
-//   sums  4 KiB for each warp, which are not used with kInterleaved
+//   sums  memory for the products of add_through_shared(), 4 KiB for each warp; it is not used if kInterleaved is true
 template <class Tile, bool kInterleaved, class Rows>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
                                        float* sums, const Rows& rows, float* dq_group, float scale) {

@@ -25,9 +25,10 @@ struct KeyTile {
   uint64_t token_mask;
 };
 
-// Returns the number of resident CTAs per SM that a kernel declares in __launch_bounds__. This number limits the
-// kernel's registers. In bf16 it is small_heads for tiles of 64 columns, and large_heads for tiles of 128. In f32 it is
-// 1, because shared memory holds few f32 CTAs (at most three), so that registers need not be saved.
+// Returns the number of resident CTAs per SM that a kernel declares in __launch_bounds__. The compiler then limits the
+// registers of a thread so that this many CTAs fit. In bf16 the number is small_heads for tiles of 64 columns, and
+// large_heads for tiles of 128. In f32 it is 1, which lets a thread use up to 255 registers: two CTAs of 128 threads
+// still fit on an SM, and the shared memory of an SM seldom has room for more than two CTAs in f32.
 template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
@@ -35,10 +36,11 @@ constexpr int resident_ctas(int small_heads, int large_heads) {
 // The number of rows that a CTA keeps with most tiles (PortableTile::kRows). CompactTile has 32, and WideTile has 96.
 inline constexpr int kRows = 16 * kWarps;
 
-// Returns ds = p * (dp - delta), the gradient of one score. p: the softmax without the gate. dp: gate * dout.v. delta:
-// gate * rowsum(dout o). If p is 1, the row sees no other key with weight, and ds is 0 in exact arithmetic. In f32 the
-// result is set to 0 for p > 1 - 1e-6, since dp - delta would leave a visible rounding error. In bf16 that error is far
-// below the rounding of the operands.
+// Returns ds = p * (dp - delta), the gradient of one score. p is the softmax without the gate, dp = gate * dout.v, and
+// delta = gate * rowsum(dout o). If p is 1, the row has no weight on other keys. Then o = v, so dp = delta and ds = 0,
+// but dp and delta are rounded differently, and their difference is not exactly 0. In f32 the function therefore
+// returns 0 if p > 1 - 1e-6. In bf16 it does not, because the rounding of q, k, v and dout to bf16 causes far larger
+// errors.
 template <class T>
 __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   constexpr float kAlone = 1 - 1e-6f;
@@ -199,10 +201,10 @@ inline GradView make_grad_view(const Tensor& t) {
   return v;
 }
 
-// Returns piece of work i of sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. Without a table of pieces
-// (window, compressed, dense), the piece is computed: n contiguous tokens contain all that see the block, and each of
-// its `parts` pieces takes ceil(n / parts) of them. The last pieces may get fewer tokens, or none. first_token: the
-// token of the call's first query.
+// Returns piece of work i of sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. If the work list has no
+// table of pieces (window, compressed, dense), the function computes the piece: the tokens that can see the block are n
+// contiguous tokens, and each of the block's `parts` pieces gets ceil(n / parts) of them. The last pieces may get fewer
+// tokens, or none. first_token: the token of the call's first query.
 template <class Range>  // KeyRange or DocumentRange
 __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
                                              int bg, int count, int first_token = 0) {
@@ -215,11 +217,11 @@ __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Rang
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }
 
-// Cuts the call's tokens, from first_token on, into parts of part_tokens tokens; all blocks use the same cuts. Piece i
-// belongs to block i % blocks and part i / blocks, and has the part's tokens from the first to the last that may see
-// the block. CTAs of pieces of one part run at about the same time and share the part's rows in L2. If there are
-// several parts, a piece without tokens does not exist (count < 0). If there is one part, such a piece exists and
-// writes zeros.
+// Returns piece of work i if the tokens are cut at the same places for all blocks. The call's tokens, from first_token
+// on, are divided into parts of part_tokens tokens. Piece i computes block i % blocks for those tokens of part
+// i / blocks that can see the block, where blocks = list.blocks. Pieces of the same part run at about the same time, so
+// L2 holds the part's rows for all of them. A piece without tokens has count < 0, and its CTA does nothing. If there is
+// only one part, such a piece has count 0 instead, and its CTA writes zeros to dk and dv of the block.
 template <class Range>
 __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
                                              int bg, int part_tokens, int first_token) {
@@ -237,8 +239,8 @@ __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Rang
 //
 // In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. Their
 // returned steps make them all use the same rows at the same time. If each CTA began with its own first row, the rows
-// in use would exceed L2 in a long sequence. In the other branches the returned step is 0.
-// Where find_part() cuts the rows, CTAs that run at the same time mostly begin with the same row anyway.
+// in use would exceed L2 in a long sequence. In the other branches the returned step is 0, so each CTA begins with its
+// own first row.
 __device__ __forceinline__ int first_step(const KeyRange& range, int tokens, int steps, int at) {
   return range.window < tokens && steps > 0 ? steps - 1 - at % steps : 0;
 }

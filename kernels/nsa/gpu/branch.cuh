@@ -165,11 +165,12 @@ void dq_selected_portable(Context&, const char* op, const AttendGradOut&, const 
 // The part of backward that computes dk and dv, which are overwritten for the keys of all blocks of the work list.
 void dkdv_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                    const KeyRange&, const KeyWorkList&);
-// Each of these two functions queues a kernel for row statistics, one kernel that computes dq, dk and dv, and a kernel
-// that merges partial sums. They add to dq and overwrite dk and dv. Operands are bf16, (dk, dv) is (64, 64) or
-// (128, 128), and AttendGradIn::rounding_unit must be present. In backward_range_portable() each token sees one range
-// of keys. In backward_listed_portable() each token lists blocks of keys, and every piece of the work list has at most
-// kDqWorkTokens tokens.
+// backward_range_portable() and backward_listed_portable() compute dq, dk and dv of a branch or of dense attention.
+// Each queues three kernels: one computes the statistics of query rows (RowStats), one computes dq, dk and dv, and one
+// adds the partial sums of dk and dv. The result is added to dq, and overwrites dk and dv. Operands are bf16, (dk, dv)
+// is (64, 64) or (128, 128), and AttendGradIn::rounding_unit must be present. With backward_range_portable(), each
+// token sees one range of keys. With backward_listed_portable(), each token lists blocks of keys, and every piece of
+// the work list has at most kDqWorkTokens tokens.
 void backward_range_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                              const KeyRange&);
 void backward_listed_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,

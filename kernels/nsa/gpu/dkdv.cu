@@ -190,8 +190,9 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     if (threadIdx.x >= 2 * kCount) return;
     const int r = threadIdx.x % kCount;
     const bool exists = row0 + r < rows;
-    // If row row0 + r does not exist, the copies below write zeros for its statistics and its rounding_unit. Their
-    // source address and dq_place must still be valid, so they are those of an existing row.
+    // If the query row row0 + r does not exist, its threads take the token t and the head h of a row that exists. The
+    // copies below then have valid addresses, but they write zeros because `exists` is false. In the same way, dq_place
+    // leads add_dq() to a valid address, where it adds zeros.
     const int row = exists ? row0 + r : max(0, row0 + r - kCount);
     const int i = a.in.heads.quotient(row), t = token_of(i), h = row - i * G, head = g * G + h;
     if (threadIdx.x < kCount) {

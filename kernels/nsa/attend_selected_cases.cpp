@@ -4,7 +4,7 @@
 
 #include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_selected.h"
-#include "kernels/nsa/document_cases.h"
+#include "kernels/nsa/branch_cases.h"
 #include "kernels/nsa/gate.h"
 
 namespace triad {
@@ -25,11 +25,9 @@ OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
                                 l_sel);
   };
   c.backward = [l_sel](Context& ctx, const Args& a) {
-    Scratch::Scope scope(ctx.scratch);
-    const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
-    attention_delta(ctx, delta, a["do"], a["o"]);
-    nsa_attend_selected_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
-                                 {a["q"], a["k"], a["v"], documents_of(a)}, a["block_index"], l_sel);
+    run_branch_backward(ctx, a, 1, [&](const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
+      nsa_attend_selected_backward(ctx, out, grad, in, a["block_index"], l_sel);
+    });
   };
   set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
   c.differences = n.T * n.Hq < 2048;  // larger cases, which test routes of the GPU, would take minutes
@@ -221,6 +219,33 @@ std::vector<OpCase> packed_cases() {
   return cases;
 }
 
+// The kernels that compute dq, dk and dv together: Hopper's, the portable one, and the portable one with the tiles of a
+// small card.
+std::vector<OpCase> cases_with_unit() {
+  const auto with_unit = [](std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel,
+                            const Lists& lists = nullptr, int64_t row_pad = 0) {
+    return with_rounding_unit(selected_case(std::move(name), n, n_sel, l_sel, lists, row_pad));
+  };
+  const auto tails = [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); };
+  const auto hot = [](uint64_t) { return hot_lists(2600, 4); };
+  const auto docs = [&] {
+    return packed(with_unit("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 3, 32), kMixedPadded, 32);
+  };
+  return {
+      with_unit("2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64, tails, 8),
+      with_unit("260_l128_n2_128", {1, 260, 260, 6, 1, 128, 128}, 2, 128),
+      docs(),
+      portable_case(with_unit("2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64, tails, 8)),
+      portable_case(with_unit("260_l128_n2_G5", {1, 260, 260, 5, 1, 64, 64}, 2, 128)),
+      portable_case(with_unit("260_l128_n2_128", {1, 260, 260, 6, 1, 128, 128}, 2, 128)),
+      portable_case(with_unit("400_l64_n3_G1", {1, 400, 400, 2, 2, 64, 64}, 3, 64)),
+      portable_case(with_unit("100_l8_n9_G4", {1, 100, 100, 4, 1, 64, 64}, 9, 8)),
+      portable_case(with_unit("2600_l64_n4_hot_G6", {1, 2600, 2600, 6, 1, 64, 64}, 4, 64, hot)),
+      portable_case(docs()),
+      small_card_case(with_unit("2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64, tails, 8)),
+  };
+}
+
 }  // namespace
 
 std::vector<OpCase> attend_selected_cases() {
@@ -305,6 +330,7 @@ std::vector<OpCase> attend_selected_cases() {
                                               [](uint64_t) { return hot_lists(2600, 4); })));
   cases.push_back(portable_case(
       packed(selected_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 3, 32), kMixedPadded, 32)));
+  for (OpCase& c : cases_with_unit()) cases.push_back(std::move(c));
   cases.push_back(small_card_case(selected_case("300_l64_n3", {1, 300, 300, 6, 2, 64, 64}, 3, 64)));
   for (OpCase& c : resident_rows_cases()) cases.push_back(std::move(c));
   // CompactTile, whose kernel for dk and dv reads the lists of tokens from global memory.

@@ -1,8 +1,7 @@
 // Cases of the window branch.
 #include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_window.h"
-#include "kernels/nsa/document_cases.h"
-#include "kernels/nsa/gate.h"
+#include "kernels/nsa/branch_cases.h"
 
 namespace triad {
 
@@ -14,11 +13,9 @@ OpCase window_case(std::string name, const AttendSizes& n, int64_t w, double q_s
     nsa_attend_window_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"], documents_of(a)}, w);
   };
   c.backward = [w](Context& ctx, const Args& a) {
-    Scratch::Scope scope(ctx.scratch);
-    const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
-    attention_delta(ctx, delta, a["do"], a["o"]);
-    nsa_attend_window_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
-                               {a["q"], a["k"], a["v"], documents_of(a)}, w);
+    run_branch_backward(ctx, a, 1, [w, &ctx](const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
+      nsa_attend_window_backward(ctx, out, grad, in, w);
+    });
   };
   set_attend_costs(c, n, window_pairs(n.T, w));
   return c;
@@ -106,6 +103,19 @@ std::vector<OpCase> attend_window_cases() {
   cases.push_back(portable_case(window_case("300_w90_G1", {1, 300, 300, 2, 2, 64, 64}, 90)));
   cases.push_back(portable_case(
       packed(window_case("docs_33_64_65_127_G1_64x64", {1, 127, 127, 2, 2, 64, 64}, 40), kMixedPadded, 32)));
+  // The kernels that compute dq, dk and dv together: Hopper's, the portable one, and the portable one with the tiles of
+  // a small card.
+  const auto with_unit = [](std::string name, const AttendSizes& n, int64_t w, int64_t row_pad = 0) {
+    return with_rounding_unit(window_case(std::move(name), n, w, 1.0, row_pad));
+  };
+  cases.push_back(with_unit("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100));
+  cases.push_back(with_unit("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70, 8));
+  cases.push_back(portable_case(with_unit("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
+  cases.push_back(portable_case(with_unit("131_w64_G5_strided", {1, 131, 131, 5, 1, 64, 64}, 64, 8)));
+  cases.push_back(portable_case(with_unit("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));
+  cases.push_back(portable_case(
+      packed(with_unit("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 40), kMixedPadded, 32)));
+  cases.push_back(small_card_case(with_unit("300_w90_G1", {1, 300, 300, 2, 2, 64, 64}, 90)));
   cases.push_back(small_card_case(window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
   // CompactTile: in f32 the kernels for dk and dv, for dq too, and for all three; in bf16 that for dk and dv of the
   // last.

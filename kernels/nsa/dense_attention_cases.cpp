@@ -1,8 +1,7 @@
 // Cases of dense causal attention.
 #include "kernels/common/portable_case.h"
+#include "kernels/nsa/branch_cases.h"
 #include "kernels/nsa/dense_attention.h"
-#include "kernels/nsa/document_cases.h"
-#include "kernels/ops/rope.h"
 
 namespace triad {
 
@@ -10,21 +9,16 @@ namespace {
 
 OpCase dense_case(std::string name, const AttendSizes& n, double q_std = 1.0, int64_t row_pad = 0) {
   OpCase c{.op = "dense_attention", .name = std::move(name), .args = attend_args(n, q_std, row_pad)};
-  c.args[0].role = ArgRole::input;
-  c.args.push_back(
-      {.name = "one", .role = ArgRole::constant, .shape = {n.T, n.dk / 2}, .type = ArgType::acc, .std = 0, .mean = 1});
-  c.args.push_back(
-      {.name = "zero", .role = ArgRole::constant, .shape = {n.T, n.dk / 2}, .type = ArgType::acc, .std = 0});
+  use_rounded_dq(c);
   c.forward = [](Context& ctx, const Args& a) {
     dense_attention_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"], documents_of(a)});
   };
   c.backward = [](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
-    const Tensor dq = a["dq"];  // in the case's dtype, to which rope_backward rounds what the op writes
-    const Tensor dq_acc = scope.alloc(acc_dtype(dq.dtype), dq.shape());
-    dense_attention_backward(ctx, {dq_acc, a["dk"], a["dv"]}, a["do"], {a["q"], a["k"], a["v"], documents_of(a)},
+    const Tensor dq = scope.alloc(acc_dtype(a["q"].dtype), a["q"].shape());
+    dense_attention_backward(ctx, {dq, a["dk"], a["dv"]}, a["do"], {a["q"], a["k"], a["v"], documents_of(a)},
                              {a["o"], a["lse"]});
-    rope_backward(ctx, dq, dq_acc, a["one"], a["zero"]);
+    round_dq(ctx, a, dq);
   };
   set_attend_costs(c, n, window_pairs(n.T, n.T));
   return c;

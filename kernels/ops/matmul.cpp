@@ -209,29 +209,37 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
   });
 }
 
+// Multiplies by cuBLASLt, and records the algorithm with the shapes of the last Routes::set_call().
+void multiply_cublaslt(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o,
+                       ConstTensor addend) {
+  if constexpr (kBuiltWithCuda) {
+    using cuda::MatmulAlgorithm;
+    const MatmulAlgorithm algorithm = cuda::matmul(ctx, d, a, b, o, addend);
+    const KernelChoice choice = ctx.routes.wanted("matmul");
+    const char* const kernel = algorithm == MatmulAlgorithm::measured ? "cublaslt measured"
+                               : choice == KernelChoice::general      ? "cublaslt first"
+                               : choice == KernelChoice::reference    ? "reference"
+                                                                      : "cublaslt";
+    const bool is_refused = algorithm == MatmulAlgorithm::refused;
+    ctx.routes.record("matmul", kernel, is_refused ? "cuBLASLt refuses the algorithm of ops/matmul_tuned.h" : "");
+  }
+}
+
 // The product on a GPU, by runtime.kernels.matmul. automatic and fused use the algorithm of matmul_tuned.h if it has
 // one, otherwise the first of cuBLASLt's heuristic. general always uses the heuristic's first. reference multiplies f32
 // copies of the operands without tensor cores and rounds once.
 void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o, ConstTensor addend) {
-  const auto product = [](Context& on, Tensor to, ConstTensor x, ConstTensor y, const MatmulOptions& options,
-                          ConstTensor added) {
-    if constexpr (kBuiltWithCuda) cuda::matmul(on, to, x, y, options, added);
-  };
-  const KernelChoice choice = ctx.routes.wanted("matmul");
   ctx.routes.set_call(d, a);
-  ctx.routes.record("matmul", choice == KernelChoice::general     ? "cublaslt first"
-                              : choice == KernelChoice::reference ? "reference"
-                                                                  : "cublaslt");
   dispatch_route(
-      ctx, "matmul", a.dtype, [&](Context& on) { product(on, d, a, b, o, addend); },
+      ctx, "matmul", a.dtype, [&](Context& on) { multiply_cublaslt(on, d, a, b, o, addend); },
       [&](Context& on) {
         Scratch::Scope scope(on.scratch);
         const ConstTensor a_f32 = upcasted(on, scope, a), b_f32 = upcasted(on, scope, b);
-        if (d.dtype == DType::f32) return product(on, d, a_f32, b_f32, o, addend);
+        if (d.dtype == DType::f32) return multiply_cublaslt(on, d, a_f32, b_f32, o, addend);
         const Tensor d_f32 = scope.alloc(DType::f32, d.shape());
         MatmulOptions without_addition = o;
         without_addition.accumulate = false;
-        product(on, d_f32, a_f32, b_f32, without_addition, {});
+        multiply_cublaslt(on, d_f32, a_f32, b_f32, without_addition, {});
         downcast(on, d, d_f32, o.accumulate ? ConstTensor(d) : addend);
       });
 }
@@ -275,13 +283,11 @@ void matmul_batched(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const 
   TRIAD_CHECK(!options.accumulate, "matmul_batched: accumulate with D {}: an addend is possible", d.str());
   const auto of = [&](int64_t i) { return addend.empty() ? addend : addend[i]; };
   if (ctx.device.is_cuda() && d.numel() > 0 && a.numel() > 0) {
-    const KernelChoice choice = ctx.routes.wanted("matmul");
-    if (choice != KernelChoice::reference) {
+    if (ctx.routes.wanted("matmul") != KernelChoice::reference) {
       const OpScope op_scope(ctx, "matmul");
       check_matmul(d[0], a[0], b[0], options, of(0));
       ctx.routes.set_call(d[0], a[0]);
-      ctx.routes.record("matmul", choice == KernelChoice::general ? "cublaslt first" : "cublaslt");
-      if constexpr (kBuiltWithCuda) return cuda::matmul(ctx, d, a, b, options, addend);
+      return multiply_cublaslt(ctx, d, a, b, options, addend);
     }
   }
   for (int64_t i = 0; i < d.size(0); ++i) matmul(ctx, d[i], a[i], b[i], options, of(i));

@@ -99,9 +99,10 @@ struct Operand {
     const int64_t bytes = batch_stride * size_of(dtype);  // every matrix has this alignment
     alignment = static_cast<int32_t>(std::min<int64_t>(alignment, bytes & -bytes));
   }
+  // A planned tensor may begin at address 0, which counts as aligned.
   static int32_t alignment_of(const void* p) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-    return static_cast<int32_t>(std::min<uintptr_t>(address & ~(address - 1), kMemAlign));
+    return static_cast<int32_t>(std::min<uintptr_t>((address & ~(address - 1)) - 1, kMemAlign - 1) + 1);
   }
   auto operator<=>(const Operand&) const = default;
 
@@ -120,11 +121,13 @@ struct Problem {
   auto operator<=>(const Problem&) const = default;
 };
 
-// A cuBLASLt problem with its algorithm, as plain values without handles to release.
+// A cuBLASLt problem with its algorithm, as plain values without handles to release. `kind`: how the algorithm was
+// chosen.
 struct Plan {
   cublasLtMatmulDescOpaque_t product;
   cublasLtMatrixLayoutOpaque_t a, b, c, d;
   cublasLtMatmulAlgo_t algorithm;
+  MatmulAlgorithm kind = MatmulAlgorithm::first;
 };
 
 cudaDataType_t cuda_type(DType dtype) {
@@ -149,6 +152,8 @@ void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
   set_layout(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, o.batch_stride);
 }
 
+bool is_tuned_card(const Context& ctx) { return ctx.may_use_sm90() && ctx.num_sms == kTunedSms; }
+
 // The cuBLASLt handle, its workspace and the plans made so far. The workspace is allocated with the handle, outside the
 // arena (see kMatmulWorkspaceBytes), and freed with it.
 class CublasLt final : public BlasHandle {
@@ -167,8 +172,7 @@ class CublasLt final : public BlasHandle {
   CublasLt(const CublasLt&) = delete;
 
   static CublasLt& of(Context& ctx) {
-    const bool tuned_card = ctx.may_use_sm90() && ctx.num_sms == kTunedSms;
-    if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, tuned_card);
+    if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, is_tuned_card(ctx));
     return static_cast<CublasLt&>(*ctx.blas);
   }
 
@@ -186,7 +190,7 @@ class CublasLt final : public BlasHandle {
  private:
   Plan make_plan(const Problem& problem, const void* bias) const;
   static void set_bias(Plan& plan, const void* bias);
-  bool use_tuned(Plan& plan, const Problem& problem) const;
+  MatmulAlgorithm use_tuned(Plan& plan, const Problem& problem) const;
 
   Device device_;
   bool tuned_card_;
@@ -225,16 +229,15 @@ std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
   return {};
 }
 
-// Sets plan.algorithm to that of find_tuned(). Returns false, with plan unchanged, if there is none for this problem or
-// the library rejects it.
-bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
-  if (!tuned_card_) return false;
-  const std::optional<TunedAlgorithm> t = find_tuned(p);
-  if (!t) return false;
+// Sets plan.algorithm to that of find_tuned() and returns `measured`. If there is none for this problem, or if the
+// library refuses it, plan is unchanged, and the function returns `first` or `refused`.
+MatmulAlgorithm CublasLt::use_tuned(Plan& plan, const Problem& p) const {
+  const std::optional<TunedAlgorithm> t = tuned_card_ ? find_tuned(p) : std::nullopt;
+  if (!t) return MatmulAlgorithm::first;
   cublasLtMatmulAlgo_t algorithm;
   if (cublaslt().algorithm_init(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
                                 cuda_type(p.d.dtype), kTunedAlgorithmId, &algorithm) != CUBLAS_STATUS_SUCCESS)
-    return false;
+    return MatmulAlgorithm::refused;
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, t->tile);
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, CUBLASLT_MATMUL_STAGES_64xAUTO);
   set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, t->schedule);
@@ -246,9 +249,9 @@ bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   if (cublaslt().algorithm_check(handle_, &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &algorithm, &checked) !=
           CUBLAS_STATUS_SUCCESS ||
       checked.workspaceSize > static_cast<size_t>(kMatmulWorkspaceBytes))
-    return false;
+    return MatmulAlgorithm::refused;
   plan.algorithm = algorithm;
-  return true;
+  return MatmulAlgorithm::measured;
 }
 
 void CublasLt::set_bias(Plan& plan, const void* bias) {
@@ -271,7 +274,8 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
   init_layout(plan.b, p.b);
   init_layout(plan.c, p.c);
   init_layout(plan.d, p.d);
-  if (use_tuned(plan, p)) return plan;
+  plan.kind = use_tuned(plan, p);
+  if (plan.kind == MatmulAlgorithm::measured) return plan;
 
   cublasLtMatmulPreferenceOpaque_t preference;
   check_cublas(cublaslt().preference_init(&preference, sizeof preference), "a preference");
@@ -302,23 +306,26 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
 
 }  // namespace
 
-void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
+MatmulAlgorithm matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options,
+                       ConstTensor addend) {
   TRIAD_CHECK(!ctx.is_side, "a product on {}, beside others: they share one workspace", ctx.stream.name());
-  if (ctx.planning) return;
-  CublasLt& lt = CublasLt::of(ctx);
   const void* const bias = is_repeated_row(addend) ? addend.data : nullptr;
   const bool has_c = !addend.empty() && bias == nullptr;
   const ConstTensor c = has_c ? addend : ConstTensor(d);
   // The operands are swapped: cuBLASLt's A is this op's B. So a row of D is a column, and a bias one element per row.
-  Plan& plan = lt.plan(
-      {options.trans_b, options.trans_a, b, a, c, ConstTensor(d), bias == nullptr ? 0 : Operand::alignment_of(bias)},
-      bias);
+  const Problem problem{
+      options.trans_b, options.trans_a, b, a, c, ConstTensor(d), bias == nullptr ? 0 : Operand::alignment_of(bias)};
+  if (ctx.planning)
+    return is_tuned_card(ctx) && find_tuned(problem) ? MatmulAlgorithm::measured : MatmulAlgorithm::first;
+  CublasLt& lt = CublasLt::of(ctx);
+  Plan& plan = lt.plan(problem, bias);
   const float alpha = static_cast<float>(options.alpha);
   const float beta = options.accumulate || has_c ? 1.0f : 0.0f;
   check_cublas(cublaslt().matmul(lt.handle(), &plan.product, &alpha, b.data, &plan.a, a.data, &plan.b, &beta, c.data,
                                  &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(), kMatmulWorkspaceBytes,
                                  static_cast<cudaStream_t>(ctx.stream.handle())),
                "cublasLtMatmul");
+  return plan.kind;
 }
 
 std::string matmul_library() { return "cuBLASLt " + std::to_string(cublaslt().version()); }

@@ -56,8 +56,14 @@ inline int64_t leading_dimension(const ConstTensor& t) {
 std::string matmul_libraries(Device);
 
 namespace cuda {
-// With matrices, or with batches [n, ...] of them.
-void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions&, ConstTensor addend);
+// The algorithm of a product on the GPU:
+//   first     the first of cuBLASLt's heuristic
+//   measured  the one that ops/matmul_tuned.h names
+//   refused   the first of the heuristic, because cuBLASLt refuses the one that ops/matmul_tuned.h names
+enum class MatmulAlgorithm { first, measured, refused };
+// Multiplies matrices, or batches [n, ...] of them, and returns the algorithm. A planning context cannot ask cuBLASLt,
+// so for such a context the function never returns `refused`.
+MatmulAlgorithm matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions&, ConstTensor addend);
 std::string matmul_library();
 }  // namespace cuda
 }  // namespace triad

@@ -11,6 +11,7 @@
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/matmul.h"
+#include "kernels/ops/matmul_tuned.h"
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/step/reduce.h"
@@ -226,6 +227,30 @@ TEST_CASE("Linear layers are right past 2^31 elements (GPU)", "[gpu][large]") {
         [in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, rows_past(dtype, 3072), in, out); });
 }
 
+namespace {
+
+// Checks y = x w^T + r over N rows.
+void check_linear_addend(Runtime& rt, DType dtype, int64_t N, int64_t in, int64_t out) {
+  const Input x(rt, dtype, N, in, 1), r(rt, dtype, N, out, 2), w(rt, dtype, out, in, 3);
+  const Tensor y = poisoned(rt, dtype, {N, out});
+  linear_forward(rt.ctx(), y, x.tensor, w.tensor, r.tensor);
+  if (rt.ctx().planning) return;
+  check_rows(rt, y, tolerance(dtype), [&](int64_t i) {
+    Expected want(out);
+    for (int64_t o = 0; o < out; ++o) want.value[o] = product(x.row(i), w.row(o), in) + r.row(i)[o];
+    return want;
+  });
+}
+
+// Returns how many of the context's products took the algorithm of kernels/ops/matmul_tuned.h.
+int64_t measured_products(const Context& ctx) {
+  int64_t calls = 0;
+  for (const Routes::Count& c : ctx.routes.counts()) calls += c.kernel == "cublaslt measured" ? c.calls : 0;
+  return calls;
+}
+
+}  // namespace
+
 // Shapes for which kernels/ops/matmul_tuned.h chooses each of its algorithms, in bf16 on a card with 132 SMs. The last
 // six shapes take one wave of tiles each, and the tiles reach over both edges of y and dx.
 TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GPU)", "[gpu][matmul]") {
@@ -241,7 +266,19 @@ TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GP
                                    {11 * 160 - 8, 1528, 1528},
                                    {11 * 168 - 8, 1528, 1528},
                                    {11 * 176 - 8, 1528, 1528}})
-    on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, N, in, out); });
+    on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) {
+      INFO(N << " rows, " << in << " -> " << out);
+      const auto has = [&](cuda::LinearPass pass) { return cuda::tuned_algorithm(pass, in, out, N) ? 1 : 0; };
+      const int forward = has(cuda::LinearPass::forward);
+      const int all = forward + has(cuda::LinearPass::dx) + has(cuda::LinearPass::dw);
+      const bool is_tuned = dtype == DType::bf16 && rt.ctx().may_use_sm90() && rt.ctx().num_sms == cuda::kTunedSms;
+      REQUIRE(all > 0);
+      check_linear(rt, dtype, N, in, out);
+      CHECK(measured_products(rt.ctx()) == (is_tuned ? all : 0));
+      check_linear_addend(rt, dtype, N, in, out);
+      CHECK(measured_products(rt.ctx()) == (is_tuned ? all + forward : 0));
+      CHECK(rt.ctx().routes.fallbacks() == 0);
+    });
 }
 
 namespace {

@@ -1,5 +1,5 @@
-// Shared by the case tables (*_cases.cpp) of the three attention branches and of dense attention: how a case of a branch
-// runs backward, with and without a rounding unit for dq.
+// Shared by the case tables (*_cases.cpp) of the three attention branches and of dense attention: how a case of a
+// branch runs backward, with and without a rounding unit for dq.
 #pragma once
 #include <utility>
 

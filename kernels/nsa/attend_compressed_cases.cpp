@@ -84,8 +84,8 @@ std::vector<OpCase> attend_compressed_cases() {
   cases.push_back(portable_case(compressed_case("1100_l8_d4_G1", {1, 1100, 0, 2, 2, 64, 64}, {8, 4})));
   cases.push_back(portable_case(
       packed(compressed_case("docs_33_64_65_127_G3_64x64", {1, 127, 0, 6, 2, 64, 64}, {8, 4}), kMixedPadded, 32)));
-  // The kernels that compute dq, dk and dv together: Hopper's, and the portable one. The last case has 1,049 keys, so
-  // that the portable kernel uses WideTile.
+  // These cases test the kernels that compute dq, dk and dv together: first Hopper's, then the portable one. The last
+  // case has 1,049 keys, enough for the portable kernel to use WideTile on cards that have the shared memory.
   const auto with_unit = [](std::string name, const AttendSizes& n, const CompressionBlocks& o, int64_t row_pad = 0) {
     return with_rounding_unit(compressed_case(std::move(name), n, o, row_pad));
   };

@@ -219,8 +219,8 @@ std::vector<OpCase> packed_cases() {
   return cases;
 }
 
-// The kernels that compute dq, dk and dv together: Hopper's, the portable one, and the portable one with the tiles of a
-// small card.
+// Returns cases for the kernels that compute dq, dk and dv together: first for Hopper's, then for the portable one, and
+// last for the portable one with the shared memory of a small card, which holds the rows of one step instead of two.
 std::vector<OpCase> cases_with_unit() {
   const auto with_unit = [](std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel,
                             const Lists& lists = nullptr, int64_t row_pad = 0) {

@@ -1,5 +1,5 @@
 // Shared by the case tables (*_cases.cpp) of the three attention branches and of dense attention: how a case of a
-// branch runs backward, with and without a rounding unit for dq.
+// branch runs backward, with and without a rounding unit for dq (attend_rounding_unit() in nsa/attend.h).
 #pragma once
 #include <utility>
 
@@ -10,9 +10,9 @@
 
 namespace triad {
 
-// Changes a case whose first argument is q: dq becomes a tensor in the case's dtype that backward overwrites. Backward
-// has to compute a sum of dq in the acc dtype first, and then to call round_dq(). The case gets the arguments "one" and
-// "zero", tables of cosines and sines [T, dk / 2], which round_dq() uses.
+// Changes a case whose first argument is q: dq becomes a tensor in the case's dtype that backward overwrites. The
+// case's backward must compute dq in the acc dtype, in scratch memory, and then call round_dq(), which writes dq. The
+// case gets the arguments "one" and "zero", tables of cosines and sines [T, dk / 2], which round_dq() uses.
 inline void use_rounded_dq(OpCase& c) {
   Arg& q = c.args.front();
   const Shape angles = {q.shape[1], q.shape[3] / 2};
@@ -28,8 +28,8 @@ inline void round_dq(Context& ctx, const Args& a, const Tensor& dq_acc) {
 }
 
 // Returns the case with a rounding unit for dq in backward, as a training step has. On the GPU in bf16, one kernel then
-// computes dq, dk and dv. The CPU has no such kernel, and the GPU has none in f32, so only the GPU tests the case, in
-// bf16.
+// computes dq, dk and dv. There is no such kernel for f32 or on the CPU. The case is therefore tested on the GPU only,
+// in bf16, and compared with the CPU's results.
 inline OpCase with_rounding_unit(OpCase c) {
   c.name += "_unit";
   use_rounded_dq(c);
@@ -37,9 +37,10 @@ inline OpCase with_rounding_unit(OpCase c) {
   return c;
 }
 
-// Runs backward of a case of one branch, without a gate. The function computes delta and, for a case that
-// with_rounding_unit() has returned, the unit. It then calls backward(AttendGradOut, AttendGradIn, AttendIn). d: the
-// tokens from one key of the branch to the next, as in RoundingUnitBranch.
+// Runs backward of a case of one branch, without a gate: computes delta and calls backward(AttendGradOut, AttendGradIn,
+// AttendIn). If with_rounding_unit() made the case, the function also computes the rounding unit, passes a dq in
+// scratch memory to backward(), and rounds that dq to the case's. d: the tokens from one key of the branch to the next,
+// as in RoundingUnitBranch.
 template <class Backward>
 void run_branch_backward(Context& ctx, const Args& a, int64_t d, const Backward& backward) {
   Scratch::Scope scope(ctx.scratch);
@@ -53,7 +54,8 @@ void run_branch_backward(Context& ctx, const Args& a, int64_t d, const Backward&
   zero(ctx, dq);
   const Tensor unit =
       attend_rounding_unit(ctx, scope, dq, grad.dout, in.q, {{in.k, in.v, {}, delta, d}}, {}, {}, in.documents);
-  // The tests run a case also in f32 and on unaligned tensors, for which the GPU has no such kernels.
+  // test_cards.cpp runs this case in f32 as well, and other tests run it on unaligned tensors. For these no kernel
+  // computes dq, dk and dv together, so there is no unit.
   const bool has_kernel =
       ctx.device.is_cuda() && in.q.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(in.q.data) % 16 == 0;
   TRIAD_CHECK(!has_kernel || !unit.empty(), "the case has no rounding unit");

@@ -209,7 +209,13 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
   });
 }
 
-// Multiplies by cuBLASLt, and records the algorithm with the shapes of the last Routes::set_call().
+// Multiplies by cuBLASLt, and records the call with the shapes of the last Routes::set_call(). The recorded names:
+//   cublaslt measured  the algorithm that matmul_tuned.h names for the sizes
+//   cublaslt           the first algorithm of cuBLASLt's heuristic, because matmul_tuned.h names none. If cuBLASLt
+//   cannot
+//                      run the named one, the call is a fallback.
+//   cublaslt first     the first algorithm of the heuristic, by choice (runtime.kernels.matmul is general)
+//   reference          the product of f32 copies
 void multiply_cublaslt(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o,
                        ConstTensor addend) {
   if constexpr (kBuiltWithCuda) {
@@ -221,13 +227,13 @@ void multiply_cublaslt(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
                                : choice == KernelChoice::reference    ? "reference"
                                                                       : "cublaslt";
     const bool is_refused = algorithm == MatmulAlgorithm::refused;
-    ctx.routes.record("matmul", kernel, is_refused ? "cuBLASLt refuses the algorithm of ops/matmul_tuned.h" : "");
+    ctx.routes.record("matmul", kernel, is_refused ? "cuBLASLt cannot run the algorithm of ops/matmul_tuned.h" : "");
   }
 }
 
-// The product on a GPU, by runtime.kernels.matmul. automatic and fused use the algorithm of matmul_tuned.h if it has
-// one, otherwise the first of cuBLASLt's heuristic. general always uses the heuristic's first. reference multiplies f32
-// copies of the operands without tensor cores and rounds once.
+// The product on a GPU, by runtime.kernels.matmul. automatic and fused use the algorithm of matmul_tuned.h if it names
+// one that cuBLASLt can run, otherwise the first of cuBLASLt's heuristic. general always uses the heuristic's first.
+// reference multiplies f32 copies of the operands without tensor cores and rounds once.
 void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o, ConstTensor addend) {
   ctx.routes.set_call(d, a);
   dispatch_route(
@@ -287,7 +293,8 @@ void matmul_batched(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const 
       const OpScope op_scope(ctx, "matmul");
       check_matmul(d[0], a[0], b[0], options, of(0));
       ctx.routes.set_call(d[0], a[0]);
-      return multiply_cublaslt(ctx, d, a, b, options, addend);
+      const auto product = [&](Context& on) { multiply_cublaslt(on, d, a, b, options, addend); };
+      if constexpr (kBuiltWithCuda) return dispatch_route(ctx, "matmul", d.dtype, product, product);
     }
   }
   for (int64_t i = 0; i < d.size(0); ++i) matmul(ctx, d[i], a[i], b[i], options, of(i));

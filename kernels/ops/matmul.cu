@@ -99,10 +99,9 @@ struct Operand {
     const int64_t bytes = batch_stride * size_of(dtype);  // every matrix has this alignment
     alignment = static_cast<int32_t>(std::min<int64_t>(alignment, bytes & -bytes));
   }
-  // A planned tensor may begin at address 0, which counts as aligned.
   static int32_t alignment_of(const void* p) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-    return static_cast<int32_t>(std::min<uintptr_t>((address & ~(address - 1)) - 1, kMemAlign - 1) + 1);
+    return static_cast<int32_t>(std::min<uintptr_t>(address & ~(address - 1), kMemAlign));
   }
   auto operator<=>(const Operand&) const = default;
 
@@ -112,16 +111,17 @@ struct Operand {
   int64_t batch, batch_stride;  // number of matrices; elements from one to the next
 };
 
-// The key of a plan: everything that the heuristic reads. beta is not part of it, and C is D if there is no addend, or
-// if the addend is a bias, which the epilogue adds.
+// The key of a plan: everything on which the choice of the algorithm depends. beta is not part of it, and C is D if
+// there is no addend, or if the addend is a bias, which the epilogue adds.
 struct Problem {
+  bool may_be_tuned;  // whether the call may take an algorithm of matmul_tuned.h
   bool trans_a, trans_b;
   Operand a, b, c, d;
   int32_t bias_alignment;  // alignment of the bias in bytes; 0: no bias
   auto operator<=>(const Problem&) const = default;
 };
 
-// A cuBLASLt problem with its algorithm, as plain values without handles to release. `kind`: how the algorithm was
+// A cuBLASLt problem with its algorithm, as plain values without handles to release. `kind` tells how the algorithm was
 // chosen.
 struct Plan {
   cublasLtMatmulDescOpaque_t product;
@@ -152,13 +152,11 @@ void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
   set_layout(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, o.batch_stride);
 }
 
-bool is_tuned_card(const Context& ctx) { return ctx.may_use_sm90() && ctx.num_sms == kTunedSms; }
-
 // The cuBLASLt handle, its workspace and the plans made so far. The workspace is allocated with the handle, outside the
 // arena (see kMatmulWorkspaceBytes), and freed with it.
 class CublasLt final : public BlasHandle {
  public:
-  CublasLt(Device device, bool tuned_card) : device_(device), tuned_card_(tuned_card) {
+  explicit CublasLt(Device device) : device_(device) {
     workspace_ = backend::allocate(device, kMatmulWorkspaceBytes);
     const cublasStatus_t status = cublaslt().create(&handle_);
     if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -172,7 +170,7 @@ class CublasLt final : public BlasHandle {
   CublasLt(const CublasLt&) = delete;
 
   static CublasLt& of(Context& ctx) {
-    if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, is_tuned_card(ctx));
+    if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device);
     return static_cast<CublasLt&>(*ctx.blas);
   }
 
@@ -193,7 +191,6 @@ class CublasLt final : public BlasHandle {
   MatmulAlgorithm use_tuned(Plan& plan, const Problem& problem) const;
 
   Device device_;
-  bool tuned_card_;
   cublasLtHandle_t handle_ = nullptr;
   std::byte* workspace_ = nullptr;
   std::map<Problem, Plan> plans_;
@@ -214,8 +211,9 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
 }
 
 // The algorithm that matmul_tuned.h names for this product, if it is one of a linear layer in bf16 with 16-byte aligned
-// operands.
+// operands, and if the call may take such an algorithm.
 std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
+  if (!p.may_be_tuned) return {};
   if (p.a.dtype != DType::bf16 || p.bias_alignment != 0) return {};  // none was measured with a bias
   if (p.d.batch > 1) return {};
   for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
@@ -229,10 +227,11 @@ std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
   return {};
 }
 
-// Sets plan.algorithm to that of find_tuned() and returns `measured`. If there is none for this problem, or if the
-// library refuses it, plan is unchanged, and the function returns `first` or `refused`.
+// Sets plan.algorithm to that of find_tuned() and returns `measured`. If find_tuned() names none, the function returns
+// `first`. If cuBLASLt rejects the algorithm, or if the algorithm needs too large a workspace, it returns `refused`. In
+// both cases plan is unchanged.
 MatmulAlgorithm CublasLt::use_tuned(Plan& plan, const Problem& p) const {
-  const std::optional<TunedAlgorithm> t = tuned_card_ ? find_tuned(p) : std::nullopt;
+  const std::optional<TunedAlgorithm> t = find_tuned(p);
   if (!t) return MatmulAlgorithm::first;
   cublasLtMatmulAlgo_t algorithm;
   if (cublaslt().algorithm_init(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
@@ -313,10 +312,15 @@ MatmulAlgorithm matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
   const bool has_c = !addend.empty() && bias == nullptr;
   const ConstTensor c = has_c ? addend : ConstTensor(d);
   // The operands are swapped: cuBLASLt's A is this op's B. So a row of D is a column, and a bias one element per row.
-  const Problem problem{
-      options.trans_b, options.trans_a, b, a, c, ConstTensor(d), bias == nullptr ? 0 : Operand::alignment_of(bias)};
-  if (ctx.planning)
-    return is_tuned_card(ctx) && find_tuned(problem) ? MatmulAlgorithm::measured : MatmulAlgorithm::first;
+  const Problem problem{.may_be_tuned = ctx.may_use_sm90() && ctx.num_sms == kTunedSms,
+                        .trans_a = options.trans_b,
+                        .trans_b = options.trans_a,
+                        .a = b,
+                        .b = a,
+                        .c = c,
+                        .d = ConstTensor(d),
+                        .bias_alignment = bias == nullptr ? 0 : Operand::alignment_of(bias)};
+  if (ctx.planning) return find_tuned(problem) ? MatmulAlgorithm::measured : MatmulAlgorithm::first;
   CublasLt& lt = CublasLt::of(ctx);
   Plan& plan = lt.plan(problem, bias);
   const float alpha = static_cast<float>(options.alpha);

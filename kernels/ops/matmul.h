@@ -59,10 +59,10 @@ namespace cuda {
 // The algorithm of a product on the GPU:
 //   first     the first of cuBLASLt's heuristic
 //   measured  the one that ops/matmul_tuned.h names
-//   refused   the first of the heuristic, because cuBLASLt refuses the one that ops/matmul_tuned.h names
+//   refused   the first of the heuristic, because cuBLASLt cannot run the one that ops/matmul_tuned.h names
 enum class MatmulAlgorithm { first, measured, refused };
-// Multiplies matrices, or batches [n, ...] of them, and returns the algorithm. A planning context cannot ask cuBLASLt,
-// so for such a context the function never returns `refused`.
+// Multiplies matrices, or batches [n, ...] of them, and returns the algorithm. In a planning context the function
+// multiplies nothing and does not ask cuBLASLt, so it never returns `refused`.
 MatmulAlgorithm matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions&, ConstTensor addend);
 std::string matmul_library();
 }  // namespace cuda

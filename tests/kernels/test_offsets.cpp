@@ -2,6 +2,8 @@
 // overflow. Inputs repeat after a prime number of rows, so that a wrong offset reads other values. Sampled rows
 // (including the last ones) and whole sums are compared with plain double arithmetic on the host.
 #include <array>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "kernels/nsa/compress.h"
@@ -254,6 +256,7 @@ int64_t measured_products(const Context& ctx) {
 // Shapes for which kernels/ops/matmul_tuned.h chooses each of its algorithms, in bf16 on a card with 132 SMs. The last
 // six shapes take one wave of tiles each, and the tiles reach over both edges of y and dx.
 TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GPU)", "[gpu][matmul]") {
+  std::set<uint32_t> tiles;  // of the algorithms
   for (const auto& [N, in, out] : {std::array<int64_t, 3>{16384, 768, 1536},
                                    {16401, 768, 768},
                                    {16384, 768, 3072},
@@ -266,9 +269,13 @@ TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GP
                                    {11 * 160 - 8, 1528, 1528},
                                    {11 * 168 - 8, 1528, 1528},
                                    {11 * 176 - 8, 1528, 1528}})
-    on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) {
+    on_gpu([&, N = N, in = in, out = out](Runtime& rt, DType dtype) {
       INFO(N << " rows, " << in << " -> " << out);
-      const auto has = [&](cuda::LinearPass pass) { return cuda::tuned_algorithm(pass, in, out, N) ? 1 : 0; };
+      const auto has = [&](cuda::LinearPass pass) {
+        const std::optional<cuda::TunedAlgorithm> algorithm = cuda::tuned_algorithm(pass, in, out, N);
+        if (algorithm) tiles.insert(algorithm->tile);
+        return algorithm ? 1 : 0;
+      };
       const int forward = has(cuda::LinearPass::forward);
       const int all = forward + has(cuda::LinearPass::dx) + has(cuda::LinearPass::dw);
       const bool is_tuned = dtype == DType::bf16 && rt.ctx().may_use_sm90() && rt.ctx().num_sms == cuda::kTunedSms;
@@ -279,6 +286,10 @@ TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GP
       CHECK(measured_products(rt.ctx()) == (is_tuned ? all + forward : 0));
       CHECK(rt.ctx().routes.fallbacks() == 0);
     });
+  if (tiles.empty()) return;  // there is no GPU
+  for (const cuda::TunedProduct& product : cuda::kTunedProducts) CHECK(tiles.contains(product.algorithm.tile));
+  for (const cuda::MatmulTile& tile : cuda::kTiles) CHECK(tiles.contains(tile.code));
+  CHECK(tiles.contains(cuda::kClassifierTile.code));
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // runtime.kernels and runtime.strict: which kernel runs a call, what counts as a fallback, and what a run logs about
 // both. What the attention ops choose by shape is tested in test_attention_routes.cpp.
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <set>
 #include <sstream>
@@ -8,6 +9,8 @@
 #include "io/json_config.h"
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/ops/linear_silu.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/ops/matmul_tuned.h"
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
@@ -230,6 +233,45 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
   check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
               {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
+}
+
+TEST_CASE("routes: a product names its algorithm, which its sizes and runtime.kernels decide", "[routes]") {
+  if (!require_hopper_plan()) return;
+  if (Runtime({.device = Device::cuda(), .planning = true}).ctx().num_sms != cuda::kTunedSms) {
+    std::printf("SKIPPED: no algorithms were measured for this number of SMs\n");
+    return;
+  }
+  struct Product {
+    int64_t rows, batch = 0;  // batch 0: matrices
+    bool has_bias = false;
+  };
+  const auto kernel_of = [](KernelChoice choice, const Product& p) {
+    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = KernelChoices::all(choice)});
+    const int64_t in = 768, out = 1536;
+    const auto make = [&](Shape shape) {
+      if (p.batch > 0) shape = {p.batch, shape[0], shape[1]};
+      return plan.arena().alloc(MemTag::io, "x", DType::bf16, shape);
+    };
+    const Tensor x = make({p.rows, in}), w = make({out, in}), y = make({p.rows, out});
+    const Tensor bias = plan.arena().alloc(MemTag::io, "bias", DType::bf16, {out});
+    if (p.batch > 0)
+      matmul_batched(plan.ctx(), y, x, w, {.trans_b = true});
+    else
+      linear_forward(plan.ctx(), y, x, w, p.has_bias ? repeat_row(bias, p.rows) : ConstTensor{});
+    REQUIRE(plan.ctx().routes.counts().size() == 1);
+    return plan.ctx().routes.counts()[0].kernel;
+  };
+  using enum KernelChoice;
+  CHECK(kernel_of(automatic, {.rows = 16384}) == "cublaslt measured");
+  CHECK(kernel_of(fused, {.rows = 16384}) == "cublaslt measured");
+  CHECK(kernel_of(general, {.rows = 16384}) == "cublaslt first");
+  CHECK(kernel_of(reference, {.rows = 16384}) == "reference");
+  // No algorithm was measured for these: few rows, a bias, and batches of several matrices.
+  CHECK(kernel_of(automatic, {.rows = 64}) == "cublaslt");
+  CHECK(kernel_of(automatic, {.rows = 16384, .has_bias = true}) == "cublaslt");
+  CHECK(kernel_of(automatic, {.rows = 16384, .batch = 2}) == "cublaslt");
+  CHECK(kernel_of(automatic, {.rows = 16384, .batch = 1}) == "cublaslt measured");
+  CHECK(kernel_of(general, {.rows = 16384, .batch = 1}) == "cublaslt first");
 }
 
 TEST_CASE("routes: a linear layer with SiLU or SwiGLU rejects matrices of wrong sizes on every route", "[routes]") {

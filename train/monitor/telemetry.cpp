@@ -76,8 +76,9 @@ void Telemetry::routes(const Routes& routes) {
   std::vector<Line> lines;
   for (; routes_logged_ < routes.counts().size(); ++routes_logged_) {
     const Routes::Count& c = routes.counts()[routes_logged_];
-    // Skipped: matmul has too many shapes to list.
-    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;
+    // Products have too many shapes to list them all. Those that are fallbacks are listed.
+    const bool is_usual = c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic;
+    if (is_usual && !c.is_fallback()) continue;
     std::string text = fmt::format("{}: {} {}", c.op, c.kernel, c.shapes());
     if (c.is_fallback()) text += fmt::format(", a fallback: {}", c.reason);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const Line& t) { return t.text == text; });

@@ -39,8 +39,8 @@ inline OpCase with_rounding_unit(OpCase c) {
 
 // Runs backward of a case of one branch, without a gate: computes delta and calls backward(AttendGradOut, AttendGradIn,
 // AttendIn). If with_rounding_unit() made the case, the function also computes the rounding unit, passes a dq in
-// scratch memory to backward(), and rounds that dq to the case's. d: the tokens from one key of the branch to the next,
-// as in RoundingUnitBranch.
+// scratch memory to backward(), and rounds that dq to the case's. The argument d is the number of tokens from one key
+// of the branch to the next, as in RoundingUnitBranch.
 template <class Backward>
 void run_branch_backward(Context& ctx, const Args& a, int64_t d, const Backward& backward) {
   Scratch::Scope scope(ctx.scratch);

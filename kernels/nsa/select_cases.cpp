@@ -115,8 +115,9 @@ std::vector<OpCase> select_cases() {
   for (const auto& [name, T, n] :
        {std::tuple{"1500_dk64_n9_ties", 1500, 9}, {"3000_dk64_n9_ties", 3000, 9}, {"4700_dk64_n9_ties", 4700, 9}})
     cases.push_back(portable_case(select_case(name, 1, T, 1, 1, 64, {32, 16, 64, n, 1, 2}, 0.0)));
-  // Three of the n blocks are forced, so a list has 21, 24 and 25 free slots. For at most 24 a warp collects the best
-  // candidates. For more it finds the lowest score that belongs to the list by bisection.
+  // Three blocks of a list are forced, so the lists of these three cases have 21, 24 and 25 slots for other blocks. If
+  // there are at most 24 such slots, a warp collects the best candidates for them. If there are more, it bisects to
+  // find the lowest score that belongs to the list.
   for (const auto& [name, n] : {std::pair{"4700_dk64_n24", 24}, {"4700_dk64_n27", 27}, {"4700_dk64_n28", 28}})
     cases.push_back(portable_case(select_case(name, 1, 4700, 1, 1, 64, {32, 16, 64, n, 1, 2})));
   // The kernel has instances for heads of up to 64, 128, 192 and 256 columns. Rows of narrower heads get columns of
@@ -125,8 +126,9 @@ std::vector<OpCase> select_cases() {
   for (const auto& [name, dk] :
        {std::pair{"2x700_dk32_G2", 32}, {"2x700_dk72_G2", 72}, {"2x700_dk192_G2", 192}, {"2x700_dk256_G2", 256}})
     cases.push_back(portable_case(select_case(name, 2, 700, 4, 2, dk, {32, 16, 64, 5})));
-  // In this order: no forced block at the beginning; heads whose q is loaded in two turns; so many keys that the sums
-  // which one warp passes to the next do not fit into shared memory; and two cases whose scores are in scratch memory.
+  // These cases have, in this order: no forced block at the beginning; so many heads that their q is loaded in two
+  // turns; so many keys that the sums which one warp passes to the next do not fit into shared memory; and, twice,
+  // scores in scratch memory.
   cases.push_back(portable_case(select_case("1333_dk64_no_init", 1, 1333, 2, 1, 64, {32, 16, 64, 6, 0, 1})));
   cases.push_back(portable_case(select_case("700_dk128_G32", 1, 700, 32, 1, 128, {32, 16, 64, 4})));
   cases.push_back(portable_case(select_case("10300_dk64_l'4", 1, 10300, 1, 1, 64, {2, 1, 4, 8})));

@@ -209,13 +209,13 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
   });
 }
 
-// Multiplies by cuBLASLt, and records the call with the shapes of the last Routes::set_call(). The recorded names:
-//   cublaslt measured  the algorithm that matmul_tuned.h names for the sizes
-//   cublaslt           the first algorithm of cuBLASLt's heuristic, because matmul_tuned.h names none. If cuBLASLt
-//   cannot
-//                      run the named one, the call is a fallback.
-//   cublaslt first     the first algorithm of the heuristic, by choice (runtime.kernels.matmul is general)
-//   reference          the product of f32 copies
+// Multiplies by cuBLASLt and records the call. The record has the shapes of the last Routes::set_call() and one of
+// these names of algorithms:
+//   cublaslt measured  the algorithm that matmul_tuned.h names for these sizes
+//   cublaslt           the algorithm that cuBLASLt's heuristic lists first. The call is a fallback if matmul_tuned.h
+//                      names an algorithm, but cuBLASLt cannot run it.
+//   cublaslt first     the same algorithm, because runtime.kernels.matmul is general
+//   reference          the same algorithm, for a product of f32 operands or of f32 copies of them
 void multiply_cublaslt(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o,
                        ConstTensor addend) {
   if constexpr (kBuiltWithCuda) {

@@ -57,9 +57,9 @@ std::string matmul_libraries(Device);
 
 namespace cuda {
 // The algorithm of a product on the GPU:
-//   first     the first of cuBLASLt's heuristic
-//   measured  the one that ops/matmul_tuned.h names
-//   refused   the first of the heuristic, because cuBLASLt cannot run the one that ops/matmul_tuned.h names
+//   first     the algorithm that cuBLASLt's heuristic lists first
+//   measured  the algorithm that ops/matmul_tuned.h names for the sizes of the product
+//   refused   as `first`, because cuBLASLt cannot run the algorithm that ops/matmul_tuned.h names
 enum class MatmulAlgorithm { first, measured, refused };
 // Multiplies matrices, or batches [n, ...] of them, and returns the algorithm. In a planning context the function
 // multiplies nothing and does not ask cuBLASLt, so it never returns `refused`.

@@ -256,7 +256,7 @@ int64_t measured_products(const Context& ctx) {
 // Shapes for which kernels/ops/matmul_tuned.h chooses each of its algorithms, in bf16 on a card with 132 SMs. The last
 // six shapes take one wave of tiles each, and the tiles reach over both edges of y and dx.
 TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GPU)", "[gpu][matmul]") {
-  std::set<uint32_t> tiles;  // of the algorithms
+  std::set<uint32_t> tiles;  // the tiles of all algorithms that the shapes below choose
   for (const auto& [N, in, out] : {std::array<int64_t, 3>{16384, 768, 1536},
                                    {16401, 768, 768},
                                    {16384, 768, 3072},

@@ -242,7 +242,7 @@ TEST_CASE("routes: a product names its algorithm, which its sizes and runtime.ke
     return;
   }
   struct Product {
-    int64_t rows, batch = 0;  // batch 0: matrices
+    int64_t rows, batch = 0;  // the rows of x; the products of a call of matmul_batched(), or 0 for linear_forward()
     bool has_bias = false;
   };
   const auto kernel_of = [](KernelChoice choice, const Product& p) {

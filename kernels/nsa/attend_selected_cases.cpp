@@ -219,8 +219,9 @@ std::vector<OpCase> packed_cases() {
   return cases;
 }
 
-// Returns cases for the kernels that compute dq, dk and dv together: first for Hopper's, then for the portable one, and
-// last for the portable one with the shared memory of a small card, which holds the rows of one step instead of two.
+// Returns cases for the kernels that compute dq, dk and dv together: first for Hopper's, then for the portable one. In
+// the last case the portable kernel has the shared memory of a small card, which has room for the query rows of one
+// step only.
 std::vector<OpCase> cases_with_unit() {
   const auto with_unit = [](std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel,
                             const Lists& lists = nullptr, int64_t row_pad = 0) {

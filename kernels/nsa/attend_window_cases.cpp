@@ -103,8 +103,9 @@ std::vector<OpCase> attend_window_cases() {
   cases.push_back(portable_case(window_case("300_w90_G1", {1, 300, 300, 2, 2, 64, 64}, 90)));
   cases.push_back(portable_case(
       packed(window_case("docs_33_64_65_127_G1_64x64", {1, 127, 127, 2, 2, 64, 64}, 40), kMixedPadded, 32)));
-  // These cases test the kernels that compute dq, dk and dv together: first Hopper's, then the portable one, and last
-  // the portable one with the shared memory of a small card, which holds the rows of one step instead of two.
+  // These cases test the kernels that compute dq, dk and dv together: first Hopper's, then the portable one. In the
+  // last one of them the portable kernel has the shared memory of a small card, with room for the query rows of one
+  // step only.
   const auto with_unit = [](std::string name, const AttendSizes& n, int64_t w, int64_t row_pad = 0) {
     return with_rounding_unit(window_case(std::move(name), n, w, 1.0, row_pad));
   };

@@ -126,12 +126,14 @@ std::vector<OpCase> select_cases() {
   for (const auto& [name, dk] :
        {std::pair{"2x700_dk32_G2", 32}, {"2x700_dk72_G2", 72}, {"2x700_dk192_G2", 192}, {"2x700_dk256_G2", 256}})
     cases.push_back(portable_case(select_case(name, 2, 700, 4, 2, dk, {32, 16, 64, 5})));
-  // These cases have, in this order: no forced block at the beginning; so many heads that their q is loaded in two
-  // turns; so many keys that the sums which one warp passes to the next do not fit into shared memory; and, twice,
-  // scores in scratch memory.
+  // A selection that forces no block at the beginning of the sequence.
   cases.push_back(portable_case(select_case("1333_dk64_no_init", 1, 1333, 2, 1, 64, {32, 16, 64, 6, 0, 1})));
+  // The q of 32 heads is more than the kernel holds in shared memory, so it loads the heads in two turns.
   cases.push_back(portable_case(select_case("700_dk128_G32", 1, 700, 32, 1, 128, {32, 16, 64, 4})));
+  // Here the kernel does not pool scores in registers: with 10,300 tokens and selection blocks of 4 tokens, the sums
+  // that one warp passes to the next would take too much shared memory.
   cases.push_back(portable_case(select_case("10300_dk64_l'4", 1, 10300, 1, 1, 64, {2, 1, 4, 8})));
+  // Sequences so long that a small card has no room for the scores in shared memory. They are in scratch memory then.
   cases.push_back(small_card_case(select_case("6000_dk64_G2_l'4", 1, 6000, 2, 1, 64, {2, 1, 4, 8})));
   cases.push_back(small_card_case(select_case("9000_dk64_G6_l'8", 1, 9000, 6, 1, 64, {16, 8, 8, 8})));
   return cases;

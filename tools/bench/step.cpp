@@ -95,9 +95,9 @@ std::string family_of(const Activity& a) {
 // Returns the share of a sequence's FLOPs that one card computes: dist.context cards compute a sequence together.
 double share_of(const Config& config) { return 1.0 / static_cast<double>(config.dist.context); }
 
-// Returns the FLOPs that one card computes per step, for each family that consists mainly of matrix products. The FLOPs
-// of attention follow from the number of pairs of a query and a key. Backward counts as five products for each pair,
-// even if the kernels compute more.
+// Returns the FLOPs that one card computes per step, by name of the family (a group of kernels, see families()). Only
+// families whose work is mainly matrix products have an entry. The FLOPs of attention follow from the number of pairs
+// of a query and a key. Backward counts as five products for each pair, even if the kernels compute more.
 std::map<std::string, double> family_flops(const Config& config) {
   const ModelConfig& c = config.model;
   const TrainConfig& t = config.train;

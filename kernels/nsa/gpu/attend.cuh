@@ -27,8 +27,9 @@ struct KeyTile {
 
 // Returns the number of resident CTAs per SM that a kernel declares in __launch_bounds__. The compiler then limits the
 // registers of a thread so that this many CTAs fit. In bf16 the number is small_heads for tiles of 64 columns, and
-// large_heads for tiles of 128. In f32 it is 1, which lets a thread use up to 255 registers: two CTAs of 128 threads
-// still fit on an SM, and the shared memory of an SM seldom has room for more than two CTAs in f32.
+// large_heads for tiles of 128. In f32 it is 1, so the compiler may give a thread up to 255 registers. Two CTAs of 128
+// threads with 255 registers each fit into the 65,536 registers of an SM. In f32 the shared memory of an SM seldom has
+// room for more than two CTAs, so fewer registers per thread would seldom let more CTAs run.
 template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
@@ -36,11 +37,13 @@ constexpr int resident_ctas(int small_heads, int large_heads) {
 // The number of rows that a CTA keeps with most tiles (PortableTile::kRows). CompactTile has 32, and WideTile has 96.
 inline constexpr int kRows = 16 * kWarps;
 
-// Returns ds = p * (dp - delta), the gradient of one score. p is the softmax without the gate, dp = gate * dout.v, and
-// delta = gate * rowsum(dout o). If p is 1, the row has no weight on other keys. Then o = v, so dp = delta and ds = 0,
-// but dp and delta are rounded differently, and their difference is not exactly 0. In f32 the function therefore
-// returns 0 if p > 1 - 1e-6. In bf16 it does not, because the rounding of q, k, v and dout to bf16 causes far larger
-// errors.
+// Returns ds = p * (dp - delta), the gradient of the score of one query row and one key:
+//   p      the softmax of the row at this key
+//   dp     gate * (dot product of the row's dout and the key's value v)
+//   delta  gate * (dot product of the row's dout and the row's output o)
+// The function is given dp - delta. If p is 1, the weights of all other keys are 0, so o equals v, and ds is 0. But dp
+// and delta were rounded differently, so that dp - delta is not exactly 0. In f32 the function therefore returns 0 if
+// p > 1 - 1e-6. In bf16 it does not, because the rounding of q, k, v and dout to bf16 causes far larger errors.
 template <class T>
 __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   constexpr float kAlone = 1 - 1e-6f;

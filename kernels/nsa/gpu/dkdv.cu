@@ -19,9 +19,9 @@
 // ds^T to shared memory, and after a barrier multiplies the ds of 32 rows and all 64 keys by 32 columns of k. Let r be
 // the row's element of AttendGradIn::rounding_unit, a power of two. The sums of a step are rounded to multiples of
 // r / 2^23 and added to dq in L2. r is so large that all these additions are exact. Their order therefore does not
-// matter, and dq is bitwise reproducible. Per step a warp executes 16 more ldmatrix and 32 more mma. With kAddsDq, the
-// kernel reads two statistics per row, which include the gate (nsa/gpu/row_stats.cuh). Without it, the kernel reads
-// lse, delta and the gate.
+// change the result, and dq has the same bits in every run. For the fifth product, a warp executes 16 ldmatrix and 32
+// mma per step. With kAddsDq, the kernel reads two numbers for each query row, which include the gate
+// (nsa/gpu/row_stats.cuh). Without kAddsDq, the kernel reads lse, delta and the gate.
 //
 // In all branches but the window branch, many more rows see the first keys than the last ones. The rows that see a
 // block of keys are therefore divided into pieces (KeyWork), and each CTA computes one piece. There are three ways:
@@ -190,9 +190,10 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     if (threadIdx.x >= 2 * kCount) return;
     const int r = threadIdx.x % kCount;
     const bool exists = row0 + r < rows;
-    // If the query row row0 + r does not exist, its threads take the token t and the head h of a row that exists. The
-    // copies below then have valid addresses, but they write zeros because `exists` is false. In the same way, dq_place
-    // leads add_dq() to a valid address, where it adds zeros.
+    // Two threads load the numbers of query row row0 + r. If this row does not exist, they use the token t and the head
+    // h of another row, so that all addresses below are valid. They still write zeros to shared memory instead of the
+    // other row's numbers, because `exists` is false. dq_place becomes that of the other row, and add_dq() adds zeros
+    // to its dq.
     const int row = exists ? row0 + r : max(0, row0 + r - kCount);
     const int i = a.in.heads.quotient(row), t = token_of(i), h = row - i * G, head = g * G + h;
     if (threadIdx.x < kCount) {

@@ -6,14 +6,18 @@
 //   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
 //                                 tile. All lanes of a warp must call it, and it gives all warps the same tiles.
 //
-// Forward has 2 matrix products per key tile and computes the softmax in one pass over the tiles. Let score = q.k and
-// power = 2^((score - top) * scale_log2), where scale_log2 = log2(e) / sqrt(dk) and `top` is one score of the row. Each
-// row sums its powers, and the products of its powers and the values. The choice of `top` does not change the quotient
-// of the two sums. `top` only has to keep the powers in the range of floats, because floats have the same relative
-// precision above and below 1. So `top` is the largest score in the first tile in which the row sees any key, although
-// later scores may be larger. If the powers of a row that a lane holds for a tile sum to more than 2^60, the warp
-// computes the scores of that tile again. The row's largest score in the tile then becomes `top`, and the row's sums
-// are scaled to it. Whether the top of a row changes depends on the scores of that row alone.
+// Forward has 2 matrix products per key tile and computes the softmax in one pass over the tiles. For each query row it
+// needs these numbers:
+//   score  the dot product of q and the key, for each key
+//   top    a score of this row
+//   power  2^((score - top) * scale_log2) for each key, with scale_log2 = log2(e) / sqrt(dk)
+// The kernel adds up the powers, and also the values multiplied by their powers. The row's output is the second sum
+// divided by the first. Any `top` gives the same output, as long as no power leaves the range of floats. The kernel
+// takes the largest score of the first tile in which the row sees a key, even if a later tile has a larger score. Each
+// lane holds the powers of some keys of the tile. If the powers of a row in one lane sum to more than 2^60, the warp
+// computes the scores of the tile again. The largest of them becomes `top` of that row, and both sums of the row are
+// multiplied by 2^((old top - new top) * scale_log2). Whether `top` of a row changes depends on the scores of that row
+// alone.
 //
 // The dq kernel has 3 matrix products per key tile. It computes p from the lse that forward has saved. In both
 // kernels, a warp skips the tiles of which none of its rows sees a key. It masks scores unless all of its rows see all

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "io/file.h"
 #include "io/json_config.h"
@@ -62,6 +64,26 @@ TEST_CASE("mask: runs on 1 and 2 ranks, in 1 and 4 micro-steps, have the same lo
     CHECK(difference(one + kWeights, folder.file(std::string("wide") + packing) + kWeights).all < 1e-5);
     CHECK(has(read_text(one + "/ranks/rank_0.log"), "of them learned"));
     CHECK(metrics_of(one)["steps_without_targets"] == 0);
+  }
+}
+
+TEST_CASE("mask: the validation loss is the mean over all positions, however they are divided into batches",
+          "[train]") {
+  const TemporaryFolder folder;
+  const std::string more = on(questions(folder, 3)) + "--set train.steps=4 --set train.eval_every=4 ";
+  // The same eight rows, of which each has another number of learned tokens.
+  const std::pair<int, int> divisions[] = {{1, 8}, {2, 4}, {4, 2}};
+  std::vector<double> losses;
+  for (const auto& [rows, batches] : divisions) {
+    const std::string out = folder.file(fmt::format("of_{}", rows));
+    const Outcome trained = run_program(
+        train_args(out, more + fmt::format("--set train.micro_batch_size={} --set train.accumulate_grad_batches={} "
+                                           "--set train.eval_batches={}",
+                                           rows, 4 / rows, batches)));
+    INFO(trained.output);
+    REQUIRE(trained.exit_code == 0);
+    losses.push_back(column(out + "/val.csv", "val_loss").at(4));
+    CHECK(losses.back() == Approx(losses.front()).epsilon(1e-5));
   }
 }
 

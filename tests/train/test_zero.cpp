@@ -17,6 +17,9 @@ using namespace triad::test;
 
 namespace {
 
+// The largest distance of runs whose gradients are rounded to bf16. Measured on CPUs: 3.4e-4 to 6e-4.
+constexpr double kMostBf16 = 1e-3;
+
 // The final weights of a run, in one file or several.
 std::map<std::string, std::vector<float>> weights_of(const std::string& run) { return tensors(tensors_path(run)); }
 
@@ -128,17 +131,19 @@ TEST_CASE("zero: evaluations have the loss of one rank, if some ranks have a bat
 
 TEST_CASE("zero: gradients sent or stored in bf16 give the same bits in every stage", "[dist]") {
   if (!require_mpirun()) return;
-  check_stages(2, 1, "--set runtime.precision=bf16 --set dist.grad_dtype=bf16", 1e-2);
-  check_stages(2, 1, "--set runtime.precision=bf16 --set train.grads_dtype=bf16", 1e-2);
-  check_stages(2, 3, "--set runtime.precision=bf16 --set train.grads_dtype=bf16", 1e-2);
+  check_stages(2, 1, "--set runtime.precision=bf16 --set dist.grad_dtype=bf16", kMostBf16);
+  check_stages(2, 1, "--set runtime.precision=bf16 --set train.grads_dtype=bf16", kMostBf16);
+  check_stages(2, 3, "--set runtime.precision=bf16 --set train.grads_dtype=bf16", kMostBf16);
 }
 
 TEST_CASE("zero: every stage on two GPUs, with the same bits where sums have the same order", "[dist][gpu2]") {
   if (!require_gpus(2) || !require_mpirun()) return;
   check_stages(2, 1, "--set runtime.device=cuda", 1e-6);
   check_stages(2, 3, "--set runtime.device=cuda", 1e-6);
-  check_stages(2, 1, "--set runtime.device=cuda --set runtime.precision=bf16 --set runtime.recompute=block", 1e-2);
-  check_stages(2, 3, "--set runtime.device=cuda --set runtime.precision=bf16 --set train.grads_dtype=bf16", 1e-2);
+  check_stages(2, 1, "--set runtime.device=cuda --set runtime.precision=bf16 --set runtime.recompute=block",
+               2 * kMostBf16);
+  check_stages(2, 3, "--set runtime.device=cuda --set runtime.precision=bf16 --set train.grads_dtype=bf16",
+               2 * kMostBf16);
 }
 
 TEST_CASE("offload: an optimizer's state on the host gives the bits of one on the device", "[dist]") {

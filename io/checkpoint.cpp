@@ -14,6 +14,7 @@
 #include "engine/process/parse.h"
 #include "io/file.h"
 #include "io/huggingface/model_config.h"
+#include "io/json_config.h"
 
 namespace triad {
 
@@ -21,31 +22,25 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kLatest = "latest";
 constexpr const char* kSetAside = "set_aside_";
 
 std::string join(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
 // Renames a completely written folder to its final name. If a folder of that name exists, the two folders swap names in
 // one step, where the file system supports it; then the old one is removed.
-void put_in_place(const std::string& temporary, const std::string& place) {
-  if (::rename(temporary.c_str(), place.c_str()) == 0) return;
-  if (errno == EEXIST || errno == ENOTEMPTY) {
-    if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, place.c_str(), RENAME_EXCHANGE) == 0)
-      return remove_checkpoint(temporary);
-    // The file system cannot swap. If the process is killed between the next two steps, the new folder is complete
-    // under its temporary name, and remove_leftovers renames it.
-    remove_checkpoint(place);
-    if (::rename(temporary.c_str(), place.c_str()) == 0) return;
+void put_in_place(const std::string& parent, const std::string& temporary, const std::string& place) {
+  if (::rename(temporary.c_str(), place.c_str()) == 0) return sync_folder(parent);
+  std::string old = temporary;
+  bool placed = errno == EEXIST || errno == ENOTEMPTY;
+  if (placed && ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, place.c_str(), RENAME_EXCHANGE) != 0) {
+    // The file system cannot swap. If the process is killed between the next two steps, both folders are complete under
+    // temporary names, and remove_leftovers renames one of them.
+    old = temporary_name(place);
+    placed = ::rename(place.c_str(), old.c_str()) == 0 && ::rename(temporary.c_str(), place.c_str()) == 0;
   }
-  fail("{}: cannot be put in place: {}", place, std::strerror(errno));
-}
-
-void point_latest_at(const std::string& parent, const std::string& name) {
-  const std::string link = join(parent, kLatest), temporary = temporary_name(link);
-  if (::symlink(name.c_str(), temporary.c_str()) != 0 || ::rename(temporary.c_str(), link.c_str()) != 0)
-    fail("{}: the link cannot be replaced: {}", link, std::strerror(errno));
-  sync_folder(parent);
+  if (!placed) fail("{}: cannot be put in place: {}", place, std::strerror(errno));
+  sync_folder(parent);  // before the old folder, which has this name on the disk until then, loses its files
+  remove_checkpoint(old);
 }
 
 // The number N in a name of the form PREFIX<N>; nullopt for other names and for numbers that int64_t cannot hold.
@@ -58,6 +53,27 @@ std::optional<int64_t> number_after(std::string_view prefix, std::string_view na
 // The number N of a folder called step_N; nullopt for other names.
 std::optional<int64_t> step_of(const std::string& name) { return number_after("step_", name); }
 
+// Moves `latest` away if it is neither a link nor a file that names a checkpoint. A copy of a checkpoint gets the name
+// of its step, if that is free and no later than the one to which `latest` will point.
+void free_latest(const std::string& parent, const std::string& name) {
+  const std::string link = join(parent, kLatest);
+  if (!fs::exists(fs::symlink_status(link)) || target_of_latest(parent)) return;
+  const int64_t step = step_of_latest_folder(parent).value_or(-1);
+  const std::string place = join(parent, fmt::format("step_{}", step));
+  const bool fits = step >= 0 && step <= step_of(name).value_or(-1) && !fs::exists(fs::symlink_status(place));
+  if (!fits || ::rename(link.c_str(), place.c_str()) != 0) set_aside(parent, {link});
+}
+
+void point_latest_at(const std::string& parent, const std::string& name) {
+  const std::string link = join(parent, kLatest), temporary = temporary_name(link);
+  free_latest(parent, name);
+  // Without symbolic links the calls below return EPERM, ENOTSUP, ENOSYS or others, as the file system likes.
+  if (::symlink(name.c_str(), temporary.c_str()) != 0) return write_file_atomically(link, name + "\n");
+  if (::rename(temporary.c_str(), link.c_str()) != 0)
+    fail("{}: the link cannot be replaced: {}", link, std::strerror(errno));
+  sync_folder(parent);
+}
+
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -69,11 +85,10 @@ std::vector<std::string> names_in(const std::string& folder) {
 }  // namespace
 
 std::string write_checkpoint(const std::string& parent, const std::string& name,
-                             const std::function<void(const std::string& folder)>& write) {
+                             const std::function<std::string(const std::string& folder)>& write) {
   const std::string temporary = begin_checkpoint(parent, name);
   try {
-    write(temporary);
-    return finish_checkpoint(parent, name, temporary);
+    return finish_checkpoint(parent, name, temporary, write(temporary));
   } catch (...) {
     drop_checkpoint(temporary);
     throw;
@@ -88,23 +103,24 @@ std::string begin_checkpoint(const std::string& parent, const std::string& name)
   return temporary;
 }
 
-std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary) {
+std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary,
+                              const std::string& state) {
   const std::string place = join(parent, name);
-  TRIAD_CHECK(is_checkpoint(temporary), "{}: the checkpoint has no {}", place, kStateFile);
   sync_tree(temporary);
-  put_in_place(temporary, place);
-  sync_folder(parent);
+  write_file_atomically(join(temporary, kStateFile), state);
+  put_in_place(parent, temporary, place);
   point_latest_at(parent, name);
   return place;
 }
 
 void drop_checkpoint(const std::string& temporary) {
-  std::error_code ignored;
-  fs::remove_all(temporary, ignored);
+  try {
+    remove_checkpoint(temporary);
+  } catch (const std::exception&) {}  // the next save removes what is left
 }
 
 void remove_checkpoint(const std::string& folder) {
-  ::unlink(join(folder, kStateFile).c_str());
+  if (::unlink(join(folder, kStateFile).c_str()) == 0) sync_folder(folder);
   remove_tree(folder);
 }
 
@@ -124,12 +140,39 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& parent) {
 }
 
 std::optional<std::string> find_newest_checkpoint(const std::string& parent) {
-  if (const std::vector<CheckpointFolder> all = list_checkpoints(parent); !all.empty()) return all.back().path;
+  const std::vector<CheckpointFolder> all = list_checkpoints(parent);
+  const int64_t newest = all.empty() ? -1 : all.back().step;
+  if (step_of_latest_folder(parent).value_or(-1) > newest) return join(parent, kLatest);
+  if (!all.empty()) return all.back().path;
+  std::optional<std::string> target = target_of_latest(parent);
+  return target && is_checkpoint(*target) ? target : std::nullopt;
+}
+
+std::optional<std::string> target_of_latest(const std::string& parent) {
+  constexpr int64_t kLongestName = 4096;
   const std::string link = join(parent, kLatest);
   std::error_code error;
-  const fs::path target = fs::read_symlink(link, error);
-  if (error || !is_checkpoint(link)) return std::nullopt;
+  fs::path target = fs::read_symlink(link, error);
+  if (error) {
+    if (!fs::is_regular_file(link, error) || fs::file_size(link, error) > kLongestName) return std::nullopt;
+    std::string text = InputFile(link).text(0, kLongestName);
+    text.erase(text.find_last_not_of(" \r\n") + 1);
+    target = text;
+    if (!step_of(target.filename().string())) return std::nullopt;
+  }
   return target.is_absolute() ? target.string() : join(parent, target.string());
+}
+
+std::optional<int64_t> step_of_latest_folder(const std::string& parent) {
+  const std::string folder = join(parent, kLatest);
+  std::error_code error;
+  if (!fs::is_directory(fs::symlink_status(folder, error))) return std::nullopt;
+  if (!is_checkpoint(folder)) return -1;
+  try {
+    const std::string path = join(folder, kStateFile);
+    const int64_t step = parse_json(read_file(path), path).at("step").get<int64_t>();
+    return std::max<int64_t>(-1, step);
+  } catch (const std::exception&) { return -1; }  // it is damaged, or not a checkpoint of this program
 }
 
 std::string resolve_checkpoint(const std::string& path) {
@@ -137,7 +180,11 @@ std::string resolve_checkpoint(const std::string& path) {
   if (!folder.has_filename()) folder = folder.parent_path();  // the path ends in a slash
   std::error_code error;
   const bool link = fs::is_symlink(folder, error);
-  if (!link && is_checkpoint(folder.string())) return folder.string();
+  if (!link && is_checkpoint(folder.string())) {
+    if (folder.filename() != kLatest) return folder.string();
+    const fs::path parent = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+    return find_newest_checkpoint(parent.string()).value_or(folder.string());
+  }
   // The path ends in `latest`: search its parent folder, even if the link does not exist or is broken.
   if (folder.filename() == kLatest)
     folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
@@ -154,11 +201,12 @@ std::string resolve_checkpoint(const std::string& path) {
 void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every) {
   if (keep_last == 0) return;
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
+  const std::string latest = target_of_latest(parent).value_or("");
   for (size_t i = 0; i + static_cast<size_t>(keep_last) < all.size(); ++i) {
     const std::string& path = all[i].path;
     const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
     std::error_code error;
-    if (kept_for_good || fs::equivalent(path, join(parent, kLatest), error)) continue;
+    if (kept_for_good || fs::equivalent(path, latest, error)) continue;
     // If the process is killed after this rename, the folder keeps its temporary name and remove_leftovers removes it.
     const std::string aside = temporary_name(path);
     if (::rename(path.c_str(), aside.c_str()) != 0)
@@ -209,7 +257,7 @@ void remove_leftovers(const std::string& parent) {
     std::error_code error;
     const bool whole = !fs::is_symlink(path, error) && is_checkpoint(path);
     if (whole && !fs::exists(place, error) && ::rename(path.c_str(), place.c_str()) == 0) continue;
-    remove_tree(path);
+    whole ? remove_checkpoint(path) : remove_tree(path);
   }
 }
 

@@ -1,5 +1,8 @@
 // Checkpoint folders: parent/step_N, and parent/latest, a symbolic link to the newest one. The caller chooses the files
-// of a checkpoint, except for state.json, which is written last: a folder that holds it is complete.
+// of a checkpoint and the text of state.json, which is written last, once the others are synced to disk: a folder that
+// holds it is complete. Where the file
+// system has no symbolic links, `latest` is a file with the folder's name. In a copy that has followed links (cp -rL,
+// rsync -L, zip) it is a folder, which counts as a checkpoint of the step in its state.json.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,22 +13,27 @@
 namespace triad {
 
 inline constexpr const char* kStateFile = "state.json";
+inline constexpr const char* kLatest = "latest";
 
-// Saves a checkpoint and returns parent/name. Calls write(folder) to fill a temporary folder in parent, syncs it to
-// disk, renames it to parent/name (replacing an older folder of that name), and points parent/latest at it. Calls
-// remove_leftovers(parent) first. If the process is killed at any moment, the older checkpoints stay whole and `latest`
-// points to one of them. If write throws, the temporary folder is removed.
+// Saves a checkpoint and returns parent/name. Calls write(folder), which fills a temporary folder in parent and returns
+// the text of state.json; syncs the folder to disk, adds state.json, renames the folder to parent/name (replacing an
+// older folder of that name), and points parent/latest at it, after moving away (set_aside) what is there but is no
+// link or file of ours. Calls remove_leftovers(parent) first. If the process is killed at any moment, or the power
+// fails, the older checkpoints stay whole and `latest` points to one of them. If write throws, the temporary folder is
+// removed.
 std::string write_checkpoint(const std::string& parent, const std::string& name,
-                             const std::function<void(const std::string& folder)>& write);
+                             const std::function<std::string(const std::string& folder)>& write);
 
 // The parts of write_checkpoint(), for files that several processes write: begin_checkpoint() makes the temporary
-// folder and returns its path, finish_checkpoint() puts it in place and returns parent/name. drop_checkpoint() removes
-// the temporary folder after an error, and ignores its own.
+// folder and returns its path, finish_checkpoint() adds state.json, puts the folder in place and returns parent/name.
+// drop_checkpoint() removes the temporary folder after an error, and ignores its own.
 std::string begin_checkpoint(const std::string& parent, const std::string& name);
-std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary);
+std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary,
+                              const std::string& state);
 void drop_checkpoint(const std::string& temporary);
 
-// Removes a checkpoint. state.json is removed first, so that a killed removal leaves no folder that looks whole.
+// Removes a checkpoint. state.json is removed first, and that is synced to disk, so that a removal which a kill or a
+// power failure interrupts leaves no folder that looks whole.
 void remove_checkpoint(const std::string& folder);
 bool is_checkpoint(const std::string& folder);  // the folder holds state.json
 
@@ -35,13 +43,20 @@ struct CheckpointFolder {
 };
 // The complete step_N folders in parent, sorted by step; none if parent does not exist.
 std::vector<CheckpointFolder> list_checkpoints(const std::string& parent);
-// The complete checkpoint of the highest step, even if `latest` points elsewhere. If there is no step_N folder: the
-// folder that `latest` points to, if it is complete.
+// The complete checkpoint of the highest step, even if `latest` points elsewhere; `latest` itself only if it is a
+// folder of a higher step than all others. If there is no step_N folder: the one that `latest` points to, if it is
+// complete.
 std::optional<std::string> find_newest_checkpoint(const std::string& parent);
 
+// The path that `latest` in parent, a link or a file, points to, whether or not that exists; nullopt if it is neither.
+std::optional<std::string> target_of_latest(const std::string& parent);
+// The step of `latest` if that is a folder, the copy of a checkpoint; -1 for a folder without a readable step; nullopt
+// if it is no folder.
+std::optional<int64_t> step_of_latest_folder(const std::string& parent);
+
 // The checkpoint that a user's path names: the folder of one, a run's folder, its checkpoints folder, or `latest` in
-// either. Symbolic links are resolved once, here. If there is no checkpoint, throws an Error that says what was looked
-// for.
+// either, which means the newest one. Symbolic links are resolved once, here. If there is no checkpoint, throws an
+// Error that says what was looked for.
 std::string resolve_checkpoint(const std::string& path);
 
 // Removes the oldest complete checkpoints until keep_last are left. Checkpoints whose step is a positive multiple of

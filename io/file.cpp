@@ -48,8 +48,9 @@ void write_all(int fd, const std::string& path, int64_t offset, std::span<const 
 }
 
 void sync_file(int fd, const std::string& path) {
-  // Some file systems cannot sync a folder, or any file, and return EINVAL. This is not an error.
-  if (::fsync(fd) != 0 && errno != EINVAL) fail("{}: cannot sync to disk: {}", path, reason());
+  // Some file systems cannot sync a folder, or any file, and return one of these. This is not an error.
+  const bool synced = ::fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP || errno == ENOSYS;
+  if (!synced) fail("{}: cannot sync to disk: {}", path, reason());
 }
 
 // Raises this process's limit on open files to its hard maximum once half of the soft limit is in use: a data set may
@@ -205,9 +206,18 @@ void truncate_file(const std::string& path, int64_t bytes) {
 
 void make_folders(const std::string& path) {
   std::error_code error;
+  std::vector<std::string> parents;  // of the folders that are made
+  fs::path above = fs::absolute(path, error).lexically_normal();
+  for (; above.has_relative_path() && !fs::exists(fs::symlink_status(above, error)); above = above.parent_path())
+    parents.push_back(above.parent_path().string());
+  error.clear();
   fs::create_directories(path, error);
   if (!error && !fs::is_directory(path, error)) error = std::make_error_code(std::errc::not_a_directory);
   if (error) fail("{}: the folder cannot be made: {}", path, error.message());
+  for (const std::string& parent : parents) {
+    const FileHandle folder(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder.get() >= 0) sync_file(folder.get(), parent);  // a folder may be writable but not readable
+  }
 }
 
 void sync_folder(const std::string& path) {

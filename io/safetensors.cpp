@@ -202,6 +202,16 @@ void SafetensorsFile::verify(const TensorEntry& entry, uint32_t crc) const {
               path(), shortened(entry.name), entry.begin, found, shortened(expected->second));
 }
 
+std::optional<uint32_t> SafetensorsFile::checksum() const {
+  std::string text;
+  for (const auto& [name, i] : index_) {
+    const auto crc = metadata_.find(std::string(kChecksumPrefix) + name);
+    if (crc == metadata_.end()) return std::nullopt;
+    text += fmt::format("{}\n{}\n{}\n", name, entries_[i].str(), crc->second);
+  }
+  return crc32_of(std::as_bytes(std::span(text)));
+}
+
 std::vector<std::byte> SafetensorsFile::read(const TensorEntry& entry) const {
   std::vector<std::byte> bytes(static_cast<size_t>(entry.bytes()));
   read(entry, bytes);

@@ -50,6 +50,9 @@ class SafetensorsFile {
   void read_bytes(const TensorEntry&, int64_t first, std::span<std::byte> out) const;
   bool has_checksum(const TensorEntry&) const;
   void verify(const TensorEntry&, uint32_t crc) const;
+  // A checksum of the whole content, computed from the header alone: from the tensors' names, dtypes, shapes and
+  // checksums, in any order. nullopt if the file lacks the checksum of a tensor.
+  std::optional<uint32_t> checksum() const;
 
  private:
   void parse_header(int64_t header_bytes);

@@ -131,13 +131,14 @@ void export_triad(const Export& e, DType dtype, const std::string& out) {
   reached.step = count_in(figures, "step");
   reached.tokens = count_in(figures, "tokens");
   reached.origin = e.source.origin;
-  const std::string text = fs::exists(state) ? read_file(state) : json_file(state_json(e.source.config, reached));
+  Json json = fs::exists(state) ? read_json_file(state) : state_json(e.source.config, reached);
+  json.erase("files");  // of the checkpoint's folder (checksums_of_files)
   WrittenWeights written;
   write_output_folder(out, [&](const std::string& folder) {
     written = write_weights(e.weights, e.tensors([](const std::string& name) { return name; }), dtype,
                             std::numeric_limits<int64_t>::max(), folder);
     write_tokenizer_files(e.tokenizer->files(), folder);
-    write_file_atomically(folder + "/" + kStateFile, text);
+    write_file_atomically(folder + "/" + kStateFile, json_file(json));
   });
   fmt::print("{}: a Triad checkpoint, {} tensors, {}, {}\n", out, e.specs.size(), name_of(dtype), size_text(written));
 }

@@ -115,11 +115,11 @@ void Checkpointer::put_in_place_with_indices() {
   put_in_place();
 }
 
-// Writes the files that say what the tensors are; state.json, which makes the folder whole, is the last one.
+// Writes the files that say what the tensors are, and puts the folder in place.
 void Checkpointer::put_in_place() {
   write_tokenizer_files(tokenizer_, temporary_);
-  write_file_atomically(temporary_ + "/" + kStateFile, dump_json(state_json(config_, state_), 2) + "\n");
-  const std::string folder = finish_checkpoint(parent_, name_of(state_), temporary_);
+  const Json state = state_json(config_, state_, checksums_of_files(temporary_));
+  const std::string folder = finish_checkpoint(parent_, name_of(state_), temporary_, dump_json(state, 2) + "\n");
   thin_out_checkpoints(parent_, config_.train.keep_last, config_.train.keep_every);
   written_ = Written{folder, stall_ms_, seconds_since(began_)};
 }

@@ -56,7 +56,7 @@ void remove_checkpoints(const fs::path& folder) {
   for (const CheckpointFolder& checkpoint : list_checkpoints(folder.string())) remove_checkpoint(checkpoint.path);
   for (const std::string& aside : list_set_aside(folder.string())) remove_tree(aside);
   if (!linked) return remove_tree(folder.string());
-  if (const fs::path latest = folder / "latest"; fs::is_symlink(latest)) fs::remove(latest);
+  if (target_of_latest(folder.string())) fs::remove(folder / kLatest);
 }
 
 // The step of the selection sample in a file; -1 if the file does not exist; the largest integer if it is damaged.
@@ -96,6 +96,7 @@ void RunFolder::refuse(const std::string& path, Start start) {
 
 void RunFolder::refuse_older(const std::string& path, const std::string& resume_from) {
   std::vector<std::string> newer;
+  if (find_newest_checkpoint(path + "/checkpoints") == resume_from) return;  // it may be `latest`
   for (const CheckpointFolder& checkpoint : list_checkpoints(path + "/checkpoints")) {
     newer.push_back(fs::path(checkpoint.path).filename().string());
     if (fs::equivalent(checkpoint.path, resume_from)) newer.clear();
@@ -112,8 +113,9 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
   if (start == Start::join) return;
   std::error_code error;
   if (fs::exists(path, error) && !fs::is_directory(path, error)) fail("log.out_dir {} is not a folder", path);
-  fs::create_directories(path, error);
-  if (error) fail("log.out_dir {} cannot be made: {}", path, error.message());
+  try {
+    make_folders(path);
+  } catch (const Error& e) { fail("log.out_dir {}", e.what()); }
   if (access(path.c_str(), W_OK | X_OK) != 0)
     fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
   lock_run_folder(lock, path);
@@ -161,15 +163,16 @@ std::string RunFolder::rewind(int64_t step) const {
   }
   const std::vector<CheckpointFolder> all = list_checkpoints(checkpoints());
   for (auto it = all.rbegin(); it != all.rend() && it->step > step; ++it) later.push_back(it->path);
+  if (step_of_latest_folder(checkpoints()).value_or(-1) > step) later.push_back(checkpoints() + "/" + kLatest);
   std::string aside = later.empty() ? "" : set_aside(checkpoints(), later);
   // A save that was killed may have left a complete later checkpoint under its temporary name. remove_leftovers()
   // renames it, as the next save would, so that the loop removes it.
   remove_leftovers(checkpoints());
   for (const CheckpointFolder& checkpoint : list_checkpoints(checkpoints()))
     if (checkpoint.step > step) remove_checkpoint(checkpoint.path);
-  const std::string latest = checkpoints() + "/latest";
-  // The link `latest` points to a checkpoint that was moved.
-  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);
+  // Removes a `latest` that points to a checkpoint that was moved.
+  if (const auto target = target_of_latest(checkpoints()); target && !fs::exists(*target))
+    fs::remove(checkpoints() + "/" + kLatest);
   // Removes the files that a run writes at its end.
   for (const std::string& path : weight_files_in(path_)) fs::remove(path);
   for (const char* name : {"metrics.json", ".anomaly_type", kPositionsCsv}) fs::remove(file(name));

@@ -104,7 +104,7 @@ LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std
     return path.has_parent_path() ? path.parent_path() : fs::absolute(path).parent_path();
   };
   const auto out_dir = [](const fs::path& path) { return "log.out_dir=" + dump_json(path.string(), -1); };
-  if (run.filename() == "latest") run = up(run);
+  if (run.filename() == kLatest) run = up(run);
   if (run.filename() == "checkpoints") run = up(run);
   if (const std::string file = (run / "config.json").string(); fs::exists(file)) {
     Json root = with_later_keys(read_json_file(file));

@@ -1,5 +1,7 @@
 #include "train/state.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <span>
@@ -25,6 +27,7 @@ namespace {
 
 constexpr const char* kOrigin = "origin";  // keys of state.json
 constexpr const char* kData = "data";
+constexpr const char* kFiles = "files";
 
 // Reads the values that this rank keeps.
 void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
@@ -113,6 +116,29 @@ Json data_of(const Json& state, const std::string& folder) {
   return data;
 }
 
+std::string file_name_of(const SafetensorsFile& file) { return fs::path(file.path()).filename().string(); }
+std::string text_of_checksum(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
+
+// Throws if a file of the index is not the one that was there when state.json was written: the folder then holds files
+// of several saves, after a copy that was cut short, for example. Checkpoints from before `files` existed pass.
+void check_files(const Json& state, const std::string& folder, const std::vector<const WeightIndex*>& indices) {
+  const Json files = object_of(state, folder, kFiles);
+  if (files.is_null()) return;
+  std::vector<std::string> others;
+  for (const WeightIndex* index : indices)
+    for (const SafetensorsFile& file : index->files()) {
+      const std::optional<uint32_t> checksum = file.checksum();
+      if (checksum && files.value(file_name_of(file), Json()) != text_of_checksum(*checksum))
+        others.push_back(file_name_of(file));
+    }
+  if (others.empty()) return;
+  fail(
+      "{}: it holds files of several saves: {} {} not what {} belongs to (its `{}` has other checksums). Copy the "
+      "whole "
+      "folder again, or use another checkpoint",
+      folder, fmt::join(others, ", "), others.size() == 1 ? "is" : "are", kStateFile, kFiles);
+}
+
 // Throws if a run from before data.documents existed has JSONL among its texts: it read such a file as one document of
 // plain text, but today each line is parsed.
 void check_jsonl(const Json& state, const Config& config, const std::string& folder) {
@@ -130,7 +156,7 @@ void check_jsonl(const Json& state, const Config& config, const std::string& fol
 
 }  // namespace
 
-Json state_json(const Config& config, const RunState& state) {
+Json state_json(const Config& config, const RunState& state, const Json& files) {
   Json json = {{"format", "triad checkpoint"},
                {"step", state.step},
                {"cursor", state.cursor},
@@ -138,7 +164,19 @@ Json state_json(const Config& config, const RunState& state) {
                {"config", config_to_json(config)}};
   if (!state.origin.is_null()) json[kOrigin] = state.origin;
   if (!state.data.is_null()) json[kData] = state.data;
+  if (!files.is_null()) json[kFiles] = files;
   return json;
+}
+
+Json checksums_of_files(const std::string& folder) {
+  Json checksums = Json::object();
+  for (const char* stem : {kWeightsStem, kMomentsStem}) {
+    if (!has_tensors(folder, stem)) continue;
+    const WeightIndex index(tensors_path(folder, stem));
+    for (const SafetensorsFile& file : index.files())
+      if (const auto checksum = file.checksum()) checksums[file_name_of(file)] = text_of_checksum(*checksum);
+  }
+  return checksums;
 }
 
 void save_weights(Context& ctx, const Params& params, const std::string& path) {
@@ -201,8 +239,9 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
          before.train.stages.empty() && config.train.stages.empty() ? "" : " (the longest of train.stages)", theirs,
          ours);
   check_jsonl(state, config, folder);
+  const WeightIndex weights(tensors_path(folder)), moments(tensors_path(folder, kMomentsStem));
+  check_files(state, folder, {&weights, &moments});
   read_weights(ctx, params, optimizer, tensors_path(folder), shards);
-  const WeightIndex moments(tensors_path(folder, kMomentsStem));
   const NameOf square_of = [&](const ParamSpec& spec) {
     const bool kept = Optimizer::keeps(Optimizer::State::exp_avg_sq, spec, config.train.optimizer);
     return kept ? kAvgSqPrefix + spec.name : "";
@@ -252,6 +291,11 @@ ModelSource find_model(const std::string& path) {
   };
   const auto checkpoint = [&](const std::string& folder) {
     const Json state = read_state(folder);
+    // Several files are a model only together; a whole one is whatever the user has put there.
+    if (const std::string path = tensors_path(folder); path.ends_with(index_file_name("")) && has_tensors(folder)) {
+      const WeightIndex weights(path);
+      check_files(state, folder, {&weights});
+    }
     return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder));
   };
   // The folder of a run: its own weights have no state.json, but its checkpoints have.
@@ -260,7 +304,8 @@ ModelSource find_model(const std::string& path) {
     const std::string file = folder + "/config.json";
     return source(read_json_file(file), folder, file, newest ? origin_of(read_state(*newest), *newest) : Json());
   };
-  if (fs::is_regular_file(path)) {
+  // A file called `latest` names a checkpoint (io/checkpoint.h).
+  if (fs::is_regular_file(path) && fs::path(path).filename() != kLatest) {
     const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;
     const bool state = fs::exists(folder + "/" + kStateFile);
     if (!state && !fs::exists(folder + "/config.json"))

@@ -32,8 +32,8 @@ struct RunState {
 // What precedes a parameter's name in the names of its moments.
 inline constexpr const char *kAvgPrefix = "exp_avg/", *kAvgSqPrefix = "exp_avg_sq/";
 
-// The contents of state.json.
-Json state_json(const Config&, const RunState&);
+// The contents of state.json. files: from checksums_of_files(), or null.
+Json state_json(const Config&, const RunState&, const Json& files = nullptr);
 // Writes model.safetensors. The file depends only on the weights: equal weights give equal bytes.
 void save_weights(Context&, const Params&, const std::string& path);
 // Reads any safetensors file, or several with an index (io/weight_index.h), with the model's names and shapes (F32,
@@ -50,13 +50,19 @@ void read_weights(Context&, const Params&, Optimizer&, const std::string& path, 
 // load_dense_weights().
 void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& path, uint64_t seed, Comm* shards);
 
+// {NAME: checksum} of the tensor files in a checkpoint's folder (SafetensorsFile::checksum), which state.json keeps as
+// `files`. By these a reader knows files that another save has written. They are kept there, not in the files, because
+// these depend on their tensors alone.
+Json checksums_of_files(const std::string& folder);
+
 // Throws Error with the file's name if the tokenizer differs from the checkpoint's copy. A checkpoint without a copy
 // passes.
 void check_tokenizer(const std::string& folder, const Tokenizer&);
-// Reads a checkpoint. Throws Error if its config differs in a key on which a resume depends: model.*, nsa.*, data.* or
-// train.seq_len (with train.stages, the longest of the stages). Likewise for one that read a JSONL file as plain text,
-// as runs did before data.documents existed. Each rank reads only the values that it keeps. Collective: all ranks call
-// it.
+// Reads a checkpoint. Throws Error if its files are not of one save, by checksums_of_files(); a file without
+// checksums, which another program has written, passes. Throws Error too if its config differs in a key on which a
+// resume depends: model.*, nsa.*, data.* or train.seq_len (with train.stages, the longest of the stages). Likewise for
+// one that read a JSONL file as plain text, as runs did before data.documents existed. Each rank reads only the values
+// that it keeps. Collective: all ranks call it.
 RunState load_checkpoint(Context&, const std::string& folder, const Params&, Optimizer&, const Config&, Comm* shards);
 
 // The config that a checkpoint was written with.

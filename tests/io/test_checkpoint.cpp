@@ -1,8 +1,10 @@
 // Checkpoint folders: atomic writes, the link `latest`, files left by killed saves, the removal of old checkpoints; and
 // runs whose disk is full or whose folder is not writable.
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -25,7 +27,7 @@ TEST_CASE("io: checkpoint folders are written whole, found, and restored after a
     return write_checkpoint(parent, "step_" + std::to_string(step), [&](const std::string& temporary) {
       CHECK(temporary != parent + "/step_" + std::to_string(step));
       write_text(temporary + "/model", text);
-      write_text(temporary + "/state.json", text);
+      return text;
     });
   };
   CHECK(!find_newest_checkpoint(parent));
@@ -41,8 +43,8 @@ TEST_CASE("io: checkpoint folders are written whole, found, and restored after a
   CHECK(read_text(parent + "/step_10/model") == "ten again");
 
   // A failed save does not change the other checkpoints, and leaves no files.
-  CHECK_THROWS_WITH(write_checkpoint(parent, "step_11", [](const std::string&) { fail("disk full"); }), "disk full");
-  check_error([&] { write_checkpoint(parent, "step_11", [](const std::string&) {}); }, {"step_11", "state.json"});
+  CHECK_THROWS_WITH(write_checkpoint(parent, "step_11", [](const std::string&) -> std::string { fail("disk full"); }),
+                    "disk full");
   CHECK(count_files(parent) == 3);
   CHECK(find_newest_checkpoint(parent) == parent + "/step_10");
 
@@ -87,12 +89,111 @@ TEST_CASE("io: checkpoint folders are written whole, found, and restored after a
   CHECK(resolve_checkpoint(run) == parent + "/step_9");
 }
 
+TEST_CASE("io: `latest` may be a file, or a folder that a copy has made of the link", "[io]") {
+  const TemporaryFolder folder;
+  const std::string& parent = folder.path();
+  const std::string latest = parent + "/latest";
+  const auto save = [&](int step) {
+    write_checkpoint(parent, fmt::format("step_{}", step), [&](const std::string& temporary) {
+      write_text(temporary + "/model", std::to_string(step));
+      return fmt::format("{{\"step\": {}}}", step);
+    });
+  };
+  const auto newest = [&] { return fs::path(resolve_checkpoint(latest)).filename().string(); };
+  save(4);
+  save(6);
+  // A file, as this program or a copy writes it. Its target is kept, and found if nothing else is.
+  for (const std::string& text : {std::string("step_4\n"), std::string("step_4"), parent + "/step_4\r\n"}) {
+    fs::remove(latest);
+    write_text(latest, text);
+    CHECK(target_of_latest(parent) == parent + "/step_4");
+    CHECK(newest() == "step_6");
+    thin_out_checkpoints(parent, 1, 0);
+    CHECK(list_checkpoints(parent).size() == 2);
+  }
+  save(7);
+  CHECK(fs::read_symlink(latest) == "step_7");
+  // A file of another kind is the user's.
+  fs::remove(latest);
+  write_text(latest, "my notes");
+  CHECK_FALSE(target_of_latest(parent));
+  save(8);
+  CHECK(fs::read_symlink(latest) == "step_8");
+  CHECK(read_text(parent + "/set_aside_0/latest") == "my notes");
+  // The copy of a checkpoint that is there, too.
+  fs::remove(latest);
+  fs::copy(parent + "/step_8", latest);
+  CHECK(step_of_latest_folder(parent) == 8);
+  CHECK(newest() == "step_8");
+  save(9);
+  CHECK(fs::read_symlink(latest) == "step_9");
+  CHECK(read_text(parent + "/set_aside_1/latest/model") == "8");
+  // The only copy of the newest checkpoint, which becomes step_9 again.
+  fs::remove(latest);
+  fs::rename(parent + "/step_9", latest);
+  CHECK(newest() == "latest");
+  CHECK(find_newest_checkpoint(parent) == latest);
+  save(10);
+  CHECK(fs::read_symlink(latest) == "step_10");
+  CHECK(read_text(parent + "/step_9/model") == "9");
+  // A copy that is newer than what is saved now, and a folder that is no checkpoint.
+  fs::remove(latest);
+  fs::rename(parent + "/step_10", latest);
+  save(9);
+  CHECK(read_text(parent + "/set_aside_2/latest/model") == "10");
+  fs::remove(latest);
+  fs::create_directory(latest);
+  CHECK(step_of_latest_folder(parent) == -1);
+  CHECK(newest() == "step_9");
+  save(11);
+  CHECK(fs::is_directory(parent + "/set_aside_3/latest"));
+}
+
+TEST_CASE("train: a run goes on without symbolic links or syncs of folders, and after copies that followed links",
+          "[train]") {
+  const TemporaryFolder folder;
+  const std::string keys =
+                        "--set train.save_every=2 --set train.keep_last=2 --set train.schedule=wsd "
+                        "--set train.decay_fraction=0 ",
+                    whole = folder.file("whole");
+  REQUIRE(run_program(train_args(whole, keys + "--set train.steps=8")).exit_code == 0);
+  const auto trains = [&](const std::string& out, const std::string& more, const std::string& environment) {
+    const Outcome outcome = run_program(train_args(out, keys + more), environment);
+    INFO(environment << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 0);
+  };
+  for (const int error : {EPERM, ENOTSUP, ENOSYS, EINVAL}) {
+    const std::string out = folder.file(std::to_string(error)), latest = out + "/checkpoints/latest";
+    const std::string faults =
+        with_faults(fmt::format("TRIAD_NO_LINKS={} TRIAD_NO_FOLDER_SYNC={}", error, error == EPERM ? EINVAL : error));
+    trains(out, "--set train.steps=4", faults);
+    CHECK(read_text(latest) == "step_4\n");
+    CHECK(run_program("generate --prompt a --tokens 1 --device cpu --checkpoint " + latest).exit_code == 0);
+    trains(out, "--set train.steps=6 --resume " + latest, faults);
+    CHECK(read_text(latest) == "step_6\n");
+    trains(out, "--set train.steps=8 --resume latest", "");  // in a file system that has links
+    CHECK(fs::read_symlink(latest) == "step_8");
+    CHECK(same_file(whole + kWeights, out + kWeights));
+  }
+  // cp -rL of the run; then without the folder from which `latest` was copied.
+  for (const bool only_copy : {false, true}) {
+    const std::string out = folder.file(only_copy ? "only" : "copy"), checkpoints = out + "/checkpoints";
+    trains(folder.file("source"), "--set train.steps=4 --overwrite", "");
+    fs::copy(folder.file("source"), out, fs::copy_options::recursive);  // follows links
+    REQUIRE(fs::is_directory(fs::symlink_status(checkpoints + "/latest")));
+    if (only_copy) fs::remove_all(checkpoints + "/step_4");
+    trains(out, "--set train.steps=8 --resume " + out + (only_copy ? "" : "/checkpoints/latest"), "");
+    CHECK(fs::read_symlink(checkpoints + "/latest") == "step_8");
+    CHECK(same_file(whole + kWeights, out + kWeights));
+    CHECK(fs::exists(checkpoints + "/set_aside_0/latest/state.json") == !only_copy);
+  }
+}
+
 TEST_CASE("io: old checkpoints are removed, except the newest and every k-th", "[io]") {
   const TemporaryFolder folder;
   const std::string& parent = folder.path();
   const auto save = [&](int step) {
-    write_checkpoint(parent, "step_" + std::to_string(step),
-                     [](const std::string& temporary) { write_text(temporary + "/state.json", "{}"); });
+    write_checkpoint(parent, "step_" + std::to_string(step), [](const std::string&) { return "{}"; });
   };
   const auto steps = [&] {
     std::vector<int64_t> all;

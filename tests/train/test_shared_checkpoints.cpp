@@ -193,6 +193,61 @@ TEST_CASE("shared: files that are missing, cut or damaged are named, on every nu
   refused({"optimizer.safetensors.index.json", "exp_avg/embed.weight", "without a path"});
 }
 
+TEST_CASE("shared: files of two saves in one checkpoint are refused by name, and files that tell nothing are not",
+          "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string more = "--set train.save_every=2 --set train.steps=4 ";
+  const std::string several = run(folder.file("several"), 2, more + kZero), whole = run(folder.file("whole"), 1, more);
+  const std::string into = folder.file("into"), mixed = folder.file("mixed");
+  const auto resume = [&] {
+    fs::remove_all(into);
+    return run_program(train_args(into, "--set train.accumulate_grad_batches=4 --set train.steps=5 --resume " + mixed));
+  };
+  // Step 4 of a run with a file from step 2.
+  const auto mix = [&](const std::string& run, const std::string& file) {
+    fs::remove_all(mixed);
+    fs::copy(run + "/checkpoints/step_4", mixed);
+    fs::copy(run + "/checkpoints/step_2/" + file, mixed + "/" + file, fs::copy_options::overwrite_existing);
+  };
+  const auto refused = [&](const Outcome& outcome, const std::string& file) {
+    INFO(file << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(has(outcome.output, mixed + ": it holds files of several saves: "));
+    CHECK(has(outcome.output, file));
+    CHECK_FALSE(fs::exists(into + "/training.csv"));
+  };
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    mix(whole, file);
+    refused(resume(), file);
+  }
+  for (const char* file : {"model-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors", "state.json"}) {
+    mix(several, file);
+    refused(resume(), file);
+  }
+  // Half of a model is refused by the other verbs, too.
+  mix(several, "model-00002-of-00002.safetensors");
+  refused(run_program("generate --prompt ab --tokens 1 --device cpu --checkpoint " + mixed),
+          "model-00002-of-00002.safetensors");
+  // A whole file that hides those of the index.
+  fs::remove_all(mixed);
+  fs::copy(several + "/checkpoints/step_4", mixed);
+  fs::copy(whole + "/checkpoints/step_2/model.safetensors", mixed);
+  refused(resume(), "model.safetensors");
+  // Checkpoints from before state.json had checksums, and weights that another program has written, without any.
+  mix(whole, "model.safetensors");
+  Json state = parse_json(read_text(mixed + "/state.json"), "state.json");
+  CHECK(state["files"].size() == 2);
+  state.erase("files");
+  write_text(mixed + "/state.json", state.dump());
+  CHECK(resume().exit_code == 0);
+  mix(whole, "model.safetensors");
+  std::string bytes = read_text(mixed + kWeights);
+  for (size_t at; (at = bytes.find("crc32/")) != std::string::npos;) bytes.replace(at, 6, "other/");
+  write_text(mixed + kWeights, bytes);
+  CHECK(resume().exit_code == 0);
+}
+
 TEST_CASE("shared: a full disk on one rank ends the run, and leaves the older checkpoints", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

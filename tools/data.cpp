@@ -36,7 +36,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  std::string tokenizer = "byte", out, format = "auto";
+  std::string tokenizer = "byte", separator, out, format = "auto";
   std::vector<std::string> input;
   int64_t shard_tokens = 100'000'000;  // default of --shard-tokens: the usual size of published token shards
   double val_fraction = 0.1;
@@ -371,7 +371,8 @@ void data(Options o) {
   if (o.val_fraction > 0 && o.val_fraction < kLeastFraction)
     fail_usage("--val-fraction is {}: 0, or {} or more, is needed", o.val_fraction, kLeastFraction);
   if (o.threads == 0) o.threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(o.tokenizer, {.special_as_text = o.special_as_text});
+  const std::unique_ptr<Tokenizer> tokenizer =
+      make_tokenizer(o.tokenizer, {.special_as_text = o.special_as_text, .separator = o.separator});
   std::vector<std::string> files;
   if (o.input == std::vector<std::string>{kStandardInput})
     files = o.input;
@@ -391,6 +392,9 @@ void add_data(CLI::App& app) {
   verb->add_option("--tokenizer", o->tokenizer,
                    "byte, a tokenizer.json, or an encoder.json with vocab.bpe in the same folder")
       ->capture_default_str();
+  verb->add_option("--separator", o->separator,
+                   "the token that precedes each document, such as <|doc|>; not set: the one that the tokenizer's file "
+                   "is known by, such as <|endoftext|>");
   verb->add_option(
           "--input", o->input,
           "files or globs, may be compressed by gzip or zstd; *.jsonl and *.ndjson have one document a line; -: "

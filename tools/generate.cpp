@@ -237,7 +237,7 @@ class Generator {
   void add_text(std::string prompt, bool ids, std::vector<int32_t> tokens) {
     const size_t n = tokens.size();
     texts_.push_back({std::move(prompt), ids, std::move(tokens), n,
-                      Philox(o_.seed, random_stream(RandomUse::sampling, texts_.size()))});
+                      Philox(o_.seed, random_stream(RandomUse::sampling, texts_.size())), o_.tokens == 0});
   }
   std::string prompt_of(const Text& t) const {
     return t.ids ? fmt::format("{}", fmt::join(std::span(t.tokens).first(t.prompt), ",")) : t.prompt_text;
@@ -250,7 +250,8 @@ class Generator {
       return text;
     }
     for (const int32_t token : tokens)
-      text += token < tokenizer_->vocab_size() ? tokenizer_->decode(std::array{token}) : "?";
+      text +=
+          tokenizer_->has(token) ? tokenizer_->decode(std::array{token}) : "?";  // ?: an id that pads the vocabulary
     return text;
   }
   static void show(const std::string& text) {

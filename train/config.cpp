@@ -12,12 +12,6 @@ namespace triad {
 
 namespace {
 
-std::unique_ptr<Tokenizer> named_tokenizer(const std::string& name) {
-  try {
-    return make_tokenizer(name);
-  } catch (const UsageError& e) { fail_usage("data.tokenizer: {}", e.what()); }
-}
-
 // Throws for a value that is 0 or infinite as fp32: kernels receive it as fp32 and would silently train wrong.
 void check_fp32(const char* key, double value) {
   constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
@@ -128,8 +122,14 @@ void Config::resolve() {
                  shortened(runtime.recompute));
 }
 
+std::unique_ptr<Tokenizer> open_tokenizer(const DataConfig& data) {
+  try {
+    return make_tokenizer(data.tokenizer_or_bytes(), {.separator = data.separator});
+  } catch (const UsageError& e) { fail_usage("data.tokenizer: {}", e.what()); }
+}
+
 void Config::check_run() const {
-  const std::unique_ptr<Tokenizer> tokenizer = named_tokenizer(data.tokenizer_or_bytes());
+  const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(data);
   if (data.kind == DataKind::text && model.vocab_size < tokenizer->vocab_size())
     fail_usage("model.vocab_size is {}: the tokenizer {} needs at least {}", model.vocab_size, data.tokenizer,
                tokenizer->vocab_size());

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,7 @@ struct DataConfig {
   // shards' manifest names; it stays empty if the shards' tokenizer is unknown.
   std::string tokenizer;
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
+  std::string separator;                           // token that precedes each document; "": the tokenizer's own
   int64_t seed = -1;                               // -1 means train.seed, which resolve() fills in
   DocumentScope documents = DocumentScope::unset;  // resolve_documents() replaces unset
   Packing packing = Packing::stream;
@@ -133,6 +135,10 @@ struct Config {
   void check_run() const;
 };
 
+class Tokenizer;
+// The tokenizer that the config names, with its separator. Throws a UsageError that names data.tokenizer.
+std::unique_ptr<Tokenizer> open_tokenizer(const DataConfig&);
+
 template <>
 struct EnumWords<DataKind> {
   static constexpr std::pair<std::string_view, DataKind> words[] = {{"synthetic", DataKind::synthetic},
@@ -224,6 +230,10 @@ void visit(DataConfig& c, V&& v) {
   v("tokenizer", c.tokenizer,
     "byte, a tokenizer.json, or an encoder.json in the same folder as its vocab.bpe; none: tokens have no texts, as of "
     "a model imported without a tokenizer; not set: byte, or for shards the tokenizer named in their manifest.json",
+    Rule{});
+  v("separator", c.separator,
+    "the token that precedes each document, such as <|doc|>; not set: the one that the tokenizer's file is known by, "
+    "such as <|endoftext|>",
     Rule{});
   v("stall_s", c.stall_s, "seconds that a step waits for its tokens before the run fails", above(0).up_to(1 << 20));
   v("seed", c.seed, "seed of the split and of the order of sequences; -1: train.seed", at_least(-1));

@@ -14,6 +14,8 @@
 #include "io/data/best_fit.h"
 #include "io/data/documents.h"
 #include "io/data/shard_manifest.h"
+#include "io/tokenizer/tokenizer.h"
+#include "io/tokenizer/unicode.h"
 #include "train/load_config.h"
 #include "train/monitor/banner.h"
 #include "train/state.h"
@@ -203,9 +205,12 @@ void agree_with(Config& c, const ShardManifest& manifest) {
                manifest.tokenizer, manifest.vocab_size, manifest.path);
   if (c.data.tokenizer.empty() || c.data.tokenizer == kNoTokenizer)
     c.data.tokenizer = manifest.checked_tokenizer();
-  else if (!manifest.is_of(*make_tokenizer(c.data.tokenizer)))
+  else if (!manifest.is_of(*open_tokenizer(c.data)))
     fail_usage("data.tokenizer is {}, but the shards hold tokens of {} ({})", c.data.tokenizer, manifest.tokenizer,
                manifest.path);
+  if (!c.data.separator.empty() && !manifest.is_of(*open_tokenizer(c.data)))
+    fail_usage("data.separator is \"{}\", but another token separates the documents of the shards in {}",
+               shortened(c.data.separator), manifest.folder());
 }
 
 }  // namespace
@@ -256,7 +261,7 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
       data = synthetic_data(c.model.vocab_size, seed, c.data.val_fraction);
       break;
     case DataKind::text:
-      data = text_data(split, tokenizer != nullptr ? *tokenizer : *make_tokenizer(c.data.tokenizer_or_bytes()));
+      data = text_data(split, tokenizer != nullptr ? *tokenizer : *open_tokenizer(c.data));
       break;
     case DataKind::shards:
       data = shard_data(split, c.model.vocab_size);

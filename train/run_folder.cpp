@@ -34,7 +34,8 @@ namespace {
 // the user.
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
-      "(config|env|metrics|selection_sample|document_lengths)\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|"
+      "(config|env|metrics|selection_sample|document_lengths)\\.json|(tokenizer|encoder|vocab|separator)\\.json|"
+      "vocab\\.bpe|"
       "merges\\.txt|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
       "(training|val|k_stats|gates|fallback_counters|grad_ledger|positions)\\.csv|"
       "needle(_(queries|variables|counting|copy))?\\.(csv|svg)|"

@@ -46,7 +46,7 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
       lock(std::move(folder_lock)),
       resume_from(find_resume(request, *comm)),
       init_from(find_init(config, resume_from)),
-      tokenizer(make_tokenizer(config.data.tokenizer_or_bytes())),
+      tokenizer(open_tokenizer(config.data)),
       data(times.during("data", [&] { return open_data_for(config, *tokenizer, resume_from, init_from); })),
       nvtx(nvtx_listener()),
       runtime(times.during("arena", [&] { return allocate(config, device, *comm, data.most_documents, times); })),

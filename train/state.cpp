@@ -218,12 +218,19 @@ void read_dense_weights(Context& ctx, const Params& params, Optimizer& optimizer
 }
 
 void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
-  for (const Tokenizer::File& file : tokenizer.files()) {
+  const std::vector<Tokenizer::File> files = tokenizer.files();
+  const auto differs = [&](const std::string& own) {
+    fail("{} is not what data.tokenizer = {} is now: its tokens would mean something else to the weights", own,
+         tokenizer.name());
+  };
+  bool has_separator = false;
+  for (const Tokenizer::File& file : files) {
     const std::string own = folder + "/" + file.name;
-    if (fs::exists(own) && read_file(own) != file.content)
-      fail("{} is not what data.tokenizer = {} is now: its tokens would mean something else to the weights", own,
-           tokenizer.name());
+    if (fs::exists(own) && read_file(own) != file.content) differs(own);
+    has_separator = has_separator || file.name == kSeparatorFile;
   }
+  const std::string separator = folder + "/" + kSeparatorFile;
+  if (!files.empty() && !has_separator && fs::exists(separator)) differs(separator);
 }
 
 RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& params, Optimizer& optimizer,
@@ -276,7 +283,7 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
   save_weights(ctx, params, folder + "/" + whole_file_name(kWeightsStem));
-  write_tokenizer_files(make_tokenizer(config.data.tokenizer_or_bytes())->files(), folder);
+  write_tokenizer_files(open_tokenizer(config.data)->files(), folder);
   write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, {}), 2) + "\n");
 }
 

@@ -293,6 +293,8 @@ Json identity_in(const std::string& folder) {
   std::vector<Tokenizer::File> files = {{"", read_file(path.string())}};
   if (path.filename() == "vocab.json") files.push_back({"", read_file((fs::path(folder) / "merges.txt").string())});
   if (path.filename() == "encoder.json") files.push_back({"", read_file((fs::path(folder) / "vocab.bpe").string())});
+  const fs::path separator = fs::path(folder) / kSeparatorFile;
+  if (fs::is_regular_file(separator)) files.push_back({"", read_file(separator.string())});
   return checksum_of(files);
 }
 

@@ -1,51 +1,11 @@
 #include "io/tokenizer/added_tokens.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "io/tokenizer/unicode.h"
 
 namespace triad {
-
-namespace {
-
-size_t previous(std::string_view text, size_t at) {
-  do --at;
-  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xc0) == 0x80);
-  return at;
-}
-
-bool is_space(uint32_t c) {
-  return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
-}
-
-// Whether c is one of Unicode's word characters: letters, digits, marks and connectors.
-bool is_word(uint32_t c) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      // The remaining word characters: join controls, and circled letters, which are symbols that Unicode counts as
-      // alphabetic.
-      return c == 0x200c || c == 0x200d || (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
-             (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
-  }
-}
-
-}  // namespace
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
   std::stable_sort(tokens_.begin(), tokens_.end(),
@@ -80,17 +40,18 @@ std::optional<AddedTokens::Match> AddedTokens::find(std::string_view text, size_
     const AddedToken* token = longest_at(text.substr(at));
     if (token == nullptr) continue;
     Match m{at, at + token->content.size(), token->id, at + token->content.size()};
-    const bool word_before = at > 0 && is_word(point_at(text, previous(text, at)));
+    const bool word_before = at > 0 && is_word(point_at(text, previous_character(text, at)));
     const bool word_after = m.end < text.size() && is_word(point_at(text, m.end));
     if ((token->special && as_text) || (token->single_word && (word_before || word_after))) {
       at = m.end - 1;  // the token counts as plain text here, and its bytes are not searched again
       continue;
     }
     if (token->lstrip) {
-      while (m.begin > taken && is_space(point_at(text, previous(text, m.begin)))) m.begin = previous(text, m.begin);
+      while (m.begin > taken && is_white_space(point_at(text, previous_character(text, m.begin))))
+        m.begin = previous_character(text, m.begin);
     }
     if (token->rstrip)
-      while (m.end < text.size() && is_space(point_at(text, m.end))) m.end += character_bytes(text, m.end);
+      while (m.end < text.size() && is_white_space(point_at(text, m.end))) m.end += character_bytes(text, m.end);
     return m;
   }
   return std::nullopt;

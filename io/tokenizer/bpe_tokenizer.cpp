@@ -239,8 +239,7 @@ void BpeTokenizer::split_otherwise(size_t step, std::string_view text, Workspace
 std::string BpeTokenizer::decode(std::span<const int32_t> tokens) const {
   std::string text;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    TRIAD_CHECK(tokens[i] >= 0 && tokens[i] < vocab_size() && spec_.texts[static_cast<size_t>(tokens[i])],
-                "token {} at position {} is none of the {} of {}", tokens[i], i, vocab_size(), name());
+    TRIAD_CHECK(has(tokens[i]), "token {} at position {} is none of the {} of {}", tokens[i], i, vocab_size(), name());
     text += *spec_.texts[static_cast<size_t>(tokens[i])];
   }
   return text;

@@ -55,6 +55,9 @@ class BpeTokenizer final : public Tokenizer {
   void append(std::string_view text, std::vector<int32_t>& out) const override;
   size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
+  bool has(int32_t token) const override {
+    return token >= 0 && token < vocab_size() && spec_.texts[static_cast<size_t>(token)];
+  }
 
  private:
   struct Workspace;
@@ -81,6 +84,9 @@ class BpeTokenizer final : public Tokenizer {
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> idle_;  // unused workspaces; each concurrent call takes one
 };
+
+// Throws the UsageError of a tokenizer that takes no separator but its own.
+[[noreturn]] void refuse_separator(const std::string& name, const std::string& separator);
 
 // Reads a tokenizer.json of the `tokenizers` library. Supported: the model BPE, Unicode's normal forms as normalizers,
 // and the pre-tokenizers Split, Digits and ByteLevel, where ByteLevel must be the last. Anything else throws an Error

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <initializer_list>
+#include <cstdlib>
+#include <iterator>
+#include <vector>
 
 #include "engine/check.h"
 #include "io/tokenizer/unicode.h"
@@ -49,10 +51,49 @@ class Translator {
     out_ += from_.substr(at_, n);
     at_ += n;
   }
+  // Copies the character at at_, which matches itself.
+  void copy_character() {
+    const size_t bytes = utf8_prefix(from_.substr(at_, 4)) > 0 ? character_bytes(from_, at_) : 0;
+    if (bytes == 0) refuse("bytes that are not UTF-8");
+    character(point_at(from_, at_), from_.substr(at_ + bytes));
+    copy(bytes);
+  }
+
+  // Refuses a character for which the two fold case differently. Oniguruma folds ss to U+00DF and back, which PCRE2
+  // does not. next: the pattern after the character.
+  void character(uint32_t point, std::string_view next) {
+    if (!ignores_case_) return forget();
+    if (in_class_) {
+      check_case_of(in_range_ ? range_begin_ : point, point);
+      in_range_ = false;
+      range_begin_ = point;
+      return;
+    }
+    check_case_of(point, point);
+    const uint32_t folded = case_fold(point).front();
+    // Of several characters before a quantifier, Oniguruma repeats the last one alone, so the others do not join it.
+    if (!next.empty() && std::string_view("?*+").find(next[0]) != std::string_view::npos) return forget();
+    if (previous_ != kNone && begins_case_fold(previous_, folded))
+      refuse(fmt::format("U+{:04X} and U+{:04X} in (?i), for which one character may stand,", previous_, folded));
+    previous_ = folded;
+  }
+  void check_case_of(uint32_t first, uint32_t last) const {
+    for (uint32_t point = first; point <= std::min(last, kLastCased); ++point) {
+      if (case_fold(point).size() > 1)
+        refuse(fmt::format("U+{:04X} in (?i), for which several characters may stand,", point));
+      if (is_newly_cased(point)) refuse(fmt::format("U+{:04X} in (?i), which older versions of Unicode lack,", point));
+    }
+  }
+  // The next character does not join the one before.
+  void forget() {
+    previous_ = range_begin_ = kNone;
+    in_range_ = false;
+  }
 
   // Writes a set of characters. A negated set inside a class is refused, because PCRE2 has no \P{L} that excludes the
   // letters of newer Unicode versions.
   void put_set(std::string_view set, bool negated) {
+    forget();
     if (in_class_ && negated) refuse("a negated set inside a class");
     if (in_class_)
       out_ += set;
@@ -70,12 +111,16 @@ class Translator {
     } else if (c == 'p' || c == 'P') {
       return property(c == 'P');
     } else if (c == 'v') {
+      forget();
       out_ += "\\x0b";
     } else if (c == 'u' || c == 'x') {
       return code_point(c);
-    } else if (c == 'r' || c == 'n' || c == 't' || c == 'f' || c == 'a' || c == 'e' ||
-               std::isalnum(static_cast<unsigned char>(c)) == 0) {
+    } else if (std::string_view("rntfae").find(c) != std::string_view::npos) {
+      forget();
       return copy(2);
+    } else if (std::isalnum(static_cast<unsigned char>(c)) == 0) {
+      copy(1);
+      return copy_character();
     } else {
       refuse(fmt::format("\\{}", c));
     }
@@ -92,6 +137,8 @@ class Translator {
         " L Lu Ll Lt Lm Lo N Nd Nl No M Mn Mc Me P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp ";
     if (name.empty() || kCategories.find(fmt::format(" {} ", name)) == std::string_view::npos)
       refuse(fmt::format("\\p{{{}}}", shortened(name)));
+    // Oniguruma folds the case of a set's characters, and PCRE2 does not: U+0345, a mark, is a form of a letter.
+    if (ignores_case_ && (name[0] == 'L' || name[0] == 'M')) refuse(fmt::format("\\p{{{}}} in (?i)", name));
     put_set(fmt::format("\\p{{{}}}{}", name, new_characters(name)), negated);
     at_ = end + 1;
   }
@@ -104,35 +151,63 @@ class Translator {
     const std::string_view digits = from_.substr(begin, end - begin);
     for (const char digit : digits)
       if (std::isxdigit(static_cast<unsigned char>(digit)) == 0) refuse("a character code that is no number");
+    const size_t after = end + (begin == at_ + 3 ? 1 : 0);
+    character(static_cast<uint32_t>(std::strtoul(std::string(digits).c_str(), nullptr, 16)), from_.substr(after));
     out_ += fmt::format("\\x{{{}}}", digits);
-    at_ = end + (begin == at_ + 3 ? 1 : 0);
+    at_ = after;
   }
 
   void open_class() {
     if (in_class_) refuse("a [ inside a class");  // Oniguruma: begins a nested class; PCRE2: is a plain [
     in_class_ = true;
+    forget();
     copy(from_.substr(at_ + 1, 1) == "^" ? 2 : 1);
     if (at_ < from_.size() && from_[at_] == ']') refuse("an empty class");
   }
   void close_class() {
     in_class_ = false;
+    forget();
     copy(1);
   }
   void in_class(char c) {
     if (c == '&' && from_.substr(at_, 2) == "&&") refuse("&&");
+    if (c == '-' && range_begin_ != kNone && from_.substr(at_ + 1, 1) != "]") {
+      in_range_ = true;
+      return copy(1);
+    }
+    copy_character();
+  }
+
+  void open_group() {
+    std::string_view group = from_.substr(at_, 1);
+    if (from_.substr(at_, 2) == "(*") refuse("(*");
+    if (from_.substr(at_, 2) == "(?") {
+      constexpr std::string_view kGroups[] = {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:"};
+      const auto* found = std::find_if(std::begin(kGroups), std::end(kGroups),
+                                       [&](std::string_view g) { return from_.substr(at_).starts_with(g); });
+      if (found == std::end(kGroups)) refuse("a group that is none of (?: (?= (?! (?> (?<= (?<! (?i:");
+      group = *found;
+    }
+    outer_ignores_case_.push_back(ignores_case_);
+    if (group == "(?i:") ignores_case_ = true;
+    if (group != "(?:" && group != "(?i:") forget();
+    copy(group.size());
+  }
+  void close_group() {
+    if (outer_ignores_case_.empty()) refuse("a ) without its (");
+    ignores_case_ = outer_ignores_case_.back();
+    outer_ignores_case_.pop_back();
     copy(1);
   }
 
   void outside(char c) {
     if (c == '^' || c == '$') refuse(std::string(1, c));  // Oniguruma: matches at a line's ends; PCRE2: at the text's
-    if (c == '(' && from_.substr(at_, 2) == "(*") refuse("(*");
-    if (c == '(' && from_.substr(at_, 2) == "(?") {
-      for (const std::string_view group : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:"})
-        if (from_.substr(at_).starts_with(group)) return copy(group.size());
-      // Elsewhere in a pattern Oniguruma and PCRE2 end the scope of (?i) at different places.
-      if (at_ == 0 && from_.starts_with("(?i)")) return copy(4);
-      refuse("a group that is none of (?: (?= (?! (?> (?<= (?<! (?i:");
+    if (at_ == 0 && from_.starts_with("(?i)")) {          // elsewhere the two end its scope at different places
+      ignores_case_ = true;
+      return copy(4);
     }
+    if (c == '(') return open_group();
+    if (c == ')') return close_group();
     // {,n} is refused because PCRE2 reads it as plain text, and {n}? because it means "n or none" in Oniguruma but n in
     // PCRE2.
     if (c == '{' && from_.substr(at_, 2) == "{,") refuse("{,");
@@ -141,13 +216,25 @@ class Translator {
       refuse("}?");
     // {n,m}+ is refused: it is a repeated repetition in Oniguruma, but possessive in PCRE2.
     if (c == '}' && from_.substr(at_, 2) == "}+") refuse("}+");
+    if (c == '{') return copy(std::min(from_.find_first_not_of("0123456789,", at_ + 1), from_.size()) - at_);
+    if (c == '}') return copy(1);
+    if (std::string_view("|*+?.").find(c) == std::string_view::npos) return copy_character();
+    forget();
     copy(1);
   }
+
+  static constexpr uint32_t kNone = UINT32_MAX;
+  // No character above has an upper and a lower case.
+  static constexpr uint32_t kLastCased = 0x1ffff;
 
   std::string_view from_;
   const std::string& where_;
   size_t at_ = 0;
-  bool in_class_ = false;
+  bool in_class_ = false, ignores_case_ = false;
+  std::vector<bool> outer_ignores_case_;  // ignores_case_ outside of each open group
+  uint32_t previous_ = kNone;             // folded character that the next one may join; kNone: none
+  uint32_t range_begin_ = kNone;          // last character in a class
+  bool in_range_ = false;                 // whether a - follows it
   std::string out_;
 };
 
@@ -188,7 +275,13 @@ Pattern::Pattern(const std::string& oniguruma, const std::string& where) : where
   TRIAD_CHECK(code_ != nullptr, "{}: the pattern {} cannot be compiled: {} (offset {} of {})", where,
               shortened(oniguruma), error_text(error), offset, shortened(pattern));
   compiled_ = pcre2_jit_compile(code_of(code_), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
-  uint32_t behind = 0;
+  uint32_t behind = 0, empty = 0;
+  pcre2_pattern_info(code_of(code_), PCRE2_INFO_MATCHEMPTY, &empty);
+  TRIAD_CHECK(
+      empty == 0,
+      "{}: the pattern {} can match an empty text, after which other programs search on in other ways: a pattern "
+      "is needed that takes a character with each match",
+      where, shortened(oniguruma));
   pcre2_pattern_info(code_of(code_), PCRE2_INFO_MAXLOOKBEHIND, &behind);
   looks_behind_ = behind > 0;
 }

@@ -7,7 +7,9 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/json_config.h"
 #include "io/tokenizer/bpe_tokenizer.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 
@@ -43,12 +45,25 @@ namespace {
 
 constexpr std::pair<const char*, const char*> kPairs[] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
 
+// Whether a file has the form of the separator files that are written here.
+bool is_separator_file(const std::string& path) {
+  try {
+    const Json json = fs::is_regular_file(path) ? parse_json(read_file(path), path) : Json();
+    return json.is_object() && json.size() == 1 && json.contains("separator");
+  } catch (const Error&) { return false; }
+}
+
 }  // namespace
 
 void NoTokenizer::refuse() {
   fail(
       "the model has no tokenizer (data.tokenizer is none), so texts cannot be read or written: put its tokenizer.json "
       "into the folder of the weights, or set data.tokenizer");
+}
+
+void refuse_separator(const std::string& name, const std::string& separator) {
+  fail_usage("the separator is \"{}\", and the tokenizer {} takes none: the byte 0 separates its documents",
+             shortened(separator), name);
 }
 
 std::string find_tokenizer(const std::string& name) {
@@ -62,8 +77,11 @@ std::string find_tokenizer(const std::string& name) {
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
-  if (name == "byte") return std::make_unique<ByteTokenizer>();
-  if (name == kNoTokenizer) return std::make_unique<NoTokenizer>();
+  if (name == "byte" || name == kNoTokenizer) {
+    if (!options.separator.empty()) refuse_separator(name, options.separator);
+    if (name == "byte") return std::make_unique<ByteTokenizer>();
+    return std::make_unique<NoTokenizer>();
+  }
   std::error_code ignored;
   const std::string path = fs::is_directory(name, ignored) ? find_tokenizer(name) : name;
   if (path.empty() || !fs::is_regular_file(path, ignored))
@@ -82,7 +100,14 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const Tokeniz
 }
 
 void write_tokenizer_files(const std::vector<Tokenizer::File>& files, const std::string& folder) {
-  for (const Tokenizer::File& file : files) write_file_atomically(folder + "/" + file.name, file.content);
+  bool has_separator = false;
+  for (const Tokenizer::File& file : files) {
+    write_file_atomically(folder + "/" + file.name, file.content);
+    has_separator = has_separator || file.name == kSeparatorFile;
+  }
+  // That of another tokenizer, which was in the folder before, would be read with these files.
+  const std::string separator = folder + "/" + kSeparatorFile;
+  if (!files.empty() && !has_separator && is_separator_file(separator)) fs::remove(separator);
 }
 
 std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name) {

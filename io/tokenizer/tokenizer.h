@@ -34,6 +34,8 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text) const;
   // Concatenates the bytes of the tokens. Throws for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
+  // Whether the vocabulary has this token. A model may have more: its vocabulary is often padded.
+  virtual bool has(int32_t token) const = 0;
   virtual bool available() const { return true; }  // false for NoTokenizer only
 };
 
@@ -47,6 +49,7 @@ class ByteTokenizer final : public Tokenizer {
   void append(std::string_view text, std::vector<int32_t>& out) const override;
   size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
+  bool has(int32_t token) const override { return token >= 0 && token < vocab_size(); }
 };
 // The tokenizer.json that gives the tokens of the byte tokenizer in the `tokenizers` library. make_tokenizer recognizes
 // it. Its token 0 is the character U+0000, special, and the others are spelled as in every byte-level vocabulary.
@@ -64,6 +67,7 @@ class NoTokenizer final : public Tokenizer {
   void append(std::string_view, std::vector<int32_t>&) const override { refuse(); }
   size_t append_prefix(std::string_view, std::vector<int32_t>&) const override { refuse(); }
   std::string decode(std::span<const int32_t>) const override { refuse(); }
+  bool has(int32_t) const override { return false; }
 
  private:
   [[noreturn]] static void refuse();
@@ -71,7 +75,10 @@ class NoTokenizer final : public Tokenizer {
 
 struct TokenizerOptions {
   bool special_as_text = false;  // special tokens in a text are encoded as plain text
+  std::string separator = {};    // the token that becomes eot(); "": the one in separator.json, or a usual name
 };
+// Written next to a tokenizer.json whose separator was chosen: {"separator": "<|doc|>"}.
+inline constexpr const char* kSeparatorFile = "separator.json";
 // Makes a tokenizer from a value of data.tokenizer or --tokenizer: `byte`, `none`, a tokenizer.json, GPT-2's
 // encoder.json (or vocab.json) with vocab.bpe (merges.txt) in the same folder, or a folder that holds one of them.
 // Anything else throws a UsageError.

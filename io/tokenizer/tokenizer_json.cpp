@@ -85,16 +85,18 @@ TokenJson byte_vocabulary() {
 
 class Vocabulary {
  public:
-  Vocabulary(const Value& vocab, BpeSpec& spec) : spec_(spec), where_(vocab.path()) {
+  // byte_fallback: the model's flag, under which a character without a token becomes tokens such as <0x0A>.
+  Vocabulary(const Value& vocab, BpeSpec& spec, bool byte_fallback = false) : spec_(spec), where_(vocab.path()) {
     for (const auto& [token, id] : vocab.object().items())
       add(token, Value(where_, id, fmt::format("{}[{}]", vocab.key(), brief(TokenJson(token)))).id());
     TRIAD_CHECK(!ids_.empty(), "{}: {} holds no token", where_, vocab.key());
     for (int byte = 0; byte < 256; ++byte) {
       const auto found = ids_.find(spell_byte(static_cast<uint8_t>(byte)));
       TRIAD_CHECK(found != ids_.end(),
-                  "{}: the vocabulary has no token for byte {:#04x} ({}): byte-level BPE needs all 256 (BpeTrainer's "
+                  "{}: {}the vocabulary has no token for byte {:#04x} ({}): byte-level BPE needs all 256 (BpeTrainer's "
                   "initial_alphabet=ByteLevel.alphabet())",
-                  where_, byte, spell_byte(static_cast<uint8_t>(byte)));
+                  where_, byte_fallback ? "model.byte_fallback is true, and " : "", byte,
+                  spell_byte(static_cast<uint8_t>(byte)));
       spec_.byte_tokens[static_cast<size_t>(byte)] = found->second;
     }
   }
@@ -132,7 +134,6 @@ class Vocabulary {
 void read_model(const Value& model, Vocabulary& vocabulary) {
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (!model[key].absent() && !model[key].text().empty()) model[key].refuse("byte-level BPE has none");
-  if (model["byte_fallback"].flag(false)) model["byte_fallback"].refuse("false is needed: all bytes are tokens");
   if (const Value dropout = model["dropout"]; !dropout.absent() && dropout.json() != 0)
     dropout.refuse("null is needed: tokens are the same every time");
   for (const Value& merge : model["merges"].list()) {
@@ -241,7 +242,7 @@ bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
 }
 
 // Finds the end-of-text token, which these files do not name: an added token with a usual name, or the only special
-// token.
+// token; -1 if there is none.
 int32_t find_eot(const BpeSpec& spec) {
   constexpr const char* kNames[] = {"<|endoftext|>",
                                     "<|end_of_text|>",
@@ -252,17 +253,50 @@ int32_t find_eot(const BpeSpec& spec) {
                                     "<|eot|>",
                                     "<|eot_id|>",
                                     "<\xef\xbd\x9c"
-                                    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+                                    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+                                    "<|bos|>"};
   for (const char* name : kNames)
     for (const AddedToken& token : spec.added)
       if (token.content == name) return token.id;
   const auto special = [](const AddedToken& t) { return t.special; };
   if (std::count_if(spec.added.begin(), spec.added.end(), special) == 1)
     return std::find_if(spec.added.begin(), spec.added.end(), special)->id;
-  fail(
-      "{}: no end-of-text token, which precedes each document: an added token <|endoftext|>, <|end_of_text|>, </s>, "
-      "<eos> or [EOS] is needed, or exactly one special token (add_special_tokens([\"<|endoftext|>\"]))",
-      spec.name);
+  return -1;
+}
+
+// The separator named in the folder of the tokenizer's file; "" if there is none.
+std::string read_separator(const std::string& path) {
+  const std::string file = (std::filesystem::path(path).parent_path() / kSeparatorFile).string();
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) return "";
+  const Json json = parse_json(read_file(file), file);
+  if (!json.is_object() || !json.contains("separator") || !json["separator"].is_string())
+    fail("{} is {}: an object with the string \"separator\" is needed", file, brief(json));
+  return json["separator"].get<std::string>();
+}
+
+// Sets the end-of-text token: `separator`, or if that is "" the one named in the folder of the file `path`, or the
+// usual one. A tokenizer with an unusual one has separator.json among its files.
+void choose_eot(BpeSpec& spec, const Vocabulary& vocabulary, const std::string& path, std::string separator) {
+  const int32_t usual = find_eot(spec);
+  if (separator.empty()) separator = read_separator(path);
+  if (separator.empty()) {
+    if (usual < 0)
+      fail(
+          "{}: no end-of-text token, which precedes each document: an added token <|endoftext|>, <|end_of_text|>, "
+          "</s>, <eos>, [EOS] or <|bos|> is needed, or exactly one special token "
+          "(add_special_tokens([\"<|endoftext|>\"])), or the name of another one (data.separator, triad data "
+          "--separator)",
+          spec.name);
+    spec.eot = usual;
+    return;
+  }
+  const auto added = std::find_if(spec.added.begin(), spec.added.end(),
+                                  [&](const AddedToken& token) { return token.content == separator; });
+  spec.eot = added != spec.added.end() ? added->id : vocabulary.find(separator);
+  if (spec.eot < 0)
+    fail_usage("{}: the separator {} is no token of the vocabulary", spec.name, brief(TokenJson(separator)));
+  if (spec.eot != usual) spec.files.push_back({kSeparatorFile, dump_json(Json{{"separator", separator}}, -1) + "\n"});
 }
 
 }  // namespace
@@ -316,9 +350,11 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const st
   const Value model = root["model"];
   // The oldest tokenizer.json files have no model type.
   if (!model["type"].absent() && model.type() != "BPE") model["type"].refuse("BPE is understood");
-  if (model["vocab"].json() == byte_vocabulary() && model["merges"].list().empty())
+  if (model["vocab"].json() == byte_vocabulary() && model["merges"].list().empty()) {
+    if (!options.separator.empty()) refuse_separator(name, options.separator);
     return std::make_unique<ByteTokenizer>();
-  Vocabulary vocabulary(model["vocab"], spec);
+  }
+  Vocabulary vocabulary(model["vocab"], spec, model["byte_fallback"].flag(false));
   read_model(model, vocabulary);
   read_added_tokens(root["added_tokens"], spec, vocabulary);
   read_normalizer(root["normalizer"], spec);
@@ -326,7 +362,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const st
     root["pre_tokenizer"].refuse("ByteLevel is needed, alone or at the end of a Sequence");
   if (const Value decoder = root["decoder"]; !decoder.absent() && decoder.type() != "ByteLevel")
     decoder["type"].refuse("ByteLevel is understood");
-  spec.eot = find_eot(spec);
+  choose_eot(spec, vocabulary, path, options.separator);
   return std::make_unique<BpeTokenizer>(std::move(spec), options);
 }
 
@@ -354,10 +390,10 @@ std::unique_ptr<Tokenizer> read_bpe_pair(const std::string& name, const std::str
     vocabulary.add_merge(std::string(line.substr(0, space)), std::string(line.substr(space + 1)),
                          fmt::format("line {} of {}", number, merges_path));
   }
-  const int32_t eot = vocabulary.find(kEndOfText);
-  TRIAD_CHECK(eot >= 0, "{}: the vocabulary has no {}", vocabulary_path, kEndOfText);
-  spec.eot = eot;
-  spec.added = {{.content = kEndOfText, .id = eot, .special = true}};
+  const int32_t end_of_text = vocabulary.find(kEndOfText);
+  TRIAD_CHECK(end_of_text >= 0, "{}: the vocabulary has no {}", vocabulary_path, kEndOfText);
+  spec.added = {{.content = kEndOfText, .id = end_of_text, .special = true}};
+  choose_eot(spec, vocabulary, vocabulary_path, options.separator);
   spec.splits = {{.pattern = kGpt2Pattern}};
   return std::make_unique<BpeTokenizer>(std::move(spec), options);
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "engine/check.h"
@@ -85,6 +86,14 @@ constexpr Addition kAdditions[] = {
     {0x2ebf0, 0x2ee5d, "Lo"}, {0x31350, 0x323af, "Lo"},
 };
 
+// The category of one of these characters; "" for any other.
+std::string_view category_of_addition(uint32_t point) {
+  const auto* found = std::upper_bound(std::begin(kAdditions), std::end(kAdditions), point,
+                                       [](uint32_t p, const Addition& a) { return p < a.first; });
+  if (found == std::begin(kAdditions) || point > std::prev(found)->last) return "";
+  return std::prev(found)->category;
+}
+
 // Characters that the `tokenizers` library leaves unchanged, because it normalizes by Unicode 9, although they have a
 // decomposition or a combining class in later versions. The list was made by comparing both for every character.
 constexpr std::pair<uint32_t, uint32_t> kNotNormalized[] = {
@@ -160,6 +169,29 @@ uint32_t point_at(std::string_view text, size_t at) {
   utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
                    static_cast<utf8proc_ssize_t>(text.size() - at), &point);
   return static_cast<uint32_t>(point);
+}
+
+size_t previous_character(std::string_view text, size_t at) {
+  do --at;
+  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xc0) == 0x80);
+  return at;
+}
+
+bool is_white_space(uint32_t c) {
+  return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+size_t length_without_trailing_space(std::string_view text) {
+  size_t end = text.size();
+  while (end > 0) {
+    const size_t at = previous_character(text, end);
+    const uint32_t point = point_at(text, at);
+    const bool separates = point >= 0x1c && point <= 0x1f;  // control characters that Python counts as space
+    if (!separates && !is_white_space(point)) break;
+    end = at;
+  }
+  return end;
 }
 
 namespace {
@@ -278,6 +310,47 @@ std::string new_characters(std::string_view category) {
     if (std::string_view(a.category).starts_with(category))
       ranges += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", a.first, a.last);
   return ranges;
+}
+
+std::vector<uint32_t> case_fold(uint32_t point) {
+  std::array<utf8proc_int32_t, 4> folded{};
+  int boundary = 0;
+  const utf8proc_ssize_t n = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(point), folded.data(), folded.size(),
+                                                     UTF8PROC_CASEFOLD, &boundary);
+  if (n < 1) return {point};
+  return {folded.begin(), folded.begin() + n};
+}
+
+bool begins_case_fold(uint32_t first, uint32_t second) {
+  static const std::set<std::pair<uint32_t, uint32_t>> kBeginnings = [] {
+    constexpr uint32_t kPlanes = 0x20000;  // no later character has a case
+    std::set<std::pair<uint32_t, uint32_t>> beginnings;
+    for (uint32_t point = 0x80; point < kPlanes; ++point)
+      if (const std::vector<uint32_t> folded = case_fold(point); folded.size() > 1)
+        beginnings.emplace(folded[0], folded[1]);
+    return beginnings;
+  }();
+  return kBeginnings.contains({first, second});
+}
+
+bool is_word(uint32_t point) {
+  constexpr std::string_view kCategories[] = {"L", "M", "Nd", "Nl", "Pc"};
+  std::string_view category = category_of_addition(point);
+  if (category.empty()) category = utf8proc_category_string(static_cast<utf8proc_int32_t>(point));
+  for (const std::string_view word : kCategories)
+    if (category.starts_with(word)) return true;
+  // The remaining word characters: join controls, and circled letters, which are symbols that Unicode counts as
+  // alphabetic.
+  return point == 0x200c || point == 0x200d || (point >= 0x24b6 && point <= 0x24e9) ||
+         (point >= 0x1f130 && point <= 0x1f149) || (point >= 0x1f150 && point <= 0x1f169) ||
+         (point >= 0x1f170 && point <= 0x1f189);
+}
+
+bool is_newly_cased(uint32_t point) {
+  // Two small letters that had been without a capital.
+  if (point == 0x19b || point == 0x264) return true;
+  const std::string_view category = category_of_addition(point);
+  return category == "Lu" || category == "Ll";
 }
 
 }  // namespace triad

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace triad {
 
@@ -16,6 +17,12 @@ bool is_cut_character(std::string_view text);
 // Length in bytes of the character that begins at text[at]. The text is UTF-8.
 size_t character_bytes(std::string_view text, size_t at);
 uint32_t point_at(std::string_view text, size_t at);  // code point of the character at text[at]
+// Index of the character before text[at]; at is above 0.
+size_t previous_character(std::string_view text, size_t at);
+// Whether a character has Unicode's property White_Space.
+bool is_white_space(uint32_t point);
+// Length of a text without the white space at its end, as Python's str.rstrip() removes it.
+size_t length_without_trailing_space(std::string_view text);
 
 // Makes any bytes, as in file names, safe for a terminal or a message: one line, without control sequences. Control
 // characters, characters that change the direction of a line, and bytes that are not UTF-8 become \xhh.
@@ -38,5 +45,15 @@ std::optional<std::string> unspell_bytes(std::string_view text);
 // The characters of a general category ("L", "Lu", "Nd", ...) that Unicode 15 and 16 added, as ranges for a class of a
 // PCRE2 pattern.
 std::string new_characters(std::string_view category);
+// Whether the `tokenizers` library takes a character for a part of a word, as Unicode 16 does: letters, digits, marks
+// and connectors.
+bool is_word(uint32_t point);
+
+// The characters that a character becomes where case does not count: often itself, of U+00DF the two of ss.
+std::vector<uint32_t> case_fold(uint32_t point);
+// Whether a character folds to several of which these, folded, are the first two.
+bool begins_case_fold(uint32_t first, uint32_t second);
+// Whether Unicode 15 or 16 gave the character its upper or lower case.
+bool is_newly_cased(uint32_t point);
 
 }  // namespace triad

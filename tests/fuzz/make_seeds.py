@@ -62,6 +62,11 @@ def safetensors():
     put("safetensors", "damaged", file({"__metadata__": {"crc32/a": "00000000"}, "a": tensor("U8", [3], 0, 3)}, b"abc"))
     put("safetensors", "types", file({"a": tensor("F64", [1], 0, 8), "b": tensor("I64", [1], 8, 16),
                                       "c": tensor("I32", [1], 16, 20), "d": tensor("F16", [2], 20, 24)}, data))
+    put("safetensors", "small-types", file({"a": tensor("F4", [2, 3], 0, 3), "b": tensor("F6_E2M3", [4], 3, 6),
+                                            "c": tensor("F6_E3M2", [4], 6, 9), "d": tensor("F8_E8M0", [1], 9, 10),
+                                            "e": tensor("F8_E4M3FNUZ", [1], 10, 11), "f": tensor("F8_E5M2FNUZ", [1], 11, 12),
+                                            "g": tensor("C64", [1], 12, 20)}, data[:20]))
+    put("safetensors", "half-byte", file({"a": tensor("F4", [3], 0, 2)}, b"ab"))
     put("safetensors", "zero", file({"a": tensor("F32", [], 0, 4), "b": tensor("F32", [0, 1 << 40], 4, 4)}, b"\0\0\0\0"))
     put("safetensors", "rank6", file({"a": tensor("U8", [1, 1, 1, 1, 1, 2], 0, 2)}, b"ab"))
     for name, header in {  # tests/fuzz/safetensors.cpp writes the header's length
@@ -90,6 +95,9 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 END = {"id": 300, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
        "normalized": False, "special": True}
 
+NANOCHAT = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|"
+            r"\s+")
+
 
 def tokenizers():
     alphabet = {"%ALPHABET%": 0}
@@ -111,6 +119,11 @@ def tokenizers():
     put("tokenizer_json", "gpt2", file(["a b", "ab ab"]), text)
     put("tokenizer_json", "pairs", file([["a", "b"], ["ab", "ab"]], ignore_merges=True), text)
     put("tokenizer_json", "llama3", file(["a b"], pre=split({"Regex": LLAMA3})), text)
+    put("tokenizer_json", "nanochat", file(["a b"], pre=split({"Regex": NANOCHAT}), byte_fallback=True, added=[
+        {"id": 258 + i, "content": name, "special": True} for i, name in enumerate(("<|bos|>", "<|user_start|>"))]), text)
+    for name, pattern in (("fold-ss", "(?i:ss)"), ("fold-class", "(?i:[\u00c0-\u00ff]|\\x{fb01})"), ("empty-match", "a*|(?=b)"),
+                          ("fold-group", "(?i)s(?:a|(i)b{2}[^k])+\\p{N}|[a-]")):
+        put("tokenizer_json", name, file(["a b"], pre=split({"Regex": pattern})), text)
     put("tokenizer_json", "string", file(["a b"], pre=split({"String": " "}, "MergedWithNext")), text)
     put("tokenizer_json", "removed", file(["a b"], pre=split({"Regex": r"\s+"}, "Removed")), text)
     put("tokenizer_json", "contiguous", file(["a b"], pre=split({"Regex": r"[a-c]|\d"}, "Contiguous", True)), text)

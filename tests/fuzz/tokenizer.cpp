@@ -60,12 +60,12 @@ void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, std::s
          name, vocab, tokenizer.eot());
   const auto whole = read_or_refuse(name, [&] { return tokenizer.encode(text); });
   if (!whole) return;  // the pattern's limit of steps was exceeded
-  for (const int32_t token : *whole) expect(token >= 0 && token < vocab, "{}: encoded as token {}", name, token);
+  for (const int32_t token : *whole) expect(tokenizer.has(token) && token < vocab, "{}: encoded as token {}", name, token);
   const std::string decoded = tokenizer.decode(*whole);
   expect(!lossless || decoded == text, "{}: {:02x} comes back as {:02x}", name, fmt::join(text, " "),
          fmt::join(decoded, " "));
   for (const int32_t outside : {-1, static_cast<int32_t>(vocab)})
-    expect(!accepts(name, [&] { tokenizer.decode({&outside, 1}); }), "{}: token {} is decoded", name, outside);
+    expect(!tokenizer.has(outside) && !accepts(name, [&] { tokenizer.decode({&outside, 1}); }), "{}: token {} is decoded", name, outside);
 
   // Encodes the text in two pieces: the part of its first half that no later text can change, then the rest.
   std::vector<int32_t> pieces;

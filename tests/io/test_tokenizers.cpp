@@ -13,6 +13,7 @@
 #include "io/tokenizer/bpe.h"
 #include "io/tokenizer/bpe_tokenizer.h"
 #include "io/tokenizer/pattern.h"
+#include "io/tokenizer/unicode.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 
@@ -182,6 +183,151 @@ TEST_CASE("tokenizers: spaces, letters, digits and normal forms follow the libra
   CHECK(normalize(NormalForm::nfkc, "a\xef\xac\x83") == "affi");
 }
 
+TEST_CASE("tokenizers: patterns that ignore case, where both libraries fold alike", "[tokenizers]") {
+  struct Case {
+    const char *regex, *text;
+    bool matches;
+  };
+  const Case cases[] = {
+      {"(?i:'(?:[sdmt]|ll|ve|re))", "'LL", true},
+      {"(?i:ss?)", "S", true},
+      {"(?i:s+)x", "s\xc5\xbfx", true},  // U+017F, the long s
+      {"(?i:s[s])", "\xc3\x9f", false},  // U+00DF matches two letters in a row, not a class
+      {"(?i:s)|ss", "ss", true},
+      {"(?i)s|s", "S", true},
+      {"ss|\xc3\x9f", "\xc3\x9f", true},
+      {"(?i:\xc3\xa9)", "\xc3\x89", true},  // e with an accent
+      {R"((?i:\p{N}[\s\d]))", "1 ", true},
+      {R"((?i:[^a-r]))", "Q", false},
+      {R"((?:(?i:a)b))", "AB", false},
+  };
+  for (const Case& c : cases) {
+    INFO(c.regex);
+    const Pattern pattern(c.regex, "here");
+    Pattern::Matcher matcher(pattern);
+    Pattern::Span span;
+    CHECK((pattern.find(matcher, c.text, 0, false, span) == Pattern::Found::match) == c.matches);
+  }
+}
+
+TEST_CASE("tokenizers: word characters are Unicode 16's", "[tokenizers]") {
+  for (const uint32_t point : {0x41u,    0x5fu,    0x39u,    0xaau,    0x301u,   0x203fu,  0x2160u,  0x200du,
+                               0x24b6u,  0x1f130u, 0x897u,   0x1c89u,  0xa7cbu,  0x105c0u, 0x10d40u, 0x10efcu,
+                               0x113b8u, 0x11f02u, 0x16100u, 0x1ccf0u, 0x1e5d0u, 0x2ebf0u, 0x31350u, 0x323afu}) {
+    INFO(fmt::format("U+{:04X}", point));
+    CHECK(is_word(point));
+  }
+  for (const uint32_t point :
+       {0x20u, 0x2du, 0xb2u, 0x200bu, 0x2029u, 0x1f600u, 0x1b4eu, 0x2427u, 0x1cc00u, 0x10d6eu, 0x1d2c0u, 0x323b0u}) {
+    INFO(fmt::format("U+{:04X}", point));
+    CHECK(!is_word(point));
+  }
+  const TemporaryFolder folder;
+  const auto tokenizer = tokenizer_of(folder, known_cases().front(), [](Json& j) {
+    j["added_tokens"].push_back({{"id", 900}, {"content", "if"}, {"single_word", true}, {"special", false}});
+  });
+  const auto has_token = [&](const std::string& text) {
+    const std::vector<int32_t> tokens = tokenizer->encode(text);
+    return std::count(tokens.begin(), tokens.end(), 900) == 1;
+  };
+  CHECK(has_token("if \xe1\xb2\x89"));
+  CHECK(!has_token("if\xe1\xb2\x89"));  // U+1C89 is a letter
+}
+
+TEST_CASE("tokenizers: byte_fallback changes nothing where all bytes are tokens", "[tokenizers]") {
+  const TemporaryFolder folder;
+  for (const Json& known : known_cases()) {
+    INFO(known["name"]);
+    const auto tokenizer = tokenizer_of(folder, known, [](Json& j) { j["model"]["byte_fallback"] = true; });
+    for (size_t i = 0; i < known["texts"].size(); ++i)
+      CHECK(tokenizer->encode(known["texts"][i].get<std::string>()) == known["ids"][i].get<std::vector<int32_t>>());
+  }
+}
+
+TEST_CASE("tokenizers: the separator has a usual name or is named", "[tokenizers]") {
+  const TemporaryFolder folder;
+  const Json known = known_cases().front();
+  constexpr int32_t kUser = 900;
+  const auto named = [](const std::string& first) {  // token 0, next to another special token
+    return [first](Json& j) {
+      j["model"]["vocab"].erase("<|endoftext|>");
+      j["model"]["vocab"][first] = 0;
+      j["added_tokens"][0]["content"] = first;
+      j["added_tokens"].push_back({{"id", kUser}, {"content", "<|user_start|>"}, {"special", true}});
+    };
+  };
+  CHECK(tokenizer_of(folder, known, named("<|bos|>"))->eot() == 0);
+  CHECK(tokenizer_of(folder, known, named("<|bos|>"))->files().size() == 1);
+  check_error([&] { tokenizer_of(folder, known, named("<|doc|>")); }, {"end-of-text", "--separator", "data.separator"});
+  for (const auto& [separator, id] : {std::pair{"<|doc|>", 0}, {"<|user_start|>", kUser}}) {
+    INFO(separator);
+    const auto tokenizer = tokenizer_of(folder, known, named("<|doc|>"), {.separator = separator});
+    CHECK(tokenizer->eot() == id);
+    // Copies of the files are the same tokenizer, and another one does not read their separator.
+    std::filesystem::create_directories(folder.file("copy"));
+    write_tokenizer_files(tokenizer->files(), folder.file("copy"));
+    const auto copy = make_tokenizer(folder.file("copy"));
+    CHECK(copy->eot() == id);
+    CHECK(copy->files() == tokenizer->files());
+    CHECK(make_tokenizer(folder.file("copy"), {.separator = "<|user_start|>"})->eot() == kUser);
+    write_tokenizer_files(tokenizer_of(folder, known)->files(), folder.file("copy"));
+    CHECK(!std::filesystem::exists(folder.file("copy/separator.json")));
+  }
+  // The usual separator needs no file.
+  const auto usual = [&](const std::string& separator) {
+    return tokenizer_of(folder, known, named("<|bos|>"), {.separator = separator});
+  };
+  CHECK(usual("<|bos|>")->files() == usual("")->files());
+  CHECK(usual("<|user_start|>")->files() != usual("")->files());
+  check_error([&] { usual("<|none|>"); }, {"<|none|>", "no token"});
+  CHECK_THROWS_AS(make_tokenizer("byte", {.separator = "<|bos|>"}), UsageError);
+  write_text(folder.file("separator.json"), "[1]");
+  check_error([&] { usual(""); }, {"separator.json", "[1]"});
+}
+
+TEST_CASE("tokenizers: shards, runs and checkpoints keep a separator that was named", "[tokenizers]") {
+  const TemporaryFolder folder;
+  constexpr int kDocument = 700;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += fmt::format("Line {} of a text, it's all there is. ", i);
+  write_text(folder.file("a.txt"), text);
+  const auto tokenizer = tokenizer_of(folder, known_cases().front(), [](Json& j) {
+    j["added_tokens"].push_back({{"id", kDocument}, {"content", "<|doc|>"}, {"special", true}});
+  });
+  const auto run = [&](const std::string& args, int code) {
+    const test::Outcome outcome = test::run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(outcome.exit_code == code);
+    return outcome.output;
+  };
+  const std::string shards = folder.file("shards"), json = folder.file("tokenizer.json");
+  run(fmt::format("data --tokenizer {} --separator '<|doc|>' --input {} --out {}", json, folder.file("a.txt"), shards),
+      0);
+  CHECK(parse_json(read_file(shards + "/manifest.json"), "manifest")["eot"] == kDocument);
+  const std::string train = "train " TRIAD_SOURCE_DIR
+                            "/configs/tiny.json --set train.steps=1 --set runtime.device=cpu --set train.eval_every=0 "
+                            "--set model.vocab_size=1024 ";
+  const auto out = [&](const std::string& name) { return "--set log.out_dir=" + folder.file(name) + " "; };
+  const auto data = [&](const char* kind, const std::string& paths) {
+    return fmt::format("--set data.kind={} --set 'data.paths=[\"{}\"]' ", kind, paths);
+  };
+  const std::string of_shards = train + data("shards", shards);
+  run(of_shards + out("from_shards"), 0);
+  run(train + data("text", folder.file("a.txt")) + "--set data.tokenizer=" + json + " --set 'data.separator=<|doc|>' " +
+          out("from_text"),
+      0);
+  for (const std::string name : {"from_shards", "from_text"}) {
+    INFO(name);
+    CHECK(make_tokenizer(folder.file(name))->eot() == kDocument);
+    CHECK(make_tokenizer(folder.file(name + "/checkpoints/step_1"))->eot() == kDocument);
+    CHECK(parse_json(run("generate --json --device cpu --tokens 1 --prompt x --checkpoint " + folder.file(name), 0),
+                     "generate")["tokens"]
+              .size() <= 1);
+  }
+  CHECK(test::has(run(of_shards + "--set 'data.separator=<|endoftext|>' " + out("other"), 2), "<|endoftext|>"));
+  CHECK(test::has(run(of_shards + "--set data.tokenizer=" + json + " " + out("other"), 2), "data.tokenizer"));
+}
+
 TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
   const TemporaryFolder folder;
   std::mt19937 random(6);
@@ -294,7 +440,13 @@ TEST_CASE("tokenizers: invalid and unsupported files are refused", "[tokenizers]
       {"merge is a number", [](Json& j) { j["model"]["merges"].push_back(7); }, {"model.merges[", "7", "list"}},
       {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, {"model.dropout", "0.1"}},
       {"suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, {"end_of_word_suffix", "</w>"}},
-      {"byte fallback", [](Json& j) { j["model"]["byte_fallback"] = true; }, {"byte_fallback"}},
+      {"byte fallback of a byte without token",
+       [](Json& j) {
+         j["model"]["byte_fallback"] = true;
+         j["model"]["vocab"].erase("A");
+         j["model"]["merges"] = Json::array();
+       },
+       {"model.byte_fallback is true", "0x41"}},
       {"normalizer",
        [](Json& j) {
          j["normalizer"] = {{"type", "Lowercase"}};
@@ -336,6 +488,29 @@ TEST_CASE("tokenizers: invalid and unsupported files are refused", "[tokenizers]
       {"pattern with n or none", pattern("a{3}?"), {"a{3}?", "}?"}},
       {"pattern with a late flag", pattern("a(?i)b"), {"a(?i)b", "group"}},
       {"pattern with a name", pattern("(?<n>a)"), {"(?<n>a)", "group"}},
+      {"pattern with a ) alone", pattern("a)"), {"a)", "without its ("}},
+      {"empty match", pattern("a*"), {"a*", "empty text"}},
+      {"empty match of a branch", pattern("ab|(?=c)"), {"ab|(?=c)", "empty text"}},
+      {"empty match of a string",
+       [split](Json& j) {
+         Json changed = split;
+         changed["pattern"] = {{"String", ""}};
+         j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {changed, j["pre_tokenizer"]}}};
+       },
+       {"empty text"}},
+      {"ss in any case", pattern("(?i:ss)"), {"(?i:ss)", "U+0073 and U+0073", "offset 5"}},
+      {"ss in any case, by a group", pattern("(?i)s(?:s|t)"), {"U+0073 and U+0073"}},
+      {"ss in any case, by a repetition", pattern("(?i:s{1}s)"), {"U+0073 and U+0073"}},
+      {"ss in any case, by codes", pattern(R"((?i:\x53\u017f))"), {"U+0073 and U+0073"}},
+      {"a ligature's letters", pattern("x|(?i:(a|f)i)"), {"U+0066 and U+0069"}},
+      {"sharp s", pattern("(?i:\xc3\x9f)"), {"U+00DF", "several characters"}},
+      {"sharp s in a class", pattern("(?i:[\xc3\x80-\xc3\xbf])"), {"U+00DF", "several characters"}},
+      {"capital I with a dot", pattern("(?i:\xc4\xb0)"), {"U+0130", "several characters"}},
+      {"a ligature by its code", pattern(R"((?i:\x{fb01}))"), {"U+FB01", "several characters"}},
+      {"a new letter in any case", pattern(R"((?i:\x{1c8a}))"), {"U+1C8A", "older versions"}},
+      {"a letter with a new capital", pattern(R"((?i:[\x{264}]))"), {"U+0264", "older versions"}},
+      {"capitals in any case", pattern(R"((?i:a\p{Lu}))"), {R"(\p{Lu} in (?i))"}},
+      {"marks in any case", pattern(R"((?i:[\p{M}]))"), {R"(\p{M} in (?i))"}},
   };
   for (const Case& c : cases) {
     INFO(c.name);

@@ -5,7 +5,9 @@
 
 #include "engine/random_streams.h"
 #include "engine/rng.h"
+#include "io/json_config.h"
 #include "model/sampling.h"
+#include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 
@@ -59,6 +61,34 @@ TEST_CASE("generate: a text continues past its context, and ends at a stop token
   const Outcome refused = run_program(generate + "--stop 300");
   CHECK(refused.exit_code == 2);
   CHECK(refused.output.find("300") != std::string::npos);
+}
+
+TEST_CASE("generate: no tokens, and tokens that the tokenizer lacks", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder);
+  CHECK(printed(fresh + "--prompt abc --tokens 0") == "abc\n");
+  CHECK(printed(fresh + "--prompt-ids 1,2 --prompt b --tokens 0") == "b\n---\n1,2\n");
+  CHECK(parse_json(printed(fresh + "--prompt abc --tokens 0 --json"), "generate") ==
+        Json({{"prompt", "abc"}, {"text", ""}, {"tokens", Json::array()}, {"stopped", false}}));
+  // The vocabulary has a hole before its last token, and the model's is padded.
+  constexpr int64_t kLast = 460, kPadded = 512;
+  Json tokenizer = parse_json(test::bpe_tokenizer_json(), "tokenizer");
+  tokenizer["added_tokens"].push_back({{"id", kLast}, {"content", "<|last|>"}, {"special", true}});
+  test::write_text(folder.file("tokenizer.json"), tokenizer.dump());
+  printed(fmt::format("init {} --set model.vocab_size={} --set data.tokenizer={} --out {}", kTiny, kPadded,
+                      folder.file("tokenizer.json"), folder.file("padded")));
+  const std::string generate =
+      "generate --device cpu --tokens 100 --temperature 1000 --prompt a --prompt b --prompt c ";
+  std::istringstream lines(printed(generate + "--json --checkpoint " + folder.file("padded")));
+  bool in_hole = false, past_last = false;
+  for (std::string line; std::getline(lines, line);)
+    for (const Json& token : parse_json(line, "generate")["tokens"]) {
+      in_hole = in_hole || (token >= test::kBpeTokens && token < kLast);
+      past_last = past_last || token > kLast;
+    }
+  CHECK(in_hole);
+  CHECK(past_last);
+  CHECK(printed(generate + "--checkpoint " + folder.file("padded")).find('?') != std::string::npos);
 }
 
 TEST_CASE("generate: sampling uses other random numbers than the weights of the same seed", "[generate]") {

@@ -9,9 +9,11 @@
 #include <string_view>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"
+#include "io/tokenizer/unicode.h"
 #include "kernels/common/integer.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
@@ -33,6 +35,7 @@ struct Request {
   size_t first = 0;             // index of the first token of the continuation
   double logprob = 0;
   bool greedy = true;
+  std::string error;  // what is wrong with the request, which is not scored then
   size_t count() const { return tokens.size() - first; }
 };
 
@@ -44,36 +47,54 @@ struct Window {
 
 // Tokenizes a request. White space at the end of the context moves to the continuation, because a word and the space
 // before it are one token.
-Request make_request(std::string context, std::string continuation, const Tokenizer& tokenizer,
-                     const std::string& where) {
-  const size_t end = context.find_last_not_of(" \t\n\v\f\r") + 1;  // npos + 1 is 0, for a context of white space only
+Request make_request(std::string context, std::string continuation, const Tokenizer& tokenizer) {
+  const size_t end = length_without_trailing_space(context);
   continuation = context.substr(end) + continuation;
   context.resize(end);
+  TRIAD_CHECK(!continuation.empty(), "the continuation is empty");
   Request request;
+  const std::vector<int32_t> before = tokenizer.encode(context);
+  std::vector<int32_t> both = tokenizer.encode(context + continuation);
+  if (both.size() <= before.size()) {  // it joins the last token of the context, so it is encoded alone
+    both = before;
+    tokenizer.append(continuation, both);
+  }
   request.tokens = {tokenizer.eot()};
-  for (const int32_t token : tokenizer.encode(context + continuation)) request.tokens.push_back(token);
-  request.first = 1 + tokenizer.encode(context).size();
-  TRIAD_CHECK(request.first < request.tokens.size(), "{}: the continuation has no token of its own", where);
+  request.tokens.insert(request.tokens.end(), both.begin(), both.end());
+  request.first = 1 + before.size();
+  return request;
+}
+
+// Reads the request in a line. Throws an Error that says what is wrong with it.
+Request read_request(std::string_view text, const std::string& where, const Tokenizer& tokenizer, int64_t vocab) {
+  const Json line = parse_json(text, where);
+  const auto field = [&](const char* key) {
+    const bool is_text = line.is_object() && line.contains(key) && line[key].is_string();
+    TRIAD_CHECK(is_text, "{}: {}: an object with the strings \"context\" and \"continuation\" is needed", where,
+                brief(line));
+    return line[key].get<std::string>();
+  };
+  Request request;
+  try {
+    request = make_request(field("context"), field("continuation"), tokenizer);
+  } catch (const Error& e) { fail("{}: {}", where, e.what()); }
+  for (const int32_t token : request.tokens)
+    TRIAD_CHECK(token < vocab, "{}: token {} is outside of the model's vocabulary of {}", where, token, vocab);
   return request;
 }
 
 std::vector<Request> read_requests(const std::string& path, const Tokenizer& tokenizer, int64_t vocab) {
   const std::string text = read_whole_text(path), name = path == kStandardInput ? "standard input" : path;
+  tokenizer.eot();  // throws where there is no tokenizer, which is no error of a line
   std::vector<Request> requests;
   std::string_view rest = text;
   for (int64_t number = 1; !rest.empty(); ++number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
-    const std::string where = fmt::format("{} line {}", name, number);
-    const Json line = parse_json(rest.substr(0, end), where);
-    const auto field = [&](const char* key) {
-      const bool is_text = line.is_object() && line.contains(key) && line[key].is_string();
-      TRIAD_CHECK(is_text, "{}: {}: an object with the strings \"context\" and \"continuation\" is needed", where,
-                  brief(line));
-      return line[key].get<std::string>();
-    };
-    requests.push_back(make_request(field("context"), field("continuation"), tokenizer, where));
-    for (const int32_t token : requests.back().tokens)
-      TRIAD_CHECK(token < vocab, "{}: token {} is outside of the model's vocabulary of {}", where, token, vocab);
+    try {
+      requests.push_back(read_request(rest.substr(0, end), fmt::format("{} line {}", name, number), tokenizer, vocab));
+    } catch (const Error& e) {  // an error of this line alone
+      requests.emplace_back().error = e.what();
+    }
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
   TRIAD_CHECK(!requests.empty(), "{}: there is no line to score", name);
@@ -83,6 +104,7 @@ std::vector<Request> read_requests(const std::string& path, const Tokenizer& tok
 // Adds the windows of a request. The continuation gets as much context as fits in T tokens. A continuation longer than
 // T is cut into consecutive windows without further context, as in `triad eval`.
 void add_windows(std::vector<Window>& windows, const Request& r, size_t request, size_t T) {
+  if (!r.error.empty()) return;
   const size_t predictions = r.tokens.size() - 1;
   if (r.count() <= T) {
     const size_t size = std::min(T, predictions);
@@ -135,20 +157,17 @@ void score_batch(LoadedModel& loaded, std::vector<Request>& requests, std::span<
 }
 
 std::string result_line(const Request& r, const std::string& checkpoint, size_t number) {
+  if (!r.error.empty()) return dump_json(Json{{"error", r.error}}, -1) + "\n";
   TRIAD_CHECK(std::isfinite(r.logprob), "{}: the log-probability of line {} is {}: weights that are not finite?",
               checkpoint, number, r.logprob);
   const Json line = {{"logprob", r.logprob}, {"tokens", r.count()}, {"greedy", r.greedy}};
   return dump_json(line, -1) + "\n";
 }
 
-void score(const Options& o) {
-  check_environment();
-  const ModelSource source = find_model(o.checkpoint);
-  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(source.folder, source.config.data.tokenizer);
-  std::vector<Request> requests = read_requests(o.jsonl, *tokenizer, source.config.model.vocab_size);
-  const auto most = static_cast<size_t>(o.seq > 0 ? o.seq : source.config.train.longest_seq_len());
-  std::vector<Window> windows;
-  for (size_t i = 0; i < requests.size(); ++i) add_windows(windows, requests[i], i, most);
+// Scores all windows, and calls done(n) when the results of the first n requests are complete.
+template <class Done>
+void score_windows(const Options& o, size_t most, std::vector<Request>& requests, std::span<const Window> windows,
+                   Done&& done) {
   size_t longest = 0;
   for (const Window& w : windows) longest = std::max(longest, w.size);
   constexpr size_t kTile = 64;  // kernels round rows up to tiles of this size, so a shorter row costs as much
@@ -160,23 +179,41 @@ void score(const Options& o) {
                       .batch = static_cast<int64_t>(B),
                       .seq_len = static_cast<int64_t>(T)});
   WorkProgress progress("score", "windows", static_cast<int64_t>(windows.size()));
-  std::string text;
   int64_t tokens = 0;
-  size_t written = 0;
   for (size_t begin = 0; begin < windows.size(); begin += B) {
-    const auto batch = std::span(windows).subspan(begin, std::min(B, windows.size() - begin));
+    const auto batch = windows.subspan(begin, std::min(B, windows.size() - begin));
     score_batch(loaded, requests, batch);
     for (const Window& w : batch) tokens += static_cast<int64_t>(w.size);
     progress.show(static_cast<int64_t>(begin + batch.size()), tokens);
-    const bool last = begin + B >= windows.size();
-    for (const size_t whole = last ? requests.size() : windows[begin + B].request; written < whole; ++written)
-      text += result_line(requests[written], o.checkpoint, written + 1);
-    if (o.out != kStandardInput) continue;
+    if (begin + B < windows.size()) done(windows[begin + B].request);
+  }
+}
+
+void score(const Options& o) {
+  check_environment();
+  const ModelSource source = find_model(o.checkpoint);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(source.folder, source.config.data.tokenizer);
+  std::vector<Request> requests = read_requests(o.jsonl, *tokenizer, source.config.model.vocab_size);
+  const auto most = static_cast<size_t>(o.seq > 0 ? o.seq : source.config.train.longest_seq_len());
+  std::vector<Window> windows;
+  for (size_t i = 0; i < requests.size(); ++i) add_windows(windows, requests[i], i, most);
+  std::string text;
+  size_t written = 0;
+  const auto write = [&](size_t whole) {
+    for (; written < whole; ++written) text += result_line(requests[written], o.checkpoint, written + 1);
+    if (o.out != kStandardInput) return;
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
     text.clear();
-  }
+  };
+  if (!windows.empty()) score_windows(o, most, requests, windows, write);
+  write(requests.size());
   if (o.out != kStandardInput) write_file_atomically(o.out, text);
+  const auto is_bad = [](const Request& r) { return !r.error.empty(); };
+  const auto first = std::find_if(requests.begin(), requests.end(), is_bad);
+  if (first == requests.end()) return;
+  fail("{} of {} could not be scored, and the others were: {}", std::count_if(first, requests.end(), is_bad),
+       counted(requests.size(), "request"), first->error);
 }
 
 }  // namespace
@@ -194,7 +231,8 @@ void add_score(CLI::App& app) {
   verb->add_option(
           "--out", o->out,
           "file of results, one line per request: {\"logprob\": log-probability of the continuation in nats, "
-          "\"tokens\": number of its tokens, \"greedy\": whether the model finds each of them the most likely one}; "
+          "\"tokens\": number of its tokens, \"greedy\": whether the model finds each of them the most likely one}, or "
+          "{\"error\": what is wrong with the request}, after which the exit code is 1; "
           "-: standard output")
       ->capture_default_str();
   verb->add_option("--seq", o->seq, "longest window of context and continuation in tokens; 0: the training length")

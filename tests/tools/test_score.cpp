@@ -1,10 +1,13 @@
 // triad score, compared with triad eval (equal losses) and triad generate (equal most likely tokens); eval --batches;
 // sources of generate's prompts; weights given by their file; folders of shards.
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
 #include "io/json_config.h"
+#include "io/tokenizer/tokenizer.h"
+#include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 
@@ -89,6 +92,10 @@ TEST_CASE("score: white space at the end of a context is scored, and a long cont
   CHECK(spaces[0] == spaces[1]);
   CHECK(spaces[0]["tokens"] == 4);
   CHECK(spaces[2] == spaces[3]);
+  // White space is what Python's str.rstrip() removes.
+  for (const std::string space : {"\x0b", "\x1c", "\xc2\x85", "\xc2\xa0", "\xe2\x80\xa8", "\xe3\x80\x80"})
+    CHECK(t.score({{"one" + space, "two"}}).at(0)["tokens"] == space.size() + 3);
+  CHECK(t.score({{"one\xe2\x80\x8b", "two"}}).at(0)["tokens"] == 3);  // not a space of no width
   // In a row of 48 the last 4 predictions are those of the continuation, so only the last 45 tokens of the context
   // count.
   const std::string same(45, 'c');
@@ -126,25 +133,104 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   CHECK(json_lines(piped.output).size() == 2);
   CHECK(run_ok(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
   CHECK(read_text(t.folder.file("out")) == piped.output);
+  // A line that is no request has an error in its place, and the others have their results.
   const auto refused = [&](const std::string& line, const std::string& words) {
-    write_text(t.folder.file("bad"), R"({"context": "a", "continuation": "b"})"
-                                     "\n" +
-                                         line + "\n");
-    const Outcome outcome = run_program(score + t.folder.file("bad") + " --out " + t.folder.file("none"));
-    INFO(line << "\n" << outcome.output);
-    CHECK(outcome.exit_code == 1);
-    CHECK(has(outcome.output, "bad line 2: "));
-    CHECK(has(outcome.output, words));
-    CHECK_FALSE(std::filesystem::exists(t.folder.file("none")));
+    const std::string first = R"({"context": "a", "continuation": "b"})",
+                      third = R"({"context":"","continuation":"c"})";
+    write_text(t.folder.file("bad"), first + "\n" + line + "\n" + third + "\n");
+    for (const char* batch : {"1", "8"}) {
+      const Outcome outcome =
+          run_program(score + t.folder.file("bad") + " --batch " + batch + " --out " + t.folder.file("results"));
+      INFO(line << "\n" << outcome.output);
+      CHECK(outcome.exit_code == 1);
+      CHECK(has(outcome.output, "1 of 3 requests could not be scored"));
+      CHECK(has(outcome.output, "bad line 2: "));
+      const std::string results = read_text(t.folder.file("results"));
+      const std::vector<Json> lines = json_lines(results), good = json_lines(piped.output);
+      REQUIRE(lines.size() == 3);
+      CHECK(lines[0] == good[0]);
+      CHECK(has(lines[1]["error"].get<std::string>(), "bad line 2: "));
+      CHECK(has(lines[1]["error"].get<std::string>(), words));
+      CHECK(lines[2] == good[1]);
+      CHECK(run_command(TRIAD_PROGRAM " " + score + t.folder.file("bad") + " 2>/dev/null").output == results);
+    }
   };
   refused("{\"context\": \"a\"", "no JSON");
   refused("", "no JSON");
   refused("[1]", "context");
   refused(R"({"context": "a"})", "\"continuation\"");
+  refused("\xff", "no JSON");
   refused(R"({"context": 3, "continuation": "b"})", "\"context\"");
-  refused(R"({"context": "a", "continuation": ""})", "no token");
+  refused(R"({"context": "a", "continuation": ""})", "is empty");
+  write_text(t.folder.file("bad"), "x\n");
+  const Outcome none = run_command(TRIAD_PROGRAM " " + score + t.folder.file("bad") + " 2>/dev/null");
+  CHECK(none.exit_code == 1);
+  CHECK(json_lines(none.output).size() == 1);
   write_text(t.folder.file("bad"), "");
   CHECK(run_program(score + t.folder.file("bad")).exit_code == 1);
+}
+
+TEST_CASE("score: a continuation that joins the context's last token is encoded alone", "[score]") {
+  const TemporaryFolder folder;
+  const Json file = parse_json(bpe_tokenizer_json(), "tokenizer");
+  write_text(folder.file("tokenizer.json"), file.dump());
+  const std::string checkpoint = folder.file("checkpoint");
+  run_ok("init " + kTiny + " --set model.vocab_size=512 --set data.tokenizer=" + folder.file("tokenizer.json") +
+         " --out " + checkpoint);
+  // The two halves of a token of letters.
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(folder.file("tokenizer.json"));
+  std::string word;
+  for (const auto& [token, id] : file["model"]["vocab"].items())
+    if (token.size() >= 2 && token.find_first_not_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos &&
+        tokenizer->encode(token).size() == 1)
+      word = token;
+  REQUIRE(word.size() >= 2);
+  const std::string begin = word.substr(0, 1), end = word.substr(1);
+  write_text(folder.file("requests"), Json({{"context", begin}, {"continuation", end}}).dump() + "\n" +
+                                          Json({{"context", "x"}, {"continuation", " y"}}).dump() + "\n");
+  const std::vector<Json> scored = json_lines(
+      run_ok("score --device cpu --checkpoint " + checkpoint + " --jsonl " + folder.file("requests")).output);
+  REQUIRE(scored.size() == 2);
+  CHECK(scored[0]["tokens"] == tokenizer->encode(end).size());
+  CHECK(scored[0]["logprob"].get<double>() < 0);
+}
+
+TEST_CASE("score: the adapter to lm-evaluation-harness", "[score]") {
+  if (std::system("python3 -c '' 2>/dev/null") != 0) {
+    std::printf("SKIPPED: no python3\n");
+    return;
+  }
+  Trained t;
+  const std::string api = t.folder.file("lm_eval/api");
+  std::filesystem::create_directories(api);
+  write_text(t.folder.file("lm_eval/__init__.py"), "");
+  write_text(api + "/__init__.py", "");
+  write_text(api + "/model.py", "class LM:\n    pass\n");
+  write_text(api + "/registry.py", "def register_model(name):\n    return lambda made: made\n");
+  // Characters at which str.splitlines() splits, and which JSON writes as they are.
+  write_text(t.folder.file("test.py"), R"(
+import sys
+import lm_eval_triad
+model = lm_eval_triad.TriadLM(sys.argv[1], program=sys.argv[2], device="cpu")
+for text in ("plain", "a\u2028b", "a\u2029b", "a\u0085b", "a\x1cb", "a\r\nb", "a\n"):
+    assert isinstance(model.generate(text, {"max_gen_toks": 2, "temperature": 0.0}), str), ascii(text)
+pairs = [("a\u2028", "b"), ("x", ""), ("a\u00a0", "\u2029c"), ("a", "\u00a0\u2029c")]
+scores = model.score(pairs)
+assert len(scores) == 4 and scores[1] == (0.0, True), scores
+assert scores[2] == scores[3], scores
+try:
+    model.run("score", "--jsonl", "-", text='{"context": "a"}\n')
+    sys.exit("an error was not raised")
+except ValueError as error:
+    assert "continuation" in str(error), error
+print("fine")
+)");
+  const Outcome outcome =
+      run_command("PYTHONPATH=" + t.folder.path() + ":" TRIAD_SOURCE_DIR "/tools/huggingface python3 -B " +
+                  t.folder.file("test.py") + " " + t.folder.file("run") + " " TRIAD_PROGRAM);
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(has(outcome.output, "fine"));
 }
 
 TEST_CASE("eval: --batches N evaluates the first N batches", "[score]") {

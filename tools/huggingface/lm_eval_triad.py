@@ -25,8 +25,14 @@ class TriadLM(LM):
 
     def run(self, verb, *options, text=None):
         command = [self.program, verb, *self.options, *options]
-        result = subprocess.run(command, input=text, stdout=subprocess.PIPE, check=True, encoding="utf-8")
-        return [json.loads(line) for line in result.stdout.splitlines()]
+        result = subprocess.run(command, input=text, stdout=subprocess.PIPE, encoding="utf-8")
+        # Not splitlines(), which also splits at U+0085, U+2028 and U+2029, as strings of JSON may hold them.
+        lines = [json.loads(line) for line in result.stdout.split("\n") if line]
+        for line in lines:
+            if "error" in line:
+                raise ValueError(f"triad {verb}: {line['error']}")
+        result.check_returncode()
+        return lines
 
     def score(self, pairs):
         """Returns (log-probability, is greedy) of each (context, continuation)."""

@@ -93,6 +93,10 @@ std::string size_text(const WrittenWeights& written) {
 void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const std::string& out) {
   ModelSource source = e.source;
   source.origin = origin_for_tokens(std::move(source.origin), *e.tokenizer, source.config.data.tokenizer);
+  // Only a checkpoint of triad import says that it has done no step.
+  const Json figures = figures_of(source.folder);
+  const bool trained = !figures.contains("step") || figures["step"] != 0;
+  const bool lost_template = trained && remove_chat_template(source.origin);
   const ExportClass c = export_class(source.config.model, source.origin);
   const std::vector<Tokenizer::File> tokenizer =
       tokenizer_files(*e.tokenizer, source.origin, c, source.config.train.longest_seq_len());
@@ -113,6 +117,12 @@ void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const 
   });
   if (tokenizer.empty())
     fmt::print(stderr, "triad: {} has no tokenizer, so {} has none either\n", e.source.folder, out);
+  if (lost_template)
+    fmt::print(
+        stderr,
+        "triad: {} has no chat_template: the imported model's was not used in training, so prompts in its form may "
+        "be answered badly (its file is in the folder that was imported)\n",
+        out);
   fmt::print("{}: {}, {} tensors, {}, {}\n", out, c.word(), e.specs.size(), name_of(dtype), size_text(written));
   if (!c.huggingface)
     fmt::print("model_type triad, because of {}: from_pretrained needs trust_remote_code=True\n", c.reason);

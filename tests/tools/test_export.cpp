@@ -267,6 +267,34 @@ TEST_CASE("export: a model that was trained on tokens of another tokenizer leave
   }
 }
 
+TEST_CASE("export: a chat_template leaves only with the model that it came with", "[export]") {
+  const TemporaryFolder folder;
+  HuggingFaceFolder model = tiny_llama();
+  model.set_vocabulary(kBpeTokens);
+  const std::string hf = folder.file("hf"), checkpoint = folder.file("checkpoint"), run = folder.file("run");
+  model.write(hf);
+  write_text(hf + "/tokenizer.json", bpe_tokenizer_json());
+  write_text(hf + "/tokenizer_config.json", R"({"chat_template": "{{ messages }}", "eos_token": "x"})");
+  write_text(hf + "/chat_template.jinja", "{{ messages }}");
+  write_text(hf + "/chat_template.json", R"({"chat_template": "{{ messages }}"})");
+  run_ok("import " + hf + " --out " + checkpoint);
+  const std::string kept = run_ok("export " + checkpoint + " --out " + folder.file("kept"));
+  CHECK(!has(kept, "chat_template"));
+  for (const char* file : {"/tokenizer_config.json", "/chat_template.jinja", "/chat_template.json"})
+    CHECK(read_text(folder.file("kept") + file) == read_text(hf + file));
+  run_ok("train " + checkpoint + "/config.json --set train.steps=1 --set train.seq_len=32 --set train.lr=1e-6 " +
+         "--set train.save_every=1 --set runtime.device=cpu --set log.out_dir=" + run);
+  for (const std::string from : {run, run + "/checkpoints/step_1", run + "/model.safetensors"}) {
+    INFO(from);
+    const std::string out = folder.file("out");
+    fs::remove_all(out);
+    CHECK(has(run_ok("export " + from + " --out " + out), out + " has no chat_template"));
+    CHECK(!fs::exists(out + "/chat_template.jinja"));
+    CHECK(!fs::exists(out + "/chat_template.json"));
+    CHECK(json_of(out + "/tokenizer_config.json") == Json({{"eos_token", "x"}}));
+  }
+}
+
 TEST_CASE("export: bf16 rounds to nearest even; large weights are split and indexed", "[export]") {
   const Exported e("", "--file-gb 2e-5");  // 20,000 bytes
   const SafetensorsFile ours(e.checkpoint + "/model.safetensors");

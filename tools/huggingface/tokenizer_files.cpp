@@ -11,6 +11,8 @@ namespace triad {
 namespace {
 
 constexpr const char *kConfigFile = "tokenizer_config.json", *kClassKey = "tokenizer_class";
+constexpr const char *kTemplateJson = "chat_template.json", *kTemplateJinja = "chat_template.jinja",
+                     *kTemplateKey = "chat_template";
 constexpr const char* kAnyClass = "PreTrainedTokenizerFast";  // takes any tokenizer.json
 
 // The files that hold the vocabulary, under the names that transformers reads.
@@ -29,8 +31,8 @@ std::string json_file(const Json& json) { return dump_json(json, 2) + "\n"; }
 // The small files that the import has kept. A model of another class than the imported one needs a tokenizer_class,
 // because transformers would look it up by the model's class.
 std::vector<Tokenizer::File> imported_files(const Json& origin, const ExportClass& c) {
-  constexpr std::array kKept = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                                "chat_template.json", "chat_template.jinja"};
+  constexpr std::array kKept = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", kTemplateJson,
+                                kTemplateJinja};
   const Json texts = origin.value("files", Json::object());
   TRIAD_CHECK(texts.is_object(), "origin.files in state.json is {}: an object is needed", brief(texts));
   std::vector<Tokenizer::File> files;
@@ -53,6 +55,17 @@ std::vector<Tokenizer::File> imported_files(const Json& origin, const ExportClas
 }
 
 }  // namespace
+
+bool remove_chat_template(Json& origin) {
+  if (!has_imported_tokens(origin) || !origin["files"].is_object()) return false;
+  Json& files = origin["files"];
+  bool found = files.erase(kTemplateJson) + files.erase(kTemplateJinja) > 0;
+  if (!files.contains(kConfigFile) || !files[kConfigFile].is_string()) return found;
+  Json config = parse_json(files[kConfigFile].get<std::string>(), kConfigFile);
+  if (!config.is_object() || config.erase(kTemplateKey) == 0) return found;
+  files[kConfigFile] = json_file(config);
+  return true;
+}
 
 std::vector<Tokenizer::File> tokenizer_files(const Tokenizer& tokenizer, const Json& origin, const ExportClass& c,
                                              int64_t seq_len) {

@@ -13,4 +13,8 @@ namespace triad {
 // tokenizer. seq_len: the training length, transformers' model_max_length.
 std::vector<Tokenizer::File> tokenizer_files(const Tokenizer&, const Json& origin, const ExportClass&, int64_t seq_len);
 
+// Removes the chat templates from the origin of an imported model, whose training here was without them. Returns
+// whether there was one.
+bool remove_chat_template(Json& origin);
+
 }  // namespace triad

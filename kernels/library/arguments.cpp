@@ -36,7 +36,19 @@ std::string numbers(const int64_t* first, int n) {
   return text + ")";
 }
 
-// Throws unless every element has an address of its own.
+// Throws if the elements are too far apart for addresses to be computed.
+void check_extent(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
+  int64_t last = 0;  // index of the last element in memory
+  for (int i = 0; i < t.rank; ++i) {
+    int64_t more = 0;
+    if (__builtin_mul_overflow(t.dim[i] - 1, t.stride[i], &more) || __builtin_add_overflow(last, more, &last) ||
+        last >= int64_t{1} << 58)
+      reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {} pass 2^58 elements", name,
+             numbers(from.stride, t.rank), numbers(from.size, t.rank));
+  }
+}
+
+// Throws unless every element has an address of its own. check_extent() has accepted the tensor.
 void check_overlap(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
   std::array<bool, TRIAD_NSA_MAX_RANK> done{};
   int64_t within = 1;  // elements from the first to the last one along the axes done so far
@@ -50,11 +62,7 @@ void check_overlap(const std::string& name, const Tensor& t, const triad_nsa_ten
     if (stride < within)
       reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: elements of axis {} share memory", name,
              numbers(from.stride, t.rank), numbers(from.size, t.rank), axis);
-    int64_t more = 0;
-    if (__builtin_mul_overflow(size - 1, stride, &more) || __builtin_add_overflow(within, more, &within) ||
-        within > int64_t{1} << 58)
-      reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {} pass 2^58 elements", name,
-             numbers(from.stride, t.rank), numbers(from.size, t.rank));
+    within += (size - 1) * stride;
   }
 }
 
@@ -90,10 +98,7 @@ double Options::factor(int64_t dk) const {
 Options read_options(const triad_nsa_options* from) {
   constexpr uint32_t kFlags = TRIAD_NSA_UNCHECKED_POINTERS | TRIAD_NSA_SIGNED_GATES;
   constexpr int64_t kMost = int64_t{1} << 30;
-  if (from == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "options is NULL");
-  const triad_nsa_options& o = *from;
-  if (o.struct_size != sizeof o)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "options.struct_size is {}, not {}", o.struct_size, sizeof o);
+  const triad_nsa_options& o = sized("options", from);
   const auto at_least = [](const char* name, int64_t value, int64_t least) {
     if (value < least || value > kMost)
       reject(TRIAD_NSA_ERROR_ARGUMENT, "options.{} is {}: {} to 2^30 is allowed", name, value, least);
@@ -183,6 +188,7 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
   if (numel > 0 && strides == Strides::heads && t.dim[rank - 1] > 1 && t.stride[rank - 1] != 1)
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: the last axis needs stride 1", name,
            numbers(from.stride, rank), numbers(from.size, rank));
+  if (numel > 0) check_extent(name, t, from);
   if (numel > 0 && (strides == Strides::heads || written)) check_overlap(name, t, from);
   if (numel > 0 && strides == Strides::contiguous && !t.contiguous())
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: it has to be contiguous", name,

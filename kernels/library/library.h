@@ -31,6 +31,16 @@ template <class... Args>
   throw StatusError(status, fmt::vformat(format, fmt::make_format_args(args...)));
 }
 
+// Returns a struct of the caller. Throws unless its struct_size, which is read before any other field, is the
+// library's.
+template <class Struct>
+const Struct& sized(const char* name, const Struct* from) {
+  if (from == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "{} is NULL", name);
+  if (from->struct_size != sizeof *from)
+    reject(TRIAD_NSA_ERROR_ARGUMENT, "{}.struct_size is {}, not {}", name, from->struct_size, sizeof *from);
+  return *from;
+}
+
 // Runs body() and turns its exceptions into a status and the thread's last message. No exception leaves it.
 triad_nsa_status guarded(const std::function<void()>& body) noexcept;
 

@@ -105,7 +105,8 @@ typedef enum triad_nsa_branch { TRIAD_NSA_CMP = 0, TRIAD_NSA_SEL = 1, TRIAD_NSA_
 /* A view of memory. A tensor of rank 0 is absent (all bytes 0), which optional tensors may be.
  * Strides are in elements. Tensors with head widths (q, k, v, o, out, their gradients, k_cmp, v_cmp) need stride 1 on
  * the last axis; other strides must be at least 1 and such that no two elements share memory. Strides of axes of size 1
- * are ignored. Gates may have any strides, 0 too where they are inputs. lse and block_index are contiguous.
+ * are ignored. Gates may have any strides, 0 too where they are inputs. lse and block_index are contiguous. The last
+ * element of a tensor is less than 2^58 elements from the first.
  * On a GPU outputs with head widths are at addresses that are multiples of 16 bytes, and the fastest kernels need that
  * of inputs too, and of all strides but the last; other views work, more slowly. */
 typedef struct triad_nsa_tensor {

@@ -41,9 +41,6 @@ std::array<ConstTensor, 3> read_branches(const Call& call, const std::array<cons
 }
 
 Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
-  if (from == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "inputs is NULL");
-  if (from->struct_size != sizeof *from)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "inputs.struct_size is {}, not {}", from->struct_size, sizeof *from);
   Inputs n{};
   n.q = call.tensor("q", from->q, 4);
   call.expect_element("q", n.q);
@@ -87,8 +84,8 @@ Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
 
 // The streams for q's number of rows, tokens times heads. From kAll on, kernels run for longer than the host takes to
 // queue them. Below kSides the events of side streams take longer than the kernels could overlap; backward, which has
-// more kernels and overlaps more of them, needs fewer rows for side streams. From kLong elements of q on, every kernel of
-// forward fills all SMs for many waves, and overlap saves less than 1% (tests/baselines/notes/forward.md).
+// more kernels and overlaps more of them, needs fewer rows for side streams. From kLong elements of q on, every kernel
+// of forward fills all SMs for many waves, and overlap saves less than 1% (tests/baselines/notes/forward.md).
 Streams streams_for(const triad_nsa_tensor& q, bool is_backward) {
   constexpr double kAll = 1 << 17, kSides = 1 << 15, kSidesBackward = 1 << 13, kLong = 1 << 26;
   const double rows = static_cast<double>(q.size[0]) * static_cast<double>(q.size[1]) * static_cast<double>(q.size[2]);
@@ -114,12 +111,9 @@ NsaComposition composition(const Options& options) {
 // scratch; in backward this is an error.
 NsaSaved read_saved(const Call& call, const Inputs& n, const triad_nsa_saved* from, Scratch::Scope& scope,
                     bool required) {
-  triad_nsa_saved none{};
-  none.struct_size = sizeof none;
+  const triad_nsa_saved none{};
   if (from == nullptr && required) reject(TRIAD_NSA_ERROR_ARGUMENT, "saved is NULL");
   const triad_nsa_saved& s = from == nullptr ? none : *from;
-  if (s.struct_size != sizeof s)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "saved.struct_size is {}, not {}", s.struct_size, sizeof s);
   const auto at = [&](const std::string& name, void* address, DType dtype, const Shape& shape) {
     if (required && address == nullptr && shape.numel() > 0 && !call.planning())
       reject(TRIAD_NSA_ERROR_ARGUMENT, "saved.{} is NULL", name);
@@ -178,9 +172,6 @@ struct Wanted {
 };
 
 Wanted read_wanted(const Call& call, const Inputs& n, const triad_nsa_gradients* from) {
-  if (from == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "gradients is NULL");
-  if (from->struct_size != sizeof *from)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "gradients.struct_size is {}, not {}", from->struct_size, sizeof *from);
   const auto read = [&](const std::string& name, const triad_nsa_tensor& t, const Shape& shape,
                         Call::Strides strides = Call::Strides::heads) {
     if (!present(t)) return Tensor{};
@@ -282,9 +273,8 @@ triad_nsa_status triad_nsa_saved_bytes(triad_nsa_context* context, const triad_n
                                        const triad_nsa_inputs* inputs, triad_nsa_saved_sizes* sizes) {
   return guarded([&] {
     if (context == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "context is NULL");
-    if (sizes == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "sizes is NULL");
-    if (sizes->struct_size != sizeof *sizes)
-      reject(TRIAD_NSA_ERROR_ARGUMENT, "sizes.struct_size is {}, not {}", sizes->struct_size, sizeof *sizes);
+    sized("sizes", sizes);
+    sized("inputs", inputs);
     const Options options = read_options(options_from);
     planned_bytes(*context, options, [&](Call& call) {
       const Inputs n = read_inputs(call, inputs);
@@ -306,9 +296,9 @@ triad_nsa_status triad_nsa_forward(triad_nsa_context* context, void* stream, con
                                    const triad_nsa_saved* saved, void* workspace, size_t* workspace_bytes) {
   return guarded([&] {
     if (context == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "context is NULL");
-    if (inputs == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "inputs is NULL");
     const Options options = read_options(options_from);
-    Key key = key_of("forward", *options_from, *inputs);
+    Key key = key_of("forward", *options_from, sized("inputs", inputs));
+    if (saved != nullptr) sized("saved", saved);
     key.add(out);
     for (int i = 0; i < 3 && saved != nullptr; ++i) key.add(saved->o[i] != nullptr).add(saved->lse[i] != nullptr);
     if (saved != nullptr)
@@ -325,10 +315,10 @@ triad_nsa_status triad_nsa_backward(triad_nsa_context* context, void* stream, co
                                     size_t* workspace_bytes) {
   return guarded([&] {
     if (context == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "context is NULL");
-    if (inputs == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "inputs is NULL");
-    if (gradients == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "gradients is NULL");
     const Options options = read_options(options_from);
-    Key key = key_of("backward", *options_from, *inputs);
+    Key key = key_of("backward", *options_from, sized("inputs", inputs));
+    if (saved != nullptr) sized("saved", saved);
+    sized("gradients", gradients);
     key.add(dout).add(gradients->q).add(gradients->k_cmp).add(gradients->v_cmp).add(gradients->gate);
     for (int i = 0; i < 3; ++i) key.add(gradients->k[i]).add(gradients->v[i]);
     run(

@@ -1,5 +1,8 @@
 // What the C functions of kernels/library say about bad arguments: a status, and a message that names the argument and
 // its value; never an exception or an abort.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -108,6 +111,21 @@ std::vector<BadCase> bad_cases() {
        {"k_cmp is f32[2,33,2,8]", "not f32[2,7,2,8]"}},
       {"gate heads", [](Arguments& a) { a.in.gate.size[2] = 1; }, kArgument, {"gate is f32[2,33,1,3]", "2 groups"}},
       {"gate width", [](Arguments& a) { a.in.gate.size[3] = 2; }, kArgument, {"gate is f32[2,33,2,2]"}},
+      {"gate far", [](Arguments& a) { a.in.gate.stride[0] = int64_t{1} << 60; }, kStride, {"gate: strides", "2^58"}},
+      {"gate past 2^63",
+       [](Arguments& a) { a.in.gate.stride[1] = a.in.gate.stride[2] = INT64_MAX; },
+       kStride,
+       {"gate: strides", "2^58"}},
+      {"dgate far",
+       [](Arguments& a) { a.gradients.gate.stride[0] = int64_t{1} << 60; },
+       kStride,
+       {"gradients.gate: strides", "2^58"},
+       true},
+      {"gradients size",
+       [](Arguments& a) { a.gradients.struct_size = 2; },
+       kArgument,
+       {"gradients.struct_size is 2"},
+       true},
       {"gate f64", [](Arguments& a) { a.in.gate.dtype = TRIAD_NSA_F64; }, kArgument, {"gate", "f64"}},
       {"out shape", [](Arguments& a) { a.out.size[3] = 5; }, kArgument, {"out is f32[2,33,4,5]", "[2,33,4,6]"}},
       {"out strides", [](Arguments& a) { a.out.stride[0] = 0; }, kStride, {"out: strides"}},
@@ -222,6 +240,39 @@ TEST_CASE("library errors: contexts, workspaces and NULL") {
   CHECK(triad_nsa_version() == TRIAD_NSA_VERSION);
   CHECK(std::string(triad_nsa_build_info()).find("0.1.0") == 0);
   CHECK(triad_nsa_context_device(c) == TRIAD_NSA_CPU);
+}
+
+TEST_CASE("library errors: of a struct of another size only struct_size is read") {
+  // A struct_size that ends a page, before one that cannot be read.
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const pages = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(pages != MAP_FAILED);
+  REQUIRE(mprotect(static_cast<char*>(pages) + page, page, PROT_NONE) == 0);
+  void* const last = static_cast<char*>(pages) + page - sizeof(size_t);
+  const size_t size = sizeof(size_t);
+  std::memcpy(last, &size, sizeof size);
+  LibraryProblem p(kCpu, kCase);
+  const triad_nsa_inputs in = p.inputs();
+  const triad_nsa_tensor out = c_tensor(p.out), dout = c_tensor(p.dout);
+  const triad_nsa_saved saved = p.saved();
+  const triad_nsa_gradients gradients = p.gradients();
+  triad_nsa_context* const c = p.context.get();
+  const auto* options = static_cast<const triad_nsa_options*>(last);
+  const auto* small_in = static_cast<const triad_nsa_inputs*>(last);
+  const auto* small_saved = static_cast<const triad_nsa_saved*>(last);
+  size_t bytes = 0;
+  const auto check = [](triad_nsa_status status, const char* name) {
+    check_message(status, TRIAD_NSA_ERROR_ARGUMENT, {std::string(name) + ".struct_size is 8"});
+  };
+  check(triad_nsa_forward(c, nullptr, options, &in, &out, nullptr, nullptr, &bytes), "options");
+  check(triad_nsa_forward(c, nullptr, &p.options, small_in, &out, nullptr, nullptr, &bytes), "inputs");
+  check(triad_nsa_forward(c, nullptr, &p.options, &in, &out, small_saved, nullptr, &bytes), "saved");
+  check(triad_nsa_backward(c, nullptr, &p.options, small_in, &saved, &dout, &gradients, nullptr, &bytes), "inputs");
+  check(triad_nsa_backward(c, nullptr, &p.options, &in, small_saved, &dout, &gradients, nullptr, &bytes), "saved");
+  check(triad_nsa_backward(c, nullptr, &p.options, &in, &saved, &dout, static_cast<const triad_nsa_gradients*>(last),
+                           nullptr, &bytes),
+        "gradients");
+  REQUIRE(munmap(pages, 2 * page) == 0);
 }
 
 TEST_CASE("library errors: arguments of random bytes are refused or planned") {

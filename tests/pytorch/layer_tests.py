@@ -76,6 +76,33 @@ class Layer(unittest.TestCase):
                 triad_nsa.NSAAttention(**{**dict(dim=24, n_heads=4, n_kv_groups=2, d_k=8), **options})
 
 
+    def test_state_dict(self):
+        for name, options in LAYERS.items():
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                layer, same = layer_of(options), layer_of(options)
+                torch.save(layer.state_dict(), f"{folder}/weights")
+                self.assertEqual(str(same.load_state_dict(torch.load(f"{folder}/weights", weights_only=True))),
+                                 "<All keys matched successfully>")
+                old = {key: w for key, w in layer.state_dict().items() if not key.endswith("_extra_state")}
+                self.assertEqual(str(same.load_state_dict(old)), "<All keys matched successfully>")
+
+    def test_state_dict_of_another_layer(self):
+        layer = layer_of({})
+        others = {"compress": dict(compress=(8, 8)), "block": dict(block=16), "selected": dict(selected=9),
+                  "window": dict(window=31), "local_blocks": dict(local_blocks=1), "gate": dict(gate="sigmoid"),
+                  "gate_temperature": dict(gate_temperature=2.0), "rope_theta": dict(rope_theta=1e6),
+                  "rope_scale": dict(rope_scale=2.0)}
+        for key, options in others.items():
+            for prefix in ("", "blocks.0."):
+                with self.subTest(key + prefix):
+                    other = triad_nsa.NSAAttention(24, 4, 2, 8, 6, **{**SMALL, **options}, dtype=torch.float64)
+                    module = other if not prefix else torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([other])})
+                    before = [p.clone() for p in other.parameters()]
+                    with self.assertRaisesRegex(RuntimeError, f"its {key} is .*, that of (this layer|blocks.0) "):
+                        module.load_state_dict({prefix + name: w for name, w in layer.state_dict().items()}, strict=False)
+                    self.assertTrue(all(torch.equal(a, b) for a, b in zip(before, other.parameters())))
+
+
 class Decode(unittest.TestCase):
     def test_last_row(self):
         """The newest token of sequences of several lengths, against attention over each of them alone."""

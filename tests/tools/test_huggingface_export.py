@@ -125,6 +125,9 @@ def check_nsa(triad, name, sets):
         result = model(x, labels=x)
         error = difference(result.logits[:, :-1], engine["logits"])
         result.loss.backward()
+        for items in ({}, {"num_items_in_batch": 0}):
+            silent = model(x, labels=torch.full_like(x, -100), **items).loss
+            assert silent.item() == 0, f"{name}: labels that are all -100 have the loss {silent.item()}"
         largest = max(engine[f"grad/{n}"].norm() for n in (k[5:] for k in engine if k.startswith("grad/")))
         worst = max((((parameter.grad if parameter.grad is not None else 0) - engine["grad/" + n.removeprefix("model.")]).norm()
                      / engine["grad/" + n.removeprefix("model.")].norm().clamp(min=1e-3 * largest)).item()

@@ -607,9 +607,11 @@ class TriadForCausalLM(TriadPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
-            loss = F.cross_entropy(wide.flatten(0, 1), labels[:, 1:].flatten().to(wide.device),
-                                   reduction="mean" if items is None else "sum")
-            loss = loss if items is None else loss / items
+            targets = labels[:, 1:].flatten().to(wide.device)
+            loss = F.cross_entropy(wide.flatten(0, 1), targets, reduction="sum")
+            # At least 1: rows without a label have the loss 0, as in `triad train`.
+            items = (targets != -100).sum() if items is None else torch.as_tensor(items, device=wide.device)
+            loss = loss / items.clamp(min=1)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=out.hidden_states,
                                         **{CACHE: out.get(CACHE)})
         return output if return_dict is not False else output.to_tuple()

@@ -1,4 +1,5 @@
 """NSAAttention: projections, rotation, compression and gates around triad_nsa.attention, with Triad's parameter names."""
+import json
 import math
 
 import torch
@@ -78,7 +79,8 @@ class NSAAttention(nn.Module):
     """Causal self-attention layer with Native Sparse Attention: [B, T, dim] -> [B, T, dim], or packed [N, dim].
 
     Its parameters have the names that Triad's checkpoints give them after `blocks.I.attn.`, so a layer of a checkpoint
-    loads by load_state_dict.
+    loads by load_state_dict. The state_dict of a layer also holds what else its function depends on (`_extra_state`), and
+    a layer with other values refuses it; a checkpoint's has none, and loads into any.
 
     phi: how blocks of keys and values are compressed, "avg", "conv" or "mlp". gate: "softmax", "sigmoid", or None, which
     gives every branch 1/3. shared_kv: one pair k, v for all branches. rope_theta: None leaves q and k unrotated.
@@ -118,6 +120,31 @@ class NSAAttention(nn.Module):
             self.gate.fc2 = nn.Linear(d_k // 2, 3, **where)
         self.out_proj = nn.Linear(n_heads * d_v, dim, bias=False, **where)
         self.reset_parameters()
+
+    def settings(self):
+        """What the layer's function depends on and no shape of a parameter shows."""
+        return {**self.nsa, "n_heads": self.n_heads, "n_kv_groups": self.n_kv_groups, "gate": self.gate_kind,
+                "gate_temperature": self.gate_temperature, "rope_theta": self.rope_theta, "rope_scale": self.rope_scale,
+                "norm_eps": self.q_norm.eps if self.qk_norm else None}
+
+    def get_extra_state(self):
+        # A tensor, so that safetensors and torch.load(weights_only=True) take it.
+        return torch.tensor(list(json.dumps(self.settings(), sort_keys=True).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state, name="this layer"):
+        theirs, ours = json.loads(bytes(state.tolist())), json.loads(json.dumps(self.settings()))
+        differences = [f"its {key} is {theirs.get(key)}, that of {name} {ours.get(key)}"
+                       for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
+        if differences:
+            raise RuntimeError("the state_dict is another NSAAttention's: " + "; ".join(differences))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
+        key = prefix + "_extra_state"
+        if key in state_dict:  # before any weight of this layer is overwritten
+            self.set_extra_state(state_dict[key], prefix.rstrip(".") or "this layer")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors)
+        if key in missing_keys:  # in a checkpoint of Triad, and in what older versions saved
+            missing_keys.remove(key)
 
     @torch.no_grad()
     def reset_parameters(self):

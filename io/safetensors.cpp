@@ -26,24 +26,16 @@ constexpr const char* kMetadataKey = "__metadata__";
 
 struct FileType {
   const char* word;
-  int64_t bytes;
+  int64_t bits;  // size of an element
   std::optional<DType> engine;
 };
-const std::array<FileType, 15> kTypes = {{{"F64", 8, DType::f64},
-                                          {"F32", 4, DType::f32},
-                                          {"BF16", 2, DType::bf16},
-                                          {"I64", 8, DType::i64},
-                                          {"I32", 4, DType::i32},
-                                          {"U8", 1, DType::u8},
-                                          {"BOOL", 1, {}},
-                                          {"I8", 1, {}},
-                                          {"F8_E4M3", 1, {}},
-                                          {"F8_E5M2", 1, {}},
-                                          {"I16", 2, {}},
-                                          {"U16", 2, {}},
-                                          {"F16", 2, {}},
-                                          {"U32", 4, {}},
-                                          {"U64", 8, {}}}};
+const std::array<FileType, 22> kTypes = {
+    {{"F64", 64, DType::f64}, {"F32", 32, DType::f32}, {"BF16", 16, DType::bf16}, {"I64", 64, DType::i64},
+     {"I32", 32, DType::i32}, {"U8", 8, DType::u8},    {"BOOL", 8, {}},           {"I8", 8, {}},
+     {"F8_E4M3", 8, {}},      {"F8_E5M2", 8, {}},      {"F8_E8M0", 8, {}},        {"F8_E4M3FNUZ", 8, {}},
+     {"F8_E5M2FNUZ", 8, {}},  {"F6_E2M3", 6, {}},      {"F6_E3M2", 6, {}},        {"F4", 4, {}},
+     {"I16", 16, {}},         {"U16", 16, {}},         {"F16", 16, {}},           {"U32", 32, {}},
+     {"U64", 64, {}},         {"C64", 64, {}}}};
 
 const FileType* find_type(std::string_view word) {
   const auto it = std::find_if(kTypes.begin(), kTypes.end(), [&](const FileType& t) { return word == t.word; });
@@ -83,16 +75,18 @@ TensorEntry parse_entry(const std::string& path, const std::string& name, const 
   TRIAD_CHECK(offsets.is_array() && offsets.size() == 2, "{}: tensor {}: data_offsets is {}, [begin, end] is needed",
               path, called, brief(offsets));
   TensorEntry entry{.name = name, .dtype = type->word, .shape = {}};
-  int64_t bytes = type->bytes;
+  int64_t bits = type->bits;
   for (const nlohmann::json& axis : shape) {
     entry.shape.push_back(size_value(path, name, "the shape", axis));
-    TRIAD_CHECK(!__builtin_mul_overflow(bytes, entry.shape.back(), &bytes), "{}: tensor {}: the shape {} is too large",
+    TRIAD_CHECK(!__builtin_mul_overflow(bits, entry.shape.back(), &bits), "{}: tensor {}: the shape {} is too large",
                 path, called, brief(shape));
   }
   entry.begin = size_value(path, name, "data_offsets", offsets[0]);
   entry.end = size_value(path, name, "data_offsets", offsets[1]);
-  TRIAD_CHECK(entry.bytes() == bytes, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, called,
-              brief(offsets), entry.bytes(), shortened(entry.str()), bytes);
+  TRIAD_CHECK(bits % 8 == 0, "{}: tensor {}: {} is {} bits, no whole number of bytes", path, called,
+              shortened(entry.str()), bits);
+  TRIAD_CHECK(entry.bytes() == bits / 8, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, called,
+              brief(offsets), entry.bytes(), shortened(entry.str()), bits / 8);
   return entry;
 }
 

@@ -88,13 +88,14 @@ std::optional<Statistics> statistics_of(const std::string& dtype, std::span<cons
 
 void inspect_safetensors(const std::string& path) {
   const SafetensorsFile file(path);
-  size_t width = 6, shape_width = 5;
+  size_t width = 6, dtype_width = 7, shape_width = 5;
   for (const TensorEntry& entry : file.entries()) {
     width = std::max(width, printable(entry.name).size());
+    dtype_width = std::max(dtype_width, entry.dtype.size());
     shape_width = std::max(shape_width, entry.str().size() - entry.dtype.size());
   }
-  fmt::print("{}\n{:<{}}  {:<7}  {:<{}}  {:>10}  {:>12}  {:>12}  {:>8}  {:>8}\n", printable(path), "tensor", width,
-             "dtype", "shape", shape_width, "MiB", "mean", "std", "nan", "inf");
+  fmt::print("{}\n{:<{}}  {:<{}}  {:<{}}  {:>10}  {:>12}  {:>12}  {:>8}  {:>8}\n", printable(path), "tensor", width,
+             "dtype", dtype_width, "shape", shape_width, "MiB", "mean", "std", "nan", "inf");
   std::vector<const TensorEntry*> by_name;
   for (const TensorEntry& entry : file.entries()) by_name.push_back(&entry);
   std::sort(by_name.begin(), by_name.end(), [](const auto* a, const auto* b) { return a->name < b->name; });
@@ -102,8 +103,8 @@ void inspect_safetensors(const std::string& path) {
   for (const TensorEntry* entry : by_name) {
     const std::optional<Statistics> s = statistics_of(entry->dtype, file.read(*entry));
     const std::string shape = entry->str().substr(entry->dtype.size());
-    fmt::print("{:<{}}  {:<7}  {:<{}}  {:>10.3f}  ", printable(entry->name), width, entry->dtype, shape, shape_width,
-               static_cast<double>(entry->bytes()) / kMiB);
+    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:>10.3f}  ", printable(entry->name), width, entry->dtype, dtype_width, shape,
+               shape_width, static_cast<double>(entry->bytes()) / kMiB);
     if (s)
       fmt::print("{:>12.5g}  {:>12.5g}  {:>8}  {:>8}\n", s->mean, s->deviation, s->nan, s->inf);
     else

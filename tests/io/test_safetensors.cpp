@@ -111,6 +111,38 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   CHECK(std::memcmp(other.read(other.at("b")).data(), "ef", 2) == 0);
 }
 
+TEST_CASE("io: safetensors of every dtype of the format are read, and inspect lists them", "[io]") {
+  const TemporaryFolder folder;
+  struct Case {
+    const char* dtype;
+    int64_t elements, bytes;
+  };
+  const Case cases[] = {{"F8_E8M0", 3, 3}, {"F8_E4M3FNUZ", 3, 3}, {"F8_E5M2FNUZ", 3, 3}, {"F6_E2M3", 4, 3},
+                        {"F6_E3M2", 8, 6}, {"F4", 6, 3},          {"C64", 2, 16},        {"F8_E4M3", 1, 1},
+                        {"F8_E5M2", 1, 1}, {"F4", 0, 0},          {"BOOL", 2, 2},        {"U64", 1, 8}};
+  std::string header = "{";
+  int64_t end = 0;
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    header += fmt::format(R"({}"w{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", i > 0 ? "," : "", i,
+                          cases[i].dtype, cases[i].elements, end, end + cases[i].bytes);
+    end += cases[i].bytes;
+  }
+  const std::string path = folder.file("all.safetensors");
+  write_text(path, with_length(header + "}", std::string(static_cast<size_t>(end), 'x')));
+  const SafetensorsFile file(path);
+  const test::Outcome inspected = test::run_program("inspect " + path);
+  INFO(inspected.output);
+  CHECK(inspected.exit_code == 0);
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    INFO(cases[i].dtype);
+    const TensorEntry& entry = file.at(fmt::format("w{}", i));
+    CHECK(entry.numel() == cases[i].elements);
+    CHECK(entry.bytes() == cases[i].bytes);
+    CHECK(!entry.engine_dtype());
+    CHECK(test::has(inspected.output, fmt::format("{} ", cases[i].dtype)));
+  }
+}
+
 TEST_CASE("io: malformed safetensors are refused, with file and position", "[io]") {
   const TemporaryFolder folder;
   struct Case {
@@ -145,6 +177,8 @@ TEST_CASE("io: malformed safetensors are refused, with file and position", "[io]
       {"no offsets", one(R"({"dtype":"F32","shape":[2]})"), {"tensor w", "data_offsets"}},
       {"unknown dtype", one(entry("[2]", "[0,8]", "\"F33\"")), {"tensor w", "F33"}},
       {"dtype no string", one(entry("[2]", "[0,8]", "4")), {"tensor w", "dtype 4"}},
+      {"half a byte", one(entry("[3]", "[0,2]", "\"F4\"")), {"tensor w", "F4[3] is 12 bits"}},
+      {"bits against offsets", one(entry("[4]", "[0,8]", "\"F6_E2M3\"")), {"tensor w", "8 bytes", "3"}},
       {"shape no list", one(entry("2", "[0,8]")), {"tensor w", "shape"}},
       {"negative size", one(entry("[-2]", "[0,8]")), {"tensor w", "-2"}},
       {"fractional size", one(entry("[2.5]", "[0,8]")), {"tensor w", "2.5"}},

@@ -247,7 +247,7 @@ TEST_CASE("tokenizers: byte_fallback changes nothing where all bytes are tokens"
 TEST_CASE("tokenizers: the separator has a usual name or is named", "[tokenizers]") {
   const TemporaryFolder folder;
   const Json known = known_cases().front();
-  constexpr int32_t kUser = 900;
+  static constexpr int32_t kUser = 900;
   const auto named = [](const std::string& first) {  // token 0, next to another special token
     return [first](Json& j) {
       j["model"]["vocab"].erase("<|endoftext|>");
@@ -287,7 +287,7 @@ TEST_CASE("tokenizers: the separator has a usual name or is named", "[tokenizers
 
 TEST_CASE("tokenizers: shards, runs and checkpoints keep a separator that was named", "[tokenizers]") {
   const TemporaryFolder folder;
-  constexpr int kDocument = 700;
+  static constexpr int kDocument = 700;
   std::string text;
   for (int i = 0; i < 300; ++i) text += fmt::format("Line {} of a text, it's all there is. ", i);
   write_text(folder.file("a.txt"), text);

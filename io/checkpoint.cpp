@@ -15,6 +15,7 @@
 #include "io/file.h"
 #include "io/huggingface/model_config.h"
 #include "io/json_config.h"
+#include "io/weight_index.h"
 
 namespace triad {
 
@@ -193,6 +194,7 @@ std::string resolve_checkpoint(const std::string& path) {
   for (const fs::path& parent : {folder / "checkpoints", folder})
     if (const std::optional<std::string> newest = find_newest_checkpoint(parent.string())) return *newest;
   TRIAD_CHECK(fs::exists(folder, error), "{}: there is no such folder", path);
+  refuse_adapter(folder.string());
   if (is_huggingface_folder(folder.string()))
     fail_huggingface_folder(path, parse_json(read_file(folder / "config.json"), path, JsonComments::allowed));
   fail("{}: no whole checkpoint: neither {} in it nor in checkpoints/step_N or step_N below it", path, kStateFile);

@@ -1,6 +1,8 @@
 #include "io/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <glob.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -11,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <set>
 #include <system_error>
@@ -273,22 +276,128 @@ std::string temporary_name(const std::string& name) {
   return fmt::format("{}.tmp.{}{:010}{:010}", name, ::getpid(), draw(), draw());
 }
 
+namespace {
+
+bool has_wildcard(const std::string& text) { return text.find_first_of("*?[\\") != std::string::npos; }
+
+// Matches a glob's parts, one folder after the other. glob(3) leaves out what it may not read, without a word.
+class Glob {
+ public:
+  explicit Glob(const std::string& pattern) : pattern_(pattern) {
+    for (const fs::path& part : fs::path(home(pattern)))
+      if (!part.empty()) parts_.push_back(part.string());
+    for (const std::string& part : parts_)
+      if (part != kAnyDepth && part.find(kAnyDepth) != std::string::npos)
+        fail("{}: ** matches folders at any depth only if it stands alone, as in DIR/**/*.txt", pattern);
+  }
+  // The files that match, sorted. Folders do not.
+  std::vector<std::string> files() {
+    if (!parts_.empty()) match("", 0);
+    std::sort(found_.begin(), found_.end());
+    found_.erase(std::unique(found_.begin(), found_.end()), found_.end());
+    return std::move(found_);
+  }
+
+ private:
+  static constexpr const char* kAnyDepth = "**";
+
+  // ~ and ~user at the beginning are home folders.
+  static std::string home(const std::string& pattern) {
+    if (!pattern.starts_with('~')) return pattern;
+    const size_t end = std::min(pattern.find('/'), pattern.size());
+    glob_t found{};
+    const bool known = ::glob(pattern.substr(0, end).c_str(), GLOB_TILDE_CHECK, nullptr, &found) == 0;
+    const std::string folder = known ? found.gl_pathv[0] : pattern.substr(0, end);
+    ::globfree(&found);
+    return folder + pattern.substr(end);
+  }
+
+  // Whether a path leads to a folder. A path that leads nowhere throws, if it is there: a link without a target.
+  bool is_folder(const std::string& path) const {
+    struct stat info {};
+    if (::stat(path.c_str(), &info) == 0) return S_ISDIR(info.st_mode);
+    fail("{}: {} cannot be opened: {}", pattern_, path, reason());
+  }
+
+  // The names in a folder, which must be one; absent folders and files have none.
+  std::vector<std::string> names_in(const std::string& folder) const {
+    const std::string path = folder.empty() ? "." : folder;
+    DIR* const opened = ::opendir(path.c_str());
+    if (opened == nullptr && (errno == ENOENT || errno == ENOTDIR)) return {};
+    if (opened == nullptr) fail("{}: {} cannot be listed: {}", pattern_, path, reason());
+    const std::unique_ptr<DIR, int (*)(DIR*)> owner(opened, ::closedir);
+    std::vector<std::string> names;
+    for (errno = 0; const dirent* entry = ::readdir(opened); errno = 0) names.emplace_back(entry->d_name);
+    if (errno != 0) fail("{}: {} cannot be listed: {}", pattern_, path, reason());
+    return names;
+  }
+
+  static std::string join(const std::string& folder, const std::string& name) {
+    return folder.empty() || folder.ends_with('/') ? folder + name : folder + "/" + name;
+  }
+
+  // Adds the files that parts_[part] and those after it match in `folder`.
+  void match(const std::string& folder, size_t part) {
+    const bool last = part + 1 == parts_.size();
+    if (parts_[part] == kAnyDepth) return match_any_depth(folder, part);
+    if (!has_wildcard(parts_[part])) {
+      const std::string path = join(folder, parts_[part]);
+      struct stat info {};
+      if (::lstat(path.c_str(), &info) == 0) return last ? add(path) : match(path, part + 1);
+      if (errno != ENOENT && errno != ENOTDIR) fail("{}: {} cannot be opened: {}", pattern_, path, reason());
+      return;
+    }
+    for (const std::string& name : names_in(folder))
+      if (::fnmatch(parts_[part].c_str(), name.c_str(), FNM_PERIOD) == 0 && name != "." && name != "..") {
+        const std::string path = join(folder, name);
+        if (last)
+          add(path);
+        else if (is_folder(path))
+          match(path, part + 1);
+      }
+  }
+
+  // ** is no folder at all or any number of them, but not those whose names begin with a point. Links to folders are
+  // followed, except back to a folder on the way.
+  void match_any_depth(const std::string& folder, size_t part) {
+    std::error_code error;
+    const std::string real = fs::canonical(folder.empty() ? "." : folder, error).string();
+    if (error) fail("{}: {} cannot be opened: {}", pattern_, folder, error.message());
+    if (!on_the_way_.insert(real).second) return;
+    const bool last = part + 1 == parts_.size();
+    if (!last) match(folder, part + 1);
+    for (const std::string& name : names_in(folder)) {
+      if (name.starts_with('.')) continue;
+      const std::string path = join(folder, name);
+      if (is_folder(path))
+        match_any_depth(path, part);
+      else if (last)
+        add(path);
+    }
+    on_the_way_.erase(real);
+  }
+
+  void add(const std::string& path) {
+    if (!is_folder(path)) found_.push_back(path);
+  }
+
+  const std::string& pattern_;
+  std::vector<std::string> parts_, found_;
+  std::set<std::string> on_the_way_;  // the folders from the first ** to the current one, links resolved
+};
+
+}  // namespace
+
 std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
   std::vector<std::string> files;
   std::set<std::string> seen;  // the paths after resolving links, to list each file once
   for (const std::string& pattern : patterns) {
     std::vector<std::string> matches;
     std::error_code error;
-    if (fs::exists(pattern, error)) {
+    if (fs::exists(pattern, error))
       matches.push_back(pattern);  // a name that exists is meant literally, even if it contains brackets
-    } else {
-      glob_t found{};
-      const int status = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
-      for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i)
-        if (!fs::is_directory(found.gl_pathv[i], error)) matches.emplace_back(found.gl_pathv[i]);
-      ::globfree(&found);
-      std::sort(matches.begin(), matches.end());
-    }
+    else
+      matches = Glob(pattern).files();
     TRIAD_CHECK(!matches.empty(), "no file matches {}", pattern);
     for (const std::string& match : matches) {
       fs::path real = fs::canonical(match, error);

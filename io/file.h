@@ -108,7 +108,8 @@ bool is_temporary(const std::string& name, std::string* target = nullptr);
 std::string temporary_name(const std::string& name);
 
 // The files (not folders) that match the patterns, in the order of the patterns, sorted within each. A file that
-// several patterns or links lead to is listed once. A pattern without a match throws an Error that names it.
+// several patterns or links lead to is listed once. A part ** matches folders at any depth. A pattern without a match
+// throws an Error that names it, and so does a folder that cannot be listed or a link without a target.
 std::vector<std::string> expand_globs(std::span<const std::string> patterns);
 
 }  // namespace triad

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "io/foreign_format.h"
 #include "io/huggingface/model_config.h"
 #include "io/json_builder.h"
 
@@ -27,6 +28,8 @@ bool is_utf8(const std::string& text) {
 
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments) {
+  if (const std::string_view packed = packed_format(text.substr(0, kFormatBytes)); !packed.empty())
+    fail("{}: is {}, no JSON", what, packed);
   return JsonBuilder<AnyJson>::build(text, what, comments);
 }
 template Json parse_json(std::string_view, const std::string&, JsonComments);

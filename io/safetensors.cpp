@@ -12,6 +12,7 @@
 #include "engine/check.h"
 #include "io/crc32.h"
 #include "io/direct_writer.h"
+#include "io/foreign_format.h"
 #include "io/json_config.h"
 
 namespace triad {
@@ -113,6 +114,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
               "the file ends at offset {}",
               path, file_.size());
   const uint64_t header_bytes = header_length(file_);
+  if (header_bytes > kMaxHeaderBytes)
+    if (const std::string text = file_.text(0, kFormatBytes); !foreign_format(text).empty())
+      fail("{}: is {}, no safetensors file", path, foreign_format(text));
   TRIAD_CHECK(header_bytes <= kMaxHeaderBytes,
               "{}: no safetensors file: at offset 0 a header of {} bytes, at most {} are allowed", path, header_bytes,
               kMaxHeaderBytes);

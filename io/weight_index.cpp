@@ -27,6 +27,7 @@ bool is_file(const fs::path& path) {
 [[noreturn]] void refuse_folder(const std::string& folder) {
   std::error_code ignored;
   if (!fs::exists(folder, ignored)) fail("{}: there is no such folder", folder);
+  refuse_adapter(folder);
   std::string others;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename().string(), extension = entry.path().extension().string();
@@ -68,6 +69,13 @@ std::string tensors_path(const std::string& folder, const std::string& stem) {
 }
 
 bool has_tensors(const std::string& folder, const std::string& stem) { return is_file(tensors_path(folder, stem)); }
+
+void refuse_adapter(const std::string& folder) {
+  constexpr const char* kAdapter = "adapter_config.json";
+  if (!is_file(fs::path(folder) / kAdapter) || has_tensors(folder)) return;
+  fail("{}: is an adapter of PEFT ({}), no model: merge it into its base model (merge_and_unload), and save that",
+       folder, kAdapter);
+}
 
 std::map<std::string, std::string> read_weight_map(const std::string& path) {
   // Not ordered: an ordered object would search its keys linearly.

@@ -28,6 +28,9 @@ bool is_tensor_file_name(const std::string& name, const std::string& stem);
 std::string tensors_path(const std::string& folder, const std::string& stem = kWeightsStem);
 bool has_tensors(const std::string& folder, const std::string& stem = kWeightsStem);
 
+// Throws if the folder holds an adapter (PEFT's adapter_config.json), which changes a model, without the model itself.
+void refuse_adapter(const std::string& folder);
+
 // The file of each tensor, from an index file: {"weight_map": {"TENSOR": "FILE", ...}}. A FILE is a name in the index's
 // folder, without a path. Throws an Error with the index's path, and the tensor or file, for anything else.
 std::map<std::string, std::string> read_weight_map(const std::string& path);

@@ -22,6 +22,7 @@
 #include "io/data/dataset.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shard_set.h"
+#include "io/data/text_format.h"
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/folder_lock.h"
@@ -36,14 +37,15 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  std::string tokenizer = "byte", separator, out, format = "auto";
+  std::string tokenizer = "byte", separator, out;
+  TextFormat format = TextFormat::automatic;
   std::vector<std::string> input;
   int64_t shard_tokens = 100'000'000;  // default of --shard-tokens: the usual size of published token shards
   double val_fraction = 0.1;
   uint64_t seed = 1337;
   int64_t threads = 0;
   double save_seconds = 10;
-  bool special_as_text = false;
+  bool special_as_text = false, skip_bad = false;
 };
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -104,7 +106,8 @@ Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<st
           {"vocab_size", tokenizer.vocab_size()},
           {"eot", tokenizer.eot()},
           {"special_as_text", o.special_as_text},
-          {"format", o.format},
+          {"format", word_of(o.format)},
+          {"skip_bad", o.skip_bad},
           {"shard_tokens", o.shard_tokens},
           {"val_fraction", o.val_fraction},
           {"seed", o.seed},
@@ -208,6 +211,9 @@ class Job {
                 "{} is damaged: its position is file {} of {}, offset {}", path(kUnfinished), from_.file, files_.size(),
                 from_.offset);
     text_bytes_ = unfinished.at("text_bytes");
+    separators_ = unfinished.at("separators_in_text");
+    skipped_ = unfinished.at("skipped");
+    first_skipped_ = unfinished.at("first_skipped");
     cut_ = unfinished.at("cut");
     const Json masked = unfinished.value("masked", Json(false));  // programs before masks wrote none
     if (masked.is_boolean()) set_masked(masked.get<bool>());
@@ -244,11 +250,8 @@ class Job {
     for (const std::string& file : files_)
       if (!is_stream(file)) input_bytes += static_cast<int64_t>(fs::file_size(file));
     Progress progress(input_bytes, from_.input_bytes, text_bytes_);
-    const CorpusOptions corpus{.files = files_,
-                               .format = o_.format == "text"    ? TextFormat::text
-                                         : o_.format == "jsonl" ? TextFormat::jsonl
-                                                                : TextFormat::automatic,
-                               .threads = static_cast<int>(o_.threads)};
+    const CorpusOptions corpus{
+        .files = files_, .format = o_.format, .skip_bad = o_.skip_bad, .threads = static_cast<int>(o_.threads)};
     const HeldOutStream held_out(o_.val_fraction, o_.seed);
     const int32_t eot = tokenizer_.eot();
     Clock::time_point saved = Clock::now();
@@ -270,6 +273,9 @@ class Job {
         row.append(piece.tokens_of(part), piece.learned_of(part));
       }
       text_bytes_ += piece.text_bytes;
+      separators_ += std::count(piece.tokens.begin(), piece.tokens.end(), eot);
+      if (skipped_ == 0) first_skipped_ = piece.first_skipped;
+      skipped_ += piece.skipped;
       from_ = piece.after;
       if (seconds_since(saved) >= o_.save_seconds) {
         save();
@@ -278,10 +284,27 @@ class Job {
       progress.show(from_.input_bytes, text_bytes_, train_.tokens() + val_.tokens());
     });
     if (text_bytes_ == 0) remove_all();
-    TRIAD_CHECK(text_bytes_ > 0, "there is no text in the {} input files ({}, ...)", files_.size(), files_[0]);
+    TRIAD_CHECK(text_bytes_ > 0, "there is no text in the {} input files ({}, ...){}", files_.size(), files_[0],
+                skipped_ > 0 ? fmt::format("; {}", skipped_text()) : "");
     progress.show(input_bytes, text_bytes_, train_.tokens() + val_.tokens(), true);
     train_.finish();
     val_.finish();
+  }
+
+  std::string skipped_text() const {
+    return fmt::format("{} skipped (--skip-bad), the first: {}", counted(skipped_, "bad record"), first_skipped_);
+  }
+
+  // Warnings of what the shards do not hold, or hold differently from the text.
+  void warn() const {
+    if (skipped_ > 0) fmt::print(stderr, "triad: warning: {}\n", skipped_text());
+    if (separators_ > 0)
+      fmt::print(stderr,
+                 "triad: warning: the text spells the separator (token {}) {}: in these shards a document begins at "
+                 "each, which makes {} of {}\n",
+                 tokenizer_.eot(), counted(separators_, "time"),
+                 counted(train_.documents() + val_.documents() + separators_, "document"),
+                 train_.documents() + val_.documents());
   }
 
   // The first document decides whether the shards have a mask.
@@ -312,6 +335,9 @@ class Job {
   void save() {
     Json unfinished = {{"call", what_}, {"position", to_json(from_)}, {"text_bytes", text_bytes_},
                        {"cut", cut_},   {"train", train_.pause()},    {"val", val_.pause()}};
+    unfinished["separators_in_text"] = separators_;
+    unfinished["skipped"] = skipped_;
+    unfinished["first_skipped"] = first_skipped_;
     unfinished["masked"] = masked_ ? Json(*masked_) : Json();
     write_file_atomically(path(kUnfinished), dump_json(unfinished, 2) + "\n");
   }
@@ -344,6 +370,7 @@ class Job {
     fmt::print("{}: {} of {}; train {} in {}, val {} in {}\n", o_.out,
                counted(manifest["documents"].get<int64_t>(), "document"), counted(files_.size(), "file"),
                counted(train_.tokens(), "token"), shards("train"), counted(val_.tokens(), "token"), shards("val"));
+    warn();
     if (masked()) {
       const auto learned = [&](const char* split) { return manifest[split]["learned"].get<int64_t>(); };
       fmt::print("loss mask: {:.2f}% of the tokens are learned\n",
@@ -362,6 +389,9 @@ class Job {
   FolderLock lock_;
   bool resumes_ = false;  // whether this call resumes one that was killed
   int64_t text_bytes_ = 0;
+  int64_t separators_ = 0;  // tokens of the text that are the separator
+  int64_t skipped_ = 0;     // bad records that --skip-bad left out
+  std::string first_skipped_;
   // If >= 0, all is written, and the tokens from this position on have yet to be removed from the training shards.
   int64_t cut_ = -1;
 };
@@ -379,7 +409,7 @@ void data(Options o) {
   else
     files = expand_globs(o.input);
   for (const std::string& file : files)
-    if (!is_stream(file) && is_shard(file)) fail("{} is a token shard already", file);
+    if (!is_stream(file) && content_of(file, o.format) == Content::shard) fail("{} is a token shard already", file);
   Job(o, *tokenizer, std::move(files)).run();
 }
 
@@ -397,14 +427,12 @@ void add_data(CLI::App& app) {
                    "is known by, such as <|endoftext|>");
   verb->add_option(
           "--input", o->input,
-          "files or globs, may be compressed by gzip or zstd; *.jsonl and *.ndjson have one document a line; -: "
+          "files or globs of text or JSONL, may be compressed by gzip or zstd; ** matches folders at any depth; -: "
           "standard input")
       ->required();
   verb->add_option("--out", o->out, "folder for train_000000.bin, ..., val_000000.bin, manifest.json")->required();
-  verb->add_option("--format", o->format,
-                   "text, jsonl, or auto: by the file's name; standard input is JSONL if it begins with {")
-      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
-      ->capture_default_str();
+  add_format(*verb, o->format);
+  verb->add_flag("--skip-bad", o->skip_bad, "leave out lines of JSONL that are no records, and count them");
   verb->add_option("--shard-tokens", o->shard_tokens, "tokens of a shard")
       ->check(within(at_least(1).up_to(INT32_MAX)))
       ->capture_default_str();

@@ -1,6 +1,6 @@
 // triad eval: computes the loss of a checkpoint on text, JSONL or token shards, in all and by position, and with
 // --against its difference from another checkpoint's. Every token is predicted once, except the first and those that a
-// loss mask excludes. Shards are recognized by their first bytes, JSONL by its name; gzip and zstd are decompressed.
+// loss mask excludes. io/data/text_format.h decides what a file holds; gzip and zstd are decompressed.
 // With --needle: how often a model that was trained on data.kind needle answers a task from its context
 // (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
@@ -40,6 +40,7 @@ namespace {
 struct Options {
   std::string checkpoint, device = "auto", dtype = "f32";
   std::vector<std::string> data;
+  TextFormat format = TextFormat::automatic;
   int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
   std::string per_document, per_position, against;
@@ -271,7 +272,9 @@ void eval(const Options& o) {
   if (!o.against.empty()) other_model = find_model(o.against);
   int64_t vocab_size = model.config.model.vocab_size;
   if (other_model) vocab_size = std::min(vocab_size, other_model->config.model.vocab_size);
-  const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, vocab_size);
+  const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, vocab_size, o.format);
+  if (const std::string warning = source->warning(); !warning.empty())
+    fmt::print(stderr, "triad: warning: {}\n", warning);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
   if (!o.per_document.empty() && source->documents() == nullptr)
     fail(
@@ -368,12 +371,11 @@ void add_eval(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards; with --needle, recall");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
-  CLI::Option* data =
-      verb->add_option("--data", o->data,
-                       "text files or token shards, globs; a file's first bytes show whether it is a shard, and its "
-                       "name (*.jsonl, *.ndjson) whether each line is a document; gzip and zstd are decompressed");
+  CLI::Option* data = verb->add_option("--data", o->data,
+                                       "text, JSONL or token shards: files or globs; gzip and zstd are decompressed");
   CLI::Option* needle = add_needle_options(*verb, *o);
   needle->excludes(data);
+  needle->excludes(add_format(*verb, o->format));
   CLI::Option* seq = verb->add_option("--seq", o->seq, "tokens of a sequence; 0: the training length")
                          ->check(within(at_least(0).up_to(kMaxSeqLen)))
                          ->capture_default_str();

@@ -149,6 +149,7 @@ ModelConfig dense_model(const HuggingFaceConfig& config) {
 ImportSource open_import(const std::string& folder, bool with_tokenizer) {
   std::error_code ignored;
   TRIAD_CHECK(fs::is_directory(folder, ignored), "{}: there is no such folder", folder);
+  refuse_adapter(folder);
   HuggingFaceConfig config = read_huggingface_config(folder);
   WeightIndex weights(folder);
   check_tensors(weights, config, folder);

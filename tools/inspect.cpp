@@ -1,6 +1,5 @@
 // triad inspect: prints the contents of a checkpoint, a model folder of Hugging Face's transformers, a folder of token
-// shards, a safetensors file or a token shard.
-// The first bytes of a file decide its kind.
+// shards, a safetensors file, a token shard, a text or JSONL.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -16,7 +15,10 @@
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "io/checkpoint.h"
+#include "io/data/corpus.h"
 #include "io/data/shards.h"
+#include "io/data/text_format.h"
+#include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/json_config.h"
 #include "io/safetensors.h"
@@ -24,6 +26,7 @@
 #include "io/weight_index.h"
 #include "model/params.h"
 #include "tools/import_source.h"
+#include "tools/options.h"
 #include "tools/verbs.h"
 
 namespace triad {
@@ -245,6 +248,7 @@ void print_index(const WeightIndex& index) {
 void inspect_folder(const std::string& path) {
   if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
     return inspect_shard_folder(path, shards);
+  refuse_adapter(path);
   if (!is_checkpoint(path) && is_huggingface_folder(path)) return inspect_huggingface(path);
   const std::string folder = safetensors_in(path).empty() ? resolve_checkpoint(path) : path;
   fmt::print("{}\n", printable(folder));
@@ -272,28 +276,54 @@ void inspect_index(const std::string& path) {
   }
 }
 
-void inspect(const std::string& path) {
+// Prints what `triad data` would read from a text or JSONL file. A line that is no record throws.
+void inspect_text(const std::string& path, TextFormat format) {
+  int64_t documents = 0, bytes = 0, tokens = 0, learned = 0;
+  encode_corpus({.files = {path}, .format = format}, ByteTokenizer(), {}, [&](const EncodedPiece& piece) {
+    for (const EncodedPiece::Part& part : piece.parts) documents += part.begins ? 1 : 0;
+    bytes += piece.text_bytes;
+    tokens += static_cast<int64_t>(piece.tokens.size());
+    learned += piece.learned.empty() ? static_cast<int64_t>(piece.tokens.size())
+                                     : std::count(piece.learned.begin(), piece.learned.end(), 1);
+  });
+  fmt::print("{}\n{}: {}, {} of text\n", printable(path == kStandardInput ? "standard input" : path),
+             format == TextFormat::jsonl ? "JSONL" : "text", counted(documents, "document"), counted(bytes, "byte"));
+  if (learned < tokens)
+    fmt::print("loss mask: {:.2f}% of the bytes are learned\n",
+               100.0 * static_cast<double>(learned) / static_cast<double>(tokens));
+}
+
+void inspect(const std::string& path, TextFormat format) {
   if (fs::is_directory(path)) return inspect_folder(path);
   if (is_index(path)) return inspect_index(path);
-  if (is_safetensors(path)) return inspect_safetensors(path);
-  if (is_shard(path)) return inspect_shard(path);
-  std::string first;
-  for (const char c : InputFile(path).text(0, 8)) first += fmt::format(" {:02x}", static_cast<unsigned char>(c));
-  fail("{}: neither a safetensors file nor a token shard: at offset 0 it has{}", path,
-       first.empty() ? " no bytes" : first);
+  if (!is_stream(path) && is_safetensors(path)) return inspect_safetensors(path);
+  if (is_stream(path)) return inspect_text(path, format);
+  switch (content_of(path, format)) {
+    case Content::shard:
+      return inspect_shard(path);
+    case Content::jsonl:
+      return inspect_text(path, TextFormat::jsonl);
+    case Content::text:
+      return inspect_text(path, TextFormat::text);
+  }
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  auto path = std::make_shared<std::string>();
+  struct Options {
+    std::string path;
+    TextFormat format = TextFormat::automatic;
+  };
+  auto o = std::make_shared<Options>();
   CLI::App* verb =
-      app.add_subcommand("inspect", "print the contents of a checkpoint, a safetensors file or token shards");
-  verb->add_option("path", *path,
+      app.add_subcommand("inspect", "print the contents of a checkpoint, a safetensors file, token shards or text");
+  verb->add_option("path", o->path,
                    "a checkpoint, a run's folder, a model folder of Hugging Face's transformers, a folder of token "
-                   "shards, or a file")
+                   "shards, or a file; -: standard input")
       ->required();
-  verb->callback([path] { inspect(*path); });
+  add_format(*verb, o->format);
+  verb->callback([o] { inspect(o->path, o->format); });
 }
 
 }  // namespace triad

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <string>
 
+#include "engine/check.h"
 #include "engine/fields.h"
+#include "io/data/text_format.h"
 
 namespace triad {
 
@@ -27,6 +29,21 @@ inline CLI::Validator within(const Rule& rule) {
 // A check of a path that is not "": a script's variable that is not set.
 inline CLI::Validator named() {
   return {[](const std::string& text) { return text.empty() ? "a path is needed" : ""; }, ""};
+}
+
+// Adds --format, which overrides what content and names of the data say (io/data/text_format.h).
+inline CLI::Option* add_format(CLI::App& verb, TextFormat& format) {
+  return verb
+      .add_option_function<std::string>(
+          "--format",
+          [&format](const std::string& text) {
+            for (const auto& [word, value] : EnumWords<TextFormat>::words)
+              if (text == word) return void(format = value);
+            fail_usage("--format is {}: {} is allowed", text, all_words<TextFormat>());
+          },
+          "text: a file is one document; jsonl: each line is a record; auto: by content and name")
+      ->type_name("TEXT")
+      ->default_str("auto");
 }
 
 }  // namespace triad

@@ -10,6 +10,8 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "io/data/record.h"
+#include "io/data/text_format.h"
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"
@@ -84,18 +86,22 @@ Request read_request(std::string_view text, const std::string& where, const Toke
 }
 
 std::vector<Request> read_requests(const std::string& path, const Tokenizer& tokenizer, int64_t vocab) {
-  const std::string text = read_whole_text(path), name = path == kStandardInput ? "standard input" : path;
+  TextInput input(path);
+  content_of(input, TextFormat::jsonl);  // refuses what is no JSONL, by name
+  const std::string text = read_to_end(input), &name = input.name();
   tokenizer.eot();  // throws where there is no tokenizer, which is no error of a line
   std::vector<Request> requests;
   std::string_view rest = text;
   for (int64_t number = 1; !rest.empty(); ++number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (is_blank_line(line)) continue;
     try {
-      requests.push_back(read_request(rest.substr(0, end), fmt::format("{} line {}", name, number), tokenizer, vocab));
+      requests.push_back(read_request(line, fmt::format("{} line {}", name, number), tokenizer, vocab));
     } catch (const Error& e) {  // an error of this line alone
       requests.emplace_back().error = e.what();
     }
-    rest.remove_prefix(std::min(end + 1, rest.size()));
   }
   TRIAD_CHECK(!requests.empty(), "{}: there is no line to score", name);
   return requests;

@@ -12,6 +12,7 @@
 #include "engine/routes.h"
 #include "io/data/needle_task.h"
 #include "io/data/rows.h"
+#include "io/data/text_format.h"
 #include "model/config.h"
 #include "model/recompute.h"
 
@@ -33,6 +34,7 @@ struct DataConfig {
   DataKind kind = DataKind::synthetic;
   std::vector<std::string> paths, val_paths;
   double val_fraction = 0.1;
+  TextFormat format = TextFormat::automatic;
   // Name or path of the tokenizer. If the config has none, resolve() sets "byte", and resolve_shards() the one that the
   // shards' manifest names; it stays empty if the shards' tokenizer is unknown.
   std::string tokenizer;
@@ -222,6 +224,10 @@ template <class V>
 void visit(DataConfig& c, V&& v) {
   v("kind", c.kind, "source of the tokens", required());
   v("paths", c.paths, "files or globs of text or token shards, or a folder written by triad data", Rule{});
+  v("format", c.format,
+    "kind text: auto: content and name of a file decide whether it is text, one document, or JSONL, a record a line; "
+    "text or jsonl: all files are",
+    Rule{});
   v("val_paths", c.val_paths,
     "files of the validation split; not set: the validation shards listed in the shards' manifest.json, if any",
     Rule{});

@@ -253,8 +253,11 @@ void resolve_documents(Config& c, const std::string& resume) {
 DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   check_max_documents(c);
   const uint64_t seed = static_cast<uint64_t>(c.data.seed);
-  const SplitOptions split{
-      .paths = c.data.paths, .val_paths = c.data.val_paths, .val_fraction = c.data.val_fraction, .seed = seed};
+  const SplitOptions split{.paths = c.data.paths,
+                           .val_paths = c.data.val_paths,
+                           .val_fraction = c.data.val_fraction,
+                           .seed = seed,
+                           .format = c.data.format};
   DataSplit data;
   switch (c.data.kind) {
     case DataKind::synthetic:
@@ -287,6 +290,8 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
         "the tokenizer of the shards in {} is not known (no manifest.json lists them, and data.tokenizer is not set): "
         "where text is needed, as by triad generate, tokens are read as bytes",
         c.data.paths.front());
+  for (const std::string& more : std::set{data.train->warning(), data.val->warning()})
+    if (!more.empty()) warning += (warning.empty() ? "" : "; ") + more;
   DataSource source;
   source.train = data.train;
   source.val = data.val;

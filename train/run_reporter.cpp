@@ -105,7 +105,7 @@ void RunReporter::print_start(const std::string& set_aside) {
                      .start = setup_.times.text(),
                      .environment = setup_.request.environment});
   telemetry_.detail("data: " + setup_.data.description);
-  if (!setup_.data.warning.empty()) telemetry_.message(setup_.data.warning);
+  if (!setup_.data.warning.empty()) telemetry_.message("warning: " + setup_.data.warning);
   const GradReducer* const reducer = setup_.step.reducer();
   if (const std::string why = reducer == nullptr ? "" : reducer->why_no_copies(); !why.empty())
     telemetry_.detail(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));

@@ -146,7 +146,7 @@ void check_jsonl(const Json& state, const Config& config, const std::string& fol
   if (config.data.kind != DataKind::text || (root.contains("data") && root["data"].contains("documents"))) return;
   for (const std::vector<std::string>* patterns : {&config.data.paths, &config.data.val_paths})
     for (const std::string& file : expand_globs(*patterns))
-      if (is_jsonl(file))
+      if (content_of(file, config.data.format) == Content::jsonl)
         fail(
             "{}/{}: its run began before data.documents existed, and read {} as plain text, one document. Each line is "
             "parsed as a document now, so the run cannot go on: begin a new one, with train.init_from if its weights "
@@ -314,6 +314,7 @@ ModelSource find_model(const std::string& path) {
   // A file called `latest` names a checkpoint (io/checkpoint.h).
   if (fs::is_regular_file(path) && fs::path(path).filename() != kLatest) {
     const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;
+    refuse_adapter(folder);
     const bool state = fs::exists(folder + "/" + kStateFile);
     if (!state && !fs::exists(folder + "/config.json"))
       fail("{}: neither {} nor config.json beside it says of which model these weights are", path, kStateFile);

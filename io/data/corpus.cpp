@@ -3,20 +3,20 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <cctype>
 #include <condition_variable>
 #include <deque>
 #include <exception>
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "engine/check.h"
 #include "io/data/record.h"
+#include "io/data/text_format.h"
 #include "io/data/text_input.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 
@@ -32,12 +32,25 @@ struct Work {
   std::string text;
   struct Line {
     size_t begin, end;
-    int64_t number, offset, document;
+    int64_t number, offset;
   };
   std::vector<Line> lines;  // for a JSONL file: the lines of `text`
   EncodedPiece piece;       // for a text file: its only part, which may be encoded already
   bool jsonl = false, encoded = false;
+  bool skip_bad = false;  // as CorpusOptions::skip_bad
 };
+
+// The record of a line; nullopt if it is skipped.
+std::optional<Record> record_of(const Work& work, const Work::Line& line, const std::string& place,
+                                EncodedPiece& piece) {
+  try {
+    return parse_record(std::string_view(work.text).substr(line.begin, line.end - line.begin), place);
+  } catch (const Error& e) {
+    if (!work.skip_bad) throw;
+    if (piece.skipped++ == 0) piece.first_skipped = e.what();
+    return std::nullopt;
+  }
+}
 
 void encode(Work& work, const Tokenizer& tokenizer) {
   EncodedPiece& piece = work.piece;
@@ -49,16 +62,16 @@ void encode(Work& work, const Tokenizer& tokenizer) {
   }
   for (const Work::Line& line : work.lines) {
     const std::string place = fmt::format("{}: line {}, at offset {}", work.file, line.number, line.offset);
-    const Record record = parse_record(std::string_view(work.text).substr(line.begin, line.end - line.begin), place);
-    if (record.empty()) continue;
+    const std::optional<Record> record = record_of(work, line, place, piece);
+    if (!record || record->empty()) continue;
     const size_t begin = piece.tokens.size();
-    if (record.masked && piece.first_masked.empty()) piece.first_masked = place, piece.learned.assign(begin, 1);
-    for (const Record::Part& part : record.parts) {
+    if (record->masked && piece.first_masked.empty()) piece.first_masked = place, piece.learned.assign(begin, 1);
+    for (const Record::Part& part : record->parts) {
       if (!part.text.empty()) tokenizer.append(part.text, piece.tokens);
       if (!piece.first_masked.empty()) piece.learned.resize(piece.tokens.size(), part.learned ? 1 : 0);
       piece.text_bytes += static_cast<int64_t>(part.text.size());
     }
-    piece.parts.push_back({line.document, true, begin, piece.tokens.size(), record.masked});
+    piece.parts.push_back({0, true, begin, piece.tokens.size(), record->masked});
   }
 }
 
@@ -78,6 +91,7 @@ class Pipeline {
   }
 
   void run(const CorpusPosition& from, const std::function<void(const EncodedPiece&)>& body) {
+    int64_t documents = from.documents;
     threads_.emplace_back([this, from] { read_all(from); });
     for (int i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { encode_all(); });
     while (true) {
@@ -87,11 +101,14 @@ class Pipeline {
         if (error_of_reading_) std::rethrow_exception(error_of_reading_);
         return;
       }
-      const Done done = std::move(done_.extract(taken_).mapped());
+      Done done = std::move(done_.extract(taken_).mapped());
       ++taken_;
       lock.unlock();
       changed_.notify_all();
       if (done.error) std::rethrow_exception(done.error);
+      // Numbered here, in order, because only the encoding knows which documents are empty.
+      for (EncodedPiece::Part& part : done.piece.parts) part.document = part.begins ? documents++ : documents - 1;
+      done.piece.after.documents = documents;
       body(done.piece);
     }
   }
@@ -145,11 +162,11 @@ class Pipeline {
       for (bool resumed = true; at.file < static_cast<int64_t>(options_.files.size()); resumed = false) {
         const std::string& path = options_.files[static_cast<size_t>(at.file)];
         TextInput input(path, [this] { return stopped(); });
-        const bool jsonl = is_jsonl(input, path);
+        const bool jsonl = content_of(input, options_.format) == Content::jsonl;
         if (resumed) skip(input, path, at);
         read_file(input, path, jsonl, at, bytes_before);
         bytes_before += bytes_of(path);
-        at = {.file = at.file + 1, .documents = at.documents, .input_bytes = bytes_before};
+        at = {.file = at.file + 1, .input_bytes = bytes_before};
       }
     } catch (const Stopped&) {
     } catch (...) { error = std::current_exception(); }
@@ -183,20 +200,6 @@ class Pipeline {
     return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(text.data()), text.size()));
   }
 
-  bool is_jsonl(TextInput& input, const std::string& path) const {
-    if (options_.format != TextFormat::automatic) return options_.format == TextFormat::jsonl;
-    static constexpr char kUnclear[] = "{}: a document a line, or one document? --format jsonl or text says";
-    if (is_stream(path)) {
-      const int first = input.peek();
-      TRIAD_CHECK(first < 0 || std::isspace(first) == 0, kUnclear, input.name() + ", which begins with a blank");
-      return first == '{';
-    }
-    std::filesystem::path name(path);
-    if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
-    TRIAD_CHECK(name.extension() != ".json", kUnclear, path);
-    return name.extension() == ".jsonl" || name.extension() == ".ndjson";
-  }
-
   // Reads a file to its end and advances the position `at` accordingly.
   void read_file(TextInput& input, const std::string& path, bool jsonl, CorpusPosition& at, int64_t bytes_before) {
     std::string text;  // text that was read but not queued yet
@@ -214,6 +217,7 @@ class Pipeline {
       Work work;
       work.file = input.name();
       work.jsonl = jsonl;
+      work.skip_bad = options_.skip_bad;
       const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
       if (used == 0) {  // the first line or word does not end within `text`
         TRIAD_CHECK(text.size() < kMostBytes,
@@ -245,21 +249,11 @@ class Pipeline {
       if (newline == std::string_view::npos && !end) break;
       const size_t line_end = std::min(newline, text.size());
       ++at.lines;
-      if (text.substr(used, line_end - used).find_first_not_of(" \t\r") != std::string_view::npos)
-        work.lines.push_back({used, line_end, at.lines, at.offset + static_cast<int64_t>(used), at.documents++});
+      if (!is_blank_line(text.substr(used, line_end - used)))
+        work.lines.push_back({used, line_end, at.lines, at.offset + static_cast<int64_t>(used)});
       used = std::min(line_end + 1, text.size());
     }
     return used;
-  }
-
-  // Throws if a file is hardly text, because its beginning is not UTF-8 and contains a NUL byte.
-  static void refuse_binary(std::string_view text, const std::string& file) {
-    constexpr size_t kLook = 4096;
-    const std::string_view begin = text.substr(0, kLook);
-    const size_t valid = utf8_prefix(begin), null = begin.find('\0');
-    if (null == std::string_view::npos || valid == begin.size() || is_cut_character(begin.substr(valid))) return;
-    fail("{}: no text: at offset {} is a NUL byte, at offset {} what is no UTF-8 (--format text takes it all the same)",
-         file, null, valid);
   }
 
   // Makes `work` from the beginning of the text of a file that is one document, and returns the bytes that it uses. A
@@ -268,16 +262,14 @@ class Pipeline {
   size_t take_text(std::string_view text, bool end, Work& work, CorpusPosition& at) const {
     EncodedPiece& piece = work.piece;
     size_t used = text.size();
-    if (at.offset == 0 && options_.format == TextFormat::automatic) refuse_binary(text, work.file);
     if (!end) {
       used = tokenizer_.append_prefix(text, piece.tokens);
       if (used == 0) return 0;
       work.encoded = true;
     }
     const bool begins = !at.in_document;
-    if (begins) ++at.documents;
     at.in_document = !end;
-    piece.parts.push_back({at.documents - 1, begins, 0, piece.tokens.size()});
+    piece.parts.push_back({0, begins, 0, piece.tokens.size()});
     piece.text_bytes = static_cast<int64_t>(used);
     return used;
   }

@@ -8,17 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "io/data/text_format.h"
 #include "io/tokenizer/tokenizer.h"
 
 namespace triad {
 
-enum class TextFormat { automatic, text, jsonl };
-
 struct CorpusOptions {
   std::vector<std::string> files;  // paths, or kStandardInput
-  // automatic means JSONL for files *.jsonl and *.ndjson, compressed (.gz, .zst) or not, and for standard input that
-  // begins with the character {; otherwise text.
   TextFormat format = TextFormat::automatic;
+  bool skip_bad = false;  // a line that is no record is left out and counted, where it otherwise throws
   // Number of encoding threads.
   int threads = 1;
 };
@@ -28,7 +26,7 @@ struct CorpusPosition {
   int64_t file = 0;          // index of a file in CorpusOptions::files
   int64_t offset = 0;        // bytes of the file's decompressed text before the position
   int64_t lines = 0;         // lines of a JSONL file before the position
-  int64_t documents = 0;     // documents that begin before the position, empty ones included
+  int64_t documents = 0;     // documents that begin before the position, without empty ones
   bool in_document = false;  // the position is inside a document
   int64_t input_bytes = 0;   // bytes that were read so far of the files as stored, which may be compressed
   uint32_t stream_crc = 0;   // of standard input or a pipe: CRC-32 of the bytes before the position
@@ -37,7 +35,7 @@ struct CorpusPosition {
 // The tokens of consecutive documents, or of a part of one, without end-of-text tokens.
 struct EncodedPiece {
   struct Part {
-    int64_t document;  // number of a document within the corpus
+    int64_t document;  // number of a document within the corpus, in which empty ones do not count
     bool begins;       // true: the document begins here; false: it continues from an earlier piece
     size_t begin, end;
     bool masked = false;  // from a record whose document has a loss mask
@@ -46,6 +44,8 @@ struct EncodedPiece {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> learned;  // a byte for each token, 1 if it is learned; empty: all are
   std::string first_masked;      // file and line of the first masked record; empty: there is none
+  int64_t skipped = 0;           // lines that are no records (CorpusOptions::skip_bad)
+  std::string first_skipped;     // what is wrong with the first of them
   int64_t text_bytes = 0;
   CorpusPosition after;
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "io/data/corpus.h"
@@ -75,6 +76,7 @@ class MemoryTokens final : public TokenSource {
         mask_.append(learned.subspan(1));
     }
     index_.begins.push_back(size());
+    separators_ += std::count(document.begin() + 1, document.end(), document.front());
     for (const int32_t token : document) tokens_.push_back(static_cast<T>(token));
     index_.size = size();
     index_.eot = document.front();
@@ -87,12 +89,21 @@ class MemoryTokens final : public TokenSource {
     check_range(*this, begin, out);
     std::copy_n(tokens_.begin() + begin, out.size(), out.begin());
   }
+  std::string warning() const override {
+    if (separators_ == 0) return {};
+    return fmt::format(
+        "{}: its text spells the separator (token {}) {}: attention reads on there, but in shards of triad data, and "
+        "in "
+        "triad generate, a document begins",
+        name_, index_.eot, counted(separators_, "time"));
+  }
   std::string name() const override { return name_; }
 
  private:
   std::string name_;
   std::vector<T> tokens_;
-  LossMask mask_;  // of no tokens as long as all are learned
+  int64_t separators_ = 0;  // number of separators within documents
+  LossMask mask_;           // of no tokens as long as all are learned
   DocumentIndex index_;
 };
 
@@ -123,11 +134,19 @@ class ShardTokens final : public TokenSource {
       if (const int64_t documents = m.documents_of(files); marks.empty() && documents > 1)
         fail("{}: its eot is {}, but {} hold no such token, and {} documents: it cannot be their separator", m.path,
              m.eot, name_, documents);
+    int64_t listed = 0;
+    for (const ShardManifest& m : origin.manifests) listed += m.documents_of(files);
+    if (listed > 0 && static_cast<int64_t>(marks.size()) > listed)
+      warning_ = fmt::format(
+          "{}: the separator (token {}) occurs {} more often than there are documents ({}): text that spells it is cut "
+          "into documents there",
+          name_, manifest.eot, counted(static_cast<int64_t>(marks.size()) - listed, "time"), listed);
     index_ = index_documents(std::move(marks), size(), manifest.separator, manifest.eot);
     if (!mask().learned(size() - 1)) index_->after_end = -1;  // a separator is learned if the token before it is
   }
   const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
   MaskView mask() const override { return {.mask = mask_.size() > 0 ? &mask_ : nullptr}; }
+  std::string warning() const override { return warning_; }
   int64_t size() const override { return ends_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);
@@ -149,6 +168,7 @@ class ShardTokens final : public TokenSource {
   std::vector<Shard> shards_;
   std::vector<int64_t> ends_;  // for each shard: number of tokens up to its end
   LossMask mask_;              // of no tokens if no shard has a mask
+  std::string warning_;
   std::optional<DocumentIndex> index_;
 };
 
@@ -164,6 +184,7 @@ class TokenRange final : public TokenSource {
     const MaskView of_whole = whole_->mask();
     return {.mask = of_whole.mask, .first = of_whole.first + begin_};
   }
+  std::string warning() const override { return whole_->warning(); }
   int64_t size() const override { return end_ - begin_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);  // an error here: the tokens outside the range belong to the other split
@@ -201,12 +222,19 @@ SplitFiles checked_split(const SplitOptions& options, SplitFiles files) {
   return files;
 }
 
+struct TextFile {
+  std::string path;
+  bool jsonl = false;
+};
+bool is_jsonl(const TextFile& file) { return file.jsonl; }
+
 // The files without the empty ones, in order. Throws if one of them is a token shard: most likely data.kind is wrong.
-std::vector<std::string> text_files(const std::vector<std::string>& files) {
-  std::vector<std::string> texts;
+std::vector<TextFile> text_files(const std::vector<std::string>& files, TextFormat format) {
+  std::vector<TextFile> texts;
   for (const std::string& file : files) {
-    TRIAD_CHECK(!is_shard(file), "{} is a token shard, not text: data.kind=shards reads it", file);
-    if (InputFile(file).size() > 0) texts.push_back(file);
+    const Content content = content_of(file, format);
+    TRIAD_CHECK(content != Content::shard, "{} is a token shard, not text: data.kind=shards reads it", file);
+    if (InputFile(file).size() > 0) texts.push_back({file, content == Content::jsonl});
   }
   TRIAD_CHECK(!texts.empty(), "there is no text in {}", describe("files", files));
   return texts;
@@ -215,7 +243,7 @@ std::vector<std::string> text_files(const std::vector<std::string>& files) {
 // Calls append(document, learned) for each document of the files, in order; a document begins with the end-of-text
 // token. learned: as in MemoryTokens::append.
 template <class F>
-void for_each_document(const std::vector<std::string>& files, const Tokenizer& tokenizer, F&& append) {
+void for_each_document(const std::vector<TextFile>& files, const Tokenizer& tokenizer, F&& append) {
   std::vector<int32_t> document;
   std::vector<uint8_t> mask;
   const auto add = [&](std::span<const int32_t> tokens, std::span<const uint8_t> learned = {}) {
@@ -226,12 +254,12 @@ void for_each_document(const std::vector<std::string>& files, const Tokenizer& t
     append(document, mask);
   };
   const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
-  for (const std::string& file : files) {
-    if (!is_jsonl(file)) {
-      if (const std::string text = read_whole_text(file); !text.empty()) add(tokenizer.encode(text));
+  for (const TextFile& file : files) {
+    if (!file.jsonl) {
+      if (const std::string text = read_whole_text(file.path); !text.empty()) add(tokenizer.encode(text));
       continue;
     }
-    encode_corpus({.files = {file}, .format = TextFormat::jsonl, .threads = threads}, tokenizer, {},
+    encode_corpus({.files = {file.path}, .format = TextFormat::jsonl, .threads = threads}, tokenizer, {},
                   [&](const EncodedPiece& piece) {
                     for (const EncodedPiece::Part& part : piece.parts)
                       add(piece.tokens_of(part), piece.learned_of(part));
@@ -253,9 +281,11 @@ std::shared_ptr<const TokenSource> fill_memory(const Tokenizer& tokenizer, const
   return fill_memory<int32_t>(name, fill);
 }
 
-std::shared_ptr<const TokenSource> read_texts(const std::vector<std::string>& files, const Tokenizer& tokenizer,
+std::shared_ptr<const TokenSource> read_texts(const std::vector<TextFile>& files, const Tokenizer& tokenizer,
                                               const std::string& what) {
-  auto source = fill_memory(tokenizer, what + describe("text files", files),
+  std::vector<std::string> paths;
+  for (const TextFile& file : files) paths.push_back(file.path);
+  auto source = fill_memory(tokenizer, what + describe("text files", paths),
                             [&](auto append) { for_each_document(files, tokenizer, append); });
   TRIAD_CHECK(source->size() > 0, "{}: holds no document", source->name());
   return source;
@@ -294,12 +324,6 @@ void TokenSource::read_sequence(int64_t begin, std::span<int32_t> tokens, std::s
   std::copy(targets.begin(), targets.end() - 1, tokens.begin() + 1);
 }
 
-bool is_jsonl(const std::string& path) {
-  std::filesystem::path name(path);
-  if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
-  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
-}
-
 const DocumentIndex& require_documents(const TokenSource& source) {
   const DocumentIndex* index = source.documents();
   TRIAD_CHECK(index != nullptr, "{}: where its documents begin is not known", source.name());
@@ -325,10 +349,10 @@ DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction) {
 
 DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
   const SplitFiles files = checked_split(options, {expand_globs(options.paths), expand_globs(options.val_paths)});
-  const std::vector<std::string> texts = text_files(files.train);
+  const std::vector<TextFile> texts = text_files(files.train, options.format);
   if (!files.val.empty())
     return {read_texts(texts, tokenizer, "the training split of "),
-            read_texts(text_files(files.val), tokenizer, "the validation split of ")};
+            read_texts(text_files(files.val, options.format), tokenizer, "the validation split of ")};
   if (std::any_of(texts.begin(), texts.end(), is_jsonl)) {
     const auto all = read_texts(texts, tokenizer, "");
     const int64_t documents = all->documents()->count();
@@ -340,7 +364,7 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
   }
   if (texts.size() == 1) return split_by_position(read_texts(texts, tokenizer, ""), options.val_fraction);
   const HeldOut held_out(static_cast<int64_t>(texts.size()), options.val_fraction, options.seed);
-  std::vector<std::string> train, val;
+  std::vector<TextFile> train, val;
   for (size_t i = 0; i < texts.size(); ++i) (held_out(static_cast<int64_t>(i)) ? val : train).push_back(texts[i]);
   DataSplit split{read_texts(train, tokenizer, "the training split of "), no_tokens()};
   if (!val.empty()) split.val = read_texts(val, tokenizer, "the validation split of ");
@@ -356,7 +380,7 @@ DataSplit shard_data(const SplitOptions& options, int64_t vocab) {
 }
 
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
-                                               int64_t vocab) {
+                                               int64_t vocab, TextFormat format) {
   const std::vector<std::string> files = expand_globs(paths);
   TRIAD_CHECK(!files.empty(), "no file is named");
   const auto shards = static_cast<size_t>(std::count_if(files.begin(), files.end(), is_shard));
@@ -366,7 +390,7 @@ std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& p
   TRIAD_CHECK(shards == 0,
               "of {} files {} are token shards and the others are not ({}, ...): one kind at a time is needed",
               files.size(), shards, files[0]);
-  return read_texts(text_files(files), tokenizer, "");
+  return read_texts(text_files(files, format), tokenizer, "");
 }
 
 }  // namespace triad

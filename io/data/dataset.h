@@ -10,6 +10,7 @@
 #include "io/data/documents.h"
 #include "io/data/loss_mask.h"
 #include "io/data/permutation.h"
+#include "io/data/text_format.h"
 #include "io/tokenizer/tokenizer.h"
 
 namespace triad {
@@ -31,6 +32,8 @@ class TokenSource {
   virtual const DocumentIndex* documents() const { return nullptr; }
   // Which tokens are learned. It lives as long as the source.
   virtual MaskView mask() const { return {}; }
+  // What a user should know of the tokens, as a sentence; empty: nothing.
+  virtual std::string warning() const { return {}; }
   virtual std::string name() const = 0;  // for messages: "the validation split of 12 text files"
 };
 
@@ -53,8 +56,9 @@ struct SplitOptions {
   std::vector<std::string> paths, val_paths;  // files or globs; for shards also folders with a manifest.json
   double val_fraction = 0;
   uint64_t seed = 0;  // seed of the random choice of validation documents
+  TextFormat format = TextFormat::automatic;
 };
-// Token sources from text files, one document each, and from JSONL files (is_jsonl), whose lines are documents
+// Token sources from text files, one document each, and from JSONL files (content_of()), whose lines are documents
 // (io/data/record.h), with a mask if some of their text is not learned. gzip and zstd are decompressed; files of other
 // compression throw. Held in memory as tokens, with tokenizer.eot() before each document. The seed chooses the
 // validation documents. A single document is split by position instead: its last val_fraction is for validation. Empty
@@ -66,12 +70,9 @@ DataSplit text_data(const SplitOptions&, const Tokenizer&);
 // validation.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
-// Whether a file's name says that each line is a JSON object with a document: *.jsonl and *.ndjson, also packed.
-bool is_jsonl(const std::string& path);
-
-// One token source without a validation split from files of one kind: token shards, which are recognized by their first
-// bytes, or text, of which JSONL is recognized by its name.
-std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer&, int64_t vocab);
+// One token source without a validation split from files of one kind: token shards, or text and JSONL.
+std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer&, int64_t vocab,
+                                               TextFormat format = TextFormat::automatic);
 
 // If n_tokens tokens are split by position: the number of tokens at the beginning that are for training.
 int64_t train_part(int64_t n_tokens, double val_fraction);

@@ -1,7 +1,11 @@
 #include "io/data/record.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "engine/check.h"
 #include "io/json_config.h"
@@ -32,20 +36,155 @@ void append(Record& record, std::string_view text, bool learned) {
   record.parts.back().text += text;
 }
 
+// Whether a value says nothing: what a table writes where a record has no such key, or a factor of 1.
+bool says_nothing(std::string_view key, const Object& value) {
+  const bool factor = key.ends_with("_weight") || key.ends_with("_scale");
+  return value.is_null() || (factor && value.is_number() && value.get<double>() == 1) ||
+         (value.is_boolean() && !value.get<bool>()) ||
+         (value.is_string() && value.get_ref<const std::string&>().empty()) || (value.is_structured() && value.empty());
+}
+
+// Keys that change what is learned, or the text before it, and that Triad does not support: `tools` of OpenAI's format,
+// `train_detail` of axolotl's, `loss_scale` of ms-swift's, `suffix` of fill-in-the-middle, ...
+constexpr const char* kOfMessages[] = {"tool_calls",   "function_call", "tools",       "functions", "reasoning_content",
+                                       "reasoning",    "thinking",      "audio",       "images",    "refusal",
+                                       "train_detail", "loss_scale",    "loss_weight", "loss_mask", "mask",
+                                       "masked"};
+constexpr const char* kOfRecords[] = {"loss_mask", "loss_weight", "sample_weight", "mask", "masked"};
+constexpr const char* kOfChats[] = {"tools",  "functions", "function_call", "system",   "suffix",
+                                    "images", "videos",    "audios",        "rejected", "loss_scale"};
+
+template <size_t N>
+void refuse_keys(const char* const (&keys)[N], const Object& object, const std::string& place) {
+  for (const char* key : keys)
+    if (const auto found = object.find(key); found != object.end() && !says_nothing(key, *found))
+      fail("{}: `{}` is {}: this key changes what is learned, and is not supported", place, key, shown(*found));
+}
+
+// The value of a key that says whether something is learned: 0, 1, true or false; nullopt if it is absent or null.
+std::optional<bool> learned_by(const Object& object, const char* key, const std::string& place) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return std::nullopt;
+  if (found->is_boolean()) return found->get<bool>();
+  const double number = found->is_number() ? found->get<double>() : -1;
+  if (number == 0 || number == 1) return number == 1;
+  fail("{}: `{}` is {}: 0, 1, false or true is supported", place, key, shown(*found));
+}
+
+// A weight for a whole record: only 1, the same as none, is supported.
+void check_record_weight(const Object& object, const std::string& place) {
+  for (const char* key : {"weight", "train"})
+    if (const auto found = object.find(key); found != object.end() && (found->is_number() || found->is_boolean()))
+      if (!learned_by(object, key, place).value_or(true))
+        fail("{}: `{}` is {}: records that are not learned are not supported", place, key, shown(*found));
+}
+
+// Whether a message is learned: the assistant's are, unless their weight, train or loss says otherwise.
+bool is_learned(const Object& message, const std::string& role, const std::string& place) {
+  std::optional<bool> learned;
+  for (const char* key : {"weight", "train", "loss"}) {
+    const std::optional<bool> says = learned_by(message, key, place);
+    if (!says) continue;
+    if (learned.value_or(*says) != *says) fail("{}: `{}` is {}, and another key says the opposite", place, key, *says);
+    if (*says && role != "assistant")
+      fail("{}: `{}` is {}: of role \"{}\" nothing can be learned, only of assistant", place, key, *says,
+           shortened(role));
+    learned = says;
+  }
+  return learned.value_or(role == "assistant");
+}
+
 Record record_of_messages(const Object& messages, const std::string& place) {
   if (!messages.is_array()) fail("{}: `messages` is {}: a list is needed", place, shown(messages));
   if (messages.empty()) fail("{}: `messages` is an empty list", place);
   Record record{.parts = {}, .masked = true};
   for (size_t i = 0; i < messages.size(); ++i) {
+    const Object& message = messages[i];
     const std::string of_message = fmt::format("{}: message {}", place, i + 1);
-    if (!messages[i].is_object()) fail("{} is {}: an object is needed", of_message, shown(messages[i]));
-    const std::string& role = string_in(messages[i], "role", of_message);
+    if (!message.is_object()) fail("{} is {}: an object is needed", of_message, shown(message));
+    const std::string& role = string_in(message, "role", of_message);
     if (role.empty() || role.find('\n') != std::string::npos)
       fail("{}: `role` is \"{}\": one line is needed", of_message, shortened(role));
+    refuse_keys(kOfMessages, message, of_message);
     append(record, role + "\n", false);
-    append(record, string_in(messages[i], "content", of_message) + "\n", role == "assistant");
+    append(record, string_in(message, "content", of_message) + "\n", is_learned(message, role, of_message));
   }
   return record;
+}
+
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
+bool is_used(std::string_view key) {
+  const auto among = [&](const auto& keys) {
+    return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
+  };
+  constexpr const char* kTexts[] = {"text", "prompt", "completion", "messages", "weight", "train", "label"};
+  return among(kTexts) || among(kOfRecords) || among(kOfChats);
+}
+
+// Rewrites a line that strict JSON refuses, so that what other programs write in keys that are not used does not end a
+// run: numbers that no double holds, NaN and Infinity become null, and strings of unused keys lose what is no text.
+class Tolerant {
+ public:
+  explicit Tolerant(std::string_view line) : line_(line) {}
+
+  std::string rewrite() {
+    while (at_ < line_.size()) {
+      const char c = line_[at_];
+      if (c == '"') {
+        string();
+      } else if (c == '-' || c == 'N' || c == 'I' || (c >= '0' && c <= '9')) {
+        number();
+      } else {
+        depth_ += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+        if (c == ',' && depth_ == 1) key_ = true;
+        out_ += c;
+        ++at_;
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void string() {
+    const size_t begin = at_++;
+    while (at_ < line_.size() && line_[at_] != '"') at_ += line_[at_] == '\\' ? 2 : 1;
+    at_ = std::min(at_ + 1, line_.size());
+    const std::string_view whole = line_.substr(begin, at_ - begin);
+    const bool is_text = Object::accept(whole);
+    if (depth_ == 1 && key_) {
+      used_ = !is_text || is_used(Object::parse(whole).get_ref<const std::string&>());
+      key_ = false;
+    }
+    out_ += is_text || used_ ? whole : "\"\"";
+  }
+
+  void number() {
+    const size_t end = std::min(line_.find_first_of(",}] \t\r\n", at_), line_.size());
+    const std::string_view word = line_.substr(at_, end - at_);
+    const bool is_number = word.find_first_not_of("+-.eE0123456789") == std::string_view::npos;
+    const bool infinite = is_number && std::isinf(std::strtod(std::string(word).c_str(), nullptr));
+    out_ += infinite || word == "NaN" || word == "Infinity" || word == "-Infinity" ? "null" : word;
+    at_ = end;
+  }
+
+  std::string_view line_;
+  std::string out_;
+  size_t at_ = 0;
+  int64_t depth_ = 0;
+  bool key_ = true, used_ = true;  // the next string at depth 1 is a key; the current key is used
+};
+
+Object parse_object(std::string_view line, const std::string& place) {
+  try {
+    return Object::parse(line);
+  } catch (const Object::exception& e) {
+    const std::string tolerant = Tolerant(line).rewrite();
+    if (tolerant == line) fail("{}: {}", place, shortened(e.what()));
+    try {
+      return Object::parse(tolerant);
+    } catch (const Object::exception& rest) { fail("{}: {}", place, shortened(rest.what())); }
+  }
 }
 
 }  // namespace
@@ -54,12 +193,35 @@ bool Record::empty() const {
   return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.text.empty(); });
 }
 
+bool is_blank_line(std::string_view line) {
+  if (line.starts_with(kByteOrderMark)) line.remove_prefix(kByteOrderMark.size());
+  size_t at = 0;
+  while (at < line.size()) {
+    const auto c = static_cast<unsigned char>(line[at]);
+    if (c < 0x80) {
+      if (c != ' ' && (c < 0x09 || c > 0x0d) && (c < 0x1c || c > 0x1f)) return false;
+      ++at;
+      continue;
+    }
+    constexpr size_t kLongest = 4;
+    if (utf8_prefix(line.substr(at, kLongest)) == 0) return false;
+    const uint32_t point = point_at(line, at);
+    const bool space = point == 0x85 || point == 0xa0 || point == 0x1680 || (point >= 0x2000 && point <= 0x200a) ||
+                       point == 0x2028 || point == 0x2029 || point == 0x202f || point == 0x205f || point == 0x3000;
+    if (!space) return false;
+    at += character_bytes(line, at);
+  }
+  return true;
+}
+
 Record parse_record(std::string_view line, const std::string& place) {
-  Object object;
-  try {
-    object = Object::parse(line);
-  } catch (const Object::exception& e) { fail("{}: {}", place, shortened(e.what())); }
-  const auto has = [&](const char* key) { return object.is_object() && object.contains(key); };
+  Object object = parse_object(line, place);
+  if (!object.is_object())
+    fail("{}: is {}: a JSON object with a string `text`, with `prompt` and `completion`, or with `messages` is needed",
+         place, shown(object));
+  const auto has = [&](const char* key) { return object.contains(key); };
+  refuse_keys(kOfRecords, object, place);
+  check_record_weight(object, place);
   if (has("text") && object["text"].is_string()) {
     Record record;
     record.parts.push_back({.text = std::move(object["text"].get_ref<std::string&>())});
@@ -67,9 +229,12 @@ Record parse_record(std::string_view line, const std::string& place) {
   }
   const bool prompt = has("prompt") || has("completion");
   if (prompt && has("messages")) fail("{}: has both `messages` and `prompt` or `completion`", place);
-  if (has("messages")) return record_of_messages(object["messages"], place);
-  if (!prompt)
+  if (!prompt && !has("messages"))
     fail("{}: a JSON object with a string `text`, with `prompt` and `completion`, or with `messages` is needed", place);
+  refuse_keys(kOfChats, object, place);
+  if (const auto label = object.find("label"); label != object.end() && label->is_boolean() && !label->get<bool>())
+    fail("{}: `label` is false, an answer that is not to be learned: not supported", place);
+  if (has("messages")) return record_of_messages(object["messages"], place);
   Record record{.parts = {}, .masked = true};
   append(record, string_in(object, "prompt", place), false);
   append(record, string_in(object, "completion", place), true);

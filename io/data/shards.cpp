@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "io/foreign_format.h"
 
 namespace triad {
 
@@ -82,12 +83,6 @@ void find_marks(std::span<const T> tokens, T mark, int64_t first, std::vector<in
   }
 }
 
-bool has_magic(std::string_view head) {
-  if (head.starts_with(kLlmqMagic)) return true;
-  return head.size() >= 4 && std::any_of(kFormats.begin(), kFormats.end(),
-                                         [&](const Format& f) { return header_word(head, 0) == f.magic; });
-}
-
 // Whether a file is one of nanoGPT's, which have no header and are recognized by their names, train.bin and val.bin.
 // Excluded are text, which is recognized by its bytes, and u32 tokens, whose upper halves are mostly 0.
 bool is_nanogpt(const std::string& path, std::string_view head) {
@@ -101,14 +96,20 @@ bool is_nanogpt(const std::string& path, std::string_view head) {
     empty += head[i] == 0 && head[i + 1] == 0;
   }
   constexpr size_t kFew = 16;  // with fewer 4-byte words, the number of zeros decides nothing
-  return !head.empty() && !text && (upper < kFew || empty * 10 < upper * 9);
+  return !head.empty() && !text && packed_format(head).empty() && (upper < kFew || empty * 10 < upper * 9);
 }
 
 }  // namespace
 
+bool is_shard_head(std::string_view head) {
+  if (head.starts_with(kLlmqMagic)) return true;
+  return head.size() >= 4 && std::any_of(kFormats.begin(), kFormats.end(),
+                                         [&](const Format& f) { return header_word(head, 0) == f.magic; });
+}
+
 bool is_shard(const std::string& path) {
   const std::string head = InputFile(path).text(0, kHeadBytes);
-  return has_magic(head) || is_nanogpt(path, head);
+  return is_shard_head(head) || is_nanogpt(path, head);
 }
 
 Shard::Shard(const std::string& path) : file_(path) {
@@ -117,7 +118,7 @@ Shard::Shard(const std::string& path) : file_(path) {
   const std::string head = file_.text(0, kHeadBytes);
   if (head.starts_with(kLlmqMagic)) {
     read_llmq_header(head);
-  } else if (!has_magic(head) && is_nanogpt(path, head)) {
+  } else if (!is_shard_head(head) && is_nanogpt(path, head)) {
     size_ = bytes() / static_cast<int64_t>(width_), header_bytes_ = 0;
     format_ = "nanoGPT's u16 (no header)";
   } else {
@@ -170,6 +171,9 @@ void Shard::need_header(std::string_view head) const {
 void Shard::read_llmc_header(std::string_view head) {
   const int32_t magic = head.size() >= 4 ? header_word(head, 0) : 0;
   const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.magic == magic; });
+  if (format == kFormats.end())
+    if (const std::string_view foreign = foreign_format(head.substr(0, kFormatBytes)); !foreign.empty())
+      fail("{}: is {}, no token shard", path(), foreign);
   TRIAD_CHECK(format != kFormats.end(),
               "{}: not a token shard: at offset 0 expected the magic number {} (u16) or {} (u32), or BIN.TOK, found {} "
               "(nanoGPT's tokens without a header are read from files called train.bin and val.bin)",

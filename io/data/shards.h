@@ -24,6 +24,8 @@ struct ShardLayout {
   int64_t vocab = 0;    // size of the vocabulary; in the header of a shard with a mask
 };
 
+// Whether a file with this beginning is a shard with a header.
+bool is_shard_head(std::string_view head);
 // True if the file begins with a shard format's magic number, or is one of nanoGPT's files by name and content. False
 // for a file that is too short for a magic number.
 bool is_shard(const std::string& path);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "io/foreign_format.h"
 
 namespace triad {
 
@@ -109,7 +110,7 @@ bool is_stream(const std::string& path) {
 }
 
 TextInput::TextInput(const std::string& path, std::function<bool()> stopped)
-    : name_(path == kStandardInput ? "standard input" : path), stopped_(std::move(stopped)) {
+    : path_(path), name_(path == kStandardInput ? "standard input" : path), stopped_(std::move(stopped)) {
   file_ = FileHandle(path == kStandardInput ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file_.get() < 0) fail("{}: cannot be opened: {}", name_, std::strerror(errno));
   refill();
@@ -117,15 +118,8 @@ TextInput::TextInput(const std::string& path, std::function<bool()> stopped)
   if (begins("\x1f\x8b")) unpacker_ = std::make_unique<Gzip>(*this);
   const bool skippable = buffer_.size() >= 4 && (buffer_[0] & 0xf0) == 0x50 && buffer_.substr(1, 3) == "\x2a\x4d\x18";
   if (begins("\x28\xb5\x2f\xfd") || skippable) unpacker_ = std::make_unique<Zstd>(*this);
-  constexpr std::pair<std::string_view, const char*> kOthers[] = {{"BZh", "bzip2"},
-                                                                  {"\xfd"
-                                                                   "7zXZ",
-                                                                   "xz"},
-                                                                  {"PK\x03\x04", "zip"},
-                                                                  {"PAR1", "parquet (tools/fineweb.py reads it)"},
-                                                                  {"\x04\x22\x4d\x18", "lz4"}};
-  for (const auto& [magic, what] : kOthers)
-    if (begins(magic)) fail("{}: is {}, no text: plain, gzip and zstd are read", name_, what);
+  if (const std::string_view packed = packed_format(look(kFormatBytes)); !packed.empty())
+    fail("{}: is {}, no text: plain, gzip and zstd are read", name_, packed);
 }
 
 TextInput::~TextInput() = default;
@@ -151,12 +145,22 @@ bool TextInput::refill() {
 }
 
 size_t TextInput::read(std::span<char> to) {
-  const size_t wanted = to.size();
-  if (ahead_ >= 0 && !to.empty()) {
-    to[0] = static_cast<char>(ahead_);
-    ahead_ = -1;
-    to = to.subspan(1);
+  const size_t from_ahead = std::min(ahead_.size(), to.size());
+  std::memcpy(to.data(), ahead_.data(), from_ahead);
+  ahead_.erase(0, from_ahead);
+  return from_ahead + unpack(to.subspan(from_ahead));
+}
+
+std::string_view TextInput::look(size_t bytes) {
+  if (const size_t have = ahead_.size(); have < bytes) {
+    ahead_.resize(bytes);
+    ahead_.resize(have + unpack(std::span(ahead_).subspan(have)));
   }
+  return std::string_view(ahead_).substr(0, bytes);
+}
+
+size_t TextInput::unpack(std::span<char> to) {
+  const size_t wanted = to.size();
   while (!to.empty()) {
     if (at_ == buffer_.size() && !refill()) {
       // The file has ended, but zstd may still hold decompressed bytes that need no more input.
@@ -182,15 +186,13 @@ size_t TextInput::read(std::span<char> to) {
   return wanted - to.size();
 }
 
-int TextInput::peek() {
-  char first = 0;
-  if (ahead_ < 0 && read({&first, 1}) == 1) ahead_ = static_cast<unsigned char>(first);
-  return ahead_;
+std::string read_whole_text(const std::string& path) {
+  TextInput input(path);
+  return read_to_end(input);
 }
 
-std::string read_whole_text(const std::string& path) {
+std::string read_to_end(TextInput& input) {
   constexpr size_t kAtATime = 1 << 16;
-  TextInput input(path);
   std::string text, piece(kAtATime, '\0');
   while (const size_t n = input.read(piece)) text.append(piece, 0, n);
   return text;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "io/file.h"
 
@@ -16,33 +17,38 @@ bool is_stream(const std::string& path);
 
 class TextInput {
  public:
-  // path: a file, or kStandardInput. Compression is recognized by the first bytes, not by the name; compression other
-  // than gzip and zstd throws. stopped: polled while the input has no data; if it returns true, the text ends.
+  // path: a file, or kStandardInput. Compression is recognized by the first bytes, not by the name; what needs another
+  // program throws (packed_format() in io/foreign_format.h). stopped: polled while the input has no data; if it returns
+  // true, the text ends.
   explicit TextInput(const std::string& path, std::function<bool()> stopped = {});
   ~TextInput();
+  const std::string& path() const { return path_; }
   const std::string& name() const { return name_; }
   // Fills `to`; returns fewer bytes only at the end of the text. A cut or damaged compressed file throws.
   size_t read(std::span<char> to);
-  // The next byte, which a later read() still returns; -1 at the end.
-  int peek();
+  // The next `bytes` bytes of the text, which later reads still return; fewer only at the end. Valid until the next
+  // call.
+  std::string_view look(size_t bytes);
   int64_t bytes_taken() const { return taken_; }  // number of bytes read so far of the file as stored (compressed)
 
  private:
   class Unpacker;
   class Gzip;
   class Zstd;
-  bool refill();  // reads more input into buffer_; false at the end of the file
+  bool refill();                      // reads more input into buffer_; false at the end of the file
+  size_t unpack(std::span<char> to);  // as read(), after what look() has taken
 
-  std::string name_;
+  std::string path_, name_;
   std::function<bool()> stopped_;
   FileHandle file_;
   std::string buffer_;
   size_t at_ = 0;  // index of the next byte in buffer_
   int64_t taken_ = 0;
   std::unique_ptr<Unpacker> unpacker_;
-  int ahead_ = -1;  // the byte that peek() has read ahead, or -1
+  std::string ahead_;  // text that look() has read ahead
 };
 
+std::string read_to_end(TextInput& input);
 std::string read_whole_text(const std::string& path);  // path: as for TextInput's constructor
 
 }  // namespace triad

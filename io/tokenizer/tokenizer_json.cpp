@@ -7,6 +7,7 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/foreign_format.h"
 #include "io/json_config.h"
 #include "io/tokenizer/bpe_tokenizer.h"
 
@@ -372,6 +373,8 @@ std::unique_ptr<Tokenizer> read_bpe_pair(const std::string& name, const std::str
   BpeSpec spec;
   spec.name = name;
   const auto file_name = [](const std::string& path) { return std::filesystem::path(path).filename().string(); };
+  if (const std::string text = read_file(merges_path); !packed_format(text).empty())
+    fail("{}: is {}, no vocabulary", merges_path, packed_format(text));
   spec.files = {{file_name(vocabulary_path), read_file(vocabulary_path)},
                 {file_name(merges_path), read_file(merges_path)}};
   const auto json = parse_json<TokenJson>(spec.files[0].content, vocabulary_path);

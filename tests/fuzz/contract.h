@@ -30,6 +30,7 @@ void read_handshake(std::string_view bytes);       // a frame of engine/comm/han
 void read_documents(std::string_view bytes);       // a file of bounds, as `triad grads --documents` reads it
 void read_huggingface(std::string_view bytes);     // two sections: config.json, and model.safetensors.index.json
 void read_record(std::string_view bytes);          // a line of a JSONL file
+void read_content(std::string_view bytes);         // a file of data: text, JSONL, or what is refused
 void read_weight_index(std::string_view bytes);    // three sections: an index, and the headers of two files
 inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"safetensors", read_safetensors},
@@ -40,6 +41,7 @@ inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"documents", read_documents},
                                       {"huggingface", read_huggingface},
                                       {"record", read_record},
+                                      {"content", read_content},
                                       {"weight_index", read_weight_index}};
 
 // Thrown if a reader violates the contract. It does not derive from triad::Error, so that tests distinguish it from a

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes the seeds of the fuzzers' corpora, corpora/READER/seed-NAME: small files of each kind that a reader accepts, and
 some that it refuses. Inputs that found a bug, bug-NAME, are not touched."""
+import gzip
 import json
 import pathlib
 import struct
@@ -281,8 +282,29 @@ def records():
     record("twice", '{"text":"a","text":"b"}')
     record("deep", '{"messages":' + "[" * 80 + "]" * 80 + "}")
     record("cut", '{"text":"a')
+    record("nan", '{"a":[NaN,{"b":-Infinity}],"text":"c","d":1e400}')
+    record("nan-text", '{"text":NaN}')
+    record("surrogate", '{"a":"\\ud800","text":"b"}')
+    record("weight", {"messages": [{"role": "assistant", "content": "A", "weight": 0},
+                                   {"role": "assistant", "content": "B", "train": True}]})
+    record("tools", {"tools": [{"name": "f"}], "messages": [{"role": "user", "content": "x"}]})
     put("record", "no-utf8", b'{"text":"\xff"}')
     put("record", "empty", b"")
+
+
+def contents():
+    lines = b'{"text":"a"}\n{"text":"b"}\n'
+    put("content", "lines", lines)
+    put("content", "mark", b"\xef\xbb\xbf" + lines)
+    put("content", "array", b"[" + lines.replace(b"\n", b",")[:-1] + b"]")
+    put("content", "pretty", b'{\n  "text": "a"\n}\n')
+    put("content", "cut", b'{"text":"a\n')
+    put("content", "text", "[1] a footnote\n")
+    put("content", "gzip", gzip.compress(lines, mtime=0))
+    put("content", "utf16", "plain words".encode("utf-16-le"))
+    put("content", "pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    put("content", "binary", bytes(range(256)))
+    put("content", "empty", b"")
 
 
 def weight_index():
@@ -316,4 +338,5 @@ handshakes()
 documents()
 huggingface()
 records()
+contents()
 weight_index()

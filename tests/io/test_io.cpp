@@ -118,6 +118,55 @@ TEST_CASE("io: input files and globs", "[io]") {
   check_error([&] { InputFile(folder.path()); }, {folder.path(), "folder"});
 }
 
+TEST_CASE("io: globs leave out nothing in silence", "[io]") {
+  const TemporaryFolder folder;
+  const fs::path root = folder.path();
+  for (const char* name : {"d1/e/f", "d2", "d3/.hidden"}) fs::create_directories(root / name);
+  for (const char* name : {"x.txt", "d1/x.txt", "d1/e/f/x.txt", "d1/e/y.bin", "d2/x.txt", "d3/.hidden/x.txt"})
+    write_text(folder.file(name), name);
+  using Files = std::vector<std::string>;
+  const auto match = [&](const std::string& pattern) {
+    Files names;
+    for (const std::string& file : expand_globs(Files{folder.file(pattern)}))
+      names.push_back(fs::relative(file, root).string());
+    return names;
+  };
+  CHECK(match("d*/x.txt") == Files{"d1/x.txt", "d2/x.txt"});
+  CHECK(match("d[!2]/*.txt") == Files{"d1/x.txt"});
+  CHECK(match("*/e/*/x.txt") == Files{"d1/e/f/x.txt"});
+  CHECK(match("**/x.txt") == Files{"d1/e/f/x.txt", "d1/x.txt", "d2/x.txt", "x.txt"});
+  CHECK(match("d1/**") == Files{"d1/e/f/x.txt", "d1/e/y.bin", "d1/x.txt"});
+  CHECK(match("d1/**/e/**/*.txt") == Files{"d1/e/f/x.txt"});
+  CHECK(match("d3/.h*/x.txt") == Files{"d3/.hidden/x.txt"});
+  check_error([&] { match("**.txt"); }, {"**.txt", "stands alone"});
+  check_error([&] { match("x.txt/*"); }, {"no file matches"});
+  fs::create_directory_symlink(root / "d1", root / "d1/e/back");  // a circle of links
+  fs::create_directory_symlink(root / "d1", root / "link");
+  CHECK(match("**/x.txt").size() == 4);
+  CHECK(match("link/**/x.txt").size() == 2);
+  for (const char* name : {"d2/x.txt.bak", "d9"}) {
+    fs::create_symlink("nowhere", root / name);
+    const std::string pattern = std::string(name) == "d9" ? "d*/x.txt" : "d2/x*";
+    check_error([&] { match(pattern); }, {name, "No such file"});
+    check_error([&] { match("**/x*"); }, {name, "No such file"});
+    fs::remove(root / name);
+  }
+  // A folder that may not be read; root may read all, so the program runs as another user there.
+  fs::permissions(root / "d2", fs::perms::none);
+  fs::permissions(root, fs::perms::owner_all | fs::perms::group_all | fs::perms::others_all);
+  const bool is_root = ::geteuid() == 0;
+  for (const char* pattern : {"d*/x.txt", "d*/*.txt", "**/x.txt", "d2/x.txt"}) {
+    const std::string call = TRIAD_PROGRAM " data --input '" + folder.file(pattern) + "' --out " + folder.file("out");
+    const test::Outcome outcome =
+        test::run_command((is_root ? "setpriv --reuid=65534 --regid=65534 --clear-groups " : "") + call);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(test::has(outcome.output, "Permission denied"));
+    CHECK(!fs::exists(root / "out"));
+  }
+  fs::permissions(root / "d2", fs::perms::owner_all);
+}
+
 TEST_CASE("io: byte tokenizer", "[io]") {
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
@@ -349,6 +398,8 @@ TEST_CASE("io: triad inspect recognizes each kind of file", "[io]") {
   };
   inspect("m.safetensors", 0, {"layer.w", "F32", "[3]", "1 tensor, 3 elements", "1 checksum, verified"});
   inspect("s.bin", 0, {"u16", "3 tokens", "largest token 50256", "66.67%"});
-  inspect("t.txt", 1, {"t.txt", "offset 0", "6a 75 73 74"});
+  write_text(folder.file("l.jsonl"), "{\"prompt\":\"abc\",\"completion\":\"d\"}\n{\"text\":\"efgh\"}\n");
+  inspect("t.txt", 0, {"t.txt", "text: 1 document, 14 bytes"});
+  inspect("l.jsonl", 0, {"JSONL: 2 documents, 8 bytes of text", "62.50% of the bytes are learned"});
   inspect("none", 1, {"none", "No such file"});
 }

@@ -213,6 +213,34 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   CHECK(texts(chat) ==
         std::vector<std::string>{"-system\nS\nuser\nU\nV\nassistant\n", "+A\n", "-user\n\nassistant\n", "+B\n"});
   CHECK(chat.masked);
+  // Keys that are not used may hold anything that other programs write.
+  for (const char* other : {"NaN", "Infinity", "-Infinity", "1e400", "-1e999", R"("\\ud800")", "\"\\x\xff\"",
+                            R"({"a": [NaN, {"b": -Infinity, "c": "\\udc00"}]})"}) {
+    INFO(other);
+    CHECK(texts(parse(fmt::format(R"({{"other": {0}, "text": "NaN", "more": {0}}})", other))) ==
+          std::vector<std::string>{"+NaN"});
+  }
+  for (const char* nothing : {"null", "NaN", "[]", "{}", "\"\"", "false"})
+    CHECK(
+        texts(parse(fmt::format(
+            R"({{"tools": {0}, "loss_mask": {0}, "messages": [{{"role": "assistant", "content": "A", "tool_calls": {0}}}]}})",
+            nothing))) == std::vector<std::string>{"-assistant\n", "+A\n"});
+  // A message's weight.
+  const auto of_message = [&](const std::string& keys) {
+    return parse(R"({"messages": [{"role": "assistant", "content": "A", )" + keys +
+                 R"(}, {"role": "user", "content": "U", "weight": 0}]})");
+  };
+  for (const char* keys :
+       {R"("weight": 0)", R"("weight": 0.0)", R"("train": false)", R"("loss": false)", R"("weight": false)"}) {
+    INFO(keys);
+    CHECK(texts(of_message(keys)) == std::vector<std::string>{"-assistant\nA\nuser\nU\n"});
+  }
+  for (const char* keys : {R"("weight": 1)", R"("weight": 1.0)", R"("train": true)", R"("weight": null)"}) {
+    INFO(keys);
+    CHECK(texts(of_message(keys)) == std::vector<std::string>{"-assistant\n", "+A\n", "-user\nU\n"});
+  }
+  CHECK(texts(parse(R"({"text": "a", "weight": 1, "sample_weight": 1.0, "label": 0})")) ==
+        std::vector<std::string>{"+a"});
   const auto bad = [&](const std::string& line, std::vector<std::string> words) {
     words.insert(words.begin(), "a.jsonl: line 3");
     check_error([&] { parse(line); }, words);
@@ -220,6 +248,28 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   bad("{\"text\": ", {"parse error"});
   bad("[1]", {"JSON object", "`messages`"});
   bad(R"({"text": 7})", {"string `text`"});
+  bad(R"({"text": NaN})", {"string `text`"});
+  bad("{\"text\": \"\xff\", \"other\": NaN}", {"UTF-8"});
+  bad(R"({"text": "\ud800", "other": NaN})", {"surrogate"});
+  bad(R"({"text": "a", "other": NaNs})", {"parse error"});
+  bad(R"({"text": "a", "other": NaN)", {"parse error"});
+  bad(R"({"text": "a", "weight": 0})", {"`weight` is 0"});
+  bad(R"({"text": "a", "weight": 0.5})", {"`weight` is 0.5"});
+  bad(R"({"text": "a", "loss_mask": [0, 1]})", {"`loss_mask` is array", "what is learned"});
+  bad(R"({"prompt": "a", "completion": "b", "label": false})", {"`label` is false"});
+  bad(R"({"prompt": "a", "completion": "b", "suffix": "c"})", {"`suffix` is \"c\""});
+  for (const char* key : {"tools", "functions", "system", "images", "sample_weight"})
+    bad(fmt::format(R"({{"{}": ["x"], "messages": [{{"role": "user", "content": "U"}}]}})", key),
+        {fmt::format("`{}`", key)});
+  for (const char* key : {"tool_calls", "function_call", "reasoning_content", "loss_scale", "train_detail"})
+    bad(fmt::format(R"({{"messages": [{{"role": "assistant", "content": "A", "{}": [{{}}]}}]}})", key),
+        {"message 1", fmt::format("`{}`", key), "not supported"});
+  for (const char* weight : {"0.5", "2", "-1", "\"0\"", "[0]"})
+    bad(fmt::format(R"({{"messages": [{{"role": "assistant", "content": "A", "weight": {}}}]}})", weight),
+        {"message 1", "`weight`", "0, 1, false or true"});
+  bad(R"({"messages": [{"role": "user", "content": "U", "weight": 1}]})",
+      {"`weight` is true", "\"user\"", "assistant"});
+  bad(R"({"messages": [{"role": "assistant", "content": "A", "weight": 1, "train": false}]})", {"opposite"});
   bad(R"({"prompt": "a"})", {"`completion` is missing"});
   bad(R"({"completion": "a"})", {"`prompt` is missing"});
   bad(R"({"prompt": ["a"], "completion": "b"})", {"`prompt` is array", "string"});

@@ -56,16 +56,95 @@ TEST_CASE("corpus: compression, standard input and the number of threads do not 
   }
 }
 
-TEST_CASE("corpus: standard input that begins with white space needs --format", "[data]") {
+TEST_CASE("corpus: blank lines, line ends of other systems and byte-order marks", "[data]") {
   const TemporaryFolder folder;
-  const std::string data =
-      "printf '\\n{\"text\":\"one\"}\\n' | " TRIAD_PROGRAM " data --val-fraction 0 --input - --out ";
-  const Outcome unclear = run_command(data + folder.file("unclear"));
-  CHECK(unclear.exit_code == 1);
-  CHECK(unclear.output.find("--format jsonl or text says") != std::string::npos);
-  CHECK_FALSE(fs::exists(folder.file("unclear")));
-  CHECK(run_command(data + folder.file("lines") + " --format jsonl").exit_code == 0);
-  CHECK(shard_text(folder.file("lines"), "train") == std::string(1, '\0') + "one");
+  const std::string text =
+      "\xef\xbb\xbf\r\n \t\r\n{\"text\":\"one\"}\r\n\u00a0\n\u2028\n\xef\xbb\xbf{\"text\":\"t\u2028w\u00a0\"}\n\v";
+  for (const std::string name : {"a.jsonl", "a.json", "a"}) {
+    write_text(folder.file(name), text);
+    run_data("--val-fraction 0 --input " + folder.file(name) + " --out " + folder.file(name + ".out"));
+    const Outcome piped = run_command(TRIAD_PROGRAM " data --val-fraction 0 --input - --out " + folder.file("piped") +
+                                      " < " + folder.file(name));
+    INFO(piped.output);
+    CHECK(piped.exit_code == 0);
+    const std::string expected = std::string("\0one\0t", 6) + "\u2028w\u00a0";
+    CHECK(shard_text(folder.file(name + ".out"), "train") == expected);
+    CHECK(shard_text(folder.file("piped"), "train") == expected);
+    fs::remove_all(folder.file("piped"));
+  }
+}
+
+TEST_CASE("corpus: --skip-bad leaves out bad records and counts them", "[data]") {
+  const TemporaryFolder folder;
+  write_text(folder.file("a.jsonl"),
+             "{\"txt\":\"x\"}\n{\"text\":\"one\"}\n{\"text\":\"cut\n\n{\"text\":\"two\"}\n[1]\n");
+  const std::string call = "data --val-fraction 0 --input " + folder.file("a.jsonl") + " --out " + folder.file("out");
+  CHECK(run_program(call).exit_code == 1);
+  fs::remove_all(folder.file("out"));
+  const Outcome skipped = run_program(call + " --skip-bad");
+  INFO(skipped.output);
+  CHECK(skipped.exit_code == 0);
+  CHECK(has(skipped.output, "3 bad records skipped"));
+  CHECK(has(skipped.output, "a.jsonl: line 1"));
+  CHECK(shard_text(folder.file("out"), "train") == std::string("\0one\0two", 8));
+  write_text(folder.file("b.jsonl"), "{\"txt\":\"x\"}\n");
+  const Outcome none =
+      run_program("data --skip-bad --input " + folder.file("b.jsonl") + " --out " + folder.file("none"));
+  CHECK(none.exit_code == 1);
+  CHECK(has(none.output, "1 bad record skipped"));
+}
+
+TEST_CASE("corpus: empty documents at the beginning do not hold out everything", "[data]") {
+  const TemporaryFolder folder;
+  write_text(folder.file("empty.jsonl"), "{\"text\":\"\"}\n\n");
+  write_text(folder.file("one.jsonl"), "{\"text\":\"only\"}\n");
+  write_text(folder.file("both.jsonl"), "{\"text\":\"\"}\n{\"text\":\"only\"}\n");
+  write_text(folder.file("bad.jsonl"), "{\"txt\":\"\"}\n{\"text\":\"only\"}\n");
+  for (int seed = 0; seed < 4; ++seed)
+    for (const std::string& input :
+         {folder.file("both.jsonl"), folder.file("empty.jsonl") + " " + folder.file("one.jsonl"),
+          folder.file("bad.jsonl") + " --skip-bad"}) {
+      run_data(fmt::format("--val-fraction 0.5 --seed {} --input {} --out {}", seed, input, folder.file("out")));
+      INFO(input);
+      CHECK(shard_text(folder.file("out"), "train") == std::string("\0on", 3));
+      CHECK(shard_text(folder.file("out"), "val") == "ly");
+      fs::remove_all(folder.file("out"));
+    }
+}
+
+TEST_CASE("corpus: text that spells the separator is counted, in text and in shards", "[data]") {
+  const TemporaryFolder folder;
+  std::string lines, clean;
+  for (int i = 0; i < 60; ++i) {
+    lines += fmt::format("{{\"text\":\"\\u0000hello friend {}\\u0000\"}}\n", i);
+    clean += fmt::format("{{\"text\":\"hello friend {}\"}}\n", i);
+  }
+  write_text(folder.file("a.jsonl"), lines);
+  write_text(folder.file("clean.jsonl"), clean);
+  const auto run = [&](const std::string& args) {
+    const Outcome outcome = run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 0);
+    return outcome.output;
+  };
+  const std::string train = "train " TRIAD_SOURCE_DIR
+                            "/configs/tiny.json --set runtime.device=cpu --set train.steps=1 "
+                            "--set data.val_fraction=0 --set train.eval_every=0 --set log.out_dir=";
+  const auto paths = [&](const std::string& kind, const std::string& name) {
+    return " --set data.kind=" + kind + " --set 'data.paths=[\"" + folder.file(name) + "\"]'";
+  };
+  for (const std::string name : {"a", "clean"}) {
+    const bool spelled = name == "a";
+    const std::string data =
+        run("data --val-fraction 0 --input " + folder.file(name + ".jsonl") + " --out " + folder.file(name));
+    CHECK(has(data, "spells the separator (token 0) 120 times") == spelled);
+    CHECK(has(data, "180 documents of 60") == spelled);
+    const std::string text = run(train + folder.file(name + "_text") + paths("text", name + ".jsonl"));
+    CHECK(has(text, "spells the separator (token 0) 120 times") == spelled);
+    const std::string shards = run(train + folder.file(name + "_shards") + paths("shards", name));
+    CHECK(has(shards, "occurs 120 times more often than there are documents (60)") == spelled);
+    CHECK(has(text + data + shards, "warning") == spelled);
+  }
 }
 
 TEST_CASE("corpus: pipes from the shell's process substitution can be read", "[data]") {
@@ -101,7 +180,7 @@ TEST_CASE("corpus: one document of each 1/val_fraction is held out, never the fi
 TEST_CASE("corpus: documents are counted across files", "[data]") {
   const TemporaryFolder folder;
   fs::create_directory(folder.file("in"));
-  for (int i = 0; i < 40; ++i) write_text(folder.file(fmt::format("in/{}.txt", 100 + i)), fmt::format("[{}]", i));
+  for (int i = 0; i < 40; ++i) write_text(folder.file(fmt::format("in/{}.txt", 100 + i)), fmt::format("<{}>", i));
   run_data("--val-fraction 0.25 --input '" + folder.file("in/*.txt") + "' --out " + folder.file("out"));
   const Json manifest = Json::parse(read_text(folder.file("out/manifest.json")));
   CHECK(manifest["val"]["documents"] == 10);
@@ -109,7 +188,7 @@ TEST_CASE("corpus: documents are counted across files", "[data]") {
   const std::string train = shard_text(folder.file("out"), "train"), val = shard_text(folder.file("out"), "val");
   const HeldOutStream held_out(0.25, 1337);
   for (int i = 0; i < 40; ++i) {
-    const std::string document = std::string(1, '\0') + fmt::format("[{}]", i);
+    const std::string document = std::string(1, '\0') + fmt::format("<{}>", i);
     CHECK((val.find(document) != std::string::npos) == held_out(i));
     CHECK((train.find(document) != std::string::npos) == !held_out(i));
   }
@@ -204,7 +283,7 @@ TEST_CASE("corpus: damaged input is refused, with file and position", "[data]") 
   CHECK(shard_text(folder.file("tape"), "train") == std::string("\0ab", 3));
   refused("number.jsonl", "{\"text\":\"fine\"}\n{\"text\":7}\n",
           {"number.jsonl", "line 2", "offset 16", "string `text`"});
-  refused("array.jsonl", "[1]\n", {"array.jsonl", "line 1"});
+  refused("array.jsonl", "[1]\n", {"array.jsonl", "JSON array"});
   refused("utf8.jsonl", "{\"text\":\"\xff\"}\n", {"utf8.jsonl", "line 1", "UTF-8"});
   refused("bz2.txt", "BZh91AY", {"bz2.txt", "bzip2"});
   refused("xz.txt", std::string("\xfd") + "7zXZ", {"xz.txt", "is xz"});

@@ -156,7 +156,6 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
     }
   };
   refused("{\"context\": \"a\"", "no JSON");
-  refused("", "no JSON");
   refused("[1]", "context");
   refused(R"({"context": "a"})", "\"continuation\"");
   refused("\xff", "no JSON");
@@ -168,6 +167,16 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   CHECK(json_lines(none.output).size() == 1);
   write_text(t.folder.file("bad"), "");
   CHECK(run_program(score + t.folder.file("bad")).exit_code == 1);
+  write_text(t.folder.file("bad"), R"([{"context": "a", "continuation": "b"}])");
+  CHECK(has(run_program(score + t.folder.file("bad")).output, "JSON array"));
+  // Lines of white space are no requests, and a character that ends a line elsewhere is none within a text.
+  write_text(t.folder.file("blank"),
+             "\xef\xbb\xbf\n\u00a0\n"
+             R"({"context": "a", "continuation": "b"})"
+             "\r\n\u2028\r\n"
+             R"({"context": "", "continuation": "c"})"
+             "\n\n");
+  CHECK(run_ok(score + t.folder.file("blank")).output == piped.output);
 }
 
 TEST_CASE("score: a continuation that joins the context's last token is encoded alone", "[score]") {

@@ -76,9 +76,10 @@ Request read_request(std::string_view text, const std::string& where, const Toke
                 brief(line));
     return line[key].get<std::string>();
   };
+  const std::string context = field("context"), continuation = field("continuation");
   Request request;
   try {
-    request = make_request(field("context"), field("continuation"), tokenizer);
+    request = make_request(context, continuation, tokenizer);
   } catch (const Error& e) { fail("{}: {}", where, e.what()); }
   for (const int32_t token : request.tokens)
     TRIAD_CHECK(token < vocab, "{}: token {} is outside of the model's vocabulary of {}", where, token, vocab);

@@ -284,7 +284,7 @@ TEST_CASE("export: a chat_template leaves only with the model that it came with"
     CHECK(read_text(folder.file("kept") + file) == read_text(hf + file));
   run_ok("train " + checkpoint + "/config.json --set train.steps=1 --set train.seq_len=32 --set train.lr=1e-6 " +
          "--set train.save_every=1 --set runtime.device=cpu --set log.out_dir=" + run);
-  for (const std::string from : {run, run + "/checkpoints/step_1", run + "/model.safetensors"}) {
+  for (const std::string& from : {run, run + "/checkpoints/step_1", run + "/model.safetensors"}) {
     INFO(from);
     const std::string out = folder.file("out");
     fs::remove_all(out);

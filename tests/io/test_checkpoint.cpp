@@ -187,6 +187,12 @@ TEST_CASE("train: a run goes on without symbolic links or syncs of folders, and 
     CHECK(same_file(whole + kWeights, out + kWeights));
     CHECK(fs::exists(checkpoints + "/set_aside_0/latest/state.json") == !only_copy);
   }
+  // Back to an older checkpoint: the copy of a newer one is moved away at the start, or the next resume would take it.
+  const std::string out = folder.file("back"), checkpoints = out + "/checkpoints";
+  fs::copy(folder.file("source"), out, fs::copy_options::recursive);
+  trains(out, "--set train.steps=2 --overwrite --resume " + checkpoints + "/step_2", "");
+  CHECK(fs::exists(checkpoints + "/set_aside_0/latest/state.json"));
+  CHECK(resolve_checkpoint(out) == checkpoints + "/step_2");
 }
 
 TEST_CASE("io: old checkpoints are removed, except the newest and every k-th", "[io]") {

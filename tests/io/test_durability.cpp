@@ -58,7 +58,7 @@ void check_crashes(const DiskRecord& record, const std::string& parent,
       if (wrong.size() < 10) wrong.insert("after call " + std::to_string(calls) + ": " + what);
     };
     const auto is_whole = [&](const std::string& path, int64_t step) {
-      return saved.contains(step) && saved[step].contains(read_tree(path));
+      return fs::is_directory(path) && saved.contains(step) && saved[step].contains(read_tree(path));
     };
     // What a kill has left is completed or removed before anything else, and also by the next save.
     for (const bool cleaned : {false, true}) {

@@ -17,6 +17,7 @@ LIMITS = {
     "sources in one folder": 48,
     "lines in one guide": 120,
     "times in one guide, outside tables": 15,
+    "faults in the shape of guides": 0,
     "times in comments": 0,
     "citations of files that do not exist": 0,
     "odd words in 1,000 comment lines": 8,
@@ -25,6 +26,7 @@ LIMITS = {
     "device functions over 150 lines": 3,
     "runs of 8 lines that stand twice": 0,
 }
+OTHER_HEADINGS = ("README.md", "tools/pytorch/README.md")  # the project's, and the Python package's
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
@@ -139,6 +141,32 @@ def prose_of(text):
     return "\n".join(l for l in lines if not l.lstrip().startswith("|"))
 
 
+def shape_faults(guide, text):
+    """What a formatter for code does to a guide, and what a table with a forgotten cell shows: `FILE:LINE: what`. A guide begins with
+    `# FOLDER/`, and all rows of a table have as many cells as its header."""
+    lines = re.sub(r"```.*?```", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.S).split("\n")
+    folder = os.path.dirname(guide)
+    faults = []
+    if guide in OTHER_HEADINGS:
+        if not lines[0].startswith("# "):
+            faults.append(f"{guide}:1: no heading: {lines[0]}")
+    elif not re.match(rf"# {re.escape(folder)}/(?=:|$)", lines[0]):
+        faults.append(f"{guide}:1: the heading does not begin with `# {folder}/`: {lines[0]}")
+    header = None  # of the table that this line continues: its number of cells
+    for at, line in enumerate(lines, 1):
+        if not line.startswith("|"):
+            header = None
+            continue
+        cells = len(re.findall(r"(?<!\\)\|", line)) - 1
+        if header is None:
+            header = cells
+            if not re.match(r"\|(?: *:?-+:? *\|)+$", lines[at]):
+                faults.append(f"{guide}:{at + 1}: a table's second line is not |---|: {lines[at]}")
+        if cells != header or not line.endswith("|"):
+            faults.append(f"{guide}:{at}: {cells} cells of {header}: {line[:60]}")
+    return faults
+
+
 def main():
     files = git_files()
     sources = [f for f in files if f.endswith(SOURCES) and not f.startswith("tests/fuzz/corpora")]
@@ -187,6 +215,9 @@ def main():
     times = {f: len(TIME.findall(prose_of(read(f)))) for f in guides}
     totals["times in one guide, outside tables"] = max(times.values())
     lists["times in one guide, outside tables"] = [f"{f}: {n}" for f, n in times.items() if n > 15]
+
+    lists["faults in the shape of guides"] = [fault for f in guides for fault in shape_faults(f, read(f))]
+    totals["faults in the shape of guides"] = len(lists["faults in the shape of guides"])
 
     comment_lines = 0
     for f in sources:

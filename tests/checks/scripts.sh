@@ -123,6 +123,16 @@ stand_in ctest 'echo "1/1 Test #1: a ... Passed 0.1 sec"'
 run 0 test.sh
 calls_has "cmake --preset cuda"
 prints "1 passed, 0 failed, 0 skipped"
+machine "$nvcc"  # a test that says SKIPPED and fails has failed: ctest decides by the exit code
+stand_in ctest 'echo "1/4 Test  #1: a: SKIPPED, with the reason ...   Passed    0.01 sec"
+echo "2/4 Test  #2: b ...***Skipped   0.01 sec"
+echo "SKIPPED: no GPU"
+echo "3/4 Test  #3: c ...***Failed    0.01 sec"
+echo "SKIPPED: no GPU"
+echo "4/4 Test #44: d ...***Timeout 900.00 sec"
+exit 8'
+run 8 test.sh
+prints "1 passed, 2 failed, 1 skipped"
 
 # A text that cannot be used is reported before anything is installed.
 for text in nothing.txt "$root" "$root/empty.txt" "$root/short.txt"; do

@@ -1,6 +1,5 @@
 // Collectives between ranks, the partition of gradients into buckets, steps in which one rank has values that are not
 // finite, and memory plans for several ranks. Two ranks are two threads of this process, connected over TCP.
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +15,7 @@
 #include "kernels/step/rank_sum.h"
 #include "kernels/step/reduce.h"
 #include "tests/support/dist_run.h"
+#include "tests/support/program.h"
 #include "tests/support/test.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
@@ -33,7 +33,7 @@ LaunchEnv one_of_two(int rank) {
                 .local_rank = rank,
                 .local_world = 2,
                 .master_host = "127.0.0.1"};
-  env.master_port = 20000 + getpid() % 12000;
+  env.master_port = reserved_port();
   return env;
 }
 
@@ -402,7 +402,7 @@ TEST_CASE("dist: a memory plan for several ranks is what each of them allocates"
   for (const std::string& text : wrong) CHECK(text == "");
 }
 
-TEST_CASE("dist: buffers for copies between GPUs are planned for ranks on one host only", "[dist]") {
+TEST_CASE("dist: buffers for copies between GPUs are planned for ranks on one host only", "[dist][build]") {
   struct TwoHosts final : Comm {  // two ranks on different hosts, which cannot copy between their GPUs
     TwoHosts() : Comm(2, Device::cpu()) {}
     std::string name() const override { return "two_hosts"; }
@@ -418,12 +418,12 @@ TEST_CASE("dist: buffers for copies between GPUs are planned for ranks on one ho
   CHECK(bytes(*one_host, "1") == bytes(two_hosts, "1"));  // with sharding both plans include the bucket's buffer
 }
 
-TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
+TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist][build]") {
   const auto plan = [](const std::string& more) {
     const Outcome outcome = run_program("plan " TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json --json " + more);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return Json::parse(outcome.output);
+    return Json::parse(outcome.standard_output);
   };
   const auto bytes = [](const Json& plan) { return plan["peak_bytes"].get<int64_t>(); };
   const Json one = plan("--ranks 1"), two = plan("--ranks 2 --set dist.zero=0"), shards = plan("--ranks 2"),

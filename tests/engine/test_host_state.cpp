@@ -7,6 +7,7 @@
 
 #include "engine/host_state.h"
 #include "engine/rng.h"
+#include "engine/with_cuda.h"
 #include "kernels/update/adamw.h"
 #include "tests/support/test.h"
 
@@ -139,7 +140,7 @@ TEST_CASE("host state: an optimizer in host memory gives the bits of a resident 
   check_offload(Device::cuda());
 }
 
-TEST_CASE("host state: a plan counts the slots on a GPU and the whole state on the CPU", "[engine]") {
+TEST_CASE("host state: a plan counts the slots on a GPU and the whole state on the CPU", "[engine][build]") {
   const HostState::Options options = {.kinds = {DType::f32, DType::bf16}, .elements = 1 << 20, .piece = 1 << 10};
   const auto planned = [&](Device device) {
     Runtime rt({.device = device, .planning = true});
@@ -153,5 +154,5 @@ TEST_CASE("host state: a plan counts the slots on a GPU and the whole state on t
     return rt.arena().used_bytes();
   };
   CHECK(planned(Device::cpu()) == 6 << 20);
-  if (kBuiltWithCuda) CHECK(planned(Device::cuda()) == 3 * 6 << 10);
+  if (backend::built_with_cuda()) CHECK(planned(Device::cuda()) == 3 * 6 << 10);
 }

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "engine/nvtx.h"
+#include "engine/with_cuda.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 
@@ -10,10 +11,7 @@ using namespace triad;
 using namespace triad::test;
 
 TEST_CASE("nvtx: a profiler receives one named range for each op, in order", "[train]") {
-  if (!kBuiltWithCuda) {
-    std::printf("SKIPPED: built without CUDA\n");
-    return;
-  }
+  if (!backend::built_with_cuda()) return void(skip("built without CUDA"));
   const TemporaryFolder folder;
   const Outcome outcome = run_program("train " TRIAD_SOURCE_DIR
                                       "/configs/tiny.json --set runtime.device=cpu "

@@ -20,6 +20,12 @@
 using namespace triad;
 using namespace triad::test;
 
+namespace {
+
+bool require_hmac() { return why_no_hmac().empty() || skip(why_no_hmac()); }
+
+}  // namespace
+
 TEST_CASE("run secret: a process without it cannot join the run, and its error gives the reason", "[dist][secret]") {
   std::vector<std::future<RankResult>> ranks;
   const LaunchEnv first = rank_of(0, 2, 2, kSecret);
@@ -39,7 +45,7 @@ TEST_CASE("run secret: a process without it cannot join the run, and its error g
 }
 
 TEST_CASE("run secret: a replayed handshake is refused", "[dist][secret]") {
-  if (!why_no_hmac().empty()) return;
+  if (!require_hmac()) return;
   std::vector<std::future<RankResult>> ranks, again;
   const LaunchEnv first = rank_of(0, 2, 3, kSecret);
   LaunchEnv second = rank_of(1, 2, 3, kSecret);
@@ -61,7 +67,7 @@ TEST_CASE("run secret: a replayed handshake is refused", "[dist][secret]") {
 }
 
 TEST_CASE("run secret: ranks refuse a rank 0 without it", "[dist][secret]") {
-  if (!why_no_hmac().empty()) return;
+  if (!require_hmac()) return;
   const LaunchEnv env = rank_of(1, 2, 4, kSecret);
   const std::vector<Socket> listeners = listen_for_ranks(env);
   REQUIRE(listeners.size() == 1);
@@ -126,7 +132,7 @@ std::string launch_prefix(const LaunchEnv& env) {
 
 TEST_CASE("run secret: 1,000 foreign connections of five kinds change no bit of 100 steps of two ranks",
           "[dist][secret]") {
-  if (!why_no_hmac().empty()) return;
+  if (!require_hmac()) return;
   constexpr int kSteps = 100, kAtStart = 500, kBeforeFirstStep = 100, kAll = 1000;
   const TemporaryFolder folder;
   const std::string undisturbed = folder.file("undisturbed"), disturbed = folder.file("disturbed"),

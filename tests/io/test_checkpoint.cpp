@@ -290,10 +290,7 @@ TEST_CASE("train: a full disk ends the run, and the older checkpoints stay whole
   const std::string disk = folder.file("disk"), whole = folder.file("whole"), log = folder.file("log");
   fs::create_directory(disk);
   const std::string own = "unshare -rm sh -c 'mount -t tmpfs -o size=2m none " + disk;
-  if (run_command(own + "'").exit_code != 0) {
-    std::printf("SKIPPED: no file system of its own can be mounted here\n");
-    return;
-  }
+  if (run_command(own + "'").exit_code != 0) return void(skip("no file system of its own can be mounted here"));
   const std::string more = "--set train.steps=30 --set train.save_every=1 --set train.keep_last=0 ",
                     out = disk + "/run";
   REQUIRE(run_program(train_args(whole, more)).exit_code == 0);

@@ -317,7 +317,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(other.output.find("other.safetensors: tensor") != std::string::npos);
   run_ok(eval + "--lengths 16,64 --batch 5 --out " + rest);
   CHECK(read_text(rest + "/needle.csv") == table);  // the batch size does not change the result
-  const Json json = Json::parse(run_ok(eval + "--json").output);
+  const Json json = Json::parse(run_ok(eval + "--json").standard_output);
   CHECK(json["cells"].size() == 12);
   run_ok(eval + "--task queries --lengths 5");  // no room for two questions, as many as this run has for each key
   // The grid of an unfinished run is written to the run's folder, not to its checkpoint. If that folder is not
@@ -375,15 +375,15 @@ TEST_CASE("needle: train and eval take the config's task, or eval another, and e
   const Outcome own = run_ok(eval);
   for (const char* word : {"task: variables", "lowest", "overall", "needle_variables.svg"})
     CHECK(own.output.find(word) != std::string::npos);
-  const Json json = Json::parse(run_ok(eval + "--json").output);
+  const Json json = Json::parse(run_ok(eval + "--json").standard_output);
   CHECK(json["task"] == "variables");
   CHECK(json.contains("overall"));
   CHECK(json["cells"].size() == 4);
-  CHECK(Json::parse(run_ok(eval + "--task counting --json").output)["task"] == "counting");
+  CHECK(Json::parse(run_ok(eval + "--task counting --json").standard_output)["task"] == "counting");
   run_ok(eval + "--task keys");
   // Of the default lengths 8, 16, 32 and 64, the last one alone holds two questions about chains of three statements.
   const std::string at_begin = "eval --needle --checkpoint " + run + " --samples 1 --depths 0 --json";
-  CHECK(Json::parse(run_ok(at_begin).output)["cells"].size() == 1);
+  CHECK(Json::parse(run_ok(at_begin).standard_output)["cells"].size() == 1);
   for (const char* name : {"needle_variables.csv", "needle_counting.csv", "needle.csv", "needle_counting.svg"})
     CHECK(fs::exists(run + "/" + name));
   CHECK_FALSE(fs::exists(run + "/needle_copy.csv"));
@@ -411,8 +411,8 @@ TEST_CASE("needle: a small model learns to recall from far outside its window", 
     run_ok("train " + kSmall + "--set model.init_std=0.18 --set train.lr=5e-3 --set train.micro_batch_size=16 --set " +
            "train.save_every=0 --set train.eval_every=0 --set model.attention=" + attention +
            fmt::format(" --set train.steps={} --set log.out_dir={}", steps, run));
-    return Json::parse(
-        run_ok("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json").output);
+    return Json::parse(run_ok("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json")
+                           .standard_output);
   };
   // The window covers 8 of 64 tokens, the selection 32 at most. A random guess is right one time in eight.
   const Json grid = grid_of("nsa", 300);

@@ -145,7 +145,7 @@ TEST_CASE("shard tokenizer: eval refuses shards of another tokenizer", "[data]")
     const Outcome own = run_program(eval(std::string(kind) + "_run", shards.file(kind)));
     INFO(own.output);
     REQUIRE(own.exit_code == 0);
-    CHECK(parse_json(own.output, "eval")["bits_per_byte"].is_number());
+    CHECK(parse_json(own.standard_output, "eval")["bits_per_byte"].is_number());
   }
 }
 
@@ -168,7 +168,7 @@ TEST_CASE("shard tokenizer: for shards without a manifest it is unknown until th
   const Outcome evaluated = run_program("eval --json --data '" + shards.words() + "/*.bin'" + checkpoint);
   INFO(evaluated.output);
   REQUIRE(evaluated.exit_code == 0);
-  CHECK(parse_json(evaluated.output, "eval")["bits_per_byte"].is_null());
+  CHECK(parse_json(evaluated.standard_output, "eval")["bits_per_byte"].is_null());
   // A resume may name the tokenizer, because that changes no token of the run.
   run_ok(shards.train("run", paths,
                       "--resume latest --set train.steps=3 --set data.tokenizer=" + shards.file("tokenizer.json")));

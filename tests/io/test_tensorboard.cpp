@@ -24,17 +24,13 @@ std::string hex(const std::string& bytes) {
   return out;
 }
 
-bool require_python() {
-  if (run_command("python3 -c 'import struct'").exit_code == 0) return true;
-  std::printf("SKIPPED: no python3\n");
-  return false;
-}
+bool require_python() { return run_command("python3 -c 'import struct'").exit_code == 0 || skip("no python3"); }
 
 Json read_events(const std::string& folder) {
   const Outcome outcome = run_command("python3 " TRIAD_SOURCE_DIR "/tests/io/read_events.py " + folder);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  return parse_json(outcome.output, "read_events.py");
+  return parse_json(outcome.standard_output, "read_events.py");
 }
 
 void run_tiny(const std::string& out, const std::string& more, const std::string& environment = "") {
@@ -188,10 +184,8 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
 }
 
 TEST_CASE("tensorboard: TensorBoard's own reader finds every scalar and histogram", "[tensorboard]") {
-  if (run_command("python3 -c 'import tensorboard.backend.event_processing.event_accumulator'").exit_code != 0) {
-    std::printf("SKIPPED: no TensorBoard\n");
-    return;
-  }
+  if (run_command("python3 -c 'import tensorboard.backend.event_processing.event_accumulator'").exit_code != 0)
+    return void(skip("no TensorBoard"));
   const TemporaryFolder folder;
   run_tiny(folder.path(), "--set train.save_every=10");
   run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"));

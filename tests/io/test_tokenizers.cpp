@@ -629,12 +629,12 @@ TEST_CASE("tokenizers: a checkpoint holds its tokenizer, which generate and eval
         test::run_program("generate --device cpu --tokens 3 --prompt \"It's\" --checkpoint " + folder.file(from));
     INFO(generated.output);
     CHECK(generated.exit_code == 0);
-    CHECK(generated.output.starts_with("It's"));
+    CHECK(generated.standard_output.starts_with("It's"));
     const test::Outcome evaluated = test::run_program("eval --json --device cpu --checkpoint " + folder.file(from) +
                                                       " --data " + folder.file("a.txt"));
     INFO(evaluated.output);
     REQUIRE(evaluated.exit_code == 0);
-    const Json result = Json::parse(evaluated.output);
+    const Json result = Json::parse(evaluated.standard_output);
     CHECK(result["positions"] == static_cast<int64_t>(tokenizer->encode(text).size()));
     const double bits = result["loss"].get<double>() * result["positions"].get<double>() / std::log(2.0);
     CHECK(result["bits_per_byte"].get<double>() == Approx(bits / static_cast<double>(text.size())));
@@ -642,10 +642,8 @@ TEST_CASE("tokenizers: a checkpoint holds its tokenizer, which generate and eval
 }
 
 TEST_CASE("tokenizers: 10 MB of mixed text give the tokens of the tokenizers library", "[tokenizers]") {
-  if (std::system((python() + " -c 'import tokenizers' 2>/dev/null").c_str()) != 0) {
-    std::printf("SKIPPED: no tokenizers library for %s (TRIAD_PYTHON names another)\n", python().c_str());
-    return;
-  }
+  if (std::system((python() + " -c 'import tokenizers' 2>/dev/null").c_str()) != 0)
+    return void(test::skip("no tokenizers library for " + python() + " (TRIAD_PYTHON names another)"));
   const TemporaryFolder folder;
   REQUIRE(std::system((python() + " " TRIAD_SOURCE_DIR "/tests/io/make_tokens.py compare " + folder.path()).c_str()) ==
           0);

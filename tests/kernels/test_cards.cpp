@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "engine/with_cuda.h"
 #include "kernels/common/op_case_args.h"
 #include "kernels/common/shared_limits.h"
 #include "kernels/decode/decode.h"
@@ -234,8 +235,8 @@ void print_launches() {
 
 }  // namespace
 
-TEST_CASE("cards: what does not fit names the op, the value and the limit", "[nsa]") {
-  if (!kBuiltWithCuda) return std::puts("SKIPPED: built without CUDA"), void();
+TEST_CASE("cards: what does not fit names the op, the value and the limit", "[nsa][build]") {
+  if (!backend::built_with_cuda()) return void(skip("built without CUDA"));
   Runtime plan({.device = Device::cuda(), .planning = true});
   plan.ctx().compute_capability = 86;
   const Tensors make{plan.arena()};
@@ -254,13 +255,13 @@ TEST_CASE("cards: what does not fit names the op, the value and the limit", "[ns
 }
 
 // The smallest cards have 99 KiB of shared memory per CTA. tests/checks/resources.py runs this test on each card.
-TEST_CASE("cards: no op launches more shared memory than the smallest card has", "[nsa][card]") {
+TEST_CASE("cards: no op launches more shared memory than the smallest card has", "[nsa][card][build]") {
   if (std::getenv("TRIAD_CARD") != nullptr) return print_launches();  // in the program that is started below
-  if (!kBuiltWithCuda) return std::puts("SKIPPED: built without CUDA"), void();
+  if (!backend::built_with_cuda()) return void(skip("built without CUDA"));
   const std::string tests = std::filesystem::path(TRIAD_PROGRAM).replace_filename("triad_tests").string();
   const Outcome outcome = run_command("LD_PRELOAD=" TRIAD_CARD_LIBRARY " TRIAD_CARD=86 " + tests + " '[card]'");
   CHECK(outcome.exit_code == 0);
-  std::istringstream lines(outcome.output);
+  std::istringstream lines(outcome.standard_output);
   std::string line, label;
   int64_t launches = 0, most = 0;
   while (std::getline(lines, line)) {
@@ -275,7 +276,8 @@ TEST_CASE("cards: no op launches more shared memory than the smallest card has",
   CHECK(most > 90 * 1024);
 }
 
-TEST_CASE("matmul: cuBLASLt is loaded when it is first used, and has every function that products need", "[matmul]") {
+TEST_CASE("matmul: cuBLASLt is loaded when it is first used, and has every function that products need",
+          "[matmul][build]") {
   CHECK_FALSE(has(run_command("ldd " TRIAD_PROGRAM).output, "cublasLt"));
-  if constexpr (kBuiltWithCuda) CHECK(has(cuda::matmul_library(), "cuBLASLt "));
+  if (backend::built_with_cuda()) CHECK(has(matmul_libraries(Device::cuda()), "cuBLASLt "));
 }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <tuple>
 
+#include "engine/with_cuda.h"
 #include "kernels/library/library.h"
 #include "tests/support/library_problem.h"
 
@@ -189,12 +190,12 @@ TEST_CASE("library errors: every bad argument has a status and a message, on a G
                 TRIAD_NSA_ERROR_DEVICE, {"k[0]: data is memory of cuda:0", "for cpu"});
 }
 
-TEST_CASE("library errors: contexts, workspaces and NULL") {
+TEST_CASE("library errors: contexts, workspaces and NULL", "[build]") {
   triad_nsa_context* context = nullptr;
   check_message(triad_nsa_context_create(nullptr, TRIAD_NSA_CPU), TRIAD_NSA_ERROR_ARGUMENT, {"context is NULL"});
   check_message(triad_nsa_context_create(&context, -7), TRIAD_NSA_ERROR_DEVICE, {"device is -7"});
   check_message(triad_nsa_context_create(&context, 4711),
-                kBuiltWithCuda ? TRIAD_NSA_ERROR_DEVICE : TRIAD_NSA_ERROR_UNSUPPORTED, {"4711"});
+                backend::built_with_cuda() ? TRIAD_NSA_ERROR_DEVICE : TRIAD_NSA_ERROR_UNSUPPORTED, {"4711"});
   CHECK(context == nullptr);
   triad_nsa_context_destroy(nullptr);
 
@@ -275,7 +276,7 @@ TEST_CASE("library errors: of a struct of another size only struct_size is read"
   REQUIRE(munmap(pages, 2 * page) == 0);
 }
 
-TEST_CASE("library errors: arguments of random bytes are refused or planned") {
+TEST_CASE("library errors: arguments of random bytes are refused or planned", "[build]") {
   LibraryProblem p({Device::cpu(), DType::bf16}, kCase);
   const Philox random(7, 0);
   uint64_t at = 0;
@@ -305,7 +306,7 @@ TEST_CASE("library errors: arguments of random bytes are refused or planned") {
     else
       spoil(a.out), spoil(a.dout);
     size_t bytes = 0;
-    triad_nsa_context* const context = run % 2 == 0 || !kBuiltWithCuda ? p.context.get() : &gpu;
+    triad_nsa_context* const context = run % 2 == 0 || !backend::built_with_cuda() ? p.context.get() : &gpu;
     const auto fine = [&](triad_nsa_status status) {
       planned += status == TRIAD_NSA_OK;
       return status == TRIAD_NSA_OK || (status != TRIAD_NSA_ERROR_INTERNAL && *triad_nsa_last_error() != '\0');

@@ -2,6 +2,7 @@
 // inputs; and, without a GPU, that the plan of a call for one passes.
 #include <thread>
 
+#include "engine/with_cuda.h"
 #include "kernels/library/library.h"
 #include "tests/support/library_problem.h"
 
@@ -253,11 +254,8 @@ TEST_CASE("library: two devices") {
 }
 
 // Without a GPU, calls on one are planned for Hopper: the checks of all ops and the choice of the kernels pass.
-TEST_CASE("library: the plan of a call on a GPU") {
-  if (!kBuiltWithCuda) {
-    std::printf("SKIPPED: built without CUDA\n");
-    return;
-  }
+TEST_CASE("library: the plan of a call on a GPU", "[build]") {
+  if (!backend::built_with_cuda()) return void(skip("built without CUDA"));
   for (const int capability : {80, 90, 100})
     for (const LibraryCase& n : gpu_cases())
       for (const DType dtype : {DType::bf16, DType::f32}) {

@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "engine/with_cuda.h"
 #include "io/json_config.h"
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/ops/linear_silu.h"
@@ -237,10 +238,8 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
 
 TEST_CASE("routes: a product names its algorithm, which its sizes and runtime.kernels decide", "[routes]") {
   if (!require_hopper_plan()) return;
-  if (Runtime({.device = Device::cuda(), .planning = true}).ctx().num_sms != cuda::kTunedSms) {
-    std::printf("SKIPPED: no algorithms were measured for this number of SMs\n");
-    return;
-  }
+  if (Runtime({.device = Device::cuda(), .planning = true}).ctx().num_sms != cuda::kTunedSms)
+    return void(skip("no algorithms were measured for this number of SMs"));
   struct Product {
     int64_t rows, batch = 0;  // the rows of x; the products of a call of matmul_batched(), or 0 for linear_forward()
     bool has_bias = false;
@@ -276,7 +275,7 @@ TEST_CASE("routes: a product names its algorithm, which its sizes and runtime.ke
 
 TEST_CASE("routes: a linear layer with SiLU or SwiGLU rejects matrices of wrong sizes on every route", "[routes]") {
   for (const Device device : {Device::cpu(), Device::cuda()}) {
-    if (device.is_cuda() && !kBuiltWithCuda) continue;
+    if (device.is_cuda() && !backend::built_with_cuda()) continue;
     Runtime plan({.device = device, .planning = true});
     Context& ctx = plan.ctx();
     const auto make = [&](const Shape& shape, DType dtype = DType::bf16) {

@@ -206,7 +206,7 @@ TEST_CASE("recompute: plan and train print what they recompute, and refuse inval
   const Outcome plan = run_program("plan " + config + " --fit --memory-gb 6 --json --set runtime.recompute=0:3=mlp");
   INFO(plan.output);
   REQUIRE(plan.exit_code == 0);
-  const Json json = parse_json(plan.output, "the output of plan");
+  const Json json = parse_json(plan.standard_output, "the output of plan");
   CHECK(json["parameters"] == 155096868);
   CHECK(json["tensors"] == 195);
   CHECK(json["recompute"] == "0:3=mlp");
@@ -221,7 +221,8 @@ TEST_CASE("recompute: plan and train print what they recompute, and refuse inval
   }
   const Outcome range = run_program("plan " + config + " --json", "NSA_GC_RANGE=2:5");
   INFO(range.output);
-  CHECK(parse_json(range.output, "plan")["recompute"] == "2:5=block");
-  CHECK(parse_json(run_program("plan " + config + " --json --set runtime.recompute=block", "NSA_NO_GC=1").output,
-                   "plan")["recompute"] == "0:12=block");  // --set overrides the environment
+  CHECK(parse_json(range.standard_output, "plan")["recompute"] == "2:5=block");
+  CHECK(
+      parse_json(run_program("plan " + config + " --json --set runtime.recompute=block", "NSA_NO_GC=1").standard_output,
+                 "plan")["recompute"] == "0:12=block");  // --set overrides the environment
 }

@@ -5,7 +5,7 @@
 
 --library: builds the wheel of this libtriad_nsa.so and tests what is in it; otherwise the installed package is tested.
 --program: also trains a model of 4 layers with PyTorch and with this `triad`. TEST: names such as attention_tests.Values.
-Prints SKIPPED where Python lacks torch. The tests of a GPU are skipped without one."""
+Skipped where Python lacks torch. The tests of a GPU are skipped without one."""
 import argparse
 import importlib.util
 import os
@@ -29,7 +29,7 @@ def main():
     options = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
         print("SKIPPED: Python has no torch")
-        return 0
+        return 4  # kSkippedCode of tests/support/skip.h
     with tempfile.TemporaryDirectory() as folder:
         if options.library:
             environment = {**os.environ, "TRIAD_NSA_LIBRARY": str(pathlib.Path(options.library).resolve())}

@@ -5,26 +5,16 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <memory>
 #include <stdexcept>
 
 #include "engine/comm/link.h"
+#include "tests/support/program.h"
 #include "tests/support/test.h"
 
 namespace triad::test {
-
-namespace {
-
-// The first of 20 ports of a test. Rank 0 listens on one of the first 16; tests that run concurrently use other ports.
-int port_of(int test) {
-  constexpr int kFirst = 10000, kRanges = 1000, kPorts = 20, kTests = 12;
-  return kFirst + (getpid() * kTests + test) % kRanges * kPorts;
-}
-
-}  // namespace
 
 LaunchEnv rank_of(int rank, int world, int test, const std::string& secret) {
   LaunchEnv env{.launcher = "torchrun",
@@ -33,7 +23,7 @@ LaunchEnv rank_of(int rank, int world, int test, const std::string& secret) {
                 .local_rank = rank,
                 .local_world = world,
                 .master_host = "127.0.0.1"};
-  env.master_port = port_of(test);
+  env.master_port = reserved_port(test);
   env.run_id = "tests";
   env.secret = secret;
   return env;

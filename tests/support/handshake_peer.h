@@ -24,8 +24,8 @@ inline constexpr double kConnectS = 40;  // seconds
 inline constexpr double kRefusedS = 5;  // seconds
 inline constexpr const char* kSecret = "tests only: not a secret";
 
-// The environment of a rank that torchrun started. `test` selects the MASTER_PORT: tests that use different numbers
-// below 12 can run concurrently.
+// The environment of a rank that torchrun started. `test` selects the MASTER_PORT, a free one for each
+// number.
 LaunchEnv rank_of(int rank, int world, int test, const std::string& secret = "");
 
 // The outcome of a rank: the numbers gathered from all ranks, or the error.

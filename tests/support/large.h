@@ -1,6 +1,8 @@
 // Helpers for tests of large tensors on a GPU: memory of the size that a dry run measures, inputs that repeat a short
 // random sequence, and errors of sampled results against double arithmetic on the host.
 #pragma once
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -111,9 +113,9 @@ double worst_of(int64_t n, F&& error_of) {
 inline bool require_gpu_memory(int64_t bytes) {
   const DeviceInfo gpu = backend::info(Device::cuda());
   if (gpu.free_bytes >= bytes) return true;
-  std::printf("SKIPPED: %.1f GiB of GPU memory are needed, %.1f of %s are free\n", static_cast<double>(bytes) * 0x1p-30,
-              static_cast<double>(gpu.free_bytes) * 0x1p-30, gpu.name.c_str());
-  return false;
+  return skip(fmt::format("{:.1f} GiB of GPU memory are needed, {:.1f} of {} are free",
+                          static_cast<double>(bytes) * 0x1p-30, static_cast<double>(gpu.free_bytes) * 0x1p-30,
+                          gpu.name));
 }
 
 // Finds, by a dry run, the sizes of arena and scratch that build(Runtime&) needs, which allocates tensors and runs ops.

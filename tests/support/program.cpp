@@ -1,9 +1,15 @@
 #include "tests/support/program.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -11,19 +17,123 @@
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "engine/comm/link.h"
+#include "io/file.h"
+#include "tests/support/skip.h"
 
 namespace triad::test {
 
 namespace {
+using Clock = std::chrono::steady_clock;
+constexpr double kKillAfterS = 10;  // seconds that a program has to end after SIGTERM
+
 int exit_code_of(int status) {
   constexpr int kSignalBase = 128;
   return WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status);
+}
+
+// The command with this build's program. The bare tests (CMakeLists.txt) have the objects of the others, in which
+// TRIAD_PROGRAM is the program of the whole build; the bare one is in their own folder.
+std::string with_own_program(std::string command) {
+  namespace fs = std::filesystem;
+  static const bool is_bare = fs::read_symlink("/proc/self/exe").parent_path().filename() == "bare";
+  if (!is_bare) return command;
+  const std::string whole = TRIAD_PROGRAM, bare = (fs::path(whole).parent_path() / "bare/triad").string();
+  for (size_t at = 0; (at = command.find(whole, at)) != std::string::npos; at += bare.size())
+    command.replace(at, whole.size(), bare);
+  return command;
+}
+
+// The end of a program's time.
+class Deadline {
+ public:
+  explicit Deadline(double seconds) : end_(Clock::now() + std::chrono::duration<double>(seconds)) {}
+  bool passed() const { return Clock::now() >= end_; }
+  int left_ms() const {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - Clock::now()).count();
+    return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
+  }
+
+ private:
+  std::chrono::time_point<Clock, std::chrono::duration<double>> end_;
+};
+
+// Starts a shell command as the leader of a process group of its own, so that a signal reaches its children too.
+// `redirect` is called in the new process.
+template <class Redirect>
+int start_shell(const std::string& line, Redirect&& redirect) {
+  const std::string command = with_own_program(line);
+  const int pid = fork();
+  if (pid < 0) throw std::runtime_error("cannot fork");
+  if (pid == 0) {
+    setpgid(0, 0);
+    redirect();
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  setpgid(pid, pid);  // here too: a signal may be sent before the new process has come so far
+  return pid;
+}
+
+// Waits for the end of a process until the deadline. Returns its status; nullopt if it still runs.
+std::optional<int> wait_until(int pid, const Deadline& deadline) {
+  for (int status = 0;;) {
+    if (waitpid(pid, &status, WNOHANG) != 0) return status;
+    if (deadline.passed()) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// A pipe from a program: its reading end, and what was read.
+struct PipeFrom {
+  FileHandle read_end, write_end;
+  PipeFrom() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("cannot make a pipe");
+    read_end = FileHandle(ends[0]), write_end = FileHandle(ends[1]);
+  }
+};
+
+// Appends what the program writes, until it closes both pipes. Returns false if the deadline comes first.
+bool read_outputs(PipeFrom& out, PipeFrom& err, Outcome& outcome, const Deadline& deadline) {
+  while (out.read_end.get() >= 0 || err.read_end.get() >= 0) {
+    pollfd ready[] = {{.fd = out.read_end.get(), .events = POLLIN, .revents = 0},
+                      {.fd = err.read_end.get(), .events = POLLIN, .revents = 0}};
+    poll(ready, 2, deadline.left_ms());
+    for (PipeFrom* pipe : {&out, &err}) {
+      if (ready[pipe == &err].revents == 0) continue;
+      char buffer[4096];
+      const ssize_t n = read(pipe->read_end.get(), buffer, sizeof buffer);
+      if (n <= 0) {
+        pipe->read_end.reset();
+        continue;
+      }
+      outcome.output.append(buffer, static_cast<size_t>(n));
+      if (pipe == &out) outcome.standard_output.append(buffer, static_cast<size_t>(n));
+    }
+    if (deadline.passed()) return false;
+  }
+  return true;
+}
+
+// Ends a process group: SIGTERM, on which mpirun ends its ranks, then SIGKILL. `wait` waits for the end until a
+// deadline, and returns whether it came.
+template <class Wait>
+void end_group(int pid, Wait&& wait) {
+  for (const int signal : {SIGCONT, SIGTERM}) kill(-pid, signal);  // a suspended process needs SIGCONT first
+  if (!wait(Deadline(kKillAfterS))) {
+    kill(-pid, SIGKILL);
+    wait(Deadline(kKillAfterS));
+  }
 }
 
 #ifdef TRIAD_LINKED_SOURCE
@@ -64,8 +174,7 @@ std::string mpirun(int ranks) {
 bool require_mpirun() {
   const bool there = run_command("command -v mpirun").exit_code == 0;
   if (there && why_no_mpi().empty()) return true;
-  std::printf("SKIPPED: no MPI (%s)\n", there ? why_no_mpi().c_str() : "no mpirun");
-  return false;
+  return skip("no MPI (" + (there ? why_no_mpi() : "no mpirun") + ")");
 }
 
 Outcome run_ranks(int ranks, const std::string& args) { return run_command(mpirun(ranks) + TRIAD_PROGRAM " " + args); }
@@ -74,46 +183,80 @@ std::string with_faults(const std::string& variables) {
   return "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" TRIAD_FAULTS " " + variables + " ";
 }
 
-Outcome run_command(const std::string& line) {
-  const std::string command = "(" + line + ") 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) throw std::runtime_error("cannot run " + command);
+Outcome run_command(const std::string& line, double limit_s) {
+  PipeFrom out, err;
+  const Deadline deadline(limit_s);
+  const int pid = start_shell(line, [&] {
+    dup2(out.write_end.get(), STDOUT_FILENO);
+    dup2(err.write_end.get(), STDERR_FILENO);
+  });
+  out.write_end.reset(), err.write_end.reset();
   Outcome outcome;
-  char buffer[4096];
-  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) outcome.output.append(buffer, n);
-  outcome.exit_code = exit_code_of(pclose(pipe));
+  std::optional<int> status;
+  const auto ends_until = [&](const Deadline& end) {
+    if (!read_outputs(out, err, outcome, end)) return false;
+    if (!status) status = wait_until(pid, end);
+    return status.has_value();
+  };
+  if (!ends_until(deadline)) {
+    end_group(pid, ends_until);
+    throw std::runtime_error(fmt::format("killed after {} s: {}\nIts output was:\n{}", limit_s, line, outcome.output));
+  }
+  outcome.exit_code = exit_code_of(*status);
   return outcome;
 }
 
 BackgroundProgram::BackgroundProgram(const std::string& args, const std::string& before, const std::string& output)
-    : pid_(fork()) {
-  if (pid_ < 0) throw std::runtime_error("cannot fork");
-  if (pid_ > 0) return;
-  const std::string command =
-      before + (has(before, "exec ") ? "" : "exec ") + TRIAD_PROGRAM " " + args + " >" + output + " 2>&1";
-  execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-  _exit(127);
-}
+    : output_(output.empty() ? folder_.file("output") : output),
+      pid_(start_shell(
+          before + (has(before, "exec ") ? "" : "exec ") + TRIAD_PROGRAM " " + args + " >" + output_ + " 2>&1",
+          [] {})) {}
 
 void BackgroundProgram::send(int signal) const { kill(pid_, signal); }
 
 BackgroundProgram::~BackgroundProgram() {
-  if (waited_) return;
-  // A suspended process needs SIGCONT first. On SIGTERM mpirun ends its ranks.
-  for (const int signal : {SIGCONT, SIGTERM}) send(signal);
-  for (int i = 0; i < 100; ++i) {
-    if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  send(SIGKILL);
-  wait();
+  if (!waited_) end_group(pid_, [&](const Deadline& end) { return wait_until(pid_, end).has_value(); });
 }
 
-int BackgroundProgram::wait() {
+int BackgroundProgram::wait(double limit_s) {
+  const std::optional<int> status = wait_until(pid_, Deadline(limit_s));
+  if (!status)
+    throw std::runtime_error(
+        fmt::format("process {} still runs after {} s. Its output is:\n{}", pid_, limit_s, read_text(output_)));
   waited_ = true;
-  int status = 0;
-  waitpid(pid_, &status, 0);
-  return exit_code_of(status);
+  return exit_code_of(*status);
+}
+
+namespace {
+
+// A socket that is bound to a free port of all addresses, but does not listen. Linux lets another process bind to the
+// port if both set SO_REUSEADDR, as rank 0 does, and gives it to none that asks for a free port or connects.
+template <class Address>
+FileHandle bind_free_port(int family, Address address, in_port_t Address::*port, int* number) {
+  FileHandle socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1, off = 0;
+  if (family == AF_INET6) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // IPv4 too
+  socklen_t size = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  generic->sa_family = static_cast<sa_family_t>(family);
+  if (socket.get() < 0 || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      bind(socket.get(), generic, size) != 0 || getsockname(socket.get(), generic, &size) != 0)
+    return FileHandle(-1);
+  *number = ntohs(address.*port);
+  return socket;
+}
+
+}  // namespace
+
+int reserved_port(int index) {
+  static std::mutex mutex;
+  static std::map<int, std::pair<FileHandle, int>> ports;
+  const std::lock_guard lock(mutex);
+  auto& [socket, number] = ports[index];
+  if (socket.get() < 0) socket = bind_free_port(AF_INET6, sockaddr_in6{}, &sockaddr_in6::sin6_port, &number);
+  if (socket.get() < 0) socket = bind_free_port(AF_INET, sockaddr_in{}, &sockaddr_in::sin_port, &number);
+  if (socket.get() < 0) throw std::runtime_error("this host has no free port");
+  return number;
 }
 
 TemporaryFolder::TemporaryFolder() {

@@ -6,9 +6,14 @@
 namespace triad::test {
 
 struct Outcome {
-  int exit_code = 0;   // 128 + the number of the signal if one ended the program
-  std::string output;  // stdout and stderr, interleaved
+  int exit_code = 0;            // 128 + the number of the signal if one ended the program
+  std::string output;           // stdout and stderr, interleaved: for words that a user must see
+  std::string standard_output;  // stdout alone: for output that programs read (launchers write to stderr as they like)
 };
+
+// The time after which a program that still runs is killed, with its children, and fails its test. No test depends on
+// the limit: it ends what hangs, and is below the TIMEOUT of a whole test in CMakeLists.txt.
+inline constexpr double kProgramLimitS = 400;
 
 // Runs `ENVIRONMENT triad ARGS` in a shell; environment: "NAME=value ...".
 Outcome run_program(const std::string& args, const std::string& environment = "");
@@ -20,29 +25,12 @@ std::string mpirun(int ranks);
 bool require_mpirun();
 // Runs `triad ARGS` on this number of ranks, with mpirun.
 Outcome run_ranks(int ranks, const std::string& args);
-// Runs any shell command.
-Outcome run_command(const std::string& command);
+// Runs any shell command. Throws, with the output so far, if it runs longer than the limit.
+Outcome run_command(const std::string& command, double limit_s = kProgramLimitS);
 
 // Returns the prefix of a shell command that preloads the faults of tests/fault_injection/. The variables choose the
 // faults, for example TRIAD_FAULTS="1 60".
 std::string with_faults(const std::string& variables);
-
-// Runs `triad ARGS` in the background, with its output in the file `output`. `before` precedes the program in the shell
-// command: variables, or another command that begins with `exec`.
-class BackgroundProgram {
- public:
-  explicit BackgroundProgram(const std::string& args, const std::string& before = "",
-                             const std::string& output = "/dev/null");
-  ~BackgroundProgram();  // kills a program that is still running because a test failed before wait()
-  BackgroundProgram(const BackgroundProgram&) = delete;
-  void send(int signal) const;
-  int wait();  // waits until the program ends; returns its exit code as in Outcome
-  int pid() const { return pid_; }
-
- private:
-  int pid_;
-  bool waited_ = false;
-};
 
 // A new empty folder in the system's temporary folder, removed by the destructor.
 class TemporaryFolder {
@@ -56,6 +44,32 @@ class TemporaryFolder {
  private:
   std::string path_;
 };
+
+// Runs `triad ARGS` in the background, with its output in the file `output`, or in a temporary file if that is empty.
+// `before` precedes the program in the shell command: variables, or another command that begins with `exec`.
+class BackgroundProgram {
+ public:
+  explicit BackgroundProgram(const std::string& args, const std::string& before = "", const std::string& output = "");
+  ~BackgroundProgram();  // kills a program that is still running because a test failed before wait()
+  BackgroundProgram(const BackgroundProgram&) = delete;
+  void send(int signal) const;
+  // Waits until the program ends, and returns its exit code as in Outcome. Throws, with the program's output, if it
+  // runs longer than the limit from now on.
+  int wait(double limit_s = kProgramLimitS);
+  int pid() const { return pid_; }
+  const std::string& output_file() const { return output_; }
+
+ private:
+  TemporaryFolder folder_;
+  std::string output_;
+  int pid_;
+  bool waited_ = false;
+};
+
+// Returns a TCP port of this host that is free, and reserves it until this process ends: meanwhile the kernel gives it
+// to no process that asks for a free port, while a program that is started with this number can listen at it. The same
+// number for the same `index`.
+int reserved_port(int index = 0);
 
 size_t count_files(const std::string& folder);  // the number of directory entries: files, folders and links
 void write_text(const std::string& path, const std::string& text);

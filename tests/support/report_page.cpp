@@ -12,7 +12,7 @@ std::string report(const std::string& args) {
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   // The last line is the path of the report; warnings precede it.
-  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);
+  const std::string lines = outcome.standard_output.substr(0, outcome.standard_output.size() - 1);
   return read_text(lines.substr(lines.rfind('\n') + 1));
 }
 
@@ -39,11 +39,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-bool require_browser() {
-  if (run_command("command -v chromium").exit_code == 0) return true;
-  std::printf("SKIPPED: no chromium\n");
-  return false;
-}
+bool require_browser() { return run_command("command -v chromium").exit_code == 0 || skip("no chromium"); }
 
 std::string drawn(const TemporaryFolder& folder, const std::string& page, const std::string& reader) {
   const std::string file = folder.file("page.html");
@@ -55,8 +51,8 @@ std::string drawn(const TemporaryFolder& folder, const std::string& page, const 
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   CHECK_FALSE(has(outcome.output, "Uncaught"));
-  const size_t end = outcome.output.find("<script type=\"application/json\"");
-  const std::string dom = outcome.output.substr(0, end);
+  const size_t end = outcome.standard_output.find("<script type=\"application/json\"");
+  const std::string dom = outcome.standard_output.substr(0, end);
   for (const char* nothing : {"NaN", "Infinity", "undefined"})
     CHECK_FALSE(has(dom, nothing));  // an SVG path with such a number would be an empty chart
   return dom;

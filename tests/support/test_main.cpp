@@ -1,4 +1,6 @@
-// main() of the tests, for Catch2 2 and 3: registers the tests of the tables of ops, then runs Catch2.
+// main() of the tests, for Catch2 2 and 3: registers the tests of the tables of ops, then runs Catch2. The exit code is
+// 0 if all tests passed, kSkippedCode (skip.h) if all were skipped, and 1 if one failed. (Catch2's own is the number of
+// failed checks, which may be any.)
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else
@@ -6,7 +8,45 @@
 #endif
 #include "tests/support/test.h"
 
+namespace {
+
+#if __has_include(<catch2/catch_session.hpp>)
+using Listener = Catch::EventListenerBase;
+#else
+using Listener = Catch::TestEventListenerBase;
+#endif
+
+int tests_run = 0, tests_skipped = 0, tests_half_skipped = 0;
+
+// Counts tests, and fails those that skip and check: what is left out of a test must not hide behind what is not.
+class SkipCounter : public Listener {
+ public:
+  using Listener::Listener;
+  void testCaseStarting(const Catch::TestCaseInfo& info) override {
+    Listener::testCaseStarting(info);
+    skips_before_ = triad::test::skips();
+  }
+  void testCaseEnded(const Catch::TestCaseStats& stats) override {
+    Listener::testCaseEnded(stats);
+    ++tests_run;
+    if (triad::test::skips() == skips_before_) return;
+    ++tests_skipped;
+    const auto checks = static_cast<long>(stats.totals.assertions.total());
+    if (checks == 0) return;
+    ++tests_half_skipped;
+    std::printf("a test that is skipped has %ld checks: a test of its own for what is skipped\n", checks);
+  }
+
+ private:
+  int skips_before_ = 0;
+};
+
+}  // namespace
+
+CATCH_REGISTER_LISTENER(SkipCounter)
+
 int main(int argc, char** argv) {
   triad::test::register_op_tests();
-  return Catch::Session().run(argc, argv);
+  if (Catch::Session().run(argc, argv) != 0 || tests_half_skipped > 0) return 1;
+  return tests_run > 0 && tests_skipped == tests_run ? triad::test::kSkippedCode : 0;
 }

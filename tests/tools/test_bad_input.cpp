@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "engine/with_cuda.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 
@@ -41,16 +42,12 @@ std::string shard_bytes(int32_t magic, int32_t version, int32_t count, const std
 }  // namespace
 
 TEST_CASE("bad input: a GPU is requested, but no NVIDIA driver is loaded", "[bad-input]") {
-  if (fs::exists("/proc/driver/nvidia/version")) {
-    std::puts("SKIPPED: a driver is loaded");
-    return;
-  }
-  const bool has_cuda = triad::backend::why_no_cuda().find("this build has no CUDA") == std::string::npos;
+  if (fs::exists("/proc/driver/nvidia/version")) return void(skip("a driver is loaded"));
   const TemporaryFolder folder;
   check({"no driver",
          "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=" + folder.file("run"),
          1,
-         {has_cuda ? "no NVIDIA driver is loaded" : "this build has no CUDA"},
+         {triad::backend::built_with_cuda() ? "no NVIDIA driver is loaded" : "this build has no CUDA"},
          ""});
 }
 

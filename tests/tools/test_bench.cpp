@@ -122,7 +122,7 @@ TEST_CASE("bench: attention is timed on random and on trained inputs, and invali
   const Outcome outcome = run_program(trained + "2x48x4x2x8,1x20x4x2x8 --json --text " + text);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  const Json results = parse_json(outcome.output, "the output of bench")["results"];
+  const Json results = parse_json(outcome.standard_output, "the output of bench")["results"];
   CHECK(results.size() == 30);
   CHECK(results[0]["case"] == "2x48x4x2x8 trained l8 d4 l'8 n4 w16");  // the options are the checkpoint's
   CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // of 20 tokens every list contains all blocks
@@ -177,7 +177,7 @@ TEST_CASE("bench: a memory-bound op is compared with a copy of the same number o
   const Outcome outcome = run_program("bench rank_sum --device cpu --json");
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  const Json results = parse_json(outcome.output, "the output of bench")["results"];
+  const Json results = parse_json(outcome.standard_output, "the output of bench")["results"];
   REQUIRE(results.size() == 1);
   const Json& row = results[0];
   REQUIRE(row["limited_by"] == "memory");
@@ -191,7 +191,7 @@ TEST_CASE("bench: a memory-bound op on the GPU is timed after each kind of cache
   const Outcome outcome = run_program("bench rope --device cuda --json");
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  for (const Json& row : parse_json(outcome.output, "the output of bench")["results"]) {
+  for (const Json& row : parse_json(outcome.standard_output, "the output of bench")["results"]) {
     INFO(row.dump());
     REQUIRE(row["limited_by"] == "memory");
     // Times must exist; how long they are depends on other work on the GPU.

@@ -149,7 +149,7 @@ TEST_CASE("corpus: a call whose input arrives late does not change the shards of
 }
 
 TEST_CASE("corpus: if fineweb.py fails in the middle of its output, the shards stay unfinished", "[data]") {
-  if (run_command("python3 -c 'import zlib'").exit_code != 0) return void(std::printf("SKIPPED: no python3\n"));
+  if (run_command("python3 -c 'import zlib'").exit_code != 0) return void(skip("no python3"));
   const TemporaryFolder folder;
   fs::create_directory(folder.file("pyarrow"));
   write_text(folder.file("pyarrow/__init__.py"), "");

@@ -117,7 +117,7 @@ TEST_CASE("eval: --per-document writes a row for each text, and rows of 3,000 to
   const Outcome outcome = run_program(args + "--seq 3000 --data '" + folder.file("*.txt") + "'");
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  const Json json = parse_json(outcome.output.substr(outcome.output.find('{')), "eval");
+  const Json json = parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
   // a.txt is the tokens [0, 3601), b.txt the tokens [3601, 3642): row 0 holds 3,000 of a.txt, row 1 the other 601.
   const Json& ranges = json["by_document"]["by_position"];
   REQUIRE(ranges.size() == 2);

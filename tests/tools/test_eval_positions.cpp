@@ -23,7 +23,7 @@ Json eval_json(const std::string& args) {
   const Outcome outcome = run_program("eval --device cpu --json " + args);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  return parse_json(outcome.output.substr(outcome.output.find('{')), "eval");
+  return parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
 }
 
 }  // namespace

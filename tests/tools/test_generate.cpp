@@ -28,7 +28,7 @@ std::string printed(const std::string& args) {
   const Outcome outcome = run_program(args);
   INFO(args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  return outcome.output;
+  return outcome.standard_output;
 }
 
 }  // namespace

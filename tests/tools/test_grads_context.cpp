@@ -114,7 +114,7 @@ TEST_CASE("context: a plan counts the tokens of groups of ranks, and each rank's
     const Outcome outcome = run_program("plan " + kTiny + " --json --ranks 4 --set runtime.device=cpu " + keys);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return Json::parse(outcome.output);
+    return Json::parse(outcome.standard_output);
   };
   const std::string longer = "--set train.seq_len=4096 ";
   const Json alone = plan(longer), shared = plan(longer + "--set dist.context=2");

@@ -6,7 +6,7 @@
 NSA models (every phi and gate, mixed layers, scaled rotations): logits and gradients against `triad grads` in fp32 on the CPU, over
 a length where blocks are chosen; generate with the cache, without it, with padding, and `triad generate`: the same greedy tokens. Dense
 models load as Llama, Qwen2 and Qwen3. A model of transformers that is imported and exported has the same bits. The byte tokenizer
-gives bytes. Prints SKIPPED where torch or transformers is missing."""
+gives bytes. Skipped where torch or transformers is missing."""
 import json
 import os
 import pathlib
@@ -24,7 +24,7 @@ try:
     from safetensors.torch import load_file
 except ImportError as missing:
     print(f"SKIPPED: {missing}")
-    sys.exit(0)
+    sys.exit(4)  # kSkippedCode of tests/support/skip.h
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKENS, MOST_LOGITS, MOST_GRADIENT = 200, 1e-5, 1e-4

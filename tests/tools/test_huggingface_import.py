@@ -5,7 +5,7 @@
 
 For each: the logits of `triad grads` after `triad import`, in fp32 on the CPU, against transformers' (relative L2 <= 1e-5); the
 same for an import as NSA whose window covers the row and whose gate is forced to it (<= 2e-5); 64 greedy tokens of
-`triad generate --prompt-ids`, equal to transformers'. Prints SKIPPED where torch or transformers is missing."""
+`triad generate --prompt-ids`, equal to transformers'. Skipped where torch or transformers is missing."""
 import json
 import os
 import pathlib
@@ -20,7 +20,7 @@ try:
     from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 except ImportError as missing:
     print(f"SKIPPED: {missing}")
-    sys.exit(0)
+    sys.exit(4)  # kSkippedCode of tests/support/skip.h
 
 TOKENS = 96
 MOST = {"dense": 1e-5, "nsa": 2e-5}

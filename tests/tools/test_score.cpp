@@ -50,7 +50,7 @@ struct Trained {
     for (const auto& [context, continuation] : pairs)
       lines += Json({{"context", context}, {"continuation", continuation}}).dump() + "\n";
     write_text(folder.file("requests.jsonl"), lines);
-    return json_lines(run_ok("score" + from + "--jsonl " + folder.file("requests.jsonl") + " " + more).output);
+    return json_lines(run_ok("score" + from + "--jsonl " + folder.file("requests.jsonl") + " " + more).standard_output);
   }
 };
 
@@ -65,7 +65,7 @@ TEST_CASE("score: log-probabilities over a text sum to eval's loss, for any wind
   for (const char* seq : {"", "--seq 7 ", "--seq 1000 "}) {
     INFO(seq);
     const Json evaluated =
-        parse_json(run_ok("eval --json" + t.from + seq + "--data " + t.folder.file("text")).output, "eval");
+        parse_json(run_ok("eval --json" + t.from + seq + "--data " + t.folder.file("text")).standard_output, "eval");
     const Json scored = t.score({{"", text}}, seq).at(0);
     CHECK(scored["tokens"] == text.size());
     CHECK(evaluated["positions"] == text.size());
@@ -106,8 +106,9 @@ TEST_CASE("score: white space at the end of a context is scored, and a long cont
 
 TEST_CASE("score: the greedy continuation is that of generate at temperature 0", "[score]") {
   Trained t;
-  const Json generated = parse_json(
-      run_ok("generate --json --temperature 0 --tokens 6" + t.from + "--prompt 'Once upon'").output, "generate");
+  const Json generated =
+      parse_json(run_ok("generate --json --temperature 0 --tokens 6" + t.from + "--prompt 'Once upon'").standard_output,
+                 "generate");
   CHECK(generated["prompt"] == "Once upon");
   REQUIRE(generated["tokens"].size() == 6);
   CHECK(generated["stopped"] == false);
@@ -130,9 +131,9 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   const Outcome piped = run_command("cat " + t.folder.file("good") + " | " TRIAD_PROGRAM " " + score + "-");
   INFO(piped.output);
   REQUIRE(piped.exit_code == 0);
-  CHECK(json_lines(piped.output).size() == 2);
+  CHECK(json_lines(piped.standard_output).size() == 2);
   CHECK(run_ok(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
-  CHECK(read_text(t.folder.file("out")) == piped.output);
+  CHECK(read_text(t.folder.file("out")) == piped.standard_output);
   // A line that is no request has an error in its place, and the others have their results.
   const auto refused = [&](const std::string& line, const std::string& words) {
     const std::string first = R"({"context": "a", "continuation": "b"})",
@@ -146,13 +147,13 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
       CHECK(has(outcome.output, "1 of 3 requests could not be scored"));
       CHECK(has(outcome.output, "bad line 2: "));
       const std::string results = read_text(t.folder.file("results"));
-      const std::vector<Json> lines = json_lines(results), good = json_lines(piped.output);
+      const std::vector<Json> lines = json_lines(results), good = json_lines(piped.standard_output);
       REQUIRE(lines.size() == 3);
       CHECK(lines[0] == good[0]);
       CHECK(has(lines[1]["error"].get<std::string>(), "bad line 2: "));
       CHECK(has(lines[1]["error"].get<std::string>(), words));
       CHECK(lines[2] == good[1]);
-      CHECK(run_command(TRIAD_PROGRAM " " + score + t.folder.file("bad") + " 2>/dev/null").output == results);
+      CHECK(run_command(TRIAD_PROGRAM " " + score + t.folder.file("bad") + " 2>/dev/null").standard_output == results);
     }
   };
   refused("{\"context\": \"a\"", "no JSON");
@@ -164,7 +165,7 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   write_text(t.folder.file("bad"), "x\n");
   const Outcome none = run_command(TRIAD_PROGRAM " " + score + t.folder.file("bad") + " 2>/dev/null");
   CHECK(none.exit_code == 1);
-  CHECK(json_lines(none.output).size() == 1);
+  CHECK(json_lines(none.standard_output).size() == 1);
   write_text(t.folder.file("bad"), "");
   CHECK(run_program(score + t.folder.file("bad")).exit_code == 1);
   write_text(t.folder.file("bad"), R"([{"context": "a", "continuation": "b"}])");
@@ -176,7 +177,7 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
              "\r\n\u2028\r\n"
              R"({"context": "", "continuation": "c"})"
              "\n\n");
-  CHECK(run_ok(score + t.folder.file("blank")).output == piped.output);
+  CHECK(run_ok(score + t.folder.file("blank")).output == piped.standard_output);
 }
 
 TEST_CASE("score: a continuation that joins the context's last token is encoded alone", "[score]") {
@@ -198,17 +199,14 @@ TEST_CASE("score: a continuation that joins the context's last token is encoded 
   write_text(folder.file("requests"), Json({{"context", begin}, {"continuation", end}}).dump() + "\n" +
                                           Json({{"context", "x"}, {"continuation", " y"}}).dump() + "\n");
   const std::vector<Json> scored = json_lines(
-      run_ok("score --device cpu --checkpoint " + checkpoint + " --jsonl " + folder.file("requests")).output);
+      run_ok("score --device cpu --checkpoint " + checkpoint + " --jsonl " + folder.file("requests")).standard_output);
   REQUIRE(scored.size() == 2);
   CHECK(scored[0]["tokens"] == tokenizer->encode(end).size());
   CHECK(scored[0]["logprob"].get<double>() < 0);
 }
 
 TEST_CASE("score: the adapter to lm-evaluation-harness", "[score]") {
-  if (std::system("python3 -c '' 2>/dev/null") != 0) {
-    std::printf("SKIPPED: no python3\n");
-    return;
-  }
+  if (std::system("python3 -c '' 2>/dev/null") != 0) return void(skip("no python3"));
   Trained t;
   const std::string api = t.folder.file("lm_eval/api");
   std::filesystem::create_directories(api);
@@ -249,7 +247,7 @@ TEST_CASE("eval: --batches N evaluates the first N batches", "[score]") {
   write_text(t.folder.file("text"), text);
   write_text(t.folder.file("head"), text.substr(0, 2 * 3 * 20));
   const auto judge = [&](const std::string& more) {
-    return parse_json(run_ok("eval --json --batch 3 --seq 20" + t.from + more).output, "eval");
+    return parse_json(run_ok("eval --json --batch 3 --seq 20" + t.from + more).standard_output, "eval");
   };
   const Json first = judge("--batches 2 --data " + t.folder.file("text")),
              head = judge("--data " + t.folder.file("head"));
@@ -263,13 +261,14 @@ TEST_CASE("generate: prompts from files and standard input, weights by their fil
   const std::string generate = "generate --json --temperature 0 --tokens 4 --checkpoint ", run = t.folder.file("run"),
                     cpu = " --device cpu ";
   write_text(t.folder.file("a"), "two\nlines\n");
-  const std::string generated = run_ok(generate + run + cpu + "--prompt 'two\nlines'").output;
-  CHECK(run_ok(generate + run + cpu + "--prompt-file " + t.folder.file("a")).output == generated);
-  CHECK(run_command("printf 'two\\nlines' | " TRIAD_PROGRAM " " + generate + run + cpu + "--prompt -").output ==
-        generated);
-  CHECK(run_ok(generate + run + "/model.safetensors" + cpu + "--prompt 'two\nlines'").output == generated);
-  CHECK(json_lines(run_ok(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).output).at(1) ==
-        parse_json(generated, "generate"));
+  const std::string generated = run_ok(generate + run + cpu + "--prompt 'two\nlines'").standard_output;
+  CHECK(run_ok(generate + run + cpu + "--prompt-file " + t.folder.file("a")).standard_output == generated);
+  CHECK(
+      run_command("printf 'two\\nlines' | " TRIAD_PROGRAM " " + generate + run + cpu + "--prompt -").standard_output ==
+      generated);
+  CHECK(run_ok(generate + run + "/model.safetensors" + cpu + "--prompt 'two\nlines'").standard_output == generated);
+  CHECK(json_lines(run_ok(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).standard_output)
+            .at(1) == parse_json(generated, "generate"));
   CHECK(run_program(generate + run + cpu).exit_code == 2);
   // A weights file needs a config in its folder.
   std::filesystem::create_directory(t.folder.file("alone"));

@@ -44,7 +44,7 @@ Json evaluated(const std::string& checkpoint, const std::string& data, const std
       run_program("eval --json --checkpoint " + checkpoint + kOnCpu + "--data '" + data + "'", environment);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  return parse_json(outcome.output, "the output of eval");
+  return parse_json(outcome.standard_output, "the output of eval");
 }
 
 // Copies an init folder and sets a weight of the last norm to NaN; the checksums are right. Returns the new folder.
@@ -122,7 +122,7 @@ TEST_CASE("tools: output that cannot be written is a failure, except that of a t
   CHECK(fs::exists(run + "/metrics.json"));
 }
 
-TEST_CASE("tools: a pipe without a reader ends a verb silently, and does not end a training run", "[tools]") {
+TEST_CASE("tools: a pipe without a reader ends a verb silently, and does not end a training run", "[tools][build]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), gone = folder.file("gone"), code = folder.file("code");
   write_text(folder.file("a.txt"), "some text");
@@ -146,7 +146,7 @@ TEST_CASE("tools: a pipe without a reader ends a verb silently, and does not end
     CHECK(exit_code_with_closed_pipe(args) == "141\n");
 }
 
-TEST_CASE("tools: one of a thing is not named by a plural", "[tools]") {
+TEST_CASE("tools: one of a thing is not named by a plural", "[tools][build]") {
   const TemporaryFolder folder;
   const std::string text = folder.file("a.txt"), run = folder.file("run"), shards = folder.file("shards");
   write_text(text, std::string(200, 'a'));
@@ -203,7 +203,7 @@ TEST_CASE("tools: control characters of names in a file are escaped on the termi
   }
 }
 
-TEST_CASE("tools: fp32 and f32 are the same dtype, and so are bf16 and bfloat16", "[tools]") {
+TEST_CASE("tools: fp32 and f32 are the same dtype, and so are bf16 and bfloat16", "[tools][build]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init");
   write_text(folder.file("a.txt"), "some text, and more of it");
@@ -214,14 +214,14 @@ TEST_CASE("tools: fp32 and f32 are the same dtype, and so are bf16 and bfloat16"
     const Outcome first = run_program(eval + words[0]);
     REQUIRE(first.exit_code == 0);
     for (const std::string& word : words) {
-      const Json loss = parse_json(run_program(eval + word).output, "the output of eval")["loss"];
-      CHECK(loss == parse_json(first.output, "the output of eval")["loss"]);
+      const Json loss = parse_json(run_program(eval + word).standard_output, "the output of eval")["loss"];
+      CHECK(loss == parse_json(first.standard_output, "the output of eval")["loss"]);
     }
   }
   check(eval + "f8", 2, {"f8", "fp32", "bf16"});
   const std::string plan = "plan " + kTiny + " --set runtime.precision=";
   for (const char* word : {"fp32", "f32", "float32"})
-    CHECK(run_program(plan + word).output == run_program(plan + "fp32").output);
+    CHECK(run_program(plan + word).standard_output == run_program(plan + "fp32").standard_output);
   check(plan + "bfloat16", 0, {});
   check("init " + kTiny + " --out " + folder.file("other") + " --set runtime.precision=f32 --set dist.grad_dtype=f32",
         0, {});

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/with_cuda.h"
 #include "io/weight_index.h"
 #include "kernels/nsa/compress.h"
 #include "model/context_layout.h"
@@ -178,10 +179,10 @@ TEST_CASE("context: a batch is cut into runs, and its documents are extended wit
   CHECK(first.row_part().token(2) == 6);
 }
 
-TEST_CASE("context: a plan has the memory of every rank of a group", "[dist]") {
+TEST_CASE("context: a plan has the memory of every rank of a group", "[dist][build]") {
   // In a build with CUDA the plan is that of a GPU, whose index of block lists grows with the tokens before a run's
   // end.
-  const Device device = kBuiltWithCuda ? Device::cuda() : Device::cpu();
+  const Device device = backend::built_with_cuda() ? Device::cuda() : Device::cpu();
   struct Case {
     const char* config;
     std::vector<std::string> sets;
@@ -212,11 +213,8 @@ TEST_CASE("context: a plan has the memory of every rank of a group", "[dist]") {
   }
 }
 
-TEST_CASE("context: long runs have the scratch memory of their backward one after the other", "[dist]") {
-  if (!kBuiltWithCuda) {
-    std::printf("SKIPPED: built without CUDA\n");
-    return;
-  }
+TEST_CASE("context: long runs have the scratch memory of their backward one after the other", "[dist][build]") {
+  if (!backend::built_with_cuda()) return void(skip("built without CUDA"));
   const std::unique_ptr<Comm> comm = make_planned_comm(2);
   const auto scratch = [&](int64_t seq_len) {
     const Config config = load_config(TRIAD_SOURCE_DIR "/configs/m7c_1m.json",

@@ -1,7 +1,6 @@
 // Several ranks: how they are launched, and that they compute the same weights as one rank, with the same bits where
 // these are guaranteed. Whole runs, started through mpirun or torchrun's variables.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -387,14 +386,19 @@ TEST_CASE("dist: the run id is torchrun's or Slurm's, and the secret is TRIAD_SE
   CHECK_THROWS_AS(read_launch_env(), UsageError);
 }
 
+namespace {
+// Two ranks that do not find each other end before the test's limit does it, and print why.
+const std::string kTwoRanks = "--set train.accumulate_grad_batches=2 --set dist.timeout_s=200";
+}  // namespace
+
 TEST_CASE("dist: ranks with plain srun's variables connect at MASTER_ADDR, and log who they are", "[dist]") {
   const TemporaryFolder folder;
-  const std::string out = folder.file("run"), args = train_args(out, "--set train.accumulate_grad_batches=2");
+  const std::string out = folder.file("run"), args = train_args(out, kTwoRanks);
   const auto launch = [&](int rank, int local) {
     return fmt::format(
         "export SLURM_PROCID={} SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID={} MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
         "MASTER_PORT={}; exec ",
-        rank, local, 20000 + getpid() % 12000);
+        rank, local, reserved_port());
   };
   {
     BackgroundProgram other(args, launch(1, 1)), first(args, launch(0, 0), folder.file("log"));
@@ -420,13 +424,15 @@ TEST_CASE("dist: ranks with torchrun's variables need no MPI", "[dist]") {
     return "export RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) +
            " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost OMP_NUM_THREADS=1 TORCHELASTIC_USE_AGENT_STORE=True "
            "MASTER_PORT=" +
-           std::to_string(20000 + getpid() % 12000) + "; exec ";
+           std::to_string(reserved_port()) + "; exec ";
   };
-  const std::string two = folder.file("two"), args = train_args(two, "--set train.accumulate_grad_batches=2");
-  BackgroundProgram other(args, launch(1));
-  BackgroundProgram first(args, launch(0));
-  CHECK(first.wait() == 0);
-  CHECK(other.wait() == 0);
+  const std::string two = folder.file("two"), args = train_args(two, kTwoRanks);
+  BackgroundProgram other(args, launch(1)), first(args, launch(0));
+  for (BackgroundProgram* rank : {&first, &other}) {
+    const int code = rank->wait();
+    INFO(read_text(rank->output_file()));
+    CHECK(code == 0);
+  }
   const Difference d = difference(run(folder.file("one"), 1) + kWeights, two + kWeights);
   CHECK(d.all < 1e-6);
 }

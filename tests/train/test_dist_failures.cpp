@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -59,7 +58,7 @@ std::string as_torchrun_would(int rank) {
   return fmt::format(
       "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
       "MASTER_PORT={1}; ",
-      rank, 20000 + getpid() % 12000);
+      rank, reserved_port());
 }
 const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
 

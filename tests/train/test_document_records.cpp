@@ -130,7 +130,7 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
     const Outcome outcome = run_program(plan_of + more);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return parse_json(outcome.output, "plan");
+    return parse_json(outcome.standard_output, "plan");
   };
   const double whole = planned("--set data.documents=attend_across")["flops_per_token"];
   for (const bool packed : {false, true}) {

@@ -300,7 +300,7 @@ TEST_CASE("documents: attention stays within them where all are known, unless th
     const Outcome outcome = run_program("eval --device cpu --json --checkpoint " + checkpoint + " --data " + data);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return parse_json(outcome.output.substr(outcome.output.find('{')), "eval")["loss"].get<double>();
+    return parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval")["loss"].get<double>();
   };
   const std::string file = shards + "/train_000000.bin", path = folder.file("init/state.json");
   const double by_data = loss(folder.file("init"), file), unknown = loss(folder.file("init"), bare);
@@ -323,7 +323,7 @@ TEST_CASE("documents: a plan includes the tables of the most documents that a ro
     const Outcome plan = run_program("plan " + kTiny + " --json --set runtime.device=cpu " + within(shards) + more);
     INFO(plan.output);
     REQUIRE(plan.exit_code == 0);
-    return parse_json(plan.output, "plan")["peak_bytes"].get<int64_t>();
+    return parse_json(plan.standard_output, "plan")["peak_bytes"].get<int64_t>();
   };
   const int64_t across = peak("--set data.documents=attend_across");
   const int64_t by_data = peak(""), many = peak("--set data.max_documents=4096");
@@ -352,7 +352,7 @@ TEST_CASE("documents: evaluation by document agrees with each document alone, an
         run_program("eval --device cpu --json --batch 3 --checkpoint " + run_folder + " --data " + files);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return parse_json(outcome.output.substr(outcome.output.find('{')), "eval");
+    return parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
   };
   // Texts of at most a row each, alone, and packed together (the separator of the next text is one more target).
   double sum = 0, of_means = 0;

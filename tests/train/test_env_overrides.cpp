@@ -69,7 +69,7 @@ TEST_CASE("environment: variables that choose which files are written", "[enviro
   CHECK(fs::exists(train(folder, "csv", "NSA_DISABLE_CSV_LOGS=0").folder + "/training.csv"));
 }
 
-TEST_CASE("environment: variables that change how a step runs", "[environment]") {
+TEST_CASE("environment: variables that change how a step runs", "[environment][build]") {
   const TemporaryFolder folder;
   const Run usual = train(folder, "usual", ""), range = train(folder, "range", "NSA_GC_RANGE=1:2");
   CHECK(range.config["runtime"]["recompute"] == "1:2=block");
@@ -78,7 +78,7 @@ TEST_CASE("environment: variables that change how a step runs", "[environment]")
     const Outcome outcome = run_program("plan " + config + " --json", environment);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return Json::parse(outcome.output)["peak_bytes"].get<int64_t>();
+    return Json::parse(outcome.standard_output)["peak_bytes"].get<int64_t>();
   };
   Json file = Json::parse(read_text(kTiny), nullptr, true, /*ignore_comments=*/true);
   file["runtime"]["recompute"] = "block";

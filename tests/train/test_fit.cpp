@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/with_cuda.h"
 #include "io/json_config.h"
 #include "model/params.h"
 #include "tests/support/dist_run.h"
@@ -40,7 +41,7 @@ Json plan(const std::string& args) {
   const Outcome outcome = run_program("plan " + args + " --json");
   INFO("triad plan " << args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  return parse_json(outcome.output, "plan");
+  return parse_json(outcome.standard_output, "plan");
 }
 
 }  // namespace
@@ -286,7 +287,7 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
       "train.master_dtype=none: " + need("--ranks 2 " + master),
       small + ": " + need("--ranks 2 " + moments + grads + master),
       "16 ranks with dist.zero=3: " + need("--ranks 16") + ", which fits"};
-  if (kBuiltWithCuda) {
+  if (backend::built_with_cuda()) {
     parts.push_back("runtime.offload=optimizer: " + need("--ranks 2 --set runtime.offload=optimizer"));
     parts.push_back(small + " runtime.offload=optimizer: " +
                     need("--ranks 2 --set runtime.offload=optimizer " + moments + grads + master));

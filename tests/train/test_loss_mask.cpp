@@ -192,7 +192,7 @@ TEST_CASE("mask: eval counts what is learned, in text and in shards", "[train]")
         run_program("eval --device cpu --json --batch 3 --seq 100 --checkpoint " + run_folder + " --data " + data);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return parse_json(outcome.output.substr(outcome.output.find('{')), "eval");
+    return parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
   };
   // The loss of prompt and completion is that of all text, less that of the prompt where nothing follows it.
   std::string pairs, texts, prompts;

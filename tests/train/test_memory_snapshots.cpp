@@ -22,11 +22,7 @@ const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kM7cBytes = TRIAD_SOURCE_DIR "/configs/m7c_125m_cpu.json";
 const std::string kChecker = TRIAD_SOURCE_DIR "/tests/train/check_memory_snapshot.py";
 
-bool require_python() {
-  if (run_command("python3 -c 'import pickletools'").exit_code == 0) return true;
-  std::printf("SKIPPED: no python3\n");
-  return false;
-}
+bool require_python() { return run_command("python3 -c 'import pickletools'").exit_code == 0 || skip("no python3"); }
 
 Outcome run_tiny(const std::string& out, const std::string& more, const std::string& environment = "") {
   return run_program("train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more, environment);
@@ -215,8 +211,7 @@ TEST_CASE("memory: a tensor's layer, by its name", "[memory]") {
 TEST_CASE("memory: a run that does not fit prints tensor, layer, the ten largest and a change that fits", "[memory]") {
   if (!require_python()) return;
 #ifdef __SANITIZE_ADDRESS__
-  std::printf("SKIPPED: the address sanitizer does not run under a limit of addresses\n");
-  return;
+  return void(skip("the address sanitizer does not run under a limit of addresses"));
 #endif
   const TemporaryFolder folder;
   const std::string limited = "ulimit -v 1000000; OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1";  // KiB of addresses
@@ -254,8 +249,7 @@ TEST_CASE("memory: a run that does not fit prints tensor, layer, the ten largest
 
 TEST_CASE("memory: too little address space for the BLAS buffers is an error, not a hang", "[memory]") {
 #ifdef __SANITIZE_ADDRESS__
-  std::printf("SKIPPED: the address sanitizer does not run under a limit of addresses\n");
-  return;
+  return void(skip("the address sanitizer does not run under a limit of addresses"));
 #endif
   const TemporaryFolder folder;
   const Outcome run = run_tiny(folder.file("run"), "--set train.steps=1",
@@ -282,10 +276,7 @@ TEST_CASE("memory: running out of memory during a run writes mem_oom", "[memory]
 }
 
 TEST_CASE("memory: PyTorch's own tools read a snapshot, and print the same table", "[memory]") {
-  if (run_command("python3 -c 'import torch.cuda._memory_viz'").exit_code != 0) {
-    std::printf("SKIPPED: no PyTorch\n");
-    return;
-  }
+  if (run_command("python3 -c 'import torch.cuda._memory_viz'").exit_code != 0) return void(skip("no PyTorch"));
   const TemporaryFolder folder;
   const Outcome run = run_tiny(folder.path(), "--set train.steps=2");
   REQUIRE(run.exit_code == 0);

@@ -44,7 +44,7 @@ double first_loss(const std::string& run) { return column(run + "/training.csv",
 
 }  // namespace
 
-TEST_CASE("mixed layers: tables, samples, reports and gradients hold the NSA layers only", "[train]") {
+TEST_CASE("mixed layers: tables, samples, reports and gradients hold the NSA layers only", "[train][build]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   const std::string log = succeed(train_args(
@@ -186,7 +186,7 @@ TEST_CASE("init_from: an NSA model begins with the weights of a dense one", "[tr
   refused("--set model.n_layers=3", {dense + kWeights, "blocks.2.norm1.weight"});
 }
 
-TEST_CASE("mixed layers: bad keys are errors that name key and value", "[train]") {
+TEST_CASE("mixed layers: bad keys are errors that name key and value", "[train][build]") {
   const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
       {"model.dense_layers=1:9", {"model.dense_layers is \"1:9\"", "0:2"}},
       {"model.dense_layers=0:2", {"model.dense_layers is \"0:2\"", "every layer"}},

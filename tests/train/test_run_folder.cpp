@@ -80,45 +80,52 @@ TEST_CASE("run folder: of two runs in one folder the second ends without changin
   CHECK(lines(out + "/training.csv").size() == 7);
 }
 
-TEST_CASE("run folder: --resume latest does not change a complete run", "[train][dist]") {
+namespace {
+
+void check_complete_run(int ranks) {
   const TemporaryFolder folder;
   const std::string more = "--set train.save_every=2 --set train.eval_every=2 ";
-  for (const int ranks : {1, 2}) {
-    if (ranks > 1 && !require_mpirun()) continue;
-    const std::string out = run(folder.file(std::to_string(ranks)), ranks, more + "--set train.steps=4");
-    fs::remove_all(out + "/checkpoints/step_4");  // as if the run had not saved its last step
-    for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
-    const auto before = contents(out);
-    // The message that all steps are trained is printed before data is opened or memory allocated.
-    const std::string impossible =
-        "--set data.kind=shards --set data.paths='[\"/nowhere/*.bin\"]' "
-        "--set train.micro_batch_size=1000000 ";
-    const std::string words = "nothing is left to train: " + out + " is at step 4 already, train.steps is ";
-    for (const std::string steps : {"4", "3"}) {
-      const std::string args = train_args(out, more + impossible + "--set train.steps=" + steps + " --resume latest");
-      const Outcome again = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
-      INFO(again.output);
-      CHECK(again.exit_code == 0);
-      CHECK(has(again.output, words + steps + "\n"));
-      CHECK(contents(out) == before);
-    }
-    // A run without checkpoints is complete too, whether the command contains `latest` or its folder.
-    const std::string unsaved = run(folder.file(std::to_string(ranks) + "unsaved"), ranks, "--set train.steps=2");
-    for (const std::string& name : {std::string("latest"), unsaved}) {
-      const Outcome again = run_program(train_args(unsaved, "--set train.steps=2 --resume " + name));
-      INFO(again.output);
-      CHECK(again.exit_code == 0);
-      CHECK(has(again.output, "nothing is left to train: " + unsaved));
-    }
-    run(out, ranks, more + "--set train.steps=6 --resume latest");
-    CHECK(column(out + "/training.csv", "loss").size() == 6);
-    CHECK_FALSE(fs::exists(out + "/needle.csv"));
-    // A resume from a named checkpoint goes back to it.
-    run(out, ranks, more + "--set train.steps=6 --overwrite --resume " + out + "/checkpoints/step_4");
-    fs::remove(out + kWeights);  // without final weights a run is not complete
-    run(out, ranks, more + "--set train.steps=6 --resume latest");
-    CHECK(fs::exists(out + kWeights));
+  const std::string out = run(folder.file(std::to_string(ranks)), ranks, more + "--set train.steps=4");
+  fs::remove_all(out + "/checkpoints/step_4");  // as if the run had not saved its last step
+  for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
+  const auto before = contents(out);
+  // The message that all steps are trained is printed before data is opened or memory allocated.
+  const std::string impossible =
+      "--set data.kind=shards --set data.paths='[\"/nowhere/*.bin\"]' "
+      "--set train.micro_batch_size=1000000 ";
+  const std::string words = "nothing is left to train: " + out + " is at step 4 already, train.steps is ";
+  for (const std::string steps : {"4", "3"}) {
+    const std::string args = train_args(out, more + impossible + "--set train.steps=" + steps + " --resume latest");
+    const Outcome again = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
+    INFO(again.output);
+    CHECK(again.exit_code == 0);
+    CHECK(has(again.output, words + steps + "\n"));
+    CHECK(contents(out) == before);
   }
+  // A run without checkpoints is complete too, whether the command contains `latest` or its folder.
+  const std::string unsaved = run(folder.file(std::to_string(ranks) + "unsaved"), ranks, "--set train.steps=2");
+  for (const std::string& name : {std::string("latest"), unsaved}) {
+    const Outcome again = run_program(train_args(unsaved, "--set train.steps=2 --resume " + name));
+    INFO(again.output);
+    CHECK(again.exit_code == 0);
+    CHECK(has(again.output, "nothing is left to train: " + unsaved));
+  }
+  run(out, ranks, more + "--set train.steps=6 --resume latest");
+  CHECK(column(out + "/training.csv", "loss").size() == 6);
+  CHECK_FALSE(fs::exists(out + "/needle.csv"));
+  // A resume from a named checkpoint goes back to it.
+  run(out, ranks, more + "--set train.steps=6 --overwrite --resume " + out + "/checkpoints/step_4");
+  fs::remove(out + kWeights);  // without final weights a run is not complete
+  run(out, ranks, more + "--set train.steps=6 --resume latest");
+  CHECK(fs::exists(out + kWeights));
+}
+
+}  // namespace
+
+TEST_CASE("run folder: --resume latest does not change a complete run", "[train]") { check_complete_run(1); }
+
+TEST_CASE("run folder: --resume latest does not change a complete run of two ranks", "[train][dist]") {
+  if (require_mpirun()) check_complete_run(2);
 }
 
 TEST_CASE("run folder: a resume from an older checkpoint names the newer ones, and moves them aside", "[train]") {
@@ -206,23 +213,35 @@ TEST_CASE("run folder: a new run does not overwrite final weights, with or witho
   CHECK(fs::exists(some + "/checkpoints/step_4/state.json"));
 }
 
-TEST_CASE("run folder: a run without train.save_every saves its last step, from which a longer run resumes",
-          "[train][dist]") {
+namespace {
+
+void check_last_step(int ranks) {
   const TemporaryFolder folder;
   const std::string same = "--set train.warmup_steps=0 --set train.min_lr_fraction=1 ";
-  for (const int ranks : {1, 2}) {
-    if (ranks > 1 && !require_mpirun()) continue;
-    const std::string name = std::to_string(ranks), out = folder.file(name), whole = folder.file(name + "whole");
-    run(out, ranks, same + "--set train.steps=2");
-    CHECK(fs::read_symlink(out + "/checkpoints/latest") == "step_2");
-    CHECK(same_file(out + kWeights, out + "/checkpoints/step_2" + kWeights));
-    run(out, ranks, same + "--set train.steps=4 --resume latest");
-    run(whole, ranks, same + "--set train.steps=4");
-    CHECK(same_file(out + kWeights, whole + kWeights));
-    // The final weights of step 2 are not moved to set_aside_0, because checkpoint step_2 has the same weights.
-    CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));
-  }
-  // If the last checkpoint does not fit on the disk, the final weights are written nevertheless.
+  const std::string out = folder.file("run"), whole = folder.file("whole");
+  run(out, ranks, same + "--set train.steps=2");
+  CHECK(fs::read_symlink(out + "/checkpoints/latest") == "step_2");
+  CHECK(same_file(out + kWeights, out + "/checkpoints/step_2" + kWeights));
+  run(out, ranks, same + "--set train.steps=4 --resume latest");
+  run(whole, ranks, same + "--set train.steps=4");
+  CHECK(same_file(out + kWeights, whole + kWeights));
+  // The final weights of step 2 are not moved to set_aside_0, because checkpoint step_2 has the same weights.
+  CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));
+}
+
+}  // namespace
+
+TEST_CASE("run folder: a run without train.save_every saves its last step, from which a longer run resumes",
+          "[train]") {
+  check_last_step(1);
+}
+
+TEST_CASE("run folder: two ranks without train.save_every save their last step", "[train][dist]") {
+  if (require_mpirun()) check_last_step(2);
+}
+
+TEST_CASE("run folder: a last checkpoint that does not fit on the disk leaves the final weights", "[train]") {
+  const TemporaryFolder folder;
   const std::string full = folder.file("full");
   const Outcome outcome = run_program(train_args(full, "--set train.steps=2"), "ulimit -f 500; ");
   INFO(outcome.output);
@@ -235,13 +254,12 @@ TEST_CASE("run folder: a run without train.save_every saves its last step, from 
 
 TEST_CASE("run folder: final weights are set aside on the disk of the checkpoints", "[train]") {
   const TemporaryFolder folder;
-  const std::string shared = run_command("mktemp -d /dev/shm/triad-test-XXXXXX").output;
+  const std::string shared = run_command("mktemp -d /dev/shm/triad-test-XXXXXX").standard_output;
   const std::string elsewhere = shared.substr(0, shared.find('\n')), out = folder.file("run");
   if (!fs::is_directory(elsewhere) ||
       run_command("[ $(stat -c %d " + elsewhere + ") != $(stat -c %d " + folder.path() + ") ]").exit_code != 0) {
     if (fs::is_directory(elsewhere)) fs::remove_all(elsewhere);
-    std::printf("SKIPPED: there is no second file system\n");
-    return;
+    return void(skip("there is no second file system"));
   }
   fs::create_directory(out);
   fs::create_directory_symlink(elsewhere, out + "/checkpoints");

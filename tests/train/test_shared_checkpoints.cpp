@@ -2,7 +2,6 @@
 // what is left when a rank fails during a save.
 #include <fmt/format.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -53,7 +52,7 @@ std::string as_rank(int rank, const std::string& faults) {
   return fmt::format(
       "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
       "MASTER_PORT={1}; {2} exec timeout -s KILL 200 ",
-      rank, 20000 + (getpid() + 5000) % 12000, with_faults(faults));
+      rank, reserved_port(), with_faults(faults));
 }
 
 Outcome train(int ranks, const std::string& out, const std::string& more, const std::string& before = "") {
@@ -82,7 +81,7 @@ TEST_CASE("shared: each rank writes a file of whole tensors, which every verb re
     const Outcome outcome = run_program(args);
     INFO(args << "\n" << outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return outcome.output;
+    return outcome.standard_output;
   };
   const std::string cpu = " --device cpu ", from_whole = whole + "/checkpoints/step_10";
   const std::string generate = "generate --prompt ab --tokens 8 --temperature 0" + cpu + "--checkpoint ";

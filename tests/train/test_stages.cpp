@@ -394,7 +394,7 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   const std::string args = "plan " + kTiny + " --set runtime.device=cpu " + stages(kThree);
   const Outcome plan = run_program(args + "--json"), text = run_program(args), fit = run_program(args + "--fit");
   INFO(plan.output << text.output << fit.output);
-  const Json json = Json::parse(plan.output);
+  const Json json = Json::parse(plan.standard_output);
   REQUIRE(json["stages"].size() == 3);
   CHECK(json["stages"][0]["tokens_per_step"] == 64);
   CHECK(json["stages"][0]["attention"] == "nsa");
@@ -404,7 +404,7 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   CHECK(json["peak_bytes"].get<int64_t>() >= largest);
   CHECK(json["peak_bytes"].get<int64_t>() < 1.1 * static_cast<double>(largest));
   CHECK(has(text.output, second));
-  const std::string nsa = run_program("plan " + kTiny + " --set runtime.device=cpu --json").output;
+  const std::string nsa = run_program("plan " + kTiny + " --set runtime.device=cpu --json").standard_output;
   CHECK(json["flops_per_token"] != Json::parse(nsa)["flops_per_token"]);  // of alternating steps
   CHECK(json["flops_per_token"] == json["stages"][2]["flops_per_token"]);
   CHECK(fit.exit_code == 2);
@@ -413,7 +413,7 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   const auto shared = [&](const std::string& list) {
     return Json::parse(
         run_program("plan " + kTiny + " --set runtime.device=cpu --ranks 2 --json --set dist.context=2 " + stages(list))
-            .output)["context"];
+            .standard_output)["context"];
   };
   CHECK(shared(R"([{"steps":1,"seq_len":24},{"steps":1}])") == shared(R"([{"steps":1}])"));
   CHECK(shared(R"([{"steps":1},{"steps":1,"attention":"dense"}])")["step_bytes"] <

@@ -20,8 +20,7 @@ const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 bool require_script() {
   if (run_command("script -qec true /dev/null </dev/null").exit_code == 0) return true;
-  std::printf("SKIPPED: no script(1), which makes a terminal\n");
-  return false;
+  return skip("no script(1), which makes a terminal");
 }
 
 // Runs `triad ARGS` on a terminal with the given number of columns.

@@ -1,7 +1,6 @@
 // dist.zero 0 to 3, train.grads_dtype and runtime.offload: which runs give the same bits, and how near the others are
 // to a run of one rank. Whole runs, started through mpirun.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <map>
@@ -105,7 +104,7 @@ TEST_CASE("zero: replicas of the shards give the weights of one rank", "[dist]")
   const Outcome started = run_command(
       fmt::format("export WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 MASTER_PORT={}; "
                   "for r in 0 1 2 3; do RANK=$r LOCAL_RANK=$r timeout 100 " TRIAD_PROGRAM " {} & done; wait",
-                  20000 + (getpid() + 7000) % 12000, train_arguments(tcp, 4, 1, keys)));
+                  reserved_port(), train_arguments(tcp, 4, 1, keys)));
   INFO(started.output);
   CHECK(weights_of(tcp) == by_mpi);
   const Outcome uneven = run_ranks(3, train_arguments(folder.file("uneven"), 3, 1, keys));

@@ -14,6 +14,7 @@
 #include "engine/backend_cpu.h"
 #include "engine/cuda_check.h"
 #include "engine/memory.h"
+#include "engine/with_cuda.h"
 
 namespace triad::backend {
 
@@ -26,6 +27,8 @@ void select(Device device) {
   CUDA_CHECK(cudaSetDevice(device.index));
 }
 }  // namespace
+
+bool built_with_cuda() { return true; }
 
 int cuda_device_count() {
   static const int count = [] {

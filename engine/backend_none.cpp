@@ -3,6 +3,7 @@
 
 #include "engine/backend_cpu.h"
 #include "engine/check.h"
+#include "engine/with_cuda.h"
 
 namespace triad::backend {
 
@@ -12,6 +13,7 @@ void require_cpu(Device device) {
 }
 }  // namespace
 
+bool built_with_cuda() { return false; }
 int cuda_device_count() { return 0; }
 std::string why_no_cuda() { return "this build has no CUDA (configure with a CUDA toolkit: cmake --preset cuda)"; }
 DeviceInfo info(Device device) {

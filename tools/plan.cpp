@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "engine/comm/comm.h"
 #include "engine/process/counted.h"
+#include "engine/with_cuda.h"
 #include "io/json_config.h"
 #include "kernels/ops/matmul.h"
 #include "model/flops.h"
@@ -41,7 +42,7 @@ struct Options {
 
 // The device to plan for. No GPU is needed: `auto` means a GPU if the program was built with CUDA.
 Device planned_device(DeviceChoice choice) {
-  return choice == DeviceChoice::cpu || !kBuiltWithCuda ? Device::cpu() : Device::cuda();
+  return choice == DeviceChoice::cpu || !backend::built_with_cuda() ? Device::cpu() : Device::cuda();
 }
 
 // The memory limit for --fit in bytes: --memory-gb, or the device's free memory.

@@ -4,12 +4,13 @@
 #include <revision.h>  // defines TRIAD_GIT; the build generates it
 
 #include "engine/backend.h"
+#include "engine/with_cuda.h"
 
 namespace triad {
 
 std::string version_text() {
   return fmt::format("triad {} ({})\nbuild: {}\nCUDA: {}", TRIAD_VERSION, TRIAD_GIT, TRIAD_BUILD,
-                     kBuiltWithCuda ? "yes" : "no, CPU only");
+                     backend::built_with_cuda() ? "yes" : "no, CPU only");
 }
 
 std::string git_revision() { return TRIAD_GIT; }

@@ -49,5 +49,9 @@ for room in "${!rooms[@]}"; do
 done
 unknown=$(sources $k | xargs -n1 dirname | sort -u | sed "s#^$k/##" | grep -vxE "$(IFS='|'; echo "${!rooms[*]}")")
 [ -z "$unknown" ] || { echo "folders of $k/ that this check does not know:"; echo "$unknown"; status=1; }
+# CMakeLists.txt defines TRIAD_WITH_CUDA for the sources of kernels/ alone, and compiles those that use kBuiltWithCuda twice.
+others=$(grep -rlw kBuiltWithCuda engine io kernels model train tools tests --include='*.h' --include='*.cuh' --include='*.cpp' --include='*.cu' |
+  grep -vE '^kernels/.*\.cpp$|^engine/backend\.h$')
+[ -z "$others" ] || { echo "kBuiltWithCuda may be used in kernels/*.cpp only; elsewhere use backend::built_with_cuda():"; echo "$others"; status=1; }
 [ "$status" -eq 0 ] && echo "every include follows the order of the folders"
 exit "$status"

@@ -177,7 +177,7 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
              "\r\n\u2028\r\n"
              R"({"context": "", "continuation": "c"})"
              "\n\n");
-  CHECK(run_ok(score + t.folder.file("blank")).output == piped.standard_output);
+  CHECK(run_ok(score + t.folder.file("blank")).standard_output == piped.standard_output);
 }
 
 TEST_CASE("score: a continuation that joins the context's last token is encoded alone", "[score]") {

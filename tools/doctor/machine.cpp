@@ -15,6 +15,7 @@
 #include "engine/context.h"
 #include "engine/process/counted.h"
 #include "engine/process/nvml.h"
+#include "engine/with_cuda.h"
 #include "io/file.h"
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
@@ -96,7 +97,7 @@ void probe_machine(const std::string& folder) {
   Json facts = environment_report(device, *comm, version_text());
   facts["gpus"] = Json::array();
   for (int i = 0; i < gpus; ++i) facts["gpus"].push_back(gpu_facts(i));
-  facts["built_with_cuda"] = kBuiltWithCuda;
+  facts["built_with_cuda"] = backend::built_with_cuda();
   facts["why_no_cuda"] = gpus > 0 ? "" : backend::why_no_cuda();
   facts["nvidia_device_files"] = fs::exists("/dev/nvidia0") || fs::exists("/proc/driver/nvidia/version");
   facts["driver_version"] = nvml_driver_version();

@@ -19,6 +19,7 @@
 #include "engine/process/did_you_mean.h"
 #include "engine/process/dump_request.h"
 #include "io/tokenizer/unicode.h"
+#include "kernels/ops/blas_core.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
 
@@ -80,6 +81,7 @@ int ended_by(const std::exception& e, int exit_code) {
 
 int main(int argc, char** argv) {
   triad::keep_dump_requests();
+  triad::use_better_blas_core(argv);
   // These signals are ignored, so that a write past the file size limit, or to a pipe without a reader, is an error of
   // write(2) like a full disk. A run whose output was piped to `head` then continues.
   std::signal(SIGXFSZ, SIG_IGN);

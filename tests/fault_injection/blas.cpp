@@ -6,8 +6,10 @@
 //                                       each product
 //   TRIAD_WRONG_NAN=1                   sets that element to NaN instead, and only in products whose left factor is
 //                                       transposed: those that compute gradients of weights
-//   TRIAD_DELETE=FILE                   deletes FILE when a process ends
-//   TRIAD_EARLY_USR1=1                  `triad` sends itself SIGUSR1 before main()
+//   TRIAD_BLAS_CONFIG=TEXT              openblas_get_config() returns TEXT
+//   TRIAD_BLAS_CORE=NAME                openblas_get_corename() returns NAME while OPENBLAS_CORETYPE is not set or
+//   empty TRIAD_DELETE=FILE                   deletes FILE when a process ends TRIAD_EARLY_USR1=1 `triad` sends itself
+//   SIGUSR1 before main()
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -96,4 +98,16 @@ extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, floa
   static const WrongProducts wrong_products;
   constexpr int kTransposed = 112;  // CblasTrans in cblas.h
   wrong_products.apply(c[0], ta == kTransposed);
+}
+
+extern "C" char* openblas_get_config() {
+  if (char* const text = std::getenv("TRIAD_BLAS_CONFIG")) return text;
+  return reinterpret_cast<char* (*)()>(dlsym(RTLD_NEXT, "openblas_get_config"))();
+}
+
+extern "C" char* openblas_get_corename() {
+  char* const name = std::getenv("TRIAD_BLAS_CORE");
+  const char* const chosen = std::getenv("OPENBLAS_CORETYPE");
+  if (name != nullptr && (chosen == nullptr || *chosen == '\0')) return name;
+  return reinterpret_cast<char* (*)()>(dlsym(RTLD_NEXT, "openblas_get_corename"))();
 }

@@ -140,7 +140,7 @@ void add_doctor(CLI::App& app) {
       ->check(within(above(0).up_to(1000)));
   const char* const kOwn = "Options of the processes that the doctor starts";
   verb->add_option("--probe", o->probe, "examine only this part, and write JSON files into --out")
-      ->check(CLI::IsMember({"machine", "topology", "collectives"}))
+      ->check(CLI::IsMember({"machine", "products", "topology", "collectives"}))
       ->group(kOwn);
   verb->add_option("--backend", o->backend, "transport of --probe collectives")
       ->check(CLI::IsMember({"auto", "nccl", "mpi"}))
@@ -153,6 +153,7 @@ void add_doctor(CLI::App& app) {
     if (o->probe.empty()) return examine(*o);
     make_folders(o->out);
     if (o->probe == "machine") return probe_machine(o->out);
+    if (o->probe == "products") return probe_products(o->out);
     if (o->probe == "topology") return probe_topology(o->out);
     probe_collectives(o->out, o->device, o->backend, o->timeout_s);
   });

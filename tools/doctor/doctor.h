@@ -78,7 +78,8 @@ class PhaseRun {
   // SLOW with the process's final message. Prints: whether the process prints while it works, so that silence means a
   // hang.
   enum class Prints { as_it_goes, at_its_end };
-  void run_triad(const std::vector<std::string>& args, Prints = Prints::at_its_end, Inherit = Inherit::clean);
+  void run_triad(const std::vector<std::string>& args, Prints = Prints::at_its_end, Inherit = Inherit::clean,
+                 const std::vector<std::pair<std::string, std::string>>& environment = {});
   // Runs `triad ARGS` on several ranks, started by mpirun or by launch variables such as RANK (the ranks then connect
   // over TCP).
   enum class Launch { mpirun, variables };
@@ -134,6 +135,7 @@ int usable_cores();
 // What the doctor's child processes other than training do (`triad doctor --probe ...`). Each writes JSON files into
 // the folder.
 void probe_machine(const std::string& folder);   // writes machine.json and env.json
+void probe_products(const std::string& folder);  // writes products.json
 void probe_topology(const std::string& folder);  // writes topology.json and env.json
 void probe_collectives(const std::string& folder, const std::string& device, const std::string& backend,
                        double timeout_s);  // writes collectives.json and env.json

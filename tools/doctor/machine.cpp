@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <numeric>
 
 #include "engine/comm/comm.h"
@@ -17,6 +19,8 @@
 #include "engine/process/nvml.h"
 #include "engine/with_cuda.h"
 #include "io/file.h"
+#include "kernels/ops/blas_core.h"
+#include "kernels/ops/matmul.h"
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
 #include "train/load_config.h"
@@ -117,6 +121,45 @@ void probe_machine(const std::string& folder) {
   write_file_atomically(folder + "/machine.json", dump_json(facts, 2) + "\n");
 }
 
+void probe_products(const std::string& folder) {
+  constexpr int64_t kRows = 2048, kOut = 512, kIn = 128;  // the first layer of the quickstart's MLP
+  constexpr int kRuns = 20;
+  Runtime runtime({.device = Device::cpu(), .arena_bytes = int64_t{16} << 20, .side_streams = false});
+  const Tensor y = runtime.arena().alloc(MemTag::workspace, "y", DType::f32, {kRows, kOut}),
+               x = runtime.arena().alloc(MemTag::workspace, "x", DType::f32, {kRows, kIn}),
+               w = runtime.arena().alloc(MemTag::workspace, "w", DType::f32, {kOut, kIn});
+  std::fill_n(x.ptr<float>(), x.numel(), 0.5f);
+  std::fill_n(w.ptr<float>(), w.numel(), 0.25f);
+  double best_s = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kRuns; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    linear_forward(runtime.ctx(), y, x, w);
+    best_s = std::min(best_s, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  const double flops = 2.0 * kRows * kOut * kIn;
+  write_file_atomically(folder + "/products.json",
+                        dump_json({{"kernels", blas_core()}, {"gflop_per_s", flops / best_s * 1e-9}}, 2) + "\n");
+}
+
+namespace {
+
+// Times OpenBLAS's kernels for this CPU, in a process for each kind, beside those that a run uses.
+void examine_products(PhaseRun& v) {
+  const auto rate_of = [&](const std::vector<std::pair<std::string, std::string>>& environment) {
+    v.run_triad({"doctor", "--probe", "products", "--out", v.folder()}, PhaseRun::Prints::at_its_end, Inherit::clean,
+                environment);
+    return parse_json(read_file(v.file("products.json")), v.file("products.json"));
+  };
+  const Json used = rate_of({});
+  BlasRate in_use{used["kernels"], used["gflop_per_s"]};
+  std::vector<BlasRate> others;
+  for (const std::string& core : blas_cores_for(cpu_vectors()))
+    others.push_back({core, rate_of({{"OPENBLAS_CORETYPE", core}})["gflop_per_s"]});
+  v.note(blas_rates_text(in_use, others));
+}
+
+}  // namespace
+
 void examine_environment(PhaseRun& v) {
   v.run_triad({"doctor", "--probe", "machine", "--out", v.folder()}, PhaseRun::Prints::at_its_end, Inherit::all);
   const Json m = parse_json(read_file(v.file("machine.json")), v.file("machine.json"));
@@ -160,6 +203,7 @@ void examine_environment(PhaseRun& v) {
   if (!variables.empty()) v.note("not passed on to later phases:" + variables);
   const std::string no_mpi = m["why_no_mpi"], no_nccl = m["why_no_nccl"], mpirun = m["mpirun"];
   v.note(no_mpi.empty() ? (mpirun.empty() ? "MPI, but no mpirun" : "MPI (" + mpirun + ")") : "no MPI");
+  if (m["gpus"].empty() || v.options().device == "cpu") examine_products(v);
   if (!m["gpus"].empty()) v.note(no_nccl.empty() ? "NCCL" : "no NCCL (" + no_nccl + ")");
 }
 

@@ -182,8 +182,11 @@ void PhaseRun::run(const std::vector<Command>& commands, Prints prints, Inherit 
   stop(waited ? Verdict::hang : Verdict::fail, words);
 }
 
-void PhaseRun::run_triad(const std::vector<std::string>& args, Prints prints, Inherit inherit) {
-  run({{.words = own_command(args), .environment = threads_of(1)}}, prints, inherit);
+void PhaseRun::run_triad(const std::vector<std::string>& args, Prints prints, Inherit inherit,
+                         const std::vector<std::pair<std::string, std::string>>& environment) {
+  Command command{.words = own_command(args), .environment = threads_of(1)};
+  command.environment.insert(command.environment.end(), environment.begin(), environment.end());
+  run({command}, prints, inherit);
 }
 
 void PhaseRun::run_ranks(int ranks, Launch launch, const std::vector<std::string>& args, Prints prints) {

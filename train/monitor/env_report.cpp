@@ -6,6 +6,7 @@
 #include <zlib.h>
 
 #include "engine/backend.h"
+#include "kernels/ops/blas_core.h"
 #include "kernels/ops/matmul.h"
 #include "train/load_config.h"
 
@@ -17,6 +18,7 @@ constexpr double kMiB = 1024.0 * 1024.0;
 
 Json library_versions(Device device) {
   return {{"matrix products", matmul_libraries(device)},
+          {"OpenBLAS kernels", blas_core()},
           {"fmt", FMT_VERSION},
           {"nlohmann_json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                                         NLOHMANN_JSON_VERSION_PATCH)},

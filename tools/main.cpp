@@ -90,20 +90,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", triad::version_text());
   app.require_subcommand(1);
   app.failure_message(failure_text);
-  triad::add_train(app);
-  triad::add_generate(app);
-  triad::add_eval(app);
-  triad::add_score(app);
-  triad::add_data(app);
-  triad::add_init(app);
-  triad::add_import(app);
-  triad::add_export(app);
-  triad::add_grads(app);
-  triad::add_bench(app);
-  triad::add_plan(app);
-  triad::add_inspect(app);
-  triad::add_report(app);
-  triad::add_doctor(app);
+  triad::add_verbs(app);
   try {
     check_verb(app, argc, argv);
     app.parse(argc, argv);

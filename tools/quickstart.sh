@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh machine to a trained model and a sample of its text: installs missing packages, builds, trains
-# configs/quickstart.json on real text, and generates.
+# configs/quickstart.json on real text, and generates. Of the program it builds only the verbs train and generate, which
+# takes half the time; tools/build.sh builds the whole one.
 #   tools/quickstart.sh [--text FILE] [--cuda | --cpu]
 # --text FILE   the text to train on; default: the headers of this compiler's C++ standard library
 # --cuda        build the GPU kernels even without a GPU; needs nvcc
@@ -46,8 +47,8 @@ check_checkout
 echo "1/4 install what is missing"
 tools/install.sh
 echo "2/4 build ($preset)"
-tools/build.sh "$preset" triad >/dev/null
-triad=build/$preset/triad
+tools/build.sh "$preset" triad_quickstart >/dev/null
+triad=build/$preset/quickstart/triad
 
 if [ -n "$text" ]; then
   paths=${text//\\/\\\\}
@@ -63,4 +64,5 @@ echo "3/4 train on $paths"
 "$triad" train configs/quickstart.json --overwrite --set "data.paths=[\"$paths\"]"
 echo "4/4 a sample"
 "$triad" generate --checkpoint runs/quickstart --prompt "$prompt" --tokens 400 --temperature 0.7 --seed 1
-echo "another: $triad generate --checkpoint runs/quickstart --prompt TEXT; the run's charts: $triad report runs/quickstart"
+echo "another: $triad generate --checkpoint runs/quickstart --prompt TEXT"
+echo "the whole program, with eval, report, doctor and more: tools/build.sh $preset; then build/$preset/triad report runs/quickstart"

@@ -8,6 +8,9 @@ class App;
 
 namespace triad {
 
+// Adds every verb of this program: all of them (verbs.cpp), or those of the quickstart (verbs_quickstart.cpp).
+void add_verbs(CLI::App& app);
+
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_eval(CLI::App& app);

@@ -29,9 +29,9 @@ machine() {
   for wanted in "$@"; do stand_in "${wanted%%=*}" "$([[ $wanted == *=* ]] && printf %s "${wanted#*=}")"; done
   local preset
   for preset in cpu cuda; do  # stand-ins for the built programs
-    mkdir -p "$tree/build/$preset"
-    printf '#!/bin/sh\necho "triad of %s: $*"\n' $preset >"$tree/build/$preset/triad"
-    chmod +x "$tree/build/$preset/triad"
+    mkdir -p "$tree/build/$preset/quickstart"
+    printf '#!/bin/sh\necho "triad of %s: $*"\n' $preset >"$tree/build/$preset/quickstart/triad"
+    chmod +x "$tree/build/$preset/quickstart/triad"
   done
   chmod -R go+rX "$root"
   chmod 777 "$calls"
@@ -78,8 +78,10 @@ no_gpu='nvidia-smi=echo "has failed because it could not communicate with the NV
 machine "$nvcc" "$no_gpu"
 run 0 quickstart.sh
 calls_has "cmake --preset cpu"
+calls_has "cmake --build --preset cpu --target triad_quickstart"  # of the program what it needs, and no more
 prints "no usable GPU"
 prints "triad of cpu: train"
+prints "tools/build.sh cpu"
 machine "$nvcc" "$no_gpu"
 run 0 quickstart.sh
 calls_has "cmake --preset cpu"

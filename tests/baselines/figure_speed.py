@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes speed.svg from the kept rows of h200.jsonl: training speed and time of attention against sequence length.
+"""Writes speed.svg from the kept rows of rows.jsonl: training speed and time of attention against sequence length.
 
     tests/baselines/figure_speed.py
 

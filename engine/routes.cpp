@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/check.h"
@@ -11,14 +12,6 @@ namespace triad {
 namespace {
 
 constexpr std::string_view kGeneral = kGeneralKernel, kCpu = "cpu";
-
-// Returns the entry for which same(entry) is true; appends `fresh` if there is none.
-template <class Same>
-Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Count fresh) {
-  for (Routes::Count& c : counts)
-    if (same(c)) return c;
-  return counts.emplace_back(std::move(fresh));
-}
 
 }  // namespace
 
@@ -49,21 +42,28 @@ void Routes::record(std::string_view op, std::string_view kernel, std::string_vi
     if (kernel == kCpu) reason = "the CPU has one route, which is not fused";
     if (kernel == kGeneral) reason = "fused kernels are for bf16 on sm_90";
   }
-  const auto same = [&](const Count& c) {
-    return c.layer == layer_ && c.op == op && c.kernel == kernel && c.reason == reason && c.dtype == dtype_ &&
-           c.first == first_ && c.second == second_;
-  };
-  if (next_ >= counts_.size() || !same(counts_[next_])) {
-    Count& found = entry(
-        counts_, same, {layer_, std::string(op), std::string(kernel), std::string(reason), dtype_, first_, second_, 0});
-    next_ = static_cast<size_t>(&found - counts_.data());
-  }
-  Count& count = counts_[next_++];
+  Count& count = counts_[find(op, kernel, reason)];
   ++count.calls;
-  if (next_ == counts_.size()) next_ = 0;
   if (strict_ && count.is_fallback())
     fail("{} of {}{} falls back on the kernel {}: {}. runtime.strict is true", op, count.shapes(),
          layer_ < 0 ? "" : fmt::format(" in layer {}", layer_), kernel, reason);
+}
+
+// The index of the entry of a call, which is new at the first such call. Only the layer's own entries are searched: a
+// step calls this for each product of each layer.
+size_t Routes::find(std::string_view op, std::string_view kernel, std::string_view reason) {
+  const auto slot = static_cast<size_t>(layer_ + 1);
+  if (slot >= of_layer_.size()) of_layer_.resize(slot + 1);
+  for (const size_t i : of_layer_[slot]) {
+    const Count& c = counts_[i];
+    ++looks_;
+    if (c.op == op && c.kernel == kernel && c.reason == reason && c.dtype == dtype_ && c.first == first_ &&
+        c.second == second_)
+      return i;
+  }
+  of_layer_[slot].push_back(counts_.size());
+  counts_.push_back({layer_, std::string(op), std::string(kernel), std::string(reason), dtype_, first_, second_, 0});
+  return counts_.size() - 1;
 }
 
 int64_t Routes::fallbacks() const {
@@ -83,7 +83,9 @@ std::string Routes::summary() const {
   for (const Count& c : counts_) {
     if (!c.is_fallback()) continue;
     const auto same = [&](const Count& m) { return m.op == c.op && m.kernel == c.kernel && m.reason == c.reason; };
-    entry(merged, same, {-1, c.op, c.kernel, c.reason, c.dtype, {}, {}, 0}).calls += c.calls;
+    auto found = std::find_if(merged.begin(), merged.end(), same);
+    if (found == merged.end()) found = merged.insert(found, Count{-1, c.op, c.kernel, c.reason, c.dtype, {}, {}, 0});
+    found->calls += c.calls;
   }
   if (merged.empty()) return "no fallbacks";
   std::string text;

@@ -59,19 +59,24 @@ class Routes {
   int64_t layer() const { return layer_; }
 
   const std::vector<Count>& counts() const { return counts_; }  // in the order of first calls
+  // How many entries record() has looked at so far: a few per call, however many layers a model has.
+  int64_t looks() const { return looks_; }
   int64_t fallbacks() const;
   int64_t fallbacks(std::string_view branch) const;  // branch: a value of branch_of()
   // Summed over layers: "3 fallbacks: nsa_select general (heads of 60) 3 times", or "no fallbacks".
   std::string summary() const;
 
  private:
+  size_t find(std::string_view op, std::string_view kernel, std::string_view reason);
+
   KernelChoices wanted_;
   bool strict_;
   int64_t layer_ = -1;
   DType dtype_ = DType::f32;
   Shape first_, second_;
   std::vector<Count> counts_;
-  size_t next_ = 0;  // index of the entry that the next call probably has, since every step makes the same calls
+  std::vector<std::vector<size_t>> of_layer_;  // by layer + 1: indices of the layer's entries
+  int64_t looks_ = 0;
 };
 
 // The attention branch that an op belongs to: cmp, sel, win (for dense attention too) or select (scores and top-n). Of

@@ -243,11 +243,15 @@ std::string SafetensorsWriter::header() const {
   metadata["format"] = "pt";
   for (const auto& [key, value] : metadata_) metadata[key] = value;
   nlohmann::ordered_json root = {{kMetadataKey, nlohmann::ordered_json::object()}};
+  // Names are unique, and operator[] would compare each with all before it.
+  const auto append = [](nlohmann::ordered_json& to, const std::string& key) -> nlohmann::ordered_json& {
+    return to.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(key, nullptr).second;
+  };
   int64_t offset = 0;
   for (const Place& place : places_) {
     const TensorSpec& spec = place.spec;
-    metadata[std::string(kChecksumPrefix) + spec.name] = fmt::format("{:08x}", place.crc);
-    nlohmann::ordered_json& entry = root[spec.name];
+    append(metadata, std::string(kChecksumPrefix) + spec.name) = fmt::format("{:08x}", place.crc);
+    nlohmann::ordered_json& entry = append(root, spec.name);
     entry["dtype"] = word_of_dtype(spec.dtype);
     entry["shape"] = std::vector<int64_t>(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
     entry["data_offsets"] = {offset, offset + place.bytes};

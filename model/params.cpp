@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 
 #include "engine/check.h"
 #include "engine/random_streams.h"
@@ -187,6 +186,18 @@ int64_t Segments::of(const ParamSpec& spec) const {
   return spec.is_layer_product() ? spec.layer : rest();
 }
 
+// The layers' segments follow one another in the flat buffer, so a layer is found by bisection: passes and updates ask
+// for each layer.
+int64_t Segments::holding(const ElementRange& range) const {
+  const auto end = ranges_.begin() + layers_;
+  const auto after = std::upper_bound(ranges_.begin(), end, range.begin,
+                                      [](int64_t at, const ElementRange& layer) { return at < layer.begin; });
+  if (after != ranges_.begin() && std::prev(after)->contains(range)) return after - ranges_.begin() - 1;
+  for (int64_t i = layers_; i < count(); ++i)
+    if ((*this)[i].contains(range)) return i;
+  return -1;
+}
+
 FlatBuffer FlatBuffer::windowed(Arena& arena, MemTag tag, const char* name, DType dtype, const Segments& segments,
                                 bool overlap) {
   int64_t layer = 0;  // elements of the largest layer
@@ -211,12 +222,10 @@ FlatBuffer FlatBuffer::windowed(Arena& arena, MemTag tag, const char* name, DTyp
 
 Tensor FlatBuffer::at(const ElementRange& range, const Segments& segments) const {
   if (!is_windowed()) return memory_.slice(0, range.begin, range.end);
-  for (int64_t i = 0; i < segments.count(); ++i) {
-    if (!segments[i].contains(range)) continue;
-    const int64_t shift = places_[static_cast<size_t>(i)].begin - segments[i].begin;
-    return memory_.slice(0, range.begin + shift, range.end + shift);
-  }
-  fail("the elements {} to {} of the flat buffer are in no single segment", range.begin, range.end);
+  const int64_t i = segments.holding(range);
+  TRIAD_CHECK(i >= 0, "the elements {} to {} of the flat buffer are in no single segment", range.begin, range.end);
+  const int64_t shift = places_[static_cast<size_t>(i)].begin - segments[i].begin;
+  return memory_.slice(0, range.begin + shift, range.end + shift);
 }
 
 Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
@@ -262,19 +271,21 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
 
 // Lists the elements of each segment that belong to no parameter whose gradient a matrix product overwrites.
 void Params::list_cleared() {
-  std::vector<ElementRange> overwritten;
+  std::vector<std::vector<ElementRange>> overwritten(static_cast<size_t>(segments_.count()));  // by segment
   for (int64_t i = 0; i < count(); ++i)
-    if (specs_[i].product) overwritten.push_back({offset_[i], offset_[i] + specs_[i].stored().numel()});
-  std::sort(overwritten.begin(), overwritten.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
-  cleared_.resize(static_cast<size_t>(segments_.count()));
-  open_.assign(cleared_.size(), false);
+    if (specs_[i].product)
+      overwritten[static_cast<size_t>(segments_.of(specs_[i]))].push_back(
+          {offset_[i], offset_[i] + specs_[i].stored().numel()});
+  cleared_.resize(overwritten.size());
+  open_.clear();
   for (int64_t s = 0; s < segments_.count(); ++s) {
+    std::vector<ElementRange>& ranges = overwritten[static_cast<size_t>(s)];
+    std::ranges::sort(ranges, {}, &ElementRange::begin);
     int64_t at = segments_[s].begin;
     const auto clear_until = [&](int64_t end) {
       if (end > at) cleared_[static_cast<size_t>(s)].push_back({at, end});
     };
-    for (const ElementRange& range : overwritten) {
-      if (!segments_[s].contains(range)) continue;
+    for (const ElementRange& range : ranges) {
       clear_until(range.begin);
       at = range.end;
     }
@@ -289,9 +300,9 @@ void Params::lend_grads() {
 
 void Params::open_grads(Context& ctx, int64_t segment) {
   if (!grads_.is_windowed() && !(lent_ && segments_.is_layer(segment))) return;
-  for (int64_t i = 0; i < segments_.count(); ++i)
-    if (grads_.place(i, segments_).overlaps(grads_.place(segment, segments_))) open_[static_cast<size_t>(i)] = false;
-  open_[static_cast<size_t>(segment)] = true;
+  std::erase_if(
+      open_, [&](int64_t other) { return grads_.place(other, segments_).overlaps(grads_.place(segment, segments_)); });
+  if (grads_.is_windowed()) open_.push_back(segment);
   for (const ElementRange& range : cleared_[static_cast<size_t>(segment)]) zero(ctx, grads(range));
 }
 
@@ -300,10 +311,10 @@ ElementRange Params::range_of_grad(ConstTensor part) const {
   const int64_t begin = (part.data - memory.data) / size_of(memory.dtype);
   const ElementRange range = {begin, begin + part.numel()};
   if (!grads_.is_windowed() && ElementRange{0, stored_elements_}.contains(range)) return range;
-  for (int64_t i = 0; i < segments_.count() && grads_.is_windowed(); ++i) {
+  for (const int64_t i : open_) {
     const ElementRange place = grads_.place(i, segments_);
     const int64_t shift = segments_[i].begin - place.begin;
-    if (open_[static_cast<size_t>(i)] && place.contains(range)) return {range.begin + shift, range.end + shift};
+    if (place.contains(range)) return {range.begin + shift, range.end + shift};
   }
   fail("{} is no part of the gradients {}", part.str(), memory.str());
 }
@@ -363,8 +374,10 @@ void draw_values(Context& ctx, const ParamSpec& p, int64_t index, int64_t first,
 void draw_range(Context& ctx, const Params& params, int64_t begin, int64_t end, Tensor out, uint64_t seed) {
   TRIAD_CHECK(begin >= 0 && end <= params.stored_elements() && out.shape() == Shape{end - begin},
               "elements {} to {} of {} are drawn to {}", begin, end, params.stored_elements(), out.str());
-  std::vector<int64_t> order(params.specs().size());
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<int64_t> order;  // the parameters of the range, by their place
+  for (int64_t i = 0; i < params.count(); ++i)
+    if (params.offset(i) < end && params.offset(i) + params.specs()[static_cast<size_t>(i)].shape.numel() > begin)
+      order.push_back(i);
   std::ranges::sort(order, {}, [&](int64_t i) { return params.offset(i); });
   int64_t done = begin;  // elements [begin, done) are written
   const auto pad_to = [&](int64_t to) {

@@ -157,6 +157,7 @@ class Segments {
   int64_t count() const { return rest() + 1; }
   bool is_layer(int64_t segment) const { return segment < layers_; }
   int64_t of(const ParamSpec&) const;
+  int64_t holding(const ElementRange&) const;  // the segment that contains a range; -1: no single one does
   const ElementRange& operator[](int64_t segment) const { return ranges_[static_cast<size_t>(segment)]; }
   ElementRange& operator[](int64_t segment) { return ranges_[static_cast<size_t>(segment)]; }
 
@@ -269,10 +270,10 @@ class Params {
   FlatBuffer weights_, grads_;
   Tensor master_;
   bool lent_ = false;
-  // With windowed or lent gradients, by segment: the ranges that open_grads() zeroes, and whether the segment was the
-  // last that was opened in its window.
+  // With windowed or lent gradients: by segment the ranges that open_grads() zeroes, and the segments that were the
+  // last to be opened in their window.
   std::vector<std::vector<ElementRange>> cleared_;
-  std::vector<bool> open_;
+  std::vector<int64_t> open_;
 };
 
 // out [end - begin] overwritten with elements [begin, end) of the flat buffer that init() fills; padding is 0.

@@ -110,6 +110,31 @@ TEST_CASE("routes: calls of one op with different shapes are separate entries, i
   CHECK(routes.counts()[3].calls == 2);
 }
 
+TEST_CASE("routes: what a call costs does not grow with the number of layers", "[routes]") {
+  // A step's calls: in each layer one product twice, with another between, then many products outside of the layers, as
+  // Muon's.
+  const auto looks_per_call = [](int64_t layers) {
+    Routes routes;
+    const Tensor a(nullptr, DType::f32, {2, 3}, Device::cpu()), b(nullptr, DType::f32, {3, 2}, Device::cpu());
+    const auto product = [&](const Tensor& first, const Tensor& second) {
+      routes.set_call(first, second);
+      routes.record("matmul", "cpu");
+    };
+    for (int step = 0; step < 3; ++step) {
+      for (int64_t layer = 0; layer < layers; ++layer) {
+        routes.set_layer(layer);
+        product(a, b), product(b, a), product(a, b);
+      }
+      routes.set_layer(-1);
+      for (int64_t layer = 0; layer < layers; ++layer) product(a, a), product(b, b);
+    }
+    CHECK(static_cast<int64_t>(routes.counts().size()) == 2 * layers + 2);
+    return static_cast<double>(routes.looks()) / static_cast<double>(3 * 5 * layers);
+  };
+  CHECK(looks_per_call(1000) < 2);
+  CHECK(looks_per_call(10) < 2);
+}
+
 TEST_CASE("routes: the CPU's route is logged, and is a fallback if fused kernels are requested", "[routes]") {
   const TemporaryFolder folder;
   const Outcome automatic = train(folder.file("auto"), " --verbose");

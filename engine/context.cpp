@@ -25,7 +25,6 @@ Runtime::Runtime(const Options& o)
            .routes = routes_,
            .threads = cpu_threads(),
            .planning = o.planning,
-           .deterministic = o.deterministic,
            .listeners = &listeners_} {
   if (!o.planning) {
     memory_log_ = std::make_unique<MemoryLog>(routes_);

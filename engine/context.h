@@ -43,9 +43,6 @@ struct Context {
   // A planning context computes nothing. Ops check their shapes and allocate scratch as usual but touch no memory
   // (parallel_for, launch, matmul, copy and zero do nothing), so a dry step measures the memory of a real one.
   bool planning = false;
-  // Whether equal inputs must give equal bits in every run (runtime.deterministic). If false, an op may add in a faster
-  // order that changes from run to run; no op has one today.
-  bool deterministic = true;
   std::vector<OpListener*>* listeners = nullptr;  // called at every op's begin and end
   bool in_op = false;                             // inside an op; set by OpScope
   std::vector<SideStream>* sides = nullptr;       // streams for ForkJoin; null on the CPU and on a side stream
@@ -63,7 +60,6 @@ struct Context {
             .portable_only = portable_only,
             .threads = threads,
             .planning = planning,
-            .deterministic = deterministic,
             .listeners = listeners,
             .in_op = in_op,
             .is_side = true};
@@ -79,7 +75,6 @@ class Runtime {
     int64_t arena_bytes = 0;  // the arena's size, scratch included
     int64_t scratch_bytes = 0;
     bool planning = false;
-    bool deterministic = true;
     bool side_streams = true;  // GPU only; false: all work runs in the order of one stream
     KernelChoices kernels = {};
     bool strict = false;  // a fallback (routes.h) throws

@@ -40,8 +40,14 @@ struct Options {
   int ranks = 1;
 };
 
-// The device to plan for. No GPU is needed: `auto` means a GPU if the program was built with CUDA.
+// The device to plan for. No GPU is needed: `auto` means a GPU if the program was built with CUDA. Without CUDA the
+// build lacks the kernels' host code, which knows their scratch memory.
 Device planned_device(DeviceChoice choice) {
+  if (choice == DeviceChoice::cuda && !backend::built_with_cuda())
+    fail_usage(
+        "runtime.device is cuda, but this build has no CUDA, and so does not know what memory the GPU's kernels need: "
+        "plan with a build that has it (cmake --preset cuda; it needs nvcc, but no GPU), or set runtime.device=cpu to "
+        "plan for the CPU");
   return choice == DeviceChoice::cpu || !backend::built_with_cuda() ? Device::cpu() : Device::cuda();
 }
 

@@ -1,6 +1,8 @@
 // triad train: trains a model from a config, or resumes a run.
 #include "train/trainer.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -21,9 +23,9 @@ void add_train(CLI::App& app) {
   };
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "train a model");
-  verb->add_option("CONFIG", o->config,
-                   "config file (default: the environment variable CONFIG names it; else the config of the run that "
-                   "--resume names)");
+  verb->add_option(
+      "CONFIG", o->config,
+      "config file (default: with --resume RUN that run's config; else the environment variable CONFIG names it)");
   verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
       ->take_all()
       ->expected(1);
@@ -40,8 +42,12 @@ void add_train(CLI::App& app) {
   verb->footer(describe_config);
   verb->callback([o, resume, &app] {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
-    const bool of_run = !o->resume.empty() && o->config.empty() && config_of_environment().empty();
+    // CONFIG, which build systems also set, redirects no --resume RUN; `latest` needs a config that names the run.
+    const std::string from_environment = config_of_environment();
+    const bool of_run = !o->resume.empty() && o->config.empty() && (o->resume != "latest" || from_environment.empty());
     LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
+    if (of_run && !from_environment.empty())
+      loaded.environment.push_back(fmt::format("CONFIG={}: not used, --resume names the run", from_environment));
     // Fills in the keys that the shards' manifest determines. A resumed run's config has them already, and a complete
     // run reads no shards.
     const bool complete = complete_at(loaded.config, o->resume).has_value();

@@ -96,6 +96,10 @@ std::string stage_text(const Config& config, const TrainStage& stage) {
 }
 
 void Config::resolve() {
+  if (!runtime.deterministic)
+    fail_usage(
+        "runtime.deterministic is false: results are always bitwise reproducible, and no op has a faster order of its "
+        "sums. Leave the key out, or set it to true");
   model.resolve();
   check_stages(*this);
   check_fp32("model.init_std", model.init_std);

@@ -363,8 +363,7 @@ void visit(RuntimeConfig& c, V&& v) {
     "dtype of weights and activations in the forward and backward; for the master weights see train.master_dtype",
     Rule{});
   v("deterministic", c.deterministic,
-    "true: results are bitwise reproducible on the same machine with the same seed. false: sums may be computed in an "
-    "order that varies, but no op does so today",
+    "only true: results are always bitwise reproducible on the same machine with the same seed, and false is refused",
     Rule{});
   v("cuda_graph", c.cuda_graph,
     "on a GPU, capture a micro-step as a CUDA graph and replay it: same bits, less launch overhead", Rule{});

@@ -17,7 +17,14 @@ std::string config_of_environment() {
 LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets) {
   const std::string file = path.empty() ? config_of_environment() : path;
   if (file.empty()) fail_usage("no config: name a file, or set the environment variable CONFIG");
-  LoadedConfig loaded = load_config(read_json_file(file), std::filesystem::path(file).stem().string(), sets);
+  Json root;
+  try {
+    root = read_json_file(file);
+  } catch (const Error& e) {
+    if (!path.empty()) throw;
+    fail_usage("{} (the environment variable CONFIG names it)", e.what());
+  }
+  LoadedConfig loaded = load_config(std::move(root), std::filesystem::path(file).stem().string(), sets);
   loaded.file = file;
   return loaded;
 }
@@ -71,8 +78,14 @@ Config config_from_json(const Json& without_steps) {
 }
 
 Json with_later_keys(Json root) {
-  if (root.is_object() && root.contains("data") && root["data"].is_object() && !root["data"].contains("documents"))
-    root["data"]["documents"] = word_of(DocumentScope::attend_across);
+  const auto group = [&](const char* name) -> Json* {
+    return root.is_object() && root.contains(name) && root[name].is_object() ? &root[name] : nullptr;
+  };
+  if (Json* const data = group("data"); data != nullptr && !data->contains("documents"))
+    (*data)["documents"] = word_of(DocumentScope::attend_across);
+  // False was allowed once, with the same results.
+  if (Json* const runtime = group("runtime"); runtime != nullptr && runtime->contains("deterministic"))
+    (*runtime)["deterministic"] = true;
   return root;
 }
 

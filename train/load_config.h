@@ -26,7 +26,8 @@ LoadedConfig load_config(Json root, const std::string& name, const std::vector<s
 // Parses and resolves a config, for example a checkpoint's, without the environment.
 Config config_from_json(const Json& root);
 Json config_to_json(const Config& config);
-// Adds to the config that an earlier run wrote the keys that did not exist then and whose default has another meaning.
+// Adds to the config that an earlier run wrote the keys that did not exist then and whose default has another meaning,
+// and replaces the values that are refused today.
 Json with_later_keys(Json root);
 // The text about config keys in `triad train --help`: every field with its default and rule.
 std::string describe_config();

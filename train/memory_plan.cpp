@@ -100,11 +100,8 @@ namespace {
 // The plan of one rank of a group that shares its sequences (dist.context).
 MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t most_documents,
                         std::vector<MemorySnapshot::Block>* blocks, int64_t rank) {
-  Runtime runtime({.device = device,
-                   .planning = true,
-                   .deterministic = config.runtime.deterministic,
-                   .kernels = config.runtime.kernels,
-                   .strict = config.runtime.strict});
+  Runtime runtime(
+      {.device = device, .planning = true, .kernels = config.runtime.kernels, .strict = config.runtime.strict});
   Config short_step = config;
   short_step.train.accumulate_grad_batches = std::min<int64_t>(config.train.accumulate_grad_batches, 3);
   TrainStep step(runtime, short_step, comm, most_documents, rank);
@@ -155,7 +152,6 @@ std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, C
     return std::make_unique<Runtime>(Runtime::Options{.device = device,
                                                       .arena_bytes = plan.arena_bytes,
                                                       .scratch_bytes = plan.scratch_bytes,
-                                                      .deterministic = config.runtime.deterministic,
                                                       .kernels = config.runtime.kernels,
                                                       .strict = config.runtime.strict});
   } catch (const OutOfMemory& e) {  // another process allocated memory after backend::info

@@ -202,7 +202,7 @@ TEST_CASE("recompute: --fit finds the largest batch and the plan that fit into t
 }
 
 TEST_CASE("recompute: plan and train print what they recompute, and refuse invalid plans", "[recompute]") {
-  const std::string config = TRIAD_SOURCE_DIR "/configs/m7c_125m.json";
+  const std::string config = TRIAD_SOURCE_DIR "/configs/m7c_125m.json --set runtime.device=auto";
   const Outcome plan = run_program("plan " + config + " --fit --memory-gb 6 --json --set runtime.recompute=0:3=mlp");
   INFO(plan.output);
   REQUIRE(plan.exit_code == 0);

@@ -51,6 +51,19 @@ TEST_CASE("bad input: a GPU is requested, but no NVIDIA driver is loaded", "[bad
          ""});
 }
 
+TEST_CASE("bad input: a build without CUDA plans no GPU's memory", "[bad-input]") {
+  const std::string plan = "plan " + kTiny + " --json --set runtime.device=";
+  for (const char* device : {"cpu", "auto"}) {
+    const Outcome outcome = run_program(plan + device);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    const bool on_gpu = triad::backend::built_with_cuda() && device == std::string("auto");
+    CHECK(has(outcome.output, on_gpu ? "\"device\": \"cuda" : "\"device\": \"cpu"));
+  }
+  if (triad::backend::built_with_cuda()) return check({"a plan for a GPU", plan + "cuda", 0, {"\"device\": \"cuda"}, ""});
+  check({"no plan for a GPU", plan + "cuda", 2, {"runtime.device is cuda", "this build has no CUDA"}, ""});
+}
+
 TEST_CASE("bad input: configs and options", "[bad-input]") {
   const TemporaryFolder folder;
   const std::string out = " --set log.out_dir=" + folder.file("run");
@@ -111,6 +124,11 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
        set("train.optimizer=muon") + " --set runtime.offload=optimizer",
        2,
        {"train.optimizer is muon", "runtime.offload none"},
+       ""},
+      {"runtime.deterministic false",
+       set("runtime.deterministic=false"),
+       2,
+       {"runtime.deterministic is false", "always bitwise reproducible"},
        ""},
       {"0 in fp32: eps", set("train.eps=1e-50"), 2, {"train.eps is 1e-50", "fp32"}, ""},
       {"0 in fp32: norm_eps", set("model.norm_eps=1e-50"), 2, {"model.norm_eps is 1e-50", "fp32"}, ""},

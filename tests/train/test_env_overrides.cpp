@@ -3,6 +3,8 @@
 // in test_ablation.cpp; NSA_SDPA_* and NSA_USE_FA2 in test_routes.cpp; NSA_TRACE_GRADS, NSA_TRACE_MODULE_BWD and
 // NSA_LOG_GRAD_NORM in test_ledger.cpp; NSA_TRACE_DDP_BUCKETS in test_bucket_trace.cpp; NSA_MEM_DUMP_EVERY in
 // test_memory_snapshots.cpp; NSA_TB_DISABLE in test_tensorboard.cpp; NSA_DISABLE_AUX_STATS in test_stats_run.cpp.
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <sstream>
 
@@ -215,12 +217,41 @@ TEST_CASE("environment: secrets are shown as set, never by value", "[environment
   CHECK(has(unknown.output, "unknown environment variable NSA_API_KEY (value \"(set)\")"));
 }
 
+TEST_CASE("environment: CONFIG does not redirect --resume RUN", "[environment]") {
+  const TemporaryFolder folder;
+  const std::string on_cpu = "train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set log.out_dir=";
+  for (const char* name : {"run", "other"})
+    REQUIRE(run_program(on_cpu + folder.file(name) + " --set train.save_every=1").exit_code == 0);
+  const std::string other = folder.file("other") + "/config.json", before = read_text(other);
+  // A build system's value, and another run's config.
+  int steps = 2;
+  for (const std::string& config : {std::string("Release"), other})
+    for (const char* from : {"", "/checkpoints", "/checkpoints/latest"}) {
+      const Outcome resumed = run_program(
+          fmt::format("train --resume {}{} --verbose --set train.steps={}", folder.file("run"), from, ++steps),
+          "CONFIG=" + config);
+      INFO(config << " " << from << "\n" << resumed.output);
+      CHECK(resumed.exit_code == 0);
+      CHECK(has(resumed.output, "CONFIG=" + config + ": not used, --resume names the run"));
+      CHECK(fs::exists(folder.file("run") + "/checkpoints/step_" + std::to_string(steps)));
+    }
+  CHECK(read_text(other) == before);
+  CHECK_FALSE(fs::exists(folder.file("other") + "/checkpoints/step_3"));
+  // `latest` names no run, so it needs the config.
+  CHECK(run_program("train --resume latest --set train.steps=4", "CONFIG=" + other).exit_code == 0);
+  CHECK(fs::exists(folder.file("other") + "/checkpoints/step_4"));
+}
+
 TEST_CASE("environment: CONFIG names the config, and an unknown NSA_ variable is refused", "[environment]") {
   const TemporaryFolder folder;
   const std::string more = " --set runtime.device=cpu --set train.steps=1 --set log.out_dir=" + folder.file("run");
   REQUIRE(run_program("train" + more, "CONFIG=" + kTiny).exit_code == 0);
   CHECK(Json::parse(read_text(folder.file("run/env.json")))["environment"]["CONFIG"] == kTiny);
   CHECK(run_program("train" + more, "CONFIG=").exit_code == 2);
+  const Outcome build = run_program("train" + more, "CONFIG=Release");
+  CHECK(build.exit_code == 2);
+  CHECK(has(build.output, "Release: cannot be opened"));
+  CHECK(has(build.output, "(the environment variable CONFIG names it)"));
   const Outcome unknown = run_program("train " + kTiny + more, "NSA_SEQLEN=5");
   CHECK(unknown.exit_code == 2);
   CHECK(unknown.output.find("unknown environment variable NSA_SEQLEN (value \"5\")") != std::string::npos);

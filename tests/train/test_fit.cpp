@@ -37,8 +37,11 @@ std::vector<std::string> all_recompute(int64_t layers) {
   return all;
 }
 
+// Plans for a GPU with CUDA, for the CPU without.
+const std::string kAuto = " --set runtime.device=auto";
+
 Json plan(const std::string& args) {
-  const Outcome outcome = run_program("plan " + args + " --json");
+  const Outcome outcome = run_program("plan " + args + kAuto + " --json");
   INFO("triad plan " << args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
   return parse_json(outcome.standard_output, "plan");
@@ -260,7 +263,7 @@ TEST_CASE("fit: triad plan --fit recommends settings that can be pasted", "[fit]
   const Json alone = plan(kM7c + " --fit --memory-gb 100")["fit"]["recommended"];
   CHECK(alone["arguments"] ==
         "--set runtime.recompute=none --set train.micro_batch_size=16 --set train.accumulate_grad_batches=1");
-  const Outcome text = run_program("plan " + kM7c + " --fit --memory-gb 8 --ranks 2");
+  const Outcome text = run_program("plan " + kM7c + kAuto + " --fit --memory-gb 8 --ranks 2");
   INFO(text.output);
   CHECK(text.exit_code == 0);
   CHECK(has(text.output, "recommended, with the same tokens in a step: "));
@@ -268,7 +271,7 @@ TEST_CASE("fit: triad plan --fit recommends settings that can be pasted", "[fit]
 }
 
 TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs less", "[fit]") {
-  const Outcome outcome = run_program("plan " + kLlama + " --fit --memory-gb 24 --ranks 2");
+  const Outcome outcome = run_program("plan " + kLlama + kAuto + " --fit --memory-gb 24 --ranks 2");
   INFO(outcome.output);
   CHECK(outcome.exit_code == 1);
   const auto need = [&](const std::string& args) {
@@ -300,8 +303,8 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
   }
   // One rank stores bits of masters and weights twice, ranks with dist.zero 3 do not.
   CHECK(!has(outcome.output, "train.master_dtype=split"));
-  CHECK(has(run_program("plan " + kM7c + " --fit --memory-gb 1").output, "train.master_dtype=split: "));
-  const Outcome fp32 = run_program("plan " + kM7c + " --fit --memory-gb 1 --set runtime.precision=fp32");
+  CHECK(has(run_program("plan " + kM7c + kAuto + " --fit --memory-gb 1").output, "train.master_dtype=split: "));
+  const Outcome fp32 = run_program("plan " + kM7c + kAuto + " --fit --memory-gb 1 --set runtime.precision=fp32");
   INFO(fp32.output);
   CHECK(fp32.exit_code == 1);
   CHECK(has(fp32.output, "train.moments_dtype=bf16: "));

@@ -162,6 +162,21 @@ TEST_CASE("resume: damaged lines and file names with impossible numbers do not e
   CHECK(page.exit_code == 0);
 }
 
+TEST_CASE("resume: a run whose config says runtime.deterministic false, as was allowed once, goes on", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), state = out + "/checkpoints/step_2/state.json";
+  REQUIRE(run_program(train_args(out, "--set train.steps=2")).exit_code == 0);
+  for (const std::string& file : {out + "/config.json", state}) {
+    Json root = parse_json(read_text(file), file);
+    (file == state ? root["config"] : root)["runtime"]["deterministic"] = false;
+    write_text(file, root.dump());
+  }
+  const Outcome resumed = run_program("train --set train.steps=4 --resume " + out);
+  INFO(resumed.output);
+  CHECK(resumed.exit_code == 0);
+  CHECK(parse_json(read_text(out + "/config.json"), "config")["runtime"]["deterministic"] == true);
+}
+
 TEST_CASE("resume: a stopped run prints the command that resumes it, which needs no config", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("it's \"my\" run"), log = folder.file("log");

@@ -31,7 +31,6 @@ struct AttentionOptions {
   std::vector<std::string> documents = {""}, data = {"randn"}, text;
   int64_t layer = -1;
   AttentionKind attention = AttentionKind::nsa;
-  bool nondeterministic = false;
   NsaConfig nsa;
   int64_t context = 1;
   BenchOptions common;
@@ -79,14 +78,13 @@ struct AttentionBench {
 
 std::string op_name(const AttentionProblem& p) { return p.config.has_nsa() ? "attention" : "dense"; }
 
-std::string case_name(const AttentionProblem& p, const std::string& data, bool nondeterministic) {
+std::string case_name(const AttentionProblem& p, const std::string& data) {
   std::string name = p.name + " " + data;
   const NsaConfig &n = p.config.nsa, usual;
   if (!p.documents.empty()) name += " documents " + p.documents;
   if (p.config.has_nsa() &&
       (n.l != usual.l || n.d != usual.d || n.l_sel != usual.l_sel || n.n_sel != usual.n_sel || n.w != usual.w))
     name += fmt::format(" l{} d{} l'{} n{} w{}", n.l, n.d, n.l_sel, n.n_sel, n.w);
-  if (nondeterministic) name += " nondeterministic";
   return name;
 }
 
@@ -140,8 +138,8 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
   const Normals normals(2);
   const std::vector<std::byte> qkv = drawn ? random_qkv(p, bench.dtype, data == "local" ? kLocalDrift : 0, normals)
                                            : trained_qkv(p, data, {o.text, o.layer}, bench.device, bench.dtype);
-  const std::string name = case_name(p, drawn ? data : "trained", o.nondeterministic), op = op_name(p);
-  const AttentionMemory memory = plan_attention(p, bench.device, bench.dtype, !o.nondeterministic);
+  const std::string name = case_name(p, drawn ? data : "trained"), op = op_name(p);
+  const AttentionMemory memory = plan_attention(p, bench.device, bench.dtype);
   const int64_t free = backend::info(bench.device).free_bytes;
   if (memory.arena > free) {
     const std::string why =
@@ -150,7 +148,7 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
     if (!bench.json) fmt::print("\n{}\nskipped: {}\n", name, why);
     return;
   }
-  AttentionRun run(p, memory, qkv, bench.device, bench.dtype, !o.nondeterministic);
+  AttentionRun run(p, memory, qkv, bench.device, bench.dtype);
   Context& ctx = run.ctx();
   run.all_parts();
   std::vector<Json> rows;
@@ -180,7 +178,7 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
 // A case whose sequences all ranks share. Rank 0 keeps its rows and prints them. Collective.
 void bench_shared(BenchRows& rows, SharedAttentionBench& bench, const AttentionProblem& p, const std::string& data,
                   const AttentionOptions& o, bool first) {
-  const std::string name = fmt::format("{} context {}", case_name(p, data, o.nondeterministic), o.context);
+  const std::string name = fmt::format("{} context {}", case_name(p, data), o.context);
   SharedAttention shared = bench(p, data == "local" ? kLocalDrift : 0);
   if (!first) return;
   if (!o.common.json) bench.print(name, shared);
@@ -226,7 +224,7 @@ void run_shared(const AttentionOptions& o) {
       if (!o.common.json) fmt::print("{}\n", describe(rows));
     }
     comm->barrier("the machine's ceilings");
-    SharedAttentionBench bench(*comm, device, rows.dtype, !o.nondeterministic);
+    SharedAttentionBench bench(*comm, device, rows.dtype);
     for (const AttentionProblem& p : problems)
       for (const std::string& data : o.data) bench_shared(rows, bench, p, data, o, comm->first());
     comm->finish();
@@ -300,8 +298,6 @@ CLI::App* add_bench_attention(CLI::App& bench) {
   size("--l-sel", o->nsa.l_sel, "selection block, tokens");
   size("--n-sel", o->nsa.n_sel, "selected blocks for each query");
   size("--w", o->nsa.w, "sliding window, tokens");
-  verb->add_flag("--nondeterministic", o->nondeterministic,
-                 "allow sums in any order, as runtime.deterministic=false does");
   o->common.add_to(*verb);
   verb->callback([o] { run_attention(*o); });
   return verb;

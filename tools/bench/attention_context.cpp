@@ -81,11 +81,11 @@ class SharedRun {
 };
 
 // Memory of the rank that needs the most (plan_memory()).
-AttentionMemory plan_shared(const AttentionProblem& p, int ranks, Device device, DType dtype, bool deterministic) {
+AttentionMemory plan_shared(const AttentionProblem& p, int ranks, Device device, DType dtype) {
   AttentionMemory most;
   const std::unique_ptr<Comm> group = make_planned_comm(ranks);
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
+    Runtime runtime({.device = device, .planning = true});
     SharedRun run(runtime, *group, p, dtype, rank);
     run.forward();
     most.scratch_forward = std::max(most.scratch_forward, runtime.scratch().peak_bytes());
@@ -104,11 +104,10 @@ std::string missing(int64_t needed, int64_t free) {
 
 }  // namespace
 
-SharedAttentionBench::SharedAttentionBench(Comm& comm, Device device, DType dtype, bool deterministic)
+SharedAttentionBench::SharedAttentionBench(Comm& comm, Device device, DType dtype)
     : comm_(comm),
       device_(device),
       dtype_(dtype),
-      deterministic_(deterministic),
       together_(device, [this](double us) { return longest(us); }),
       alone_(device),
       links_(measure_links(device, comm)) {}
@@ -120,10 +119,7 @@ double SharedAttentionBench::longest(double us) const {
 
 SharedAttentionBench::Times SharedAttentionBench::time_shared(SharedAttention& to, const AttentionProblem& p,
                                                               double drift, const AttentionMemory& memory) {
-  Runtime runtime({.device = device_,
-                   .arena_bytes = memory.arena,
-                   .scratch_bytes = memory.scratch(),
-                   .deterministic = deterministic_});
+  Runtime runtime({.device = device_, .arena_bytes = memory.arena, .scratch_bytes = memory.scratch()});
   Context& ctx = runtime.ctx();
   SharedRun run(runtime, comm_, p, dtype_, comm_.rank());
   run.fill(drift);
@@ -149,7 +145,7 @@ SharedAttentionBench::Times SharedAttentionBench::time_shared(SharedAttention& t
 
 SharedAttentionBench::Times SharedAttentionBench::time_whole(const AttentionProblem& p, double drift,
                                                              const AttentionMemory& memory) {
-  AttentionRun run(p, memory, random_qkv(p, dtype_, drift, Normals(2)), device_, dtype_, deterministic_);
+  AttentionRun run(p, memory, random_qkv(p, dtype_, drift, Normals(2)), device_, dtype_);
   Times times;
   for (const AttentionPart& part : run.parts().all())  // forward, then backward
     if (part.whole()) times[part.forward ? 0 : 1] = alone_(run.ctx(), [&] { part.work(run.ctx()); });
@@ -158,7 +154,7 @@ SharedAttentionBench::Times SharedAttentionBench::time_whole(const AttentionProb
 
 SharedAttention SharedAttentionBench::operator()(const AttentionProblem& p, double drift) {
   SharedAttention result;
-  const AttentionMemory shared = plan_shared(p, comm_.world(), device_, dtype_, deterministic_);
+  const AttentionMemory shared = plan_shared(p, comm_.world(), device_, dtype_);
   result.shared_gb = static_cast<double>(shared.arena) / kGB;
   const std::vector<int64_t> free =
       comm_.all_gather_host(backend::info(device_).free_bytes, "the free memory of each rank");
@@ -169,7 +165,7 @@ SharedAttention SharedAttentionBench::operator()(const AttentionProblem& p, doub
   const Times times = time_shared(result, p, drift, shared);
   std::optional<Times> whole;
   if (comm_.first()) {
-    const AttentionMemory memory = plan_attention(p, device_, dtype_, deterministic_);
+    const AttentionMemory memory = plan_attention(p, device_, dtype_);
     const int64_t room = backend::info(device_).free_bytes;
     if (memory.arena > room)
       result.no_ideal = missing(memory.arena, room);

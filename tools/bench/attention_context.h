@@ -22,7 +22,7 @@ struct SharedAttention {
 class SharedAttentionBench {
  public:
   // Measures the links. Collective.
-  SharedAttentionBench(Comm&, Device, DType, bool deterministic);
+  SharedAttentionBench(Comm&, Device, DType);
 
   // Times the problem on all ranks; then, on rank 0, whole sequences. drift: of random_qkv(). Collective.
   SharedAttention operator()(const AttentionProblem&, double drift);
@@ -38,7 +38,6 @@ class SharedAttentionBench {
   Comm& comm_;
   Device device_;
   DType dtype_;
-  bool deterministic_;
   Stopwatch together_, alone_;
   double links_;  // bytes/s, of measure_links()
 };

@@ -7,10 +7,10 @@
 
 namespace triad {
 
-AttentionMemory plan_attention(const AttentionProblem& p, Device device, DType dtype, bool deterministic) {
+AttentionMemory plan_attention(const AttentionProblem& p, Device device, DType dtype) {
   AttentionMemory m;
   for (const bool forward : {true, false}) {
-    Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
+    Runtime runtime({.device = device, .planning = true});
     const AttentionTensors t = allocate_attention(runtime.arena(), p, dtype, p.T);
     m.arena = runtime.arena().used_bytes();
     const AttentionParts parts(device, p, t, dtype);
@@ -51,11 +51,8 @@ void fill_attention(Context& ctx, const AttentionTensors& t, const AttentionProb
 }
 
 AttentionRun::AttentionRun(const AttentionProblem& p, const AttentionMemory& memory, const std::vector<std::byte>& qkv,
-                           Device device, DType dtype, bool deterministic)
-    : runtime_({.device = device,
-                .arena_bytes = memory.arena,
-                .scratch_bytes = memory.scratch(),
-                .deterministic = deterministic}),
+                           Device device, DType dtype)
+    : runtime_({.device = device, .arena_bytes = memory.arena, .scratch_bytes = memory.scratch()}),
       tensors_(allocate_attention(runtime_.arena(), p, dtype, p.T)),
       parts_(device, p, tensors_, dtype) {
   fill_attention(ctx(), tensors_, p, qkv, /*stream=*/3);

@@ -15,7 +15,7 @@ struct AttentionMemory {
 
   int64_t scratch() const { return align_up(std::max(scratch_forward, scratch_backward)); }
 };
-AttentionMemory plan_attention(const AttentionProblem&, Device, DType, bool deterministic);
+AttentionMemory plan_attention(const AttentionProblem&, Device, DType);
 
 // Fills the inputs that random_qkv() and trained_qkv() do not: weights, dout and bounds of documents. qkv: the rows of
 // t.qkv. stream: of random numbers, 3 or more.
@@ -25,8 +25,7 @@ void fill_attention(Context&, const AttentionTensors& t, const AttentionProblem&
 class AttentionRun {
  public:
   // The problem must outlive the run.
-  AttentionRun(const AttentionProblem&, const AttentionMemory&, const std::vector<std::byte>& qkv, Device, DType,
-               bool deterministic);
+  AttentionRun(const AttentionProblem&, const AttentionMemory&, const std::vector<std::byte>& qkv, Device, DType);
   AttentionRun(const AttentionRun&) = delete;
 
   Context& ctx() { return runtime_.ctx(); }

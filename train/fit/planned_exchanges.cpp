@@ -13,7 +13,7 @@ namespace {
 
 std::vector<ExchangeTotals> exchanges_of_rank(const Config& config, Device device, Comm* comm, int64_t most_documents,
                                               int64_t rank) {
-  Runtime runtime({.device = device, .planning = true, .deterministic = config.runtime.deterministic});
+  Runtime runtime({.device = device, .planning = true});
   TrainStep step(runtime, config, comm, most_documents, rank);
   ExchangeMeter meter(runtime.ctx(), *step.context_group());
   step.micro_step({}, {}, 1);

@@ -8,6 +8,7 @@
 #include "engine/process/counted.h"
 #include "io/file.h"
 #include "io/weight_index.h"
+#include "train/load_config.h"
 #include "train/schedule.h"
 
 namespace triad {
@@ -33,6 +34,42 @@ int64_t steps_before(const TrainConfig& train, int64_t step) {
 
 double flops_of(const RunSetup& run, const TrainStage& stage) {
   return stage_flops(run.config, stage, attended_in(run.data, stage));
+}
+
+// Whether `after` is a learning rate that follows neither a step of rate `before` nor one whose next rate would be
+// `expected`.
+bool jumps(double after, double before, double expected) {
+  constexpr double kMost = 1.2;
+  return after > kMost * std::max(before, expected) || kMost * after < std::min(before, expected);
+}
+
+// A warning about a resume at `step` whose changed config lets the learning rate jump, as that of a finished cosine
+// schedule does with more steps; empty if it does not. A change of train.lr alone is no surprise.
+std::string rate_warning(const TrainConfig& then, const TrainConfig& now, int64_t step) {
+  if (step == 0 || step >= now.steps) return "";
+  TrainConfig scaled = then;
+  scaled.lr = now.lr;
+  const double before = learning_rate(then, step - 1), after = learning_rate(now, step);
+  if (!jumps(after, before, learning_rate(then, step)) ||
+      !jumps(after, learning_rate(scaled, step - 1), learning_rate(scaled, step)))
+    return "";
+  std::string text = fmt::format("warning: the learning rate jumps from {:.2e} in step {} to {:.2e} in step {}", before,
+                                 step, after, step + 1);
+  if (then.steps != now.steps)
+    text += fmt::format(", because train.steps {} -> {} changes the schedule {}", then.steps, now.steps,
+                        word_of(now.schedule));
+  if (then.schedule == Schedule::wsd && now.schedule == Schedule::wsd)
+    return text + fmt::format(
+                      ". To avoid it, resume from a checkpoint before the decay of train.schedule wsd, which "
+                      "began after step {}",
+                      then.steps - then.decay_steps());
+  text += ". With train.schedule wsd a run can have more steps without a jump";
+  if (before == 0) return text;
+  const double share = static_cast<double>(now.steps - step) / static_cast<double>(now.steps);
+  text += fmt::format("; here --set train.schedule=wsd --set train.lr={:.3g} goes on without one",
+                      before / stage_at(now, step).lr_factor);
+  if (now.decay_fraction > share) text += fmt::format(" (with --set train.decay_fraction={:.2g})", share / 2);
+  return text;
 }
 
 // FLOPs of one rank in the steps after the first `done` ones.
@@ -115,6 +152,18 @@ void RunReporter::print_start(const std::string& set_aside) {
   const std::vector<std::string> changed = changed_since(setup_.resume_from, config_);
   if (!changed.empty()) telemetry_.message(fmt::format("changed since: {}", fmt::join(changed, "; ")));
   if (!set_aside.empty()) telemetry_.message("moved what was newer to " + set_aside);
+  warn_of_rate();
+}
+
+void RunReporter::warn_of_rate() {
+  const int64_t step = setup_.initial_state.step;
+  const TrainConfig then = config_from_json(config_of_checkpoint(setup_.resume_from)).train;
+  const std::string text = rate_warning(then, config_.train, step);
+  if (text.empty() || !setup_.first()) return;
+  telemetry_.message(text);
+  telemetry_.heartbeat(
+      step, "lr_jump",
+      {{"text", text}, {"lr_before", learning_rate(then, step - 1)}, {"lr", learning_rate(config_.train, step)}});
 }
 
 void RunReporter::start_watchdog() {

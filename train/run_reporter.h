@@ -50,6 +50,7 @@ class RunReporter {
 
  private:
   void print_start(const std::string& set_aside);
+  void warn_of_rate();  // reports a learning rate that jumps at a resume
   void start_watchdog();
   void first_step_done();  // logs the phases of the start that the banner could not have
   // Reports a step whose loss or gradient is not finite. If the run must end, returns the reason.

@@ -1,6 +1,9 @@
 // Whole runs with train.schedule and train.optimizer.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
@@ -12,7 +15,9 @@
 #include "io/safetensors.h"
 #include "io/weight_index.h"
 #include "tests/support/dist_run.h"
+#include "tests/support/heartbeats.h"
 #include "tests/support/muon_reference.h"
+#include "tests/support/report_page.h"
 #include "tests/support/test.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
@@ -21,6 +26,7 @@
 
 using namespace triad;
 using namespace triad::test;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -84,6 +90,56 @@ TEST_CASE("schedule: a wsd run whose rate has not fallen yet goes on with more s
   std::map<int, double> rates = column(stable + "/training.csv", "lr");
   for (int step = 3; step <= 6; ++step) CHECK(rates[step] == Approx(1e-3));  // tiny.json's lr, after two of warm-up
   for (int step = 7; step <= 12; ++step) CHECK(rates[step] == Approx(1e-4 + 9e-4 * (13 - step) / 6.0));
+}
+
+TEST_CASE("schedule: a resume that lets the learning rate jump says so, and the report shows it", "[train]") {
+  const TemporaryFolder folder;
+  const std::string cosine = "--set train.min_lr_fraction=0.1 --set log.heartbeat_every=1 ";
+  const std::string out = folder.file("run");
+  run(out, 1, cosine + "--set train.steps=6 ");
+  // The resumed run in a copy of the folder; its output.
+  int copies = 0;
+  const auto resumed = [&](const std::string& more, const std::string& of) {
+    const std::string copy = folder.file("copy_" + std::to_string(copies++));
+    fs::copy(of, copy, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+    const Outcome outcome = run_program("train --resume " + copy + " " + more);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return std::pair{copy, outcome.output};
+  };
+  const auto events = [](const std::string& run_folder) { return heartbeats(run_folder, 0, "lr_jump"); };
+  const auto [longer, output] = resumed("--set train.steps=60", out);
+  std::map<int, double> rates = column(longer + "/training.csv", "lr");
+  CHECK(rates[7] > 3 * rates[6]);
+  CHECK(has(output, fmt::format("warning: the learning rate jumps from {:.2e} in step 6 to {:.2e} in step 7, because "
+                                "train.steps 6 -> 60 changes the schedule cosine",
+                                rates[6], rates[7])));
+  REQUIRE(events(longer).size() == 1);
+  CHECK(events(longer)[0]["step"] == 6);
+  CHECK(events(longer)[0]["lr_before"] == Approx(rates[6]));
+  CHECK(events(longer)[0]["lr"] == Approx(rates[7]));
+  const Json shown = data_of(report(longer))["events"];
+  CHECK(std::any_of(shown.begin(), shown.end(), [](const Json& event) {
+    return event["kind"] == "lr_jump" && has(event["text"], "the learning rate jumps from ");
+  }));
+  // What the message recommends avoids the jump.
+  const std::string begin = "; here ", end = " goes on without one";
+  const size_t from = output.find(begin) + begin.size();
+  REQUIRE(output.find(end) > from);
+  const auto [steady, calm] = resumed("--set train.steps=60 " + output.substr(from, output.find(end) - from), out);
+  CHECK_FALSE(has(calm, "jumps"));
+  CHECK(events(steady).empty());
+  CHECK(column(steady + "/training.csv", "lr")[7] == Approx(rates[6]).epsilon(0.01));
+  // Nothing to say: the same schedule, a train.lr of the user's, wsd before its decay.
+  CHECK_FALSE(has(resumed("--set train.steps=7 --set train.lr=1e-4", longer).second, "jumps"));
+  const std::string stable = folder.file("stable"), wsd = "--set train.schedule=wsd --set train.decay_fraction=0 ";
+  run(stable, 1, wsd + "--set train.steps=6 ");
+  CHECK_FALSE(has(resumed("--set train.steps=20", stable).second, "jumps"));
+  // After its decay.
+  const std::string decayed = folder.file("decayed");
+  run(decayed, 1, "--set train.schedule=wsd --set train.decay_fraction=0.5 --set train.steps=6 ");
+  CHECK(has(resumed("--set train.steps=20", decayed).second,
+            "resume from a checkpoint before the decay of train.schedule wsd, which began after step 3"));
 }
 
 TEST_CASE("muon: a step updates each projection alone by Muon's formula, and the rest by AdamW's", "[train]") {

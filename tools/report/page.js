@@ -27,7 +27,7 @@ function card(grid, title, draw, {note, unit, wide} = {}) {
   return made;
 }
 
-const bad = new Set(["anomaly", "slow", "hung", "nonfinite", "divergence"]);
+const bad = new Set(["anomaly", "slow", "hung", "nonfinite", "divergence", "lr_jump"]);
 const marks = ofRuns((run, i) => run.events.filter(e => bad.has(e.kind))
   .map(e => ({run, step: e.step, text: `${e.kind}${tag(i)}, rank ${e.rank}: ${e.text}`})));
 const firstDifference = JSON.parse(document.getElementById("first_difference").textContent);

@@ -102,7 +102,7 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
     const double now = number_in(line, "ts");
     if (msg != "boot" && now > before) seconds += now - before;
     before = now;
-    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint" && msg != "stage")
+    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint" && msg != "stage" && msg != "lr_jump")
       state = msg;  // the other messages do not change a rank's state
     if (msg == "step_end") {
       for (auto& [key, points] : lines) forget_from(points, step);

@@ -1,6 +1,6 @@
 #include "train/initial_state.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -10,12 +10,16 @@
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "kernels/common/integer.h"
 #include "kernels/ops/cast.h"
 #include "train/run_folder.h"
+#include "train/startup.h"
 
 namespace triad {
 
 namespace {
+
+constexpr const char* kSameFiles = "do they see the same files?";
 
 // CRC-32 of the parameters that all ranks together have, as fp32.
 int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
@@ -42,40 +46,62 @@ void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const C
     read_weights(ctx, params, optimizer, from.weights, shards);
 }
 
-// A number that describes the data of a run, and for messages what it is.
-struct DataFact {
-  const char* what;  // with {} for the split's use: train or evaluate
-  int64_t value;
-};
-
-// What of a split the ranks must agree on, because each rank computes the order of the rows and counts the targets of
-// a step (Batch::step_targets) for all ranks from its own files.
-std::vector<DataFact> facts_of(const TokenSource& source) {
-  const MaskView mask = source.mask();
-  const DocumentIndex* const index = source.documents();
-  return {{"the tokens to {} on are", source.size()},
-          {"the learned tokens to {} on are", mask.count(0, source.size())},
-          {"the checksum of the loss mask to {} with is", mask.empty() ? 0 : mask.mask->checksum()},
-          {"the separator (-1: unknown) of the documents to {} on is token", index == nullptr ? -1 : index->eot},
-          {"the place of the separator (0: first, 1: last) in the documents to {} on is",
-           index == nullptr ? -1 : static_cast<int64_t>(index->separator)},
-          {"the documents to {} on are", index == nullptr ? -1 : index->count()},
-          {"the beginnings of the documents to {} on have checksum", index == nullptr ? 0 : index->checksum()}};
+// CRC-32 of a source's tokens: of all of them, or if there are more than `most`, of pieces from its beginning to its
+// end.
+uint32_t checksum_of(const TokenSource& source, int64_t most) {
+  constexpr int64_t kPiece = 4096;
+  const int64_t size = source.size(), all = ceil_div(size, kPiece), pieces = std::min(all, ceil_div(most, kPiece));
+  std::vector<int32_t> tokens;
+  uLong crc = 0;
+  for (int64_t i = 0; i < pieces; ++i) {
+    // The first and the last piece are always among them.
+    const int64_t piece = pieces == 1 ? 0 : static_cast<int64_t>(static_cast<__int128>(i) * (all - 1) / (pieces - 1));
+    const int64_t begin = piece * kPiece;
+    tokens.resize(static_cast<size_t>(std::min(kPiece, size - begin)));
+    source.read(begin, tokens);
+    crc = crc32_z(crc, reinterpret_cast<const Bytef*>(tokens.data()), tokens.size() * sizeof(int32_t));
+  }
+  return static_cast<uint32_t>(crc);
 }
 
-// Throws an Error on every rank if the ranks differ in the step, the weights or the data. read_weights: whether the
-// weights were read from files.
-void compare_ranks(Context& ctx, Comm& comm, Optimizer& optimizer, const DataSource& data, const RunState& state,
-                   bool read_weights) {
-  const auto same = [&](int64_t own, const std::string& what) {
-    for (const int64_t other : comm.all_gather_host(own, what))
-      TRIAD_CHECK(other == own, "{} {} on rank {}, {} on another: do they see the same files?", what, own, comm.rank(),
-                  other);
+// What of a split the ranks must agree on, because each rank computes the order of the rows and counts the targets of
+// a step (Batch::step_targets) for all ranks from its own files. use: train or evaluate.
+void add_facts(std::vector<RankFact>& facts, const Config& config, const TokenSource& source, const char* use) {
+  const auto add = [&](const char* what, const auto& value) {
+    facts.push_back({fmt::format(fmt::runtime(what), use), fmt::format("{}", value)});
   };
-  same(state.step, "the step to go on from is");
-  if (read_weights) same(checksum_of(ctx, optimizer), "the weights to begin with have checksum");
-  for (const DataFact& fact : facts_of(*data.train)) same(fact.value, fmt::format(fmt::runtime(fact.what), "train"));
-  for (const DataFact& fact : facts_of(*data.val)) same(fact.value, fmt::format(fmt::runtime(fact.what), "evaluate"));
+  const MaskView mask = source.mask();
+  const DocumentIndex* const index = source.documents();
+  add("the tokens to {} on are", source.size());
+  add("the learned tokens to {} on are", mask.count(0, source.size()));
+  add("the checksum of the loss mask to {} with is", mask.empty() ? 0 : mask.mask->checksum());
+  add("the separator (-1: unknown) of the documents to {} on is token", index == nullptr ? -1 : index->eot);
+  add("the place of the separator (0: first, 1: last) in the documents to {} on is",
+      index == nullptr ? -1 : static_cast<int64_t>(index->separator));
+  add("the documents to {} on are", index == nullptr ? -1 : index->count());
+  add("the beginnings of the documents to {} on have checksum", index == nullptr ? 0 : index->checksum());
+  // Generated tokens follow from the config. Of shards, which may be larger than memory, a sample.
+  constexpr int64_t kMostOfShards = int64_t{1} << 24;
+  if (config.data.kind == DataKind::text || config.data.kind == DataKind::shards)
+    add("the checksum of the tokens to {} on is",
+        fmt::format("{:08x}", checksum_of(source, config.data.kind == DataKind::text ? source.size() : kMostOfShards)));
+}
+
+std::string describe(const Tokenizer& tokenizer) {
+  std::vector<std::string> files;
+  for (const auto& [name, content] : tokenizer.files())
+    files.push_back(fmt::format("{} of {} bytes with checksum {:08x}", name, content.size(),
+                                crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size())));
+  return files.empty() ? tokenizer.name() : fmt::format("{}", fmt::join(files, ", "));
+}
+
+// Throws an Error on every rank if the ranks differ in the step or the weights. read_weights: whether the weights were
+// read from files.
+void compare_ranks(Context& ctx, Comm& comm, Optimizer& optimizer, const RunState& state, bool read_weights) {
+  std::vector<RankFact> facts = {{"the step to go on from is", fmt::format("{}", state.step)}};
+  if (read_weights)
+    facts.push_back({"the weights to begin with have checksum", fmt::format("{:08x}", checksum_of(ctx, optimizer))});
+  require_alike(comm, facts, kSameFiles);
 }
 
 // RunState::data of a run on this data: the numbers of tokens, learned tokens and documents (null: unknown) of each
@@ -137,6 +163,15 @@ DataSource open_data_for(const Config& config, const Tokenizer& tokenizer, const
   return open_data(config, &tokenizer);
 }
 
+void compare_data(Comm& comm, const Config& config, const Tokenizer& tokenizer, const DataSource& data) {
+  if (comm.world() == 1) return;
+  // The tokenizer first, because another one makes other tokens of the same text.
+  std::vector<RankFact> facts = {{"the tokenizer is", describe(tokenizer)}};
+  add_facts(facts, config, *data.train, "train");
+  add_facts(facts, config, *data.val, "evaluate");
+  require_alike(comm, facts, kSameFiles);
+}
+
 RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& config, const DataSource& data,
                    const std::string& resume_from, const std::optional<ModelSource>& init_from) {
   Params& params = step.model().params();
@@ -154,7 +189,7 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
       ctx.stream.synchronize();  // so that the start's times count the drawing as their phase "weights"
     }
   }
-  if (comm.world() > 1) compare_ranks(ctx, comm, step.optimizer(), data, state, !resume_from.empty() || init_from);
+  if (comm.world() > 1) compare_ranks(ctx, comm, step.optimizer(), state, !resume_from.empty() || init_from);
   Json counts = count_data(config, data);
   check_counts(state.data, counts, resume_from, data);
   state.data = std::move(counts);

@@ -18,9 +18,13 @@ std::optional<ModelSource> find_init(const Config&, const std::string& resume_fr
 DataSource open_data_for(const Config&, const Tokenizer&, const std::string& resume_from,
                          const std::optional<ModelSource>& init_from);
 
-// Loads or initializes the parameters, and on a resume the optimizer's moments. If the ranks differ in the first step,
-// the weights' checksum, or in the tokens, loss masks or documents of the data, throws Error on every rank; also if the
-// numbers of tokens, learned tokens or documents differ from those in the checkpoint to resume.
+// Throws an Error on every rank if the ranks differ in the tokenizer, or in tokens, loss masks or documents of the
+// data. Collective.
+void compare_data(Comm&, const Config&, const Tokenizer&, const DataSource&);
+
+// Loads or initializes the parameters, and on a resume the optimizer's moments. If the ranks differ in the first step
+// or in the weights' checksum, throws Error on every rank; also if the numbers of tokens, learned tokens or documents
+// differ from those in the checkpoint to resume.
 RunState begin_run(Context&, TrainStep&, Comm&, const Config&, const DataSource&, const std::string& resume_from,
                    const std::optional<ModelSource>& init_from);
 

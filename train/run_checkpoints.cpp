@@ -12,6 +12,7 @@
 #include "train/checkpoint/final_weights.h"
 #include "train/checkpoint/rank_work.h"
 #include "train/startup.h"
+#include "train/stop_signal.h"
 
 namespace triad {
 
@@ -26,6 +27,7 @@ void RunCheckpoints::begin() {
   constexpr int64_t kMostBytes = 5'000'000'000;  // of a first checkpoint that the run waits for
   report_stage(setup_.runtime->ctx(), Stage::checkpoint);
   if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) saved_at_ = setup_.initial_state.step;
+  if (setup_.resumed()) checkpoint_is_whole(setup_.initial_state.step);
   if (setup_.config.train.save_every == 0) return;
   if (bytes() > kMostBytes || saved_at_) {
     run_on_ranks(
@@ -142,8 +144,10 @@ void RunCheckpoints::fail_shared(int64_t step, int64_t rank) {
 
 void RunCheckpoints::take(int64_t step, bool wait) {
   if (!checkpointer_) return;
-  if (const std::optional<Checkpointer::Written> written = checkpointer_->take(wait))
-    reporter_.checkpoint(step, *written);
+  const std::optional<Checkpointer::Written> written = checkpointer_->take(wait);
+  if (!written) return;
+  checkpoint_is_whole(saved_at_.value());
+  reporter_.checkpoint(step, *written);
 }
 
 void RunCheckpoints::write_final_weights() {

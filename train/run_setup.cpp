@@ -47,7 +47,12 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
       resume_from(find_resume(request, *comm)),
       init_from(find_init(config, resume_from)),
       tokenizer(open_tokenizer(config.data)),
-      data(times.during("data", [&] { return open_data_for(config, *tokenizer, resume_from, init_from); })),
+      data(times.during("data",
+                        [&] {
+                          DataSource source = open_data_for(config, *tokenizer, resume_from, init_from);
+                          compare_data(*comm, config, *tokenizer, source);
+                          return source;
+                        })),
       nvtx(nvtx_listener()),
       runtime(times.during("arena", [&] { return allocate(config, device, *comm, data.most_documents, times); })),
       step(times.during("model", [&] { return TrainStep(*runtime, config, comm.get(), data.most_documents); })),

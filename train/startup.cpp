@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "engine/backend.h"
@@ -76,13 +77,39 @@ Device choose_run_device(const TrainRequest& request, const LaunchEnv& launch) {
   return device;
 }
 
-std::unique_ptr<Comm> connect_ranks(const LaunchEnv& launch, Device device, const Config& config) {
+void require_alike(Comm& comm, const std::vector<RankFact>& facts, const std::string& advice) {
+  const auto index_of_difference = [](const std::vector<std::string>& all) {
+    return static_cast<size_t>(std::ranges::find_if(all, [&](const auto& it) { return it != all[0]; }) - all.begin());
+  };
+  std::string values;
+  for (const RankFact& fact : facts) values += fact.value + '\n';
+  if (const std::vector<std::string> all = comm.all_gather_host_text(values, "what the ranks agree on");
+      index_of_difference(all) == all.size())
+    return;
+  for (const RankFact& fact : facts) {
+    const std::vector<std::string> all = comm.all_gather_host_text(fact.value, fact.what);
+    const size_t other = index_of_difference(all);
+    if (other < all.size())
+      fail("{} {} on rank 0, but {} on rank {}: {}", fact.what, shortened(all[0]), shortened(all[other]), other,
+           advice);
+  }
+}
+
+std::unique_ptr<Comm> connect_ranks(const LaunchEnv& launch, Device device, const Config& config,
+                                    const std::string& build) {
   std::unique_ptr<Comm> comm =
       open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
-  const std::string first = comm->all_gather_host_text(config_to_json(config).dump(), "the config").front();
-  const std::vector<std::string> lines =
-      differences(config_from_json(parse_json(first, "the first rank's config")), config);
-  if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
+  std::string program = build;  // in one line
+  for (size_t at; (at = program.find('\n')) != std::string::npos;) program.replace(at, 1, ", ");
+  // First, because another build's config may have other keys.
+  require_alike(*comm, {{"the program is", program}}, "ranks of two builds do not train together");
+  const std::vector<std::string> configs = comm->all_gather_host_text(config_to_json(config).dump(), "the config");
+  const auto read = [](const std::string& text) { return config_from_json(parse_json(text, "a rank's config")); };
+  for (size_t rank = 1; rank < configs.size(); ++rank) {
+    if (configs[rank] == configs[0]) continue;
+    const std::vector<std::string> lines = differences(read(configs[0]), read(configs[rank]));
+    if (!lines.empty()) fail_usage("the config of rank {} differs from rank 0's: {}", rank, fmt::join(lines, "; "));
+  }
   return comm;
 }
 
@@ -122,7 +149,6 @@ std::string resume_command(const TrainRequest& request) {
   const std::string& out = request.config.log.out_dir;
   const std::string run = out.starts_with('-') ? "./" + out : out;  // so that it is not read as an option
   std::string command = shell_word(request.program) + " train";
-  if (!config_of_environment().empty()) command += " " + shell_word(run + "/config.json");  // overrides CONFIG
   command += " --resume " + shell_word(run);
   // Keys that this run's --set had changed from what the environment sets.
   Json now = config_to_json(request.config);

@@ -26,8 +26,17 @@ std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
 // The run's device. Refuses a long fp32 run on a GPU unless train.allow_unsafe is set. If the config requires a GPU and
 // none is usable, the error says what would run instead.
 Device choose_run_device(const TrainRequest&, const LaunchEnv&);
-// Connects the ranks. Throws UsageError with the differing keys if this rank's config differs from rank 0's.
-std::unique_ptr<Comm> connect_ranks(const LaunchEnv&, Device, const Config&);
+// Connects the ranks. Throws on all of them if their builds or configs differ: an error that names two ranks and their
+// builds, or a UsageError with the differing keys. build: TrainRequest::build.
+std::unique_ptr<Comm> connect_ranks(const LaunchEnv&, Device, const Config&, const std::string& build);
+// Something on which the ranks of a run must agree: what it is, for the message "WHAT VALUE on rank 0", and its value
+// on this rank.
+struct RankFact {
+  std::string what, value;
+};
+// Throws an Error on every rank, with two ranks and their values, if the ranks differ in a fact. All ranks list the
+// same facts; advice: the end of the message. Collective.
+void require_alike(Comm&, const std::vector<RankFact>& facts, const std::string& advice);
 RunFolder::Start start_of(const TrainRequest&, const std::string& resume_from);
 
 // The config of a resume whose command names none: config.json of the run's folder, or the config in state.json if

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "engine/process/progress.h"
 #include "train/cpu_advice.h"
 #include "train/evaluation.h"
@@ -34,7 +35,7 @@ class Trainer {
       setup_.step.forget_graphs();
       setup_.comm->finish();
     } catch (const UsageError& e) { abandon(setup_, checkpoints(), e.what(), 2); } catch (const std::exception& e) {
-      abandon(setup_, checkpoints(), e.what(), 1);
+      fail_run(e.what());
     }
   }
 
@@ -46,6 +47,22 @@ class Trainer {
       if (reporter_) report_also([&] { reporter_->out_of_memory(e); });
       throw;
     }
+  }
+
+  // Ends the run after an error. If a signal has stopped it and the error keeps its checkpoint from being written, the
+  // signal has lost steps, which the message and the exit code say.
+  [[noreturn]] void fail_run(std::string why) {
+    const int64_t lost = state().step - last_whole_checkpoint().value_or(0);
+    if (!stopping_ || (setup_.first() && lost <= 0)) abandon(setup_, checkpoints(), why.c_str(), 1);
+    if (setup_.first())
+      why += fmt::format("; the run was stopped by signal {} after step {}, and {} {} lost: {}", stop_signal(),
+                         state().step, counted(lost, "step"), lost == 1 ? "is" : "are", whole_checkpoint_text());
+    abandon(setup_, checkpoints(), why.c_str(), stopped_exit_code());
+  }
+
+  static std::string whole_checkpoint_text() {
+    const std::optional<int64_t> whole = last_whole_checkpoint();
+    return whole ? fmt::format("the last whole checkpoint is that of step {}", *whole) : "there is no checkpoint";
   }
 
   // The whole run. Not inlined, so that stack dumps show this name (gcc 14 would inline everything from here to
@@ -124,6 +141,7 @@ class Trainer {
     if (eval) evaluate_and_report();
     if (save || last || stop) report_stage(setup_.runtime->ctx(), Stage::checkpoint);
     reporter_->kernels(step, /*with_fallbacks=*/due(config_.log.every) || last || stop);
+    stopping_ = stop && stop_signal() != 0;
     if (save) checkpoints_->save(state());
     if (last || stop) checkpoints_->wait(step);
     if (stop) stop_.consume_halt();
@@ -160,6 +178,7 @@ class Trainer {
   const Config& config_ = setup_.config;
   StepQueue queue_{setup_};
   StopPolicy stop_{setup_};
+  bool stopping_ = false;                      // by a signal to this rank, after this step
   std::optional<RunReporter> reporter_;        // made in run_steps(), after the folder's files
   std::optional<RunCheckpoints> checkpoints_;  // made in run_steps()
 };
@@ -171,8 +190,10 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
   const Device device = choose_run_device(request, launch);
   OutsideMemory outside(device);
   times.ends("device");
-  std::unique_ptr<Comm> comm = outside.during("communication", [&] { return connect_ranks(launch, device, config); });
-  await_stop_signals(/*acknowledge=*/comm->first());  // not earlier: a run without steps has nothing to save
+  std::unique_ptr<Comm> comm =
+      outside.during("communication", [&] { return connect_ranks(launch, device, config, request.build); });
+  // Not earlier: a run without steps has nothing to save.
+  await_stop_signals(/*acknowledge=*/comm->first(), launch.launcher, config.log.out_dir);
   if (comm->first()) {
     const std::string warning = cpu_precision_warning(config, device, request.config_file);
     if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);

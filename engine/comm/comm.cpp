@@ -17,6 +17,8 @@ namespace triad {
 
 namespace {
 
+constexpr int kPriority = 5;  // of the stream of collectives: above all streams of a context (engine/context.cpp)
+
 std::string host_name() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
@@ -37,13 +39,14 @@ Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, doub
     : rank_(env.rank),
       world_(env.world),
       link_(std::move(link)),
-      stream_(std::make_shared<Stream>(device, "comm", /*priority=*/5)) {
+      stream_(std::make_shared<Stream>(device, "comm", kPriority)) {
   if (world_ == 1) return;
   guard_ = std::make_shared<CommGuard>(rank_, timeout_s);
   gather_peers(env, device);
 }
 
-Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(std::make_shared<Stream>(device, "comm")) {}
+Comm::Comm(int world, Device device)
+    : rank_(0), world_(world), stream_(std::make_shared<Stream>(device, "comm", kPriority)) {}
 
 Comm::Comm(Comm& all, const std::vector<int>& ranks, std::unique_ptr<Link> link)
     : rank_(static_cast<int>(std::find(ranks.begin(), ranks.end(), all.rank_) - ranks.begin())),
@@ -266,22 +269,27 @@ Device device_of(const LaunchEnv& env) {
 
 namespace {
 
-class SelfComm final : public Comm {
+// A rank without peers: its collectives do nothing. Of a run of one process, or of a plan of several ranks.
+class NullComm final : public Comm {
  public:
-  explicit SelfComm(Device device) : Comm({}, device, nullptr, 0) {}
-  std::string name() const override { return "none"; }
-};
-
-class PlannedComm final : public Comm {
- public:
-  explicit PlannedComm(int world) : Comm(world, Device::cpu()) {}
-  std::string name() const override { return "planned"; }
-  bool may_share() const override { return true; }  // plans for NCCL on one host: the case that needs the most memory
+  NullComm(int world, Device device, bool planned) : Comm(world, device), planned_(planned) {}
+  std::string name() const override { return planned_ ? "planned" : "none"; }
+  // A plan is for NCCL on one host: the case that needs the most memory.
+  bool may_share() const override { return planned_; }
 
  protected:
   std::unique_ptr<Comm> make_group(const std::vector<int>& ranks) override {
-    return std::make_unique<PlannedComm>(static_cast<int>(ranks.size()));
+    return std::make_unique<NullComm>(static_cast<int>(ranks.size()), Device::cpu(), planned_);
   }
+  void do_all_reduce(Tensor, CommCtas) override {}
+  void do_reduce_scatter(Tensor, CommCtas) override {}
+  void do_all_gather(Tensor) override {}
+  void do_all_to_all(Tensor, Tensor) override {}
+  void do_exchange(std::span<const ConstPiece>, std::span<const Piece>, int64_t) override {}
+  void do_finish() override {}
+
+ private:
+  bool planned_;
 };
 
 // Opens the MPI link under a time limit: MPI's own start waits without limit for a missing rank.
@@ -300,9 +308,11 @@ std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
 
 }  // namespace
 
-std::unique_ptr<Comm> make_self_comm(Device device) { return std::make_unique<SelfComm>(device); }
+std::unique_ptr<Comm> make_self_comm(Device device) { return std::make_unique<NullComm>(1, device, /*planned=*/false); }
 
-std::unique_ptr<Comm> make_planned_comm(int world) { return std::make_unique<PlannedComm>(world); }
+std::unique_ptr<Comm> make_planned_comm(int world) {
+  return std::make_unique<NullComm>(world, Device::cpu(), /*planned=*/true);
+}
 
 std::unique_ptr<Comm> open_comm(const LaunchEnv& env, Device device, CommBackend backend, double timeout_s) {
   if (env.world == 1) return make_self_comm(device);

@@ -132,12 +132,12 @@ class Comm {
   [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
 
  protected:
-  virtual void do_all_reduce(Tensor, CommCtas) {}
-  virtual void do_reduce_scatter(Tensor, CommCtas) {}
-  virtual void do_all_gather(Tensor) {}
-  virtual void do_all_to_all(Tensor, Tensor) {}
-  virtual void do_exchange(std::span<const ConstPiece>, std::span<const Piece>, int64_t /*most_bytes*/) {}
-  virtual void do_finish() {}
+  virtual void do_all_reduce(Tensor, CommCtas) = 0;
+  virtual void do_reduce_scatter(Tensor, CommCtas) = 0;
+  virtual void do_all_gather(Tensor) = 0;
+  virtual void do_all_to_all(Tensor, Tensor) = 0;
+  virtual void do_exchange(std::span<const ConstPiece>, std::span<const Piece>, int64_t most_bytes) = 0;
+  virtual void do_finish() = 0;
   virtual std::unique_ptr<Comm> make_group(const std::vector<int>& ranks);
   // False if a collective is finished when its call returns, as on the CPU and for sums on the host.
   virtual bool on_stream() const { return false; }

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <thread>
+#include <type_traits>
 
 #include "engine/comm/comm.h"
 #include "engine/comm/link.h"
@@ -19,6 +20,7 @@
 #include "tests/support/test.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
+#include "train/startup.h"
 #include "train/train_step.h"
 
 using namespace triad;
@@ -97,6 +99,39 @@ TEST_CASE("dist: over TCP rank 0 relays an all-to-all in bounded memory, for any
     std::vector<uint8_t> expected;
     for (int s = 0; s < kWorld; ++s) expected.insert(expected.end(), kPart, byte(s, r));
     CHECK((from[r] == expected));
+  }
+}
+
+TEST_CASE("dist: ranks that differ in a fact all get an error with two ranks and their values", "[dist]") {
+  static_assert(std::is_abstract_v<Comm>);  // each backend implements each collective
+  std::string errors[2];
+  on_two_ranks([&](Comm& comm) {
+    const std::string own = comm.rank() == 0 ? "4000" : "5000";
+    require_alike(comm, {{"the step is", "7"}, {"the tokens are", "many"}}, "advice");
+    try {
+      require_alike(comm, {{"the step is", "7"}, {"the tokens are", own}, {"the rest is", own}}, "advice");
+    } catch (const Error& e) { errors[comm.rank()] = e.what(); }
+  });
+  for (const std::string& error : errors) CHECK(error == "the tokens are 4000 on rank 0, but 5000 on rank 1: advice");
+}
+
+TEST_CASE("dist: ranks of two builds do not connect", "[dist]") {
+  const Config config = load_config(kTiny, {}).config;
+  for (const bool alike : {true, false}) {
+    std::string errors[2];
+    const auto rank = [&](int r) {
+      try {
+        const std::string build = r == 0 || alike ? "triad 1 (0123)\nbuild: Release" : "triad 1 (4567)\nbuild: Release";
+        connect_ranks(one_of_two(r), Device::cpu(), config, build)->finish();
+      } catch (const Error& e) { errors[r] = e.what(); }
+    };
+    std::thread other(rank, 1);
+    rank(0);
+    other.join();
+    for (const std::string& error : errors)
+      CHECK(error == (alike ? ""
+                            : "the program is triad 1 (0123), build: Release on rank 0, but triad 1 (4567), build: "
+                              "Release on rank 1: ranks of two builds do not train together"));
   }
 }
 
@@ -406,6 +441,12 @@ TEST_CASE("dist: buffers for copies between GPUs are planned for ranks on one ho
   struct TwoHosts final : Comm {  // two ranks on different hosts, which cannot copy between their GPUs
     TwoHosts() : Comm(2, Device::cpu()) {}
     std::string name() const override { return "two_hosts"; }
+    void do_all_reduce(Tensor, CommCtas) override {}
+    void do_reduce_scatter(Tensor, CommCtas) override {}
+    void do_all_gather(Tensor) override {}
+    void do_all_to_all(Tensor, Tensor) override {}
+    void do_exchange(std::span<const ConstPiece>, std::span<const Piece>, int64_t) override {}
+    void do_finish() override {}
   } two_hosts;
   const auto bytes = [](Comm& comm, const std::string& zero) {
     const Config config = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json", {"dist.zero=" + zero}).config;
@@ -420,7 +461,8 @@ TEST_CASE("dist: buffers for copies between GPUs are planned for ranks on one ho
 
 TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist][build]") {
   const auto plan = [](const std::string& more) {
-    const Outcome outcome = run_program("plan " TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json --json " + more);
+    const Outcome outcome =
+        run_program("plan " TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json --set runtime.device=auto --json " + more);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     return Json::parse(outcome.standard_output);

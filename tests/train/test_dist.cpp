@@ -6,11 +6,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "engine/comm/launch_env.h"
 #include "io/json_config.h"
 #include "io/weight_index.h"
 #include "tests/support/dist_run.h"
+#include "tests/support/huggingface_folder.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -159,7 +161,8 @@ TEST_CASE("dist: ranks with different configs do not start", "[dist]") {
                                       "--set train.lr=$((OMPI_COMM_WORLD_RANK + 1))e-3'");
   INFO(outcome.output);
   CHECK(outcome.exit_code != 0);
-  CHECK(outcome.output.find("rank 1: its config differs from rank 0's: train.lr 0.001 -> 0.002") != std::string::npos);
+  CHECK(outcome.output.find("the config of rank 1 differs from rank 0's: train.lr 0.001 -> 0.002") !=
+        std::string::npos);
   CHECK(!fs::exists(folder.file("run") + "/training.csv"));
   const auto refused = [&](const std::string& environment, const std::string& words) {
     const Outcome o = run_program(args, environment);
@@ -185,6 +188,10 @@ TEST_CASE("dist: ranks that read different weights or data do not start, and the
     REQUIRE(run_program(train_args(here + "/first", own + "--set data.seed=1 --set train.seed=" + rank)).exit_code ==
             0);
     write_text(here + "/text.txt", std::string(rank[0] == '0' ? 4000 : 5000, 'x'));
+    write_text(here + "/same_size.txt", std::string(3999, 'x') + rank);
+    Json tokenizer = parse_json(bpe_tokenizer_json(), "a tokenizer");
+    if (rank[0] == '1') std::swap(tokenizer["model"]["vocab"]["a"], tokenizer["model"]["vocab"]["b"]);
+    write_text(here + "/tokenizer.json", tokenizer.dump());
   }
   const auto refused = [&](const std::string& more, const std::string& words) {
     const Outcome outcome = run_command(mpirun(2) + "sh -c 'cd " + folder.path() + "/$OMPI_COMM_WORLD_RANK; exec " +
@@ -197,7 +204,14 @@ TEST_CASE("dist: ranks that read different weights or data do not start, and the
   };
   refused("--overwrite --set train.init_from=first", "the weights to begin with have checksum");
   refused("--overwrite --set data.kind=text --set data.paths=text.txt --set data.val_fraction=0",
-          "the tokens to train on are");
+          "the tokens to train on are 4001 on rank 0, but 5001 on rank 1");
+  refused("--overwrite --set data.kind=text --set data.paths=same_size.txt --set data.val_fraction=0",
+          "the checksum of the tokens to train on is ");
+  // The text has neither of the two tokens that the tokenizers number differently.
+  refused(fmt::format("--overwrite --set data.kind=text --set data.paths=../0/text.txt --set data.val_fraction=0 --set "
+                      "data.tokenizer=tokenizer.json --set model.vocab_size={}",
+                      kBpeTokens),
+          "the tokenizer is tokenizer.json of ");
 }
 
 TEST_CASE("dist: a step's time for computing does not include waiting for other ranks", "[dist]") {

@@ -2,11 +2,13 @@
 // and how a run is stopped.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <sstream>
@@ -229,18 +231,23 @@ TEST_CASE("train: a resume after a kill at any moment ends with the same bits", 
 
 namespace {
 
+const std::string kEndless = "--set train.steps=1000000 --set train.allow_unsafe=true ";
+
 void check_stops(const std::string& device) {
   const TemporaryFolder folder;
-  const std::string more = std::string("--set train.steps=1000000 --set train.allow_unsafe=true ") +
-                           (device == "cpu" ? "" : "--set train.save_every=9999 --set runtime.precision=bf16 ");
-  for (const bool by_file : {true, false}) {
-    const std::string out = folder.file(by_file ? "halt" : "term");
+  const std::string more =
+      kEndless + (device == "cpu" ? "" : "--set train.save_every=9999 --set runtime.precision=bf16 ");
+  constexpr int kByFile = 0;
+  for (const int signal : {kByFile, SIGTERM, SIGINT, SIGHUP, SIGUSR2, SIGXCPU}) {
+    if (device != "cpu" && signal > SIGTERM) continue;
+    INFO("signal " << signal);
+    const std::string out = folder.file(std::to_string(signal));
     BackgroundProgram program(train_args(out, device, more));
     wait_for_rows(out, 2);
-    if (by_file)
+    if (signal == kByFile)
       write_text(out + "/.HALT", "");
     else
-      program.send(SIGTERM);
+      program.send(signal);
     CHECK(program.wait() == 0);
     CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
     CHECK(!fs::exists(out + "/.HALT"));
@@ -252,7 +259,7 @@ void check_stops(const std::string& device) {
 
 }  // namespace
 
-TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoint", "[train]") { check_stops("cpu"); }
+TEST_CASE("train: .HALT and signals stop after the current step with a checkpoint", "[train]") { check_stops("cpu"); }
 
 namespace {
 
@@ -261,13 +268,17 @@ struct SignalOutcome {
   std::vector<std::string> lines;
 };
 
-// Forks a process that handles stop signals, and sends these signals to it, one after another.
-SignalOutcome after_signals(const std::vector<int>& signals, const std::string& log) {
+// Forks a process that handles stop signals, in step 9 of a run, and sends these signals to it, one after another.
+// whole: step of the newest checkpoint; -1: none.
+SignalOutcome after_signals(const std::vector<int>& signals, const std::string& log, const std::string& launcher = "",
+                            int64_t whole = -1) {
   const int child = fork();
   if (child == 0) {
     const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     dup2(file, STDERR_FILENO);
-    await_stop_signals(/*acknowledge=*/true);
+    await_stop_signals(/*acknowledge=*/true, launcher, "the/run");
+    if (whole >= 0) checkpoint_is_whole(whole);
+    step_begins(9);
     for (const int number : signals) {
       raise(number);
       if (write(STDERR_FILENO, "survived\n", 9) != 9) _exit(3);
@@ -279,7 +290,8 @@ SignalOutcome after_signals(const std::vector<int>& signals, const std::string& 
   SignalOutcome outcome;
   for (const std::string& line : lines(log))
     line == "survived" ? void(++outcome.survived) : outcome.lines.push_back(line);
-  REQUIRE((WIFEXITED(status) && WEXITSTATUS(status) == (outcome.survived == signals.size() ? 0 : 1)));
+  REQUIRE((WIFEXITED(status) &&
+           WEXITSTATUS(status) == (outcome.survived == signals.size() ? 0 : 128 + signals[outcome.survived])));
   return outcome;
 }
 
@@ -292,7 +304,9 @@ TEST_CASE("train: a stop signal ends the run at once if and only if an earlier m
       std::vector<int> signals;
       std::string names;
       for (size_t i = 0; i < n; ++i) {
-        signals.push_back((bits >> i & 1) != 0 ? SIGINT : SIGTERM);
+        // The four others count as one signal: n - i of them are in use, so that they mix.
+        constexpr int kOthers[] = {SIGTERM, SIGHUP, SIGUSR2, SIGXCPU};
+        signals.push_back((bits >> i & 1) != 0 ? SIGINT : kOthers[(n - i) % 4]);
         names += signals.back() == SIGINT ? " INT" : " TERM";
       }
       const int last = signals.back();
@@ -309,6 +323,78 @@ TEST_CASE("train: a stop signal ends the run at once if and only if an earlier m
       if (names == " TERM TERM" || names == " INT TERM TERM") CHECK_FALSE(announced);
       if (names == " INT INT" || names == " INT TERM INT" || names == " TERM INT TERM") CHECK(announced);
     }
+}
+
+TEST_CASE("train: a signal's message promises no more than the launcher allows, and says which steps are lost",
+          "[train]") {
+  const TemporaryFolder folder;
+  const auto message = [&](const std::vector<int>& signals, const std::string& launcher, int64_t whole) {
+    const SignalOutcome outcome = after_signals(signals, folder.file("log"), launcher, whole);
+    REQUIRE(outcome.lines.size() == signals.size());
+    return outcome.lines.back();
+  };
+  const std::string begun = " when its step ends (step 9 has begun)";
+  CHECK(message({SIGHUP}, "", 4) == "triad: stops with a checkpoint" + begun);
+  // mpirun kills its ranks about a second after it has sent them a signal, and they cannot know when.
+  const std::string mpirun = message({SIGTERM}, "Open MPI", 4), slurm = message({SIGTERM}, "Slurm", 4);
+  for (const char* part : {"triad: tries to save a checkpoint", begun.c_str(), "mpirun may kill it before",
+                           "about a second", "the/run/.HALT", "--mca odls_base_sigkill_timeout SECONDS"})
+    CHECK(has(mpirun, part));
+  CHECK(has(slurm, "tries to save a checkpoint" + begun + ". Slurm may kill it before"));
+  CHECK(has(slurm, "the/run/.HALT"));
+  CHECK_FALSE(has(slurm, "mpirun"));
+  setenv("OMPI_MCA_odls_base_sigkill_timeout", "77", 1);
+  CHECK(has(message({SIGTERM}, "Open MPI", 4), "mpirun kills it 77 s after its own signal"));
+  unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
+  const std::string last = "; the last whole checkpoint is that of step ";
+  CHECK(message({SIGINT, SIGINT}, "", 4) == "triad: ends at once: 5 steps are lost" + last + "4");
+  CHECK(message({SIGINT, SIGINT}, "", 8) == "triad: ends at once: 1 step is lost" + last + "8");
+  CHECK(message({SIGINT, SIGINT}, "", 9) == "triad: ends at once: no step is lost" + last + "9");
+  CHECK(message({SIGINT, SIGINT}, "", -1) == "triad: ends at once: 9 steps are lost; there is no checkpoint");
+}
+
+TEST_CASE("train: a launcher of one process is known too", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(train_args(out, "cpu", kEndless), "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 ", log);
+  wait_for_rows(out, 2);
+  program.send(SIGTERM);
+  CHECK(program.wait() == 0);
+  CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
+  CHECK(has(read_text(log), "\ntriad: tries to save a checkpoint when its step ends"));
+}
+
+TEST_CASE("train: nohup's run goes on after SIGHUP", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(train_args(out, "cpu", kEndless), "trap '' HUP; exec ", log);
+  wait_for_rows(out, 2);
+  program.send(SIGHUP);
+  wait_for_rows(out, lines(out + "/training.csv").size() + 3);
+  CHECK_FALSE(has(read_text(log), "stops with a checkpoint"));
+  program.send(SIGTERM);
+  CHECK(program.wait() == 0);
+  CHECK(has(read_text(log), "stopped by signal 15"));
+}
+
+TEST_CASE("train: a stop whose checkpoint cannot be written says how many steps are lost, also by its exit code",
+          "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(
+      train_args(out, "cpu", kEndless + "--set train.save_every=1000000 --set log.csv=false --set log.every=1000000"),
+      "", log);
+  wait_for_text(log, "step 1/");
+  const rlimit limit{100'000, 100'000};  // from now on no file can have as many bytes as the weights
+  REQUIRE(prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
+  program.send(SIGTERM);
+  const int exit_code = program.wait();
+  const std::string text = read_text(log);
+  INFO(text);
+  CHECK(has(text, "File too large"));
+  CHECK(has(text, "; the run was stopped by signal 15 after step "));
+  CHECK(has(text, " lost: the last whole checkpoint is that of step 0\n"));
+  CHECK(exit_code == 128 + SIGTERM);
 }
 
 TEST_CASE("train: Ctrl-C prints a message during a step, and a second one ends the run at once", "[train]") {
@@ -329,7 +415,8 @@ TEST_CASE("train: Ctrl-C prints a message during a step, and a second one ends t
   CHECK(has(messages, "\ntriad: stops with a checkpoint when its step ends (step " + std::to_string(rows) +
                           " has begun); Ctrl-C again ends at once\n"));
   program.send(SIGINT);
-  CHECK(program.wait() == 1);
+  CHECK(program.wait() == 128 + SIGINT);
+  CHECK(has(read_text(log), "\ntriad: ends at once: " + std::to_string(rows) + " steps are lost; there is no"));
   CHECK(fs::exists(asleep));  // the injected fault still sleeps in a matrix product, so the step has not ended
   CHECK_FALSE(fs::exists(out + "/checkpoints"));
 }

@@ -28,6 +28,7 @@
 #include "tools/bench/kernel_trace.h"
 #include "tools/bench/ranks.h"
 #include "tools/options.h"
+#include "tools/version.h"
 #include "train/data_source.h"
 #include "train/dist/rank_groups.h"
 #include "train/load_config.h"
@@ -403,7 +404,7 @@ void run_step(const StepOptions& o) {
   const Config& config = loaded.config;
   const Device device = choose_device(config.runtime.device, launch);
   check_ranks(config, launch.world);
-  const std::unique_ptr<Comm> comm = connect_ranks(launch, device, config);
+  const std::unique_ptr<Comm> comm = connect_ranks(launch, device, config, version_text());
   BenchRows rows{.what = "step", .device = device, .dtype = compute_dtype(config.runtime.precision), .ceiling = {}};
   std::optional<Steps> steps;
   std::string no_trace;

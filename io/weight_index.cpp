@@ -7,6 +7,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "io/file_name.h"
 #include "io/json_config.h"
 
 namespace triad {
@@ -88,10 +89,8 @@ std::map<std::string, std::string> read_weight_map(const std::string& path) {
     TRIAD_CHECK(file.is_string(), "{}: the file of tensor {} is {}: a string is needed", path, shortened(tensor),
                 brief(file));
     const auto name = file.get<std::string>();
-    const bool plain = !name.empty() && name != "." && name != ".." &&
-                       name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
-    TRIAD_CHECK(plain, "{}: the file of tensor {} is {}: a name without a path is needed", path, shortened(tensor),
-                brief(file));
+    TRIAD_CHECK(is_file_name(name), "{}: the file of tensor {} is {}: a name without a path is needed", path,
+                shortened(tensor), brief(file));
     files.emplace(tensor, name);
   }
   TRIAD_CHECK(!files.empty(), "{}: {} names no tensor", path, kKey);

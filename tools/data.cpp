@@ -218,8 +218,8 @@ class Job {
     const Json masked = unfinished.value("masked", Json(false));  // programs before masks wrote none
     if (masked.is_boolean()) set_masked(masked.get<bool>());
     remove_temporaries();
-    train_.resume(unfinished.at("train"));
-    val_.resume(unfinished.at("val"));
+    train_.resume(unfinished.at("train"), cut_);
+    val_.resume(unfinished.at("val"), -1);
     fmt::print("{}: resumes after {}, {}\n", o_.out, counted(from_.documents, "document"),
                counted(train_.tokens() + val_.tokens(), "token"));
   } catch (const Json::exception& e) {

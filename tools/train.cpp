@@ -19,7 +19,7 @@ void add_train(CLI::App& app) {
   struct Options {
     std::string config, resume;
     std::vector<std::string> sets;
-    bool overwrite = false, verbose = false;
+    bool overwrite = false, verbose = false, accept_changed_data = false;
   };
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "train a model");
@@ -37,6 +37,10 @@ void add_train(CLI::App& app) {
       "--overwrite", o->overwrite,
       "start a new run in a folder that holds one; with --resume, allow a checkpoint that is not the newest, "
       "and move what is newer aside");
+  verb->add_flag("--accept-changed-data", o->accept_changed_data,
+                 "with --resume: go on although texts or shards differ from those that the run had; what differs is "
+                 "logged, and the order of the rows may be another")
+      ->needs(resume);
   verb->add_flag("--verbose", o->verbose,
                  "also print what otherwise only ranks/rank_0.log holds: config, ranks, kernels, gradients");
   verb->footer(describe_config);
@@ -51,13 +55,17 @@ void add_train(CLI::App& app) {
     // Fills in the keys that the shards' manifest determines. A resumed run's config has them already, and a complete
     // run reads no shards.
     const bool complete = complete_at(loaded.config, o->resume).has_value();
-    if (!of_run && !complete) resolve_shards(loaded.config);
+    if (!of_run && !complete)
+      resolve_shards(loaded.config);
+    else if (!complete)
+      resolve_moved_shards(loaded.config);
     if (!complete) resolve_documents(loaded.config, o->resume);
     loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,
            .resume = o->resume,
            .overwrite = o->overwrite,
+           .accept_changed_data = o->accept_changed_data,
            .verbose = o->verbose,
            .build = version_text(),
            .program = app.get_name(),

@@ -225,19 +225,34 @@ void resolve_shards(Config& c) {
       agree_with(c, manifest);
     return;
   }
+  std::set<std::string> trained_on;  // resolved paths
+  for (const std::string& file : train) trained_on.insert(std::filesystem::canonical(file).string());
   const auto is_there = [](const std::string& file) { return std::filesystem::exists(file); };
   for (const ShardManifest& manifest : origin.manifests) {
     // If data.paths include validation shards, the split is by position instead. Training shards that were copied
     // without their validation shards are not an error.
     const auto is_trained_on = [&](const std::string& file) {
-      return std::any_of(train.begin(), train.end(), [&](const std::string& other) {
-        std::error_code ignored;
-        return std::filesystem::equivalent(file, other, ignored);
-      });
+      return is_there(file) && trained_on.contains(std::filesystem::canonical(file).string());
     };
     if (std::any_of(manifest.val.begin(), manifest.val.end(), is_trained_on)) return c.data.val_paths.clear();
     if (std::any_of(manifest.val.begin(), manifest.val.end(), is_there)) c.data.val_paths.push_back(manifest.folder());
   }
+}
+
+void resolve_moved_shards(Config& c) {
+  if (c.data.kind != DataKind::shards) return;
+  const auto is_gone = [](const std::string& path) {
+    try {
+      return expand_shards({&path, 1}, ShardSplit::val).empty();
+    } catch (const Error&) { return true; }
+  };
+  const std::string tokenizer = c.data.tokenizer_or_bytes();
+  const bool no_tokenizer = tokenizer != "byte" && tokenizer != kNoTokenizer && !std::filesystem::exists(tokenizer);
+  const bool no_val =
+      !c.data.val_paths.empty() && std::all_of(c.data.val_paths.begin(), c.data.val_paths.end(), is_gone);
+  if (no_tokenizer) c.data.tokenizer.clear();
+  if (no_val) c.data.val_paths.clear();
+  if (no_tokenizer || no_val) resolve_shards(c);
 }
 
 void resolve_documents(Config& c, const std::string& resume) {
@@ -250,14 +265,15 @@ void resolve_documents(Config& c, const std::string& resume) {
   c.data.documents = attends_within(c.data) ? DocumentScope::attend_within : DocumentScope::attend_across;
 }
 
-DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
+DataSource open_data(const Config& c, const Tokenizer* tokenizer, bool accept_changed) {
   check_max_documents(c);
   const uint64_t seed = static_cast<uint64_t>(c.data.seed);
   const SplitOptions split{.paths = c.data.paths,
                            .val_paths = c.data.val_paths,
                            .val_fraction = c.data.val_fraction,
                            .seed = seed,
-                           .format = c.data.format};
+                           .format = c.data.format,
+                           .accept_changed = accept_changed};
   DataSplit data;
   switch (c.data.kind) {
     case DataKind::synthetic:

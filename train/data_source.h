@@ -34,14 +34,18 @@ struct DataSource {
 // For data of kind shards: fills in data.tokenizer and data.val_paths from manifest.json in the shards' folder. Throws
 // UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
 void resolve_shards(Config&);
+// The same for the config of a run to resume, in which an earlier start has filled these in. Only those whose files are
+// gone, because the shards were moved and data.paths was set anew, are filled in again.
+void resolve_moved_shards(Config&);
 // Whether attention stays within documents. The only place that decides what an unset data.documents means: within, if
 // the documents of both splits are known. Then reads the manifests of shards.
 bool attends_within(const DataConfig&);
 // Replaces an unset data.documents by the word for what it means for this data. resume: what --resume names, or empty;
 // a resumed run keeps what its checkpoint says.
 void resolve_documents(Config&, const std::string& resume = "");
-// tokenizer: the tokenizer that the config names; null if the caller has not loaded it.
-DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
+// tokenizer: the tokenizer that the config names; null if the caller has not loaded it. accept_changed: as in
+// SplitOptions.
+DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr, bool accept_changed = false);
 
 // How a rank reads the training rows of a fresh run; ranks that share sequences (dist.context) read the same ones.
 LoaderOptions loader_options(const Config&, const DataSource&, int64_t rank, int64_t world);

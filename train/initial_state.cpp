@@ -1,5 +1,6 @@
 #include "train/initial_state.h"
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <zlib.h>
 
@@ -10,6 +11,7 @@
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "io/data/data_files.h"
 #include "kernels/common/integer.h"
 #include "kernels/ops/cast.h"
 #include "train/run_folder.h"
@@ -105,30 +107,46 @@ void compare_ranks(Context& ctx, Comm& comm, Optimizer& optimizer, const RunStat
 }
 
 // RunState::data of a run on this data: the numbers of tokens, learned tokens and documents (null: unknown) of each
-// split. Null for generated data, which its config determines.
-Json count_data(const Config& config, const DataSource& data) {
+// split, and its files. Null for generated data, which its config determines.
+Json describe_data(const Config& config, const DataSource& data) {
   if (config.data.kind != DataKind::text && config.data.kind != DataKind::shards) return {};
-  const auto counts = [](const TokenSource& source) {
+  const auto describe = [](const TokenSource& source) {
     const DocumentIndex* const index = source.documents();
-    return Json{{"tokens", source.size()},
-                {"learned", source.mask().count(0, source.size())},
-                {"documents", index == nullptr ? Json() : Json(index->count())}};
+    Json json = {{"tokens", source.size()},
+                 {"learned", source.mask().count(0, source.size())},
+                 {"documents", index == nullptr ? Json() : Json(index->count())}};
+    if (source.files() != nullptr) json["files"] = files_to_json(*source.files());
+    return json;
   };
-  return {{"train", counts(*data.train)}, {"val", counts(*data.val)}};
+  Json json = {{"train", describe(*data.train)}, {"val", describe(*data.val)}};
+  if (data.val->files() == data.train->files()) json["val"].erase("files");
+  return json;
 }
 
-// Throws an Error if a checkpoint's counts of its data differ from those of now. Documents that were unknown then or
-// are now are not compared: the rows of such a run do not depend on them.
-void check_counts(const Json& before, const Json& now, const std::string& resume_from, const DataSource& data) {
-  if (before.is_null() || now.is_null()) return;
-  for (const char* split : {"train", "val"})
+// In what a checkpoint's data differ from those of now, a line each. Documents that were unknown then or are now are
+// not compared: the rows of such a run do not depend on them. Nor are files that a checkpoint does not know.
+std::vector<std::string> changed_data_since(const Json& before, const Json& now, const std::string& state_path,
+                                            const DataSource& data) {
+  std::vector<std::string> changed;
+  if (before.is_null() || now.is_null()) return changed;
+  const bool knows_files = before.value("train", Json::object()).contains("files");
+  for (const char* split : {"train", "val"}) {
+    const Json then = before.value(split, Json::object());
+    const TokenSource& source = split == std::string("train") ? *data.train : *data.val;
     for (const char* key : {"tokens", "learned", "documents"}) {
-      const Json then = before.value(split, Json::object()).value(key, Json()), value = now[split][key];
-      if (then.is_null() || value.is_null() || then == value) continue;
-      const TokenSource& source = split == std::string("train") ? *data.train : *data.val;
-      fail("{}/{}: its data.{}.{} is {}, but {} has {} now: a resume needs the data that the run had", resume_from,
-           kStateFile, split, key, brief(then), source.name(), brief(value));
+      const Json was = then.value(key, Json()), is = now[split][key];
+      if (!was.is_null() && !is.is_null() && was != is)
+        changed.push_back(
+            fmt::format("its data.{}.{} is {}, but {} has {} now", split, key, brief(was), source.name(), brief(is)));
     }
+    if (!knows_files) continue;
+    const auto files = [&](const Json& of) {
+      return files_from_json(of.value("files", Json::array()), fmt::format("{}: data.{}.files", state_path, split));
+    };
+    if (const std::string text = changed_files(files(then), files(now[split])); !text.empty())
+      changed.push_back(fmt::format("files of {}: {}", source.name(), text));
+  }
+  return changed;
 }
 
 }  // namespace
@@ -148,8 +166,9 @@ std::optional<ModelSource> find_init(const Config& config, const std::string& re
   return source;
 }
 
-DataSource open_data_for(const Config& config, const Tokenizer& tokenizer, const std::string& resume_from,
+DataSource open_data_for(const TrainRequest& request, const Tokenizer& tokenizer, const std::string& resume_from,
                          const std::optional<ModelSource>& init_from) {
+  const Config& config = request.config;
   if (!resume_from.empty()) check_tokenizer(resume_from, tokenizer);
   if (init_from) {
     const std::string& theirs = init_from->config.data.tokenizer;
@@ -160,7 +179,7 @@ DataSource open_data_for(const Config& config, const Tokenizer& tokenizer, const
           "its weights",
           config.train.init_from, theirs, config.data.tokenizer);
   }
-  return open_data(config, &tokenizer);
+  return open_data(config, &tokenizer, request.accept_changed_data);
 }
 
 void compare_data(Comm& comm, const Config& config, const Tokenizer& tokenizer, const DataSource& data) {
@@ -172,12 +191,15 @@ void compare_data(Comm& comm, const Config& config, const Tokenizer& tokenizer, 
   require_alike(comm, facts, kSameFiles);
 }
 
-RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& config, const DataSource& data,
-                   const std::string& resume_from, const std::optional<ModelSource>& init_from) {
+RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const TrainRequest& request, const DataSource& data,
+                   const std::string& resume_from, const std::optional<ModelSource>& init_from,
+                   std::string& changed_data) {
+  const Config& config = request.config;
   Params& params = step.model().params();
   RunState state;
   if (!resume_from.empty()) {
-    state = load_checkpoint(ctx, resume_from, params, step.optimizer(), config, step.shards());
+    state =
+        load_checkpoint(ctx, resume_from, params, step.optimizer(), config, step.shards(), request.accept_changed_data);
     if (state.step > config.train.steps)
       fail_usage("train.steps is {}, but {} is at step {} already", config.train.steps, resume_from, state.step);
   } else {
@@ -190,9 +212,16 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
     }
   }
   if (comm.world() > 1) compare_ranks(ctx, comm, step.optimizer(), state, !resume_from.empty() || init_from);
-  Json counts = count_data(config, data);
-  check_counts(state.data, counts, resume_from, data);
-  state.data = std::move(counts);
+  Json now = describe_data(config, data);
+  const std::string state_path = resume_from + "/" + kStateFile;
+  const std::vector<std::string> changed = changed_data_since(state.data, now, state_path, data);
+  if (!changed.empty()) {
+    changed_data = fmt::format("{}: {}", state_path, fmt::join(changed, "; "));
+    if (!request.accept_changed_data)
+      fail("{}: a resume needs the data that the run had (--accept-changed-data goes on all the same)", changed_data);
+    state.group = {};  // other documents have other rows
+  }
+  state.data = std::move(now);
   return state;
 }
 

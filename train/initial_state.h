@@ -7,6 +7,7 @@
 #include "train/data_source.h"
 #include "train/state.h"
 #include "train/train_step.h"
+#include "train/trainer.h"
 
 namespace triad {
 
@@ -15,7 +16,7 @@ namespace triad {
 std::optional<ModelSource> find_init(const Config&, const std::string& resume_from);
 
 // Opens the run's data. Throws Error if the initial weights were trained with another tokenizer.
-DataSource open_data_for(const Config&, const Tokenizer&, const std::string& resume_from,
+DataSource open_data_for(const TrainRequest&, const Tokenizer&, const std::string& resume_from,
                          const std::optional<ModelSource>& init_from);
 
 // Throws an Error on every rank if the ranks differ in the tokenizer, or in tokens, loss masks or documents of the
@@ -23,9 +24,10 @@ DataSource open_data_for(const Config&, const Tokenizer&, const std::string& res
 void compare_data(Comm&, const Config&, const Tokenizer&, const DataSource&);
 
 // Loads or initializes the parameters, and on a resume the optimizer's moments. If the ranks differ in the first step
-// or in the weights' checksum, throws Error on every rank; also if the numbers of tokens, learned tokens or documents
-// differ from those in the checkpoint to resume.
-RunState begin_run(Context&, TrainStep&, Comm&, const Config&, const DataSource&, const std::string& resume_from,
-                   const std::optional<ModelSource>& init_from);
+// or in the weights' checksum, throws Error on every rank; also if the data differ from those of the checkpoint to
+// resume in their files, or in the numbers of tokens, learned tokens or documents. If the request accepts that,
+// changed_data receives what differs.
+RunState begin_run(Context&, TrainStep&, Comm&, const TrainRequest&, const DataSource&, const std::string& resume_from,
+                   const std::optional<ModelSource>& init_from, std::string& changed_data);
 
 }  // namespace triad

@@ -149,6 +149,8 @@ void RunReporter::print_start(const std::string& set_aside) {
   if (setup_.init_from) telemetry_.message(fmt::format("begins with the weights of {}", setup_.init_from->weights));
   if (!setup_.resumed()) return;
   telemetry_.message(fmt::format("resumed from {} at step {}", setup_.resume_from, setup_.initial_state.step));
+  if (!setup_.changed_data.empty())
+    telemetry_.message(fmt::format("goes on with changed data (--accept-changed-data): {}", setup_.changed_data));
   const std::vector<std::string> changed = changed_since(setup_.resume_from, config_);
   if (!changed.empty()) telemetry_.message(fmt::format("changed since: {}", fmt::join(changed, "; ")));
   if (!set_aside.empty()) telemetry_.message("moved what was newer to " + set_aside);

@@ -49,7 +49,7 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
       tokenizer(open_tokenizer(config.data)),
       data(times.during("data",
                         [&] {
-                          DataSource source = open_data_for(config, *tokenizer, resume_from, init_from);
+                          DataSource source = open_data_for(request, *tokenizer, resume_from, init_from);
                           compare_data(*comm, config, *tokenizer, source);
                           return source;
                         })),
@@ -57,7 +57,8 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
       runtime(times.during("arena", [&] { return allocate(config, device, *comm, data.most_documents, times); })),
       step(times.during("model", [&] { return TrainStep(*runtime, config, comm.get(), data.most_documents); })),
       initial_state(times.during(
-          "weights", [&] { return begin_run(runtime->ctx(), step, *comm, config, data, resume_from, init_from); })),
+          "weights",
+          [&] { return begin_run(runtime->ctx(), step, *comm, request, data, resume_from, init_from, changed_data); })),
       folder(config.log.out_dir, first() ? start_of(request, resume_from) : RunFolder::Start::join, lock) {
   runtime->arena().seal();
   if (nvtx) runtime->ctx().listeners->push_back(nvtx.get());
@@ -79,9 +80,10 @@ std::string RunSetup::write_initial_files() {
   return set_aside;
 }
 
-LoaderOptions RunSetup::loader_options(const TrainStage& stage, int64_t cursor) const {
+LoaderOptions RunSetup::loader_options(const TrainStage& stage, const RunState& state) const {
   LoaderOptions options = triad::loader_options(in_stage(config, stage), data, comm->rank(), comm->world());
-  options.first_sequence = ceil_div(cursor, stage.seq_len);
+  options.first_sequence = ceil_div(state.cursor, stage.seq_len);
+  options.known = state.group;
   return options;
 }
 

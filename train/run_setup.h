@@ -33,7 +33,7 @@ struct RunSetup {
   // Tokens of a step of a stage, of all ranks.
   int64_t step_tokens(const TrainStage& stage) const { return in_stage(config, stage).tokens_per_step(comm->world()); }
   // Batches of a stage's rows from RunState::cursor on.
-  LoaderOptions loader_options(const TrainStage&, int64_t cursor) const;
+  LoaderOptions loader_options(const TrainStage&, const RunState&) const;
 
   const TrainRequest& request;
   const Config& config;
@@ -50,6 +50,7 @@ struct RunSetup {
   const std::unique_ptr<OpListener> nvtx;
   const std::unique_ptr<Runtime> runtime;
   TrainStep step;
+  std::string changed_data;  // in what the data differ from the resumed checkpoint's, accepted by the user; else empty
   const RunState initial_state;
   // The last member: its constructor changes files, and every other constructor may still refuse the run.
   const RunFolder folder;

@@ -28,6 +28,7 @@ namespace {
 constexpr const char* kOrigin = "origin";  // keys of state.json
 constexpr const char* kData = "data";
 constexpr const char* kFiles = "files";
+constexpr const char* kGroup = "packed_group";
 
 // Reads the values that this rank keeps.
 void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
@@ -66,6 +67,18 @@ bool decides_resume(const std::string& key) {
 // their tokenizer (its value was "byte" or empty).
 bool names_unknown_tokenizer(const Config& before, const Config& now) {
   return now.data.kind == DataKind::shards && before.data.tokenizer_or_bytes() == "byte";
+}
+
+// Whether data.tokenizer may change, because it names files that equal the checkpoint's copies.
+bool same_tokenizer(const std::string& folder, const Config& before, const Config& now) {
+  const auto contents = [](const Tokenizer& tokenizer) {
+    std::vector<std::string> all;
+    for (const Tokenizer::File& file : tokenizer.files()) all.push_back(file.content);
+    return all;
+  };
+  if (find_tokenizer(folder).empty() || now.data.tokenizer_or_bytes() == "byte") return false;
+  return contents(*tokenizer_of_checkpoint(folder, before.data.tokenizer)) ==
+         contents(*make_tokenizer(now.data.tokenizer));
 }
 
 Json read_state(const std::string& folder) {
@@ -139,6 +152,17 @@ void check_files(const Json& state, const std::string& folder, const std::vector
       folder, fmt::join(others, ", "), others.size() == 1 ? "is" : "are", kStateFile, kFiles);
 }
 
+RowGroup group_of(const Json& state, const std::string& folder) {
+  const Json group = object_of(state, folder, kGroup);
+  if (group.is_null()) return {};
+  return {state_number(group, folder, "group"), state_number(group, folder, "first_row")};
+}
+
+// Whether the checkpoint says what its data hold.
+bool knows_files(const Json& state, const std::string& folder) {
+  return data_of(state, folder).value("train", Json::object()).contains("files");
+}
+
 // Throws if a run from before data.documents existed has JSONL among its texts: it read such a file as one document of
 // plain text, but today each line is parsed.
 void check_jsonl(const Json& state, const Config& config, const std::string& folder) {
@@ -165,6 +189,7 @@ Json state_json(const Config& config, const RunState& state, const Json& files) 
   if (!state.origin.is_null()) json[kOrigin] = state.origin;
   if (!state.data.is_null()) json[kData] = state.data;
   if (!files.is_null()) json[kFiles] = files;
+  if (state.group.group > 0) json[kGroup] = {{"group", state.group.group}, {"first_row", state.group.first_row}};
   return json;
 }
 
@@ -234,12 +259,18 @@ void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
 }
 
 RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& params, Optimizer& optimizer,
-                         const Config& config, Comm* shards) {
+                         const Config& config, Comm* shards, bool accept_changed_data) {
   const Json state = read_state(folder);
   const Config before = config_from_json(with_later_keys(state["config"]));
   for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
-    if (key == "data.tokenizer" && names_unknown_tokenizer(before, config)) return;
-    if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
+    if (key == "data.tokenizer" && (names_unknown_tokenizer(before, config) || same_tokenizer(folder, before, config)))
+      return;
+    const bool place = key == "data.paths" || key == "data.val_paths";
+    if (place && (accept_changed_data || knows_files(state, folder))) return;
+    if (decides_resume(key))
+      fail("{}: its {} is {}, the config's is {}{}", folder, key, theirs, ours,
+           place ? ", and the checkpoint does not say what its data hold, to be compared: --accept-changed-data goes on"
+                 : "");
   });
   if (const int64_t theirs = before.train.longest_seq_len(), ours = config.train.longest_seq_len(); theirs != ours)
     fail("{}: its train.seq_len{} is {}, the config's is {}", folder,
@@ -263,7 +294,8 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
           .cursor = cursor_of(state, folder, before),
           .tokens = state_number(state, folder, "tokens"),
           .origin = origin_of(state, folder),
-          .data = data_of(state, folder)};
+          .data = data_of(state, folder),
+          .group = group_of(state, folder)};
 }
 
 std::vector<std::string> differences(const Config& before, const Config& now) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "io/data/rows.h"
 #include "io/json_config.h"
 #include "io/tokenizer/tokenizer.h"
 #include "model/params.h"
@@ -24,9 +25,11 @@ struct RunState {
   // Null, or for a model that `triad import` has read, and for those trained from it, what an export needs of the
   // folder from which it came (io/huggingface/README.md).
   Json origin;
-  // {train, val}: {tokens, learned, documents}, the numbers of these in the run's text or shards; null for other data,
-  // and where they are not known. begin_run() fills it in and compares it.
+  // {train, val}: {tokens, learned, documents, files}, the numbers of these in the run's text or shards, and the files
+  // with their checksums (io/data/data_files.h), for val only if they are others. Null for other data, and where they
+  // are not known. begin_run() fills it in and compares it.
   Json data = nullptr;
+  RowGroup group = {};  // data.packing best_fit: a group of rows at or before the cursor
 };
 
 // What precedes a parameter's name in the names of its moments.
@@ -60,10 +63,12 @@ Json checksums_of_files(const std::string& folder);
 void check_tokenizer(const std::string& folder, const Tokenizer&);
 // Reads a checkpoint. Throws Error if its files are not of one save, by checksums_of_files(); a file without
 // checksums, which another program has written, passes. Throws Error too if its config differs in a key on which a
-// resume depends: model.*, nsa.*, data.* or train.seq_len (with train.stages, the longest of the stages). Likewise for
-// one that read a JSONL file as plain text, as runs did before data.documents existed. Each rank reads only the values
-// that it keeps. Collective: all ranks call it.
-RunState load_checkpoint(Context&, const std::string& folder, const Params&, Optimizer&, const Config&, Comm* shards);
+// resume depends: model.*, nsa.*, data.* or train.seq_len (with train.stages, the longest of the stages). Where the
+// data and the tokenizer lie may differ, if the checkpoint knows what they hold, for begin_run() to compare; or with
+// accept_changed_data. Likewise for one that read a JSONL file as plain text, as runs did before data.documents
+// existed. Each rank reads only the values that it keeps. Collective: all ranks call it.
+RunState load_checkpoint(Context&, const std::string& folder, const Params&, Optimizer&, const Config&, Comm* shards,
+                         bool accept_changed_data = false);
 
 // The config that a checkpoint was written with.
 Json config_of_checkpoint(const std::string& folder);

@@ -26,6 +26,7 @@ void StepQueue::push(Loader& loader, const Options& options) {
     fetch_ms.push_back(ms(Clock::now() - begin));
     targets = batch.step_targets;
     documents.add(batch.documents);
+    state_.group = batch.group;
     step.micro_step(batch.tokens, batch.targets, targets, batch.bounds);
   }
   step.update(state_.step, targets, options.stop(), options.measure);

@@ -89,7 +89,9 @@ class Trainer {
     settle(/*leave=*/0);
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
     reporter_->stage(stage);
-    Loader loader(setup_.data.train, setup_.loader_options(stage, state().cursor));
+    LoaderOptions options = setup_.loader_options(stage, state());
+    options.advances = [this] { report_stage(setup_.runtime->ctx(), Stage::data); };  // so that no resume looks hung
+    Loader loader(setup_.data.train, options);
     queue_.exclude(StepQueue::Clock::now() - began);
     if (state().step == setup_.initial_state.step) reporter_->memory_snapshot("loader");
     while (state().step < stage.end) {

@@ -1,6 +1,7 @@
 #include "io/data/best_fit.h"
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -84,6 +85,12 @@ class BestFitRows final : public RowSource {
         options_(options),
         groups_(index_, options) {}
 
+  RowGroup group_of(int64_t number) override {
+    const int64_t group = find_group(number);
+    return {group, first_row(group)};
+  }
+  int64_t groups_packed() const override { return groups_packed_.load(std::memory_order_relaxed); }
+
   void read(int64_t number, Row& row) override {
     const std::vector<Piece>& pieces = find(number);
     row.begins.clear();
@@ -137,21 +144,27 @@ class BestFitRows final : public RowSource {
 
   // The pieces of a row; valid until the next call.
   const std::vector<Piece>& find(int64_t number) {
+    const int64_t group = find_group(number);
+    const Packed& of_group = packed(group);
+    const auto rows = static_cast<int64_t>(of_group.rows.size());
+    return of_group.rows[groups_.shuffled(group, rows, number - first_row(group))];
+  }
+  int64_t find_group(int64_t number) {
+    if (number < first_rows_.front()) first_group_ = 0, first_rows_ = {0};
     while (first_rows_.back() <= number) {
-      const int64_t group = static_cast<int64_t>(first_rows_.size()) - 1;
+      const int64_t group = first_group_ + static_cast<int64_t>(first_rows_.size()) - 1;
       first_rows_.push_back(first_rows_.back() + static_cast<int64_t>(packed(group).rows.size()));
     }
     const auto after = std::upper_bound(first_rows_.begin(), first_rows_.end(), number);
-    const int64_t group = std::distance(first_rows_.begin(), after) - 1;
-    const Packed& of_group = packed(group);
-    const auto rows = static_cast<int64_t>(of_group.rows.size());
-    return of_group.rows[groups_.shuffled(group, rows, number - first_rows_[group])];
+    return first_group_ + std::distance(first_rows_.begin(), after) - 1;
   }
+  int64_t first_row(int64_t group) const { return first_rows_[static_cast<size_t>(group - first_group_)]; }
   const Packed& packed(int64_t group) {
     constexpr size_t kKept = 8;  // groups; a step reads few
     const auto found = packed_.find(group);
     if (found != packed_.end()) return found->second;
     if (packed_.size() == kKept) packed_.erase(packed_.begin());
+    groups_packed_.fetch_add(1, std::memory_order_relaxed);
     return packed_.emplace(group, groups_.pack(group)).first->second;
   }
 
@@ -160,8 +173,11 @@ class BestFitRows final : public RowSource {
   MaskView mask_;
   RowOptions options_;
   Groups groups_;
-  std::vector<int64_t> first_rows_ = {0};  // of each group that was packed so far, and of the next one
-  std::map<int64_t, Packed> packed_;       // the groups of the highest numbers
+  int64_t first_group_ = options_.known.group;
+  // First rows of the groups from first_group_ on that were packed so far, and of the next one.
+  std::vector<int64_t> first_rows_ = {options_.known.first_row};
+  std::map<int64_t, Packed> packed_;  // the groups of the highest numbers
+  std::atomic<int64_t> groups_packed_ = 0;
 };
 
 }  // namespace

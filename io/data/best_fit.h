@@ -37,7 +37,8 @@ int64_t default_max_documents(int64_t seq_len);
 
 // Rows of packed documents. An epoch deals the documents in shuffled order into groups that are large against a row,
 // each group is packed on its own, and its rows are shuffled. So a row is a pure function of the seed and its number.
-// To find a row, the groups before it are packed by their lengths alone. Documents of more than T tokens are cut into
+// How many rows a group has is known only once it is packed, so to find a row, the groups before it are packed by their
+// lengths alone, from RowOptions::known on. Documents of more than T tokens are cut into
 // pieces of T tokens before, which count as documents.
 //
 // The target of each token is the next token of its document, the last token's is the next document's separator. If

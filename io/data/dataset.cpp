@@ -63,7 +63,7 @@ class NoTokens final : public TokenSource {
 template <class T>
 class MemoryTokens final : public TokenSource {
  public:
-  explicit MemoryTokens(std::string name) : name_(std::move(name)) {}
+  MemoryTokens(std::string name, DataFiles files) : name_(std::move(name)), files_(std::move(files)) {}
   // Appends a document, which begins with the separator. learned: a byte for each token, 1 if it is learned; empty: all
   // are. The separator is learned if the last token before it is.
   void append(std::span<const int32_t> document, std::span<const uint8_t> learned) {
@@ -97,10 +97,12 @@ class MemoryTokens final : public TokenSource {
         "triad generate, a document begins",
         name_, index_.eot, counted(separators_, "time"));
   }
+  DataFiles files() const override { return files_; }
   std::string name() const override { return name_; }
 
  private:
   std::string name_;
+  DataFiles files_;
   std::vector<T> tokens_;
   int64_t separators_ = 0;  // number of separators within documents
   LossMask mask_;           // of no tokens as long as all are learned
@@ -110,40 +112,44 @@ class MemoryTokens final : public TokenSource {
 // The concatenation of several shards.
 class ShardTokens final : public TokenSource {
  public:
-  ShardTokens(const std::vector<std::string>& files, int64_t vocab)
-      : name_(describe("token shards", files)), vocab_(vocab) {
+  ShardTokens(const std::vector<std::string>& files, int64_t vocab, bool accept_changed = false)
+      : name_(describe("token shards", files)), vocab_(vocab), accept_changed_(accept_changed) {
     int64_t tokens = 0;
     for (const std::string& file : files) ends_.push_back(tokens += shards_.emplace_back(file).size());
     if (std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) { return shard.has_mask(); }))
       for (const Shard& shard : shards_) mask_.append(shard.mask());
-    // A scan is slow, so all headers were checked first.
+    // A scan is slow, so all headers were checked first, also against the manifests.
     const ShardOrigin origin = find_manifests(files);
-    if (!origin.has_separator()) {
-      for (const Shard& shard : shards_) shard.scan(vocab);
-      return;
-    }
-    const ShardManifest& manifest = origin.manifests.front();
+    for (size_t i = 0; i < shards_.size(); ++i) check_listed(origin, i);
+    const bool separated = origin.has_separator();
+    const int32_t eot = separated ? origin.manifests.front().eot : -1;
     std::vector<int64_t> marks;
+    std::vector<int64_t> marks_of;  // for each shard: number of its separators
+    auto described = std::make_shared<std::vector<DataFile>>();
     for (size_t i = 0; i < shards_.size(); ++i) {
       const size_t before = marks.size();
-      shards_[i].scan(vocab, manifest.eot, &marks);
-      const int64_t first = ends_[i] - shards_[i].size();
+      const uint32_t crc = shards_[i].scan(vocab, eot, separated ? &marks : nullptr);
+      check_checksum(origin, i, crc);
+      described->push_back({.name = file_name_of(files[i]), .bytes = shards_[i].bytes(), .crc32 = crc});
+      const int64_t first = first_of(i);
       std::for_each(marks.begin() + static_cast<std::ptrdiff_t>(before), marks.end(), [&](int64_t& m) { m += first; });
+      marks_of.push_back(static_cast<int64_t>(marks.size() - before));
     }
-    for (const ShardManifest& m : origin.manifests)
-      if (const int64_t documents = m.documents_of(files); marks.empty() && documents > 1)
-        fail("{}: its eot is {}, but {} hold no such token, and {} documents: it cannot be their separator", m.path,
-             m.eot, name_, documents);
-    int64_t listed = 0;
-    for (const ShardManifest& m : origin.manifests) listed += m.documents_of(files);
+    files_ = std::move(described);
+    if (!separated) return;
+    const ShardManifest& manifest = origin.manifests.front();
+    const int64_t listed = check_documents(origin, marks_of);
     if (listed > 0 && static_cast<int64_t>(marks.size()) > listed)
-      warning_ = fmt::format(
-          "{}: the separator (token {}) occurs {} more often than there are documents ({}): text that spells it is cut "
-          "into documents there",
-          name_, manifest.eot, counted(static_cast<int64_t>(marks.size()) - listed, "time"), listed);
+      warning_ += (warning_.empty() ? "" : "; ") +
+                  fmt::format(
+                      "{}: the separator (token {}) occurs {} more often than there are documents ({}): text that "
+                      "spells it is cut "
+                      "into documents there",
+                      name_, manifest.eot, counted(static_cast<int64_t>(marks.size()) - listed, "time"), listed);
     index_ = index_documents(std::move(marks), size(), manifest.separator, manifest.eot);
     if (!mask().learned(size() - 1)) index_->after_end = -1;  // a separator is learned if the token before it is
   }
+  DataFiles files() const override { return files_; }
   const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
   MaskView mask() const override { return {.mask = mask_.size() > 0 ? &mask_ : nullptr}; }
   std::string warning() const override { return warning_; }
@@ -163,8 +169,63 @@ class ShardTokens final : public TokenSource {
   std::string name() const override { return name_; }
 
  private:
+  // Throws an Error, or if the user accepts that, adds to the warning, that something is not as a manifest says.
+  void differs(const std::string& text) {
+    if (!accept_changed_) fail("{}", text);
+    warning_ += (warning_.empty() ? "" : "; ") + text;
+  }
+  // Compares a shard's size and mask with what its manifest says.
+  void check_listed(const ShardOrigin& origin, size_t i) {
+    if (!origin.entries[i]) return;
+    const ListedShard& listed = origin.entries[i]->shard;
+    const std::string& list = origin.manifests[origin.entries[i]->manifest].path;
+    const Shard& shard = shards_[i];
+    const auto same = [&](const char* what, std::optional<int64_t> said, int64_t found) {
+      if (said && *said != found)
+        differs(
+            fmt::format("{}: it has {} {}, but {} says {}: the file is not the one that was written with that "
+                        "manifest",
+                        shard.path(), found, what, list, *said));
+    };
+    same("tokens", listed.tokens, shard.size());
+    same("bytes", listed.bytes, shard.bytes());
+    if (listed.learned)
+      same("learned tokens", listed.learned, mask_.size() == 0 ? shard.size() : mask_.count(first_of(i), ends_[i]));
+  }
+  void check_checksum(const ShardOrigin& origin, size_t i, uint32_t crc) {
+    if (!origin.entries[i]) return;
+    const auto& [manifest, listed] = *origin.entries[i];
+    if (listed.crc32 && *listed.crc32 != crc)
+      differs(fmt::format("{}: its CRC-32 is {:08x}, but {} says {:08x}: the file has changed, or is another shard's",
+                          shards_[i].path(), crc, origin.manifests[manifest].path, *listed.crc32));
+  }
+  // Compares the documents. It is an error that a split has fewer separators than its manifest counts documents. It may
+  // have more: text can spell the separator. marks: the number of separators in each shard. Returns the documents of
+  // all such splits.
+  int64_t check_documents(const ShardOrigin& origin, const std::vector<int64_t>& marks) {
+    int64_t documents = 0;
+    for (const WholeSplit& split : origin.whole_splits()) {
+      documents += split.documents;
+      int64_t separators = 0;
+      for (const size_t i : split.shards) separators += marks[i];
+      const ShardManifest& manifest = origin.manifests.front();
+      if (separators == 0 && split.documents > 1)
+        fail("{}: its eot is {}, but {} hold no such token, and {} documents: it cannot be their separator",
+             split.manifest, manifest.eot, name_, split.documents);
+      // The separator of the last document may be missing if it is that document's last token.
+      const int64_t least = split.documents - (manifest.separator == Separator::last ? 1 : 0);
+      if (separators < least)
+        differs(fmt::format("{}: it says that {} hold {} documents, but they have {} separators (token {})",
+                            split.manifest, name_, split.documents, separators, manifest.eot));
+    }
+    return documents;
+  }
+  int64_t first_of(size_t shard) const { return ends_[shard] - shards_[shard].size(); }
+
   std::string name_;
+  DataFiles files_;
   int64_t vocab_;
+  bool accept_changed_;
   std::vector<Shard> shards_;
   std::vector<int64_t> ends_;  // for each shard: number of tokens up to its end
   LossMask mask_;              // of no tokens if no shard has a mask
@@ -185,6 +246,7 @@ class TokenRange final : public TokenSource {
     return {.mask = of_whole.mask, .first = of_whole.first + begin_};
   }
   std::string warning() const override { return whole_->warning(); }
+  DataFiles files() const override { return whole_->files(); }
   int64_t size() const override { return end_ - begin_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);  // an error here: the tokens outside the range belong to the other split
@@ -269,23 +331,24 @@ void for_each_document(const std::vector<TextFile>& files, const Tokenizer& toke
 
 // A source in memory, filled by fill(append).
 template <class T, class F>
-std::shared_ptr<const TokenSource> fill_memory(const std::string& name, F&& fill) {
-  auto source = std::make_shared<MemoryTokens<T>>(name);
+std::shared_ptr<const TokenSource> fill_memory(const std::string& name, DataFiles files, F&& fill) {
+  auto source = std::make_shared<MemoryTokens<T>>(name, std::move(files));
   fill([&](std::span<const int32_t> document, std::span<const uint8_t> learned) { source->append(document, learned); });
   return source;
 }
 template <class F>
-std::shared_ptr<const TokenSource> fill_memory(const Tokenizer& tokenizer, const std::string& name, F&& fill) {
-  if (tokenizer.vocab_size() <= 1 << 8) return fill_memory<uint8_t>(name, fill);
-  if (tokenizer.vocab_size() <= 1 << 16) return fill_memory<uint16_t>(name, fill);
-  return fill_memory<int32_t>(name, fill);
+std::shared_ptr<const TokenSource> fill_memory(const Tokenizer& tokenizer, const std::string& name,
+                                               const DataFiles& files, F&& fill) {
+  if (tokenizer.vocab_size() <= 1 << 8) return fill_memory<uint8_t>(name, files, fill);
+  if (tokenizer.vocab_size() <= 1 << 16) return fill_memory<uint16_t>(name, files, fill);
+  return fill_memory<int32_t>(name, files, fill);
 }
 
 std::shared_ptr<const TokenSource> read_texts(const std::vector<TextFile>& files, const Tokenizer& tokenizer,
                                               const std::string& what) {
   std::vector<std::string> paths;
   for (const TextFile& file : files) paths.push_back(file.path);
-  auto source = fill_memory(tokenizer, what + describe("text files", paths),
+  auto source = fill_memory(tokenizer, what + describe("text files", paths), describe_data_files(paths),
                             [&](auto append) { for_each_document(files, tokenizer, append); });
   TRIAD_CHECK(source->size() > 0, "{}: holds no document", source->name());
   return source;
@@ -295,7 +358,7 @@ std::shared_ptr<const TokenSource> read_texts(const std::vector<TextFile>& files
 template <class F>
 std::shared_ptr<const TokenSource> choose_documents(const TokenSource& source, const Tokenizer& tokenizer,
                                                     const std::string& what, F&& wanted) {
-  return fill_memory(tokenizer, what + source.name(), [&](auto append) {
+  return fill_memory(tokenizer, what + source.name(), source.files(), [&](auto append) {
     const DocumentIndex& index = *source.documents();
     const MaskView mask = source.mask();
     std::vector<int32_t> document;
@@ -374,9 +437,11 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
 DataSplit shard_data(const SplitOptions& options, int64_t vocab) {
   const SplitFiles files = checked_split(
       options, {expand_shards(options.paths, ShardSplit::train), expand_shards(options.val_paths, ShardSplit::val)});
-  auto train = std::make_shared<ShardTokens>(files.train, vocab);
+  auto train = std::make_shared<ShardTokens>(files.train, vocab, options.accept_changed);
   if (files.val.empty()) return split_by_position(std::move(train), options.val_fraction);
-  return {std::move(train), std::make_shared<ShardTokens>(files.val, vocab)};
+  auto val = std::make_shared<ShardTokens>(files.val, vocab, options.accept_changed);
+  check_no_overlap(*train->files(), *val->files());
+  return {std::move(train), std::move(val)};
 }
 
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer& tokenizer,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "io/data/data_files.h"
 #include "io/data/documents.h"
 #include "io/data/loss_mask.h"
 #include "io/data/permutation.h"
@@ -34,6 +35,8 @@ class TokenSource {
   virtual MaskView mask() const { return {}; }
   // What a user should know of the tokens, as a sentence; empty: nothing.
   virtual std::string warning() const { return {}; }
+  // The files of which the tokens are a part; null for generated tokens.
+  virtual DataFiles files() const { return nullptr; }
   virtual std::string name() const = 0;  // for messages: "the validation split of 12 text files"
 };
 
@@ -51,12 +54,13 @@ std::shared_ptr<const TokenSource> no_tokens();  // a source without any tokens
 DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction);
 
 // How files are split into training and validation. If val_paths is not empty, it is the validation split; a file in
-// both lists throws.
+// both lists throws, and so does a shard in one that equals a shard in the other.
 struct SplitOptions {
   std::vector<std::string> paths, val_paths;  // files or globs; for shards also folders with a manifest.json
   double val_fraction = 0;
   uint64_t seed = 0;  // seed of the random choice of validation documents
   TextFormat format = TextFormat::automatic;
+  bool accept_changed = false;  // what differs from a shard's manifest is a warning, no error
 };
 // Token sources from text files, one document each, and from JSONL files (content_of()), whose lines are documents
 // (io/data/record.h), with a mask if some of their text is not learned. gzip and zstd are decompressed; files of other
@@ -65,9 +69,9 @@ struct SplitOptions {
 // files are skipped. A token shard among the files throws.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
 // Token sources from shards (io/data/shards.h), in the order of their names. Each shard is checked and scanned for
-// tokens >= vocab before the first token is used, and checked again at each read. The same scan finds the documents if
-// the shards' manifests name the separator. Masks are held in memory. The last val_fraction of all tokens is for
-// validation.
+// tokens >= vocab before the first token is used, and checked again at each read. The same scan compares the shards
+// with what their manifests say of them, and finds the documents if these name the separator. Masks are held in memory.
+// The last val_fraction of all tokens is for validation.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
 // One token source without a validation split from files of one kind: token shards, or text and JSONL.

@@ -48,7 +48,8 @@ Loader::Loader(std::shared_ptr<const TokenSource> source, const LoaderOptions& o
                                      .packing = o.packing,
                                      .max_documents = o.max_documents,
                                      .seed = o.seed,
-                                     .within = o.within});
+                                     .within = o.within,
+                                     .known = o.known});
   TRIAD_CHECK(o.micro_batch >= 1 && o.micro_steps >= 1 && o.prefetch >= 1 && o.first_sequence >= 0 && o.rank >= 0 &&
                   o.rank < o.world && o.stall_s > 0,
               "loader: micro_batch {}, micro_steps {}, rank {} of {}, first_sequence {}, prefetch {}, stall_s {}",
@@ -82,6 +83,7 @@ Batch Loader::Shared::read(int64_t index) {
   Batch batch = empty_batch(o.micro_batch, o.seq_len);
   batch.rows = o.micro_batch;
   batch.step_targets = count_targets(step);
+  batch.group = rows->group_of(first);
   for (int64_t i = 0; i < o.micro_batch; ++i) {
     Row row = row_of(batch, i, o.seq_len);
     rows->read(first + i, row);
@@ -115,10 +117,15 @@ Batch Loader::next() {
   const auto has_news = [&] { return !shared_->ready.empty() || shared_->error; };
   // The wait consists of slices of this length, so that the time for which the whole process was suspended does not
   // count.
-  constexpr double kSliceS = 1;
+  constexpr double kSliceS = 0.25;
+  int64_t packed = shared_->rows->groups_packed();
   for (double left_s = shared_->options.stall_s;
        !shared_->changed.wait_for(lock, std::chrono::duration<double>(std::min(left_s, kSliceS)), has_news);) {
     left_s -= kSliceS;
+    if (const int64_t now = shared_->rows->groups_packed(); std::exchange(packed, now) != now) {
+      left_s = shared_->options.stall_s;
+      if (shared_->options.advances) shared_->options.advances();
+    }
     if (left_s > 0) continue;
     fail("{}: batch {} of this run has not been read after {} s (data.stall_s): does its disk or file system hang?",
          shared_->source->name(), taken_, shared_->options.stall_s);

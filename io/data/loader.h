@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -22,6 +23,7 @@ struct Batch {
   int64_t rows = 0;
   RowDocuments documents = {};  // of a training batch: sums over its rows
   int64_t step_targets = 0;     // of a training batch: targets other than -1 in its whole step, on all ranks
+  RowGroup group = {};          // of a training batch: the group of its first row
 };
 
 struct LoaderOptions {
@@ -35,8 +37,11 @@ struct LoaderOptions {
   bool within = false;  // attention stays within a document: batches have bounds
   int64_t rank = 0, world = 1;
   int64_t first_sequence = 0;  // where training begins, in sequences of seq_len tokens
+  RowGroup known = {};         // of RowOptions: a group at or before first_sequence
   int64_t prefetch = 4;        // number of batches that are read ahead
-  double stall_s = 300;        // longest time that next() waits for a batch, s
+  double stall_s = 300;        // longest time that next() waits for a batch, or for progress towards one, s
+  // If set, next() calls it when it waits and the search for the first row has made progress.
+  std::function<void()> advances = {};
 };
 
 // An endless stream of training batches. A step consumes the next world * micro_steps * micro_batch sequences of the
@@ -49,7 +54,7 @@ class Loader {
   Loader(const Loader&) = delete;
 
   // Returns this rank's next batch. An error of the reading thread is rethrown after the batches that were read before
-  // it. Throws if no batch arrives within stall_s (for example if a disk hangs).
+  // it. Throws if for stall_s no batch arrives and no group of rows is packed (for example if a disk hangs).
   Batch next();
   // The number of sequences that all ranks consumed in the steps begun so far; exact between steps.
   int64_t cursor() const;

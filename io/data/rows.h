@@ -27,6 +27,12 @@ struct Row {
   RowDocuments documents = {};
 };
 
+// Where a group of packed rows begins (best_fit.h): its number, and that of its first row. From there the later groups
+// are found without those before it. For other rows all zeros.
+struct RowGroup {
+  int64_t group = 0, first_row = 0;
+};
+
 // How rows are made of documents.
 enum class Packing {
   stream,    // rows are consecutive tokens of the source, which cut documents at their ends (stream_rows)
@@ -42,6 +48,7 @@ struct RowOptions {
   int64_t max_documents = 0;  // best_fit: a row that holds as many is closed
   uint64_t seed = 0;          // seed of the shuffle
   bool within = false;        // keep documents apart: attention stays within a document
+  RowGroup known = {};        // best_fit: a group that an earlier run of the same rows has found
 };
 
 // Rows number 0, 1, .. of a run, without end: epoch after epoch. A row is a pure function of the options and its
@@ -52,6 +59,11 @@ class RowSource {
   virtual void read(int64_t number, Row& row) = 0;  // overwrites the row
   // The number of targets other than -1 in a row.
   virtual int64_t count_targets(int64_t number) = 0;
+  // The group of a row.
+  virtual RowGroup group_of(int64_t /*number*/) { return {}; }
+  // The number of groups packed so far. Any thread may call it while another one reads: it tells that a search for the
+  // first row, which may take long, goes on.
+  virtual int64_t groups_packed() const { return 0; }
 };
 
 std::unique_ptr<RowSource> make_rows(std::shared_ptr<const TokenSource>, const RowOptions&);  // as options.packing says

@@ -3,13 +3,16 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/file_name.h"
 #include "io/tokenizer/unicode.h"
 
 namespace triad {
@@ -46,6 +49,27 @@ class Fields {
       refuse(name_of(key), value, fmt::format("an integer from {} to {}", least, most));
     return value.get<int64_t>();
   }
+  std::optional<int64_t> optional_integer(const char* key, int64_t most) const {
+    return has(key) ? std::optional(integer(key, 0, most)) : std::nullopt;
+  }
+  // The name of a file in the manifest's folder.
+  std::string file_name(const char* key) const {
+    const std::string name = text(key);
+    if (!is_file_name(name)) refuse(name_of(key), at(key), "a file name without a path");
+    return name;
+  }
+  // A CRC-32 as 8 hexadecimal digits.
+  std::optional<uint32_t> checksum(const char* key) const {
+    if (!has(key)) return std::nullopt;
+    constexpr size_t kDigits = 8;
+    const std::string digits = text(key);
+    const char* const end = digits.data() + digits.size();
+    uint32_t value = 0;
+    const auto [read, error] = std::from_chars(digits.data(), end, value, 16);
+    if (digits.size() != kDigits || read != end || error != std::errc())
+      refuse(name_of(key), at(key), "a CRC-32 as 8 hexadecimal digits");
+    return value;
+  }
   Fields object(const char* key) const { return {path_, name_of(key), at(key)}; }
   // The elements of a list, each of which is an object.
   std::vector<Fields> objects(const char* key) const {
@@ -71,14 +95,25 @@ class Fields {
   const Json& json_;
 };
 
-constexpr int64_t kMostDocuments = int64_t{1} << 53;
+constexpr int64_t kMostCount = int64_t{1} << 53;
 
-// Reads the paths of a split's shards; documents: receives the number of documents, if the manifest has it.
-std::vector<std::string> read_split(const ShardManifest& manifest, const Fields& split, int64_t& documents) {
-  std::vector<std::string> paths;
-  for (const Fields& shard : split.objects("shards")) paths.push_back(sibling(manifest.path, shard.text("file")));
-  if (split.has("documents")) documents = split.integer("documents", 0, kMostDocuments);
-  return paths;
+// Reads a split's shards and its number of documents.
+void read_split(ShardManifest& manifest, const Fields& root, ShardSplit which) {
+  const bool train = which == ShardSplit::train;
+  const Fields split = root.object(train ? "train" : "val");
+  for (const Fields& shard : split.objects("shards")) {
+    const std::string file = shard.file_name("file");
+    const bool fresh = manifest.listed
+                           .try_emplace(file, ListedShard{.split = which,
+                                                          .tokens = shard.optional_integer("tokens", kMostCount),
+                                                          .bytes = shard.optional_integer("bytes", kMostCount),
+                                                          .learned = shard.optional_integer("learned", kMostCount),
+                                                          .crc32 = shard.checksum("crc32")})
+                           .second;
+    TRIAD_CHECK(fresh, "{} is damaged: it lists the shard {} twice", manifest.path, shortened(file));
+    (train ? manifest.train : manifest.val).push_back(sibling(manifest.path, file));
+  }
+  (train ? manifest.train_documents : manifest.val_documents) = split.optional_integer("documents", kMostCount);
 }
 
 // eot: a token of the vocabulary, or -1 (unknown), which is also the default.
@@ -109,17 +144,11 @@ Json files_in(const std::string& folder) {
 Json read_tokenizer_files(const ShardManifest& manifest, const Fields& fields, const Json& json) {
   if (!fields.has("tokenizer_files")) return files_in(manifest.folder());
   for (const Fields& file : fields.objects("tokenizer_files")) {
-    file.text("file");
+    file.file_name("file");
     file.text("crc32");
     file.integer("bytes", 0, std::numeric_limits<int64_t>::max());
   }
   return json["tokenizer_files"];
-}
-
-bool lists(const ShardManifest& manifest, const fs::path& shard) {
-  const auto is_shard = [&](const std::string& path) { return fs::path(path).filename() == shard.filename(); };
-  return std::any_of(manifest.train.begin(), manifest.train.end(), is_shard) ||
-         std::any_of(manifest.val.begin(), manifest.val.end(), is_shard);
 }
 
 bool same_separator(const ShardManifest& a, const ShardManifest& b) {
@@ -131,18 +160,6 @@ bool same_separator(const ShardManifest& a, const ShardManifest& b) {
 std::string ShardManifest::folder() const {
   const std::string parent = fs::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
-}
-
-int64_t ShardManifest::documents_of(std::span<const std::string> files) const {
-  const auto among_files = [&](const std::string& shard) {
-    return std::any_of(files.begin(), files.end(), [&](const std::string& file) {
-      return fs::path(file).filename() == fs::path(shard).filename();
-    });
-  };
-  int64_t documents = 0;
-  if (!train.empty() && std::all_of(train.begin(), train.end(), among_files)) documents += train_documents;
-  if (!val.empty() && std::all_of(val.begin(), val.end(), among_files)) documents += val_documents;
-  return documents;
 }
 
 bool ShardManifest::is_of(const Tokenizer& other) const {
@@ -183,8 +200,8 @@ std::optional<ShardManifest> read_manifest(const std::string& folder) {
   manifest.tokenizer = fields.text("tokenizer");
   manifest.vocab_size = fields.integer("vocab_size", 1, std::numeric_limits<int32_t>::max());
   read_separator(manifest, fields);
-  manifest.train = read_split(manifest, fields.object("train"), manifest.train_documents);
-  manifest.val = read_split(manifest, fields.object("val"), manifest.val_documents);
+  read_split(manifest, fields, ShardSplit::train);
+  read_split(manifest, fields, ShardSplit::val);
   manifest.tokenizer_files = Json::array();
   if (manifest.tokenizer != "byte") {
     manifest.tokenizer_files = read_tokenizer_files(manifest, fields, json);
@@ -194,31 +211,54 @@ std::optional<ShardManifest> read_manifest(const std::string& folder) {
   return manifest;
 }
 
+// Linear in the shards: there may be ten thousands.
 ShardOrigin find_manifests(std::span<const std::string> shards) {
-  std::map<std::string, std::optional<ShardManifest>> by_folder;
+  std::unordered_map<std::string, std::optional<ShardManifest>> by_folder;
   const auto manifest_in = [&](const std::string& folder) -> const std::optional<ShardManifest>& {
     const auto [it, fresh] = by_folder.try_emplace(folder);
     if (fresh) it->second = read_manifest(folder);
     return it->second;
   };
+  std::unordered_map<std::string, size_t> numbers;  // by the manifest's path, its number in origin.manifests
   ShardOrigin origin;
   for (const std::string& shard : shards) {
     // The manifest that lists this shard. The shard may be a symbolic link: the link's folder is searched first, then
     // the target's folder.
     const ShardManifest* found = nullptr;
-    for (const fs::path& path : {fs::path(shard), fs::canonical(shard)})
-      if (const auto& manifest = manifest_in(path.parent_path().string());
-          found == nullptr && manifest && lists(*manifest, path))
-        found = &*manifest;
+    const ListedShard* listed = nullptr;
+    for (const bool target : {false, true}) {
+      if (found != nullptr) break;
+      const fs::path path = target ? fs::canonical(shard) : fs::path(shard);
+      const auto& manifest = manifest_in(path.parent_path().string());
+      if (!manifest) continue;
+      const auto entry = manifest->listed.find(path.filename().string());
+      if (entry != manifest->listed.end()) found = &*manifest, listed = &entry->second;
+    }
     if (found == nullptr || found->tokenizer.empty()) origin.unlisted.push_back(shard);
     if (found == nullptr || !same_separator(origin.manifests.empty() ? *found : origin.manifests.front(), *found))
       origin.without_separator.push_back(shard);
-    if (found != nullptr && std::none_of(origin.manifests.begin(), origin.manifests.end(),
-                                         [&](const ShardManifest& m) { return m.path == found->path; })) {
-      origin.manifests.push_back(*found);
-    }
+    std::optional<ShardOrigin::Entry>& entry = origin.entries.emplace_back();
+    if (found == nullptr) continue;
+    const auto [number, fresh] = numbers.try_emplace(found->path, origin.manifests.size());
+    if (fresh) origin.manifests.push_back(*found);
+    entry = {number->second, *listed};
   }
   return origin;
+}
+
+std::vector<WholeSplit> ShardOrigin::whole_splits() const {
+  std::map<std::pair<size_t, ShardSplit>, std::vector<size_t>> found;
+  for (size_t i = 0; i < entries.size(); ++i)
+    if (entries[i]) found[{entries[i]->manifest, entries[i]->shard.split}].push_back(i);
+  std::vector<WholeSplit> whole;
+  for (auto& [key, shards] : found) {
+    const ShardManifest& manifest = manifests[key.first];
+    const bool train = key.second == ShardSplit::train;
+    const std::optional<int64_t> documents = train ? manifest.train_documents : manifest.val_documents;
+    if (documents && shards.size() == (train ? manifest.train : manifest.val).size())
+      whole.push_back({.manifest = manifest.path, .shards = std::move(shards), .documents = *documents});
+  }
+  return whole;
 }
 
 std::vector<std::string> expand_shards(std::span<const std::string> patterns, ShardSplit split) {

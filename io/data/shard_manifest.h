@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "io/data/documents.h"
@@ -13,13 +14,23 @@
 
 namespace triad {
 
+enum class ShardSplit { train, val };
+
+// What a manifest says of a shard. Only `triad data` writes the numbers.
+struct ListedShard {
+  ShardSplit split = ShardSplit::train;
+  std::optional<int64_t> tokens, bytes, learned;
+  std::optional<uint32_t> crc32;  // CRC-32 of the whole file
+};
+
 struct ShardManifest {
   std::string path;                     // path of manifest.json
   std::string tokenizer;                // "byte", or the path of a tokenizer file in the manifest's folder; "": unknown
   Json tokenizer_files;                 // what describe_files() returns; empty for the byte tokenizer
   int64_t vocab_size = 0;               // size of the tokenizer's vocabulary
   std::vector<std::string> train, val;  // paths of the shards
-  int64_t train_documents = 0, val_documents = 0;  // the numbers of documents in these; 0: unknown
+  std::optional<int64_t> train_documents, val_documents;  // the numbers of documents in these
+  std::unordered_map<std::string, ListedShard> listed;    // by file name, the shards of both splits
   // The token that separates documents; -1: unknown.
   int32_t eot = -1;
   Separator separator = Separator::first;  // the manifest's `eot_position`: "first", the default, or "last"
@@ -28,9 +39,6 @@ struct ShardManifest {
   // Whether the shards may hold tokens of this tokenizer: compares the contents of its files, not their names. True if
   // the manifest does not know its tokenizer.
   bool is_of(const Tokenizer&) const;
-  // The documents that the manifest counts in the files: those of each split all of whose shards are among them, by the
-  // names alone.
-  int64_t documents_of(std::span<const std::string> files) const;
   // The manifest's tokenizer as a value for data.tokenizer. Throws an Error that names the file if it is missing or has
   // changed.
   std::string checked_tokenizer() const;
@@ -43,18 +51,32 @@ Json describe_files(const std::vector<Tokenizer::File>&);
 // manifest throws, with the key and its value.
 std::optional<ShardManifest> read_manifest(const std::string& folder);
 
+// The shards of a manifest's split, all of them, by their numbers among the shards asked for.
+struct WholeSplit {
+  std::string manifest;  // path of manifest.json
+  std::vector<size_t> shards = {};
+  int64_t documents = 0;  // the number of documents that the manifest counts in them
+};
+
 // Where shards come from: the manifests that list them, each once, and the shards whose tokenizer is unknown.
 struct ShardOrigin {
+  // A shard's manifest, by its number, and what that says of it.
+  struct Entry {
+    size_t manifest = 0;
+    ListedShard shard;
+  };
   std::vector<ShardManifest> manifests;
+  std::vector<std::optional<Entry>> entries;  // one for each shard; none: no manifest lists it
   std::vector<std::string> unlisted;
   // The shards that no manifest with a separator lists, or whose manifest has another one than the first manifest.
   std::vector<std::string> without_separator;
 
   bool has_separator() const { return without_separator.empty(); }  // manifests.front() has it, too, for all shards
+  // The splits all of whose shards are there, and whose documents their manifest counts.
+  std::vector<WholeSplit> whole_splits() const;
 };
 ShardOrigin find_manifests(std::span<const std::string> shards);
 
-enum class ShardSplit { train, val };
 // Expands patterns as expand_globs does. A folder with a manifest is replaced by the manifest's shards of this split.
 std::vector<std::string> expand_shards(std::span<const std::string> patterns, ShardSplit);
 

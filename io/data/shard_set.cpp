@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "engine/process/parse.h"
 #include "engine/random_streams.h"
+#include "io/data/data_files.h"
 
 namespace triad {
 
@@ -66,7 +67,7 @@ void ShardRow::append(std::span<const int32_t> tokens, std::span<const uint8_t> 
   tokens_ += static_cast<int64_t>(tokens.size());
   while (!tokens.empty()) {
     if (!shard_) {
-      name_ = fmt::format("{}_{:06}.bin", prefix_, shards_.size());
+      name_ = name_of(shards_.size());
       shard_ = std::make_unique<ShardWriter>(path(name_), layout_);
     }
     const int64_t room = shard_tokens_ - shard_->size();
@@ -127,14 +128,38 @@ std::optional<int64_t> ShardRow::number_of(std::string_view name) const {
   return parse_number<int64_t>(name.substr(0, dot));
 }
 
-void ShardRow::resume(const Json& paused) {
+std::string ShardRow::name_of(size_t number) const { return fmt::format("{}_{:06}.bin", prefix_, number); }
+
+// Compares the finished shards of a saved state with their files, whole, because the manifest will list what the state
+// says. Shards that cut() may have changed or removed are left out.
+void ShardRow::check_finished(const Json& shards, int64_t cut) const {
+  int64_t end = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const auto file = shards[i].at("file").get<std::string>();
+    if (file != name_of(i))
+      fail("{}: the state to go on from names {} as shard {}: {} is needed", folder_, brief(shards[i]["file"]), i,
+           name_of(i));
+    end += shards[i].at("tokens").get<int64_t>();
+    if (cut >= 0 && end > cut) continue;
+    const DataFile now = describe_data_file(path(file));
+    const std::string was = fmt::format("{} bytes, CRC-32 {}", shards[i].at("bytes").get<int64_t>(),
+                                        shards[i].at("crc32").get<std::string>()),
+                      is = fmt::format("{} bytes, CRC-32 {:08x}", now.bytes, now.crc32);
+    if (was != is)
+      fail("{}: has changed since it was written: it had {}, now {}. Remove the folder, and call again", path(file),
+           was, is);
+  }
+}
+
+void ShardRow::resume(const Json& paused, int64_t cut) {
   documents_ = paused.at("documents").get<int64_t>();
   tokens_ = paused.at("tokens").get<int64_t>();
   last_document_ = paused.at("last_document").get<int64_t>();
   last_learned_ = paused.value("last_learned", true);
+  check_finished(paused.at("shards"), cut);
   shards_ = paused.at("shards");
   const bool has_part = paused.contains("part");
-  name_ = fmt::format("{}_{:06}.bin", prefix_, shards_.size());
+  name_ = name_of(shards_.size());
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename().string();
     const std::optional<int64_t> number = number_of(name);

@@ -33,8 +33,10 @@ class ShardRow {
   ShardRow(std::string folder, std::string prefix, const ShardLayout&, int64_t shard_tokens);
   // Changes the layout; before the first token.
   void lay_out(const ShardLayout& layout) { layout_ = layout; }
-  // Continues from the state that pause() returned; files of this prefix that were written later are removed.
-  void resume(const Json& paused);
+  // Continues from the state that pause() returned; files of this prefix that were written later are removed. cut: as
+  // in cut(), which may have begun; -1: none. Throws an Error that names the shard if the state names a file that is
+  // not this row's next one, or if a file's content has changed since.
+  void resume(const Json& paused, int64_t cut = -1);
   // learned: a byte for each token, 1 if it is learned; empty: all are. Shards without a mask ignore it.
   void append(std::span<const int32_t> tokens, std::span<const uint8_t> learned = {});
   // Appends the separator, which is learned if the token before it is.
@@ -55,6 +57,9 @@ class ShardRow {
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  // The file name of the row's shard of this number.
+  std::string name_of(size_t number) const;
+  void check_finished(const Json& shards, int64_t cut) const;
   // Number of the shard called `file` in this row, finished or not.
   std::optional<int64_t> number_of(std::string_view file) const;
   void finish_shard();

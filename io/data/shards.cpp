@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "io/crc32.h"
+#include "io/data/data_files.h"
 #include "io/foreign_format.h"
 
 namespace triad {
@@ -255,11 +257,15 @@ int64_t Shard::max_token() const {
   return most;
 }
 
-void Shard::scan(int64_t vocab, int32_t mark, std::vector<int64_t>* marks) const {
+uint32_t Shard::scan(int64_t vocab, int32_t mark, std::vector<int64_t>* marks) const {
+  const std::string header = file_.text(0, header_bytes_), end = file_.text(mask_begin(), bytes() - mask_begin());
+  uint32_t crc = crc32_of(std::as_bytes(std::span(header)));
   for_each_piece(0, size_, [&]<class T>(int64_t first, std::span<const T> tokens) {
     check_piece(first, tokens, vocab);
+    crc = crc32_of(std::as_bytes(tokens), crc);
     if (marks != nullptr && std::in_range<T>(mark)) find_marks(tokens, static_cast<T>(mark), first, *marks);
   });
+  return crc32_of(std::as_bytes(std::span(end)), crc);
 }
 
 ShardWriter::ShardWriter(const std::string& path, const ShardLayout& layout, const Progress& from)
@@ -271,7 +277,16 @@ ShardWriter::ShardWriter(const std::string& path, const ShardLayout& layout, con
       body_crc_(from.crc32) {
   TRIAD_CHECK(!layout.masked || layout.width == TokenWidth::u32, "{}: a shard with a mask has tokens of 4 bytes", path);
   const std::array<std::byte, kHeaderBytes> placeholder{};  // reserves space for the header, which finish() writes
-  if (from.tokens == 0) file_.write(placeholder);
+  if (from.tokens == 0) {
+    file_.write(placeholder);
+    return;
+  }
+  const InputFile begun(path + ".part");
+  if (const uint32_t crc = checksum_of(begun, kHeaderBytes); crc != from.crc32)
+    fail(
+        "{}: has changed since it was written: the CRC-32 of its {} tokens was {:08x}, now {:08x}. Remove the folder, "
+        "and call again",
+        begun.path(), from.tokens, from.crc32, crc);
 }
 
 void ShardWriter::append(std::span<const int32_t> tokens, std::span<const uint8_t> learned) {

@@ -45,8 +45,9 @@ class Shard {
   void read(int64_t begin, std::span<int32_t> out, int64_t vocab = kAnyToken) const;
   int64_t max_token() const;  // reads the whole shard
   // Reads the whole shard. A token >= vocab throws an Error that names file, offset and token. If `marks` is given, it
-  // receives the positions of the token `mark`, ascending, after what it holds already.
-  void scan(int64_t vocab, int32_t mark = -1, std::vector<int64_t>* marks = nullptr) const;
+  // receives the positions of the token `mark`, ascending, after what it holds already. Returns the CRC-32 of the whole
+  // file.
+  uint32_t scan(int64_t vocab, int32_t mark = -1, std::vector<int64_t>* marks = nullptr) const;
   bool has_mask() const { return has_mask_; }
   LossMask mask() const;  // of all tokens; without a mask in the file, all are learned
 

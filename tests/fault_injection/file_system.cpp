@@ -4,6 +4,8 @@
 //   TRIAD_NO_FOLDER_SYNC=ERRNO     fsync(2) of a folder fails with this error
 //   TRIAD_SLOW_SYNC="S [WORD]"     fsync(2) takes S more seconds; with WORD only for paths that contain it
 //   TRIAD_BAD_DISK=FILE            pread(2) of FILE fails while FILE.bad exists
+//   TRIAD_COUNT_CALLS=FILE         at the end of a process, writes to FILE how often it called stat(2) and
+//                                  operator new: {"stat": 12, "new": 345}
 //   TRIAD_FULL_DISK="A B"          pwrite(2) to paths that contain A and B fails as on a full disk
 //   TRIAD_RECORD=FOLDER            appends every call that changes something below FOLDER, or syncs it, to the file
 //                                  FOLDER.record, which tests/support/disk_record.h reads
@@ -14,6 +16,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdarg>
@@ -21,6 +24,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -269,3 +273,39 @@ int symlink(const char* target, const char* path) noexcept {
 }
 
 }  // extern "C"
+namespace {
+
+std::atomic<long> stat_calls, new_calls;
+
+struct CallCounts {
+  ~CallCounts() {
+    const char* file = std::getenv("TRIAD_COUNT_CALLS");
+    if (file == nullptr) return;
+    std::FILE* out = std::fopen(file, "w");
+    if (out == nullptr) return;
+    std::fprintf(out, "{\"stat\": %ld, \"new\": %ld}", stat_calls.load(), new_calls.load());
+    std::fclose(out);
+  }
+} call_counts;
+
+void* counted_new(size_t bytes) {
+  new_calls.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+
+}  // namespace
+
+extern "C" int stat(const char* path, struct stat* info) noexcept {
+  using Stat = int (*)(const char*, struct stat*);
+  static const auto real = reinterpret_cast<Stat>(dlsym(RTLD_NEXT, "stat"));
+  stat_calls.fetch_add(1, std::memory_order_relaxed);
+  return real(path, info);
+}
+
+void* operator new(size_t bytes) {
+  if (void* const memory = counted_new(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted_new(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }

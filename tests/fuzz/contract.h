@@ -32,6 +32,7 @@ void read_huggingface(std::string_view bytes);     // two sections: config.json,
 void read_record(std::string_view bytes);          // a line of a JSONL file
 void read_content(std::string_view bytes);         // a file of data: text, JSONL, or what is refused
 void read_weight_index(std::string_view bytes);    // three sections: an index, and the headers of two files
+void read_manifest_file(std::string_view bytes);   // two sections: manifest.json, and a state's list of data files
 inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"safetensors", read_safetensors},
                                       {"tokenizer_json", read_tokenizer_json},
@@ -42,7 +43,8 @@ inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"huggingface", read_huggingface},
                                       {"record", read_record},
                                       {"content", read_content},
-                                      {"weight_index", read_weight_index}};
+                                      {"weight_index", read_weight_index},
+                                      {"manifest_file", read_manifest_file}};
 
 // Thrown if a reader violates the contract. It does not derive from triad::Error, so that tests distinguish it from a
 // refusal.

@@ -330,6 +330,29 @@ def weight_index():
     seed("no-map", "{}", pair, single)
 
 
+def manifest_files():
+    def shard(name, **more):
+        return {"file": name, "tokens": 3, "bytes": 1030, "crc32": "0123abcd", **more}
+
+    def seed(name, manifest, files="[]"):
+        put("manifest_file", name, manifest if isinstance(manifest, str) else json.dumps(manifest), files)
+
+    def manifest(train, val=(), **more):
+        return {"format": "llm.c u16", "tokenizer": "byte", "vocab_size": 256, "eot": 0,
+                "train": {"documents": 2, "tokens": 3, "shards": train}, "val": {"shards": list(val)}, **more}
+
+    one, two = shard("train_000000.bin"), shard("val_000000.bin", learned=2)
+    seed("byte", manifest([one], [two]), json.dumps(["0123abcd 1030 train_000000.bin", "00000000 0 a b"]))
+    seed("bpe", manifest([one], tokenizer="gpt2", eot_position="last",
+                         tokenizer_files=[{"file": "tokenizer.json", "bytes": 3, "crc32": "01234567"}]))
+    seed("above", manifest([shard("../train_000000.bin")]), json.dumps(["0123abcd -1 a"]))
+    seed("absolute", manifest([shard("/train_000000.bin")]), json.dumps(["0123abcd 1"]))
+    seed("twice", manifest([one], [one]), json.dumps([3]))
+    seed("checksum", manifest([shard("a", crc32="-1234567")]), "{}")
+    seed("tokens", manifest([shard("a", tokens=1e300)]), '["')
+    seed("foreign", '{"name": "an app"}')
+
+
 shards()
 safetensors()
 tokenizers()
@@ -340,3 +363,4 @@ huggingface()
 records()
 contents()
 weight_index()
+manifest_files()

@@ -6,10 +6,14 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "io/data/dataset.h"
 #include "io/data/shards.h"
+#include "io/json_config.h"
 #include "io/safetensors.h"
+#include "tests/support/corpus.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
 
@@ -117,6 +121,134 @@ TEST_CASE("data faults: files that change under their readers", "[io]") {
   const SafetensorsFile file(weights);
   fs::resize_file(weights, 8000);
   check_error([&] { file.read(file.at("w")); }, {weights, "offset 8000", "ends before"});
+}
+
+TEST_CASE("data faults: shards that differ from their manifest are refused, with what differs", "[data]") {
+  struct Fault {
+    const char* name;
+    std::function<void(const std::string& out)> make;
+    std::vector<std::string> says;
+  };
+  const auto change = [](const std::string& path, int64_t at, char by) {
+    std::string bytes = read_text(path);
+    bytes[static_cast<size_t>(at < 0 ? static_cast<int64_t>(bytes.size()) + at : at)] ^= by;
+    write_text(path, bytes);
+  };
+  const auto set = [](const std::string& out, const char* split, const char* key, const Json& value) {
+    Json manifest = parse_json(read_text(out + "/manifest.json"), "manifest");
+    Json& object = manifest[split];
+    (key == std::string("documents") ? object : object["shards"][0])[key] = value;
+    write_text(out + "/manifest.json", manifest.dump());
+  };
+  const Fault faults[] = {
+      {"a token changed",
+       [&](const std::string& out) { change(out + "/train_000001.bin", kHeaderBytes + 100, 1); },
+       {"train_000001.bin: its CRC-32 is", "manifest.json says", "has changed"}},
+      {"a token to evaluate on changed",
+       [&](const std::string& out) { change(out + "/val_000000.bin", kHeaderBytes + 100, 1); },
+       {"val_000000.bin: its CRC-32 is"}},
+      {"a bit of the mask changed",
+       [&](const std::string& out) { change(out + "/train_000000.bin", -9, 1); },
+       {"train_000000.bin: it has", "learned tokens, but", "manifest.json says"}},
+      {"two bytes of the mask swapped",
+       [&](const std::string& out) {
+         std::string bytes = read_text(out + "/train_000000.bin");
+         const size_t mask = bytes.size() - 250, other = bytes.find_first_not_of(bytes[mask], mask);
+         std::swap(bytes[mask], bytes[other]);
+         write_text(out + "/train_000000.bin", bytes);
+       },
+       {"train_000000.bin: its CRC-32 is"}},
+      {"cut, with a header that fits",
+       [&](const std::string& out) {
+         const std::string path = out + "/train_000000.bin";
+         ShardWriter writer(path, {.width = TokenWidth::u32, .masked = true, .vocab = 256});
+         writer.append(std::vector<int32_t>(1000, 7), std::vector<uint8_t>(1000, 1));
+         writer.finish();
+       },
+       {"train_000000.bin: it has 1000 tokens, but", "manifest.json says 2000"}},
+      {"swapped",
+       [&](const std::string& out) {
+         fs::rename(out + "/train_000000.bin", out + "/x");
+         fs::rename(out + "/train_000001.bin", out + "/train_000000.bin");
+         fs::rename(out + "/x", out + "/train_000001.bin");
+       },
+       {"train_000000.bin: i"}},
+      {"more documents",
+       [&](const std::string& out) { set(out, "train", "documents", 4000); },
+       {"manifest.json: it says that", "hold 4000 documents, but they have"}},
+      {"bytes", [&](const std::string& out) { set(out, "train", "bytes", 9999); }, {"bytes, but", "says 9999"}},
+      {"a shard for both",
+       [&](const std::string& out) {
+         fs::copy_file(out + "/train_000000.bin", out + "/val_000000.bin", fs::copy_options::overwrite_existing);
+         Json manifest = parse_json(read_text(out + "/manifest.json"), "manifest");
+         Json shard = manifest["train"]["shards"][0];
+         shard["file"] = "val_000000.bin";
+         manifest["val"]["shards"] = Json::array({shard});
+         manifest["val"].erase("documents");
+         write_text(out + "/manifest.json", manifest.dump());
+       },
+       {"val_000000.bin", "train_000000.bin", "may not overlap"}},
+      {"a name for both",
+       [&](const std::string& out) { set(out, "val", "file", "train_000000.bin"); },
+       {"manifest.json is damaged: it lists the shard train_000000.bin twice"}},
+  };
+  for (const Fault& fault : faults) {
+    const TemporaryFolder folder;
+    INFO(fault.name);
+    std::string text;
+    for (int i = 0; i < 400; ++i)
+      text +=
+          Json{{"prompt", fmt::format("what is {}?", i)}, {"completion", fmt::format("{} is {}", i, i)}}.dump() + "\n";
+    write_text(folder.file("a.jsonl"), text);
+    const std::string out = folder.file("out");
+    run_data("--input " + folder.file("a.jsonl") + " --shard-tokens 2000 --out " + out);
+    const SplitOptions options{.paths = {out}, .val_paths = {out}};
+    CHECK_NOTHROW(shard_data(options, 256));
+    fault.make(out);
+    check_error([&] { shard_data(options, 256); }, fault.says);
+  }
+}
+
+TEST_CASE("data faults: the work of a start is linear in the number of shards", "[data]") {
+  // Shards of their own split and folder, a manifest for all, of `n` training and n / 4 validation shards.
+  const auto work = [](int n) {
+    const TemporaryFolder folder;
+    const std::string out = folder.file("shards"), counts = folder.file("counts");
+    fs::create_directory(out);
+    Json manifest = {{"format", "llm.c u16"}, {"tokenizer", "byte"}, {"vocab_size", 256}, {"eot", 0}};
+    for (const char* split : {"train", "val"}) {
+      Json shards = Json::array();
+      const int of_split = split == std::string("train") ? n : n / 4;
+      for (int i = 0; i < of_split; ++i) {
+        const std::string file = fmt::format("{}_{:06}.bin", split, i);
+        const int32_t header[] = {20240520, 1, 50};
+        std::string bytes(reinterpret_cast<const char*>(header), sizeof header);
+        bytes.resize(kHeaderBytes);
+        // Tokens that spell the file's name, so that no two shards are equal.
+        const std::string text = '\0' + file + std::string(49 - file.size(), 'x');
+        for (const char token : text) bytes += {token, '\0'};
+        write_text(out + "/" + file, bytes);
+        shards.push_back({{"file", file}, {"tokens", 50}});
+      }
+      manifest[split] = {{"documents", of_split}, {"shards", shards}};
+    }
+    write_text(out + "/manifest.json", manifest.dump());
+    const Outcome outcome = run_program(
+        train_args(folder.file("run"), "--set data.kind=shards --set train.steps=1 --set data.paths=" + out),
+        with_faults("TRIAD_COUNT_CALLS=" + counts));
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    const Json json = parse_json(read_text(counts), "counts");
+    return std::pair(json["stat"].get<double>(), json["new"].get<double>());
+  };
+  const auto [stats, news] = work(400);
+  const auto [more_stats, more_news] = work(1200);
+  INFO(stats << " and " << more_stats << " calls of stat, " << news << " and " << more_news << " of operator new");
+  CHECK(stats > 400);
+  CHECK(news > 400);
+  constexpr double kMost = 3.3;  // three times as many shards; the rest of a run does not grow
+  CHECK(more_stats < kMost * stats);
+  CHECK(more_news < kMost * news);
 }
 
 TEST_CASE("data faults: more shards than a process may open files by default", "[io]") {

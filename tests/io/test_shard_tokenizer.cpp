@@ -83,6 +83,20 @@ Config config_of(const std::string& paths, const std::vector<std::string>& sets 
 
 }  // namespace
 
+TEST_CASE("shard tokenizer: a resume takes shards and tokenizer under another path", "[data]") {
+  Shards shards;
+  run_ok(shards.train("run", shards.words()));
+  fs::rename(shards.words(), shards.file("moved"));
+  const std::string paths = shards.file("moved");
+  run_ok(shards.train("again", paths, "--set train.steps=3 --resume " + shards.file("run/checkpoints/step_2")));
+  run_ok("train --resume " + shards.file("run") + " --set train.steps=3 --set data.paths=" + paths);
+  CHECK(same_file(shards.file("run") + kWeights, shards.file("again") + kWeights));
+  CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == paths + "/tokenizer.json");
+  CHECK(data_of(shards.file("run/config.json"))["val_paths"] == Json::array({paths}));
+  const std::string other = " --set data.tokenizer=" + shards.other_tokenizer();
+  refused("train --resume " + shards.file("run") + " --set train.steps=4" + other, 2, {"data.tokenizer"});
+}
+
 TEST_CASE("shard tokenizer: a run reads the tokenizer and the validation shards from the manifest", "[data]") {
   const Shards shards;
   const Json manifest = parse_json(read_file(shards.words() + "/manifest.json"), "manifest");

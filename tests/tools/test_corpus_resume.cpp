@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -241,7 +242,77 @@ TEST_CASE("corpus: a resume removes later shards of the interrupted call, and no
   for (const std::string& name : later) write_text(folder.file(name), "");
   for (const std::string& name : others) write_text(folder.file(name), "");
   ShardRow row(folder.path(), "train", ShardLayout{}, 100);
-  row.resume({{"documents", 1}, {"tokens", 100}, {"last_document", 0}, {"shards", {{{"file", "train_000000.bin"}}}}});
+  const Json shard = {{"file", "train_000000.bin"}, {"tokens", 100}, {"bytes", 0}, {"crc32", "00000000"}};
+  row.resume({{"documents", 1}, {"tokens", 100}, {"last_document", 0}, {"shards", Json::array({shard})}});
   for (const std::string& name : later) CHECK_FALSE(fs::exists(folder.file(name)));
   for (const std::string& name : others) CHECK(fs::exists(folder.file(name)));
+}
+
+TEST_CASE("corpus: a call does not resume with shards that changed, or that its state names elsewhere", "[data]") {
+  struct Fault {
+    const char* name;
+    std::function<void(const std::string& out)> make;
+    std::vector<std::string> says;
+  };
+  const auto change = [](const std::string& path, size_t at) {
+    std::string bytes = read_text(path);
+    bytes.at(at) ^= 1;
+    write_text(path, bytes);
+  };
+  const auto rename_shard = [](const std::string& out, const std::string& name) {
+    Json state = parse_json(read_text(out + "/unfinished.json"), "unfinished");
+    state["train"]["shards"][1]["file"] = name;
+    write_text(out + "/unfinished.json", state.dump());
+  };
+  const Fault faults[] = {
+      {"edited",
+       [&](const std::string& out) { change(out + "/train_000001.bin", 1100); },
+       {"train_000001.bin: has changed since it was written", "3024 bytes"}},
+      {"truncated",
+       [](const std::string& out) { fs::resize_file(out + "/train_000001.bin", 2000); },
+       {"train_000001.bin: has changed since it was written", "now 2000 bytes"}},
+      {"removed", [](const std::string& out) { fs::remove(out + "/train_000001.bin"); }, {"train_000001.bin"}},
+      {"swapped",
+       [](const std::string& out) {
+         fs::rename(out + "/train_000000.bin", out + "/x");
+         fs::rename(out + "/train_000001.bin", out + "/train_000000.bin");
+         fs::rename(out + "/x", out + "/train_000001.bin");
+       },
+       {"train_000000.bin: has changed since it was written"}},
+      {"an edited part",
+       [&](const std::string& out) { change(out + "/train_000002.bin.part", 1030); },
+       {"train_000002.bin.part: has changed since it was written", "500 tokens"}},
+      {"a name above",
+       [&](const std::string& out) { rename_shard(out, "../train_000001.bin"); },
+       {"../train_000001.bin"}},
+      {"an absolute name", [&](const std::string& out) { rename_shard(out, "/etc/passwd"); }, {"/etc/passwd"}},
+      {"another name", [&](const std::string& out) { rename_shard(out, "train_000000.bin"); }, {"as shard 1"}},
+  };
+  const auto write = [](ShardRow& row, int from, int to) {
+    for (int32_t i = from; i < to; ++i) row.append(std::vector<int32_t>(100, i));
+  };
+  for (const Fault& fault : faults) {
+    INFO(fault.name);
+    const TemporaryFolder folder;
+    const std::string out = folder.path();
+    {
+      ShardRow row(out, "train", ShardLayout{}, 1000);
+      write(row, 0, 25);
+      write_text(out + "/unfinished.json", Json{{"train", row.pause()}}.dump());
+    }
+    const auto resume = [&] {
+      ShardRow row(out, "train", ShardLayout{}, 1000);
+      row.resume(parse_json(read_text(out + "/unfinished.json"), "unfinished")["train"]);
+      write(row, 25, 30);
+      row.finish();
+      return row.report();
+    };
+    const std::string part = read_text(out + "/train_000002.bin.part");
+    CHECK(resume()["shards"].size() == 3);
+    fs::remove(out + "/train_000002.bin");
+    write_text(out + "/train_000002.bin.part", part);
+    fault.make(out);
+    check_error(resume, fault.says);
+    CHECK(fs::exists(out + "/train_000000.bin"));
+  }
 }

@@ -6,15 +6,21 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
+#include <mutex>
+#include <set>
+#include <system_error>
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
+#include "engine/process/progress_line.h"
 #include "io/file.h"
 #include "io/huggingface/model_config.h"
 #include "io/json_config.h"
+#include "io/own_files.h"
 #include "io/weight_index.h"
 
 namespace triad {
@@ -27,9 +33,37 @@ constexpr const char* kSetAside = "set_aside_";
 
 std::string join(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
+// Why a folder may not be removed that foreign_in_checkpoint() finds something in.
+std::string reason_to_stay(const std::string& folder, const std::vector<std::string>& foreign) {
+  if (foreign == std::vector{folder}) return "it is a link, a mount point or no folder";
+  return listed(foreign) + " is not Triad's";
+}
+
+// Prints a warning, once: what could not be removed is tried again at each save.
+void warn_once(const std::string& text) {
+  static std::mutex one_at_a_time;
+  static std::set<std::string> said;
+  const std::lock_guard lock(one_at_a_time);
+  if (!said.insert(text).second) return;
+  end_progress_line();
+  fmt::print(stderr, "triad: {}\n", text);
+  std::fflush(stderr);
+}
+
+// Removes a checkpoint that is not needed any more. Training does not depend on it, so a failure is a warning.
+void remove_old(const std::string& folder) {
+  try {
+    remove_checkpoint(folder);
+  } catch (const Error& e) { warn_once(fmt::format("{} (an old checkpoint, which stays)", e.what())); }
+}
+
 // Renames a completely written folder to its final name. If a folder of that name exists, the two folders swap names in
 // one step, where the file system supports it; then the old one is removed.
 void put_in_place(const std::string& parent, const std::string& temporary, const std::string& place) {
+  std::error_code unknown;
+  if (fs::exists(fs::symlink_status(place, unknown)))
+    if (const std::vector<std::string> foreign = foreign_in_checkpoint(place); !foreign.empty())
+      fail("{} is in the way of a checkpoint, and stays: {}", place, reason_to_stay(place, foreign));
   if (::rename(temporary.c_str(), place.c_str()) == 0) return sync_folder(parent);
   std::string old = temporary;
   bool placed = errno == EEXIST || errno == ENOTEMPTY;
@@ -41,7 +75,7 @@ void put_in_place(const std::string& parent, const std::string& temporary, const
   }
   if (!placed) fail("{}: cannot be put in place: {}", place, std::strerror(errno));
   sync_folder(parent);  // before the old folder, which has this name on the disk until then, loses its files
-  remove_checkpoint(old);
+  remove_old(old);
 }
 
 // The number N in a name of the form PREFIX<N>; nullopt for other names and for numbers that int64_t cannot hold.
@@ -97,10 +131,17 @@ std::string write_checkpoint(const std::string& parent, const std::string& name,
 }
 
 std::string begin_checkpoint(const std::string& parent, const std::string& name) {
-  make_folders(parent);
+  // Not with their parents: if the run's folder was moved away, it must not appear again.
+  const auto make = [](const std::string& folder) {
+    const fs::path above = fs::absolute(fs::path(folder)).parent_path();
+    if (std::error_code unknown; !fs::is_directory(above, unknown))
+      fail("{}: the folder cannot be made, because {} is not there", folder, above.string());
+    make_folders(folder);
+  };
+  make(parent);
   remove_leftovers(parent);
   std::string temporary = temporary_name(join(parent, name));
-  make_folders(temporary);
+  make(temporary);
   return temporary;
 }
 
@@ -121,7 +162,16 @@ void drop_checkpoint(const std::string& temporary) {
 }
 
 void remove_checkpoint(const std::string& folder) {
-  if (::unlink(join(folder, kStateFile).c_str()) == 0) sync_folder(folder);
+  const std::vector<std::string> foreign = foreign_in_checkpoint(folder);
+  if (!foreign.empty()) fail("{}: is not removed: {}", folder, reason_to_stay(folder, foreign));
+  if (is_checkpoint(folder)) {
+    remove_tree(join(folder, kStateFile));
+    sync_folder(folder);
+  }
+  // The tensors go last: they show, after a kill, that the rest of the folder is Triad's.
+  for (const std::string& name : names_in(folder))
+    if (!is_tensor_file_name(name, kWeightsStem) && !is_tensor_file_name(name, kMomentsStem))
+      remove_tree(join(folder, name));
   remove_tree(folder);
 }
 
@@ -209,11 +259,26 @@ void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t 
     const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
     std::error_code error;
     if (kept_for_good || fs::equivalent(path, latest, error)) continue;
+    if (const std::vector<std::string> foreign = foreign_in_checkpoint(path); !foreign.empty()) {
+      warn_once(fmt::format("{}: is kept: {}", path, reason_to_stay(path, foreign)));
+      continue;
+    }
     // If the process is killed after this rename, the folder keeps its temporary name and remove_leftovers removes it.
     const std::string aside = temporary_name(path);
-    if (::rename(path.c_str(), aside.c_str()) != 0)
-      fail("{}: cannot be moved aside to be removed: {}", path, std::strerror(errno));
-    remove_checkpoint(aside);
+    if (::rename(path.c_str(), aside.c_str()) != 0) {
+      warn_once(fmt::format("{}: an old checkpoint stays: cannot be removed: {}", path, std::strerror(errno)));
+      continue;
+    }
+    try {
+      remove_checkpoint(aside);
+    } catch (const Error& e) {
+      // A whole checkpoint gets its name back; the rest of one is a leftover. The message has the name that stays the
+      // same, because each warning is printed once.
+      const bool restored = is_checkpoint(aside) && ::rename(aside.c_str(), path.c_str()) == 0;
+      std::string why = e.what();
+      if (const size_t at = why.find(aside); at != std::string::npos) why.replace(at, aside.size(), path);
+      warn_once(fmt::format("an old checkpoint {}: {}", restored ? "stays" : "was removed in part", why));
+    }
   }
 }
 
@@ -224,11 +289,34 @@ std::string next_set_aside(const std::string& parent) {
   }
 }
 
+namespace {
+
+// Renames a symbolic link into another folder. A relative target, which would lead elsewhere from there, is made
+// absolute.
+void move_link(const std::string& path, const std::string& place) {
+  std::error_code error;
+  fs::path target = fs::read_symlink(path, error);
+  if (!error && target.is_relative()) target = fs::absolute(fs::path(path)).parent_path() / target;
+  if (!error) fs::create_symlink(target.lexically_normal(), place, error);
+  if (!error) fs::remove(path, error);
+  if (error) fail("{}: the link cannot be moved to {}: {}", path, place, error.message());
+}
+
+}  // namespace
+
 std::string set_aside(const std::string& parent, const std::vector<std::string>& paths) {
+  std::vector<std::string> mounts;
+  for (const std::string& path : paths)
+    if (!fs::is_symlink(path) && is_link_or_mount(path)) mounts.push_back(path);
+  if (!mounts.empty()) fail("{}: a mount point cannot be moved aside: unmount it first", listed(mounts));
   const std::string folder = next_set_aside(parent);
   make_folders(folder);
   for (const std::string& path : paths) {
     const std::string place = join(folder, fs::path(path).filename().string());
+    if (fs::is_symlink(path)) {
+      move_link(path, place);
+      continue;
+    }
     if (::rename(path.c_str(), place.c_str()) == 0) continue;
     if (errno != EXDEV || !fs::is_regular_file(path))
       fail("{}: cannot be moved to {}: {}", path, place, std::strerror(errno));
@@ -257,9 +345,14 @@ void remove_leftovers(const std::string& parent) {
     if (!is_temporary(name, &target) || !(step_of(target) || target == kLatest)) continue;
     const std::string path = join(parent, name), place = join(parent, target);
     std::error_code error;
-    const bool whole = !fs::is_symlink(path, error) && is_checkpoint(path);
-    if (whole && !fs::exists(place, error) && ::rename(path.c_str(), place.c_str()) == 0) continue;
-    whole ? remove_checkpoint(path) : remove_tree(path);
+    if (target == kLatest) {
+      if (!fs::is_directory(fs::symlink_status(path, error))) fs::remove(path, error);
+      continue;
+    }
+    if (!foreign_in_checkpoint(path).empty()) continue;
+    const bool free = !fs::exists(fs::symlink_status(place, error));
+    if (is_checkpoint(path) && free && ::rename(path.c_str(), place.c_str()) == 0) continue;
+    remove_old(path);
   }
 }
 

@@ -25,15 +25,17 @@ std::string write_checkpoint(const std::string& parent, const std::string& name,
                              const std::function<std::string(const std::string& folder)>& write);
 
 // The parts of write_checkpoint(), for files that several processes write: begin_checkpoint() makes the temporary
-// folder and returns its path, finish_checkpoint() adds state.json, puts the folder in place and returns parent/name.
-// drop_checkpoint() removes the temporary folder after an error, and ignores its own.
+// folder, and parent, but not the folder around it, and returns its path; finish_checkpoint() adds state.json, puts the
+// folder in place and returns parent/name. drop_checkpoint() removes the temporary folder after an error, and ignores
+// its own.
 std::string begin_checkpoint(const std::string& parent, const std::string& name);
 std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary,
                               const std::string& state);
 void drop_checkpoint(const std::string& temporary);
 
 // Removes a checkpoint. state.json is removed first, and that is synced to disk, so that a removal which a kill or a
-// power failure interrupts leaves no folder that looks whole.
+// power failure interrupts leaves no folder that looks whole. Throws Error, and removes nothing, if the folder is a
+// link or a mount point, or holds files that Triad has not made.
 void remove_checkpoint(const std::string& folder);
 bool is_checkpoint(const std::string& folder);  // the folder holds state.json
 
@@ -61,18 +63,19 @@ std::string resolve_checkpoint(const std::string& path);
 
 // Removes the oldest complete checkpoints until keep_last are left. Checkpoints whose step is a positive multiple of
 // keep_every (0: none) are kept in addition, and so is the one that `latest` points to. keep_last 0: removes nothing.
+// One that cannot or may not be removed (see remove_checkpoint) is kept with a warning on stderr.
 void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every);
 
 // Moves files and folders, in the given order, to a new folder parent/set_aside_K, where K is the first free number.
 // Returns the path of the new folder. No function of this file looks for checkpoints there. A file may come from
-// another file system; a folder may not.
+// another file system; a folder may not. Of a link the link is moved. A mount point is an Error before any is moved.
 std::string set_aside(const std::string& parent, const std::vector<std::string>& paths);
 std::string next_set_aside(const std::string& parent);  // the path that set_aside() would use
 // The set_aside_K folders in parent, sorted by name; none if parent does not exist.
 std::vector<std::string> list_set_aside(const std::string& parent);
 
 // Removes the temporary folders and links that killed processes have left in parent. A complete folder under a
-// temporary name is renamed to its final name, if that name is free.
+// temporary name is renamed to its final name, if that name is free. What cannot be removed is a warning on stderr.
 void remove_leftovers(const std::string& parent);
 
 }  // namespace triad

@@ -261,10 +261,11 @@ void remove_tree(const std::string& path) {
 
 bool is_temporary(const std::string& name, std::string* target) {
   constexpr std::string_view kMark = ".tmp.";
+  constexpr size_t kFewestDigits = 1 + 2 * 10;  // a process id and two random numbers; NAME.tmp.1 may be a user's
   const size_t mark = name.rfind(kMark);
   if (mark == std::string::npos || mark == 0) return false;
   const std::string_view number = std::string_view(name).substr(mark + kMark.size());
-  if (number.empty() ||
+  if (number.size() < kFewestDigits ||
       !std::all_of(number.begin(), number.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
     return false;
   if (target) *target = name.substr(0, mark);

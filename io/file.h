@@ -101,7 +101,8 @@ void sync_folder(const std::string& path);  // afterwards a rename or new file i
 void sync_tree(const std::string& path);    // syncs all files below the folder, then the folders
 void remove_tree(const std::string& path);  // an absent path is no error; symbolic links are removed, not followed
 
-// True for a name NAME.tmp.NUMBER, which an unfinished file or folder has. If target is given, it is set to NAME.
+// True for a name that temporary_name() has made, which an unfinished file or folder has: NAME.tmp.NUMBER with at least
+// 21 digits. If target is given, it is set to NAME.
 bool is_temporary(const std::string& name, std::string* target = nullptr);
 // Returns NAME.tmp.NUMBER with a random number, because several ranks may share the folder, and processes in different
 // containers a process id.

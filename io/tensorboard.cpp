@@ -8,8 +8,13 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <iterator>
 #include <limits>
+#include <optional>
+#include <system_error>
+
+#include "engine/process/parse.h"
 
 namespace triad {
 
@@ -54,7 +59,8 @@ void put_doubles(std::string& out, int field, std::span<const double> values) {
 }
 
 // Field numbers of the messages Event, Summary, Summary.Value, HistogramProto and SessionLog.
-enum EventField { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
+enum EventField { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7, kSourceMetadata = 10 };
+constexpr int kWriter = 1;
 constexpr int kSummaryValue = 1;
 enum ValueField { kTag = 1, kSimpleValue = 2, kHistogram = 5, kTensor = 8, kMetadata = 9 };
 enum HistogramField { kMin = 1, kMax, kNum, kSum, kSumSquares, kBucketLimit, kBucket };
@@ -186,17 +192,32 @@ uint32_t masked_crc(std::string_view bytes) {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// The path of a new event file; readers look for "tfevents" in the name. The last number of the name differs if an
-// earlier run began in the same second.
+// The path of a new event file; readers look for "tfevents" in the name, and read a folder's files in the order of
+// their names. So this one sorts after those of earlier runs, even if the clock was put back or another host's is
+// ahead.
 std::string new_file(const std::string& folder) {
+  constexpr std::string_view kPrefix = "events.out.tfevents.";
+  constexpr int64_t kLargest = 9'999'999'999;  // the largest time of ten digits
   make_folders(folder);
+  std::string last;
+  std::error_code unreadable;
+  for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, unreadable))
+    if (const std::string name = entry.path().filename().string(); name.starts_with(kPrefix))
+      last = std::max(last, name);
   char host[256] = "host";
   gethostname(host, sizeof host - 1);
-  for (int n = 0;; ++n) {
-    const std::string path =
-        fmt::format("{}/events.out.tfevents.{:010d}.{}.{}.{}", folder, static_cast<int64_t>(now()), host, getpid(), n);
-    if (access(path.c_str(), F_OK) != 0) return path;
+  auto seconds = static_cast<int64_t>(now());
+  std::string name;
+  const auto make = [&] { name = fmt::format("{}{:010d}.{}.{}.0", kPrefix, seconds, host, getpid()); };
+  make();
+  if (name <= last) {
+    const std::string rest = last.substr(kPrefix.size());
+    const std::optional<int64_t> newest = parse_number<int64_t>(std::string_view(rest).substr(0, rest.find('.')));
+    if (newest) seconds = *newest + 1;
+    make();
+    if (!newest || seconds > kLargest || name <= last) name = last + ".0";
   }
+  return folder + "/" + name;
 }
 
 }  // namespace
@@ -279,6 +300,13 @@ std::string restart(double wall_time, int64_t step) {
   return out;
 }
 
+std::string written_by(double wall_time, std::string_view writer) {
+  std::string source, out = event(wall_time, 0);
+  put_bytes(source, kWriter, writer);
+  put_bytes(out, kSourceMetadata, source);
+  return out;
+}
+
 std::string record(std::string_view message) {
   std::string length, out;
   put_fixed(length, static_cast<uint64_t>(message.size()));
@@ -292,7 +320,8 @@ std::string record(std::string_view message) {
 }  // namespace tensorboard
 
 EventFile::EventFile(const std::string& folder, int64_t resume_step) : file_(new_file(folder)) {
-  std::string begin = tensorboard::record(tensorboard::file_version(now()));
+  std::string begin = tensorboard::record(tensorboard::file_version(now())) +
+                      tensorboard::record(tensorboard::written_by(now(), kEventWriter));
   if (resume_step >= 0) begin += tensorboard::record(tensorboard::restart(now(), resume_step + 1));
   file_.append(begin);
 }

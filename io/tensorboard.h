@@ -13,6 +13,9 @@
 
 namespace triad {
 
+// The writer that the second record of each file names, by which Triad's files are recognised.
+inline constexpr const char* kEventWriter = "triad.io.tensorboard";
+
 uint32_t crc32c(std::string_view bytes);  // CRC-32C, polynomial 0x1EDC6F41 (Castagnoli)
 
 struct Scalar {
@@ -34,10 +37,13 @@ std::string session_start(double wall_time, std::span<const HParam>);
 std::string session_end(double wall_time);
 // A message after which readers drop the events of earlier files from this step on.
 std::string restart(double wall_time, int64_t step);
+// Names the program that has written a file.
+std::string written_by(double wall_time, std::string_view writer);
 std::string record(std::string_view message);
 }  // namespace tensorboard
 
-// EventFile: one event file in a run's folder tb/; a resumed run adds another file. Each call is one write(2).
+// EventFile: one event file in a run's folder tb/; a resumed run adds another file, whose name sorts after the others.
+// Each call is one write(2).
 class EventFile {
  public:
   // resume_step >= 0: makes readers drop the events of earlier files after that step.

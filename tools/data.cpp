@@ -26,6 +26,7 @@
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/folder_lock.h"
+#include "io/own_files.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 
@@ -176,7 +177,7 @@ class Job {
 
   static bool is_output(const std::string& name) {
     const bool shard = (name.starts_with("train_") || name.starts_with("val_")) &&
-                       (name.ends_with(".bin") || name.ends_with(".bin.mask"));
+                       (name.ends_with(".bin") || name.ends_with(".bin.part") || name.ends_with(".bin.mask"));
     return shard || name == kManifest || name == kUnfinished;
   }
 
@@ -191,6 +192,7 @@ class Job {
   // Resumes a call that was killed in this folder. Refuses a folder that holds shards of another call, which would be
   // read as part of this one.
   void prepare_folder() {
+    refuse_tokenizer();
     resumes_ = fs::exists(path(kUnfinished));
     if (resumes_)
       resume();
@@ -235,6 +237,15 @@ class Job {
       if (is_temporary(entry.path().filename().string(), &target) && (is_output(target) || copies.contains(target)))
         fs::remove(entry.path());
     }
+  }
+
+  // Another tokenizer in the folder would be replaced by the copy of this one.
+  void refuse_tokenizer() const {
+    for (const Tokenizer::File& file : tokenizer_.files())
+      if (fs::exists(fs::symlink_status(path(file.name))) &&
+          (is_link_or_mount(path(file.name)) || read_file(path(file.name)) != file.content))
+        fail("{} is another file than this tokenizer's {}, whose copy would replace it: choose another --out",
+             path(file.name), file.name);
   }
 
   void refuse_shards() const {

@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <system_error>
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "io/file.h"
 #include "io/json_config.h"
 #include "tools/output_folder.h"
+#include "train/checkpoint/run_files.h"
 #include "train/data_source.h"
 #include "train/inference.h"
 
@@ -65,7 +67,13 @@ void eval_needle(const NeedleEval& o) {
   make_folders(folder.string());
   const std::string csv_path = (folder / needle_file(task.kind, "csv")).string(),
                     svg_path = (folder / needle_file(task.kind, "svg")).string();
-  for (const std::string& path : {csv_path, svg_path}) check_output_file("--out", path);
+  for (const std::string& path : {csv_path, svg_path}) {
+    check_output_file("--out", path);
+    std::error_code absent;
+    if (std::filesystem::exists(std::filesystem::symlink_status(path, absent)) &&
+        !is_own_run_file(folder.string(), std::filesystem::path(path).filename().string()))
+      fail("{} is not of `triad eval --needle`: move it, or choose another --out", path);
+  }
   std::unique_ptr<LoadedModel> loaded;  // the model, allocated for the current length
   const NeedleGrid grid = measure_needles(
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {

@@ -1,11 +1,16 @@
 // triad init: writes fresh weights as a checkpoint folder, which `triad generate`, `eval` and `grads` can read.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
-#include "io/file.h"
+#include "io/huggingface/model_config.h"
+#include "io/own_files.h"
 #include "io/weight_index.h"
 #include "tools/verbs.h"
 #include "train/load_config.h"
@@ -15,18 +20,29 @@ namespace triad {
 
 namespace {
 
-// Throws an Error if the folder holds trained weights, which are in a checkpoint or in the files of a run. Fresh
-// weights may be replaced.
-void refuse_trained(const std::string& folder) {
-  for (const std::string& name :
-       {whole_file_name(kMomentsStem), index_file_name(kMomentsStem), std::string("env.json")})
-    if (std::filesystem::exists(folder + "/" + name))
-      fail("{} holds {}: fresh weights would replace trained ones; choose another --out", folder, name);
-  const std::string file = folder + "/" + kStateFile;
-  if (!std::filesystem::exists(file)) return;
-  const Json state = parse_json(read_file(file), file), step = state.is_object() ? state.value("step", Json()) : Json();
-  if (step != 0)
-    fail("{} is of step {}: fresh weights would replace trained ones; choose another --out", file, brief(step));
+// Whether a file of this name is weights, or describes the weights in its folder.
+bool is_part_of_model(const std::string& name) {
+  return name == kStateFile || name == "env.json" || is_tokenizer_file_name(name) ||
+         is_tensor_file_name(name, kWeightsStem) || is_tensor_file_name(name, kMomentsStem) ||
+         name.ends_with(".safetensors") || name.starts_with("pytorch_model") || name == "checkpoints";
+}
+
+// Throws an Error that lists the files of a model in the folder that `triad init` has not made. Its own may be
+// replaced.
+void refuse_others(const std::string& folder) {
+  std::vector<std::string> others;
+  std::error_code absent;
+  for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, absent)) {
+    const std::string name = entry.path().filename().string();
+    if (is_part_of_model(name) && !is_initial_file(folder, name)) others.push_back(name);
+  }
+  if (is_huggingface_folder(folder)) others.push_back("config.json");
+  std::sort(others.begin(), others.end());
+  if (!others.empty())
+    fail(
+        "{} holds a model that `triad init` has not made, or which changed since ({}): fresh weights would replace it; "
+        "choose another --out",
+        folder, listed(others));
 }
 
 }  // namespace
@@ -42,10 +58,10 @@ void add_init(CLI::App& app) {
   verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
       ->take_all()
       ->expected(1);
-  verb->add_option("--out", o->out, "folder to write")->required();
+  verb->add_option("--out", o->out, "folder to write; only what `triad init` has made there is replaced")->required();
   verb->callback([o] {
     const Config config = load_config(o->config, o->sets).config;
-    refuse_trained(o->out);
+    refuse_others(o->out);
     Arena counted = Arena::planned(Device::cpu());
     Params(counted, config.model, {});
     Runtime runtime({.device = Device::cpu(), .arena_bytes = counted.used_bytes()});

@@ -10,6 +10,8 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/folder_lock.h"
+#include "io/own_files.h"
 
 namespace triad {
 
@@ -17,15 +19,23 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// Marks an unfinished folder as one that may be removed.
+constexpr const char* kUnfinished = ".triad_unfinished";
+
+// Removes what killed processes have left of this folder: folders of a temporary name with the mark, which no running
+// process has locked.
 void remove_unfinished(const fs::path& out) {
   std::vector<std::string> found;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(out.parent_path(), error)) {
     std::string target;
-    if (entry.is_directory() && is_temporary(entry.path().filename().string(), &target) && target == out.filename())
-      found.push_back(entry.path().string());
+    const std::string path = entry.path().string();
+    if (is_temporary(entry.path().filename().string(), &target) && target == out.filename() &&
+        !is_link_or_mount(path) && fs::is_regular_file(fs::symlink_status(entry.path() / kUnfinished, error)))
+      found.push_back(path);
   }
-  for (const std::string& path : found) remove_tree(path);
+  for (const std::string& path : found)
+    if (FolderLock lock; lock.take(path)) remove_tree(path);
 }
 
 }  // namespace
@@ -56,9 +66,13 @@ void write_output_folder(const std::string& out, const std::function<void(const 
   const std::string parent = fs::path(out).parent_path().string(), temporary = temporary_name(out);
   make_folders(parent);
   remove_unfinished(out);
+  FolderLock lock;
   try {
     make_folders(temporary);
+    write_file_atomically(temporary + "/" + kUnfinished, "");
+    lock.take(temporary);
     write(temporary);
+    remove_tree(temporary + "/" + kUnfinished);
     sync_tree(temporary);
     if (::rename(temporary.c_str(), out.c_str()) != 0)
       fail("{}: cannot be put in place: {}", out, std::strerror(errno));

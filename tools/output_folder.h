@@ -10,7 +10,8 @@ namespace triad {
 std::string check_output_folder(const std::string& out, const std::string& source);
 
 // Fills a temporary folder next to `out` by write(folder) and renames it to `out`, a result of check_output_folder. If
-// write throws, the temporary folder is removed. What a killed process has left of the same `out` is removed first.
+// write throws, the temporary folder is removed. What a killed process has left of the same `out`, which has a mark in
+// it, is removed first.
 void write_output_folder(const std::string& out, const std::function<void(const std::string& folder)>& write);
 
 // Throws, before a verb works for hours, if a file cannot be written at a path, the value of this option: a UsageError

@@ -8,6 +8,7 @@
 #include <future>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/stream.h"
@@ -34,6 +35,8 @@ class Checkpointer {
   // the previous checkpoint. temporary: the folder from begin_checkpoint(), the same on all ranks; empty if this rank
   // writes the checkpoint alone. With shards the other ranks call Optimizer::gather for each of its states meanwhile.
   void save(Context&, Optimizer&, const RunState&, const std::string& temporary);
+  // Writes later checkpoints to another folder than `parent`. take() must have returned the previous one.
+  void write_to(std::string parent) { parent_ = std::move(parent); }
   // Begins to put the checkpoint in place, in the thread. Call on the first rank, after the threads of all ranks.
   void publish();
 

@@ -56,10 +56,9 @@ int64_t RunCheckpoints::bytes() const {
 
 // Throws if the disk has no room for a checkpoint, or the folder cannot be written.
 void RunCheckpoints::check_space() const {
-  const std::string folder = setup_.folder.checkpoints(), probe = folder + "/probe";
+  const std::string folder = setup_.folder.checkpoints();
   make_folders(folder);
-  write_file_atomically(probe, "a file can be written here\n");
-  std::filesystem::remove(probe);
+  AtomicFile(folder + "/probe").write("a file can be written here\n");  // removed again, without taking its name
   const auto available = static_cast<double>(std::filesystem::space(folder).available);
   const auto needed = static_cast<double>(bytes());
   if (available < needed)
@@ -73,32 +72,36 @@ std::unique_ptr<Checkpointer> RunCheckpoints::make_checkpointer() const {
 }
 
 void RunCheckpoints::save(const RunState& state) {
-  Context& ctx = setup_.runtime->ctx();
-  Optimizer& optimizer = setup_.step.optimizer();
   wait(state.step);
   saved_at_ = state.step;
   if (made_.valid()) checkpointer_ = made_.get();
   if (checkpointer_ == nullptr && writes_files()) checkpointer_ = make_checkpointer();
-  const std::string temporary = shared() ? begin_shared(state.step) : "";
+  start(state, setup_.folder.checkpoints());
+}
+
+void RunCheckpoints::start(const RunState& state, const std::string& parent) {
+  Context& ctx = setup_.runtime->ctx();
+  Optimizer& optimizer = setup_.step.optimizer();
+  const std::string temporary = shared() ? begin_shared(state.step, parent) : "";
   pending_ = shared();
   if (checkpointer_) return checkpointer_->save(ctx, optimizer, state, temporary);
   for (const Optimizer::State which : Optimizer::kStates) optimizer.gather(ctx, which, [](auto&&...) {});
 }
 
 // The first rank makes the folder for the files of all ranks.
-std::string RunCheckpoints::begin_shared(int64_t step) {
+std::string RunCheckpoints::begin_shared(int64_t step, const std::string& parent) {
   std::string name;
   std::exception_ptr error;
   if (setup_.first()) {
     try {
-      const std::string made = begin_checkpoint(setup_.folder.checkpoints(), fmt::format("step_{}", step));
+      const std::string made = begin_checkpoint(parent, fmt::format("step_{}", step));
       name = std::filesystem::path(made).filename().string();
     } catch (...) { error = std::current_exception(); }
   }
   name = setup_.comm->all_gather_host_text(name, "the folder of a checkpoint").front();
   if (error != nullptr) std::rethrow_exception(error);
   if (name.empty()) fail("the checkpoint of step {} is not written: the first rank could not make its folder", step);
-  return setup_.folder.checkpoints() + "/" + name;
+  return parent + "/" + name;
 }
 
 void RunCheckpoints::poll(int64_t step) {
@@ -148,6 +151,32 @@ void RunCheckpoints::take(int64_t step, bool wait) {
   if (!written) return;
   checkpoint_is_whole(saved_at_.value());
   reporter_.checkpoint(step, *written);
+}
+
+std::string RunCheckpoints::rescue(const RunState& state, bool alone) {
+  std::string folder, why;
+  if (setup_.first()) {
+    try {
+      folder = setup_.folder.make_rescue_folder();
+    } catch (const Error& e) { why = e.what(); }
+  }
+  if (!alone) folder = setup_.comm->all_gather_host_text(folder, "the folder for a rescued checkpoint").front();
+  if (folder.empty()) fail("{}", why.empty() ? "nothing could be saved by the first rank" : why);
+  if (made_.valid()) checkpointer_ = made_.get();
+  if (checkpointer_ == nullptr && writes_files()) checkpointer_ = make_checkpointer();
+  if (checkpointer_ != nullptr) {
+    try {
+      checkpointer_->take(/*wait=*/true);
+    } catch (const Error&) {}  // it was written to the lost folder
+    checkpointer_->write_to(folder + "/checkpoints");
+  }
+  publishing_ = false;
+  start(state, folder + "/checkpoints");
+  if (alone)
+    take(state.step, /*wait=*/true);
+  else
+    wait(state.step);
+  return folder;
 }
 
 void RunCheckpoints::write_final_weights() {

@@ -30,9 +30,16 @@ class RunCheckpoints {
   void poll(int64_t step);
   // Waits for the pending checkpoint, then reports it as poll() does. Collective: all ranks call it.
   void wait(int64_t step);
+  // Whether a checkpoint is being written that all ranks write; the answer is the same on all ranks.
+  bool exchanges() const { return pending_; }
   bool saved(int64_t step) const { return saved_at_ == step; }
   // Writes the final weights. Collective: all ranks call it.
   void write_final_weights();
+
+  // Saves a checkpoint in a new folder, because the run's is lost, and returns that folder's path. A checkpoint that
+  // was being written is given up. alone: this rank calls it alone, which rescues_alone() allows; else all ranks do.
+  std::string rescue(const RunState&, bool alone);
+  bool rescues_alone() const { return setup_.first() && !shared(); }
 
   // abandon() (train/run_exit.h) calls these after an error on this rank alone. completes(): whether this rank puts
   // checkpoints in place. finish_alone(): waits for a pending checkpoint without reporting it.
@@ -45,7 +52,8 @@ class RunCheckpoints {
   int64_t bytes() const;
   void check_space() const;
   std::unique_ptr<Checkpointer> make_checkpointer() const;
-  std::string begin_shared(int64_t step);
+  void start(const RunState&, const std::string& parent);
+  std::string begin_shared(int64_t step, const std::string& parent);
   void advance(int64_t step, std::chrono::milliseconds wait);
   [[noreturn]] void fail_shared(int64_t step, int64_t rank);
   void take(int64_t step, bool wait);

@@ -29,7 +29,7 @@ void finish_checkpoint(RunSetup& run, Wait&& wait) {
 }  // namespace
 
 bool StopPolicy::requested(bool anomaly) const {
-  return stop_signal() != 0 || anomaly || (setup_.first() && setup_.folder.halt_requested());
+  return stop_signal() != 0 || anomaly || (setup_.first() && (setup_.folder.halt_requested() || setup_.folder.lost()));
 }
 
 void StopPolicy::consume_halt() {

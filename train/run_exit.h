@@ -1,7 +1,8 @@
 // The three ways in which a run ends before it is complete. Orderly stop, requested on any rank by a signal, by the
 // file .HALT, or by an anomaly with log.on_anomaly stop: all ranks stop after the same step, with a checkpoint;
-// StopPolicy decides when, and why. Failure of one rank, an exception: abandon() prints it and ends the process.
-// Failure of all ranks, an error that all detect in the same step: fail_together() ends them together.
+// StopPolicy decides when, and why. A run whose folder is lost stops in the same way, but saves elsewhere and fails.
+// Failure of one rank, an exception: abandon() prints it and ends the process. Failure of all ranks, an error that all
+// detect in the same step: fail_together() ends them together.
 #pragma once
 #include <fmt/format.h>
 

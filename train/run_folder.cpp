@@ -1,6 +1,8 @@
 #include "train/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,8 +22,10 @@
 #include "io/data/position_losses.h"
 #include "io/file.h"
 #include "io/json_config.h"
+#include "io/own_files.h"
 #include "io/weight_index.h"
 #include "train/checkpoint/final_weights.h"
+#include "train/checkpoint/run_files.h"
 #include "train/monitor/selection_sample.h"
 
 namespace triad {
@@ -30,34 +34,19 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Whether a run writes a file or folder of this name, or its temporary version. All other files in the folder belong to
-// the user.
-bool written_by_a_run(std::string name) {
-  static const std::regex kNames(
-      "(config|env|metrics|selection_sample|document_lengths)\\.json|(tokenizer|encoder|vocab|separator)\\.json|"
-      "vocab\\.bpe|"
-      "merges\\.txt|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
-      "(training|val|k_stats|gates|fallback_counters|grad_ledger|positions)\\.csv|"
-      "needle(_(queries|variables|counting|copy))?\\.(csv|svg)|"
-      "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
-      "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"
-      "mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
-  std::string target;
-  if (is_temporary(name, &target)) name = target;
-  return std::regex_match(name, kNames) || is_tensor_file_name(name, kWeightsStem);
+bool is_same(const fs::path& a, const fs::path& b) {
+  std::error_code unknown;
+  return fs::equivalent(a, b, unknown);
 }
 
-// Removes the checkpoints, complete or not, and their folder. If the folder is a symbolic link (to another disk, for
-// example), the link stays, and so do other files in its target.
-void remove_checkpoints(const fs::path& folder) {
-  if (!fs::is_directory(folder)) return remove_tree(folder.string());
-  const bool linked = fs::is_symlink(folder);
-  // Completes some leftover checkpoints, which the next lines then remove.
-  if (linked) remove_leftovers(folder.string());
-  for (const CheckpointFolder& checkpoint : list_checkpoints(folder.string())) remove_checkpoint(checkpoint.path);
-  for (const std::string& aside : list_set_aside(folder.string())) remove_tree(aside);
-  if (!linked) return remove_tree(folder.string());
-  if (target_of_latest(folder.string())) fs::remove(folder / kLatest);
+// Removes what an earlier run has made. Its folders stay if they hold other files, or are links or mount points.
+void remove_run(const RunFiles& files) {
+  for (const std::string& path : files.own)
+    if (fs::is_directory(fs::symlink_status(path)))
+      remove_checkpoint(path);
+    else
+      remove_tree(path);
+  for (const std::string& folder : files.folders) ::rmdir(folder.c_str());
 }
 
 // The step of the selection sample in a file; -1 if the file does not exist; the largest integer if it is damaged.
@@ -85,12 +74,18 @@ void RunFolder::refuse(const std::string& path, Start start) {
     fail("{}/.HALT is there from an earlier run and would stop this one after its first step: remove it", path);
   if (holds("state.json"))
     fail("log.out_dir {} is itself a checkpoint, or what `triad init` wrote: a run in it would mix with that", path);
-  if (start != Start::fresh) return;
   const std::string checkpoints = path + "/checkpoints";
-  if (find_newest_checkpoint(checkpoints) || !list_set_aside(checkpoints).empty())
+  if (start == Start::fresh && (find_newest_checkpoint(checkpoints) || !list_set_aside(checkpoints).empty()))
     fail("{} holds a checkpoint of an earlier run: --resume {} goes on with it, --overwrite starts anew and removes it",
          path, path);
-  if (has_tensors(path))
+  const std::vector<std::string> foreign =
+      start == Start::resume ? in_way_of_resume(path) : list_run_files(path).foreign;
+  if (!foreign.empty())
+    fail(
+        "{}: {} in the way of a run, which Triad has not made, or which changed since: move {}, or choose another "
+        "log.out_dir",
+        listed(foreign), foreign.size() == 1 ? "this is" : "these are", foreign.size() == 1 ? "it" : "them");
+  if (start == Start::fresh && has_tensors(path))
     fail("{} holds the final weights of an earlier run, {}: --overwrite starts anew and removes them", path,
          tensors_path(path));
 }
@@ -121,25 +116,11 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
     fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
   lock_run_folder(lock, path);
   refuse(path, start);
-  // The files to remove: on a resume, only temporary ones. The most valuable files are removed last, so that they
-  // survive if the removal of an earlier file fails.
-  std::vector<fs::path> old;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
-    const std::string name = entry.path().filename().string();
-    if (written_by_a_run(name) && (start != Start::resume || is_temporary(name))) old.push_back(entry.path());
-  }
-  const auto worth = [](const fs::path& each) {
-    const std::string name = each.filename().string();
-    return name == "checkpoints" ? 2 : is_tensor_file_name(name, kWeightsStem) ? 1 : 0;
-  };
-  std::stable_sort(old.begin(), old.end(), [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
   try {
-    for (const fs::path& each : old) {
-      if (each.filename() == "checkpoints")
-        remove_checkpoints(each);
-      else
-        remove_tree(each.string());
-    }
+    if (start == Start::resume)
+      for (const std::string& unfinished : unfinished_run_files(path)) remove_tree(unfinished);
+    else
+      remove_run(list_run_files(path));
   } catch (const Error& e) { fail("log.out_dir {} cannot be emptied for this run: {}", path, e.what()); }
 }
 
@@ -155,6 +136,8 @@ std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
 }
 
 std::string RunFolder::rewind(int64_t step) const {
+  // A save that was killed may have left a complete later checkpoint under its temporary name: it gets its name back.
+  remove_leftovers(checkpoints());
   // The files to move. Those that mark the end of a run are moved first: if this process is killed in between, the
   // folder does not look complete and can be resumed from its newest checkpoint.
   std::vector<std::string> later;
@@ -166,30 +149,25 @@ std::string RunFolder::rewind(int64_t step) const {
   for (auto it = all.rbegin(); it != all.rend() && it->step > step; ++it) later.push_back(it->path);
   if (step_of_latest_folder(checkpoints()).value_or(-1) > step) later.push_back(checkpoints() + "/" + kLatest);
   std::string aside = later.empty() ? "" : set_aside(checkpoints(), later);
-  // A save that was killed may have left a complete later checkpoint under its temporary name. remove_leftovers()
-  // renames it, as the next save would, so that the loop removes it.
-  remove_leftovers(checkpoints());
-  for (const CheckpointFolder& checkpoint : list_checkpoints(checkpoints()))
-    if (checkpoint.step > step) remove_checkpoint(checkpoint.path);
   // Removes a `latest` that points to a checkpoint that was moved.
   if (const auto target = target_of_latest(checkpoints()); target && !fs::exists(*target))
     fs::remove(checkpoints() + "/" + kLatest);
   // Removes the files that a run writes at its end.
   for (const std::string& path : weight_files_in(path_)) fs::remove(path);
-  for (const char* name : {"metrics.json", ".anomaly_type", kPositionsCsv}) fs::remove(file(name));
+  std::vector<std::string> ends = {"metrics.json", ".anomaly_type", kPositionsCsv};
   for (const auto& [word, kind] : EnumWords<NeedleKind>::words)
-    for (const char* extension : {"csv", "svg"}) fs::remove(file(needle_file(kind, extension)));
+    for (const char* extension : {"csv", "svg"}) ends.push_back(needle_file(kind, extension));
   static const std::regex kSnapshot("mem_(oom|step(\\d+))(_rank\\d+)?\\.(txt|json|pickle)");
-  std::vector<fs::path> snapshots;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
     std::smatch match;
     if (!std::regex_match(name, match, kSnapshot)) continue;
     const std::optional<int64_t> at = match[2].matched ? parse_number<int64_t>(match[2].str()) : std::nullopt;
-    if (at ? *at > step : !match[2].matched) snapshots.push_back(entry.path());
+    if (at ? *at > step : !match[2].matched) ends.push_back(name);
   }
-  for (const fs::path& snapshot : snapshots) fs::remove(snapshot);
-  if (selection_sample_step(file(kSelectionSample)) > step) fs::remove(file(kSelectionSample));
+  if (selection_sample_step(file(kSelectionSample)) > step) ends.push_back(kSelectionSample);
+  for (const std::string& name : ends)
+    if (is_own_run_file(path_, name)) fs::remove(file(name));
   // Rewinds every table that a run may have written: this run may write fewer of them than the earlier one did.
   for (const char* name :
        {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})
@@ -197,9 +175,79 @@ std::string RunFolder::rewind(int64_t step) const {
   return aside;
 }
 
+void RunFolder::hold(const std::string& run_id) {
+  held_ = FileHandle(::open(path_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (held_.get() < 0) fail("log.out_dir {} cannot be opened: {}", path_, std::strerror(errno));
+  run_id_ = run_id;
+}
+
+bool RunFolder::lost() const {
+  struct stat own {
+  }, now{};
+  if (held_.get() < 0 || ::fstat(held_.get(), &own) != 0) return false;
+  if (::stat(path_.c_str(), &now) != 0) return errno == ENOENT || errno == ENOTDIR || errno == ESTALE;
+  if (own.st_dev != now.st_dev || own.st_ino != now.st_ino) return true;
+  // The folder is the same one, but its files may be another run's.
+  const std::string env = file("env.json");
+  if (::stat(env.c_str(), &now) != 0) return false;
+  const std::pair<uint64_t, int64_t> found = {now.st_ino,
+                                              int64_t{now.st_mtim.tv_sec} * 1'000'000'000 + now.st_mtim.tv_nsec};
+  if (found == known_env_) return false;
+  try {
+    const Json json = parse_json(read_file(env), env);
+    if (json.is_object() && json.contains(kRunId) && json[kRunId] != run_id_) return true;
+  } catch (const Error&) { return false; }  // not another run's, which would be whole
+  known_env_ = found;
+  return false;
+}
+
+std::string RunFolder::whereabouts() const {
+  std::error_code error;
+  const std::string link = fmt::format("/proc/self/fd/{}", held_.get());
+  const std::string now = fs::read_symlink(link, error).string();
+  struct stat info {};
+  const bool there = fs::exists(path_, error);
+  if (there && is_same(path_, link)) return "the files in it are another run's";
+  const bool removed = now.empty() || (::fstat(held_.get(), &info) == 0 && info.st_nlink == 0);
+  return (removed ? std::string("it was removed") : "it is now " + now) +
+         (there ? ", and another folder is in its place" : "");
+}
+
+std::string RunFolder::make_rescue_folder() const {
+  fs::path own = fs::path(path_).lexically_normal();
+  if (!own.has_filename()) own = own.parent_path();
+  std::error_code error;
+  std::string why;
+  for (const fs::path& parent : {own.parent_path(), fs::current_path(error), fs::temp_directory_path(error)}) {
+    fs::create_directories(parent.empty() ? fs::path(".") : parent, error);
+    for (int64_t k = 0;; ++k) {
+      const fs::path folder = parent / fmt::format("{}.rescued_{}", own.filename().string(), k);
+      if (fs::create_directory(folder, error)) return folder.string();
+      if (error) why = folder.string() + ": " + error.message();
+      if (error) break;
+    }
+  }
+  fail("nothing could be saved: {}", why);
+}
+
+bool RunFolder::is_checkpoint_of(const std::string& path, const std::string& checkpoint) {
+  const fs::path checkpoints = fs::path(path) / "checkpoints";
+  const std::vector<CheckpointFolder> all = list_checkpoints(checkpoints.string());
+  return is_same(fs::weakly_canonical(checkpoint).parent_path(), checkpoints) ||
+         std::ranges::any_of(all, [&](const auto& each) { return is_same(each.path, checkpoint); });
+}
+
 bool is_inside(const std::string& path, const std::string& folder) {
-  const fs::path relative = fs::weakly_canonical(path).lexically_relative(fs::weakly_canonical(folder));
-  return !relative.empty() && *relative.begin() != "..";
+  std::error_code unknown;
+  for (fs::path up = fs::weakly_canonical(path); up.has_relative_path(); up = up.parent_path())
+    if (is_same(up, folder)) return true;
+  // A folder below may be the same one under another path, through a mount.
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, unknown)) {
+    if (is_same(entry.path(), path)) return true;
+    for (const fs::directory_entry& below : fs::directory_iterator(entry.path(), unknown))
+      if (is_same(below.path(), path)) return true;
+  }
+  return false;
 }
 
 bool RunFolder::halt_requested() const { return access(file(".HALT").c_str(), F_OK) == 0; }

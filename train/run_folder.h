@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "engine/check.h"
+#include "io/file.h"
 #include "io/folder_lock.h"
 
 namespace triad {
 
-// Whether path is inside the folder once symbolic links are resolved.
+// Whether path is inside the folder once symbolic links are resolved, or is one of the folders two levels below it
+// under another path, through a mount.
 bool is_inside(const std::string& path, const std::string& folder);
 
 // Locks the folder, so that a second run cannot overwrite its files. Waits up to 10 s for another run in it to end,
@@ -21,10 +25,10 @@ class RunFolder {
   enum class Start { fresh, overwrite, resume, join };
   // Creates, checks, locks and cleans the folder. start fresh: throws if the folder holds a complete checkpoint or
   // final weights (the message names --resume and --overwrite). fresh and overwrite: remove all files and folders that
-  // a run writes; other files stay. resume: removes only temporary files that a killed run has left. join, for other
+  // a run has made; other files stay. resume: removes only temporary files that a killed run has left. join, for other
   // ranks: does nothing, because the first rank has prepared and locked the folder. Throws Error before any change if
-  // path is not a writable folder, is itself a checkpoint, holds a .HALT of an earlier run, or is locked by another
-  // run.
+  // path is not a writable folder, is itself a checkpoint, holds a .HALT of an earlier run, is locked by another run,
+  // or holds files in this run's way that Triad has not made (train/checkpoint/run_files.h).
   RunFolder(const std::string& path, Start start, FolderLock& lock);
   // Throws the constructor's errors about the content of the folder, without changing it. A folder that does not exist
   // passes.
@@ -32,6 +36,9 @@ class RunFolder {
   // For a resume from resume_from, a checkpoint of the run in path: throws Error with the list of newer complete
   // checkpoints if there are any.
   static void refuse_older(const std::string& path, const std::string& resume_from);
+
+  // Whether a checkpoint is one of the run in path, under any path.
+  static bool is_checkpoint_of(const std::string& path, const std::string& checkpoint);
 
   // If path is the folder of a completed run (it has metrics.json and final weights), the run's last step; else
   // nullopt.
@@ -42,6 +49,16 @@ class RunFolder {
   // io/checkpoint.h). Returns the new folder's path; empty if nothing was moved.
   std::string rewind(int64_t step) const;
 
+  // From here on, lost() compares the folder with the one that is at path() now. run_id: what env.json in it holds
+  // under kRunId.
+  void hold(const std::string& run_id);
+  // Whether path() leads to this run's folder no more: the folder was moved, removed or replaced by another run's.
+  bool lost() const;
+  std::string whereabouts() const;  // of a lost folder, for a message
+  // Makes a new folder next to this one, or where that fails in the current or the temporary folder; for what a run
+  // whose folder is lost saves. Returns its path.
+  std::string make_rescue_folder() const;
+
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
   std::string checkpoints() const { return file("checkpoints"); }
@@ -50,6 +67,17 @@ class RunFolder {
 
  private:
   std::string path_;
+  FileHandle held_;  // keeps the folder's inode number, by which it is recognised, from being used again
+  std::string run_id_;
+  mutable std::pair<uint64_t, int64_t> known_env_;  // inode and time of the env.json that was read last
+};
+
+inline constexpr const char* kRunId = "run";  // the key in env.json
+
+// The run's folder is lost. All ranks throw it together.
+class FolderLost : public Error {
+ public:
+  using Error::Error;
 };
 
 }  // namespace triad

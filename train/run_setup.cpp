@@ -1,10 +1,12 @@
 #include "train/run_setup.h"
 
 #include <filesystem>
+#include <random>
 #include <utility>
 
 #include "io/file.h"
 #include "kernels/common/integer.h"
+#include "train/checkpoint/run_files.h"
 #include "train/initial_state.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
@@ -65,7 +67,18 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
 }
 
 std::string RunSetup::write_initial_files() {
-  if (first()) make_folders(folder.file("ranks"));
+  if (first()) {
+    make_folders(folder.file("ranks"));
+    // The first file, because it marks the other files of the folder as a run's (train/checkpoint/run_files.h).
+    std::random_device draw;
+    Json env = environment_report(device, *comm, request.build);
+    env[kRunId] = fmt::format("{:08x}{:08x}", draw(), draw());
+    env[kTokenizerSums] = Json::object();
+    for (const Tokenizer::File& file : tokenizer->files())
+      env[kTokenizerSums][file.name] = content_checksum(file.content);
+    write_file_atomically(folder.file("env.json"), dump_json(env, 2) + "\n");
+    folder.hold(env[kRunId]);
+  }
   comm->barrier("the run's folder");  // the first rank has prepared the folder
   comm->record_collectives(folder.file(fmt::format("ranks/rank_{}_collectives.csv", comm->rank())));
   if (!first()) return "";
@@ -76,7 +89,6 @@ std::string RunSetup::write_initial_files() {
   if (data.train->documents() != nullptr)
     write_file_atomically(folder.file(kDocumentLengths),
                           dump_json(document_lengths(*data.train->documents(), data.parts), 2) + "\n");
-  write_file_atomically(folder.file("env.json"), dump_json(environment_report(device, *comm, request.build), 2) + "\n");
   return set_aside;
 }
 

@@ -53,7 +53,7 @@ struct RunSetup {
   std::string changed_data;  // in what the data differ from the resumed checkpoint's, accepted by the user; else empty
   const RunState initial_state;
   // The last member: its constructor changes files, and every other constructor may still refuse the run.
-  const RunFolder folder;
+  RunFolder folder;
 };
 
 }  // namespace triad

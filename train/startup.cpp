@@ -114,10 +114,8 @@ std::unique_ptr<Comm> connect_ranks(const LaunchEnv& launch, Device device, cons
 }
 
 RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
-  const auto folder_of = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
-  const bool own = !resume_from.empty() &&
-                   folder_of(resume_from).parent_path() == folder_of(request.config.log.out_dir + "/checkpoints");
-  if (own) return RunFolder::Start::resume;
+  if (!resume_from.empty() && RunFolder::is_checkpoint_of(request.config.log.out_dir, resume_from))
+    return RunFolder::Start::resume;
   return request.overwrite ? RunFolder::Start::overwrite : RunFolder::Start::fresh;
 }
 

@@ -11,11 +11,13 @@
 #include "io/checkpoint.h"
 #include "io/data/dataset.h"
 #include "io/file.h"
+#include "io/own_files.h"
 #include "io/safetensors.h"
 #include "io/tokenizer/unicode.h"
 #include "io/weight_index.h"
 #include "model/from_dense.h"
 #include "train/checkpoint/param_reader.h"
+#include "train/checkpoint/run_files.h"
 #include "train/checkpoint/state_part.h"
 #include "train/load_config.h"
 
@@ -29,6 +31,7 @@ constexpr const char* kOrigin = "origin";  // keys of state.json
 constexpr const char* kData = "data";
 constexpr const char* kFiles = "files";
 constexpr const char* kGroup = "packed_group";
+constexpr const char* kInitial = "init";  // checksums of the files of `triad init`
 
 // Reads the values that this rank keeps.
 void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
@@ -312,11 +315,41 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
   return differences(config_from_json(config_of_checkpoint(folder)), config);
 }
 
+namespace {
+
+// What tells a file of `triad init` from another one of its name: of tensors the checksums in the header, which show
+// their values, else a checksum of the content.
+std::string initial_sum(const std::string& path) {
+  if (fs::path(path).filename() != whole_file_name(kWeightsStem)) return content_checksum(read_file(path));
+  const SafetensorsFile file(path);
+  std::string sums;
+  for (const auto& [key, value] : file.metadata()) sums += fmt::format("{} {}\n", key, value);
+  return content_checksum(sums);
+}
+
+}  // namespace
+
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
-  save_weights(ctx, params, folder + "/" + whole_file_name(kWeightsStem));
-  write_tokenizer_files(open_tokenizer(config.data)->files(), folder);
-  write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, {}), 2) + "\n");
+  const std::string weights = whole_file_name(kWeightsStem);
+  save_weights(ctx, params, folder + "/" + weights);
+  const std::vector<Tokenizer::File> tokenizer = open_tokenizer(config.data)->files();
+  write_tokenizer_files(tokenizer, folder);
+  Json state = state_json(config, {});
+  state[kInitial][weights] = initial_sum(folder + "/" + weights);
+  for (const Tokenizer::File& file : tokenizer) state[kInitial][file.name] = content_checksum(file.content);
+  write_file_atomically(folder + "/" + kStateFile, dump_json(state, 2) + "\n");
+}
+
+bool is_initial_file(const std::string& folder, const std::string& name) {
+  try {
+    const std::string path = folder + "/" + name, state_path = folder + "/" + kStateFile;
+    if (is_link_or_mount(path) || is_link_or_mount(state_path)) return false;
+    const Json state = parse_json(read_file(state_path), state_path);
+    if (!state.is_object() || !state.contains(kInitial) || state.value("step", Json()) != 0) return false;
+    if (name == kStateFile) return true;
+    return state[kInitial].contains(name) && state[kInitial][name] == initial_sum(path);
+  } catch (const std::exception&) { return false; }  // damaged, or another program's
 }
 
 ModelSource find_model(const std::string& path) {

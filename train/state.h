@@ -79,8 +79,10 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 // The keys in which two configs differ, a line each: "train.lr 1e-3 -> 2e-3".
 std::vector<std::string> differences(const Config& before, const Config& now);
 
-// `triad init`: a folder with model.safetensors, state.json and the tokenizer.
+// `triad init`: a folder with model.safetensors, state.json and the tokenizer. state.json has a checksum of each.
 void save_initial(Context&, const std::string& folder, const Params&, const Config&);
+// Whether save_initial() has written the file of this name, and nothing has changed it since.
+bool is_initial_file(const std::string& folder, const std::string& name);
 
 // Finds a model: a checkpoint or the folder of `triad init` (with state.json), the folder of a finished run (with
 // config.json and model.safetensors), the folder of a run with checkpoints (the newest complete one), or a safetensors

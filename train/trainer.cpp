@@ -46,6 +46,12 @@ class Trainer {
     } catch (const OutOfMemory& e) {
       if (reporter_) report_also([&] { reporter_->out_of_memory(e); });
       throw;
+    } catch (const FolderLost& e) {
+      fail_together(setup_, *checkpoints_, state().step, rescue(e.what(), /*alone=*/false));
+    } catch (const std::exception& e) {  // a write may have failed because the folder was lost just before
+      if (!checkpoints_ || !checkpoints_->rescues_alone() || !setup_.folder.lost()) throw;
+      while (queue_.queued() > 0) queue_.settle();
+      fail("{}", rescue(fmt::format("{}. {}", e.what(), lost_text()), /*alone=*/true));
     }
   }
 
@@ -63,6 +69,28 @@ class Trainer {
   static std::string whole_checkpoint_text() {
     const std::optional<int64_t> whole = last_whole_checkpoint();
     return whole ? fmt::format("the last whole checkpoint is that of step {}", *whole) : "there is no checkpoint";
+  }
+
+  std::string lost_text() const {
+    return fmt::format("log.out_dir {} is not this run's folder any more: {}", config_.log.out_dir,
+                       setup_.folder.whereabouts());
+  }
+
+  // Saves what a run whose folder is lost has trained. Returns why the run fails, and where that is.
+  std::string rescue(const std::string& why, bool alone) {
+    try {
+      const std::string folder = checkpoints_->rescue(state(), alone);
+      return fmt::format("{}. The weights and the state of step {} are in {}/checkpoints: --resume {} goes on", why,
+                         state().step, folder, folder);
+    } catch (const Error& e) { return fmt::format("{}; {}", why, e.what()); }
+  }
+
+  // Throws FolderLost if the run's folder is lost. Collective: all ranks call it, before they write to paths in it.
+  void check_folder() {
+    const bool lost = setup_.first() && setup_.folder.lost();
+    if (setup_.comm->all_gather_host(char{lost}, "whether the run's folder is there").front() == 0) return;
+    settle(/*leave=*/0);
+    throw FolderLost(lost_text());
   }
 
   // The whole run. Not inlined, so that stack dumps show this name (gcc 14 would inline everything from here to
@@ -136,10 +164,12 @@ class Trainer {
     const bool last = step == t.steps, stop = stop_.stops(reporter_->anomaly_stops());
     const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
     const bool save = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
+    const bool snapshot = step == 1 || due(config_.log.memory_every);
+    if (eval || save || last || snapshot || checkpoints_->exchanges()) check_folder();
     checkpoints_->poll(step);
     if (eval || save || last) settle(/*leave=*/0);
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
-    if (step == 1 || due(config_.log.memory_every)) reporter_->memory_snapshot(fmt::format("step{}", step));
+    if (snapshot) reporter_->memory_snapshot(fmt::format("step{}", step));
     if (eval) evaluate_and_report();
     if (save || last || stop) report_stage(setup_.runtime->ctx(), Stage::checkpoint);
     reporter_->kernels(step, /*with_fallbacks=*/due(config_.log.every) || last || stop);
@@ -167,6 +197,7 @@ class Trainer {
   // The end of a complete run. The last checkpoint is written after the final weights, so that a disk without space for
   // both has the weights.
   void finish(double seconds) {
+    check_folder();
     checkpoints_->write_final_weights();
     reporter_->write_metrics(state(), seconds);
     if (config_.train.save_last && !checkpoints_->saved(state().step)) {

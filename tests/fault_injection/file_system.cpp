@@ -9,6 +9,7 @@
 //   TRIAD_FULL_DISK="A B"          pwrite(2) to paths that contain A and B fails as on a full disk
 //   TRIAD_RECORD=FOLDER            appends every call that changes something below FOLDER, or syncs it, to the file
 //                                  FOLDER.record, which tests/support/disk_record.h reads
+//   TRIAD_BUSY=WORD                unlink(2) and remove(3) of paths that contain WORD fail as for a busy file
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -57,6 +58,14 @@ bool fails_with(const char* variable) {
   const char* number = std::getenv(variable);
   if (number != nullptr) errno = std::atoi(number);
   return number != nullptr;
+}
+
+// Sets errno if a path contains TRIAD_BUSY.
+bool is_busy(const std::string& path) {
+  const char* word = std::getenv("TRIAD_BUSY");
+  if (word == nullptr || path.find(word) == std::string::npos) return false;
+  errno = EBUSY;
+  return true;
 }
 
 // The record of TRIAD_RECORD. A lock makes each call and its line one, so that the lines have the order of the calls.
@@ -238,6 +247,7 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to, 
 int unlink(const char* path) noexcept {
   static const auto real = NEXT(unlink);
   const std::string whole = path_in(AT_FDCWD, path);
+  if (is_busy(whole)) return -1;
   return recorded(Record::has(whole), "remove\t" + whole, [&] { return real(path); });
 }
 
@@ -256,6 +266,7 @@ int rmdir(const char* path) noexcept {
 int remove(const char* path) noexcept {
   static const auto real = NEXT(remove);
   const std::string whole = path_in(AT_FDCWD, path);
+  if (is_busy(whole)) return -1;
   return recorded(Record::has(whole), "remove\t" + whole, [&] { return real(path); });
 }
 

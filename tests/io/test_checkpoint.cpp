@@ -20,14 +20,23 @@ using namespace triad;
 using namespace triad::test;
 namespace fs = std::filesystem;
 
+namespace {
+
+// The end of a temporary name, as temporary_name() makes it.
+const std::string kTmp = ".tmp.471101234567890123456789";
+// A state.json with the key that marks a checkpoint of Triad, and a text that distinguishes it.
+std::string state_of(const std::string& text) { return R"({"format": "triad checkpoint", "is": ")" + text + "\"}"; }
+
+}  // namespace
+
 TEST_CASE("io: checkpoint folders are written whole, found, and restored after a killed save", "[io]") {
   const TemporaryFolder folder;
   const std::string run = folder.path(), parent = folder.file("checkpoints");
   const auto save = [&](int step, const std::string& text) {
     return write_checkpoint(parent, "step_" + std::to_string(step), [&](const std::string& temporary) {
       CHECK(temporary != parent + "/step_" + std::to_string(step));
-      write_text(temporary + "/model", text);
-      return text;
+      write_text(temporary + "/merges.txt", text);
+      return state_of(text);
     });
   };
   CHECK(!find_newest_checkpoint(parent));
@@ -40,7 +49,7 @@ TEST_CASE("io: checkpoint folders are written whole, found, and restored after a
     CHECK(resolve_checkpoint(path) == parent + "/step_10");
   CHECK(resolve_checkpoint(parent + "/step_9") == parent + "/step_9");
   CHECK(save(10, "ten again") == parent + "/step_10");  // a save replaces an existing folder
-  CHECK(read_text(parent + "/step_10/model") == "ten again");
+  CHECK(read_text(parent + "/step_10/state.json") == state_of("ten again"));
 
   // A failed save does not change the other checkpoints, and leaves no files.
   CHECK_THROWS_WITH(write_checkpoint(parent, "step_11", [](const std::string&) -> std::string { fail("disk full"); }),
@@ -50,20 +59,20 @@ TEST_CASE("io: checkpoint folders are written whole, found, and restored after a
 
   // What remains of saves that were killed at three moments: a half-written folder, a whole folder that is not renamed
   // yet, and a renamed folder without a link.
-  fs::create_directory(parent + "/step_12.tmp.4711");
-  write_text(parent + "/step_12.tmp.4711/model", "half");
-  fs::create_directory(parent + "/step_13.tmp.4711");
-  write_text(parent + "/step_13.tmp.4711/state.json", "whole");
+  fs::create_directory(parent + "/step_12" + kTmp);
+  write_text(parent + "/step_12" + kTmp + "/model.safetensors.tmp.123451234567890123456", "half");
+  fs::create_directory(parent + "/step_13" + kTmp);
+  write_text(parent + "/step_13" + kTmp + "/state.json", state_of("whole"));
   // The replaced checkpoint, if the save was killed after both folders had exchanged their names.
-  fs::create_directory(parent + "/step_10.tmp.4711");
-  write_text(parent + "/step_10.tmp.4711/state.json", "whole");
-  fs::create_symlink("step_13", parent + "/latest.tmp.4711");
+  fs::create_directory(parent + "/step_10" + kTmp);
+  write_text(parent + "/step_10" + kTmp + "/state.json", state_of("whole"));
+  fs::create_symlink("step_13", parent + "/latest" + kTmp);
   write_text(parent + "/notes.tmp.1", "the user's");
   fs::create_directory(parent + "/step_99");  // a folder without state.json is no checkpoint
   remove_leftovers(parent);
   CHECK(count_files(parent) == 6);
   CHECK(is_checkpoint(parent + "/step_13"));
-  CHECK(read_text(parent + "/step_10/model") == "ten again");
+  CHECK(read_text(parent + "/step_10/state.json") == state_of("ten again"));
   CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // newer than the target of `latest`, step_10
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   REQUIRE(all.size() == 3);
@@ -95,8 +104,8 @@ TEST_CASE("io: `latest` may be a file, or a folder that a copy has made of the l
   const std::string latest = parent + "/latest";
   const auto save = [&](int step) {
     write_checkpoint(parent, fmt::format("step_{}", step), [&](const std::string& temporary) {
-      write_text(temporary + "/model", std::to_string(step));
-      return fmt::format("{{\"step\": {}}}", step);
+      write_text(temporary + "/merges.txt", std::to_string(step));
+      return fmt::format(R"({{"format": "triad checkpoint", "step": {}}})", step);
     });
   };
   const auto newest = [&] { return fs::path(resolve_checkpoint(latest)).filename().string(); };
@@ -127,7 +136,7 @@ TEST_CASE("io: `latest` may be a file, or a folder that a copy has made of the l
   CHECK(newest() == "step_8");
   save(9);
   CHECK(fs::read_symlink(latest) == "step_9");
-  CHECK(read_text(parent + "/set_aside_1/latest/model") == "8");
+  CHECK(read_text(parent + "/set_aside_1/latest/merges.txt") == "8");
   // The only copy of the newest checkpoint, which becomes step_9 again.
   fs::remove(latest);
   fs::rename(parent + "/step_9", latest);
@@ -135,12 +144,12 @@ TEST_CASE("io: `latest` may be a file, or a folder that a copy has made of the l
   CHECK(find_newest_checkpoint(parent) == latest);
   save(10);
   CHECK(fs::read_symlink(latest) == "step_10");
-  CHECK(read_text(parent + "/step_9/model") == "9");
+  CHECK(read_text(parent + "/step_9/merges.txt") == "9");
   // A copy that is newer than what is saved now, and a folder that is no checkpoint.
   fs::remove(latest);
   fs::rename(parent + "/step_10", latest);
   save(9);
-  CHECK(read_text(parent + "/set_aside_2/latest/model") == "10");
+  CHECK(read_text(parent + "/set_aside_2/latest/merges.txt") == "10");
   fs::remove(latest);
   fs::create_directory(latest);
   CHECK(step_of_latest_folder(parent) == -1);
@@ -199,7 +208,7 @@ TEST_CASE("io: old checkpoints are removed, except the newest and every k-th", "
   const TemporaryFolder folder;
   const std::string& parent = folder.path();
   const auto save = [&](int step) {
-    write_checkpoint(parent, "step_" + std::to_string(step), [](const std::string&) { return "{}"; });
+    write_checkpoint(parent, "step_" + std::to_string(step), [](const std::string&) { return state_of(""); });
   };
   const auto steps = [&] {
     std::vector<int64_t> all;
@@ -218,8 +227,8 @@ TEST_CASE("io: old checkpoints are removed, except the newest and every k-th", "
   CHECK(count_files(parent) == 3);
   // A removal that was killed leaves a renamed folder. The next save gives a whole one its name back, and deletes a
   // partial one.
-  fs::rename(parent + "/step_7", parent + "/step_7.tmp.1");
-  fs::create_directory(parent + "/step_6.tmp.1");
+  fs::rename(parent + "/step_7", parent + "/step_7" + kTmp);
+  fs::create_directory(parent + "/step_6" + kTmp);
   save(8);
   CHECK(steps() == std::vector<int64_t>{3, 7, 8});
   CHECK(count_files(parent) == 4);

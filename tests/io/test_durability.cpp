@@ -84,14 +84,14 @@ void check_crashes(const DiskRecord& record, const std::string& parent,
 // with files that the caller has not synced.
 void save_and_promise(const std::string& root) {
   const std::string parent = root + "/run/checkpoints";
+  fs::create_directory(root + "/run");
   AppendFile promised(root + "/promised");
   for (const int step : {1, 2, 3, 2, 4}) {
     const std::string name = fmt::format("step_{}", step);
     write_checkpoint(parent, name, [&](const std::string& folder) {
-      AppendFile(folder + "/model").append(fmt::format("weights of step {}", step));
-      fs::create_directory(folder + "/more");
-      AppendFile(folder + "/more/file").append(fmt::format("more of step {}", step));
-      return fmt::format("{{\"step\": {}}}", step);
+      AppendFile(folder + "/vocab.json").append(fmt::format("words of step {}", step));
+      AppendFile(folder + "/merges.txt").append(fmt::format("merges of step {}", step));
+      return fmt::format(R"({{"format": "triad checkpoint", "step": {}}})", step);
     });
     promised.append(name);
     thin_out_checkpoints(parent, 2, 0);
@@ -143,8 +143,7 @@ TEST_CASE("durability: after a power failure at any call of a run the run can go
   REQUIRE(middle > 0);
   const std::string copy = folder.file("copy");
   write_tree(copy, record.synced(middle));
-  const Outcome resumed =
-      run_program(train_args(copy + "/runs/one", keys + "--set train.steps=6 --resume latest"));
+  const Outcome resumed = run_program(train_args(copy + "/runs/one", keys + "--set train.steps=6 --resume latest"));
   INFO(resumed.output);
   CHECK(resumed.exit_code == 0);
   CHECK(same_file(copy + "/runs/one" + kWeights, out + kWeights));

@@ -308,6 +308,13 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(read_text(run + "/needle.svg").find("<svg xmlns=") == 0);
   const std::string table = read_text(run + "/needle.csv");
   CHECK(std::count(table.begin(), table.end(), '\n') == 7);
+  run_ok(eval + "--lengths 16 --batch 2");  // replaces its own files, and no other program's
+  write_text(run + "/needle.csv", "length,thread\n");
+  const Outcome theirs = run_program(eval + "--lengths 16");
+  CHECK(theirs.exit_code == 1);
+  CHECK(theirs.output.find("/needle.csv is not of `triad eval --needle`") != std::string::npos);
+  CHECK(read_text(run + "/needle.csv") == "length,thread\n");
+  write_text(run + "/needle.csv", table);
   // A file that is named is read, not the folder's model.safetensors: its checksums find the damage.
   std::string damaged = read_text(run + "/model.safetensors");
   damaged.back() = static_cast<char>(~damaged.back());

@@ -1,5 +1,6 @@
 // TensorBoard's event files: known bytes, and what readers find in the files of a run. read_events.py follows the
 // description of the format only. TensorBoard's own reader is used too, if it is installed.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -112,6 +113,28 @@ TEST_CASE("tensorboard: a histogram counts each finite value once, between its l
   }
   CHECK(found["histograms"]["none"][0][0] == int64_t{1} << 40);
   CHECK(found["histograms"]["none"][0][1]["num"] == 0);
+}
+
+TEST_CASE("tensorboard: a new file sorts after all earlier ones, whatever the clock says", "[tensorboard]") {
+  // Another host's clock that is ahead; the last time of ten digits; a name without a number; the same second.
+  for (const std::string earlier : {"4102444800.zz.9999999.7", "9999999999.host.1.0", "zzz", ""}) {
+    INFO(earlier);
+    const TemporaryFolder folder;
+    const auto newest = [&] {
+      std::string last;
+      for (const fs::directory_entry& entry : fs::directory_iterator(folder.path()))
+        last = std::max(last, entry.path().filename().string());
+      return last;
+    };
+    if (!earlier.empty()) write_text(folder.file("events.out.tfevents." + earlier), "");
+    for (size_t n = earlier.empty() ? 0 : 1; n < 12; ++n) {
+      const std::string before = newest();
+      const EventFile file(folder.path(), n == 0 ? -1 : 3);
+      CHECK(count_files(folder.path()) == n + 1);
+      CHECK(newest() > before);
+      CHECK(read_text(folder.file(newest())).find(kEventWriter) != std::string::npos);
+    }
+  }
 }
 
 TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume replaces repeated steps",

@@ -240,6 +240,15 @@ TEST_CASE("corpus: BPE shards contain the tokenizer's tokens, in 4 bytes if its 
   narrow.read(0, tokens);
   CHECK(tokens == expected);
   CHECK(read_text(folder.file("narrow/tokenizer.json")) == json.dump());
+  // Another tokenizer in the folder is not replaced by the copy.
+  fs::create_directory(folder.file("theirs"));
+  write_text(folder.file("theirs/tokenizer.json"), "{}");
+  const Outcome refused =
+      run_program("data --tokenizer " + folder.file("tokenizer.json") + " " + args + folder.file("theirs"));
+  CHECK(refused.exit_code == 1);
+  CHECK(refused.output.find("theirs/tokenizer.json is another file than this tokenizer's") != std::string::npos);
+  CHECK(read_text(folder.file("theirs/tokenizer.json")) == "{}");
+  CHECK(files_of(folder.file("theirs")).size() == 1);
 
   json["added_tokens"].push_back({{"id", 70'000}, {"content", "<|far|>"}, {"special", true}});
   write_text(folder.file("tokenizer.json"), json.dump());

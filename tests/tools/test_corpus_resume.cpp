@@ -96,7 +96,8 @@ TEST_CASE("corpus: a call resumes its own shards only", "[data]") {
   const std::string args = "--input " + folder.file("a.txt") + " --shard-tokens 1000 --out " + folder.file("out");
   // The files that a call leaves if it is killed during its first save; the other file is a user's and must stay.
   fs::create_directory(folder.file("out"));
-  const std::string cut = folder.file("out/unfinished.json.tmp.123"), another = folder.file("out/notes.tmp.123");
+  const std::string tmp = ".tmp.471101234567890123456789";
+  const std::string cut = folder.file("out/unfinished.json" + tmp), another = folder.file("out/notes" + tmp);
   write_text(cut, "{");
   write_text(another, "notes");
   // With a file size limit of 2 KiB the manifest of 41 shards cannot be written, but each shard can.

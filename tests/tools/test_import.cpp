@@ -405,10 +405,19 @@ TEST_CASE("import: files that are missing, cut or foreign are named, and nothing
   refused(args, 1, {"ckpt", "not empty"});
   CHECK(read_text(folder.file("ckpt/kept")) == "mine");
   fs::remove(folder.file("ckpt/kept"));
-  // An empty folder is written to, and what a killed import has left is removed.
-  fs::create_directories(folder.file("ckpt.tmp.5"));
+  // An empty folder is written to, and what a killed import has left, which has a mark, is removed.
+  const std::string tmp = folder.file("ckpt.tmp.");
+  const std::string left = tmp + "471101234567890123456789", others[] = {tmp + "5", tmp + "471101234567890123456780"};
+  for (const std::string& each : {left, others[0], others[1]}) {
+    fs::create_directories(each);
+    write_text(each + "/model.safetensors", "half");
+  }
+  write_text(left + "/.triad_unfinished", "");
   run_ok(args + "/");
-  CHECK(count_files(folder.path()) == 2);
+  CHECK_FALSE(fs::exists(left));
+  for (const std::string& each : others) CHECK(read_text(each + "/model.safetensors") == "half");
+  CHECK(count_files(folder.path()) == 4);
+  CHECK_FALSE(fs::exists(folder.file("ckpt/.triad_unfinished")));
   // A link to an empty folder: the folder is written, and the link stays.
   fs::create_directories(folder.file("elsewhere"));
   fs::create_directory_symlink(folder.file("elsewhere"), folder.file("link"));

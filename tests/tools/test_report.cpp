@@ -137,6 +137,11 @@ TEST_CASE("report: two runs, their differing options and the first step with dif
   const std::string own = report(a);
   const std::string page = report(a + " --vs " + b);
   CHECK(read_text(a + "/report.html") == own);  // a comparison does not replace the run's own report
+  write_text(b + "/report.html", "<html>a user's page</html>");
+  const Outcome theirs = run_program("report " + b);
+  CHECK(theirs.exit_code == 1);
+  CHECK(theirs.output.find("report.html is no page that `triad report` has written") != std::string::npos);
+  CHECK(read_text(b + "/report.html") == "<html>a user's page</html>");
   CHECK(read_text(a + "/report_vs_b.html") == page);
   const std::string elsewhere = report(a + " --vs " + b + " --out " + folder.file("vs.html"));
   CHECK(elsewhere == page);

@@ -15,7 +15,9 @@
 #include "tests/support/test.h"
 
 using namespace triad;
+using triad::test::count_files;
 using triad::test::Outcome;
+using triad::test::read_text;
 using triad::test::run_program;
 using triad::test::TemporaryFolder;
 using triad::test::write_text;
@@ -242,7 +244,22 @@ TEST_CASE("tools: init replaces fresh weights, never trained ones", "[tools]") {
   check(into + run, 1, {run, "env.json"});
   check(into + run + "/checkpoints/step_1", 1, {"step_1", "optimizer.safetensors"});
   fs::remove(run + "/checkpoints/step_1/optimizer.safetensors");
-  check(into + run + "/checkpoints/step_1", 1, {"state.json", "step 1"});
+  check(into + run + "/checkpoints/step_1", 1, {"model.safetensors, state.json", "fresh weights would replace it"});
+  // Others' weights: in place of the fresh ones, and in folders of other programs.
+  fs::copy_file(run + "/model.safetensors", fresh + "/model.safetensors", fs::copy_options::overwrite_existing);
+  check(into + fresh, 1, {fresh, "(model.safetensors)"});
+  for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+                           "adapter_model.safetensors", "pytorch_model.bin", "state.json", "tokenizer.json"}) {
+    const std::string other = folder.file(std::string("of_") + name);
+    fs::create_directory(other);
+    write_text(other + "/" + name, "{}");
+    check(into + other, 1, {other, name});
+    CHECK(triad::test::count_files(other) == 1);
+    CHECK(triad::test::read_text(other + "/" + name) == "{}");
+  }
+  fs::create_directory(folder.file("hf"));
+  write_text(folder.file("hf/config.json"), R"({"model_type": "llama"})");
+  check(into + folder.file("hf"), 1, {"(config.json)"});
 }
 
 TEST_CASE("tools: every verb that runs a model reads the environment", "[tools]") {

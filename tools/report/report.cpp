@@ -4,9 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/own_files.h"
 #include "tools/report/page.h"
 #include "tools/verbs.h"
 
@@ -41,6 +43,10 @@ void add_report(CLI::App& app) {
     std::vector<ReportRun> runs = {read_run(o->run)};
     if (!o->versus.empty()) runs.push_back(read_run(o->versus));
     const std::string out = o->out.empty() ? page_of(o->run, o->versus) : o->out;
+    std::error_code absent;
+    if (o->out.empty() && fs::exists(fs::symlink_status(out, absent)) && !is_empty_file(out) &&
+        head_of(out).find("triad report</title>") == std::string::npos)
+      fail("{} is no page that `triad report` has written: move it, or choose a file with --out", out);
     write_file_atomically(out, report_page(runs));
     fmt::print("{}\n", out);
   });

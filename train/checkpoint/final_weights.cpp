@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "io/file.h"
+#include "io/own_files.h"
 #include "io/weight_index.h"
 #include "train/checkpoint/file_plan.h"
 #include "train/checkpoint/rank_work.h"
@@ -44,7 +45,7 @@ void write_weight_files(Context& ctx, const Params& params, Comm& comm, const Fi
       const std::string name = fs::path(path).filename().string();
       bool current = !plan.whole() && name == index;
       for (int64_t i = 0; i < plan.files(); ++i) current = current || name == plan.name(kWeightsStem, i);
-      if (!current) remove_tree(path);
+      if (!current && is_own_tensor_file(path)) remove_tree(path);
     }
   };
   run_on_ranks(comm, comm.first(), finish, kWhat);

@@ -80,8 +80,7 @@ bool same_tokenizer(const std::string& folder, const Config& before, const Confi
     return all;
   };
   if (find_tokenizer(folder).empty() || now.data.tokenizer_or_bytes() == "byte") return false;
-  return contents(*tokenizer_of_checkpoint(folder, before.data.tokenizer)) ==
-         contents(*make_tokenizer(now.data.tokenizer));
+  return contents(*tokenizer_of_checkpoint(folder, before.data.tokenizer)) == contents(*open_tokenizer(now.data));
 }
 
 Json read_state(const std::string& folder) {

@@ -203,19 +203,19 @@ class Job {
   void resume() try {
     const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
     for (const auto& [key, value] : what_.items())
-      if (unfinished.at("call").at(key) != value)
+      if (const Json before = unfinished.at("call").value(key, Json(false)); before != value)  // skip_bad may be absent
         fail(
             "{} holds the unfinished shards of a call that differs in {}: {}, now {}. Repeat that call, or remove "
             "the folder",
-            o_.out, key, brief(unfinished["call"][key]), brief(value));
+            o_.out, key, brief(before), brief(value));
     from_ = position_from(unfinished.at("position"));
     TRIAD_CHECK(from_.file >= 0 && from_.file <= static_cast<int64_t>(files_.size()) && from_.offset >= 0,
                 "{} is damaged: its position is file {} of {}, offset {}", path(kUnfinished), from_.file, files_.size(),
                 from_.offset);
     text_bytes_ = unfinished.at("text_bytes");
-    separators_ = unfinished.at("separators_in_text");
-    skipped_ = unfinished.at("skipped");
-    first_skipped_ = unfinished.at("first_skipped");
+    separators_ = unfinished.value("separators_in_text", int64_t{0});
+    skipped_ = unfinished.value("skipped", int64_t{0});
+    first_skipped_ = unfinished.value("first_skipped", "");
     cut_ = unfinished.at("cut");
     const Json masked = unfinished.value("masked", Json(false));  // programs before masks wrote none
     if (masked.is_boolean()) set_masked(masked.get<bool>());

@@ -313,7 +313,7 @@ class Glob {
     return folder + pattern.substr(end);
   }
 
-  // Whether a path leads to a folder. A path that leads nowhere throws, if it is there: a link without a target.
+  // Whether a path that was listed leads to a folder. Throws for a link without a target.
   bool is_folder(const std::string& path) const {
     struct stat info {};
     if (::stat(path.c_str(), &info) == 0) return S_ISDIR(info.st_mode);

@@ -33,7 +33,7 @@ class TokenSource {
   virtual const DocumentIndex* documents() const { return nullptr; }
   // Which tokens are learned. It lives as long as the source.
   virtual MaskView mask() const { return {}; }
-  // What a user should know of the tokens, as a sentence; empty: nothing.
+  // A sentence for the user about a problem with the tokens; empty: none.
   virtual std::string warning() const { return {}; }
   // The files of which the tokens are a part; null for generated tokens.
   virtual DataFiles files() const { return nullptr; }

@@ -25,7 +25,7 @@ bool is_blank_line(std::string_view line);
 //   prompt, completion: strings, of which the completion is learned;
 //   messages: a list of {role, content}, each written as role, line feed, content, line feed. Learned are the contents
 //     of the role `assistant` and the line feeds after them, but not of a message with weight 0 or train false.
-// Other keys are ignored, whatever they hold (also NaN, Infinity, 1e400, half a surrogate pair), except those that in
+// Other keys are ignored with any value (also NaN, Infinity, 1e400, half a surrogate pair), except those that in
 // known formats change what is learned or what comes before it: these throw unless they are null, empty or false.
 // Anything else throws an Error that begins with `place`, the file and line.
 Record parse_record(std::string_view line, const std::string& place);

@@ -103,7 +103,7 @@ size_t value_end(std::string_view text, size_t begin, bool& in_string) {
 enum class Shape {
   no_json,
   lines,          // objects, one a line
-  single,         // one object in one line, and nothing else
+  single,         // a single object, in one line
   several_lines,  // one object in several lines
   array,
   unclear  // an object in a line longer than kMostBytes

@@ -23,11 +23,11 @@ struct EnumWords<TextFormat> {
 
 enum class Content { text, jsonl, shard };
 
-// Tells text from JSONL by the input's first bytes, which a later read still returns. gzip, zstd and a byte-order mark
-// make no difference. Lines of JSON objects are JSONL under any file name, and so is a file named .jsonl, .ndjson,
-// .jsonlines or .jl. Throws an Error that names what the input is instead: a JSON array, one JSON value in several
-// lines, a *.json file with a single object (which may be either), HTML named .jsonl, binary data, another program's
-// file (io/foreign_format.h). `format` text takes all of these as text, except packed_format().
+// Distinguishes text and JSONL by the input's first bytes, which a later read still returns. gzip, zstd and a
+// byte-order mark make no difference. Lines of JSON objects are JSONL under any file name, and so is a file named
+// .jsonl, .ndjson, .jsonlines or .jl. Throws an Error that names what the input is instead: a JSON array, one JSON
+// value in several lines, a *.json file with a single object (which may be either), HTML named .jsonl, binary data,
+// another program's file (io/foreign_format.h). `format` text takes all of these as text, except packed_format().
 Content content_of(TextInput& input, TextFormat format = TextFormat::automatic);
 // The same for a file, which may also be a token shard.
 Content content_of(const std::string& path, TextFormat format = TextFormat::automatic);

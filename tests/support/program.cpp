@@ -103,7 +103,7 @@ struct PipeFrom {
   }
 };
 
-// Appends what the program writes, until it closes both pipes. Returns false if the deadline comes first.
+// Appends what the program writes, until it closes both pipes. Returns false if the deadline is earlier.
 bool read_outputs(PipeFrom& out, PipeFrom& err, Outcome& outcome, const Deadline& deadline) {
   while (out.read_end.get() >= 0 || err.read_end.get() >= 0) {
     pollfd ready[] = {{.fd = out.read_end.get(), .events = POLLIN, .revents = 0},
@@ -125,8 +125,8 @@ bool read_outputs(PipeFrom& out, PipeFrom& err, Outcome& outcome, const Deadline
   return true;
 }
 
-// Ends a process group: SIGTERM, on which mpirun ends its ranks, then SIGKILL. `wait` waits for the end until a
-// deadline, and returns whether it came.
+// Ends a process group: SIGTERM, on which mpirun ends its ranks, then SIGKILL. `wait` waits until a deadline, and
+// returns whether the group has ended.
 template <class Wait>
 void end_group(int pid, Wait&& wait) {
   for (const int signal : {SIGCONT, SIGTERM}) kill(-pid, signal);  // a suspended process needs SIGCONT first
@@ -230,7 +230,7 @@ int BackgroundProgram::wait(double limit_s) {
 namespace {
 
 // A socket that is bound to a free port of all addresses, but does not listen. Linux lets another process bind to the
-// port if both set SO_REUSEADDR, as rank 0 does, and gives it to none that asks for a free port or connects.
+// port if both set SO_REUSEADDR, as rank 0 does, and gives it to no process as a free one.
 template <class Address>
 FileHandle bind_free_port(int family, Address address, in_port_t Address::*port, int* number) {
   FileHandle socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));

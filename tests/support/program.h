@@ -66,9 +66,9 @@ class BackgroundProgram {
   bool waited_ = false;
 };
 
-// Returns a TCP port of this host that is free, and reserves it until this process ends: meanwhile the kernel gives it
-// to no process that asks for a free port, while a program that is started with this number can listen at it. The same
-// number for the same `index`.
+// Returns a TCP port of this host that is free, and reserves it until this process ends: meanwhile no process
+// gets it as a free port, but a program that is started with this number can listen at it. The same number for the same
+// `index`.
 int reserved_port(int index = 0);
 
 size_t count_files(const std::string& folder);  // the number of directory entries: files, folders and links

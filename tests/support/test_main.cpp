@@ -19,7 +19,7 @@ using Listener = Catch::TestEventListenerBase;
 
 int tests_run = 0, tests_skipped = 0, tests_half_skipped = 0;
 
-// Counts tests, and fails those that skip and check: what is left out of a test must not hide behind what is not.
+// Counts tests, and fails those that skip and check: what is left out of a test must show.
 class SkipCounter : public Listener {
  public:
   using Listener::Listener;

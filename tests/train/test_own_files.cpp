@@ -33,11 +33,7 @@ void put(const std::string& path, const std::string& text) {
 const std::string kSaves = "--set train.save_every=2 --set train.keep_last=0 ";
 
 // Whether this user may mount in a namespace of its own.
-bool require_mounts() {
-  if (run_command("unshare -rm true").exit_code == 0) return true;
-  std::printf("SKIPPED: no mount namespaces\n");
-  return false;
-}
+bool require_mounts() { return run_command("unshare -rm true").exit_code == 0 || skip("no mount namespaces"); }
 
 size_t count_states(const std::string& folder) {
   size_t n = 0;

@@ -219,7 +219,7 @@ void score(const Options& o) {
   const auto is_bad = [](const Request& r) { return !r.error.empty(); };
   const auto first = std::find_if(requests.begin(), requests.end(), is_bad);
   if (first == requests.end()) return;
-  fail("{} of {} could not be scored, and the others were: {}", std::count_if(first, requests.end(), is_bad),
+  fail("{} of {} could not be scored: {}", std::count_if(first, requests.end(), is_bad),
        counted(requests.size(), "request"), first->error);
 }
 

@@ -84,7 +84,7 @@ void check_crashes(const DiskRecord& record, const std::string& parent,
 // with files that the caller has not synced.
 void save_and_promise(const std::string& root) {
   const std::string parent = root + "/run/checkpoints";
-  fs::create_directory(root + "/run");
+  make_folders(root + "/run");  // synced into its parent, as the folder of a run
   AppendFile promised(root + "/promised");
   for (const int step : {1, 2, 3, 2, 4}) {
     const std::string name = fmt::format("step_{}", step);

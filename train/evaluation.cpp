@@ -15,6 +15,7 @@ namespace {
 
 void sample_selection(RunSetup& run, int64_t step) {
   if (!run.config.log.stats || !run.config.model.has_nsa()) return;
+  if (run.folder.lost()) return;  // during the evaluation; the trainer finds it before the next write
   const Json sample = selection_sample(run.runtime->ctx(), run.step.activations(), run.config.model, step);
   write_file_atomically(run.folder.file(kSelectionSample), dump_json(sample, -1) + "\n");
 }

@@ -167,7 +167,7 @@ std::string RunCheckpoints::rescue(const RunState& state, bool alone) {
   if (checkpointer_ != nullptr) {
     try {
       checkpointer_->take(/*wait=*/true);
-    } catch (const Error&) {}  // it was written to the lost folder
+    } catch (const std::exception&) {}  // it was written to the lost folder
     checkpointer_->write_to(folder + "/checkpoints");
   }
   publishing_ = false;

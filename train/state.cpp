@@ -316,8 +316,8 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 
 namespace {
 
-// What tells a file of `triad init` from another one of its name: of tensors the checksums in the header, which show
-// their values, else a checksum of the content.
+// A checksum by which a file of `triad init` is recognised: of a file of tensors that of the checksums in its header,
+// else that of the content.
 std::string initial_sum(const std::string& path) {
   if (fs::path(path).filename() != whole_file_name(kWeightsStem)) return content_checksum(read_file(path));
   const SafetensorsFile file(path);

@@ -87,10 +87,11 @@ class Trainer {
 
   // Throws FolderLost if the run's folder is lost. Collective: all ranks call it, before they write to paths in it.
   void check_folder() {
-    const bool lost = setup_.first() && setup_.folder.lost();
-    if (setup_.comm->all_gather_host(char{lost}, "whether the run's folder is there").front() == 0) return;
+    const std::string own = setup_.first() && setup_.folder.lost() ? lost_text() : "";
+    const std::string lost = setup_.comm->all_gather_host_text(own, "whether the run's folder is lost").front();
+    if (lost.empty()) return;
     settle(/*leave=*/0);
-    throw FolderLost(lost_text());
+    throw FolderLost(lost);
   }
 
   // The whole run. Not inlined, so that stack dumps show this name (gcc 14 would inline everything from here to

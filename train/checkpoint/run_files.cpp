@@ -216,8 +216,7 @@ class Checkpoints {
   }
 
   void latest(const std::string& parent, const std::string& path) {
-    const bool own = target_of_latest(parent) || (is_folder(path) && foreign_in_checkpoint(path).empty());
-    add(path, own ? std::vector<std::string>{} : std::vector{path});
+    add(path, target_of_latest(parent) ? std::vector<std::string>{} : foreign_in_checkpoint(path));
   }
 
   RunFiles& found_;

@@ -129,7 +129,7 @@ TEST_CASE("io: `latest` may be a file, or a folder that a copy has made of the l
   save(8);
   CHECK(fs::read_symlink(latest) == "step_8");
   CHECK(read_text(parent + "/set_aside_0/latest") == "my notes");
-  // The copy of a checkpoint that is there, too.
+  // The copy of an existing checkpoint, too.
   fs::remove(latest);
   fs::copy(parent + "/step_8", latest);
   CHECK(step_of_latest_folder(parent) == 8);

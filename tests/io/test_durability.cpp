@@ -36,7 +36,7 @@ Tree below(const Tree& tree, const std::string& folder) {
 }
 
 // Checks every crash of a record of checkpoints in `parent`: each folder that looks whole holds the files of a save,
-// `latest` leads to one of them, and a resume finds what was promised, or what came after.
+// `latest` leads to one of them, and a resume finds what was promised, or a later one.
 void check_crashes(const DiskRecord& record, const std::string& parent,
                    const std::function<std::optional<int64_t>(const DiskRecord::Call&)>& promise_of) {
   // The folders as they were when a save renamed them.
@@ -136,7 +136,7 @@ TEST_CASE("durability: after a power failure at any call of a run the run can go
     const int64_t step = call.what == "mkdir" && has(call.path, "/step_") ? step_in(call.path) - 2 : -1;
     return step >= 0 ? std::optional(step) : std::nullopt;
   });
-  // One of the crashes as a user meets it: all that was not synced is lost in the middle of the last save.
+  // One of the crashes as a user sees it: all that was not synced is lost in the middle of the last save.
   size_t middle = 0;
   for (size_t i = 0; i < record.calls().size(); ++i)
     if (record.calls()[i].what == "create" && has(record.calls()[i].path, "/step_6.tmp.")) middle = i;

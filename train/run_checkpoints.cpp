@@ -149,7 +149,7 @@ void RunCheckpoints::take(int64_t step, bool wait) {
   if (!checkpointer_) return;
   const std::optional<Checkpointer::Written> written = checkpointer_->take(wait);
   if (!written) return;
-  checkpoint_is_whole(saved_at_.value());
+  if (saved_at_) checkpoint_is_whole(*saved_at_);  // none if the only save is a rescue
   reporter_.checkpoint(step, *written);
 }
 

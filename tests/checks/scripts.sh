@@ -3,6 +3,7 @@
 # runs in a checkout whose path contains a space, with stand-ins for the programs that the scripts call.
 #   tests/checks/scripts.sh SOURCE_FOLDER
 set -u
+unset CXX CUDACXX  # the scripts read them
 source_folder=$(realpath -- "${1:?the source folder}")
 root=$(mktemp -d)
 trap 'rm -rf -- "$root"' EXIT

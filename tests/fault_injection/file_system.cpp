@@ -5,7 +5,7 @@
 //   TRIAD_SLOW_SYNC="S [WORD]"     fsync(2) takes S more seconds; with WORD only for paths that contain it
 //   TRIAD_BAD_DISK=FILE            pread(2) of FILE fails while FILE.bad exists
 //   TRIAD_COUNT_CALLS=FILE         at the end of a process, writes to FILE how often it called stat(2) and
-//                                  operator new: {"stat": 12, "new": 345}
+//                                  malloc(3): {"stat": 12, "malloc": 345}
 //   TRIAD_FULL_DISK="A B"          pwrite(2) to paths that contain A and B fails as on a full disk
 //   TRIAD_RECORD=FOLDER            appends every call that changes something below FOLDER, or syncs it, to the file
 //                                  FOLDER.record, which tests/support/disk_record.h reads
@@ -286,7 +286,7 @@ int symlink(const char* target, const char* path) noexcept {
 }  // extern "C"
 namespace {
 
-std::atomic<long> stat_calls, new_calls;
+std::atomic<long> stat_calls, malloc_calls;
 
 struct CallCounts {
   ~CallCounts() {
@@ -294,15 +294,10 @@ struct CallCounts {
     if (file == nullptr) return;
     std::FILE* out = std::fopen(file, "w");
     if (out == nullptr) return;
-    std::fprintf(out, "{\"stat\": %ld, \"new\": %ld}", stat_calls.load(), new_calls.load());
+    std::fprintf(out, "{\"stat\": %ld, \"malloc\": %ld}", stat_calls.load(), malloc_calls.load());
     std::fclose(out);
   }
 } call_counts;
-
-void* counted_new(size_t bytes) {
-  new_calls.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(bytes == 0 ? 1 : bytes);
-}
 
 }  // namespace
 
@@ -313,10 +308,9 @@ extern "C" int stat(const char* path, struct stat* info) noexcept {
   return real(path, info);
 }
 
-void* operator new(size_t bytes) {
-  if (void* const memory = counted_new(bytes)) return memory;
-  throw std::bad_alloc();
+// glibc's own names, because dlsym() itself may allocate.
+extern "C" void* __libc_malloc(size_t bytes);
+extern "C" void* malloc(size_t bytes) {
+  malloc_calls.fetch_add(1, std::memory_order_relaxed);
+  return __libc_malloc(bytes);
 }
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted_new(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }

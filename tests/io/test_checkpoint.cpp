@@ -407,8 +407,9 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
   refused("--set train.init_from=" + folder.file("absent"), 1, "train.init_from: " + folder.file("absent"));
   refused(from + "--set model.dim=64", 1, "embed.weight is F32[256,32]");
   refused("--set train.init_from=" + second, 2, "train.init_from is " + second + ", in log.out_dir");
-  write_text(folder.file("tokenizer.json"), some_tokenizer());
-  refused(from + "--set data.tokenizer=" + folder.file("tokenizer.json"), 1, "of data.tokenizer = byte: tokens of");
+  fs::create_directory(folder.file("other"));
+  write_text(folder.file("other/tokenizer.json"), some_tokenizer());
+  refused(from + "--set data.tokenizer=" + folder.file("other/tokenizer.json"), 1, "of data.tokenizer = byte: tokens of");
   fs::create_directories(folder.file("cut"));
   for (const char* name : {"/config.json", "/model.safetensors"}) fs::copy(first + name, folder.file("cut") + name);
   fs::resize_file(folder.file("cut") + weights, fs::file_size(first + weights) - 1);

@@ -239,16 +239,16 @@ TEST_CASE("data faults: the work of a start is linear in the number of shards", 
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     const Json json = parse_json(read_text(counts), "counts");
-    return std::pair(json["stat"].get<double>(), json["new"].get<double>());
+    return std::pair(json["stat"].get<double>(), json["malloc"].get<double>());
   };
-  const auto [stats, news] = work(400);
-  const auto [more_stats, more_news] = work(1200);
-  INFO(stats << " and " << more_stats << " calls of stat, " << news << " and " << more_news << " of operator new");
+  const auto [stats, mallocs] = work(400);
+  const auto [more_stats, more_mallocs] = work(1200);
+  INFO(stats << " and " << more_stats << " calls of stat, " << mallocs << " and " << more_mallocs << " of malloc");
   CHECK(stats > 400);
-  CHECK(news > 400);
+  CHECK(mallocs > 400);
   constexpr double kMost = 3.3;  // three times as many shards; the rest of a run does not grow
   CHECK(more_stats < kMost * stats);
-  CHECK(more_news < kMost * news);
+  CHECK(more_mallocs < kMost * mallocs);
 }
 
 TEST_CASE("data faults: more shards than a process may open files by default", "[io]") {

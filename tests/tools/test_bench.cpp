@@ -191,7 +191,8 @@ TEST_CASE("bench: a memory-bound op on the GPU is timed after each kind of cache
   const Outcome outcome = run_program("bench rope --device cuda --json");
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  for (const Json& row : parse_json(outcome.standard_output, "the output of bench")["results"]) {
+  const Json output = parse_json(outcome.standard_output, "the output of bench");
+  for (const Json& row : output["results"]) {
     INFO(row.dump());
     REQUIRE(row["limited_by"] == "memory");
     // Times must exist; how long they are depends on other work on the GPU.

@@ -81,11 +81,13 @@ TEST_CASE("generate: no tokens, and tokens that the tokenizer lacks", "[generate
       "generate --device cpu --tokens 100 --temperature 1000 --prompt a --prompt b --prompt c ";
   std::istringstream lines(printed(generate + "--json --checkpoint " + folder.file("padded")));
   bool in_hole = false, past_last = false;
-  for (std::string line; std::getline(lines, line);)
-    for (const Json& token : parse_json(line, "generate")["tokens"]) {
+  for (std::string line; std::getline(lines, line);) {
+    const Json sampled = parse_json(line, "generate");
+    for (const Json& token : sampled["tokens"]) {
       in_hole = in_hole || (token >= test::kBpeTokens && token < kLast);
       past_last = past_last || token > kLast;
     }
+  }
   CHECK(in_hole);
   CHECK(past_last);
   CHECK(printed(generate + "--checkpoint " + folder.file("padded")).find('?') != std::string::npos);

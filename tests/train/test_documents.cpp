@@ -276,14 +276,16 @@ TEST_CASE("documents: a resume refuses data that changed, and JSONL that the run
 TEST_CASE("documents: attention stays within them where all are known, unless the config says otherwise", "[train]") {
   const TemporaryFolder folder;
   const std::string shards = make_shards(folder), bare = folder.file("bare.bin");
+  const std::string bare_val = folder.file("bare_val.bin");
   fs::copy_file(shards + "/train_000000.bin", bare);
+  fs::copy_file(shards + "/val_000000.bin", bare_val);
   write_text(folder.file("a.txt"), std::string(500, 'x'));
   const std::string of_shards = "data.kind=shards --set data.paths=" + shards;
   const std::string val = " --set data.val_paths=";
   int number = 0;
   for (const auto& [data, expected] : {std::pair<std::string, std::string>{of_shards, "attend_within"},
                                        {of_shards + val + shards + "/val_000000.bin", "attend_within"},
-                                       {of_shards + val + bare, "attend_across"},
+                                       {of_shards + val + bare_val, "attend_across"},
                                        {"data.kind=shards --set data.paths=" + bare, "attend_across"},
                                        {"data.kind=text --set data.paths=" + folder.file("a.txt"), "attend_within"},
                                        {"data.kind=synthetic", "attend_across"},

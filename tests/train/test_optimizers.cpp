@@ -118,7 +118,7 @@ TEST_CASE("schedule: a resume that lets the learning rate jump says so, and the 
   CHECK(events(longer)[0]["step"] == 6);
   CHECK(events(longer)[0]["lr_before"] == Approx(rates[6]));
   CHECK(events(longer)[0]["lr"] == Approx(rates[7]));
-  const Json shown = data_of(report(longer))["events"];
+  const Json shown = data_of(report(longer))[0]["events"];
   CHECK(std::any_of(shown.begin(), shown.end(), [](const Json& event) {
     return event["kind"] == "lr_jump" && has(event["text"], "the learning rate jumps from ");
   }));

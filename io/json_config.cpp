@@ -30,6 +30,9 @@ template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments) {
   if (const std::string_view packed = packed_format(text.substr(0, kFormatBytes)); !packed.empty())
     fail("{}: is {}, no JSON", what, packed);
+  // The parser takes a NUL after a value for the end of the text, and so would leave out what follows.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    fail("{}: byte {} is NUL, which no JSON holds", what, nul + 1);
   return JsonBuilder<AnyJson>::build(text, what, comments);
 }
 template Json parse_json(std::string_view, const std::string&, JsonComments);

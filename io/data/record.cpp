@@ -176,6 +176,8 @@ class Tolerant {
 };
 
 Object parse_object(std::string_view line, const std::string& place) {
+  // The parser takes a NUL after the object for the end, and so would leave out what follows.
+  if (line.find('\0') != std::string_view::npos) fail("{}: a NUL byte, which no JSON holds", place);
   try {
     return Object::parse(line);
   } catch (const Object::exception& e) {

@@ -363,6 +363,8 @@ TEST_CASE("io: JSON is parsed up to a limited depth, and shortened in messages",
   for (const int depth : {65, 300'000}) check_error([&] { parse_json(nested(depth), "the file"); }, {"the file", "64"});
   check_error([] { parse_json(std::string(300'000, '['), "the file"); }, {"the file", "64"});
   check_error([] { parse_json("{\"a\": 1,}", "the file"); }, {"the file", "column"});
+  // The parser itself takes a NUL for the end.
+  check_error([] { parse_json(std::string_view("[1]\0, 2]", 8), "the file"); }, {"the file", "byte 4 is NUL"});
   check_error([] { parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3, "a": 4}])", "the file"); },
               {"the file", "a twice"});
   CHECK(parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3}])", "x")[0]["b"]["a"] == 2);

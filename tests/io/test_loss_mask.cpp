@@ -247,6 +247,7 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   };
   bad("{\"text\": ", {"parse error"});
   bad("[1]", {"JSON object", "`messages`"});
+  bad(R"({"text": "a"})" + std::string(1, '\0') + "more", {"a NUL byte"});
   bad(R"({"text": 7})", {"string `text`"});
   bad(R"({"text": NaN})", {"string `text`"});
   bad("{\"text\": \"\xff\", \"other\": NaN}", {"UTF-8"});

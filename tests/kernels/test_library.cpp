@@ -177,42 +177,53 @@ TEST_CASE("library: learned compression with the averages gives what averages gi
   }
 }
 
+namespace {
+
+// Compares gates per head, equal in each group, with gates per group.
+void check_gates_per_head(const Setting& setting, LibraryCase n, double tolerance) {
+  INFO(n.name << " " << name_of(setting.dtype));
+  LibraryProblem group(setting, n);
+  group.forward();
+  group.backward();
+  n.gates = Gates::per_head;
+  LibraryProblem head(setting, n);
+  for (auto& [name, t] : head.in)
+    if (name != "gate") head.lab.assign(t, group.lab.values(group.in[name]));
+  const Values gate = group.lab.values(group.in["gate"]);
+  const size_t G = static_cast<size_t>(n.G);
+  Values spread(gate.size() * G);
+  for (size_t i = 0; i < spread.size(); ++i) spread[i] = gate[i / 3 / G * 3 + i % 3];
+  head.lab.assign(head.in["gate"], spread);
+  head.forward();
+  head.backward();
+  std::map<std::string, Values> of_heads = head.results(), of_groups = group.results();
+  Values sums(gate.size());
+  for (size_t i = 0; i < spread.size(); ++i) sums[i / 3 / G * 3 + i % 3] += of_heads["dgate"][i];
+  of_heads["dgate"] = sums;
+  for (const auto& [name, values] : of_groups) {
+    INFO(name);
+    CHECK(relative_error(of_heads[name], values) <= tolerance);
+  }
+}
+
+const LibraryCase kGatesPerHead{.name = "70", .B = 1, .T = 70, .Hkv = 2, .G = 3, .dk = 8, .dv = 8};
+
+}  // namespace
+
 TEST_CASE("library: gates per head that are equal in a group give what gates per group give") {
-  const auto check = [](const Setting& setting, LibraryCase n, double tolerance) {
-    INFO(n.name << " " << name_of(setting.dtype));
-    LibraryProblem group(setting, n);
-    group.forward();
-    group.backward();
-    n.gates = Gates::per_head;
-    LibraryProblem head(setting, n);
-    for (auto& [name, t] : head.in)
-      if (name != "gate") head.lab.assign(t, group.lab.values(group.in[name]));
-    const Values gate = group.lab.values(group.in["gate"]);
-    const size_t G = static_cast<size_t>(n.G);
-    Values spread(gate.size() * G);
-    for (size_t i = 0; i < spread.size(); ++i) spread[i] = gate[i / 3 / G * 3 + i % 3];
-    head.lab.assign(head.in["gate"], spread);
-    head.forward();
-    head.backward();
-    std::map<std::string, Values> of_heads = head.results(), of_groups = group.results();
-    Values sums(gate.size());
-    for (size_t i = 0; i < spread.size(); ++i) sums[i / 3 / G * 3 + i % 3] += of_heads["dgate"][i];
-    of_heads["dgate"] = sums;
-    for (const auto& [name, values] : of_groups) {
-      INFO(name);
-      CHECK(relative_error(of_heads[name], values) <= tolerance);
-    }
-  };
-  LibraryCase n{.name = "70", .B = 1, .T = 70, .Hkv = 2, .G = 3, .dk = 8, .dv = 8};
-  check(kCpu64, n, 1e-14);
+  check_gates_per_head(kCpu64, kGatesPerHead, 1e-14);
+}
+
+TEST_CASE("library: gates per head that are equal in a group give what gates per group give, on a GPU", "[gpu]") {
   if (!require_gpu()) return;
+  LibraryCase n = kGatesPerHead;
   n.options = {32, 16, 64, 4, 100};
   n.T = 400, n.dk = n.dv = 64;
-  check({Device::cuda(), DType::f32}, n, 1e-5);
-  check({Device::cuda(), DType::bf16}, n, 1.5e-2);
+  check_gates_per_head({Device::cuda(), DType::f32}, n, 1e-5);
+  check_gates_per_head({Device::cuda(), DType::bf16}, n, 1.5e-2);
   n.bounds = {0, 3, 33, 400};
   n.dk = n.dv = 128;
-  check({Device::cuda(), DType::bf16}, n, 1.5e-2);
+  check_gates_per_head({Device::cuda(), DType::bf16}, n, 1.5e-2);
 }
 
 namespace {

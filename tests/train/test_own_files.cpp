@@ -1,6 +1,8 @@
 // Files that Triad has not made stay as they are; and a run whose folder is moved, removed or replaced under it.
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -18,10 +20,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// The files and folders below a folder, by their paths in it.
 std::map<std::string, std::string> contents(const std::string& folder) {
   std::map<std::string, std::string> all;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
-    all[entry.path().string()] = fs::is_regular_file(entry.symlink_status()) ? read_text(entry.path().string()) : "";
+    all[entry.path().lexically_relative(folder).string()] =
+        fs::is_regular_file(entry.symlink_status()) ? read_text(entry.path().string()) : "";
   return all;
 }
 
@@ -308,9 +312,10 @@ TEST_CASE("run folder: a run whose folder is replaced by another run's changes n
           fs::copy(other + "/env.json", out + "/env.json.new");
           fs::rename(out + "/env.json.new", out + "/env.json");
         } else {
-          fs::rename(out, folder.file("moved"));
-          fs::copy(other, out, fs::copy_options::recursive);
-          before = contents(out);
+          const std::string another = folder.file("another");
+          fs::copy(other, another, fs::copy_options::recursive);
+          before = contents(another);
+          REQUIRE(renameat2(AT_FDCWD, another.c_str(), AT_FDCWD, out.c_str(), RENAME_EXCHANGE) == 0);
         }
       });
       CHECK(has(text, same_folder ? "the files in it are another run's" : "and another folder is in its place"));

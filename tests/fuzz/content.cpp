@@ -16,7 +16,9 @@ void read_content(std::string_view bytes) {
     expect(named == Content::jsonl, "JSONL of {} bytes that is none as {}", bytes.size(), lines);
   expect(named != Content::text, "{}: {} bytes count as text", lines, bytes.size());
   if (content != Content::text) return;
-  const std::string text = read_whole_text(plain);
+  const auto read = read_or_refuse(plain, [&] { return read_whole_text(plain); });  // compressed data may end damaged
+  if (!read) return;
+  const std::string& text = *read;
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   const bool ends_at_nul = text.find('\0') != std::string::npos;  // for the parser, which leaves out what follows
   expect(json.is_discarded() || !json.is_structured() || ends_at_nul, "{}: {} bytes of JSON count as text", plain,

@@ -168,10 +168,11 @@ void remove_checkpoint(const std::string& folder) {
     remove_tree(join(folder, kStateFile));
     sync_folder(folder);
   }
-  // The tensors go last: they show, after a kill, that the rest of the folder is Triad's.
-  for (const std::string& name : names_in(folder))
-    if (!is_tensor_file_name(name, kWeightsStem) && !is_tensor_file_name(name, kMomentsStem))
-      remove_tree(join(folder, name));
+  // The tensors go last: they show, after a kill, that the rest of the folder is Triad's. An index alone does not.
+  for (const std::string& name : names_in(folder)) {
+    const bool tensors = is_tensor_file_name(name, kWeightsStem) || is_tensor_file_name(name, kMomentsStem);
+    if (!tensors || name.ends_with(".json")) remove_tree(join(folder, name));
+  }
   remove_tree(folder);
 }
 

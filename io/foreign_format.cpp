@@ -16,9 +16,9 @@ struct Format {
   std::string_view magic, what;
 };
 constexpr Format kPacked[] = {
-    {"version https://git-lfs.github.com/spec/"sv, "a git-lfs pointer (git lfs pull fetches the file itself)"sv},
+    {"version https://git-lfs.github.com/spec/v1\noid "sv,
+     "a git-lfs pointer (git lfs pull fetches the file itself)"sv},
     {"version https://hawser.github.com/spec/"sv, "a git-lfs pointer (git lfs pull fetches the file itself)"sv},
-    {"BZh"sv, "bzip2"sv},
     {"\xfd"
      "7zXZ"sv,
      "xz"sv},
@@ -122,7 +122,12 @@ bool is_utf16(std::string_view head) {
 
 }  // namespace
 
-std::string_view packed_format(std::string_view head) { return find_magic(kPacked, head); }
+std::string_view packed_format(std::string_view head) {
+  // bzip2: three letters that a text may begin with, too, a digit, and the first bytes of a block or of the end.
+  if (head.starts_with("BZh") && (head.substr(4).starts_with("1AY") || head.substr(4).starts_with("\x17rE")))
+    return "bzip2";
+  return find_magic(kPacked, head);
+}
 
 std::string_view foreign_format(std::string_view head) {
   if (const std::string_view packed = packed_format(head); !packed.empty()) return packed;

@@ -72,8 +72,9 @@ void write_output_folder(const std::string& out, const std::function<void(const 
     write_file_atomically(temporary + "/" + kUnfinished, "");
     lock.take(temporary);
     write(temporary);
+    sync_tree(temporary);  // before the mark goes, since it may take long
     remove_tree(temporary + "/" + kUnfinished);
-    sync_tree(temporary);
+    sync_folder(temporary);
     if (::rename(temporary.c_str(), out.c_str()) != 0)
       fail("{}: cannot be put in place: {}", out, std::strerror(errno));
   } catch (...) {

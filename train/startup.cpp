@@ -138,8 +138,12 @@ LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std
   }
   const std::string checkpoint = resolve_checkpoint(resume);
   Json root = config_of_checkpoint(checkpoint);
-  if (const fs::path parent = up(checkpoint); parent.filename() == "checkpoints")
-    set_json_key(root, out_dir(up(parent)));
+  // The run is the one that the path names: a checkpoint may be a link to another place, such as another run's folder.
+  const fs::path named = up(run), resolved = up(checkpoint);
+  if (named.filename() == "checkpoints")
+    set_json_key(root, out_dir(up(named)));
+  else if (resolved.filename() == "checkpoints")
+    set_json_key(root, out_dir(up(resolved)));
   return load_config(std::move(root), run.filename().string(), sets);
 }
 

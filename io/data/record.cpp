@@ -77,6 +77,9 @@ void check_record_weight(const Object& object, const std::string& place) {
     if (const auto found = object.find(key); found != object.end() && (found->is_number() || found->is_boolean()))
       if (!learned_by(object, key, place).value_or(true))
         fail("{}: `{}` is {}: records that are not learned are not supported", place, key, shown(*found));
+  // A number of this name may be the loss that another model had.
+  if (const auto found = object.find("loss"); found != object.end() && found->is_boolean() && !found->get<bool>())
+    fail("{}: `loss` is false: records that are not learned are not supported", place);
 }
 
 // Whether a message is learned: the assistant's are, unless their weight, train or loss says otherwise.
@@ -164,7 +167,11 @@ class Tolerant {
     const std::string_view word = line_.substr(at_, end - at_);
     const bool is_number = word.find_first_not_of("+-.eE0123456789") == std::string_view::npos;
     const bool infinite = is_number && std::isinf(std::strtod(std::string(word).c_str(), nullptr));
-    out_ += infinite || word == "NaN" || word == "Infinity" || word == "-Infinity" ? "null" : word;
+    // An infinite number of a key that is used is refused as any wrong one; NaN is what pandas writes for nothing.
+    if (infinite || word == "Infinity" || word == "-Infinity")
+      out_ += used_ ? "-1" : "null";
+    else
+      out_ += word == "NaN" ? "null" : word;
     at_ = end;
   }
 

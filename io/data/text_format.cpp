@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/check.h"
+#include "io/data/record.h"
 #include "io/data/shards.h"
 #include "io/data/text_input.h"
 #include "io/foreign_format.h"
@@ -49,9 +50,17 @@ class Head {
     at(i);
     return i < text_.size();
   }
-  // Position of the first nonblank character from `i` on, or size().
+  // Position of the first nonblank character from `i` on, or size(). Blank is what a blank line may hold
+  // (is_blank_line).
   size_t skip_blanks(size_t i) {
-    while (has(i) && (text_[i] == ' ' || text_[i] == '\t' || text_[i] == '\r' || text_[i] == '\n')) ++i;
+    constexpr size_t kLongest = 3;  // bytes of a blank character
+    while (has(i)) {
+      has(i + kLongest);
+      size_t bytes = 1;
+      while (bytes < kLongest && i + bytes < text_.size() && (text_[i + bytes] & 0xc0) == 0x80) ++bytes;
+      if (!is_blank_line(text_.substr(i, bytes))) break;
+      i += bytes;
+    }
     return std::min(i, text_.size());
   }
   size_t line_end(size_t i) {
@@ -125,7 +134,11 @@ Shape object_shape(Head& head, size_t begin) {
 // Plain text may begin with a bracket, too: "[1] A footnote". It is an array only if the brackets hold valid JSON.
 Shape array_shape(Head& head, size_t begin) {
   const char first = head.at(head.skip_blanks(begin + 1));
-  if (first == '{') return Shape::array;
+  if (first == '{') {  // of records; Markdown, templates and code may begin so, too, but no quote follows
+    const char next = head.at(head.skip_blanks(head.skip_blanks(begin + 1) + 1));
+    if (next == '"' || next == '}') return Shape::array;
+    return Shape::no_json;
+  }
   if (std::string_view("[]\"-0123456789tfn").find(first) == std::string_view::npos || first == '\0')
     return Shape::no_json;
   bool in_string = false;
@@ -136,8 +149,9 @@ Shape array_shape(Head& head, size_t begin) {
     if (end == std::string_view::npos) head.at(looked);
   }
   if (end == std::string_view::npos) return head.limited() ? Shape::array : Shape::no_json;
-  const size_t next = head.skip_blanks(end), line_end = head.line_end(end);
-  if (next < line_end && next < head.size()) return Shape::no_json;  // something follows in the same line
+  // Text may follow a number in brackets, "[1984]", but no more than other values follow an array.
+  const size_t next = head.skip_blanks(end);
+  if (next < head.size() && head.at(next) != '[' && head.at(next) != '{') return Shape::no_json;
   return nlohmann::json::accept(head.text().substr(begin, end - begin)) ? Shape::array : Shape::no_json;
 }
 

@@ -256,6 +256,9 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   bad(R"({"text": "a", "other": NaN)", {"parse error"});
   bad(R"({"text": "a", "weight": 0})", {"`weight` is 0"});
   bad(R"({"text": "a", "weight": 0.5})", {"`weight` is 0.5"});
+  bad(R"({"text": "a", "weight": Infinity})", {"`weight` is -1"});
+  bad(R"({"messages": [{"role": "assistant", "content": "A", "weight": 1e400}]})", {"`weight` is -1"});
+  bad(R"({"prompt": "a", "completion": "b", "loss": false})", {"`loss` is false"});
   bad(R"({"text": "a", "loss_mask": [0, 1]})", {"`loss_mask` is array", "what is learned"});
   bad(R"({"prompt": "a", "completion": "b", "label": false})", {"`label` is false"});
   bad(R"({"prompt": "a", "completion": "b", "suffix": "c"})", {"`suffix` is \"c\""});

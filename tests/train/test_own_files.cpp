@@ -299,6 +299,21 @@ TEST_CASE("run folder: a run whose folder is moved or removed saves beside it, a
   }
 }
 
+TEST_CASE("own files: a checkpoint that is a link belongs to the run whose path names it", "[train]") {
+  const TemporaryFolder folder;
+  const std::string first = run(folder.file("first"), 1, kSaves + "--set train.steps=4"), copy = folder.file("copy");
+  fs::copy(first, copy, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  fs::create_directory(folder.file("archive"));
+  fs::rename(copy + "/checkpoints/step_2", folder.file("archive/step_2"));
+  fs::create_directory_symlink(folder.file("archive/step_2"), copy + "/checkpoints/step_2");
+  const auto before = contents(first);
+  const Outcome resumed = run_program("train --resume " + copy + "/checkpoints/step_2 --overwrite --set train.steps=3");
+  INFO(resumed.output);
+  CHECK(resumed.exit_code == 0);
+  CHECK(has(resumed.output, copy + "/checkpoints/step_3"));
+  CHECK(contents(first) == before);  // state.json names this folder
+}
+
 TEST_CASE("run folder: a run whose folder is replaced by another run's changes nothing there", "[train]") {
   for (const char* more : {"", "--set train.save_every=3 "}) {
     for (const bool same_folder : {false, true}) {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/nsa/branch_sum.h"
-#include "model/context_attention.h"
+#include "model/sequence/attention.h"
 
 namespace triad {
 

@@ -1,9 +1,9 @@
 // The arguments of a layer's stages, apart from its weights and activations. Outside the layers, Model uses the checks.
 #pragma once
 #include "model/asserts.h"
-#include "model/context_group.h"
 #include "model/grad_sink.h"
 #include "model/layer_stats.h"
+#include "model/sequence/group.h"
 
 namespace triad {
 

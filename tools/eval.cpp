@@ -29,9 +29,9 @@
 #include "tools/output_folder.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"
-#include "train/data_source.h"
+#include "train/config/load_config.h"
 #include "train/inference.h"
-#include "train/load_config.h"
+#include "train/run/data_source.h"
 
 namespace triad {
 

@@ -14,8 +14,8 @@
 #include "io/json_config.h"
 #include "tools/output_folder.h"
 #include "train/checkpoint/run_files.h"
-#include "train/data_source.h"
 #include "train/inference.h"
+#include "train/run/data_source.h"
 
 namespace triad {
 

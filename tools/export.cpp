@@ -23,7 +23,7 @@
 #include "tools/options.h"
 #include "tools/output_folder.h"
 #include "tools/verbs.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

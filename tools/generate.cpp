@@ -29,8 +29,8 @@
 #include "tools/options.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"
+#include "train/config/load_config.h"
 #include "train/inference.h"
-#include "train/load_config.h"
 
 namespace triad {
 

@@ -13,9 +13,9 @@
 #include "tools/options.h"
 #include "tools/output_folder.h"
 #include "tools/verbs.h"
+#include "train/config/load_config.h"
 #include "train/document_bounds.h"
 #include "train/inference.h"
-#include "train/load_config.h"
 
 namespace triad {
 

@@ -19,8 +19,8 @@
 #include "tools/output_folder.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"
-#include "train/load_config.h"
-#include "train/state.h"
+#include "train/checkpoint/state.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

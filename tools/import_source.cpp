@@ -11,7 +11,7 @@
 #include "io/huggingface/tensor_names.h"
 #include "io/tokenizer/unicode.h"
 #include "model/params.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

@@ -8,7 +8,7 @@
 #include "io/huggingface/model_config.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/weight_index.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace triad {
 

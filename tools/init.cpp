@@ -13,8 +13,8 @@
 #include "io/own_files.h"
 #include "io/weight_index.h"
 #include "tools/verbs.h"
-#include "train/load_config.h"
-#include "train/state.h"
+#include "train/checkpoint/state.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

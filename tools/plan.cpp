@@ -15,13 +15,13 @@
 #include "model/params.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
-#include "train/data_source.h"
+#include "train/config/load_config.h"
+#include "train/config/schedule.h"
 #include "train/fit/fit.h"
 #include "train/fit/planned_exchanges.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
 #include "train/monitor/pace.h"
-#include "train/schedule.h"
+#include "train/run/data_source.h"
+#include "train/run/memory_plan.h"
 
 namespace triad {
 

@@ -1,5 +1,5 @@
 // triad train: trains a model from a config, or resumes a run.
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 #include <fmt/format.h>
 
@@ -9,9 +9,9 @@
 #include "engine/check.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
-#include "train/data_source.h"
-#include "train/load_config.h"
-#include "train/startup.h"
+#include "train/config/load_config.h"
+#include "train/run/data_source.h"
+#include "train/run/startup.h"
 
 namespace triad {
 

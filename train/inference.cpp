@@ -7,7 +7,7 @@
 #include "io/tokenizer/unicode.h"
 #include "kernels/common/parallel.h"
 #include "kernels/nsa/document_bounds.h"
-#include "train/train_step.h"
+#include "train/step/train_step.h"
 
 namespace triad {
 

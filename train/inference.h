@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/model.h"
-#include "train/state.h"
+#include "train/checkpoint/state.h"
 
 namespace triad {
 

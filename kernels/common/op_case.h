@@ -1,6 +1,6 @@
 // OpCase: one op at one shape. The test driver checks it (backward against central differences in double; devices,
 // dtypes and repeated runs against each other), `triad bench` times it, and it is an example of a call. Each
-// kernels/*/*_cases.cpp returns a table of cases.
+// kernels/*/cases/*_cases.cpp returns a table of cases.
 #pragma once
 #include <functional>
 #include <map>

@@ -1,5 +1,5 @@
 // Copies and sums of strided tensors: what moves and adds up keys, values and their gradients between ranks that share
-// a sequence (model/context_group.h).
+// a sequence (model/sequence/group.h).
 #pragma once
 #include <span>
 

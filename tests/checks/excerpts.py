@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that the excerpts of code in the guides are still in the sources.
 
-An excerpt is a fenced block whose first line names a file: `// train/trainer.cpp`. Its other lines stand in that file one after another,
+An excerpt is a fenced block whose first line names a file: `// train/run/trainer.cpp`. Its other lines stand in that file one after another,
 but for indentation; a line `...` skips lines. Prints each excerpt that does not match, with its first line that was not found.
   tests/checks/excerpts.py [ROOT]
 """

@@ -38,6 +38,9 @@ declare -A rooms=(
   [nsa/dispatch]="engine/|$k/common/|$k/ops/|$k/nsa/"
   [decode]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/cpu/|$k/nsa/gpu/|$k/decode/"
   [library]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/library/")
+for room in ops step update nsa library decode; do  # the op cases of a room; decode takes random lists from those of nsa
+  rooms[$room/cases]="${rooms[$room]}|$k/$room/cases/|$k/nsa/cases/nsa_cases.h"
+done
 for room in "${!rooms[@]}"; do
   files=$(sources "$k/$room" -maxdepth 1)
   # Hopper kernels of ops/ and update/ are in files whose names end in _sm90.

@@ -18,10 +18,10 @@
 #include "tests/support/dist_run.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/startup.h"
-#include "train/train_step.h"
+#include "train/config/load_config.h"
+#include "train/run/memory_plan.h"
+#include "train/run/startup.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -1,6 +1,6 @@
-// Fuzzes the reader of config files and --set (train/load_config.h).
+// Fuzzes the reader of config files and --set (train/config/load_config.h).
 #include "tests/fuzz/contract.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 
 namespace triad::fuzz {
 

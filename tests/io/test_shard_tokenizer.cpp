@@ -8,8 +8,8 @@
 #include "io/json_config.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
-#include "train/data_source.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
+#include "train/run/data_source.h"
 
 using namespace triad;
 using namespace triad::test;

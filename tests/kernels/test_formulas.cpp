@@ -22,10 +22,10 @@
 #include "kernels/step/reduce.h"
 #include "kernels/update/adamw.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/schedule.h"
-#include "train/train_step.h"
+#include "train/config/load_config.h"
+#include "train/config/schedule.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 

@@ -15,9 +15,9 @@
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/train_step.h"
+#include "train/config/load_config.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

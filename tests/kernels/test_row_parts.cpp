@@ -12,7 +12,7 @@
 #include "kernels/nsa/document_tables.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/select.h"
-#include "model/context_layout.h"
+#include "model/sequence/layout.h"
 #include "tests/support/nsa_problem.h"
 #include "tests/support/test.h"
 

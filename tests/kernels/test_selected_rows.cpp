@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "kernels/nsa/attend_selected.h"
-#include "kernels/nsa/nsa_cases.h"
+#include "kernels/nsa/cases/nsa_cases.h"
 #include "tests/support/nsa_problem.h"
 
 namespace {

@@ -5,14 +5,14 @@
 #include <numeric>
 #include <set>
 
-#include "kernels/nsa/nsa_cases.h"
+#include "kernels/nsa/cases/nsa_cases.h"
 #include "kernels/nsa/stats.h"
 #include "tests/support/model_fixture.h"
 #include "tests/support/test.h"
+#include "train/config/load_config.h"
 #include "train/inference.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/train_step.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -9,9 +9,9 @@
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "train/config/load_config.h"
 #include "train/fit/fit.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
+#include "train/run/memory_plan.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -13,7 +13,7 @@
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 #include "train/monitor/telemetry.h"
-#include "train/train_step.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using triad::test::Outcome;

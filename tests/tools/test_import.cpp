@@ -16,7 +16,7 @@
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/state.h"
+#include "train/checkpoint/state.h"
 
 using namespace triad;
 using triad::test::bpe_tokenizer_json;

@@ -11,7 +11,7 @@
 #include "tests/support/heartbeats.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 #include "train/monitor/grad_ledger.h"
 
 using namespace triad;

@@ -11,10 +11,10 @@
 #include "tests/support/test.h"
 #include "train/checkpoint/final_weights.h"
 #include "train/checkpoint/param_reader.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/state.h"
-#include "train/train_step.h"
+#include "train/checkpoint/state.h"
+#include "train/config/load_config.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

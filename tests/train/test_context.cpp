@@ -14,13 +14,13 @@
 #include "engine/with_cuda.h"
 #include "io/weight_index.h"
 #include "kernels/nsa/compress.h"
-#include "model/context_layout.h"
+#include "model/sequence/layout.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/heartbeats.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/train_step.h"
+#include "train/config/load_config.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -14,12 +14,12 @@
 #include "tests/support/dist_run.h"
 #include "tests/support/heartbeats.h"
 #include "tests/support/test.h"
-#include "train/data_source.h"
+#include "train/config/load_config.h"
 #include "train/inference.h"
-#include "train/load_config.h"
 #include "train/monitor/document_lengths.h"
 #include "train/monitor/pace.h"
 #include "train/monitor/selection_sample.h"
+#include "train/run/data_source.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -14,10 +14,10 @@
 #include "tests/support/dist_run.h"
 #include "tests/support/heartbeats.h"
 #include "tests/support/test.h"
+#include "train/config/load_config.h"
 #include "train/inference.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/train_step.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -11,9 +11,9 @@
 #include "tests/support/dist_run.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "train/config/load_config.h"
 #include "train/fit/fit.h"
 #include "train/fit/step_cost.h"
-#include "train/load_config.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -8,9 +8,9 @@
 #include "model/params.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
+#include "train/config/load_config.h"
 #include "train/monitor/memory_report.h"
+#include "train/run/memory_plan.h"
 
 using namespace triad;
 using namespace triad::test;

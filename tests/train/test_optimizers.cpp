@@ -19,10 +19,10 @@
 #include "tests/support/muon_reference.h"
 #include "tests/support/report_page.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/schedule.h"
-#include "train/train_step.h"
+#include "train/config/load_config.h"
+#include "train/config/schedule.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

@@ -14,8 +14,8 @@
 #include "tests/support/dist_run.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
+#include "train/config/load_config.h"
+#include "train/run/memory_plan.h"
 
 using namespace triad;
 using namespace triad::test;

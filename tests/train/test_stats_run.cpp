@@ -14,9 +14,9 @@
 #include "tests/support/heartbeats.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/data_source.h"
 #include "train/inference.h"
 #include "train/monitor/selection_sample.h"
+#include "train/run/data_source.h"
 
 using namespace triad;
 using namespace triad::test;

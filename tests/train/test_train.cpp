@@ -24,10 +24,10 @@
 #include "model/params.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/stop_signal.h"
-#include "train/train_step.h"
+#include "train/config/load_config.h"
+#include "train/run/memory_plan.h"
+#include "train/run/stop_signal.h"
+#include "train/step/train_step.h"
 
 using namespace triad;
 using namespace triad::test;

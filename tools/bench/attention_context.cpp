@@ -6,8 +6,8 @@
 #include <memory>
 #include <optional>
 
-#include "model/context_attention.h"
-#include "model/exchange_meter.h"
+#include "model/sequence/attention.h"
+#include "model/sequence/exchange_meter.h"
 #include "tools/bench/exchanges.h"
 #include "tools/bench/ranks.h"
 

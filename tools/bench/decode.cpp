@@ -18,8 +18,8 @@
 #include "model/decode_session.h"
 #include "tools/bench/bench.h"
 #include "tools/options.h"
-#include "train/load_config.h"
-#include "train/train_step.h"
+#include "train/config/load_config.h"
+#include "train/step/train_step.h"
 
 namespace triad {
 

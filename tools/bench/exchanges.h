@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "io/json_config.h"
-#include "model/exchange_meter.h"
+#include "model/sequence/exchange_meter.h"
 
 namespace triad {
 

@@ -29,13 +29,13 @@
 #include "tools/bench/ranks.h"
 #include "tools/options.h"
 #include "tools/version.h"
-#include "train/data_source.h"
+#include "train/checkpoint/state.h"
+#include "train/config/load_config.h"
 #include "train/dist/rank_groups.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/startup.h"
-#include "train/state.h"
-#include "train/train_step.h"
+#include "train/run/data_source.h"
+#include "train/run/memory_plan.h"
+#include "train/run/startup.h"
+#include "train/step/train_step.h"
 
 namespace triad {
 

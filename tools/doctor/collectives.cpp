@@ -11,7 +11,7 @@
 #include "kernels/common/parallel.h"
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
-#include "train/config.h"
+#include "train/config/config.h"
 #include "train/monitor/env_report.h"
 
 namespace triad {

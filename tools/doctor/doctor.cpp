@@ -12,7 +12,7 @@
 #include "io/file.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace triad {
 

@@ -23,7 +23,7 @@
 #include "kernels/ops/matmul.h"
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 #include "train/monitor/env_report.h"
 
 namespace triad {

@@ -14,8 +14,8 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/tokenizer/unicode.h"
-#include "train/load_config.h"
-#include "train/schedule.h"
+#include "train/config/load_config.h"
+#include "train/config/schedule.h"
 
 namespace triad {
 

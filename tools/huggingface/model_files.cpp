@@ -9,7 +9,7 @@
 
 #include "engine/check.h"
 #include "io/huggingface/tensor_names.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

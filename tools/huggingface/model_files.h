@@ -4,7 +4,7 @@
 #include <string>
 
 #include "io/huggingface/model_config.h"
-#include "train/state.h"
+#include "train/checkpoint/state.h"
 
 namespace triad {
 

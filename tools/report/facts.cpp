@@ -7,7 +7,7 @@
 
 #include "engine/process/counted.h"
 #include "model/params.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

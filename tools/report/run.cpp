@@ -20,7 +20,7 @@
 #include "tools/csv_table.h"
 #include "tools/report/facts.h"
 #include "tools/report/series.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 #include "train/monitor/document_lengths.h"
 #include "train/monitor/selection_sample.h"
 

@@ -10,7 +10,7 @@
 #include "io/tensor_reader.h"
 #include "io/weight_index.h"
 #include "model/params.h"
-#include "train/flat_buffer.h"
+#include "train/step/flat_buffer.h"
 
 namespace triad {
 

@@ -10,7 +10,7 @@
 #include "engine/memory.h"
 #include "model/params.h"
 #include "train/checkpoint/file_plan.h"
-#include "train/flat_buffer.h"
+#include "train/step/flat_buffer.h"
 
 namespace triad {
 

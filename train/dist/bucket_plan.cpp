@@ -5,8 +5,8 @@
 #include "engine/check.h"
 #include "kernels/step/reduce.h"
 #include "model/flops.h"
+#include "train/config/schedule.h"
 #include "train/fit/step_cost.h"
-#include "train/schedule.h"
 
 namespace triad {
 

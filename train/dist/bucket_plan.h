@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "engine/comm/comm.h"
-#include "train/config.h"
+#include "train/config/config.h"
 #include "train/dist/rank_groups.h"
-#include "train/flat_buffer.h"
+#include "train/step/flat_buffer.h"
 
 namespace triad {
 

@@ -16,7 +16,7 @@
 #include "engine/graph.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
-#include "train/config.h"
+#include "train/config/config.h"
 #include "train/dist/bucket_plan.h"
 #include "train/dist/comm_queue.h"
 #include "train/dist/rank_groups.h"

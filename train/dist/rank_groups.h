@@ -3,7 +3,7 @@
 // each replica, and then these sums over the replicas, in their order. So all replicas make the same update.
 #pragma once
 #include "engine/comm/comm.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace triad {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "train/fit/step_cost.h"
-#include "train/memory_plan.h"
+#include "train/run/memory_plan.h"
 
 namespace triad {
 

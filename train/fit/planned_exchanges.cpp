@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "engine/check.h"
-#include "model/exchange_meter.h"
-#include "train/train_step.h"
+#include "model/sequence/exchange_meter.h"
+#include "train/step/train_step.h"
 
 namespace triad {
 

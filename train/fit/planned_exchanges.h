@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/comm/comm.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace triad {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "model/flops.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace triad {
 

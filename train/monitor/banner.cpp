@@ -11,9 +11,9 @@
 #include "engine/backend.h"
 #include "engine/process/counted.h"
 #include "model/flops.h"
+#include "train/config/load_config.h"
+#include "train/config/schedule.h"
 #include "train/dist/bucket_plan.h"
-#include "train/load_config.h"
-#include "train/schedule.h"
 
 namespace triad {
 

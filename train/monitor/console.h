@@ -7,7 +7,7 @@
 #include "engine/comm/comm.h"
 #include "io/file.h"
 #include "train/monitor/step_record.h"
-#include "train/run_folder.h"
+#include "train/run/run_folder.h"
 
 namespace triad {
 

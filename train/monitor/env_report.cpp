@@ -8,7 +8,7 @@
 #include "engine/backend.h"
 #include "kernels/ops/blas_core.h"
 #include "kernels/ops/matmul.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

@@ -7,7 +7,7 @@
 
 #include "model/grad_sink.h"
 #include "model/params.h"
-#include "train/flat_buffer.h"
+#include "train/step/flat_buffer.h"
 
 namespace triad {
 

@@ -6,7 +6,7 @@
 #include "io/csv.h"
 #include "io/file.h"
 #include "train/monitor/telemetry.h"
-#include "train/train_step.h"
+#include "train/step/train_step.h"
 
 namespace triad {
 

@@ -10,9 +10,9 @@
 #include "engine/memory.h"
 #include "io/json_config.h"
 #include "io/jsonl.h"
-#include "train/config.h"
+#include "train/config/config.h"
 #include "train/monitor/step_record.h"
-#include "train/run_folder.h"
+#include "train/run/run_folder.h"
 
 namespace triad {
 

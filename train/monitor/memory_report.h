@@ -8,9 +8,9 @@
 
 #include "engine/comm/comm.h"
 #include "io/memory_snapshot.h"
-#include "train/config.h"
-#include "train/run_folder.h"
-#include "train/train_step.h"
+#include "train/config/config.h"
+#include "train/run/run_folder.h"
+#include "train/step/train_step.h"
 
 namespace triad {
 

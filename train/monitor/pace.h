@@ -7,9 +7,9 @@
 #include <deque>
 
 #include "model/flops.h"
-#include "train/config.h"
+#include "train/config/config.h"
+#include "train/config/schedule.h"
 #include "train/monitor/step_record.h"
-#include "train/schedule.h"
 
 namespace triad {
 

@@ -5,7 +5,7 @@
 #include "engine/routes.h"
 #include "io/csv.h"
 #include "train/monitor/step_record.h"
-#include "train/run_folder.h"
+#include "train/run/run_folder.h"
 
 namespace triad {
 

@@ -9,10 +9,10 @@
 #include "io/csv.h"
 #include "io/json_config.h"
 #include "kernels/nsa/stats.h"
-#include "train/config.h"
+#include "train/config/config.h"
 #include "train/monitor/anomaly.h"
 #include "train/monitor/tensorboard_writer.h"
-#include "train/run_folder.h"
+#include "train/run/run_folder.h"
 
 namespace triad {
 

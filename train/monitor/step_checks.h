@@ -10,8 +10,8 @@
 #include "train/monitor/anomaly.h"
 #include "train/monitor/telemetry.h"
 #include "train/monitor/watchdog.h"
-#include "train/run_folder.h"
-#include "train/train_step.h"
+#include "train/run/run_folder.h"
+#include "train/step/train_step.h"
 
 namespace triad {
 

@@ -9,14 +9,14 @@
 #include "engine/memory.h"
 #include "engine/routes.h"
 #include "io/json_config.h"
-#include "train/config.h"
+#include "train/config/config.h"
 #include "train/monitor/banner.h"
 #include "train/monitor/console.h"
 #include "train/monitor/heartbeats.h"
 #include "train/monitor/pace.h"
 #include "train/monitor/run_tables.h"
 #include "train/monitor/tensorboard_writer.h"
-#include "train/run_folder.h"
+#include "train/run/run_folder.h"
 
 namespace triad {
 

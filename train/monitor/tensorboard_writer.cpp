@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "engine/backend.h"
-#include "train/load_config.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 

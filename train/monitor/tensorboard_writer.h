@@ -8,7 +8,7 @@
 
 #include "engine/memory.h"
 #include "io/tensorboard.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace triad {
 

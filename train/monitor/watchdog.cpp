@@ -19,7 +19,7 @@
 #include "engine/process/process_end.h"
 #include "engine/process/stack_dump.h"
 #include "io/file.h"
-#include "train/schedule.h"
+#include "train/config/schedule.h"
 
 namespace triad {
 

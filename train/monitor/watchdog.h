@@ -16,7 +16,7 @@
 #include "engine/process/nvml.h"
 #include "engine/process/progress.h"
 #include "io/json_config.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 namespace triad {
 

@@ -1,0 +1,119 @@
+// Cases of decoding over caches that contain random rows. There is no backward.
+#include "kernels/common/portable_case.h"
+#include "kernels/decode/decode.h"
+#include "kernels/nsa/cases/nsa_cases.h"
+#include "kernels/nsa/route.h"
+
+namespace triad {
+
+namespace {
+
+struct DecodeSizes {
+  int64_t B, S, Hq, Hkv, dk, dv;
+};
+
+// positions: those of the B new tokens.
+OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, const NsaConfig& c,
+                   bool dense = false, double q_std = 1) {
+  OpCase r{.op = dense ? "dense_decode" : "nsa_decode", .name = std::move(name)};
+  const auto constant = [&](std::string arg, Shape shape, double std = 1) {
+    r.args.push_back({.name = std::move(arg), .role = ArgRole::constant, .shape = shape, .std = std});
+  };
+  constant("q", {n.B, 1, n.Hq, n.dk}, q_std);
+  const auto pair = [&](const std::string& branch, int64_t rows) {
+    constant("k_" + branch, {n.B, rows, n.Hkv, n.dk});
+    constant("v_" + branch, {n.B, rows, n.Hkv, n.dv});
+  };
+  if (dense) {
+    pair("dense", n.S);
+  } else {
+    pair("win", std::min(c.w, n.S));
+    pair("sel", n.S);
+    pair("cmp", compressed_length(n.S, c.l, c.d));
+    constant("fc1_w", {n.dk / 2, n.dk}, 0.3);
+    constant("fc1_b", {n.dk / 2}, 0.3);
+    constant("fc2_w", {3, n.dk / 2}, 0.5);
+    constant("fc2_b", {3}, 0.5);
+  }
+  Arg position{.name = "position", .role = ArgRole::constant, .shape = {n.B}, .type = ArgType::i32};
+  position.fill = [positions](int64_t i, uint64_t) { return static_cast<double>(positions[static_cast<size_t>(i)]); };
+  r.args.push_back(std::move(position));
+  r.args.push_back({.name = "out", .role = ArgRole::saved, .shape = {n.B, 1, n.Hq, n.dv}});
+  r.forward = [c, dense](Context& ctx, const Args& a) {
+    if (dense) return dense_decode(ctx, a["out"], {a["q"], {a["k_dense"], a["v_dense"]}, a["position"]});
+    const NsaCache cache{a["k_sel"], a["v_sel"], a["k_win"], a["v_win"], a["k_cmp"], a["v_cmp"], {}, {}};
+    nsa_decode(ctx, a["out"], {a["q"], cache, a["position"]}, {a["fc1_w"], a["fc1_b"], a["fc2_w"], a["fc2_b"]}, c);
+  };
+  double keys = 0;
+  for (const int64_t at : positions) {
+    keys += static_cast<double>(std::min(dense ? n.S : c.w, at + 1));
+    if (!dense) keys += static_cast<double>(compressed_length(at + 1, c.l, c.d) + std::min(at + 1, c.n_sel * c.l_sel));
+  }
+  r.forward_flops = 2 * keys * static_cast<double>(n.Hq * (n.dk + n.dv));
+  r.forward_bytes = 2 * keys * static_cast<double>(n.Hkv * (n.dk + n.dv)), r.forward_written = 0;
+  return r;
+}
+
+OpCase dense_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions) {
+  return decode_case(std::move(name), n, positions, NsaConfig{}, true);
+}
+
+// Returns the same case on the portable kernels, without clusters and programmatic dependent launch.
+OpCase any_card_case(OpCase c) {
+  c.name += "_any_card";
+  c.forward = [forward = c.forward](Context& ctx, const Args& a) {
+    Context card = portable_context(ctx);
+    forward(card, a);
+  };
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> decode_cases() {
+  const auto config = [](int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int64_t w, GateOptions gate = {}) {
+    NsaConfig c;
+    c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w, c.gate = gate;
+    return c;
+  };
+  NsaConfig no_init = config(16, 8, 32, 6, 90);
+  no_init.init_blocks = 0, no_init.local_blocks = 1;
+  std::vector<OpCase> cases = {
+      decode_case("first_tokens", {3, 40, 4, 2, 8, 8}, {0, 6, 7}, config(8, 4, 8, 4, 12)),
+      decode_case("ragged", {4, 90, 6, 2, 10, 6}, {31, 32, 77, 89},
+                  config(8, 4, 8, 4, 12, {.kind = GateKind::sigmoid})),
+      decode_case("700_G6", {2, 700, 12, 2, 64, 64}, {640, 699}, config(32, 16, 64, 5, 100)),
+      decode_case("3000_G16_n16", {1, 3000, 16, 1, 64, 64}, {2999}, config(32, 16, 64, 16, 512)),
+      decode_case("900_G1_l'32", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70, {.temperature = 0.5})),
+      decode_case("2000_128_G32_l'128", {1, 2000, 32, 1, 128, 128}, {1900}, config(32, 16, 128, 6, 200)),
+      decode_case("600_192x128_G2", {1, 600, 4, 2, 192, 128}, {599}, config(32, 16, 64, 4, 64)),
+      decode_case("800_no_init", {1, 800, 3, 1, 60, 100}, {750}, no_init),
+      decode_case("l_of_1", {1, 100, 2, 1, 16, 16}, {99}, config(1, 1, 1, 20, 30)),
+      decode_case("force_win", {1, 300, 6, 1, 64, 64}, {250}, config(32, 16, 64, 4, 70, {.force = Branch::win})),
+      decode_case("uniform", {1, 300, 6, 1, 64, 64}, {250}, config(32, 16, 64, 4, 70, {.uniform = true})),
+      decode_case("ties", {3, 1300, 6, 2, 64, 64}, {1299, 700, 60}, config(32, 16, 32, 9, 40), false, 0),
+      decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30)),
+      decode_case("64_listed", {1, 9000, 4, 2, 32, 32}, {8999}, config(32, 16, 64, 64, 90)),
+      any_card_case(decode_case("700_G6", {2, 700, 12, 2, 64, 64}, {640, 699}, config(32, 16, 64, 5, 100))),
+      any_card_case(decode_case("3000_G16_n16", {1, 3000, 16, 1, 64, 64}, {2999}, config(32, 16, 64, 16, 512))),
+      any_card_case(decode_case("first_tokens", {3, 40, 4, 2, 8, 8}, {0, 6, 7}, config(8, 4, 8, 4, 12))),
+      any_card_case(decode_case("ragged", {4, 90, 6, 2, 10, 6}, {31, 32, 77, 89}, config(8, 4, 8, 4, 12))),
+      any_card_case(decode_case("900_G1", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70))),
+      any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
+      small_card_case(decode_case("300_256_G3", {1, 300, 3, 1, 256, 256}, {299}, config(32, 16, 64, 4, 70))),
+      any_card_case(dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460})),
+      dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460}),
+      dense_case("20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}),  // 256 keys per CTA
+      dense_case("G1_128", {2, 700, 2, 2, 128, 128}, {699, 16}),
+      dense_case("G16_128", {1, 600, 16, 1, 128, 128}, {599}),
+      dense_case("G24", {1, 200, 24, 1, 64, 64}, {190}),
+      dense_case("60x100", {1, 300, 3, 1, 60, 100}, {299}),
+      decode_case("m7c_4k", {1, 65536, 12, 2, 64, 64}, {4095}, NsaConfig{}),
+      decode_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}, NsaConfig{}),
+      dense_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}),
+  };
+  for (size_t i = cases.size() - 3; i < cases.size(); ++i) cases[i].bench = true;
+  return cases;
+}
+
+}  // namespace triad

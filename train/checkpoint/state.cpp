@@ -1,0 +1,395 @@
+#include "train/checkpoint/state.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/data/dataset.h"
+#include "io/file.h"
+#include "io/own_files.h"
+#include "io/safetensors.h"
+#include "io/tokenizer/unicode.h"
+#include "io/weight_index.h"
+#include "model/from_dense.h"
+#include "train/checkpoint/param_reader.h"
+#include "train/checkpoint/run_files.h"
+#include "train/checkpoint/state_part.h"
+#include "train/config/load_config.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kOrigin = "origin";  // keys of state.json
+constexpr const char* kData = "data";
+constexpr const char* kFiles = "files";
+constexpr const char* kGroup = "packed_group";
+constexpr const char* kInitial = "init";  // checksums of the files of `triad init`
+
+// Reads the values that this rank keeps.
+void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
+                const WeightIndex& index, const NameOf& name_of, Comm* shards) {
+  std::vector<ElementRange> ranges;
+  for (const Parts::Part& part : optimizer.parts(state)) ranges.push_back(part.elements);
+  const std::vector<PartialSum> sums =
+      read_params(index, params, name_of, ranges, ctx.device,
+                  [&](int64_t begin, std::span<const float> values) { optimizer.set(ctx, state, begin, values); });
+  if (shards != nullptr) check_sums(index, params, name_of, sums, *shards);
+}
+
+void clear_state(Context& ctx, Optimizer& optimizer, Optimizer::State state) {
+  optimizer.for_each_own(ctx, state, [&](const ElementRange&, const Tensor& values) { zero(ctx, values); });
+}
+
+// Calls report(key, their value, our value) for each key in which two configs differ.
+template <class F>
+void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
+  const Json a = config_to_json(theirs), b = config_to_json(ours);
+  for (const auto& [group, fields] : a.items()) {
+    if (!ours.model.has_nsa() && group == "nsa") continue;
+    for (const auto& [key, value] : fields.items())
+      if (b[group][key] != value) report(group + "." + key, brief(value), brief(b[group][key]));
+  }
+}
+
+// Keys that a resume must not change: the weights fit no other model, the data cursor no other data, and the moments no
+// other optimizer.
+bool decides_resume(const std::string& key) {
+  if (key == "data.stall_s") return false;
+  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.optimizer";
+}
+
+// Whether data.tokenizer may change: the data are shards, whose tokens stay the same, and the old config did not name
+// their tokenizer (its value was "byte" or empty).
+bool names_unknown_tokenizer(const Config& before, const Config& now) {
+  return now.data.kind == DataKind::shards && before.data.tokenizer_or_bytes() == "byte";
+}
+
+// Whether data.tokenizer may change, because it names files that equal the checkpoint's copies.
+bool same_tokenizer(const std::string& folder, const Config& before, const Config& now) {
+  const auto contents = [](const Tokenizer& tokenizer) {
+    std::vector<std::string> all;
+    for (const Tokenizer::File& file : tokenizer.files()) all.push_back(file.content);
+    return all;
+  };
+  if (find_tokenizer(folder).empty() || now.data.tokenizer_or_bytes() == "byte") return false;
+  return contents(*tokenizer_of_checkpoint(folder, before.data.tokenizer)) == contents(*open_tokenizer(now.data));
+}
+
+Json read_state(const std::string& folder) {
+  const std::string path = folder + "/" + kStateFile;
+  const Json state = parse_json(read_file(path), path);
+  TRIAD_CHECK(state.is_object() && state.contains("config") && state["config"].is_object(),
+              "{}: a JSON object with `config` is needed", path);
+  return state;
+}
+
+int64_t state_number(const Json& state, const std::string& folder, const char* key) {
+  constexpr int64_t kMost = int64_t{1} << 53;
+  const bool there = state.contains(key) && state[key].is_number_integer();
+  TRIAD_CHECK(there && state[key].get<int64_t>() >= 0 && state[key].get<int64_t>() <= kMost,
+              "{}/{}: `{}` is {}: a whole number from 0 to 2^53 is needed", folder, kStateFile, key,
+              state.contains(key) ? brief(state[key]) : "absent");
+  return state[key].get<int64_t>();
+}
+
+// Checkpoints from before train.stages existed count sequences.
+int64_t cursor_of(const Json& state, const std::string& folder, const Config& config) {
+  if (!state.contains("sequences")) return state_number(state, folder, "cursor");
+  return state_number(state, folder, "sequences") * config.train.seq_len;
+}
+
+// An object in a checkpoint's state.json; null if it has none.
+Json object_of(const Json& state, const std::string& folder, const char* key) {
+  const Json object = state.value(key, Json());
+  TRIAD_CHECK(object.is_null() || object.is_object(), "{}/{}: `{}` is {}: an object is needed", folder, kStateFile, key,
+              brief(object));
+  return object;
+}
+// Sets the weights, and master weights if there are any, that the files of the index have under the names of name_of.
+void load_all(Context& ctx, Params& params, const WeightIndex& index, const NameOf& name_of) {
+  const ElementRange all{0, params.stored_elements()};
+  read_params(index, params, name_of, {&all, 1}, ctx.device,
+              [&](int64_t begin, std::span<const float> values) { params.set(ctx, begin, values); });
+}
+
+Json origin_of(const Json& state, const std::string& folder) { return object_of(state, folder, kOrigin); }
+
+// `data` of a checkpoint's state.json, which has an object for each split.
+Json data_of(const Json& state, const std::string& folder) {
+  const Json data = object_of(state, folder, kData);
+  for (const auto& [split, counts] : data.items())
+    TRIAD_CHECK(counts.is_object(), "{}/{}: `{}.{}` is {}: an object is needed", folder, kStateFile, kData,
+                shortened(split), brief(counts));
+  return data;
+}
+
+std::string file_name_of(const SafetensorsFile& file) { return fs::path(file.path()).filename().string(); }
+std::string text_of_checksum(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
+
+// Throws if a file of the index is not the one that was there when state.json was written: the folder then holds files
+// of several saves, after a copy that was cut short, for example. Checkpoints from before `files` existed pass.
+void check_files(const Json& state, const std::string& folder, const std::vector<const WeightIndex*>& indices) {
+  const Json files = object_of(state, folder, kFiles);
+  if (files.is_null()) return;
+  std::vector<std::string> others;
+  for (const WeightIndex* index : indices)
+    for (const SafetensorsFile& file : index->files()) {
+      const std::optional<uint32_t> checksum = file.checksum();
+      if (checksum && files.value(file_name_of(file), Json()) != text_of_checksum(*checksum))
+        others.push_back(file_name_of(file));
+    }
+  if (others.empty()) return;
+  fail(
+      "{}: it holds files of several saves: {} {} not what {} belongs to (its `{}` has other checksums). Copy the "
+      "whole "
+      "folder again, or use another checkpoint",
+      folder, fmt::join(others, ", "), others.size() == 1 ? "is" : "are", kStateFile, kFiles);
+}
+
+RowGroup group_of(const Json& state, const std::string& folder) {
+  const Json group = object_of(state, folder, kGroup);
+  if (group.is_null()) return {};
+  return {state_number(group, folder, "group"), state_number(group, folder, "first_row")};
+}
+
+// Whether the checkpoint says what its data hold.
+bool knows_files(const Json& state, const std::string& folder) {
+  return data_of(state, folder).value("train", Json::object()).contains("files");
+}
+
+// Throws if a run from before data.documents existed has JSONL among its texts: it read such a file as one document of
+// plain text, but today each line is parsed.
+void check_jsonl(const Json& state, const Config& config, const std::string& folder) {
+  const Json& root = state["config"];
+  if (config.data.kind != DataKind::text || (root.contains("data") && root["data"].contains("documents"))) return;
+  for (const std::vector<std::string>* patterns : {&config.data.paths, &config.data.val_paths})
+    for (const std::string& file : expand_globs(*patterns))
+      if (content_of(file, config.data.format) == Content::jsonl)
+        fail(
+            "{}/{}: its run began before data.documents existed, and read {} as plain text, one document. Each line is "
+            "parsed as a document now, so the run cannot go on: begin a new one, with train.init_from if its weights "
+            "are to be kept",
+            folder, kStateFile, file);
+}
+
+}  // namespace
+
+Json state_json(const Config& config, const RunState& state, const Json& files) {
+  Json json = {{"format", "triad checkpoint"},
+               {"step", state.step},
+               {"cursor", state.cursor},
+               {"tokens", state.tokens},
+               {"config", config_to_json(config)}};
+  if (!state.origin.is_null()) json[kOrigin] = state.origin;
+  if (!state.data.is_null()) json[kData] = state.data;
+  if (!files.is_null()) json[kFiles] = files;
+  if (state.group.group > 0) json[kGroup] = {{"group", state.group.group}, {"first_row", state.group.first_row}};
+  return json;
+}
+
+Json checksums_of_files(const std::string& folder) {
+  Json checksums = Json::object();
+  for (const char* stem : {kWeightsStem, kMomentsStem}) {
+    if (!has_tensors(folder, stem)) continue;
+    const WeightIndex index(tensors_path(folder, stem));
+    for (const SafetensorsFile& file : index.files())
+      if (const auto checksum = file.checksum()) checksums[file_name_of(file)] = text_of_checksum(*checksum);
+  }
+  return checksums;
+}
+
+void save_weights(Context& ctx, const Params& params, const std::string& path) {
+  const StatePart all(params, {0, params.count()}, Device::cpu(), {{params.master().dtype}});
+  all.copy(ctx, 0, {0, params.stored_elements()}, params.master());
+  ctx.stream.synchronize();
+  write_part(all, params, {{"", 0}}, path);
+}
+
+void load_weights(Context& ctx, Params& params, const std::string& path) {
+  const WeightIndex index(path);
+  check_names(index, params, {with_prefix("")});
+  params.clear(ctx);
+  load_all(ctx, params, index, with_prefix(""));
+}
+
+void load_dense_weights(Context& ctx, Params& params, const std::string& path, uint64_t seed) {
+  const WeightIndex index(path);
+  check_names(index, params, {dense_source});
+  params.init(ctx, seed);
+  load_all(ctx, params, index, dense_source);
+}
+
+void read_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path, Comm* shards) {
+  const WeightIndex index(path);
+  check_names(index, params, {with_prefix("")});
+  clear_state(ctx, optimizer, Optimizer::State::parameter);
+  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, with_prefix(""), shards);
+  optimizer.publish(ctx);
+}
+
+void read_dense_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path,
+                        uint64_t seed, Comm* shards) {
+  const WeightIndex index(path);
+  check_names(index, params, {dense_source});
+  optimizer.init(ctx, seed);
+  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, dense_source, shards);
+  optimizer.publish(ctx);
+}
+
+void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
+  const std::vector<Tokenizer::File> files = tokenizer.files();
+  const auto differs = [&](const std::string& own) {
+    fail("{} is not what data.tokenizer = {} is now: its tokens would mean something else to the weights", own,
+         tokenizer.name());
+  };
+  bool has_separator = false;
+  for (const Tokenizer::File& file : files) {
+    const std::string own = folder + "/" + file.name;
+    if (fs::exists(own) && read_file(own) != file.content) differs(own);
+    has_separator = has_separator || file.name == kSeparatorFile;
+  }
+  const std::string separator = folder + "/" + kSeparatorFile;
+  if (!files.empty() && !has_separator && fs::exists(separator)) differs(separator);
+}
+
+RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& params, Optimizer& optimizer,
+                         const Config& config, Comm* shards, bool accept_changed_data) {
+  const Json state = read_state(folder);
+  const Config before = config_from_json(with_later_keys(state["config"]));
+  for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
+    if (key == "data.tokenizer" && (names_unknown_tokenizer(before, config) || same_tokenizer(folder, before, config)))
+      return;
+    const bool place = key == "data.paths" || key == "data.val_paths";
+    if (place && (accept_changed_data || knows_files(state, folder))) return;
+    if (decides_resume(key))
+      fail("{}: its {} is {}, the config's is {}{}", folder, key, theirs, ours,
+           place ? ", and the checkpoint does not say what its data hold, to be compared: --accept-changed-data goes on"
+                 : "");
+  });
+  if (const int64_t theirs = before.train.longest_seq_len(), ours = config.train.longest_seq_len(); theirs != ours)
+    fail("{}: its train.seq_len{} is {}, the config's is {}", folder,
+         before.train.stages.empty() && config.train.stages.empty() ? "" : " (the longest of train.stages)", theirs,
+         ours);
+  check_jsonl(state, config, folder);
+  const WeightIndex weights(tensors_path(folder)), moments(tensors_path(folder, kMomentsStem));
+  check_files(state, folder, {&weights, &moments});
+  read_weights(ctx, params, optimizer, tensors_path(folder), shards);
+  const NameOf square_of = [&](const ParamSpec& spec) {
+    const bool kept = Optimizer::keeps(Optimizer::State::exp_avg_sq, spec, config.train.optimizer);
+    return kept ? kAvgSqPrefix + spec.name : "";
+  };
+  check_names(moments, params, {with_prefix(kAvgPrefix), square_of});
+  for (const auto& [which, name_of] :
+       {std::pair{Optimizer::State::exp_avg, with_prefix(kAvgPrefix)}, {Optimizer::State::exp_avg_sq, square_of}}) {
+    clear_state(ctx, optimizer, which);
+    read_state(ctx, params, optimizer, which, moments, name_of, shards);
+  }
+  return {.step = state_number(state, folder, "step"),
+          .cursor = cursor_of(state, folder, before),
+          .tokens = state_number(state, folder, "tokens"),
+          .origin = origin_of(state, folder),
+          .data = data_of(state, folder),
+          .group = group_of(state, folder)};
+}
+
+std::vector<std::string> differences(const Config& before, const Config& now) {
+  std::vector<std::string> lines;
+  for_each_difference(before, now, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
+    lines.push_back(fmt::format("{} {} -> {}", key, theirs, ours));
+  });
+  return lines;
+}
+
+Json config_of_checkpoint(const std::string& folder) { return with_later_keys(read_state(folder)["config"]); }
+
+std::vector<std::string> changed_since(const std::string& folder, const Config& config) {
+  return differences(config_from_json(config_of_checkpoint(folder)), config);
+}
+
+namespace {
+
+// A checksum by which a file of `triad init` is recognised: of a file of tensors that of the checksums in its header,
+// else that of the content.
+std::string initial_sum(const std::string& path) {
+  if (fs::path(path).filename() != whole_file_name(kWeightsStem)) return content_checksum(read_file(path));
+  const SafetensorsFile file(path);
+  std::string sums;
+  for (const auto& [key, value] : file.metadata()) sums += fmt::format("{} {}\n", key, value);
+  return content_checksum(sums);
+}
+
+}  // namespace
+
+void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
+  make_folders(folder);
+  const std::string weights = whole_file_name(kWeightsStem);
+  save_weights(ctx, params, folder + "/" + weights);
+  const std::vector<Tokenizer::File> tokenizer = open_tokenizer(config.data)->files();
+  write_tokenizer_files(tokenizer, folder);
+  Json state = state_json(config, {});
+  state[kInitial][weights] = initial_sum(folder + "/" + weights);
+  for (const Tokenizer::File& file : tokenizer) state[kInitial][file.name] = content_checksum(file.content);
+  write_file_atomically(folder + "/" + kStateFile, dump_json(state, 2) + "\n");
+}
+
+bool is_initial_file(const std::string& folder, const std::string& name) {
+  try {
+    const std::string path = folder + "/" + name, state_path = folder + "/" + kStateFile;
+    if (is_link_or_mount(path) || is_link_or_mount(state_path)) return false;
+    const Json state = parse_json(read_file(state_path), state_path);
+    if (!state.is_object() || !state.contains(kInitial) || state.value("step", Json()) != 0) return false;
+    if (name == kStateFile) return true;
+    return state[kInitial].contains(name) && state[kInitial][name] == initial_sum(path);
+  } catch (const std::exception&) { return false; }  // damaged, or another program's
+}
+
+ModelSource find_model(const std::string& path) {
+  // Environment variables that set nsa.* keys (for example, to force a branch) apply to a trained model too.
+  const auto source = [](Json config, const std::string& folder, const std::string& file, Json origin) {
+    apply_environment(config, "nsa");
+    try {
+      return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, tensors_path(folder),
+                         std::move(origin)};
+    } catch (const UsageError& e) { fail_usage("{}: {}", file, e.what()); }
+  };
+  const auto checkpoint = [&](const std::string& folder) {
+    const Json state = read_state(folder);
+    // Several files are a model only together; a whole one is whatever the user has put there.
+    if (const std::string path = tensors_path(folder); path.ends_with(index_file_name("")) && has_tensors(folder)) {
+      const WeightIndex weights(path);
+      check_files(state, folder, {&weights});
+    }
+    return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder));
+  };
+  // The folder of a run: its own weights have no state.json, but its checkpoints have.
+  const auto run = [&](const std::string& folder) {
+    const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
+    const std::string file = folder + "/config.json";
+    return source(read_json_file(file), folder, file, newest ? origin_of(read_state(*newest), *newest) : Json());
+  };
+  // A file called `latest` names a checkpoint (io/checkpoint.h).
+  if (fs::is_regular_file(path) && fs::path(path).filename() != kLatest) {
+    const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;
+    refuse_adapter(folder);
+    const bool state = fs::exists(folder + "/" + kStateFile);
+    if (!state && !fs::exists(folder + "/config.json"))
+      fail("{}: neither {} nor config.json beside it says of which model these weights are", path, kStateFile);
+    ModelSource found = state ? checkpoint(folder) : run(folder);
+    found.weights = path;
+    return found;
+  }
+  const bool weights = has_tensors(path);
+  if (weights && fs::exists(path + "/" + kStateFile)) return checkpoint(path);
+  if (weights && fs::exists(path + "/config.json")) return run(path);
+  return checkpoint(resolve_checkpoint(path));
+}
+
+}  // namespace triad

@@ -1,0 +1,128 @@
+#include "train/config/load_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "engine/process/did_you_mean.h"
+
+namespace triad {
+
+std::string config_of_environment() {
+  const char* const named = std::getenv("CONFIG");
+  return named == nullptr ? "" : named;
+}
+
+LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets) {
+  const std::string file = path.empty() ? config_of_environment() : path;
+  if (file.empty()) fail_usage("no config: name a file, or set the environment variable CONFIG");
+  Json root;
+  try {
+    root = read_json_file(file);
+  } catch (const Error& e) {
+    if (!path.empty()) throw;
+    fail_usage("{} (the environment variable CONFIG names it)", e.what());
+  }
+  LoadedConfig loaded = load_config(std::move(root), std::filesystem::path(file).stem().string(), sets);
+  loaded.file = file;
+  return loaded;
+}
+
+LoadedConfig load_config(Json root, const std::string& name, const std::vector<std::string>& sets) {
+  LoadedConfig loaded{.config = {}, .name = name, .environment = {}, .file = {}};
+  loaded.environment = apply_environment(root);
+  for (const std::string& assignment : sets) set_json_key(root, assignment);
+  loaded.config = config_from_json(root);
+  return loaded;
+}
+
+namespace {
+
+// Adds the train.steps that a config with train.stages leaves out, or has as null: the sum of their steps. Malformed
+// steps count as 0, and their stage's error follows.
+Json with_steps(Json root) {
+  const auto has = [](const Json& object, const char* key) {
+    return object.is_object() && object.contains(key) && !object[key].is_null();
+  };
+  if (!has(root, "train") || !has(root["train"], "stages") || has(root["train"], "steps")) return root;
+  constexpr double kMost = 9007199254740992.0;  // 2^53
+  double all = 0;
+  for (const Json& stage : root["train"]["stages"]) {
+    const double steps = has(stage, "steps") && stage["steps"].is_number() ? stage["steps"].get<double>() : 0;
+    if (steps == std::floor(steps) && steps >= 0 && steps <= kMost) all += steps;
+  }
+  root["train"]["steps"] = all;
+  return root;
+}
+
+}  // namespace
+
+Config config_from_json(const Json& without_steps) {
+  const Json root = with_steps(without_steps);
+  Config config;
+  std::vector<std::string> groups, keys;
+  visit_groups(config, [&](const std::string& name, auto& group) {
+    groups.push_back(name);
+    visit(group, [&](const char* key, auto&, const char*, const Rule&) { keys.push_back(name + "." + key); });
+  });
+  for (const auto& [group, value] : root.items())
+    if (std::find(groups.begin(), groups.end(), group) == groups.end())
+      fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log{}", shortened(group),
+                 did_you_mean(group, groups));
+  visit_groups(config, [&](const std::string& name, auto& group) {
+    read_group(root, name, group, name != "nsa" || config.model.has_nsa(), keys);
+  });
+  config.resolve();
+  return config;
+}
+
+Json with_later_keys(Json root) {
+  const auto group = [&](const char* name) -> Json* {
+    return root.is_object() && root.contains(name) && root[name].is_object() ? &root[name] : nullptr;
+  };
+  if (Json* const data = group("data"); data != nullptr && !data->contains("documents"))
+    (*data)["documents"] = word_of(DocumentScope::attend_across);
+  // False was allowed once, with the same results.
+  if (Json* const runtime = group("runtime"); runtime != nullptr && runtime->contains("deterministic"))
+    (*runtime)["deterministic"] = true;
+  return root;
+}
+
+Json config_to_json(const Config& config) {
+  Config copy = config;
+  Json root = Json::object();
+  visit_groups(copy, [&](const std::string& name, auto& group) { root[name] = group_to_json(group); });
+  return root;
+}
+
+std::string describe_config() {
+  Config defaults;
+  std::string out = "Config keys (file, --set group.key=value):\n";
+  visit_groups(defaults, [&](const std::string& group, auto& fields) {
+    // Adds the line of help of one key: its name, help, allowed values, and that it is required, or else its default.
+    const auto add = [&]<class T>(const std::string& key, const T&, const char* help, const Rule& rule,
+                                  const std::string& default_text) {
+      std::string allowed;
+      if constexpr (std::is_enum_v<T>)
+        allowed = "; " + all_words<T>();
+      else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
+        allowed = "; " + rule.str();
+      out += fmt::format("  {:<32} {}{}{}\n", group + "." + key, help, allowed,
+                         rule.required ? "; required" : default_text);
+    };
+    visit(fields, [&](const std::string& name, auto& field, const char* help, const Rule& rule) {
+      using T = std::decay_t<decltype(field)>;
+      add(name, field, help, rule, "; default " + json_config::to_json(field).dump());
+      if constexpr (json_config::is_object_list<T>) {
+        typename T::value_type item;  // its defaults are those of other keys, or in the help
+        visit(item, [&](const std::string& key, auto& part, const char* text, const Rule& limit) {
+          add(name + "[]." + key, part, text, limit, "");
+        });
+      }
+    });
+  });
+  return out;
+}
+
+}  // namespace triad

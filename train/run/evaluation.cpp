@@ -1,0 +1,56 @@
+#include "train/run/evaluation.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "engine/process/progress.h"
+#include "io/file.h"
+#include "train/dist/bucket_plan.h"
+#include "train/monitor/selection_sample.h"
+
+namespace triad {
+
+namespace {
+
+void sample_selection(RunSetup& run, int64_t step) {
+  if (!run.config.log.stats || !run.config.model.has_nsa()) return;
+  if (run.folder.lost()) return;  // during the evaluation; the trainer finds it before the next write
+  const Json sample = selection_sample(run.runtime->ctx(), run.step.activations(), run.config.model, step);
+  write_file_atomically(run.folder.file(kSelectionSample), dump_json(sample, -1) + "\n");
+}
+
+}  // namespace
+
+double evaluate(RunSetup& run, int64_t step) {
+  report_stage(run.runtime->ctx(), Stage::evaluation);
+  // The rows of the stage that the step before ended.
+  const TrainStage stage = stage_at(run.config.train, std::max<int64_t>(0, step - 1));
+  const TrainConfig t = in_stage(run.config, stage).train;
+  run.step.enter(stage);
+  const TokenSource& data = *run.data.val;
+  const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
+  std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
+  // With dist.zero 3 every forward gathers weights from all ranks, and with dist.context ranks exchange keys and
+  // values, so a group of ranks that has no batch left evaluates the last one again, and leaves it out.
+  const int64_t context = run.config.dist.context, groups = run.comm->world() / context,
+                group = run.comm->rank() / context;
+  const bool together = has_weight_windows(run.config, run.comm->world()) || context > 1;
+  for (int64_t first = 0; first < batches; first += groups) {
+    const bool counts_here = first + group < batches;
+    if (!counts_here && !together) continue;
+    const int64_t i = std::min(first + group, batches - 1);
+    const Batch batch = validation_batch(data, t.seq_len, t.micro_batch_size, i, run.data.within());
+    const double loss = run.step.evaluate(batch.tokens, batch.targets, batch.bounds);
+    if (!counts_here) continue;
+    losses[static_cast<size_t>(i)] = loss;
+    if (run.comm->rank() % context == 0)
+      for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
+    if (run.comm->first() && i == 0) sample_selection(run, step);
+  }
+  run.comm->add(losses, "the evaluation's losses");
+  run.comm->add(counts, "the evaluation's positions");
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
+}
+
+}  // namespace triad

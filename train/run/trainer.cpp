@@ -1,0 +1,258 @@
+#include "train/run/trainer.h"
+
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "engine/check.h"
+#include "engine/process/counted.h"
+#include "engine/process/progress.h"
+#include "train/checkpoint/run_checkpoints.h"
+#include "train/run/cpu_advice.h"
+#include "train/run/evaluation.h"
+#include "train/run/run_exit.h"
+#include "train/run/run_reporter.h"
+#include "train/run/run_setup.h"
+#include "train/run/startup.h"
+#include "train/run/stop_signal.h"
+#include "train/step/step_queue.h"
+
+namespace triad {
+
+namespace {
+
+class Trainer {
+ public:
+  Trainer(const TrainRequest& request, Device device, StartTimes times, OutsideMemory outside,
+          std::unique_ptr<Comm> comm, FolderLock lock)
+      : setup_(request, device, std::move(times), std::move(outside), std::move(comm), std::move(lock)) {}
+
+  // Trains. An error is printed and ends the process.
+  void run() {
+    try {
+      run_and_report();
+      setup_.step.forget_graphs();
+      setup_.comm->finish();
+    } catch (const UsageError& e) { abandon(setup_, checkpoints(), e.what(), 2); } catch (const std::exception& e) {
+      fail_run(e.what());
+    }
+  }
+
+ private:
+  void run_and_report() {
+    try {
+      run_steps();
+    } catch (const OutOfMemory& e) {
+      if (reporter_) report_also([&] { reporter_->out_of_memory(e); });
+      throw;
+    } catch (const FolderLost& e) {
+      fail_together(setup_, *checkpoints_, state().step, rescue(e.what(), /*alone=*/false));
+    } catch (const std::exception& e) {  // a write may have failed because the folder was lost just before
+      if (!checkpoints_ || !checkpoints_->rescues_alone() || !setup_.folder.lost()) throw;
+      while (queue_.queued() > 0) queue_.settle();
+      fail("{}", rescue(fmt::format("{}. {}", e.what(), lost_text()), /*alone=*/true));
+    }
+  }
+
+  // Ends the run after an error. If a signal has stopped it and the error keeps its checkpoint from being written, the
+  // signal has lost steps, which the message and the exit code say.
+  [[noreturn]] void fail_run(std::string why) {
+    const int64_t lost = state().step - last_whole_checkpoint().value_or(0);
+    if (!stopping_ || (setup_.first() && lost <= 0)) abandon(setup_, checkpoints(), why.c_str(), 1);
+    if (setup_.first())
+      why += fmt::format("; the run was stopped by signal {} after step {}, and {} {} lost: {}", stop_signal(),
+                         state().step, counted(lost, "step"), lost == 1 ? "is" : "are", whole_checkpoint_text());
+    abandon(setup_, checkpoints(), why.c_str(), stopped_exit_code());
+  }
+
+  static std::string whole_checkpoint_text() {
+    const std::optional<int64_t> whole = last_whole_checkpoint();
+    return whole ? fmt::format("the last whole checkpoint is that of step {}", *whole) : "there is no checkpoint";
+  }
+
+  std::string lost_text() const {
+    return fmt::format("log.out_dir {} is not this run's folder any more: {}", config_.log.out_dir,
+                       setup_.folder.whereabouts());
+  }
+
+  // Saves what a run whose folder is lost has trained. Returns why the run fails, and where that is.
+  std::string rescue(const std::string& why, bool alone) {
+    try {
+      const std::string folder = checkpoints_->rescue(state(), alone);
+      return fmt::format("{}. The weights and the state of step {} are in {}/checkpoints: --resume {} goes on", why,
+                         state().step, folder, folder);
+    } catch (const Error& e) { return fmt::format("{}; {}", why, e.what()); }
+  }
+
+  // Throws FolderLost if the run's folder is lost. Collective: all ranks call it, before they write to paths in it.
+  void check_folder() {
+    const std::string own = setup_.first() && setup_.folder.lost() ? lost_text() : "";
+    const std::string lost = setup_.comm->all_gather_host_text(own, "whether the run's folder is lost").front();
+    if (lost.empty()) return;
+    settle(/*leave=*/0);
+    throw FolderLost(lost);
+  }
+
+  // The whole run. Not inlined, so that stack dumps show this name (gcc 14 would inline everything from here to
+  // train()).
+  [[gnu::noinline]] void run_steps() {
+    const std::string set_aside = setup_.write_initial_files();
+    reporter_.emplace(setup_);
+    reporter_->begin(set_aside);
+    checkpoints_.emplace(setup_, *reporter_);
+    checkpoints_->begin();
+    setup_.times.ends("checkpoint");
+
+    const StepQueue::Clock::time_point began = StepQueue::Clock::now();
+    queue_.start_clock();
+    for (const TrainStage& stage : stages_of(config_.train))
+      if (state().step < stage.end && !run_stage(stage)) return stopped();
+    const bool trained = state().step > setup_.initial_state.step;
+    if (!trained && config_.train.eval_every > 0) evaluate_and_report();
+    finish(std::chrono::duration<double>(StepQueue::Clock::now() - began).count());
+  }
+
+  // The rest of a stage. Returns false if the run stops in it.
+  bool run_stage(const TrainStage& stage) {
+    settle(/*leave=*/0);
+    const StepQueue::Clock::time_point began = StepQueue::Clock::now();
+    reporter_->stage(stage);
+    LoaderOptions options = setup_.loader_options(stage, state());
+    options.advances = [this] { report_stage(setup_.runtime->ctx(), Stage::data); };  // so that no resume looks hung
+    Loader loader(setup_.data.train, options);
+    queue_.exclude(StepQueue::Clock::now() - began);
+    if (state().step == setup_.initial_state.step) reporter_->memory_snapshot("loader");
+    while (state().step < stage.end) {
+      queue_step(loader);
+      settle(/*leave=*/setup_.device.is_cuda() ? 1 : 0);
+      if (after_step()) return false;
+    }
+    return true;
+  }
+
+  const RunState& state() const { return queue_.state(); }
+  RunCheckpoints* checkpoints() { return checkpoints_ ? &*checkpoints_ : nullptr; }
+  bool due(int64_t every) const { return every > 0 && state().step % every == 0; }
+
+  void queue_step(Loader& loader) {
+    const int64_t step = queue_.next();
+    try {
+      queue_.push(loader, {.trace = reporter_->traces(step), .measure = reporter_->measures(step), .stop = [this] {
+                             return stop_.requested(reporter_->anomaly_stops());
+                           }});
+    } catch (const MissingGradients& e) {
+      report_also([&] { reporter_->missing_gradients(step, e); });
+      throw;
+    }
+  }
+
+  // Waits for the results of all queued steps except the last `leave`, and reports them. The remaining step keeps a GPU
+  // busy while the host reports.
+  void settle(int64_t leave) {
+    while (queue_.queued() > leave) {
+      const SettledStep settled = queue_.settle();
+      stop_.settled(settled.result);
+      if (const std::optional<std::string> why = reporter_->step(settled))
+        fail_together(setup_, *checkpoints_, state().step, *why);
+    }
+  }
+
+  // Evaluation, checkpoint and snapshots after a step, excluded from step times. Returns whether the run stops here.
+  bool after_step() {
+    const TrainConfig& t = config_.train;
+    const int64_t step = state().step;
+    const bool last = step == t.steps, stop = stop_.stops(reporter_->anomaly_stops());
+    const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
+    const bool save = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
+    const bool snapshot = step == 1 || due(config_.log.memory_every);
+    if (eval || save || last || snapshot || checkpoints_->exchanges()) check_folder();
+    checkpoints_->poll(step);
+    if (eval || save || last) settle(/*leave=*/0);
+    const StepQueue::Clock::time_point began = StepQueue::Clock::now();
+    if (snapshot) reporter_->memory_snapshot(fmt::format("step{}", step));
+    if (eval) evaluate_and_report();
+    if (save || last || stop) report_stage(setup_.runtime->ctx(), Stage::checkpoint);
+    reporter_->kernels(step, /*with_fallbacks=*/due(config_.log.every) || last || stop);
+    stopping_ = stop && stop_signal() != 0;
+    if (save) checkpoints_->save(state());
+    if (last || stop) checkpoints_->wait(step);
+    if (stop) stop_.consume_halt();
+    queue_.exclude(StepQueue::Clock::now() - began);
+    return stop && !last;
+  }
+
+  void evaluate_and_report() { reporter_->evaluation(state().step, evaluate(setup_, state().step)); }
+
+  // An early stop. If an anomaly on any rank was the cause, the run fails (exit code 1).
+  void stopped() {
+    const StopPolicy::Reason reason = stop_.reason(reporter_->anomaly_stops());
+    reporter_->stopped(state().step, reason.text);
+    const std::string text =
+        fmt::format("stopped by {} after step {}, with a checkpoint. To go on{}: {}", reason.text, state().step,
+                    setup_.comm->world() > 1 ? ", under the same launcher" : "", resume_command(setup_.request));
+    if (!reason.anomaly) return reporter_->message(text);
+    fail_together(setup_, *checkpoints_, state().step, text + ". log.on_anomaly is stop");
+  }
+
+  // The end of a complete run. The last checkpoint is written after the final weights, so that a disk without space for
+  // both has the weights.
+  void finish(double seconds) {
+    check_folder();
+    checkpoints_->write_final_weights();
+    reporter_->write_metrics(state(), seconds);
+    if (config_.train.save_last && !checkpoints_->saved(state().step)) {
+      checkpoints_->save(state());
+      checkpoints_->wait(state().step);
+    }
+    reporter_->done(state().step, seconds);
+  }
+
+  RunSetup setup_;
+  const Config& config_ = setup_.config;
+  StepQueue queue_{setup_};
+  StopPolicy stop_{setup_};
+  bool stopping_ = false;                      // by a signal to this rank, after this step
+  std::optional<RunReporter> reporter_;        // made in run_steps(), after the folder's files
+  std::optional<RunCheckpoints> checkpoints_;  // made in run_steps()
+};
+
+// Connects the ranks, and trains unless the run is complete.
+void train_from(const TrainRequest& request, const LaunchEnv& launch) {
+  StartTimes times;
+  const Config& config = request.config;
+  const Device device = choose_run_device(request, launch);
+  OutsideMemory outside(device);
+  times.ends("device");
+  std::unique_ptr<Comm> comm =
+      outside.during("communication", [&] { return connect_ranks(launch, device, config, request.build); });
+  // Not earlier: a run without steps has nothing to save.
+  await_stop_signals(/*acknowledge=*/comm->first(), launch.launcher, config.log.out_dir);
+  if (comm->first()) {
+    const std::string warning = cpu_precision_warning(config, device, request.config_file);
+    if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);
+  }
+  times.ends("ranks");
+  FolderLock lock = lock_folder_for(config, *comm);
+  if (const std::optional<int64_t> step = find_complete(request, *comm)) {
+    if (comm->first())
+      fmt::print("nothing is left to train: {} is at step {} already, train.steps is {}\n", config.log.out_dir, *step,
+                 config.train.steps);
+    return comm->finish();
+  }
+  Trainer(request, device, std::move(times), std::move(outside), std::move(comm), std::move(lock)).run();
+}
+
+}  // namespace
+
+void train(const TrainRequest& request) {
+  const LaunchEnv launch = read_launch_env();
+  if (launch.world == 1) return train_from(request, launch);
+  try {  // errors before training starts name the rank
+    train_from(request, launch);
+  } catch (const UsageError& e) { fail_usage("rank {}: {}", launch.rank, e.what()); } catch (const std::exception& e) {
+    fail("rank {}: {}", launch.rank, e.what());
+  }
+}
+
+}  // namespace triad

@@ -1,0 +1,481 @@
+#include "train/step/train_step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "engine/check.h"
+#include "engine/process/progress.h"
+#include "kernels/nsa/document_bounds.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/step/reduce.h"
+#include "kernels/step/step_guard.h"
+
+namespace triad {
+
+namespace {
+
+constexpr size_t kBatchSlots = 4;  // micro-batches whose copies to the device may be queued
+
+// [1] f64: one of a rank's numbers (RankNumbers).
+Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
+
+// Statistics of gates and selection lists per rank, which follow RankNumbers in a row of ranks_.
+int64_t stats_numbers(const Config& config) {
+  return config.log.stats && config.model.has_nsa() ? config.model.n_layers * NsaStats::count : 0;
+}
+
+// With shards, each rank checks only its own sums: the smallest index of a bad tensor over all ranks, -1 if none.
+int64_t first_bad_of_all(Comm& comm, int64_t bad) {
+  int64_t first = -1;
+  for (const int64_t other : comm.all_gather_host(bad, "the first bad tensor"))
+    if (other >= 0 && (first < 0 || other < first)) first = other;
+  return first;
+}
+
+// The tokens of this rank.
+ContextLayout layout_of(const Context& ctx, const Config& config, int64_t seq_len, const Comm* comm,
+                        int64_t planned_rank) {
+  const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
+  check_ranks(config, world);
+  const int64_t rank = ctx.planning ? planned_rank : comm == nullptr ? 0 : comm->rank();
+  return ContextLayout::of(seq_len, ranks, rank, ctx.device);
+}
+
+}  // namespace
+
+TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t most_documents, int64_t planned_rank)
+    : runtime_(runtime),
+      ctx_(runtime.ctx()),
+      config_(config),
+      comm_(comm),
+      world_(comm == nullptr ? 1 : comm->world()),
+      context_layout_(layout_of(ctx_, config, config.train.longest_seq_len(), comm, planned_rank)),
+      group_(context_layout_.shared() ? std::make_optional<ContextGroup>(
+                                            ctx_, comm->group(static_cast<int>(config.dist.context)), context_layout_)
+                                      : std::nullopt),
+      model_(ctx_, runtime.arena(), config.model,
+             {.dtype = compute_dtype(config.runtime.precision),
+              .training = true,
+              .max_seq_len = context_layout_.tokens(),
+              .shard_elements = segment_unit(world_),
+              .master = !sharded() && config.train.master_dtype == MasterDType::fp32 &&
+                        config.runtime.offload == Offload::none,
+              .weight_windows = has_weight_windows(config, world_),
+              .grad_windows = windows(),
+              .group = group_ ? &*group_ : nullptr}),
+      ranks_(world_ == 1 ? Tensor{}
+                         : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
+                                                 {world_, RankNumbers::count + stats_numbers(config)})),
+      alone_(comm == nullptr && windows() ? make_self_comm(ctx_.device) : nullptr),
+      groups_(make_groups()),
+      reducer_(make_reducer()),
+      optimizer_(ctx_, runtime.arena(), model_.params(), config, sharded() ? reducer_.get() : nullptr,
+                 world_ == 1 ? nullptr : &reducer_->queue()),
+      stats_(make_stats()),
+      ledger_(ctx_, runtime.arena(), model_.params(), sums(), grad_parts()),
+      trace_(ctx_),
+      forms_(make_forms(most_documents, planned_rank)),
+      asserts_(config.runtime.asserts ? std::make_unique<Asserts>(runtime.arena()) : nullptr),
+      numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
+      eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
+      loss_scale_(runtime.arena().alloc(MemTag::io, "loss scale", DType::f64, {1})),
+      grad_ranges_(make_grad_ranges()) {
+  if (world_ > 1 && config.log.diagnoses("buckets")) {
+    bucket_trace_ = std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm,
+                                                  static_cast<int64_t>(reducer_->plan().buckets().size()),
+                                                  /*shared=*/!sharded(), kMaxQueued);
+    reducer_->trace(bucket_trace_.get());
+  }
+  model_.watch(asserts_.get());
+  triad::zero(ctx_, numbers_);
+  triad::zero(ctx_, model_.params().grad_buffer().memory());  // no op writes the padding between gradients
+  if (ctx_.planning) return;
+  if (group_ && records_graphs() && !group_->can_record())
+    fail_usage("dist.context is {}: with runtime.cuda_graph the ranks must be connected by NCCL, not by {}",
+               config.dist.context, comm->name());
+  layout_ = lay_out_result();
+  int64_t batch_bytes = 0;
+  for (const Form& form : forms_) {
+    const Activations& act = form.act;
+    const int64_t bounds_bytes = act.bounds.empty() ? 0 : act.bounds.bytes();
+    batch_bytes = std::max(batch_bytes, act.tokens.bytes() + act.targets.bytes() + bounds_bytes + loss_scale_.bytes());
+  }
+  for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
+  for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, layout_.bytes());
+}
+
+std::deque<TrainStep::Form> TrainStep::make_forms(int64_t most_documents, int64_t planned_rank) {
+  std::vector<TrainStage> different;  // with the first stage of each form
+  for (const TrainStage& stage : stages_of(config_.train))
+    if (std::ranges::none_of(different, [&](const TrainStage& other) {
+          return stage.seq_len == other.seq_len && stage.micro_batch_size == other.micro_batch_size;
+        }))
+      different.push_back(stage);
+  const auto alloc_form = [&](const TrainStage& stage, const Activations::AllocActivation& alloc) {
+    const ContextLayout layout = layout_of(ctx_, config_, stage.seq_len, comm_, planned_rank);
+    return Activations(alloc, config_.model, stage.micro_batch_size, stage.seq_len, model_.dtype(), /*keep=*/true,
+                       config_.recompute, most_documents, layout);
+  };
+  const auto from = [](Arena& arena) {
+    return [&arena](MemTag tag, const std::string& name, DType dtype, const Shape& shape, int64_t) {
+      return arena.alloc(tag, name, dtype, shape);
+    };
+  };
+  std::optional<LentGrads> lent;
+  if (lends_grads()) lent.emplace(model_.params());
+  const auto alloc = [&](MemTag tag, const std::string& name, DType dtype, const Shape& shape, int64_t layer) {
+    const Tensor in_grads = lent && layer != Activations::kNoLayer ? lent->take(dtype, shape, layer) : Tensor{};
+    return in_grads.empty() ? runtime_.arena().alloc(tag, name, dtype, shape) : in_grads;
+  };
+  ActivationMemory memory(alloc);
+  for (const TrainStage& stage : different) {
+    Arena planned = Arena::planned(ctx_.device);
+    alloc_form(stage, from(planned));
+    memory.reserve(planned);
+  }
+  const auto shared = [&](MemTag tag, const std::string& name, DType dtype, const Shape& shape, int64_t layer) {
+    return memory.take(tag, name, dtype, shape, layer);
+  };
+  std::deque<Form> forms;
+  for (const TrainStage& stage : different) {
+    Activations act = different.size() == 1 ? alloc_form(stage, alloc) : alloc_form(stage, shared);
+    forms.push_back(
+        {stage.micro_batch_size, stage.seq_len, std::move(act), Recordings(ctx_.device), Recordings(ctx_.device)});
+  }
+  return forms;
+}
+
+void TrainStep::enter(const TrainStage& stage) {
+  const auto form = std::ranges::find_if(
+      forms_, [&](const Form& f) { return f.sequences == stage.micro_batch_size && f.seq_len == stage.seq_len; });
+  TRIAD_CHECK(form != forms_.end(), "a stage of {} x {} tokens, which no stage of the config has",
+              stage.micro_batch_size, stage.seq_len);
+  form_ = static_cast<size_t>(form - forms_.begin());
+}
+
+std::optional<RankGroups> TrainStep::make_groups() {
+  if (comm_ == nullptr && alone_ == nullptr) return {};
+  return std::optional<RankGroups>(std::in_place, comm_ != nullptr ? *comm_ : *alone_, config_);
+}
+
+std::unique_ptr<GradReducer> TrainStep::make_reducer() {
+  if (world_ == 1 && !windows()) return nullptr;
+  Arena& arena = runtime_.arena();
+  const Tensor probe = world_ == 1 ? arena.alloc(MemTag::workspace, "probe", DType::f64, {1})
+                                   : own_number(ranks_, comm_->rank(), RankNumbers::probe);
+  return std::make_unique<GradReducer>(ctx_, arena, model_.params(), *groups_, config_, probe);
+}
+
+Tensor TrainStep::make_grad_ranges() {
+  const Params& params = model_.params();
+  const Parts parts = grad_parts();
+  std::vector<int64_t> ranges;
+  for (int64_t i = 0; i < params.count(); ++i) {
+    const int64_t begin = params.offset(i), end = begin + params.specs()[static_cast<size_t>(i)].shape.numel();
+    for (const Parts::Part& part : parts) {
+      const ElementRange own = {std::max(begin, part.elements.begin), std::min(end, part.elements.end)};
+      if (own.size() <= 0) continue;
+      ranges.insert(ranges.end(), {own.begin - part.elements.begin + part.at, own.size()});
+      param_of_range_.push_back(i);
+    }
+  }
+  // Room for as many ranges as any rank can have, so that all ranks allocate the same.
+  const int64_t most = params.count() + static_cast<int64_t>(parts.count());
+  const Tensor tensor = runtime_.arena().alloc(MemTag::workspace, "gradient parts", DType::i64, {most, 2});
+  const Tensor used = tensor.slice(0, 0, static_cast<int64_t>(param_of_range_.size()));
+  write(ctx_, used, ranges.data());
+  return used;
+}
+
+std::unique_ptr<LayerStats> TrainStep::make_stats() {
+  const int64_t count = stats_numbers(config_), layers = config_.model.n_layers;
+  if (count == 0) return nullptr;
+  const Tensor own = world_ == 1 ? runtime_.arena().alloc(MemTag::workspace, "gates and lists", DType::f64, {count})
+                                 : ranks_[comm_->rank()].slice(0, RankNumbers::count, RankNumbers::count + count);
+  return std::make_unique<LayerStats>(runtime_.arena(), config_.model, own.view({layers, NsaStats::count}));
+}
+
+Tensor TrainStep::all_stats() const {
+  if (!stats_ || world_ == 1) return stats_ ? stats_->result() : Tensor{};
+  return ranks_;
+}
+
+TrainStep::ResultLayout TrainStep::lay_out_result() const {
+  ResultLayout layout;
+  layout.numbers = layout.add(numbers_);
+  layout.asserts = layout.add(asserts_ ? asserts_->first() : Tensor{});
+  layout.norms = layout.add(ledger_.norms());
+  layout.stats = layout.add(all_stats());
+  return layout;
+}
+
+// Merges the ranks' statistics in the order of ranks.
+std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
+  std::vector<NsaStats> layers(static_cast<size_t>(config_.model.n_layers));
+  if (world_ > 1) copied += RankNumbers::count * sizeof(double);
+  for (int64_t rank = 0; rank < world_; ++rank)
+    for (int64_t i = 0; i < config_.model.n_layers; ++i) {
+      NsaStats its;
+      std::memcpy(its.at, copied + rank * ranks_.stride[0] * static_cast<int64_t>(sizeof(double)) + i * sizeof its,
+                  sizeof its);
+      layers[static_cast<size_t>(i)].merge(its);
+    }
+  return layers;
+}
+
+void TrainStep::begin(bool trace, int64_t step) {
+  step_ = step, micro_steps_ = 0;
+  const TrainStage stage = stage_at(config_.train, step);
+  enter(stage);
+  dense_ = config_.model.has_nsa() && stage.is_dense(step);
+  if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
+  trace_wanted_ = trace && !ctx_.planning;
+  if (comm_ != nullptr) comm_->take_waited_ms();  // resets the counter: waits between steps do not count
+  if (asserts_) asserts_->clear(ctx_);
+  if (stats_) stats_->clear(ctx_);
+  if (!windows()) triad::zero(ctx_, model_.params().added_grads());
+  triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
+  if (sharded()) triad::zero(ctx_, reducer_->squares());
+}
+
+void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                       std::span<const int32_t> bounds, int64_t step_positions) {
+  if (ctx_.planning) return;
+  const Activations& act = form().act;
+  const int64_t capacity = act.bounds.empty() ? 0 : act.bounds.size(0), B = act.B(), T = form().seq_len;
+  if (capacity > 0) check_bounds(bounds, B, T, (capacity - 1) / B);
+  Slot& slot = batches_[next_batch_];
+  next_batch_ = (next_batch_ + 1) % batches_.size();
+  slot.done.synchronize();  // the slot was used kBatchSlots micro-steps ago, so this seldom waits
+  std::byte* at = slot.memory.data();
+  const auto put = [&](Tensor to, const void* from) {
+    std::memcpy(at, from, static_cast<size_t>(to.bytes()));
+    backend::copy(to.data, to.device, at, Device::cpu(), to.bytes(), ctx_.stream.handle());
+    at += to.bytes();
+  };
+  const auto put_tokens = [&](Tensor to, std::span<const int32_t> from, int32_t fill) {
+    TRIAD_CHECK(static_cast<int64_t>(from.size()) == B * T, "a batch of {} tokens for {}", from.size(), to.str());
+    if (act.layout().shared()) return put(to, act.layout().cut(from, B, fill).data());
+    put(to, from.data());
+  };
+  const double scale = step_positions > 0 ? 1.0 / static_cast<double>(step_positions) : 0;
+  put(loss_scale_, &scale);
+  put_tokens(act.tokens, tokens, 0);
+  put_tokens(act.targets, targets, -1);
+  if (capacity > 0) {
+    std::vector<int32_t> padded = act.layout().extend(bounds, B);
+    padded.resize(static_cast<size_t>(capacity), padded.back());
+    put(act.bounds, padded.data());
+  }
+  slot.done.record(ctx_.stream);
+}
+
+void TrainStep::forward_backward(bool first, GradSink* sink) {
+  const bool weight_windows = has_weight_windows(config_, world_);
+  Activations& act = form().act;
+  model_.attend_densely(dense_);
+  model_.forward(ctx_, act, dense_ ? nullptr : stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
+  ledger_.begin(sink);
+  const bool trace = std::exchange(trace_wanted_, false);
+  if (trace) trace_.start(next_result_);
+  model_.loss_and_backward(ctx_, act, LossScale(loss_scale_), first, &ledger_, optimizer_.weights());
+  if (trace) trace_.stop();
+  sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act.row_loss, /*add=*/true);
+}
+
+// With windows, work on the comm stream has to end before later work of the same micro-step begins, which a graph
+// cannot wait for.
+bool TrainStep::records_graphs() const {
+  return config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning && !windows();
+}
+
+void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
+                           std::span<const int32_t> bounds) {
+  upload(tokens, targets, bounds, step_positions);
+  TRIAD_CHECK(micro_steps_ == 0 || !lends_grads(),
+              "a second micro-step in a step of train.accumulate_grad_batches 1: it would overwrite gradients");
+  const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
+  GradReducer* const sums = last || windows() ? reducer_.get() : nullptr;
+  const auto work = [&] { forward_backward(first, sums); };
+  const auto begin_sums = [&](bool recorded) {
+    if (sums != nullptr)
+      sums->begin(recorded, {.first = first || !windows(),
+                             .last = last,
+                             .number = step_ * config_.train.accumulate_grad_batches + micro_steps_ - 1});
+  };
+  if (last && bucket_trace_) bucket_trace_->begin(ctx_.stream);
+  Recordings& recordings = dense_ ? form().dense : form().nsa;
+  Recording& recording = sums != nullptr ? recordings.summed : first ? recordings.first : recordings.later;
+  if (trace_wanted_ || !records_graphs() ||
+      !std::exchange(recording.ran, true)) {  // a graph's ops cannot be timed one by one
+    begin_sums(/*recorded=*/false);
+    return work();
+  }
+  if (!recording.graph.recorded()) {
+    begin_sums(/*recorded=*/true);
+    const auto record = [&] { recording.graph.record(ctx_, work); };
+    group_ ? group_->record(record) : record();
+  }
+  const auto launch = [&] { recording.graph.launch(ctx_.stream); };
+  group_ ? group_->launch(ctx_, launch) : launch();
+  if (sums != nullptr) sums->reduce_recorded();
+}
+
+void TrainStep::forget_graphs() {
+  for (Form& form : forms_)
+    for (Recordings* recordings : {&form.nsa, &form.dense})
+      for (Recording* recording : {&recordings->first, &recordings->later, &recordings->summed})
+        recording->graph.clear();
+}
+
+void TrainStep::sum_over_ranks(bool stop) {
+  const auto own = [&](int64_t which) { return own_number(ranks_, comm_->rank(), which); };
+  const auto loss = numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1);
+  copy(ctx_, own(RankNumbers::loss), loss);
+  constexpr int kFlagByte = 0x3f;  // an f64 whose eight bytes have this value is finite and not 0
+  const Tensor flag = own(RankNumbers::stop);
+  if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kFlagByte : 0, flag.bytes(), ctx_.stream.handle());
+  reducer_->finish();
+  reducer_->queue().run([&] {
+    comm_->all_gather(ranks_, "the ranks' numbers");
+    if (sharded()) shards()->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
+    results_[next_result_].summed.record(comm_->stream());
+  });
+}
+
+void TrainStep::measure_gradients() {
+  ledger_.measure(ctx_);
+  if (sharded()) reducer_->queue().run([&] { shards()->all_reduce(ledger_.norms(), "the gradients' norms"); });
+}
+
+// Without any target, AdamW would still move the weights by its moments and the weight decay.
+void TrainStep::forbid_update(const Tensor& applied) {
+  constexpr int kNanByte = 0xff;  // as all bytes of an f64: a NaN
+  if (!ctx_.planning) backend::fill(applied.data, applied.device, kNanByte, applied.bytes(), ctx_.stream.handle());
+}
+
+void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool measure) {
+  TRIAD_CHECK(ctx_.planning || queued_.size() < kMaxQueued, "{} steps are queued without a look at their results",
+              queued_.size());
+  const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
+  report_stage(ctx_, Stage::update);
+  if (!ctx_.planning) {
+    results_[next_result_].computed.record(ctx_.stream);
+    results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
+  }
+  if (micro_steps_ > 0) ledger_.require_all();
+  TRIAD_CHECK(world_ == 1 || ctx_.planning || micro_steps_ == config_.train.accumulate_grad_batches,
+              "{} micro-steps in a step of {}: the gradients of the last one are summed over the ranks", micro_steps_,
+              config_.train.accumulate_grad_batches);
+  if (stats_ && !dense_) stats_->finish(ctx_);
+  if (world_ > 1)
+    sum_over_ranks(stop);
+  else if (reducer_)
+    reducer_->queue().join();
+  if (measure || ctx_.planning) measure_gradients();  // a plan always includes its memory
+  if (sharded())
+    sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // same pieces, same bits as unsharded
+  else
+    sum_of_squares(ctx_, number(StepNumbers::norm_squared), sums());
+  judge_step(ctx_, numbers_, sums(), grad_ranges_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
+             config_.train.on_nonfinite == OnNonfinite::stop);
+  if (step_positions == 0) forbid_update(number(StepNumbers::applied));
+  optimizer_.step(ctx_, sums(), grad_parts(), number(StepNumbers::applied), config_.train, step, dense_);
+  if (ctx_.planning) return;
+  ResultSlot& slot = results_[next_result_];
+  if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
+  const auto fetch = [&](const ResultLayout::Region& r) {
+    if (!r.from.empty())
+      backend::copy(slot.memory.data() + r.offset, Device::cpu(), r.from.data, r.from.device, r.from.bytes(),
+                    ctx_.stream.handle());
+  };
+  fetch(layout_.numbers);
+  fetch(layout_.asserts);
+  if (measure) fetch(layout_.norms);
+  fetch(layout_.stats);
+  slot.done.record(ctx_.stream);
+  if (sharded()) slot.gathered.record(comm_->stream());
+  queued_.push_back({next_result_, step, step_positions, measure, dense_});
+  next_result_ = (next_result_ + 1) % kMaxQueued;
+}
+
+TrainStep::Result TrainStep::result() {
+  if (ctx_.planning) return {};
+  TRIAD_CHECK(!queued_.empty(), "the result of a step was asked for, and none is queued");
+  const Queued queued = queued_.front();
+  queued_.pop_front();
+  const ResultSlot& slot = results_[queued.slot];
+  slot.done.synchronize();
+  const auto at = [&](const ResultLayout::Region& r) { return slot.memory.data() + r.offset; };
+  double numbers[StepNumbers::count];
+  std::memcpy(numbers, at(layout_.numbers), sizeof numbers);
+  if (asserts_) {
+    int64_t first = kNoViolation;
+    std::memcpy(&first, at(layout_.asserts), sizeof first);
+    asserts_->require_none(first, fmt::format("step {}", queued.step + 1));
+  }
+  Result result;
+  result.targets = queued.step_positions;
+  result.loss = numbers[StepNumbers::loss] / static_cast<double>(std::max<int64_t>(1, result.targets));
+  result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
+  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  result.stop = numbers[StepNumbers::stop] != 0;
+  if (queued.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(at(layout_.norms)));
+  if (stats_ && !queued.dense) result.stats = read_stats(at(layout_.stats));
+  result.trace = trace_.take(queued.slot);
+  if (bucket_trace_) result.buckets = bucket_trace_->take();
+  result.times = times_of(slot);
+  if (result.finite) return result;
+  result.bad_rank = world_ > 1 ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
+  auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);
+  if (bad >= 0) bad = param_of_range_[static_cast<size_t>(bad)];
+  if (sharded()) bad = first_bad_of_all(*comm_, bad);
+  result.bad_tensor =
+      bad < 0 ? "the loss" : "the gradient of " + model_.params().specs()[static_cast<size_t>(bad)].name;
+  return result;
+}
+
+// On the CPU, compute includes the host's waits for other ranks, which are subtracted.
+TrainStep::Times TrainStep::times_of(const ResultSlot& slot) const {
+  const bool on_gpu = ctx_.device.is_cuda();
+  Times times;
+  times.compute = slot.computed.ms_since(slot.began) - (on_gpu ? 0 : slot.inside_ms);
+  times.update = slot.done.ms_since(world_ > 1 ? slot.summed : slot.computed);
+  if (world_ > 1) times.comm = slot.host_ms + (on_gpu ? slot.summed.ms_since(slot.computed) : 0);
+  if (sharded() && on_gpu) {
+    slot.gathered.synchronize();
+    times.gather = std::max(0.0, slot.gathered.ms_since(slot.done));
+  }
+  return times;
+}
+
+double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                           std::span<const int32_t> bounds) {
+  upload(tokens, targets, bounds, /*step_positions=*/1);
+  if (asserts_) asserts_->clear(ctx_);
+  Activations& act = form().act;
+  model_.attend_densely(false);
+  model_.forward(ctx_, act, /*stats=*/nullptr, optimizer_.weights());
+  model_.loss(ctx_, act);
+  sum(ctx_, eval_loss_, act.row_loss);
+  double loss = 0;
+  read(ctx_, &loss, eval_loss_);
+  if (asserts_) asserts_->require_none(ctx_, "an evaluation");
+  return loss;
+}
+
+Device choose_device(DeviceChoice choice, const LaunchEnv& env) {
+  if (choice == DeviceChoice::cpu) return Device::cpu();
+  if (backend::cuda_device_count() > 0) return device_of(env);
+  if (choice == DeviceChoice::cuda)
+    fail("device cuda was asked for (runtime.device, --device), but {}", backend::why_no_cuda());
+  return Device::cpu();
+}
+
+DType compute_dtype(Precision precision) { return precision == Precision::bf16 ? DType::bf16 : DType::f32; }
+
+}  // namespace triad

@@ -97,8 +97,8 @@ std::string Routes::summary() const {
 std::string branch_of(std::string_view op) {
   constexpr std::pair<std::string_view, std::string_view> kBranches[] = {
       {"nsa_attend_compressed", "cmp"}, {"nsa_attend_selected", "sel"}, {"nsa_attend_window", "win"},
-      {"dense_attention", "win"},       {"nsa_select", "select"},       {"linear_silu", "matmul"},
-      {"linear_swiglu", "matmul"},      {"symmetric_product", "matmul"}};
+      {"dense_attention", "win"},       {"nsa_select", "select"},       {"nsa_index", "sel"},
+      {"linear_silu", "matmul"},        {"linear_swiglu", "matmul"},    {"symmetric_product", "matmul"}};
   for (const auto& [prefix, branch] : kBranches)
     if (op.starts_with(prefix)) return std::string(branch);
   return std::string(op);

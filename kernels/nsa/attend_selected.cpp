@@ -6,6 +6,7 @@
 #include "kernels/common/integer.h"
 #include "kernels/nsa/cpu/attend_backward.h"
 #include "kernels/nsa/cpu/attend_forward.h"
+#include "kernels/nsa/cpu/index.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {
@@ -100,20 +101,26 @@ void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64
 }  // namespace
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
-                                 int64_t l_sel, const CombineAlong* combine) {
+                                 int64_t l_sel, const CombineAlong* combine, const IndexForward* index) {
   const OpScope op_scope(ctx, "nsa_attend_selected_forward");
   check_attend("nsa_attend_selected", in, out);
+  if (index != nullptr) check_index("nsa_attend_selected", *index, in);
   const auto pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(ctx, "nsa_attend_selected_forward", out, in,
-                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
-                             cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel, combine);
-                           });
+    attend_routed(ctx, "nsa_attend_selected_forward", out, in,
+                  [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                    if constexpr (kBuiltWithCuda)
+                      cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel, combine);
+                  });
+    if (index != nullptr) index_forward_routed(ctx, *index, in, block_index, l_sel);
+    return;
   }
   TRIAD_CHECK(combine == nullptr, "nsa_attend_selected: the CPU does not combine along");
   record_cpu(ctx, "nsa_attend_selected_forward", in.q, in.k);
-  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    attend_cpu::forward<T>(ctx, out, in, pattern);
+    if (index != nullptr) index_cpu::forward<T>(ctx, *index, pattern);
+  });
 }
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
@@ -125,22 +132,27 @@ bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, cons
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
-                                  ConstTensor block_index, int64_t l_sel) {
+                                  ConstTensor block_index, int64_t l_sel, const IndexBackward* index) {
   const OpScope op_scope(ctx, "nsa_attend_selected_backward");
   check_attend_grad("nsa_attend_selected backward", out, grad, in);
+  if (index != nullptr) check_index("nsa_attend_selected backward", *index, in);
   auto pattern = selected_pattern("nsa_attend_selected backward", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(
-          ctx, "nsa_attend_selected_backward", out, grad, in,
-          [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
-            cuda::nsa_attend_selected_backward(on, to, upstream, from, block_index, l_sel);
-          });
+    attend_routed(ctx, "nsa_attend_selected_backward", out, grad, in,
+                  [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
+                    if constexpr (kBuiltWithCuda)
+                      cuda::nsa_attend_selected_backward(on, to, upstream, from, block_index, l_sel);
+                  });
+    if (index != nullptr) index_backward_routed(ctx, *index, in, grad.lse, block_index, l_sel);
+    return;
   }
   record_cpu(ctx, "nsa_attend_selected_backward", in.q, in.k);
   Scratch::Scope scope(ctx.scratch);
   invert_lists(ctx, scope, pattern.inner, in.q.size(0), in.k.size(2));
-  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    attend_cpu::backward<T>(ctx, out, grad, in, pattern);
+    if (index != nullptr) index_cpu::backward<T>(ctx, *index, in, grad.lse, pattern);
+  });
 }
 
 }  // namespace triad

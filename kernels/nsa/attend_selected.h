@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/nsa/attend.h"
 #include "kernels/nsa/gate.h"
+#include "kernels/nsa/index.h"
 
 namespace triad {
 
@@ -12,12 +13,13 @@ namespace triad {
 // combine: the kernel also computes the gated sum of the three branches (nsa_combine_forward) in its epilogue, which
 // saves a pass over their outputs; the other branches' o and the gates must be complete. Allowed only if
 // nsa_attend_selected_combines, a pure function of card and problem, returns true.
+// index: what is computed for the index that this branch teaches (nsa/index.h); null: nothing.
 void nsa_attend_selected_forward(Context&, const AttendOut&, const AttendIn&, ConstTensor block_index, int64_t l_sel,
-                                 const CombineAlong* combine = nullptr);
+                                 const CombineAlong* combine = nullptr, const IndexForward* index = nullptr);
 bool nsa_attend_selected_combines(const Context&, const AttendOut&, const AttendIn&, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine);
 void nsa_attend_selected_backward(Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
-                                  ConstTensor block_index, int64_t l_sel);
+                                  ConstTensor block_index, int64_t l_sel, const IndexBackward* index = nullptr);
 
 namespace cuda {
 void nsa_attend_selected_forward(Context&, const AttendOut&, const AttendIn&, ConstTensor block_index, int64_t l_sel,

@@ -5,6 +5,7 @@
 #include "engine/op_scope.h"
 #include "kernels/nsa/cpu/attend_backward.h"
 #include "kernels/nsa/cpu/attend_forward.h"
+#include "kernels/nsa/cpu/index.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/route.h"
 
@@ -39,23 +40,28 @@ attend_cpu::PartPattern<CausalPattern> causal_pattern(const char* op, const Atte
 
 }  // namespace
 
-void dense_attention_forward(Context& ctx, const DenseSaved& saved, const AttendIn& in) {
+void dense_attention_forward(Context& ctx, const DenseSaved& saved, const AttendIn& in, const IndexForward* index) {
   const OpScope op_scope(ctx, "dense_attention_forward");
   const AttendOut out{saved.o, saved.lse};
   check_attend("dense_attention", in, out);
+  if (index != nullptr) check_index("dense_attention", *index, in);
   const auto pattern = causal_pattern("dense_attention", in);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(
-          ctx, "dense_attention_forward", out, in,
-          [](Context& on, const AttendOut& to, const AttendIn& from) { cuda::dense_attention_forward(on, to, from); });
+    attend_routed(ctx, "dense_attention_forward", out, in, [](Context& on, const AttendOut& to, const AttendIn& from) {
+      if constexpr (kBuiltWithCuda) cuda::dense_attention_forward(on, to, from);
+    });
+    if (index != nullptr) index_forward_routed(ctx, *index, in, {}, 0);
+    return;
   }
   record_cpu(ctx, "dense_attention_forward", in.q, in.k);
-  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    attend_cpu::forward<T>(ctx, out, in, pattern);
+    if (index != nullptr) index_cpu::forward<T>(ctx, *index, pattern);
+  });
 }
 
 void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor dout, const AttendIn& in,
-                              const DenseSaved& saved) {
+                              const DenseSaved& saved, const IndexBackward* index) {
   const OpScope op_scope(ctx, "dense_attention_backward");
   check_attend("dense_attention backward", in, {saved.o, saved.lse});
   Scratch::Scope scope(ctx.scratch);
@@ -64,6 +70,7 @@ void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor d
   const AttendGradOut out{grad.dq, grad.dk, grad.dv};
   AttendGradIn upstream{dout, {}, delta, saved.lse};
   check_attend_grad("dense_attention backward", out, upstream, in);
+  if (index != nullptr) check_index("dense_attention backward", *index, in);
   const auto pattern = causal_pattern("dense_attention backward", in);
   attention_delta(ctx, delta, dout, saved.o, norm);
   zero(ctx, grad.dq);
@@ -71,13 +78,18 @@ void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor d
   upstream.rounding_unit = attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm, {},
                                                 in.documents.part.whole() ? in.documents : Documents{});
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(ctx, "dense_attention_backward", out, upstream, in,
-                           [](Context& on, const AttendGradOut& to, const AttendGradIn& from_above,
-                              const AttendIn& from) { cuda::dense_attention_backward(on, to, from_above, from); });
+    attend_routed(ctx, "dense_attention_backward", out, upstream, in,
+                  [](Context& on, const AttendGradOut& to, const AttendGradIn& from_above, const AttendIn& from) {
+                    if constexpr (kBuiltWithCuda) cuda::dense_attention_backward(on, to, from_above, from);
+                  });
+    if (index != nullptr) index_backward_routed(ctx, *index, in, saved.lse, {}, 0);
+    return;
   }
   record_cpu(ctx, "dense_attention_backward", in.q, in.k);
-  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, upstream, in, pattern); });
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    attend_cpu::backward<T>(ctx, out, upstream, in, pattern);
+    if (index != nullptr) index_cpu::backward<T>(ctx, *index, in, saved.lse, pattern);
+  });
 }
 
 }  // namespace triad

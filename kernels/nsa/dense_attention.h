@@ -1,7 +1,7 @@
 // Dense causal attention, the control that NSA is compared with: row t sees the tokens [0, t]. It shares the kernels of
 // NSA's branches that see one range of keys; shapes, dtypes and softmax: nsa/attend.h, with S = T.
 #pragma once
-#include "kernels/nsa/attend.h"
+#include "kernels/nsa/index.h"
 
 namespace triad {
 
@@ -15,11 +15,12 @@ struct DenseGrad {
   Tensor dk, dv;  // the shapes of k and v; T, or acc
 };
 
-// Forward: overwrites saved.
-void dense_attention_forward(Context&, const DenseSaved& saved, const AttendIn&);
+// Forward: overwrites saved. index: what is computed for the index that dense attention teaches (nsa/index.h); null:
+// nothing.
+void dense_attention_forward(Context&, const DenseSaved& saved, const AttendIn&, const IndexForward* index = nullptr);
 // Backward: overwrites grad  <-  dout [B,T,Hq,dv] T, the inputs and the saved results of forward
 void dense_attention_backward(Context&, const DenseGrad& grad, ConstTensor dout, const AttendIn&,
-                              const DenseSaved& saved);
+                              const DenseSaved& saved, const IndexBackward* index = nullptr);
 
 namespace cuda {
 void dense_attention_forward(Context&, const AttendOut&, const AttendIn&);

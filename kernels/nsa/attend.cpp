@@ -1,4 +1,4 @@
-// Checks of shapes and dtypes that all attention ops share, on the CPU and the GPU; dispatch of the rounding unit.
+// Shape and dtype checks shared by all attention ops, on the CPU and the GPU; rounding unit dispatch.
 #include "kernels/nsa/attend.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ void check_argument(const char* op, const char* name, const ConstTensor& t, cons
               shape.str());
 }
 
-// With tables, a part of a row has those of its keys up to the last query.
+// The tables of a part of a row cover its keys up to the last query.
 void check_tables(const char* op, const AttendIn& in) {
   const Documents& d = in.documents;
   if (d.empty() || d.part.whole()) return;

@@ -1,4 +1,4 @@
-// The compressed branch: checks, dispatch, and the Pattern of the CPU reference (cpu/attend.h).
+// The compressed branch: checks, dispatch, and the CPU reference's Pattern (cpu/attend.h).
 #include "kernels/nsa/attend_compressed.h"
 
 #include "engine/op_scope.h"
@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// Token t sees a prefix of its document's compressed keys: those of the blocks that end at or before t.
+// Token t sees a prefix of its document's compressed keys: the blocks that end at or before t.
 struct CompressedPattern {
   int64_t T, l, d, blocks;
   Documents documents;

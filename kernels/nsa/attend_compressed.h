@@ -1,5 +1,5 @@
 // NSA's compressed branch: row t sees the compressed keys c whose blocks end at or before t, c*d + l <= t + 1.
-// k and v are the outputs of nsa_compress_forward, [B,Tc,Hkv,dk | dv]. Shapes, dtypes and softmax: nsa/attend.h.
+// k and v are nsa_compress_forward's outputs, [B,Tc,Hkv,dk | dv]. Shapes, dtypes and softmax: nsa/attend.h.
 #pragma once
 #include "kernels/nsa/attend.h"
 #include "kernels/nsa/compress.h"

@@ -1,5 +1,5 @@
-// The selected branch: checks, dispatch, and the Pattern of the CPU reference (cpu/attend.h). For dk and dv the CPU
-// builds an inverse index in scratch: for each block the tokens that list it. It is as long as the lists.
+// The selected branch: checks, dispatch, and the CPU reference's Pattern (cpu/attend.h). For dk and dv the CPU builds
+// an inverse index in scratch, as long as the lists: for each block the tokens that list it.
 #include "kernels/nsa/attend_selected.h"
 
 #include "engine/op_scope.h"
@@ -18,15 +18,15 @@ struct SelectedPattern {
   int64_t first_query, queries;  // the tokens that have lists
   Documents documents;
   attend_cpu::Rows<const int32_t> lists;
-  // The inverse index, for backward: the tokens of sequence b and group g that list block j are tokens[begins[j]] ..
+  // The inverse index, for backward: in sequence b and group g, block j is listed by tokens[begins[j]] ..
   // tokens[begins[j+1] - 1], ascending. They are counted from the row's first token.
   Tensor begins;  // [B,Hkv,blocks+1] i64
   Tensor tokens;  // [B,Hkv,queries*min(n,blocks)] i32
 
   DocumentRow<int64_t> row(int64_t b) const { return host_row(documents, b, T); }
   const int32_t* list_of(int64_t b, int64_t t, int64_t g) const { return lists(b, t - first_query, g); }
-  // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1 and for blocks
-  // that begin after t.
+  // Whether token t sees a key of the block, an entry in t's list. False for the padding -1 and for blocks that begin
+  // after t.
   bool shows(const DocumentRow<int64_t>& row, int64_t block, int64_t t) const {
     return block >= 0 && row.block_begin(block, l_sel) <= t;
   }

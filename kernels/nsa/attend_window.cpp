@@ -1,4 +1,4 @@
-// The window branch: checks, dispatch, and the Pattern of the CPU reference (cpu/attend.h).
+// The window branch: checks, dispatch, and the CPU reference's Pattern (cpu/attend.h).
 #include "kernels/nsa/attend_window.h"
 
 #include "engine/op_scope.h"

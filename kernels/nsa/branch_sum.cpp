@@ -1,4 +1,4 @@
-// The sum of the branches' gradients on the CPU, in parallel over rows.
+// Sums the branches' gradients on the CPU, in parallel over rows.
 #include "kernels/nsa/branch_sum.h"
 
 #include "engine/op_scope.h"

@@ -1,4 +1,4 @@
-// Queues the ops of NSA in the order of their dependencies. It contains no arithmetic.
+// Queues NSA's ops in dependency order. It contains no arithmetic.
 #include "kernels/nsa/compose.h"
 
 #include <optional>
@@ -17,9 +17,9 @@ constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Bran
 
 // The critical path is compress, compressed branch, selection, selected branch; its kernels have the highest priority
 // (engine/context.cpp). The gate needs only q, and the window only q, k and v, so they run concurrently on side
-// streams. The window starts after compress: its CTAs fill the SMs, and the short kernels of compress and of the gate
-// would wait for them. If the selected branch's kernel can compute the gated sum in its epilogue, the window and the
-// gate have to finish before it starts.
+// streams. The window starts after compress: its CTAs fill the SMs, and compress's and the gate's short kernels would
+// wait for them. If the selected branch's kernel can compute the gated sum in its epilogue, the window and the gate
+// have to finish before it starts.
 void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaComposition& c,
                          const NsaForwardSteps& steps) {
   std::optional<ForkJoin> gate;
@@ -50,7 +50,7 @@ void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaI
 
 // With a rounding unit the branches may add to dq in any order, hence concurrently; without it the ForkJoins run in
 // sequence. The selected branch, the longest, has the highest priority. The small kernels (inverse index, partial sums,
-// the gradients of phi and the gate) overlap with it.
+// phi and gate gradients) overlap with it.
 void nsa_compose_backward(Context& ctx, const NsaGrad& grad, ConstTensor dout, const NsaIn& in, const NsaSaved& s,
                           const NsaComposition& c, const NsaBackwardSteps& steps) {
   const DType acc = acc_dtype(in.q.dtype);
@@ -59,8 +59,8 @@ void nsa_compose_backward(Context& ctx, const NsaGrad& grad, ConstTensor dout, c
   const Tensor dgate = scope.alloc(acc, s.gate.shape()), delta = scope.alloc(acc, {3, B, T, Hq});
   const Tensor dout_norm = scope.alloc(acc, {B, T, Hq});
   const Tensor dk_cmp = scope.alloc(acc, s.k_cmp.shape()), dv_cmp = scope.alloc(acc, s.v_cmp.shape());
-  // The upstream gradient of branch b is gate_b * dout. The branches' kernels multiply by a gate per group themselves;
-  // for other gates the product is computed first, and gate_bounds replaces the gates in the bound on dq's terms.
+  // Branch b's upstream gradient is gate_b * dout. The branches' kernels multiply by a gate per group themselves; for
+  // other gates the product is computed first, and gate_bounds replaces the gates in the bound on dq's terms.
   const bool gated_apart = c.signed_gates || s.gate.size(3) != Hkv;
   std::array<Tensor, 3> gated;  // gate_b * dout
   Tensor gate_bounds = s.gate;
@@ -72,7 +72,8 @@ void nsa_compose_backward(Context& ctx, const NsaGrad& grad, ConstTensor dout, c
       {s.k_cmp, s.v_cmp, gate_bounds[kCmp], delta[kCmp], c.d},
       {in.k[kSel], in.v[kSel], gate_bounds[kSel], delta[kSel]},
       {in.k[kWin], in.v[kWin], gate_bounds[kWin], delta[kWin]}};
-  const ConstTensor branch_dout = gated_apart ? ConstTensor(gated[kCmp]) : dout;  // of the shape and strides of all
+  const ConstTensor branch_dout = gated_apart ? ConstTensor(gated[kCmp]) : dout;  // same shape and strides for all
+                                                                                  // branches
   const Tensor key_norms = scope.alloc(acc, key_norms_shape(rounding_unit_branches, in.documents));
   ForkJoin clearing(ctx, 0, [&](Context& side) {
     zero(side, grad.dq);  // every branch adds to dq

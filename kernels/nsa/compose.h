@@ -1,6 +1,7 @@
-// The composition of NSA: in which order, and on which streams, the branches, the selection and the gated sum run. The
-// caller passes functions that compute the gates and the compressed keys and values: nsa.cpp those of the gate MLP and
-// of phi; kernels/library those that take the gates from its user, and average or take compressed keys and values.
+// NSA's composition: in which order, and on which streams, the branches, the selection and the gated sum run. The
+// caller passes functions that compute the gates and the compressed keys and values: nsa.cpp passes the gate MLP and
+// phi; kernels/library passes functions that take the gates from its user, and average keys and values or take
+// compressed ones.
 #pragma once
 #include <functional>
 
@@ -8,35 +9,34 @@
 
 namespace triad {
 
-// The caller's functions. Gates are [3,B,T,H] acc, where H is Hkv (one gate for all heads of a group) or Hq (one per
+// The caller's functions. Gates are [3,B,T,H] acc, where H is Hkv (one gate for all the group's heads) or Hq (one per
 // head). NsaIn, NsaSaved and NsaGrad describe the other tensors.
 struct NsaForwardSteps {
   std::function<void(Context&)> gate;      // fills saved.gate; absent if compress does that too
   std::function<void(Context&)> compress;  // fills saved.k_cmp and v_cmp
 };
 struct NsaBackwardSteps {
-  // Computes the caller's gradients from dgate, which has the shape of saved.gate.
+  // Computes the caller's gradients from dgate, shaped like saved.gate.
   std::function<void(Context&, ConstTensor dgate)> gate;
-  // Computes the caller's gradients from those of saved.k_cmp and v_cmp, in acc.
+  // Computes the caller's gradients from saved.k_cmp's and v_cmp's, in acc.
   std::function<void(Context&, ConstTensor dk_cmp, ConstTensor dv_cmp)> compress;
   bool compress_on_side = true;  // false if compress has matrix products: these must not run on a side stream
 };
 
-// Options of the composition.
+// Composition options.
 struct NsaComposition : SelectOptions {
   int64_t w = 512;
   bool keep_block_index = false;  // forward: saved.block_index is an input and the selection is skipped
-  // Whether gates may be negative. Hopper's backward kernels take the logarithm of a branch's gate. If this is true,
-  // backward instead multiplies dout by the gates first, as it does for gates per head (nsa/gate_factors.h). It then
-  // needs three copies of dout.
+  // Whether gates may be negative. Hopper's backward kernels take the logarithm of a branch's gate. If true, backward
+  // multiplies dout by the gates first, as for gates per head (nsa/gate_factors.h), and needs three copies of dout.
   bool signed_gates = false;
 };
 
 // Overwrites out and saved, as nsa_forward does.
 void nsa_compose_forward(Context&, Tensor out, const NsaSaved& saved, const NsaIn&, const NsaComposition&,
                          const NsaForwardSteps&);
-// Overwrites grad as nsa_backward does, except for what the steps write: dq_group and the gradients of the compressed
-// branch's k and v.
+// Overwrites grad as nsa_backward does, except what the steps write: dq_group and the compressed branch's k and v
+// gradients.
 void nsa_compose_backward(Context&, const NsaGrad& grad, ConstTensor dout, const NsaIn&, const NsaSaved&,
                           const NsaComposition&, const NsaBackwardSteps&);
 

@@ -1,5 +1,5 @@
-// phi mlp: gathers the rows of each block and applies two matrix products; checks, dispatch, CPU loops. avg and conv
-// are in compress_linear.cpp.
+// phi mlp: gathers each block's rows and applies two matrix products; checks, dispatch, CPU loops. avg and conv are in
+// compress_linear.cpp.
 #include "kernels/nsa/compress.h"
 
 #include <algorithm>
@@ -78,9 +78,9 @@ void scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiO
   dispatch_float(dx.dtype, [&]<class T>() { scatter_cpu<T>(ctx, dx, dpos, drows, o, documents); });
 }
 
-// The first half of the MLP: the gathered rows and fc1. Backward recomputes it, so that forward saves nothing.
+// The MLP's first half: the gathered rows and fc1. Backward recomputes it, so that forward saves nothing.
 struct MlpHidden {
-  Tensor rows, hidden, act;  // [B*Tc*H, l*D], [.., 2D], SiLU of it
+  Tensor rows, hidden, act;  // [B*Tc*H, l*D], [.., 2D], SiLU(hidden)
 };
 MlpHidden mlp_hidden(Context& ctx, Scratch::Scope& scope, ConstTensor x, const PhiWeights& w, const PhiOptions& o,
                      const Documents& documents) {

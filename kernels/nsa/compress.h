@@ -1,8 +1,8 @@
 // NSA's compression phi (paper Eq. 7): row y_c of the compressed keys or values summarizes tokens [c*d, c*d + l).
-//   avg:  y_c = mean of the block's rows
+//   avg:  y_c = mean over the block's rows
 //   conv: y_c[j] = sum_i w[i,j] x[c*d + i, j]
 //   mlp:  y_c = fc2(SiLU(fc1(concat_i(x[c*d + i] + pos[i])))), no bias, 2D hidden units
-// All groups share the weights; keys and values have weights of their own. Keys are compressed after RoPE.
+// All groups share the weights; keys and values have separate weights. Keys are compressed after RoPE.
 #pragma once
 #include "engine/context.h"
 #include "kernels/common/documents.h"
@@ -11,7 +11,7 @@ namespace triad {
 
 enum class Phi { avg, conv, mlp };
 
-// Tc, the number of compressed blocks of T tokens; 0 while T < l.
+// Tc, the number of compressed blocks in T tokens; 0 while T < l.
 constexpr int64_t compressed_length(int64_t T, int64_t l, int64_t d) { return blocks_within(T, l, d); }
 
 // Compressed block c is the tokens [c*d, c*d + l).
@@ -30,12 +30,12 @@ using PhiWeights = PhiTensors<ConstTensor>;  // T
 using PhiGrads = PhiTensors<Tensor>;         // acc, added to
 
 // y [B,Tc,H,D] T overwritten  <-  x [B,T,H,D] T
-// documents: blocks are counted in each document, and numbered in the row as common/documents.h says; rows of y that no
+// documents: blocks are counted in each document, and numbered in the row as common/documents.h says; y rows that no
 // document uses are 0. Backward ignores dy there.
-// documents.part: x holds the tokens of a row from number part.first_key on, a multiple of d, and tables are those of
-// these tokens. y has the rows of the blocks that x has room for, from number first_key / d on, and backward's dx the
+// documents.part: x holds a row's tokens from number part.first_key on, a multiple of d, and the tables cover these
+// tokens. y has rows for the blocks that fit into x, from number first_key / d on, and backward's dx holds the
 // gradients through these blocks.
-// With tables, a document may shift a block by up to d - 1 tokens, for which x needs rows too, up to the row's end.
+// With tables, a document may shift a block by up to d - 1 tokens, so x needs rows for these too, up to the row's end.
 void nsa_compress_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&,
                           const Documents& documents = {});
 // dx [B,T,H,D] T overwritten (0 for tokens outside every block), weight gradients added to  <-  dy [B,Tc,H,D] acc, x as
@@ -50,7 +50,7 @@ void nsa_compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTen
                                   const PhiWeights&, const PhiOptions&, const Documents& documents = {});
 
 namespace cuda {
-// The kernels of avg and conv. mlp uses ops/matmul.h and ops/activation.h between the gather and the scatter below.
+// The avg and conv kernels. mlp uses ops/matmul.h and ops/activation.h between the gather and the scatter below.
 void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&, const Documents&);
 void compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
                               const PhiOptions&, const Documents&);

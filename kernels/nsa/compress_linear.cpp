@@ -1,4 +1,4 @@
-// phi avg and conv, weighted sums of rows: checks, dispatch, CPU loops.
+// phi avg and conv, weighted row sums: checks, dispatch, CPU loops.
 #include <vector>
 
 #include "engine/op_scope.h"

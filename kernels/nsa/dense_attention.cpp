@@ -1,5 +1,5 @@
-// Dense causal attention: checks, dispatch, delta and rounding unit before backward, and the Pattern of the CPU
-// reference (cpu/attend.h).
+// Dense causal attention: checks, dispatch, delta and rounding unit before backward, and the CPU reference's Pattern
+// (cpu/attend.h).
 #include "kernels/nsa/dense_attention.h"
 
 #include "engine/op_scope.h"
@@ -74,7 +74,7 @@ void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor d
   const auto pattern = causal_pattern("dense_attention backward", in);
   attention_delta(ctx, delta, dout, saved.o, norm);
   zero(ctx, grad.dq);
-  // The tables of a part of a row count from its keys, not its queries. There the unit bounds all keys of the part.
+  // A row part's tables count from its keys, not its queries. There the unit bounds all the part's keys.
   upstream.rounding_unit = attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm, {},
                                                 in.documents.part.whole() ? in.documents : Documents{});
   if (ctx.device.is_cuda()) {

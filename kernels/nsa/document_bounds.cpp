@@ -12,7 +12,7 @@ void check_bounds(std::span<const int32_t> bounds, int64_t B, int64_t T, int64_t
   if (n < 2 || bounds.front() != 0)
     fail_usage("documents: row 0: the bounds begin with {}, not with 0 and at least one more",
                n == 0 ? "nothing" : std::to_string(bounds.front()));
-  int64_t documents = 0;  // number of documents of the current row so far
+  int64_t documents = 0;  // document count in the current row so far
   for (int64_t i = 1; i < n; ++i) {
     const int64_t from = bounds[static_cast<size_t>(i - 1)], to = bounds[static_cast<size_t>(i)];
     const int64_t row = std::min(from / T, B - 1);  // a bound after the end belongs to no row

@@ -1,4 +1,4 @@
-// The tables of packed rows: checks of shapes, dispatch, and the CPU loop.
+// Packed rows' tables: shape checks, dispatch, and the CPU loop.
 #include "kernels/nsa/document_tables.h"
 
 #include <algorithm>

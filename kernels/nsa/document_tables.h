@@ -1,5 +1,5 @@
-// Fills the tables of packed rows (common/documents.h), which say where each document begins and ends, from the bounds
-// of the documents (cu_seqlens).
+// Fills packed rows' tables (common/documents.h), which say where each document begins and ends, from the document
+// bounds (cu_seqlens).
 #pragma once
 #include "engine/context.h"
 #include "kernels/common/documents.h"
@@ -9,17 +9,17 @@ namespace triad {
 // The tables as outputs; Documents, to which they convert, has them as inputs.
 struct DocumentTables {
   Tensor begin, end, first_block;  // [B,T] i32
-  Tensor block_begin;              // [B,ids] i32, ids = block_ids(T, l_sel, most documents of a row)
+  Tensor block_begin;              // [B,ids] i32, ids = block_ids(T, l_sel, most documents in a row)
   operator Documents() const { return {begin, end, first_block, block_begin}; }
 };
 
-// tables overwritten  <-  bounds [n] i32: document i is [bounds[i], bounds[i+1]) of the B*T tokens of all rows. bounds
+// tables overwritten  <-  bounds [n] i32: document i is [bounds[i], bounds[i+1]) among all rows' B*T tokens. bounds
 // must satisfy check_bounds (nsa/document_bounds.h), except that it may be padded at the end with B*T.
 void nsa_document_tables(Context&, const DocumentTables&, ConstTensor bounds, int64_t l_sel);
 
-// to overwritten  <-  the tables `from`, for the tokens [first, first + T) alone, T being the tokens of `to`: counted
-// from token `first`, with ends of documents that reach beyond it cut off. A document that begins earlier begins at a
-// negative token. ids of both are equal.
+// to overwritten  <-  the tables `from`, for the tokens [first, first + T) alone, T being the length of `to`: counted
+// from token `first`, with document ends beyond it cut off. A document that begins earlier begins at a negative token.
+// Both have the same ids.
 void nsa_cut_documents(Context&, const DocumentTables& to, const Documents& from, int64_t first);
 // The same for the tokens [first, end), with tables allocated in a scope; no tables if `from` has none.
 Documents cut_documents(Context&, Scratch::Scope&, const Documents& from, int64_t first, int64_t end);
@@ -39,12 +39,12 @@ constexpr int64_t last_bound(const int32_t* bounds, int64_t n, int64_t x) {
   return low;
 }
 
-// write(token) writes the entries of one token, counted over all rows, to the tables [B,T]; if a selection block begins
-// at the token, also the block's entry of block_begin.
+// write(token) writes one token's entries, counted over all rows, to the tables [B,T]; if a selection block begins at
+// the token, also the block's block_begin entry.
 struct DocumentTableWriter {
   int32_t *begin, *end, *first_block, *block_begin;  // the tables, contiguous
   const int32_t* bounds;
-  int64_t n, T, ids, l_sel;  // number of bounds; tokens per row; block ids per row; tokens per selection block
+  int64_t n, T, ids, l_sel;  // bound count; tokens per row; block ids per row; tokens per selection block
 
   constexpr void write(int64_t token) const {
     const int64_t row = token / T * T, i = last_bound(bounds, n, token);
@@ -69,7 +69,7 @@ inline DocumentTableWriter table_writer(const DocumentTables& tables, const Cons
           l_sel};
 }
 
-// write(i) writes the entries of token i of `to`, and block id i; both are counted over all rows.
+// write(i) writes the entries for `to`'s token i, and for block id i; both are counted over all rows.
 struct DocumentCutter {
   int32_t *begin, *end, *first_block, *block_begin;
   const int32_t *from_begin, *from_end, *from_first_block, *from_block_begin;

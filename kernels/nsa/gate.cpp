@@ -1,5 +1,5 @@
-// The gates and the gated sum: checks, dispatch, and the CPU reference. A sum over tokens consists of a fixed number of
-// partial sums, so that it does not depend on the number of threads.
+// The gates and the gated sum: checks, dispatch, and the CPU reference. A sum over tokens has a fixed number of partial
+// sums, so it doesn't depend on the thread count.
 #include "kernels/nsa/gate.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace triad {
 
 namespace {
 
-// hidden: units of the gate MLP's hidden layer, dk / 2.
+// hidden: the gate MLP's hidden units, dk / 2.
 struct Sizes {
   int64_t B, T, Hq, Hkv, G, dk, hidden;
 };
@@ -38,7 +38,7 @@ Sizes check_gate(const char* what, const ConstTensor& gate, const ConstTensor& q
   return n;
 }
 
-// at: element (branch, b, i, h) of a tensor [3,B,T,H], where i is the token. head: the address of row (b, i, h) of a
+// at: element (branch, b, i, h) in a tensor [3,B,T,H], where i is the token. head: the address of row (b, i, h) in a
 // tensor [B,T,H,D] or [B,T,H].
 template <class A, class TensorType>
 auto& at(const TensorType& t, int64_t branch, int64_t b, int64_t i, int64_t h) {
@@ -49,7 +49,7 @@ auto* head(const TensorType& t, int64_t b, int64_t i, int64_t h) {
   return t.template ptr<T>() + b * t.stride[0] + i * t.stride[1] + h * t.stride[2];
 }
 
-// The steps of the gate MLP for one token and group (b, t, g), in the accumulator type.
+// The gate MLP's steps for one token and group (b, t, g), in the accumulator type.
 template <class T>
 struct GateMlp {
   using A = acc_t<T>;
@@ -69,7 +69,7 @@ struct GateMlp {
   const T* fc1_row(int64_t j) const { return fc1_w.ptr<T>() + j * fc1_w.stride[0]; }
   const T* fc2_row(int64_t k) const { return fc2_w.ptr<T>() + k * fc2_w.stride[0]; }
 
-  // mean [dk] = the mean of q over the G heads of the group
+  // mean [dk] = q averaged over the group's G heads
   void mean_of_heads(A* mean, const ConstTensor& q, int64_t b, int64_t t, int64_t g, int64_t G) const {
     std::fill_n(mean, dk, A{0});
     for (int64_t r = 0; r < G; ++r) {
@@ -95,7 +95,7 @@ struct GateMlp {
     const A sum = z[0] + z[1] + z[2];
     return {z[0] / sum, z[1] / sum, z[2] / sum};
   }
-  // Returns the gradient of fc2's output, given the gates and their gradient.
+  // Returns fc2's output gradient, given the gates and their gradient.
   std::array<A, 3> logit_gradient(const std::array<A, 3>& gate, const std::array<A, 3>& dgate, GateKind kind) const {
     const A mean = gate[0] * dgate[0] + gate[1] * dgate[1] + gate[2] * dgate[2];
     std::array<A, 3> dz;
@@ -131,14 +131,14 @@ void gate_forward_cpu(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
   });
 }
 
-// The layout of a row of partial sums of the weight gradients: fc1_w, fc1_b, fc2_w, fc2_b. Offsets in elements.
+// How a row of weight gradient partials is laid out: fc1_w, fc1_b, fc2_w, fc2_b. Offsets in elements.
 struct PartialLayout {
   int64_t fc1_b, fc2_w, fc2_b, size;
   PartialLayout(int64_t dk, int64_t hidden)
       : fc1_b(hidden * dk), fc2_w(fc1_b + hidden), fc2_b(fc2_w + 3 * hidden), size(fc2_b + 3) {}
 };
 
-// Adds weight gradients to a row of partial sums, one token and group per add(). The constructor zeroes the row.
+// Adds weight gradients to a partial sum row, one token and group per add(). The constructor zeroes the row.
 template <class T>
 class GateGradient {
  public:
@@ -150,8 +150,8 @@ class GateGradient {
         buffer_(static_cast<size_t>(2 * (mlp.dk + mlp.hidden))) {
     std::fill_n(partial, layout_.size, A{0});
   }
-  // Adds the gradients of (b, t, g), given its gates and their gradient. Returns dmean [dk], the gradient of the mean
-  // of q over the heads, valid until the next call.
+  // Adds (b, t, g)'s gradients, given its gates and their gradient. Returns dmean [dk], the gradient of q's mean over
+  // the heads, valid until the next call.
   const A* add(const ConstTensor& q, int64_t b, int64_t t, int64_t g, int64_t G, const std::array<A, 3>& gate,
                const std::array<A, 3>& dgate, GateKind kind) {
     const int64_t dk = mlp_.dk, hidden = mlp_.hidden;
@@ -191,7 +191,7 @@ template <class T>
 void gate_backward_cpu(Context& ctx, Tensor dq_group, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
                        ConstTensor q, const GateWeights& w, const GateOptions& o) {
   using A = acc_t<T>;
-  constexpr int64_t kPieces = 32;  // partial sums; a fixed number, so that threads do not change the order of sums
+  constexpr int64_t kPieces = 32;  // partial sums; a fixed number, so that threads don't change the summation order
   const Sizes n = check_gate("nsa_gate", gate, q);
   const GateMlp<T> mlp(w, o);
   const PartialLayout layout(n.dk, n.hidden);
@@ -260,7 +260,7 @@ void combine_backward_cpu(Context& ctx, Tensor dgate, Tensor delta, ConstTensor 
   });
 }
 
-// norm [B,T,H] = the Euclidean norm of each row of x [B,T,H,D].
+// norm [B,T,H] = the Euclidean norm per row, of x [B,T,H,D].
 template <class T>
 void norms_cpu(Context& ctx, Tensor norm, ConstTensor x) {
   using A = acc_t<T>;

@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// Element (i, k) of factors, i counting the rows (b, t, h) and k the branches.
+// factors(i, k), i counting the rows (b, t, h) and k the branches.
 template <class T, class TensorType>
 auto& factor(const TensorType& t, int64_t i, int64_t k) {
   const int64_t H = t.size(2), T_ = t.size(1);

@@ -13,11 +13,12 @@ void nsa_gate_factors_forward(Context&, Tensor gate, ConstTensor factors);
 // dfactors [B,T,H,3], T or acc, any strides, overwritten  <-  dgate [3,B,T,H] acc, contiguous
 void nsa_gate_factors_backward(Context&, Tensor dfactors, ConstTensor dgate);
 
-// gated: three branches of [B,T,Hq,dv] T, overwritten; an absent one is skipped  <-  dout [B,T,Hq,dv] T, gate [3,B,T,H]
-// acc, contiguous, H a divisor of Hq
-//   gated_b[t,h] = gate_b[t, h / (Hq/H)] * dout[t,h], rounded to T: the gradient of branch b's output
-// bounds [3,B,T,Hkv] acc, contiguous, if given, is overwritten with the largest |gate| of the group's heads, increased
-// by 1/64, which covers the rounding: |gated_b[t,h]| <= bounds_b[t,g(h)] * |dout[t,h]|. For attend_rounding_unit.
+// gated: three branches, each [B,T,Hq,dv] T, overwritten; an absent one is skipped  <-  dout [B,T,Hq,dv] T, gate
+// [3,B,T,H] acc, contiguous, H a divisor of Hq
+//   gated_b[t,h] = gate_b[t, h / (Hq/H)] * dout[t,h], rounded to T: branch b's output gradient
+// bounds [3,B,T,Hkv] acc, contiguous, if given, is overwritten with the largest |gate| among the group's heads,
+// increased by 1/64, which covers the rounding: |gated_b[t,h]| <= bounds_b[t,g(h)] * |dout[t,h]|. For
+// attend_rounding_unit.
 void nsa_gate_dout(Context&, const std::array<Tensor, 3>& gated, Tensor bounds, ConstTensor dout, ConstTensor gate);
 // The factor by which bounds exceed the gates.
 inline constexpr double kGateBoundSlack = 1.0 + 1.0 / 64;
@@ -26,14 +27,14 @@ inline constexpr double kGateBoundSlack = 1.0 + 1.0 / 64;
 void nsa_averages_and_gates(Context&, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
                             const CompressionBlocks&, Tensor gate, ConstTensor factors,
                             const Documents& documents = {});
-// Throws, with the name of the op, unless these are gate and factors of nsa_gate_factors_forward.
+// Throws, with the op's name, unless gate and factors fit nsa_gate_factors_forward.
 void check_gate_factors(const char* op, const ConstTensor& gate, const ConstTensor& factors);
 
 namespace cuda {
 void nsa_gate_factors_forward(Context&, Tensor gate, ConstTensor factors);
 void nsa_gate_factors_backward(Context&, Tensor dfactors, ConstTensor dgate);
 void nsa_gate_dout(Context&, const std::array<Tensor, 3>& gated, Tensor bounds, ConstTensor dout, ConstTensor gate);
-// Returns false, and queues nothing, if the two need kernels of different vector lengths, or the gates are too many.
+// Returns false, and queues nothing, if the two need kernels with different vector lengths, or the gates are too many.
 bool averages_and_gates(Context&, const std::array<Tensor, 2>& y, const std::array<ConstTensor, 2>& x,
                         const CompressionBlocks&, const Tensor& gate, const ConstTensor& factors, const Documents&);
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// NSA with the gate MLP and phi: the steps of the composition (nsa/compose.h) that have parameters.
+// NSA with the gate MLP and phi: the composition steps (nsa/compose.h) that have parameters.
 #include "kernels/nsa/nsa.h"
 
 #include "kernels/nsa/compose.h"

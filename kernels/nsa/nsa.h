@@ -1,8 +1,8 @@
-// Native Sparse Attention (arXiv 2502.11089), composed of its six ops: compress, attend compressed, select, attend
-// selected, attend window, gate. README.md of this folder has the equations.
-//   out[h] = sum over branches b of gate_b[g(h)] * o_b[h],   o_b = softmax attention over the keys of branch b
-// Inputs q and k are already rotated (RoPE); the caller multiplies out by out_proj. T is the dtype of q (bf16, f32 or
-// f64) and acc its accumulator type (f32, or f64 for f64).
+// Native Sparse Attention (arXiv 2502.11089), composed from six ops: compress, attend compressed, select, attend
+// selected, attend window, gate. This folder's README.md has the equations.
+//   out[h] = sum over branches b of gate_b[g(h)] * o_b[h],   o_b = softmax attention over branch b's keys
+// Inputs q and k are already rotated (RoPE); the caller multiplies out by out_proj. T is q's dtype (bf16, f32 or f64)
+// and acc its accumulator type (f32, or f64 for f64).
 #pragma once
 #include <array>
 #include <vector>
@@ -16,13 +16,13 @@
 
 namespace triad {
 
-// Its bases are the options of compression and selection, so that an NsaConfig can be passed to these ops.
+// The bases are the compression and selection options, so you can pass an NsaConfig to these ops.
 struct NsaConfig : SelectOptions {
   int64_t w = 512;  // tokens of the sliding window
   Phi phi = Phi::avg;
   GateOptions gate;
-  // For the parameters of a model, not for the ops: the gates with which fresh weights begin, in the order of Branch
-  // (empty: equal gates), and whether the branches share one k and one v.
+  // For the model's parameters, not the ops: the gates that fresh weights begin with, in Branch order (empty: equal
+  // gates), and whether the branches share one k and one v.
   std::vector<double> gate_init;
   bool shared_kv = false;
 
@@ -41,21 +41,21 @@ using NsaWeightGrads = NsaWeightTensors<Tensor>;
 struct NsaIn {
   ConstTensor q;                    // [B,T,Hq,dk] T
   std::array<ConstTensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
-  Documents documents = {};         // tables of packed rows
+  Documents documents = {};         // packed rows' tables
 };
-// What forward saves for backward. block_index is a constant of backward: no gradient flows through the selection.
+// What forward saves for backward. block_index is a constant in backward: no gradient flows through the selection.
 struct NsaSaved {
   Tensor k_cmp, v_cmp;           // [B,Tc,Hkv,dk], [B,Tc,Hkv,dv] T
   Tensor block_index;            // [B,T,Hkv,n] i32
   Tensor gate;                   // [3,B,T,Hkv] acc
   std::array<Tensor, 3> o, lse;  // [B,T,Hq,dv] T, [B,T,Hq] acc
 };
-// All overwritten. The gradient of head h of q is dq[h] + dq_group[h / G]. The consumer (rope_backward) adds the two
-// parts, which saves a pass over dq.
+// All overwritten. Head h's query gradient is dq[h] + dq_group[h / G]. The consumer (rope_backward) adds the two parts,
+// which saves a pass over dq.
 struct NsaGrad {
   Tensor dq;                   // [B,T,Hq,dk] acc: the gradient through the branches
   Tensor dq_group;             // [B,T,Hkv,dk] acc: the gradient through the gates
-  std::array<Tensor, 3> k, v;  // gradients of NsaIn::k and v, in their shapes
+  std::array<Tensor, 3> k, v;  // gradients for NsaIn::k and v, shaped like them
   Tensor out;                  // [B,T,Hq,dv] T, optional: forward's out, recomputed bit for bit
 };
 

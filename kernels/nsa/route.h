@@ -1,5 +1,5 @@
 // Runs attention on a GPU on the route that runtime.kernels selects (common/route.h). On the reference route the
-// kernels run on f32 copies of the operands, and their results are rounded to the dtype of the outputs.
+// kernels run on f32 copies of the operands, and the results are rounded to the outputs' dtype.
 #pragma once
 #include "kernels/common/route.h"
 #include "kernels/nsa/attend.h"
@@ -7,7 +7,7 @@
 
 namespace triad {
 
-// Forward: calls run(context, out, in), which queues the kernels. op names the call in the record of routes.
+// Forward: calls run(context, out, in), which queues the kernels. op names the call in the route record.
 template <class Run>
 void attend_routed(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, Run&& run) {
   ctx.routes.set_call(in.q, in.k);
@@ -23,7 +23,7 @@ void attend_routed(Context& ctx, const char* op, const AttendOut& out, const Att
       });
 }
 
-// Backward: calls run(context, out, grad, in), which queues the kernels. op names the call in the record of routes.
+// Backward: calls run(context, out, grad, in), which queues the kernels. op names the call in the route record.
 template <class Run>
 void attend_routed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                    Run&& run) {

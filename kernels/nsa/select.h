@@ -1,9 +1,9 @@
-// NSA's selection (paper Eq. 9, 10 and the top-n): turns the compressed branch's probabilities into a list of blocks.
+// NSA's selection (paper Eq. 9, 10 and the top-n): turns the compressed branch's probabilities into a block list.
 //   weight(c, j) = |[c*d, c*d+l) intersect [j*l', (j+1)*l')| / l
-//   score[t,g,j] = sum over the heads h of g, over visible c, of weight(c, j) * exp(q_h.K_c/sqrt(dk) - lse[t,h])
-// The list of (t, g), cur = t / l': the forced blocks 0 .. init_blocks-1 and cur-local_blocks+1 .. cur, if they exist;
-// then complete blocks, (j+1)*l' <= t+1, in order of (score descending, index ascending) until n are listed. The list
-// is stored ascending, unique, padded with -1. Scores are fp32 or wider throughout. The selection has no gradient.
+//   score[t,g,j] = sum over g's heads h and visible c: weight(c, j) * exp(q_h.K_c/sqrt(dk) - lse[t,h])
+// (t, g)'s list, cur = t / l': the forced blocks 0 .. init_blocks-1 and cur-local_blocks+1 .. cur, if they exist; then
+// complete blocks, (j+1)*l' <= t+1, in order of (score descending, index ascending) until n are listed. The list is
+// stored ascending, unique, padded with -1. Scores are fp32 or wider throughout. The selection has no gradient.
 #pragma once
 #include "engine/context.h"
 #include "kernels/common/documents.h"
@@ -13,7 +13,7 @@
 namespace triad {
 
 struct SelectOptions : CompressionBlocks {
-  int64_t l_sel = 64, n_sel = 16;  // l': tokens of a selection block; n: blocks of a list
+  int64_t l_sel = 64, n_sel = 16;  // l': tokens in a selection block; n: blocks in a list
   int64_t init_blocks = 1, local_blocks = 2;
 
   constexpr SelectionRule<int64_t> rule(int64_t t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }

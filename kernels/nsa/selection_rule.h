@@ -1,11 +1,11 @@
-// NSA's selection rule (select.h): which blocks the list of a token always contains (forced blocks), and among which
-// blocks the scores choose (candidates). For host and device, in any integer type.
+// NSA's selection rule (select.h): which blocks a token's list always contains (forced blocks), and among which blocks
+// the scores choose (candidates). For host and device, in any integer type.
 #pragma once
 
 namespace triad {
 
-// The rule for the token at position t of its document, whose own block is `current` = t / l_sel. The list contains the
-// forced blocks [0, init_end) and [local_begin, current], and at most `slots` of the candidates [init_end,
+// The rule for a token at position t in its document, whose own block is `current` = t / l_sel. The list contains the
+// forced blocks [0, init_end) and [local_begin, current], and at most `slots` candidates from [init_end,
 // candidate_end), which are complete blocks: (j + 1) * l_sel <= t + 1.
 template <class Int>
 struct SelectionRule {

@@ -1,4 +1,4 @@
-// Statistics of gates and lists: checks, dispatch, CPU loops over the same pieces of rows as on the GPU.
+// Gate and list statistics: checks, dispatch, CPU loops over the same row pieces as on the GPU.
 #include "kernels/nsa/stats.h"
 
 #include <cmath>
@@ -18,7 +18,7 @@ NsaStats load(const double* from) {
 }
 void store(double* to, const NsaStats& s) { std::memcpy(to, s.at, sizeof s.at); }
 
-// Adds one row's gates to s. The gate of branch b is gate[b * plane].
+// Adds one row's gates to s. Branch b's gate is gate[b * plane].
 template <class A>
 void add_gates(NsaStats& s, const A* gate, int64_t plane) {
   A p[3] = {gate[0], gate[plane], gate[2 * plane]}, entropy = 0;

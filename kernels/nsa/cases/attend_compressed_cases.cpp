@@ -1,4 +1,4 @@
-// Cases of the compressed branch.
+// Compressed branch cases.
 #include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_compressed.h"
 #include "kernels/nsa/cases/branch_cases.h"
@@ -47,7 +47,7 @@ std::vector<OpCase> packed_cases() {
                        equal_documents(64, 32), 32)),
       gpu_sized(
           packed(compressed_case("docs_781_2048_G2_128x128", {1, 2048, 0, 2, 1, 128, 128}, {32, 16}), kTwoLong, 64)),
-      // sm90/backward_d64.cu cuts the row into 32 pieces for each block. Most of them have no token that sees it.
+      // sm90/backward_d64.cu cuts the row into 32 pieces for each block. In most pieces no token sees it.
       gpu_sized(packed(
           compressed_case("docs_47_of_500_one_of_9268_64x64", {1, 32768, 0, 8, 8, 64, 64}, {32, 16}),
           [] {

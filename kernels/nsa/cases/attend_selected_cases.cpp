@@ -1,4 +1,4 @@
-// Cases of the selected branch, on random lists of the form that nsa_select writes.
+// Selected branch cases, on random lists of the form that nsa_select writes.
 #include <algorithm>
 #include <span>
 
@@ -30,7 +30,7 @@ OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
     });
   };
   set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
-  c.differences = n.T * n.Hq < 2048;  // larger cases, which test routes of the GPU, would take minutes
+  c.differences = n.T * n.Hq < 2048;  // larger cases, which test GPU routes, would take minutes
   c.cpu = n.B * n.T * n.Hq * (n.dk + n.dv) < 1500000;
   return c;
 }
@@ -65,7 +65,7 @@ OpCase on_candidate_kernel(OpCase c) {
   return c;
 }
 
-// Forward with the gated sum of the branches in the kernel's epilogue; of kernels that lack it, in a kernel of its own.
+// Forward with the branches' gated sum in the kernel's epilogue; kernels that lack it leave it to a separate kernel.
 OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel) {
   OpCase c = selected_case(std::move(name), n, n_sel, l_sel);
   const Shape rows = {n.B, n.T, n.Hq, n.dv};
@@ -86,14 +86,14 @@ OpCase combined_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
   return c;
 }
 
-// Returns the case with larger queries. In some rows, exponentials relative to the largest score of the first listed
-// block then exceed 2^60, and the kernels compute these rows, or a step of them, again.
+// Returns the case with larger queries. In some rows, exponentials relative to the first listed block's largest score
+// then exceed 2^60, and the kernels compute these rows, or one step, again.
 OpCase peaked(OpCase c) {
   std::ranges::find(c.args, "q", &Arg::name)->std = 40.0;
   return c;
 }
 
-// Cases of the forward with resident rows (nsa/sm90/resident_rows.cu), which has tiles of up to 384 tokens.
+// Cases for the forward with resident rows (nsa/sm90/resident_rows.cu), whose tiles have up to 384 tokens.
 std::vector<OpCase> resident_rows_cases() {
   std::vector<OpCase> cases = {
       selected_case("2x130_l64_n3_G4", {2, 130, 130, 8, 2, 64, 64}, 3, 64, nullptr, 8),
@@ -106,7 +106,7 @@ std::vector<OpCase> resident_rows_cases() {
       selected_case("2700_l64_n40_G4", {1, 2700, 2700, 4, 1, 64, 64}, 40, 64),
       selected_case("17000_l64_n16_G4", {1, 17000, 17000, 4, 1, 64, 64}, 16, 64),
       selected_case("4200_l64_n64_G8", {1, 4200, 4200, 8, 1, 64, 64}, 64, 64),
-      // Too many blocks for the masks of tiles of 384 and of 192 tokens.
+      // Too many blocks for the masks of 384-token and 192-token tiles.
       selected_case("9400_l64_n4_G1", {1, 9400, 9400, 1, 1, 64, 64}, 4, 64),
       selected_case("21800_l64_n4_G2", {1, 21800, 21800, 2, 1, 64, 64}, 4, 64),
       selected_case("27650_l64_n4_G1_128x128", {1, 27650, 27650, 1, 1, 128, 128}, 4, 64),
@@ -115,7 +115,7 @@ std::vector<OpCase> resident_rows_cases() {
                     [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 4, 64, true); }),
       selected_case("700_l64_n4_G4_ahead", {1, 700, 700, 4, 1, 64, 64}, 4, 64,
                     [](uint64_t) { return differing_lists(700, 4, 64, true); }),
-      // All tokens list the first block alone: a step of six items, and rows that do not see their own key.
+      // All tokens list the first block alone: a six-item step, and rows that don't see their own key.
       selected_case("700_l64_n4_G4_hot", {1, 700, 700, 8, 2, 64, 64}, 4, 64,
                     [](uint64_t) { return hot_lists(700 * 2, 4); }),
       peaked(selected_case("600_l64_n5_G4_peaked", {1, 600, 600, 4, 1, 64, 64}, 5, 64)),
@@ -144,7 +144,7 @@ std::vector<OpCase> resident_rows_cases() {
   return cases;
 }
 
-// Every row of a packed case lists only the first block of its document.
+// Every row in a packed case lists only its document's first block.
 OpCase with_first_blocks(OpCase c, const std::vector<int32_t>& bounds, int64_t l_sel) {
   const auto lists = std::ranges::find(c.args, "block_index", &Arg::name);
   lists->fill_all = [=, shape = lists->shape](uint64_t) {
@@ -172,10 +172,10 @@ std::vector<OpCase> packed_cases() {
       packed(selected_case("docs_two_rows_G16", {2, 127, 127, 16, 1, 8, 8}, 3, 8), kTwoRows, 8),
       packed(selected_case("docs_one", {1, 60, 60, 2, 1, 8, 8}, 4, 8), {0, 60}, 8),
       packed(selected_case("docs_64_of_4", {1, 256, 256, 2, 1, 8, 8}, 3, 4), equal_documents(64, 4), 4),
-      // Id 256, the first of the second 256 ids, has no block (nsa/gpu/inverse_index.cu has 256 ids per CTA).
+      // Id 256, where the second 256 ids begin, has no block (nsa/gpu/inverse_index.cu has 256 ids per CTA).
       packed(selected_case("docs_256_300_l1", {1, 300, 300, 2, 1, 8, 8}, 4, 1), {0, 256, 300}, 1),
       packed(selected_case("docs_781_2048", {1, 2048, 2048, 1, 1, 8, 8}, 4, 32), kTwoLong, 32),
-      // On Hopper: the shared KV tile, the query-stationary and the KV-stationary kernel, at each pair of widths.
+      // On Hopper: the shared KV tile, the query-stationary and the KV-stationary kernel, at each width pair.
       gpu_sized(packed(selected_case("docs_130_131_400_700_G6_64x64", {1, 700, 700, 12, 2, 64, 64}, 4, 64),
                        {0, 130, 131, 400, 700}, 64)),
       gpu_sized(packed(selected_case("docs_130_131_400_700_G6_tails_64x64", {1, 700, 700, 6, 1, 64, 64}, 6, 32),
@@ -205,12 +205,12 @@ std::vector<OpCase> packed_cases() {
                        {0, 2500, 2530, 5000}, 32, true)),
       gpu_sized(packed(selected_case("docs_2100_2101_4300_far_G12_128x128", {1, 4300, 4300, 12, 1, 128, 128}, 8, 32),
                        {0, 2100, 2101, 4300}, 32)),
-      // Documents of a few tokens share a piece of work in backward.
+      // Documents with few tokens share a work piece in backward.
       gpu_sized(packed(selected_case("docs_short_G6_64x64", {1, 300, 300, 12, 2, 64, 64}, 3, 64),
                        {0, 1, 2, 5, 40, 64, 65, 70, 129, 130, 131, 200, 255, 256, 300}, 64)),
       gpu_sized(packed(selected_case("docs_short_G3_l128_64x64", {2, 300, 300, 3, 1, 64, 64}, 2, 128),
                        {0, 20, 127, 129, 130, 300, 301, 302, 600}, 128)),
-      // Documents with one list for all tokens. The first is too long for the masks of the shared KV tile.
+      // Documents with one list for all tokens. The first is too long for the shared KV tile's masks.
       gpu_sized(with_first_blocks(packed(selected_case("docs_28500_alike_G1", {1, 29500, 29500, 1, 1, 64, 64}, 2, 32),
                                          {0, 28500, 28501, 28502, 29500}, 32),
                                   {0, 28500, 28501, 28502, 29500}, 32)),
@@ -220,8 +220,7 @@ std::vector<OpCase> packed_cases() {
 }
 
 // Returns cases for the kernels that compute dq, dk and dv together: first for Hopper's, then for the portable one. In
-// the last case the portable kernel has the shared memory of a small card, which has room for the query rows of one
-// step only.
+// the last case the portable kernel gets a small card's shared memory, with room for one step's query rows only.
 std::vector<OpCase> cases_with_unit() {
   const auto with_unit = [](std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel,
                             const Lists& lists = nullptr, int64_t row_pad = 0) {
@@ -279,12 +278,12 @@ std::vector<OpCase> attend_selected_cases() {
       gpu_sized(selected_case("2x3300_l64_n6_far_G4", {2, 3300, 3300, 4, 1, 64, 64}, 6, 64)),
       gpu_sized(selected_case("3300_l64_n6_alike_G4", {1, 3300, 3300, 4, 1, 64, 64}, 6, 64,
                               [](uint64_t) { return hot_lists(3300, 6); })),
-      // More than 1,024 blocks, the limit of the shared KV tile's row masks: the query-stationary kernel runs. Longer
+      // More than 1,024 blocks, the limit for the shared KV tile's row masks: the query-stationary kernel runs. Longer
       // lists, which take the CPU minutes, are in tests/kernels/test_large.cpp.
       gpu_sized(selected_case("32801_l32_n2_G1", {1, 32801, 32801, 1, 1, 64, 64}, 2, 32)),
       selected_case("300_l64_n3_128x128", {1, 300, 300, 12, 2, 128, 128}, 3, 64, nullptr, 8),
       selected_case("2x260_l32_n4_128x128_G16", {2, 260, 260, 16, 1, 128, 128}, 4, 32),
-      // Groups of 16 heads, and of 12 heads with more blocks than list entries: nsa/sm90/query_stationary.cu.
+      // Groups with 16 heads, and with 12 heads and more blocks than list entries: nsa/sm90/query_stationary.cu.
       selected_case("40_l64_n4_128x128_G16", {1, 40, 40, 16, 1, 128, 128}, 4, 64),
       selected_case("2x770_l32_n4_128x128_G8", {2, 770, 770, 8, 1, 128, 128}, 4, 32, nullptr, 8),
       selected_case("580_l32_n3_128x128_G8", {1, 580, 580, 8, 1, 128, 128}, 3, 32),
@@ -334,7 +333,7 @@ std::vector<OpCase> attend_selected_cases() {
   for (OpCase& c : cases_with_unit()) cases.push_back(std::move(c));
   cases.push_back(small_card_case(selected_case("300_l64_n3", {1, 300, 300, 6, 2, 64, 64}, 3, 64)));
   for (OpCase& c : resident_rows_cases()) cases.push_back(std::move(c));
-  // CompactTile, whose kernel for dk and dv reads the lists of tokens from global memory.
+  // CompactTile, whose kernel for dk and dv reads the token lists from global memory.
   cases.push_back(small_card_case(selected_case("300_l64_n3_128x128", {1, 300, 300, 6, 2, 128, 128}, 3, 64)));
   cases.push_back(small_card_case(selected_case("111_l24_n3_192x128", {1, 111, 111, 2, 2, 192, 128}, 3, 24)));
   cases.push_back(

@@ -1,4 +1,4 @@
-// Cases of the window branch.
+// Window branch cases.
 #include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/cases/branch_cases.h"
@@ -21,9 +21,9 @@ OpCase window_case(std::string name, const AttendSizes& n, int64_t w, double q_s
   return c;
 }
 
-// A case of forward alone, in which the largest score of a row often comes late. With q_std = 30, exponentials relative
-// to the largest of the first scores exceed 2^60 in some rows, so that the kernels compute these scores again. With 150
-// they would exceed the range of floats.
+// A forward-only case, in which a row's largest score often comes late. With q_std = 30, exponentials relative to the
+// largest of the first scores exceed 2^60 in some rows, so the kernels compute these scores again. With 150 they would
+// exceed the float range.
 OpCase peaked_case(std::string name, const AttendSizes& n, int64_t window, double q_std = 30.0) {
   OpCase c = window_case(std::move(name), n, window, q_std);
   c.backward = nullptr, c.f32_tolerance = 1e-3;
@@ -80,32 +80,31 @@ std::vector<OpCase> attend_window_cases() {
       window_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 512),
   };
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
-  // Logits of +-100: p is nearly one-hot, and gradients are differences of nearly equal numbers.
+  // Logits up to +-100: p is nearly one-hot, and gradients are differences between nearly equal numbers.
   cases[7].f32_tolerance = 1e-3;
   cases[7].gpu_bf16 = false;
   cases.back().bench = true;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // Heads of 64, 128 and 192 in bf16, which Hopper's kernels would compute without portable_case(): rows without padded
-  // columns, at one and at two tiles in shared memory.
+  // Head widths 64, 128 and 192 in bf16, which Hopper's kernels would compute without portable_case(): rows without
+  // padded columns, at one and at two tiles in shared memory.
   cases.push_back(portable_case(window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
   cases.push_back(portable_case(window_case("131_w64_G5_strided", {1, 131, 131, 5, 1, 64, 64}, 64, 1.0, 8)));
   cases.push_back(portable_case(window_case("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));
   cases.push_back(portable_case(window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40)));
   cases.push_back(portable_case(peaked_case("300_w130_steep", {1, 300, 300, 12, 2, 64, 64}, 130, 150.0)));
   cases.push_back(portable_case(peaked_case("300_w130_steep_128x128", {1, 300, 300, 12, 2, 128, 128}, 130, 150.0)));
-  // In these cases the kernel that adds partial sums of dk and dv takes one column at a time, because the widths are no
-  // multiples of 4. In the second case there are more columns than the kernel has threads.
+  // In these cases the kernel that adds dk's and dv's partial sums takes one column at a time, because the widths are
+  // no multiples of 4. In the second case there are more columns than the kernel has threads.
   cases.push_back(portable_case(window_case("300_w60_10x6", {1, 300, 300, 2, 1, 10, 6}, 60)));
   cases.push_back(portable_case(window_case("300_w60_250x251", {1, 300, 300, 2, 1, 250, 251}, 60)));
   cases.push_back(portable_case(
       packed(window_case("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 40), kMixedPadded, 32)));
-  // Groups of one head.
+  // One head per group.
   cases.push_back(portable_case(window_case("300_w90_G1", {1, 300, 300, 2, 2, 64, 64}, 90)));
   cases.push_back(portable_case(
       packed(window_case("docs_33_64_65_127_G1_64x64", {1, 127, 127, 2, 2, 64, 64}, 40), kMixedPadded, 32)));
   // These cases test the kernels that compute dq, dk and dv together: first Hopper's, then the portable one. In the
-  // last one of them the portable kernel has the shared memory of a small card, with room for the query rows of one
-  // step only.
+  // last one the portable kernel gets a small card's shared memory, with room for one step's query rows only.
   const auto with_unit = [](std::string name, const AttendSizes& n, int64_t w, int64_t row_pad = 0) {
     return with_rounding_unit(window_case(std::move(name), n, w, 1.0, row_pad));
   };
@@ -118,8 +117,8 @@ std::vector<OpCase> attend_window_cases() {
       packed(with_unit("docs_33_64_65_127_G3_64x64", {1, 127, 127, 6, 2, 64, 64}, 40), kMixedPadded, 32)));
   cases.push_back(small_card_case(with_unit("300_w90_G1", {1, 300, 300, 2, 2, 64, 64}, 90)));
   cases.push_back(small_card_case(window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100)));
-  // CompactTile: in f32 the kernels for dk and dv, for dq too, and for all three; in bf16 that for dk and dv of the
-  // last.
+  // CompactTile: in f32 the kernels for dk and dv, for dq too, and for all three; in bf16 the last case's kernel for dk
+  // and dv.
   cases.push_back(small_card_case(window_case("150_w70_128_G3", {1, 150, 150, 6, 2, 128, 128}, 70)));
   cases.push_back(small_card_case(window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40, 1.0, 8)));
   cases.push_back(small_card_case(window_case("2x131_w64_256x250_G5", {2, 131, 131, 5, 1, 256, 250}, 64)));

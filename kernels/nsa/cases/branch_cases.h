@@ -1,5 +1,5 @@
-// Shared by the case tables (*_cases.cpp) of the three attention branches and of dense attention: how a case of a
-// branch runs backward, with and without a rounding unit for dq (attend_rounding_unit() in nsa/attend.h).
+// Shared by the case tables (*_cases.cpp) for the three attention branches and dense attention: how a branch's case
+// runs backward, with and without a rounding unit for dq (attend_rounding_unit() in nsa/attend.h).
 #pragma once
 #include <utility>
 
@@ -12,7 +12,7 @@ namespace triad {
 
 // Changes a case whose first argument is q: dq becomes a tensor in the case's dtype that backward overwrites. The
 // case's backward must compute dq in the acc dtype, in scratch memory, and then call round_dq(), which writes dq. The
-// case gets the arguments "one" and "zero", tables of cosines and sines [T, dk / 2], which round_dq() uses.
+// case gets the arguments "one" and "zero", cosine and sine tables [T, dk / 2], which round_dq() uses.
 inline void use_rounded_dq(OpCase& c) {
   Arg& q = c.args.front();
   const Shape angles = {q.shape[1], q.shape[3] / 2};
@@ -21,8 +21,8 @@ inline void use_rounded_dq(OpCase& c) {
       {.name = "one", .role = ArgRole::constant, .shape = angles, .type = ArgType::acc, .std = 0, .mean = 1});
   c.args.push_back({.name = "zero", .role = ArgRole::constant, .shape = angles, .type = ArgType::acc, .std = 0});
 }
-// Writes dq_acc [B,T,Hq,dk], in the acc dtype, to the case's dq, rounded to the dtype of dq. A rotation by an angle of
-// zero does that.
+// Writes dq_acc [B,T,Hq,dk], in the acc dtype, to the case's dq, rounded to dq's dtype, by a rotation through the angle
+// zero.
 inline void round_dq(Context& ctx, const Args& a, const Tensor& dq_acc) {
   rope_backward(ctx, a["dq"], dq_acc, a["one"], a["zero"]);
 }
@@ -37,10 +37,10 @@ inline OpCase with_rounding_unit(OpCase c) {
   return c;
 }
 
-// Runs backward of a case of one branch, without a gate: computes delta and calls backward(AttendGradOut, AttendGradIn,
+// Runs backward for one branch's case, without a gate: computes delta and calls backward(AttendGradOut, AttendGradIn,
 // AttendIn). If with_rounding_unit() made the case, the function also computes the rounding unit, passes a dq in
-// scratch memory to backward(), and rounds that dq to the case's. The argument d is the number of tokens from one key
-// of the branch to the next, as in RoundingUnitBranch.
+// scratch memory to backward(), and rounds that dq to the case's. d: tokens from one key to the next, as in
+// RoundingUnitBranch.
 template <class Backward>
 void run_branch_backward(Context& ctx, const Args& a, int64_t d, const Backward& backward) {
   Scratch::Scope scope(ctx.scratch);

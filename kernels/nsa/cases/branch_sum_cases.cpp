@@ -1,4 +1,4 @@
-// Cases of the sum of the branches' gradients: rows of whole 16-byte vectors and others, with and without padding.
+// Cases for summing the branches' gradients: rows made from whole 16-byte vectors and others, with and without padding.
 #include "kernels/common/op_case.h"
 #include "kernels/nsa/branch_sum.h"
 

@@ -1,4 +1,4 @@
-// Cases of phi.
+// phi cases.
 #include "kernels/nsa/cases/document_cases.h"
 #include "kernels/nsa/gate_factors.h"
 #include "kernels/ops/cast.h"
@@ -32,7 +32,7 @@ OpCase compress_case(std::string name, int64_t B, int64_t T, int64_t H, int64_t 
   };
   c.backward = [o](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
-    Tensor dy = a["dy"];  // in the case's dtype; the op expects acc
+    Tensor dy = a["dy"];  // case dtype; the op expects acc
     if (dy.dtype != acc_dtype(dy.dtype)) {
       dy = scope.alloc(acc_dtype(dy.dtype), dy.shape());
       cast(ctx, dy, a["dy"]);
@@ -43,7 +43,7 @@ OpCase compress_case(std::string name, int64_t B, int64_t T, int64_t H, int64_t 
   return c;
 }
 
-// k and v of widths dk and dv, and gates for H heads, which may be factors of the element type or of acc.
+// k and v with widths dk and dv, and gates for H heads, which may be factors in the element type or in acc.
 OpCase averages_case(std::string name, int64_t B, int64_t T, int64_t Hkv, int64_t dk, int64_t dv, int64_t H,
                      const CompressionBlocks& o, ArgType factors = ArgType::acc, int64_t row_pad = 0) {
   const int64_t Tc = compressed_length(T, o.l, o.d);

@@ -1,4 +1,4 @@
-// Cases of dense causal attention.
+// Dense causal attention cases.
 #include "kernels/common/portable_case.h"
 #include "kernels/nsa/cases/branch_cases.h"
 #include "kernels/nsa/dense_attention.h"
@@ -66,7 +66,7 @@ std::vector<OpCase> dense_attention_cases() {
       dense_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}),
   };
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
-  // Forward only, with logits of +-100. In some rows exponentials relative to the largest of the first scores exceed
+  // Forward only, with logits up to +-100. In some rows exponentials relative to the largest of the first scores exceed
   // 2^60.
   cases[cases.size() - 2].backward = nullptr, cases[cases.size() - 2].f32_tolerance = 1e-3;
   cases.back().bench = true;

@@ -1,4 +1,4 @@
-// Cases of the NSA ops on packed rows: constants that hold the tables of the documents, and lists of their blocks.
+// NSA cases on packed rows: constants that hold the document tables, and lists of the documents' blocks.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace triad {
 
-// The tables of B rows of T tokens in host memory.
+// The tables for B rows of T tokens, in host memory.
 struct CaseDocuments {
   int64_t T = 0, ids = 0;
   std::vector<int32_t> begin, end, first_block, block_begin;
 
-  // bounds: of the B*T tokens; the end may be padded with B*T, which leaves block ids unused.
+  // bounds: document bounds in the B*T tokens; the end may be padded with B*T, which leaves block ids unused.
   CaseDocuments(const std::vector<int32_t>& bounds, int64_t B, int64_t T, int64_t l_sel)
       : T(T), ids(block_ids(T, l_sel, static_cast<int64_t>(bounds.size()) - 1)) {
     begin.resize(static_cast<size_t>(B * T)), end = first_block = begin;
@@ -34,27 +34,27 @@ struct CaseDocuments {
   }
 };
 
-// As random_block_lists, for packed rows: the entries are block ids, all of them of the token's own document.
+// As random_block_lists, for packed rows: the entries are block ids, all in the token's own document.
 inline std::vector<double> random_block_lists(uint64_t seed, const CaseDocuments& documents, int64_t Hkv, int64_t n,
                                               int64_t l_sel, bool short_lists) {
   std::vector<double> lists;
   for (size_t token = 0; token < documents.begin.size(); ++token) {
     const auto t = static_cast<int64_t>(token) % documents.T;
     if (t != documents.begin[token]) continue;
-    const std::vector<double> of_document =
+    const std::vector<double> document_lists =
         random_block_lists(seed + token, 1, documents.end[token] - t, Hkv, n, l_sel, short_lists);
-    for (const double block : of_document) lists.push_back(block < 0 ? -1 : block + documents.first_block[token]);
+    for (const double block : document_lists) lists.push_back(block < 0 ? -1 : block + documents.first_block[token]);
   }
   return lists;
 }
 
-// The tables of a case's packed rows; absent if its rows are not packed.
+// The tables for a case's packed rows; absent if its rows are not packed.
 inline Documents documents_of(const Args& a) {
   return {a["document begin"], a["document end"], a["document first_block"], a["document block_begin"]};
 }
 
-// The case on packed rows. Its calls must pass documents_of(args). Lists that are constants become lists of the
-// documents' blocks. Packed cases are not timed.
+// The case on packed rows. Its calls must pass documents_of(args). Constant lists become lists of the documents'
+// blocks. Packed cases are not timed.
 inline OpCase packed(OpCase c, const std::vector<int32_t>& bounds, int64_t l_sel, bool short_lists = false) {
   const auto lists = std::ranges::find(c.args, "block_index", &Arg::name);
   const Shape shape = lists == c.args.end() ? c.args.front().shape : lists->shape;  // [B,T,...]
@@ -78,7 +78,7 @@ inline OpCase packed(OpCase c, const std::vector<int32_t>& bounds, int64_t l_sel
   return c;
 }
 
-// A case for the routes of a GPU, which is too large for the tests on the CPU.
+// A case for GPU routes, too large for the tests on the CPU.
 inline OpCase gpu_sized(OpCase c) {
   c.cpu = false;
   return c;
@@ -89,7 +89,7 @@ inline const std::vector<int32_t> kSingleTokens = {0, 1, 2, 3}, kMixed = {0, 33,
                                   kMixedPadded = {0, 33, 64, 65, 127, 127, 127, 127},
                                   kTwoRows = {0, 33, 64, 65, 127, 177, 254}, kTwoLong = {0, 781, 2048};
 
-// `count` documents of `length` tokens each.
+// `count` documents, `length` tokens each.
 inline std::vector<int32_t> equal_documents(int64_t count, int64_t length) {
   std::vector<int32_t> bounds;
   for (int64_t i = 0; i <= count; ++i) bounds.push_back(static_cast<int32_t>(i * length));

@@ -1,11 +1,11 @@
-// Cases of the tables of packed rows.
+// Cases for packed rows' tables.
 #include "kernels/nsa/cases/document_cases.h"
 
 namespace triad {
 
 namespace {
 
-// The bounds are those of B rows of T tokens, and may be padded at the end with B*T. `ids` of block ids are unused.
+// The bounds are for B rows of T tokens, and may be padded at the end with B*T.
 OpCase tables_case(std::string name, int64_t B, int64_t T, int64_t l_sel, const std::vector<int32_t>& bounds) {
   const auto n = static_cast<int64_t>(bounds.size());
   const auto bound = [bounds](int64_t i, uint64_t) { return static_cast<double>(bounds[static_cast<size_t>(i)]); };

@@ -1,4 +1,4 @@
-// Cases of the gates and of the gated sum.
+// Gate and gated sum cases.
 #include "kernels/common/portable_case.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/ops/rope.h"
@@ -8,11 +8,11 @@ namespace triad {
 namespace {
 
 struct GateSizes {
-  int64_t B, T, Hq, Hkv, width;  // width: dk in cases of the gate, dv in cases of the gated sum
+  int64_t B, T, Hq, Hkv, width;  // width: dk in gate cases, dv in gated sum cases
 };
 
 // Backward writes dq_group. In cases that are checked (not timed), rope_backward with a rotation by 0 adds it to every
-// head of dq, as in a layer.
+// dq head, as in a layer.
 OpCase gate_case(std::string name, const GateSizes& n, const GateOptions& o, int64_t row_pad = 0, bool bench = false) {
   const int64_t hidden = n.width / 2;
   OpCase c{.op = "nsa_gate", .name = std::move(name), .bench = bench};

@@ -1,4 +1,4 @@
-// Cases of gates that are given as factors.
+// Cases with gates given as factors.
 #include "kernels/common/op_case.h"
 #include "kernels/nsa/gate_factors.h"
 
@@ -24,8 +24,8 @@ OpCase no_factors_case() {
   return c;
 }
 
-// A case of nsa_gate_dout. H: gates per token and branch; Hkv: bounds on them per token and branch. The op computes the
-// gradients of the branches' outputs o_b in out = sum of gate_b * o_b, so it is itself a backward.
+// An nsa_gate_dout case. H: gates per token and branch; Hkv: bounds on them per token and branch. The op computes the
+// gradients of the branches' outputs o_b in out = sum_b gate_b * o_b, so it is itself a backward.
 OpCase dout_case(std::string name, int64_t B, int64_t T, int64_t Hq, int64_t H, int64_t Hkv, int64_t dv,
                  int64_t row_pad = 0) {
   OpCase c{.op = "nsa_gate_dout", .name = std::move(name)};

@@ -1,4 +1,4 @@
-// Cases of NSA as a whole. The block lists are inputs, because the output is discontinuous where a selection changes.
+// Whole NSA cases. The block lists are inputs, because the output is discontinuous where a selection changes.
 #include "kernels/nsa/nsa.h"
 
 #include "kernels/common/portable_case.h"
@@ -81,7 +81,7 @@ OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
   };
   r.backward = [c](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
-    const Tensor dq = a["dq"];  // in the case's dtype; the op writes two parts, which rope_backward adds
+    const Tensor dq = a["dq"];  // case dtype; the op writes two parts, which rope_backward adds
     const DType acc = acc_dtype(dq.dtype);
     const Tensor dq_branches = dq.dtype == acc ? dq : scope.alloc(acc, dq.shape());
     const Tensor dq_group = scope.alloc(acc, Tensor(a["k_cmp"]).shape());
@@ -98,8 +98,8 @@ OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
   set_attend_costs(r, costs,
                    compressed_pairs(n.T, c.l, c.d) + selected_pairs(n.T, c.n_sel, c.l_sel) + window_pairs(n.T, c.w));
   const double kv = 2.0 * static_cast<double>(n.B * n.T * n.Hkv) * static_cast<double>(n.dk + n.dv);
-  r.forward_bytes += 2 * kv, r.backward_bytes += 4 * kv;  // three pairs of keys and values, not one
-  r.differences = n.B * n.T * n.Hq * n.dk < 100'000;  // larger cases, which test routes of the GPU, would take minutes
+  r.forward_bytes += 2 * kv, r.backward_bytes += 4 * kv;  // three key-value pairs, not one
+  r.differences = n.B * n.T * n.Hq * n.dk < 100'000;      // larger cases, which test GPU routes, would take minutes
   return r;
 }
 
@@ -131,8 +131,8 @@ std::vector<OpCase> packed_cases() {
   add("docs_one", {1, 31, 2, 1, 8, 8}, small(), {0, 31});
   add("docs_64_of_4", {1, 256, 1, 1, 8, 8}, config(2, 1, 4, 3, 3), equal_documents(64, 4));
   cases.back().differences = false;  // they would take seconds, and smaller cases cover them
-  // Routes of a GPU. On Hopper: backward for heads of 64, of 128 and in two kernels, each with and without the gated
-  // sum in the selected branch's epilogue.
+  // GPU routes. On Hopper: backward for head widths 64 and 128, and in two kernels, each with and without the gated sum
+  // in the selected branch's epilogue.
   const std::vector<int32_t> four = {0, 130, 131, 250, 333}, rows = {0, 70, 300, 301, 429, 600};
   const size_t first_for_gpu = cases.size();
   add("docs_130_131_250_333_64_G6", {1, 333, 12, 2, 64, 64}, config(32, 16, 64, 3, 70), four);
@@ -175,9 +175,9 @@ std::vector<OpCase> nsa_cases() {
   for (OpCase& c : cases)
     if (c.name == "2x333_128_wide" || c.name == "270_128_wide_G16") c.cpu = false;
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
-  // The portable kernel that computes dq, dk and dv together runs these cases, of whole rows and of packed ones. In
-  // some of them a block has several pieces: of equal length in the compressed branch, of the tokens that list the
-  // block in the selected branch, of its visible rows in the window branch.
+  // The portable kernel that computes dq, dk and dv together runs these cases, whole rows and packed ones. In some a
+  // block has several pieces: equally long in the compressed branch, cut from the tokens that list the block in the
+  // selected branch, from the rows that see it in the window branch.
   cases.push_back(portable_case(nsa_case("2x150_64_G6", {2, 150, 12, 2, 64, 64}, config(32, 16, 64, 2, 70))));
   cases.push_back(portable_case(nsa_case("1700_64_G3", {1, 1700, 6, 2, 64, 64}, config(32, 16, 64, 5, 300))));
   cases.push_back(portable_case(nsa_case("900_128_G5", {1, 900, 5, 1, 128, 128}, config(32, 16, 64, 4, 200))));
@@ -188,12 +188,12 @@ std::vector<OpCase> nsa_cases() {
                            {0, 70, 300, 301, 429, 600}, 32)));
   // The compressed branch has 1,049 keys: enough for WideTile, on cards that have the shared memory.
   cases.push_back(portable_case(nsa_case("2100_64_d2_G2", {1, 2100, 4, 2, 64, 64}, config(4, 2, 64, 4, 100))));
-  // The first of these three cases has listed blocks of two key tiles, the second one has blocks of 8 keys, where a
+  // Of these three cases, the first has listed blocks as long as two key tiles, the second has 8-key blocks, where a
   // warp has 16, and the third one has no compressed block.
   cases.push_back(portable_case(nsa_case("600_64_l128_G2", {1, 600, 2, 1, 64, 64}, config(32, 16, 128, 3, 100))));
   cases.push_back(portable_case(nsa_case("300_64_l8_G4", {1, 300, 4, 1, 64, 64}, config(8, 4, 8, 5, 50))));
   cases.push_back(portable_case(nsa_case("20_64_no_block", {1, 20, 2, 1, 64, 64}, config(32, 16, 64, 2, 8))));
-  // The gates of two branches are 0, and the kernels replace the statistics of their rows.
+  // Two branches' gates are 0, and the kernels replace their rows' statistics.
   NsaConfig selected_alone = config(32, 16, 64, 3, 100);
   selected_alone.gate.force = Branch::sel;
   cases.push_back(portable_case(nsa_case("300_64_G4_force_sel", {1, 300, 4, 1, 64, 64}, selected_alone)));

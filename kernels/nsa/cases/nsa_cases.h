@@ -1,4 +1,4 @@
-// Shared by the case tables (*_cases.cpp) of the NSA ops: random block lists, the arguments of a branch, its costs.
+// Shared by the NSA ops' case tables (*_cases.cpp): random block lists, a branch's arguments and costs.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -10,8 +10,8 @@
 namespace triad {
 
 // Lists [B,T,Hkv,n] of the form that nsa_select writes: block 0, the token's own block and the one before it, and
-// random complete blocks; ascending, unique, padded with -1. With short_lists a list has a random number of blocks, so
-// that it may be padded even if there are enough blocks.
+// random complete blocks; ascending, unique, padded with -1. With short_lists a list has a random length, so it may be
+// padded even if there are enough blocks.
 inline std::vector<double> random_block_lists(uint64_t seed, int64_t B, int64_t T, int64_t Hkv, int64_t n,
                                               int64_t l_sel, bool short_lists = false) {
   std::vector<double> lists;
@@ -36,7 +36,7 @@ inline std::vector<double> random_block_lists(uint64_t seed, int64_t B, int64_t 
   return lists;
 }
 
-// The number of (token, key) pairs for which one head computes a score, in one sequence of T tokens.
+// How many (token, key) pairs one head computes a score for, in one sequence of T tokens.
 inline double window_pairs(int64_t T, int64_t w) {
   double pairs = 0;
   for (int64_t t = 0; t < T; ++t) pairs += static_cast<double>(std::min(t + 1, w));
@@ -57,7 +57,7 @@ struct AttendSizes {
   int64_t B, T, S, Hq, Hkv, dk, dv;
 };
 
-// The arguments of an attention branch with T tokens and S keys per sequence.
+// Arguments for an attention branch with T tokens and S keys per sequence.
 inline std::vector<Arg> attend_args(const AttendSizes& n, double q_std = 1.0, int64_t row_pad = 0) {
   return {{.name = "q", .role = ArgRole::input_acc, .shape = {n.B, n.T, n.Hq, n.dk}, .std = q_std, .row_pad = row_pad},
           {.name = "k", .role = ArgRole::input, .shape = {n.B, n.S, n.Hkv, n.dk}, .row_pad = row_pad},
@@ -66,7 +66,7 @@ inline std::vector<Arg> attend_args(const AttendSizes& n, double q_std = 1.0, in
           {.name = "lse", .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq}, .type = ArgType::acc}};
 }
 
-// Sets the costs of one call, given the pairs per head and sequence: 2 FLOPs per multiply-add, two matrix products in
+// Sets one call's costs, given the pairs per head and sequence: 2 FLOPs per multiply-add, two matrix products in
 // forward and five in backward; every row is read or written once, in elements of 2 bytes.
 inline void set_attend_costs(OpCase& c, const AttendSizes& n, double pairs) {
   const double heads = static_cast<double>(n.B * n.T * n.Hq), keys = static_cast<double>(n.B * n.S * n.Hkv);

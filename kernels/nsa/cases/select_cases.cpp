@@ -1,4 +1,4 @@
-// Cases of the selection, which has no gradient.
+// Selection cases (no gradient).
 #include <tuple>
 #include <utility>
 
@@ -14,7 +14,7 @@ OpCase select_case(std::string name, int64_t B, int64_t T, int64_t Hq, int64_t H
                    double std = 1.0) {
   const int64_t Tc = compressed_length(T, o.l, o.d);
   OpCase c{.op = "nsa_select", .name = std::move(name)};
-  // lse is random: any value scales all probabilities of a head alike, so the lists are still well defined.
+  // lse is random: any value scales all the head's probabilities alike, so the lists are still well defined.
   c.args = {
       {.name = "q", .role = ArgRole::constant, .shape = {B, T, Hq, dk}, .std = std},
       {.name = "k_cmp", .role = ArgRole::constant, .shape = {B, Tc, Hkv, dk}, .std = std},
@@ -71,8 +71,8 @@ std::vector<OpCase> select_cases() {
       select_case("400_two_init", 1, 400, 8, 2, 192, {16, 8, 48, 6, 2, 3}),
       select_case("n_beyond_blocks", 1, 200, 4, 2, 32, {32, 16, 64, 16}),
       select_case("400_ties", 1, 400, 4, 2, 32, {32, 16, 32, 5}, 0.0),
-      // Hopper's kernel in bf16: each head width, selection blocks of 2, 4 and 8 compressed keys, odd and even groups,
-      // partial tiles at the end
+      // Hopper's kernel in bf16: each head width, selection blocks with 2, 4 and 8 compressed keys, odd and even
+      // groups, partial tiles at the end
       select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8}),
       select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6}),
       gpu_sized(select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5})),
@@ -85,8 +85,7 @@ std::vector<OpCase> select_cases() {
       select_case("900_dk64_G1_no_overlap", 1, 900, 1, 1, 64, {16, 16, 64, 6, 0, 1}),
       select_case("700_dk64_ties", 1, 700, 4, 2, 64, {32, 16, 32, 5}, 0.0),
       select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0),
-      // rows of scores that are long: in scratch, in shared memory, and with all scores equal; and more heads than one
-      // pass holds
+      // long score rows: in scratch, in shared memory, and with all scores equal; and more heads than one pass holds
       gpu_sized(select_case("9000_dk64_G6_l'32_long_rows", 1, 9000, 6, 1, 64, {32, 16, 32, 8})),
       select_case("9000_dk64_l'32_n24", 1, 9000, 1, 1, 64, {32, 16, 32, 24}),
       select_case("9000_dk64_l'32_ties", 1, 9000, 2, 1, 64, {32, 16, 32, 24, 1, 2}, 0.0),
@@ -94,12 +93,12 @@ std::vector<OpCase> select_cases() {
       select_case("m7c", 16, 2048, 12, 2, 64, {32, 16, 64, 16}),
   };
   cases.back().bench = true;
-  cases.back().f32_tolerance = 1e-2;  // a few of the 65,536 lists have two scores equal within rounding
+  cases.back().f32_tolerance = 1e-2;  // a few among 65,536 lists have two scores equal within rounding
   for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   // The portable kernel in bf16. Without portable_case(), Hopper's kernel would compute these cases. Their sizes cover
-  // pooling with bounds known at compile time (l' = 4 d) and with others, blocks that two tiles of keys share, and
-  // tiles of keys that all tokens see. With one local block, a token does not see all keys that overlap its last
-  // candidate. On a small card the scores do not fit shared memory.
+  // pooling with bounds known at compile time (l' = 4 d) and with others, blocks that two key tiles share, and key
+  // tiles that all tokens see. With one local block, a token does not see all keys that overlap its last candidate. On
+  // a small card the scores do not fit shared memory.
   cases.push_back(portable_case(select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8})));
   cases.push_back(portable_case(select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6})));
   cases.push_back(portable_case(select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0)));
@@ -115,25 +114,24 @@ std::vector<OpCase> select_cases() {
   for (const auto& [name, T, n] :
        {std::tuple{"1500_dk64_n9_ties", 1500, 9}, {"3000_dk64_n9_ties", 3000, 9}, {"4700_dk64_n9_ties", 4700, 9}})
     cases.push_back(portable_case(select_case(name, 1, T, 1, 1, 64, {32, 16, 64, n, 1, 2}, 0.0)));
-  // Three blocks of a list are forced, so the lists of these three cases have 21, 24 and 25 slots for other blocks. If
-  // there are at most 24 such slots, a warp collects the best candidates for them. If there are more, it bisects to
-  // find the lowest score that belongs to the list.
+  // Three blocks in a list are forced, so the lists in these three cases have 21, 24 and 25 slots for other blocks. For
+  // at most 24 slots, a warp collects the best candidates. For more, it bisects to find the lowest score that belongs
+  // to the list.
   for (const auto& [name, n] : {std::pair{"4700_dk64_n24", 24}, {"4700_dk64_n27", 27}, {"4700_dk64_n28", 28}})
     cases.push_back(portable_case(select_case(name, 1, 4700, 1, 1, 64, {32, 16, 64, n, 1, 2})));
-  // The kernel has instances for heads of up to 64, 128, 192 and 256 columns. Rows of narrower heads get columns of
-  // zeros.
+  // The kernel has instances for heads up to 64, 128, 192 and 256 columns wide. Narrower heads get zero columns.
   cases.push_back(portable_case(select_case("1333_dk128_G6", 1, 1333, 12, 2, 128, {32, 16, 64, 8})));
   for (const auto& [name, dk] :
        {std::pair{"2x700_dk32_G2", 32}, {"2x700_dk72_G2", 72}, {"2x700_dk192_G2", 192}, {"2x700_dk256_G2", 256}})
     cases.push_back(portable_case(select_case(name, 2, 700, 4, 2, dk, {32, 16, 64, 5})));
-  // A selection that forces no block at the beginning of the sequence.
+  // A selection that forces no block at the sequence's beginning.
   cases.push_back(portable_case(select_case("1333_dk64_no_init", 1, 1333, 2, 1, 64, {32, 16, 64, 6, 0, 1})));
-  // The q of 32 heads is more than the kernel holds in shared memory, so it loads the heads in two turns.
+  // 32 heads' q is more than the kernel holds in shared memory, so it loads the heads in two turns.
   cases.push_back(portable_case(select_case("700_dk128_G32", 1, 700, 32, 1, 128, {32, 16, 64, 4})));
-  // Here the kernel does not pool scores in registers: with 10,300 tokens and selection blocks of 4 tokens, the sums
-  // that one warp passes to the next would take too much shared memory.
+  // Here the kernel does not pool scores in registers: with 10,300 tokens and 4-token selection blocks, the sums that
+  // one warp passes to the next would take too much shared memory.
   cases.push_back(portable_case(select_case("10300_dk64_l'4", 1, 10300, 1, 1, 64, {2, 1, 4, 8})));
-  // Sequences so long that a small card has no room for the scores in shared memory. They are in scratch memory then.
+  // Sequences so long that a small card has no room for the scores in shared memory: scratch memory holds them.
   cases.push_back(small_card_case(select_case("6000_dk64_G2_l'4", 1, 6000, 2, 1, 64, {2, 1, 4, 8})));
   cases.push_back(small_card_case(select_case("9000_dk64_G6_l'8", 1, 9000, 6, 1, 64, {16, 8, 8, 8})));
   return cases;

@@ -1,4 +1,4 @@
-// Cases of the statistics of gates and lists: two micro-steps add to the same pieces, which are then merged.
+// Gate and list statistics cases: two micro-steps add to the same pieces, which are then merged.
 #include "kernels/nsa/cases/document_cases.h"
 #include "kernels/nsa/stats.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 OpCase stats_case(std::string name, int64_t B, int64_t T, int64_t Hkv, const SelectOptions& o) {
   OpCase c{.op = "nsa_stats", .name = std::move(name)};
-  // Random sigmoid gates; all gates of the first row are 0, and one gate of the second is 1.
+  // Random sigmoid gates; the first row's gates are all 0, and one of the second row's is 1.
   const int64_t rows = B * T * Hkv;
   const auto gate = [rows](int64_t i, uint64_t seed) {
     if (i % rows < 2) return i == 1 ? 1.0 : 0.0;

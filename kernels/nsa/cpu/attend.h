@@ -1,11 +1,10 @@
-// Building blocks of attention on the CPU, shared by NSA's branches, dense attention and the selection: a matrix
-// product, its packed operands, and the iteration over the keys that a row sees. attend_forward.h and
-// attend_backward.h use them.
+// What NSA's branches, dense attention and the selection share on the CPU: a matrix product, its packed operands, and
+// the iteration over the keys that a row sees. attend_forward.h and attend_backward.h use it.
 //
-// All arithmetic is one small product, C[M,N] += A[M,K] B[K,N] with N in blocks of one cache line (multiply_add). The
+// All arithmetic is one small product, C[M,N] += A[M,K] B[K,N] with N in blocks one cache line wide (multiply_add). The
 // operands are packed beforehand: accumulator type, unit strides, tails padded with zeros. Forward and dq are computed
-// per query row, dk and dv per block of keys. Every sum has one owner and one order, so results do not depend on the
-// number of threads. Work and memory grow with the number of attended keys, never with T * T.
+// per query row, dk and dv per key block. Every sum has one owner and one order, so results don't depend on the thread
+// count. Work and memory grow with the attended keys, never with T * T.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -19,7 +18,7 @@ namespace triad::attend_cpu {
 // ---- the matrix product that all arithmetic uses ----
 
 template <class A>
-inline constexpr int64_t kBlock = 64 / sizeof(A);  // elements of a column block: a cache line, two AVX registers
+inline constexpr int64_t kBlock = 64 / sizeof(A);  // elements in a column block: a cache line, two AVX registers
 // n rounded up to whole column blocks.
 template <class A>
 constexpr int64_t round_up(int64_t n) {
@@ -27,24 +26,24 @@ constexpr int64_t round_up(int64_t n) {
 }
 
 template <class A>
-struct Left {  // the left operand of a product: element (m, k) is p[m * row + k * col]
+struct Left {  // a product's left operand: element (m, k) is p[m * row + k * col]
   const A* p;
   int64_t row, col;
 };
 template <class A>
-struct Right {  // the right operand: row k of column block n is the kBlock elements at p + n * block + k * row
+struct Right {  // the right operand: row k in column block n is the kBlock elements at p + n * block + k * row
   const A* p;
   int64_t row, block;
 };
 
-// An AVX register of elements A, as the compiler's vector type.
+// An AVX register holding elements A, as the compiler's vector type.
 template <class A>
 struct SimdOf {
   typedef A Type __attribute__((vector_size(32), aligned(sizeof(A)), may_alias));
 };
 
 // C[R, kBlocks * kBlock] += A B with C in registers; kFresh: C = A B. A small C is split into several partial sums over
-// k, so that about eight independent FMAs hide the latency of one.
+// k, so that about eight independent FMAs hide one's latency.
 template <bool kFresh, int R, int kBlocks, class A>
 inline void multiply_add_registers(A* c, int64_t c_row, Left<A> a, Right<A> b, int64_t K) {
   using Vec = typename SimdOf<A>::Type;
@@ -104,8 +103,8 @@ inline void multiply_add(A* c, int64_t c_row, int64_t M, int64_t N, Left<A> a, R
 
 // ---- operands ----
 
-// Working memory of a thread, which keeps it for later calls. take() returns consecutive pieces of it, each aligned to
-// a cache line; `elements` is their total size.
+// A thread's working memory, kept for later calls. take() returns consecutive pieces, each aligned to a cache line;
+// `elements` is their total size.
 template <class A>
 class ThreadBuffer {
  public:
@@ -125,8 +124,8 @@ class ThreadBuffer {
   A* next_;
 };
 
-// The rows of a strided tensor [B,T,H,D] or [B,T,H]: (b, t, h) returns the address of a row. p is nullptr if the tensor
-// is absent.
+// A strided tensor's rows, [B,T,H,D] or [B,T,H]: (b, t, h) returns a row's address. p is nullptr if the tensor is
+// absent.
 template <class T>
 struct Rows {
   T* p = nullptr;
@@ -160,7 +159,7 @@ inline void transpose_tile(A* tile, const T* x, int64_t x_row, int64_t count, in
     for (int64_t j = 0; j < D; ++j) tile[j * L + s] = s < count ? static_cast<A>(x[s * x_row + j]) : A{0};
 }
 
-// Packs keys [B,S,H,D] as the right operand of q k^T: [B,H,tiles,D,kBlock].
+// Packs keys [B,S,H,D] as q k^T's right operand: [B,H,tiles,D,kBlock].
 template <class T, class A = acc_t<T>>
 Tensor pack_tiles(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   const int64_t B = x.size(0), S = x.size(1), H = x.size(2), D = x.size(3), tiles = round_up<A>(S) / kBlock<A>;
@@ -173,7 +172,7 @@ Tensor pack_tiles(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   return packed;
 }
 
-// Packs values [B,S,H,D] as the right operand of p v: [B,H,S,D], D rounded up to kBlock.
+// Packs values [B,S,H,D] as p v's right operand: [B,H,S,D], D rounded up to kBlock.
 template <class T, class A = acc_t<T>>
 Tensor pack_rows(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   const int64_t B = x.size(0), S = x.size(1), H = x.size(2), D = x.size(3), width = round_up<A>(D);
@@ -184,8 +183,8 @@ Tensor pack_rows(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   return packed;
 }
 
-// Head h of sequence b of a packed tensor, as the right operand of a product. tiles_of takes the result of pack_tiles:
-// key s is a column of column block s / kBlock. rows_of takes the result of pack_rows: key s is row s.
+// Head h in sequence b of a packed tensor, as a product's right operand. tiles_of takes pack_tiles's result: key s is a
+// column in column block s / kBlock. rows_of takes pack_rows's result: key s is row s.
 template <class A>
 Right<A> tiles_of(const Tensor& packed, int64_t b, int64_t h) {
   const int64_t block = packed.size(3) * kBlock<A>;
@@ -197,7 +196,7 @@ Right<A> rows_of(const Tensor& packed, int64_t b, int64_t h) {
   return {packed.ptr<A>() + (b * packed.size(1) + h) * packed.size(2) * width, width, kBlock<A>};
 }
 
-// The products of M rows with the keys [begin, end) of tiles_of: c[M, end - begin] = a[M,D] k^T. begin and end are
+// Multiplies M rows with the keys [begin, end) from tiles_of: c[M, end - begin] = a[M,D] k^T. begin and end are
 // multiples of kBlock.
 template <class A>
 inline void scores(A* c, int64_t c_row, int64_t M, const A* a, int64_t a_row, int64_t D, Right<A> tiles, int64_t begin,
@@ -207,22 +206,22 @@ inline void scores(A* c, int64_t c_row, int64_t M, const A* a, int64_t a_row, in
 }
 
 // ---- keys of a row ----
-// A branch is described by a Pattern: which keys a token sees, and which tokens see a block of keys.
-//   void keys(b, t, g, visit) const             calls visit(begin, end) for each range of keys that token t sees in
+// A branch is described by a Pattern: which keys a token sees, and which tokens see a key block.
+//   void keys(b, t, g, visit) const             calls visit(begin, end) for each key range that token t sees in
 //                                               group g; ranges are disjoint and ascending
 //   void rows(b, g, begin, end, visit) const    calls visit(t, first, last), t ascending, for each token t that sees
-//                                               keys of [begin, end); these are the keys [first, last)
-//   int64_t spans() const                       the number of spans into which the keys of a sequence are divided; the
-//                                               keys [begin, end) passed to rows() are all of one span
-//   int64_t most_keys() const                   the keys of a span, at most
-//   Span span(b, i) const                       the keys of span i of sequence b
+//                                               keys in [begin, end); these are the keys [first, last)
+//   int64_t spans() const                       how many spans a sequence's keys are divided into; the
+//                                               keys [begin, end) passed to rows() all belong to one span
+//   int64_t most_keys() const                   the most keys in a span
+//   Span span(b, i) const                       span i's keys in sequence b
 
 struct Span {
   int64_t begin, end;  // keys
 };
 
-// The Pattern of a call whose queries are a part of a row (RowPart): `inner` counts queries and keys from the first key
-// that a tensor holds.
+// The Pattern for a call whose queries are a part of a row (RowPart): `inner` counts queries and keys from the first
+// key that a tensor holds.
 template <class Pattern>
 struct PartPattern {
   Pattern inner;
@@ -257,8 +256,8 @@ PartPattern<Pattern> for_part(const Pattern& inner, const AttendIn& in) {
 
 inline constexpr int64_t kChunk = 128;  // keys whose scores a row holds at a time; scores and operands fit in L1
 
-// Cuts the keys [begin, end) into consecutive pieces of at most kChunk keys, and calls visit(c0, c1, first, last) for
-// each: [first, last) are its keys, and [c0, c1) is that range extended to multiples of kBlock.
+// Cuts the keys [begin, end) into consecutive pieces, each at most kChunk keys, and calls visit(c0, c1, first, last)
+// for each: [first, last) are its keys, and [c0, c1) is that range extended to multiples of kBlock.
 template <class A, class Visit>
 inline void for_each_chunk(int64_t begin, int64_t end, Visit&& visit) {
   for (int64_t c0 = begin / kBlock<A> * kBlock<A>; c0 < end; c0 += kChunk) {
@@ -267,15 +266,15 @@ inline void for_each_chunk(int64_t begin, int64_t end, Visit&& visit) {
   }
 }
 
-// Consecutive keys that a row sees, [first, last), whose scores are in a chunk of kChunk columns, from column `at` on.
+// Consecutive keys that a row sees, [first, last), whose scores are in a kChunk-column chunk, from column `at` on.
 struct Piece {
   int64_t first, last, at;
 };
 
-// Iterates over the keys that token t sees in group g, in chunks of at most kChunk columns of scores; a chunk may
-// contain several short ranges of keys. For each of these pieces it calls score(at, c0, c1, first, last), which has to
-// write the scores of the keys [c0, c1) to the columns from `at` on; only [first, last) of them are visible. When a
-// chunk is full, and at the end, it calls use(pieces, count, columns) with the pieces and the columns of the chunk.
+// Iterates over the keys that token t sees in group g, in chunks of at most kChunk score columns; a chunk may contain
+// several short key ranges. For each such piece it calls score(at, c0, c1, first, last), which has to write the keys'
+// scores [c0, c1) to the columns from `at` on; only [first, last) are visible. When a chunk is full, and at the end, it
+// calls use(pieces, count, columns) with the chunk's pieces and columns.
 template <class A, class Pattern, class Score, class Use>
 inline void for_each_chunk_of_row(const Pattern& pattern, int64_t b, int64_t t, int64_t g, Score&& score, Use&& use) {
   Piece pieces[kChunk / kBlock<A>];

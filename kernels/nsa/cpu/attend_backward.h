@@ -1,4 +1,4 @@
-// Backward of an attention branch on the CPU: dq per query row, then dk and dv per block of keys.
+// An attention branch's backward on the CPU: dq per query row, then dk and dv per key block.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,11 +9,11 @@
 
 namespace triad::attend_cpu {
 
-inline constexpr int64_t kKeyBlock = 32;  // keys per work item of dk and dv
+inline constexpr int64_t kKeyBlock = 32;  // keys per dk and dv work item
 inline constexpr int64_t kRowBatch = 64;  // query rows that such a work item multiplies at a time
 
-// What backward reads of the query rows, packed for the products. For each sequence, group, token and head of the
-// group: q / sqrt(dk), the gradient of the branch's o, which is gate * dout, and the softmax statistics lse and delta.
+// What backward reads from the query rows, packed for the products. For each sequence, group, token and head in the
+// group: q / sqrt(dk), the branch's o gradient, which is gate * dout, and the softmax statistics lse and delta.
 template <class T>
 struct GradRows {
   using A = acc_t<T>;
@@ -51,7 +51,7 @@ struct GradRows {
       }
     });
   }
-  // The address of the first of the G rows of token t. The rows of token t + 1 follow them.
+  // The address of token t's G rows. Token t + 1's rows follow them.
   A* q_at(int64_t b, int64_t t, int64_t g) const { return q.ptr<A>() + row(b, t, g) * q_row; }
   A* dout_at(int64_t b, int64_t t, int64_t g) const { return dout.ptr<A>() + row(b, t, g) * o_row; }
   A* lse_at(int64_t b, int64_t t, int64_t g) const { return statistics.ptr<A>() + row(b, t, g); }
@@ -62,7 +62,7 @@ struct GradRows {
 };
 
 // Replaces s by p = exp(s - lse) and dp by ds = p * (dp - delta). If p is 1, the row sees no other key with weight, so
-// ds is exactly 0; dp - delta would leave the rounding error of two equal numbers.
+// ds is exactly 0; dp - delta would leave two equal numbers' rounding error.
 template <class A>
 inline void softmax_gradient(A* s, A* dp, int64_t n, A lse, A delta) {
 #pragma omp simd
@@ -72,7 +72,7 @@ inline void softmax_gradient(A* s, A* dp, int64_t n, A lse, A delta) {
   }
 }
 
-// Adds dq of every row to dq_out. A work item is one token and group, with its G query heads.
+// Adds every row's dq to dq_out. A work item is one token and group, with its G query heads.
 template <class T, class Pattern>
 void backward_queries(Context& ctx, Tensor dq_out, const GradRows<T>& rows, const AttendIn& in,
                       const Pattern& pattern) {
@@ -106,7 +106,7 @@ void backward_queries(Context& ctx, Tensor dq_out, const GradRows<T>& rows, cons
   });
 }
 
-// Stores row (b, t, h) of dk or dv, rounded to the tensor's dtype.
+// Stores dk's or dv's row (b, t, h), rounded to the tensor's dtype.
 template <class A>
 inline void store_row(const Tensor& to, int64_t b, int64_t t, int64_t h, const A* from) {
   dispatch_float(to.dtype, [&]<class T>() {
@@ -115,9 +115,9 @@ inline void store_row(const Tensor& to, int64_t b, int64_t t, int64_t h, const A
   });
 }
 
-// dk and dv of the keys [begin, end) of sequence b and group g. add() collects the tokens that see these keys, in order
-// of t; when a batch is full, the products with its query rows are added to the sums. store() adds the last batch and
-// writes the sums.
+// dk and dv for the keys [begin, end) in sequence b and group g. add() collects the tokens that see these keys, in
+// ascending order; when a batch is full, the products with its query rows are added to the sums. store() adds the last
+// batch and writes the sums.
 template <class T>
 class KeyBlockGradient {
   using A = acc_t<T>;
@@ -152,7 +152,7 @@ class KeyBlockGradient {
     std::fill_n(dv_sum_, keys_ * rows.o_row, A{0});
   }
 
-  // Token t sees the keys [first, last) of [begin, end).
+  // Token t sees the keys [first, last) within [begin, end).
   void add(int64_t t, int64_t first, int64_t last) {
     seen_[tokens_++] = {t, first - begin_, last - begin_};
     if (tokens_ == batch_) add_batch();
@@ -171,10 +171,10 @@ class KeyBlockGradient {
     int64_t t, first, last;  // a token; the keys that it sees, [first, last), counted from the block's first key
   };
   struct Batch {
-    A *q, *dout, *lse, *delta;  // as in GradRows: G consecutive rows per token
+    A *q, *dout, *lse, *delta;  // G consecutive rows per token, as in GradRows
   };
 
-  // Returns the query rows of the collected tokens: where GradRows has them if the tokens are consecutive, else copies.
+  // Returns the collected tokens' query rows: where GradRows has them if the tokens are consecutive, else copies.
   Batch gather() const {
     const int64_t G = rows_.G, t0 = seen_[0].t;
     if (seen_[tokens_ - 1].t - t0 == tokens_ - 1)
@@ -189,8 +189,8 @@ class KeyBlockGradient {
     return copy_;
   }
 
-  // Computes p and ds of the batch's M query rows for the L keys from s on (counted from the block's first key). Both
-  // are 0 if a row does not see a key.
+  // Computes p and ds for the batch's M query rows and the L keys from s on (counted from the block's first key). Both
+  // are 0 where a row doesn't see a key.
   void softmax_tile(const Batch& batch, int64_t M, int64_t s) const {
     scores(p_, L, M, batch.q, rows_.q_row, rows_.dk, Right<A>{k_, L, rows_.dk * L}, s, s + L);
     scores(ds_, L, M, batch.dout, rows_.o_row, rows_.dv, Right<A>{v_, L, rows_.dv * L}, s, s + L);
@@ -203,7 +203,7 @@ class KeyBlockGradient {
     }
   }
 
-  // Adds the products with the collected tokens' query rows to the sums of dk and dv, and starts a new batch.
+  // Adds the products with the collected tokens' query rows to dk's and dv's sums, and starts a new batch.
   void add_batch() {
     const int64_t M = tokens_ * rows_.G, q_row = rows_.q_row, o_row = rows_.o_row;
     const Batch batch = gather();
@@ -216,7 +216,7 @@ class KeyBlockGradient {
   }
 
   const GradRows<T>& rows_;
-  // keys_: number of keys, rounded up to a multiple of L; batch_: largest number of tokens in a batch.
+  // keys_: key count, rounded up to a multiple of L; batch_: the most tokens in a batch.
   const int64_t b_, g_, begin_, end_, keys_, batch_;
   ThreadBuffer<A> buffer_;
   A *const k_, *const dk_sum_, *const v_, *const dv_sum_;  // k_, v_: transposed tiles; sums [keys, row]
@@ -226,7 +226,7 @@ class KeyBlockGradient {
   int64_t tokens_ = 0;
 };
 
-// Computes dk and dv. A work item is a block of at most kKeyBlock keys of a span, of one sequence and group.
+// Computes dk and dv. A work item is a block of at most kKeyBlock keys in one span, for one sequence and group.
 template <class T, class Pattern>
 void backward_keys(Context& ctx, Tensor dk_out, Tensor dv_out, const GradRows<T>& rows, const AttendIn& in,
                    const Pattern& pattern) {
@@ -243,7 +243,7 @@ void backward_keys(Context& ctx, Tensor dk_out, Tensor dv_out, const GradRows<T>
   });
 }
 
-// Backward of a branch (attend.h): dq is added to, dk and dv are overwritten.
+// A branch's backward (attend.h): dq is added to, dk and dv are overwritten.
 template <class T, class Pattern>
 void backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
               const Pattern& pattern) {

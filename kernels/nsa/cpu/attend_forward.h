@@ -1,4 +1,4 @@
-// Forward of an attention branch on the CPU: a streaming softmax over the keys that each row sees.
+// An attention branch's forward on the CPU: a streaming softmax over the keys that each row sees.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace triad::attend_cpu {
 
-// One step of the streaming softmax: raises max to the largest of s[0, n), replaces s by exp(s - max) and adds it to
-// sum. n is a multiple of kBlock. Returns exp(old max - new max), by which the caller scales its earlier sums.
+// One streaming softmax step: raises max to the largest s[0, n), replaces s by exp(s - max) and adds it to sum. n is a
+// multiple of kBlock. Returns exp(old max - new max), the factor for the caller's earlier sums.
 template <class A>
 inline A softmax_step(A* s, int64_t n, A& max, A& sum) {
   constexpr int64_t L = kBlock<A>;
@@ -36,7 +36,7 @@ inline A softmax_step(A* s, int64_t n, A& max, A& sum) {
   return shrink;
 }
 
-// Forward of a branch: o and lse of every row (attend.h). A work item is one token and group, with its G query heads.
+// A branch's forward: every row's o and lse (attend.h). A work item is one token and group, with its G query heads.
 template <class T, class Pattern>
 void forward(Context& ctx, const AttendOut& out, const AttendIn& in, const Pattern& pattern) {
   using A = acc_t<T>;

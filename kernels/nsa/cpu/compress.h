@@ -1,5 +1,5 @@
-// What the CPU code of phi's kinds shares (compress.cpp: mlp; compress_linear.cpp: avg and conv): which tokens a block
-// covers, checks of shapes, addresses of rows.
+// What phi's kinds share on the CPU (compress.cpp: mlp; compress_linear.cpp: avg and conv): which tokens a block
+// covers, shape checks, row addresses.
 #pragma once
 #include <algorithm>
 
@@ -8,8 +8,8 @@
 
 namespace triad::compress_cpu {
 
-// Sizes of x [B,T,H,D] and of its Tc blocks, and which tokens a block covers. If x holds a part of a row, tokens and
-// blocks are counted from the first ones of the part, and a document that began before it begins at a negative token.
+// The sizes of x [B,T,H,D] and its Tc blocks, and which tokens a block covers. If x holds a part of a row, tokens and
+// blocks are counted from the part's first ones, and a document that began before it begins at a negative token.
 struct Blocks {
   int64_t B, T, H, D, l, d, Tc;
   const Documents& documents;
@@ -22,9 +22,9 @@ struct Blocks {
         d(o.d),
         Tc(compressed_length(T, l, d)),
         documents(docs) {}
-  // The first token of block c of sequence b; -1 if no document uses the block.
+  // Block c's first token in sequence b; -1 if no document uses the block.
   int64_t begin(int64_t b, int64_t c) const { return host_row(documents, b, T).key_begin(c, l, d); }
-  // Calls visit(c, i) for each block c that covers token s of sequence b, as its token i, in ascending order.
+  // Calls visit(c, i) for each block c that covers sequence b's token s, as its token i, in ascending order.
   template <class Visit>
   void for_each_cover(int64_t b, int64_t s, Visit&& visit) const {
     const DocumentRow<int64_t> row = host_row(documents, b, T);

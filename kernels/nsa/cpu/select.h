@@ -1,5 +1,5 @@
 // The selection on the CPU, for training and decoding (formula: nsa/select.h). For each token and group it sums the
-// compressed branch's probabilities over the group's heads, computes the scores of the selection blocks from these sums
+// compressed branch's probabilities over the group's heads, computes the selection blocks' scores from these sums
 // (paper Eq. 9), and lists the best blocks.
 #pragma once
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace triad::select_cpu {
 
-// sum[c] = sum over the group's G heads of exp(q.k_c - lse), for the compressed keys c in [first, end), extended to
-// whole tiles. q [G,q_row] is scaled by 1 / sqrt(dk); lse_of(r) is the lse of head r; p [G,kChunk] is working memory.
+// sum[c] = exp(q.k_c - lse) summed over the group's G heads, for the compressed keys c in [first, end), extended to
+// whole tiles. q [G,q_row] is scaled by 1 / sqrt(dk); lse_of(r) is head r's lse; p [G,kChunk] is working memory.
 template <class A, class LseOf>
 inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, int64_t G, int64_t first, int64_t end,
                                  attend_cpu::Right<A> tiles, A* p, LseOf&& lse_of) {
@@ -30,7 +30,7 @@ inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, 
   });
 }
 
-// shares[s] = s / l: the weight of a compressed block that has s tokens in common with a selection block.
+// shares[s] = s / l: a compressed block's weight if it has s tokens in common with a selection block.
 template <class A>
 std::vector<A> block_shares(const SelectOptions& o) {
   std::vector<A> shares(static_cast<size_t>(std::min(o.l, o.l_sel) + 1));
@@ -38,8 +38,8 @@ std::vector<A> block_shares(const SelectOptions& o) {
   return shares;
 }
 
-// The score of selection block j (paper Eq. 9): the sum over compressed blocks c < visible of p[c] times overlap(c, j)
-// / l, where overlap(c, j) is the number of tokens that both blocks contain.
+// Selection block j's score (paper Eq. 9): p[c] times overlap(c, j) / l, summed over compressed blocks c < visible,
+// where overlap(c, j) counts the tokens that both blocks contain.
 template <class A>
 inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions& o, const A* shares) {
   const int64_t begin = j * o.l_sel, end = begin + o.l_sel;
@@ -50,8 +50,8 @@ inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions
   return score > 0 ? score : A{0};  // a NaN becomes 0, since sorting needs an order
 }
 
-// Writes the list of the token at position t of its document (select.h), as ids: block j has the id first_block + j.
-// score_of(j) is the score of block j.
+// Writes the list for the token at position t in its document (select.h), as ids: block j has the id first_block + j.
+// score_of(j) is block j's score.
 template <class A, class ScoreOf>
 inline void list_blocks(int32_t* list, int64_t t, int64_t first_block, const SelectOptions& o, ScoreOf&& score_of) {
   struct Candidate {
@@ -78,12 +78,12 @@ inline void list_blocks(int32_t* list, int64_t t, int64_t first_block, const Sel
   std::fill(list + count, list + o.n_sel, -1);
 }
 
-// The position t of a token in its document, and the numbers of the document's first compressed key and first selection
-// block in the row.
+// A token's position t in its document, and the document's first compressed key and first selection block, as numbered
+// in the row.
 struct Position {
   int64_t t, first_key = 0, first_block = 0;
 };
-// Computes block_index as nsa_select does. position_of(b, t) returns the Position of row t of q in sequence b.
+// Computes block_index as nsa_select does. position_of(b, t) returns the Position for q's row t in sequence b.
 template <class T, class PositionOf>
 inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTensor k_cmp, ConstTensor lse_cmp,
                    const SelectOptions& o, PositionOf&& position_of) {

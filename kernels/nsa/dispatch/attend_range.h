@@ -1,4 +1,4 @@
-// GPU attention whose tokens see all keys of one range: the window branch, the compressed branch, dense attention. Both
+// GPU attention whose tokens see all keys in one range: the window branch, the compressed branch, dense attention. Both
 // functions choose the kernels (choose.h), record the choice under the name `op`, and queue the kernels. Operands and
 // results are as in nsa/attend.h.
 #pragma once

@@ -1,4 +1,4 @@
-// The selected branch on the GPU: the choice of its kernels.
+// The selected branch on the GPU: which kernels run.
 #include "kernels/nsa/attend_selected.h"
 
 #include "kernels/common/launch.cuh"

@@ -20,14 +20,14 @@ bool rows_fit(const ConstTensor& t) {
 // Whether every offset within a sequence, counted in units of `unit` elements, fits 31 bits.
 bool sequence_fits(const ConstTensor& t, int64_t unit) { return t.size(1) * t.stride[1] / unit < k31Bits; }
 
-// Whether the first element is aligned to `bytes` bytes and every stride is a multiple of `elements` elements.
+// Whether the first element is aligned to `bytes` bytes and every stride is a multiple of `elements`.
 bool is_aligned_to(const Tensor& t, int bytes, int elements) {
   bool fits = reinterpret_cast<uintptr_t>(t.data) % bytes == 0;
   for (int i = 0; i < 3; ++i) fits = fits && (t.size(i) <= 1 || t.stride[i] % elements == 0);
   return fits;
 }
 
-// Whether a kernel that computes dq, dk and dv together supports the branch: bf16, heads (dk, dv) of (64, 64) or
+// Whether a kernel that computes dq, dk and dv together supports the branch: bf16, heads (dk, dv) = (64, 64) or
 // (128, 128), and dq aligned such that four columns can be added to at a time.
 bool fits_one_kernel(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q, const ConstTensor& k,
                      const ConstTensor& v) {
@@ -77,9 +77,9 @@ Backward choose_backward(const Context& ctx, const AttendGradOut& out, const Att
     if (!ctx.may_use_sm90()) return Backward::portable_dq_dk_dv;
     if (in.q.size(3) == 64) return Backward::sm90_d64;
     // sm90_d128 stores dk and dv two columns at a time, both in one dtype. Where it cannot, the portable kernel runs.
-    // The two kernels of Backward::sm90 must not run: they do not round what they add to dq, and a dq that has a
-    // rounding unit needs rounded terms from every branch. A plan does not reserve the portable kernel's scratch here,
-    // because dk and dv that an arena allocates are aligned.
+    // Backward::sm90's two kernels must not run: they don't round what they add to dq, and a dq with a rounding unit
+    // needs rounded terms from every branch. A plan does not reserve the portable kernel's scratch here, because an
+    // arena aligns the dk and dv that it allocates.
     const bool fits_d128 = is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype;
     return fits_d128 ? Backward::sm90_d128 : Backward::portable_dq_dk_dv;
   }

@@ -1,7 +1,7 @@
-// Which kernels compute a call: one pure function per op, of the card (Context::may_use_sm90), the problem (shapes,
-// dtypes, strides, alignment) and whether candidates are requested (KernelChoice). Planning and execution switch on the
-// same result. README.md has the table.
-// The two kernels of Backward::sm90 are not chosen for a part of a row (RowPart).
+// Which kernels compute a call: one pure function per op. It depends on the card (Context::may_use_sm90), the problem
+// (shapes, dtypes, strides, alignment) and whether candidates are requested (KernelChoice). Planning and execution
+// switch on the same result. README.md has the table.
+// Backward::sm90's two kernels are not chosen for a part of a row (RowPart).
 #pragma once
 #include <optional>
 #include <vector>
@@ -12,28 +12,28 @@
 
 namespace triad::cuda {
 
-// Forward of the window branch, the compressed branch and dense attention.
+// Forward for the window branch, the compressed branch and dense attention.
 enum class RangeForward { portable, sm90 };
 RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 
-// Forward of the selected branch.
+// Forward for the selected branch.
 enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile, resident_rows };
 struct SelectedForwardChoice {
   SelectedForward kernel;
-  // For kv_stationary, which first measures on the GPU how much the lists of neighbouring tokens differ: the kernel
-  // that computes the call instead if they are alike.
+  // For kv_stationary, which first measures on the GPU how much neighbouring tokens' lists differ: the kernel that
+  // computes the call instead if they are alike.
   std::optional<SelectedForward> where_alike = {};
 };
 SelectedForwardChoice choose_forward(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
                                      int64_t l_sel);
 
-// Backward of a branch or of dense attention. sm90_d64, sm90_d128 and portable_dq_dk_dv compute dq, dk and dv in one
+// Backward for a branch or dense attention. sm90_d64, sm90_d128 and portable_dq_dk_dv compute dq, dk and dv in one
 // kernel; its CTAs add to dq in any order, in multiples of the row's rounding unit. The others compute dq, then dk and
 // dv.
 enum class Backward { portable, portable_dq_dk_dv, sm90, sm90_d64, sm90_d128 };
 Backward choose_backward(const Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
-// Whether backward has a rounding unit for dq (attend_rounding_unit in nsa/attend.h). It applies to all of the branches
-// or to none, because a kernel that does not round would leave values in dq that are no multiples of the unit.
+// Whether backward has a rounding unit for dq (attend_rounding_unit in nsa/attend.h). It applies to all branches or
+// none, because a kernel that doesn't round would leave values in dq that are no multiples of the unit.
 bool choose_rounding_unit(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
                           const std::vector<RoundingUnitBranch>&);
 
@@ -50,7 +50,7 @@ enum class Select { portable, sm90 };
 Select choose_select(const Context&, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&,
                      const Documents&);
 
-// The name of the chosen kernels in the record of routes (engine/routes.h), which the log and `triad bench` print: the
+// The chosen kernels' name in the route record (engine/routes.h), which the log and `triad bench` print: the
 // enumerator's, or nullptr for the portable kernels.
 const char* fused_name(RangeForward);
 const char* fused_name(const SelectedForwardChoice&);

@@ -1,4 +1,4 @@
-// The rounding unit of dq on the GPU (contract: nsa/attend.h). It is computed if choose_rounding_unit returns true;
+// dq's rounding unit on the GPU (contract: nsa/attend.h). It is computed if choose_rounding_unit returns true;
 // otherwise attend_key_norms does nothing and attend_rounding_unit returns an absent tensor.
 #include "kernels/nsa/dispatch/choose.h"
 #include "kernels/nsa/gpu/rounding_unit.h"

@@ -1,4 +1,4 @@
-// NSA's selection on the GPU: checks the limits of the GPU kernels, chooses one (choose.h) and queues it.
+// NSA's selection on the GPU: checks the GPU kernels' limits, chooses one (choose.h) and queues it.
 #include "kernels/nsa/select.h"
 
 #include "kernels/common/launch.cuh"

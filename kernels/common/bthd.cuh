@@ -1,4 +1,4 @@
-// Views of [B,T,H,D] tensors for device code, and loads and stores of their rows as floats, 16 bytes at a time.
+// Views of [B,T,H,D] tensors for device code, and row loads and stores as floats, 16 bytes at a time.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -8,7 +8,7 @@
 namespace triad::cuda {
 
 // A [B,T,H,D] tensor; strides in elements, innermost stride 1. The outer axes may be strided, since q may be a slice of
-// the rows of one q|k|v projection. T may be const.
+// a q|k|v projection's rows. T may be const.
 template <class T>
 struct Bthd {
   T* data;
@@ -24,13 +24,13 @@ Bthd<const T> bthd(const ConstTensor& t) {
   return {t.ptr<T>(), t.stride[0], t.stride[1], t.stride[2]};
 }
 
-// The number of elements of T in 16 bytes, the most that one load of a thread can fetch.
+// How many T fit in 16 bytes, the most that one thread can fetch with one load.
 template <class T>
 inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
-// Whether the first element of t is aligned to 16 bytes.
+// Whether t's first element is aligned to 16 bytes.
 inline bool is_aligned(const ConstTensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
-// Whether every row of t is aligned to 16 bytes and has a multiple of V elements, where V elements are 16 bytes.
+// Whether every row of t is aligned to 16 bytes and is a whole number of V-element (16-byte) vectors.
 inline bool has_vectors(const ConstTensor& t, int V) {
   if (!is_aligned(t) || t.size(-1) % V != 0) return false;
   for (int i = 0; i + 1 < t.rank; ++i)
@@ -50,7 +50,7 @@ void dispatch_vector(bool vectors, F&& f) {
     f.template operator()<1>();
 }
 
-// Loads x[0..V) = p[0..V). V is 1, or p is aligned to 16 bytes and V elements are a multiple of 16 bytes.
+// Loads x[0..V) = p[0..V). V is 1, or p is aligned to 16 bytes and V elements are whole 16-byte vectors.
 template <int V, class T>
 __device__ __forceinline__ void load_vector(float (&x)[V], const T* p) {
   if constexpr (V == 1) {
@@ -73,15 +73,15 @@ __device__ __forceinline__ void load_vector(float (&x)[V], const T* p) {
   }
 }
 
-// Unpacks the V elements of T in a 16-byte vector to floats. A packed bf16 vector takes half as many registers.
+// Unpacks a 16-byte vector to V floats. A packed bf16 vector takes half as many registers.
 template <class T, int V>
 __device__ __forceinline__ void as_floats(float (&x)[V], const uint4& vector) {
   static_assert(V == kVector<T>);
   load_vector<V>(x, reinterpret_cast<const T*>(&vector));
 }
 
-// Loads 16 bytes of read-only global memory that will not be read again soon: it bypasses L1 and fetches a 128-byte
-// line into L2. In most ops it is slower than an ordinary load, so measure before using it.
+// Loads 16 read-only bytes from global memory that won't be read again soon: it bypasses L1 and fetches a 128-byte line
+// into L2. In most ops it is slower than an ordinary load, so measure before using it.
 __device__ __forceinline__ uint4 load_streamed(const void* p) {
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0,%1,%2,%3}, [%4];"

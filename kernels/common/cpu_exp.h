@@ -8,9 +8,9 @@
 namespace triad {
 
 inline double exp_of(double x) { return std::exp(x); }
-// e^x = 2^n e^r with |r| <= ln(2)/2, and e^r by the polynomial of the Cephes library: error within 2 ulp, no branch.
-// Returns 0 below -87, where floats become denormal, and infinity above 88.4, so the logistic function of very negative
-// x is 0.
+// e^x = 2^n e^r with |r| <= ln(2)/2, and e^r by the Cephes library's polynomial: error within 2 ulp, no branch. Returns
+// 0 below -87, where floats become denormal, and infinity above 88.4, so the logistic function is 0 for very negative
+// x.
 inline float exp_of(float x) {
   constexpr float kRound = 12582912.0f;         // 1.5 * 2^23: adding it rounds a float to an integer
   const float clamped = x > 89.0f ? 89.0f : x;  // e^89 has n = 128, the exponent of infinity

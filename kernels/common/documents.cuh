@@ -1,11 +1,11 @@
-// Device view of the tables of packed rows (common/documents.h).
+// Device view of the packed-row tables (common/documents.h).
 #pragma once
 #include "engine/check.h"
 #include "kernels/common/documents.h"
 
 namespace triad::cuda {
 
-// The tables of all sequences; row(b) has those of sequence b. Without documents every row is one document of T tokens.
+// All sequences' tables; row(b) has sequence b's. Without documents every row is one document of T tokens.
 struct DocumentView {
   const int32_t *begins, *ends, *first_blocks, *block_begins;
   int T, ids;

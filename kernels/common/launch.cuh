@@ -43,9 +43,9 @@ inline void allow_shared(int device, const void* kernel, size_t bytes) {
   known = {kernel, device, allowed};
 }
 
-// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these launch attributes. Throws, with the
-// kernel's name, if CUDA rejects the launch or (on a planning context too) if grid.y or grid.z exceeds CUDA's limit.
-// Otherwise does nothing on a planning context or for an empty grid.
+// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these attributes. Throws, with the kernel's
+// name, if CUDA rejects the launch or (on a planning context too) if grid.y or grid.z exceeds CUDA's limit. Otherwise
+// does nothing on a planning context or for an empty grid.
 template <class... Params, class... Args>
 void launch_with(Context& ctx, std::span<cudaLaunchAttribute> attributes, const char* name, void (*kernel)(Params...),
                  dim3 grid, dim3 block, size_t shared_bytes, Args&&... args) {
@@ -74,9 +74,9 @@ void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid
   launch_with(ctx, {}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
-// Records in ctx.routes which kernel runs a call of `op`: the fused (sm_90) kernel of the name `fused`, or, if fused is
-// nullptr, the general one, because of why_not_fused. A call of the general kernel counts as a fallback only for bf16
-// on Hopper, since fused kernels exist for these alone.
+// Records in ctx.routes which kernel runs a call to `op`: the fused (sm_90) kernel named `fused`, or, if fused is
+// nullptr, the general one, for the reason why_not_fused. A general kernel counts as a fallback only for bf16 on
+// Hopper, since fused kernels exist for these alone.
 inline void record_route(Context& ctx, const char* op, DType dtype, const char* fused, const char* why_not_fused) {
   const bool meant = dtype == DType::bf16 && ctx.may_use_sm90();
   ctx.routes.record(op, fused != nullptr ? fused : kGeneralKernel, fused != nullptr || !meant ? "" : why_not_fused);

@@ -1,11 +1,11 @@
-// Launches of CTA clusters (sm_90). The CTAs of a cluster run at the same time and can synchronise with sync_cluster()
-// of common/ptx.cuh.
+// CTA cluster launches (sm_90). A cluster's CTAs run at the same time and can synchronise with sync_cluster()
+// (common/ptx.cuh).
 #pragma once
 #include "kernels/common/launch_pdl.cuh"
 
 namespace triad::cuda {
 
-// Makes a launch whose grid consists of clusters of `ctas` CTAs, which are neighbours along x.
+// The launch attribute that groups `ctas` neighbouring CTAs along x into a cluster.
 inline cudaLaunchAttribute cluster_attribute(unsigned ctas) {
   cudaLaunchAttribute a{};
   a.id = cudaLaunchAttributeClusterDimension;

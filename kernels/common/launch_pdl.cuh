@@ -1,5 +1,5 @@
-// Programmatic dependent launch (sm_90): a kernel's CTAs are scheduled while the previous kernel of the stream
-// finishes, which hides the launch latency. Meant for short kernels that run back to back.
+// Programmatic dependent launch (sm_90): a kernel's CTAs are scheduled while the stream's previous kernel finishes,
+// which hides the launch latency. Meant for short kernels that run back to back.
 //   previous kernel:  calls pdl_trigger() when little work is left. Without the call, the next kernel starts after all
 //                     CTAs have ended.
 //   next kernel:      is launched by launch_pdl(). Every CTA calls pdl_wait() before it writes anything, and before it

@@ -1,5 +1,5 @@
-// The tensors of one run of an OpCase, gradients included: their layout in memory and their initial values. The test
-// driver and tools/bench/bench.cpp use it.
+// The tensors with which an OpCase runs, gradients included: memory layout and initial values. The test driver and
+// tools/bench/bench.cpp use it.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -13,13 +13,14 @@ namespace triad {
 
 enum class SlotKind {
   fixed,        // inputs, constants, upstream gradients: no op may change them
-  overwritten,  // outputs, saved tensors, gradients of inputs
-  added_to,     // gradients of parameters
+  overwritten,  // outputs, saved tensors, input gradients
+  added_to,     // parameter gradients
 };
 
-// One tensor of a run: an argument, or the gradient of one.
+// One tensor: an argument, or an argument's gradient.
 struct Slot {
-  const Arg* arg = nullptr;  // the argument itself, or the one of this gradient, which has its shape and padding
+  const Arg* arg = nullptr;  // the argument itself, or the one that this gradient belongs to and shares shape and
+                             // padding with
   std::string name;          // arg->name, or d<name>
   SlotKind kind = SlotKind::fixed;
   bool gradient = false;
@@ -29,8 +30,8 @@ struct Slot {
   int64_t cols() const { return arg->shape[-1]; }
   int64_t row_stride() const { return cols() + arg->row_pad; }
   int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
-  int64_t elements() const { return rows() * row_stride(); }  // number of elements in memory, with the padding
-  // Offset of the element with row-major index i, in elements.
+  int64_t elements() const { return rows() * row_stride(); }  // elements in memory, padding included
+  // The offset, in elements, for row-major index i.
   int64_t offset(int64_t i) const { return i / cols() * row_stride() + i % cols(); }
 };
 
@@ -48,8 +49,7 @@ inline DType dtype_in(ArgType type, DType run) {
   return run;
 }
 
-// The tensors of a case: every argument that has a shape, in the table's order, each followed by its gradient if it has
-// one.
+// A case's tensors: every argument with a shape, in table order, each followed by its gradient, if any.
 inline std::vector<Slot> slots_of(const OpCase& c) {
   std::vector<Slot> slots;
   for (const Arg& a : c.args) {
@@ -76,7 +76,7 @@ inline std::vector<Slot> slots_of(const OpCase& c) {
   return slots;
 }
 
-// The tensor of a slot in the memory that starts at `first`.
+// A slot's tensor in the memory that starts at `first`.
 inline Tensor slot_view(const Slot& slot, std::byte* first, DType dtype, Device device) {
   Tensor t(first, dtype, slot.arg->shape, device);
   int64_t stride = slot.row_stride();
@@ -135,20 +135,20 @@ inline double round_to(DType dtype, double value) {
   return load_element(bytes, 0, dtype);
 }
 
-// The initial value of elements that an op must overwrite: NaN, or this number for i32. An element that still has it
+// What elements that an op must overwrite hold at first: NaN, or this number for i32. An element that still holds it
 // after the op was not written.
-inline constexpr double kUnwrittenInt = -2023406815;  // as i32: 0x87654321
+inline constexpr double kUnwrittenInt = -2023406815;  // 0x87654321 as i32
 inline double unwritten(DType dtype) {
   return is_float(dtype) ? std::numeric_limits<double>::quiet_NaN() : kUnwrittenInt;
 }
 
-// Fills host memory, laid out as `slot`, with the run's initial values; the padding is left as it is. stream: the
-// random stream, a different one for each slot of a case. precision: the dtype to which the values are rounded first,
-// so that runs in different dtypes can have equal inputs.
+// Fills host memory, laid out as `slot`, with initial values; padding is left as it is. stream: the random stream, a
+// different one for each of a case's slots. precision: the dtype to which values are rounded first, so that different
+// dtypes can have equal inputs.
 inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t seed, uint64_t stream,
                       std::optional<DType> precision = {}) {
   constexpr double kGradientStd =
-      0.01;  // standard deviation of gradients that the op adds to: small, so that the sum keeps its precision
+      0.01;  // standard deviation for gradients that the op adds to: small, so that the sum keeps its precision
   constexpr int64_t kWorthThreads = 1 << 16;
   const Arg& arg = *slot.arg;
   const bool drawn = slot.kind == SlotKind::added_to || (!arg.fill && !arg.fill_all);
@@ -173,8 +173,7 @@ inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t 
   }
 }
 
-// The scratch bytes that one run of this case needs in addition to its arguments, measured by a dry run on a planning
-// context.
+// The scratch bytes that this case needs on top of its arguments, measured by a dry run on a planning context.
 inline int64_t planned_scratch_bytes(const OpCase& c, Device device, DType dtype) {
   Runtime plan({.device = device, .planning = true, .kernels = c.kernels});
   Args args;

@@ -11,11 +11,11 @@
 namespace triad {
 
 // Calls body(i) for all i in [0, n), split over ctx.threads threads. body(i) may write only data that belongs to i, so
-// results do not depend on the number of threads. Does nothing on a planning context.
+// results do not depend on the thread count. Does nothing on a planning context.
 template <class Body>
 void parallel_for(const Context& ctx, int64_t n, Body&& body) {
   if (ctx.planning) return;
-  static LoopCost cost;  // one per call site, since each body has a type of its own
+  static LoopCost cost;  // one per call site, since each body's type is unique
   const auto piece = [](const void* of, int64_t begin, int64_t end) {
     const auto& run = *static_cast<const std::remove_cvref_t<Body>*>(of);
     for (int64_t i = begin; i < end; ++i) run(i);
@@ -23,9 +23,9 @@ void parallel_for(const Context& ctx, int64_t n, Body&& body) {
   run_loop(n, ctx.threads, cost, piece, &body);
 }
 
-// Prefetches a row that a later iteration reads. For rows a kilobyte or more apart (one head's rows of successive
+// Prefetches a row that a later iteration reads. For rows a kilobyte or more apart (one head's rows for successive
 // tokens), which hardware prefetchers do not load ahead.
-inline constexpr int64_t kPrefetchTokens = 4;  // distance of a prefetch in tokens
+inline constexpr int64_t kPrefetchTokens = 4;  // prefetch distance in tokens
 template <class T>
 inline void prefetch_row(const T* row, int64_t n) {
   constexpr int64_t kLine = 64 / sizeof(T);

@@ -1,4 +1,4 @@
-// The second stage of a parameter gradient. A first kernel writes partial sums to scratch, one slice per CTA;
+// How a parameter gradient is finished. A first kernel writes partial sums to scratch, one slice per CTA;
 // add_partials() adds the slices in a fixed order. So no float is added atomically, and every run gives the same bits.
 //
 // The kernel is short and bound by its launch latency, so it uses programmatic dependent launch
@@ -34,8 +34,8 @@ struct Targets {
   int count;
 };
 
-// A CTA sums 8 elements of one gradient over all slices. Lane s adds the slices s, s + 64, ... in order; then the lanes
-// of a warp are added, then the warps.
+// A CTA sums 8 elements from one gradient over all slices. Lane s adds the slices s, s + 64, ... in order; then each
+// warp's lanes are added, then the warps.
 static __global__ void __launch_bounds__(kColumns* kLanes)
     add_partials_kernel(Targets targets, const float* slices, int slice_count, int64_t slice_size) {
   __shared__ float warps[kWarps][kColumns];

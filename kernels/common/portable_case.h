@@ -7,8 +7,8 @@
 
 namespace triad {
 
-// The same case on the portable kernels. compute_capability: of the card for which they choose their tiles; 0: of the
-// card that runs them. Only the GPU runs it: on the CPU it is the same as the other case.
+// The same case on the portable kernels. compute_capability: which card they choose tiles for; 0: the card that runs
+// them. Only the GPU runs it: on the CPU it would equal the other case.
 inline OpCase portable_case(OpCase c, int compute_capability = 0) {
   using Run = std::function<void(Context&, const Args&)>;
   const auto on_portable = [compute_capability](Run run) -> Run {
@@ -25,8 +25,8 @@ inline OpCase portable_case(OpCase c, int compute_capability = 0) {
   return c;
 }
 
-// The same case on the portable kernels, which choose their tiles as on a card of compute capability 8.6, with 99 KiB
-// of shared memory per CTA.
+// The same case on the portable kernels, with the tiles for compute capability 8.6, which has 99 KiB of shared memory
+// per CTA.
 inline OpCase small_card_case(OpCase c) { return portable_case(std::move(c), 86); }
 
 }  // namespace triad

@@ -34,17 +34,17 @@ __device__ __forceinline__ void copy_async_8(void* to, const void* from, bool va
 }
 // Waits for all asynchronous copies of this thread. Other threads see the data after a barrier.
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// copy_async_commit() makes a group of this thread's copies since the last commit. copy_async_wait_group() waits until
-// at most kPending groups are in flight.
+// copy_async_commit() groups this thread's copies since the last commit. copy_async_wait_group() waits until at most
+// kPending groups are in flight.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ldmatrix: loads four 8x8 matrices of 16-bit elements from shared memory. Lanes 8i .. 8i+7 pass the row addresses of
-// matrix i. Of each matrix, a lane receives row lane/4, columns 2*(lane%4) and +1; transposed: column lane/4, rows
-// 2*(lane%4) and +1.
+// ldmatrix: loads four 8x8 16-bit matrices from shared memory. Lanes 8i .. 8i+7 pass matrix i's row addresses. From
+// each matrix, a lane receives row lane/4, columns 2*(lane%4) and +1; transposed: column lane/4, rows 2*(lane%4) and
+// +1.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -64,15 +64,15 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
   load_matrices_transposed(r, shared_address(row));
 }
 
-// Barrier of all threads of all CTAs of a cluster on sm_90; nothing on other cards. Writes before it, to global memory
-// too, are visible after it. Such global memory must be read with __ldcg, since L1 may hold stale lines.
+// Barrier for a cluster's threads on sm_90; does nothing on other cards. Writes before it, to global memory too, are
+// visible after it. Such global memory must be read with __ldcg, since L1 may hold stale lines.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-// Tensor-core product c[16x8] += a[16x16] b[16x8] of a warp, bf16 operands, fp32 sums.
+// A warp's tensor-core product c[16x8] += a[16x16] b[16x8]; bf16 operands, fp32 sums.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -94,7 +94,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// log2(x) with an error of about 2^-22, and 1 / x within 1 ulp. Denormal arguments and results are replaced by 0.
+// log2(x) to about 2^-22, and 1 / x within 1 ulp. Denormal arguments and results are replaced by 0.
 __device__ __forceinline__ float log2_approx(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -106,7 +106,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
-// Loads the line of global memory that contains `at` into L2.
+// Loads the global memory line that contains `at` into L2.
 __device__ __forceinline__ void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 }  // namespace triad::cuda

@@ -1,5 +1,5 @@
-// The route of a call: which of an op's kernels runs it. runtime.kernels (KernelChoice in engine/routes.h) selects the
-// route of each op, and every call is recorded.
+// A call's route: which of an op's kernels runs it. runtime.kernels (KernelChoice in engine/routes.h) selects each op's
+// route, and every call is recorded.
 #pragma once
 #include "engine/context.h"
 
@@ -8,10 +8,10 @@ namespace triad {
 enum class Route {
   fastest,    // the fastest kernel for the card and the shape
   portable,   // the kernels that run on any card
-  reference,  // the portable kernels on f32 copies of bf16 operands, the result rounded once
+  reference,  // portable kernels on f32 copies of bf16 operands, the result rounded once
 };
 
-// The route of a GPU call of `op` with operands of this dtype. In f32 the reference is the portable route.
+// The route for a GPU call to `op` with operands in this dtype. In f32 the reference is the portable route.
 inline Route route_of(const Context& ctx, const char* op, DType dtype) {
   switch (ctx.routes.wanted(op)) {
     case KernelChoice::automatic:
@@ -26,16 +26,16 @@ inline Route route_of(const Context& ctx, const char* op, DType dtype) {
   return Route::fastest;
 }
 
-// A copy of ctx on which ops use only kernels that run on any card.
+// A copy of ctx whose ops use only kernels that run on any card.
 inline Context portable_context(const Context& ctx) {
   Context portable = ctx;
   portable.portable_only = true;
   return portable;
 }
 
-// Queues a GPU call of `op` by its route. Calls run(context) for the fastest and the portable route,
-// run_reference(context) for the reference, which must work on f32 copies of the operands. context is ctx for the
-// fastest route, else its portable copy.
+// Queues a GPU call to `op` by its route. Calls run(context) for the fastest and the portable route,
+// run_reference(context) for the reference, which must work on f32 operand copies. context is ctx for the fastest
+// route, else its portable copy.
 template <class Run, class RunReference>
 void dispatch_route(Context& ctx, const char* op, DType dtype, Run&& run, RunReference&& run_reference) {
   const Route route = route_of(ctx, op, dtype);

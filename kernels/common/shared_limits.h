@@ -1,4 +1,4 @@
-// The shared memory of an SM, by compute capability (CUDA Programming Guide, "Technical Specifications per Compute
+// An SM's shared memory, by compute capability (CUDA Programming Guide, "Technical Specifications per Compute
 // Capability"). Kernels whose tiles or buffers have several sizes choose by it, so that a choice depends on the card
 // and the problem alone, and tests can make it without the card.
 #pragma once
@@ -11,12 +11,12 @@
 namespace triad {
 
 struct SharedLimits {
-  int64_t sm_bytes, cta_bytes;  // of an SM; the most of one CTA, static and dynamic together
-  // The bytes that each of `ctas` CTAs of an SM can have. CUDA reserves 1 KiB per CTA.
+  int64_t sm_bytes, cta_bytes;  // bytes per SM; most bytes per CTA, static and dynamic together
+  // The bytes that each CTA can have if an SM holds `ctas`. CUDA reserves 1 KiB per CTA.
   constexpr int64_t of_each(int64_t ctas) const { return std::min(cta_bytes, sm_bytes / ctas - 1024); }
 };
 
-// compute_capability: 90 for sm_90. An unknown card counts as one of the smallest.
+// compute_capability: 90 for sm_90. An unknown card counts as one with the smallest limits.
 constexpr SharedLimits shared_limits(int compute_capability) {
   constexpr int64_t kKiB = 1024;
   switch (compute_capability) {
@@ -34,8 +34,8 @@ constexpr SharedLimits shared_limits(int compute_capability) {
 }
 inline SharedLimits shared_limits(const Context& ctx) { return shared_limits(ctx.compute_capability); }
 
-// Throws if a CTA of the context's card cannot have `bytes` of shared memory. The format and its arguments say what
-// needs them.
+// Throws if the context's card cannot give a CTA `bytes` of shared memory. The format and its arguments say what needs
+// them.
 template <class... Args>
 void check_shared(const Context& ctx, const char* kernel, int64_t bytes, fmt::format_string<Args...> what,
                   Args&&... args) {

@@ -5,8 +5,8 @@
 
 namespace triad::cuda {
 
-// Stores p[0..V) = x[0..V). f32 is stored as it is; bf16 is rounded with the bits of the elements [element, element +
-// V). V is 1, or 8 with an element that is a multiple of 8; p as in load_vector().
+// Stores p[0..V) = x[0..V). f32 is stored as it is; bf16 is rounded with the random bits for [element, element + V). V
+// is 1, or 8 if element is a multiple of 8; p as in load_vector().
 template <int V, class T>
 __device__ __forceinline__ void store_vector_stochastically(T* p, const float (&x)[V], const RoundingBits& bits,
                                                             int64_t element) {

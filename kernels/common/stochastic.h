@@ -1,8 +1,8 @@
-// Stochastic rounding to bf16: a number between two bf16 values becomes the upper one with a probability equal to its
+// Stochastic rounding to bf16: a number between two bf16 values becomes the upper one with a probability equal to the
 // relative distance from the lower one, so that on average nothing is lost, however small a change is. (Rounded to
-// nearest, a change below half a unit in the last place, 2^-9 to 2^-8 of the number, has no effect.) The random bits
-// are a pure function of seed, stream and the element's index, and rounding is integer arithmetic, so that CPU, GPU and
-// any division of the elements give the same bits.
+// nearest, a change below half a unit in the last place, 2^-9 to 2^-8 of the number, has no effect.) Random bits are a
+// pure function of seed, stream and element index, and rounding is integer arithmetic, so CPU, GPU and any split of the
+// elements give the same bits.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace triad {
 
-// The random bits of the elements of a flat buffer. Eight elements share a block of the generator: 16 bits for each.
+// The random bits for a flat buffer's elements. Eight elements share one generator block: 16 bits each.
 class RoundingBits {
  public:
   static constexpr int64_t kGroup = 8;
   struct Block {
     std::array<uint32_t, 4> words;
-    // The bits of element 8 group + lane, as a number below 2^16.
+    // The bits for element 8 group + lane, as a number below 2^16.
     constexpr uint32_t lane(int lane) const { return words[static_cast<size_t>(lane / 2)] >> lane % 2 * 16 & 0xffffu; }
   };
   constexpr RoundingBits(uint64_t seed, uint64_t stream) : random_(seed, stream) {}
-  // The bits of the elements [8 group, 8 group + 8).
+  // The bits for elements [8 group, 8 group + 8).
   constexpr Block block(int64_t group) const { return {random_.block(static_cast<uint64_t>(group))}; }
   constexpr uint32_t of(int64_t element) const {
     return block(element / kGroup).lane(static_cast<int>(element % kGroup));
@@ -32,8 +32,8 @@ class RoundingBits {
   Philox random_;
 };
 
-// The bits of the bf16 to which the float with these bits is rounded; random is below 2^16. A bf16 value stays what it
-// is, infinities and NaN included, and a finite number stays finite: beyond the largest bf16 it is rounded toward zero.
+// Rounds the float with these bits to bf16, and returns its bits; random is below 2^16. A bf16 value stays what it is,
+// infinities and NaN included, and a finite number stays finite: beyond the largest bf16 it is rounded toward zero.
 constexpr uint16_t round_stochastically(uint32_t float_bits, uint32_t random) {
   constexpr uint32_t kLargest = 0x7f7f0000, kInfinity = 0x7f800000, kQuiet = 0x40;
   const uint32_t magnitude = float_bits & 0x7fffffffu;
@@ -41,7 +41,7 @@ constexpr uint16_t round_stochastically(uint32_t float_bits, uint32_t random) {
   return static_cast<uint16_t>((float_bits + random) >> 16);
 }
 
-// Rounds elements of a flat buffer that are visited in ascending order, on the CPU.
+// Rounds a flat buffer's elements, visited in ascending order, on the CPU.
 class StochasticRounder {
  public:
   StochasticRounder(uint64_t seed, uint64_t stream) : bits_(seed, stream) {}

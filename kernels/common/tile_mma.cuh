@@ -1,16 +1,16 @@
-// Matrix products of one warp on tiles in shared memory, and the loads of such tiles. A warp computes 16 rows. Products
-// of bf16 use tensor cores, those of float use fp32 FMAs. For both element types the sums c[N/8][4] have the register
-// layout of mma.m16n8k16, so that code between two products serves both:
-//   a lane holds row lane/4 (e = 0, 1) and row lane/4 + 8 (e = 2, 3) at columns 8*j + 2*(lane%4) + e%2 of c[j][e].
-// Tile rows are padded by 16 bytes, so that the same 16-byte column of eight consecutive rows is in different banks.
+// One warp's matrix products on tiles in shared memory, and tile loads. A warp computes 16 rows. Products use tensor
+// cores for bf16 and fp32 FMAs for float. For both, the sums c[N/8][4] have mma.m16n8k16's register layout, so that
+// code between two products serves both:
+//   a lane holds row lane/4 (e = 0, 1) and row lane/4 + 8 (e = 2, 3) at columns 8*j + 2*(lane%4) + e%2 in c[j][e].
+// Tile rows are padded by 16 bytes, so that eight consecutive rows have the same 16-byte column in different banks.
 #pragma once
 #include "kernels/common/launch.cuh"
 #include "kernels/common/ptx.cuh"
 
 namespace triad::cuda {
 
-inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // warps and threads of most CTAs that use these tiles
-inline constexpr int kDepth = 64;  // inner dimensions are padded with zeros to a multiple of this
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // warps and threads in most CTAs that use these tiles
+inline constexpr int kDepth = 64;                         // inner dimensions are zero-padded to a multiple of this
 
 template <class T>
 constexpr int tile_stride(int width) {
@@ -20,8 +20,8 @@ constexpr int tile_stride(int width) {
 __device__ __forceinline__ int fragment_row() { return threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int fragment_column() { return threadIdx.x % 4 * 2; }
 
-// Transposes a 4 x 4 matrix of words across four neighbouring lanes: lane c of the four gets word c of each lane. All
-// lanes of the warp call it.
+// Transposes a 4 x 4 word matrix across four neighbouring lanes: lane c gets word c from each lane. All of the warp's
+// lanes call it.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
   const int c = threadIdx.x % 4;
 #pragma unroll
@@ -52,13 +52,13 @@ struct View {
   }
 };
 
-// Loads kRows rows of the view into a tile, by all kCtaThreads threads of the CTA. source(r) returns the first element
-// of row r, or nullptr for a row of zeros. Columns from the view's width up to `padded` become zeros. Asynchronous
-// (cp.async) if the view's rows are aligned.
+// Loads kRows view rows into a tile, by all of the CTA's kCtaThreads threads. source(r) returns row r's first element,
+// or nullptr for a zero row. Columns from the view's width up to `padded` become zeros. Asynchronous (cp.async) if the
+// view's rows are aligned.
 template <int kRows, int kCtaThreads = kThreads, class T, class Source>
 __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const View<const T>& view, Source source) {
   if (view.vector) {
-    constexpr int kCopy = 16 / sizeof(T), kLanes = 8;  // 8 lanes copy 128 bytes of a row
+    constexpr int kCopy = 16 / sizeof(T), kLanes = 8;  // 8 lanes copy 128 bytes per row
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
     for (int i = 0; i < kRows * kLanes / kCtaThreads; ++i) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const
   }
 }
 
-// Stores two adjacent columns of an output row. room: how many columns exist from `to` on; may be 0 or negative.
+// Stores two adjacent columns in an output row. room: how many columns exist from `to` on; may be 0 or negative.
 __device__ __forceinline__ void store_pair(float* to, int room, float x, float y) {
   if (room >= 2 && reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0) {
     *reinterpret_cast<float2*>(to) = make_float2(x, y);
@@ -96,8 +96,8 @@ __device__ __forceinline__ void store_pair(__nv_bfloat16* to, int room, float x,
   }
 }
 
-// c[16 x kN] += a b^T, summed over `depth` columns (a multiple of kDepth). a: a tile of 16 rows; b: a tile of kN rows;
-// stride: elements per row of both.
+// c[16 x kN] += a b^T, summed over `depth` columns (a multiple of kDepth). a: a 16-row tile; b: a kN-row tile; stride:
+// elements per row in both.
 template <int kN>
 __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const __nv_bfloat16* a, const __nv_bfloat16* b,
                                             int stride, int depth) {
@@ -120,14 +120,14 @@ __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const __nv_bf
     }
   }
 }
-// Loads 16 rows of a tile, kDepth columns each, into registers as a left operand of multiply_nt().
+// Loads 16 tile rows, kDepth columns each, into registers as multiply_nt()'s left operand.
 __device__ __forceinline__ void load_left_operand(uint32_t (&a)[kDepth / 16][4], const __nv_bfloat16* tile,
                                                   int stride) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < kDepth / 16; ++k) load_matrices(a[k], tile + lane % 16 * stride + lane / 16 * 8 + 16 * k);
 }
-// c[16 x kN] += a b^T, summed over kDepth columns. a is in registers: load_left_operand() has loaded it.
+// c[16 x kN] += a b^T, summed over kDepth columns. a is in registers, from load_left_operand().
 template <int kN>
 __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const uint32_t (&a)[kDepth / 16][4],
                                             const __nv_bfloat16* b, int stride) {
@@ -162,15 +162,15 @@ __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const float* 
   }
 }
 
-// c[16 x kN] += a b. a [16 x kK] is in registers, laid out as the sums of a product, and is rounded to bf16 for bf16.
-// b: a tile of kK rows.
+// c[16 x kN] += a b. a [16 x kK] is in registers, laid out as a product's sums, and is rounded to bf16 for bf16. b: a
+// kK-row tile.
 template <int kK, int kN>
 __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (&a)[kK / 8][4], const __nv_bfloat16* b,
                                             int stride) {
   const int lane = threadIdx.x % 32;
   const __nv_bfloat16* b_row = b + lane % 16 * stride + lane / 16 * 8;
 #pragma unroll
-  for (int i = 0; i < kK / 8; i += 2) {  // two groups of 8 columns form the A operand of one step of 16
+  for (int i = 0; i < kK / 8; i += 2) {  // two 8-column groups form the A operand for one step of 16
     const uint32_t a_fragment[4] = {pack_bf16(a[i][0], a[i][1]), pack_bf16(a[i][2], a[i][3]),
                                     pack_bf16(a[i + 1][0], a[i + 1][1]), pack_bf16(a[i + 1][2], a[i + 1][3])};
 #pragma unroll
@@ -188,7 +188,7 @@ __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (
   const int quad = threadIdx.x % 32 & ~3;
   const float* b_row = b + fragment_column();
 #pragma unroll
-  for (int k = 0; k < kK; ++k) {  // a's column k is in lane k%8/2 of the four lanes that share a row
+  for (int k = 0; k < kK; ++k) {  // column k is in lane k%8/2 among the four that share a row
     const float a0 = __shfl_sync(kFullWarp, a[k / 8][k % 2], quad + k % 8 / 2);
     const float a1 = __shfl_sync(kFullWarp, a[k / 8][k % 2 + 2], quad + k % 8 / 2);
 #pragma unroll
@@ -204,7 +204,7 @@ __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (
 
 // Software pipeline over tiles. For every tile that next(tile) returns, load(tile, stage) starts its copy to shared
 // memory, and compute(tile, stage) runs when the copy is complete. With two stages, tile i + 1 is loaded while tile i
-// is computed. next() must return the same tiles in all threads of the CTA.
+// is computed. next() must return the same tiles in all of the CTA's threads.
 template <class Tile, class Next, class Load, class Compute>
 __device__ __forceinline__ void pipeline(int stages, Next next, Load load, Compute compute) {
   Tile tile;

@@ -1,27 +1,27 @@
-// Reductions of floats over a warp or an aligned part of it, in a fixed order: warp_* add the most distant lanes first,
+// Float reductions over a warp or an aligned part of it, in a fixed order: warp_* add the most distant lanes first,
 // quad_* neighbouring ones. cub's warp reductions add neighbouring lanes first, so their sums over a warp would have
 // other bits; integer sums use cub.
 #pragma once
 
 namespace triad::cuda {
 
-inline constexpr unsigned kFullWarp = 0xffffffffu;  // the mask of all 32 lanes
+inline constexpr unsigned kFullWarp = 0xffffffffu;  // all 32 lanes
 
-// The sum over each aligned group of kLanes lanes (a power of two), in every lane.
+// The sum over each aligned kLanes-lane group (a power of two), in every lane.
 template <int kLanes = 32>
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int o = kLanes / 2; o > 0; o >>= 1) x += __shfl_xor_sync(kFullWarp, x, o);
   return x;
 }
-// The maximum over each aligned group of kLanes lanes (a power of two), in every lane.
+// The maximum over each aligned kLanes-lane group (a power of two), in every lane.
 template <int kLanes = 32>
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int o = kLanes / 2; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, o));
   return x;
 }
-// The maximum, or the sum, over the four lanes that hold the same row of an mma fragment, in each of them.
+// The maximum, or sum, over the four lanes that share an mma fragment's row, in each of them.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
   return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));

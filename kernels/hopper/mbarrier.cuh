@@ -1,10 +1,10 @@
 // Barriers in shared memory (mbarrier) between a producer and its consumers. A phase completes after the expected
-// number of arrivals, and after the copy engine and st.async (hopper/cluster.cuh) have written all bytes that
-// barrier_expect() added; then the next phase begins. A wait passes the parity of the phase to wait for: 0 for the
-// first phase, 1 for the second, 0 for the third, and so on.
+// arrivals, and after the copy engine and st.async (hopper/cluster.cuh) have written all bytes that barrier_expect()
+// added; then the next phase begins. A wait passes the phase's parity: 0 for the first phase, 1 for the second, 0 for
+// the third, and so on.
 //
-// A ring of stages has two barriers for each stage: full[] completes when the producer has written the stage, empty[]
-// when the consumers have read it.
+// A ring has two barriers per slot: full[] completes when the producer has written the slot, empty[] when the consumers
+// have read it.
 #pragma once
 #include <cstdint>
 
@@ -18,7 +18,7 @@ __device__ __forceinline__ void barrier_init(Barrier* b, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
 // Makes initialised barriers visible to the copy engine and to the cluster. Call it after barrier_init() and before a
-// barrier of the CTA or cluster.
+// CTA or cluster barrier.
 __device__ __forceinline__ void barrier_init_done() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -30,7 +30,7 @@ __device__ __forceinline__ void barrier_arrive(Barrier* b) {
 __device__ __forceinline__ void barrier_arrive(Barrier* b, int count) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory");
 }
-// Arrives once for the whole warp, after all of its lanes.
+// Arrives once for the whole warp, after all lanes.
 __device__ __forceinline__ void barrier_arrive_warp(Barrier* b) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(b);
@@ -39,8 +39,8 @@ __device__ __forceinline__ void barrier_arrive_warp(Barrier* b) {
 __device__ __forceinline__ void barrier_arrive_after_copies(Barrier* b) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b)) : "memory");
 }
-// Arrives at the same barrier in CTA `cta` of the cluster. This orders the warp's earlier reads of shared memory before
-// the arrival, within this CTA, and does not wait for all of the warp's memory operations.
+// Arrives at the same barrier in cluster CTA `cta`. This orders the warp's earlier shared-memory reads before the
+// arrival, within this CTA, and does not wait for its other memory operations.
 __device__ __forceinline__ void barrier_arrive_at(Barrier* b, int cta) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -54,7 +54,7 @@ __device__ __forceinline__ void barrier_expect(Barrier* b, int bytes) {
                : "memory");
 }
 
-// Blocks until the phase of this parity is complete.
+// Blocks until the phase with this parity is complete.
 __device__ __forceinline__ void barrier_wait(Barrier* b, unsigned parity) {
   asm volatile(
       "{\n.reg .pred done;\n"

@@ -16,9 +16,9 @@ __device__ __forceinline__ void add_four(float* to, float x, float y, float z, f
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w)
                : "memory");
 }
-// Adds `bytes` of floats in shared memory to global memory by the copy engine; both are aligned to 16 bytes. The
-// addition belongs to this thread's next bulk group (hopper/tma.cuh): call bulk_commit() after it, and bulk_wait_read()
-// before `from` is overwritten.
+// The copy engine adds `bytes` bytes of floats from shared to global memory; both are aligned to 16 bytes. The addition
+// belongs to this thread's next bulk group (hopper/tma.cuh): call bulk_commit() after it, and bulk_wait_read() before
+// `from` is overwritten.
 __device__ __forceinline__ void add_bulk(float* to, const float* from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)

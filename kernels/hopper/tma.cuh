@@ -1,4 +1,4 @@
-// Hopper's bulk tensor copies (TMA). One thread starts the copy of a box of a tensor; the copy engine transfers it
+// Hopper's bulk tensor copies (TMA). One thread starts copying a box, a part of a tensor; the copy engine transfers it
 // between global and shared memory, where it has the swizzled layout that wgmma reads (hopper/shared_memory.cuh).
 // Elements outside the tensor are read as zeros and not written. A load reports its bytes to a barrier
 // (hopper/mbarrier.cuh). Stores and bulk additions (hopper/reduce.cuh) form bulk groups, for which a thread can wait.
@@ -11,7 +11,7 @@
 
 namespace triad::cuda {
 
-// Loads the box at (column, row, head, batch) of the map's tensor into shared memory. Its bytes count at barrier b.
+// Loads the box at (column, row, head, batch) in the map's tensor to shared memory. Its bytes count at barrier b.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int column, int row, int head, int batch,
                                          Barrier* b) {
   asm volatile(
@@ -20,8 +20,8 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int c
       "l"(&map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
-// The same for every CTA of the cluster whose bit is set in `ctas`, at the same offset in each CTA's shared memory and
-// with the same barrier.
+// The same for every cluster CTA whose bit is set in `ctas`, at the same offset in each CTA's shared memory and with
+// the same barrier.
 __device__ __forceinline__ void copy_box_multicast(void* to, const CUtensorMap& map, int column, int row, int head,
                                                    int batch, Barrier* b, uint16_t ctas) {
   asm volatile(
@@ -49,7 +49,7 @@ __device__ __forceinline__ void bulk_wait_read() {
 // Waits until all of this thread's bulk groups are complete.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// What a map describes: sizes, and strides in bytes, from the innermost axis outwards.
+// What a map describes: sizes, and strides in bytes, innermost axis first.
 struct BoxMapKey {
   const void* data;
   cuuint64_t sizes[4], strides[3];
@@ -82,13 +82,13 @@ inline CUtensorMap encode_box_map(const BoxMapKey& k) {
   return map;
 }
 
-// Makes the map by which TMA copies boxes of a [batch, rows, heads, width] view. A box has box_columns columns (64, or
-// 32 for tiles of that width), box_rows rows and box_heads heads. A map is a function of its key alone, so each thread
-// keeps the maps of its last calls: a step calls the same kernels with the same addresses again and again, and encoding
-// takes the host longer than finding a map.
+// Makes the map by which TMA copies boxes from or to a [batch, rows, heads, width] view. A box has box_columns columns
+// (64, or 32 for tiles that wide), box_rows rows and box_heads heads. A map is a function of its key alone, so each
+// thread keeps its last maps: a step calls the same kernels with the same addresses again and again, and encoding takes
+// the host longer than finding a map.
 inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
                                 int box_rows, int box_heads = 1, int box_columns = kPanel) {
-  // An axis of one element may have any stride in a view, but the encoder rejects strides that the engine cannot use.
+  // A one-element axis may have any stride in a view, but the encoder rejects strides that the engine cannot use.
   const auto stride_bytes = [](int64_t stride, int64_t size) {
     return static_cast<cuuint64_t>(size > 1 ? stride * 2 : kPanelRowBytes);
   };

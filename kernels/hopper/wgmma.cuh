@@ -1,29 +1,29 @@
-// Hopper's asynchronous matrix products (wgmma), issued by the four warps of a warpgroup together:
+// Hopper's asynchronous matrix products (wgmma), issued by a warpgroup's four warps together:
 //   d[64 x N] = a[64 x 16] b[16 x N], or d += a b, with bf16 operands and fp32 sums.
 // a is in registers or in shared memory, b in shared memory (hopper/shared_memory.cuh).
 //
 // The sums d, and a in registers, are laid out as for mma.m16n8k16, with rows 16 w to 16 w + 15 in warp w: a lane holds
 // row lane / 4 (e = 0, 1) and row lane / 4 + 8 (e = 2, 3) at the columns 8 j + 2 (lane % 4) + e % 2 of d[j][e].
 //
-// The order of calls: wgmma_fence(), if the thread has written registers that a product uses; the products;
-// wgmma_commit(); other work; wgmma_wait<n>(); pin(d); only then may d be read. Between the products and the wait no
-// instruction may use d or a: otherwise ptxas serialises all products of the kernel.
+// Call order: wgmma_fence(), if the thread has written registers that a product uses; the products; wgmma_commit();
+// other work; wgmma_wait<n>(); pin(d); only then may d be read. Between the products and the wait no instruction may
+// use d or a: otherwise ptxas serialises all of the kernel's products.
 #pragma once
 #include "kernels/hopper/shared_memory.cuh"
 #include "kernels/hopper/warpgroup.cuh"
 
 namespace triad::cuda {
 
-// ---- descriptors of tiles ----
+// ---- tile descriptors ----
 
-// How a product reads a tile [rows][64], with k the inner dimension of the product:
+// How a product reads a tile [rows][64], with k the product's inner dimension:
 //   k   along its rows, b[k = column][n = row]: the next 16 of k begin 32 bytes later;
 //   mn  across its rows, b[k = row][n = column]: the next 16 of k begin 16 rows later.
 enum class Major { k, mn };
 
-// The lower half of a tile's descriptor, in units of 16 bytes: the address, and the bytes from one panel to the next,
-// which only products with Major::mn and more than 64 columns use. The upper half is the same for all tiles: 1024 bytes
-// from eight rows to the next eight, 128-byte swizzle.
+// The lower half of a tile descriptor, in 16-byte units: the address, and the bytes from one panel to the next, which
+// only products with Major::mn and more than 64 columns use. The upper half is the same for all tiles: 1024 bytes from
+// eight rows to the next eight, 128-byte swizzle.
 __device__ __forceinline__ uint32_t tile_descriptor(uint32_t address) { return 1u << 16 | address >> 4; }
 __device__ __forceinline__ uint32_t tile_descriptor(uint32_t address, int panel_bytes) {
   return static_cast<uint32_t>(panel_bytes) << 12 | address >> 4;
@@ -34,7 +34,7 @@ inline constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 >> 4;
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most kPending committed groups of products are running.
+// Waits until at most kPending committed product groups are running.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -58,7 +58,7 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
 
 // ---- products ----
 
-// Parts of the instruction's text and operands: %0 .. are the sums; then come a, b, the upper half of the descriptors,
+// Pieces of the instruction's text and operands: %0 .. are the sums; then come a, b, the descriptors' upper half,
 // whether to add to d, and how a and b are read. Operands in PTX have numbers, not names, so each width spells them
 // out.
 #define TRIAD_SUMS_1(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
@@ -79,9 +79,9 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
   TRIAD_TEXT_64                                                                                       \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
   "%88,%89,%90,%91,%92,%93,%94,%95"
-// The text of one product. The parameters after `text` are numbers of PTX operands: a0 .. a3: the registers of a; a or
-// low, and high: the halves of the descriptor of a or b; add: whether the product is added to d; major_a, major_b: how
-// the tile is read. `text` lists the operands of d.
+// One product's text. The parameters after `text` are PTX operand numbers: a0 .. a3: a's registers; a or low, and high:
+// the halves of a's or b's descriptor; add: whether the product is added to d; major_a, major_b: how the tile is read.
+// `text` lists d's operands.
 #define TRIAD_WGMMA_REGISTERS(n, text, a0, a1, a2, a3, low, high, add, major_b)                            \
   "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #add ", 0;\nmov.b64 b, {%" #low ", %" #high           \
   "};\n"                                                                                                   \
@@ -109,16 +109,16 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
   "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescriptorHigh), add, "n"(kB == Major::mn)
 #define TRIAD_IN_SHARED(add) "r"(a), "r"(b), "n"(kDescriptorHigh), add, "n"(kA == Major::mn), "n"(kB == Major::mn)
 
-// Issues one product. source: where a is (REGISTERS or SHARED); n, count: N and N / 8; sums, add: the constraints of
-// these operands.
+// Issues one product. source: where a is (REGISTERS or SHARED); n, count: N and N / 8; sums, add: these operands'
+// constraints.
 #define TRIAD_ISSUE(source, n, count, sums, add) \
   asm volatile(TRIAD_##source##_##n : TRIAD_SUMS_##count(sums, 0) : TRIAD_IN_##source(add))
 
 //   wgmma        d += a b, for N = 8 kJ columns; d = a b if the argument `add` is false
 //   wgmma_begin  d = a b, with d as an output only
-// a is in registers; b is the descriptor of a tile that is read as kB says. For wgmma, d is an input even if `add` is
-// false, so that its registers stay the same from one iteration of a loop to the next: if d has no value yet,
-// leave_unset(d) must precede it.
+// a is in registers; b is a tile's descriptor, read as kB says. For wgmma, d is an input even if `add` is false, so
+// that its registers stay the same from one loop iteration to the next: if d has no value yet, leave_unset(d) must
+// precede it.
 template <Major kB, int kJ>
 __device__ __forceinline__ void wgmma(float (&d)[kJ][4], const uint32_t (&a)[4], uint32_t b) {
   static_assert(kJ == 4 || kJ == 8 || kJ == 16, "this width is not instantiated");
@@ -148,7 +148,7 @@ __device__ __forceinline__ void wgmma_begin(float (&d)[kJ][4], const uint32_t (&
     TRIAD_ISSUE(REGISTERS, 64, 8, "=f", "n"(0));
 }
 
-// The same with a in shared memory: a is the descriptor of a tile that is read as kA says.
+// The same with a in shared memory: a is a tile's descriptor, read as kA says.
 template <Major kA, Major kB, int kJ>
 __device__ __forceinline__ void wgmma(float (&d)[kJ][4], uint32_t a, uint32_t b) {
   static_assert(kJ == 4 || kJ == 8, "this width is not instantiated");
@@ -176,8 +176,8 @@ __device__ __forceinline__ void wgmma_begin(float (&d)[kJ][4], uint32_t a, uint3
     TRIAD_ISSUE(SHARED, 64, 8, "=f", "n"(0));
 }
 
-// One product of 72 columns: d += a b, and sums[64 x 8] += a ones[16 x 8], whose eight columns are equal
-// (hopper/wgmma_ones.cuh). values: the address of the tile b, read as Major::mn; ones: the address of the tile of ones.
+// One product with 72 columns: d += a b, and sums[64 x 8] += a ones[16 x 8], whose eight columns are equal
+// (hopper/wgmma_ones.cuh). values: the address of tile b, read as Major::mn; ones: the address of the tile of ones.
 __device__ __forceinline__ void wgmma_add_and_sum(float (&d)[8][4], float (&sums)[4], const uint32_t (&a)[4],
                                                   uint32_t values, uint32_t ones) {
   // The product reads the tile of ones as the panel that follows the values.
@@ -216,7 +216,7 @@ __device__ __forceinline__ void wgmma_add_and_sum(float (&d)[8][4], float (&sums
 
 // ---- operands in registers ----
 
-// Rounds columns 16 k to 16 k + 15 of a product's sums to bf16, as the operand a of the next product.
+// Rounds columns 16 k to 16 k + 15 in a product's sums to bf16, as the next product's operand a.
 template <int kN>
 __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&d)[kN][4], int k) {
   a[0] = pack_bf16(d[2 * k][0], d[2 * k][1]);
@@ -225,8 +225,8 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&d)[
   a[3] = pack_bf16(d[2 * k + 1][2], d[2 * k + 1][3]);
 }
 
-// Loads 64 rows of global memory as operand a of kSteps products of 16 columns each. rows[0] and rows[1] are this
-// lane's rows, number lane / 4 and lane / 4 + 8 of its warp's sixteen; nullptr means a row of zeros.
+// Loads 64 rows from global memory as operand a for kSteps products with 16 columns each. rows[0] and rows[1] are this
+// lane's rows, numbers lane / 4 and lane / 4 + 8 among its warp's sixteen; nullptr means a zero row.
 template <int kSteps>
 __device__ __forceinline__ void load_operand(uint32_t (&a)[kSteps][4], const __nv_bfloat16* const (&rows)[2]) {
 #pragma unroll

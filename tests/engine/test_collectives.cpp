@@ -1,5 +1,5 @@
-// Collectives between ranks, the partition of gradients into buckets, steps in which one rank has values that are not
-// finite, and memory plans for several ranks. Two ranks are two threads of this process, connected over TCP.
+// Collectives between ranks, gradient buckets, steps in which one rank has non-finite values, and memory plans for
+// several ranks. Two ranks are two threads here, connected over TCP.
 
 #include <algorithm>
 #include <chrono>
@@ -55,7 +55,7 @@ std::unique_ptr<Runtime> small_runtime() {
       Runtime::Options{.device = Device::cpu(), .arena_bytes = int64_t{64} << 20, .scratch_bytes = int64_t{8} << 20});
 }
 
-// Element i of the test data of rank r; magnitudes differ between ranks, so that sums depend on their order.
+// Element i in rank r's test data; magnitudes differ between ranks, so that sums depend on their order.
 float value(int64_t r, int64_t i) {
   return static_cast<float>(std::sin(static_cast<double>(i * 7 + r * 3)) * std::pow(10.0, r));
 }
@@ -65,9 +65,9 @@ float value(int64_t r, int64_t i) {
 TEST_CASE("dist: over TCP rank 0 relays an all-to-all in bounded memory, for any number of ranks", "[dist]") {
   constexpr int kWorld = 12;
   constexpr size_t kPart = 256 << 10, kWhole = kWorld * kPart;
-  // Limit on the growth of memory, in MiB. All parts together are 36 MiB.
+  // Memory growth limit, in MiB. All parts together are 36 MiB.
   constexpr int64_t kLimitMib = 16;
-  // The buffers are written before the link is opened, so that any later growth of memory belongs to the link.
+  // The buffers are written before the link is opened, so that any later memory growth belongs to the link.
   std::vector<std::vector<uint8_t>> to(kWorld), from(kWorld, std::vector<uint8_t>(kWhole));
   const auto byte = [](int source, int destination) { return static_cast<uint8_t>(source * 16 + destination + 1); };
   for (int r = 0; r < kWorld; ++r)
@@ -76,7 +76,7 @@ TEST_CASE("dist: over TCP rank 0 relays an all-to-all in bounded memory, for any
     const std::string status = read_text("/proc/self/status");
     return std::stoll(status.substr(status.find(name) + name.size())) / 1024;
   };
-  write_text("/proc/self/clear_refs", "5");  // resets the peak of resident memory (VmHWM)
+  write_text("/proc/self/clear_refs", "5");  // resets peak resident memory (VmHWM)
   const int64_t before = mib_of("VmRSS:");
   std::vector<std::thread> ranks;
   std::vector<std::string> errors(kWorld);
@@ -87,7 +87,7 @@ TEST_CASE("dist: over TCP rank 0 relays an all-to-all in bounded memory, for any
       try {
         const std::unique_ptr<Link> link = open_tcp_link(env, 60);
         link->all_to_all(to[r].data(), from[r].data(), kPart);
-        link->all_to_all(to[r].data(), from[r].data(), 1);  // calls of different sizes are matched in order
+        link->all_to_all(to[r].data(), from[r].data(), 1);  // differently sized calls match in order
         link->all_to_all(to[r].data(), from[r].data(), kPart);
         link->finish();
       } catch (const Error& e) { errors[r] = e.what(); }
@@ -223,8 +223,8 @@ TEST_CASE("dist: collectives add in the order of ranks, at any size", "[dist]") 
 
 namespace {
 
-// Opens `world` ranks in threads, and in each group of `count` ranks, `stride` apart, gathers the ranks' numbers and
-// sums a tensor of them. Returns what each rank has gathered and summed.
+// Opens `world` ranks in threads, and in each group (`count` ranks, `stride` apart) gathers rank numbers and sums a
+// tensor of them. Returns what each rank has gathered and summed.
 std::vector<std::string> in_groups(int world, bool on_gpus, int count, int stride) {
   std::vector<std::string> of_rank(static_cast<size_t>(world));
   std::vector<std::thread> ranks;
@@ -263,7 +263,7 @@ std::vector<std::string> in_groups(int world, bool on_gpus, int count, int strid
 }  // namespace
 
 TEST_CASE("dist: groups of ranks gather and sum within the group", "[dist]") {
-  // Sums of 2^rank over the group, added over its ranks once more by the reduce-scatter.
+  // 2^rank summed over the group, and once more by the reduce-scatter.
   CHECK(in_groups(4, false, 2, 1) ==
         std::vector<std::string>{"0 of 2: ranks 0 1, sums 6 6 6 6", "1 of 2: ranks 0 1, sums 6 6 6 6",
                                  "0 of 2: ranks 2 3, sums 24 24 24 24", "1 of 2: ranks 2 3, sums 24 24 24 24"});
@@ -361,10 +361,9 @@ TEST_CASE("dist: buckets cover every element once, in backward order, and large 
         if (&c == &m7c) {
           CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
           CHECK((buckets.size() == 19 || buckets.size() == 20));
-          // The first bucket's collective overlaps with the rest of backward.
+          // The first bucket's collective overlaps with backward's rest.
           CHECK(!buckets.front().late);
-          // Late buckets: the first layer's, the embedding's, and that of the small parameters if they have a bucket
-          // of their own.
+          // Late buckets: the first layer's, the embedding's, and the small parameters' if they have their own bucket.
           const auto late = std::count_if(buckets.begin(), buckets.end(), [](const GradBucket& b) { return b.late; });
           CHECK((late == 2 || late == 3));
         }
@@ -454,9 +453,9 @@ TEST_CASE("dist: buffers for copies between GPUs are planned for ranks on one ho
   };
   const std::unique_ptr<Comm> one_host = make_planned_comm(2);
   constexpr int64_t kBucket = 4 * 38'633'472,
-                    kBarrierCounts = 256;  // bytes of the embedding's bucket; of the padded barrier counts
+                    kBarrierCounts = 256;  // bytes: embedding bucket, padded barrier counts
   CHECK(bytes(*one_host, "0") - bytes(two_hosts, "0") == kBucket + kBarrierCounts);
-  CHECK(bytes(*one_host, "1") == bytes(two_hosts, "1"));  // with sharding both plans include the bucket's buffer
+  CHECK(bytes(*one_host, "1") == bytes(two_hosts, "1"));  // both plans, if sharded, include the bucket's buffer
 }
 
 TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist][build]") {
@@ -472,17 +471,17 @@ TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist][build]")
              eight = plan("--ranks 8"), half = plan("--ranks 2 --set dist.zero=0 --set dist.grad_dtype=bf16");
   CHECK(one == plan(""));
   CHECK(two["tokens_per_step"] == 2 * one["tokens_per_step"].get<int64_t>());
-  // A rank has whole weights in bf16 and gradients in fp32, and with shards a part of AdamW's moments and of the master
-  // weights in fp32, all with the padding of that number of ranks.
+  // A rank has whole weights in bf16 and gradients in fp32, and with shards a part of AdamW's moments and master
+  // weights in fp32, all padded for that rank count.
   const auto stored = [&](int64_t world) {
     Arena arena = Arena::planned(Device::cpu());
     const Config config = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json", {}).config;
     return Params(arena, config.model, {.shard_elements = segment_unit(world)}).stored_elements();
   };
-  constexpr int64_t kWhole = 2 + 4, kState = 3 * 4;  // bytes of an element
+  constexpr int64_t kWhole = 2 + 4, kState = 3 * 4;  // bytes per element
   const int64_t bucket = 4 * 38'633'472;
-  // On a GPU there is always a staging buffer for the other ranks' parts of the largest bucket (the embedding's), on
-  // the CPU only with sharding.
+  // On a GPU there is always a staging buffer for other ranks' parts of the largest bucket (the embedding's), on the
+  // CPU only with sharding.
   const int64_t staging = two["device"] == "cpu" ? 0 : bucket;
   CHECK(std::abs(double(bytes(two) - staging - bytes(one))) < 1e6);
   CHECK(std::abs(double(bytes(two) - staging - (bytes(shards) - bucket) - kState * stored(2) / 2)) < 2e6);

@@ -1,6 +1,6 @@
 // Connections to rank 0's port that do not belong to the run, while its ranks connect over TCP: connections that are
-// silent, send garbage or an incomplete hello, claim a rank, or belong to another run. The ranks of the run must
-// connect all the same.
+// silent, send garbage or an incomplete hello, claim a rank, or belong to another run. The run's ranks must connect all
+// the same.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -49,15 +49,15 @@ TEST_CASE("foreign connections: garbage and silent peers neither end nor delay a
     foreign.push_back(connect_to("127.0.0.1", first.master_port));
     send_bytes(foreign.back(), bytes);
   };
-  // Connections that send part of a valid hello, or all of it, and then nothing.
+  // Connections that send a valid hello, cut short or whole, and then nothing.
   for (const size_t size : {size_t{0}, size_t{1}, size_t{8}, hello.size() - 1, hello.size()})
     send_foreign(std::span(hello).first(size));
-  // The hello of earlier versions, which had no run ids: magic, port, rank 1, world 3. Such a world size ended a run.
+  // Earlier versions' hello, without run ids: magic, port, rank 1, world 3. Such a world size ended a run.
   std::string old = "triadlnk";
   for (const int32_t word : {first.master_port, 1, 3}) old.append(reinterpret_cast<const char*>(&word), sizeof word);
   send_foreign(std::as_bytes(std::span(old)));
   HelloFrame huge = hello;
-  // A hello with a world of 2^32 - 1 ranks and a run id without a terminator.
+  // A hello with 2^32 - 1 ranks and a run id without a terminator.
   std::fill(huge.begin() + 8, huge.end(), std::byte{0xff});
   send_foreign(huge);
   send_foreign(std::vector<std::byte>(100'000, std::byte{'x'}));

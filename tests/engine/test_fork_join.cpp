@@ -1,5 +1,5 @@
-// ForkJoin: side work starts after the work queued before it, and join() waits for the side work. Copies of many
-// milliseconds delay the earlier work, so that the result would be zero if a wait were missing.
+// ForkJoin: side work starts after the work queued before it, and join() waits for the side work. Copies that take many
+// milliseconds delay the earlier work, so a missing wait would give zero.
 #include "engine/fork_join.h"
 
 #include <algorithm>

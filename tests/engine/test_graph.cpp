@@ -1,6 +1,6 @@
 // Events that a graph waits for or records, and that are recorded again while the graph is still queued: the host may
-// be one step ahead of the device. Slow copies delay the work before and after an event, so that waiting for the wrong
-// record of the event gives a wrong result.
+// be one step ahead of the device. Slow copies delay the work before and after an event, so that waiting for the
+// event's wrong record gives a wrong result.
 #include "engine/graph.h"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ TEST_CASE("engine: a queued graph waits for the record of its event at the time 
     q.graph.launch(q.ctx.stream);
     q.delay(q.side_ctx, q.side_to, q.side_from);
     copy(q.side_ctx, q.x, q.twos);
-    q.event.record(q.other);  // the event of the next step, recorded while the graph still waits
+    q.event.record(q.other);  // the next step's event, recorded while the graph still waits
     CHECK(q.all_of_out(1));
   }
 }

@@ -1,5 +1,5 @@
-// State in host memory that passes through the device: an optimizer whose state is there computes the bits of one whose
-// state is on the device, for pieces of any size.
+// State in host memory that passes through the device: an optimizer with state there computes the same bits as with
+// state on the device, for any piece size.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -42,7 +42,7 @@ std::vector<std::vector<std::byte>> initial_state(const std::vector<DType>& dtyp
   return state;
 }
 
-// The ranges of a pass, in the order of their updates.
+// One pass's ranges, in update order.
 using Ranges = std::vector<std::pair<int64_t, int64_t>>;
 
 class Lab {

@@ -30,7 +30,7 @@ TEST_CASE("nvtx: a profiler receives one named range for each op, in order", "[t
     if (!open) ++counts[line];
   }
   CHECK_FALSE(open);
-  // The expected counts for three steps of a model with two layers.
+  // Expected counts for three steps and two layers.
   for (const char* op :
        {"nsa_attend_selected_forward", "nsa_attend_window_backward", "nsa_select", "nsa_gate_backward"})
     CHECK(counts[op] == 6);

@@ -1,5 +1,5 @@
 // TRIAD_SECRET: processes without it can neither join a run nor pass as its rank 0, a recorded handshake cannot be
-// replayed, and a thousand foreign connections change no bit of a run's results.
+// replayed, and a thousand foreign connections change no bit in a run's results.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -93,13 +93,13 @@ TEST_CASE("run secret: ranks refuse a rank 0 without it", "[dist][secret]") {
 
 namespace {
 
-// Opens the foreign connections of the test below, and counts how many rank 0 accepts and refuses.
+// Opens foreign connections for the test below, and counts how many rank 0 accepts and refuses.
 struct ForeignConnections {
   enum Kind { silent, garbage, replayed, false_proof, oversized, kKinds };
 
   const LaunchEnv& env;
   const std::string& recorded;  // what a rank sent in a successful handshake
-  int accepted[kKinds] = {};    // accepted connections of each kind
+  int accepted[kKinds] = {};    // accepted connections by kind
   int refused = 0;              // connections refused because rank 0 no longer listens
   std::vector<FileHandle> open_sockets{};
 

@@ -1,5 +1,5 @@
-// The thread pool of CPU loops: waiting without CPU time, nested loops and exceptions, and the number of threads of a
-// process.
+// The CPU loops' thread pool: waiting without CPU time, nested loops and exceptions, and how many threads a process
+// gets.
 #include <time.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ namespace triad::test {
 
 namespace {
 
-// A context whose loops use the given number of threads.
+// A context whose loops use this many threads.
 struct LoopContext {
   explicit LoopContext(int threads) : runtime({.device = Device::cpu()}) { ctx().threads = threads; }
   Context& ctx() { return runtime.ctx(); }
@@ -44,7 +44,7 @@ void write_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-// This test measures CPU time, which does not depend on other load of the machine. Threads that spun would use
+// This test measures CPU time, which doesn't depend on the machine's other load. Threads that spun would use
 // milliseconds after each loop.
 TEST_CASE("threads: waiting threads use no CPU time", "[threads]") {
   LoopContext c(2);
@@ -52,7 +52,7 @@ TEST_CASE("threads: waiting threads use no CPU time", "[threads]") {
   const auto loop = [&] { parallel_for(c.ctx(), 2, [](int64_t) { work_for(100e-6); }); };
   // The first loop starts the threads.
   loop();
-  // Threads of libraries, such as OpenBLAS's, may spin for a moment after the process has started.
+  // Library threads, such as OpenBLAS's, may spin for a moment after the process has started.
   for (double before = -1, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID); now - before > 1e-3;
        before = now, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID))
     usleep(50000);
@@ -63,7 +63,7 @@ TEST_CASE("threads: waiting threads use no CPU time", "[threads]") {
   }
   const double of_others = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - process - (seconds_of(CLOCK_THREAD_CPUTIME_ID) - own);
   INFO("the other threads took " << of_others << " s of CPU time");
-  CHECK(of_others < 0.1);  // seconds; their share of the loops takes 0.01 s
+  CHECK(of_others < 0.1);  // seconds; their share in the loops takes 0.01 s
 }
 
 TEST_CASE("threads: a loop runs each iteration once, on any number of threads", "[threads]") {
@@ -119,15 +119,14 @@ TEST_CASE("threads: cores, CPU quota and ranks determine the number of threads",
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 4}) == 4);
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 0.5}) == 1);
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 16, .local_ranks = 4}) == 4);
-  // The ranks of a host share the cores that are visible. A launcher that binds ranks may still leave all cores
-  // visible.
+  // Ranks on a host share its visible cores. A launcher that binds ranks may still leave all cores visible.
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 8, .machine_cores = 64, .local_ranks = 4}) == 2);
-  // A launcher that binds ranks may give each its own core, or a whole socket of 32 cores to several ranks.
+  // A launcher that binds ranks may give each its own core, or a whole 32-core socket to several ranks.
   CHECK(choose_threads({.cores = 1, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 1);
   CHECK(choose_threads({.cores = 32, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 4}) == 1);
-  // 0: the number of local ranks is unknown.
+  // 0: unknown local rank count.
   CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 0}) == 2);
 }
 

@@ -33,7 +33,7 @@ struct Sleeper {
   double each_s = 0, most_s = std::numeric_limits<double>::infinity();
   char file[1000] = "";
   bool enabled = false;
-  // Held during a sleep: threads sleep one after another, so their number does not change the sum of the sleeps.
+  // Held during a sleep: threads sleep one after another, so their number doesn't change the total sleep.
   std::mutex mutex;
 
   Sleeper() {

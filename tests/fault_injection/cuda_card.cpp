@@ -33,7 +33,7 @@ struct Launches {
   std::map<const void*, std::string> symbols;  // host function -> symbol in device code
   std::set<std::tuple<const void*, unsigned, size_t>> printed;
 };
-Launches& launches() {  // used by constructors of other files
+Launches& launches() {  // constructors in other files use it
   static Launches all;
   return all;
 }

@@ -33,7 +33,7 @@
 
 namespace {
 
-// The next definition of a function after this library's.
+// A function's next definition after this library's.
 #define NEXT(function) reinterpret_cast<decltype(&::function)>(dlsym(RTLD_NEXT, #function))
 
 std::string path_of(int fd) {
@@ -41,7 +41,7 @@ std::string path_of(int fd) {
   return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), gone).string();
 }
 
-// The absolute form of a path that is relative to an open folder, or to the working folder (AT_FDCWD).
+// The absolute path for one relative to an open folder, or to the working folder (AT_FDCWD).
 std::string path_in(int folder, const char* path) {
   if (path[0] == '/') return path;
   std::error_code gone;
@@ -68,7 +68,7 @@ bool is_busy(const std::string& path) {
   return true;
 }
 
-// The record of TRIAD_RECORD. A lock makes each call and its line one, so that the lines have the order of the calls.
+// TRIAD_RECORD's record. A lock makes each call and its line one, so lines are in call order.
 class Record {
  public:
   static bool has(const std::string& path) {
@@ -79,7 +79,7 @@ class Record {
     static std::mutex one;
     return one;
   }
-  // Appends a line of words separated by tabs, the last of which is the number of bytes that follow the line.
+  // Appends a line: words separated by tabs, the last being the byte count that follows the line.
   static void add(std::string line, std::string_view bytes = {}) {
     static const auto real_open = NEXT(open);
     static const auto real_write = NEXT(write);
@@ -117,7 +117,7 @@ int recorded_open(const char* name, int flags, F&& call) {
   return fd;
 }
 
-// A write of `from` at an offset, or where the file is (-1).
+// Writes `from` at an offset, or at the file's position (-1).
 template <class F>
 ssize_t recorded_write(int fd, const void* from, off_t offset, F&& call) {
   static const bool any = std::getenv("TRIAD_RECORD") != nullptr;

@@ -1,6 +1,6 @@
-// A transmission error that tests inject with LD_PRELOAD. TRIAD_FLIP="RANK COUNT": in the COUNT-th all-gather of at
-// least 1,000 bytes on rank RANK, flips a bit in the middle of the bytes received from rank 0. Assumes that MPI's
-// handles are pointers, as in Open MPI.
+// A transmission error that tests inject with LD_PRELOAD. TRIAD_FLIP="RANK COUNT": in the COUNT-th all-gather with at
+// least 1,000 bytes on rank RANK, flips a bit midway in the bytes received from rank 0. Assumes that MPI's handles are
+// pointers, as in Open MPI.
 #include <dlfcn.h>
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace {
 
 struct Flip {
   int rank = 0, count = 0, seen = 0;
-  unsigned char* received = nullptr;  // receive buffer of the gather to corrupt, while it is in progress
+  unsigned char* received = nullptr;  // receive buffer in the gather to corrupt, while it is in progress
   size_t bytes = 0;
   Flip() {
     const char* text = std::getenv("TRIAD_FLIP");

@@ -1,4 +1,4 @@
-// Fuzzes the reader of config files and --set (train/config/load_config.h).
+// Fuzzes reading config files and --set (train/config/load_config.h).
 #include "tests/fuzz/contract.h"
 #include "train/config/load_config.h"
 

@@ -1,5 +1,5 @@
-// Fuzzes the decision what a file of data holds (io/data/text_format.h): nothing that is JSON is text, and what is
-// JSONL without a name is so with one.
+// Fuzzes deciding what a data file holds (io/data/text_format.h): nothing that is JSON is text, and what is JSONL
+// without a name is so with one.
 #include <nlohmann/json.hpp>
 
 #include "io/data/text_format.h"
@@ -20,7 +20,7 @@ void read_content(std::string_view bytes) {
   if (!read) return;
   const std::string& text = *read;
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  const bool ends_at_nul = text.find('\0') != std::string::npos;  // for the parser, which leaves out what follows
+  const bool ends_at_nul = text.find('\0') != std::string::npos;  // the parser leaves out what follows
   expect(json.is_discarded() || !json.is_structured() || ends_at_nul, "{}: {} bytes of JSON count as text", plain,
          text.size());
 }

@@ -1,4 +1,4 @@
-// Fuzzes the reader of the bounds of packed documents (train/document_bounds.h) and the tables that they become
+// Fuzzes reading packed documents' bounds (train/document_bounds.h) and the tables that they become
 // (nsa/document_tables.h).
 #include <algorithm>
 #include <functional>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostTokens = 4096;
 
-// The rule of check_bounds, in other words.
+// check_bounds's rule, in other words.
 bool obeys_rule(const std::vector<int32_t>& bounds, int64_t B, int64_t T, int64_t most) {
   if (bounds.empty() || bounds.front() != 0 || bounds.back() != B * T) return false;
   if (std::ranges::adjacent_find(bounds, std::greater_equal<>()) != bounds.end()) return false;
@@ -25,7 +25,7 @@ bool obeys_rule(const std::vector<int32_t>& bounds, int64_t B, int64_t T, int64_
   return bounds.size() > 1;
 }
 
-// Fills the tables of B rows and checks each token's entries.
+// Fills the tables for B rows and checks each token's entries.
 void check_tables(const std::vector<int32_t>& bounds, int64_t B, int64_t T, int64_t l_sel) {
   const auto n = static_cast<int64_t>(bounds.size());
   const int64_t ids = block_ids(T, l_sel, n - 1);

@@ -1,5 +1,5 @@
-// Fuzzes the decoding of the frames that ranks exchange when they connect (engine/comm/handshake.h). Decoders refuse
-// bytes by nullopt, not by an Error.
+// Fuzzes decoding the frames that ranks exchange when they connect (engine/comm/handshake.h). Decoders refuse bytes by
+// nullopt, not by an Error.
 #include "engine/comm/handshake.h"
 
 #include <algorithm>

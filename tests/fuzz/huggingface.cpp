@@ -1,4 +1,4 @@
-// Fuzzes the readers of a transformers folder's JSON files: config.json (io/huggingface/model_config.h) and
+// Fuzzes reading a transformers folder's JSON files: config.json (io/huggingface/model_config.h) and
 // model.safetensors.index.json (io/weight_index.h).
 #include <cmath>
 

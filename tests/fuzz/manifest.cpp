@@ -1,5 +1,5 @@
-// Fuzzes the reader of manifest.json (io/data/shard_manifest.h), and that of a checkpoint's list of data files, which
-// has the second section as its JSON (io/data/data_files.h).
+// Fuzzes reading manifest.json (io/data/shard_manifest.h), and a checkpoint's data file list, for which the second
+// section is the JSON (io/data/data_files.h).
 #include <filesystem>
 
 #include "io/data/data_files.h"

@@ -1,4 +1,4 @@
-// Fuzzes the reader of JSONL records (io/data/record.h): the parts of an accepted record, joined, are its strings.
+// Fuzzes reading JSONL records (io/data/record.h): an accepted record's parts, joined, are its strings.
 #include "io/data/record.h"
 
 #include <initializer_list>

@@ -1,6 +1,6 @@
-// Fuzzes the reader of safetensors files (io/safetensors.h). A safetensors file begins with the length of its header,
-// which random changes to the header rarely match. An input may therefore consist of two sections, header and data,
-// from which the file is built with the right length.
+// Fuzzes reading safetensors files (io/safetensors.h). A safetensors file begins with its header's length, which random
+// changes to the header rarely match. An input may therefore have two sections, header and data, from which the file is
+// built with the right length.
 #include <algorithm>
 #include <cstring>
 

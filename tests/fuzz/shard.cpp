@@ -1,4 +1,4 @@
-// Fuzzes the reader of token shards (io/data/shards.h). The same bytes are read as tokens.bin and as train.bin, because
+// Fuzzes reading token shards (io/data/shards.h). The same bytes are read as tokens.bin and as train.bin, because
 // nanoGPT's shards, which have no header, are recognized by the latter name.
 #include <algorithm>
 #include <initializer_list>
@@ -10,7 +10,7 @@ namespace triad::fuzz {
 
 namespace {
 
-// `bits`: the bytes of the file behind the tokens.
+// `bits`: the file's bytes after the tokens.
 void check_mask(const Shard& shard, std::string_view bits) {
   const LossMask mask = shard.mask();
   expect(mask.size() == shard.size(), "{}: a mask of {} for {} tokens", shard.path(), mask.size(), shard.size());

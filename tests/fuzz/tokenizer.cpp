@@ -1,6 +1,6 @@
-// Fuzzes tokenizers (io/tokenizer/tokenizer.h). A byte-level vocabulary needs a token for each of the 256 bytes. Random
-// changes would destroy some of them, so inputs contain %ALPHABET% in their place. Each input ends with a text, which
-// is encoded, decoded, and encoded in two pieces.
+// Fuzzes tokenizers (io/tokenizer/tokenizer.h). A byte-level vocabulary needs a token for each of 256 bytes. Random
+// changes would destroy some, so inputs contain %ALPHABET% in their place. Each input ends with a text, which is
+// encoded, decoded, and encoded in two pieces.
 #include "io/tokenizer/tokenizer.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The tokens of the 256 bytes as members of a JSON object, "!": 33, ...: the token's number is the byte's value.
+// Tokens for the 256 bytes as JSON object members, "!": 33, ...: the token's number is the byte's value.
 const std::string& alphabet() {
   static const std::string members = [] {
     std::string text;
@@ -36,7 +36,7 @@ std::string expanded(std::string_view bytes) {
   return std::string(bytes.substr(0, at)) + alphabet() + std::string(bytes.substr(at + kMark.size()));
 }
 
-// Returns whether a pre-tokenizer keeps every byte of a text and adds none.
+// Returns whether a pre-tokenizer keeps every byte in a text and adds none.
 bool keeps_text(const Json& pre) {
   const std::string type = pre["type"];
   if (type == "Sequence") return std::ranges::all_of(pre["pretokenizers"], keeps_text);
@@ -59,15 +59,20 @@ void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, std::s
   expect(vocab >= 256 && tokenizer.eot() >= 0 && tokenizer.eot() < vocab, "{}: {} tokens, documents begin with {}",
          name, vocab, tokenizer.eot());
   const auto whole = read_or_refuse(name, [&] { return tokenizer.encode(text); });
-  if (!whole) return;  // the pattern's limit of steps was exceeded
-  for (const int32_t token : *whole) expect(tokenizer.has(token) && token < vocab, "{}: encoded as token {}", name, token);
+  if (!whole) return;  // the pattern's step limit was exceeded
+  for (const int32_t token : *whole)
+    expect(tokenizer.has(token) && token < vocab, "{}: encoded as token {}", name, token);
   const std::string decoded = tokenizer.decode(*whole);
   expect(!lossless || decoded == text, "{}: {:02x} comes back as {:02x}", name, fmt::join(text, " "),
          fmt::join(decoded, " "));
   for (const int32_t outside : {-1, static_cast<int32_t>(vocab)})
-    expect(!tokenizer.has(outside) && !accepts(name, [&] { tokenizer.decode({&outside, 1}); }), "{}: token {} is decoded", name, outside);
+    expect(!tokenizer.has(outside) && !accepts(name,
+                                               [&] {
+                                                 tokenizer.decode({&outside, 1});
+                                               }),
+           "{}: token {} is decoded", name, outside);
 
-  // Encodes the text in two pieces: the part of its first half that no later text can change, then the rest.
+  // Encodes the text in two pieces: what no later text can change in its first half, then the rest.
   std::vector<int32_t> pieces;
   const auto taken =
       read_or_refuse(name, [&] { return tokenizer.append_prefix(text.substr(0, text.size() / 2), pieces); });

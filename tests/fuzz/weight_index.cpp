@@ -1,5 +1,5 @@
-// Fuzzes the reader of tensors in several files (io/weight_index.h): an index, and the headers of the two files that it
-// may name, each of which has 16 bytes of data.
+// Fuzzes reading tensors from several files (io/weight_index.h): an index, and headers for the two files that it may
+// name, each with 16 data bytes.
 #include "io/weight_index.h"
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// Checkpoint folders: atomic writes, the link `latest`, files left by killed saves, the removal of old checkpoints; and
-// runs whose disk is full or whose folder is not writable.
+// Checkpoint folders: atomic writes, the link `latest`, files left by killed saves, removing old checkpoints; and runs
+// whose disk is full or whose folder is not writable.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -22,9 +22,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The end of a temporary name, as temporary_name() makes it.
+// How a temporary name ends, as temporary_name() makes it.
 const std::string kTmp = ".tmp.471101234567890123456789";
-// A state.json with the key that marks a checkpoint of Triad, and a text that distinguishes it.
+// A state.json with the key that marks a Triad checkpoint, and a text that distinguishes it.
 std::string state_of(const std::string& text) { return R"({"format": "triad checkpoint", "is": ")" + text + "\"}"; }
 
 }  // namespace
@@ -57,8 +57,8 @@ TEST_CASE("io: checkpoint folders are written whole, found, and restored after a
   CHECK(count_files(parent) == 3);
   CHECK(find_newest_checkpoint(parent) == parent + "/step_10");
 
-  // What remains of saves that were killed at three moments: a half-written folder, a whole folder that is not renamed
-  // yet, and a renamed folder without a link.
+  // What saves leave when killed at three moments: a half-written folder, a whole folder that is not renamed yet, and a
+  // renamed folder without a link.
   fs::create_directory(parent + "/step_12" + kTmp);
   write_text(parent + "/step_12" + kTmp + "/model.safetensors.tmp.123451234567890123456", "half");
   fs::create_directory(parent + "/step_13" + kTmp);
@@ -73,7 +73,7 @@ TEST_CASE("io: checkpoint folders are written whole, found, and restored after a
   CHECK(count_files(parent) == 6);
   CHECK(is_checkpoint(parent + "/step_13"));
   CHECK(read_text(parent + "/step_10/state.json") == state_of("ten again"));
-  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // newer than the target of `latest`, step_10
+  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // newer than `latest`'s target, step_10
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   REQUIRE(all.size() == 3);
   CHECK(all[0].step == 9);
@@ -122,14 +122,14 @@ TEST_CASE("io: `latest` may be a file, or a folder that a copy has made of the l
   }
   save(7);
   CHECK(fs::read_symlink(latest) == "step_7");
-  // A file of another kind is the user's.
+  // Any other kind of file is the user's.
   fs::remove(latest);
   write_text(latest, "my notes");
   CHECK_FALSE(target_of_latest(parent));
   save(8);
   CHECK(fs::read_symlink(latest) == "step_8");
   CHECK(read_text(parent + "/set_aside_0/latest") == "my notes");
-  // The copy of an existing checkpoint, too.
+  // An existing checkpoint's copy, too.
   fs::remove(latest);
   fs::copy(parent + "/step_8", latest);
   CHECK(step_of_latest_folder(parent) == 8);
@@ -137,7 +137,7 @@ TEST_CASE("io: `latest` may be a file, or a folder that a copy has made of the l
   save(9);
   CHECK(fs::read_symlink(latest) == "step_9");
   CHECK(read_text(parent + "/set_aside_1/latest/merges.txt") == "8");
-  // The only copy of the newest checkpoint, which becomes step_9 again.
+  // The newest checkpoint's only copy, which becomes step_9 again.
   fs::remove(latest);
   fs::rename(parent + "/step_9", latest);
   CHECK(newest() == "latest");
@@ -180,11 +180,11 @@ TEST_CASE("train: a run goes on without symbolic links or syncs of folders, and 
     CHECK(run_program("generate --prompt a --tokens 1 --device cpu --checkpoint " + latest).exit_code == 0);
     trains(out, "--set train.steps=6 --resume " + latest, faults);
     CHECK(read_text(latest) == "step_6\n");
-    trains(out, "--set train.steps=8 --resume latest", "");  // in a file system that has links
+    trains(out, "--set train.steps=8 --resume latest", "");  // this file system has links
     CHECK(fs::read_symlink(latest) == "step_8");
     CHECK(same_file(whole + kWeights, out + kWeights));
   }
-  // cp -rL of the run; then without the folder from which `latest` was copied.
+  // The run copied by cp -rL; then without the folder from which `latest` was copied.
   for (const bool only_copy : {false, true}) {
     const std::string out = folder.file(only_copy ? "only" : "copy"), checkpoints = out + "/checkpoints";
     trains(folder.file("source"), "--set train.steps=4 --overwrite", "");
@@ -196,7 +196,7 @@ TEST_CASE("train: a run goes on without symbolic links or syncs of folders, and 
     CHECK(same_file(whole + kWeights, out + kWeights));
     CHECK(fs::exists(checkpoints + "/set_aside_0/latest/state.json") == !only_copy);
   }
-  // Back to an older checkpoint: the copy of a newer one is moved away at the start, or the next resume would take it.
+  // Back to an older checkpoint: a newer one's copy is moved away at the start, or the next resume would take it.
   const std::string out = folder.file("back"), checkpoints = out + "/checkpoints";
   fs::copy(folder.file("source"), out, fs::copy_options::recursive);
   trains(out, "--set train.steps=2 --overwrite --resume " + checkpoints + "/step_2", "");
@@ -238,7 +238,7 @@ namespace {
 
 const std::string kSaves = "--set train.steps=300 --set train.save_every=1 --set train.keep_last=2 ";
 
-// Trains a run that saves at every step, and calls `disturb` after some of them. The run must end with a message that
+// Trains a run that saves at every step, and calls `disturb` after some saves. The run must end with a message that
 // names the checkpoint, and earlier checkpoints must be whole. After `repair` a resume must end with the same bits as
 // an uninterrupted run.
 void check_failing_save(const std::string& before, const std::function<void(const std::string& out, int pid)>& disturb,
@@ -304,7 +304,7 @@ TEST_CASE("train: a full disk ends the run, and the older checkpoints stay whole
                     out = disk + "/run";
   REQUIRE(run_program(train_args(whole, more)).exit_code == 0);
   // A checkpoint takes about 500 KB, and old ones are kept, so the disk is full after three. Then a run in another
-  // folder resumes from the last of them.
+  // folder resumes from the last one.
   const Outcome outcome =
       run_command(own + "; " TRIAD_PROGRAM " " + train_args(out, more) + "; echo \"ended with $?\"; " +
                   TRIAD_PROGRAM " " + train_args(folder.file("resumed"), more) + "--resume " + out +
@@ -356,7 +356,7 @@ TEST_CASE("train: a resume requires the checkpoint's own tokenizer", "[train]") 
   CHECK(read_text(out + "/training.csv") == rows);
   write_text(file, tokenizer);
   CHECK(run_program(train_args(out, with + "--set train.steps=4 --resume latest")).exit_code == 0);
-  // A new run in the same folder deletes the tokenizer of the replaced run.
+  // A new run in the same folder deletes the replaced run's tokenizer.
   REQUIRE(run_program(train_args(out, "--set train.steps=1 --overwrite")).exit_code == 0);
   CHECK_FALSE(fs::exists(out + "/tokenizer.json"));
 }
@@ -385,7 +385,7 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
   const Outcome none = run_program(train_args(second, from + "--set train.steps=0 --set train.seed=7"));
   INFO(none.output);
   REQUIRE(none.exit_code == 0);
-  CHECK(none.output.find("done: 0 steps, 0.") != std::string::npos);  // without a loss
+  CHECK(none.output.find("done: 0 steps, 0.") != std::string::npos);  // no loss is shown
   CHECK(none.output.find("begins with the weights of " + first + weights) != std::string::npos);
   CHECK(same_file(first + weights, second + weights));
   // init_from allows other lengths and data, and starts at step 0.
@@ -394,7 +394,7 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
               .exit_code == 0);
   CHECK(lines(second + "/training.csv").size() == 3);
   CHECK_FALSE(same_file(first + weights, second + weights));
-  // Invalid initial weights are an error before --overwrite removes files of the previous run.
+  // Invalid initial weights are an error before --overwrite removes the previous run's files.
   const std::string rows = read_text(second + "/training.csv");
   const auto refused = [&](const std::string& args, int exit_code, const std::string& words) {
     const Outcome outcome = run_program(train_args(second, "--overwrite " + args));
@@ -409,7 +409,8 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
   refused("--set train.init_from=" + second, 2, "train.init_from is " + second + ", in log.out_dir");
   fs::create_directory(folder.file("other"));
   write_text(folder.file("other/tokenizer.json"), some_tokenizer());
-  refused(from + "--set data.tokenizer=" + folder.file("other/tokenizer.json"), 1, "of data.tokenizer = byte: tokens of");
+  refused(from + "--set data.tokenizer=" + folder.file("other/tokenizer.json"), 1,
+          "of data.tokenizer = byte: tokens of");
   fs::create_directories(folder.file("cut"));
   for (const char* name : {"/config.json", "/model.safetensors"}) fs::copy(first + name, folder.file("cut") + name);
   fs::resize_file(folder.file("cut") + weights, fs::file_size(first + weights) - 1);
@@ -430,7 +431,7 @@ TEST_CASE("train: init_from takes another run's weights and nothing else", "[tra
   CHECK(nested.exit_code != 0);
   CHECK(nested.output.find("holds a checkpoint of an earlier run") != std::string::npos);
   CHECK(fs::exists(folder.file("outer/checkpoints/step_9") + weights));
-  // A resume reads its own checkpoint, so the weights of init_from may be deleted.
+  // A resume reads its own checkpoint, so init_from's weights may be deleted.
   fs::remove_all(first);
   const Outcome resumed =
       run_program(train_args(second, from + "--resume latest --set train.steps=3 --set train.seq_len=96 --set "

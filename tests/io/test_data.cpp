@@ -61,7 +61,7 @@ std::string error_of(const std::function<void()>& f) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// The numbers of the sequences in the next n batches, in order.
+// Sequence numbers in the next n batches, in order.
 std::vector<int64_t> take(Loader& loader, int64_t n, int64_t seq_len) {
   std::vector<int64_t> sequences;
   for (int64_t i = 0; i < n; ++i) {
@@ -107,7 +107,7 @@ TEST_CASE("data: the shuffle is a bijection of any size, and its own for each se
   CHECK(fixed_points(one, Permutation(kSize, 1, 0), kSize) == kSize);
   const int64_t huge = int64_t{1} << 61;
   CHECK((Permutation(huge, 1, 0)(huge - 1) >= 0 && Permutation(huge, 1, 0)(huge - 1) < huge));
-  // Small permutations are uniform: each of the 24 orders of 4 occurs about equally often.
+  // Small permutations are uniform: each of 24 orders occurs about equally often.
   std::map<std::vector<int64_t>, int> orders;
   for (uint64_t seed = 0; seed < 2400; ++seed) {
     const Permutation p(4, seed, 0);
@@ -169,7 +169,7 @@ TEST_CASE("data: a step's sequences depend on seed and step alone, whatever the 
 TEST_CASE("data: all ranks together take each sequence once an epoch, where epochs end within steps too", "[data]") {
   constexpr int64_t T = 3, kSequences = 10, kMicroBatch = 2, kSteps = 10;
   const auto source = std::make_shared<CountingTokens>(kSequences * T + 1);
-  for (const int64_t world : {1, 2, 3, 7}) {  // with 7 ranks a step is more than an epoch
+  for (const int64_t world : {1, 2, 3, 7}) {  // more than an epoch per step with 7 ranks
     INFO(world << " ranks");
     std::vector<std::vector<int64_t>> by_rank;
     for (int64_t rank = 0; rank < world; ++rank) {
@@ -406,7 +406,7 @@ TEST_CASE("data: shards are one row of tokens, whose end is for validation", "[d
   split.train->read(39, across);
   CHECK(across == std::vector<int32_t>{39, 40, 41, 42});
   CHECK_THROWS_AS(split.train->read(97, across), Error);
-  CHECK_THROWS_AS(split.train->read(68, across), Error);  // two of the four tokens are held out for validation
+  CHECK_THROWS_AS(split.train->read(68, across), Error);  // two tokens (of four) are held out for validation
   CHECK_THROWS_AS(split.train->read(INT64_MAX, across), Error);
   CHECK_THROWS_AS(split.val->read(-1, across), Error);
   const std::string error = error_of([&] { shard_data(options, 70); });

@@ -1,5 +1,5 @@
-// Documents in the loader: bounds and targets by hand, counts against brute force, and the errors of data whose
-// documents are not known.
+// Documents in the loader: bounds and targets by hand, counts against brute force, and errors for data without known
+// documents.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -55,7 +55,7 @@ class ShardFolder {
   TemporaryFolder folder_;
 };
 
-// The documents of the tokens [begin, begin + T), found token by token: position of each first token in the row.
+// Documents in tokens [begin, begin + T), found token by token: where each first token is in the row.
 Tokens begins_of(const Tokens& all, int64_t begin, int64_t T, int32_t eot, bool last) {
   Tokens begins = {0};
   for (int64_t i = 1; i < T; ++i)
@@ -90,7 +90,7 @@ TEST_CASE("documents: bounds and targets of shards whose documents begin with th
   CHECK(both.tokens == Tokens{9, 1, 2, 9, 3, 9, 9, 4});
   CHECK(both.targets == Tokens{1, 2, 9, 3, 9, 9, 4, 5});
   CHECK(both.bounds == Tokens{0, 3, 4, 5, 6, 8});
-  // The last row is the middle of a document; the other one holds no sequence.
+  // The last row is mid-document; the other one holds no sequence.
   const Batch last = validation_batch(*source, 4, 2, 1, /*within=*/true);
   CHECK(last.targets == Tokens{6, 7, 8, 1, -1, -1, -1, -1});
   CHECK(last.bounds == Tokens{0, 4, 8});
@@ -107,7 +107,7 @@ TEST_CASE("documents: a separator that is a document's last token has no target"
   CHECK(both.bounds == Tokens{0, 1, 4, 6, 7, 8});
   CHECK(validation_batch(*source, 4, 2, 1, /*within=*/true).bounds == Tokens{0, 4, 8});
   CHECK(validation_batch(*source, 4, 2, 0).targets == Tokens{1, 2, 9, 3, 9, 9, 4, 5});  // attention across documents
-  // All three rows of an epoch in one step, on three ranks.
+  // One epoch's three rows in one step, on three ranks.
   for (int64_t rank = 0; rank < 3; ++rank) {
     Loader loader(source, {.seq_len = 4, .micro_batch = 1, .within = true, .rank = rank, .world = 3});
     CHECK(loader.next().step_targets == 2 + 2 + 4);
@@ -143,7 +143,7 @@ TEST_CASE("documents: rows, counts and the division of rows agree with brute for
       const ShardFolder folder(all, {{"eot", 9}, {"eot_position", last ? "last" : "first"}});
       for (const double val_fraction : {0.0, 0.3}) {
         const DataSplit split = folder.split(val_fraction);
-        int64_t first = 0;  // index of the part's first token in `all`
+        int64_t first = 0;  // where the part begins in `all`
         for (const auto& source : {split.train, split.val}) {
           const int64_t rows = source->size() > T ? count_sequences(*source, T) : 0;
           RowDivision expected;
@@ -209,7 +209,7 @@ TEST_CASE("documents: data without known documents, and rows with too many, are 
       {"row " + row + " (", fmt::format("has {} documents", most), "data.max_documents"});
   check_error([&] { ShardFolder(all, {{"eot", 256}}).open(); }, {"manifest.json", "eot is 256"});
   check_error([&] { ShardFolder(all, {{"eot", 9}, {"eot_position", "middle"}}).open(); }, {"eot_position", "middle"});
-  // Without documents to keep apart, data.max_documents limits nothing unless rows are packed.
+  // Without documents to separate, data.max_documents limits nothing unless rows are packed.
   for (const std::string& across : {known.path(), unknown.path()})
     check_error(
         [&] {
@@ -337,7 +337,7 @@ Packed pack_by_search(const std::vector<Piece>& documents, const PackingLimits& 
   return packed;
 }
 
-// The tokens, targets and begins of the rows [first, first + n) of a run, as text.
+// A run's tokens, targets and begins in rows [first, first + n), as text.
 std::vector<std::string> rows_of(RowSource& source, int64_t first, int64_t n, int64_t T) {
   std::vector<std::string> rows;
   for (int64_t k = first; k < first + n; ++k) {
@@ -388,7 +388,7 @@ TEST_CASE("best_fit: the packing is that of a search through the documents", "[d
 }
 
 TEST_CASE("best_fit: tokens, targets and padding by hand", "[data]") {
-  // Documents of 6, 3 and 2 tokens, T = 4: pieces of 4, 2, 3 and 2 tokens, in an order that the seed decides.
+  // Documents with 6, 3 and 2 tokens, T = 4: pieces with 4, 2, 3 and 2 tokens, in an order that the seed decides.
   const Tokens all = {9, 1, 2, 3, 4, 5, 9, 6, 7, 9, 8};
   for (const bool last : {false, true}) {
     const ShardFolder folder(last ? Tokens{1, 2, 3, 4, 5, 9, 6, 7, 9, 8, 9} : all,
@@ -396,7 +396,7 @@ TEST_CASE("best_fit: tokens, targets and padding by hand", "[data]") {
     const auto rows = best_fit_rows(folder.open(), {.seq_len = 4, .max_documents = 8, .within = true});
     std::vector<std::string> got = rows_of(*rows, 0, 3, 4);
     std::sort(got.begin(), got.end());
-    // After that of three tokens nothing fits, so the first piece of two tokens is cut; the second one is padded.
+    // After the 3-token piece nothing fits, so the first 2-token piece is cut; the second one is padded.
     const std::vector<std::string> either[] = {
         {"9 1 2 3 | 1 2 3 4 | 0", "9 6 7 4 | 6 7 9 5 | 0 3", "9 8 9 9 | 8 9 -1 -1 | 0 2 3"},
         {"4 5 9 9 | 5 9 -1 -1 | 0 2 3", "9 1 2 3 | 1 2 3 4 | 0", "9 6 7 9 | 6 7 9 8 | 0 3"},
@@ -445,19 +445,19 @@ TEST_CASE("best_fit: an epoch holds every document, rows depend on seed and numb
     Row row{row_tokens, row_targets};
     rows->read(k, row);
     targets += rows->count_targets(k);
-    CHECK(row.begins.size() <= 9);  // max_documents and one of padding
+    CHECK(row.begins.size() <= 9);  // max_documents and one for padding
     for (int64_t i = 0; i < T; ++i) tokens += row_targets[i] >= 0 || row_tokens[i] != 9;
   }
   CHECK(targets == stats.rows * T - stats.padded);
   CHECK(tokens + stats.dropped == static_cast<int64_t>(all.size()));
   CHECK(std::set<std::string>(whole.begin(), whole.begin() + stats.rows) !=
         std::set<std::string>(whole.begin() + stats.rows, whole.end()));  // the next epoch packs other documents
-  // A resume in the midst of a group, and in the next epoch.
+  // A resume mid-group, and in the next epoch.
   for (const int64_t from : {int64_t{1}, int64_t{300}, stats.rows - 1, stats.rows + 77}) {
     const std::vector<std::string> part = rows_of(*make_rows(source, options), from, 20, T);
     CHECK(std::equal(part.begin(), part.end(), whole.begin() + from));
   }
-  // A resume that knows a group packs no group before it, only that of the row and the one after.
+  // A resume that knows a group packs no group before it, only the row's group and the next.
   const RowGroup group = rows->group_of(stats.rows + 77);
   CHECK(group.group >= 2);
   CHECK(group.first_row <= stats.rows + 77);
@@ -474,7 +474,7 @@ TEST_CASE("best_fit: an epoch holds every document, rows depend on seed and numb
   RowOptions other = options;
   other.seed = 6;
   CHECK(rows_of(*make_rows(source, other), 0, 3, T) != rows_of(*rows, 0, 3, T));
-  // Two ranks read the rows of one.
+  // Two ranks read one rank's rows.
   const auto loader_of = [&](int64_t rank, int64_t world, int64_t micro_steps) {
     return std::make_unique<Loader>(source, LoaderOptions{.seq_len = T,
                                                           .micro_batch = 3,

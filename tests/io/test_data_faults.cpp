@@ -31,9 +31,8 @@ void write_shard(const std::string& path, int64_t tokens, int32_t token) {
   writer.finish();
 }
 
-// Overwrites the file in place with the bytes of another shard, so that programs that have it open read the new bytes.
-// The file gets its new length last and is never shorter meanwhile, so that a reader finds old or new tokens, but no
-// early end.
+// Overwrites the file in place with another shard's bytes, so programs that have it open read the new ones. The file
+// gets its new length last and is never shorter meanwhile, so a reader finds old or new tokens, but no early end.
 void rewrite(const std::string& path, int64_t tokens, int32_t token) {
   write_shard(path + ".other", tokens, token);
   const std::string bytes = read_text(path + ".other");
@@ -210,7 +209,7 @@ TEST_CASE("data faults: shards that differ from their manifest are refused, with
 }
 
 TEST_CASE("data faults: the work of a start is linear in the number of shards", "[data]") {
-  // Shards of their own split and folder, a manifest for all, of `n` training and n / 4 validation shards.
+  // Shards in separate splits and folders, one manifest for all, `n` training and n / 4 validation shards.
   const auto work = [](int n) {
     const TemporaryFolder folder;
     const std::string out = folder.file("shards"), counts = folder.file("counts");
@@ -246,7 +245,7 @@ TEST_CASE("data faults: the work of a start is linear in the number of shards", 
   INFO(stats << " and " << more_stats << " calls of stat, " << mallocs << " and " << more_mallocs << " of malloc");
   CHECK(stats > 400);
   CHECK(mallocs > 400);
-  constexpr double kMost = 3.3;  // three times as many shards; the rest of a run does not grow
+  constexpr double kMost = 3.3;  // three times as many shards; the rest of the run doesn't grow
   CHECK(more_stats < kMost * stats);
   CHECK(more_mallocs < kMost * mallocs);
 }

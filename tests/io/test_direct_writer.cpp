@@ -47,11 +47,11 @@ TEST_CASE("io: large and small pieces at any offset give the same file", "[io]")
   write(1000 + 20 * kMiB, 5, 4 * kMiB + 1);       // adjacent, so that two pieces share a block
   write(0, 99, 1000);                             // the block before, as a header is written last
   write(9 * kMiB, 3, 5000);                       // small, over bytes that may still be pending
-  write(40 * kMiB, 1, 9 * kMiB);                  // behind a hole
+  write(40 * kMiB, 1, 9 * kMiB);                  // leaves a hole before it
   write(41 * kMiB + 17, 2 * kMiB, 4 * kMiB + 3);  // large, over bytes that may still be pending
   CHECK(file.size() == static_cast<int64_t>(expected.size()));
   file.commit();
-  const bool same = read_text(path) == expected;  // of 50 MB, which a failure would print
+  const bool same = read_text(path) == expected;  // 50 MB each, which a failing CHECK would print
   CHECK(same);
   CHECK(triad::test::count_files(folder.path()) == 1);
 }

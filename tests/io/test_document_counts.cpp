@@ -1,5 +1,5 @@
-// What rows hold of documents: parts by length, padding, and tokens that cuts separate from their document, of rows,
-// batches and whole epochs, counted token by token.
+// What rows hold of documents, counted token by token over rows, batches and whole epochs: parts by length, padding,
+// and tokens that cuts separate from their document.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using namespace triad::test;
 
 namespace {
 
-// A source of `n` documents of 1 to `longest` bytes, of which some are far longer.
+// A source with `n` documents, 1 to `longest` bytes each, except some far longer.
 std::shared_ptr<const TokenSource> random_source(const TemporaryFolder& folder, int64_t n, int64_t longest) {
   const Philox random(31, static_cast<uint64_t>(longest));
   std::string text;
@@ -32,7 +32,7 @@ std::shared_ptr<const TokenSource> random_source(const TemporaryFolder& folder, 
   return text_data({.paths = {folder.file("a.jsonl")}, .val_paths = {}}, *make_tokenizer("byte")).train;
 }
 
-// The counts of rows, from their contents: token 0 is the separator, a document's first token.
+// Row counts, from the contents: token 0 is the separator, a document's first token.
 struct Counted {
   RowDocuments documents;
   std::vector<int64_t> parts, paddings;

@@ -1,5 +1,5 @@
 // What a power failure leaves: the calls that change files are recorded (tests/support/disk_record.h), and every state
-// in which the disk may be after each of them is made again and read as a resume reads it.
+// that the disk may have after each call is made again and read as a resume reads it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using Tree = DiskRecord::Tree;
 
 int64_t step_in(const std::string& path) { return std::stoll(path.substr(path.rfind("step_") + 5)); }
 
-// The files below one folder of a tree.
+// Files below one folder in a tree.
 Tree below(const Tree& tree, const std::string& folder) {
   Tree part;
   for (const auto& [path, bytes] : tree)
@@ -35,8 +35,8 @@ Tree below(const Tree& tree, const std::string& folder) {
   return part;
 }
 
-// Checks every crash of a record of checkpoints in `parent`: each folder that looks whole holds the files of a save,
-// `latest` leads to one of them, and a resume finds what was promised, or a later one.
+// Checks every crash in a record of checkpoints in `parent`: each folder that looks whole holds a save's files,
+// `latest` leads to one, and a resume finds what was promised, or a later one.
 void check_crashes(const DiskRecord& record, const std::string& parent,
                    const std::function<std::optional<int64_t>(const DiskRecord::Call&)>& promise_of) {
   // The folders as they were when a save renamed them.
@@ -80,11 +80,11 @@ void check_crashes(const DiskRecord& record, const std::string& parent,
   CHECK(most_promised > 2);
 }
 
-// The calls of test number one, which a process of its own makes: three saves, of which the last replaces the second,
-// with files that the caller has not synced.
+// The first test's calls, made in a separate process: three saves, the last replacing the second, with files that the
+// caller has not synced.
 void save_and_promise(const std::string& root) {
   const std::string parent = root + "/run/checkpoints";
-  make_folders(root + "/run");  // synced into its parent, as the folder of a run
+  make_folders(root + "/run");  // synced into its parent, as a run's folder is
   AppendFile promised(root + "/promised");
   for (const int step : {1, 2, 3, 2, 4}) {
     const std::string name = fmt::format("step_{}", step);
@@ -136,7 +136,7 @@ TEST_CASE("durability: after a power failure at any call of a run the run can go
     const int64_t step = call.what == "mkdir" && has(call.path, "/step_") ? step_in(call.path) - 2 : -1;
     return step >= 0 ? std::optional(step) : std::nullopt;
   });
-  // One of the crashes as a user sees it: all that was not synced is lost in the middle of the last save.
+  // One crash as a user sees it: everything unsynced is lost midway through the last save.
   size_t middle = 0;
   for (size_t i = 0; i < record.calls().size(); ++i)
     if (record.calls()[i].what == "create" && has(record.calls()[i].path, "/step_6.tmp.")) middle = i;

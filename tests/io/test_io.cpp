@@ -1,5 +1,5 @@
-// io/: files, shards, tables and JSON: round trips, known bytes, and every kind of malformed input.
-// test_safetensors.cpp has the weights' files. of malformed input.
+// io/: files, shards, tables and JSON: round trips, known bytes, and every kind of malformed input. For weight files
+// see test_safetensors.cpp.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -140,7 +140,7 @@ TEST_CASE("io: globs leave out nothing in silence", "[io]") {
   CHECK(match("d3/.h*/x.txt") == Files{"d3/.hidden/x.txt"});
   check_error([&] { match("**.txt"); }, {"**.txt", "stands alone"});
   check_error([&] { match("x.txt/*"); }, {"no file matches"});
-  fs::create_directory_symlink(root / "d1", root / "d1/e/back");  // a circle of links
+  fs::create_directory_symlink(root / "d1", root / "d1/e/back");  // a link loop
   fs::create_directory_symlink(root / "d1", root / "link");
   CHECK(match("**/x.txt").size() == 4);
   CHECK(match("link/**/x.txt").size() == 2);
@@ -322,7 +322,7 @@ TEST_CASE("io: JSON lines", "[io]") {
 
 namespace {
 
-// A std::map that counts increments of its iterators, and a JSON type whose objects are such maps.
+// A std::map that counts iterator increments, and a JSON type whose objects are such maps.
 int64_t map_steps = 0;
 template <class Key, class Value, class Less, class Allocator>
 struct CountedMap : std::map<Key, Value, Less, Allocator> {

@@ -1,4 +1,4 @@
-// Loss masks: their bits, shards that have one, and the targets and counts of rows, against brute force.
+// Loss masks: their bits, shards that have one, and rows' targets and counts, against brute force.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using Bits = std::vector<uint8_t>;  // a byte for each token: 1 if it is learned
 
 constexpr int32_t kEot = 9;
 
-// Random tokens with the separator kEot, and a random mask in runs of some tokens.
+// Random tokens with the separator kEot, and a random mask in spans of some tokens.
 struct Masked {
   Tokens tokens;
   Bits learned;
@@ -41,8 +41,8 @@ Masked random_masked(int64_t size, uint64_t mean, uint64_t stream) {
   return all;
 }
 
-// A folder of shards with masks, of at most `shard` tokens each, and a manifest that names the separator. A shard
-// without a masked token is written without a mask.
+// A folder with masked shards, at most `shard` tokens each, and a manifest that names the separator. A shard without a
+// masked token is written without a mask.
 class MaskedShards {
  public:
   MaskedShards(const Masked& all, int64_t shard, const std::string& position) {
@@ -75,7 +75,7 @@ class MaskedShards {
   TemporaryFolder folder_;
 };
 
-// Checks the targets of the tokens at these positions of `all`. last: separators are documents' last tokens and have no
+// Checks targets for the tokens at these positions in `all`. last: separators are documents' last tokens and have no
 // target; no separator follows the end.
 void check_targets(const Masked& all, const Tokens& targets, const std::vector<int64_t>& positions, bool last) {
   for (size_t i = 0; i < targets.size(); ++i) {
@@ -141,7 +141,7 @@ TEST_CASE("mask: rows of consecutive tokens have the targets and counts of brute
       const MaskedShards shards(all, 401, position);
       for (const double val_fraction : {0.0, 0.3}) {
         const DataSplit split = shards.open(val_fraction);
-        int64_t first = 0;  // position in `all` of the split's first token
+        int64_t first = 0;  // the split's first position in `all`
         for (const auto& source : {split.train, split.val}) {
           const int64_t rows = source->size() > T ? count_sequences(*source, T) : 0;
           for (int64_t row = 0; row < rows; ++row)

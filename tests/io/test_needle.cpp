@@ -1,5 +1,5 @@
-// The needle task, in which a model recalls values by their keys: sequences have the documented contents, in any order
-// of reading; a grid of lengths and depths measures a model's recall; a small model learns the task.
+// The needle task, in which a model recalls values by their keys: sequences have the documented contents, in any
+// reading order; a grid over lengths and depths measures a model's recall; a small model learns the task.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -35,7 +35,7 @@ Sequence sequence_of(const TokenSource& source, int64_t number, int64_t T) {
 
 bool is_key(const NeedleTask& task, int32_t token) { return token >= 1 && token < task.first_value(); }
 
-// Returns the positions of each key.
+// Returns each key's positions.
 std::map<int32_t, std::vector<int64_t>> places_of_keys(const NeedleTask& task, const std::vector<int32_t>& tokens) {
   std::map<int32_t, std::vector<int64_t>> places;
   for (size_t i = 0; i < tokens.size(); ++i)
@@ -133,7 +133,7 @@ TEST_CASE("needle: a sequence depends on its seed and number only, not on how it
   CHECK(s.tokens != sequence_of(*data.val, 5, T).tokens);
   CHECK(s.tokens != sequence_of(*needle_data(other, 0).train, 5, T).tokens);
   CHECK(needle_data(kTask, 0).val->size() == 0);
-  std::vector<int32_t> across(static_cast<size_t>(2 * T));  // from the middle of sequence 4 to the middle of sequence 6
+  std::vector<int32_t> across(static_cast<size_t>(2 * T));  // mid-sequence 4 to mid-sequence 6
   data.train->read(4 * T + T / 2, across);
   CHECK(std::equal(s.tokens.begin(), s.tokens.end(), across.begin() + T / 2));
 
@@ -182,7 +182,7 @@ TEST_CASE("needle: a probe's needle is at the requested depth, to the token", "[
       CHECK(p.tokens != needle_probe(kTask, length, depth, 4).tokens);
       CHECK(p.tokens == needle_probe(kTask, length, depth, 3).tokens);
     }
-  // The filler of a probe differs from that of training and validation sequences, also in long sequences.
+  // The filler of a probe differs from training and validation sequences' filler, also in long sequences.
   const DataSplit recall = needle_data(kTask, 0.1);
   for (const int64_t length : {65'536, 131'072})
     for (const auto& source : {recall.train, recall.val}) {
@@ -190,9 +190,9 @@ TEST_CASE("needle: a probe's needle is at the requested depth, to the token", "[
       const std::vector<int32_t> tokens = sequence_of(*source, 3, 256).tokens;
       int64_t same = 0;
       for (size_t i = 1; i < tokens.size(); ++i) same += tokens[i] == probe.tokens[i];
-      CHECK(same < 30);  // a few of the 255 positions have equal tokens by chance
+      CHECK(same < 30);  // a few positions (of 255) have equal tokens by chance
     }
-  // A training sequence of fixed depth has the same form as a probe.
+  // A training sequence with fixed depth has a probe's form.
   NeedleTask at_depth = kTask;
   at_depth.depth = 0.5;
   const DataSplit data = needle_data(at_depth, 0);
@@ -255,10 +255,10 @@ TEST_CASE("needle: the grid shows the recall of a simulated model, cell by cell"
   CHECK(all.depths == std::vector<double>{0, 0.5, 1});
   CHECK(all.right == std::vector<int64_t>(6, 7));
   CHECK(all.lowest() == 1);
-  for (const int64_t unknown : {0, 1})  // a value counts as recalled only if all of its tokens are right
+  for (const int64_t unknown : {0, 1})  // a value counts as recalled only if all its tokens are right
     CHECK(measure_needles(kTask, questions, reader(256, unknown)).right == std::vector<int64_t>(6, 0));
   const NeedleGrid near = measure_needles(kTask, questions, reader(40, -1));
-  // At depth 0.5 of 64 tokens the key is 32 tokens back, which is within reach.
+  // At depth 0.5 in 64 tokens the key is 32 tokens back, which is within reach.
   CHECK(near.right == std::vector<int64_t>{0, 0, 7, 0, 7, 7});
   CHECK(near.accuracy(1, 0) == 1);
   CHECK(near.lowest() == 0);
@@ -327,8 +327,8 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   const Json json = Json::parse(run_ok(eval + "--json").standard_output);
   CHECK(json["cells"].size() == 12);
   run_ok(eval + "--task queries --lengths 5");  // no room for two questions, as many as this run has for each key
-  // The grid of an unfinished run is written to the run's folder, not to its checkpoint. If that folder is not
-  // writable, nothing is measured.
+  // An unfinished run's grid is written to the run's folder, not to its checkpoint. If that folder is not writable,
+  // nothing is measured.
   fs::remove(run + "/model.safetensors");
   for (const char* name : {"/needle.csv", "/needle.svg"}) fs::remove(run + name);
   run_ok(eval + "--lengths 16,64");
@@ -388,7 +388,7 @@ TEST_CASE("needle: train and eval take the config's task, or eval another, and e
   CHECK(json["cells"].size() == 4);
   CHECK(Json::parse(run_ok(eval + "--task counting --json").standard_output)["task"] == "counting");
   run_ok(eval + "--task keys");
-  // Of the default lengths 8, 16, 32 and 64, the last one alone holds two questions about chains of three statements.
+  // Among the default lengths 8, 16, 32 and 64, only the last holds two questions about three-statement chains.
   const std::string at_begin = "eval --needle --checkpoint " + run + " --samples 1 --depths 0 --json";
   CHECK(Json::parse(run_ok(at_begin).standard_output)["cells"].size() == 1);
   for (const char* name : {"needle_variables.csv", "needle_counting.csv", "needle.csv", "needle_counting.svg"})
@@ -421,7 +421,7 @@ TEST_CASE("needle: a small model learns to recall from far outside its window", 
     return Json::parse(run_ok("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json")
                            .standard_output);
   };
-  // The window covers 8 of 64 tokens, the selection 32 at most. A random guess is right one time in eight.
+  // The window branch covers 8 of 64 tokens, the selection 32 at most. A random guess is right one time in eight.
   const Json grid = grid_of("nsa", 300);
   INFO(grid.dump(1));
   double sum = 0;

@@ -1,5 +1,5 @@
-// The kinds of needle task: the answers of each are recomputed from its sequences by parsers that share no code with
-// the generator, and a grid shows what a simulated model answers.
+// Kinds of needle task: answers are recomputed from the sequences by parsers that share no code with the generator, and
+// a grid shows what a simulated model answers.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -24,12 +24,12 @@ NeedleTask task_of(NeedleKind kind) {
 const std::vector<NeedleKind> kNew = {NeedleKind::queries, NeedleKind::variables, NeedleKind::counting,
                                       NeedleKind::copy};
 
-// The vocabulary of 100 tokens: 33 keys, 33 tokens of values, and hay, the last of which is the mark.
+// The 100-token vocabulary: 33 keys, 33 value tokens, and hay, the last of which is the mark.
 bool is_key(int32_t token) { return token >= 1 && token <= 33; }
 bool is_value(int32_t token) { return token >= 34 && token <= 66; }
 constexpr int32_t kMark = 99;
 
-// A question of a task with three tokens a value, and where what it asks begins.
+// A question in a task with three tokens per value, and where what it asks begins.
 struct Question {
   Tokens prompt, answer;
   std::vector<int64_t> statements;  // their positions, ascending
@@ -55,7 +55,7 @@ int64_t end_of(const NeedleTask& task, int64_t length) {
 
 // What a sequence says before position `end`.
 struct Statements {
-  // Positions of each key; of task variables, of the statements that assign to it.
+  // Each key's positions; in task variables, positions of statements that assign to it.
   std::map<int32_t, std::vector<int64_t>> keys;
   std::vector<int64_t> marks;
 };
@@ -130,8 +130,8 @@ std::vector<Question> questions_of(const NeedleTask& task, const Tokens& tokens)
 }
 
 // Checks everything that holds for a sequence with any depth; returns the position of the first question's needle.
-// asked: the numbers of statements that lead to the answers, with which a question of a training sequence may be about
-// any name of its chain; null: a probe, which asks about the last.
+// asked: how many statements lead to each answer; a training question may be about any name in its chain; null: a
+// probe, which asks about the last.
 int64_t check_sequence(const NeedleTask& task, const Tokens& tokens, const Tokens& targets, int64_t needles,
                        std::set<int64_t>* asked = nullptr) {
   const auto length = static_cast<int64_t>(tokens.size());
@@ -167,7 +167,7 @@ int64_t check_sequence(const NeedleTask& task, const Tokens& tokens, const Token
   if (task.kind == NeedleKind::variables) {
     CHECK(static_cast<int64_t>(found.keys.size()) == needles * (1 + task.hops));
     CHECK(found.marks.size() == found.keys.size());
-    int64_t longest = 0;  // chains of the full length
+    int64_t longest = 0;  // full-length chains
     for (const auto& [name, at] : found.keys)
       longest +=
           static_cast<int64_t>(answer(task, tokens, found, {kMark, name}).value().statements.size()) == 1 + task.hops;
@@ -194,10 +194,10 @@ TEST_CASE("needle tasks: a probe's answers follow from its statements, and the n
       NeedleTask task = task_of(kind);
       task.hops = hops;
       task.occurrences = 4 * hops;
-      if (hops == 5) task.pairs = 5;  // of 33 keys, 5 chains need 30
+      if (hops == 5) task.pairs = 5;  // 5 chains need 30 of the 33 keys
       const Layout layout = layout_of(task);
       std::set<Tokens> answers;
-      int64_t farthest = 0;  // of a chain's or a counted key's statements from its first
+      int64_t farthest = 0;  // how far a chain's or counted key's statements lie from its first
       for (const int64_t length : {200, 400, 1000})
         for (const double depth : {0.0, 0.25, 0.5, 1.0})
           for (uint64_t number = 0; number < 6; ++number) {
@@ -219,12 +219,12 @@ TEST_CASE("needle tasks: a probe's answers follow from its statements, and the n
             const Question first = questions_of(task, p.tokens)[0];
             answers.insert(first.answer);
             farthest = std::max(farthest, first.statements.back() - at);
-            // Around a span and in it are tokens of all kinds; around other needles there is only hay.
+            // Around and inside a span are tokens of all kinds; around other needles there is only hay.
             const auto keys_and_values = std::count_if(p.tokens.begin(), p.tokens.end(),
                                                        [](int32_t token) { return token >= 1 && token <= 66; });
             if (kind == NeedleKind::copy) CHECK(keys_and_values > length / 2);
           }
-      // All counts occur, and nearly all answers of three random tokens differ.
+      // All counts occur, and nearly all answers (three random tokens) differ.
       if (kind == NeedleKind::counting)
         CHECK(static_cast<int64_t>(answers.size()) >= std::min<int64_t>(task.occurrences, 18));
       else
@@ -253,7 +253,7 @@ TEST_CASE("needle tasks: training sequences hold all needles at any depth, to th
       places.push_back(check_sequence(task, s.tokens, s.targets, task.pairs, &asked));
     }
     if (kind == NeedleKind::variables) CHECK(asked == std::set<int64_t>{1, 2, 3});
-    // Half of the positions are uniform, the others at a log-uniform distance from the last.
+    // Half the positions are uniform, the others at a log-uniform distance from the last.
     const int64_t last = end_of(task, 400) - layout.statements * layout.width;
     const auto count = [&](int64_t from, int64_t to) {
       return std::count_if(places.begin(), places.end(), [&](int64_t at) { return at >= from && at <= to; });
@@ -290,7 +290,7 @@ TEST_CASE("needle tasks: the grid shows what a simulated model answers, of all q
     INFO(word_of(kind));
     const NeedleTask task = task_of(kind);
     // Answers all questions if the first one's needle is among the last `reach` tokens, but gives a wrong token as
-    // number `wrong` of all answers.
+    // answer number `wrong`.
     const auto model = [&](int64_t reach, int64_t wrong) {
       return [&task, reach, wrong](std::span<const int32_t> tokens, std::span<const int32_t>, int64_t T) {
         std::vector<int32_t> out;
@@ -370,7 +370,7 @@ TEST_CASE("needle tasks: the sequences of keys are those of earlier versions", "
         add(p.targets);
         hash ^= static_cast<uint64_t>(p.needle);
       }
-  NeedleTask dense = task;  // some of its pairs find no room
+  NeedleTask dense = task;  // some pairs find no room
   dense.pairs = 33;
   dense.seq_len = 90;
   for (uint64_t number = 0; number < 20; ++number) {

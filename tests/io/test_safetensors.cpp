@@ -82,7 +82,7 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
 
 TEST_CASE("io: safetensors known bytes", "[io]") {
   const TemporaryFolder folder;
-  // A complete file, byte by byte: the header's length in 8 bytes, the header in 88 bytes, and 8 bytes of data.
+  // A complete file, byte by byte: the header's length in 8 bytes, the header in 88 bytes, and 8 data bytes.
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
   const std::string padded = header + std::string((8 - header.size() % 8) % 8, ' ');
@@ -92,8 +92,8 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   CHECK(known.at("w").engine_dtype() == DType::bf16);
   CHECK(known.at("w").shape == std::vector<int64_t>{2, 2});
   CHECK(known.at("w").begin == 96);
-  // SafetensorsWriter writes the same file with a checksum in the header: the CRC-32 of eight zero bytes, which is
-  // 6522df69 according to zlib.
+  // SafetensorsWriter writes the same file with a checksum in the header: eight zero bytes' CRC-32, which is 6522df69
+  // according to zlib.
   const uint64_t zeros = 0;
   write_safetensors(folder.file("ours"), std::vector<HostTensor>{{{"w", DType::bf16, {2, 2}}, &zeros}});
   std::string ours = R"({"__metadata__":{"format":"pt","crc32/w":"6522df69"},)"

@@ -1,5 +1,5 @@
-// The tokenizer of token shards: what training reads from manifest.json, contradictions between manifest and config,
-// and the evaluation on shards of another tokenizer.
+// Token shards' tokenizer: what training reads from manifest.json, contradictions between manifest and config, and
+// evaluation on another tokenizer's shards.
 #include <filesystem>
 
 #include "io/data/shard_manifest.h"
@@ -33,8 +33,8 @@ void refused(const std::string& args, int exit_code, const std::vector<std::stri
   }
 }
 
-// Two folders of shards: `words`, made with the BPE tokenizer tokenizer.json (about 300 tokens), and `bytes`, made with
-// the byte tokenizer.
+// Two shard folders: `words`, made with the BPE tokenizer tokenizer.json (about 300 tokens), and `bytes`, made with the
+// byte tokenizer.
 class Shards {
  public:
   Shards() {
@@ -59,7 +59,7 @@ class Shards {
     write_text(file("other/tokenizer.json"), other.dump());
     return file("other/tokenizer.json");
   }
-  // Arguments of a run of two steps that saves a checkpoint after each.
+  // Arguments for a two-step run that saves a checkpoint after each.
   std::string train(const std::string& out, const std::string& paths, const std::string& more = "") const {
     return train_args(file(out), "--set data.kind=shards --set data.paths='" + paths +
                                      "' --set model.vocab_size=512 --set train.save_every=1 --set train.steps=2 " +
@@ -183,7 +183,7 @@ TEST_CASE("shard tokenizer: for shards without a manifest it is unknown until th
   INFO(evaluated.output);
   REQUIRE(evaluated.exit_code == 0);
   CHECK(parse_json(evaluated.standard_output, "eval")["bits_per_byte"].is_null());
-  // A resume may name the tokenizer, because that changes no token of the run.
+  // A resume may name the tokenizer, because that changes no token in the run.
   run_ok(shards.train("run", paths,
                       "--resume latest --set train.steps=3 --set data.tokenizer=" + shards.file("tokenizer.json")));
   CHECK(fs::exists(shards.file("run/checkpoints/step_3/tokenizer.json")));
@@ -201,7 +201,7 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   using Paths = std::vector<std::string>;
   CHECK(config_of(words).data.val_paths == Paths{words});
   CHECK(config_of(words, {"data.val_paths=" + val}).data.val_paths == Paths{val});
-  // The glob names all files, so all are for training, and the end of their tokens is held out.
+  // The glob names all files, so all are for training, and the last tokens are held out.
   CHECK(config_of(words + "/*.bin").data.val_paths.empty());
   CHECK(config_of(val).data.val_paths.empty());
   fs::create_directories(shards.file("links"));
@@ -210,8 +210,8 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   CHECK(linked.data.tokenizer == fs::canonical(words).string() + "/tokenizer.json");
   CHECK(linked.data.val_paths == Paths{fs::canonical(words).string()});
 
-  // Manifests of older versions do not list the tokenizer's files. Then tokenizer.json in the same folder is used, if
-  // it exists.
+  // Older versions' manifests don't list the tokenizer's files. Then tokenizer.json in the same folder is used, if it
+  // exists.
   const std::string path = words + "/manifest.json";
   Json manifest = parse_json(read_file(path), path);
   manifest.erase("tokenizer_files");
@@ -219,7 +219,7 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   CHECK(config_of(words).data.tokenizer == words + "/tokenizer.json");
   fs::remove(words + "/tokenizer.json");
   CHECK(config_of(words).data.tokenizer.empty());
-  fs::remove(val);  // as if a user had copied the training shards only
+  fs::remove(val);  // mimics a user who copied only the training shards
   CHECK(config_of(words).data.val_paths.empty());
   write_text(path, "{\"of\":\"another program\"}");
   CHECK(!read_manifest(words));

@@ -36,7 +36,7 @@ std::string llmq(int32_t version, int32_t bytes, int32_t count, int32_t mask, co
   return header + body;
 }
 
-// A sparse file of the given size: it reads as zero where nothing is written, and takes almost no disk space.
+// A sparse file with the given size: it reads as zero where nothing is written, and takes almost no disk space.
 class SparseFile {
  public:
   SparseFile(const std::string& path, int64_t bytes) : fd_(::open(path.c_str(), O_WRONLY | O_CREAT, 0600)) {

@@ -1,4 +1,4 @@
-// io/weight_index and io/tensor_reader: tensors in one file or in several, and parallel reads of parts of them.
+// io/weight_index and io/tensor_reader: tensors in one file or in several, and parallel partial reads.
 #include "io/tensor_reader.h"
 
 #include <zlib.h>
@@ -25,14 +25,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// n values that every float dtype of a file can hold.
+// n values that every float dtype in a file can hold.
 std::vector<float> values_of(int64_t n, int64_t seed) {
   std::vector<float> values(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = static_cast<float>((i * 37 + seed * 11) % 251 - 125);
   return values;
 }
 
-// A folder with the f32 tensors a [5,7] and b [300] in the first of two files and c [64] in the second.
+// A folder with the f32 tensors a [5,7] and b [300] in the first file and c [64] in the second.
 struct Split {
   TemporaryFolder folder;
   std::vector<float> a = values_of(35, 1), b = values_of(300, 2), c = values_of(64, 3);
@@ -168,7 +168,7 @@ TEST_CASE("io: parts of tensors are read by any number of threads, in pieces of 
   check_error([&] { read_all(std::vector{range("a", 3, 36)}, {}); },
               {split.first, "tensor a", "35 elements", "[3, 36)"});
   check_error([&] { read_all(std::vector{range("a", -1, 3)}, {}); }, {split.first, "tensor a"});
-  // An error of the sink ends the read; the threads do not wait for buffers forever.
+  // A sink error ends the read; the threads do not wait for buffers forever.
   check_error(
       [&] {
         read_ranges(ranges, [](size_t, int64_t, std::span<const float>) { fail("sink"); },
@@ -237,7 +237,7 @@ TEST_CASE("io: a damaged tensor is found by its pieces, or by the sum of what se
     check_error([&] { read_all(all, {.threads = 3, .piece_elements = piece}); }, {split.first, "tensor b", "CRC-32"});
   std::vector<PartialSum> sums;
   read_all(parts, {.threads = 2, .piece_elements = 7}, &sums);
-  CHECK_NOTHROW(check_sum(file, entry, sums[0]));  // half of a tensor has no checksum
+  CHECK_NOTHROW(check_sum(file, entry, sums[0]));  // half a tensor has no checksum
   PartialSum sum = sums[0];
   sum += sums[1];
   check_error([&] { check_sum(file, entry, sum); }, {split.first, "tensor b", "CRC-32"});

@@ -1,5 +1,5 @@
-// TensorBoard's event files: known bytes, and what readers find in the files of a run. read_events.py follows the
-// description of the format only. TensorBoard's own reader is used too, if it is installed.
+// TensorBoard's event files: known bytes, and what readers find in a run's files. read_events.py follows only the
+// format's description. TensorBoard's own reader is used too, if it is installed.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -42,7 +42,7 @@ void run_tiny(const std::string& out, const std::string& more, const std::string
   REQUIRE(outcome.exit_code == 0);
 }
 
-std::vector<std::vector<double>> rows(const std::string& path) {  // the rows of a CSV table of numbers
+std::vector<std::vector<double>> rows(const std::string& path) {  // rows in a numeric CSV table
   std::vector<std::vector<double>> out;
   std::istringstream in(read_text(path));
   std::string line;
@@ -74,7 +74,7 @@ TEST_CASE("tensorboard: two records have the known bytes", "[tensorboard]") {
 
 TEST_CASE("tensorboard: a finite number stays finite, however large", "[tensorboard]") {
   const double inf = std::numeric_limits<double>::infinity(), most = std::numeric_limits<float>::max();
-  const auto written = [](double value) {  // the four bytes of the value, which follow the tag "x", in hexadecimal
+  const auto written = [](double value) {  // the value's four bytes, which follow the tag "x", in hexadecimal
     const std::string message = hex(tensorboard::scalars(0, 1, std::vector<Scalar>{{"x", value}}));
     return message.substr(message.size() - 8);
   };
@@ -103,7 +103,7 @@ TEST_CASE("tensorboard: a histogram counts each finite value once, between its l
   CHECK(h["sum"].get<double>() == Approx(1e30));
   CHECK(h["squares"].get<double>() == Approx(1e60));
   const auto limits = h["limits"].get<std::vector<double>>(), counts = h["counts"].get<std::vector<double>>();
-  // TensorBoard stores right limits only, so an empty first bucket gives the left limit of the second.
+  // TensorBoard stores right limits only, so an empty first bucket gives the second's left limit.
   REQUIRE(counts.front() == 0);
   for (size_t i = 1; i < counts.size(); ++i) {
     double inside = 0;
@@ -116,7 +116,7 @@ TEST_CASE("tensorboard: a histogram counts each finite value once, between its l
 }
 
 TEST_CASE("tensorboard: a new file sorts after all earlier ones, whatever the clock says", "[tensorboard]") {
-  // Another host's clock that is ahead; the last time of ten digits; a name without a number; the same second.
+  // Another host's clock that is ahead; the last ten-digit time; a name without a number; the same second.
   for (const std::string earlier : {"4102444800.zz.9999999.7", "9999999999.host.1.0", "zzz", ""}) {
     INFO(earlier);
     const TemporaryFolder folder;
@@ -146,7 +146,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
   const auto training = rows(folder.file("training.csv")), validation = rows(folder.file("val.csv"));
   REQUIRE(training.size() == 10);
   const auto same = [&](const char* tag, const std::vector<std::vector<double>>& table, size_t column,
-                        double rounded = 0) {  // rounded: the largest rounding error of the table's numbers
+                        double rounded = 0) {  // rounded: largest rounding error in the table's numbers
     const Json& series = found["scalars"][tag];
     REQUIRE(series.size() == table.size());
     for (size_t i = 0; i < table.size(); ++i) {
@@ -170,7 +170,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
     for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);
   }
   CHECK(found["restarts"].empty());
-  // The config is written as text and as hparams. Losses are also written over the number of tokens, 96 a step.
+  // The config is written as text and as hparams. Losses are also written over the token count, 96 per step.
   CHECK(found["texts"]["config"][0][0] == 0);
   CHECK(has(found["texts"]["config"][0][1].get<std::string>(), "        \"seq_len\": 48,\n"));
   CHECK(found["hparams"]["train.seq_len"] == 48);

@@ -1,4 +1,4 @@
-// What a file holds (io/data/text_format.h): a table of contents and names, and what is refused, by which words.
+// What a file holds (io/data/text_format.h): a table of contents and names, and what is refused in which words.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -66,7 +66,7 @@ TEST_CASE("text format: content and name decide, in any compression", "[data]") 
   std::u16string russian;
   for (int i = 0; i < 40; ++i) russian += u"Привет, мир ";
   struct Row {
-    std::string name, bytes, expected;  // expected: "text", "jsonl", or a word of the refusal
+    std::string name, bytes, expected;  // expected: "text", "jsonl", or a word in the refusal
   };
   const std::vector<Row> rows = {
       {"a.jsonl", two, "jsonl"},

@@ -1,5 +1,5 @@
-// Byte-level BPE: tokens are those of Hugging Face's `tokenizers` library, decoding restores any bytes, and an error
-// names what is wrong in a file.
+// Byte-level BPE: tokens equal Hugging Face's `tokenizers` library's, decoding restores any bytes, and an error names
+// what is wrong in a file.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -43,7 +43,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Jso
   return tokenizer_of(folder, known, [](Json&) {});
 }
 
-// Returns random text of words, spaces, whole and truncated UTF-8 characters, and arbitrary bytes.
+// Returns random text with words, spaces, whole and truncated UTF-8 characters, and arbitrary bytes.
 std::string random_text(std::mt19937& random, size_t pieces) {
   const std::vector<std::string> kinds = {"the ",
                                           " tokenizer",
@@ -84,7 +84,7 @@ std::string python() {
   return named != nullptr ? named : "python3";
 }
 
-// Returns the records of a file; each is a length in bytes (u32) and these bytes.
+// Returns a file's records; each is a length in bytes (u32) and these bytes.
 std::vector<std::string> read_records(const std::string& path) {
   const std::string all = read_file(path);
   std::vector<std::string> records;
@@ -263,7 +263,7 @@ TEST_CASE("tokenizers: the separator has a usual name or is named", "[tokenizers
     INFO(separator);
     const auto tokenizer = tokenizer_of(folder, known, named("<|doc|>"), {.separator = separator});
     CHECK(tokenizer->eot() == id);
-    // Copies of the files are the same tokenizer, and another one does not read their separator.
+    // Copied files are the same tokenizer, and another one does not read their separator.
     std::filesystem::create_directories(folder.file("copy"));
     write_tokenizer_files(tokenizer->files(), folder.file("copy"));
     const auto copy = make_tokenizer(folder.file("copy"));
@@ -333,7 +333,7 @@ TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
   std::mt19937 random(6);
   std::array<int32_t, 256> bytes{};
   for (int i = 0; i < 256; ++i) bytes[static_cast<size_t>(i)] = i;
-  std::vector<Bpe::Merge> merges;  // random merges of an alphabet of three letters
+  std::vector<Bpe::Merge> merges;  // random merges over a three-letter alphabet
   for (int32_t id = 256; id < 320; ++id) {
     const auto any = [&] {
       const auto n = static_cast<int32_t>(random() % static_cast<uint32_t>(3 + id - 256));
@@ -353,7 +353,7 @@ TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
     CHECK(by_scan == by_heap);
     CHECK(either == by_heap);
     either.clear();
-    bpe.encode(word, scratch, either);  // the second encoding of a word reads the cache
+    bpe.encode(word, scratch, either);  // a word's second encoding reads the cache
     CHECK(either == by_heap);
   }
 }
@@ -472,7 +472,7 @@ TEST_CASE("tokenizers: invalid and unsupported files are refused", "[tokenizers]
       {"added token twice",
        [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); },
        {"added_tokens[1]", "before"}},
-      {"added token that spells a byte",  // in GPT-2's alphabet \u00e9 is the byte 0xe9
+      {"added token that spells a byte",  // byte 0xe9 is \u00e9 in GPT-2's alphabet
        [](Json& j) {
          j["added_tokens"].push_back({{"content", "\u00e9"}, {"id", j["model"]["vocab"]["\u00e9"]}});
        },

@@ -1,4 +1,4 @@
-// Which kernels the attention ops choose, by the shape of a call and by runtime.kernels.
+// Which kernels the attention ops choose, by call shape and runtime.kernels.
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,8 +14,8 @@ using namespace triad::test;
 
 namespace {
 
-// A call of the ops whose kernels are chosen by shape, with one group. documents: number of documents of a packed row;
-// 0: the row is one document.
+// A call to the ops whose kernels are chosen by shape, with one group. documents: in a packed row; 0: the row is one
+// document.
 struct RouteProblem {
   int64_t T, heads, dk, dv, l_sel, n, documents = 0;
   DType dtype = DType::bf16;
@@ -23,7 +23,7 @@ struct RouteProblem {
 };
 // The kernels that the ops record for it.
 struct RouteNames {
-  std::string range, selected, backward, select;  // range: forward of the window branch; backward: of both branches
+  std::string range, selected, backward, select;  // range: window branch's forward; backward: both branches
 };
 
 RouteNames planned_kernels(const RouteProblem& p) {
@@ -57,37 +57,37 @@ RouteNames planned_kernels(const RouteProblem& p) {
 
 }  // namespace
 
-// The table of kernels/nsa/dispatch/README.md, on a planning context of a Hopper card.
+// The table of kernels/nsa/dispatch/README.md, on a planning context for a Hopper card.
 TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
   if (!require_hopper_plan()) return;
   const std::pair<RouteProblem, RouteNames> table[] = {
       {{2048, 6, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
       {{65536, 6, 64, 64, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{2048, 16, 64, 64, 64, 16}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
-      // A group of 12 heads fills 3/4 of a unit of 16, which is enough if the sequence has 6 blocks per list entry.
+      // 12 heads per group fill 3/4 of a 16-row unit, which is enough if the sequence has 6 blocks per list entry.
       {{8192, 12, 64, 64, 64, 16}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
       {{4096, 12, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
       {{2048, 16, 128, 128, 64, 16}, {"sm90", "query_stationary", "sm90_d128", "sm90"}},
       {{2048, 16, 192, 128, 64, 16}, {"sm90", "query_stationary", "sm90", "sm90"}},
-      // With blocks of 16 tokens, only the shared tile supports the call, and only up to 1,024 blocks.
+      // With 16-token blocks, only the shared tile supports the call, and only up to 1,024 blocks.
       {{16384, 6, 64, 64, 16, 16}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{16400, 6, 64, 64, 16, 16}, {"sm90", "general", "sm90_d64", "general"}},
-      // A group of 129 heads has more rows per token than a tile of Hopper's forward kernels.
+      // 129 heads per group have more rows per token than a tile of Hopper's forward kernels.
       {{256, 129, 64, 64, 64, 16}, {"general", "general", "sm90_d64", "general"}},
       {{2048, 6, 60, 60, 64, 16}, {"general", "general", "general", "general"}},
       {{2048, 6, 64, 128, 64, 16}, {"general", "general", "general", "sm90"}},
       {{2048, 6, 64, 64, 64, 16, 0, DType::f32}, {"general", "general", "general", "general"}},
       // Packed rows: kv_stationary takes the long documents, the shared tile the others, whatever the row's length.
-      // With blocks of 16 tokens, which kv_stationary does not support, the shared tile takes up to 896 block ids.
+      // With 16-token blocks, which kv_stationary does not support, the shared tile takes up to 896 block ids.
       {{4096, 6, 64, 64, 64, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
       {{32768, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{131072, 6, 64, 64, 64, 16, 4}, {"sm90", "kv_stationary or shared_tile", "sm90_d64", "sm90"}},
       {{65536, 16, 64, 64, 64, 16, 4}, {"sm90", "query_stationary", "sm90_d64", "sm90"}},
       {{14272, 6, 64, 64, 16, 16, 4}, {"sm90", "shared_tile", "sm90_d64", "general"}},
       {{14304, 6, 64, 64, 16, 16, 4}, {"sm90", "general", "sm90_d64", "general"}},
-      // The kernel with resident rows computes groups of up to 8 heads. It is not chosen for short sequences, which
-      // have few blocks for each list entry. It is not chosen for long ones either, if a block is listed by too few
-      // rows of a tile, or if the sequence has more than 512 blocks.
+      // The kernel with resident rows computes groups up to 8 heads. It is not chosen for short sequences, which have
+      // few blocks for each list entry. It is not chosen for long ones either, if too few rows in a tile list a block,
+      // or if the sequence has more than 512 blocks.
       {{8192, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{5120, 4, 64, 64, 64, 16}, {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{5056, 4, 64, 64, 64, 16}, {"sm90", "shared_tile", "sm90_d64", "sm90"}},
@@ -114,8 +114,8 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
       {{16384, 8, 128, 128, 64, 16}, {"sm90", "resident_rows", "sm90_d128", "sm90"}},
       {{16448, 4, 128, 128, 64, 16}, {"sm90", "kv_stationary or shared_tile", "sm90_d128", "sm90"}},
       // KernelChoice::candidate asks for the kernel with resident rows. Then it is chosen wherever it supports the
-      // call, however few or many blocks there are per list entry: for groups of up to 8 heads of 64 or 128, and up to
-      // 512 blocks of 64 tokens.
+      // call, however few or many blocks there are per list entry: groups up to 8 heads, head widths 64 or 128, and up
+      // to 512 blocks of 64 tokens.
       {{2048, 4, 64, 64, 64, 16, 0, DType::bf16, KernelChoice::candidate},
        {"sm90", "resident_rows", "sm90_d64", "sm90"}},
       {{2048, 4, 128, 128, 64, 16, 0, DType::bf16, KernelChoice::candidate},

@@ -1,4 +1,4 @@
-// The choice of OpenBLAS's kernels, by its version, its own choice and the CPU's vectors.
+// How OpenBLAS's kernels are chosen: by its version, its own choice and the CPU's vectors.
 #include "io/json_config.h"
 #include "kernels/ops/blas_core.h"
 #include "tests/support/program.h"
@@ -56,7 +56,7 @@ TEST_CASE("matmul: a run's env.json says which of OpenBLAS's kernels it uses, an
     const Json env = Json::parse(read_text(folder.file("out/environment/env.json")));
     return env["libraries"]["OpenBLAS kernels"].get<std::string>();
   };
-  // An OpenBLAS that pretends to be the one of Debian 12 on a CPU that it does not know.
+  // An OpenBLAS that pretends to be Debian 12's on a CPU that it doesn't know.
   const std::string unknown_cpu =
       "OPENBLAS_CORETYPE= " + with_faults("TRIAD_BLAS_CONFIG='OpenBLAS 0.3.21 DYNAMIC_ARCH' TRIAD_BLAS_CORE=Prescott");
   if (!blas_cores_for(cpu_vectors()).empty())

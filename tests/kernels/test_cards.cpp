@@ -1,6 +1,6 @@
 // The portable kernels must fit into every card's shared memory. These tests check which tiles are chosen for a card,
-// and the launches of every op on a simulated card (tests/fault_injection/cuda_card.cpp). tests/checks/resources.py
-// compares the same launches with the registers and the shared memory of the compiled kernels.
+// and every op's launches on a simulated card (tests/fault_injection/cuda_card.cpp). tests/checks/resources.py compares
+// the same launches with the compiled kernels' registers and shared memory.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -45,7 +45,7 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
     int64_t bytes;
   };
   const Row table[] = {
-      // Hopper: two stages where 113 KiB suffice, one CTA of up to 227 KiB otherwise.
+      // Hopper: two stages where 113 KiB suffice, otherwise one CTA with up to 227 KiB.
       {90, forward, {2, 64, 64}, small_heads, 2, 46080},
       {90, forward, {4, 64, 64}, small_heads, 2, 87040},
       {90, dq, {2, 64, 64}, small_heads, 2, 55296},
@@ -63,7 +63,7 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
       {86, dq_dk_dv, {2, 64, 64, kDqListed}, small_heads, 1, 49664},  // 49 KiB are 50,176 bytes: two CTAs per SM
       {86, dq_dk_dv, {2, 128, 128, kDqListed}, large_heads, 1, 60160},
       {86, dq, {2, 128, 128}, large_heads, 1, 52224},
-      {86, dq, {4, 128, 128}, large_heads, 1, 101376},  // all of the 99 KiB
+      {86, dq, {4, 128, 128}, large_heads, 1, 101376},  // all 99 KiB
       {86, dkdv, {4, 128, 128}, compact, 1, 51008},
       {86, dkdv, {4, 65, 3, kListed}, compact, 1, 51008},  // padded to 128
       {89, dkdv, {2, 256, 256, kListed}, compact, 1, 51008},
@@ -95,7 +95,7 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
       CHECK(plan.bytes <= shared_limits(card).cta_bytes);
       CHECK(plan.shape != compact);
     }
-  // WideTile runs where two CTAs with two stages fit on an SM, for bf16 heads of up to 64 and many keys.
+  // WideTile runs where two CTAs with two stages fit on an SM, for bf16 heads up to 64 wide and many keys.
   constexpr int64_t kManyKeys = 1024;
   for (const int card : kCards) {
     const auto wide = plan_wide_tile({2, 64, 64}, kManyKeys, shared_limits(card));
@@ -114,7 +114,7 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
 
 namespace {
 
-// A call of the ops whose shared memory depends on the head widths, with one group of G heads and T tokens.
+// A call to the ops whose shared memory depends on the head widths, with one group of G heads and T tokens.
 struct HeadProblem {
   DType dtype;
   int64_t dk, dv, G, T;
@@ -144,7 +144,7 @@ void run_heads(Context& ctx, const Tensors& make, const HeadProblem& p) {
   nsa_attend_window_backward(ctx, grads, upstream, in, config.w);
   nsa_attend_selected_forward(ctx, {o, lse}, in, lists, config.l_sel);
   nsa_attend_selected_backward(ctx, grads, upstream, in, lists, config.l_sel);
-  if (p.dk == p.dv) {  // with a rounding unit heads of 64 and 128 have one kernel for dq, dk and dv
+  if (p.dk == p.dv) {  // given a rounding unit, head widths 64 and 128 have one kernel for dq, dk and dv
     const AttendGradIn rounded{o, {}, lse, lse, lse};
     nsa_attend_window_backward(ctx, grads, rounded, in, config.w);
     nsa_attend_selected_backward(ctx, grads, rounded, in, lists, config.l_sel);
@@ -166,7 +166,7 @@ void run_heads(Context& ctx, const Tensors& make, const HeadProblem& p) {
   dense_decode(ctx, out, {one, {k, v}, position});
 }
 
-// A call of RMSNorm, and one of the cross-entropy, on rows of this width.
+// Calls RMSNorm and the cross-entropy on rows this wide.
 void run_norm(Context& ctx, const Tensors& make, DType dtype, int64_t width) {
   const Tensor x = make(dtype, {512, width}), w = make(dtype, {width}), r = make(DType::f32, {512}),
                dw = make(DType::f32, {width});
@@ -183,10 +183,10 @@ constexpr int64_t kHeadWidths[][2] = {{8, 8},     {60, 100},  {64, 64},   {80, 8
 constexpr int64_t kModelWidths[] = {768, 2048, 3200, 4096, 5120, 8192, 16384, 25344};
 constexpr int64_t kVocabularies[] = {256, 16000, 25000, 32000, 50304, 58000, 128256};
 
-// Prints what every op launches on the card of TRIAD_CARD, at the shapes of the OpCases and at those above:
+// Prints what every op launches on TRIAD_CARD's card, at the OpCases' shapes and at those above:
 //   case <TAB> op, shape and dtype
 //   launch <TAB> ...        by tests/fault_injection/cuda_card.cpp
-//   refused <TAB> message   an op of that case threw
+//   refused <TAB> message that an op threw in that case
 void print_launches() {
   constexpr int64_t kArena = int64_t{1} << 41, kScratch = int64_t{1} << 40;
   const auto run = [&](const std::string& label, auto&& body, bool portable_only = true) {
@@ -254,9 +254,9 @@ TEST_CASE("cards: what does not fit names the op, the value and the limit", "[ns
   rmsnorm_backward(plan.ctx(), x, dw, x, x, w, r, {}, {});
 }
 
-// The smallest cards have 99 KiB of shared memory per CTA. tests/checks/resources.py runs this test on each card.
+// The smallest cards have 99 KiB shared memory per CTA. tests/checks/resources.py runs this test on each card.
 TEST_CASE("cards: no op launches more shared memory than the smallest card has", "[nsa][card][build]") {
-  if (std::getenv("TRIAD_CARD") != nullptr) return print_launches();  // in the program that is started below
+  if (std::getenv("TRIAD_CARD") != nullptr) return print_launches();  // the program started below
   if (!backend::built_with_cuda()) return void(skip("built without CUDA"));
   const std::string tests = std::filesystem::path(TRIAD_PROGRAM).replace_filename("triad_tests").string();
   const Outcome outcome = run_command("LD_PRELOAD=" TRIAD_CARD_LIBRARY " TRIAD_CARD=86 " + tests + " '[card]'");

@@ -1,5 +1,5 @@
-// Packed documents: the check of their bounds; a packed row gives what its documents give alone; no document's values
-// reach another's results.
+// Packed documents: the bounds check; a packed row gives what its documents give alone; no document's values reach
+// another's results.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -71,7 +71,7 @@ TEST_CASE("documents: a file of bounds is read, or refused with its name", "[doc
   check_error(read, {path, "67 bounds", "64 tokens"});
 }
 
-// ---- each document of a packed row against the same document in a row of its own ----
+// ---- each document in a packed row against the same document in its own row ----
 
 namespace {
 
@@ -102,7 +102,7 @@ std::vector<DocumentShape> small_shapes() {
       shape_of("64 documents of a block", equal_documents(64, 8), 1, 2, 8, 8, config(4, 2, 8, 3, 5))};
 }
 
-// Tiles of Hopper's kernels in which documents begin and end, for every pair of head widths.
+// Documents that begin and end inside tiles of Hopper's kernels, for every pair of head widths.
 std::vector<DocumentShape> gpu_shapes() {
   const Bounds four = {0, 130, 131, 400, 700};
   return {
@@ -122,7 +122,7 @@ std::vector<DocumentShape> all_shapes() {
   return shapes;
 }
 
-// The results of every document alone, in the order of the row. Compressed keys that no document uses are zeros.
+// Every document's results alone, in the order of the row. Compressed keys that no document uses are zeros.
 DocumentResult run_alone(const Setting& setting, const DocumentShape& s, const DocumentInput& input,
                          const Values* lists = nullptr, Values* selected = nullptr) {
   DocumentResult all;
@@ -155,7 +155,7 @@ DocumentResult run_alone(const Setting& setting, const DocumentShape& s, const D
   return all;
 }
 
-// All tensors of a result, by name.
+// A result's tensors by name.
 std::map<std::string, Values> tensors_of(const DocumentResult& r) {
   std::map<std::string, Values> all = r.by_token;
   all.insert(r.by_key.begin(), r.by_key.end());
@@ -163,7 +163,7 @@ std::map<std::string, Values> tensors_of(const DocumentResult& r) {
   return all;
 }
 
-// The distance between two results; infinity if an element is not finite in one of them and different in the other.
+// The distance between two results; infinity if an element is not finite in one and different in the other.
 double distance(std::span<const double> a, std::span<const double> b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -173,8 +173,8 @@ double distance(std::span<const double> a, std::span<const double> b) {
   }
   return a.size() == b.size() ? std::sqrt(sum) : INFINITY;
 }
-// The norm of a result, to which errors are compared; at least that of a result whose elements are 0.1. A result may be
-// zero up to rounding (such as the gradient of the only key that a token sees), while the inputs have unit variance.
+// The result's norm, to which errors are compared; at least as if all elements were 0.1. A result may be zero up to
+// rounding (such as the gradient for the only key that a token sees), though the inputs have unit variance.
 double norm(std::span<const double> values) {
   constexpr double kSmall = 0.1;
   double sum = 0;
@@ -234,14 +234,14 @@ void check_equals_alone_bf16(const Setting& setting, const DocumentShape& s) {
   }
 }
 
-// ---- independence of documents ----
+// ---- documents are independent ----
 
 bool same_bits(std::span<const double> a, std::span<const double> b) {
   return std::ranges::equal(a, b, {}, std::bit_cast<uint64_t, double>, std::bit_cast<uint64_t, double>);
 }
 
-// Multiplies all values of one document at a time: of every document if there are few, or the row is short, else of the
-// first, the middle and the last. The others keep every bit of their results.
+// Multiplies all values in one document at a time: every document if there are few or the row is short, else the first,
+// middle and last. All other results keep every bit.
 void check_independence(const Setting& setting, const DocumentShape& s) {
   constexpr int64_t kFew = 8, kShort = 512;  // documents; tokens
   constexpr double kFactor = 1000;

@@ -1,6 +1,6 @@
 // Formulas that central differences cannot check: ops without a gradient, constants that forward and backward share,
 // and the step from gradients to new weights. Each op on the CPU is compared with its formula in double. The GPU is
-// compared with the CPU by the tables of cases (test_ops.cpp).
+// compared with the CPU by the case tables (test_ops.cpp).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -129,7 +129,7 @@ TEST_CASE("formula: the learning rate rises linearly, then falls along half a co
   CHECK(near(4, 1.0));
   CHECK(near(9, 2.0));
   CHECK(near(10, 2.0));
-  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // after a quarter of the cosine
+  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // a quarter of the cosine
   CHECK(near(60, 1.25));
   CHECK(near(110, 0.5));
   CHECK(near(500, 0.5));
@@ -169,7 +169,7 @@ TEST_CASE("formula: the learning rate falls linearly after the warmup, or with w
 
 namespace {
 
-// The model of configs/tiny.json on the CPU in fp32, and its gradients for given tokens.
+// configs/tiny.json's model on the CPU in fp32, and gradients for given tokens.
 struct TinyStep {
   explicit TinyStep(int64_t micro_batch_size, bool qkv_bias_and_qk_norm = false, int64_t micro_steps = 1)
       : config(load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
@@ -188,7 +188,7 @@ struct TinyStep {
     read(runtime->ctx(), host.data(), t);
     return {host.begin(), host.end()};
   }
-  // Returns the slope of the mean loss along `direction`, which is normalized, by a central difference.
+  // Returns the mean loss's slope along `direction` (normalized here), by a central difference.
   double slope(const Values& direction, std::span<const int32_t> tokens, std::span<const int32_t> targets) {
     constexpr double kStep = 0.02;
     const Values start = read_all(params().master());
@@ -219,7 +219,7 @@ std::vector<int32_t> some_tokens(int64_t n, uint64_t stream) {
 }  // namespace
 
 TEST_CASE("formula: two micro-batches equal one batch of twice the size, and begin() resets the sums", "[formulas]") {
-  // An evaluation would overwrite the gradients of a step that has one micro-step.
+  // An evaluation would overwrite the gradients if the step had one micro-step.
   TinyStep whole(2, false, 2), halves(1, false, 2);
   const int64_t positions = 2 * whole.config.train.seq_len, half = positions / 2;
   const std::vector<int32_t> tokens = some_tokens(positions, 0), targets = some_tokens(positions, 1);
@@ -237,14 +237,14 @@ TEST_CASE("formula: two micro-batches equal one batch of twice the size, and beg
     CHECK(largest_difference(halves.read_all(halves.params().grads()), want) < 1e-6 * norm);
   }
   const TrainStep::Result a = whole.step.finish(0, positions), b = halves.step.finish(0, positions);
-  CHECK(std::abs(a.loss - std::log(256.0)) < 0.1);  // the loss of initial weights is near that of uniform guesses
+  CHECK(std::abs(a.loss - std::log(256.0)) < 0.1);  // initial weights' loss is near that of uniform guesses
   CHECK(std::abs(a.loss - b.loss) < 1e-6);
   CHECK(std::abs(a.grad_norm - norm) < 1e-5 * norm);
   CHECK(std::abs(b.grad_norm - norm) < 1e-5 * norm);
 }
 
-// After one step from zero moments, m is (1 - beta1) g'. The size of the update then depends on the bias correction,
-// and so reveals the step number that the optimizer has used.
+// After one step from zero moments, m is (1 - beta1) g'. The update's size then depends on the bias correction, and so
+// reveals which step number the optimizer used.
 TEST_CASE("formula: the optimizer counts steps from one, decays only matrices and follows the schedule", "[formulas]") {
   for (const auto& [step, qkv] : {std::pair<int64_t, bool>{0, false}, {5, false}, {5, true}}) {
     TinyStep tiny(1, qkv);
@@ -295,7 +295,7 @@ TEST_CASE("formula: rounding to bf16 is to nearest, ties to even", "[formulas]")
     double from;
     float to;
   };
-  const double half = 0x1p-8;  // half a unit in the last place of a bf16 near 1
+  const double half = 0x1p-8;  // half a unit in a bf16's last place near 1
   const Rounding roundings[] = {{1 + half, 1.0f},
                                 {1 + 3 * half, 1 + 4 * 0x1p-8f},
                                 {1 + 1.01 * half, 1 + 2 * 0x1p-8f},
@@ -313,9 +313,8 @@ TEST_CASE("formula: rounding to bf16 is to nearest, ties to even", "[formulas]")
   }
 }
 
-// The expected numbers are those of ROPE_INIT_FUNCTIONS["llama3"] and ["yarn"] of transformers 5.24.0 (f32), called
-// with a LlamaConfig of this head_dim and rope_parameters, low_freq_factor 1, high_freq_factor 4, beta_fast 32,
-// beta_slow 1.
+// The expected numbers come from ROPE_INIT_FUNCTIONS["llama3"] and ["yarn"] in transformers 5.24.0 (f32), called with a
+// LlamaConfig with this head_dim and rope_parameters, low_freq_factor 1, high_freq_factor 4, beta_fast 32, beta_slow 1.
 TEST_CASE("formula: the frequencies of llama3 and yarn are those of transformers", "[formulas]") {
   struct Case {
     int64_t head_dim;
@@ -343,7 +342,7 @@ TEST_CASE("formula: the frequencies of llama3 and yarn are those of transformers
         0.000549999997, 0.000168678584, 4.44569851e-05, 1.87473561e-05, 7.90569356e-06, 3.33380353e-06, 1.40585337e-06,
         5.92843435e-07},
        1.138629436111989},
-      // The pairs between which yarn mixes lie outside of the head.
+      // The pairs between which yarn mixes lie outside the head.
       {16,
        {.theta = 100, .scaling = yarn, .factor = 4, .original_len = 1000000000},
        {0.25, 0.140585333, 0.079056941, 0.0444569848, 0.0250000004, 0.0140585322, 0.00790569466, 0.00444569858},
@@ -354,7 +353,7 @@ TEST_CASE("formula: the frequencies of llama3 and yarn are those of transformers
     REQUIRE(got.radians.size() == c.radians.size());
     CHECK(got.factor == Approx(c.factor).epsilon(1e-14));
     for (size_t j = 0; j < c.radians.size(); ++j) CHECK(got.radians[j] == Approx(c.radians[j]).epsilon(2e-6));
-    // The table: cos and sin of position times frequency, times the factor.
+    // The table: cos and sin (position times frequency), times the factor.
     const int64_t half = c.head_dim / 2;
     const Tensor cos = lab.empty({8, half}), sin = lab.empty({8, half});
     rope_table(lab.ctx(), cos, sin, c.head_dim, c.options);
@@ -387,7 +386,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
     const double r = 1 / std::sqrt(12.5e-6 + 1e-6);
     CHECK(largest_difference(Lab::values(y), {6e-3 * r, -20e-3 * r}) < kTiny);
   }
-  {  // scale 2 turns position 3 into an angle of 1.5: the pairs (x0, x2) and (x1, x3) rotate by 1.5 and 1.5 / 100
+  {  // scale 2 turns position 3 into angle 1.5: the pairs (x0, x2) and (x1, x3) rotate by 1.5 and 1.5 / 100
     const Tensor cos = lab.empty({4, 2}), sin = lab.empty({4, 2}), y = lab.empty({1, 4, 1, 4});
     rope_table(lab.ctx(), cos, sin, 4, {.scale = 2});
     Values x(16, 0.0);
@@ -399,7 +398,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
     const Values got = Lab::values(y);
     CHECK(largest_difference({got.begin() + 12, got.end()}, turned) < kTiny);
   }
-  for (const double temperature : {1.0, 0.5}) {  // the mean of q over the two heads is (1, 3); fc1 maps it to 2
+  for (const double temperature : {1.0, 0.5}) {  // q's mean over the two heads is (1, 3); fc1 maps it to 2
     const Tensor gate = lab.empty({3, 1, 1, 1});
     const GateWeights w = {lab.from({0.25, 0.5}, {1, 2}), lab.from({0.25}, {1}), lab.from({1, 2, -1}, {3, 1}),
                            lab.from({0.5, -1, 0}, {3})};
@@ -418,7 +417,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
 
 TEST_CASE("formula: QK-norm's epsilon and its weights by tensor, a bias on every row", "[formulas]") {
   Lab lab;
-  // One token with two query heads and one key head of two elements, so small that epsilon matters.
+  // One token with two query heads and one key head, each with two elements so small that epsilon matters.
   const Tensor q = lab.from({3e-3, -4e-3, 0, 5e-3}, {1, 1, 2, 2}), k = lab.from({1e-3, 1e-3}, {1, 1, 1, 2});
   const Tensor q_normed = lab.empty({1, 1, 2, 2}), k_normed = lab.empty({1, 1, 1, 2});
   qk_norm_forward(lab.ctx(), {q_normed, k_normed}, {q, k}, lab.from({2, 5, -1, 7}, {4}), 1e-6);
@@ -443,7 +442,7 @@ TEST_CASE("random numbers: no two uses of a seed share a stream, and streams nev
     CHECK(all[i].first - all[i - 1].first >= all[i - 1].count);
   }
   CHECK(all.back().first <= UINT64_MAX - all.back().count);
-  // These values must never change, because the weights and data of all earlier runs were drawn with them.
+  // These values must never change, because all earlier runs drew their weights and data with them.
   CHECK(random_stream(RandomUse::init, 7) == 7);
   CHECK(random_stream(RandomUse::order, 3) == 0x6f72646572000003);
   CHECK(random_stream(RandomUse::synthetic, 1) == 0x746f6b656e000001);

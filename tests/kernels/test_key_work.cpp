@@ -1,6 +1,6 @@
-// The pieces of work of the selected branch's backward: how they are cut (plan_pieces), and the bounds on pieces and
-// slots. A plan of the work by the rules of the inverse index, for random documents and lists, stays within the bounds,
-// and some reach them.
+// Work pieces in the selected branch's backward: how they're cut (plan_pieces), and the bounds on pieces and slots. For
+// random documents and lists, a plan made by the inverse index's rules stays within the bounds, and some plans reach
+// them.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -21,7 +21,7 @@ using cuda::PiecePlan;
 
 namespace {
 
-// A row of documents of these lengths and the lists of its tokens. most: the largest number of documents in a row.
+// A row with documents of these lengths and its tokens' lists. most: largest document count per row.
 struct Row {
   std::vector<int64_t> lengths;
   int64_t l_sel = 0, n = 0, most = 0;
@@ -31,7 +31,7 @@ struct Row {
   KeyWorkShape shape() const { return {T(), n, std::min(l_sel, T()), ids()}; }
 };
 
-// Calls visit(token, first block of its document, block of the token) for each token.
+// Calls visit(token, document's first block, token's block) for each token.
 template <class Visit>
 void for_each_token(const Row& row, Visit&& visit) {
   int64_t begin = 0, document = 0;
@@ -64,7 +64,7 @@ KeyWorkBounds planned(const Row& row, const PiecePlan& plan, Chooses&& chooses, 
   return sum;
 }
 
-// A part of a row: queries that see all blocks of 64 keys up to the part's end, lists of 16 blocks.
+// A part of a row: queries that see all blocks of 64 keys up to the part's end, with lists of 16 blocks.
 ListedWork part_of_row(int64_t queries, int64_t blocks, int64_t Hq, int64_t Hkv, int64_t width) {
   return {.B = 1,
           .T = queries,
@@ -110,8 +110,8 @@ TEST_CASE("key work: no documents and lists need more pieces or slots than the b
     const int64_t parts = int64_t{1} << random.below(drawn++, 6);
     const int64_t cut = std::max<int64_t>(1, parts >> random.below(drawn++, 6));
     const PiecePlan plan{parts, cut, 1 + static_cast<int64_t>(random.below(drawn++, 60))};
-    const uint64_t often = 1 + random.below(drawn++, 4);  // one of so many visible blocks is listed
-    // In half of the rounds only the last tokens have lists, as in a part of a row (RowPart).
+    const uint64_t often = 1 + random.below(drawn++, 4);  // one in so many visible blocks is listed
+    // In half the rounds only the last tokens have lists, as in a part of a row (RowPart).
     const auto first =
         random.below(drawn++, 2) == 0 ? 0 : static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(row.T())));
     const auto chooses = [&](int64_t t, int64_t block) {
@@ -130,12 +130,12 @@ TEST_CASE("key work: no documents and lists need more pieces or slots than the b
 }
 
 TEST_CASE("key work: a row of one document reaches the bounds up to its full pieces", "[documents]") {
-  // Every token lists every block before its own, and no piece is full.
+  // Every token lists all earlier blocks, and no piece is full.
   const Row row{.lengths = {512}, .l_sel = 16, .n = 32, .most = 1};
   const PiecePlan plan{8, 2, 1000};
   const int64_t full = 512 * 32 / 1000;
   const KeyWorkBounds bounds = key_work_bounds(row.shape(), plan), need = planned(row, plan, kAll);
-  CHECK(need.pieces == 8 + 16 + 24 + 32);  // the blocks that begin before the end of each run
+  CHECK(need.pieces == 8 + 16 + 24 + 32);  // the blocks that begin before each run ends
   CHECK(bounds.pieces == full + need.pieces);
   CHECK(need.slots == need.pieces - 8);  // the last run's own blocks have one piece each
   CHECK(bounds.slots <= full + need.pieces);
@@ -155,7 +155,7 @@ TEST_CASE("key work: a document that reaches the bounds beside many short ones",
 }
 
 TEST_CASE("key work: many short documents add little", "[documents]") {
-  // 65,536 tokens in blocks of 64 keys, 16 blocks a list, as heads of 64 and groups of 6 are cut: 8 runs.
+  // 65,536 tokens in 64-key blocks, 16 blocks per list, as cut for 64-wide heads and 6-head groups: 8 runs.
   const PiecePlan plan{8, 1, 512};
   const auto slots = [&](int64_t documents) {
     return key_work_bounds({65536, 16, 64, block_ids(65536, 64, documents)}, plan).slots;
@@ -177,7 +177,7 @@ TEST_CASE("key work: runs of whole rows fit into L2, and short rows are one run"
   CHECK(plan_of(row(65536), Backward::sm90_d64) == std::vector<int64_t>{8, 2, 512, 0});
   CHECK(plan_of(row(262144), Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
   CHECK(plan_of(row(1 << 23), Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});
-  // The portable kernel has room for lists of kDqWorkTokens in shared memory.
+  // The portable kernel holds kDqWorkTokens tokens per list in shared memory.
   CHECK(plan_of(row(2048), Backward::portable_dq_dk_dv) == std::vector<int64_t>{8, 8, 512, 0});
   CHECK(plan_of(row(65536), Backward::portable_dq_dk_dv) == std::vector<int64_t>{8, 2, 512, 0});
   // Kernels that do not compute dq have one run, and packed rows at most four.
@@ -192,22 +192,22 @@ TEST_CASE("key work: runs of whole rows fit into L2, and short rows are one run"
 
 TEST_CASE("key work: runs of parts of rows are joined until their partial sums are few", "[documents]") {
   // M7C with 2,097,152 tokens on two ranks: 32 runs would have 8 queries per block. Joined to 16 runs, they have 16
-  // queries per block, and 32 GiB of partial sums.
+  // queries per block, and 32 GiB partial sums.
   const ListedWork m7c = part_of_row(524288, 32768, 12, 2, 64);
   CHECK(plan_of(m7c, Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
   // 1x1,048,576x64x4x128 on two ranks: 16 runs would have 16 queries per block, but 64 GiB.
   CHECK(plan_of(part_of_row(262144, 16384, 64, 4, 128), Backward::sm90_d128) == std::vector<int64_t>{8, 1, 512, 0});
-  // The last part of a row on many ranks: two runs have 16 queries per block. Four would have 8 GiB, but 8 queries.
+  // A row's last part on many ranks: two runs have 16 queries per block. Four would have 8 GiB, but 8 queries.
   CHECK(plan_of(part_of_row(65536, 32768, 12, 2, 64), Backward::sm90_d64) == std::vector<int64_t>{8, 4, 512, 0});
   CHECK(plan_of(part_of_row(65536, 65536 * 2, 12, 2, 64), Backward::sm90_d64) == std::vector<int64_t>{8, 8, 1536, 0});
-  // A batch of such parts has as many partial sums for each sequence, and longer lists have more queries per block.
+  // A batch with such parts has as many partial sums for each sequence, and longer lists have more queries per block.
   ListedWork batch = m7c, longer = m7c;
   batch.B = 2, longer.n = 32;
   CHECK(plan_of(batch, Backward::sm90_d64) == std::vector<int64_t>{8, 1, 512, 0});
   CHECK(plan_of(longer, Backward::sm90_d64) == std::vector<int64_t>{16, 1, 512, 0});
   longer.block_keys = 32;
   CHECK(plan_of(longer, Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});
-  // The whole row of these sizes keeps its 32 runs.
+  // The whole row at these sizes keeps its 32 runs.
   ListedWork whole = m7c;
   whole.is_part = false;
   CHECK(plan_of(whole, Backward::sm90_d64) == std::vector<int64_t>{32, 1, 512, 0});

@@ -1,6 +1,6 @@
-// NSA's kernels on the GPU under extreme conditions: 65,536 tokens and more, offsets past 2^31 and 2^32, logits of
-// +-100, one list for all tokens, large and odd head dimensions. Sampled results are compared with NSA's definition,
-// written as plain double loops.
+// NSA's kernels on the GPU under extreme conditions: 65,536 tokens and more, offsets past 2^31 and 2^32, +-100 logits,
+// one list for all tokens, large and odd head dimensions. Sampled results are compared with NSA's definition, written
+// as plain double loops.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -75,8 +75,8 @@ void check_backward(Problem& p, int b, const Reference& r, const std::vector<Sam
   CHECK(*std::max_element(dv_errors.begin(), dv_errors.end()) < p.n.tolerance(p.T));
 }
 
-// Returns by how much, relatively, the lowest score of a listed block is below the highest score of a block that is not
-// listed; infinity if the list violates a rule.
+// Returns how far, relatively, the lowest score among listed blocks lies below the highest among the others; infinity
+// if the list violates a rule.
 double list_error(const Sizes& n, const Reference& cmp, int64_t t, int64_t g) {
   const NsaConfig& c = n.c;
   const int64_t current = t / c.l_sel, count = std::min(c.n_sel, current + 1);
@@ -139,8 +139,8 @@ void check_combine(Problem& p, const std::vector<Sample>& samples, int64_t t0) {
   CHECK(error < p.n.tolerance(p.T));
 }
 
-// Compares all results at sampled rows of [t0, T), and at keys that no earlier row sees. If `lists` is not empty, the
-// selected branch uses these lists instead of computed ones.
+// Compares all results at sampled rows in [t0, T), and at keys that no earlier row sees. If `lists` isn't empty, the
+// selected branch uses them instead of computed ones.
 void check_problem(Problem& p, int64_t t0 = 0, const std::vector<int32_t>& lists = {}) {
   const std::vector<Sample> samples = sample_rows(p.n, t0);
   if (!lists.empty()) write(p.ctx(), p.lists, lists.data());
@@ -217,8 +217,8 @@ TEST_CASE("NSA agrees with its definition at 8,192 and 65,536 tokens (GPU)", "[n
     for (const DType dtype : kGpuTypes) check_sizes({T, 2, 6, 64, 64}, dtype);
 }
 
-// These sequences have more blocks than the bit masks of a shared KV tile have bits. Only the last rows, and the keys
-// that no earlier row sees, are checked.
+// These sequences have more blocks than a shared KV tile's bit masks have bits. Only the last rows, and the keys that
+// no earlier row sees, are checked.
 TEST_CASE("NSA agrees with its definition at 65,601 to a million tokens (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const Sizes& n :
@@ -231,14 +231,13 @@ TEST_CASE("NSA gives the same bits twice at 8,192 tokens (GPU)", "[nsa][gpu][lar
   for (const DType dtype : kGpuTypes) check_repeats({8192, 2, 6, 64, 64}, dtype);
 }
 
-// 65,536 tokens with 272 heads of dimension 128 are 2.3e9 elements. Only keys near the end are checked, which few rows
-// see.
+// 65,536 tokens with 272 heads, 128 wide, are 2.3e9 elements. Only keys near the end are checked, which few rows see.
 TEST_CASE("NSA is right past 2^31 elements (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   check_sizes({65536, 17, 16, 128, 128}, DType::bf16, 65536 - 1200);
 }
 
-// Rows are 15 million elements apart. Of two sequences of 150 tokens the second begins past 2^31 elements and ends past
+// Rows are 15 million elements apart. With two 150-token sequences, the second begins past 2^31 elements and ends past
 // 2^32.
 TEST_CASE("NSA is right with strides that lead past 2^31 and 2^32 elements (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
@@ -273,14 +272,14 @@ TEST_CASE("NSA's selected branch is right with one list for all tokens (GPU)", "
       std::copy(list.begin(), list.end(), lists.begin() + static_cast<int64_t>(row));
     for (const DType dtype : kGpuTypes) check_sizes(n, dtype, 0, lists);
   }
-  // Lists may contain blocks after a row's own. With 2,048 tokens a list fits into the bits of one word.
+  // Lists may contain blocks after a row's own. With 2,048 tokens a list fits into one word's bits.
   const Sizes short_sequence{2048, 2, 6, 64, 64};
   std::vector<int32_t> later_blocks(static_cast<size_t>(short_sequence.T * short_sequence.Hkv * short_sequence.c.n_sel),
                                     -1);
   for (size_t row = 0; row < later_blocks.size(); row += static_cast<size_t>(short_sequence.c.n_sel))
     later_blocks[row] = 0, later_blocks[row + 1] = 31;
   check_sizes(short_sequence, DType::bf16, 0, later_blocks);
-  // One list for all tokens, in a sequence of more than 1,024 blocks.
+  // One list for all tokens, in a sequence with over 1,024 blocks.
   const Sizes long_sequence{65601, 1, 6, 64, 64};
   std::vector<int32_t> lists(static_cast<size_t>(long_sequence.T * long_sequence.c.n_sel), -1);
   for (size_t row = 0; row < lists.size(); row += static_cast<size_t>(long_sequence.c.n_sel))
@@ -295,6 +294,6 @@ TEST_CASE("NSA is right for groups of 12 and 16 heads, and for large and odd hea
     for (const Sizes& n :
          {Sizes{1111, 1, 12, 64, 64}, {1111, 2, 16, 192, 128}, {777, 2, 12, 100, 60}, {1500, 1, 12, 192, 128}})
       check_sizes(n, dtype);
-  // Here a selection block of 128 keys is longer than a CTA's tile of 64 tokens.
+  // Here a 128-key selection block is longer than a CTA's 64-token tile.
   check_sizes({40000, 1, 10, 64, 64, config(32, 16, 128, 16, 512)}, DType::bf16, 40000 - 700);
 }

@@ -1,4 +1,4 @@
-// The C functions of kernels/library against the engine's own ops, central differences and each other. GPUs:
+// kernels/library's C functions against the engine's own ops, central differences and each other. GPUs:
 // test_library_gpu.cpp; bad arguments: test_library_errors.cpp.
 #include "kernels/nsa/compose.h"
 #include "tests/support/library_problem.h"
@@ -130,7 +130,7 @@ TEST_CASE("library: documents have the results that they have alone") {
     one.bounds.clear();
     one.T = to - from;
     LibraryProblem alone(kCpu64, one);
-    const auto rows = [&](const Values& values) {  // those of the document's tokens
+    const auto rows = [&](const Values& values) {  // the document's tokens
       const int64_t row = static_cast<int64_t>(values.size()) / packed.T;
       return Values(values.begin() + from * row, values.begin() + to * row);
     };
@@ -162,7 +162,7 @@ TEST_CASE("library: learned compression with the averages gives what averages gi
     learned.backward();
     CHECK(learned.lab.values(learned.out) == averages.lab.values(averages.out));
     CHECK(learned.lab.values(learned.grad["q"]) == averages.lab.values(averages.grad["q"]));
-    // The gradients of the averages' inputs follow from those of k_cmp and v_cmp.
+    // The averages' input gradients follow from those of k_cmp and v_cmp.
     for (const std::string name : {"k", "v"}) {
       const triad_nsa_tensor dy = c_tensor(learned.grad[name + "_cmp"]);
       const Tensor dx = learned.lab.poisoned(averages.in[name + "0"].shape(), DType::f64);
@@ -228,7 +228,7 @@ TEST_CASE("library: gates per head that are equal in a group give what gates per
 
 namespace {
 
-// t's values in a tensor of the same shape, whose rows are `gap` elements longer and whose axes 1 and 2 are swapped in
+// t's values in an equally shaped tensor whose rows are `gap` elements longer and whose axes 1 and 2 are swapped in
 // memory.
 Tensor spread_out(Lab& lab, const Tensor& t, int64_t gap) {
   const int64_t B = t.size(0), T = t.size(1), H = t.size(2), D = t.size(3), row = D + gap;
@@ -287,7 +287,7 @@ TEST_CASE("library: keys and values that are not read have zero gradients") {
   LibraryCase n = small_cases()[0];
   n.learned = true;
   LibraryProblem p(kCpu, n);
-  for (const char* const name : {"k0", "v0"}) {  // of NaN, which a read would spread
+  for (const char* const name : {"k0", "v0"}) {  // all NaN, which a read would spread
     const Shape shape = p.in[name[0] == 'k' ? "k1" : "v1"].shape();
     p.in[name] = p.lab.poisoned(shape, DType::f32), p.grad[name] = p.lab.poisoned(shape, DType::f32);
   }
@@ -331,7 +331,7 @@ TEST_CASE("library: the default scale, and any other") {
   same.forward();
   same.backward();
   CHECK(same.results() == base.results());
-  n.scale *= 2;  // as q twice as large, exactly
+  n.scale *= 2;  // exactly like doubling q
   LibraryProblem twice(kCpu64, n);
   Values q = base.lab.values(base.in["q"]);
   for (double& x : q) x /= 2;

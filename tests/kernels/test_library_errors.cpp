@@ -1,5 +1,5 @@
-// What the C functions of kernels/library say about bad arguments: a status, and a message that names the argument and
-// its value; never an exception or an abort.
+// What kernels/library's C functions say about bad arguments: a status, and a message that names the argument and its
+// value; never an exception or an abort.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ namespace {
 using namespace triad;
 using namespace triad::test;
 
-// The arguments of forward and backward, which a test changes.
+// Forward and backward arguments that a test changes.
 struct Arguments {
   triad_nsa_options options;
   triad_nsa_inputs in;
@@ -46,7 +46,7 @@ void check_message(triad_nsa_status status, triad_nsa_status expected, const std
 
 const LibraryCase kCase{.name = "errors", .B = 2, .T = 33, .Hkv = 2, .G = 2, .dk = 8, .dv = 6};
 
-// `other` is the kind of tensor that `in` is not.
+// Each bad call must fail with its status and message, and leave the context usable.
 void check_bad(const Setting& setting, const std::vector<BadCase>& cases) {
   LibraryProblem p(setting, kCase);
   void* const stream = p.lab.ctx().stream.handle();
@@ -285,7 +285,7 @@ TEST_CASE("library errors: arguments of random bytes are refused or planned", "[
   gpu.traits = {132, 90};
   for (int run = 0; run < 20000; ++run) {
     Arguments a{p.options, p.inputs(), p.saved(), c_tensor(p.out), c_tensor(p.dout), p.gradients()};
-    const auto spoil = [&](auto& value) {  // some 8-byte words of it: small, large or negative numbers
+    const auto spoil = [&](auto& value) {  // overwrites random 8-byte words with small, large or negative numbers
       for (int i = 0; i < 2; ++i) {
         const size_t word = static_cast<size_t>(random.uniform(at++) * static_cast<double>(sizeof value / 8));
         const double kind = random.uniform(at++), x = random.uniform(at++);

@@ -1,5 +1,5 @@
-// The C functions of kernels/library on GPUs: streams, graph capture, repeated runs, several threads, misaligned
-// inputs; and, without a GPU, that the plan of a call for one passes.
+// kernels/library's C functions on GPUs: streams, graph capture, repeated runs, several threads, misaligned inputs;
+// and, without a GPU, that planning such a call passes.
 #include <thread>
 
 #include "engine/with_cuda.h"
@@ -35,7 +35,7 @@ std::vector<LibraryCase> gpu_cases() {
   return cases;
 }
 
-// The same, and one so large that the call has a main stream of its own (kernels/library/README.md).
+// The same, and one so large that the call gets its own main stream (kernels/library/README.md).
 std::vector<LibraryCase> gpu_cases_and_large() {
   std::vector<LibraryCase> cases = gpu_cases();
   cases.push_back({.name = "large", .B = 2, .T = 4096, .Hkv = 2, .G = 8, .dk = 64, .dv = 64});
@@ -62,11 +62,11 @@ void check_finite(const std::map<std::string, Values>& results) {
 TEST_CASE("library: GPUs compute what the CPU computes") {
   if (!require_gpu()) return;
   for (LibraryCase n : gpu_cases()) {
-    n.options[3] = 40;  // lists of all blocks, since roundings may change a list
+    n.options[3] = 40;  // all blocks in every list, since roundings may change a list
     const std::map<std::string, Values> expected = results_of({Device::cpu(), DType::f32}, n);
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const std::map<std::string, Values> results = results_of({Device::cuda(), dtype}, n);
-      // The inputs of bf16 are rounded, so that its results are compared with those of the CPU in bf16.
+      // bf16 inputs are rounded, so bf16 results are compared with the CPU's in bf16.
       const std::map<std::string, Values> on_cpu =
           dtype == DType::f32 ? expected : results_of({Device::cpu(), dtype}, n);
       for (const auto& [name, values] : results) {
@@ -149,7 +149,7 @@ TEST_CASE("library: a call beside a capture") {
     const Stream& stream = captured.lab.ctx().stream;
     backend::begin_recording(setting.device, stream.handle());
     captured.forward();
-    beside.forward();  // on a stream that is not captured, between two captured calls
+    beside.forward();  // stream not captured, between two captured calls
     captured.forward();
     void* const graph = backend::end_recording(setting.device, stream.handle());
     CHECK(beside.results().at("out") == expected.at("out"));
@@ -205,7 +205,7 @@ TEST_CASE("library: several threads and streams on one context") {
 TEST_CASE("library: misaligned and strided tensors on a GPU") {
   on_gpu([](const Setting& setting) {
     LibraryCase n = gpu_cases()[0];
-    n.options[3] = 40;  // lists of all blocks: other kernels round otherwise
+    n.options[3] = 40;  // all blocks in every list: other kernels round differently
     LibraryProblem p(setting, n);
     p.forward();
     p.backward();
@@ -253,7 +253,7 @@ TEST_CASE("library: two devices") {
   CHECK(std::string(triad_nsa_last_error()).find("v[1]: data is memory of cuda:1") != std::string::npos);
 }
 
-// Without a GPU, calls on one are planned for Hopper: the checks of all ops and the choice of the kernels pass.
+// Without a GPU, calls are planned for a Hopper GPU: all op checks and kernel choices pass.
 TEST_CASE("library: the plan of a call on a GPU", "[build]") {
   if (!backend::built_with_cuda()) return void(skip("built without CUDA"));
   for (const int capability : {80, 90, 100})

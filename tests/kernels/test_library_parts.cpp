@@ -1,4 +1,4 @@
-// The parts of the C library (compress, attend, select, combine, and their backwards) compose to its whole.
+// The C library's parts (compress, attend, select, combine, and their backwards) compose to its whole.
 #include "tests/support/library_problem.h"
 
 using namespace triad;
@@ -6,7 +6,7 @@ using namespace triad::test;
 
 namespace {
 
-// Compares the whole with the composition of its parts, as an autograd of another framework would compose them.
+// Compares the whole with its composed parts, as another framework's autograd would compose them.
 void check_parts(const Setting& setting, const LibraryCase& n, double tolerance) {
   LibraryProblem p(setting, n);
   p.forward();

@@ -1,4 +1,4 @@
-// The choice of cuBLASLt's algorithm by the sizes of a product. The products themselves are tested in test_offsets.cpp.
+// How product sizes choose cuBLASLt's algorithm. The products themselves are tested in test_offsets.cpp.
 #include "kernels/ops/classifier.h"
 #include "kernels/ops/matmul_tuned.h"
 #include "tests/support/test.h"
@@ -26,13 +26,13 @@ TEST_CASE("cuBLASLt's heuristic chooses where no algorithm is known to be faster
   CHECK_FALSE(tuned_algorithm(LinearPass::forward, 767, 512, 33 * 136));      // a short sum
   CHECK_FALSE(tuned_algorithm(LinearPass::dx, 512, 767, 33 * 136));
   CHECK(tuned_algorithm(LinearPass::forward, 768, 12 * 128, 11 * 152));
-  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 22 * 128, 6 * 152));  // 132 tiles, but of few rows
+  CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 22 * 128, 6 * 152));  // 132 tiles, but few rows each
   CHECK_FALSE(tuned_algorithm(LinearPass::forward, 768, 0, 4096));
   REQUIRE(ClassifierOptions{}.chunk_rows == cuda::kClassifierRows);
   CHECK(tuned_algorithm(LinearPass::dw, 2048, 128256, 4096));
   CHECK_FALSE(tuned_algorithm(LinearPass::dw, 2048, 128256, 4095));  // the classifier takes 4,096 rows at a time
   CHECK_FALSE(tuned_algorithm(LinearPass::dw, 14336, 4096, 4096));   // 4,096 outputs are no vocabulary
-  // Rows of the table, and their limits.
+  // Table rows and their limits.
   CHECK(tuned_algorithm(LinearPass::dw, 768, 768, 16384).value().split == 4);
   CHECK_FALSE(tuned_algorithm(LinearPass::dw, 768, 768, 16383));
   CHECK(tuned_algorithm(LinearPass::dx, 768, 50304, 2048).value().split == 2);

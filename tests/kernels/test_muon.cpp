@@ -1,4 +1,4 @@
-// Muon against its formula in plain loops in double: the Newton-Schulz iteration, the update of a buffer of matrices,
+// Muon against its formula in plain loops in double: the Newton-Schulz iteration, the update for a buffer of matrices,
 // and on a GPU the whole update against the CPU's.
 #include <algorithm>
 #include <cmath>
@@ -147,7 +147,7 @@ TEST_CASE("formula: Newton-Schulz maps each singular value by the polynomial alo
 }
 
 TEST_CASE("formula: Muon updates each matrix of a buffer alone, with momentum, clip, scale and decay", "[formulas]") {
-  // Two of one shape, joined to each other, a tall one, and gaps of 10 and 5 elements that keep their values.
+  // Two adjacent matrices with equal shapes, a tall one, and gaps (10 and 5 elements) that keep their values.
   const std::vector<MuonMatrix> matrices = {{110, 6, 9}, {164, 6, 9}, {228, 11, 4}};
   const int64_t first = 100, n = 177;
   for (const int64_t most : {int64_t{1}, MuonPlan::kMostElements}) {
@@ -183,7 +183,7 @@ TEST_CASE("formula: Muon updates each matrix of a buffer alone, with momentum, c
 }
 
 TEST_CASE("muon: ranks that iterate a share of the matrices each have the update of one rank", "[formulas]") {
-  // Five of one shape, which three ranks divide into two, two and one, and two that all ranks iterate.
+  // Five with equal shapes, which three ranks divide into two, two and one, and two that all ranks iterate.
   std::vector<MuonMatrix> matrices;
   for (int64_t i = 0; i < 5; ++i) matrices.push_back({i * 48, 6, 8});
   matrices.insert(matrices.begin() + 2, {{240, 9, 4}, {276, 9, 4}});
@@ -218,7 +218,7 @@ TEST_CASE("muon: ranks that iterate a share of the matrices each have the update
 
 TEST_CASE("muon: a GPU's update is the CPU's within the rounding of bf16, and repeats to the bit", "[formulas][gpu]") {
   if (!require_gpu()) return;
-  // Two groups; the gradients have singular values within a factor of three.
+  // Two groups; the gradients have singular values within 3x.
   const std::vector<MuonMatrix> matrices = {{0, 64, 192}, {12288, 64, 192}, {24576, 256, 96}, {49152, 96, 96}};
   const MuonPlan plan(matrices);
   const int64_t n = 49152 + 96 * 96;

@@ -1,5 +1,5 @@
-// The scheduling of NSA's parts does not change the bits: branches on concurrent streams or one after another, and the
-// gated combination in the selected branch's kernel or in a kernel of its own.
+// How NSA's parts are scheduled doesn't change the bits: branches on concurrent streams or one after another, and the
+// gated combination in the selected branch's kernel or in its own.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -11,7 +11,7 @@ namespace {
 using namespace triad;
 using namespace triad::test;
 
-// Returns all outputs and gradients of forward and backward, concatenated.
+// Returns all forward outputs and backward gradients, concatenated.
 Values all_results(const Setting& setting, const Sizes& n) {
   Problem p(setting, n, config(32, 16, 64, 8, 200));
   Lab& lab = p.lab;
@@ -42,8 +42,8 @@ Values all_results(const Setting& setting, const Sizes& n) {
   return all;
 }
 
-// Compares concurrent branches with sequential ones. Each shape is long enough for several waves of CTAs, so that the
-// branches do overlap on the GPU.
+// Compares concurrent branches with sequential ones. Each shape is long enough for several CTA waves, so the branches
+// do overlap on the GPU.
 void check_concurrent_branches(const Setting& setting) {
   for (const Sizes& n : {Sizes{3001, 2, 6, 64, 64}, {1031, 2, 16, 128, 128}, {700, 1, 4, 192, 128}}) {
     INFO(n.str() << " " << name_of(setting.dtype));
@@ -56,9 +56,9 @@ void check_concurrent_branches(const Setting& setting) {
 }
 
 // Checks that the selected branch's kernel, if it also combines the branches, gives the same bits as
-// nsa_combine_forward afterwards. The shapes reach each kernel of the selected branch: the query-stationary one; the
-// shared KV tile, with up to 32 blocks, where a list is one word of bits, and with more; resident rows; KV-stationary.
-// `alike`: neighbouring rows have nearly the same lists.
+// nsa_combine_forward afterwards. The shapes reach each selected-branch kernel: the query-stationary one; the shared KV
+// tile, with up to 32 blocks, where a list is one word of bits, and with more; resident rows; KV-stationary. `alike`:
+// neighbouring rows have nearly the same lists.
 void check_combined(const Setting& setting) {
   struct Case {
     Sizes n;

@@ -1,6 +1,6 @@
-// Properties of NSA that hold for any data, checked by the same code on the CPU and on a GPU: every row equals the
-// definition in plain double loops, causality, the number of selected tokens, the weight of each compressed block in
-// the score of a selection block (Eq. 9 of the NSA paper), ties, and conservation laws of gradients.
+// NSA properties that hold for any data, checked by the same code on the CPU and on a GPU: every row equals the
+// definition in plain double loops, causality, the selected-token count, each compressed block's weight in a selection
+// block's score (NSA paper, Eq. 9), ties, and gradient conservation laws.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -13,7 +13,7 @@ namespace {
 using namespace triad;
 using namespace triad::test;
 
-// Returns softmax(q k^T / sqrt(dk)) v of one row over the listed keys, computed as the definition says.
+// Returns one row's softmax(q k^T / sqrt(dk)) v over the listed keys, computed as the definition says.
 Values attend_row(const double* q, const Values& k, const Values& v, const std::vector<int64_t>& keys, int64_t g,
                   const Sizes& n) {
   Values p, o(static_cast<size_t>(n.dv), 0.0);
@@ -31,7 +31,7 @@ Values attend_row(const double* q, const Values& k, const Values& v, const std::
   return o;
 }
 
-// Returns all rows of a short sequence; of a long one rows near powers of two, some evenly spread rows and both ends.
+// Returns all rows if the sequence is short; else rows near powers of two, some evenly spread rows and both ends.
 std::vector<int64_t> sample_rows(int64_t T) {
   std::vector<int64_t> rows;
   for (int64_t t = 0; t < T; ++t)
@@ -40,7 +40,7 @@ std::vector<int64_t> sample_rows(int64_t T) {
   return rows;
 }
 
-// Returns the relative L2 error of o [1,T,Hq,dv] over sampled rows, compared with the definition of branch b.
+// Returns the relative L2 error of o [1,T,Hq,dv] over sampled rows, against branch b's definition.
 double error_of_rows(Problem& p, int b, const Tensor& o) {
   const Sizes& n = p.n;
   const Values q = p.lab.values(p.q), k = p.lab.values(p.keys(b)), v = p.lab.values(p.vals(b)), got = p.lab.values(o);
@@ -79,8 +79,8 @@ void check_lists(Problem& p) {
   CHECK(full);
 }
 
-// Checks two conservation laws of gradients. Softmax weights sum to one, so dv sums to dout over the rows that see a
-// key. Logits are bilinear in q and k, so <dq, q> = <dk, k>.
+// Checks two gradient conservation laws. Softmax weights sum to one, so dv sums to dout over the rows that see a key.
+// Logits are bilinear in q and k, so <dq, q> = <dk, k>.
 void check_conservation(Problem& p, int b) {
   const Sizes& n = p.n;
   Lab& lab = p.lab;
@@ -123,8 +123,8 @@ void check_conservation(Problem& p, int b) {
   CHECK(close(given, received, total));
 }
 
-// Changes every input of token s, and checks that the outputs and lists of earlier tokens keep their bits and that
-// later outputs change.
+// Changes all of token s's inputs, and checks that earlier tokens' outputs and lists keep their bits and that later
+// outputs change.
 void check_causality(Problem& p, int64_t s) {
   const Values before = p.lab.values(p.out), lists_before = p.lab.values(p.saved.block_index);
   uint64_t stream = 1000;
@@ -165,8 +165,8 @@ void check_shape(const Setting& setting, const Sizes& n) {
   CHECK(error_of_rows(dense, kWin, dense.out) < setting.tolerance());
 }
 
-// Checks up to 60 shapes, those with T <= T_max. Together they contain every pair of a length with a group size, and
-// every pair of a length or group size with a head dimension.
+// Checks up to 60 shapes, those with T <= T_max. Together they pair every length with every group size, and every head
+// dimension with every length and group size.
 void check_cover(const Setting& setting, int64_t T_max) {
   const std::vector<int64_t> lengths = {1, 15, 31, 32, 33, 63, 65, 127, 507, 2048}, groups = {1, 2, 4, 6, 8, 16};
   const std::vector<std::pair<int64_t, int64_t>> widths = {{32, 32}, {64, 64}, {128, 128}, {192, 128}, {60, 100}};
@@ -177,7 +177,7 @@ void check_cover(const Setting& setting, int64_t T_max) {
     }
 }
 
-// ---- the mean and maximum of the number of selected tokens, which follow from n_sel and l_sel ----
+// ---- mean and maximum selected-token counts, which follow from n_sel and l_sel ----
 
 void check_token_counts(const Setting& setting, int64_t T, double mean, int64_t max) {
   INFO("T " << T);
@@ -229,10 +229,10 @@ void check_equal_heads(const Setting& setting) {
   CHECK(worst < (setting.dtype == DType::bf16 ? 2e-2 : 1e-6));
 }
 
-// ---- the selection rule, for chosen probabilities of the compressed blocks ----
+// ---- the selection rule, for chosen compressed-block probabilities ----
 
-// Returns the list of the last of T rows if compressed block c has probability p[h][c] in head h of two. To obtain
-// these probabilities, q_h is sqrt(dk) in column h and 0 elsewhere, and k_c is ln p[h][c] + lse_h in column h.
+// Returns the last row's list (of T rows) if compressed block c has probability p[h][c] in head h (two heads). To
+// obtain these probabilities, q_h is sqrt(dk) in column h and 0 elsewhere, and k_c is ln p[h][c] + lse_h in column h.
 std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 2>& p, int64_t T,
                                const SelectOptions& o) {
   constexpr int64_t kHeads = 2, kWidth = 64;
@@ -253,10 +253,9 @@ std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 
   return {values.end() - o.n_sel, values.end()};
 }
 
-// With l = 32, d = 16 and selection blocks of 64 tokens, the score of block j is the sum of the probabilities of the
-// compressed blocks 4j + i with weights 1/2, 1, 1, 1, 1/2, for i = -1 .. 3. The test gives one of these blocks
-// probability 1. Block j must then win the one free slot against a block of slightly lower score, and lose it against
-// one of slightly higher score.
+// With l = 32, d = 16 and 64-token selection blocks, block j's score sums the probabilities of compressed blocks 4j + i
+// with weights 1/2, 1, 1, 1, 1/2, for i = -1 .. 3. The test gives one of these blocks probability 1. Block j must then
+// win the one free slot against a block whose score is slightly lower, and lose it if that score is slightly higher.
 void check_golden_weights(const Setting& setting) {
   const int64_t T = 64 * 12, j = 5, rival = 8;
   const SelectOptions o{32, 16, 64, 4};
@@ -267,7 +266,7 @@ void check_golden_weights(const Setting& setting) {
       Values p(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
       p[static_cast<size_t>(4 * j + i)] = 1;
       p[static_cast<size_t>(4 * rival + 1)] = factor * weights[i + 1];
-      // Compressed block 4j - 1 (i = -1) adds the same to the scores of blocks j - 1 and j; the lower index wins.
+      // Compressed block 4j - 1 (i = -1) adds equally to both scores, j - 1 and j; the lower index wins.
       const int64_t tied = i == -1 ? j - 1 : j;
       CHECK(last_list(setting, {p, p}, T, o) == std::vector<int64_t>{0, factor < 1 ? tied : rival, 10, 11});
     }
@@ -300,7 +299,7 @@ void check_given_lists(const Setting& setting) {
     const double current = static_cast<double>(t / p.c.l_sel);
     if (kind == 0) return {0};
     if (kind == 1) return {current};
-    if (t % 3 == 0 || current < 3) return {0};  // lists of several lengths
+    if (t % 3 == 0 || current < 3) return {0};  // varied list lengths
     return {0, std::floor(current / 2), current};
   };
   for (int64_t kind = 0; kind < 3; ++kind) {
@@ -331,8 +330,8 @@ TEST_CASE("NSA selects the number of tokens that n_sel and l_sel imply (CPU)", "
   check_token_counts(kCpu, 512, 256.5, 512);
   check_token_counts(kCpu, 2048, 752.5, 1024);
 }
-// Blocks of 8 keys leave half of a warp's 16 keys without a token. Scores of -128 make p infinite there, if they are
-// not masked: lse is about -128 too, and the score of a missing key is 0.
+// 8-key blocks leave half a warp's 16 keys without a token. Scores of -128 make p infinite there, if they are not
+// masked: lse is about -128 too, and the score of a missing key is 0.
 TEST_CASE("dq is finite if scores are very negative and blocks are shorter than a tile (GPU)", "[nsa][gpu]") {
   if (!require_gpu()) return;
   constexpr int64_t kT = 21, kBlock = 8, kLists = 3;

@@ -1,6 +1,6 @@
-// The ops other than attention on tensors of more than 2^31 (f32) and 2^32 (bf16) elements, where 32-bit offsets
-// overflow. Inputs repeat after a prime number of rows, so that a wrong offset reads other values. Sampled rows
-// (including the last ones) and whole sums are compared with plain double arithmetic on the host.
+// The ops other than attention on tensors with over 2^31 (f32) and 2^32 (bf16) elements, where 32-bit offsets overflow.
+// Inputs repeat after a prime row count, so a wrong offset reads other values. Sampled rows (including the last ones)
+// and whole sums are compared with plain double arithmetic on the host.
 #include <array>
 #include <optional>
 #include <set>
@@ -59,12 +59,11 @@ struct Input {
     piece = fetch(rt.ctx(), tensor.slice(0, 0, std::min(N, kPeriod)));
   }
   const float* row(int64_t i) const { return &piece[i % kPeriod * tensor.size(1)]; }
-  // Returns the number of rows that equal row i, for i < kPeriod.
+  // Returns how many rows equal row i, for i < kPeriod.
   int64_t rows_like(int64_t i) const { return (tensor.size(0) - i + kPeriod - 1) / kPeriod; }
 };
 
-// Checks rows at both ends and around 2^31 and 2^32 elements of `got` [N,C]: row i must equal want(i) within
-// `tolerance`.
+// Checks `got` [N,C] at both ends and around elements 2^31 and 2^32: row i must equal want(i) within `tolerance`.
 template <class Want>
 void check_rows(Runtime& rt, const Tensor& got, double tolerance, Want&& want) {
   const int64_t N = got.size(0), C = got.size(1);
@@ -217,7 +216,7 @@ void check_linear(Runtime& rt, DType dtype, int64_t N, int64_t in, int64_t out) 
     for (int64_t i = 0; i < kPeriod; ++i) want.add(static_cast<double>(x.rows_like(i)) * dy.row(i)[o], x.row(i));
     return want.error_of(&got[o * in]);
   });
-  CHECK(error < 5e-4);  // each element is a sum of a million products in fp32
+  CHECK(error < 5e-4);  // each element sums a million products in fp32
 }
 
 }  // namespace
@@ -244,7 +243,7 @@ void check_linear_addend(Runtime& rt, DType dtype, int64_t N, int64_t in, int64_
   });
 }
 
-// Returns how many of the context's products took the algorithm of kernels/ops/matmul_tuned.h.
+// Returns how many products in this context took kernels/ops/matmul_tuned.h's algorithm.
 int64_t measured_products(const Context& ctx) {
   int64_t calls = 0;
   for (const Routes::Count& c : ctx.routes.counts()) calls += c.kernel == "cublaslt measured" ? c.calls : 0;
@@ -253,10 +252,10 @@ int64_t measured_products(const Context& ctx) {
 
 }  // namespace
 
-// Shapes for which kernels/ops/matmul_tuned.h chooses each of its algorithms, in bf16 on a card with 132 SMs. The last
-// six shapes take one wave of tiles each, and the tiles reach over both edges of y and dx.
+// Shapes for which kernels/ops/matmul_tuned.h chooses each algorithm it has, in bf16 on a card with 132 SMs. The last
+// six shapes take one tile wave each, with tiles past both edges of y and dx.
 TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GPU)", "[gpu][matmul]") {
-  std::set<uint32_t> tiles;  // the tiles of all algorithms that the shapes below choose
+  std::set<uint32_t> tiles;  // tiles in all algorithms that the shapes below choose
   for (const auto& [N, in, out] : {std::array<int64_t, 3>{16384, 768, 1536},
                                    {16401, 768, 768},
                                    {16384, 768, 3072},
@@ -294,7 +293,7 @@ TEST_CASE("Linear layers are right with the algorithms chosen by their sizes (GP
 
 namespace {
 
-// Checks the loss and the gradient of logits [N,Vp], whose last 47 columns are padding. If one_pass is true,
+// Checks the loss and its gradient for logits [N,Vp], whose last 47 columns are padding. If one_pass is true,
 // cross_entropy_forward_backward computes both; otherwise cross_entropy_forward and cross_entropy_backward do.
 void check_cross_entropy(int64_t Vp, bool one_pass) {
   on_gpu([=](Runtime& rt, DType dtype) {
@@ -339,8 +338,8 @@ void check_cross_entropy(int64_t Vp, bool one_pass) {
 
 TEST_CASE("Cross-entropy is right past 2^31 logits (GPU)", "[gpu][large]") { check_cross_entropy(50304, false); }
 
-// On Hopper in bf16, one CTA holds a row of 50,304 logits in shared memory, and a cluster of CTAs holds a row of
-// 128,256. Other cards may compute a row with two kernels.
+// On Hopper in bf16, one CTA holds a row with 50,304 logits in shared memory, and a CTA cluster one with 128,256. Other
+// cards may compute a row with two kernels.
 TEST_CASE("Cross-entropy in one pass is right past 2^31 logits (GPU)", "[gpu][large]") {
   for (const int64_t columns : {50304, 128256}) {
     INFO(columns << " columns");
@@ -407,8 +406,8 @@ TEST_CASE("Gates are right past 2^31 elements (GPU)", "[gpu][large]") {
     nsa_gate_backward(rt.ctx(), dq.view({1, T, Hkv, D}), dw, dgate.tensor.view(planes), gate.view(planes),
                       q.tensor.view(shape), w, {});
     if (rt.ctx().planning) return;
-    // Computes the gate of row t and group g forward and backward on the host: its three values, and what it adds to dq
-    // of each head of the group.
+    // Computes row t's gate in group g, forward and backward, on the host: three values, and what it adds to each
+    // head's dq in the group.
     auto follow = [&](int64_t t, int64_t g, double(&gates)[3], Expected& dq_head) {
       Expected mean(D), dhidden(hidden);
       std::vector<double> a(static_cast<size_t>(hidden));

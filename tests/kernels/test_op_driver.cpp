@@ -1,4 +1,4 @@
-// Checks that the op driver detects mistakes of ops: each case here computes y = x * w with one mistake.
+// Checks that the op driver detects mistakes in ops: each case here computes y = x * w with one mistake.
 #include <algorithm>
 
 #include "engine/check.h"

@@ -1,6 +1,5 @@
-// The tests of the OpCase tables. For each op: its gradients, the CPU in every dtype, the GPU against the CPU, and the
-// sizes of the benchmarks. Each of these is a test of its own ("rmsnorm gradients"), so that ctest runs them in
-// parallel.
+// Tests for the OpCase tables. For each op: gradients, the CPU in every dtype, the GPU against the CPU, and the
+// benchmark sizes. Each is its own test ("rmsnorm gradients"), so ctest runs them in parallel.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,19 +17,17 @@ namespace triad::test {
 namespace {
 
 constexpr double kGradientTolerance = 1e-6;
-// The fraction of rows in which a list (an i32 output) may differ between CPU and GPU, because scores are equal within
-// rounding.
+// Fraction of rows whose list (an i32 output) may differ between CPU and GPU, since scores are equal within rounding.
 constexpr double kListMismatch = 0.005;
 // In bf16 the GPU's error may be twice the CPU's, plus half a unit in the last place for cases in which the CPU has
 // almost no error: GPU kernels round probabilities to bf16 for the tensor cores, the CPU reference keeps them in fp32.
 constexpr double kBf16Factor = 2.0, kBf16Floor = 0x1p-9;
-// For a tensor of fewer elements than this, one run is a single draw of a few rounding errors, and the ratio of the
-// GPU's error to the CPU's scatters by 1 / sqrt(elements). If it exceeds the bound, the errors of kFurtherSeeds more
-// runs, pooled, have to be within the same bound.
+// For a tensor with fewer elements than this, one run is a single draw of a few rounding errors, and the GPU-to-CPU
+// error ratio scatters by 1 / sqrt(elements). If it exceeds the bound, the pooled errors of kFurtherSeeds more runs
+// must be within the same bound.
 constexpr size_t kFewElements = 64;
 constexpr uint64_t kFurtherSeeds = 8;
-// Bounds on the CPU's error in bf16 and f32 against double: far above rounding, far below the effect of a wrong
-// formula.
+// Bounds on the CPU's error in bf16 and f32 against double: far above rounding, far below what a wrong formula causes.
 constexpr double kBf16Sane = 0.05, kF32Sane = 1e-4;
 
 void expect(bool ok, const std::string& what) {
@@ -97,8 +94,8 @@ void check_cpu(const OpCase& c) {
   }
 }
 
-// Runs of a case on the GPU: two with aligned tensors and one with unaligned ones. Checks that no run has complaints
-// and that the aligned ones give the same bits.
+// Three GPU runs of a case: two with aligned tensors and one with unaligned ones. Checks that no run has complaints and
+// that the aligned ones give the same bits.
 struct GpuRuns {
   GpuRuns(const OpCase& c, DType dtype, const std::string& where, uint64_t seed = 1)
       : aligned(c, {.device = Device::cuda(), .dtype = dtype, .seed = seed}),
@@ -135,7 +132,7 @@ void check_gpu_f32(const OpCase& c) {
   expect_same_lists(gpu, cpu, where);
 }
 
-// The bf16 errors of a tensor against double: the CPU's, and the GPU's with aligned and with unaligned tensors.
+// A tensor's bf16 errors against double: the CPU's, and the GPU's with aligned and with unaligned tensors.
 struct Bf16Errors {
   std::string tensor;
   size_t elements;
@@ -144,14 +141,14 @@ struct Bf16Errors {
   bool ok() const { return std::max(aligned, unaligned) <= limit(); }
 };
 
-// Runs a case in bf16. Returns the errors of each tensor that the op writes, by the index of its slot.
+// Runs a case in bf16. Returns the errors of each tensor that the op writes, by slot index.
 std::map<size_t, Bf16Errors> bf16_errors(const OpCase& c, const std::string& where, uint64_t seed) {
   const GpuRuns gpu(c, DType::bf16, where, seed);
   OpRun cpu(c, {.dtype = DType::bf16, .seed = seed}, &gpu.aligned);
   OpRun exact(c, {.dtype = DType::f64, .precision = DType::bf16, .seed = seed}, &gpu.aligned);
   cpu.run();
   exact.run();
-  // Only ops without a backward compare lists: those of whole NSA depend on the rounding of intermediate results.
+  // Only ops without a backward compare lists: whole NSA's lists depend on how intermediate results round.
   if (c.backward == nullptr) expect_same_lists(gpu, cpu, where);
   std::map<size_t, Bf16Errors> errors;
   for (size_t s = 0; s < gpu.aligned.slots().size(); ++s) {
@@ -163,7 +160,7 @@ std::map<size_t, Bf16Errors> bf16_errors(const OpCase& c, const std::string& whe
   return errors;
 }
 
-// The root mean squares of a tensor's errors in several runs.
+// Root mean square of a tensor's errors over several runs.
 Bf16Errors pooled(const std::vector<Bf16Errors>& runs) {
   const auto rms = [&](double Bf16Errors::*error) {
     double sum = 0;
@@ -180,7 +177,8 @@ void check_gpu_bf16(const OpCase& c) {
     expect(e.ok(), fmt::format("{}: {} is {:.3g} off f64, unaligned {:.3g}, the cpu's bf16 {:.3g} (limit {:.3g}{})",
                                where, e.tensor, e.aligned, e.unaligned, e.cpu, e.limit(), of));
   };
-  std::map<size_t, std::vector<Bf16Errors>> further;  // of the small tensors that exceed the bound in the first run
+  std::map<size_t, std::vector<Bf16Errors>>
+      further;  // more errors, for small tensors beyond the bound in the first run
   for (const auto& [s, errors] : bf16_errors(c, where, 1)) {
     if (errors.ok() || errors.elements >= kFewElements)
       check(errors, "");
@@ -260,7 +258,7 @@ std::vector<OpTest>& op_tests() {
   return tests;
 }
 
-// Catch2 registers plain functions only, so entry I of the table has a function of its own.
+// Catch2 registers plain functions only, so table entry I has its own function.
 template <size_t I>
 void run_op_test() {
   op_tests()[I].run();

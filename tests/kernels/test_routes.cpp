@@ -34,7 +34,7 @@ Outcome train(const std::string& out, const std::string& sets, const std::string
   std::string args = "train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set log.out_dir=" + out;
   return run_program(args + sets, environment);
 }
-// The fused kernels by their names in the record of routes.
+// The fused kernels by their names in the route record.
 const std::set<std::string> kFusedKernels = {"sm90",
                                              "sm90_d64",
                                              "sm90_d128",
@@ -111,8 +111,8 @@ TEST_CASE("routes: calls of one op with different shapes are separate entries, i
 }
 
 TEST_CASE("routes: what a call costs does not grow with the number of layers", "[routes]") {
-  // A step's calls: in each layer one product twice, with another between, then many products outside of the layers, as
-  // Muon's.
+  // A step's calls: in each layer one product twice, with another between, then many products outside the layers, as in
+  // Muon.
   const auto looks_per_call = [](int64_t layers) {
     Routes routes;
     const Tensor a(nullptr, DType::f32, {2, 3}, Device::cpu()), b(nullptr, DType::f32, {3, 2}, Device::cpu());
@@ -226,8 +226,8 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     return out;
   };
   using Map = std::map<std::string, std::string>;
-  // `silu` is the route of matrix products followed by SiLU or SwiGLU, which one kernel may compute together; "" if
-  // they have the same route as other products.
+  // `silu`: route for matrix products followed by SiLU or SwiGLU, which one kernel may compute together; "" if they
+  // have the same route as other products.
   const auto all = [](const char* kernel, const char* product, const char* silu) {
     Map map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
     if (*silu != 0) map["silu"] = silu;
@@ -266,7 +266,7 @@ TEST_CASE("routes: a product names its algorithm, which its sizes and runtime.ke
   if (Runtime({.device = Device::cuda(), .planning = true}).ctx().num_sms != cuda::kTunedSms)
     return void(skip("no algorithms were measured for this number of SMs"));
   struct Product {
-    int64_t rows, batch = 0;  // the rows of x; the products of a call of matmul_batched(), or 0 for linear_forward()
+    int64_t rows, batch = 0;  // rows in x; products per matmul_batched() call, or 0 for linear_forward()
     bool has_bias = false;
   };
   const auto kernel_of = [](KernelChoice choice, const Product& p) {
@@ -290,7 +290,7 @@ TEST_CASE("routes: a product names its algorithm, which its sizes and runtime.ke
   CHECK(kernel_of(fused, {.rows = 16384}) == "cublaslt measured");
   CHECK(kernel_of(general, {.rows = 16384}) == "cublaslt first");
   CHECK(kernel_of(reference, {.rows = 16384}) == "reference");
-  // No algorithm was measured for these: few rows, a bias, and batches of several matrices.
+  // No algorithm was measured for these: few rows, a bias, and batches with several matrices.
   CHECK(kernel_of(automatic, {.rows = 64}) == "cublaslt");
   CHECK(kernel_of(automatic, {.rows = 16384, .has_bias = true}) == "cublaslt");
   CHECK(kernel_of(automatic, {.rows = 16384, .batch = 2}) == "cublaslt");
@@ -340,8 +340,8 @@ double norm(const std::vector<double>& v) {
 
 }  // namespace
 
-// For the same lists all routes compute the same function: the error of each, compared with the CPU in f32, is that of
-// storing bf16.
+// For the same lists all routes compute the same function: each one's error against the CPU in f32 comes from storing
+// bf16.
 TEST_CASE("routes: every route gives the gradients of the CPU, on the GPU", "[routes][gpu]") {
   if (!require_gpu()) return;
   const ModelConfig config = hopper_model();

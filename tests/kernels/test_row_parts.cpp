@@ -1,5 +1,5 @@
-// Ops on parts of rows, as ranks that share a sequence compute them (dist.context), against the same ops on whole rows:
-// the branches of NSA, the selection and dense attention, forward and backward.
+// Ops on row parts, as ranks that share a sequence compute them (dist.context), against the same ops on whole rows:
+// NSA's branches, the selection and dense attention, forward and backward.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -26,12 +26,12 @@ constexpr int64_t kRanks = 2, kRows = 2, kArenaBytes = int64_t{6} << 30;
 struct PartsCase {
   Sizes n;
   NsaConfig c;
-  std::vector<int32_t> bounds = {};  // of the documents of both rows; empty: each row is one document
-  int64_t most = 0;                  // documents of a row
-  bool portable = false;             // on the portable kernels
+  std::vector<int32_t> bounds = {};  // document bounds in both rows; empty: each row is one document
+  int64_t most = 0;                  // most documents in a row
+  bool portable = false;             // portable kernels only
 };
 
-// The documents of the rows, with tables in `lab`.
+// The rows' documents, with tables in `lab`.
 Documents documents_of(Lab& lab, const PartsCase& p) {
   if (p.bounds.empty()) return {};
   const int64_t ids = block_ids(p.n.T, p.c.l_sel, p.most);
@@ -43,10 +43,10 @@ Documents documents_of(Lab& lab, const PartsCase& p) {
   return tables;
 }
 
-// Attention of one kind: which keys a run needs, and its ops.
+// One attention kind: which keys a run needs, and its ops.
 struct Kind {
   std::string name;
-  Tensor k, v;  // of the whole row
+  Tensor k, v;  // whole row's keys and values
   int64_t d;    // tokens from one key to the next
   bool prefix;  // whether a run needs all keys up to its end, or else those from `before` tokens before it
   int64_t before;
@@ -62,7 +62,7 @@ double distance(const Values& a, const Values& b) {
   return std::sqrt(error / std::max(size, 1e-300));
 }
 
-// This rank's tokens of t [B,T,...].
+// Shape of this rank's tokens in t [B,T,...].
 Shape shape_of_rank(const Tensor& t, const ContextLayout& layout) {
   Shape shape = t.shape();
   shape.dim[1] = layout.part();
@@ -139,8 +139,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
        [&](auto& out, auto& in, auto&) {
          dense_attention_forward(ctx, {out.o, out.lse}, in);
        },
-       // Dense attention has no gate: of half of dout it has the gradients that a branch has of dout with a gate of
-       // 1/2.
+       // Dense attention has no gate: with dout / 2 it has the gradients that a branch with gate 1/2 has with dout.
        [&](auto& out, auto& grad, auto& in, auto& saved, auto&) {
          Scratch::Scope scope(ctx.scratch);
          const Tensor half = scope.alloc(T, grad.dout.shape());
@@ -160,7 +159,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
 
     const Tensor delta = lab.poisoned(of_heads, acc), norm = lab.poisoned(of_heads, acc);
     attention_delta(ctx, delta, dout, out.o, norm);
-    // The gate is 1/2 everywhere, so delta is half of dout . o.
+    // The gate is 1/2 everywhere, so delta is dout. o / 2.
     Values half = lab.values(delta);
     for (double& x : half) x /= 2;
     lab.assign(delta, half);
@@ -177,7 +176,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
     for (int64_t rank = 0; rank < kRanks; ++rank) {
       const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
       REQUIRE(layout.tokens() == n.T);
-      // A rank has its tokens in memory of their own.
+      // A rank's tokens have their own memory.
       const auto mine = [&](const Tensor& t) {
         return t.empty() ? t : copy_of_rank(ctx, lab.poisoned(shape_of_rank(t, layout), t.dtype), t, layout);
       };
@@ -230,7 +229,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
   }
 }
 
-// Compression of the blocks that begin in each run, against that of the whole row.
+// Compresses the blocks that begin in each run, against compressing the whole row.
 void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   const Sizes& n = p.n;
   INFO("compression, phi " << static_cast<int>(kind) << ", " << n.str() << ", " << p.bounds.size() << " bounds");
@@ -293,7 +292,7 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   if (kind == Phi::conv) CHECK(distance(lab.values(dw.w), lab.values(part_dw.w)) < bound);
 }
 
-// The case, and the same with several documents: their bounds are and are not those of runs, blocks and strides, and
+// The case, and the same with several documents: their bounds do and don't coincide with runs, blocks and strides, and
 // some begin long before a run.
 void check(const Setting& setting, PartsCase p) {
   const int64_t T = p.n.T;
@@ -325,7 +324,7 @@ TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[n
     check({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
     check({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});
     // Here a group has one head. The forward with resident rows (nsa/sm90/resident_rows.cu) then has its longest tiles:
-    // 384 tokens at heads of 64, 192 at heads of 128.
+    // 384 tokens at head width 64, 192 at 128.
     check({gpu, DType::bf16}, {{8192, 1, 1, d, d}, config(32, 16, 64, 16, 512)});
     // The portable kernels run these two cases. In the first one find_part() cuts a run's tokens into one part, in the
     // second one into several.

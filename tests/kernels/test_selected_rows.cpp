@@ -1,6 +1,6 @@
-// The selected branch's forward on a GPU. The test changes the queries and block lists of every third token. The
-// outputs of all other tokens must keep their bits. The changed queries are so large that exponentials of the softmax
-// overflow in some rows, which the kernels then compute again.
+// The selected branch's forward on a GPU. The test changes every third token's query and block list. All other outputs
+// must keep their bits. The changed queries are so large that the softmax's exponentials overflow in some rows, which
+// the kernels then compute again.
 #include <cmath>
 #include <numbers>
 
@@ -21,10 +21,10 @@ struct Case {
   std::string kernel;  // that a Hopper card has to choose
   KernelChoice wanted = KernelChoice::automatic;
   bool lists_change = true;
-  double factor = 40;  // of the queries that the test changes
+  double factor = 40;  // factor on the queries that the test changes
 };
 
-// o and lse of one sequence, [T,Hq,dv] and [T,Hq], and the kernel that computed them.
+// one sequence's o and lse, [T,Hq,dv] and [T,Hq], and the kernel that computed them.
 struct Result {
   Values o, lse;
   std::string kernel;
@@ -51,10 +51,10 @@ Result forward(const Case& c, const Values& q, const Values& block_index) {
   return {lab.values(out.o), lab.values(out.lse), lab.ctx().routes.counts().back().kernel};
 }
 
-// Whether the test changes the query and the list of this token.
+// Whether the test changes this token's query and list.
 bool changes(int64_t token) { return token % 3 == 0; }
 
-// Returns log2(e) times the largest score of the first head of token t with a key of the block. q: [T,Hq,dk].
+// Returns log2(e) times the largest score between token t's first head and the block's keys. q: [T,Hq,dk].
 double largest_power(const Case& c, const Values& q, const Values& k, int64_t t, int64_t block) {
   double largest = -INFINITY;
   for (int64_t key = block * kBlockTokens; key < (block + 1) * kBlockTokens && key <= t; ++key) {
@@ -67,8 +67,8 @@ double largest_power(const Case& c, const Values& q, const Values& k, int64_t t,
 }
 
 // Counts the tokens whose first head has to be computed again because exponentials overflow. The kernels do that if
-// exponentials, relative to the largest of the first listed block, exceed 2^60. Here the limit is 2^70, since scores
-// are not rounded as on the GPU.
+// exponentials, relative to the first listed block's largest, exceed 2^60. Here the limit is 2^70, since scores are not
+// rounded as on the GPU.
 int64_t overflowing_rows(const Case& c, const Values& q, const Values& block_index) {
   const Values k = keys(c);
   int64_t count = 0;
@@ -87,11 +87,10 @@ int64_t overflowing_rows(const Case& c, const Values& q, const Values& block_ind
 
 TEST_CASE("the selected branch: a row's bits do not depend on other rows (GPU)", "[nsa][gpu]") {
   if (!require_gpu()) return;
-  // The lists of the last case do not change. The query-stationary kernel computes a block by wgmma or by mma.sync,
-  // depending on the lists of neighbouring tokens; whether both give the same bits is not tested here.
-  // With queries multiplied by 10^12, the exponentials of a row exceed 2^60 even when the kernel computes them again,
-  // relative to the row's largest score. The kernel has to end nevertheless. The outputs of the changed tokens may be
-  // NaN; those of all other tokens must keep their bits.
+  // The last case keeps its lists. The query-stationary kernel computes a block by wgmma or by mma.sync, depending on
+  // neighbouring tokens' lists; whether both give the same bits isn't tested here. With queries multiplied by 10^12, a
+  // row's exponentials exceed 2^60 even when the kernel computes them again, relative to the row's largest score. The
+  // kernel must still end. The changed tokens' outputs may be NaN; all others must keep their bits.
   for (const Case& c : {Case{{600, 1, 4, 64, 64}, 5, "resident_rows", KernelChoice::candidate},
                         {{600, 1, 4, 64, 64}, 5, "resident_rows", KernelChoice::candidate, true, 1e12},
                         {{600, 1, 4, 128, 128}, 5, "resident_rows", KernelChoice::candidate},

@@ -1,5 +1,5 @@
-// State in bf16: stochastic rounding, AdamW and sums of gradients with it, and the ops that read gradients in bf16.
-// Each check that has no other device in it runs on the CPU, and on the GPU if there is one.
+// State in bf16: stochastic rounding, AdamW and gradient sums with it, and the ops that read gradients in bf16. Each
+// check that names no device runs on the CPU, and on the GPU if there is one.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -33,7 +33,7 @@ bf16 rounded(float x, uint32_t random) {
   return y;
 }
 
-// The state of AdamW for n parameters, all of one dtype.
+// AdamW's state for n parameters, all in one dtype.
 struct State {
   Tensor param, m, v;
   State(Lab& lab, int64_t n, DType dtype)
@@ -61,7 +61,7 @@ TEST_CASE("small state: stochastic rounding is unbiased within five standard dev
   constexpr int64_t n = 1 << 18;
   for (const float x : {1.0f + 0x1p-10f, -3.0f - 0x1p-7f * 0.9f, 1e-20f * 1.2345f, 0x1.01p-130f, 1.0f + 0x1p-22f}) {
     const uint32_t low = std::bit_cast<uint32_t>(x) & 0xffffu;
-    const double p = static_cast<double>(low) / 65536;  // the probability of the value away from zero
+    const double p = static_cast<double>(low) / 65536;  // probability that it rounds away from zero
     const float toward_zero = std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0xffff0000u);
     for (const uint64_t stream : {adamw_stream(1, AdamWTensor::param), adamw_stream(1, AdamWTensor::m)}) {
       StochasticRounder round(42, stream);
@@ -76,7 +76,7 @@ TEST_CASE("small state: stochastic rounding is unbiased within five standard dev
 
 TEST_CASE("small state: the bits of tensors, steps, elements and seeds are independent", "[state]") {
   constexpr int64_t n = 1 << 16;
-  // The correlation of two sequences of 16 bits; the standard deviation of that of independent ones is 1 / sqrt(n).
+  // Correlation between two sequences of 16-bit numbers; independent ones have a standard deviation of 1 / sqrt(n).
   const auto correlation = [&](auto&& a, auto&& b) {
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += (a(i) / 65536.0 - 0.5) * (b(i) / 65536.0 - 0.5) * 12;
@@ -93,7 +93,7 @@ TEST_CASE("small state: the bits of tensors, steps, elements and seeds are indep
   CHECK(correlation(first, of(1, 2, AdamWTensor::param)) < limit);
   CHECK(correlation(first, of(2, 1, AdamWTensor::param)) < limit);
   for (const int64_t shift : {1, 2, 7, 8}) CHECK(correlation(first, of(1, 1, AdamWTensor::param, shift)) < limit);
-  // A block holds the bits of eight elements in the order of the elements.
+  // A block holds eight elements' bits in element order.
   const RoundingBits bits(1, 2);
   CHECK(bits.of(13) == bits.block(1).lane(5));
   CHECK(bits.block(1).lane(5) == (Philox(1, 2).block(1)[2] >> 16));
@@ -135,7 +135,7 @@ TEST_CASE("small state: an update of the whole buffer and updates of its parts g
     whole.update(lab, grad, 9.0, kOptions, 0, n);
     again.update(lab, grad, 9.0, kOptions, 0, n);
     CHECK(whole.bits(lab) == again.bits(lab));
-    for (const int64_t cut : {int64_t{128}, int64_t{2048}, int64_t{1001}, n - 1}) {  // also inside a block of bits
+    for (const int64_t cut : {int64_t{128}, int64_t{2048}, int64_t{1001}, n - 1}) {  // also inside a bit block
       State parts(lab, n, DType::bf16);
       parts.update(lab, grad, 9.0, kOptions, 0, cut);
       parts.update(lab, grad, 9.0, kOptions, cut, n);
@@ -197,8 +197,8 @@ TEST_CASE("small state: AdamW changes nothing if the norm is not finite", "[stat
 }
 
 TEST_CASE("small state: with beta2 0.999 a second moment in bf16 follows gradients that shrink", "[state]") {
-  // v begins at 1, and every gradient is 0.1: v decays to 0.01. A step changes v by 0.1% of itself. Rounded to nearest,
-  // v does not move at all.
+  // v begins at 1, and every gradient is 0.1: v decays to 0.01. A step changes v by 0.1%. Rounded to nearest, v does
+  // not move at all.
   constexpr int64_t n = 4096, steps = 3000;
   constexpr double beta2 = 0.999, g = 0.1;
   bf16 nearest(1.0f);
@@ -225,7 +225,7 @@ TEST_CASE("small state: with beta2 0.999 a second moment in bf16 follows gradien
 }
 
 TEST_CASE("small state: weights in bf16 without master weights move by steps below their resolution", "[state]") {
-  // Each step subtracts lr = 1e-4 from 1. Half a unit in the last place of bf16 below 1 is 2^-9, about 2e-3.
+  // Each step subtracts lr = 1e-4 from 1. Half a unit in bf16's last place below 1 is 2^-9, about 2e-3.
   constexpr int64_t n = 1 << 14, steps = 100;
   Lab lab(Device::cpu());
   const Tensor param = lab.from(Floats(n, 1.0f), DType::bf16), m = lab.from(Floats(n, 0.0f), DType::f32),
@@ -299,7 +299,7 @@ TEST_CASE("small state: gradients in bf16 are judged and measured as their f32 c
       Lab lab(device);
       INFO(device.str() << (finite ? ", finite" : ", one element infinite"));
       const Tensor narrow = lab.from(values, DType::bf16), wide = lab.from(lab.floats(narrow), DType::f32);
-      // The parts of three parameters, the second of which begins at an odd element, and their pieces.
+      // Three parameters' parts (the second begins at an odd element) and their pieces.
       const Tensor parts = lab.integers({0, 13, 13, 20000, 20013, n - 20013}, {3, 2});
       const Tensor pieces =
           lab.integers({0, 13, 13, kSumPiece, 13 + kSumPiece, 20000 - kSumPiece, 20013, n - 20013}, {4, 2});

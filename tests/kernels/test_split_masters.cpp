@@ -15,7 +15,7 @@ using namespace triad::test;
 
 namespace {
 
-// Split masters of n elements, whose tie bits begin inside a word.
+// Split masters with n elements, whose tie bits begin inside a word.
 struct Split {
   SplitMaster all;
   Split(Lab& lab, int64_t n)
@@ -30,7 +30,7 @@ struct Split {
   }
 };
 
-// Normal random numbers, every third of them moved halfway between two bf16 values.
+// Normal random numbers, every third moved halfway between two bf16 values.
 Floats often_halfway(int64_t n, uint64_t stream) {
   Floats x = normal(n, stream);
   for (size_t i = 0; i < x.size(); ++i)
@@ -41,7 +41,8 @@ Floats often_halfway(int64_t n, uint64_t stream) {
 }  // namespace
 
 TEST_CASE("split masters: every float that is no NaN survives, and its weight is its nearest bf16", "[state]") {
-  // All lower halves of upper halves that are zero, subnormal, ordinary, the largest, infinite or NaN, of both signs.
+  // All lower halves under upper halves that are zero, subnormal, ordinary, the largest, infinite or NaN, with both
+  // signs.
   std::vector<uint32_t> all;
   for (const uint32_t upper :
        {0x0000u, 0x0001u, 0x0002u, 0x007eu, 0x007fu, 0x0080u, 0x3f7fu, 0x3f80u, 0x7f7eu, 0x7f7fu, 0x7f80u, 0x7fc0u})
@@ -64,7 +65,7 @@ TEST_CASE("split masters: every float that is no NaN survives, and its weight is
       wrong += is_nan(all[i]) ? !is_nan(joined[i]) : joined[i] != all[i] || weights[i].bits != nearest.bits;
     }
     CHECK(wrong == 0);
-    // Parts of the masters that are split one after the other get the same bits as all of them together.
+    // Masters split part by part get the same bits as all split together.
     const Split apart(lab, n);
     for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{3, 11}, {0, 3}, {11, n}})
       split_master(lab.ctx(), apart.part(begin, end), master.slice(0, begin, end));
@@ -75,7 +76,7 @@ TEST_CASE("split masters: every float that is no NaN survives, and its weight is
 TEST_CASE("split masters: AdamW and Muon give the bits that they give with fp32 masters", "[state]") {
   constexpr int64_t n = 2000;
   const Floats masters = often_halfway(n, 1);
-  // Matrices at even and odd elements, one of them of several words of tie bits.
+  // Matrices at even and odd elements, one with several words of tie bits.
   const MuonPlan plan({{0, 30, 20}, {600, 33, 17}, {1161, 20, 30}});
   for (const Device device : devices()) {
     for (const DType moments : {DType::f32, DType::bf16})

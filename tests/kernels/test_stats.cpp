@@ -1,5 +1,5 @@
-// log.stats on the device: the sums over gates and lists equal those that the host computes row by row with sets and
-// maps, and a step counts each of its forward passes once.
+// log.stats on the device: sums over gates and lists equal what the host computes row by row with sets and maps, and a
+// step counts each forward pass once.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -22,14 +22,14 @@ namespace {
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 using F = NsaStats::Field;
 
-// The gates [3,B,T,Hkv] and lists [B,T,Hkv,n] of one forward pass, on the host.
+// One forward pass's gates [3,B,T,Hkv] and lists [B,T,Hkv,n], on the host.
 struct Rows {
   int64_t B, T, groups, n;
   std::vector<double> gate;
   std::vector<int32_t> lists;
 };
 
-// Returns the statistics of all rows of all forward passes, by the definitions in nsa/stats.h.
+// Returns statistics over all rows in all forward passes, by nsa/stats.h's definitions.
 NsaStats reference_stats(const std::vector<Rows>& forwards, const SelectOptions& o) {
   NsaStats s;
   std::vector<double> entropies, largest;
@@ -84,7 +84,7 @@ NsaStats reference_stats(const std::vector<Rows>& forwards, const SelectOptions&
   return s;
 }
 
-// Checks that counts are equal and that sums differ by the rounding of gates to fp32 at most.
+// Checks that counts are equal and that sums differ at most by rounding gates to fp32.
 void check_same(const NsaStats& got, const NsaStats& expected, double tolerance) {
   for (int64_t i = 0; i < NsaStats::count; ++i) {
     INFO("field " << i);
@@ -107,7 +107,7 @@ void write_floats(Context& ctx, const Tensor& to, const std::vector<double>& val
   write(ctx, to, to.dtype == DType::f64 ? static_cast<const void*>(values.data()) : single.data());
 }
 
-// Returns the gate of a row and branch. The second half of the rows includes the special cases in `open`. No entropy is
+// Returns a gate by row and branch. The second half of the rows includes the special cases in `open`. No entropy is
 // near the limit below which a row counts as collapsed.
 double some_gate(const Philox& random, int64_t row, int64_t branch, int64_t rows) {
   const double open[][3] = {{0, 0, 0}, {1, 0, 0}, {0, 0, 1}, {0.5, 0.5, 0.5}, {0.995, 0.004, 0.001}, {1e-30, 0, 0}};
@@ -136,7 +136,7 @@ void check_ops(Device device, DType dtype) {
     const Tensor out = alloc(DType::f64, {2, NsaStats::count});
     zero(ctx, pieces);
     std::vector<Rows> forwards;
-    for (const uint64_t seed : {1, 2}) {  // two micro-steps of the second of two layers
+    for (const uint64_t seed : {1, 2}) {  // two micro-steps, the second of two layers
       Rows f{B, T, groups, o.n_sel, {}, {}};
       const Philox random(seed, 9);
       for (int64_t i = 0; i < gate.numel(); ++i)
@@ -150,12 +150,12 @@ void check_ops(Device device, DType dtype) {
     }
     nsa_stats_merge(ctx, out, pieces);
     check_same(read_stats(ctx, out[1]), reference_stats(forwards, o), dtype == DType::f64 ? 1e-12 : 1e-6);
-    const NsaStats none = read_stats(ctx, out[0]);  // statistics of a layer without rows
+    const NsaStats none = read_stats(ctx, out[0]);  // statistics without any rows
     CHECK(std::all_of(none.at, none.at + NsaStats::count, [](double x) { return x == 0; }));
   }
 }
 
-// Checks that a NaN gate in any row makes the sums and extremes of gates NaN, and does not change the counts.
+// Checks that a NaN gate in any row makes the gate sums and extremes NaN, and leaves the counts.
 void check_not_a_number(Device device, DType dtype) {
   constexpr int64_t kT = 700, kGroups = 3, kRows = kT * kGroups, kAPiece = kRows / kStatsPieces;
   const SelectOptions o{16, 8, 16, 8, 2, 3};
@@ -192,7 +192,7 @@ void check_not_a_number(Device device, DType dtype) {
   }
 }
 
-// Compares the statistics of a model's forward passes with those computed from its activations.
+// Compares statistics over a model's forward passes with those computed from its activations.
 void check_model(Device device, DType dtype, const ModelConfig& config) {
   constexpr int64_t kB = 2, kT = 70;
   ModelFixture f(config, kB, kT, device, dtype, 3, 0.5, RecomputePlan::parse("block", config.n_layers));
@@ -209,7 +209,7 @@ void check_model(Device device, DType dtype, const ModelConfig& config) {
     write(f.ctx(), f.activations().tokens, tokens.data());
     f.model().forward(f.ctx(), f.activations(), &stats);
     f.model().loss_and_backward(f.ctx(), f.activations(), 1);
-    // Backward ends with layer 0, so the buffer that all layers share now contains the gates of layer 0.
+    // Backward ends with layer 0, so the buffer that all layers share now contains layer 0's gates.
     forwards[0].push_back({kB, kT, config.n_kv_groups, config.nsa.n_sel,
                            read_floats(f.ctx(), f.activations().layer(0).attention.nsa.gate), f.lists(0)});
     // A forward pass without statistics, after which the shared buffer contains the last layer's gates.
@@ -242,7 +242,7 @@ void check_models(Device device, DType dtype) {
   check_model(device, dtype, config);
 }
 
-// Runs `count` steps on initial weights and returns the statistics of the last one, by layer.
+// Runs `count` steps on initial weights and returns the last one's statistics by layer.
 std::vector<NsaStats> steps(Device device, const std::vector<std::string>& sets, int count = 1) {
   Config config = load_config(kTiny, sets).config;
   std::unique_ptr<Runtime> runtime = allocate_planned(config, device);
@@ -279,7 +279,7 @@ void check_known(Device device, int64_t T, double k_mean, const std::string& gat
     CHECK(s.mean(F::largest) == Approx(1.0 / 3).epsilon(1e-6));
     CHECK(s.at[F::collapsed] == 0);
     for (int b = 0; b < 3; ++b) CHECK(s.mean(F::share + b) == Approx(1.0 / 3).epsilon(1e-6));
-    // Lists of consecutive rows differ by a few blocks at most, except where a new block begins.
+    // Consecutive rows' lists differ by a few blocks at most, except where a new block begins.
     CHECK(s.overlap() > 0.5);
     CHECK(s.overlap() < 1);
     CHECK(s.forced_share() > 3.0 / 16);
@@ -298,7 +298,7 @@ void check_counted_once(Device device, const std::string& other) {
   const std::vector<NsaStats> plain = steps(device, sets, 4);
   REQUIRE(plain.size() == 2);
   for (const NsaStats& s : plain) {
-    // 3 micro-steps of 2 sequences of 48 tokens in 2 groups: only the rows of the last step count.
+    // 3 micro-steps with 2 sequences, 48 tokens and 2 groups: only the last step's rows count.
     CHECK(s.at[F::rows] == 3 * 2 * 48 * 2);
     CHECK(s.at[F::entropy_min] < std::log(3.0));  // the gates differ from their initial 1/3
   }
@@ -341,7 +341,7 @@ TEST_CASE("stats: dead rows do not change the sums and extremes of others, in an
     CHECK(all.gate_mean(F::share + 1) == Approx(0.45));
     CHECK(all.mean(F::dead) == 0.6);
   } while (std::next_permutation(order.begin(), order.end()));
-  CHECK(std::isnan(dead.gate_mean(F::share)));  // without a row whose gates are open the mean is undefined
+  CHECK(std::isnan(dead.gate_mean(F::share)));  // no row has open gates: the mean is undefined
   CHECK(std::isnan(dead.gate_extreme(F::entropy_min)));
 }
 

@@ -1,5 +1,5 @@
-// Options that switch off parts of NSA (force_branch, uniform_gate, stopgrad_gates), and runtime.asserts, which names
-// the first invalid value.
+// Options that switch NSA parts off (force_branch, uniform_gate, stopgrad_gates), and runtime.asserts, which names the
+// first invalid value.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -40,8 +40,7 @@ bool belongs_to(const std::string& name, const std::string& branch) {
   return branch == "cmp" && name.find("attn.phi_") != std::string::npos;
 }
 
-// Checks that the parameters of the branches that are switched off, and of the gate, have a gradient of exactly zero,
-// and all others have not.
+// Checks that parameters in switched-off branches, and in the gate, have gradients exactly zero, and all others don't.
 void check_forced(Device device, DType dtype) {
   for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
     for (const Branch forced : {Branch::cmp, Branch::sel, Branch::win}) {
@@ -57,7 +56,7 @@ void check_forced(Device device, DType dtype) {
     }
 }
 
-// Returns the gates [3,B,T,Hkv] of the first layer after a forward pass.
+// Returns the first layer's gates [3,B,T,Hkv] after a forward pass.
 std::vector<double> gates(ModelFixture& f) {
   f.loss();
   return read_floats(f.ctx(), f.activations().layer(0).attention.nsa.gate);
@@ -149,7 +148,7 @@ void expect(const std::string& message, const std::string& expected) {
 void check_asserts(Device device, DType dtype) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   CHECK(found(device, dtype, [](ModelFixture&) {}) == "");
-  // A NaN in one layer: the message names the first invalid element, here (0, 3) of mlp_pre [90,80].
+  // A NaN in one layer: the message names the first invalid element, here (0, 3) in mlp_pre [90,80].
   expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.mlp.fc1.weight", 3 * 20, kNan); }),
          "step 7: runtime.asserts: forward of layer 1: rmsnorm, first mlp matrix: mlp_pre[0,3] of [90,80] is NaN");
   expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.0.norm2.weight", 5, kInf); }),
@@ -161,8 +160,7 @@ void check_asserts(Device device, DType dtype) {
 
   expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "lm_head.weight", 0, kNan); }),
          "final norm, head, cross-entropy: row_loss[0] of [90] is");
-  // Returns the message after replacing, in layer 1, the list of one token of sequence 1 in group 1. Lists are
-  // [2,45,2,4].
+  // Returns the message after replacing, in layer 1, one token's list in sequence 1, group 1. Lists are [2,45,2,4].
   const auto with_list = [&](std::vector<int32_t> list, int64_t token) {
     return found(device, dtype, [&](ModelFixture& f) {
       std::vector<int32_t> all = f.lists(1);
@@ -195,13 +193,13 @@ void check_asserts(Device device, DType dtype) {
   expect(with_token(-2, true), "forward: the loader: targets[1,7] of [2,45] is out of range");
   CHECK(with_token(-1, true) == "");
   CHECK(with_token(36, false) == "");
-  // Dense attention has asserts of its own.
+  // Dense attention has its own asserts.
   expect(found(
              device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.attn.v_win_proj.weight", 0, kNan); },
              [](ModelConfig& c) { c.attention = AttentionKind::dense; }),
          "forward of layer 1: rmsnorm, q, k and v projections, rope: qkv[0,48]");
-  // With qk_norm q and k are checked before and after the norm. Of the biases in qkv [90,102], element 36 is the first
-  // of k_cmp; in qk [90,72] group 1 of k_cmp begins at column 42.
+  // With qk_norm q and k are checked before and after the norm. In qkv [90,102], element 36 is k_cmp's first bias; in
+  // qk [90,72], k_cmp's group 1 begins at column 42.
   const auto qkv = [](ModelConfig& c) { c.qkv_bias = c.qk_norm = true; };
   CHECK(found(
             device, dtype, [](ModelFixture&) {}, qkv) == "");
@@ -213,8 +211,8 @@ void check_asserts(Device device, DType dtype) {
          "forward of layer 0: qk_norm, rope: qk[0,37] of [90,72] is");
 }
 
-// In packed rows a list may name the blocks of its token's document alone. Ids: the documents of row 1 begin at its
-// tokens 0, 20 and 21, and their first blocks are 0, floor(20 / 8) + 1 = 3 and floor(21 / 8) + 2 = 4.
+// In packed rows a list may name only blocks in its token's document. Ids: row 1's documents begin at its tokens 0, 20
+// and 21, and their first blocks are 0, floor(20 / 8) + 1 = 3 and floor(21 / 8) + 2 = 4.
 void check_asserts_of_documents(Device device, DType dtype) {
   const std::vector<int32_t> bounds = {0, 45, 65, 66, 90};
   const auto with_list = [&](std::vector<int32_t> list, int64_t token) {
@@ -363,15 +361,14 @@ TEST_CASE("asserts: NSA_STRICT_ASSERTS ends a run at the first activation that i
   CHECK(with.exit_code == 1);
   CHECK(with.output.find("step 2: runtime.asserts: ") != std::string::npos);
   CHECK(Json::parse(read_text(folder.file("b/config.json")))["runtime"]["asserts"] == true);
-  // Asserts do not change the results of a healthy run.
+  // Asserts don't change a healthy run's results.
   const std::string healthy = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=";
   REQUIRE(run_program(healthy + folder.file("c") + " --set train.eval_every=2", "NSA_STRICT_ASSERTS=1").exit_code == 0);
   REQUIRE(run_program(healthy + folder.file("d") + " --set train.eval_every=2").exit_code == 0);
   CHECK(read_text(folder.file("c/model.safetensors")) == read_text(folder.file("d/model.safetensors")));
 }
 
-// Sets one element of a tensor in a checkpoint's weights to NaN, and removes the checksums, which would reveal the
-// change.
+// Sets one tensor element in a checkpoint's weights to NaN, and removes the checksums, which would reveal the change.
 void poison(const std::string& path, const std::string& tensor, int64_t element) {
   std::string bytes = read_text(path);
   uint64_t length = 0;
@@ -422,7 +419,7 @@ TEST_CASE("ablation: NSA_FORCE_BRANCH, NSA_FORCE_UNIFORM_GATE and NSA_STOPGRAD_G
     REQUIRE(outcome.exit_code == 0);
     return std::pair{Json::parse(read_text(out + "/config.json"))["nsa"], read_text(out + "/training.csv")};
   };
-  const auto losses = [](const std::string& csv) {  // losses of steps 1 to 3
+  const auto losses = [](const std::string& csv) {  // losses in steps 1 to 3
     std::vector<std::string> out;
     std::istringstream in(csv);
     std::string line;

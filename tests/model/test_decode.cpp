@@ -1,6 +1,5 @@
-// Cached decoding against the forward pass: equal logits at every position, after a prefill of any length; batches
-// whose sequences differ in length; and the number of keys that a step reads. The tokens chosen:
-// test_decode_greedy.cpp.
+// Cached decoding against the forward pass: equal logits at every position, after any prefill length; batches whose
+// sequences differ in length; and how many keys a step reads. For the chosen tokens: test_decode_greedy.cpp.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,8 +23,8 @@ double relative_error(const std::vector<double>& got, const std::vector<double>&
   return std::sqrt(difference / size);
 }
 
-// Prefills the first `prefilled` tokens, decodes the rest one by one, and returns the largest error of the logits from
-// the last prefilled token on.
+// Prefills the first `prefilled` tokens, decodes the rest one by one, and returns the largest logit error from the last
+// prefilled token on.
 double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
                      const std::vector<std::vector<double>>& reference, int64_t prefilled) {
   f.prefill(0, {tokens.begin(), tokens.begin() + prefilled});
@@ -40,7 +39,7 @@ double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
   return largest;
 }
 
-// Models whose layers or branches differ from those of c; of three layers, so that the kinds alternate.
+// Models whose layers or branches differ from c's; with three layers, so kinds alternate.
 std::vector<std::pair<const char*, ModelConfig>> layer_variants(ModelConfig c) {
   c.n_layers = 3, c.rope_original_len = 64;
   ModelConfig mixed = c, shared = c;
@@ -78,8 +77,8 @@ TEST_CASE("decode: steps give the forward pass's logits at every position", "[de
 }
 
 TEST_CASE("decode: after a prefill of any length, steps give the forward pass's logits", "[decode]") {
-  // Lengths near the ends of the first compressed block (8 tokens), of the second (12), of the window (11) and of the
-  // n_sel-th selection block (32). After 309 tokens one is left to decode.
+  // Lengths near where these end: first compressed block (8 tokens), second (12), window (11), n_sel-th selection block
+  // (32). After 309 tokens one is left to decode.
   const auto prefills = {1, 7, 8, 12, 10, 11, 31, 32, 33, 200, 309};
   const ModelConfig c = config_of(Phi::conv, GateKind::softmax, 6, 2);
   for (const int64_t n : prefills) check_agreement(c, Device::cpu(), DType::f64, 1e-12, {n}, "f64");
@@ -135,8 +134,8 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
 
 namespace {
 
-// Prefills the sequences to these lengths, decodes 50 steps of all of them together, each sequence with its own tokens,
-// and compares with forward passes.
+// Prefills the sequences to these lengths, decodes 50 steps with all together, each with its own tokens, and compares
+// with forward passes.
 void check_ragged(const ModelConfig& c, Device device, const std::vector<int64_t>& lengths, const std::string& name,
                   double std = 0.3) {
   constexpr int64_t kSteps = 50;
@@ -177,7 +176,7 @@ TEST_CASE("decode: sequences of a batch may differ in length", "[decode]") {
 TEST_CASE("decode: sequences of a batch on the GPU may differ in length", "[decode][gpu]") {
   if (!require_gpu()) return;
   check_ragged(gpu_config(Phi::avg, GateKind::softmax, 12, 2, 64), Device::cuda(), {0, 31, 129, 260}, "G 6", kGpuStd);
-  // A batch of 9 sequences has more rows than the kernels for small batches support.
+  // 9 sequences have more rows than the kernels for small batches support.
   check_ragged(gpu_config(Phi::mlp, GateKind::sigmoid, 2, 2, 64), Device::cuda(), {0, 5, 31, 32, 50, 90, 127, 200, 259},
                "mlp, sigmoid, G 1", kGpuStd);
   check_ragged(gpu_config(Phi::conv, GateKind::softmax, 16, 1, 128), Device::cuda(), {47, 130}, "conv, G 16", kGpuStd);
@@ -185,7 +184,7 @@ TEST_CASE("decode: sequences of a batch on the GPU may differ in length", "[deco
 
 namespace {
 
-// Compares the number of keys that a step reads with the formula. batches: the lengths of the sequences after the step.
+// Compares how many keys a step reads with the formula. batches: sequence lengths after the step.
 void check_reads(const ModelConfig& c, Device device, DType dtype, const std::vector<std::vector<int64_t>>& batches) {
   const NsaConfig& n = c.nsa;
   const int64_t B = static_cast<int64_t>(batches[0].size());

@@ -24,8 +24,8 @@ std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> te
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
 }
-// Continues one prompt for each sequence of the decoder by the most likely tokens, with cached decoding. On the GPU the
-// steps are a recorded graph, and the device chooses the token.
+// Continues one prompt per decoder sequence by the most likely tokens, with cached decoding. On the GPU the steps are a
+// recorded graph, and the device chooses the token.
 std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::vector<std::vector<int32_t>>& prompts,
                                                   size_t count) {
   for (size_t b = 0; b < prompts.size(); ++b) f.prefill(static_cast<int64_t>(b), prompts[b]);
@@ -51,15 +51,14 @@ std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::v
     d.stepped();
   }
 }
-// The weights of a model trained to reproduce a text, so that its two highest logits differ by more than rounding
-// errors.
+// Weights trained to reproduce a text, so that its two highest logits differ by more than rounding errors.
 struct Learned {
   std::vector<float> weights;
   std::vector<int32_t> text;
 };
 Learned learn_by_heart(const ModelConfig& config, Device device) {
   constexpr int kMostSteps = 400;
-  // Training ends at this loss; the right token then has a probability of about 99%.
+  // Training ends at this loss; the right token then has about 99% probability.
   constexpr double kKnown = 0.01;
   constexpr float kRate = 4e-3f, kBeta1 = 0.9f, kBeta2 = 0.98f;
   ModelFixture f(config, 1, kTokens, device, DType::f32);
@@ -110,7 +109,7 @@ void check_greedy(const ModelConfig& config, Device device, DType dtype, const s
   // The model reproduces the text, for which it must use more than the previous token.
   CHECK(by_steps == part(kPrompt, kChosen));
 
-  // A batch of several sequences runs on other kernels than one sequence.
+  // Several sequences run on other kernels than one.
   const std::vector<size_t> lengths = {kPrompt, kPrompt + 13, kPrompt - 9};
   std::vector<std::vector<int32_t>> prompts;
   for (const size_t n : lengths) prompts.push_back(part(0, n));
@@ -123,7 +122,7 @@ void check_greedy(const ModelConfig& config, Device device, DType dtype, const s
   }
 }
 
-// Checks the greedy tokens for both kinds of gate; on a GPU also for several group sizes and heads of dimension 128.
+// Checks greedy tokens for both gate kinds; on a GPU also for several group sizes and 128-wide heads.
 void check_greedy_of_phi(Phi phi, Device device) {
   for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid})
     for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}}) {

@@ -1,4 +1,4 @@
-// Passes of an NSA model in which all layers attend densely (Model::attend_densely): they compute what the dense model
+// Passes in which all layers of an NSA model attend densely (Model::attend_densely): they compute what the dense model
 // with the same weights computes, and leave the other parameters without a gradient.
 #include <algorithm>
 #include <cmath>
@@ -47,7 +47,7 @@ const std::vector<Variant> kVariants = {
      "block"},
 };
 
-// Two sequences of three documents each.
+// Two sequences, three documents each.
 const std::vector<int32_t> kBounds = {0, 7, 30, 45, 45 + 20, 45 + 21, 90};
 
 }  // namespace
@@ -74,7 +74,7 @@ TEST_CASE("dense pass: loss and gradients are those of the dense model with the 
         const int64_t from = index_of(nsa, spec.name);
         for (int64_t j = 0; j < spec.shape.numel(); ++j) dense.set_f64(i, j, nsa.get_f64(from, j));
       }
-      nsa.loss_and_grads();  // leaves the tensors of an NSA pass behind
+      nsa.loss_and_grads();  // leaves an NSA pass's tensors in memory
       nsa.model().attend_densely(true);
       CHECK(nsa.loss_and_grads() == Approx(dense.loss_and_grads()).epsilon(1e-13));
       int64_t unused = 0;

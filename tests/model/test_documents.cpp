@@ -1,5 +1,5 @@
-// The whole model on rows of packed documents: it gives what the documents give alone, and no document's tokens reach
-// another's results.
+// The whole model on packed documents: it gives what the documents give alone, and no document's tokens reach another's
+// results.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -24,15 +24,15 @@ struct Case {
   std::string name;
   ModelConfig config;
   int64_t B, T;
-  Bounds bounds;  // of the B*T tokens
+  Bounds bounds;  // document bounds in the B*T tokens
 
   int64_t tokens() const { return B * T; }
   int64_t documents() const { return static_cast<int64_t>(bounds.size()) - 1; }
   int64_t length(int64_t i) const { return bounds[static_cast<size_t>(i + 1)] - bounds[static_cast<size_t>(i)]; }
 };
 
-// Tokens and targets of packed rows: no token occurs twice, so a token's row of the embedding's gradient is the
-// gradient of one activation. A document's last token has no target.
+// Tokens and targets in packed rows: no token occurs twice, so a token's row in the embedding's gradient is one
+// activation's gradient. A document's last token has no target.
 struct Tokens {
   std::vector<int32_t> tokens, targets;
   explicit Tokens(const Case& c) {
@@ -46,7 +46,7 @@ struct Tokens {
 
 struct Result {
   std::map<std::string, Values> by_token, grads;
-  std::vector<std::vector<int32_t>> lists;  // of each layer: blocks counted from the document's first token
+  std::vector<std::vector<int32_t>> lists;  // layer's lists: blocks counted from the document's first token
 };
 
 // One pass over the tokens [from, to): packed rows, or one document alone.
@@ -138,8 +138,8 @@ ModelConfig large_blocks() {
   return c;
 }
 
-// The size of the vocabulary is a prime and more than twice the number of tokens, so that Tokens has no token twice and
-// unused tokens are left for changes.
+// The vocabulary size is a prime and more than twice the token count, so Tokens has no token twice and leaves unused
+// ones for changes.
 std::vector<Case> small_cases() {
   const Bounds mixed = {0, 33, 64, 65, 127}, rows = {0, 20, 33, 34, 50, 66};
   ModelConfig dense = variant(Phi::avg, GateKind::softmax, 257);
@@ -149,7 +149,7 @@ std::vector<Case> small_cases() {
           {"conv, sigmoid, two rows", variant(Phi::conv, GateKind::sigmoid, 257), 2, 33, rows},
           {"mlp, softmax", variant(Phi::mlp, GateKind::softmax, 257), 1, 50, {0, 1, 2, 3, 30, 50}},
           {"dense", dense, 1, 127, mixed},
-          // The bounds of the reference cases (packed rows that an independent implementation in double computes too).
+          // The reference cases' bounds (packed rows that an independent implementation in double computes too).
           {"one document", variant(Phi::avg, GateKind::softmax, 257), 1, 70, {0, 70}},
           {"three documents", variant(Phi::avg, GateKind::softmax, 257), 1, 101, {0, 33, 64, 101}},
           {"mlp, single tokens first", variant(Phi::mlp, GateKind::softmax, 257), 1, 40, {0, 1, 2, 3, 19, 40}},
@@ -205,7 +205,7 @@ void check_independence(const Case& c, Device device, DType dtype) {
   const Result before = run_packed(c, tokens, device, dtype);
   for (int64_t document = 0; document < c.documents(); ++document) {
     const int64_t first = c.bounds[static_cast<size_t>(document)], end = first + c.length(document);
-    // The document gets other tokens. Their rows of the embedding are much larger, and no other document reads them.
+    // The document gets other tokens. Their embedding rows are much larger, and no other document reads them.
     Tokens changed = tokens;
     for (int64_t i = first; i < end; ++i)
       changed.tokens[static_cast<size_t>(i)] = static_cast<int32_t>((c.tokens() + i) * 7 % c.config.vocab_size);

@@ -1,4 +1,4 @@
-// The attended pairs and FLOPs in closed form, against a count of every pair; rows of several documents.
+// The attended pairs and FLOPs in closed form, against counting every pair; rows with several documents.
 #include "model/flops.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ using namespace triad::test;
 
 namespace {
 
-// Counts the pairs of documents of these lengths, query by query and key by key.
+// Counts pairs for documents with these lengths, query by query and key by key.
 AttendedPairs counted(const ModelConfig& c, const std::vector<int64_t>& lengths) {
   const NsaConfig& n = c.nsa;
   AttendedPairs pairs;
@@ -24,7 +24,7 @@ AttendedPairs counted(const ModelConfig& c, const std::vector<int64_t>& lengths)
         pairs.dense += 1;
         pairs.win += t - key < n.w;
         pairs.sel += key / n.l_sel >= first_listed;         // any n_sel blocks up to the query's own have as many keys
-        pairs.cmp += key % n.d == 0 && key + n.l - 1 <= t;  // of the compressed block that begins at the key
+        pairs.cmp += key % n.d == 0 && key + n.l - 1 <= t;  // compressed block that begins at the key
       }
     }
   return pairs;
@@ -56,7 +56,7 @@ TEST_CASE("flops: the attended pairs are those that are counted one by one", "[m
 }
 
 TEST_CASE("flops: rows of documents have the pairs of their documents", "[model][documents]") {
-  // Three rows of 200 tokens.
+  // Three rows, 200 tokens each.
   const std::vector<std::vector<int64_t>> rows = {{200}, {1, 2, 7, 90, 100}, {50, 50, 50, 50}};
   DocumentMix mix{.rows = 3, .documents = {}};
   for (const std::vector<int64_t>& row : rows)
@@ -71,8 +71,8 @@ TEST_CASE("flops: rows of documents have the pairs of their documents", "[model]
     }
     check_equal(attended_pairs(c, AttentionKind::nsa, 200, mix), want);
     CHECK(attended_pairs(c, AttentionKind::dense, 200, mix).dense == Approx(want.dense));
-    // FLOPs: products with weights as without documents; for each pair, one product of dk and one of dv in forward,
-    // three and two in backward; for each compressed pair one of dk for the selection's scores.
+    // FLOPs: products with weights as without documents; for each pair, one dk-long and one dv-long product in forward,
+    // three and two in backward; for each compressed pair one dk-long product for the selection's scores.
     const int64_t B = 5;
     const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
     const ProductFlops products = product_flops(c, B, 200);
@@ -81,10 +81,10 @@ TEST_CASE("flops: rows of documents have the pairs of their documents", "[model]
     CHECK(training_flops(c, B, 200, {}, mix) == Approx(products.layers + products.head + heads * attention));
     CHECK(training_flops(c, B, 200, {}, mix) < training_flops(c, B, 200));
     CHECK(training_flops(c, B, 200, {}, {.rows = 7, .documents = {{200, 7}}}) == Approx(training_flops(c, B, 200)));
-    // Recomputation repeats the attention of the documents.
+    // Recomputation repeats the documents' attention.
     const double replayed = 2.0 * static_cast<double>(B * 200 * c.dim * qkv_width(c, AttentionKind::nsa)) +
                             2 * (want.cmp + want.sel + want.win) * static_cast<double>(B * c.n_heads) * (dk + dv);
-    RecomputePlan of_one;  // the last of these two layers keeps forward's values
+    RecomputePlan of_one;  // the last layer (of two) keeps forward's values
     of_one.set(0, 2, Recompute::attention);
     CHECK(replay_flops(c, B, 200, of_one, mix) == Approx(replayed));
   }

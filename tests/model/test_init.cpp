@@ -1,5 +1,5 @@
-// Initial weights: the numbers themselves, against the C library's formula; ranges, padding and constants of the flat
-// buffers; equal bits on CPU and GPU.
+// Initial weights: the numbers themselves, against the C library's formula; the flat buffers' ranges, padding and
+// constants; equal bits on CPU and GPU.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -18,19 +18,19 @@ using namespace triad;
 
 namespace {
 
-// Philox::normal with log and cos of the C library.
+// Philox::normal with the C library's log and cos.
 double reference_normal(const Philox& random, uint64_t i) {
   const double u = 1.0 - random.uniform(2 * i), angle = 6.283185307179586 * random.uniform(2 * i + 1);
   return std::sqrt(-2.0 * std::log(u)) * std::cos(angle);
 }
 
-// The distance in units of the last place of `want`.
+// Distance in units of `want`'s last place.
 double units(double got, double want) {
   if (got == want) return 0;
   return std::abs(got - want) / (std::nextafter(std::abs(want), HUGE_VAL) - std::abs(want));
 }
 
-// Parameters alone, with memory of their own, which holds NaN at first.
+// Parameters alone, in their own memory, which holds NaN at first.
 struct Weights {
   Weights(const ModelConfig& config, const Params::Options& options, Device device = Device::cpu())
       : runtime({.device = device, .arena_bytes = bytes_of(config, options)}),
@@ -52,8 +52,8 @@ struct Weights {
   Params params;
 };
 
-// A model with padded rows of its embedding and head, constants by element (the gates' biases), fused matrices, biases
-// and norms of q and k.
+// A model with padded embedding and head rows, constants by element (the gates' biases), fused matrices, biases, and
+// norms on q and k.
 ModelConfig varied_model() {
   ModelConfig config = test::small_model();
   config.qkv_bias = config.qk_norm = true;

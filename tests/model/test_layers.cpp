@@ -28,7 +28,7 @@ ModelConfig changed(const std::function<void(ModelConfig&)>& change) {
   c.resolve();
   return c;
 }
-// The message of the UsageError that such a model's config throws.
+// The UsageError message that such a model's config throws.
 std::string error_of(const std::function<void(ModelConfig&)>& change) {
   try {
     changed(change);
@@ -44,7 +44,7 @@ std::set<std::string> names_of_layer(const ModelConfig& c, int64_t layer) {
   return names;
 }
 
-// The index of a parameter.
+// A parameter's index.
 int64_t index_of(ModelFixture& f, const std::string& name) {
   const std::vector<ParamSpec>& specs = f.model().params().specs();
   const auto at = std::find_if(specs.begin(), specs.end(), [&](const ParamSpec& p) { return p.name == name; });
@@ -76,7 +76,7 @@ TEST_CASE("layers: model.dense_layers is parsed once, and bad text is an error t
     CHECK(message.find(fmt::format("model.dense_layers is \"{}\"", text)) != std::string::npos);
     CHECK(message.find(word) != std::string::npos);
   }
-  // The key may stay in the config of the dense control run.
+  // The key may stay in the dense control run's config.
   const ModelConfig control =
       changed([](ModelConfig& m) { m.attention = AttentionKind::dense, m.dense_layers = "0:4"; });
   CHECK(control.count_nsa_layers() == 0);
@@ -109,7 +109,7 @@ TEST_CASE("layers: impossible rotations and gates are errors that name key and v
       CHECK(message.find(word) != std::string::npos);
     }
   }
-  // Keys of a scaling that is not chosen do not matter.
+  // Keys for a scaling that isn't chosen don't matter.
   CHECK(error_of([](ModelConfig& m) { m.rope_high_freq = 0.5, m.rope_beta_slow = 40, m.rope_scale = 2; }) ==
         "(nothing was thrown)");
 }
@@ -121,7 +121,7 @@ TEST_CASE("layers: a dense layer of an NSA model has a dense layer's tensors", "
   for (const int64_t layer : {0, 3}) CHECK(names_of_layer(mixed, layer) == names_of_layer(dense, layer));
   for (const int64_t layer : {1, 2}) CHECK(names_of_layer(mixed, layer) == names_of_layer(nsa, layer));
   CHECK(2 * count_parameters(mixed) == count_parameters(nsa) + count_parameters(dense));
-  // FLOPs are those of the layers.
+  // FLOPs add up by layer.
   const auto attention = [](const ModelConfig& c) {
     return training_flops(c, 2, 70) - product_flops(c, 2, 70).layers - product_flops(c, 2, 70).head;
   };
@@ -141,8 +141,8 @@ TEST_CASE("layers: with shared_kv only k_win_proj and v_win_proj exist", "[model
   CHECK(count_parameters(separate) - count_parameters(shared) == shared.n_layers * 2 * pair);
 }
 
-// A model with separate projections of equal values computes what the shared model computes, and the shared gradients
-// are the sums of the branches' gradients.
+// A model with separate but equal projections computes what the shared model computes, and the shared gradients sum the
+// branches' gradients.
 TEST_CASE("layers: shared k and v are equal to separate projections of equal values", "[model]") {
   for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp}) {
     ModelConfig config = small_model();
@@ -215,10 +215,10 @@ TEST_CASE("layers: shared k and v expect a zero gradient only if it is zero in e
   CHECK_FALSE(zero(k, 45));
   CHECK(zero(k, config.nsa.l - 1));
   CHECK(zero(v, config.nsa.l - 1));
-  config.nsa.gate.force = Branch::win, config.nsa.w = 1;  // one key: a softmax of constant 1
+  config.nsa.gate.force = Branch::win, config.nsa.w = 1;  // one key: its softmax is always 1
   CHECK(zero(k, 45));
   CHECK_FALSE(zero(v, 45));
-  CHECK_FALSE(zero("blocks.1.attn.k_win_proj.weight", 45));  // of a dense layer
+  CHECK_FALSE(zero("blocks.1.attn.k_win_proj.weight", 45));  // weights in a dense layer
 }
 
 TEST_CASE("layers: the dense tensor that begins a parameter of an NSA model", "[model]") {
@@ -238,7 +238,7 @@ TEST_CASE("layers: the dense tensor that begins a parameter of an NSA model", "[
                            "phi_k.fc1.weight", "phi_k.fc2.weight", "phi_v.pos", "phi_v.fc1.weight", "phi_v.fc2.weight"})
     gates_and_phi.insert(std::string("blocks.0.attn.") + name);
   CHECK(fresh == gates_and_phi);
-  // Together the sources are exactly the tensors of the dense model.
+  // Together the sources are exactly the dense model's tensors.
   ModelConfig dense = config;
   dense.attention = AttentionKind::dense;
   dense.resolve();

@@ -200,7 +200,7 @@ TEST_CASE("model: a token does not change the logits of earlier tokens", "[model
 
 namespace {
 
-// 4 layers of a shape that the GPU's tensor-core kernels support: groups of 6 heads of dimension 64.
+// 4 layers shaped for the GPU's tensor-core kernels: 6 heads per group, 64 wide.
 ModelConfig gpu_model() {
   ModelConfig c;
   c.dim = 128, c.n_layers = 4, c.n_heads = 12, c.n_kv_groups = 2, c.d_k = 64, c.d_v = 64, c.vocab_size = 307;
@@ -209,10 +209,10 @@ ModelConfig gpu_model() {
   return c;
 }
 
-// The agreement of a gradient with a reference, pooled over seeds, because for a small tensor, such as a gate's bias,
-// one seed is a single draw of rounding errors. Tensors whose norm is below `floor` are compared absolutely.
+// How a gradient agrees with a reference, pooled over seeds, because for a small tensor, such as a gate's bias, one
+// seed draws rounding errors only once. Tensors whose norm is below `floor` are compared absolutely.
 struct Agreement {
-  double difference = 0, dot = 0, got = 0, want = 0;  // sums of squares and products
+  double difference = 0, dot = 0, got = 0, want = 0;  // summed squares and products
   int seeds = 0;
   void add(const std::vector<double>& g, const std::vector<double>& w, double floor) {
     const double size = norm(w), unit = 1 / std::max(size, floor);
@@ -229,7 +229,7 @@ struct Agreement {
   double cosine() const { return want == 0 ? 1 : dot / std::sqrt(got * want); }
 };
 
-// The norm below which Agreement compares a gradient absolutely: 1e-3 of the largest gradient's norm.
+// The norm below which Agreement compares a gradient absolutely: 1e-3 times the largest gradient's norm.
 double gradient_floor(ModelFixture& f) {
   double largest = 0;
   for (int64_t i = 0; i < f.model().params().count(); ++i) largest = std::max(largest, norm(f.grad(i)));

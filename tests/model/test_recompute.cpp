@@ -27,12 +27,12 @@ ModelConfig three_layers() {
   return c;
 }
 
-// bounds: of the documents in the two rows; empty: each row is one document.
+// bounds: document bounds in the two rows; empty: each row is one document.
 std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Device device, DType dtype,
                                            const RecomputePlan& plan, const std::vector<int32_t>& bounds = {}) {
   ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan, {}, static_cast<int64_t>(bounds.size()));
   std::vector<std::vector<double>> all(static_cast<size_t>(f.model().params().count()));
-  // The second pass runs on buffers that contain values of the first, which has other documents.
+  // The second pass runs on buffers that contain values from the first, which has other documents.
   for (int pass = 0; pass < 2; ++pass) {
     const auto end = static_cast<int32_t>(2 * T);
     if (!bounds.empty()) f.set_documents(pass == 0 ? std::vector{0, 7, end / 2, end} : bounds);
@@ -42,7 +42,7 @@ std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Devi
   return all;
 }
 
-// Two micro-steps: all activations have memory of their own (model/lent_grads.h).
+// Two micro-steps: all activations have their own memory (model/lent_grads.h).
 Config m7c(const std::string& recompute, int64_t batch = 16, bool qk_norm = false) {
   return load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json",
                      {"runtime.recompute=" + recompute, "train.micro_batch_size=" + std::to_string(batch),
@@ -155,13 +155,14 @@ TEST_CASE("recompute: the more is recomputed, the less memory is kept", "[recomp
   const auto recomputed_qk = [&](const std::string& recompute, const std::string& without_norm) {
     return plan_memory(m7c(recompute, 16, /*qk_norm=*/true), Device::cuda()).peak_bytes() - peak(without_norm);
   };
-  // q and k after the norm: 32,768 rows of 18 heads of 64 in bf16, in each of 12 layers or once for all that recompute
+  // q and k after the norm: 32,768 rows, 18 heads, 64 wide, in bf16, in each of 12 layers or once for all that
+  // recompute
   constexpr int64_t kQk = int64_t{2} * 32768 * 18 * 64;
   CHECK(recomputed_qk("none", "none") / kQk == 12);
   CHECK(recomputed_qk("attention", "attention") / kQk == 1);
   CHECK(recomputed_qk("pointwise", "none") / kQk == 1);
   CHECK(recomputed_qk("0:6=pointwise", "none") / kQk == 7);
-  CHECK(block <= 6'000'000'000);  // bytes, for M7C with a vocabulary of 50257 and 16 sequences of 2048 tokens
+  CHECK(block <= 6'000'000'000);  // bytes, for M7C with vocabulary 50257 and 16 sequences, 2048 tokens each
   const ModelConfig c = m7c("none").model;
   const auto replayed = [&](const char* text) { return replay_flops(c, 16, 2048, RecomputePlan::parse(text, 12)); };
   CHECK(training_flops(c, 16, 2048, RecomputePlan::parse("block", 12)) ==

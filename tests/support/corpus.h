@@ -1,4 +1,4 @@
-// Helpers for tests of `triad data`: input texts, compressed and not, and the shards that a call writes.
+// Helpers for `triad data` tests: input texts, compressed and not, and the shards that a call writes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace triad::test {
 std::string gzip(const std::string& text, size_t members = 1);  // the text in that many gzip members
 std::string zstd(const std::string& text);
 
-// Lines of JSONL with some blank lines and empty texts; a few documents are longer than a piece of the pipeline.
+// JSONL lines with some blank lines and empty texts; a few documents are longer than a pipeline piece.
 std::string jsonl(size_t lines, uint32_t seed);
 
-// Names and contents of the files in a folder.
+// Files in a folder: name -> contents.
 std::map<std::string, std::string> files_of(const std::string& folder);
 
 void run_data(const std::string& args);  // runs `triad data ARGS` and requires exit code 0

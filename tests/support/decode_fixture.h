@@ -7,14 +7,14 @@
 
 namespace triad::test {
 
-constexpr int64_t kTokens = 310;  // crosses the boundaries of l, d, l_sel and w of these models many times
-// A model of 2 layers and odd widths.
+constexpr int64_t kTokens = 310;  // crosses these models' l, d, l_sel and w boundaries many times
+// A model with 2 layers and odd widths.
 ModelConfig config_of(Phi, GateKind, int64_t heads, int64_t groups);
-// The same with a shape that the GPU's fused kernels support. width: that of the heads.
+// The same with a shape that the GPU's fused kernels support. width: head width.
 ModelConfig gpu_config(Phi, GateKind, int64_t heads, int64_t groups, int64_t width);
 
-// A model of random weights (norms around 1, the others around 0), a decoder of B sequences, and the activations of a
-// forward pass over one sequence of T tokens.
+// A model with random weights (norms around 1, the others around 0), a decoder for B sequences, and activations for a
+// forward pass over one T-token sequence.
 class DecodeFixture {
  public:
   DecodeFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, double std = 0.3);
@@ -22,21 +22,21 @@ class DecodeFixture {
 
   static std::vector<int32_t> random_tokens(uint64_t stream, int64_t n, int64_t vocab);
 
-  // The logits of every row, or of the last one, of a forward pass over these tokens, padded to T.
+  // Logits from a forward pass over these tokens, padded to T: every row's, or the last row's.
   std::vector<std::vector<double>> forward(const std::vector<int32_t>& tokens);
   std::vector<double> forward_last(const std::vector<int32_t>& tokens);
   void prefill(int64_t b, std::vector<int32_t> tokens);
-  void step(const std::vector<int32_t>& tokens);  // one token of each sequence
-  std::vector<double> logits(int64_t b);          // of sequence b, after a prefill or a step
+  void step(const std::vector<int32_t>& tokens);  // one token per sequence
+  std::vector<double> logits(int64_t b);          // sequence b's, after a prefill or a step
 
   Context& ctx() { return runtime_->ctx(); }
   Decoder& decoder() { return *decoder_; }
-  Tensor reads() const { return reads_; }  // i64 [3], for the numbers of keys that a step reads
+  Tensor reads() const { return reads_; }  // i64 [3], how many keys a step reads
 
  private:
   void build(Runtime& runtime);
   void run(std::vector<int32_t> tokens);  // a forward pass over tokens, padded to T
-  std::vector<double> row(int64_t i);     // its logits of row i
+  std::vector<double> row(int64_t i);     // the last forward's logits in row i
   std::vector<double> used(const std::vector<double>& padded, int64_t row) const;
 
   ModelConfig config_;

@@ -45,7 +45,7 @@ class Lab {
     read(ctx(), host.data(), t);
     return host;
   }
-  // The values of a tensor of either dtype.
+  // A tensor's values, in either dtype.
   Floats floats(const Tensor& t) {
     if (t.dtype == DType::f32) return values<float>(t);
     const std::vector<bf16> narrow = values<bf16>(t);

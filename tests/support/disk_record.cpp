@@ -20,10 +20,10 @@ namespace {
 using Node = std::shared_ptr<DiskNode>;
 using Kind = DiskNode::Kind;
 
-// Which changes of each unsynced folder are on the disk, and whether the unsynced bytes of files are.
+// Which changes in each unsynced folder are on the disk, and whether files' unsynced bytes are.
 struct Loss {
   bool bytes_kept = false;
-  std::map<const DiskNode*, DiskNode::Entries> entries;  // of folders with unsynced changes
+  std::map<const DiskNode*, DiskNode::Entries> entries;  // only folders with unsynced changes
 };
 
 class Disk {
@@ -54,8 +54,8 @@ class Disk {
     change(*folder, {{name, nullptr}, {to_name, moved}});
   }
 
-  // What a crash now may lose below a folder: of each folder's unsynced changes all, none, all but one, or one; of the
-  // files' unsynced bytes all or none.
+  // What a crash now may lose below a folder: all, none, all but one, or one of each folder's unsynced changes; all or
+  // none of the files' unsynced bytes.
   std::vector<Loss> losses(const std::string& below) const {
     std::set<const DiskNode*> found;
     find_unsynced(*at(below), found);
@@ -80,7 +80,7 @@ class Disk {
     return all;
   }
 
-  // Calls f(path, bytes, hash of the bytes) for what is below a folder.
+  // Calls f(path, bytes, hash of the bytes) for everything below a folder.
   template <class F>
   void for_each(const std::string& below, const Loss& loss, F&& f) const {
     visit(*at(below), "", loss, f);
@@ -121,7 +121,7 @@ class Disk {
     }
   }
 
-  // Also of folders that are on the disk although they have been removed or renamed since.
+  // Includes folders still on the disk although they have been removed or renamed since.
   static void find_unsynced(const DiskNode& folder, std::set<const DiskNode*>& found) {
     if (!folder.pending.empty()) found.insert(&folder);
     for (const DiskNode::Entries* entries : {&folder.entries, &folder.synced_entries})

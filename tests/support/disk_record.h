@@ -1,7 +1,7 @@
-// DiskRecord: the calls by which a program has changed a folder (TRIAD_RECORD of tests/fault_injection/), and what a
-// disk may hold if the power fails after any of them. A file system promises little: the bytes of a file are on the
-// disk once the file is synced, and an entry of a folder (a new, renamed or removed name) once the folder is. What is
-// not synced may be there or not, each change on its own.
+// DiskRecord: the calls by which a program has changed a folder (TRIAD_RECORD in tests/fault_injection/), and what a
+// disk may hold if the power fails after any of them. A file system promises little: a file's bytes are on the disk
+// once the file is synced, and a folder's entry (a new, renamed or removed name) once the folder is. What is not synced
+// may be there or not, each change on its own.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,9 +17,9 @@ namespace triad::test {
 struct DiskNode {
   using Entries = std::map<std::string, std::shared_ptr<DiskNode>>;
   enum class Kind { file, folder, link } kind = Kind::file;
-  std::string bytes, synced_bytes;  // of a file; a link has its target in both
+  std::string bytes, synced_bytes;  // file contents; a link has its target in both
   size_t hash = 0, synced_hash = 0;
-  Entries entries, synced_entries;                     // of a folder
+  Entries entries, synced_entries;                     // folder contents
   std::vector<std::vector<std::string>> pending = {};  // names that each call since the last sync has changed
 };
 
@@ -35,7 +35,7 @@ class DiskRecord {
 
   const std::string& folder() const { return folder_; }
   const std::vector<Call>& calls() const { return calls_; }
-  // A tree of files by path below the folder: "DIR/" for a folder, and the target of a link after "-> ".
+  // A file tree by path below the folder: "DIR/" for a folder, "-> " and the target for a link.
   using Tree = std::map<std::string, std::string>;
   // Calls f(number of calls done, promised, tree) for the states that the folder `below` may have on the disk after
   // each call; an empty tree if the folder itself may be lost. promised: the last value that promise_of(call) has
@@ -46,7 +46,7 @@ class DiskRecord {
   std::vector<std::string> torn() const;
   // Calls f(call, the tree after it if nothing is lost).
   void for_each_call(const std::function<void(const Call&, const Tree&)>& f) const;
-  // The tree after this number of calls if all that is not synced is lost.
+  // The tree after this many calls if everything unsynced is lost.
   Tree synced(size_t calls) const;
   // The tree after all calls if nothing is lost; equal to read_tree(folder), unless calls are missing in the record.
   Tree whole() const;

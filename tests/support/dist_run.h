@@ -11,24 +11,24 @@ namespace triad::test {
 inline const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 inline constexpr const char* kWeights = "/model.safetensors";
 
-// A number of ranks, and the keys by which they divide the work and the model's state.
+// A rank count, and the keys that divide the work and the model's state among ranks.
 struct Arrangement {
   int ranks;
   const char* keys;
 };
 
-// The arguments of `triad` that train configs/tiny.json on the CPU into the folder `out`.
+// `triad` arguments that train configs/tiny.json on the CPU into the folder `out`.
 std::string train_args(const std::string& out, const std::string& more = "");
 
 // Trains on `ranks` processes with four micro-batches a step in total, and requires exit code 0. Returns the run's
 // folder.
 std::string run(const std::string& out, int ranks, const std::string& more = "");
 
-// The tensors of a safetensors file, or of several with an index, by name; all must be F32. path: as in WeightIndex.
+// Tensors by name in a safetensors file, or in several with an index; all must be F32. path: as in WeightIndex.
 std::map<std::string, std::vector<float>> tensors(const std::string& path);
 
-// The relative difference |a - b| / |a| of two safetensors files, over all elements (all) and of the tensor with the
-// largest difference (worst).
+// Relative difference |a - b| / |a| between two safetensors files: over all elements (all), and in the tensor where
+// it's largest (worst).
 struct Difference {
   double all = 0, worst = 0;
 };
@@ -37,7 +37,7 @@ Difference difference(const std::string& a_path, const std::string& b_path);
 bool same_file(const std::string& a, const std::string& b);  // true if the bytes are equal and the file is not empty
 std::vector<std::string> lines(const std::string& path);
 
-// Column `name` of a CSV file, by step.
+// A CSV file's column `name`, by step.
 std::map<int, double> column(const std::string& path, const std::string& name);
 
 }  // namespace triad::test

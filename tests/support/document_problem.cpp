@@ -122,7 +122,7 @@ class Run {
   }
   void keep(const std::string& name, const Tensor& t) { result_.by_token[name] = lab_.values(t); }
 
-  // Blocks of the documents to ids (sign 1), or back (sign -1).
+  // The documents' blocks to ids (sign 1), or back (sign -1).
   Values shifted(Values lists, double sign) const {
     if (first_block_.empty()) return lists;
     for (size_t i = 0; i < lists.size(); ++i)
@@ -139,7 +139,7 @@ class Run {
     std::ranges::copy(lab_.values(out), result_.stats.at);
   }
 
-  // The weights, or their gradients, from a function of their names.
+  // Weights or gradients from a function that maps names.
   template <class Weights, class Get>
   static Weights weights_of(Get&& get) {
     Weights w;

@@ -1,4 +1,4 @@
-// Runs every op that takes documents on a row of packed documents or on one document alone, with the same code on the
+// Runs every op that takes documents on a row with packed documents or on one document alone, with the same code on the
 // CPU and on a GPU. Results are doubles by token, so that tests compare the packed row with its documents.
 #pragma once
 #include <map>
@@ -12,7 +12,7 @@ namespace triad::test {
 
 struct DocumentShape {
   std::string name;
-  std::vector<int32_t> bounds;  // of one row
+  std::vector<int32_t> bounds;  // one row's bounds
   int64_t Hkv, G, dk, dv;
   NsaConfig c;
 
@@ -21,10 +21,10 @@ struct DocumentShape {
   int64_t documents() const { return static_cast<int64_t>(bounds.size()) - 1; }
 };
 
-// The inputs of one row: values by token, which bf16 holds exactly, and weights.
+// One row's inputs: values by token, which bf16 holds exactly, and weights.
 struct DocumentInput {
   explicit DocumentInput(const DocumentShape&);
-  // Multiplies the values of the document's tokens by `factor`, the gradients of the outputs included.
+  // Multiplies the document's values by `factor`, output gradients included.
   void scale_document(const DocumentShape&, int64_t document, double factor);
 
   std::map<std::string, Values> by_token;  // "q", "k0".."k2", "v0".."v2", "dout"
@@ -33,15 +33,15 @@ struct DocumentInput {
 };
 
 struct DocumentResult {
-  std::map<std::string, Values> by_token;  // outputs and gradients of activations; each row belongs to one token
+  std::map<std::string, Values> by_token;  // outputs and activation gradients; each row belongs to one token
   std::map<std::string, Values> by_key;    // compressed keys and values; each row belongs to one compressed key
   std::map<std::string, Values> of_weights;
-  Values lists;  // [T,Hkv,n]: blocks counted from the first token of the document
+  Values lists;  // [T,Hkv,n]: blocks counted from the document's first token
   NsaStats stats;
 };
 
-// Runs all ops on the tokens [from, to) of the row, which is one document or, if packed, the documents of the row. With
-// lists, as in DocumentResult and of the same tokens, NSA attends to them instead of selecting; `selected`, if not
+// Runs all ops on the tokens [from, to) of the row, which is one document or, if packed, the row's documents. With
+// lists (as in DocumentResult, for the same tokens), NSA attends to them instead of selecting; `selected`, if not
 // nullptr, is overwritten with the lists that the selection would give for these values.
 DocumentResult run_documents(const Setting&, const DocumentShape&, const DocumentInput&, int64_t from, int64_t to,
                              bool packed, const Values* lists = nullptr, Values* selected = nullptr);

@@ -8,15 +8,15 @@
 
 namespace triad::test {
 
-// A file of 32-bit bounds for --documents; `cut`: bytes missing at its end.
+// Writes a file with 32-bit bounds for --documents; `cut`: bytes missing at its end.
 void write_bounds(const std::string& path, const std::vector<int32_t>& bounds, size_t cut = 0);
-// A shard of 16-bit tokens for --tokens.
+// Writes a shard with 16-bit tokens for --tokens.
 void write_shard(const std::string& path, std::span<const int32_t> tokens);
 
-// A tensor of the file that `triad grads --dtype f64` writes.
+// A tensor in the file that `triad grads --dtype f64` writes.
 struct GradsEntry {
   std::vector<double> floats;
-  std::vector<int32_t> ids;  // of lists
+  std::vector<int32_t> ids;  // block ids, in lists
   std::vector<int64_t> shape;
 };
 std::map<std::string, GradsEntry> read_grads(const std::string& path);

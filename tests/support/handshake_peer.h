@@ -1,5 +1,5 @@
-// Peers for tests of how ranks connect over TCP (engine/comm/rendezvous.h): ranks that run as threads of this process,
-// and connections that send chosen bytes to rank 0's port. All of them use 127.0.0.0/8 or [::1].
+// Peers for testing how ranks connect over TCP (engine/comm/rendezvous.h): ranks that run as threads here, and
+// connections that send chosen bytes to rank 0's port. All use 127.0.0.0/8 or [::1].
 #pragma once
 #include <sys/socket.h>
 
@@ -18,17 +18,16 @@
 
 namespace triad::test {
 
-// The timeout of ranks that connect. They need less, unless a foreign connection blocks rank 0: then they fail.
+// Timeout for ranks that connect. They need less, unless a foreign connection blocks rank 0: then they fail.
 inline constexpr double kConnectS = 40;  // seconds
-// The timeout of a rank that rank 0 refuses, which retries until then.
+// Timeout for a rank that rank 0 refuses; it retries until then.
 inline constexpr double kRefusedS = 5;  // seconds
 inline constexpr const char* kSecret = "tests only: not a secret";
 
-// The environment of a rank that torchrun started. `test` selects the MASTER_PORT, a free one for each
-// number.
+// A rank's environment as torchrun sets it. `test` selects the MASTER_PORT, a free one for each number.
 LaunchEnv rank_of(int rank, int world, int test, const std::string& secret = "");
 
-// The outcome of a rank: the numbers gathered from all ranks, or the error.
+// A rank's outcome: the numbers gathered from all ranks, or the error.
 struct RankResult {
   std::vector<int64_t> numbers;
   std::string error;
@@ -45,7 +44,7 @@ template <class Bytes>
 void send_bytes(const FileHandle& socket, const Bytes& bytes) {
   send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
-// The next reply of rank 0; nullopt if rank 0 closes the connection or sends anything else.
+// Rank 0's next reply; nullopt if rank 0 closes the connection or sends anything else.
 std::optional<Reply> receive_reply(const FileHandle& socket);
 
 // The first frame that a rank sends, with a fresh nonce.

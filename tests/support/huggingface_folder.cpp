@@ -27,7 +27,7 @@ std::string bytes_of(const FolderTensor& tensor) {
   return out;
 }
 
-// Writes a safetensors file; written here by hand, because the writer of io/ knows no F16.
+// Writes a safetensors file; written here by hand, because io/'s writer knows no F16.
 void write_tensors(const std::string& path, const std::map<std::string, FolderTensor>& tensors) {
   Json header = {{"__metadata__", {{"format", "pt"}}}};
   std::string data;

@@ -1,5 +1,5 @@
-// Helpers for tests of large tensors on a GPU: memory of the size that a dry run measures, inputs that repeat a short
-// random sequence, and errors of sampled results against double arithmetic on the host.
+// Helpers for testing large tensors on a GPU: memory sized by a dry run, inputs that repeat a short random sequence,
+// and sampled results' errors against double arithmetic on the host.
 #pragma once
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 
 namespace triad::test {
 
-// The length of the random sequence: a prime that divides no stride of a test, so that rows of a tensor differ.
+// Length of the random sequence: a prime that divides no test's strides, so a tensor's rows differ.
 inline constexpr int64_t kPieceLength = (int64_t{1} << 22) - 3;
 
 // Returns n uniformly distributed numbers with the given mean and standard deviation.
@@ -27,7 +27,7 @@ inline std::vector<float> draw(int64_t n, uint64_t stream, double std = 1, doubl
   return x;
 }
 
-// Sets element i of the contiguous tensor t to piece[i mod piece.size()], rounded to t's dtype.
+// Sets element i in the contiguous tensor t to piece[i mod piece.size()], rounded to t's dtype.
 inline void repeat(Context& ctx, Tensor t, const std::vector<float>& piece) {
   if (ctx.planning || t.numel() == 0) return;
   const int64_t n = t.numel();
@@ -44,7 +44,7 @@ inline void repeat(Context& ctx, Tensor t, const std::vector<float>& piece) {
   }
 }
 
-// Copies a contiguous tensor to the host as floats: floats of any dtype, or int32 indices below 2^24.
+// Copies a contiguous tensor to the host as floats: any float dtype, or int32 indices below 2^24.
 inline std::vector<float> fetch(Context& ctx, ConstTensor t) {
   std::vector<float> out(static_cast<size_t>(t.numel()));
   auto as = [&]<class T>(T) {
@@ -68,14 +68,14 @@ inline double product(const float* x, const float* y, int64_t n) {
   return sum;
 }
 
-// The expected value of a row, computed in double, and the scale of its error: the row's norm, or, if its terms cancel,
-// the root of the sum of the terms' squares (rounding errors are independent).
+// A row's expected value, computed in double, and its error scale: the row's norm, or, if terms cancel, the root sum
+// square of the terms (rounding errors are independent).
 struct Expected {
   std::vector<double> value;
   double terms_squared = 0;
 
   explicit Expected(int64_t n) : value(static_cast<size_t>(n)) {}
-  // value += x * row. size: the magnitude of the terms of which x is the sum; |x| is used if it is larger.
+  // value += x * row. size: the magnitude of the terms that x sums; |x| is used if it is larger.
   template <class T>
   void add(double x, const T* row, double size = 0) {
     double norm = 0;
@@ -88,7 +88,7 @@ struct Expected {
   }
   template <class T>
   double error_of(const T* got) const {
-    constexpr double kVanishing = 1e-40;  // the square of 1e-20; floats below 1e-20 need not be accurate
+    constexpr double kVanishing = 1e-40;  // 1e-20 squared; floats below 1e-20 need not be accurate
     double difference = 0, norm = 0;
     for (size_t j = 0; j < value.size(); ++j) {
       difference += (got[j] - value[j]) * (got[j] - value[j]);
@@ -100,7 +100,7 @@ struct Expected {
   }
 };
 
-// The maximum of error_of(i) over i in [0, n), computed on all threads.
+// The maximum error_of(i) over i in [0, n), computed on all threads.
 template <class F>
 double worst_of(int64_t n, F&& error_of) {
   double worst = 0;
@@ -118,7 +118,7 @@ inline bool require_gpu_memory(int64_t bytes) {
                           gpu.name));
 }
 
-// Finds, by a dry run, the sizes of arena and scratch that build(Runtime&) needs, which allocates tensors and runs ops.
+// Finds, by a dry run, the arena and scratch sizes that build(Runtime&) needs, which allocates tensors and runs ops.
 template <class F>
 Runtime::Options memory_for(F&& build) {
   Runtime plan({.device = Device::cuda(), .planning = true});
@@ -130,7 +130,7 @@ Runtime::Options memory_for(F&& build) {
 inline Tensor allocate(Runtime& rt, DType dtype, const Shape& shape) {
   return rt.arena().alloc(MemTag::io, "test", dtype, shape);
 }
-// Allocates memory that an op must overwrite: every float is NaN, every i32 is far outside the range of indices.
+// Allocates memory that an op must overwrite: every float is NaN, every i32 is far outside the index range.
 inline Tensor poisoned(Runtime& rt, DType dtype, const Shape& shape) {
   const Tensor t = allocate(rt, dtype, shape);
   if (!rt.ctx().planning && t.numel() > 0)

@@ -1,5 +1,5 @@
-// A large problem for NSA's kernels on a GPU, and its reference: one branch of the last sequence, computed on the host
-// in plain double loops over rows and keys, directly from the definition of NSA (kernels/nsa/nsa.h).
+// A large problem for NSA's kernels on a GPU, and its reference: one branch in the last sequence, computed on the host
+// in plain double loops over rows and keys, directly from NSA's definition (kernels/nsa/nsa.h).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "kernels/nsa/nsa.h"
 #include "tests/support/large.h"
 
-namespace triad::test::large {  // a namespace of its own, because nsa_problem.h defines other types of these names
+namespace triad::test::large {  // a namespace of its own, because nsa_problem.h defines other types with these names
 
 using Floats = std::vector<float>;
 
@@ -20,11 +20,11 @@ struct Sizes {
   int64_t T, Hkv, G, dk, dv;
   NsaConfig c = {};
   double logit_std = 1, logit_mean = 0;
-  int64_t row_stride = 0;  // elements between the rows of consecutive tokens; 0: contiguous
+  int64_t row_stride = 0;  // elements between consecutive tokens' rows; 0: contiguous
   int64_t B = 1;           // sequences; only the last one is checked
   int64_t Hq() const { return Hkv * G; }
   int64_t Tc() const { return compressed_length(T, c.l, c.d); }
-  // The absolute error of a logit grows with its size, and exp turns it into a relative error.
+  // A logit's absolute error grows with its size, and exp turns it into a relative error.
   double f32_tolerance() const { return 4e-6 * std::max(5.0, 4 * logit_std + std::abs(logit_mean)); }
   double tolerance(DType dtype) const { return dtype == DType::bf16 ? 1e-2 : f32_tolerance(); }
   std::string str() const {
@@ -39,8 +39,8 @@ inline NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int6
   return c;
 }
 
-// Random inputs of all three branches, the results of forward, and the gradients of the branch for which backward() ran
-// last. Keys and values of the compressed branch are random too, not compressed tokens.
+// Random inputs for all three branches, forward's results, and gradients in the branch that backward() ran last. The
+// compressed branch's keys and values are random too, not compressed tokens.
 class Problem {
  public:
   Sizes n;
@@ -50,7 +50,7 @@ class Problem {
 
   Problem(Runtime& rt, const Sizes& sizes, DType dtype) : n(sizes), T(dtype), rt_(rt) {
     const Shape q_shape = {n.B, n.T, n.Hq(), n.dk}, o_shape = {n.B, n.T, n.Hq(), n.dv};
-    if (n.row_stride > 0) {  // one allocation for each dtype; every tensor is a range of its columns
+    if (n.row_stride > 0) {  // one allocation for each dtype; every tensor is a column range in it
       for (const DType type : {T, DType::f32})
         blocks_.push_back(type == T && !blocks_.empty() ? blocks_[0] : allocate(rt, type, {n.B * n.T * n.row_stride}));
       staging_ = allocate(rt, DType::f32, {n.B * n.T * n.Hq() * std::max(n.dk, n.dv)});
@@ -69,7 +69,7 @@ class Problem {
     out = place(T, o_shape), dq = place(DType::f32, q_shape);
     for (int b = 0; b < 3; ++b) {
       o[b] = place(T, o_shape), lse[b] = poisoned(rt, DType::f32, {n.B, n.T, n.Hq()});
-      const DType type = b == kCmp ? DType::f32 : T;  // the backward pass of the compression reads f32 gradients
+      const DType type = b == kCmp ? DType::f32 : T;  // the compression's backward reads f32 gradients
       dk[b] = place(type, k[b].shape()), dv[b] = place(type, v[b].shape());
     }
   }
@@ -94,7 +94,7 @@ class Problem {
     if (b == kSel) nsa_attend_selected_backward(ctx(), grads, upstream, in(b), lists, n.c.l_sel);
     if (b == kWin) nsa_attend_window_backward(ctx(), grads, upstream, in(b), n.c.w);
   }
-  // Copies tokens (or compressed blocks) [first, end) of the last sequence of a [B,T,..] tensor to the host.
+  // Copies tokens (or compressed blocks) [first, end) in the last sequence of a [B,T,..] tensor to the host.
   Floats rows(const Tensor& t, int64_t first = 0) {
     Tensor part = t.slice(0, n.B - 1, n.B).slice(1, first, t.size(1));
     if (!part.contiguous() && part.numel() > 0) {
@@ -106,7 +106,7 @@ class Problem {
   }
 
  private:
-  // If n.logit_mean is not 0: the value of element 0 of each row of q. Element 0 of each key is chosen so that their
+  // If n.logit_mean isn't 0: the value of element 0 in each row of q. Element 0 in each key is chosen so that their
   // product adds n.logit_mean to every logit.
   static constexpr double kShift = 32;
 
@@ -131,14 +131,14 @@ class Problem {
   }
 
   Runtime& rt_;
-  std::vector<Tensor> blocks_;  // [0]: memory of tensors of dtype T; [1]: of f32 tensors
-  Tensor staging_;              // dense copy of a strided tensor, for transfers to and from the host
+  std::vector<Tensor> blocks_;  // memory: [0] for tensors with dtype T, [1] for f32 tensors
+  Tensor staging_;              // a strided tensor's dense copy, for transfers to and from the host
   int64_t column_ = 0;
   uint64_t stream_ = 1;
 };
 
-// The reference of one branch of the last sequence, on the host: the expected results of forward and backward for the
-// rows [t0, T) and all keys.
+// The reference for one branch in the last sequence, on the host: expected forward and backward results for rows [t0,
+// T) and all keys.
 class Reference {
  public:
   Reference(Problem& p, int b, int64_t t0)
@@ -186,7 +186,7 @@ class Reference {
     return scale_ * product(&q_[row(t, h) * n_.dk], key(s, h / n_.G), n_.dk);
   }
 
-  // The expected output of a row; sets lse to its log-sum-exp.
+  // A row's expected output; sets lse to its log-sum-exp.
   Expected output(int64_t t, int64_t h, double& lse) const {
     const std::vector<int64_t> keys = visible(t, h / n_.G);
     std::vector<double> x;
@@ -208,7 +208,7 @@ class Reference {
     }
     return dq;
   }
-  // The expected gradients of a key that no row before t0 sees.
+  // The expected gradients for a key that no row before t0 sees.
   void key_gradients(int64_t s, int64_t g, Expected& dk, Expected& dv) const {
     for (int64_t t = t0_; t < n_.T; ++t)
       for (int64_t h = g * n_.G; h < (g + 1) * n_.G && sees(t, g, s); ++h) {

@@ -1,4 +1,4 @@
-// NSA through the C functions of kernels/library/triad_nsa.h: random inputs, results and gradients, on any device.
+// NSA through the C functions in kernels/library/triad_nsa.h: random inputs, results and gradients, on any device.
 #pragma once
 #include <map>
 #include <memory>
@@ -18,7 +18,7 @@ struct LibraryCase {
   Gates gates = Gates::per_group;
   bool shared = false;    // the branches share k and v
   bool learned = false;   // k_cmp and v_cmp are given
-  bool negative = false;  // gates of both signs
+  bool negative = false;  // gates with both signs
   std::vector<int32_t> bounds = {};
   double scale = 0;
   // l, d, l', n, w
@@ -29,7 +29,7 @@ struct LibraryCase {
   int64_t Tc() const { return compressed_length(T, options[0], options[1]); }
 };
 
-// Cases of every kind, small enough for differences and for f64 on the CPU.
+// Every kind of case, small enough for differences and for f64 on the CPU.
 inline std::vector<LibraryCase> small_cases() {
   return {
       {.name = "2x33 apart", .B = 2, .T = 33, .Hkv = 2, .G = 2, .dk = 8, .dv = 6},
@@ -91,7 +91,7 @@ inline std::vector<LibraryCase> small_cases() {
   };
 }
 
-// A view of t for the C functions; an absent tensor has rank 0.
+// t viewed as a C tensor; an absent tensor has rank 0.
 inline triad_nsa_tensor c_tensor(const ConstTensor& t) {
   triad_nsa_tensor c{};
   c.data = const_cast<std::byte*>(t.data);
@@ -177,7 +177,7 @@ class LibraryProblem {
     c.k_cmp = c_tensor(at(grad, "k_cmp")), c.v_cmp = c_tensor(at(grad, "v_cmp")), c.gate = c_tensor(at(grad, "gate"));
     return c;
   }
-  // Calls f(workspace, bytes) twice: for the size, then with a workspace of that size, filled with NaN.
+  // Calls f(workspace, bytes) twice: for the size, then with a workspace that large, filled with NaN.
   template <class F>
   void call(const std::string& name, F&& f) {
     size_t bytes = 0;
@@ -224,7 +224,7 @@ class LibraryProblem {
   };
   std::unique_ptr<triad_nsa_context, Destroy> context;
   triad_nsa_options options{};
-  std::map<std::string, Tensor> in, grad;  // by the names q, k0 .. k2, v0 .. v2, k_cmp, v_cmp, gate
+  std::map<std::string, Tensor> in, grad;  // names: q, k0 .. k2, v0 .. v2, k_cmp, v_cmp, gate
   Tensor dout, out, block_index, bounds;
   std::array<Tensor, 3> o, lse;
   std::array<Tensor, 2> averages;

@@ -1,4 +1,4 @@
-// A small model and a batch of tokens, on any device and in any dtype, for the tests in model/.
+// A small model and a token batch, on any device and in any dtype, for the tests in model/.
 #pragma once
 #include <memory>
 #include <string>
@@ -18,21 +18,21 @@ class ModelFixture {
   ModelFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, uint64_t seed = 3, double std = 0.1,
                const RecomputePlan& = {}, const KernelChoices& = {}, int64_t most_documents = 0);
 
-  double loss();                                      // runs forward; the mean loss of the batch
-  double loss_and_grads();                            // runs forward and backward of that mean; overwrites gradients
-  std::vector<double> grad(int64_t i);                // gradient of parameter i
-  std::vector<float>& parameters() { return host_; }  // in storage order; call upload() after a change
+  double loss();                                      // runs forward; the batch's mean loss
+  double loss_and_grads();                            // runs forward and backward for that mean; overwrites gradients
+  std::vector<double> grad(int64_t i);                // parameter i's gradient
+  std::vector<float>& parameters() { return host_; }  // storage order; call upload() after a change
   void upload() { model_->params().set(runtime_->ctx(), host_); }
   // Access to single weights in f64, without the rounding of parameters().
   void set_f64(int64_t i, int64_t element, double value);
   double get_f64(int64_t i, int64_t element);
-  // The central difference of loss() in one element of parameter i, which keeps its value.
+  // Central difference: loss() as one element of parameter i moves up and down; the element's value is restored.
   double central_difference(int64_t i, int64_t element);
-  // The blocks that each row of this layer has selected, as in the forward pass before.
+  // Blocks that each row selected in this layer in the last forward pass.
   std::vector<int32_t> lists(int64_t layer);
   void set_lists(int64_t layer, const std::vector<int32_t>&);  // later forward passes use these lists and do not select
 
-  // The bounds of the documents in the B*T tokens, at most `most_documents` in each row.
+  // Document bounds in the B*T tokens, with at most `most_documents` documents per row.
   void set_documents(std::vector<int32_t> bounds);
 
   Context& ctx() { return runtime_->ctx(); }

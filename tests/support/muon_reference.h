@@ -25,7 +25,7 @@ inline Doubles transposed(const Doubles& a, int64_t rows, int64_t cols) {
   return t;
 }
 
-// The five iterations on g [rows, cols], always with the product of the rows.
+// The five iterations on g [rows, cols], always with the row product.
 inline Doubles newton_schulz_reference(Doubles x, int64_t rows, int64_t cols) {
   double squares = 0;
   for (const double v : x) squares += v * v;

@@ -25,7 +25,7 @@ struct Setting {
   double tolerance() const { return dtype == DType::bf16 ? 2e-2 : 2e-5; }
 };
 
-// The memory of a test on one device, and copies between that memory and doubles on the host.
+// A test's memory on one device, and copies between it and doubles on the host.
 class Lab {
  public:
   explicit Lab(const Setting& s, int64_t arena_bytes = int64_t{3} << 30)
@@ -81,7 +81,7 @@ class Lab {
   Runtime rt_;
 };
 
-inline Values random_values(int64_t n, uint64_t stream) {  // uniform, of unit variance
+inline Values random_values(int64_t n, uint64_t stream) {  // uniform, with unit variance
   const Philox random(20250216, stream);
   Values v(static_cast<size_t>(n));
   for (size_t i = 0; i < v.size(); ++i) v[i] = std::sqrt(12.0) * (random.uniform(i) - 0.5);
@@ -104,7 +104,7 @@ inline NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int6
   return c;
 }
 
-// Random inputs of one sequence for NSA, whose compression is the mean (phi avg), and NSA's results.
+// Random NSA inputs for one sequence, whose compression is the mean (phi avg), and NSA's results.
 struct Problem {
   Lab lab;
   Sizes n;
@@ -139,7 +139,7 @@ struct Problem {
   Tensor keys(int b) const { return b == kCmp ? saved.k_cmp : k[b]; }
   Tensor vals(int b) const { return b == kCmp ? saved.v_cmp : v[b]; }
 
-  // The keys of branch b that are visible to row t of group g.
+  // Branch b's keys that row t sees in group g.
   std::vector<int64_t> visible(int b, int64_t t, int64_t g, const Values& lists) const {
     std::vector<int64_t> keys;
     if (b == kCmp)

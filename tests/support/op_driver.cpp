@@ -10,7 +10,7 @@ namespace triad::test {
 
 namespace {
 constexpr std::byte kGuard{0xa5};
-constexpr int64_t kGuardBytes = kMemAlign;  // a multiple of the alignment, so that the tensor itself is aligned
+constexpr int64_t kGuardBytes = kMemAlign;  // an alignment multiple, so the tensor itself is aligned
 }  // namespace
 
 int64_t OpRun::first_byte(const Slot& slot) const {
@@ -20,9 +20,9 @@ int64_t OpRun::region_bytes(const Slot& slot) const {
   return first_byte(slot) + slot.elements() * size_of(dtype_in(slot.type, options_.dtype)) + kGuardBytes;
 }
 
-// Copies the initial values of a slot of another run to host memory, laid out as the slot. If the two runs store the
-// slot in different dtypes, each element is converted. This changes no number, because both runs round their inputs to
-// the same dtype.
+// Copies a slot's initial values in another run to host memory, laid out like the slot. If the two runs store the slot
+// in different dtypes, each element is converted. This changes no number, because both runs round their inputs to the
+// same dtype.
 void OpRun::copy_slot(size_t s, std::byte* to, const OpRun& like) const {
   const Slot& slot = slots_[s];
   const std::byte* from = like.regions_[s].before.data() + like.first_byte(slot);
@@ -160,7 +160,7 @@ double relative_error(std::span<const double> got, std::span<const double> expec
 
 namespace {
 
-// At most `count` different indices below n, one from each of `count` equal parts of the range.
+// At most `count` different indices below n, one from each `count`-th part of the range.
 std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& random) {
   count = std::min(n, count);
   std::vector<int64_t> indices;
@@ -172,7 +172,7 @@ std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& rand
   return indices;
 }
 
-// The loss whose finite differences are compared with gradients: the sum of <dout, out> over the outputs.
+// The loss whose finite differences are compared with gradients: <dout, out> summed over the outputs.
 class Loss {
  public:
   explicit Loss(OpRun& run) : run_(run) {
@@ -187,19 +187,19 @@ class Loss {
     run_.forward();
     std::vector<double> out;
     out.reserve(weights_.size());
-    for (const size_t s : dout_)  // slot s - 1 is the output of gradient s
+    for (const size_t s : dout_)  // slot s - 1 is gradient s's output
       for (int64_t i = 0; i < run_.slots()[s].numel(); ++i) out.push_back(run_.live_value(s - 1, i));
     return out;
   }
-  // Returns loss(plus) - loss(minus). Subtracts element by element, because a difference of the two nearly equal sums
-  // would lose its digits.
+  // Returns loss(plus) - loss(minus). Subtracts element by element, because subtracting two nearly equal sums would
+  // lose digits.
   double difference(const std::vector<double>& plus, const std::vector<double>& minus) const {
     long double sum = 0;
     for (size_t i = 0; i < weights_.size(); ++i)
       if (plus[i] != minus[i]) sum += static_cast<long double>(weights_[i]) * (plus[i] - minus[i]);
     return static_cast<double>(sum);
   }
-  // The error of such a difference that comes from rounding the outputs to double.
+  // How much rounding the outputs to double changes such a difference.
   double rounding_noise(const std::vector<double>& out) const {
     double sum = 0;
     for (size_t i = 0; i < out.size(); ++i)

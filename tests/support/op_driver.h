@@ -11,7 +11,7 @@ namespace triad::test {
 struct RunOptions {
   Device device = Device::cpu();
   DType dtype = DType::f64;
-  // The dtype to which inputs are rounded, so that a run in double has the inputs of a run in bf16.
+  // The dtype to which inputs are rounded, so a run in double has a bf16 run's inputs.
   std::optional<DType> precision = {};
   int threads = 1;
   uint64_t seed = 1;
@@ -20,9 +20,9 @@ struct RunOptions {
 
 class OpRun {
  public:
-  // like: if not null, a run of the same case and seed whose inputs were rounded to the same dtype (`precision`, or
-  // `dtype` if that is absent). The new run copies the initial values of `like`, because drawing random numbers takes
-  // longer than most ops.
+  // like: if not null, a run with the same case and seed whose inputs were rounded to the same dtype (`precision`, or
+  // `dtype` if that is absent). The new run copies `like`'s initial values, because drawing random numbers takes longer
+  // than most ops.
   OpRun(const OpCase&, const RunOptions&, const OpRun* like = nullptr);
   OpRun(const OpRun&) = delete;
 
@@ -32,20 +32,20 @@ class OpRun {
   void run();
 
   const std::vector<Slot>& slots() const { return slots_; }
-  // Returns, after run(), the values of slot s in row-major order; if the op adds to the slot, what it has added.
+  // Returns, after run(), slot s's values in row-major order; if the op adds to the slot, what it has added.
   std::vector<double> values(size_t s) const;
-  // Returns, after run(), whether every byte equals that of another run of the same case, device and dtype.
+  // Returns, after run(), whether every byte equals that in another run with the same case, device and dtype.
   bool same_bits(const OpRun& other) const;
   // Returns, after run(), the forbidden accesses and unwritten elements, each with the tensor's name.
   std::vector<std::string> complaints() const;
 
-  // Returns the address of element i of slot s in the memory that the op uses. CPU only.
+  // Returns the address of slot s's element i in the memory that the op uses. CPU only.
   std::byte* live(size_t s, int64_t i);
   double live_value(size_t s, int64_t i) { return load_element(live(s, i), 0, dtype(s)); }
   DType dtype(size_t s) const { return dtype_in(slots_[s].type, options_.dtype); }
 
  private:
-  // The bytes of a slot: guard bytes, the shift, the rows with their padding, guard bytes.
+  // A slot's bytes: guard bytes, the shift, the rows with their padding, guard bytes.
   struct Region {
     Tensor memory;
     std::vector<std::byte> before, after;
@@ -68,11 +68,11 @@ class OpRun {
 double relative_error(std::span<const double> got, std::span<const double> expected);
 
 struct GradientError {
-  std::string name;  // name of the gradient
-  int64_t elements;  // number of checked elements
+  std::string name;  // gradient name
+  int64_t elements;  // checked elements
   double error;      // relative error over these elements
 };
-// Compares backward with central differences of forward, in double on the CPU.
+// Compares backward with forward's central differences, in double on the CPU.
 std::vector<GradientError> gradient_errors(const OpCase&, uint64_t seed = 1);
 
 }  // namespace triad::test

@@ -41,8 +41,8 @@ int exit_code_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status);
 }
 
-// The command with this build's program. The bare tests (CMakeLists.txt) have the objects of the others, in which
-// TRIAD_PROGRAM is the program of the whole build; the bare one is in their own folder.
+// The command with this build's program. The bare tests (CMakeLists.txt) share the others' objects, in which
+// TRIAD_PROGRAM is the whole build's program; the bare one is in their own folder.
 std::string with_own_program(std::string command) {
   namespace fs = std::filesystem;
   static const bool is_bare = fs::read_symlink("/proc/self/exe").parent_path().filename() == "bare";
@@ -53,7 +53,7 @@ std::string with_own_program(std::string command) {
   return command;
 }
 
-// The end of a program's time.
+// When a program's time ends.
 class Deadline {
  public:
   explicit Deadline(double seconds) : end_(Clock::now() + std::chrono::duration<double>(seconds)) {}
@@ -67,8 +67,8 @@ class Deadline {
   std::chrono::time_point<Clock, std::chrono::duration<double>> end_;
 };
 
-// Starts a shell command as the leader of a process group of its own, so that a signal reaches its children too.
-// `redirect` is called in the new process.
+// Starts a shell command as the leader of its own process group, so a signal reaches its children too. `redirect` is
+// called in the new process.
 template <class Redirect>
 int start_shell(const std::string& line, Redirect&& redirect) {
   const std::string command = with_own_program(line);
@@ -84,7 +84,7 @@ int start_shell(const std::string& line, Redirect&& redirect) {
   return pid;
 }
 
-// Waits for the end of a process until the deadline. Returns its status; nullopt if it still runs.
+// Waits until a process ends or the deadline passes. Returns its status; nullopt if it still runs.
 std::optional<int> wait_until(int pid, const Deadline& deadline) {
   for (int status = 0;;) {
     if (waitpid(pid, &status, WNOHANG) != 0) return status;
@@ -138,11 +138,11 @@ void end_group(int pid, Wait&& wait) {
 
 #ifdef TRIAD_LINKED_SOURCE
 // Creates a symbolic link to the source or build folder at a path without blanks; CMakeLists.txt explains when tests
-// need one. Runs before each test, since a cleanup of the temporary folder may have removed the link.
+// need one. Runs before each test, since cleaning the temporary folder may have removed the link.
 void make_link(const std::string& link, const std::string& target) {
   std::error_code absent;
   if (std::filesystem::read_symlink(link, absent) == target) return;
-  // A temporary name of this process's own, because many tests start concurrently.
+  // A temporary name unique to this process, because many tests start concurrently.
   const std::string own = link + "-" + std::to_string(getpid());
   std::filesystem::create_symlink(target, own);
   std::filesystem::rename(own, link);
@@ -161,7 +161,7 @@ Outcome run_program(const std::string& args, const std::string& environment) {
 
 std::string mpirun(int ranks) {
   // Open MPI's options allow root, more ranks than cores, containers without ptrace, and hosts without ssh. A rank that
-  // waits for others gives up its core. Each test process has a folder of its own for Open MPI's session files: in the
+  // waits for others gives up its core. Each test process has its own folder for Open MPI's session files: in the
   // common folder, mpirun fails if another test's mpirun creates the same subfolder at the same moment.
   static const TemporaryFolder sessions;
   return "OMPI_MCA_orte_tmpdir_base=" + sessions.path() +
@@ -229,8 +229,8 @@ int BackgroundProgram::wait(double limit_s) {
 
 namespace {
 
-// A socket that is bound to a free port of all addresses, but does not listen. Linux lets another process bind to the
-// port if both set SO_REUSEADDR, as rank 0 does, and gives it to no process as a free one.
+// A socket bound to a free port on all addresses that doesn't listen. Linux lets another process bind to the port if
+// both set SO_REUSEADDR, as rank 0 does, and gives it to no process as a free one.
 template <class Address>
 FileHandle bind_free_port(int family, Address address, in_port_t Address::*port, int* number) {
   FileHandle socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -11,7 +11,7 @@ std::string report(const std::string& args) {
   const Outcome outcome = run_program("report " + args);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  // The last line is the path of the report; warnings precede it.
+  // The last line is the report's path; warnings precede it.
   const std::string lines = outcome.standard_output.substr(0, outcome.standard_output.size() - 1);
   return read_text(lines.substr(lines.rfind('\n') + 1));
 }

@@ -1,4 +1,4 @@
-// Pages of `triad report`: the JSON in them, and what a browser draws of them.
+// `triad report` pages: the JSON in them, and what a browser draws of them.
 #pragma once
 #include <string>
 
@@ -10,7 +10,7 @@ namespace triad::test {
 std::string report(const std::string& args);  // runs `triad report ARGS`; returns the page
 // Returns the JSON in the page's element with this id.
 Json data_of(const std::string& page, const std::string& id = "data");
-// Writes a file of a run's folder that `triad report` must refuse: exit code 1, the file's name in the message, no
+// Writes a file into a run's folder that `triad report` must refuse: exit code 1, the file's name in the message, no
 // page.
 void check_report_refused(const std::string& folder, const std::string& file, const std::string& content);
 size_t count(const std::string& text, const std::string& part);  // how often the text has the part

@@ -10,13 +10,13 @@ namespace triad::test {
 bool skip(const std::string& reason);
 inline constexpr int kSkippedCode = 4;
 
-int skips();  // calls of skip() in this process
+int skips();  // skip() calls in this process
 
 // Each returns false, and marks the test as skipped, where something is missing: `if (!require_gpu()) return;`.
 bool require_gpu();
 bool require_gpus(int count);
 // Builds with CUDA plan for an H200 on machines without a GPU; on machines with another GPU than Hopper, and in builds
-// without CUDA, memory plans are not those of the fused kernels.
+// without CUDA, memory plans aren't for the fused kernels.
 bool require_hopper_plan();
 
 }  // namespace triad::test

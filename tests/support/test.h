@@ -26,7 +26,7 @@ using Detail::Approx;
 
 namespace triad::test {
 
-// Checks that f throws an Error whose message contains each of the words.
+// Checks that f throws an Error whose message contains each word.
 template <class F>
 void check_error(F&& f, const std::vector<std::string>& words) {
   std::string message = "(nothing was thrown)";
@@ -41,7 +41,7 @@ void check_error(F&& f, const std::vector<std::string>& words) {
   }
 }
 
-// Registers the tests of the OpCase tables with Catch2, at run time, because their names come from the tables.
+// Registers the OpCase tables' tests with Catch2, at run time, because their names come from the tables.
 void register_op_tests();
 
 }  // namespace triad::test

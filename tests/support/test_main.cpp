@@ -1,6 +1,6 @@
-// main() of the tests, for Catch2 2 and 3: registers the tests of the tables of ops, then runs Catch2. The exit code is
-// 0 if all tests passed, kSkippedCode (skip.h) if all were skipped, and 1 if one failed. (Catch2's own is the number of
-// failed checks, which may be any.)
+// The tests' main(), for Catch2 2 and 3: registers the op tables' tests, then runs Catch2. The exit code is 0 if all
+// tests passed, kSkippedCode (skip.h) if all were skipped, and 1 if one failed. (Catch2's own code counts failed
+// checks, which may be any number.)
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else
@@ -19,7 +19,7 @@ using Listener = Catch::TestEventListenerBase;
 
 int tests_run = 0, tests_skipped = 0, tests_half_skipped = 0;
 
-// Counts tests, and fails those that skip and check: what is left out of a test must show.
+// Counts tests, and fails those that skip and check: what a test leaves out must show.
 class SkipCounter : public Listener {
  public:
   using Listener::Listener;
@@ -47,7 +47,7 @@ class SkipCounter : public Listener {
 CATCH_REGISTER_LISTENER(SkipCounter)
 
 int main(int argc, char** argv) {
-  triad::use_better_blas_core(argv);  // as the program does, whose bits some tests compare with their own
+  triad::use_better_blas_core(argv);  // the program does the same, and some tests compare its bits with theirs
   triad::test::register_op_tests();
   if (Catch::Session().run(argc, argv) != 0 || tests_half_skipped > 0) return 1;
   return tests_run > 0 && tests_skipped == tests_run ? triad::test::kSkippedCode : 0;

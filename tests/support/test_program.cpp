@@ -18,7 +18,7 @@ using namespace triad::test;
 
 namespace {
 
-// The message of the error with which f ends, after the limit in seconds; "" if it ends in time.
+// The error message with which f ends, after the limit in seconds; "" if it ends in time.
 template <class F>
 std::string error_of(F&& f) {
   try {
@@ -27,7 +27,7 @@ std::string error_of(F&& f) {
   return "";
 }
 
-// Waits for the end of a process, of which its parent need not have taken notice (Z).
+// Waits until a process has ended; its parent need not have reaped it (Z).
 bool has_ended(int pid) {
   for (int i = 0; i < 60000; ++i) {
     const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
@@ -88,7 +88,7 @@ TEST_CASE("program: a reserved port is free to listen at, and no other process g
   const auto bind_socket = [&] {
     return bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   };
-  CHECK(!bind_socket());  // as it would be if a process listened there
+  CHECK(!bind_socket());  // same as if a process listened there
   CHECK(errno == EADDRINUSE);
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

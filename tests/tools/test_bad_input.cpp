@@ -1,4 +1,4 @@
-// Bad input of every kind: the program ends with exit code 2 (usage) or 1 (failure), prints a message that names the
+// Every kind of bad input: the program ends with exit code 2 (usage) or 1 (failure), prints a message that names the
 // cause, and writes no incomplete file.
 #include <cstdio>
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace {
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
-// A command that must be refused: its arguments, its exit code, and words of its message.
+// A command that must be refused: its arguments, its exit code, and words in its message.
 struct Refusal {
   const char* name;
   std::string args;
@@ -60,7 +60,8 @@ TEST_CASE("bad input: a build without CUDA plans no GPU's memory", "[bad-input]"
     const bool on_gpu = triad::backend::built_with_cuda() && device == std::string("auto");
     CHECK(has(outcome.output, on_gpu ? "\"device\": \"cuda" : "\"device\": \"cpu"));
   }
-  if (triad::backend::built_with_cuda()) return check({"a plan for a GPU", plan + "cuda", 0, {"\"device\": \"cuda"}, ""});
+  if (triad::backend::built_with_cuda())
+    return check({"a plan for a GPU", plan + "cuda", 0, {"\"device\": \"cuda"}, ""});
   check({"no plan for a GPU", plan + "cuda", 2, {"runtime.device is cuda", "this build has no CUDA"}, ""});
 }
 
@@ -229,7 +230,7 @@ TEST_CASE("bad input: data", "[bad-input]") {
   std::vector<uint16_t> large = tokens;
   large[1234] = 300;
   write_text(folder.file("large.bin"), shard_bytes(20240520, 1, 2000, large));
-  std::string masked("BIN.TOK\n\2\0\0\0\4\0\0\0\x10\0\0\0\0\1\0\0\1\0\0\0", 28);  // 16 tokens, 2 bytes of mask
+  std::string masked("BIN.TOK\n\2\0\0\0\4\0\0\0\x10\0\0\0\0\1\0\0\1\0\0\0", 28);  // 16 tokens, 2 mask bytes
   masked.resize(1024 + 64, '\0');
   write_text(folder.file("masked.bin"), masked + "m");
   std::string lines;

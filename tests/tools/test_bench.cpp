@@ -1,5 +1,5 @@
-// triad bench: its output, the comparison with kept rows (results of earlier runs), and errors in files of kept rows.
-// Also routes: which kernel ran how many calls, and the reason if it was not the fastest.
+// triad bench: its output, the comparison with kept rows (earlier runs' results), and errors in kept-row files. Also
+// routes: which kernel ran how many calls, and the reason if it was not the fastest.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -56,14 +56,14 @@ TEST_CASE("bench: rows are kept, and compared with the newest row of the same ca
   const std::string kept = folder.file("kept.jsonl"), compare = kAttention + "--compare " + kept;
   check(kAttention + "--append " + kept, 0, {"selected", "of floor", "peak of both passes"});
   std::vector<Json> rows = read_rows(kept);
-  REQUIRE(rows.size() == 16);  // one for the ceiling, eight parts of forward, seven of backward
+  REQUIRE(rows.size() == 16);  // one for the ceiling, eight forward parts, seven backward parts
   CHECK(rows[0]["what"] == "ceiling");
   for (const char* key : {"commit", "date", "gpu", "dtype", "op", "case", "pass", "us", "runs", "share_of_floor"})
     CHECK(rows[1].contains(key));
 
-  // Other tests share the cores, so measured times vary. The times in the file of kept rows are therefore multiplied by
-  // 1e9, and no row counts as slower. Then three kept rows are changed: one gets a short time, so that this run counts
-  // as slower; one gets another key; and one gets an older duplicate.
+  // Other tests share the cores, so measured times vary. So times in the kept-row file are multiplied by 1e9, and no
+  // row counts as slower. Then three kept rows are changed: one gets a short time, so that this run counts as slower;
+  // one gets another key; and one gets an older duplicate.
   for (Json& row : rows)
     if (row.contains("us")) row["us"] = row["us"].get<double>() * 1e9;
   write_rows(kept, rows);
@@ -125,7 +125,7 @@ TEST_CASE("bench: attention is timed on random and on trained inputs, and invali
   const Json results = parse_json(outcome.standard_output, "the output of bench")["results"];
   CHECK(results.size() == 30);
   CHECK(results[0]["case"] == "2x48x4x2x8 trained l8 d4 l'8 n4 w16");  // the options are the checkpoint's
-  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // of 20 tokens every list contains all blocks
+  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // with 20 tokens every list contains all blocks
   check(trained + "1x48x4x1x8 --text " + text, 2, {"1x48x4x1x8", "4x2x8v8"});
   check(trained + "1x48x4x2x8", 2, {"--text"});
   check(trained + "9x48x4x2x8 --text " + text, 1, {"201 tokens"});
@@ -213,7 +213,7 @@ TEST_CASE("bench: the bytes that a case writes are part of those that it moves",
   }
 }
 
-// Checks that traffic() overwrites all of `to`, and, if both buffers have the same size, that every vector of `from` is
+// Checks that traffic() overwrites all of `to`, and, if both buffers are equally large, that every vector in `from` is
 // in `to`.
 void check_traffic(Device device) {
   constexpr int64_t kVector = 16;
@@ -336,8 +336,8 @@ TEST_CASE("routes: a bf16 shape that the fused kernels refuse is a fallback, an 
   CHECK(routes_of(DType::f32, 64).counts()[0].kernel == "general");
 }
 
-// Every op must have a fast (sm90) kernel for these shapes. The dry run of a training step chooses the same kernels as
-// the step itself.
+// Every op must have a fast (sm90) kernel for these shapes. A training step's dry run chooses the same kernels as the
+// step itself.
 TEST_CASE("routes: every shape that should be fused is fused", "[routes]") {
   if (!test::require_hopper_plan()) return;
   struct Widths {
@@ -362,8 +362,8 @@ TEST_CASE("routes: every shape that should be fused is fused", "[routes]") {
             INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
             const auto of_products = [](const Routes::Count& c) { return c.op == "matmul"; };
             const std::vector<Routes::Count>& counts = plan.ctx().routes.counts();
-            // Apart from the other matrix products there are 9 calls: the selection, three branches forward and
-            // backward, and two products of the MLP with SiLU.
+            // Besides other matrix products there are 9 calls: the selection, three branches forward and backward, and
+            // two MLP products with SiLU.
             REQUIRE(std::count_if(counts.begin(), counts.end(), of_products) + 9 == std::ssize(counts));
             CHECK(plan.ctx().routes.summary() == "no fallbacks");
           }
@@ -399,7 +399,7 @@ TEST_CASE("bench: an unwritable file is an error before anything is measured; me
     CHECK(outcome.output.find(folder.file("none/file") + ": cannot be written") != std::string::npos);
     CHECK(outcome.output.find("tokens/s") == std::string::npos);
   }
-  // With a folder of this name, the error occurs only when the finished file is renamed.
+  // With a folder by this name, the error occurs only when the finished file is renamed.
   std::filesystem::create_directory(folder.file("taken"));
   const Outcome late = run_program(args + "--append " + kept + " --chrome-trace " + folder.file("taken"));
   INFO(late.output);

@@ -1,5 +1,5 @@
-// triad bench on several ranks: the exchanges of ranks that share sequences, counted here token by token, and compared
-// with those of triad plan; their attention, compared with one process; wrong numbers of ranks and options.
+// triad bench on several ranks: exchanges between ranks that share sequences, counted here token by token and compared
+// with triad plan's; their attention, compared with one process; wrong rank counts and options.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -20,16 +20,16 @@ struct Moved {
   int64_t sent = 0, received = 0;
   friend bool operator==(const Moved&, const Moved&) = default;
 };
-using MovedRows = std::map<std::string, std::vector<Moved>>;  // by kind, of each rank
+using MovedRows = std::map<std::string, std::vector<Moved>>;  // kind -> entries by rank
 
-// The rows of one layer's forward. T: tokens of a sequence, which the runs divide.
+// Rows in one layer's forward. T: tokens per sequence, which the spans divide.
 class Count {
  public:
   Count(int64_t T, int ranks, int64_t l, int64_t d, int64_t w) : ranks_(ranks), run_(T / (2 * ranks)) {
     for (int rank = 0; rank < ranks; ++rank)
       for (const int64_t run : {int64_t{rank}, int64_t{2 * ranks - 1 - rank}}) {
         const int64_t begin = run * run_, end = begin + run_;
-        // One range serves both runs, up to the end of the second, and one range for each run.
+        // One range serves both spans, up to the second's end; then one range per span.
         if (run >= ranks) add("sel", rank, 0, end);
         add("win", rank, std::max<int64_t>(0, begin - w + 1), end);
         int64_t first = -1, last = -1;
@@ -63,7 +63,7 @@ class Count {
   MovedRows rows_;
 };
 
-// The bytes of a list of exchanges, by kind and pass.
+// Bytes in an exchange list, by kind and pass.
 std::map<std::string, std::vector<Moved>> bytes_of(const Json& exchanges) {
   MovedRows all;
   for (const Json& e : exchanges)
@@ -97,15 +97,15 @@ TEST_CASE("bench: steps of ranks that share sequences list what each rank exchan
   CHECK(lines(folder.file("kept.jsonl")).size() == 2);  // rank 0 alone writes: the ceiling and the step
   CHECK(row["links_gb_per_s"].get<double>() > 0);
 
-  // Two sequences, two groups, keys and values of width 8 in f32; two layers, three micro-steps.
+  // Two sequences, two groups, keys and values 8 wide in f32; two layers, three micro-steps.
   constexpr int64_t kRowBytes = 2 * 2 * (8 + 8) * 4, kTimes = 2 * 3;
   MovedRows expected;
   for (const auto& [kind, rows] : Count(48, 2, 8, 4, 16).rows())
     for (const Moved& r : rows) {
       const Moved once = {r.sent * kRowBytes * kTimes, r.received * kRowBytes * kTimes};
       expected["keys and values of " + kind + " forward"].push_back(once);
-      // The first layer's recomputation gathers them as forward does (the last layer needs none), and the backward of
-      // both layers gathers again all but the compressed blocks.
+      // The first layer's recomputation gathers them as forward does (the last layer needs none), and both layers'
+      // backward gathers all but the compressed blocks again.
       const int64_t times = kind == "cmp" ? 1 : 3;
       expected["keys and values of " + kind + " backward"].push_back(
           {times * once.sent / 2, times * once.received / 2});

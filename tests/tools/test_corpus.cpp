@@ -1,5 +1,5 @@
-// `triad data`: shards are the same with any compression and number of threads, each document is in one split, and
-// damaged input is refused. Calls that are interrupted and resumed: test_corpus_resume.cpp.
+// `triad data`: shards are the same with any compression and thread count, each document is in one split, and damaged
+// input is refused. Calls that are interrupted and resumed: test_corpus_resume.cpp.
 #include <fmt/format.h>
 #include <zlib.h>
 
@@ -228,7 +228,7 @@ TEST_CASE("corpus: BPE shards contain the tokenizer's tokens, in 4 bytes if its 
   std::string long_text;
   while (long_text.size() < 3'000'000)
     long_text += "It's a long text, " + std::to_string(long_text.size()) + " bytes so far.\n";
-  write_text(folder.file("long.txt"), long_text);  // longer than a piece of the pipeline, so it is cut between words
+  write_text(folder.file("long.txt"), long_text);  // longer than a pipeline piece, so it is cut between words
   const std::string args = "--val-fraction 0 --input " + folder.file("long.txt") + " --out ";
   run_data("--tokenizer " + folder.file("tokenizer.json") + " " + args + folder.file("narrow"));
   const auto tokenizer = make_tokenizer(folder.file("tokenizer.json"));
@@ -284,7 +284,7 @@ TEST_CASE("corpus: damaged input is refused, with file and position", "[data]") 
   damaged.replace(damaged.size() / 2, 64, std::string(64, '\xff'));
   refused("damaged.jsonl.zst", damaged, {"damaged.jsonl.zst"});
   refused("tail.jsonl.gz", packed + "more", {"tail.jsonl.gz", "gzip", fmt::format("offset {}", packed.size())});
-  const std::string zeros(600'000, '\0');  // longer than one buffer of read()
+  const std::string zeros(600'000, '\0');  // longer than one read() buffer
   refused("zeros.jsonl.gz", packed + zeros + packed,
           {"zeros.jsonl.gz", "600000 bytes of zeros", fmt::format("offset {}", packed.size() + zeros.size())});
   write_text(folder.file("tape.gz"), gzip("a") + gzip("b") + zeros);

@@ -1,4 +1,4 @@
-// `triad data` on JSONL of which not all is learned: shards with a mask, which equal the text read directly.
+// `triad data` on JSONL that isn't all learned: masked shards, which equal the text read directly.
 #include <fmt/format.h>
 #include <zlib.h>
 
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Records of every kind; the first one is masked.
+// Every kind of record; the first one is masked.
 std::string records(int n) {
   std::string text;
   for (int i = 0; i < n; ++i) {
@@ -39,7 +39,7 @@ std::string records(int n) {
   return text;
 }
 
-// The tokens of a source, and after each one whether it is learned.
+// A source's tokens, each with whether it is learned.
 std::vector<std::pair<int32_t, bool>> all_of(const TokenSource& source) {
   std::vector<int32_t> tokens(static_cast<size_t>(source.size()));
   source.read(0, tokens);
@@ -93,7 +93,7 @@ TEST_CASE("corpus: shards of masked records equal their text, with the counts of
 
 TEST_CASE("corpus: a call on masked records that is interrupted and repeated writes the same shards", "[data]") {
   const TemporaryFolder folder;
-  write_text(folder.file("a.jsonl"), records(60'000));  // several pieces of the pipeline
+  write_text(folder.file("a.jsonl"), records(60'000));  // several pipeline pieces
   const std::string data = " | " TRIAD_PROGRAM " data --save-seconds 0 --shard-tokens 700000 --input - --out ";
   REQUIRE(run_command("cat " + folder.file("a.jsonl") + data + folder.file("whole")).exit_code == 0);
   for (const int lines : {20'000, 45'000}) {
@@ -128,7 +128,7 @@ TEST_CASE("corpus: a shard with a mask continues from its paused state, finished
     append(writer, 37, 61);
     writer.pause();  // a later state, which the caller did not keep
   }
-  for (int i = 0; i < 2; ++i) {  // the second time the finished shard is there, and the file of the mask is gone
+  for (int i = 0; i < 2; ++i) {  // the second time the finished shard is there, and the mask file is gone
     CHECK(fs::exists(path + ".mask") == (i == 0));
     ShardWriter writer(path, layout, progress);
     append(writer, 37, 100);

@@ -100,7 +100,7 @@ TEST_CASE("corpus: a call resumes its own shards only", "[data]") {
   const std::string cut = folder.file("out/unfinished.json" + tmp), another = folder.file("out/notes" + tmp);
   write_text(cut, "{");
   write_text(another, "notes");
-  // With a file size limit of 2 KiB the manifest of 41 shards cannot be written, but each shard can.
+  // With a 2 KiB file size limit the manifest for 41 shards can't be written, but each shard can.
   const Outcome failed = run_program("data " + args, "ulimit -f 4;");
   INFO(failed.output);
   CHECK(failed.exit_code == 1);
@@ -173,7 +173,7 @@ class ParquetFile:
     return run_command("PYTHONPATH=" + folder.path() + " python3 " TRIAD_SOURCE_DIR "/tools/fineweb.py " + name +
                        " | " TRIAD_PROGRAM " data --save-seconds 0 --input - --out " + folder.file("out"));
   };
-  const Outcome cut = data("bad"), whole = data("good");  // the second call resumes the shards of the first
+  const Outcome cut = data("bad"), whole = data("good");  // the second call resumes the first one's shards
   INFO(cut.output << whole.output);
   CHECK(cut.exit_code == 1);
   CHECK(cut.output.find("standard input: is cut") != std::string::npos);
@@ -212,7 +212,7 @@ TEST_CASE("corpus: a call resumes with the same tokenizer only, and one call at 
   CHECK(other.output.find("differs in tokenizer_files") != std::string::npos);
 
   // A call that waits for standard input holds the folder's lock, so a second call fails. An error in an early line is
-  // reported before the rest of the input is read.
+  // reported before the remaining input is read.
   const std::string piped = TRIAD_PROGRAM " data --input - --out " + folder.file("piped");
   const auto until = [](const std::string& file) {
     return "timeout 300 sh -c 'until [ -e " + file + " ]; do sleep 0.1; done'";

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A row of RESULTS.md: | [phase](phase/) | question | **VERDICT** | s (budget) | evidence | next |
+// A row in RESULTS.md: | [phase](phase/) | question | **VERDICT** | s (budget) | evidence | next |
 struct Row {
   std::string verdict, evidence, next;
 };
@@ -40,8 +40,7 @@ std::map<std::string, Row> results(const std::string& out) {
 // Returns a pattern for pgrep that matches the doctor's training runs, but not the shell that runs pgrep.
 std::string trainers_of(const TemporaryFolder& folder) { return "'train " + folder.path() + "[/]out/doctor.json'"; }
 
-// Returns whether a phase passed. On a busy machine it may also be SLOW because of its duration, but for no other
-// reason.
+// Returns whether a phase passed. On a busy machine it may also be SLOW for its duration, but for no other reason.
 bool holds(const Row& row) {
   const bool late = has(row.evidence, " s, budget ") || has(row.evidence, " slow steps");
   return row.verdict == "PASS" || (row.verdict == "SLOW" && late && !has(row.evidence, "killed by the doctor"));
@@ -129,8 +128,7 @@ TEST_CASE("doctor: a suspended run is HANG, and phases that need it are SKIPPED"
 
 TEST_CASE("doctor: a phase that takes too long but advances is SLOW, which is no failure", "[doctor]") {
   const TemporaryFolder folder;
-  // All sleeps of the products together exceed the budget of 6 s in the first case, and three times the budget in the
-  // second.
+  // The products' sleeps together exceed the 6 s budget in the first case, and three times the budget in the second.
   const auto sleeping = [&](const std::string& seconds) {
     const Examination e = examine(folder, "--only gradient_trace --budget 0.3",
                                   with_faults("TRIAD_FAULTS=\"0 0.15\" TRIAD_FAULTS_MOST_S=" + seconds));
@@ -159,8 +157,8 @@ TEST_CASE("doctor: a run killed for its time is no reference, so phases that nee
 
 TEST_CASE("doctor: it kills the processes that it has started, and no others", "[doctor]") {
   const TemporaryFolder folder;
-  // A shell starts a child in the background and then replaces itself by the doctor (exec), so the child becomes a
-  // child of the doctor.
+  // A shell starts a child in the background and then replaces itself by the doctor (exec), so the child becomes the
+  // doctor's.
   const std::string pids = folder.file("pids");
   const Outcome o =
       run_command("sh -c 'sleep 300 & echo $! $$ >>" + pids + "; wait' >/dev/null 2>&1 & until [ -s " + pids +
@@ -195,7 +193,7 @@ TEST_CASE("doctor: wrong numbers are FAIL, and the evidence gives the difference
 
 TEST_CASE("doctor: a gradient that is not finite is FAIL, and named", "[doctor]") {
   const TemporaryFolder folder;
-  // Only gradients of weights are NaN, from which no other value is computed.
+  // Only weight gradients are NaN, from which no other value is computed.
   const Examination e =
       examine(folder, "--only attention_parity", with_faults("TRIAD_WRONG=here.safetensors TRIAD_WRONG_NAN=1"));
   CHECK(e.outcome.exit_code == 1);

@@ -1,5 +1,5 @@
-// triad eval by document and by position in it: what a token's position is, rows past 2,048 tokens, and the file of
-// --per-document.
+// triad eval by document and by position in it: what a token's position is, rows past 2,048 tokens, and
+// --per-document's file.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -45,12 +45,12 @@ struct Sum {
 }  // namespace
 
 TEST_CASE("eval: positions count from the document's beginning in its row, past 2,048 tokens too", "[tools]") {
-  // Documents of 1, 3,000, 10,000 and 46,999 tokens, in rows of 2,048, 12,000 and 60,000.
+  // Documents with 1, 3,000, 10,000 and 46,999 tokens, in rows of 2,048, 12,000 and 60,000.
   const DocumentIndex index{.begins = {0, 1, 3001, 13001}, .size = 60000};
   for (const int64_t T : {2048, 12000, 60000}) {
     INFO("T = " << T);
     DocumentLosses losses(index, T);
-    std::map<int64_t, Sum> ranges;  // by their first position
+    std::map<int64_t, Sum> ranges;  // first position -> sum
     std::vector<Sum> documents(4);
     for (int64_t i = 0; i < index.size; ++i) {
       if (i % 7 == 3) continue;  // a token without a target
@@ -118,7 +118,7 @@ TEST_CASE("eval: --per-document writes a row for each text, and rows of 3,000 to
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   const Json json = parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
-  // a.txt is the tokens [0, 3601), b.txt the tokens [3601, 3642): row 0 holds 3,000 of a.txt, row 1 the other 601.
+  // a.txt is the tokens [0, 3601), b.txt the tokens [3601, 3642): row 0 holds 3,000 from a.txt, row 1 the other 601.
   const Json& ranges = json["by_document"]["by_position"];
   REQUIRE(ranges.size() == 2);
   CHECK(ranges[0]["positions"] == 2048 + 641);

@@ -62,8 +62,8 @@ TEST_CASE("eval: ranges of positions double, and count from a document's beginni
 }
 
 TEST_CASE("eval: the difference of two models has the standard error of a ratio over rows", "[tools]") {
-  // Rows of 4 tokens; the third token of the second row has no target. Differences by row: 1 + 2 + 3 + 4, 5 + 6 + 7, 2
-  // * 4.
+  // 4-token rows; the second row's third token has no target.
+  // Differences by row: 1 + 2 + 3 + 4, 5 + 6 + 7, 2 * 4.
   const std::vector<double> differences = {1, 2, 3, 4, 5, 6, 0, 7, 2, 2, 2, 2};
   PositionLosses a(4, nullptr), b(4, nullptr), fewer(4, nullptr);
   for (int64_t i = 0; i < 12; ++i) {
@@ -138,7 +138,7 @@ TEST_CASE("eval: --against evaluates two checkpoints on the same tokens", "[tool
     CHECK_FALSE(has(outcome.output, "perplexity"));
   }
 
-  // The CSV file has the losses of --checkpoint, and a report of its run draws them.
+  // The CSV file has --checkpoint's losses, and its run's report draws them.
   const std::string csv = a + "/positions.csv";
   eval_json(data + a + " --against " + b + " --per-position " + csv);
   const std::string table = read_text(csv);

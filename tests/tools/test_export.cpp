@@ -1,5 +1,5 @@
-// triad export: which class a model leaves as, the files, names and bits of its tensors, the way back through `triad
-// import`, and what is refused. tests/tools/test_huggingface_export.py tests that transformers computes the same.
+// triad export: which class a model leaves as, its tensors' files, names and bits, the way back through `triad import`,
+// and what is refused. tests/tools/test_huggingface_export.py tests that transformers computes the same.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -43,7 +43,7 @@ std::string run_ok(const std::string& args) {
 
 Json json_of(const std::string& path) { return parse_json(read_text(path), path); }
 
-// A checkpoint with fresh weights of configs/tiny.json with changes, and the folder to which it is exported.
+// A checkpoint with fresh weights for configs/tiny.json with changes, and the folder to which it is exported.
 struct Exported {
   TemporaryFolder folder;
   std::string checkpoint = folder.file("checkpoint"), out = folder.file("out");
@@ -57,7 +57,7 @@ struct Exported {
 
 const std::string kDense = "--set model.attention=dense --set model.mlp=swiglu ";
 
-// Whether the tensor `a` of one file has the dtype, shape and bytes of `b` of another.
+// Whether tensor `a` in one file has the same dtype, shape and bytes as `b` in another.
 bool same_tensor(const SafetensorsFile& in_a, const std::string& a, const SafetensorsFile& in_b, const std::string& b) {
   const TensorEntry *x = in_a.find(a), *y = in_b.find(b);
   return x != nullptr && y != nullptr && x->str() == y->str() && in_a.read(*x) == in_b.read(*y);
@@ -370,7 +370,7 @@ TEST_CASE("export: tokenizers and the model card", "[export]") {
   CHECK(!has(card, "bits per byte"));  // a loss per token says nothing about bytes
   CHECK(has(card, "Trained on text data. The checkpoint's state.json holds all hyperparameters."));
   CHECK(!has(card, folder.path()));
-  // As a checkpoint the folder of a run keeps its step and tokens, from metrics.json or the newest checkpoint.
+  // As a checkpoint a run's folder keeps its step and tokens, from metrics.json or the newest checkpoint.
   for (const char* name : {"triad", "triad_again"}) {
     run_ok("export " + run + " --format triad --out " + folder.file(name));
     const Json state = json_of(folder.file(name) + "/state.json");
@@ -379,7 +379,7 @@ TEST_CASE("export: tokenizers and the model card", "[export]") {
     fs::remove(run + "/metrics.json");
   }
 
-  // A tokenizer of files goes along; one that does not fit is refused.
+  // A tokenizer with files goes along; one that does not fit is refused.
   write_text(folder.file("bpe.json"), bpe_tokenizer_json());
   fs::create_directories(folder.file("bpe"));
   fs::rename(folder.file("bpe.json"), folder.file("bpe/tokenizer.json"));

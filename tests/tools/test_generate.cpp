@@ -1,4 +1,4 @@
-// triad generate: seeds, batches, stop tokens, contexts, sampling options; and the CSV of triad bench decode.
+// triad generate: seeds, batches, stop tokens, contexts, sampling options; and triad bench decode's CSV.
 #include <fstream>
 #include <regex>
 #include <sstream>
@@ -49,7 +49,7 @@ TEST_CASE("generate: a text continues past its context, and ends at a stop token
   const TemporaryFolder folder;
   const std::string generate = init(folder) + "--prompt abc --temperature 0 ";
   const std::string text = printed(generate + "--tokens 12");
-  // 3 bytes of the prompt, 12 tokens of one byte each, since none is an end of text, and a line feed.
+  // 3 prompt bytes, 12 one-byte tokens (none ends the text), and a line feed.
   REQUIRE(text.size() == 3 + 12 + 1);
   for (const char* context : {"1", "2", "7"}) {
     INFO(context);
@@ -95,7 +95,7 @@ TEST_CASE("generate: no tokens, and tokens that the tokenizer lacks", "[generate
 
 TEST_CASE("generate: sampling uses other random numbers than the weights of the same seed", "[generate]") {
   const TemporaryFolder folder;
-  // The weights are so small that all logits are 0. Token i is then the i-th random number of the prompt's stream,
+  // The weights are so small that all logits are 0. Token i is then the i-th random number in the prompt's stream,
   // times 256.
   REQUIRE(run_program("init " + kTiny + " --set model.init_std=1e-30 --out " + folder.file("fresh")).exit_code == 0);
   const auto drawn_from = [](uint64_t stream) {
@@ -122,7 +122,7 @@ TEST_CASE("generate: top k and top p keep the most likely tokens", "[generate]")
   for (int i = 0; i < 100; ++i) {
     const double uniform = i / 100.0;
     CHECK(sample_token(logits, {.temperature = 0}, uniform) == 1);
-    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // of two equal logits the first is kept
+    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // the first of two equal logits is kept
     const int32_t of_two = sample_token(logits, {.top_k = 2}, uniform);
     CHECK(of_two == (i < 50 ? 1 : 3));
     CHECK(sample_token(logits, {.top_p = 0.3}, uniform) == 1);
@@ -148,7 +148,7 @@ TEST_CASE("bench prefill and decode count the keys that are read", "[generate]")
         REQUIRE(cells.size() == 9);
         CHECK(cells[5] == cells[6]);
         CHECK(cells[7] == cells[8]);
-        // With l 8, d 4, l' 8, n 4 and w 16 a step reads 24 compressed keys, 3*8 + 4 selected ones and 16 of the
+        // With l 8, d 4, l' 8, n 4 and w 16 a step reads 24 compressed keys, 3*8 + 4 selected ones and 16 in the
         // window, if the context has 100 tokens.
         if (cells[0] == "100") CHECK(cells[6] == (kind == "dense" ? "100" : "68"));
       }
@@ -162,7 +162,7 @@ TEST_CASE("bench decode writes rows, and compares with kept ones", "[generate]")
   const std::string args = "bench decode " + kTiny + " --lengths 20,33 --runs 1 --set runtime.device=cpu ";
   printed(args + "--append " + kept);
   const Outcome same =
-      // No kept row has the key of a new one, because the new batches have 2 sequences.
+      // No kept row has a new one's key, because the new batches have 2 sequences.
       run_program(args + "--batch 2 --compare " + kept);
   CHECK(same.exit_code == 0);
   CHECK(same.output.find("0 rows compared, 2 without a kept row") != std::string::npos);

@@ -1,4 +1,4 @@
-// mpirun -np N triad grads --context N: every tensor is that of one process, whatever the cuts between the ranks meet.
+// mpirun -np N triad grads --context N: every tensor equals one process's, wherever the ranks' cuts fall.
 #include <map>
 #include <string>
 #include <vector>
@@ -18,8 +18,8 @@ struct Problem {
   const char* name;
   int ranks;
   int64_t batch, seq;
-  std::string keys;             // of the config
-  std::vector<int32_t> bounds;  // of documents; empty: one document
+  std::string keys;             // config keys
+  std::vector<int32_t> bounds;  // document bounds; empty: one document
 };
 
 std::string command(const TemporaryFolder& folder, const Problem& p, const std::string& out) {
@@ -28,11 +28,11 @@ std::string command(const TemporaryFolder& folder, const Problem& p, const std::
          (p.bounds.empty() ? "" : " --documents " + folder.file("bounds.i32")) + " --out " + out;
 }
 
-// Compares all tensors of p.ranks ranks with those of one process.
+// Compares all tensors on p.ranks ranks with one process's.
 void check(const Problem& p) {
   INFO(p.name << ": " << p.ranks << " ranks, " << p.batch << " x " << p.seq << " tokens " << p.keys);
   const TemporaryFolder folder;
-  // Fresh weights of the gates have no gradient in their first matrix.
+  // Freshly initialized gates have no gradient in their first matrix.
   const Outcome trained = run_program(
       train_args(folder.file("run"), "--set train.steps=2 --set train.lr=0.02 --set train.warmup_steps=0 " + p.keys));
   INFO(trained.output);

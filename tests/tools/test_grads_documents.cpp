@@ -21,7 +21,7 @@ using Bounds = std::vector<int32_t>;
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 constexpr int64_t kSeq = 48;
 
-// An initialized model and a shard of tokens, with the command that runs both.
+// An initialized model and a token shard, with the command that runs both.
 struct Setup {
   TemporaryFolder folder;
   std::string bounds = folder.file("bounds.i32"), out = folder.file("g.safetensors");
@@ -39,7 +39,7 @@ struct Setup {
   Outcome packed(int64_t batch = 1) const {
     return run_program(command("tokens.bin", kSeq, out, batch) + " --documents " + bounds);
   }
-  // The results of the tokens [from, to) alone. Their last token has no target.
+  // Results for tokens [from, to) alone. The last token has no target.
   std::map<std::string, GradsEntry> alone(int32_t from, int32_t to) {
     write_bounds(folder.file("one.i32"), {0, to - from});
     write_shard(folder.file("one.bin"),
@@ -62,8 +62,8 @@ TEST_CASE("grads: --documents gives the loss, logits, lists and gradients of the
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   const std::map<std::string, GradsEntry> packed = read_grads(setup.out);
-  // A document of n tokens has n - 1 targets, and the mean over the row weighs by them. That of one token has none, so
-  // only its logits and lists are compared, with those of the token before any other.
+  // A document with n tokens has n - 1 targets, and the row mean weighs by them. A one-token document has none, so only
+  // its logits and lists are compared, with the token's before any other.
   const double targets = 19 + 26;
   double loss = 0;
   std::map<std::string, std::vector<double>> grads;
@@ -71,7 +71,7 @@ TEST_CASE("grads: --documents gives the loss, logits, lists and gradients of the
   std::map<std::string, std::vector<int32_t>> lists;
   for (size_t i = 0; i + 1 < bounds.size(); ++i) {
     const int32_t from = bounds[i], to = bounds[i + 1];
-    // A document of one token has no target when it is alone, so it gets one more token. Row 0 does not attend to it.
+    // A one-token document has no target when alone, so it gets one more token. Row 0 does not attend to it.
     const std::map<std::string, GradsEntry> one = to - from > 1 ? setup.alone(from, to) : setup.alone(from, to + 1);
     const auto part = static_cast<size_t>(to - from), rows = to - from > 1 ? part : part + 1;
     for (const auto& [name, entry] : one) {
@@ -136,7 +136,7 @@ TEST_CASE("grads: files of bounds that do not divide the row are refused with th
   refused({"10 bytes"});
   write_bounds(setup.bounds, {0, 20, 48});
   refused({"--batch is 2"}, 2);
-  // A row of single tokens has no target.
+  // A row with single-token documents has no target.
   Bounds single(kSeq + 1);
   for (int32_t i = 0; i <= kSeq; ++i) single[static_cast<size_t>(i)] = i;
   write_bounds(setup.bounds, single);

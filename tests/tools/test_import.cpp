@@ -1,5 +1,5 @@
-// triad import: model folders of transformers that the tests write, what becomes of them, and what is refused. That the
-// numbers are transformers' own is the subject of test_huggingface_import.py.
+// triad import: transformers model folders that the tests write, what becomes of them, and what is refused.
+// test_huggingface_import.py tests that the numbers are transformers' own.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -152,8 +152,8 @@ TEST_CASE("import: what a checkpoint is for works: train, resume, eval, grads, s
   run_ok("train " + ckpt + "/config.json" + short_run + folder.file("as_it_is"));
   run_ok("train " + ckpt + "/config.json" + short_run + folder.file("run") +
          " --set data.kind=text --set 'data.paths=[\"" + folder.file("a.txt") + "\"]'");
-  // Training begins from the imported weights, so the first step's loss is that of eval, and its checkpoint keeps where
-  // they came from.
+  // Training begins from the imported weights, so the first step's loss is eval's, and its checkpoint keeps where they
+  // came from.
   const Json state = parse_json(read_text(folder.file("run/checkpoints/latest/state.json")), "state.json");
   CHECK(state["origin"]["architecture"] == "LlamaForCausalLM");
   CHECK(state["origin"]["files"]["tokenizer_config.json"] == R"({"eos_token": "<|endoftext|>"})");
@@ -189,7 +189,7 @@ TEST_CASE("import: every branch of NSA begins with the dense keys and values", "
   REQUIRE(bias.size() == 3);
   CHECK(bias[1] - bias[0] == Approx(std::log(3.0)));
   CHECK(bias[2] - bias[0] == Approx(std::log(6.0)));
-  // With the window alone, which covers the row, the model is the dense one.
+  // With the window branch alone, which covers the row, the model is the dense one.
   const std::vector<float> dense = logits_of(folder.file("dense"), folder, 48);
   CHECK(relative_difference(logits_of(folder.file("nsa"), folder, 48, "NSA_FORCE_BRANCH=win"), dense) < 2e-5);
   CHECK(relative_difference(logits_of(folder.file("nsa"), folder, 48), dense) > 1e-3);
@@ -472,13 +472,13 @@ TEST_CASE("import: without a tokenizer the model speaks ids", "[import]") {
   const std::string run = " --set train.steps=1 --set train.seq_len=32 --set runtime.device=cpu --set log.out_dir=";
   run_ok("train " + ckpt + "/config.json" + run + folder.file("run"));
   refused("generate --device cpu --prompt a --checkpoint " + folder.file("run"), 1, {"no tokenizer"});
-  // The end-of-text tokens of the folder end a text: here the first token that is sampled.
+  // The folder's end-of-text tokens end a text: here the first token that is sampled.
   const std::string first = ids.substr(6, ids.find(',', 6) - 6);
   write_text(folder.file("hf/generation_config.json"), "{\"eos_token_id\": [" + first + "]}");
   run_ok("import " + folder.file("hf") + " --out " + folder.file("ends"));
   CHECK(run_ok("generate --device cpu --temperature 0 --prompt-ids 1,2,3 --checkpoint " + folder.file("ends")) ==
         "1,2,3\n");
-  // They do not if the model was trained on tokens of another tokenizer.
+  // They do not if the model was trained on another tokenizer's tokens.
   run_ok("train " + folder.file("ends") + "/config.json --set data.tokenizer=byte --set train.lr=1e-9" + run +
          folder.file("bytes"));
   CHECK(run_ok("generate --device cpu --temperature 0 --prompt-ids 1,2,3 --tokens 1 --checkpoint " +

@@ -25,7 +25,7 @@ std::string train(const std::string& out, const std::string& more = "") {
   return out;
 }
 
-// Returns the text of the tile with this name; empty if there is none.
+// Returns the text in the tile with this name; empty if there is none.
 std::string tile(const std::string& page, const std::string& name) {
   const size_t end = page.find("</b><span>" + name + "</span>");
   if (end == std::string::npos) return "";
@@ -33,7 +33,7 @@ std::string tile(const std::string& page, const std::string& name) {
   return page.substr(begin, end - begin);
 }
 
-// Adds files to a run's folder: gates, selection, memory snapshots and anomalies of 2 layers and 1,000 steps.
+// Adds files to a run's folder: gates, selection, memory snapshots and anomalies for 2 layers and 1,000 steps.
 void add_files(const std::string& out) {
   std::ostringstream gates, selection, heartbeats;
   gates << "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win\n";
@@ -83,7 +83,7 @@ TEST_CASE("report: a run on one self-contained page", "[report]") {
        {"last loss", "validation loss", "perplexity", "wall time", "tokens/s at the end", "peak MiB"})
     CHECK(tile(page, known).find_first_of("123456789") != std::string::npos);
   CHECK(has(tile(page, "device"), "CPU"));
-  CHECK(tile(page, "bits per byte").empty());  // unknown, because synthetic tokens are not bytes of a text
+  CHECK(tile(page, "bits per byte").empty());  // unknown, because synthetic tokens aren't text bytes
 
   const Json run = data_of(page).at(0);
   CHECK(run["training"]["loss"].size() == 20);
@@ -102,10 +102,10 @@ TEST_CASE("report: a run on one self-contained page", "[report]") {
   CHECK(run["ranks"][1]["means"]["step_ms"] == 5.5);
   const Json& heat = run["gates"]["entropy_mean"];
   CHECK(heat["layers"].size() == 2);
-  CHECK(heat["steps"].size() == 240);  // each of the 240 columns is the mean of a part of the 1,000 steps
+  CHECK(heat["steps"].size() == 240);  // each of 240 columns is a mean over some of the 1,000 steps
   CHECK(heat["steps"][0] == 1);
   CHECK(heat["values"][1].size() == 240);
-  CHECK(heat["values"][1][0].get<double>() == Approx(0.003));  // mean of steps 1 to 5
+  CHECK(heat["values"][1][0].get<double>() == Approx(0.003));  // mean over steps 1 to 5
   CHECK(heat["values"][1][239].get<double>() == Approx(0.9985));
   CHECK(run["selection"]["k_mean"]["values"][0][7] == 752.5);
   CHECK(run["memory"][0]["label"] == "boot");
@@ -116,7 +116,7 @@ TEST_CASE("report: a run on one self-contained page", "[report]") {
   for (const Json& event : run["events"]) hung = hung || (event["kind"] == "hung" && event["rank"] == 1);
   CHECK(hung);
 
-  // Two ranks that share sequences train on as many tokens as one. Losses of stages are not compared.
+  // Two ranks that share sequences train on as many tokens as one. Stage losses aren't compared.
   CHECK(has(page, "best validation loss"));
   Json config = read_json_file(out + "/config.json"), environment = read_json_file(out + "/env.json");
   config["dist"]["context"] = environment["world"] = 2;
@@ -150,7 +150,7 @@ TEST_CASE("report: two runs, their differing options and the first step with dif
   CHECK(fs::exists(a + "/report_vs_same.html"));
   CHECK(read_text(a + "/report_vs_b.html") == page);
   CHECK(data_of(page).size() == 2);
-  // The first loss of both runs is that of the same initial weights.
+  // Both runs' first loss comes from the same initial weights.
   CHECK(data_of(page, "first_difference")["first"] == 2);
   CHECK(has(page, "The losses first differ at step 2"));
   CHECK(has(page, "15 steps are common to both."));
@@ -291,7 +291,7 @@ TEST_CASE("report: an invalid sample of selection lists is refused", "[report]")
                       {"queries", {7, 15}}, {"lists", Json::array({Json::array({Json::array({{0}, {0, 1}})})})}};
   write_text(file, whole.dump());
   Json read = whole;
-  read["bounds"] = {0, 16};  // before schema 2 a row was one sequence
+  read["bounds"] = {0, 16};  // a row was one sequence before schema 2
   CHECK(data_of(report(out)).at(0)["sample"] == read);
   fs::remove(out + "/report.html");
   const auto refused = [&](const char* key, const Json& value) {
@@ -300,7 +300,7 @@ TEST_CASE("report: an invalid sample of selection lists is refused", "[report]")
     check_report_refused(out, "selection_sample.json", broken.dump());
   };
   refused("schema", 3);
-  refused("schema", 2);  // without bounds
+  refused("schema", 2);  // bounds are missing
   refused("step", "2");
   refused("l_sel", 0);
   refused("queries", {7});
@@ -421,12 +421,12 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   const std::string page = report(out);
   const std::string dom = drawn(folder, page);
   // Expected charts: loss, validation, loss by position, throughput, norm, rate, norms by layer (7); time by part and
-  // by rank (2); memory, host, GPU (3); gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks,
-  // 3 of k, 2 lines (11).
+  // by rank (2); memory, host, GPU (3); gates: 3 for shares, 6 maps; selection: distances, their map, 4 block maps, 3
+  // for k, 2 lines (11).
   CHECK(count(dom, "<svg ") == 7 + 2 + 3 + 9 + 11);
-  CHECK(has(dom, ">2k</text>"));                     // the tick of 2,048 tokens
+  CHECK(has(dom, ">2k</text>"));                     // the tick at 2,048 tokens
   CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // a CPU has no known peak
-  // Hovers over the chart of the loss, which shows perplexity over tokens, and reads the tooltip.
+  // Hovers over the loss chart, which shows perplexity over tokens, and reads the tooltip.
   const std::string hover = drawn(folder, page, R"(
     document.querySelector('input[value=tokens]').click();
     document.querySelector('input[value=perplexity]').click();
@@ -445,8 +445,8 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   CHECK(has(two, "Difference of the losses"));
   CHECK(has(two, "training A"));
   CHECK(has(two, "training B"));
-  // The page of a run has no panels for what the run did not record, such as gates and samples. The page of a run that
-  // has only a config has no panels at all.
+  // A run's page has no panels for what the run did not record, such as gates and samples. A page for a run with only a
+  // config has no panels at all.
   const std::string dense = drawn(folder, report(other));
   for (const char* absent : {"Gates", "Selection", "Gradient norm by layer"}) CHECK_FALSE(has(dense, absent));
   const std::string bare = folder.file("bare");

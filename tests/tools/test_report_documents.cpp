@@ -1,5 +1,5 @@
-// triad report of runs on packed rows: the lengths of documents, the counts of each step, and the maps of selected
-// blocks, which count from each document's beginning.
+// triad report on runs with packed rows: document lengths, per-step counts, and selected-block maps, which count from
+// each document's beginning.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A run on documents of 1 to `longest` bytes, with attention within them.
+// A run on documents with 1 to `longest` bytes, with attention within them.
 std::string train_on_documents(const TemporaryFolder& folder, const std::string& name, int longest,
                                const std::string& more = "") {
   std::string text;
@@ -75,7 +75,7 @@ TEST_CASE("report: a browser draws the charts of packed rows, for one run and fo
   const std::string out = train_on_documents(folder, "run", 60),
                     other = train_on_documents(folder, "other", 13, "--set data.packing=best_fit ");
   const std::string page = report(out);
-  // The pointer over a map of blocks, in the row of the last query, at a token of the first document.
+  // The pointer over a block map, in the last query's row, at a token in the first document.
   const std::string one = drawn(folder, page, R"(
     const map = [...document.querySelectorAll('.maps .chart')].at(-1), box = map.getBoundingClientRect();
     map.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + 60, clientY: box.top + 20}));)");

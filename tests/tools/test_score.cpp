@@ -1,5 +1,5 @@
 // triad score, compared with triad eval (equal losses) and triad generate (equal most likely tokens); eval --batches;
-// sources of generate's prompts; weights given by their file; folders of shards.
+// generate's prompt sources; weights given by their file; folders of shards.
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -61,7 +61,7 @@ TEST_CASE("score: log-probabilities over a text sum to eval's loss, for any wind
   std::string text;
   for (int i = 0; i < 29; ++i) text += fmt::format("{} sheep; ", i * i);
   write_text(t.folder.file("text"), text);
-  // Windows of 48 tokens (the config's), fewer, and more than the text has.
+  // Rows with 48 tokens (the config's), fewer, and more than the text has.
   for (const char* seq : {"", "--seq 7 ", "--seq 1000 "}) {
     INFO(seq);
     const Json evaluated =
@@ -72,8 +72,8 @@ TEST_CASE("score: log-probabilities over a text sum to eval's loss, for any wind
     const double loss = -scored["logprob"].get<double>() / static_cast<double>(text.size());
     CHECK(loss == Approx(evaluated["loss"].get<double>()).epsilon(1e-6));
   }
-  // By the chain rule the log-probabilities of consecutive parts sum to that of the whole text. Requests may be in any
-  // batch and order.
+  // By the chain rule consecutive parts' log-probabilities sum to the whole text's. Requests may be in any batch and
+  // order.
   const std::string whole = text.substr(0, 40);
   std::vector<std::pair<std::string, std::string>> parts = {{"", whole}};
   for (size_t at = 0; at < whole.size(); at += 8) parts.emplace_back(whole.substr(0, at), whole.substr(at, 8));
@@ -95,9 +95,8 @@ TEST_CASE("score: white space at the end of a context is scored, and a long cont
   // White space is what Python's str.rstrip() removes.
   for (const std::string space : {"\x0b", "\x1c", "\xc2\x85", "\xc2\xa0", "\xe2\x80\xa8", "\xe3\x80\x80"})
     CHECK(t.score({{"one" + space, "two"}}).at(0)["tokens"] == space.size() + 3);
-  CHECK(t.score({{"one\xe2\x80\x8b", "two"}}).at(0)["tokens"] == 3);  // not a space of no width
-  // In a row of 48 the last 4 predictions are those of the continuation, so only the last 45 tokens of the context
-  // count.
+  CHECK(t.score({{"one\xe2\x80\x8b", "two"}}).at(0)["tokens"] == 3);  // not a zero-width space
+  // In a row of 48 the last 4 predictions are the continuation's, so only the last 45 context tokens count.
   const std::string same(45, 'c');
   const std::vector<Json> truncated = t.score({{"aaaaaaaaaaaaaaaa" + same, "tail"}, {"bbbbb" + same, "tail"}});
   CHECK(truncated[0] == truncated[1]);
@@ -170,7 +169,7 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   CHECK(run_program(score + t.folder.file("bad")).exit_code == 1);
   write_text(t.folder.file("bad"), R"([{"context": "a", "continuation": "b"}])");
   CHECK(has(run_program(score + t.folder.file("bad")).output, "JSON array"));
-  // Lines of white space are no requests, and a character that ends a line elsewhere is none within a text.
+  // Whitespace lines are no requests, and a character that ends a line elsewhere is none within a text.
   write_text(t.folder.file("blank"),
              "\xef\xbb\xbf\n\u00a0\n"
              R"({"context": "a", "continuation": "b"})"
@@ -187,7 +186,7 @@ TEST_CASE("score: a continuation that joins the context's last token is encoded 
   const std::string checkpoint = folder.file("checkpoint");
   run_ok("init " + kTiny + " --set model.vocab_size=512 --set data.tokenizer=" + folder.file("tokenizer.json") +
          " --out " + checkpoint);
-  // The two halves of a token of letters.
+  // Two halves of a token made of letters.
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(folder.file("tokenizer.json"));
   std::string word;
   for (const auto& [token, id] : file["model"]["vocab"].items())

@@ -49,7 +49,7 @@ Json evaluated(const std::string& checkpoint, const std::string& data, const std
   return parse_json(outcome.standard_output, "the output of eval");
 }
 
-// Copies an init folder and sets a weight of the last norm to NaN; the checksums are right. Returns the new folder.
+// Copies an init folder and sets a last-norm weight to NaN; the checksums are right. Returns the new folder.
 std::string with_nan(const std::string& init, const std::string& folder) {
   fs::copy(init, folder);
   const SafetensorsFile good(init + "/model.safetensors");
@@ -245,7 +245,7 @@ TEST_CASE("tools: init replaces fresh weights, never trained ones", "[tools]") {
   check(into + run + "/checkpoints/step_1", 1, {"step_1", "optimizer.safetensors"});
   fs::remove(run + "/checkpoints/step_1/optimizer.safetensors");
   check(into + run + "/checkpoints/step_1", 1, {"model.safetensors, state.json", "fresh weights would replace it"});
-  // Others' weights: in place of the fresh ones, and in folders of other programs.
+  // Others' weights: in place of the fresh ones, and in other programs' folders.
   fs::copy_file(run + "/model.safetensors", fresh + "/model.safetensors", fs::copy_options::overwrite_existing);
   check(into + fresh, 1, {fresh, "(model.safetensors)"});
   for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
@@ -314,7 +314,7 @@ TEST_CASE("tools: grads accepts -1 for no target, and refuses other ids outside 
              "expected 0..255"});
       CHECK_FALSE(fs::exists(out));
     }
-  // A position without a target does not count: loss and gradients are those of the positions before it.
+  // A position without a target does not count: loss and gradients equal those over the positions before it.
   with(8, 0xffffffffu);
   check(grads + "8", 0, {});
   const SafetensorsFile none(out);

@@ -1,4 +1,4 @@
-// Anomalies of a run that still advances: the rules on made-up numbers, and whole runs that report an anomaly or are
+// Anomalies in runs that still advance: the rules on made-up numbers, and whole runs that report an anomaly or are
 // stopped by one.
 #include "train/monitor/anomaly.h"
 
@@ -26,7 +26,7 @@ Config config_with(const std::vector<std::string>& sets = {}) { return load_conf
 
 struct Steps {
   explicit Steps(const Config& c) : rules(c) {}
-  // Passes n steps to the rules, after change(i, step) has modified step i, and returns the types of the anomalies.
+  // Passes n steps to the rules, after change(i, step) has modified step i, and returns the anomaly types.
   template <class Change>
   std::vector<std::string> run(int n, Change&& change) {
     std::vector<std::string> types;
@@ -68,10 +68,10 @@ TEST_CASE("anomaly: a lasting fall of throughput is reported once", "[anomaly]")
   CHECK(steps.run(100, [](int, StepHealth& s) { s.tokens = 600; }) == Types{});
   CHECK(steps.run(300, [](int, StepHealth& s) { s.tokens = 400; }) == Types{"throughput_flat"});
   CHECK(has(steps.text, "400 tokens/s"));
-  CHECK(has(steps.text, "step 320: "));  // the window of 20 slow steps is complete at step 320
+  CHECK(has(steps.text, "step 320: "));  // 20 slow steps complete the span at step 320
   CHECK(steps.run(40, [](int, StepHealth&) {}) == Types{});
   CHECK(steps.run(40, [](int, StepHealth& s) { s.tokens = 10; }) == Types{"throughput_flat"});
-  // The window is at least 20 steps and at least 10 s long; if steps take 1 ms, it is 10,000 steps.
+  // The span is at least 20 steps and at least 10 s long; if steps take 1 ms, it is 10,000 steps.
   const auto quick = [](double tokens) { return [=](int, StepHealth& s) { s.tokens = tokens, s.seconds = 1e-3; }; };
   Steps short_steps(config_with({"log.plateau_steps=0"}));
   CHECK(short_steps.run(60000, quick(1)) == Types{});
@@ -126,7 +126,7 @@ TEST_CASE("anomaly: collapsed gates are reported by layer, but not if a branch i
 TEST_CASE("anomaly: dead gates are reported by layer, and not as collapsed", "[anomaly]") {
   const Config config = config_with();
   Steps steps(config);
-  const auto gates = [](double dead) {  // if all rows of a layer are dead, the other statistics are NaN
+  const auto gates = [](double dead) {  // if all rows in a layer are dead, the other statistics are NaN
     const double known = dead < 1 ? 1.0 : NAN;
     return std::vector<GateHealth>{
         {.layer = 0, .entropy_mean = 1.0, .max_mean = 0.4},
@@ -170,7 +170,7 @@ TEST_CASE("anomaly: zero gradients are reported, except those that are zero by c
   for (const char* name :
        {"gate.fc1.weight", "gate.fc2.bias", "k_cmp_proj.weight", "phi_k.weight", "v_sel_proj.weight"})
     CHECK(zero(name, {"nsa.force_branch=win"}));
-  // No document has the tokens of a compression block.
+  // No document fills a compression block.
   {
     const Config c = config_with({});
     for (const ParamSpec& p : param_specs(c.model)) {

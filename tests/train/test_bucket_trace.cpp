@@ -1,5 +1,5 @@
-// The trace of communication: one row for each bucket of each step, gradient sums that differ between ranks, and the
-// list of the last collectives if one does not finish.
+// The communication trace: one row per bucket and step, gradient sums that differ between ranks, and the last
+// collectives' list if one doesn't finish.
 #include <map>
 #include <sstream>
 
@@ -28,7 +28,7 @@ std::vector<std::string> fields(const std::string& line) {
   return out;
 }
 
-// Returns the rows of the trace, below its header, as a map from (step, bucket) to the fields.
+// Returns the trace's rows, below its header, as a map from (step, bucket) to the fields.
 std::map<std::pair<int, int>, std::vector<std::string>> rows(const std::string& path) {
   const std::string text = read_text(path);
   const size_t at = text.find(BucketTrace::kHeader);
@@ -106,7 +106,7 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and unchanged 
     ++checksums[row[5]];
   }
   CHECK(checksums.size() == first.size());
-  // With sharding a rank has only its own part of a bucket. Parts differ between ranks, so nothing is compared.
+  // With sharding a rank has only its own bucket part. Parts differ between ranks, so nothing is compared.
   const std::string shards = train("shards", "--set dist.zero=1", "NSA_TRACE_DDP_BUCKETS=1 ");
   const auto own = rows(shards + "/ddp_buckets.txt"), other = rows(shards + "/ddp_buckets_rank1.txt");
   CHECK(own.at({3, 0})[5] != other.at({3, 0})[5]);
@@ -126,10 +126,10 @@ TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[d
   CHECK(has(found.output, ": rank 1 has "));
   CHECK(has(found.output, ", the others "));
   CHECK(has(read_text(folder.file("traced") + "/heartbeat_rank2.jsonl"), "\"divergence\""));
-  // The run ends after the checkpoint of the previous step, which was still being written.
+  // The run ends after the previous step's checkpoint, which was still being written.
   const int64_t saved = list_checkpoints(folder.file("traced/checkpoints")).back().step;
   CHECK(has(found.output, "step " + std::to_string(saved + 1) + ": the ranks' sums"));
-  CHECK(flipped("plain", "").exit_code == 0);  // without the trace no check finds the flipped bit
+  CHECK(flipped("plain", "").exit_code == 0);  // no check finds the flipped bit without the trace
 }
 
 TEST_CASE("buckets: the last collectives are written if one does not finish", "[dist]") {

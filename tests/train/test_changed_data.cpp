@@ -43,7 +43,7 @@ std::string lines_of(int n) {
   return text;
 }
 
-// A run of two steps with a checkpoint after the first, on data of one kind in FOLDER/data.
+// A two-step run with a checkpoint after the first step, on one kind of data in FOLDER/data.
 class Resumed {
  public:
   explicit Resumed(const std::string& kind) : kind_(kind) {
@@ -59,12 +59,12 @@ class Resumed {
   }
   std::string file(const std::string& name) const { return folder_.file(name); }
   std::string checkpoint() const { return folder_.file("run/checkpoints/step_1"); }
-  // The arguments of a config that names the data in the folder `data`.
+  // Config arguments that name the data in the folder `data`.
   std::string keys(const std::string& data) const {
     return fmt::format("--set train.save_every=1 --set data.kind={} --set data.paths={} ", kind_,
                        folder_.file(data) + (kind_ == "shards" ? "" : "/*.txt"));
   }
-  // Resumes from the first step into a folder of its own.
+  // Resumes from the first step into its own folder.
   Outcome go_on(const std::string& data, const std::string& more = "") const {
     fs::remove_all(folder_.file("again"));
     return run_program(
@@ -101,7 +101,7 @@ TEST_CASE("resume: data under another path are taken, with the same weights at t
     CHECK(read_text(r.file("run") + kWeights) == weights);
 
     Json state = state_of(r.checkpoint());
-    state["data"]["train"].erase("files");  // as in a checkpoint of an earlier version
+    state["data"]["train"].erase("files");  // earlier versions' checkpoints lack it
     state["data"]["val"].erase("files");
     write_text(r.checkpoint() + "/state.json", state.dump());
     const Outcome unknown = r.go_on("moved");
@@ -247,6 +247,6 @@ TEST_CASE("resume: a checkpoint of packed rows records their group, and goes on 
   };
   again(state);
   Json without = state;
-  without.erase("packed_group");  // as in a checkpoint of an earlier version
+  without.erase("packed_group");  // earlier versions' checkpoints lack it
   again(without);
 }

@@ -1,4 +1,4 @@
-// train/checkpoint: how tensors are divided into files, and reads and writes of parts of a model.
+// train/checkpoint: how tensors are divided into files, and partial reads and writes of a model.
 #include <algorithm>
 #include <filesystem>
 #include <limits>
@@ -88,7 +88,7 @@ TEST_CASE("checkpoint files: tensors are divided evenly into ranges, none of the
         largest = std::max(largest, sum(sizes, range));
       }
       CHECK(next == std::ssize(sizes));
-      // No other division has a smaller largest range: try all, as subsets of the inner boundaries.
+      // No other division has a smaller largest range: try all, as inner-boundary subsets.
       int64_t best = std::numeric_limits<int64_t>::max();
       for (unsigned cuts = 0; cuts < 1u << (sizes.size() - 1); ++cuts) {
         if (__builtin_popcount(cuts) + 1 > std::ssize(ranges)) continue;
@@ -140,7 +140,7 @@ TEST_CASE("checkpoint files: weights in any number of files are read as they wer
       load_weights(to.ctx(), to.params(), tensors_path(out));
       CHECK(to.values() == expected);
 
-      // Ranges as those of a rank's shards: they cut tensors anywhere, and begin and end in padding.
+      // Ranges like a rank's shards: they cut tensors anywhere, and begin and end in padding.
       const int64_t all = params.stored_elements();
       const std::vector<ElementRange> ranges = {{0, 1}, {17, all / 3}, {all / 2, all / 2 + 5}, {all - 700, all}};
       std::vector<float> read(expected.size(), -1.0f);

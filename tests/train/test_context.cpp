@@ -1,6 +1,6 @@
-// dist.context: runs in which ranks share sequences have the weights of one rank, beside dist.zero, replicas and
-// recomputation, and resume on other numbers of ranks. Whole runs, started through mpirun. Also: which rows of a
-// sequence the ranks of a group have and need.
+// dist.context: runs whose ranks share sequences end with one rank's weights, also with dist.zero, replicas and
+// recomputation, and resume on other rank counts. Whole runs, started through mpirun. Also: which sequence rows each
+// rank in a group has and needs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,8 +27,8 @@ using namespace triad::test;
 
 namespace {
 
-// 12 steps of four sequences of 50 tokens, which no number of ranks divides into equal parts of whole blocks. Returns
-// the run's folder.
+// 12 steps with four 50-token sequences, which no rank count divides into equal parts with whole blocks. Returns the
+// run's folder.
 std::string train(const std::string& out, int ranks, int context, int accumulated, const std::string& more) {
   const int groups = ranks / context;
   const std::string args = fmt::format(
@@ -85,7 +85,7 @@ TEST_CASE("context: a graph on two GPUs has the bits of two GPUs without one, an
                         "--set log.heartbeat_every=1 ",
                     graph = gpu + "--set runtime.cuda_graph=true ";
   int runs = 0;
-  // Of one sequence and of four, which are staged, with graphs of the first, of later and of the last micro-step.
+  // With one sequence, and with four, which are staged, with graphs for the first, later and last micro-steps.
   for (const int accumulated : {1, 4})
     for (const char* keys : {"", "--set dist.zero=1 --set runtime.recompute=block"}) {
       INFO(accumulated << " micro-steps " << keys);
@@ -160,7 +160,7 @@ TEST_CASE("context: ranges of rows cover a sequence once, and hold what each ran
           CHECK(layout.windows(7)[static_cast<size_t>(r)][static_cast<size_t>(i)] ==
                 RowRange{std::max<int64_t>(0, run.begin - 6), run.end});
         }
-      // All ranks see as many pairs of tokens in causal attention.
+      // All ranks see equally many token pairs in causal attention.
       const auto pairs = [&](int64_t r) { return layout.run_of(r, 0).begin + layout.run_of(r, 1).begin; };
       for (int64_t r = 0; r < ranks; ++r) CHECK(pairs(r) == pairs(0));
     }
@@ -180,15 +180,14 @@ TEST_CASE("context: a batch is cut into runs, and its documents are extended wit
 }
 
 TEST_CASE("context: a plan has the memory of every rank of a group", "[dist][build]") {
-  // In a build with CUDA the plan is that of a GPU, whose index of block lists grows with the tokens before a run's
-  // end.
+  // In a CUDA build the plan is for a GPU, whose block-list index grows with the tokens before a run's end.
   const Device device = backend::built_with_cuda() ? Device::cuda() : Device::cpu();
   struct Case {
     const char* config;
     std::vector<std::string> sets;
     int64_t documents;
   };
-  // In the second case the middle one of three ranks needs the most, since its runs round up the most.
+  // In the second case the middle rank (of three) needs the most, since its runs round up the most.
   for (const auto& [file, sets, documents] :
        {Case{"tiny.json", {"train.seq_len=8192", "model.n_kv_groups=4", "nsa.n_sel=16", "dist.context=4"}, 0},
         Case{"m7c_125m.json",
@@ -222,6 +221,6 @@ TEST_CASE("context: long runs have the scratch memory of their backward one afte
                               .config;
     return plan_memory(config, Device::cuda(), comm.get(), /*most_documents=*/0).scratch_bytes;
   };
-  // Runs of 65,280 tokens, whose two backwards are beside each other, and of 65,536.
+  // Spans with 65,280 tokens, whose two backwards run concurrently, and with 65,536.
   CHECK(scratch(262144) < 0.95 * static_cast<double>(scratch(261120)));
 }

@@ -88,7 +88,7 @@ TEST_CASE("dist: a resume on another number of ranks has the same state and give
       const std::string to = folder.file(precision + std::to_string(ranks));
       run(to, ranks, more + "--resume '" + from + "'" + (ranks == 4 ? " --set dist.zero=1" : ""));
       INFO(precision << " on " << ranks);
-      // After loading, weights and moments of all ranks together are exactly those of the checkpoint.
+      // After loading, all ranks' weights and moments together are exactly the checkpoint's.
       for (const char* stem : {kWeightsStem, kMomentsStem})
         CHECK(tensors(tensors_path(from, stem)) == tensors(tensors_path(to + "/checkpoints/step_10", stem)));
       const Difference d = difference(whole + kWeights, to + kWeights);
@@ -183,7 +183,7 @@ TEST_CASE("dist: ranks that read different weights or data do not start, and the
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), own = "--set train.save_every=2 --set train.steps=2 ";
   REQUIRE(run_program(train_args(out, own)).exit_code == 0);
-  for (const char* rank : {"0", "1"}) {  // each rank has a working directory with a run and a text file of its own
+  for (const char* rank : {"0", "1"}) {  // each rank has its own working directory with a run and a text file
     const std::string here = folder.file(rank);
     REQUIRE(run_program(train_args(here + "/first", own + "--set data.seed=1 --set train.seed=" + rank)).exit_code ==
             0);
@@ -207,7 +207,7 @@ TEST_CASE("dist: ranks that read different weights or data do not start, and the
           "the tokens to train on are 4001 on rank 0, but 5001 on rank 1");
   refused("--overwrite --set data.kind=text --set data.paths=same_size.txt --set data.val_fraction=0",
           "the checksum of the tokens to train on is ");
-  // The text has neither of the two tokens that the tokenizers number differently.
+  // The text has neither token that the tokenizers number differently.
   refused(fmt::format("--overwrite --set data.kind=text --set data.paths=../0/text.txt --set data.val_fraction=0 --set "
                       "data.tokenizer=tokenizer.json --set model.vocab_size={}",
                       kBpeTokens),
@@ -218,7 +218,7 @@ TEST_CASE("dist: a step's time for computing does not include waiting for other 
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  // Each matrix product of rank 1 takes 20 ms longer, so that rank 0 waits for rank 1 at every bucket.
+  // Each matrix product on rank 1 takes 20 ms longer, so that rank 0 waits for rank 1 at every bucket.
   const Outcome outcome = run_command(with_faults("TRIAD_FAULTS='1 0.02'") + mpirun(2) + TRIAD_PROGRAM " " +
                                       train_args(out, "--set dist.bucket_mb=0.02 --set train.steps=4"));
   INFO(outcome.output);
@@ -370,7 +370,7 @@ TEST_CASE("dist: rank and world size are read from the variables of each launche
     CHECK(e.master_host == "node1");
     CHECK(!e.port_taken);
   }
-  {  // a batch script that does not call srun is one process, for any number of tasks of its job
+  {  // a batch script that does not call srun is one process, however many tasks its job has
     const Variables sbatch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
     check(read_launch_env(), "", 0, 1, 0, false);
   }
@@ -390,7 +390,7 @@ TEST_CASE("dist: the run id is torchrun's or Slurm's, and the secret is TRIAD_SE
           {"SLURM_LOCALID", "1"},
           {"SLURM_JOB_ID", "42"},
           {"SLURM_STEP_ID", "3"}},
-         "42.3");  // two steps of a Slurm job are two runs
+         "42.3");  // two steps in a Slurm job are two runs
   {
     const Variables secret({{"TRIAD_SECRET", "hush"}});
     CHECK(read_launch_env().secret == "hush");

@@ -52,8 +52,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Returns a shell prefix that starts one of two ranks as torchrun would, without torchrun's agent. (mpirun itself would
-// end a rank that hangs because the other is gone.)
+// Returns a shell prefix that starts one rank (of two) as torchrun would, without torchrun's agent. (mpirun itself
+// would end a rank that hangs because the other is gone.)
 std::string as_torchrun_would(int rank) {
   return fmt::format(
       "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
@@ -128,7 +128,7 @@ TEST_CASE("dist: a rank that throws ends all ranks, and its message is printed",
     const std::string out = folder.file("run"), log = folder.file("log");
     BackgroundProgram program(train_args(out, kLong + arrangement.keys), mpirun(arrangement.ranks), log);
     const std::vector<int> pids = pids_of(out, arrangement.ranks, 3);
-    const rlimit limit{1000, 1000};  // from now on rank 1's files cannot grow beyond 1,000 bytes
+    const rlimit limit{1000, 1000};  // rank 1's files now can't grow beyond 1,000 bytes
     REQUIRE(prlimit(pids[1], RLIMIT_FSIZE, &limit, nullptr) == 0);
     CHECK(program.wait() != 0);
     CHECK(all_gone(pids));
@@ -183,8 +183,8 @@ TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all ranks after one step, 
 
 namespace {
 
-// TRIAD_KILL_TRIALS and TRIAD_KILL_SEED set the number of trials and the seed. The default is a few trials with a
-// random seed.
+// TRIAD_KILL_TRIALS and TRIAD_KILL_SEED set the trial count and the seed. The default is a few trials with a random
+// seed.
 int64_t number_from(const char* variable, int64_t otherwise) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::stoll(text) : otherwise;
@@ -236,7 +236,7 @@ TEST_CASE("dist: after kills at random moments, every resume on 2 ranks ends wit
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
 
-  // Measures the time from the end of the first step to the end of the run. Kills are uniformly distributed over it.
+  // Measures the time from when the first step ends until the run ends. Kills are uniformly distributed over it.
   const std::string whole = folder.file("whole");
   BackgroundProgram uninterrupted(train_args(whole, ranks + more), mpirun(2));
   pids_of(whole, 2, 1);

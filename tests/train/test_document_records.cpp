@@ -1,5 +1,5 @@
-// What a run records about its documents: shares of cut and padded tokens, lengths, the selection of packed rows, and
-// FLOPs that count attention within documents.
+// What a run records about its documents: shares of cut and padded tokens, lengths, packed rows' selection, and FLOPs
+// that count attention within documents.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// JSONL of 300 documents of 1 to 60 bytes, and the options that train on it.
+// Writes JSONL with 300 documents, 1 to 60 bytes each, and returns options that train on it.
 std::string write_documents(const TemporaryFolder& folder) {
   std::string text;
   for (int i = 0; i < 300; ++i)
@@ -85,7 +85,7 @@ TEST_CASE("documents: a run records shares of tokens, lengths and each step's do
     CHECK(banner.find(fmt::format("{:.2f}% of the tokens", 100 * stats["cut_share"].get<double>())) !=
           std::string::npos);
 
-    // Steps: the counts of the rows that the loader read.
+    // Steps: counts over the rows that the loader read.
     const auto beats = heartbeats(out, 0, "step_end");
     REQUIRE(beats.size() == 20);
     Loader loader(source.train, {.seq_len = 48,
@@ -113,7 +113,7 @@ TEST_CASE("documents: a run records shares of tokens, lengths and each step's do
     CHECK(static_cast<double>(tokens) / static_cast<double>(48 * source.parts.rows) ==
           Approx(1 - stats["padded_share"].get<double>()));
   }
-  // Where rows do not depend on documents, only their lengths are recorded; a new run of the folder removes them.
+  // Where rows do not depend on documents, only their lengths are recorded; a new run in the folder removes them.
   const std::string across = run(folder.file("across"), 1, data + "--set data.documents=attend_across ");
   CHECK(json_of(across + "/document_lengths.json")["row_parts"].is_null());
   CHECK_FALSE(json_of(across + "/metrics.json").contains("documents"));
@@ -137,7 +137,7 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
     const std::string sets = kWithin + (packed ? kPacked : "");
     const Config config = config_of(run(folder.file(packed ? "packed" : "stream"), 1, data + sets));
     const DataSource source = open_data(config);
-    // The mix against the rows of an epoch.
+    // The mix against an epoch's rows.
     const auto rows = make_rows(source.train, source.rows);
     DocumentMix counted{.rows = source.attended.rows, .documents = {}};
     std::vector<int32_t> tokens(48), targets(48);
@@ -163,7 +163,7 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
     StepRecord record{.step = 1, .tokens = sequences * 48, .step_ms = 50};
     meter.measure(record, std::chrono::steady_clock::now());
     CHECK(record.mfu == Approx(want / 0.05 / 1e12));
-    // The time left is that of the FLOPs left: the stage's last step, and a later stage of ten such steps.
+    // The time left follows the FLOPs left: the stage's last step, and a later stage with ten such steps.
     const auto now = std::chrono::steady_clock::now();
     record.step = 2;
     meter.measure(record, now + std::chrono::seconds(1));
@@ -172,7 +172,7 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
     meter.measure(record, now + std::chrono::seconds(5));
     CHECK(record.eta_s == Approx(4 + 40).epsilon(0.01));
   }
-  // A number of documents in the config is enough to plan memory, without the data; FLOPs are then a bound.
+  // A document count in the config is enough to plan memory, without the data; FLOPs are then a bound.
   fs::remove(folder.file("a.jsonl"));
   const Json bound = planned(kWithin + "--set data.max_documents=9");
   CHECK(bound["flops_are_a_bound"] == true);
@@ -212,7 +212,7 @@ TEST_CASE("documents: a selection sample of packed rows has the bounds, and bloc
       for (size_t t = 0; t < 48; ++t) {
         const auto after = std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(t));
         const int32_t begin = *std::prev(after), own = (static_cast<int32_t>(t) - begin) / 8;
-        // Of the documents before it, each begins a new block.
+        // Each document before it begins a new block.
         const int32_t first = begin / 8 + static_cast<int32_t>(after - bounds.begin() - 1);
         const Tensor row = loaded.activations()
                                .layer(static_cast<int64_t>(layer))

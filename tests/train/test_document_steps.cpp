@@ -1,5 +1,5 @@
-// Steps whose documents change from step to step: the same memory and, on a GPU, the same recorded graph give the bits
-// of a step that knows no other documents.
+// Steps whose documents change from step to step: the same memory and, on a GPU, the same recorded graph give the same
+// bits as a step that knows no other documents.
 #include <memory>
 #include <span>
 #include <vector>
@@ -33,7 +33,7 @@ std::vector<Bounds> changing_bounds(int32_t T) {
           {0, T, 2 * T}};
 }
 
-// Steps of the model of configs/tiny.json, each from the same initial weights.
+// Steps with configs/tiny.json's model, each from the same initial weights.
 class Steps {
  public:
   Steps(Device device, int64_t T, const std::vector<std::string>& sets)
@@ -41,7 +41,7 @@ class Steps {
         runtime_(allocate_planned(config_, device, nullptr, kMostDocuments)),
         step_(*runtime_, config_, nullptr, kMostDocuments) {}
 
-  // The loss and all gradients of one micro-step.
+  // One micro-step's loss and all gradients.
   std::vector<std::vector<double>> run(const Bounds& bounds) {
     std::vector<int32_t> tokens, targets;
     for (int32_t i = 0; i < bounds.back(); ++i) {

@@ -1,5 +1,5 @@
-// Training on packed rows: a packed row's loss and gradient are those of its documents alone, ranks and resumes agree,
-// and a run that began before data.documents existed continues unchanged.
+// Training on packed rows: a packed row's loss and gradient equal its documents' alone, ranks and resumes agree, and a
+// run that began before data.documents existed continues unchanged.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// One micro-step of the model of configs/tiny.json from fixed weights.
+// One micro-step of configs/tiny.json's model from fixed weights.
 struct OneStep {
   OneStep(int64_t rows, int64_t T, int64_t most_documents)
       : config(load_config(kTiny, {fmt::format("train.seq_len={}", T), fmt::format("train.micro_batch_size={}", rows)})
@@ -36,7 +36,7 @@ struct OneStep {
         step(*runtime, config, nullptr, most_documents) {
     step.model().params().init(runtime->ctx(), 7);
   }
-  // Returns the loss times the number of targets.
+  // Returns the loss times the target count.
   double run(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t n_targets,
              std::span<const int32_t> bounds = {}) {
     step.begin();
@@ -51,10 +51,10 @@ struct OneStep {
   Config config;
   std::unique_ptr<Runtime> runtime;
   TrainStep step;
-  std::vector<std::vector<double>> grads;  // gradient of each parameter
+  std::vector<std::vector<double>> grads;  // gradients by parameter
 };
 
-// JSONL of short documents, written as shards by `triad data`; returns the folder.
+// JSONL with short documents, written as shards by `triad data`; returns the folder.
 std::string make_shards(const TemporaryFolder& folder, const std::string& position = "first") {
   std::string text;
   for (int i = 0; i < 400; ++i)
@@ -129,7 +129,7 @@ TEST_CASE("documents: runs on 1 and 2 ranks, in 1 and 4 micro-steps, have the sa
     const auto losses = column(one + "/training.csv", "loss");
     for (const auto& [step, loss] : column(two + "/training.csv", "loss")) CHECK(loss == Approx(losses.at(step)));
     CHECK(column(one + "/val.csv", "val_loss").at(20) == Approx(column(two + "/val.csv", "val_loss").at(20)));
-    // A micro-batch of eight rows in one micro-step: the mean over the step's targets is the same.
+    // Eight rows in one micro-step: the mean over the step's targets is the same.
     const Outcome wide =
         run_program(train_args(folder.file(std::string("wide") + position), more + "--set train.micro_batch_size=8"));
     REQUIRE(wide.exit_code == 0);
@@ -182,7 +182,7 @@ TEST_CASE("documents: ranks with other masks, documents or separators of the sam
     return Json{{"prompt", prompt}, {"completion", completion}}.dump() + "\n";
   };
   const auto text = [](const char* text) { return Json{{"text", text}}.dump() + "\n"; };
-  for (const int rank : {0, 1}) {  // each rank has a working directory of its own
+  for (const int rank : {0, 1}) {  // each rank has its own working directory
     const std::string here = folder.file(std::to_string(rank));
     fs::create_directory(here);
     const auto write = [&](const char* name, const std::string& zero, const std::string& one) {
@@ -265,10 +265,10 @@ TEST_CASE("documents: a resume refuses data that changed, and JSONL that the run
   state["data"]["val"]["documents"] = 77;
   write_text(state_path, state.dump());
   refused({state_path, "its data.val.documents is 77, but", path});
-  state.erase("data");  // as in a checkpoint of an earlier version
+  state.erase("data");  // earlier versions' checkpoints lack it
   write_text(state_path, state.dump());
   CHECK(resume("earlier").exit_code == 0);
-  state["config"]["data"].erase("documents");  // as before data.documents existed
+  state["config"]["data"].erase("documents");  // absent before data.documents existed
   write_text(state_path, state.dump());
   refused({state_path, "before data.documents", path, "plain text"});
 }
@@ -296,7 +296,7 @@ TEST_CASE("documents: attention stays within them where all are known, unless th
     REQUIRE(outcome.exit_code == 0);
     CHECK(parse_json(read_file(out + "/config.json"), "config")["data"]["documents"] == expected);
   }
-  // `triad init` does not open the data: a checkpoint of it is evaluated as the data allows.
+  // `triad init` does not open the data: its checkpoint is evaluated as the data allows.
   REQUIRE(run_program("init " + kTiny + " --out " + folder.file("init")).exit_code == 0);
   const auto loss = [&](const std::string& checkpoint, const std::string& data) {
     const Outcome outcome = run_program("eval --device cpu --json --checkpoint " + checkpoint + " --data " + data);
@@ -356,7 +356,7 @@ TEST_CASE("documents: evaluation by document agrees with each document alone, an
     REQUIRE(outcome.exit_code == 0);
     return parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
   };
-  // Texts of at most a row each, alone, and packed together (the separator of the next text is one more target).
+  // Texts up to a row long, alone, and packed together (the next text's separator is one more target).
   double sum = 0, of_means = 0;
   int64_t positions = 0;
   for (int i = 0; i < 4; ++i) {
@@ -377,7 +377,7 @@ TEST_CASE("documents: evaluation by document agrees with each document alone, an
   CHECK(range["to"] == 2048);
   CHECK(range["positions"] == together["positions"]);
   CHECK(range["loss"].get<double>() == Approx(together["loss"].get<double>()));
-  // Three targets more: their losses are those of separators after a text, about ln 256 after three steps.
+  // Three more targets: losses at separators after a text, about ln 256 after three steps.
   const double more = together["loss"].get<double>() * static_cast<double>(positions + 3) - sum;
   CHECK(more / 3 == Approx(std::log(256)).epsilon(0.3));
   CHECK(together["by_document"]["mean_loss"].get<double>() == Approx(of_means).epsilon(0.1));

@@ -1,6 +1,6 @@
-// Environment variables that override config keys (NSA_*, and those of other launchers): every variable is recognized,
-// and has its effect. The effects of some are tested elsewhere: NSA_FORCE_*, NSA_STOPGRAD_GATES and NSA_STRICT_ASSERTS
-// in test_ablation.cpp; NSA_SDPA_* and NSA_USE_FA2 in test_routes.cpp; NSA_TRACE_GRADS, NSA_TRACE_MODULE_BWD and
+// Environment variables that override config keys (NSA_*, and other launchers'): every variable is recognized, and has
+// its effect. Some effects are tested elsewhere: NSA_FORCE_*, NSA_STOPGRAD_GATES and NSA_STRICT_ASSERTS in
+// test_ablation.cpp; NSA_SDPA_* and NSA_USE_FA2 in test_routes.cpp; NSA_TRACE_GRADS, NSA_TRACE_MODULE_BWD and
 // NSA_LOG_GRAD_NORM in test_ledger.cpp; NSA_TRACE_DDP_BUCKETS in test_bucket_trace.cpp; NSA_MEM_DUMP_EVERY in
 // test_memory_snapshots.cpp; NSA_TB_DISABLE in test_tensorboard.cpp; NSA_DISABLE_AUX_STATS in test_stats_run.cpp.
 #include <fmt/format.h>

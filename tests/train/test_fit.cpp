@@ -1,4 +1,4 @@
-// Settings that fit into memory (train/fit/fit.h), and the model of a step's cost that chooses among them.
+// Settings that fit into memory (train/fit/fit.h), and the step cost model that chooses among them.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -27,7 +27,7 @@ Config m7c(std::vector<std::string> sets) {
   return load_config(kM7c, sets).config;
 }
 
-// Every value of runtime.recompute that is tried, in its normal form.
+// Every runtime.recompute value that is tried, in its normal form.
 std::vector<std::string> all_recompute(int64_t layers) {
   std::vector<std::string> all = {"none"};
   for (int64_t k = 1; k <= layers; ++k) {
@@ -62,7 +62,7 @@ TEST_CASE("fit: bytes that a rank sends, by dist.zero", "[fit]") {
     CHECK(to_others == 0);
     return within;
   };
-  // Gradients of 4 bytes and weights of 2; half of each is another rank's, of four ranks three quarters.
+  // 4-byte gradients and 2-byte weights; half of each is another rank's, with four ranks three quarters.
   CHECK(sent(0, true, 2) == Approx(4));
   CHECK(sent(0, false, 2) == 0);
   CHECK(sent(1, true, 2) == Approx(3));
@@ -74,7 +74,7 @@ TEST_CASE("fit: bytes that a rank sends, by dist.zero", "[fit]") {
   CHECK(sent(3, false, 4) == Approx(6));
   CHECK(sent(3, true, 4, "bf16") == Approx(4.5));
   for (int zero = 0; zero < 4; ++zero) CHECK(sent(zero, true, 1) == 0);
-  // Four replicas of two ranks: each rank's half of the gradients, of which it sends three quarters, twice.
+  // Four replicas with two ranks: each rank sends three quarters of its half of the gradients, twice.
   const auto [within, to_others] = per_parameter({"dist.zero=2", "dist.replicas=4"}, false, 8);
   CHECK(within == Approx(2));
   CHECK(to_others == Approx(3));
@@ -82,7 +82,7 @@ TEST_CASE("fit: bytes that a rank sends, by dist.zero", "[fit]") {
 
 TEST_CASE("fit: the parts of a step's cost", "[fit]") {
   const auto cost = [](std::vector<std::string> sets, int64_t ranks) { return step_cost(m7c(std::move(sets)), ranks); };
-  // Compute and recomputation are FLOPs at the rate of the card.
+  // Compute and recomputation are FLOPs at the card's rate.
   const Config block = m7c({"runtime.recompute=block"});
   const double tokens = static_cast<double>(block.train.tokens_per_step());
   const StepCost of_block = step_cost(block, 1);
@@ -91,7 +91,7 @@ TEST_CASE("fit: the parts of a step's cost", "[fit]") {
         Approx(training_flops(block.model, 4, 2048, block.recompute) / tokens / kH200Rates.flops));
   CHECK(of_block.communication == 0);
   CHECK(cost({}, 1).recompute == 0);
-  // Recomputing the norm and rotation of q and k, 18 heads of 64 in bf16, reads and writes them twice in two layers.
+  // Recomputing norm and rotation for q and k (18 heads, 64 wide, in bf16) reads and writes them twice in two layers.
   CHECK(cost({"model.qk_norm=true", "runtime.recompute=pointwise"}, 1).recompute ==
         Approx(2.0 * 4 * 2 * 18 * 64 / kH200Rates.memory));
   // Larger micro-batches have less overhead for the same tokens.
@@ -108,7 +108,7 @@ TEST_CASE("fit: the parts of a step's cost", "[fit]") {
   CHECK(total(split, "1") < total(split, "2"));
   CHECK(total(split, "2") < total(split, "3"));
   CHECK(total({}, "3", 8) < total({}, "3", 16));  // 16 ranks are on two hosts
-  // Exchanges of shared sequences cost their bytes at the rate of NVLink, or of the network beyond a host.
+  // Shared-sequence exchanges cost their bytes at NVLink's rate, or at the network's beyond a host.
   const auto exchange = [&](const std::string& context, int64_t micro_steps) {
     const Config shared =
         m7c({"dist.context=" + context, "train.accumulate_grad_batches=" + std::to_string(micro_steps)});
@@ -119,7 +119,7 @@ TEST_CASE("fit: the parts of a step's cost", "[fit]") {
   };
   CHECK(exchange("8", 1) == Approx(4e6 / kH200Rates.host));
   CHECK(exchange("16", 1) == Approx(4e6 / kH200Rates.network));
-  // If exchanges overlap, a tenth of them shows, or what exceeds half of the computation.
+  // If exchanges overlap, a tenth shows, or what exceeds half the computation.
   const StepCost overlap = {.compute = 3, .recompute = 1, .exchange = 1, .overhead = 1};
   CHECK(overlap.exchange_shown() == Approx(0.1));
   CHECK(StepCost{.compute = 3, .recompute = 1, .exchange = 5, .overhead = 1}.exchange_shown() == Approx(3));
@@ -205,7 +205,7 @@ TEST_CASE("fit: the settings are the cheapest of all that fit", "[fit]") {
     CHECK(best->cost.total() == Approx(cost).epsilon(1e-12));
     CHECK(best->plan.peak_bytes() <= limit);
     CHECK(best->micro_batch_size * best->accumulate_grad_batches == 4);
-    // Of equal costs the smallest dist.zero
+    // With equal costs the smallest dist.zero wins
     for (const Tried& tried : all)
       if (tried.bytes <= limit && tried.cost == best->cost.total()) CHECK(tried.zero >= best->zero);
   }
@@ -301,7 +301,7 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
     INFO(part);
     CHECK(has(outcome.output, part));
   }
-  // One rank stores bits of masters and weights twice, ranks with dist.zero 3 do not.
+  // One rank stores masters' and weights' bits twice, ranks with dist.zero 3 do not.
   CHECK(!has(outcome.output, "train.master_dtype=split"));
   CHECK(has(run_program("plan " + kM7c + kAuto + " --fit --memory-gb 1").output, "train.master_dtype=split: "));
   const Outcome fp32 = run_program("plan " + kM7c + kAuto + " --fit --memory-gb 1 --set runtime.precision=fp32");

@@ -65,7 +65,7 @@ struct Stepper {
   TrainStep step;
 };
 
-// A GradSink that passes on the gradients of all parameters but one.
+// A GradSink that passes on all gradients but one.
 struct Skipping final : GradSink {
   Skipping(GradSink& to, const Tensor& skipped) : to(to), skipped(skipped) {}
   void ready(ConstTensor grad, const Stream& on) override {
@@ -93,7 +93,7 @@ void check_facts(Device device) {
     if (result.grads->is_zero(at)) zero.insert(s.params().specs()[at].name);
   }
   CHECK(result.grad_norm == Approx(std::sqrt(squares)).epsilon(1e-9));
-  // In the first step fc2 of the gate is zero, so fc1's gradient must be zero.
+  // In the first step the gate's fc2 is zero, so fc1's gradient must be zero.
   CHECK(zero == std::set<std::string>{"blocks.0.attn.gate.fc1.bias", "blocks.0.attn.gate.fc1.weight",
                                       "blocks.1.attn.gate.fc1.bias", "blocks.1.attn.gate.fc1.weight"});
   CHECK(unexpected_zeros(s.params(), s.config, 1, *result.grads).empty());
@@ -110,7 +110,7 @@ void check_facts(Device device) {
 }
 
 void check_injected_zeros_and_nans(Device device) {
-  // An unexpected zero: if the MLP's fc2 is zero, fc1 and norm2 of layer 1 get no gradient.
+  // An unexpected zero: if the MLP's fc2 is zero, layer 1's fc1 and norm2 get no gradient.
   Stepper dead(device);
   dead.fill("blocks.1.mlp.fc2.weight", 0);
   const TrainStep::Result result = dead.run(0);
@@ -124,7 +124,7 @@ void check_injected_zeros_and_nans(Device device) {
   CHECK(bad.grads->not_finite[static_cast<size_t>(broken.index("blocks.0.norm1.weight"))] == 32);
 }
 
-// Compares the norms of parts of any size and alignment, some of them empty, with sums on the host.
+// Compares norms over parts with any size and alignment, some empty, with sums on the host.
 void check_per_param_norms(Device device) {
   Runtime runtime({.device = device, .arena_bytes = 8 << 20, .scratch_bytes = 1 << 20});
   const int64_t n = 300001;
@@ -193,7 +193,7 @@ void check_trace(Device device, bool graph) {
       names.insert(op.name);
     }
     CHECK(layers ==
-          // The order of backward: the head, the layers from the last to the first, the embedding.
+          // Backward's order: the head, the layers from the last to the first, the embedding.
           std::vector<int64_t>{-1, 1, 0, -1});
     for (const char* op :
          {"classifier_forward_backward", "nsa_attend_selected_backward", "matmul", "embedding_backward"})
@@ -231,7 +231,7 @@ TEST_CASE("ledger: a gradient that backward skips is reported by name", "[ledger
     check_error([&] { ledger.require_all(); },
                 {fmt::format("{} of {} gradients never came", expected.size(), params.count()), expected[0]});
   }
-  // A run writes the names of the parameters whose gradients are missing to a file.
+  // A run writes the names of parameters without gradients to a file.
   const TemporaryFolder folder;
   Config config;
   config.log.out_dir = folder.file("run");
@@ -257,10 +257,10 @@ TEST_CASE("ledger: norms, zeros and values that are not finite, by parameter, on
 TEST_CASE("ledger: gradients that must be zero are counted as expected", "[ledger]") {
   struct Case {
     const char* set;
-    int64_t zeros;  // expected number of zero gradients, of 35, in the second step
+    int64_t zeros;  // expected zero gradients (35 in all) in the second step
   };
-  // Each of the two layers has 4 zero gradients of the gate, none of phi (avg has no parameters), and 4 of k and v of
-  // the two branches that are forced off.
+  // Each of the two layers has 4 zero gradients in the gate, none in phi (avg has no parameters), and 4 in k and v of
+  // the two branches forced off.
   for (const Case& c :
        {Case{"nsa.force_branch=win", 16}, Case{"nsa.force_branch=cmp", 16}, Case{"nsa.uniform_gate=true", 8},
         Case{"nsa.stopgrad_gates=true", 8}, Case{"train.seq_len=7", 4}, Case{"train.seq_len=8", 2},
@@ -337,7 +337,7 @@ TEST_CASE("ledger: NSA_TRACE_GRADS, NSA_LOG_GRAD_NORM and NSA_TRACE_MODULE_BWD",
   CHECK(trace.find("\nlayer 1    matmul") < trace.find("\nlayer 0    matmul"));
   CHECK(trace.find("in all") != std::string::npos);
 
-  // Diagnostics do not change the weights. A variable that is 0 switches one off. Diagnostics of the file and of the
+  // Diagnostics do not change the weights. A variable that is 0 switches one off. Diagnostics from the file and from
   // variables are combined.
   REQUIRE(train("all", "NSA_TRACE_GRADS=1 NSA_LOG_GRAD_NORM=1 NSA_TRACE_MODULE_BWD=1").exit_code == 0);
   REQUIRE(train("off", "NSA_TRACE_GRADS=0 NSA_LOG_GRAD_NORM=0 NSA_TRACE_MODULE_BWD=0").exit_code == 0);

@@ -1,5 +1,4 @@
-// Activations in the memory of gradients (model/lent_grads.h): the same bits as with memory of their own, and less of
-// it.
+// Activations in gradient memory (model/lent_grads.h): the same bits as with their own memory, and less of it.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -18,10 +17,10 @@ namespace {
 
 struct Trained {
   std::vector<double> numbers;  // losses, gradient norms and an evaluation's loss, then the master weights
-  int64_t bytes;                // of activations
+  int64_t bytes;                // activation memory
 };
 
-// Three steps of one micro-step each. Without `lends`, the config has two micro-steps in a step.
+// Three steps, one micro-step each. Without `lends`, the config has two micro-steps per step.
 Trained train(Device device, bool lends, std::vector<std::string> sets) {
   sets.insert(sets.end(),
               {"model.n_layers=4", "train.seq_len=32", "train.micro_batch_size=1", "runtime.cuda_graph=true",
@@ -59,7 +58,7 @@ void check_same_bits(Device device) {
     INFO(fmt::format("{}", fmt::join(sets, " ")));
     const Trained lent = train(device, true, sets), own = train(device, false, sets);
     const auto first = std::ranges::mismatch(lent.numbers, own.numbers).in1 - lent.numbers.begin();
-    CHECK(first == static_cast<int64_t>(own.numbers.size()));  // of those that differ
+    CHECK(first == static_cast<int64_t>(own.numbers.size()));  // no gradient differs
     CHECK(lent.bytes < own.bytes);
   }
 }
@@ -96,7 +95,7 @@ TEST_CASE("lent gradients: the memory of a tensor is in the gradients of earlier
 
 namespace {
 
-// The planned bytes of a large model whose activations use the memory of gradients (lent), or do not (own).
+// Planned bytes for a large model whose activations use gradient memory (lent) or don't (own).
 struct Plans {
   int64_t lent, own;
   explicit Plans(Device device) : lent(peak_bytes(device, "1")), own(peak_bytes(device, "2")) {}
@@ -110,7 +109,7 @@ struct Plans {
 };
 
 void check_saved_bytes(const Plans& plans) {
-  int64_t layer_bytes = 0;  // gradients of the layers' products
+  int64_t layer_bytes = 0;  // the layers' product gradients
   for (const ParamSpec& spec : param_specs(load_config(TRIAD_SOURCE_DIR "/configs/llama_1b.json", {}).config.model))
     if (spec.is_layer_product()) layer_bytes += 4 * spec.shape.numel();
   CHECK(plans.own - plans.lent > 0.9 * static_cast<double>(layer_bytes));

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// JSONL of questions, of which every `period`-th has an answer.
+// JSONL with questions; every `period`-th has an answer.
 std::string questions(const TemporaryFolder& folder, int period, int n = 300) {
   std::string text;
   for (int i = 0; i < n; ++i) {
@@ -71,7 +71,7 @@ TEST_CASE("mask: the validation loss is the mean over all positions, however the
           "[train]") {
   const TemporaryFolder folder;
   const std::string more = on(questions(folder, 3)) + "--set train.steps=4 --set train.eval_every=4 ";
-  // The same eight rows, of which each has another number of learned tokens.
+  // The same eight rows, each with a different learned-token count.
   const std::pair<int, int> divisions[] = {{1, 8}, {2, 4}, {4, 2}};
   std::vector<double> losses;
   for (const auto& [rows, batches] : divisions) {
@@ -194,7 +194,7 @@ TEST_CASE("mask: eval counts what is learned, in text and in shards", "[train]")
     REQUIRE(outcome.exit_code == 0);
     return parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
   };
-  // The loss of prompt and completion is that of all text, less that of the prompt where nothing follows it.
+  // The loss on prompt and completion equals the loss on all text, less the prompt's where nothing follows it.
   std::string pairs, texts, prompts;
   for (int i = 0; i < 3; ++i) {
     const std::string prompt = fmt::format("question {} ", i), completion = fmt::format("answer {}", 7 * i);
@@ -206,7 +206,7 @@ TEST_CASE("mask: eval counts what is learned, in text and in shards", "[train]")
   write_text(folder.file("texts.jsonl"), texts);
   write_text(folder.file("prompts.jsonl"), prompts);
   const Json learned = eval(folder.file("pairs.jsonl")), all = eval(folder.file("texts.jsonl"));
-  // Three completions of 8, 8 and 9 bytes, and the separators after the first two.
+  // Three completions (8, 8 and 9 bytes), and the separators after the first two.
   CHECK(learned["positions"] == 8 + 8 + 9 + 2);
   CHECK(all["positions"] == 3 * 11 + 8 + 8 + 9 + 2);
   const auto sum = [](const Json& result) { return result["loss"].get<double>() * result["positions"].get<double>(); };

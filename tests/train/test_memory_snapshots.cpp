@@ -1,5 +1,5 @@
-// Memory snapshots: the log of temporaries, the bytes of a pickle, the files that a run writes, and errors when memory
-// is exhausted. check_memory_snapshot.py reads the files with Python's standard library only. PyTorch's tools read them
+// Memory snapshots: the temporaries log, a pickle's bytes, the files that a run writes, and errors when memory is
+// exhausted. check_memory_snapshot.py reads the files with Python's standard library only. PyTorch's tools read them
 // too, if PyTorch is installed.
 #include <filesystem>
 
@@ -61,7 +61,7 @@ TEST_CASE("memory: the log has each temporary once, by layer, op and name, and d
     CHECK(now.live[0].op == nullptr);
     CHECK(now.live[1].op == std::string("some_op"));
     CHECK(now.live[1].layer == 3);
-    CHECK(now.all.bytes.current == 512 + 256);  // bytes; each is padded to a multiple of 256
+    CHECK(now.all.bytes.current == 512 + 256);  // bytes; each is padded to 256-byte multiples
     CHECK(now.all.requested.current == 401);
   }
   MemoryLog::Contents end = log.read();
@@ -118,7 +118,7 @@ TEST_CASE("memory: Python reads what was pickled, and the viewer supports all op
   w.text("empty");
   w.begin_list();
   w.end_list();
-  w.text("many");  // a list longer than one batch of APPENDS, with more texts than one-byte memo indices
+  w.text("many");  // a list longer than one APPENDS batch, with more texts than one-byte memo indices
   w.begin_list();
   for (int i = 0; i < 2500; ++i) w.text("t" + std::to_string(i % 700));
   w.end_list();
@@ -185,12 +185,12 @@ TEST_CASE("memory: snapshots of bf16 runs have master weights, and each rank wri
   INFO(run.output);
   REQUIRE(run.exit_code == 0);
   const std::string tensors = "grad/embed.weight blocks.0.norm1.weight 'the ranks'\"'\"' numbers'";
-  // The shards of the first rank are larger than this model's segments, so the other rank's are padding.
+  // The first rank's shards are larger than this model's segments, so the other rank's are padding.
   check_snapshot(folder.file("mem_step1"), tensors + " master/embed.weight", {"comm", "master", "optimizer"});
   check_snapshot(folder.file("mem_step1_rank1"), tensors, {"comm", "master", "optimizer"});
   CHECK(fs::exists(folder.file("mem_boot_rank1.txt")));
   CHECK(!fs::exists(folder.file("mem_boot_rank0.txt")));
-  // In MiB: both moments of all 43,270 parameters, although each rank has only half of them.
+  // In MiB: both moments for all 43,270 parameters, although each rank has only half.
   CHECK(first_line(read_text(folder.file("opt_state_mb.txt"))) == "0.33");
   CHECK(read_text(folder.file("dtypes_report.txt")).find("master        f32     master/") != std::string::npos);
 }
@@ -214,7 +214,7 @@ TEST_CASE("memory: a run that does not fit prints tensor, layer, the ten largest
   return void(skip("the address sanitizer does not run under a limit of addresses"));
 #endif
   const TemporaryFolder folder;
-  const std::string limited = "ulimit -v 1000000; OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1";  // KiB of addresses
+  const std::string limited = "ulimit -v 1000000; OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1";  // address space, KiB
   // With 2,000 sequences the scratch memory (190 MiB) fits into the limit, and the layers (340 MiB) do not.
   const auto attempt = [&](const std::string& more) {
     return run_tiny(folder.file("run"), "--set train.steps=1 --set train.micro_batch_size=2000 " + more, limited);
@@ -230,7 +230,7 @@ TEST_CASE("memory: a run that does not fit prints tensor, layer, the ten largest
   REQUIRE(largest != std::string::npos);
   CHECK(std::count(refused.output.begin() + static_cast<std::ptrdiff_t>(largest), refused.output.end(), '\n') == 11);
   check_snapshot(folder.file("run/mem_oom"), "layer01.mlp_pre embed.weight", {"oom layer0", "MiB left"});
-  // A run that does not fit writes only the plan of its memory.
+  // A run that doesn't fit writes only its memory plan.
   CHECK(count_files(folder.file("run")) == 3);
 
   const std::string key = "train.micro_batch_size ",
@@ -244,7 +244,7 @@ TEST_CASE("memory: a run that does not fit prints tensor, layer, the ten largest
   INFO(fits.output);
   CHECK(fits.exit_code == 0);
   CHECK(fs::exists(folder.file("run/mem_step1.pickle")));
-  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // a new run removes the file of the failed attempt
+  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // a new run removes the failed attempt's file
 }
 
 TEST_CASE("memory: too little address space for the BLAS buffers is an error, not a hang", "[memory]") {

@@ -1,6 +1,6 @@
-// Whole runs of models that mix dense attention and NSA (model.dense_layers) or share keys and values (nsa.shared_kv):
-// tables and samples hold the NSA layers only, resumes and ranks give the same weights. Runs of NSA models that begin
-// with dense weights (train.init_from).
+// Whole runs with models that mix dense attention and NSA (model.dense_layers) or share keys and values
+// (nsa.shared_kv): tables and samples hold the NSA layers only, resumes and ranks give the same weights. Runs in which
+// NSA models begin with dense weights (train.init_from).
 #include <fmt/format.h>
 
 #include <array>
@@ -29,7 +29,7 @@ std::string succeed(const std::string& args) {
   return outcome.output;
 }
 
-// The values of column `layer` of a run's table.
+// The values in column `layer` of a run's table.
 std::set<std::string> layers_of(const std::string& path) {
   std::set<std::string> layers;
   const std::vector<std::string> all = lines(path);
@@ -137,13 +137,13 @@ TEST_CASE("init_from: an NSA model begins with the weights of a dense one", "[tr
       has(succeed(train_args(dense, "--set model.attention=dense --set train.steps=8 --set train.lr=0.02")), note));
   const std::string from = "--set train.init_from=" + dense + " ";
   const std::string same = folder.file("same"), nsa = folder.file("nsa");
-  // A dense control run may keep the key dense_layers of the NSA run's config, which is said to have no effect.
+  // A dense control run may keep dense_layers from the NSA run's config, which is said to have no effect.
   CHECK(has(
       succeed(train_args(same, from + "--set model.attention=dense --set model.dense_layers=1:2 --set train.steps=1")),
       "model.dense_layers 1:2 has " + note));
 
-  // Whichever branch attends to every token computes the dense model: the window with w >= T, the selected branch with
-  // n_sel blocks that cover T.
+  // Whichever branch attends to every token computes the dense model: the window branch with w >= T, the selected
+  // branch with n_sel blocks that cover T.
   const double loss = first_loss(same);
   for (const std::string all :
        {"--set nsa.force_branch=win --set nsa.w=48 ", "--set nsa.force_branch=sel --set nsa.n_sel=6 ",
@@ -157,7 +157,7 @@ TEST_CASE("init_from: an NSA model begins with the weights of a dense one", "[tr
   succeed(train_args(nsa, "--set nsa.force_branch=win --set nsa.w=48 --set train.steps=1 --overwrite"));
   CHECK(std::abs(first_loss(nsa) - loss) > 1e-3);
 
-  // The weights themselves: copies, fresh phi and fresh gates, or those of nsa.gate_init.
+  // The weights themselves: copies, fresh phi and fresh gates, or nsa.gate_init's.
   succeed(
       train_args(nsa, from + "--set train.steps=0 --set nsa.phi=conv --set 'nsa.gate_init=[0.1,0.3,0.6]' --overwrite"));
   auto theirs = tensors(dense + kWeights), ours = tensors(nsa + kWeights);

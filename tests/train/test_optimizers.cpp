@@ -55,11 +55,11 @@ void check_repeats_and_resumes(const std::string& more) {
   CHECK(same_file(a + "/checkpoints/step_14" + moments, b + "/checkpoints/step_14" + moments));
 }
 
-// Matrices of 16,384 elements, as many as a shard of the smallest bucket, cross the ranks' shards.
+// Matrices with 16,384 elements, as many as a shard has in the smallest bucket, cross the ranks' shards.
 const std::string kTwoRanks =
     kMuon + "--set train.steps=6 --set train.save_every=3 --set dist.bucket_mb=0.02 " + "--set model.mlp_hidden=512 ";
 
-// Two ranks with each stage of dist.zero. Returns the folder of the run with whole state.
+// Two ranks at each dist.zero level. Returns the folder of the run with whole state.
 std::string check_stages(const TemporaryFolder& folder, const std::string& more) {
   const std::string step = "/checkpoints/step_3", keys = kTwoRanks + more;
   std::vector<std::string> runs;
@@ -88,7 +88,7 @@ TEST_CASE("schedule: a wsd run whose rate has not fallen yet goes on with more s
   run(stable, 1, longer + "--resume latest");
   CHECK(same_file(whole + kWeights, stable + kWeights));
   std::map<int, double> rates = column(stable + "/training.csv", "lr");
-  for (int step = 3; step <= 6; ++step) CHECK(rates[step] == Approx(1e-3));  // tiny.json's lr, after two of warm-up
+  for (int step = 3; step <= 6; ++step) CHECK(rates[step] == Approx(1e-3));  // tiny.json's lr, after two warm-up steps
   for (int step = 7; step <= 12; ++step) CHECK(rates[step] == Approx(1e-4 + 9e-4 * (13 - step) / 6.0));
 }
 
@@ -97,7 +97,7 @@ TEST_CASE("schedule: a resume that lets the learning rate jump says so, and the 
   const std::string cosine = "--set train.min_lr_fraction=0.1 --set log.heartbeat_every=1 ";
   const std::string out = folder.file("run");
   run(out, 1, cosine + "--set train.steps=6 ");
-  // The resumed run in a copy of the folder; its output.
+  // Resumes in a copy of the folder; returns that folder and the output.
   int copies = 0;
   const auto resumed = [&](const std::string& more, const std::string& of) {
     const std::string copy = folder.file("copy_" + std::to_string(copies++));
@@ -130,7 +130,7 @@ TEST_CASE("schedule: a resume that lets the learning rate jump says so, and the 
   CHECK_FALSE(has(calm, "jumps"));
   CHECK(events(steady).empty());
   CHECK(column(steady + "/training.csv", "lr")[7] == Approx(rates[6]).epsilon(0.01));
-  // Nothing to say: the same schedule, a train.lr of the user's, wsd before its decay.
+  // Nothing to say: the same schedule, a train.lr set by the user, wsd before its decay.
   CHECK_FALSE(has(resumed("--set train.steps=7 --set train.lr=1e-4", longer).second, "jumps"));
   const std::string stable = folder.file("stable"), wsd = "--set train.schedule=wsd --set train.decay_fraction=0 ";
   run(stable, 1, wsd + "--set train.steps=6 ");

@@ -36,7 +36,7 @@ void put(const std::string& path, const std::string& text) {
 
 const std::string kSaves = "--set train.save_every=2 --set train.keep_last=0 ";
 
-// Whether this user may mount in a namespace of its own.
+// Whether this user may mount in its own namespace.
 bool require_mounts() { return run_command("unshare -rm true").exit_code == 0 || skip("no mount namespaces"); }
 
 size_t count_states(const std::string& folder) {
@@ -104,7 +104,7 @@ TEST_CASE("own files: a new run is refused where another program's file has one 
       CHECK(contents(folder.path()) == before);
     }
   }
-  // A link and a folder are no files of a run either.
+  // A link and a folder aren't a run's files either.
   const TemporaryFolder folder;
   fs::create_directories(folder.file("run/config.json"));
   put(folder.file("kept.csv"), "step,loss,lr\n");
@@ -158,7 +158,7 @@ TEST_CASE("own files: other files in a run's folder stay, and --overwrite remove
   CHECK(has(thinned.output, "step_2: is kept: " + out + "/checkpoints/step_2/optimizer.pt is not Triad's"));
   CHECK(is_checkpoint(out + "/checkpoints/step_2"));
   CHECK_FALSE(fs::exists(out + "/checkpoints/step_4"));
-  // A resume replaces nothing of others either.
+  // A resume replaces no one else's files either.
   put(out + "/config.json", "{\"architectures\": [\"LlamaForCausalLM\"]}");
   CHECK(run_program(train_args(out, "--set train.steps=9 --resume latest")).exit_code == 1);
   CHECK(has(read_text(out + "/config.json"), "Llama"));
@@ -222,7 +222,7 @@ TEST_CASE("own files: checkpoints that are mount points stay, whatever path lead
   INFO(anew.output);
   CHECK(anew.exit_code == 1);
   CHECK(contents(archive) == archived);
-  // The run's checkpoint under another path of the same folder.
+  // The run's checkpoint under another path to the same folder.
   const size_t states = count_states(folder.path());
   const Outcome back = run_command(mounted + train_args(out, kSaves + "--overwrite --set train.steps=11 ") +
                                    "--resume " + folder.file("other") + "/checkpoints/step_9'");
@@ -257,8 +257,8 @@ TEST_CASE("own files: an old checkpoint that cannot be removed is a warning", "[
 
 namespace {
 
-// Trains until step 12 of many, lets `disturb` change the run's folder, and returns what the run says, which must name
-// the folder RUN.rescued_0 with a whole checkpoint.
+// Trains until step 12, far from the end, lets `disturb` change the run's folder, and returns what the run says, which
+// must name the folder RUN.rescued_0 with a whole checkpoint.
 std::string lose(const TemporaryFolder& folder, const std::string& more, const std::function<void()>& disturb) {
   const std::string out = folder.file("run"), log = folder.file("log");
   BackgroundProgram program(train_args(out, "--set train.steps=1000000 --set train.allow_unsafe=true " + more), "",

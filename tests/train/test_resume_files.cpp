@@ -1,4 +1,4 @@
-// A resume continues the files of the previous run: in each file that grows step by step, every step occurs once.
+// A resume continues the previous run's files: in each file that grows step by step, every step occurs once.
 #include <signal.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Returns the step numbers at the start of the lines after `header`, without immediate repetitions.
+// Returns the step numbers that begin the lines after `header`, without immediate repetitions.
 std::vector<int> steps_of(const std::vector<std::string>& lines, const std::string& header) {
   std::vector<int> steps;
   for (auto it = std::find(lines.begin(), lines.end(), header); it != lines.end(); ++it)
@@ -56,7 +56,7 @@ TEST_CASE("resume: a text is cut after a step, and an unfinished line is dropped
   CHECK(number_between("12,3", "", ",") == 12);
   CHECK_FALSE(number_between("12", "", ","));
   CHECK_FALSE(number_between("x,3", "", ","));
-  // Rows under another table of buckets are dropped, because the new table does not describe them.
+  // Rows under another bucket table are dropped, because the new table does not describe them.
   CHECK(BucketTrace::rows_until(1, "A\n", "A\n1,a\n2,a\n") == "1,a\n");
   CHECK(BucketTrace::rows_until(1, "B\n", "A\n1,a\n2,a\n").empty());
 }
@@ -99,7 +99,7 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(8));
   CHECK(traced(out) == one_to(8));
 
-  // A resume without the trace keeps the rows of the trace up to its step.
+  // A resume without the trace keeps the trace's rows up to its step.
   run(out, 2, "--set train.save_every=5 --set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
   for (const char* rank : {"", "_rank1"})
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(5));
@@ -154,7 +154,7 @@ TEST_CASE("resume: damaged lines and file names with impossible numbers do not e
   CHECK(outcome.exit_code == 0);
   for (const std::string& name : tables)
     CHECK(has(outcome.output, out + "/" + name + " line 2 is damaged: \"\\x1b[2J"));
-  CHECK(column(out + "/training.csv", "loss").size() == 5);  // without the damaged row of step 1
+  CHECK(column(out + "/training.csv", "loss").size() == 5);  // the damaged row of step 1 is gone
   CHECK(column(out + "/val.csv", "ppl").size() == 2);
   CHECK(fs::exists(out + "/mem_step" + impossible + ".json"));
   const Outcome page = run_program("report " + out);

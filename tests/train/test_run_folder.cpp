@@ -1,4 +1,4 @@
-// A run's folder: two runs in one folder, folders of complete runs, older checkpoints, and missing permissions.
+// A run's folder: two runs in one folder, complete runs' folders, older checkpoints, and missing permissions.
 #include <signal.h>
 #include <unistd.h>
 
@@ -20,10 +20,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A command prefix with which root drops the capabilities that ignore the modes of files.
+// A command prefix with which root drops the capabilities that ignore file modes.
 const std::string kAsOthers = geteuid() == 0 ? "setpriv --bounding-set=-dac_override,-dac_read_search,-fowner " : "";
 
-// Waits until every thread of a process has stopped after SIGSTOP; until then each of them may still write.
+// Waits until all threads in a process have stopped after SIGSTOP; until then each may still write.
 void wait_for_stop(int pid) {
   const auto is_stopped = [](const fs::directory_entry& thread) {
     const std::string stat = read_text(thread.path().string() + "/stat");  // "123 (name) T ...": T means stopped
@@ -71,7 +71,7 @@ TEST_CASE("run folder: of two runs in one folder the second ends without changin
   }
   CHECK(contents(out) == before);
 
-  // A new run waits for the end of one that is stopping, and a killed process leaves no lock.
+  // A new run waits until a stopping one ends, and a killed process leaves no lock.
   BackgroundProgram third(args + "--overwrite --set train.steps=6 ", "", folder.file("third"));
   wait_for_text(folder.file("third"), "waiting up to 10 s");
   first.send(SIGKILL);
@@ -86,7 +86,7 @@ void check_complete_run(int ranks) {
   const TemporaryFolder folder;
   const std::string more = "--set train.save_every=2 --set train.eval_every=2 ";
   const std::string out = run(folder.file(std::to_string(ranks)), ranks, more + "--set train.steps=4");
-  fs::remove_all(out + "/checkpoints/step_4");  // as if the run had not saved its last step
+  fs::remove_all(out + "/checkpoints/step_4");  // mimics a run that hasn't saved its last step
   for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.471101234567890123456789"})
     write_text(out + name, "");
   const auto before = contents(out);
@@ -116,7 +116,7 @@ void check_complete_run(int ranks) {
   CHECK_FALSE(fs::exists(out + "/needle.csv"));
   // A resume from a named checkpoint goes back to it.
   run(out, ranks, more + "--set train.steps=6 --overwrite --resume " + out + "/checkpoints/step_4");
-  fs::remove(out + kWeights);  // without final weights a run is not complete
+  fs::remove(out + kWeights);  // a run without final weights isn't complete
   run(out, ranks, more + "--set train.steps=6 --resume latest");
   CHECK(fs::exists(out + kWeights));
 }
@@ -179,7 +179,8 @@ TEST_CASE("run folder: a resume from an older checkpoint names the newer ones, a
   run(folder.file("elsewhere"), 1, "--set train.steps=9 --resume " + aside + "/step_8");
   for (const char* name : {"/step_2", "/step_3", "/step_0"}) fs::remove_all(checkpoints + name);
   for (const char* name : {"/model.safetensors", "/metrics.json"}) fs::remove(out + name);
-  CHECK(go("2", "").exit_code == 1);  // checkpoints that were set aside are protected like any part of an earlier run
+  CHECK(go("2", "").exit_code ==
+        1);  // checkpoints that were set aside are protected like any other files from an earlier run
 }
 
 TEST_CASE("run folder: a new run does not overwrite final weights, with or without checkpoints", "[train]") {
@@ -227,7 +228,7 @@ void check_last_step(int ranks) {
   run(out, ranks, same + "--set train.steps=4 --resume latest");
   run(whole, ranks, same + "--set train.steps=4");
   CHECK(same_file(out + kWeights, whole + kWeights));
-  // The final weights of step 2 are not moved to set_aside_0, because checkpoint step_2 has the same weights.
+  // Step 2's final weights are not moved to set_aside_0, because checkpoint step_2 has the same weights.
   CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));
 }
 
@@ -327,7 +328,7 @@ TEST_CASE("run folder: a run that is refused or does not fit changes no file of 
   CHECK(has(outcome.output, out + " holds a checkpoint of an earlier run: --resume"));
   CHECK(contents(out) == before);
 
-  // Even with --overwrite a run that does not fit in memory changes no file of the previous run.
+  // Even with --overwrite a run that doesn't fit in memory changes no previous files.
   const std::string bare = run(folder.file("bare"), 1, "--set train.steps=2");
   const auto healthy = contents(bare);
   const Outcome large =

@@ -1,4 +1,4 @@
-// Checkpoints that every rank writes a file of (dist.zero), in whole runs started through mpirun: who reads them, and
+// Checkpoints to which every rank writes a file (dist.zero), in whole runs started through mpirun: who reads them, and
 // what is left when a rank fails during a save.
 #include <fmt/format.h>
 #include <signal.h>
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string kZero = "--set dist.zero=1 ", kSaves = "--set train.save_every=10 ";
-const std::string kWide = "--set model.dim=128 ";  // each of two ranks has a part of every large tensor
+const std::string kWide = "--set model.dim=128 ";  // both ranks have a part of every large tensor
 
 std::set<std::string> files_in(const std::string& folder) {
   std::set<std::string> names;
@@ -31,7 +31,7 @@ std::set<std::string> files_in(const std::string& folder) {
   return names;
 }
 
-// The files of a checkpoint that this many ranks have written.
+// Files in a checkpoint that this many ranks have written.
 std::set<std::string> files_of(int ranks) {
   std::set<std::string> names = {"state.json"};
   for (const char* stem : {kWeightsStem, kMomentsStem}) {
@@ -47,7 +47,7 @@ bool has_temporary(const std::string& folder) {
   return false;
 }
 
-// A shell prefix that starts one of two ranks as torchrun would, with faults of its own.
+// A shell prefix that starts one rank (of two) as torchrun would, with its own faults.
 std::string as_rank(int rank, const std::string& faults) {
   return fmt::format(
       "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
@@ -176,7 +176,7 @@ TEST_CASE("shared: files that are missing, cut or damaged are named, on every nu
   write_text(step + "/" + second, bytes.substr(0, bytes.size() / 2));
   refused({second, "truncated"});
   write_text(step + "/" + second, bytes);
-  // One bit of a tensor of which each of two ranks reads one half.
+  // One bit in a tensor whose halves are read by two ranks.
   const WeightIndex index(tensors_path(step, kMomentsStem));
   for (const std::string name : {"exp_avg/embed.weight", "exp_avg_sq/embed.weight"}) {
     const std::string path = index.file_of(name).path(), whole = read_text(path);
@@ -203,7 +203,7 @@ TEST_CASE("shared: files of two saves in one checkpoint are refused by name, and
     fs::remove_all(into);
     return run_program(train_args(into, "--set train.accumulate_grad_batches=4 --set train.steps=5 --resume " + mixed));
   };
-  // Step 4 of a run with a file from step 2.
+  // A run's step 4 with a file from step 2.
   const auto mix = [&](const std::string& run, const std::string& file) {
     fs::remove_all(mixed);
     fs::copy(run + "/checkpoints/step_4", mixed);
@@ -224,11 +224,11 @@ TEST_CASE("shared: files of two saves in one checkpoint are refused by name, and
     mix(several, file);
     refused(resume(), file);
   }
-  // Half of a model is refused by the other verbs, too.
+  // The other verbs refuse half a model, too.
   mix(several, "model-00002-of-00002.safetensors");
   refused(run_program("generate --prompt ab --tokens 1 --device cpu --checkpoint " + mixed),
           "model-00002-of-00002.safetensors");
-  // A whole file that hides those of the index.
+  // A whole file that hides the index's files.
   fs::remove_all(mixed);
   fs::copy(several + "/checkpoints/step_4", mixed);
   fs::copy(whole + "/checkpoints/step_2/model.safetensors", mixed);
@@ -398,7 +398,7 @@ TEST_CASE("shared: with dist.zero 3 the final weights are several files in train
   CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds a checkpoint of an earlier run"));
   fs::remove_all(out + "/checkpoints");
   CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds the final weights of an earlier run, " + out));
-  // --overwrite removes the old weights at the start of the run. This run diverges, and so writes none of its own.
+  // --overwrite removes the old weights when the run starts. This run diverges, and so writes none.
   CHECK(train(2, out, "--overwrite --set train.lr=1e30 --set train.grad_clip=0 ").exit_code == 1);
   CHECK(weights().empty());
 }

@@ -59,8 +59,7 @@ bool is_unused_by_dense(const std::string& name) {
   return false;
 }
 
-// Whether two checkpoints have the same tensors for the parameters that dense steps do not use, and for which of them
-// for the others.
+// Whether two checkpoints have the same tensors for the parameters that dense steps do not use, and for the others.
 struct Kept {
   bool unused = true, used = true;
 };
@@ -93,7 +92,7 @@ TEST_CASE("stages: absent keys have the values of train.*, and the config keeps 
   CHECK(learning_rate(config.train, 3) == scheduled_rate(config.train, 3));
   std::vector<bool> dense;
   for (int64_t step = 0; step < 10; ++step) dense.push_back(stage_at(config.train, step).is_dense(step));
-  // The steps 7 to 10 of the log alternate; the odd ones are dense.
+  // Steps 7 to 10 in the log alternate; the odd ones are dense.
   CHECK(dense == std::vector<bool>{false, false, false, true, true, true, true, false, true, false});
   CHECK(config_to_json(config)["train"]["stages"] == Json::parse(kThree));
   CHECK(config_to_json(config_from_json(config_to_json(config))) == config_to_json(config));
@@ -216,7 +215,7 @@ TEST_CASE("stages: equal stages are one run, and a resume in the middle of any s
       CHECK(same_file(whole + moments, part + moments));
     }
   }
-  // The order of the rows depends on the longest.
+  // The row order depends on the longest stage rows.
   const Outcome other = run_program(
       train_args(folder.file("other"), stages(R"([{"steps":12,"seq_len":24}])") +
                                            "--set train.optimizer=muon --set runtime.precision=bf16 --resume " +
@@ -255,7 +254,7 @@ TEST_CASE("stages: an evaluation in a dense stage has the model's own attention"
   }
   CHECK(losses[0] == losses[1]);
   CHECK(losses[0].size() == 3);
-  CHECK(losses[0].at(2) != losses[0].at(3));  // rows of other lengths
+  CHECK(losses[0].at(2) != losses[0].at(3));  // rows differ in length
   CHECK(trained[0].at(1) != trained[1].at(1));
   CHECK(trained[0].at(3) == trained[1].at(3));
 }
@@ -264,7 +263,7 @@ TEST_CASE("stages: an evaluation's short rows may hold more documents than any l
   const TemporaryFolder folder;
   const std::string train = folder.file("train.jsonl"), val = folder.file("val.jsonl");
   const std::string whole = "{\"text\":\"" + std::string(60, 'x') + "\"}\n";
-  std::string short_ones;  // behind the last whole row of 48 tokens
+  std::string short_ones;  // what follows the last whole 48-token row
   for (int i = 0; i < 8; ++i) short_ones += "{\"text\":\"a\"}\n";
   write_text(train, whole + whole + whole);
   write_text(val, whole + short_ones);
@@ -310,7 +309,7 @@ TEST_CASE("stages: a dense stage leaves the parameters that it does not use, and
 
 TEST_CASE("stages: gradients that a stage makes zero are no anomaly", "[train]") {
   const TemporaryFolder folder;
-  // The first NSA step is one of those that are measured, and other steps follow; rows shorter than a compressed block.
+  // The first NSA step is measured, and other steps follow; rows shorter than a compressed block.
   for (const auto& [list, more] : {std::pair{R"([{"steps":5,"attention":"alternate"}])", "--set log.every=2 "},
                                    {R"([{"steps":2},{"steps":2,"seq_len":3}])", "--set log.every=1 "}}) {
     INFO(list);
@@ -327,7 +326,7 @@ TEST_CASE("stages: dense and alternating stages on several ranks", "[train][dist
       "--set model.mlp_hidden=512 --set dist.bucket_mb=0.02 --set train.eps=1e-4 ";
   const std::string muon = keys + "--set train.optimizer=muon ";
   const std::string one = run(folder.file("one"), 1, keys), one_muon = run(folder.file("one_muon"), 1, muon);
-  // The gates begin to learn in the fourth step, in which the gradient of gate.fc1 is still zero.
+  // The gates begin to learn in the fourth step, in which gate.fc1's gradient is still zero.
   CHECK_FALSE(has(read_text(one + "/heartbeat_rank0.jsonl"), "anomaly"));
   for (const auto& [reference, more] : {std::pair{one_muon, muon + "--set dist.zero=1"},
                                         {one_muon, muon + "--set dist.zero=3"},
@@ -378,7 +377,7 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   }
   CHECK_FALSE(has(read_text(out + "/heartbeat_rank0.jsonl"), "anomaly"));
   CHECK(beats == std::vector<std::string>{"0 " + first, "3 " + second, "6 " + third});
-  // Dense steps have no gates: of the steps 7 to 10 only the even ones.
+  // Dense steps have no gates: only even steps in 7 to 10.
   std::set<std::string> with_gates;
   for (const std::string& line : lines(out + "/gates.csv")) with_gates.insert(line.substr(0, line.find(',')));
   CHECK(with_gates == std::set<std::string>{"step", "1", "2", "3", "8", "10"});
@@ -405,11 +404,11 @@ TEST_CASE("stages: log, tables and plan say which stage a step belongs to", "[tr
   CHECK(json["peak_bytes"].get<int64_t>() < 1.1 * static_cast<double>(largest));
   CHECK(has(text.output, second));
   const std::string nsa = run_program("plan " + kTiny + " --set runtime.device=cpu --json").standard_output;
-  CHECK(json["flops_per_token"] != Json::parse(nsa)["flops_per_token"]);  // of alternating steps
+  CHECK(json["flops_per_token"] != Json::parse(nsa)["flops_per_token"]);  // alternating steps' FLOPs
   CHECK(json["flops_per_token"] == json["stages"][2]["flops_per_token"]);
   CHECK(fit.exit_code == 2);
   CHECK(has(fit.output, "--set train.stages=null --set train.steps=10"));
-  // Ranks that share sequences exchange what a step of the last stage needs.
+  // Ranks that share sequences exchange what a step in the last stage needs.
   const auto shared = [&](const std::string& list) {
     return Json::parse(
         run_program("plan " + kTiny + " --set runtime.device=cpu --ranks 2 --json --set dist.context=2 " + stages(list))

@@ -1,4 +1,4 @@
-// The times of a run's start: phases from the start of the process on, in the banner, the log and metrics.json.
+// A run's start times: phases since the process started, in the banner, the log and metrics.json.
 #include <chrono>
 #include <cmath>
 #include <string>
@@ -56,6 +56,6 @@ TEST_CASE("start times: a process that was just started is young", "[train]") {
     sum += metrics["start_phases"][phase].get<double>();
   CHECK(metrics["start_phases"].size() == 11);
   CHECK(std::abs(metrics["start_seconds"].get<double>() - sum) < 1e-9);
-  constexpr double kTick = 0.02;  // the kernel counts a process's start in hundredths of a second
+  constexpr double kTick = 0.02;  // the kernel counts a process's start in 10 ms ticks
   CHECK(sum <= all + kTick);
 }

@@ -32,7 +32,7 @@ void train(const std::string& out, const std::string& device, const std::string&
   REQUIRE(outcome.exit_code == 0);
 }
 
-// The dtypes of a file's tensors.
+// A file's tensor dtypes.
 std::set<std::string> dtypes(const std::string& path) {
   std::set<std::string> all;
   const SafetensorsFile file(path);
@@ -40,7 +40,7 @@ std::set<std::string> dtypes(const std::string& path) {
   return all;
 }
 
-// The bytes of each tensor of one file, or of several with an index.
+// Each tensor's bytes in one file, or in several with an index.
 std::map<std::string, std::vector<std::byte>> tensor_bytes(const std::string& path) {
   std::map<std::string, std::vector<std::byte>> all;
   WeightIndex(path).for_each(
@@ -48,7 +48,7 @@ std::map<std::string, std::vector<std::byte>> tensor_bytes(const std::string& pa
   return all;
 }
 
-// The mean loss of a run's last five steps, of twenty.
+// The mean loss in a run's last five steps (of twenty).
 double final_loss(const std::string& folder) {
   const std::map<int, double> losses = column(folder + "/training.csv", "loss");
   double sum = 0;

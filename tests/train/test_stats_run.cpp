@@ -52,7 +52,7 @@ Table table(const std::string& path) {
   return out;
 }
 
-// Sets the bias of one layer's gate in the weights of a checkpoint, and removes their checksums.
+// Sets one layer's gate bias in a checkpoint's weights, and removes the checksums.
 void set_gate_bias(const std::string& path, int layer, const std::vector<float>& bias) {
   std::vector<std::vector<std::byte>> bytes;
   std::vector<TensorSpec> specs;
@@ -83,10 +83,10 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   const Table gates = table(out + "/gates.csv"), lists = table(out + "/k_stats.csv");
   CHECK(gates.header == "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win");
   CHECK(lists.header == "step,layer,k_mean,k_max,rows,pct_at_max");
-  REQUIRE(gates.rows.size() == 7 * 2);  // rows of steps 3, 6, ..., 18 and of the last step, for two layers
+  REQUIRE(gates.rows.size() == 7 * 2);  // rows for steps 3, 6, ..., 18 and the last step, two layers
   REQUIRE(lists.rows.size() == 7 * 2);
-  // A row lists up to 4 blocks of 8 tokens, one of which is its own. Up to token 31 a token t sees all t + 1 tokens,
-  // later ones see 24 tokens and those of their own block.
+  // A row lists up to 4 blocks (8 tokens each), its own included. Up to token 31, token t sees all t + 1 tokens; later
+  // ones see 24 tokens and their own block's.
   double k_mean = 0, at_max = 0;
   for (int t = 0; t < 48; ++t) {
     const int k = std::min(t + 1, 24 + t % 8 + 1);
@@ -114,7 +114,7 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   REQUIRE(beats.size() == 20);
   CHECK(beats[0]["gate_entropy_mean"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
   CHECK(beats[0]["gate_entropy_min"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
-  const Json& beat = beats[17];  // the heartbeat of step 18 has the means over both layers
+  const Json& beat = beats[17];  // step 18's heartbeat has the means over both layers
   const std::vector<double>&a = gates.rows[10], &b = gates.rows[11];
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx((a[2] + b[2]) / 2).margin(1e-6));
   CHECK(beat["gate_entropy_min"].get<double>() == Approx(std::min(a[3], b[3])).margin(1e-6));
@@ -273,7 +273,7 @@ TEST_CASE("stats: forced and uniform gates have the configured values, and are n
   }
 }
 
-// A run that saves at step 2 and is resumed with another bias in the gate of layer 1.
+// A run that saves at step 2 and is resumed with another gate bias in layer 1.
 struct BiasedRun {
   std::string out;
   Outcome outcome;
@@ -283,12 +283,12 @@ BiasedRun run_with_bias(const std::string& out, const std::vector<float>& bias, 
   run(out, few + "2");
   set_gate_bias(out + "/checkpoints/step_2/model.safetensors", 1, bias);
   Json state = read_json_file(out + "/checkpoints/step_2/state.json");
-  state.erase("files");  // the checksums of the weights before
+  state.erase("files");  // checksums of the old weights
   write_text(out + "/checkpoints/step_2/state.json", state.dump());
   return {out, run_program(args(out, few + "12 --resume " + out + "/checkpoints/step_2"))};
 }
 
-// The bias opens one branch only of the gate of layer 1, for every input.
+// The bias opens only one branch in layer 1's gate, for every input.
 TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run if configured", "[stats]") {
   const TemporaryFolder folder;
   for (const bool stop : {false, true}) {
@@ -303,7 +303,7 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     CHECK_FALSE(has(anomaly["text"].get<std::string>(), "layer 0"));
     CHECK(has(outcome.output, "anomaly gate_collapse: step 5: "));
     const Table gates = table(out + "/gates.csv");
-    CHECK(gates.rows.at(4)[6] == 0);  // rows of step 3: layer 0, then layer 1
+    CHECK(gates.rows.at(4)[6] == 0);  // rows at step 3: layer 0, then layer 1
     CHECK(gates.rows.at(5)[6] == 1);
     CHECK(gates.rows.at(5)[8] > 0.99);
     CHECK(fs::exists(out + "/.anomaly_type") == stop);
@@ -312,7 +312,7 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
   }
 }
 
-// The bias closes all three gates of layer 1. Only sigmoid gates can be closed together.
+// The bias closes layer 1's three gates. Only sigmoid gates can be closed together.
 TEST_CASE("stats: dead gates are an anomaly of their own, and their shares are NaN", "[stats]") {
   const TemporaryFolder folder;
   const auto [out, outcome] = run_with_bias(folder.file("run"), {-200, -200, -200}, "--set nsa.gate=sigmoid");
@@ -328,7 +328,7 @@ TEST_CASE("stats: dead gates are an anomaly of their own, and their shares are N
   CHECK(has(outcome.output, "anomaly gate_dead: step 5: "));
   const Table gates = table(out + "/gates.csv");
   for (size_t column = 2; column < 10; ++column) {
-    CHECK(std::isfinite(gates.rows.at(4)[column]));  // rows of step 3: layer 0, then layer 1
+    CHECK(std::isfinite(gates.rows.at(4)[column]));  // rows at step 3: layer 0, then layer 1
     CHECK(std::isnan(gates.rows.at(5)[column]));
   }
   const std::string text = read_text(out + "/gates.csv");
@@ -337,7 +337,7 @@ TEST_CASE("stats: dead gates are an anomaly of their own, and their shares are N
   CHECK(beat["step"] == 3);
   CHECK(beat["gate_dead_frac"] == 0.5);
   CHECK(beat["gate_collapse_frac"] == 0);
-  // All rows of layer 1 are dead, so the mean over both layers is that of layer 0.
+  // All rows in layer 1 are dead, so the mean over both layers is layer 0's.
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx(gates.rows[4][2]).margin(1e-6));
   CHECK(heartbeats(out, 0, "step_end").at(1)["gate_dead_frac"] == 0);
   REQUIRE(run_program("report " + out).exit_code == 0);

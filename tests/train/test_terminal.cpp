@@ -1,5 +1,5 @@
-// Output on a terminal: the number of lines before the first step, progress lines that fit into the width and stay
-// intact, rates, heartbeats that become rarer; and suggestions for misspelled words.
+// Output on a terminal: how many lines precede the first step, progress lines that fit into the width and stay intact,
+// rates, heartbeats that become rarer; and suggestions for misspelled words.
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -23,13 +23,13 @@ bool require_script() {
   return skip("no script(1), which makes a terminal");
 }
 
-// Runs `triad ARGS` on a terminal with the given number of columns.
+// Runs `triad ARGS` on a terminal with this many columns.
 Outcome on_terminal(const TemporaryFolder& folder, int columns, const std::string& args) {
   write_text(folder.file("command"), fmt::format("stty cols {}\nexec {} {}\n", columns, TRIAD_PROGRAM, args));
   return run_command("script -qec 'sh " + folder.file("command") + "' /dev/null </dev/null");
 }
 
-// The lines that a terminal shows for these bytes: the final state of each, and every state that it had.
+// The lines that a terminal shows for these bytes: each line's final state, and every state that it had.
 struct Shown {
   std::vector<std::string> lines, states;
 };
@@ -94,7 +94,7 @@ TEST_CASE("terminal: a rate is the median of all steps since the last row", "[te
   for (const double ms : {70.0, 50.0, 51.0, 49.0, 52.0}) times.add(ms);
   CHECK(times.median_ms() == 51);
   times.row();
-  times.add(0.9);  // the last step of a run, whose result is available immediately
+  times.add(0.9);  // a run's last step, whose result is available immediately
   CHECK(times.median_ms() == 50);
   times.row();
   for (int i = 0; i < 100; ++i) times.add(i < 60 ? 10 : 1000);
@@ -114,7 +114,7 @@ TEST_CASE("terminal: heartbeats become rarer by default, or are as frequent as c
   CHECK(count(-1, 1000, 0.01) == 1000);
   CHECK(count(-1, 10000, 0) == 1000 + 900);
   CHECK(count(-1, 1000000, 0) == 1000 + 3 * 900);
-  CHECK(count(-1, 3000, 61) == 3000);  // at least one heartbeat a minute
+  CHECK(count(-1, 3000, 61) == 3000);  // one heartbeat a minute or more
   CHECK(count(1, 20000, 0.01) == 20000);
   CHECK(count(7, 70, 100) == 10);
   CHECK(count(0, 70, 100) == 0);

@@ -1,5 +1,5 @@
-// Whole runs of the program: two runs give the same bits, a resume is exact to the bit, what a run's folder contains,
-// and how a run is stopped.
+// Whole program runs: two runs give the same bits, a resume is exact to the bit, what a run's folder contains, and how
+// a run is stopped.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -56,7 +56,7 @@ std::vector<std::string> lines(const std::string& path) {
   return out;
 }
 
-// Waits until training.csv has this number of rows, for three minutes at most.
+// Waits until training.csv has this many rows, for three minutes at most.
 void wait_for_rows(const std::string& folder, size_t rows) {
   for (int i = 0; i < 180000 && lines(folder + "/training.csv").size() < rows + 1; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -69,7 +69,7 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
   run(train_args(folder.file("b"), device, more));
   REQUIRE(!weights(folder.file("a")).empty());
   CHECK(weights(folder.file("a")) == weights(folder.file("b")));
-  // Resumes a finished run from its checkpoint of step 7.
+  // Resumes a finished run from its step-7 checkpoint.
   run(train_args(folder.file("c"), device, more + "--set train.save_every=7"));
   run(train_args(folder.file("c"), device,
                  more + "--set train.save_every=7 --overwrite --resume " + folder.file("c/checkpoints/step_7")));
@@ -79,7 +79,7 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
   CHECK(lines(folder.file("c/training.csv")).size() == 21);
 }
 
-// Trains the model of configs/tiny.json on a device, one step at a time, and gives access to its master weights.
+// Trains configs/tiny.json's model on a device, one step at a time, and gives access to its master weights.
 struct SmallStep {
   SmallStep(Device device, const std::vector<std::string>& sets)
       : config(load_config(kTiny, sets).config), runtime(allocate_planned(config, device)), step(*runtime, config) {
@@ -108,7 +108,7 @@ struct SmallStep {
   TrainStep step;
 };
 
-// Queues three steps, of which the second reads a NaN weight and the third does not.
+// Queues three steps: the second reads a NaN weight, the third doesn't.
 void check_bad_step(Device device, const std::string& on_nonfinite) {
   SmallStep small(device, {"train.on_nonfinite=" + on_nonfinite, "runtime.cuda_graph=true"});
   const Params& params = small.step.model().params();
@@ -125,7 +125,7 @@ void check_bad_step(Device device, const std::string& on_nonfinite) {
   write(ctx, gain, bad.data());
   small.queue(1, 2);
   write(ctx, gain, good.data());
-  small.queue(2, 3);  // queued before the host reads the result of the second step
+  small.queue(2, 3);  // queued before the host reads the second step's result
   const TrainStep::Result second = small.step.result();
   CHECK(!second.finite);
   CHECK(second.bad_tensor == "the gradient of embed.weight");
@@ -174,7 +174,7 @@ TEST_CASE("train: same seed, same bits, and resume to the exact bit", "[train]")
 }
 
 TEST_CASE("train: a resume in the third file of the second epoch ends with the same bits", "[train]") {
-  constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // values of configs/tiny.json
+  constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // values in configs/tiny.json
   const TemporaryFolder folder;
   const int64_t tokens[] = {100, 110, 180};  // chosen so that only the third file contains sequences 5, 6 and 7
   const Philox random(1, 0);
@@ -189,7 +189,7 @@ TEST_CASE("train: a resume in the third file of the second epoch ends with the s
   run(train_args(folder.file("whole"), "cpu", more));
   const auto seed = static_cast<uint64_t>(load_config(kTiny, {}).config.data.seed);
   int resumes = 0;
-  for (int64_t step = kSequences / kStep; step < 2 * kSequences / kStep; ++step) {  // steps of the second epoch
+  for (int64_t step = kSequences / kStep; step < 2 * kSequences / kStep; ++step) {  // second-epoch steps
     const int64_t next = sequence_position(step * kStep, kSequences, seed);
     if (next * T < tokens[0] + tokens[1]) continue;
     ++resumes;
@@ -264,12 +264,12 @@ TEST_CASE("train: .HALT and signals stop after the current step with a checkpoin
 namespace {
 
 struct SignalOutcome {
-  size_t survived = 0;  // number of signals that did not end the process
+  size_t survived = 0;  // signals that didn't end the process
   std::vector<std::string> lines;
 };
 
 // Forks a process that handles stop signals, in step 9 of a run, and sends these signals to it, one after another.
-// whole: step of the newest checkpoint; -1: none.
+// whole: the newest checkpoint's step; -1: none.
 SignalOutcome after_signals(const std::vector<int>& signals, const std::string& log, const std::string& launcher = "",
                             int64_t whole = -1) {
   const int child = fork();
@@ -304,7 +304,7 @@ TEST_CASE("train: a stop signal ends the run at once if and only if an earlier m
       std::vector<int> signals;
       std::string names;
       for (size_t i = 0; i < n; ++i) {
-        // The four others count as one signal: n - i of them are in use, so that they mix.
+        // The four others count as one signal: n - i are in use, so they mix.
         constexpr int kOthers[] = {SIGTERM, SIGHUP, SIGUSR2, SIGXCPU};
         signals.push_back((bits >> i & 1) != 0 ? SIGINT : kOthers[(n - i) % 4]);
         names += signals.back() == SIGINT ? " INT" : " TERM";
@@ -385,7 +385,7 @@ TEST_CASE("train: a stop whose checkpoint cannot be written says how many steps 
       train_args(out, "cpu", kEndless + "--set train.save_every=1000000 --set log.csv=false --set log.every=1000000"),
       "", log);
   wait_for_text(log, "step 1/");
-  const rlimit limit{100'000, 100'000};  // from now on no file can have as many bytes as the weights
+  const rlimit limit{100'000, 100'000};  // files now can't be as large as the weights
   REQUIRE(prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
   program.send(SIGTERM);
   const int exit_code = program.wait();
@@ -410,7 +410,7 @@ TEST_CASE("train: Ctrl-C prints a message during a step, and a second one ends t
   wait_for_text(log, "again ends at once\n");
   const std::string messages = read_text(log);
   INFO(messages);
-  // The file has a header and one row per finished step, so its number of lines is the number of the running step.
+  // The file has a header and one row per finished step, so its line count is the running step's number.
   const size_t rows = lines(out + "/training.csv").size();
   CHECK(has(messages, "\ntriad: stops with a checkpoint when its step ends (step " + std::to_string(rows) +
                           " has begun); Ctrl-C again ends at once\n"));
@@ -442,7 +442,7 @@ TEST_CASE("train: checkpoints are written concurrently with the steps, and old o
   const std::string log = read_text(folder.file("usual/ranks/rank_0.log"));
   for (int step = 0; step <= 9; ++step)
     CHECK(has(log, fmt::format("checkpoint {}/checkpoints/step_{}, written in ", folder.file("usual"), step)));
-  // Each checkpoint contains the state of its own step, although later steps run while it is being written.
+  // Each checkpoint contains its own step's state, although later steps run while it is being written.
   run(train_args(folder.file("five"), "cpu", "--set train.steps=9 --set train.save_every=5"));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     CHECK(read_text(folder.file("all/checkpoints/step_5/") + file) ==
@@ -537,7 +537,7 @@ TEST_CASE("model: the M7C shape has 195 tensors and its parameter counts", "[mod
   CHECK(param_specs(cpu.model).size() == 195);
   CHECK(count_parameters(cpu.model) == 78295332);
   CHECK(count_parameters(load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json", {}).config.model) == 155096868);
-  // The expected mean number of selected tokens of a row.
+  // The expected mean of selected tokens per row.
   for (const auto& [T, mean] : {std::pair{512, 256.5}, {2048, 752.5}, {4096, 872.5}})
     CHECK(attended_pairs(cpu.model, AttentionKind::nsa, T).sel / T == mean);
 }

@@ -1,4 +1,4 @@
-// Detection of hung and slow runs: the rules on made-up numbers, and whole runs with an injected fault.
+// Detecting hung and slow runs: the rules on made-up numbers, and whole runs with an injected fault.
 #include "train/monitor/watchdog.h"
 
 #include <signal.h>
@@ -28,8 +28,8 @@ const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 Config config_with(const std::vector<std::string>& sets = {}) { return load_config(kTiny, sets).config; }
 
-// Waits until a rank has logged more than `before` heartbeats with this msg, and returns the last of them. Fails after
-// three minutes, a limit for machines that are busy.
+// Waits until a rank has logged more than `before` heartbeats with this msg, and returns the last one. Fails after
+// three minutes, a limit for busy machines.
 Json wait_for_heartbeat(const std::string& folder, int rank, const std::string& msg, size_t before = 0) {
   for (int i = 0; i < 1800; ++i) {
     const std::vector<Json> found = heartbeats(folder, rank, msg);
@@ -47,15 +47,15 @@ std::string stack_dump(const std::string& folder, int rank) {
   return "";
 }
 
-// Makes writing a stack dump hang from now on: the names of the dump's files are taken by pipes without a reader.
+// Makes writing a stack dump hang from now on: pipes without a reader take the dump's file names.
 void make_dumps_hang(const std::string& folder) {
   const std::time_t now = std::time(nullptr);
   for (int i = 0; i < 300; ++i)
     REQUIRE(mkfifo((folder + "/stackdump_rank0_" + std::to_string(now + i) + ".txt").c_str(), 0600) == 0);
 }
 
-// Returns the op in whose matrix product the process sleeps, according to the dump's own stack. Of nested ops it is the
-// outer one.
+// Returns the op in whose matrix product the process sleeps, according to the dump's own stack. With nested ops it's
+// the outer one.
 std::string sleeping_op(const std::string& dump) {
   REQUIRE(has(dump, "cblas_sgemm"));
   for (const std::string op : {"classifier_forward_backward", "linear_silu_forward", "linear_silu_backward"})
@@ -63,7 +63,7 @@ std::string sleeping_op(const std::string& dump) {
   return "matmul";
 }
 
-// Returns the arguments of a run that ends only when it is stopped.
+// Returns arguments for a run that ends only when stopped.
 std::string endless(const std::string& out, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out +
          " --set train.steps=100000000 --set train.allow_unsafe=true --set log.every=1000 " + more;
@@ -122,7 +122,7 @@ TEST_CASE("watchdog: a rank that advances slowly is slow, one that does not adva
     ++place.device_mark;
     CHECK(look(1, false, i % 5 == 0) == State::advancing);
   }
-  // Only steps can be slow. A checkpoint may take as long as the timeout of other ranks.
+  // Only steps can be slow. A checkpoint may take as long as other ranks' timeout.
   place.stage = Stage::evaluation;
   for (int i = 0; i < 100; ++i) CHECK(look(1, true, false) == State::advancing);
   place.stage = Stage::checkpoint;
@@ -230,7 +230,7 @@ TEST_CASE("watchdog: a step that is slowed down is slow, not hung", "[watchdog]"
   BackgroundProgram program(endless(out, "--set log.hang_s=20 --set log.slow_s=1"), asleep_while(sleeps, 0, "0.2"),
                             log);
   wait_for_heartbeat(out, 0, "step_end", 2);
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // meanwhile the watchdog updates the usual duration of a step
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // meanwhile the watchdog updates the usual step duration
   const size_t before = heartbeats(out, 0, "slow").size(), recovered = heartbeats(out, 0, "recovered").size();
   write_text(sleeps, "");
   const Json slow = wait_for_heartbeat(out, 0, "slow", before);
@@ -244,7 +244,7 @@ TEST_CASE("watchdog: a step that is slowed down is slow, not hung", "[watchdog]"
   CHECK(heartbeats(out, 0, "hung").empty());
   CHECK(stack_dump(out, 0).empty());
   CHECK(has(read_text(log), "SLOW, still advancing"));
-  // Every heartbeat has the version of its schema. Values that need a GPU are null.
+  // Every heartbeat has its schema version. Values that need a GPU are null.
   const Json boot = heartbeats(out, 0, "boot").at(0);
   CHECK(boot["schema"] == 1);
   for (const char* key : {"gpu_used_mib", "gpu_util_pct", "power_w"}) CHECK(boot.at(key).is_null());
@@ -310,8 +310,8 @@ TEST_CASE("watchdog: SIGUSR1 before main does not end the process, and is handle
   CHECK(program.wait() == 0);
 }
 
-// A thread in a kernel of OpenBLAS has a stack of one frame in a dump, because these kernels have no unwind tables. The
-// test therefore asks for dumps until one of them finds the main thread elsewhere.
+// A thread in an OpenBLAS kernel shows a one-frame stack in a dump, because these kernels have no unwind tables. So the
+// test asks for dumps until one finds the main thread elsewhere.
 TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
@@ -388,7 +388,7 @@ TEST_CASE("power: energy, power and clock of a step, from readings of the card",
   const auto reading = [](double joules, double mhz, bool capped) {
     return GpuEnergy{.energy_j = joules, .limit_w = 700, .clock_mhz = mhz, .max_clock_mhz = 1980, .capped = capped};
   };
-  // The clocks before and after the steps are those of an idle card and do not count.
+  // The clocks before and after the steps show an idle card and don't count.
   const GpuEnergy before = reading(1000, 345, false), after = reading(1600, 345, false);
   const std::vector<GpuEnergy> during = {reading(1100, 1600, true), reading(1300, 1700, true),
                                          reading(1400, 1800, false), reading(1500, 1700, true)};

@@ -1,5 +1,5 @@
-// dist.zero 0 to 3, train.grads_dtype and runtime.offload: which runs give the same bits, and how near the others are
-// to a run of one rank. Whole runs, started through mpirun.
+// dist.zero 0 to 3, train.grads_dtype and runtime.offload: which runs give the same bits, and how close the others are
+// to a one-rank run. Whole runs, started through mpirun.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -16,10 +16,10 @@ using namespace triad::test;
 
 namespace {
 
-// The largest distance of runs whose gradients are rounded to bf16. Measured on CPUs: 3.4e-4 to 6e-4.
+// The largest distance between runs whose gradients are rounded to bf16. Measured on CPUs: 3.4e-4 to 6e-4.
 constexpr double kMostBf16 = 1e-3;
 
-// The final weights of a run, in one file or several.
+// A run's final weights, in one file or several.
 std::map<std::string, std::vector<float>> weights_of(const std::string& run) { return tensors(tensors_path(run)); }
 
 // |a - b| / |a| over all weights.
@@ -34,8 +34,8 @@ double distance(const std::map<std::string, std::vector<float>>& a,
   return std::sqrt(error / size);
 }
 
-// Trains configs/tiny.json, but four times as wide, so that every rank has a part of each layer, with 12 sequences a
-// step on all ranks together, in this number of micro-steps.
+// Trains configs/tiny.json, but four times as wide, so that every rank has a part of each layer, with 12 sequences per
+// step over all ranks, in this many micro-steps.
 std::string train_arguments(const std::string& out, int ranks, int accumulated, const std::string& more) {
   return fmt::format(
       "{} --set model.dim=128 --set train.micro_batch_size={} --set train.accumulate_grad_batches={} --set "
@@ -50,7 +50,7 @@ std::string train(const std::string& out, int ranks, int accumulated, const std:
   return out;
 }
 
-// Checks the bits of dist.zero 0 to 3 with these keys, and the distance to one rank's weights.
+// Checks bits with dist.zero 0 to 3 and these keys, and the distance to one rank's weights.
 void check_stages(int ranks, int accumulated, const std::string& more, double most) {
   const TemporaryFolder folder;
   const auto one = weights_of(train(folder.file("one"), 1, 1, more));
@@ -99,7 +99,7 @@ TEST_CASE("zero: replicas of the shards give the weights of one rank", "[dist]")
   // If each rank is a replica, sums are those without replicas.
   CHECK(weights_of(train(folder.file("apart"), 2, 1, "--set dist.replicas=2 --set dist.zero=3")) ==
         weights_of(train(folder.file("none"), 2, 1, "")));
-  // Groups of ranks without MPI.
+  // Rank groups without MPI.
   const std::string tcp = folder.file("tcp");
   const Outcome started = run_command(
       fmt::format("export WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 MASTER_PORT={}; "

@@ -1,4 +1,4 @@
-// Argmax on the GPU, one CTA per row. A row of 50,257 logits is 100 KB, and each thread has eight loads in flight.
+// Argmax on the GPU, one CTA per row. A row with 50,257 logits is 100 KB, and each thread has eight loads in flight.
 #include <cub/warp/warp_reduce.cuh>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -16,11 +16,10 @@ struct Largest {
     if (v > value || (v == value && i < at)) value = v, at = i;
   }
 };
-// Returns the largest of the values in a warp's lanes, valid in lane 0. The result does not depend on the order of
-// comparisons.
+// The largest value in a warp's lanes, valid in lane 0. The result does not depend on comparison order.
 __device__ Largest largest_of_warp(const Largest& mine) {
   using WarpReduce = cub::WarpReduce<Largest>;
-  typename WarpReduce::TempStorage empty;  // a reduction of 32 lanes uses no shared memory
+  typename WarpReduce::TempStorage empty;  // a 32-lane reduction uses no shared memory
   return WarpReduce(empty).Reduce(mine, [](Largest a, const Largest& b) {
     a.include(b.value, b.at);
     return a;

@@ -1,5 +1,5 @@
-// The decoding caches on the CPU, and the checks of shapes. Rotation and phi are the ops of the forward pass, applied
-// to one row and to one block.
+// The decoding caches on the CPU, and the shape checks. Rotation and phi are the forward pass's ops, applied to one row
+// and to one block.
 #include "kernels/decode/cache.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ void cache_rows(Context& ctx, Tensor to, ConstTensor from, int64_t n) {
   for (int64_t s = std::max<int64_t>(0, n - R); s < n; ++s) copy(ctx, to[s % R], from[s]);
 }
 
-// Checks a pair of keys and values with `rows` rows a sequence: a part of a cache, or the new rows that extend it.
+// Checks a key/value pair with `rows` rows per sequence: one of a cache's pairs, or the new rows that extend it.
 void check_pair(const char* what, const ConstTensor& k, const ConstTensor& v, const Tensor& q, int64_t rows,
                 const ConstTensor& like_k, const ConstTensor& like_v) {
   const int64_t B = q.size(0), Hkv = like_k.size(2);
@@ -33,7 +33,7 @@ void check_pair(const char* what, const ConstTensor& k, const ConstTensor& v, co
   check_tensor(what, v, {B, rows, Hkv, like_v.size(3)}, q.dtype);
 }
 
-// Checks the arguments of an append to a cache of S tokens that NSA and dense attention share.
+// Checks the append arguments that NSA and dense attention share, for a cache that holds S tokens.
 void check_tokens(const char* op, const Tensor& q, const ConstTensor& position, const ConstTensor& cos,
                   const ConstTensor& sin, int64_t S) {
   TRIAD_CHECK(q.rank == 4 && q.size(1) == 1 && is_float(q.dtype), "{}: q is {}, not one row a sequence", op, q.str());
@@ -66,7 +66,7 @@ class TokenWriter {
   void rotate(const Tensor& to, const ConstTensor& from) const {
     rope_forward(ctx_, to.slice(0, b_, b_ + 1), from.slice(0, b_, b_ + 1), cos_, sin_);
   }
-  // Token s is stored in row s modulo the number of rows.
+  // Token s is stored in row s modulo the row count.
   void store(const Tensor& k_rows, const Tensor& v_rows, const ConstTensor& k, const ConstTensor& v) const {
     const auto row_of = [&](const Tensor& rows) {
       const int64_t row = at_ % rows.size(1);
@@ -82,7 +82,7 @@ class TokenWriter {
   ConstTensor cos_, sin_;
 };
 
-// Compresses the block of sequence b that ends with token `at`, from the ring's rows in token order.
+// Compresses sequence b's block that ends with token `at`, from the ring's rows in token order.
 void compress_block(Context& ctx, Tensor compressed, ConstTensor ring, int64_t b, int64_t at, const PhiWeights& w,
                     const PhiOptions& o) {
   if (compressed.size(1) == 0 || at + 1 < o.l || (at + 1 - o.l) % o.d != 0) return;
@@ -107,7 +107,7 @@ void nsa_cache_fill(Context& ctx, const NsaCache& cache, int64_t b, int64_t n, c
   cache_rows(ctx, cache.k_raw[b], in.k[kCmp][0], n);
   cache_rows(ctx, cache.v_raw[b], in.v[kCmp][0], n);
   if (n < l || blocks == 0) return;
-  // Blocks beyond the n tokens, if the pass was longer, are copied too: later tokens overwrite them before they become
+  // Copies blocks beyond the n tokens too, if the pass was longer: later tokens overwrite them before they become
   // visible.
   copy(ctx, cache.k_cmp[b].slice(0, 0, blocks), k_cmp[0].slice(0, 0, blocks));
   copy(ctx, cache.v_cmp[b].slice(0, 0, blocks), v_cmp[0].slice(0, 0, blocks));
@@ -122,7 +122,7 @@ void nsa_cache_append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn
     if constexpr (kBuiltWithCuda) return cuda::nsa_cache_append(ctx, cache, q, in, position, cos, sin, w, c);
   }
   for (int64_t b = 0; b < q.size(0); ++b) {
-    // A plan has no positions. The end of the first complete block needs the most scratch.
+    // A plan has no positions. The first complete block's end needs the most scratch.
     const int64_t at = ctx.planning ? std::min(c.l, cos.size(0)) - 1 : position.ptr<int32_t>()[b];
     const TokenWriter token(ctx, b, at, cos, sin);
     token.rotate(q, q);

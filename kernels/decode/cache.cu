@@ -1,8 +1,8 @@
 // Appends a new token to the decoding cache (decode/cache.h). One kernel does most of it: a CTA rotates one head of q,
-// or rotates and stores one group's key or value of one branch. In the compressed branch this CTA also compresses l
-// tokens to a block if a block ends with the new token (for phi avg and conv). Phi mlp needs further kernels: one
-// gathers the tokens, two multiply few rows, one stores the block. They run on every step, because the queued work must
-// not depend on the position; only the last one tests whether a block ends.
+// or rotates and stores one group's key or value in one branch. In the compressed branch this CTA also compresses l
+// tokens to a block if one ends with the new token (for phi avg and conv). Phi mlp needs further kernels: one gathers
+// the tokens, two multiply few rows, one stores the block. They run on every step, because the queued work must not
+// depend on the position; only the last one tests whether a block ends.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -25,25 +25,24 @@ __global__ void __launch_bounds__(kThreads)
   to[row % R * to_stride + h * to_head + j] = from[row * from_stride + h * from_head + j];
 }
 
-// The keys or values of one branch: the new row [B,1,Hkv,D], the cache's rows and, for the raw ring, the compressed
-// blocks.
+// One branch's keys or values: the new row [B,1,Hkv,D], the cache's rows and, for the raw ring, the compressed blocks.
 template <class T>
 struct Stored {
   Bthd<const T> from;
   Bthd<T> to, blocks;
-  int rows, D;       // number of rows of `to`; elements of a row
+  int rows, D;       // row count of `to`; elements per row
   bool rotate, raw;  // rotate: keys; raw: the compressed branch's ring of raw rows
-  const T* weight;   // [l,D] weights of phi conv; null for other phi
+  const T* weight;   // [l,D] phi conv's weights; null for other phi
   int64_t weight_stride;
 };
 template <class T>
 struct Append {
   Bthd<T> q;
-  Stored<T> stored[6];  // keys and values of the window, selected and compressed branch
+  Stored<T> stored[6];  // keys and values for the window, selected and compressed branch
   const int32_t* position;
   const float *cos, *sin;
   int64_t table_stride;
-  int Hq, Hkv, dk, l, d, blocks;  // l, d: length and stride of a block; blocks: number of rows of k_cmp
+  int Hq, Hkv, dk, l, d, blocks;  // l, d: block length and stride; blocks: row count of k_cmp
   bool compress;                  // phi is avg or conv: cache_append_kernel makes the block
 };
 
@@ -52,8 +51,7 @@ __device__ bool ends_block(const Append<T>& a, int at) {
   return a.blocks > 0 && at + 1 >= a.l && (at + 1 - a.l) % a.d == 0;
 }
 
-// Rotates a row by the angles of position `at` (ops/rope.h) from `from` to `to`, which may be the same, by all threads
-// of the CTA.
+// Rotates a row by position `at`'s angles (ops/rope.h) from `from` to `to`, which may be the same, using the whole CTA.
 template <class T>
 __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   const int half = a.dk / 2;
@@ -67,8 +65,8 @@ __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
 }
 
 // Compresses the ring's l tokens to the block that ends with token `at`: with phi avg to their mean, with phi conv to
-// their sum weighted by s.weight. Threads are columns x parts of the ring's rows, and parts are added in order. The
-// rows were last used d steps ago and are read from memory, so each thread keeps eight loads in flight.
+// their sum weighted by s.weight. Threads are columns x row parts, and parts are added in order. The rows were last
+// used d steps ago and are read from memory, so each thread keeps eight loads in flight.
 template <class T>
 __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int g, int at) {
   constexpr int kAtOnce = 8;
@@ -110,7 +108,7 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
   }
 }
 
-// blockIdx.x: a head of q, or a group of a stored tensor; blockIdx.y: the sequence.
+// blockIdx.x: a q head, or a group in a stored tensor; blockIdx.y: the sequence.
 template <class T>
 __global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a) {
   pdl_wait();
@@ -131,13 +129,13 @@ __global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a) {
   compress_ring(a, s, b, g, at);
 }
 
-// For phi mlp: copies the l tokens of the ring, oldest first, to rows [B*Hkv, l*D], and adds to token i its position
+// For phi mlp: copies the ring's l tokens, oldest first, to rows [B*Hkv, l*D], and adds to token i its position
 // embedding pos[i].
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cache_gather_block_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
   const int i = blockIdx.x, g = blockIdx.y, b = blockIdx.z, at = a.position[b];
-  // The oldest token of the ring is the one that will be overwritten next.
+  // The ring's oldest token is the one to be overwritten next.
   const T* const from = s.to.row(b, (at + 1 + i) % a.l, g);
   T* const to = rows + ((int64_t{b} * a.Hkv + g) * a.l + i) * s.D;
   for (int j = threadIdx.x; j < s.D; j += kThreads)
@@ -198,7 +196,7 @@ Stored<T> stored_values(const Tensor& to, const ConstTensor& from) {
   return s;
 }
 
-// stored: the number of tensors in a.stored.
+// stored: how many tensors a.stored has.
 template <class T>
 void launch_append(Context& ctx, const char* op, const Append<T>& a, int stored, int64_t B) {
   launch_pdl(ctx, op, cache_append_kernel<T>,

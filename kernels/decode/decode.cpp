@@ -1,5 +1,5 @@
-// Decoding on the CPU with the code of the forward pass: attention uses its loops over the visible rows of the cache,
-// the selection uses its function at the new token's position, and gate and gated sum are its ops.
+// Decoding on the CPU with the forward pass's code: attention uses its loops over the cache's visible rows, the
+// selection uses its function at the new token's position, and gate and gated sum are its ops.
 #include "kernels/decode/decode.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-// Visible rows of a branch's cache for sequence b's new token: the first count(b). In a ring that is not yet full these
+// A branch's visible cache rows for sequence b's new token: the first count(b). In a ring that is not yet full these
 // are all tokens; in a full ring, all rows.
 struct FirstRows {
   std::vector<int64_t> count;
@@ -26,7 +26,7 @@ struct FirstRows {
   int64_t keys(int64_t b, int64_t) const { return count[b]; }
 };
 
-// Visible rows of the selected branch: tokens up to the new one in the listed blocks.
+// The selected branch's visible rows: tokens up to the new one in the listed blocks.
 struct ListedRows {
   const int32_t* lists;  // [B,1,Hkv,n]
   const int32_t* position;
@@ -39,7 +39,7 @@ struct ListedRows {
   }
 };
 
-// k, v: keys and values of the cache.
+// k, v: the cache's keys and values.
 void check_decode(const char* op, const Tensor& out, const ConstTensor& q, const ConstTensor& position, const Tensor& k,
                   const Tensor& v) {
   TRIAD_CHECK(q.rank == 4 && q.size(1) == 1 && is_float(q.dtype), "{}: q is {}, not one row a sequence", op, q.str());
@@ -86,7 +86,7 @@ class DecodeCpu {
   }
 
  private:
-  // Number of visible rows in a cache with token s in row s or s % rows; a plan assumes a full cache.
+  // Visible rows in a cache with token s in row s or s % rows; a plan assumes a full cache.
   FirstRows tokens_up_to(const Tensor& rows) const {
     FirstRows r;
     for (int64_t b = 0; b < B_; ++b)

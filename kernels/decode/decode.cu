@@ -1,14 +1,14 @@
-// The attention of one new token per sequence. The work is to read a few thousand keys, so it is split over CTAs by
-// chunks of keys of one (sequence, group), and the chunks' partial softmaxes are combined at the end (split-KV). At 64k
+// Attention for one new token per sequence. The work is to read a few thousand keys, so it is split over CTAs by key
+// chunks for one (sequence, group), and the chunks' partial softmaxes are combined at the end (split-KV). At 64k
 // tokens, each group has 64 chunks of compressed keys, 8 of selected and 8 of window keys. There are two dependent
 // kernels:
-//   1. this file: the chunks of the compressed branch, which store their scores for the selection, those of the window
-//      branch, and the gate.
-//   2. decode/decode_selected.cu: the selection, the chunks of the selected branch, and the combination of all
-//      branches, rounded as in the forward pass and summed by their gates.
-// Dense attention has chunks of one branch and the combination only (decode/decode_dense.cu).
-// Sizes of grids and scratch depend only on the cache's capacity, and positions are read on the device, so one recorded
-// CUDA graph serves all positions; chunks beyond a position exit at once. Softmaxes use powers of 2. A step of NSA is
+//   1. this file: the compressed branch's chunks, which store their scores for the selection, the window branch's
+//      chunks, and the gate.
+//   2. decode/decode_selected.cu: the selection, the selected branch's chunks, and the combination of all branches,
+//      rounded as in the forward pass and summed by their gates.
+// Dense attention has one branch's chunks and the combination only (decode/decode_dense.cu).
+// Grid and scratch sizes depend only on the cache's capacity, and positions are read on the device, so one recorded
+// CUDA graph serves all positions; chunks beyond a position exit at once. Softmaxes use powers of 2. An NSA step is
 // bound by latency: each kernel waits for memory about three times in sequence.
 #include <algorithm>
 
@@ -20,13 +20,13 @@
 namespace triad::cuda {
 namespace {
 
-// About how many compressed keys a CTA of the selection scores at a time (a tile).
+// About how many compressed keys a CTA scores at a time (a tile) for the selection.
 constexpr int kScoreTile = 4096;
-constexpr int kMaxTile = 448;  // most blocks of a tile
+constexpr int kMaxTile = 448;  // most blocks per tile
 
-// ---- the gate: one forced branch, uniform, or an MLP on the mean of the group's queries ----
+// ---- the gate: one forced branch, uniform, or an MLP on the group's mean query ----
 
-// force: index of the branch whose gate is 1 while the others are 0; -1: none is forced.
+// force: index of the branch whose gate is 1, the others' being 0; -1: none is forced.
 struct GateKernelOptions {
   int force = 0;
   bool uniform = false, softmax = false;
@@ -34,7 +34,7 @@ struct GateKernelOptions {
   __host__ __device__ bool computed() const { return force < 0 && !uniform; }
 };
 
-// Shared memory of the gate: the MLP's weights, the mean query and the hidden layer. Without kHoldsFc1, for cards on
+// The gate's shared memory: the MLP's weights, the mean query and the hidden layer. Without kHoldsFc1, for cards on
 // which fc1's matrix does not fit, it stays in global memory.
 template <class T, bool kHoldsFc1>
 struct GateMemory {
@@ -83,7 +83,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
       memory.mean[j] = sum / static_cast<float>(a.G);
     }
     __syncthreads();
-    constexpr int kLanes = 8;  // lanes that share a hidden unit
+    constexpr int kLanes = 8;  // lanes per hidden unit
 #pragma unroll 1
     for (int j0 = 0; j0 < mlp.hidden; j0 += kBranchThreads / kLanes) {
       const int j = j0 + static_cast<int>(threadIdx.x) / kLanes;
@@ -129,7 +129,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
     for (int k = 0; k < 3; ++k) a.gate[(k * a.B + b) * a.Hkv + g] = z[k];
 }
 
-// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window branch, then the gate ----
+// ---- kernel 1. blockIdx.x: the compressed branch's chunks, then the window branch's, then the gate ----
 
 template <class T, int V, int kHeads, bool kHoldsFc1>
 __global__ void __launch_bounds__(kBranchThreads, 2)
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kBranchThreads, 2)
   const bool gates = static_cast<int>(blockIdx.x) == a.chunks[0] + a.chunks[2];
   const GateMemory<T, kHoldsFc1> gate_memory(shared, mlp);
   if (gates && gate_options.computed())
-    load_gate_weights(mlp, gate_memory);  // before pdl_wait(), since the previous kernel does not write weights
+    load_gate_weights(mlp, gate_memory);  // runs before pdl_wait(), since the previous kernel does not write weights
   pdl_wait();
   const int g = blockIdx.y, b = blockIdx.z;
   if (gates) return gate_of(a, mlp, gate_options, gate_memory, b, g);
@@ -163,7 +163,7 @@ void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, co
              sizeof(float) * static_cast<size_t>(floats), a, mlp, gate);
 }
 
-// vectors: whether the rows of all keys and values consist of aligned 16-byte vectors.
+// vectors: whether all key and value rows consist of aligned 16-byte vectors.
 template <class T>
 void launch_branches(Context& ctx, const Decode<T>& a, bool vectors, const GateMlp<T>& mlp,
                      const GateKernelOptions& gate) {

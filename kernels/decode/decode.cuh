@@ -1,8 +1,7 @@
-// For the decoding attention kernels (overview: decode/decode.cu): the arguments of a call, attention over a chunk of
-// keys, and the combination of chunks (split-KV). NSA has three branches, the compressed, the selected and the window
-// branch, index 0, 1 and 2. Dense attention has one, index 0. One CTA processes one chunk for all query heads of a
-// group, so that each key is read once. For each head it writes the maximum of the scores, the sum of their
-// exponentials and the weighted sum of the values.
+// For the decoding attention kernels (overview: decode/decode.cu): call arguments, attention over a chunk of keys, and
+// combining chunks (split-KV). NSA has three branches: compressed, selected and window, index 0, 1 and 2. Dense
+// attention has one, index 0. One CTA processes one chunk for all of a group's query heads, so that each key is read
+// once. For each head it writes the maximum score, the sum of exponentials and the weighted value sum.
 #pragma once
 #include <cmath>
 #include <numbers>
@@ -14,15 +13,15 @@
 
 namespace triad::cuda {
 
-inline constexpr int kColumns = 64;      // columns of the values that are processed at a time, two per lane
+inline constexpr int kColumns = 64;      // value columns processed at a time, two per lane
 inline constexpr int kBranchChunk = 64;  // keys per CTA in the compressed and window branches, and in dense attention
 inline constexpr int kSelectedChunk = 128;  // keys per CTA in the selected branch
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kCombineThreads = 512;
-inline constexpr int kClusterCtas = 8;   // CTAs that share the work of one (sequence, group) in decode_selected.cu
-inline constexpr int kMaxSelected = 64;  // most blocks in a list of selected blocks (n_sel)
-inline constexpr int kMaxHeads = 32;     // most query heads of a group (G)
+inline constexpr int kClusterCtas = 8;   // CTAs that share one (sequence, group) in decode_selected.cu
+inline constexpr int kMaxSelected = 64;  // most blocks in a selected-block list (n_sel)
+inline constexpr int kMaxHeads = 32;     // most query heads per group (G)
 
 // The arguments that NSA and dense attention share. Arrays are indexed by branch.
 template <class T, int kBranches_>
@@ -31,29 +30,29 @@ struct DecodeArgs {
   static constexpr int kBranches = kBranches_;
   Bthd<const T> q;
   Bthd<const T> k[kBranches], v[kBranches];
-  const int32_t* position;  // [B] position of the new token
+  const int32_t* position;  // [B] the new token's position
   int B, Hq, Hkv, G, dk, dv;
-  int rows[kBranches];        // rows of each branch's cache; for the window, the length of the ring
-  int chunks[kBranches];      // number of chunks of each branch if the cache is full
+  int rows[kBranches];        // rows in each branch's cache; for the window, the ring's length
+  int chunks[kBranches];      // each branch's chunk count if the cache is full
   bool run[kBranches];        // branches to compute
-  float scale_log2;           // log2(e) / sqrt(dk), the factor of scores in base 2
-  float* partial_o;           // [B,Hkv,all chunks,G,dv]: sum of 2^(score - max) v over a chunk
-  float2* partial_sum;        // [B,Hkv,all chunks,G]: max of the scores and sum of 2^(score - max) over a chunk
+  float scale_log2;           // log2(e) / sqrt(dk), the factor for scores in base 2
+  float* partial_o;           // [B,Hkv,all chunks,G,dv]: a chunk's sum of 2^(score - max) v
+  float2* partial_sum;        // [B,Hkv,all chunks,G]: a chunk's maximum score and sum of 2^(score - max)
   T* out;                     // [B,Hq,dv]
-  unsigned long long* reads;  // [kBranches]: counters of keys read, or null
+  unsigned long long* reads;  // [kBranches]: key read counters, or null
 };
 
-// The arguments of NSA.
+// NSA's arguments.
 template <class T>
 struct Decode : DecodeArgs<T, 3> {
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int tile_blocks;  // number of blocks that the selection scores at a time
-  float* scores;    // [B,Hq,rows[0]]: scores of the compressed branch, times log2(e)
-  float* gate;      // [3,B,Hkv]: factor of each branch in the output
-  uint64_t* best;   // [B,Hkv,kClusterCtas,n_sel]: best blocks of each CTA's share of the candidates
+  int tile_blocks;  // blocks that the selection scores at a time
+  float* scores;    // [B,Hq,rows[0]]: the compressed branch's scores, times log2(e)
+  float* gate;      // [3,B,Hkv]: each branch's factor in the output
+  uint64_t* best;   // [B,Hkv,kClusterCtas,n_sel]: best blocks in each CTA's share of the candidates
 
   static __host__ __device__ int chunk_of(int branch) { return branch == 1 ? kSelectedChunk : kBranchChunk; }
-  // The number of keys of a branch that the token at position `at` attends to.
+  // How many keys in a branch the token at position `at` attends to.
   __device__ int keys(int branch, int at) const {
     if (branch == 2) return min(this->rows[2], at + 1);
     if (branch == 1) return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1;
@@ -62,18 +61,18 @@ struct Decode : DecodeArgs<T, 3> {
   __device__ int first_chunk(int branch) const {  // chunks are stored in the order compressed, window, selected
     return branch == 0 ? 0 : branch == 2 ? this->chunks[0] : this->chunks[0] + this->chunks[2];
   }
-  // Index in partial_sum of the first head of a chunk; multiplied by dv, the index in partial_o.
+  // Where a chunk's first head is in partial_sum; multiplied by dv, where it is in partial_o.
   __device__ int64_t partial(int b, int g, int branch, int chunk) const {
     const int all = this->chunks[0] + this->chunks[1] + this->chunks[2];
     return ((int64_t{b} * this->Hkv + g) * all + first_chunk(branch) + chunk) * this->G;
   }
-  // Returns `out`, the sum of earlier branches, plus the output o of a branch times its gate.
+  // Returns `out`, the sum over earlier branches, plus a branch's output o times its gate.
   __device__ float add_branch(float out, float o, int branch, int b, int g) const {
     return fmaf(gate[(branch * this->B + b) * this->Hkv + g], o, out);
   }
 };
 
-// The arguments of dense attention.
+// Dense attention's arguments.
 template <class T>
 struct DenseDecode : DecodeArgs<T, 1> {
   int chunk_keys;  // keys per CTA
@@ -86,7 +85,7 @@ struct DenseDecode : DecodeArgs<T, 1> {
   __device__ float add_branch(float, float o, int, int, int) const { return o; }
 };
 
-// Two adjacent elements of a row of values in registers, as loaded.
+// Two adjacent elements of a value row in registers, as loaded.
 template <class T, bool kPairs>
 struct ValuePair {
   T x[2];
@@ -104,12 +103,12 @@ struct ValuePair {
   }
 };
 
-// Shared memory for one chunk: the group's queries, padded to whole blocks of kHeads heads; probabilities; each warp's
+// Shared memory for one chunk: the group's queries, padded to a multiple of kHeads heads; probabilities; each warp's
 // sums.
 template <int kHeads, int kThreads, int kChunk>
 struct ChunkMemory {
   float *q, *p, *sums;
-  int heads;  // number of heads of the group, padded to a multiple of kHeads
+  int heads;  // the group's heads, padded to a multiple of kHeads
   __host__ __device__ static int floats(int G, int dk) {
     return round_up(G, kHeads) * (round_up(dk, 4) + kChunk) + kThreads / 32 * kHeads * kColumns;
   }
@@ -137,19 +136,19 @@ __device__ void load_queries(const Args& a, const ChunkMemory<kHeads, kThreads, 
       to[h * q_row + j] = h < a.G ? to_float(q[h * a.q.stride_h + j]) * a.scale_log2 : 0;
 }
 
-// Attention of one group's heads over a chunk of `count` keys; key i is row row_of(i) of the branch's cache. Writes the
-// heads' partial sums and, if scores is not null, their scores to scores[head * scores_stride + i]. kQueries: whether
-// to load the queries first.
+// One group's attention over a chunk of `count` keys; key i is row row_of(i) in the branch's cache. Writes the heads'
+// partial sums and, if scores is not null, their scores to scores[head * scores_stride + i]. kQueries: whether to load
+// the queries first.
 template <bool kQueries, int V, class Args, int kHeads, int kThreads, int kChunk, class RowOf>
 __device__ void attend_chunk(const Args& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch, int chunk,
                              int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
   using T = typename Args::Element;
-  constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes that share a key
-  constexpr int kHeld = kChunk / kWarps;                             // keys of a warp
-  constexpr int kOfLane = kChunk / 32;                               // scores of one head in a lane
+  constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes per key
+  constexpr int kHeld = kChunk / kWarps;                             // keys per warp
+  constexpr int kOfLane = kChunk / 32;                               // one head's scores per lane
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q_row = round_up(a.dk, 4);
 
-  // The lane's first two pieces of its key and the first columns of its values are loaded before anything else.
+  // The first two pieces of the lane's key and the first columns of its values are loaded before anything else.
   using Piece = std::conditional_t<(V > 1), uint4, T>;
   const int key = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
   const T* const k_row = a.k[branch].row(b, row_of(min(key, count - 1)), g);
@@ -201,11 +200,11 @@ __device__ void attend_chunk(const Args& a, const ChunkMemory<kHeads, kThreads, 
   }
   __syncthreads();
 
-  pdl_trigger();  // not earlier: the next kernel's weight loads would delay the loads of keys
+  pdl_trigger();  // comes late, since the next kernel's weight loads would delay the key loads
   const int64_t partial = a.partial(b, g, branch, chunk);
 #pragma unroll 1
   for (int h = warp; h < memory.heads; h += kWarps) {
-    float* const score = memory.p + lane * memory.heads + h;  // scores of keys lane, lane + 32, ...
+    float* const score = memory.p + lane * memory.heads + h;  // scores for keys lane, lane + 32, ...
     float max = -INFINITY, sum = 0;
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
@@ -261,9 +260,9 @@ struct CombineMemory {
   float max[kBranches][kParts][kColumns], sum[kBranches][kParts][kColumns], o[kBranches][kParts][kColumns];
 };
 
-// Combines chunks into the outputs [begin, end) of the G * dv of one (sequence, group): combines the chunks of each
-// branch, rounds as the forward pass does, and adds the branches times their gates. The threads are columns x parts. A
-// part combines some of the chunks, relative to their maximum so far; then the parts are combined in order.
+// Combines chunks into outputs [begin, end) among the G * dv for one (sequence, group): combines each branch's chunks,
+// rounds as the forward pass does, and adds the branches times their gates. Threads are columns x parts. A part
+// combines some chunks, relative to their maximum so far; then the parts are combined in order.
 template <class Args, int kThreads>
 __device__ void combine_chunks(const Args& a, CombineMemory<Args::kBranches, kThreads>& memory, int b, int g, int begin,
                                int end) {
@@ -343,10 +342,9 @@ void launch_combine(Context& ctx, const char* name, const Args& a) {
              dim3(kCombineThreads), 0, a);
 }
 
-// ---- the arguments of a call, on the host ----
+// ---- call arguments, on the host ----
 
-// Returns the arguments that do not depend on the branches. k, v: keys and values of any branch's cache, for their
-// sizes.
+// The arguments that do not depend on the branches. k, v: keys and values in any branch's cache, for their sizes.
 template <class Args>
 Args decode_args(const Tensor& out, const ConstTensor& q, const ConstTensor& position, const Tensor& k,
                  const Tensor& v) {
@@ -364,8 +362,8 @@ Args decode_args(const Tensor& out, const ConstTensor& q, const ConstTensor& pos
   return a;
 }
 
-// Sets a branch's keys and values, of which a token attends to at most `most`. Returns whether their rows consist of
-// aligned 16-byte vectors.
+// Sets a branch's keys and values; a token attends to at most `most`. Returns whether the rows consist of aligned
+// 16-byte vectors.
 template <class Args>
 bool set_branch(Args& a, int branch, const Tensor& k, const Tensor& v, int64_t most, bool run) {
   using T = typename Args::Element;
@@ -380,7 +378,7 @@ inline float* alloc_floats(Scratch::Scope& scope, int64_t n, const char* name) {
   return reinterpret_cast<float*>(scope.alloc(DType::f32, Shape{n}, name).data);
 }
 
-// Allocates the partial results of all chunks. Call after the number of chunks is known.
+// Allocates all chunks' partial results. Call it once the chunk counts are known.
 template <class Args>
 void alloc_partials(Scratch::Scope& scope, Args& a) {
   int64_t heads = 0;

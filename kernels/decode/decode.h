@@ -1,6 +1,5 @@
-// The attention of one new token per sequence over the cache. NSA: compressed branch, selection, selected and window
-// branches and the gated sum, equal to the last row of nsa_forward. Dense: equal to the last row of
-// dense_attention_forward.
+// Attention for one new token per sequence over the cache. NSA: compressed branch, selection, selected and window
+// branches and the gated sum, equal to nsa_forward's last row. Dense: equal to dense_attention_forward's last row.
 #pragma once
 #include "kernels/decode/cache.h"
 
@@ -8,19 +7,19 @@ namespace triad {
 
 struct DecodeIn {
   ConstTensor q;         // [B,1,Hq,dk] T, rotated
-  NsaCache cache;        // including the new token
-  ConstTensor position;  // [B] i32: position of the new token
+  NsaCache cache;        // includes the new token
+  ConstTensor position;  // [B] i32: the new token's position
 };
 struct DenseDecodeIn {
   ConstTensor q;         // [B,1,Hq,dk] T, rotated
-  DenseCache cache;      // including the new token
-  ConstTensor position;  // [B] i32: position of the new token
+  DenseCache cache;      // includes the new token
+  ConstTensor position;  // [B] i32: the new token's position
 };
 // For measurements: counts the keys that each branch reads, and can skip branches. Dense attention counts as the window
 // branch.
 struct DecodeProbe {
-  Tensor reads;  // [3] i64, added to: keys read by all sequences and groups; absent: not counted
-  std::array<bool, 3> run = {true, true, true};  // output of skipped branches is undefined
+  Tensor reads;  // [3] i64, added to: keys read by all sequences and groups; absent: uncounted
+  std::array<bool, 3> run = {true, true, true};  // a skipped branch's output is undefined
 };
 
 // out [B,1,Hq,dv] T overwritten

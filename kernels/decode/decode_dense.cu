@@ -1,14 +1,14 @@
-// Dense attention of one new token, over all keys of the cache. There are two kernels for the chunks, both followed by
-// the combination (decode/decode.cuh). dense_decode_chunks_kernel takes any shape, as NSA's branches do (attend_chunk).
+// Dense attention for one new token, over all keys in the cache. There are two chunk kernels, both followed by the
+// combination (decode/decode.cuh). dense_decode_chunks_kernel takes any shape, as NSA's branches do (attend_chunk).
 // dense_decode_kernel takes bf16 and heads of 64 or 128, on tensor cores. It is bound by memory. Its chunks, here
 // called runs, are longer, since combining many short ones would take longer than reading them. A product has 16 heads
-// (rows of zeros if a group has fewer) and 16 keys.
-//   A CTA processes one run of keys. Each warp, independently of the others, processes every eighth tile of 16 keys.
-//   Keys and values are loaded directly into the registers of the MMA operands: the next keys during the softmax of
-//   the current ones, the next values after the current ones have been used. The order of elements along k does not
-//   matter as long as it is the same for keys and queries; the order of the values' columns does not matter as long as
-//   the sums are stored in that order. So a lane loads whole 16-byte vectors.
-//   At the end of its run a CTA combines its warps' sums and writes the partial sums of a chunk (decode/decode.cuh).
+// (zero rows if a group has fewer) and 16 keys.
+//   A CTA processes one run. Each warp independently processes every eighth 16-key tile. Keys and values are loaded
+//   directly into the MMA operands' registers: the next keys during the softmax of
+//   the current ones, the next values after the current ones have been used. Element order along k does not matter as
+//   long as keys and queries share it; value column order does not matter as long as the sums are stored in that order.
+//   So a lane loads whole 16-byte vectors.
+//   At the run's end a CTA combines its warps' sums and writes a chunk's partial sums (decode/decode.cuh).
 // Probabilities are rounded to bf16 for their product with the values, as in the forward pass; their sum is not
 // rounded.
 #include <algorithm>
@@ -21,11 +21,11 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTile = 16;               // keys that a warp processes at a time; heads of a product
+constexpr int kTile = 16;               // keys that a warp processes at a time; heads per product
 constexpr int kRound = kWarps * kTile;  // keys that a CTA processes at a time
 constexpr int kMaxRuns = 128;           // most runs per (sequence, group): with two groups, two CTAs per SM
 
-// Shared memory in which the warps' results are combined: each head's maximum, sum of exponentials and sum of values.
+// Shared memory where the warps' results are combined: each head's maximum, exponential sum and value sum.
 template <int kDv>
 struct DenseMemory {
   float max[kWarps][kTile], sum[kWarps][kTile];
@@ -35,8 +35,8 @@ struct DenseMemory {
 template <int kDk, int kDv>
 __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_decode_kernel(DenseDecode<bf16> a) {
   pdl_wait();
-  constexpr int kSteps = kDk / 32;   // vectors of a key per lane: elements 8 (lane % 4) ... + 8, the next 32 further on
-  constexpr int kBlocks = kDv / 64;  // 64-column blocks of values; a lane has elements 8 (lane / 4) ... + 8 of each
+  constexpr int kSteps = kDk / 32;   // key vectors per lane: elements 8 (lane % 4) ... + 8, the next 32 further on
+  constexpr int kBlocks = kDv / 64;  // 64-column value blocks; a lane has elements 8 (lane / 4) ... + 8 in each
   const int g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = static_cast<int>(blockIdx.x) * a.chunk_keys;
   const int count = min(a.chunk_keys, a.keys(0, a.position[b]) - first);
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_deco
       for (int s = 0; s < kSteps; ++s) k[half][s] = *reinterpret_cast<const uint4*>(row + 32 * s);
     }
   };
-  const auto load_values = [&](int at) {  // loads the values of keys at + 2 (lane % 4), + 1, + 8, + 9
+  const auto load_values = [&](int at) {  // loads the values for keys at + 2 (lane % 4), + 1, + 8, + 9
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bf16* const row = v_rows + min(at + lane % 4 * 2 + i % 2 + i / 2 * 8, count - 1) * a.v[0].stride_t;
@@ -71,13 +71,14 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_deco
     }
   };
 
-  // Running softmax of heads lane / 4 and + 8. Of every 64 columns a lane accumulates the 16 columns 16 (lane % 4) + i.
+  // Running softmax for heads lane / 4 and + 8. In every 64 columns a lane accumulates the 16 columns 16 (lane % 4) +
+  // i.
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, o[kBlocks * 8][4] = {};
   int at = warp * kTile;
   if (at < count) load_keys(at), load_values(at);
 #pragma unroll 1
   for (; at < count; at += kRound) {
-    float score[2][4] = {};  // keys 8 half + 2 (lane % 4), + 1 of head lane / 4, then of head lane / 4 + 8
+    float score[2][4] = {};  // keys 8 half + 2 (lane % 4), + 1 for head lane / 4, then for head lane / 4 + 8
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_deco
         mma_m16n8k16(score[half], {q0.z, q1.z, q0.w, q1.w}, key.z, key.w);
       }
     if (at + kRound < count) load_keys(at + kRound);
-    uint32_t p[2][2];  // probabilities: [keys 0 to 7, 8 to 15][first, second head of the lane]
+    uint32_t p[2][2];  // probabilities: [keys 0 to 7, 8 to 15][the lane's first, second head]
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float tile_max = -INFINITY;
@@ -113,12 +114,12 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_deco
     }
 #pragma unroll
     for (int c = 0; c < kBlocks; ++c) {
-      const auto words = [&](int key, int i) {  // two adjacent columns of one key
+      const auto words = [&](int key, int i) {  // two adjacent columns in one key
         const uint4& x = v[key][c];
         return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
       };
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // pairs a column of two adjacent keys: the lower halves, then the upper halves
+      for (int i = 0; i < 4; ++i) {  // pairs two adjacent keys' columns: the lower halves, then the upper halves
         const uint32_t a0 = words(0, i), a1 = words(1, i), b0 = words(2, i), b1 = words(3, i);
         mma_m16n8k16(o[c * 8 + 2 * i], {p[0][0], p[0][1], p[1][0], p[1][1]}, __byte_perm(a0, a1, 0x5410),
                      __byte_perm(b0, b1, 0x5410));

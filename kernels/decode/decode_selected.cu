@@ -1,16 +1,16 @@
-// The selection of blocks for one new token, the selected branch, and the combination of all branches: three dependent
-// stages, each by 8 CTAs for each (sequence, group):
-//   1. select:  each CTA scores an eighth of the blocks and writes its best ones;
-//   2. attend:  each CTA merges the best of all eighths into the same list and attends to every 8th of the list's
-//               chunks of 128 keys;
+// Block selection for one new token, the selected branch, and the combination of all branches: three dependent stages,
+// each by 8 CTAs per (sequence, group):
+//   1. select:  each CTA scores an eighth of the blocks and writes the best ones;
+//   2. attend:  each CTA merges the eighths' best into the same list and attends to every 8th chunk (128 keys) in the
+//               list;
 //   3. combine:  each CTA computes an eighth of the outputs.
-// On Hopper the 8 CTAs are a cluster with a barrier between two stages, which costs much less than another kernel. On
-// other cards the stages are three kernels.
+// On Hopper the 8 CTAs are a cluster with barriers between stages, which cost much less than another kernel. On other
+// cards the stages are three kernels.
 //
-// To find the best n of a few hundred candidates, each candidate counts the greater ones. With 128 candidates these are
-// 32 comparisons in each of 512 threads, without a barrier between them; n searches for the maximum were slower. Loops
-// are unrolled only where loads should be in flight together: a step runs each kernel once, so its instructions come
-// from L2.
+// To find the best n among a few hundred candidates, each candidate counts the greater ones. With 128 candidates that
+// is 32 comparisons in each of 512 threads, without a barrier between them; n searches for the maximum were slower.
+// Loops are unrolled only where loads should be in flight together: a step runs each kernel once, so its instructions
+// come from L2.
 #include <algorithm>
 
 #include "kernels/common/launch_cluster.cuh"
@@ -25,8 +25,8 @@ constexpr int kWarps = kSelectThreads / 32;
 constexpr int kMaxCandidates = kSelectThreads;
 static_assert(kClusterCtas * kMaxSelected <= kMaxCandidates);
 
-// A candidate: a block and its score as one integer, which is greater for blocks that are selected first: by higher
-// score, then by lower index. It is never 0, since scores are not negative.
+// A candidate: a block and its score as one integer, greater for blocks selected first: by higher score, then by lower
+// index. It is never 0, since scores are not negative.
 __device__ __forceinline__ uint64_t candidate_of(float score, int block) {
   const uint32_t order = __float_as_uint(score > 0 ? score : 0.0f) + 1;
   return uint64_t{order} << 32 | (0xffffffffu - static_cast<uint32_t>(block));
@@ -38,13 +38,13 @@ __device__ __forceinline__ int block_of(uint64_t candidate) {
 struct SelectMemory {
   uint64_t candidates[kMaxCandidates], best[kMaxSelected];
   int list[kMaxSelected];
-  int rows[kSelectedChunk];  // the cache row of each key of a chunk
-  float lse[kMaxHeads];      // log-sum-exp in base 2 of each head of the group
-  float sums[4];             // [compressed keys of a tile]: probabilities, summed over heads
+  int rows[kSelectedChunk];  // the cache row for each key in a chunk
+  float lse[kMaxHeads];      // each group head's log-sum-exp in base 2
+  float sums[4];             // [compressed keys in a tile]: probabilities, summed over heads
 };
 
-// How the list of the token at position `at` is made: the forced blocks (first and local ones), and the `free` best of
-// the other blocks.
+// How the list for the token at position `at` is made: the forced blocks (first and local ones), and the `free` best
+// other blocks.
 struct ListPlan : SelectionRule<int> {
   int free;
   bool scored;  // whether scores decide, because there are more candidates than free entries
@@ -56,7 +56,7 @@ struct ListPlan : SelectionRule<int> {
   __device__ int listed() const { return init_end + free + current + 1 - local_begin; }
 };
 
-// memory.lse = the log-sum-exp in base 2 of each head in the compressed branch, from the partial sums of its chunks.
+// memory.lse = each head's log-sum-exp in base 2 in the compressed branch, from the chunks' partial sums.
 template <class T>
 __device__ void combine_lse(const Decode<T>& a, SelectMemory& memory, int b, int g, int at) {
   const int chunks = ceil_div(a.keys(0, at), kBranchChunk), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -78,8 +78,8 @@ __device__ void combine_lse(const Decode<T>& a, SelectMemory& memory, int b, int
   __syncthreads();
 }
 
-// Scores the blocks [j0, j1) and writes them as candidates. First sums the probabilities of the compressed keys that
-// overlap these blocks over the heads, then adds up each block's score from its keys.
+// Scores the blocks [j0, j1) and writes them as candidates. First sums over the heads the probabilities of compressed
+// keys that overlap these blocks, then adds up each block's score from its keys.
 template <class T>
 __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t* candidates, int b, int g, int at,
                              int j0, int j1) {
@@ -88,7 +88,7 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   const auto end_of = [&](int j) { return min(visible, ((j + 1) * a.l_sel - 1) / a.d + 1); };
   const float* const scores = a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0];
   const int c0 = first_of(j0), c1 = end_of(j1 - 1);
-  // Loads of two keys for eight heads are in flight together.
+  // Loads for two keys and eight heads are in flight together.
 #pragma unroll 1
   for (int c = c0 + threadIdx.x; c < c1; c += 2 * kSelectThreads) {
     const bool two = c + kSelectThreads < c1;
@@ -124,10 +124,10 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   __syncthreads();
 }
 
-// memory.best = the `most` greatest of memory.candidates [0, n), in descending order; all of them if n < `most`. A
-// candidate of 0 is an empty entry.
+// memory.best = the `most` greatest candidates in memory.candidates [0, n), in descending order; all if n < `most`. A 0
+// candidate is an empty entry.
 __device__ __noinline__ void best_of(SelectMemory& memory, int n, int most) {
-  const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // lanes that share a candidate
+  const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // lanes per candidate
   const int i = threadIdx.x / lanes, part = threadIdx.x % lanes;
   const uint64_t mine = i < n ? memory.candidates[i] : 0;
   int before = 0;
@@ -139,7 +139,7 @@ __device__ __noinline__ void best_of(SelectMemory& memory, int n, int most) {
   __syncthreads();
 }
 
-// Writes the best blocks of this CTA's share of the candidates to a.best.
+// Writes the best blocks in this CTA's share of the candidates to a.best.
 template <class T>
 __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g, int at) {
   const int share = ceil_div(plan.candidate_end - plan.init_end, kClusterCtas);
@@ -158,7 +158,7 @@ __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMem
   if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
 }
 
-// Merges the best of all shares, and writes the list of selected blocks to memory.list in ascending order.
+// Merges all shares' best, and writes the selected blocks to memory.list in ascending order.
 template <class T>
 __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g) {
   const int r = threadIdx.x;
@@ -183,7 +183,7 @@ __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemo
   __syncthreads();
 }
 
-// Shared memory of the kernel: first that of a chunk, which the combination reuses, then that of the selection.
+// The kernel's shared memory: first a chunk's, which the combination reuses, then the selection's.
 template <int kHeads>
 using SelectedChunk = ChunkMemory<kHeads, kSelectThreads, kSelectedChunk>;
 template <int kHeads>
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Deco
       sync_cluster();
     }
     list_blocks(a, plan, memory, b, g);
-    // The tokens of the listed blocks are numbered as consecutive keys; only the last block may be incomplete.
+    // The listed blocks' tokens are numbered as consecutive keys; only the last block may be incomplete.
     const int keys = (plan.listed() - 1) * a.l_sel + at % a.l_sel + 1;
 #pragma unroll 1
     for (int chunk = blockIdx.x; chunk * kSelectedChunk < keys; chunk += kClusterCtas) {

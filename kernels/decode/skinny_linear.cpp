@@ -1,4 +1,4 @@
-// The skinny linear layer as a sequence of the forward pass's ops, for calls that no fused kernel supports.
+// The skinny linear layer as a sequence of forward-pass ops, for calls that no fused kernel supports.
 #include "kernels/decode/skinny_linear.h"
 
 #include "engine/check.h"
@@ -41,7 +41,7 @@ void skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const S
   }
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
-      // A plan does not know the alignment of rows, so it allocates the scratch of this sequence.
+      // A plan does not know the row alignment, so it allocates this sequence's scratch.
       if (!ctx.planning && cuda::skinny_linear(ctx, y, x, w, o)) return;
     }
   }

@@ -1,10 +1,10 @@
 // y = x w^T for at most 8 rows of x, bound by reading w once (for 2 to 8 rows in bf16: decode/skinny_linear_mma.cu). A
-// warp computes some columns of y; its lanes read the 16-byte vectors lane, lane + 32, ... of the corresponding rows of
-// w. For a single layer, latency matters as much as bandwidth. So a warp issues 12 vector loads per lane before it
-// reads x, while the previous kernel still runs: they read 4 columns if rows are short and there are enough columns
-// to occupy most SMs, otherwise 6 KB of one column's row. x then goes to shared memory, and every CTA normalises it
-// again (its rows are few and in L2). For layers with more columns than the card has room for warps (the vocabulary
-// head), CTAs are persistent and loop over columns.
+// warp computes some columns of y; its lanes read the 16-byte vectors lane, lane + 32, ... in w's corresponding rows.
+// For a single layer, latency matters as much as bandwidth. So a warp issues 12 vector loads per lane before it reads
+// x, while the previous kernel still runs: they read 4 columns if rows are short and there are enough columns to occupy
+// most SMs, otherwise 6 KB in one column's row. x then goes to shared memory, and every CTA normalises it again (its
+// rows are few and in L2). For layers with more columns than the card has room for warps (the vocabulary head), CTAs
+// are persistent and loop over columns.
 #include <algorithm>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -15,11 +15,11 @@ namespace triad::cuda {
 namespace {
 
 using Activation = SkinnyLinearOptions::Activation;
-constexpr int kWarps = 8;        // per CTA; at least as many as rows, since a warp normalises one row
-constexpr int kEnoughCtas = 48;  // least number of CTAs for which a warp computes four columns
+constexpr int kWarps = 8;        // warps per CTA; at least as many as rows, since a warp normalises one row
+constexpr int kEnoughCtas = 48;  // fewest CTAs for which a warp computes four columns
 static_assert(kWarps >= kMaxSkinnyRows);
 
-// A lane's vectors from, from + 32, ... of several rows, in registers, with zeros past the rows' end.
+// A lane's vectors from, from + 32, ... in several rows, in registers, with zeros past the row end.
 template <int kRowsHeld, int kPieces>
 struct HeldVectors {
   uint4 v[kRowsHeld][kPieces];
@@ -34,7 +34,7 @@ struct HeldVectors {
   }
 };
 
-// Copies `count` rows of `vectors` 16-byte vectors each to shared memory, one after the other.
+// Copies `count` rows with `vectors` 16-byte vectors each to shared memory, one after the other.
 template <class T>
 __device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, int vectors) {
 #pragma unroll 2
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLin
   T* const norm = x + kRows * a.in;
   if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
   pdl_wait();     // w and norm are weights; the previous kernel wrote x and the addend
-  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's
+  pdl_trigger();  // comes late, since the next kernel's weight loads would delay this kernel's
   copy_rows(x, a.x, a.x_stride, a.rows, vectors);
   __syncthreads();
   if (a.norm != nullptr) {

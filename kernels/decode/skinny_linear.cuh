@@ -1,4 +1,4 @@
-// The arguments of a call and SiLU, for both skinny linear kernels.
+// Call arguments and SiLU, for both skinny linear kernels.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/decode/skinny_linear.h"
@@ -20,8 +20,8 @@ __device__ float silu_of_rounded(float x) {
   return x / (1.0f + expf(-x));
 }
 
-// Launches the tensor-core kernel for 2 to 8 rows in bf16 (decode/skinny_linear_mma.cu). kMmaShared: the most bytes of
-// shared memory that it needs in addition to the norm's weights.
+// Launches the tensor-core kernel for 2 to 8 rows in bf16 (decode/skinny_linear_mma.cu). kMmaShared: the most shared
+// memory, in bytes, that it needs on top of the norm's weights.
 inline constexpr int64_t kMmaShared = 9 * 1024;
 void launch_skinny_mma(Context&, const SkinnyLinearArgs<__nv_bfloat16>&, SkinnyLinearOptions::Activation);
 

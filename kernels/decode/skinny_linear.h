@@ -1,8 +1,8 @@
-// A linear layer of a decoding step, fused with the RMSNorm before it and the activation or residual after it. With so
-// few rows it is bound by one read of the weights. On a GPU one kernel computes up to kMaxSkinnyRows rows; other calls
-// run the forward pass's ops, and intermediate values are rounded as in these ops. The order of additions on a GPU
-// differs between one row, 2 to 8 rows and more rows. The kernel reads w and norm before the previous kernel has ended,
-// so an ordinary launch must separate it from the kernel that wrote them (common/launch_pdl.cuh).
+// A decoding step's linear layer, fused with the RMSNorm before it and the activation or residual after it. With so few
+// rows it is bound by reading the weights once. On a GPU one kernel computes up to kMaxSkinnyRows rows; other calls run
+// the forward pass's ops, and intermediate values are rounded as in these ops. Addition order on a GPU differs between
+// one row, 2 to 8 rows and more rows. The kernel reads w and norm before the previous kernel has ended, so an ordinary
+// launch must separate it from the kernel that wrote them (common/launch_pdl.cuh).
 #pragma once
 #include "engine/context.h"
 
@@ -12,11 +12,11 @@ inline constexpr int64_t kMaxSkinnyRows = 8;
 
 struct SkinnyLinearOptions {
   enum class Activation { none, silu, swiglu };
-  ConstTensor norm = {};                     // [in] T: weights of an RMSNorm that is applied to x first
-  double eps = 0;                            // epsilon of the RMSNorm
+  ConstTensor norm = {};                     // [in] T: weights for an RMSNorm that is applied to x first
+  double eps = 0;                            // the RMSNorm's epsilon
   Activation activation = Activation::none;  // swiglu: silu(product with w's first half) * product with its second half
   ConstTensor addend =
-      {};  // [N,out] T, added before rounding; may be y, or repeat_row() of a bias; not with an activation
+      {};  // [N,out] T, added before rounding; may be y, or a bias's repeat_row(); not with an activation
 };
 
 // y [N,out] T overwritten  <-  x [N,in] T, w [out,in] T (swiglu: [2*out,in]); x must not be y

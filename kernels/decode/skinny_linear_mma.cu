@@ -1,9 +1,9 @@
 // y = x w^T for 2 to 8 rows of x in bf16 on tensor cores, where 8 rows cost no more than one; without them, each
-// 16-byte vector of w would need 64 FMAs. The inner dimension is split over the warps of a CTA: warp i processes the
-// 64-byte pieces i, i + 8, ... of every row of w and of x, and loads them directly into the registers of the MMA
-// operands. The order of elements along k does not matter as long as it is the same for w and x. x stays in registers,
-// the kernel loops over columns of y, and only sums go through shared memory:
-//   columns of a CTA:  16, or 8 if 16 would leave SMs idle; for swiglu 8 gate columns and their 8 up columns
+// 16-byte vector of w would need 64 FMAs. The inner dimension is split over a CTA's warps: warp i processes the 64-byte
+// pieces i, i + 8, ... in every row of w and x, and loads them directly into the MMA operands' registers. Element order
+// along k does not matter as long as w and x share it. x stays in registers, the kernel loops over y's columns, and
+// only sums go through shared memory:
+//   columns per CTA:  16, or 8 if 16 would leave SMs idle; for swiglu 8 gate columns and their 8 up columns
 //   first weights:  loaded before x, while the previous kernel still runs
 //   next weights:  loaded as soon as the MMAs have read the current ones, while sums are added and stored
 #include <algorithm>
@@ -19,17 +19,17 @@ using bf16 = __nv_bfloat16;
 using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8;
 constexpr int kEight = 8;         // columns, or rows of x, in a quarter of an MMA; elements of a 16-byte vector
-constexpr int kLanesOfPiece = 4;  // lanes that load one piece, a 16-byte vector each
+constexpr int kLanesOfPiece = 4;  // lanes per piece, each loading a 16-byte vector
 constexpr int kQuarter = kEight * kEight;
 static_assert(kMaxSkinnyRows <= kEight && kVector<bf16> == kEight);
 
-// Shared memory: the warps' sums, double-buffered so that one barrier per column step is enough; their sums of squares
-// for the RMSNorm; the RMSNorm's weights.
+// Shared memory: the warps' sums, double-buffered so that one barrier per column step is enough; square sums for the
+// RMSNorm; the RMSNorm's weights.
 template <int kHalves>
 struct Memory {
   float sums[2][kWarps][kHalves * kQuarter];
   float squares[kWarps][kEight];
-  uint4 norm[1];  // the RMSNorm's weights, as many as a row of x has elements
+  uint4 norm[1];  // the RMSNorm's weights, as many as x's rows have elements
 };
 static_assert(sizeof(Memory<2>) <= kMmaShared);
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ float sum_of_squares(const uint4& vector, float sum) 
   for (int j = 0; j < kEight; ++j) sum = fmaf(x[j], x[j], sum);
   return sum;
 }
-// RMSNorm of one vector, rounded as in the forward pass's kernel. r: 1 / root mean square of the row.
+// One vector's RMSNorm, rounded as in the forward pass's kernel. r: 1 / the row's root mean square.
 __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight, float r) {
   float x[kEight], w[kEight];
   as_floats<bf16>(x, vector);
@@ -50,15 +50,15 @@ __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight
   return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-// The number of CTAs per SM that registers allow. No more are launched; they are persistent.
+// How many CTAs per SM registers allow. No more are launched; they are persistent.
 template <int kSteps, int kHalves>
 constexpr int kCtasPerSm = kHalves == 1  ? 2
                            : kSteps <= 3 ? 3
                                          : 1;
 
-// kSteps: how many pieces of a row a warp holds in registers. Longer rows are processed in blocks of kSteps pieces, and
-// x is read again for each block. kHalves: 2: the 16 rows of the MMA are two groups of 8 columns of y; 1: they are one
-// group, and zeros.
+// kSteps: how many pieces of a row a warp holds in registers. Longer rows are processed kSteps pieces at a time, and x
+// is read again each time. kHalves: 2: the MMA's 16 rows are two groups of 8 y columns; 1: they are one group, and
+// zeros.
 template <int kSteps, int kHalves>
 __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     skinny_linear_mma_kernel(SkinnyLinearArgs<bf16> a, Activation activation) {
@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
 #pragma unroll 1
     for (int i = threadIdx.x; i < vectors; i += 32 * kWarps) memory.norm[i] = reinterpret_cast<const uint4*>(a.norm)[i];
   pdl_wait();     // w and norm are weights; the previous kernel wrote x and the addend
-  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's
+  pdl_trigger();  // comes late, since the next kernel's weight loads would delay this kernel's
 
   load_x(0);
-  float r = 0;  // 1 / root mean square of the lane's row of x
+  float r = 0;  // 1 / root mean square of the lane's x row
   const auto norm_x = [&](int block) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
@@ -120,8 +120,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     if (blocks == 1) norm_x(0);
   }
 
-  // The element of y that this thread stores: a column of its half of the MMA (for swiglu: of the first half) and a row
-  // of x.
+  // The y element that this thread stores: a column in its half of the MMA (swiglu: in the first half) and an x row.
   const int half = threadIdx.x / kQuarter, its_column = threadIdx.x % kQuarter / kEight + half * kEight;
   const int its_row = threadIdx.x % kEight;
 #pragma unroll 1

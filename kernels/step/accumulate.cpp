@@ -1,4 +1,4 @@
-// Sums of gradients on the CPU, in parallel over pieces of the tensor.
+// Gradient sums on the CPU, in parallel over pieces of the tensor.
 #include "kernels/step/accumulate.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Sums of gradients on the GPU, bound by memory. A thread adds 8 adjacent elements, whose random bits are one block of
-// the generator if the sum is stored in bf16.
+// Gradient sums on the GPU, bound by memory. A thread adds 8 adjacent elements, whose random bits are one generator
+// block if the sum is stored in bf16.
 #include "engine/random_streams.h"
 #include "kernels/common/stochastic.cuh"
 #include "kernels/step/accumulate.h"

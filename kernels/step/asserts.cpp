@@ -1,5 +1,4 @@
-// Checks of tensors on the CPU: threads search pieces of a tensor for their first bad element, and the lowest key is
-// kept.
+// Tensor checks on the CPU: threads search tensor pieces for their first bad element, and the lowest key is kept.
 #include "kernels/step/asserts.h"
 
 #include <algorithm>
@@ -21,7 +20,7 @@ void lower(const Tensor& first, int64_t key) {
   while (key < before && !kept.compare_exchange_weak(before, key)) {}
 }
 
-// Finds the first bad element of each piece. wrong(i): what is wrong with element i, or -1.
+// Finds the first bad element in each piece. wrong(i): what is wrong with element i, or -1.
 template <class Wrong>
 void find_first(Context& ctx, const Tensor& first, int64_t check, int64_t elements, Wrong&& wrong) {
   parallel_for(ctx, ceil_div(elements, kPiece), [&](int64_t piece) {
@@ -69,10 +68,10 @@ void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, 
     const int64_t block = entries[i], t = documents.part.token(i / (n * groups) % T),
                   before = i % n == 0 ? -1 : entries[i - 1];
     const DocumentRow<int64_t> row = host_row(documents, i / (n * groups) / T, documents.part.tokens_or(T));
-    const int64_t end = row.first_block(t) + ceil_div(row.end(t) - row.begin(t), l_sel);  // end of the document's ids
+    const int64_t end = row.first_block(t) + ceil_div(row.end(t) - row.begin(t), l_sel);  // the document's ids end here
     if (block < -1 || block >= end || (block >= 0 && block < row.first_block(t))) return Violation::out_of_range;
     if (block < 0) return -1;
-    if (i % n > 0 && before < 0) return Violation::not_ascending;  // an entry after the end of the list
+    if (i % n > 0 && before < 0) return Violation::not_ascending;  // an entry after the list's end
     if (block <= before) return Violation::not_ascending;
     return block > row.block_of(t, l_sel) ? static_cast<int64_t>(Violation::future) : -1;
   });

@@ -1,5 +1,5 @@
-// Checks of tensors on the GPU. Each element is read once, floats 16 bytes at a time. A thread writes only if it finds
-// a violation, by an atomic minimum of integers, whose result does not depend on the order of threads.
+// Tensor checks on the GPU. Each element is read once, floats 16 bytes at a time. A thread writes only if it finds a
+// violation, by an integer atomic minimum, whose result does not depend on thread order.
 #include "kernels/step/asserts.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// Checks of tensors on their device (runtime.asserts). The device keeps the first violation, and the host reads it
-// later, so a check does not block. Checks are numbered in the order in which they are queued. A violation is one
-// number, its key:
+// Tensor checks on the device (runtime.asserts). The device keeps the first violation, and the host reads it later, so
+// a check does not block. Checks are numbered in the order in which they are queued. A violation is one number, its
+// key:
 //   check << 44 | element << 2 | what
-// The lowest key is kept: the first bad element of the first failing check, in any order of threads.
+// The lowest key is kept: the first failing check's first bad element, in any thread order.
 #pragma once
 #include "engine/context.h"
 #include "kernels/common/documents.h"
@@ -10,7 +10,7 @@
 namespace triad {
 
 struct Violation {
-  // The first three are for floats, the last three for ids and for entries of the lists of selected blocks.
+  // The first three are for floats, the last three for ids and for entries in selected-block lists.
   enum What : int64_t {
     nan = 0,
     plus_infinity = 1,
@@ -32,18 +32,18 @@ struct Violation {
             key & ((1 << kWhatBits) - 1)};
   }
 };
-// The initial value of `first`, above every key. All of its bytes are equal, so that a fill by bytes can write it.
+// The initial value of `first`, above every key. All its bytes are equal, so a byte fill can write it.
 inline constexpr int kNoViolationByte = 0x7f;
 inline constexpr int64_t kNoViolation = 0x7f7f7f7f7f7f7f7f;
 
-// first [1] i64, lowered to the key of the first element that is not finite  <-  x: contiguous, any float dtype.
+// first [1] i64, lowered to the first nonfinite element's key  <-  x: contiguous, any float dtype.
 void assert_finite(Context&, Tensor first, int64_t check, ConstTensor x);
-// first [1] i64, lowered to the key of the first bad entry  <-  lists [B,T,Hkv,n] i32: for each token t its selected
-// blocks, strictly ascending, from the first block of t's document to the block of t, then -1 up to the end.
+// first [1] i64, lowered to the first bad entry's key  <-  lists [B,T,Hkv,n] i32: for each token t its selected blocks,
+// strictly ascending, from the first block in t's document to t's own block, then -1 up to the end.
 void assert_lists(Context&, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel,
                   const Documents& documents = {});
-// first [1] i64, lowered to the key of the first id outside [least, end)  <-  ids: contiguous i32. A bad id is replaced
-// by `least`, so that later ops stay within their memory until the host reports the violation.
+// first [1] i64, lowered to the key for the first id outside [least, end)  <-  ids: contiguous i32. A bad id is
+// replaced by `least`, so that later ops stay within their memory until the host reports the violation.
 void assert_range(Context&, Tensor first, int64_t check, Tensor ids, int64_t least, int64_t end);
 
 namespace cuda {

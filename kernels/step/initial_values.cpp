@@ -1,4 +1,4 @@
-// Initial values on the CPU, in parallel over pieces. Philox runs number by number; log, square root and cosine of a
+// Initial values on the CPU, in parallel over pieces. Philox runs number by number; log, square root and cosine for a
 // whole piece are one loop, which vectorises.
 #include "kernels/step/initial_values.h"
 

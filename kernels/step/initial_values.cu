@@ -1,6 +1,6 @@
 // Initial values on the GPU. Drawing is bound by arithmetic: some 150 integer and 80 double instructions a number, so
 // the stores need no vectors. A thread draws numbers that lie a CTA's width apart, and a warp's stores fill whole
-// lines. All calls of cos and log in it are those of engine/normal.h, so the bits are the CPU's.
+// lines. Its cos and log are engine/normal.h's, so the bits are the CPU's.
 #include "engine/rng.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/step/initial_values.h"

@@ -1,13 +1,13 @@
-// Initial values of parameters, drawn where they are stored: normal numbers that depend only on (seed, stream, index),
-// so any range of a parameter can be drawn alone, on any device, with the same bits; and constants. Values are computed
-// in double, rounded to float and then to the dtype, so that a bf16 weight is its rounded fp32 master weight.
+// Initial parameter values, drawn where they are stored: normal numbers that depend only on (seed, stream, index), so
+// any parameter range can be drawn alone, on any device, with the same bits; and constants. Values are computed in
+// double, rounded to float and then to the dtype, so that a bf16 weight is its rounded fp32 master weight.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
 struct NormalValues {
-  uint64_t seed = 0, stream = 0;  // of Philox (engine/rng.h)
+  uint64_t seed = 0, stream = 0;  // Philox key (engine/rng.h)
   double std = 1;                 // standard deviation
 };
 

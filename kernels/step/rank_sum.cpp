@@ -1,4 +1,4 @@
-// Sums over ranks on the CPU, in parallel over pieces of the tensor; each element is summed in rank order.
+// Rank sums on the CPU, in parallel over pieces of the tensor; each element is summed in rank order.
 #include "kernels/step/rank_sum.h"
 
 #include <algorithm>

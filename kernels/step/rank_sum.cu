@@ -1,5 +1,4 @@
-// Sums over ranks on the GPU. A thread adds 16 bytes of each rank, or one element if rows are not whole 16-byte
-// vectors.
+// Rank sums on the GPU. A thread adds 16 bytes from each rank, or one element if rows are not whole 16-byte vectors.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/rank_sum.h"
 

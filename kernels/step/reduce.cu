@@ -1,7 +1,7 @@
-// Sums over a whole tensor on the GPU, bound by memory: each element is read once. A CTA sums a piece of 16,384
-// elements, then one CTA adds the pieces. The order of additions depends on the size alone. All sums are in double:
-// memory is slower than the card's fp64 units, squares of gradients cannot overflow, and hundreds of millions of terms
-// keep their precision.
+// Sums over a whole tensor on the GPU, bound by memory: each element is read once. A CTA sums a piece (16,384
+// elements), then one CTA adds the pieces. Addition order depends on the size alone. All sums are in double: memory is
+// slower than the card's fp64 units, squared gradients cannot overflow, and hundreds of millions of terms keep their
+// precision.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/reduce.h"
 
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256, kFinishThreads = 1024;
 constexpr int64_t kPiece = kSumPiece;  // 64 KiB of f32: 16 vectors per thread
 
-// Returns the sum of x over all threads of the CTA, valid in thread 0. A kernel may call it once.
+// The sum of x over the CTA's threads, valid in thread 0. A kernel may call it once.
 template <int kCount>
 __device__ double block_sum(double x) {
   __shared__ double warps[kCount / 32];

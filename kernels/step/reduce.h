@@ -1,5 +1,5 @@
-// Sums over a whole tensor, in double and in a fixed order: first the sum of each piece of kSumPiece elements, then the
-// pieces in order.
+// Sums over a whole tensor, in double and in a fixed order: first within each piece of kSumPiece elements, then over
+// the pieces in order.
 #pragma once
 #include "engine/context.h"
 
@@ -9,8 +9,8 @@ namespace triad {
 void sum(Context&, Tensor out, ConstTensor x, bool add = false);
 void sum_of_squares(Context&, Tensor out, ConstTensor x, bool add = false);
 
-// The two stages of sum_of_squares() as separate calls, for sums whose pieces are spread over ranks; the result has the
-// same bits. partials [pieces] f64: one for each kSumPiece elements of x.
+// sum_of_squares() as two separate calls, for sums whose pieces are spread over ranks; the result has the same bits.
+// partials [pieces] f64: one for each kSumPiece elements of x.
 inline constexpr int64_t kSumPiece = 1 << 14;
 void square_pieces(Context&, Tensor partials, ConstTensor x);
 void sum_pieces(Context&, Tensor out, ConstTensor partials);

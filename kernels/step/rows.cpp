@@ -1,4 +1,4 @@
-// Copies and sums of strided tensors on the CPU, in parallel over their innermost rows.
+// Copies and adds strided tensors on the CPU, in parallel over their innermost rows.
 #include "kernels/step/rows.h"
 
 #include "engine/op_scope.h"
@@ -17,7 +17,7 @@ void check_rows(const char* op, std::span<const RowPair> pairs) {
   }
 }
 
-// The offset, in elements, of innermost row i of t.
+// Where t's innermost row i begins, in elements.
 int64_t row_offset(const ConstTensor& t, int64_t i) {
   int64_t offset = 0;
   for (int axis = t.rank - 2; axis >= 0; --axis) {
@@ -27,7 +27,7 @@ int64_t row_offset(const ConstTensor& t, int64_t i) {
   return offset;
 }
 
-// Calls use(y, x) for each pair of innermost rows.
+// Calls use(y, x) for each innermost row pair.
 template <class Y, class X, class Use>
 void for_each_row(Context& ctx, const Tensor& y, const ConstTensor& x, Use&& use) {
   const int64_t width = y.size(-1);

@@ -1,6 +1,6 @@
-// Copies and sums of strided tensors on the GPU. Bound by memory. A thread moves 16 bytes of the narrower dtype, or one
-// element if an address or a stride is no multiple of that; consecutive threads have consecutive places of a row. One
-// launch moves up to kPairs tensors, since many of them are so small that a launch takes longer than the copy.
+// Copies and adds strided tensors on the GPU. Bound by memory. A thread moves 16 bytes in the narrower dtype, or one
+// element if an address or a stride is no multiple of that; consecutive threads have consecutive places in a row. One
+// launch moves up to kPairs tensors, since many are so small that a launch takes longer than the copy.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -11,10 +11,10 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A tensor of rank 4: [size0, size1, size2, width].
+// A rank-4 tensor: [size0, size1, size2, width].
 struct Strided {
   int64_t size1, size2, width, stride0, stride1, stride2;
-  // The offset of element `column` of row i.
+  // The offset of element `column` in row i.
   __device__ int64_t at(int64_t i, int64_t column) const {
     return i / size2 / size1 * stride0 + i / size2 % size1 * stride1 + i % size2 * stride2 + column;
   }
@@ -25,7 +25,7 @@ Strided strided(const ConstTensor& t) {
   return {t.size(1), t.size(2), t.size(3), t.stride[0], t.stride[1], t.stride[2]};
 }
 
-// The pairs of a launch, as kernel arguments. A CTA works on one of them.
+// One launch's pairs, as kernel arguments. A CTA works on one.
 constexpr int kPairs = 16;
 template <class Y, class X>
 struct Pairs {

@@ -1,5 +1,5 @@
-// Copies and sums of strided tensors: what moves and adds up keys, values and their gradients between ranks that share
-// a sequence (model/sequence/group.h).
+// Copies and adds strided tensors: this moves keys, values and their gradients, and adds them up, between ranks that
+// share a sequence (model/sequence/group.h).
 #pragma once
 #include <span>
 
@@ -7,15 +7,15 @@
 
 namespace triad {
 
-// Two tensors of one shape, of rank 2 to 4 and innermost stride 1. All pairs of a call have one dtype of y and one of
-// x, and may be computed at the same time: no y overlaps another tensor of the call.
+// Two tensors with the same shape, rank 2 to 4 and innermost stride 1. All pairs in a call share one y dtype and one x
+// dtype, and may be computed at the same time: no y overlaps another tensor.
 struct RowPair {
   Tensor y;
   ConstTensor x;
 };
 // y overwritten  <-  x: any two float dtypes (f64 on the CPU only). Rounded to nearest even.
 void copy_rows(Context&, std::span<const RowPair>);
-// y += x, in the dtype of both: f32, or f64 on the CPU.
+// y += x, in their common dtype: f32, or f64 on the CPU.
 void add_rows(Context&, std::span<const RowPair>);
 
 inline void copy_rows(Context& ctx, Tensor y, ConstTensor x) {

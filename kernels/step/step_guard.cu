@@ -1,5 +1,5 @@
-// judge_step() on the GPU, by one CTA: decides whether a step may be applied. Only if a number is not finite, it
-// searches the gradient for the first bad part.
+// judge_step() on the GPU, by one CTA: decides whether a step may be applied. It searches the gradient for the first
+// bad part only if a number is not finite.
 #include "kernels/common/launch.cuh"
 #include "kernels/step/step_guard.h"
 

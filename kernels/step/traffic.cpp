@@ -1,4 +1,4 @@
-// Memory traffic on the CPU: computes the XOR of all vectors of `read` and writes it to every vector of `written`.
+// Memory traffic on the CPU: XORs all vectors in `read` and writes the result to every vector in `written`.
 #include "kernels/step/traffic.h"
 
 #include <array>

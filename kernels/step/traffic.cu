@@ -1,6 +1,6 @@
-// Memory traffic on the GPU: each CTA reads and writes one piece, 16 KiB of the longer tensor, without a loop. For
-// reads alone and for any mixture this was the fastest of the forms tried, and for equal amounts it is as fast as the
-// device's own copy.
+// Memory traffic on the GPU: each CTA reads and writes one piece, 16 KiB in the longer tensor, without a loop. For
+// reads alone and for any mixture this was the fastest form tried, and for equal amounts it is as fast as the device's
+// own copy.
 #include <algorithm>
 
 #include "kernels/common/launch.cuh"

@@ -6,8 +6,8 @@
 
 namespace triad {
 
-// written overwritten, every byte  <-  read, every byte. Each 16-byte vector that is written is the XOR of some vectors
-// that were read (zeros if none were). Both are contiguous and a multiple of 16 bytes; either may be empty.
+// written overwritten, every byte  <-  read, every byte. Each 16-byte vector written is the XOR of some vectors read
+// (zeros if none were). Both are contiguous, in multiples of 16 bytes; either may be empty.
 void traffic(Context&, Tensor written, ConstTensor read);
 
 namespace cuda {

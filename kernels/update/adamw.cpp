@@ -39,7 +39,7 @@ void adamw_cpu(Context& ctx, Tensor param, Tensor weights, Tensor m_in, Tensor v
     const G* g_in = grad.ptr<G>();
     for (int64_t i = piece * kPiece; i < std::min((piece + 1) * kPiece, n); ++i) {
       const A g = static_cast<A>(g_in[i]) * clip;
-      // Explicit fmas, since a compiler would fuse one product of a sum, not the same for each type of master.
+      // Explicit fmas, since a compiler would fuse one product in a sum, not the same for each master type.
       const A new_m = std::fma(beta1, static_cast<A>(m.get(i)), new1 * g);
       const A new_v = std::fma(beta2, static_cast<A>(v.get(i)), new2 * g * g);
       const A step = step_size * new_m / std::fma(std::sqrt(new_v), root_scale, eps);

@@ -1,10 +1,9 @@
 // AdamW on the GPU in one pass, bound by memory. For each parameter it reads and writes, in bytes: in f32 16 (param, m,
-// v, grad) and 14 (2 of them the bf16 weight); with split masters 16 (weight, remainder and a tie bit instead of param)
-// and 12; with everything in bf16 8 and 6. A thread updates 8 adjacent parameters: in f32 two 16-byte loads of each of
-// four arrays are 128 bytes in flight, and the weights are one 16-byte store. The random bits of 8 bf16 values are one
-// block of the generator, so a thread draws at most three blocks. Every thread computes the clip factor from the norm
-// in device memory, so no other kernel is needed and the host need not wait. If the norm is not finite, no thread
-// writes.
+// v, grad) and 14 (2 for the bf16 weight); with split masters 16 (weight, remainder and a tie bit for param) and 12;
+// with everything in bf16 8 and 6. A thread updates 8 adjacent parameters: in f32 two 16-byte loads from each of four
+// arrays are 128 bytes in flight, and the weights are one 16-byte store. The random bits for 8 bf16 values are one
+// generator block, so a thread draws at most three blocks. Every thread computes the clip factor from the norm in
+// device memory, so no other kernel is needed and the host need not wait. If the norm is not finite, no thread writes.
 #include <cmath>
 
 #include "kernels/update/adamw.h"
@@ -31,10 +30,10 @@ struct State {
   const G* grad;
 };
 
-// What the random bits of bf16 state are drawn from (adamw.h).
+// What a bf16 state's random bits are drawn from (adamw.h).
 struct Rounding {
-  uint64_t seed, param, m, v;  // the streams of the three tensors
-  int64_t first;               // index of the first element in the flat parameter buffer
+  uint64_t seed, param, m, v;  // the three tensors' streams
+  int64_t first;               // the first element's index in the flat parameter buffer
 };
 
 template <int V, class P, class M, class S, class G>

@@ -12,12 +12,12 @@ void dispatch_masters(const Tensor& param, F&& f) {
   if (is_remainder(param)) return f.template operator()<uint16_t>();
   dispatch_gpu_float(param.dtype, f);
 }
-// Whether masters can be accessed in vectors of 8.
+// Whether masters can be accessed as vectors of 8.
 inline bool has_master_vectors(const Tensor& param, const Tensor& weights, const TieBits& ties) {
   return is_aligned(param) && (weights.empty() || is_aligned(weights)) && ties.first % 8 == 0;
 }
 
-// V is 1, or 8 with aligned tensors and an i that is a multiple of 8.
+// V is 1, or 8 if tensors are aligned and i is a multiple of 8.
 template <class P>
 class Masters {
  public:
@@ -29,7 +29,7 @@ class Masters {
     load_vector<V>(x, param_ + i);
     return 0;
   }
-  // Stores x[0..V), in bf16 rounded with the random bits of the elements [element, element + V).
+  // Stores x[0..V), in bf16 rounded with the random bits for [element, element + V).
   template <int V>
   __device__ __forceinline__ void store(int64_t i, const float (&x)[V], uint32_t, const RoundingBits& bits,
                                         int64_t element) const {
@@ -92,11 +92,11 @@ class Masters<uint16_t> {
         words[k] = __byte_perm(__float_as_uint(x[2 * k]), __float_as_uint(x[2 * k + 1]), 0x5410);  // the lower halves
       *reinterpret_cast<uint4*>(remainder_ + i) = make_uint4(words[0], words[1], words[2], words[3]);
     }
-    // Other threads may change other bits of the word. Bits rarely change: of 2^17 masters about one has its bit set.
+    // Other threads may change other bits of the word. Bits rarely change: about one in 2^17 masters has its bit set.
     const int64_t bit = first_tie_ + i;
     if (now != ties) atomicXor(ties_ + bit / TieBits::kPerWord, (now ^ ties) << bit % TieBits::kPerWord);
   }
-  // The tie bits of the elements [i, i + V): those of 8 are one byte.
+  // The tie bits for [i, i + V): 8 are one byte.
   template <int V>
   __device__ __forceinline__ uint32_t tie_bits(int64_t i) const {
     const int64_t bit = first_tie_ + i;

@@ -1,5 +1,5 @@
-// Muon: the plan of batches, on any device, and momentum and update on the CPU, with state in f32 or bf16, or all in
-// f64; masters also split.
+// Muon: the batch plan, on any device, and momentum and update on the CPU, with state in f32 or bf16, or all in f64;
+// masters also split.
 #include "kernels/update/muon.h"
 
 #include <algorithm>
@@ -54,7 +54,7 @@ void apply_cpu(Context& ctx, const MuonTensors& t, ConstTensor update, const Muo
     StoredMaster<P> param(t.param, t.weights, t.ties, o);
     for (int64_t j = 0; j < piece.count; ++j) {
       const int64_t i = piece.element - o.first_element + j;
-      // An explicit fma, since a compiler would fuse one of the two products, not the same for each type of master.
+      // An explicit fma, since a compiler would fuse one of the two products, not the same for each master type.
       const A step = step_size * static_cast<A>(update.ptr<U>()[piece.at + j]);
       const A new_p = std::fma(static_cast<A>(param.get(i)), decay, -step);
       param.set(i, new_p);
@@ -94,7 +94,7 @@ MuonPlan::MuonPlan(const std::vector<MuonMatrix>& matrices, int64_t ranks, int64
 }
 
 void MuonPlan::add_batch(const std::vector<MuonMatrix>& matrices) {
-  constexpr int64_t kAlign = 128;  // elements between groups, so that each begins at an aligned address
+  constexpr int64_t kAlign = 128;  // element alignment between groups, so that each begins at an aligned address
   Batch batch;
   const auto group_of = [&](const MuonMatrix& m) {
     return std::find_if(batch.groups.begin(), batch.groups.end(),
@@ -121,7 +121,7 @@ void MuonPlan::add_batch(const std::vector<MuonMatrix>& matrices) {
     batch.elements = g.at + g.n * g.size();
   }
   batch.first_piece = static_cast<int64_t>(pieces_.size());
-  std::vector<int64_t> next(batch.groups.size(), 0);  // by group: the number of its next matrix
+  std::vector<int64_t> next(batch.groups.size(), 0);  // each group's next matrix
   for (const MuonMatrix& matrix : matrices) {
     const auto group = group_of(matrix);
     const int64_t i = next[static_cast<size_t>(group - batch.groups.begin())]++;

@@ -1,6 +1,6 @@
 // Muon's momentum and update on the GPU, bound by memory: with state in f32 and u, o in bf16 the first kernel reads 8
-// bytes an element and writes 6, the second reads 6 and writes 6, or with split masters 4. A CTA has one piece of one
-// matrix, 8 adjacent elements a thread at a time. Every thread computes the clip factor from the norm in device memory;
+// bytes an element and writes 6, the second reads 6 and writes 6, or with split masters 4. A CTA has one matrix piece;
+// a thread takes 8 adjacent elements at a time. Every thread computes the clip factor from the norm in device memory;
 // if that is not finite, no thread writes.
 #include <cmath>
 
@@ -17,8 +17,8 @@ constexpr int kElements = 8;  // elements per thread and pass
 struct Momentum {
   float momentum, fresh;  // fresh: 1 - momentum
   double grad_clip;
-  uint64_t seed, stream;  // of the random bits of m in bf16
-  int64_t first;          // index of the first element of m and grad in the flat parameter buffer
+  uint64_t seed, stream;  // random bits for m in bf16
+  int64_t first;          // where m and grad begin in the flat parameter buffer
 };
 struct Update {
   float decay;  // 1 - lr * weight_decay
@@ -27,7 +27,7 @@ struct Update {
   int64_t first;
 };
 
-// Calls f.operator()<V>(j) for vectors of V elements of the piece, j being the first one's index, where both its first
+// Calls f.operator()<V>(j) for the piece's V-element vectors, j being the first element's index, where both this
 // element and its place in u are multiples of V; f.operator()<1>(j) for all others.
 template <int V, class F>
 __device__ __forceinline__ void for_each_of_piece(const MuonPiece& piece, F&& f) {
@@ -85,7 +85,7 @@ const MuonPiece* rows_of(const ConstTensor& pieces) {
   return reinterpret_cast<const MuonPiece*>(pieces.ptr<int64_t>());
 }
 
-// Whether vectors of the pieces that are aligned in the flat buffer are aligned in memory.
+// Whether the pieces' vectors that are aligned in the flat buffer are aligned in memory.
 template <class... Tensors>
 bool allow_vectors(const MuonOptions& o, const Tensors&... tensors) {
   return o.first_element % kElements == 0 && ((tensors.empty() || is_aligned(tensors)) && ...);

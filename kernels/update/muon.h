@@ -1,14 +1,14 @@
-// Muon (Jordan et al. 2024) for the matrices of linear layers. Updates are scaled as by Liu et al. (arXiv 2502.16982):
-// their root mean square is then about that of AdamW's updates, so both optimizers take the same lr and weight decay.
+// Muon (Jordan et al. 2024) for linear layers' matrices. Updates are scaled as by Liu et al. (arXiv 2502.16982): their
+// root mean square is then about the same as with AdamW, so both optimizers take the same lr and weight decay.
 //   g' = g * clip;  m = b m + (1 - b) g';  u = b m + (1 - b) g'            muon_momentum()
 //   o = the Newton-Schulz iteration of u                                   newton_schulz()
 //   p = p (1 - lr * decay) - lr * 0.2 sqrt(max(R, C)) * o                  muon_apply()
-// clip is AdamW's (kernels/update/adamw.h). The iteration normalizes u, so the momentum needs no correction for its
+// clip is AdamW's (kernels/update/adamw.h). The iteration normalizes u, so the momentum needs no correction for the
 // start.
 //
-// The matrices are in the flat buffers; u and o are in a buffer of their own, where matrices of one shape are
-// contiguous. A table of pieces maps the two, so that one kernel updates many matrices. State in bf16 is computed in
-// f32, p from unrounded values, and rounded stochastically with the random bits that AdamW would use.
+// The matrices are in the flat buffers; u and o are in a separate buffer, where matrices of one shape are contiguous. A
+// table of pieces maps the two, so that one kernel updates many matrices. State in bf16 is computed in f32, p from
+// unrounded values, and rounded stochastically with the random bits that AdamW would use.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -22,60 +22,60 @@ namespace triad {
 struct MuonOptions {
   double lr = 0, momentum = 0.95, weight_decay = 0;
   double grad_clip = 0;
-  // For state in bf16: number of this optimizer step, from 1 on, and the run's seed.
+  // For state in bf16: this optimizer step's number, from 1 on, and the run's seed.
   int64_t step = 1;
   uint64_t seed = 0;
-  // Index in the flat parameter buffer of the first element of param, weights, m and grad.
+  // Where param, weights, m and grad begin in the flat parameter buffer.
   int64_t first_element = 0;
 };
 
 inline constexpr double kMuonScale = 0.2;
 
-// A row of the table: elements of one matrix.
+// A table row: elements in one matrix.
 struct MuonPiece {
-  int64_t element = 0;  // of the first one, index in the flat parameter buffer
-  int64_t at = 0;       // its index in u and o
+  int64_t element = 0;  // first element's index in the flat parameter buffer
+  int64_t at = 0;       // the same element's index in u and o
   int64_t count = 0;    // at most kMost
-  int64_t longest = 0;  // max(R, C) of the matrix
+  int64_t longest = 0;  // the matrix's max(R, C)
   static constexpr int64_t kMost = 1 << 13;
   static constexpr int64_t kFields = 4;
 };
 
-// A matrix [rows, cols] that begins at this element of the flat parameter buffer.
+// A matrix [rows, cols] that begins at this element in the flat parameter buffer.
 struct MuonMatrix {
   int64_t element = 0, rows = 0, cols = 0;
   int64_t size() const { return rows * cols; }
 };
 
-// MuonPlan: which matrices are updated together, and which rank iterates which of them. Pure.
+// MuonPlan: which matrices are updated together, and which rank iterates which. Pure.
 class MuonPlan {
  public:
-  // Matrices of one shape.
+  // Matrices with the same shape.
   struct Group {
     int64_t n = 0, rows = 0, cols = 0;
-    int64_t per_rank = 0;  // rank r iterates the matrices [r * per_rank, (r + 1) * per_rank); 0: each rank all of them
-    int64_t at = 0;        // index of the first one in the updates, or with per_rank in the part of its rank
+    int64_t per_rank = 0;  // rank r iterates the matrices [r * per_rank, (r + 1) * per_rank); 0: each rank iterates all
+    int64_t at = 0;        // the first one's index in the updates, or with per_rank in its rank's part
     int64_t size() const { return rows * cols; }
-    // The number of matrices that a rank iterates.
+    // How many matrices a rank iterates.
     int64_t count(int64_t rank) const {
       return per_rank == 0 ? n : std::clamp<int64_t>(n - rank * per_rank, 0, per_rank);
     }
   };
-  // The buffer of a batch's updates begins with an equal part for each rank; groups that all ranks iterate follow.
+  // A batch's update buffer begins with an equal part for each rank; groups that all ranks iterate follow.
   struct Batch {
     int64_t first_piece = 0, end_piece = 0;
-    int64_t elements = 0;  // of the whole buffer
-    int64_t part = 0;      // of the part of one rank
+    int64_t elements = 0;  // elements in the whole buffer
+    int64_t part = 0;      // elements in one rank's part
     std::vector<Group> groups;
-    // The index in the updates of the first matrix of a group that a rank iterates.
+    // Where the first matrix that a rank iterates in a group is in the updates.
     int64_t at(const Group& g, int64_t rank) const { return g.at + (g.per_rank == 0 ? 0 : rank * part); }
   };
-  // The most elements in the updates of a batch, unless one matrix has more: all matrices of the M7C model fit, whose
+  // The most elements in a batch's updates, unless one matrix has more: all of the M7C model's matrices fit, whose
   // products then fill a GPU, and the updates in bf16 take 192 MiB.
   static constexpr int64_t kMostElements = int64_t{96} << 20;
 
   MuonPlan() = default;
-  // ranks: among which a group is divided if it has a matrix for each of them.
+  // ranks: how many share a group, if it has a matrix for each.
   explicit MuonPlan(const std::vector<MuonMatrix>&, int64_t ranks = 1, int64_t most_elements = kMostElements);
 
   int64_t ranks() const { return ranks_; }
@@ -100,21 +100,21 @@ struct MuonTensors {
   TieBits ties = {};
 };
 
-// The dtype of u and o: bf16 on a GPU, f32 on the CPU, f64 if the state is.
+// u's and o's dtype: bf16 on a GPU, f32 on the CPU, f64 if the state is.
 inline DType muon_dtype(const Context& ctx, DType state = DType::f32) {
   return ctx.device.is_cuda() ? DType::bf16 : acc_dtype(state);
 }
-// Updates all matrices of the plan. With several ranks, which have equal tensors: `rank` is this one, and gather(parts)
-// queues the all-gather of parts [ranks * part], in which each rank has written its part, before later work on
+// Updates all matrices in the plan. With several ranks, which have equal tensors: `rank` is this one, and gather(parts)
+// queues an all-gather for parts [ranks * part], in which each rank has written its part, before later work on
 // ctx.stream.
 using GatherParts = std::function<void(const Tensor& parts)>;
 void muon(Context&, const MuonPlan&, const MuonTensors&, const MuonOptions&, int64_t rank = 0,
           const GatherParts& gather = {});
 
-// The parts of muon(). u [any] f32 or bf16: overwritten where the pieces are; undefined if grad_norm_squared is not
-// finite. t.pieces: of one batch, or of a part of it.
+// muon()'s parts. u [any] f32 or bf16: overwritten where the pieces are; undefined if grad_norm_squared is not finite.
+// t.pieces: the pieces in one batch, or in a part of one.
 void muon_momentum(Context&, Tensor u, const MuonTensors& t, const MuonOptions&);
-// The iteration, in place, of the matrices that are a rank's.
+// Iterates a rank's matrices in place.
 void orthogonalize(Context&, const MuonPlan::Batch&, Tensor updates, int64_t rank);
 void muon_apply(Context&, const MuonTensors& t, ConstTensor o, const MuonOptions&);
 

@@ -1,11 +1,11 @@
 // Newton-Schulz iterations as batched products, on any device, and the normalization on the CPU.
 //
-// matmul_batched() computes factor * product + matrix, so the matrix that it adds has no factor of its own. The three
-// factors a, b, c of the polynomial (NewtonSchulz) are therefore moved into those of the products: instead of X_k, the
-// matrix after k of the 5 iterations, the code has Z = a^(5-k) X_k, and an iteration is
+// matmul_batched() computes factor * product + matrix, so the added matrix has no factor. The polynomial's three
+// factors a, b, c (NewtonSchulz) are therefore moved into the products': instead of X_k, the matrix after iteration k
+// of 5, the code has Z = a^(5-k) X_k, and an iteration is
 //   A = a^(-2(5-k)) Z Z^T = X_k X_k^T,  P = A + (c/b) A A,  next Z = Z + (b/a) P Z.
 // The last Z is X_5. The first is a^5 = 485 times as large as X_0, which changes no relative rounding error.
-// A and P are symmetric (A A = A A^T). symmetric_product() computes them with half of the work of other products.
+// A and P are symmetric (A A = A A^T). symmetric_product() computes them with half the work that other products take.
 #include "kernels/update/newton_schulz.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace triad {
 
 namespace {
 
-constexpr int64_t kPiece = 1 << 14;  // elements of a partial sum of the norm
+constexpr int64_t kPiece = 1 << 14;  // elements per partial sum for the norm
 
 template <class T>
 void normalize_cpu(Context& ctx, Tensor y, ConstTensor x, double factor) {

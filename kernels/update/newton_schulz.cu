@@ -1,5 +1,5 @@
-// Normalizes matrices on the GPU, bound by memory. A CTA of the first kernel sums the squares of a piece of a matrix,
-// in double; a CTA of the second adds the pieces of its matrix in their order and scales its piece.
+// Normalizes matrices on the GPU, bound by memory. In the first kernel a CTA sums a matrix piece's squares, in double;
+// in the second a CTA adds its matrix's pieces in order and scales its own piece.
 #include "kernels/common/bthd.cuh"
 #include "kernels/update/newton_schulz.h"
 
@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int64_t kPiece = 1 << 14;
 
-// The sum of x over all threads of the CTA, in every thread.
+// The sum of x over the CTA's threads, in every thread.
 __device__ double sum_of_block(double x) {
   __shared__ double warps[kWarps];
   x = warp_sum_to_lane0(x);
@@ -21,8 +21,8 @@ __device__ double sum_of_block(double x) {
   return sum;
 }
 
-// Calls f.operator()<V>(i) for the first elements of this CTA's piece in vectors, and f.operator()<1>(i) for the rest.
-// i: an index in all matrices. grid.x: matrices * pieces.
+// Calls f.operator()<V>(i) for this CTA's piece in vectors, as far as they go, and f.operator()<1>(i) for the rest. i:
+// an index in all matrices. grid.x: matrices * pieces.
 template <int V, class F>
 __device__ __forceinline__ void for_each_of_piece(int64_t size, int64_t pieces, F&& f) {
   const int64_t matrix = blockIdx.x / pieces, begin = blockIdx.x % pieces * kPiece;

@@ -6,7 +6,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Calls f.operator()<V>(i) for this thread's vector, and f.operator()<1>(i) for its one of the last n % V elements.
+// Calls f.operator()<V>(i) for this thread's vector, and f.operator()<1>(i) for the element it has among the last n %
+// V.
 template <int V, class F>
 __device__ __forceinline__ void for_each_vector(int64_t n, F&& f) {
   const int64_t vectors = n / V, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;

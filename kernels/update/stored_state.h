@@ -1,6 +1,6 @@
-// Access on the CPU to an update's part of the flat buffers: StoredState for a moment, StoredMaster for parameters and
-// the weights that follow from them. Values are read as they are stored. A bf16 value is rounded stochastically when it
-// is written, for Muon with the random numbers of AdamW's streams too (adamw_stream).
+// CPU access to an update's part of the flat buffers: StoredState for a moment, StoredMaster for parameters and the
+// weights that follow from them. Values are read as they are stored. A bf16 value is rounded stochastically when it is
+// written, for Muon too with random numbers from AdamW's streams (adamw_stream).
 #pragma once
 #include <atomic>
 #include <bit>
@@ -14,7 +14,7 @@
 
 namespace triad {
 
-// Calls f.template operator()<T>() with T = float or bf16, the dtypes of a tensor of the state. what: its name in
+// Calls f.template operator()<T>() with T = float or bf16, the dtypes a state tensor can have. what: its name in
 // errors.
 template <class F>
 void dispatch_state(const char* what, DType dtype, F&& f) {
@@ -23,7 +23,7 @@ void dispatch_state(const char* what, DType dtype, F&& f) {
   f.template operator()<bf16>();
 }
 
-// Options: has the members seed, step and first_element, as AdamWOptions and MuonOptions have.
+// Options: has members seed, step and first_element, like AdamWOptions and MuonOptions.
 template <class T>
 struct StoredState {
   T* data;

@@ -1,5 +1,5 @@
-// Chooses how a symmetric product is computed: by the Hopper kernel, which computes half of D, if that supports the
-// call; otherwise as a batched product.
+// Chooses how a symmetric product is computed: by the Hopper kernel, which computes half of D, if it supports the call;
+// otherwise as a batched product.
 #include "kernels/update/symmetric_product.h"
 
 #include "engine/check.h"

@@ -1,14 +1,14 @@
-// Symmetric products of a batch of matrices on Hopper, for bf16: the tiles on and below the diagonal are computed, each
-// of the others is stored as the transpose of its mirror image. With 6 tiles to a side, 21 of 36 are computed.
+// Batched symmetric matrix products on Hopper, for bf16: the tiles on and below the diagonal are computed, the others
+// are stored as transposed mirror images. With 6 tiles to a side, 21 of 36 are computed.
 //
-// A tile of D is 128 x 128. Two consumer warpgroups process alternate tiles, each with the sums of a whole tile in
-// registers: while one multiplies, the other stores. A producer thread fills a ring of four stages; a stage has 128
-// rows of the left operand and 128 of the right one, 64 of the inner dimension each. Both are parts of X, and in a tile
-// on the diagonal they are the same part, which is loaded once.
+// A tile of D is 128 x 128. Two consumer warpgroups process alternate tiles, each with a whole tile's sums in
+// registers: while one multiplies, the other stores. A producer thread fills a ring with four slots (stages); a slot
+// has 128 left-operand rows and 128 right-operand rows, each 64 wide along the inner dimension. Both are parts of X,
+// and in a diagonal tile they are the same part, which is loaded once.
 //
-// Epilogue: a consumer writes 64 rows of its tile to shared memory twice, once transposed. One thread then stores both
-// copies to D by TMA. TMA reads zeros outside the tensors and does not write there, so S and K need not be multiples of
-// the tile's sizes. The addend is read from global memory, two elements at a time.
+// Epilogue: a consumer writes 64 tile rows to shared memory twice, once transposed. One thread then stores both copies
+// to D by TMA. TMA reads zeros outside the tensors and does not write there, so S and K need not be multiples of the
+// tile sizes. The addend is read from global memory, two elements at a time.
 //
 // Iterations launch these kernels directly after each other, and one fills every SM, so its launch and its barriers are
 // prepared while the previous kernel ends (common/launch_pdl.cuh).
@@ -26,16 +26,16 @@ namespace {
 
 constexpr int kTile = 128, kTileK = 64, kStages = 4, kConsumers = 2, kThreads = kWarpgroup * (kConsumers + 1);
 constexpr int kHalves = kTile / 64, kSums = kTile / 8;
-constexpr int kOperandBytes = kTile * kPanelRowBytes;  // of one operand in one stage
-// Rows of a box of D, and bytes of a panel [64][64], which is a box of D or, with trans, of X.
+constexpr int kOperandBytes = kTile * kPanelRowBytes;  // bytes per operand and stage
+// Rows in a D box, and bytes in a panel [64][64], which is a box in D or, with trans, in X.
 constexpr int kBoxRows = 64, kPanelBytes = kBoxRows * kPanelRowBytes, kPanels = kTile / kPanel;
 
 struct Shared {
   alignas(1024) unsigned char left[kStages][kOperandBytes], right[kStages][kOperandBytes];
-  // By consumer: 64 rows of D, [panel of columns][64 rows][64], and the same transposed, [64 rows of D^T][64] twice.
+  // By consumer: 64 rows of D, [column panel][64 rows][64], and the same transposed, [64 rows of D^T][64] twice.
   unsigned char rows[kConsumers][kPanels * kPanelBytes], mirrored[kConsumers][kPanels * kPanelBytes];
   Barrier full[kStages], empty[kStages];
-  // Completes when a consumer's last stage of a tile is full: the next stage is the other consumer's.
+  // Completes when a consumer's last stage for a tile is full: the next stage is the other consumer's.
   Barrier last_full[kConsumers];
 };
 
@@ -48,10 +48,10 @@ struct Addend {
   int side;                   // S
 };
 
-// The tiles of all matrices, in the order in which CTAs process them: matrix by matrix, and in a matrix row by row up
-// to the diagonal.
+// All matrices' tiles, in the order in which CTAs process them: matrix by matrix, and in a matrix row by row up to the
+// diagonal.
 struct SymmetricTiles {
-  int count, of_matrix, steps;  // tiles of all matrices; of one; steps of 64 of the inner dimension
+  int count, of_matrix, steps;  // tiles in all matrices and in one; 64-wide steps along the inner dimension
   struct Place {
     int matrix, row, column;  // row, column: the tile's first ones
     __device__ bool on_diagonal() const { return row == column; }
@@ -63,7 +63,7 @@ struct SymmetricTiles {
   }
 };
 
-// Loads one operand of a stage: the rows of X (with trans the columns) from `first` on, at step k.
+// Loads a stage's operand: the rows of X (with trans the columns) from `first` on, at step k.
 template <bool kTrans>
 __device__ __forceinline__ void load_part(unsigned char* to, const CUtensorMap& x, int first, int k, int matrix,
                                           Barrier* full) {
@@ -76,10 +76,10 @@ __device__ __forceinline__ void load_part(unsigned char* to, const CUtensorMap& 
   }
 }
 
-// The producer: one thread, which loads the stages of all of this CTA's tiles.
+// The producer: one thread, which loads the stages for all this CTA's tiles.
 template <bool kTrans>
 __device__ void produce(Shared& s, const SymmetricMaps& maps, const SymmetricTiles& tiles) {
-  int n = 0;  // number of steps so far
+  int n = 0;  // steps so far
   for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x) {
     const SymmetricTiles::Place at = tiles.place(tile);
     for (int k = 0; k < tiles.steps; ++k, ++n) {
@@ -93,8 +93,7 @@ __device__ void produce(Shared& s, const SymmetricMaps& maps, const SymmetricTil
   }
 }
 
-// Computes the sums of a tile: d[half] has rows 64 half to 64 half + 63. n: number of steps of this CTA's earlier
-// tiles.
+// Computes a tile's sums: d[half] has rows 64 half to 64 half + 63. n: steps in this CTA's earlier tiles.
 template <bool kTrans>
 __device__ __forceinline__ void multiply(float (&d)[kHalves][kSums][4], Shared& s, const SymmetricTiles& tiles,
                                          bool on_diagonal, int n, int group) {
@@ -108,9 +107,9 @@ __device__ __forceinline__ void multiply(float (&d)[kHalves][kSums][4], Shared& 
     wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < kTileK / 16; ++k16) {
-      constexpr int kStep = kTrans ? 16 * kPanelRowBytes : 32;  // bytes to the next 16 of the inner dimension
+      constexpr int kStep = kTrans ? 16 * kPanelRowBytes : 32;  // bytes to the next 16 along the inner dimension
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half)  // 64 rows of the left operand are kPanelBytes in both layouts
+      for (int half = 0; half < kHalves; ++half)  // 64 left-operand rows are kPanelBytes in both layouts
         wgmma<kMajor, kMajor>(
             d[half], tile_descriptor(left + half * kPanelBytes + k16 * kStep),
             kTrans ? tile_descriptor(right + k16 * kStep, kPanelBytes) : tile_descriptor(right + k16 * kStep),
@@ -125,8 +124,8 @@ __device__ __forceinline__ void multiply(float (&d)[kHalves][kSums][4], Shared& 
   if (lane == 0) barrier_arrive(&s.empty[(n - 1) % kStages]);
 }
 
-// Reads the addend where this lane's sums of 64 rows are, as pairs: of d[j][0, 1] and of d[j][2, 3]. Zeros outside of
-// the matrix. row, column: of the first of these rows.
+// Reads the addend where this lane's sums in 64 rows are, as pairs: for d[j][0, 1] and d[j][2, 3]. Zeros outside the
+// matrix. row, column: where these rows begin.
 __device__ __forceinline__ void load_addend(uint32_t (&pairs)[kSums][2], const Addend& addend, int matrix, int row,
                                             int column) {
   const int lane = threadIdx.x % 32, first = row + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -143,7 +142,7 @@ __device__ __forceinline__ void load_addend(uint32_t (&pairs)[kSums][2], const A
   }
 }
 
-// Stores 64 rows of a tile, and their transpose if the tile is not on the diagonal. row: the first of these rows.
+// Stores 64 tile rows, and their transpose if the tile is not on the diagonal. row: the first of these rows.
 template <bool kAddend>
 __device__ __forceinline__ void store_rows(const float (&d)[kSums][4], Shared& s, const CUtensorMap& map, float alpha,
                                            const Addend& addend, const SymmetricTiles::Place& at, int row, int group) {
@@ -159,10 +158,10 @@ __device__ __forceinline__ void store_rows(const float (&d)[kSums][4], Shared& s
       if constexpr (kAddend) x += __uint_as_float(pairs[j][i] << 16), y += __uint_as_float(pairs[j][i] & 0xffff0000u);
       pairs[j][i] = pack_bf16(x, y);
     }
-  if (stores) bulk_wait_read<0>();  // until the buffers are free
+  if (stores) bulk_wait_read<0>();  // waits until the buffers are free
   named_barrier_sync<kWarpgroup>(1 + group);
 #pragma unroll
-  // An instruction stores four 8x8 matrices: rows 0..7 and 8..15 of eight columns, then those of the next eight.
+  // An instruction stores four 8x8 matrices: rows 0..7 and 8..15 in eight columns, then in the next eight.
   for (int j = 0; j < kSums; j += 2) {
     const uint32_t four[4] = {pairs[j][0], pairs[j][1], pairs[j + 1][0], pairs[j + 1][1]};
     unsigned char* const panel = s.rows[group] + j / 8 * kPanelBytes;
@@ -186,7 +185,7 @@ __device__ __forceinline__ void store_rows(const float (&d)[kSums][4], Shared& s
   __syncwarp();
 }
 
-// A consumer warpgroup: multiplies every second tile of this CTA and stores it.
+// A consumer warpgroup: multiplies and stores every second tile in this CTA.
 template <bool kTrans, bool kAddend>
 __device__ void consume(Shared& s, const SymmetricMaps& maps, const SymmetricTiles& tiles, float alpha,
                         const Addend& addend) {
@@ -195,8 +194,8 @@ __device__ void consume(Shared& s, const SymmetricMaps& maps, const SymmetricTil
   for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x, ++turn) {
     if (turn % kConsumers != group) continue;
     const SymmetricTiles::Place at = tiles.place(tile);
-    // A barrier's wait distinguishes only two successive phases of a stage, so a consumer must not lag by two: before
-    // its tile, it waits until the other consumer's last stage is full.
+    // A barrier wait distinguishes only two successive phases of a stage, so a consumer must not lag by two: before its
+    // tile, it waits until the other consumer's last stage is full.
     if (turn > 0) barrier_wait(&s.last_full[(turn - 1) % kConsumers], (turn - 1) / kConsumers & 1);
     float d[kHalves][kSums][4];
     leave_unset(d[0]), leave_unset(d[1]);

@@ -1,4 +1,4 @@
-// Cases of argmax and of advance(), which computes the next position.
+// Cases for argmax and advance(), which computes the next position.
 #include <limits>
 
 #include "kernels/common/op_case.h"
@@ -8,7 +8,7 @@ namespace triad {
 
 namespace {
 
-// fill: the values of the logits; if absent they are random.
+// fill: the logits; random if absent.
 OpCase argmax_case(std::string name, int64_t N, int64_t width, int64_t vocab,
                    std::function<double(int64_t, uint64_t)> fill = nullptr) {
   OpCase c{.op = "argmax", .name = std::move(name)};

@@ -1,5 +1,5 @@
-// Cases of the decoding cache: appending a token, and filling the cache from a forward pass. Content of the cache that
-// the op must not change is checked too: every tensor starts as a copy of its "_before" tensor. There is no backward.
+// Decoding cache cases: appending a token, and filling the cache from a forward pass. Cache content that the op must
+// not change is checked too: every tensor starts as a copy of its "_before" tensor. There is no backward.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +18,7 @@ constexpr const char* kBranches[] = {"cmp", "sel", "win"};
 
 class CacheCase {
  public:
-  // begun: the cache starts as a copy of the "_before" tensors; otherwise the op must write all of it.
+  // begun: the cache starts as a copy of the "_before" tensors; otherwise the op must write everything.
   CacheCase(std::string name, const CacheSizes& n, const NsaConfig& config, bool dense, bool begun)
       : n_(n),
         c_(config),
@@ -35,7 +35,7 @@ class CacheCase {
     cache("raw", config.l);
   }
 
-  // A case of nsa_cache_append(). positions: those of the B new tokens.
+  // A case for nsa_cache_append(). positions: the B new tokens' positions.
   OpCase append(std::vector<int> positions) && {
     const auto [B, S, Hq, Hkv, dk, dv] = n_;
     constant("q_before", {B, 1, Hq, dk});
@@ -67,8 +67,8 @@ class CacheCase {
         nsa_cache_append(ctx, cache_of(a), a["q"], in(a, "row_"), a["position"], a["cos"], a["sin"],
                          {phi("_k"), phi("_v"), {}}, c_);
     };
-    // Rows of k (and as many of v) per token and group. Each of the `pairs` new rows is read and written. For the
-    // compressed block of every d tokens, l rows are read and one is written: `block` is their number per token.
+    // Rows of k (and as many of v) per token and group. Each of the `pairs` new rows is read and written. Every d
+    // tokens a compressed block reads l rows and writes one: `block` is how many that is per token.
     const double pairs = dense_ ? 1 : 3;
     const double block = dense_ ? 0 : static_cast<double>(c_.l + 1) / static_cast<double>(c_.d);
     case_.forward_bytes =
@@ -77,7 +77,7 @@ class CacheCase {
     return case_;
   }
 
-  // A case of nsa_cache_fill(): fills sequence b with the first `count` tokens of a forward pass of T tokens.
+  // A case for nsa_cache_fill(): fills sequence b with the first `count` tokens from a forward pass over T tokens.
   OpCase fill(int64_t b, int64_t count, int64_t T) && {
     rows("", 1, T, 0);
     if (!dense_) {
@@ -110,8 +110,8 @@ class CacheCase {
       case_.args.push_back({.name = name, .role = ArgRole::saved, .shape = shape});
     }
   }
-  // Adds the input rows of a step ("row_in_k_sel") or of a forward pass ("in_k_sel") for each branch. They are strided,
-  // as the slices of a projection's rows are.
+  // Adds the input rows of a step ("row_in_k_sel") or a forward pass ("in_k_sel") for each branch. They are strided,
+  // like slices of a projection's rows.
   void rows(const std::string& front, int64_t B, int64_t T, int64_t pad) {
     for (const char* branch : dense_ ? std::vector{"dense"} : std::vector(std::begin(kBranches), std::end(kBranches))) {
       constant(front + "in_k_" + branch, {B, T, n_.Hkv, n_.dk}, 1, ArgType::element, pad);
@@ -174,7 +174,7 @@ std::vector<OpCase> cache_cases() {
       fill_case("a_ring_around", {3, 40, 2, 2, 8, 8}, 1, 29, 33, config(Phi::avg, 8, 4, 12)),
       fill_case("all", {2, 100, 2, 2, 64, 64}, 1, 100, 100, config(Phi::avg, 32, 16, 64)),
       fill_case("dense", {2, 50, 2, 2, 60, 100}, 1, 31, 40, NsaConfig{}, true),
-      // A cache of one token, so that one step writes all of it.
+      // A one-token cache, so that one step writes everything.
       CacheCase("append_m7c", {1, 1, 12, 2, 64, 64}, config(Phi::avg, 1, 1, 1), false, false).append({0}),
       CacheCase("fill_m7c_64k", {1, 65536, 12, 2, 64, 64}, NsaConfig{}, false, false).fill(0, 65536, 65536),
   };

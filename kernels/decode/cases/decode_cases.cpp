@@ -1,4 +1,4 @@
-// Cases of decoding over caches that contain random rows. There is no backward.
+// Decoding cases over caches with random rows. There is no backward.
 #include "kernels/common/portable_case.h"
 #include "kernels/decode/decode.h"
 #include "kernels/nsa/cases/nsa_cases.h"
@@ -12,7 +12,7 @@ struct DecodeSizes {
   int64_t B, S, Hq, Hkv, dk, dv;
 };
 
-// positions: those of the B new tokens.
+// positions: the B new tokens' positions.
 OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, const NsaConfig& c,
                    bool dense = false, double q_std = 1) {
   OpCase r{.op = dense ? "dense_decode" : "nsa_decode", .name = std::move(name)};

@@ -1,4 +1,4 @@
-// Cases of skinny linear layers, those of a decoding step. There is no backward.
+// Cases for a decoding step's skinny linear layers. There is no backward.
 #include "kernels/common/op_case.h"
 #include "kernels/decode/skinny_linear.h"
 #include "kernels/ops/matmul.h"
@@ -53,7 +53,7 @@ std::vector<OpCase> skinny_linear_cases() {
       few_case("1x768x1541_norm_silu", 1, 768, 1541, true, Activation::silu, false),  // a warp computes four columns
       few_case("1x136x1547_swiglu", 1, 136, 1547, false, Activation::swiglu, false),
       few_case("1x200x3073_addend", 1, 200, 3073, false, Activation::none, true),
-      // In f32 the most shared memory that a CTA may use.
+      // In f32 the most shared memory a CTA may use.
       few_case("8x3072x96_addend", 8, 3072, 96, false, Activation::none, true),
       few_case("6x136x2117_addend", 6, 136, 2117, false, Activation::none, true),  // a CTA computes 16 columns in bf16
       few_case("7x64x6405_norm", 7, 64, 6405, true, Activation::none, false),      // CTAs loop over columns

@@ -1,4 +1,4 @@
-// Cases of the sum of gradients. The op updates in place, so a case first copies its input to its output.
+// Gradient sum cases. The op updates in place, so a case first copies its input to its output.
 #include "kernels/common/op_case.h"
 #include "kernels/step/accumulate.h"
 

@@ -1,4 +1,4 @@
-// Cases of initial values. Each draws a tensor in two ranges whose border is in the middle, and fills another.
+// Initial value cases. Each draws a tensor in two ranges whose border is in the middle, and fills another.
 #include "kernels/common/op_case.h"
 #include "kernels/step/initial_values.h"
 
@@ -21,7 +21,7 @@ OpCase initial_values_case(std::string name, int64_t n, int64_t first, double st
   };
   const double elements = static_cast<double>(n);
   c.forward_bytes = c.forward_written = (2 + 4 + 2) * elements;
-  // Only the last bits of bf16 outputs may differ from the CPU's in the driver; here none do
+  // In the driver only the last bits in bf16 outputs may differ from the CPU's; here none do
   // (tests/model/test_init.cpp).
   c.f32_tolerance = 0;
   return c;

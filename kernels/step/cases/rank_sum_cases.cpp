@@ -1,4 +1,4 @@
-// Cases of the sum over ranks, with lengths that are and are not multiples of 16 bytes.
+// Rank sum cases, with lengths that are and are not multiples of 16 bytes.
 #include <fmt/format.h>
 
 #include "kernels/common/op_case.h"

@@ -1,4 +1,4 @@
-// Cases of the sums. The output `both` checks the option `add`: squares are added to the sum.
+// Cases for sums. The output `both` checks the option `add`: squares are added to the sum.
 #include "kernels/common/op_case.h"
 #include "kernels/step/reduce.h"
 

@@ -1,4 +1,4 @@
-// Cases of copies and sums of strided tensors, with rows that are and are not multiples of 16 bytes.
+// Cases for copying and adding strided tensors, whose rows are or are not multiples of 16 bytes.
 #include "kernels/common/op_case.h"
 #include "kernels/step/rows.h"
 

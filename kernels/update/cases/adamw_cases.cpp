@@ -1,5 +1,5 @@
-// Cases of AdamW. The op updates in place, so a case first copies its inputs to its outputs, and equal inputs give
-// equal outputs. If param is in the accumulator type, the weights in bf16 are param rounded, otherwise a copy of it.
+// AdamW cases. The op updates in place, so a case first copies its inputs to its outputs, and equal inputs give equal
+// outputs. If param is in the accumulator type, the weights in bf16 are param rounded, otherwise a copy.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -14,7 +14,7 @@ namespace triad {
 
 namespace {
 
-// The types of the tensors. An ArgType::element is bf16 if the case runs in bf16; an ArgType::acc is f32 then.
+// Tensor types. An ArgType::element is bf16 if the case runs in bf16; an ArgType::acc is f32 then.
 struct Types {
   ArgType param = ArgType::acc, m = ArgType::acc, v = ArgType::acc, grad = ArgType::acc;
   std::string str() const {
@@ -65,13 +65,13 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
     adamw(ctx, param, rounded ? weights : Tensor{}, t["m"], t["v"], t["grad"], t["norm_squared"], o);
     if (!weights.empty() && !rounded) copy(ctx, weights, param);
   };
-  // Bytes in bf16: three copies, a cast to bf16 if there are weights, the update. For f32 `triad bench` doubles the
+  // Bytes in bf16: three copies, a cast to bf16 if there are weights, and the update. For f32 `triad bench` doubles the
   // number, which is too high, since the state is then no larger and the update writes no weights.
   const double elements = static_cast<double>(n);
   const auto width = [](ArgType type) { return type == ArgType::acc ? 4.0 : 2.0; };
   const double state = width(types.param) + width(types.m) + width(types.v);
   const double cast_read = types.param == ArgType::acc ? 4 : 0, weights = types.param == ArgType::acc ? 2 : 0;
-  // Split: the update reads and writes 4 bytes of a master and weight, where it otherwise reads 4 and writes 6;
+  // Split: the update reads and writes 4 bytes per master and weight, where it otherwise reads 4 and writes 6;
   // splitting and joining read and write 4 each.
   const double more = split ? 16 - 2 : 0, more_written = split ? 8 - 2 : 0;
   c.forward_flops = 16 * elements;
@@ -80,7 +80,7 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
   return c;
 }
 
-// The cases of state and gradients in bf16: each choice of tensors, from a first element inside the parameter buffer.
+// Cases for state and gradients in bf16: each choice of tensors, from a first element inside the parameter buffer.
 std::vector<OpCase> bf16_cases() {
   const AdamWOptions o = {.lr = 3e-3, .weight_decay = 0.1, .grad_clip = 1.0, .step = 11, .seed = 3};
   const auto type = [](bool narrow) { return narrow ? ArgType::element : ArgType::acc; };

@@ -1,5 +1,5 @@
-// Cases of Muon's momentum and update, with the iteration between them left out: it has cases of its own
-// (newton_schulz_cases.cpp). The matrices begin at aligned and at unaligned elements, and leave gaps in the buffers.
+// Cases for Muon's momentum and update, without the iteration between them, which newton_schulz_cases.cpp covers. The
+// matrices begin at aligned and at unaligned elements, and leave gaps in the buffers.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -15,7 +15,7 @@ namespace triad {
 
 namespace {
 
-// The types of the tensors. An ArgType::element is bf16 if the case runs in bf16; an ArgType::acc is f32 then.
+// Tensor types. An ArgType::element is bf16 if the case runs in bf16; an ArgType::acc is f32 then.
 struct Types {
   ArgType param = ArgType::acc, m = ArgType::acc, grad = ArgType::acc;
 };
@@ -87,7 +87,7 @@ std::vector<OpCase> muon_cases() {
   const MuonOptions o = {.lr = 0.02, .weight_decay = 0.1, .grad_clip = 1, .step = 11, .seed = 3};
   MuonOptions later = o, odd = o;
   later.first_element = 4096, odd.first_element = 4091;
-  // 561 elements, then a matrix that begins at an odd element, then one of two pieces, and two of one shape.
+  // 561 elements, then a matrix that begins at an odd element, then one with two pieces, and two with the same shape.
   const std::vector<MuonMatrix> several = {
       {4096, 33, 17}, {4657, 17, 33}, {5248, 100, 100}, {15360, 64, 48}, {18432, 64, 48}};
   std::vector<OpCase> cases = {muon_case("1x1", {{0, 1, 1}}, {.lr = 0.1, .weight_decay = 0.5}, 1.0),

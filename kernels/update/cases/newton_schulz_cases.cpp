@@ -1,6 +1,6 @@
-// Cases of the Newton-Schulz iteration, which updates in place, so a case first copies its input to its output.
-// Singular values near 0 amplify rounding errors 480 times, so each matrix is a multiple of the identity plus noise
-// that is half as large in norm.
+// Newton-Schulz iteration cases, which updates in place, so a case first copies its input to its output. Singular
+// values near 0 amplify rounding errors 480 times, so each matrix is a multiple of the identity plus noise that is half
+// as large in norm.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ std::vector<OpCase> newton_schulz_cases() {
                                newton_schulz_case(2, 5, 67),    newton_schulz_case(2, 67, 5, 1e3),
                                newton_schulz_case(3, 48, 160),  newton_schulz_case(3, 160, 48),
                                newton_schulz_case(1, 130, 131), newton_schulz_case(2, 24, 1000)};
-  // The matrices of the M7C model: keys and values, queries and output, the two of the MLP.
+  // The M7C model's matrices: keys and values, queries and output, the two of the MLP.
   for (const auto& [n, rows, cols] :
        {std::array<int64_t, 3>{72, 128, 768}, {24, 768, 768}, {12, 3072, 768}, {12, 768, 3072}}) {
     cases.push_back(newton_schulz_case(n, rows, cols));

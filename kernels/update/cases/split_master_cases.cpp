@@ -1,5 +1,5 @@
-// Cases of split masters: masters are split and joined again, so the outputs are the weights and the masters
-// themselves. In f32 and f64 there is nothing to split, and the outputs are copies.
+// Split master cases: masters are split and joined again, so the outputs are the weights and the masters themselves. In
+// f32 and f64 there is nothing to split, and the outputs are copies.
 #include <bit>
 #include <string>
 #include <utility>
@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// first: element of larger buffers with which the split masters begin.
+// first: where in larger buffers the split masters begin.
 OpCase split_master_case(std::string name, int64_t n, int64_t first) {
   OpCase c{.op = "split_master", .name = std::move(name)};
   // Every third master is halfway between two bf16 values.
@@ -37,7 +37,7 @@ OpCase split_master_case(std::string name, int64_t n, int64_t first) {
     join_master(ctx, t["master"], part);
   };
   const double elements = static_cast<double>(n);
-  c.forward_bytes = (4 + 4 + 4 + 4 + 4) * elements;  // split 4 to 4, copy of 2, join 4 to 4
+  c.forward_bytes = (4 + 4 + 4 + 4 + 4) * elements;  // split 4 to 4, copy 2, join 4 to 4
   c.forward_written = (4 + 2 + 4) * elements;
   return c;
 }

@@ -1,4 +1,4 @@
-// Cases of symmetric_product, with and without a symmetric addend; it has no backward.
+// symmetric_product cases, with and without a symmetric addend; it has no backward.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ OpCase symmetric_case(int64_t n, int64_t side, int64_t depth, const SymmetricPro
   };
   if (addend) c.args.push_back({.name = "addend", .role = ArgRole::constant, .shape = square, .fill = fill});
   c.forward = [o](Context& ctx, const Args& t) { symmetric_product(ctx, t["d"], t["x"], o, t["addend"]); };
-  // Of the elements on and below the diagonal.
+  // Only elements on and below the diagonal count.
   const double elements = static_cast<double>(n * side), k = static_cast<double>(depth);
   c.forward_flops = elements * static_cast<double>(side + 1) * k;
   c.forward_bytes = 2 * elements * (k + static_cast<double>(side) * (addend ? 2 : 1));
@@ -38,8 +38,8 @@ OpCase symmetric_case(int64_t n, int64_t side, int64_t depth, const SymmetricPro
 
 std::vector<OpCase> symmetric_product_cases() {
   std::vector<OpCase> cases;
-  // One tile or several, whole or cut off by the matrix; one step of the inner dimension or more than the ring has
-  // stages; rows of 16-byte vectors, or not.
+  // One tile or several, whole or cut off by the matrix; one inner-dimension step or more than the ring has slots; rows
+  // in 16-byte vectors, or not.
   for (const bool trans : {false, true}) {
     cases.push_back(symmetric_case(1, 1, 1, {.trans = trans}, true));
     cases.push_back(symmetric_case(3, 7, 33, {.trans = trans, .alpha = -0.5}, true));
@@ -48,12 +48,12 @@ std::vector<OpCase> symmetric_product_cases() {
     cases.push_back(symmetric_case(3, 200, 328, {.trans = trans, .alpha = 0.25}, true));
     cases.push_back(symmetric_case(1, 392, 136, {.trans = trans}, false));
   }
-  // More tiles than two for each CTA of a card: the kernel would hang if it failed to release a stage.
+  // More than two tiles per CTA on a card: the kernel would hang if it failed to release a ring slot.
   for (const bool trans : {false, true}) {
     cases.push_back(symmetric_case(30, 520, 200, {.trans = trans, .alpha = -1}, true));
     cases.back().cpu = false;
   }
-  // The matrices of the M7C model in Muon's iteration: queries and output, keys and values, the two of the MLP.
+  // The M7C model's matrices in Muon's iteration: queries and output, keys and values, the two of the MLP.
   for (OpCase& large :
        std::vector<OpCase>{symmetric_case(24, 768, 768, {}, false), symmetric_case(24, 768, 768, {}, true),
                            symmetric_case(72, 128, 768, {}, false), symmetric_case(12, 768, 3072, {}, false),

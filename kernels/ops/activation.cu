@@ -1,9 +1,9 @@
 // SiLU and SwiGLU on the GPU: six elementwise rules, and one kernel that applies a rule to whole tensors. Bound by
 // memory: SiLU moves 2 tensors forward and 3 backward, SwiGLU 3 and 5, and one more if backward also writes forward's
-// result, which is cheaper than another forward pass. A thread loads two 16-byte vectors of each input before it uses
+// result, which is cheaper than another forward pass. A thread loads two 16-byte vectors from each input before it uses
 // them: at 2,048 threads per SM, at least 64 KiB are in flight, twice what memory bandwidth needs. Contiguous rows are
-// processed as one long row; otherwise a CTA works within one row. exp and division are approximate (relative error of
-// 2 ulp, and |x| times that), since the exact ones would take longer than the memory accesses.
+// processed as one long row; otherwise a CTA works within one row. exp and division are approximate (relative error 2
+// ulp, and |x| times that), since the exact ones would take longer than the memory accesses.
 #include <algorithm>
 #include <array>
 
@@ -70,8 +70,8 @@ struct Rows {
   int64_t stride[kCount];
 };
 
-// Applies a rule to all elements. An output may be the same tensor as an input, since a thread reads all inputs of its
-// elements before it writes them.
+// Applies a rule to all elements. An output may be the same tensor as an input, since a thread reads its elements'
+// inputs before it writes them.
 template <class Rule, class T, int V>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(Rows<T, Rule::kOut> outs, Rows<const T, Rule::kIn> ins, int64_t columns, uint32_t ctas_per_row) {

@@ -1,4 +1,4 @@
-// SiLU: y = x * sigmoid(x). SwiGLU: y = silu(gate) * up. All tensors are [N,H] of dtype T; their rows may be strided.
+// SiLU: y = x * sigmoid(x). SwiGLU: y = silu(gate) * up. All tensors are [N,H], dtype T; their rows may be strided.
 #pragma once
 #include "engine/context.h"
 
@@ -6,14 +6,14 @@ namespace triad {
 
 // y [N,H] T overwritten  <-  x [N,H] T
 void silu_forward(Context&, Tensor y, ConstTensor x);
-// dx [N,H] T overwritten, may be dy or x itself  <-  dy, x [N,H] T. y [N,H] T, if given, is overwritten with the result
-// of forward, bit for bit, and may be dy itself: the weight gradient of the next linear layer needs it, and recomputing
-// it here saves a pass over x.
+// dx [N,H] T overwritten, may be dy or x itself  <-  dy, x [N,H] T. y [N,H] T, if given, is overwritten with forward's
+// result, bit for bit, and may be dy itself: the next linear layer's weight gradient needs it, and recomputing it here
+// saves a pass over x.
 void silu_backward(Context&, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y = {});
-// y [N,H] T overwritten  <-  gate, up [N,H] T, which may be the two halves of the rows of one product.
+// y [N,H] T overwritten  <-  gate, up [N,H] T, which may be the two halves of one product's rows.
 void swiglu_forward(Context&, Tensor y, ConstTensor gate, ConstTensor up);
-// dgate, dup [N,H] T overwritten  <-  dy, gate, up [N,H] T. y [N,H] T, if given, is overwritten with the result of
-// forward, as in silu_backward(). Outputs may be inputs: y may be dy, dgate gate, and dup up.
+// dgate, dup [N,H] T overwritten  <-  dy, gate, up [N,H] T. y [N,H] T, if given, is overwritten with forward's result,
+// as in silu_backward(). Outputs may be inputs: y may be dy, dgate gate, and dup up.
 void swiglu_backward(Context&, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
                      Tensor y = {});
 

@@ -17,7 +17,7 @@ namespace triad {
 
 namespace {
 
-constexpr const char* kCoreVariable = "OPENBLAS_CORETYPE";     // read by OpenBLAS when it is loaded
+constexpr const char* kCoreVariable = "OPENBLAS_CORETYPE";     // OpenBLAS reads this when it is loaded
 constexpr const char* kReplaced = "TRIAD_REPLACED_BLAS_CORE";  // the core type that OpenBLAS had chosen, for reports
 
 // The version in "OpenBLAS 0.3.21 ..." as 321; -1 if the text holds none.

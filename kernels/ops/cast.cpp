@@ -1,4 +1,4 @@
-// Conversion between float types on the CPU, in parallel over pieces of the tensor; shape checks of upcast and
+// Conversion between float types on the CPU, in parallel over pieces of the tensor; shape checks for upcast and
 // downcast.
 #include "kernels/ops/cast.h"
 
@@ -60,7 +60,7 @@ void cast(Context& ctx, Tensor dst, ConstTensor src) {
 
 namespace {
 
-// Checks the operands of upcast and downcast.
+// Checks upcast's and downcast's operands.
 void check_pair(const char* op, const ConstTensor& f32, const ConstTensor& bf16) {
   TRIAD_CHECK((bf16.rank == 2 || bf16.rank == 4) && bf16.dtype == DType::bf16, "{}: {} is no bf16 of two or four axes",
               op, bf16.str());
@@ -69,7 +69,7 @@ void check_pair(const char* op, const ConstTensor& f32, const ConstTensor& bf16)
   TRIAD_CHECK(bf16.device.is_cuda(), "{}: {} is not on a GPU", op, bf16.str());
 }
 
-// For tensors in host memory, whatever the device of a run.
+// For tensors in host memory, whatever the device.
 void cast_on_host(Tensor dst, ConstTensor src) {
   Runtime cpu({.device = Device::cpu()});
   cast(cpu.ctx(), dst, src);

@@ -1,9 +1,9 @@
 // Conversion between f32 and bf16 on the GPU.
 //
-// cast is bound by memory: 6 bytes an element. A thread converts vectors of four elements, which are 16 bytes on the
-// f32 side, so that a warp reads and writes whole lines (with 8 elements, each of the two f32 stores would write every
-// other 16 bytes). It loads four vectors before it stores one. The up to 3 elements after the last whole vector are
-// converted by the first threads.
+// cast is bound by memory: 6 bytes an element. A thread converts four-element vectors, which are 16 bytes on the f32
+// side, so that a warp reads and writes whole lines (with 8 elements, each f32 store would write every other 16 bytes).
+// It loads four vectors before it stores one. The up to 3 elements after the last whole vector are converted by the
+// first threads.
 //
 // upcast and downcast convert one element per thread. They are not optimised, since only the reference routes use them.
 #include "kernels/common/bthd.cuh"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 256, kBatch = 4;
 
-// V elements of T that one instruction loads or stores.
+// V elements that one instruction loads or stores.
 template <class T, int V>
 struct alignas(V * sizeof(T)) Vector {
   T x[V];
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(To* __restrict__ to, con
   if (first < n - vectors * V) to[vectors * V + first] = from_float<To>(to_float(from[vectors * V + first]));
 }
 
-// at(i): the offset in a strided tensor of element i of the contiguous tensor of the same shape.
+// at(i): where a strided tensor has element i, counted as in a contiguous tensor with the same shape.
 struct Strided {
   int64_t size1, size2, width, stride0, stride1, stride2;
   __device__ int64_t at(int64_t i) const {

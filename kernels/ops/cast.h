@@ -8,15 +8,15 @@ namespace triad {
 // dst overwritten  <-  src: same shape, both contiguous, any two float dtypes (f64 on the CPU only).
 void cast(Context&, Tensor dst, ConstTensor src);
 
-// Copies floats in host memory to a contiguous tensor of any float dtype, and back, and synchronises ctx.stream. They
+// Copies floats in host memory to a contiguous tensor in any float dtype, and back, and synchronises ctx.stream. They
 // are converted on the host, so that every device gets the same bits.
 void write_floats(Context&, Tensor dst, const float* host);
 void read_floats(Context&, float* host, ConstTensor src);
 
 // cast takes contiguous tensors only, but the reference routes on a GPU (engine/routes.h) convert slices, such as q, k
-// and v of one projection. On the CPU every route is the reference, so these functions exist on GPUs only.
+// and v from one projection. On the CPU every route is the reference, so these functions exist on GPUs only.
 //
-// y f32, contiguous, overwritten  <-  x bf16 of the same shape, rank 2 or 4, innermost stride 1
+// y f32, contiguous, overwritten  <-  x bf16, same shape, rank 2 or 4, innermost stride 1
 void upcast(Context&, Tensor y, ConstTensor x);
 // y bf16, rank 2 or 4, innermost stride 1, overwritten  <-  x f32, contiguous, plus the addend (bf16, may be strided
 // like y) if given. Rounded once.

@@ -1,5 +1,4 @@
-// The vocabulary head and its loss, for a chunk of rows at a time. The gradient of a chunk's logits overwrites the
-// logits.
+// The vocabulary head and its loss, for a chunk of rows at a time. A chunk's gradient overwrites the logits.
 #include "kernels/ops/classifier.h"
 
 #include <algorithm>
@@ -22,8 +21,8 @@ void check_classifier(ConstTensor loss, ConstTensor h, ConstTensor w, ConstTenso
   TRIAD_CHECK(o.chunk_rows > 0, "classifier: chunks of {} rows", o.chunk_rows);
 }
 
-// Computes the logits of each chunk and calls then(begin, end, logits), where [begin, end) are the chunk's rows; `then`
-// may overwrite the logits.
+// Computes each chunk's logits and calls then(begin, end, logits), where [begin, end) are the chunk's rows; `then` may
+// overwrite the logits.
 template <class Then>
 void for_each_chunk(Context& ctx, ConstTensor h, ConstTensor w, const ClassifierOptions& o, Then&& then) {
   const int64_t N = h.size(0), rows = std::min(o.chunk_rows, N);

@@ -1,5 +1,5 @@
 // The vocabulary head and its loss, computed for a chunk of rows at a time, so that only one chunk of logits exists at
-// a time: loss[i] = cross_entropy(h[i] w^T, targets[i]). Made of matmul and cross_entropy.
+// a time: loss[i] = cross_entropy(h[i] w^T, targets[i]). Built from matmul and cross_entropy.
 #pragma once
 #include "engine/context.h"
 #include "kernels/ops/cross_entropy.h"
@@ -7,8 +7,8 @@
 namespace triad {
 
 struct ClassifierOptions {
-  int64_t vocab = 0;  // number of valid rows of w; the rows after them are padding
-  // Rows of logits that exist at a time. 4,096 rows of 50,304 logits are 412 MB in bf16. On an H200 both smaller and
+  int64_t vocab = 0;  // valid rows of w; the rows after them are padding
+  // Rows of logits that exist at a time. 4,096 rows with 50,304 logits are 412 MB in bf16. On an H200 both smaller and
   // larger chunks were slower.
   int64_t chunk_rows = 4096;
   bool add_dw = true;  // false: dw is overwritten instead of added to

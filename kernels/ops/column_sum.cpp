@@ -1,4 +1,4 @@
-// Sums of columns on the CPU, in two stages of fixed order: pieces of rows in parallel, then the pieces of each column.
+// Column sums on the CPU, in two passes with a fixed order: row pieces in parallel, then each column's pieces.
 #include "kernels/ops/column_sum.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Sums of columns on the GPU, bound by one read of x. A lane adds one 16-byte vector of columns over every 8th row of
-// its CTA's piece, a CTA adds its warps in order and writes one slice of partial sums, and partials.cuh adds the slices
-// in order. There are about four CTAs per SM, so the slices are few and small compared with x.
+// Column sums on the GPU, bound by reading x once. A lane adds one 16-byte column vector over every 8th row in its
+// CTA's piece, a CTA adds its warps in order and writes one slice of partial sums, and partials.cuh adds the slices in
+// order. There are about four CTAs per SM, so the slices are few and small compared with x.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"

@@ -1,4 +1,4 @@
-// Sums over the rows of a matrix: the gradient of a bias, which linear_forward() adds as repeat_row(bias, N).
+// Sums over a matrix's rows: a bias's gradient, which linear_forward() adds as repeat_row(bias, N).
 #pragma once
 #include "engine/context.h"
 

@@ -20,7 +20,7 @@ void check_cross_entropy(const char* op, const ConstTensor& logits, const ConstT
   check_tensor("cross_entropy: targets", targets, {logits.size(0)}, DType::i32);
 }
 
-// Number of independent partial results of a reduction over a row, in a fixed order, so that the loops vectorise.
+// How many independent partial results a reduction over a row has, in a fixed order, so that the loops vectorise.
 constexpr int64_t kLanes = 16;
 
 template <class A, class T>
@@ -72,7 +72,7 @@ void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor 
     T* dx = dlogits.ptr<T>() + i * dlogits.stride[0];
     const int32_t target = targets.ptr<int32_t>()[i];
     const A row_lse = lse.ptr<A>()[i];
-    const int64_t columns = target < 0 ? 0 : vocab;  // number of columns that have a gradient
+    const int64_t columns = target < 0 ? 0 : vocab;  // columns that have a gradient
     const A factor = static_cast<A>(scale.value());
     // Read before the loop, which may overwrite x, since dx may be x.
     const A of_target = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1} : A{0};

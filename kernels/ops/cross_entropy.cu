@@ -1,16 +1,16 @@
 // Cross-entropy on the GPU. Bound by memory: in bf16 2 bytes a logit forward and 4 backward; training does both in one
 // pass over the logits, 4 bytes instead of 6.
-//   forward   One CTA per row, which is read once. Each thread keeps a running maximum and the sum of exp(x - maximum),
-//             rescaled when the maximum grows; threads, then warps are merged in a fixed order. A thread issues the
-//             loads of half its part of the row together, so 160 KB per SM are in flight.
+//   forward   One CTA per row, which is read once. Each thread keeps a running maximum and a running sum of exp(x -
+//             maximum), rescaled when the maximum grows; threads, then warps are merged in a fixed order. A thread
+//             issues the loads for half its part of the row together, so 160 KB per SM are in flight.
 //   backward  Reads the row and writes the gradient, in place if dlogits is logits. A thread loads four vectors before
 //             it stores them. Rows without a target are only written.
-//   resident  Forward and backward in one kernel: a row stays in shared memory between the two passes of a softmax. One
-//             CTA of 1,024 threads per SM loops over rows; while it works on a row, the next one loads into a second
+//   resident  Forward and backward in one kernel: a row stays in shared memory between a softmax's two passes. One
+//             1,024-thread CTA per SM loops over rows; while it works on a row, the next one loads into a second
 //             buffer. A thread reads only what it copied itself, so the sum's barrier is the only one per row. The two
 //             exps a logit take about half as long as the row's bytes and overlap with them. Rows that are too long for
-//             an SM are held by clusters of CTAs on Hopper (cross_entropy_sm90.cu). Where that is not possible, and if
-//             rows are not aligned, the forward and backward kernels are used instead.
+//             an SM are held by CTA clusters on Hopper (cross_entropy_sm90.cu). Where that is not possible, and if rows
+//             are not aligned, the forward and backward kernels are used instead.
 #include <algorithm>
 
 #include "kernels/common/shared_limits.h"
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
   const T* x = logits + row * logits_stride;
   T* dx = dlogits + row * dlogits_stride;
   const int64_t target = targets[row];
-  const int64_t live = target < 0 ? 0 : vocab;  // number of columns that have a gradient
+  const int64_t live = target < 0 ? 0 : vocab;  // columns that have a gradient
   const float row_lse = lse[row];
   for (int64_t first = int64_t{threadIdx.x} * V; first < columns; first += kBatch * kBackwardThreads * V) {
     float v[kBatch][V];
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   process_resident_rows(sums, loss, dlogits, logits, shape, targets, buffers, static_cast<int>(shape.columns), scale);
 }
 
-// How many rows of logits fit into an SM's shared memory, at most 2; 0 if a row is too long or not aligned.
+// How many logit rows fit into an SM's shared memory, at most 2; 0 if a row is too long or not aligned.
 int resident_rows(const Context& ctx, ConstTensor logits) {
   const int64_t shared_bytes = shared_limits(ctx).cta_bytes - sizeof(WarpSums<kResidentWarps>[2]);
   const int64_t row_bytes = logits.size(1) * size_of(logits.dtype);

@@ -1,5 +1,4 @@
-// What the cross-entropy kernels share: sums of exponentials, and the one pass over rows that are held in shared
-// memory.
+// What the cross-entropy kernels share: exponential sums, and the single pass over rows held in shared memory.
 #pragma once
 #include <cfloat>
 
@@ -11,7 +10,7 @@ namespace triad::cuda {
 
 inline constexpr int kResidentThreads = 1024, kResidentWarps = kResidentThreads / 32;
 
-// A partial sum of exp(x) over logits, held as sum * exp(max). max starts at the lowest float instead of -inf, since
+// A partial sum of exp(x) over logits, held as sum * exp(max). max starts at the lowest float rather than -inf, since
 // -inf - -inf is NaN.
 struct ExpSum {
   float max = -FLT_MAX, sum = 0;
@@ -43,7 +42,7 @@ struct ExpSum {
     other.rescale(max);
     sum += other.sum;
   }
-  // Merges the sums of the warp's 32 lanes; every lane gets the result.
+  // Merges the sums in the warp's 32 lanes; every lane gets the result.
   __device__ void merge_warp() {
     rescale(warp_max(max));
     sum = warp_sum(sum);
@@ -57,7 +56,7 @@ struct LogitVector {
   Raw raw;
 
   __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
-  // Sets all elements to -inf, which changes neither a maximum nor a sum of exponentials.
+  // Sets all elements to -inf, which changes neither a maximum nor an exponential sum.
   __device__ void set_lowest() {
     const uint32_t word = std::is_same_v<T, float> ? 0xff800000u : 0xff80ff80u;
     if constexpr (V > 1)
@@ -84,7 +83,7 @@ struct LogitVector {
   }
 };
 
-// The partial sums of a CTA's warps in shared memory. Every thread of the CTA computes their merged sum.
+// The partial sums from a CTA's warps, in shared memory. Every thread in the CTA computes the merged sum.
 template <int kWarps>
 struct WarpSums {
   static constexpr int kCtas = 1;  // CTAs whose warps take part
@@ -105,25 +104,25 @@ struct WarpSums {
   }
 };
 
-// The loss of a row. Computes max - x + log(sum) instead of lse - x: for logits near 1e4, lse has lost the digits that
-// the difference keeps.
+// A row's loss. Computes max - x + log(sum) rather than lse - x: for logits near 1e4, lse has lost the digits that the
+// difference keeps.
 __device__ __forceinline__ float loss_of(const ExpSum& row, float target_logit) {
   return (row.max - target_logit) + logf(row.sum);
 }
 
-// The sizes of logits and of their gradient; strides of rows in elements.
+// The sizes of logits and their gradient; row strides in elements.
 struct LogitsShape {
   int64_t rows, vocab, columns, stride, dlogits_stride;
 };
 
-// Computes the loss and the gradient of all rows. A row is held in shared memory either by one CTA of 1,024 threads, or
-// by a cluster of such CTAs: CTA number c of the cluster then holds the columns from c * part_columns on, part_columns
-// of them at most. There is room for one or two rows at a time, as `buffers` says. Rows are processed from the last one
-// to the first (common/block_order.cuh): cluster i of n clusters, or CTA i of n CTAs, processes the rows R - 1 - i,
-// R - 1 - i - n, ..., where R is the number of rows. For each row
-//   every thread sums exp(x) of its vectors, which it has copied to shared memory itself;
-//   the warps of the CTA, or of all CTAs of the cluster, exchange their sums through `sums`;
-//   every thread writes the gradient of its vectors; the thread that has the target's logit also writes the loss.
+// Computes the loss and gradient for all rows. A row is held in shared memory either by one 1,024-thread CTA, or by a
+// cluster of such CTAs: the cluster's CTA c then holds the columns from c * part_columns on, at most part_columns of
+// them. There is room for one or two rows at a time, as `buffers` says. Rows are processed from last to first
+// (common/block_order.cuh): cluster (or CTA) i among n processes the rows R - 1 - i, R - 1 - i - n, ..., where R is the
+// row count. For each row
+//   every thread sums exp(x) over its vectors, which it has copied to shared memory itself;
+//   the warps in the CTA, or in all of the cluster's CTAs, exchange their sums through `sums`;
+//   every thread writes its vectors' gradient; the thread that has the target's logit also writes the loss.
 // With two buffers, the next row is copied to one while the other is in use.
 template <class T, class Sums>
 __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __restrict__ loss, T* dlogits,
@@ -133,8 +132,8 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
   const auto scale = static_cast<float>(loss_scale.value());
   constexpr int V = kVector<T>;
   T* const buffer = reinterpret_cast<T*>(dynamic_shared());
-  // This CTA has the columns from `begin` on. vocab, columns and the position `at` of the target count from `begin`; if
-  // `at` is outside [0, vocab), another CTA has the target.
+  // This CTA has the columns from `begin` on. vocab, columns and the target's position `at` count from `begin`; if `at`
+  // is outside [0, vocab), another CTA has the target.
   const int cta = static_cast<int>(blockIdx.x) % Sums::kCtas, begin = cta * part_columns;
   const auto columns_here = [&](int64_t all) { return min(max(static_cast<int>(all) - begin, 0), part_columns); };
   const int vocab = columns_here(shape.vocab), columns = columns_here(shape.columns);
@@ -150,7 +149,7 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
   };
 
   int parity = 0, target = target_of(first_row), next_target = target_of(first_row - row_step);
-  unsigned phase = 0;  // the parity of the phase of sums[parity] that this row completes
+  unsigned phase = 0;  // the parity of the sums[parity] phase that this row completes
   load(buffer, first_row, target);
   for (int64_t row = first_row; row >= 0; row -= row_step, parity ^= 1) {
     const T* const x = buffer + parity * (buffers - 1) * columns;
@@ -178,12 +177,12 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
         load_vector<V>(v, x + c);
         part.add_below(v);
       }
-      if (whole_vectors % kStep == mine)  // this thread has the last vocab % V logits
+      if (whole_vectors % kStep == mine)  // the last vocab % V logits are this thread's
         for (int j = whole_vectors; j < vocab; ++j) part.add(to_float(x[j]));
     }
     part.merge_warp();
     // One wait per row suffices. Rows alternate between sums[0] and sums[1]. A warp overwrites this row's sums two rows
-    // later, after it has waited for all sums of the next row. Each warp puts those after the shuffles of this row's
+    // later, after it has waited for all of the next row's sums. Each warp puts those after the shuffles in this row's
     // merge(), which need all that its lanes have read.
     sums[parity].put(part);
     sums[parity].wait(phase);
@@ -197,7 +196,7 @@ __device__ __forceinline__ void process_resident_rows(Sums (&sums)[2], float* __
     // Computes scale * exp(x - max) / sum, with x - max exact. The target's entry is corrected afterwards.
     const float log2_sum = log2f(whole.sum);
     const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
-    const int live = target < 0 ? 0 : vocab;  // number of columns that have a gradient
+    const int live = target < 0 ? 0 : vocab;  // columns that have a gradient
     T* const dx = dlogits + row * shape.dlogits_stride + begin;
     for (int c = mine; c < columns; c += kStep) {
       float v[V];

@@ -1,12 +1,12 @@
-// Cross-entropy of a row of logits: loss = logsumexp(logits) - logits[target], and 0 if the target is -1. Columns from
+// Cross-entropy for a row of logits: loss = logsumexp(logits) - logits[target], and 0 if the target is -1. Columns from
 // `vocab` on are padding: no probability, no gradient.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// The gradient that reaches each row's loss: a number, or a [1] f64 tensor on the device of the op, whose content may
-// change between two launches of a recorded graph.
+// The gradient that reaches each row's loss: a number, or a [1] f64 tensor on the op's device, whose content may change
+// between launches of a recorded graph.
 class LossScale {
  public:
   LossScale(double number) : number_(number) {}
@@ -35,8 +35,8 @@ void cross_entropy_backward(Context&, Tensor dlogits, ConstTensor logits, ConstT
                             int64_t vocab, LossScale scale);
 void cross_entropy_forward_backward(Context&, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
                                     int64_t vocab, LossScale scale);
-// The same for rows that only a cluster of CTAs can hold. Returns false and does nothing if the card, the shape or
-// the alignment is not supported.
+// The same for rows that only a CTA cluster can hold. Returns false and does nothing if the card, the shape or the
+// alignment is not supported.
 bool cross_entropy_forward_backward_sm90(Context&, const Tensor& loss, const Tensor& dlogits, const ConstTensor& logits,
                                          const ConstTensor& targets, int64_t vocab, LossScale scale);
 }  // namespace cuda

@@ -1,14 +1,14 @@
-// Cross-entropy of rows that are too long for the shared memory of one SM, such as 128,256 logits in bf16, on Hopper.
-// A cluster of four or eight CTAs holds a row together, and each of its CTAs holds a part of the row's columns. So the
-// kernel reads each logit once and writes its gradient once, which is 4 bytes per logit in bf16. A forward kernel and a
-// backward kernel together move 6 bytes, because both read the logit.
+// Cross-entropy for rows that are too long for one SM's shared memory, such as 128,256 logits in bf16, on Hopper.
+// Four or eight CTAs form a cluster and hold a row together, each a part of the columns. So the kernel reads each logit
+// once and writes its gradient once, which is 4 bytes per logit in bf16. A forward kernel and a backward kernel
+// together move 6 bytes, because both read the logit.
 //
-// Every warp sends its sum of exponentials to all CTAs of the cluster by st.async, and each CTA waits until the sums of
-// all warps have arrived in its shared memory. sync_cluster() would do as well, but it makes every thread wait until
-// its stores of the previous row's gradient are visible (measured: tests/baselines/notes/ops.md).
+// Every warp sends its exponential sum to all of the cluster's CTAs by st.async, and each CTA waits until all warps'
+// sums have arrived in its shared memory. sync_cluster() would do as well, but it makes every thread wait until its
+// gradient stores for the previous row are visible (measured: tests/baselines/notes/ops.md).
 //
-// Bound: memory. A cluster runs within a GPC, whose number of SMs is not always a multiple of the cluster's size, so
-// some SMs are idle.
+// Bound: memory. A cluster runs within a GPC, whose SM count is not always a multiple of the cluster size, so some SMs
+// are idle.
 #include <algorithm>
 
 #include "kernels/common/launch_cluster.cuh"
@@ -19,8 +19,8 @@
 namespace triad::cuda {
 namespace {
 
-// The partial sums of all warps of a cluster, in the shared memory of each of its CTAs. Every thread of the cluster
-// computes their merged sum, with the same bits, because each merges them in the same order.
+// The partial sums from all of a cluster's warps, in the shared memory of each CTA. Every thread computes the merged
+// sum with the same bits, because each merges in the same order.
 template <int kClusterCtas>
 struct ClusterSums {
   static constexpr int kCtas = kClusterCtas;
@@ -58,14 +58,14 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
     for (auto& s : sums) barrier_init(&s.arrived, 1);
     barrier_init_done();
   }
-  sync_cluster();  // from here on, the CTAs may store to each other's shared memory
+  sync_cluster();  // the CTAs may store to each other's shared memory once this returns
   process_resident_rows(sums, loss, dlogits, logits, shape, targets, buffers, part_columns, scale);
   // After the sums of its last row have arrived, a CTA receives no more stores, so it may end before the others.
 #endif
 }
 
 // How many clusters with `bytes` of dynamic shared memory per CTA the current device, which is number `device`, runs at
-// the same time. Each thread remembers the last answer of CUDA.
+// once. Each thread remembers CUDA's last answer.
 template <class T, int kCtas>
 int clusters_at_once(int device, size_t bytes) {
   struct Answer {
@@ -87,12 +87,12 @@ int clusters_at_once(int device, size_t bytes) {
   return clusters;
 }
 
-// Launches as many clusters of kCtas CTAs as run at the same time; they loop over the rows. Returns false and launches
+// Launches as many kCtas-CTA clusters as run at the same time; they loop over the rows. Returns false and launches
 // nothing if a cluster does not hold `buffers` rows, or if the card cannot run such a cluster.
 template <class T, int kCtas>
 bool run(Context& ctx, const Tensor& loss, const Tensor& dlogits, const ConstTensor& logits, const ConstTensor& targets,
          int64_t vocab, LossScale scale, int buffers) {
-  constexpr int64_t kLine = 128 / sizeof(T);  // parts begin at multiples of 128 bytes from the row's start
+  constexpr int64_t kLine = 128 / sizeof(T);  // parts begin at multiples of 128 bytes from the row start
   const int64_t part_columns = ceil_div(logits.size(1), kCtas * kLine) * kLine;
   const int64_t free_bytes = shared_limits(ctx).cta_bytes - static_cast<int64_t>(sizeof(ClusterSums<kCtas>[2]));
   const int64_t bytes = buffers * part_columns * static_cast<int64_t>(sizeof(T));
@@ -111,8 +111,8 @@ bool run(Context& ctx, const Tensor& loss, const Tensor& dlogits, const ConstTen
 
 }  // namespace
 
-// With two rows per cluster, one loads while the other is used. Clusters of two CTAs are not tried: a row that is too
-// long for one CTA fills more than half of two, so a second row never fits.
+// With two rows per cluster, one loads while the other is used. Two-CTA clusters are not tried: a row that is too long
+// for one CTA fills more than half of two, so a second row never fits.
 bool cross_entropy_forward_backward_sm90(Context& ctx, const Tensor& loss, const Tensor& dlogits,
                                          const ConstTensor& logits, const ConstTensor& targets, int64_t vocab,
                                          LossScale scale) {

@@ -1,4 +1,4 @@
-// Token embedding on the CPU. Backward sorts the rows by token (counting sort), then adds the rows of each token, in
+// Token embedding on the CPU. Backward sorts the rows by token (counting sort), then adds each token's rows, in
 // parallel over tokens.
 #include "kernels/ops/embedding.h"
 
@@ -33,7 +33,7 @@ void backward_cpu(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
   using A = acc_t<T>;
   const int64_t N = dy.size(0), C = dy.size(1), V = dw.size(0);
   Scratch::Scope scope(ctx.scratch);
-  // After the sort, the rows of token v are rows[begins[v]] .. rows[begins[v + 1]), ascending.
+  // After the sort, token v's rows are rows[begins[v]] .. rows[begins[v + 1]), ascending.
   const Tensor begins_memory = scope.alloc(DType::i64, {V + 1}), rows_memory = scope.alloc(DType::i32, {N});
   int64_t* begins = begins_memory.ptr<int64_t>();
   int32_t* rows = rows_memory.ptr<int32_t>();
@@ -41,7 +41,7 @@ void backward_cpu(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
     const int32_t* token = tokens.ptr<int32_t>();
     std::fill_n(begins, V + 1, int64_t{0});
     for (int64_t i = 0; i < N; ++i) ++begins[token[i]];
-    for (int64_t v = 0; v < V; ++v) begins[v + 1] += begins[v];  // begins[v + 1] is now the end of token v's rows
+    for (int64_t v = 0; v < V; ++v) begins[v + 1] += begins[v];  // begins[v + 1] is now where token v's rows end
     for (int64_t i = N - 1; i >= 0; --i) rows[--begins[token[i]]] = static_cast<int32_t>(i);
   });
   parallel_for(ctx, V, [&](int64_t v) {

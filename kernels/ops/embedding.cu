@@ -1,16 +1,16 @@
-// Token embedding on the GPU. Forward: one warp copies one row of the table. Backward adds the rows of equal tokens in
-// a fixed order, and distributes the work evenly even if one token has 10,000 rows. It has two launches:
-//   1. list:  sorts the (token, row) pairs by token, and the rows of equal tokens in a fixed order. Each CTA owns the
-//             tokens that have the CTA's number in their low bits. It reads all tokens and counts those of lower CTAs,
-//             so it knows where its part of the list begins without communication. It compares tokens in pairs and
+// Token embedding on the GPU. Forward: one warp copies one table row. Backward adds equal tokens' rows in a fixed
+// order, and distributes the work evenly even if one token has 10,000 rows. It has two launches:
+//   1. list:  sorts the (token, row) pairs by token, and equal tokens' rows in a fixed order. Each CTA owns the tokens
+//             that have the CTA's number in their low bits. It reads all tokens and counts those owned by lower CTAs,
+//             so it knows without communication where its part of the list begins. It compares tokens in pairs and
 //             keeps its own in shared memory; only a warp that finds more than kKept reads the tokens twice.
 //   2. sum:   cuts the list into stretches of 256 entries regardless of the tokens, and a stretch into pieces of about
-//             28, one for each warp. A warp sums the runs of equal tokens in its piece over 32 vectors of columns, with
-//             three rows of dy in flight. A run within one piece is complete and is added to dw, whose row was loaded
-//             along with those of dy. Runs that cross pieces are joined in shared memory, runs that cross stretches in
-//             scratch: the last warp to store a part adds all parts in their order.
+//             28, one for each warp. A warp sums the runs of equal tokens in its piece over 32 column vectors, with
+//             three dy rows in flight. A run within one piece is complete and is added to dw, whose row was loaded
+//             along with dy's. Runs that cross pieces are joined in shared memory, runs that cross stretches in
+//             scratch: the last warp to store a part adds all parts in order.
 // Each element of dw is read and written once if its token occurs. Bound by memory: dy once, and 8 bytes for each of
-// these elements of dw. No launch or buffer size depends on the tokens, so the host never waits.
+// these dw elements. No launch or buffer size depends on the tokens, so the host never waits.
 #include <algorithm>
 #include <cub/warp/warp_scan.cuh>
 #include <limits>
@@ -42,33 +42,33 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 // ---- backward, the list ----
 
-// Entries of the list for each warp (a piece) and each CTA (a stretch) of the sum. A run of equal tokens that ends at
-// most kSlack entries after the border of two stretches belongs to the first one.
+// List entries for each warp (a piece) and each CTA (a stretch) in the sum. A run of equal tokens that ends at most
+// kSlack entries after the border between two stretches belongs to the first one.
 constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
-constexpr int kListBits = 7;  // low bits of a token that choose its CTA: 128 CTAs, more for large vocabularies
+constexpr int kListBits = 7;  // a token's low bits that choose its CTA: 128 CTAs, more for large vocabularies
 constexpr int kMaxListBits = 15;
 constexpr int kListWarps = 32, kListBatch = 32;
 constexpr int kKept = 64;  // own pairs that a warp keeps from its first read; with more it reads the tokens again
-// The most tokens of one CTA, each with a counter per warp. The counters take at most 80 KiB, and kept pairs 16 KiB;
+// The most tokens for one CTA, each with a counter per warp. The counters take at most 80 KiB, and kept pairs 16 KiB;
 // every card has 99 KiB.
 constexpr int64_t kMaxTokensPerCta = 20 * kListWarps;
 
-// The list: all (token, row) pairs in the order of tokens, and how it is cut into stretches.
+// The list: all (token, row) pairs in token order, and how it is cut into stretches.
 struct List {
   int32_t *tokens, *rows;
-  int32_t* begins;  // [stretches + 1] index in the list of each stretch's first entry
-  // [stretches]: begin and end of the run of equal tokens that crosses the beginning of each stretch, if one does.
+  int32_t* begins;  // [stretches + 1] list index of each stretch's first entry
+  // [stretches]: begin and end of the run of equal tokens that crosses each stretch's beginning, if one does.
   int2* crossing;
-  // [stretches][column groups]: number of warps that have stored a part of the run that begins in the stretch.
+  // [stretches][column groups]: how many warps have stored a part of the run that begins in the stretch.
   int32_t* arrived;
   int32_t N;
   int column_groups;
 };
 
-// The sum of `own` over the lanes before this one.
+// Sums `own` over the lanes before this one.
 __device__ __forceinline__ int32_t exclusive_sum(int32_t own) {
   using WarpScan = cub::WarpScan<int32_t>;
-  typename WarpScan::TempStorage empty;  // a scan of 32 lanes uses no shared memory
+  typename WarpScan::TempStorage empty;  // a 32-lane scan uses no shared memory
   int32_t before;
   WarpScan(empty).ExclusiveSum(own, before);
   return before;
@@ -80,7 +80,7 @@ __device__ __forceinline__ int32_t exclusive_sum(int32_t own) {
 __global__ void __launch_bounds__(32 * kListWarps)
     embedding_list_kernel(List list, const int32_t* __restrict__ tokens, int rows_of_warp, int bits, int share) {
   extern __shared__ int32_t counts[];
-  __shared__ int2 kept[kListWarps][kKept];  // pairs of (row, token)
+  __shared__ int2 kept[kListWarps][kKept];  // (row, token) pairs
   __shared__ int32_t of_warp[kListWarps], below_of_warp[kListWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t cta = blockIdx.x;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
       mine |= (tops - (owners ^ cta * both) & tops) >> (15 - k);  // sets a half's top bit if its token's owner is cta
     }
     below += (lower & 0xffff) + (lower >> 16);
-    const int rows = (end - base + 31) / 32;  // number of rows that exist for this lane
+    const int rows = (end - base + 31) / 32;  // rows that exist for this lane
     if (rows < kListBatch) mine &= (1u << max(rows, 0)) - 1;
     const int count = __popc(mine);
     int place = found + exclusive_sum(count);
@@ -127,15 +127,15 @@ __global__ void __launch_bounds__(32 * kListWarps)
   if (lane == 0) below_of_warp[warp] = below;
   __syncthreads();
 
-  // Counts become positions in the list. A token's entries follow those of all lower CTAs' tokens, of the tokens before
-  // it in this CTA, and, of the same token, those of earlier warps.
+  // Counts become positions in the list. A token's entries follow those for all lower CTAs' tokens, for earlier tokens
+  // in this CTA, and, for the same token, those from earlier warps.
   const int t = static_cast<int>(threadIdx.x);
   int32_t total = 0;
   if (t < share) {
 #pragma unroll 8
     for (int w = 0; w < kListWarps; ++w) total += counts[w * share + t];
   }
-  // Number of entries of this thread's token and of the tokens before it among the warp's 32 tokens.
+  // How many entries this thread's token and those before it among the warp's 32 tokens have.
   const int32_t through = exclusive_sum(total) + total;
   if (lane == 31) of_warp[warp] = through;
   __syncthreads();
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
       list.rows[to] = row;
     }
     __syncwarp();
-    if (mine && same >> lane == 1) own[token >> bits] += __popc(same);  // the last of the lanes that have this token
+    if (mine && same >> lane == 1) own[token >> bits] += __popc(same);  // last lane that has this token
     __syncwarp();
   };
   if (found <= kKept) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
 
 // ---- backward, the sums ----
 
-constexpr int kRowsAhead = 3;  // rows of dy that a warp loads ahead
+constexpr int kRowsAhead = 3;  // dy rows that a warp loads ahead
 
 // The partial sums of a piece's first and last runs, if these cross its borders.
 template <int V>
@@ -203,8 +203,7 @@ struct BorderSums {
   bool began_before, ends, continues;
 };
 
-// Sums the runs of one stretch of the list over 32 vectors of columns, by one CTA. Each warp sums one piece of the
-// stretch.
+// Sums the runs in one stretch over 32 column vectors, by one CTA. Each warp sums one piece.
 template <class T, int V>
 __global__ void __launch_bounds__(32 * kSumWarps, 3)
     embedding_sum_kernel(float* __restrict__ dw, int64_t dw_stride, float* __restrict__ partials,
@@ -222,7 +221,7 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
   using Word = std::conditional_t<V == 1, T, uint4>;
   const auto dw_row = [&](int32_t token) { return dw + token * dw_stride + column; };
 
-  // Lane i holds entry i of this warp's piece.
+  // Lane i holds entry i in this warp's piece.
   const int entry = begin + lane;
   const int32_t token = lane < count ? list.tokens[entry] : -1, row = lane < count ? list.rows[entry] : 0;
   const int32_t before = entry > 0 && lane < count ? list.tokens[entry - 1] : -1;
@@ -239,8 +238,8 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
 #pragma unroll
     for (int j = 0; j < V; ++j) to[j][lane] = sum[j];
   };
-  // An entry's row of dy. If the entry ends a run that also began in this piece, the row of dw to which the run is
-  // added as well.
+  // An entry's dy row. If the entry ends a run that also began in this piece, also the dw row to which the run is
+  // added.
   struct Entry {
     Word x;
     float dw[V];
@@ -255,7 +254,7 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     if (is_direct(i)) load_vector<V>(entry.dw, dw_row(to));
   };
   const auto add = [&](Entry& entry, int i) {
-    if (i >= count) return;  // the same in all lanes of a warp, as are all branches below except `inside`
+    if (i >= count) return;  // the same in all of a warp's lanes, as are all branches below except `inside`
     const int32_t to = __shfl_sync(kFullWarp, token, i);
     float x[V];
     load_vector<V>(x, reinterpret_cast<const T*>(&entry.x));
@@ -286,8 +285,7 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
   if (count > 0 && (ends >> (count - 1) & 1) == 0) store_border(begins == 0 ? border.first : border.last);
   __syncthreads();
 
-  // Adds the sums of the first runs of the pieces from `piece` on until the run ends; false if it continues in the next
-  // stretch.
+  // Adds the pieces' first-run sums, from `piece` on, until the run ends; false if it continues in the next stretch.
   const auto add_next_pieces = [&](int piece) {
 #pragma unroll 1
     for (; piece < kSumWarps; ++piece) {
@@ -297,8 +295,8 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     }
     return false;
   };
-  // Stores this stretch's part of a run that crosses stretches. Returns true, with the sum of all parts, in the warp
-  // that stores the last part.
+  // Stores this stretch's part of a run that crosses stretches. Returns true, with all parts summed, in the warp that
+  // stores the last part.
   const auto join_stretches = [&](int2 run, int part) {
     const auto partial = [&](int s, int which) { return partials + (2 * int64_t{s} + which) * C + column; };
     if (inside) store_vector<V>(partial(stretch, part), sum);
@@ -312,7 +310,7 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     __threadfence();
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = 0;
-      // The run is the last one of its first stretch and the first one of the others.
+      // The run is the last one in its first stretch and the first one in the others.
 #pragma unroll 4
     for (int s = from; s <= last; ++s) {
       float x[V] = {};

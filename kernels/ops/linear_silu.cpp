@@ -14,8 +14,8 @@ namespace triad {
 
 namespace {
 
-// Checks x [N,in], w [parts * hidden,in], pre [N,parts * hidden] and y [N,hidden], where pre has the `parts` tensors of
-// the activation: one for SiLU, gate and up for SwiGLU.
+// Checks x [N,in], w [parts * hidden,in], pre [N,parts * hidden] and y [N,hidden], where pre has the activation's
+// `parts` tensors: one for SiLU, gate and up for SwiGLU.
 void check_forward(const char* op, int64_t parts, const Tensor& y, const Tensor& pre, const ConstTensor& x,
                    const ConstTensor& w) {
   TRIAD_CHECK(x.rank == 2 && y.rank == 2 && is_float(x.dtype), "{}: y {}, x {}", op, y.str(), x.str());
@@ -36,9 +36,9 @@ void check_backward(const char* op, int64_t parts, const Tensor& dpre, const Ten
   check_tensor(op, w_next, {dz.size(1), hidden}, dz.dtype);
 }
 
-// Tries the fused kernel if runtime.kernels.matmul allows it for the dtype of `first`. `fused` launches the kernel, or
-// returns false if the kernel does not support the call. Returns whether the kernel was launched. The route that is
-// recorded contains the shapes of first and second.
+// Tries the fused kernel if runtime.kernels.matmul allows it for `first`'s dtype. `fused` launches the kernel, or
+// returns false if the kernel does not support the call. Returns whether the kernel was launched. The recorded route
+// contains first's and second's shapes.
 template <class Fused>
 bool runs_fused(Context& ctx, const char* op, const ConstTensor& first, const ConstTensor& second,
                 [[maybe_unused]] Fused&& fused) {
@@ -49,7 +49,7 @@ bool runs_fused(Context& ctx, const char* op, const ConstTensor& first, const Co
     return false;
 }
 
-// The two halves of the columns: gate and up, or their gradients.
+// The two column halves: gate and up, or their gradients.
 template <class T>
 std::pair<T, T> halves(const T& pre) {
   const int64_t hidden = pre.size(1) / 2;

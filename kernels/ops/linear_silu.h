@@ -8,19 +8,18 @@ namespace triad {
 
 // pre = x w^T, y = silu(pre): both [N,out] T overwritten  <-  x [N,in], w [out,in] T.
 void linear_silu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTensor w);
-// Computes dpre, the gradient of pre, where y = silu(pre), z = y w_next^T, and dz is the gradient of z:
-// dpre = (dz w_next) silu'(pre). Also computes y again, for the gradient of w_next, which the caller computes. dpre, y
+// Computes dpre, pre's gradient, where y = silu(pre), z = y w_next^T, and dz is z's gradient:
+// dpre = (dz w_next) silu'(pre). Also computes y again, for w_next's gradient, which the caller computes. dpre, y
 // [N,hidden] T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,hidden] T. dpre may be pre itself.
 void linear_silu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
-// pre = x w^T, y = silu(gate) * up, where gate is the first half of the columns of pre, and up is the second half:
+// pre = x w^T, y = silu(gate) * up, where gate is the first half of pre's columns, and up is the second half:
 // y [N,hidden], pre [N,2 hidden] T overwritten  <-  x [N,in], w [2 hidden,in] T.
 void linear_swiglu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTensor w);
-// Computes dpre, the gradient of pre, where y = silu(gate) * up, z = y w_next^T, and dz is the gradient of z. The first
-// half of the columns of dpre is the gradient of gate, dy * up * silu'(gate) with dy = dz w_next. The second half is
-// the gradient of up, dy * silu(gate). Also computes y again, for the gradient of w_next, which the caller computes.
-// dpre [N,2 hidden], y [N,hidden] T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,2 hidden] T. dpre may be
-// pre.
+// Computes dpre, pre's gradient, where y = silu(gate) * up, z = y w_next^T, and dz is z's gradient. The first half of
+// dpre's columns is gate's gradient, dy * up * silu'(gate) with dy = dz w_next. The second half is up's gradient, dy *
+// silu(gate). Also computes y again, for w_next's gradient, which the caller computes. dpre [N,2 hidden], y [N,hidden]
+// T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,2 hidden] T. dpre may be pre.
 void linear_swiglu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
 namespace cuda {

@@ -1,30 +1,29 @@
 // A linear layer with SiLU or SwiGLU as its epilogue, on Hopper, for bf16.
 //   SiLU     The forward pass reads the layer's input x and its weights w. It writes pre = x w^T and y = silu(pre). The
-//            backward pass reads pre, the weights w_next of the layer that follows, and dz, the gradient of that
-//            layer's output. It writes dpre = dy * silu'(pre), where dy = dz w_next, and y again.
-//   SwiGLU   w consists of two matrices, w_gate above w_up, and pre of two tensors, gate beside up. The forward pass
-//            writes gate = x w_gate^T, up = x w_up^T and y = silu(gate) * up. The backward pass reads gate and up. It
-//            writes their gradients dgate = dy * up * silu'(gate) and dup = dy * silu(gate), and y again.
+//            backward pass reads pre, the next layer's weights w_next, and dz, the gradient of that layer's output. It
+//            writes dpre = dy * silu'(pre), where dy = dz w_next, and y again.
+//   SwiGLU   w is two matrices, w_gate above w_up, and pre is two tensors, gate beside up. The forward pass writes gate
+//            = x w_gate^T, up = x w_up^T and y = silu(gate) * up. The backward pass reads gate and up. It writes their
+//            gradients dgate = dy * up * silu'(gate) and dup = dy * silu(gate), and y again.
 // pre, gate, up, y and their gradients are [M,N]. Below, the product is A B^T in the forward pass, with A = x [M,K] and
 // B = w, and A B in the backward pass, with A = dz [M,K] and B = w_next [K,N].
 //
-// The epilogue of one tile runs while the next tile is multiplied, so that its memory traffic overlaps with the
-// products.
+// One tile's epilogue runs while the next tile is multiplied, so that its memory traffic overlaps with the products.
 //
-// A tile of products is 128 x 192. Two consumer warpgroups process alternate tiles, each with the sums of a whole tile
-// in registers: while one multiplies, the other writes. A producer thread fills a ring of four stages; a stage has
-// 128 rows of A and 192 columns of B, 64 of the inner dimension each. L2 delivers some 40 bytes per cycle to an SM, and
-// a CTA that loaded alone would need 53. So two CTAs form a cluster and process tiles one above the other; each loads
-// half of a stage's B for both, which needs 36 bytes per cycle. In SwiGLU's forward these halves are 96 columns of gate
-// and the same 96 columns of up, so that a thread has both for its elements.
+// A product tile is 128 x 192. Two consumer warpgroups process alternate tiles, each with a whole tile's sums in
+// registers: while one multiplies, the other writes. A producer thread fills a ring with four slots (stages); a stage
+// has 128 rows of A and 192 columns of B, each 64 wide along the inner dimension. L2 delivers some 40 bytes per cycle
+// to an SM, and a CTA that loaded alone would need 53. So two CTAs form a cluster and process tiles one above the
+// other; each loads half of a stage's B for both, which needs 36 bytes per cycle. In SwiGLU's forward these halves are
+// 96 gate columns and the same 96 up columns, so that a thread has both for its elements.
 //
 // In the epilogue, a warp writes its 16 rows to shared memory piece by piece, and TMA stores each piece from there. A
-// piece is 64 columns of each tensor, or 32 with SwiGLU. In the backward pass, TMA loads pre into the same buffers,
+// piece is 64 columns from each tensor, or 32 with SwiGLU. In the backward pass, TMA loads pre into the same buffers,
 // three pieces ahead, and the warp overwrites it with dpre. TMA reads zeros outside the tensors and does not write
-// there, so M, N and K need not be multiples of the tile's sizes.
+// there, so M, N and K need not be multiples of the tile sizes.
 //
-// Bound: the tensor cores in forward, memory traffic in backward (tests/baselines/notes/ops.md). With an inner
-// dimension of 768, SiLU's epilogue adds a fifth to the products' time in forward, more than half in backward.
+// Bound: the tensor cores in forward, memory traffic in backward (tests/baselines/notes/ops.md). With inner dimension
+// 768, SiLU's epilogue adds a fifth to the products' time in forward, more than half in backward.
 #include <algorithm>
 #include <array>
 
@@ -40,21 +39,21 @@ constexpr int kTileM = 128, kTileN = 192, kTileK = 64, kStages = 4;
 constexpr int kCluster = 2, kConsumers = 2, kConsumerWarps = 4 * kConsumers, kThreads = 128 * (kConsumers + 1);
 constexpr int kPanels = kTileN / kPanel, kHalves = kTileM / 64, kSums = kTileN / 8;
 constexpr int kStageBytes = (kTileM + kTileN) * kPanelRowBytes;
-constexpr int kPanelBytesB = kPanel * kPanelRowBytes;  // backward: bytes of a panel [64 of k][64 columns] of B
-// Rows of a piece; bytes of a warp's buffers; how many pieces have buffers at the same time in backward.
+constexpr int kPanelBytesB = kPanel * kPanelRowBytes;  // backward: bytes per B panel [64 of k][64 columns]
+// Rows per piece; bytes per warp's buffers; how many pieces have buffers at the same time in backward.
 constexpr int kPieceRows = 16, kBufferBytes = 8192, kAhead = 3;
 
 // What an epilogue reads and writes, and how it divides a tile.
 template <bool kGatedMlp, bool kIsBackward>
 struct Epilogue {
   static constexpr bool kGated = kGatedMlp, kBackward = kIsBackward;
-  static constexpr int kPreTensors = kGated ? 2 : 1;  // tensors that pre consists of: gate and up, or one
-  // Columns of [M,N] per tile: in SwiGLU's forward half of the sums belong to gate, the others to up.
+  static constexpr int kPreTensors = kGated ? 2 : 1;  // tensors in pre: gate and up, or one
+  // Columns of [M,N] per tile: in SwiGLU's forward half the sums belong to gate, the others to up.
   static constexpr int kColumns = kBackward ? kTileN : kTileN / kPreTensors;
   static constexpr int kPieceColumns = kPanel / kPreTensors, kPieceBytes = kPieceRows * kPieceColumns * 2;
   static constexpr int kPiecesPerHalf = kColumns / kPieceColumns, kPieces = kHalves * kPiecesPerHalf;
-  // A warp's buffers are kSlots slots, used in turn. A slot holds one piece of each tensor of pre, and in forward one
-  // of y. In backward a single buffer for y follows the slots.
+  // A warp's buffers are kSlots slots, used in turn. A slot holds one piece from each pre tensor, and in forward one of
+  // y. In backward a single buffer for y follows the slots.
   static constexpr int kSlots = kBackward ? kAhead : 2;
   static constexpr int kSlotBytes = (kBackward ? kPreTensors : kPreTensors + 1) * kPieceBytes;
   static_assert(kSlots * kSlotBytes + (kBackward ? kPieceBytes : 0) <= kBufferBytes && kPieces % kSlots == 0);
@@ -67,7 +66,7 @@ struct Shared {
   alignas(1024) unsigned char a[kStages][kTileM * kPanelRowBytes], b[kStages][kTileN * kPanelRowBytes];
   unsigned char buffers[kConsumerWarps][kBufferBytes];
   Barrier full[kStages], empty[kStages], loaded[kConsumerWarps][kAhead];
-  // Completes when a consumer's last stage of a tile is full: the next stage is the other consumer's.
+  // Completes when a consumer's last stage for a tile is full: the next stage is the other consumer's.
   Barrier last_full[kConsumers];
 };
 
@@ -77,17 +76,17 @@ template <int kPreTensors>
 struct Maps {
   CUtensorMap a, b, y;
   CUtensorMap pre[kPreTensors];  // set in backward only
-  CUtensorMap out[kPreTensors];  // of pre in forward, of dpre in backward
+  CUtensorMap out[kPreTensors];  // pre in forward, dpre in backward
 };
 
 // The order in which clusters compute the output. A cluster computes two tiles at a time, one above the other, one for
-// each CTA: a pair. All pairs of the same 256 rows are a band, and a few neighbouring bands are a group. The pairs are
-// numbered column by column within a group, and group after group; the number of a pair is called its turn. The
-// clusters compute the pairs in this order. So B, which may be larger than L2, is read from memory once per group,
-// while L2 holds the group's rows of A.
+// each CTA: a pair. All pairs in the same 256 rows are a band, and a few neighbouring bands are a group. Pairs are
+// numbered column by column within a group, and group after group; a pair's number is called its turn. The clusters
+// compute the pairs in this order. So B, which may be larger than L2, is read from memory once per group, while L2
+// holds the group's rows of A.
 struct Tiles {
-  int bands, columns, steps;  // steps of 64 of the inner dimension
-  int group_bands;            // bands of a group; the last group may have fewer
+  int bands, columns, steps;  // 64-wide steps along the inner dimension
+  int group_bands;            // bands per group; the last group may have fewer
   struct Pair {
     int band, column;
   };
@@ -99,14 +98,13 @@ struct Tiles {
   }
 };
 
-// The work of the producer thread: for every tile that this CTA computes, it loads the parts of A and B, one stage
-// after the other, and waits before each stage until the consumers no longer need what the stage held. cta: the number
-// of this CTA in its cluster. up_row is used in SwiGLU's forward pass, where w has the rows of w_gate above those of
-// w_up: the first row of w_up.
+// The producer thread's work: for every tile that this CTA computes, it loads the parts of A and B, stage by stage, and
+// waits before each stage until the consumers no longer need what the stage held. cta: this CTA's number in its
+// cluster. up_row is used in SwiGLU's forward pass, where w_up's rows follow w_gate's in w: w_up's first row.
 template <class E>
 __device__ void produce(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles& tiles, int up_row, int cta) {
-  constexpr uint16_t kBoth = 3;  // both CTAs of the cluster, one bit each
-  int n = 0;                     // number of steps so far
+  constexpr uint16_t kBoth = 3;  // the cluster's two CTAs, one bit each
+  int n = 0;                     // steps so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns(); turn += gridDim.x / kCluster) {
     const auto [band, tile_column] = tiles.pair_of(turn);
     const int row = (band * kCluster + cta) * kTileM, column = tile_column * E::kColumns;
@@ -116,13 +114,13 @@ __device__ void produce(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles
       barrier_wait(&s.empty[stage], (n / kStages & 1) ^ 1);
       barrier_expect(full, kStageBytes);
       copy_box(s.a[stage], maps.a, k * kTileK, row, 0, 0, full);
-      if constexpr (E::kBackward) {  // each CTA loads 32 of the stage's 64 rows of k for both CTAs
+      if constexpr (E::kBackward) {  // each CTA loads 32 of the stage's 64 k rows for both CTAs
         constexpr int kHalf = kTileK / kCluster;
 #pragma unroll
         for (int p = 0; p < kPanels; ++p)
           copy_box_multicast(s.b[stage] + p * kPanelBytesB + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
                              k * kTileK + cta * kHalf, 0, 0, full, kBoth);
-      } else {  // each CTA loads half of the columns for both CTAs; with SwiGLU, CTA 0 loads gate's and CTA 1 up's
+      } else {  // each CTA loads half the columns for both CTAs; with SwiGLU, CTA 0 loads gate's and CTA 1 up's
         constexpr int kHalf = kTileN / kCluster;
         copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK,
                            column + cta * (E::kGated ? up_row : kHalf), 0, 0, full, kBoth);
@@ -133,7 +131,7 @@ __device__ void produce(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles
 
 __device__ __forceinline__ float upper(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(pair << 16); }
-// 1 / (1 + e^-x) with an error of a few ulp; for very negative x it is 1 / inf = 0.
+// 1 / (1 + e^-x) to within a few ulp; for very negative x it is 1 / inf = 0.
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(x * -kLog2e)); }
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
@@ -155,14 +153,14 @@ __device__ __forceinline__ void apply(uint32_t (&pre)[E::kPreTensors], uint32_t&
   }
 }
 
-// The work of a consumer warpgroup: it multiplies every second tile of this CTA, and runs the epilogue of these tiles.
+// A consumer warpgroup's work: it multiplies every second tile in this CTA, and runs its epilogue.
 template <class E>
 __device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles& tiles, int cta) {
   const int consumer = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   unsigned char* const buffers = s.buffers[warp];
   float d[kHalves][kSums][4];
   int turns = 0;
-  unsigned loads = 0;  // number of pieces of pre so far
+  unsigned loads = 0;  // pieces of pre so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns(); turn += gridDim.x / kCluster, ++turns) {
     if (turns % kConsumers != consumer) continue;
     const auto [band, tile_column] = tiles.pair_of(turn);
@@ -181,7 +179,7 @@ __device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles
       for (int piece = 0; piece < kAhead; ++piece) load_pre(piece);
     }
 
-    // A barrier's wait distinguishes only two successive phases of a stage, so a consumer must not lag by two:
+    // A barrier wait distinguishes only two successive phases of a stage, so a consumer must not lag by two:
     // before its tile, it waits until the other consumer's last stage is full.
     if (turns > 0) barrier_wait(&s.last_full[(turns - 1) % kConsumers], (turns - 1) / kConsumers & 1);
     int n = turns * tiles.steps;
@@ -189,8 +187,7 @@ __device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles
       const int stage = n % kStages;
       barrier_wait(&s.full[stage], n / kStages & 1);
       if (k == tiles.steps - 1 && lane == 0) barrier_arrive(&s.last_full[consumer]);
-      // In a cluster, the upper bits of a shared-memory address are the CTA's number, which a descriptor must not
-      // contain.
+      // In a cluster, a shared-memory address's upper bits are the CTA number, which a descriptor must not contain.
       constexpr uint32_t kOffset = (1 << 18) - 1;
       const uint32_t a = shared_address(s.a[stage]) & kOffset, b = shared_address(s.b[stage]) & kOffset;
       wgmma_fence();
@@ -223,7 +220,7 @@ __device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles
       if constexpr (E::kBackward) barrier_wait(&s.loaded[warp][piece % kAhead], loads / kAhead & 1), ++loads;
       __syncwarp();
 #pragma unroll
-      // An instruction moves four 8x8 matrices: rows 0..7 and 8..15 of eight columns, then those of the next eight.
+      // An instruction moves four 8x8 matrices: rows 0..7 and 8..15 in eight columns, then in the next eight.
       for (int j = 0; j < E::kPieceColumns / 8; j += 4) {
         constexpr int kQuads = 2;
         uint32_t pres[kQuads][E::kPreTensors][4], ys[kQuads][4];
@@ -240,7 +237,7 @@ __device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles
         for (int q = 0; q < kQuads; ++q)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            // Returns two neighbouring sums as a pair of bf16: of tensor t of pre in forward, of dy in backward.
+            // Returns two neighbouring sums as a bf16 pair: pre's tensor t in forward, dy in backward.
             const auto product = [&](int t) {
               const float* const sums = d[half][t * kSums / E::kPreTensors + first / 8 + j + 2 * q + i / 2];
               return pack_bf16(sums[2 * (i % 2)], sums[2 * (i % 2) + 1]);
@@ -300,13 +297,13 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 
 // ---- launch ----
 
-// Describes a matrix for TMA in boxes of box_rows rows and box_columns columns.
+// Describes a matrix for TMA in boxes with box_rows rows and box_columns columns.
 CUtensorMap box_map(const ConstTensor& t, int box_rows, int box_columns = kPanel) {
   const View<const __nv_bfloat16> view{t.ptr<__nv_bfloat16>(), 0, t.stride[0], 0, static_cast<int>(t.size(1)), true};
   return make_box_map(view, 1, t.size(0), 1, box_rows, 1, box_columns);
 }
 
-// The tensors [M,N] that pre or dpre consists of.
+// The tensors [M,N] in pre or dpre.
 template <class E>
 std::array<ConstTensor, E::kPreTensors> parts_of(const ConstTensor& pre) {
   if constexpr (E::kGated) {
@@ -332,8 +329,8 @@ bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor
   if (!fits) return false;
   const auto bands = static_cast<int>(ceil_div(y.size(0), kTileM * kCluster));
   const auto columns = static_cast<int>(ceil_div(y.size(1), E::kColumns));
-  // An H100's 66 clusters then work on about 4 x 16 or 8 x 8 neighbouring pairs (tests/baselines/notes/ops.md has the
-  // times of other heights).
+  // An H100's 66 clusters then work on about 4 x 16 or 8 x 8 neighbouring pairs (tests/baselines/notes/ops.md has times
+  // for other heights).
   const Tiles tiles{bands, columns, static_cast<int>(ceil_div(a.size(1), kTileK)), columns <= 16 ? 4 : 8};
   const int64_t turns = int64_t{bands} * columns;
   if (ctx.planning || turns == 0) return true;

@@ -1,6 +1,6 @@
-// Matrix products on the CPU through CBLAS, and the choice of the route on a GPU. D is cut into tiles that depend on
-// the shape alone, and each tile is one gemm on one thread. So results have the same bits on any number of threads, and
-// no threads of OpenBLAS compete for cores.
+// Matrix products on the CPU through CBLAS, and the route's choice on a GPU. D is cut into tiles that depend on the
+// shape alone, and each tile is one gemm on one thread. So results have the same bits on any number of threads, and no
+// OpenBLAS threads compete for cores.
 #include "kernels/ops/matmul.h"
 
 #include <cblas.h>
@@ -20,8 +20,7 @@
 #include "kernels/common/route.h"
 #include "kernels/ops/cast.h"
 
-// Allocate and free the work buffer of one running gemm. OpenBLAS exports these functions but declares them in no
-// header.
+// Allocate and free one running gemm's work buffer. OpenBLAS exports these functions but declares them in no header.
 extern "C" {
 void* blas_memory_alloc(int position);
 void blas_memory_free(void* buffer);
@@ -59,24 +58,24 @@ Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor&
   return s;
 }
 
-// Makes OpenBLAS run each gemm of the calling thread on that thread alone. OpenBLAS has one setting per process if
-// built with pthreads; built with OpenMP it reads omp_get_max_threads(), a setting per thread.
+// Makes OpenBLAS run the calling thread's gemms on that thread alone. OpenBLAS has one setting per process if built
+// with pthreads; built with OpenMP it reads omp_get_max_threads(), a setting per thread.
 void make_blas_single_threaded() {
   static const bool once = (openblas_set_num_threads(1), true);
   static thread_local const bool once_here = (omp_set_num_threads(1), once);
   static_cast<void>(once_here);
 }
 
-// The part of a product that one gemm computes: rows and columns of D, and how much of K it sums over.
+// The part of a product that one gemm computes: its rows and columns in D, and how much of K it sums over.
 struct Tile {
   int64_t rows, cols, depth;
 };
 
 // Chooses the tile from the shape alone. Larger tiles repack operands less often; 16 tiles (32 for large products) keep
-// the cores of a desktop machine busy. If D is small and K is long, as for weight gradients, K is cut instead.
+// a desktop machine's cores busy. If D is small and K is long, as for weight gradients, K is cut instead.
 Tile choose_tile(const Size& s) {
   constexpr int64_t kLargest = 512, kSmallest = 128, kShallowest = 512;
-  constexpr double kLargeProduct = 1e9;  // multiply-adds of a large product
+  constexpr double kLargeProduct = 1e9;  // multiply-adds in a large product
   const bool large = static_cast<double>(s.M) * static_cast<double>(s.N) * static_cast<double>(s.K) > kLargeProduct;
   const int64_t enough = large ? 32 : 16;
   const auto first = [&](int64_t n) {
@@ -111,9 +110,9 @@ void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, cons
   }
 }
 
-// Makes OpenBLAS allocate the work buffers for this number of concurrent gemms; it keeps them for later ones.
+// Makes OpenBLAS allocate the work buffers for this many concurrent gemms; it keeps them for later ones.
 void allocate_blas_buffers(int64_t gemms) {
-  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // MiB of a buffer in OpenBLAS's x86-64 builds
+  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // MiB per buffer in OpenBLAS's x86-64 builds
   const auto bytes = static_cast<size_t>(gemms * kBufferMiB * kMiB);
   void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TRIAD_CHECK(room != MAP_FAILED,
@@ -126,8 +125,7 @@ void allocate_blas_buffers(int64_t gemms) {
   for (void* buffer : buffers) blas_memory_free(buffer);
 }
 
-// Split-K: computes one product per piece of K into scratch, then adds the products in order. base: the addend, or
-// null.
+// Split-K: computes one product per K piece into scratch, then adds the products in order. base: the addend, or null.
 template <class T>
 void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<T>& B, const Size& s, const Tile& tile,
                        const MatmulOptions& o, const Matrix<T>* base) {
@@ -154,7 +152,7 @@ void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<
   });
 }
 
-// The product of operands of type T, double or float.
+// The product for operands of type T, double or float.
 template <class T>
 void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
               ConstTensor addend) {
@@ -178,7 +176,7 @@ void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& 
   });
 }
 
-// Returns a float copy of a bf16 matrix in the scope's scratch.
+// Returns a bf16 matrix's float copy, in the scope's scratch.
 Tensor upcast_matrix(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   const Tensor copy = scope.alloc(DType::f32, x.shape());
   const Matrix<bf16> from(x);
@@ -209,13 +207,13 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
   });
 }
 
-// Multiplies by cuBLASLt and records the call. The record has the shapes of the last Routes::set_call() and one of
-// these names of algorithms:
+// Multiplies by cuBLASLt and records the call. The record has the shapes from the last Routes::set_call() and one of
+// these algorithm names:
 //   cublaslt measured  the algorithm that matmul_tuned.h names for these sizes
 //   cublaslt           the algorithm that cuBLASLt's heuristic lists first. The call is a fallback if matmul_tuned.h
 //                      names an algorithm, but cuBLASLt cannot run it.
 //   cublaslt first     the same algorithm, because runtime.kernels.matmul is general
-//   reference          the same algorithm, for a product of f32 operands or of f32 copies of them
+//   reference          the same algorithm, for a product of f32 operands or f32 copies
 void multiply_cublaslt(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o,
                        ConstTensor addend) {
   if constexpr (kBuiltWithCuda) {
@@ -231,9 +229,9 @@ void multiply_cublaslt(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
   }
 }
 
-// The product on a GPU, by runtime.kernels.matmul. automatic and fused use the algorithm of matmul_tuned.h if it names
-// one that cuBLASLt can run, otherwise the first of cuBLASLt's heuristic. general always uses the heuristic's first.
-// reference multiplies f32 copies of the operands without tensor cores and rounds once.
+// The product on a GPU, by runtime.kernels.matmul. automatic and fused use matmul_tuned.h's algorithm if it names one
+// that cuBLASLt can run, otherwise the first in cuBLASLt's heuristic. general always uses the heuristic's first.
+// reference multiplies f32 operand copies without tensor cores and rounds once.
 void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o, ConstTensor addend) {
   ctx.routes.set_call(d, a);
   dispatch_route(

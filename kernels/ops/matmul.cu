@@ -3,11 +3,10 @@
 // cuBLASLt is column-major. The row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
 // matrix that is read as column-major is already its transpose. So the operands swap, M and N swap, and no data moves.
 //
-// Results have the same bits in every run. The algorithm is a pure function of the problem: the one that
-// matmul_tuned.h names, otherwise the first of cuBLASLt's heuristic; nothing is timed at run time. With split-K,
-// several CTAs compute parts of the same sum. Of cuBLASLt's schemes, only the one is used that stores these parts in
-// fp32 in the workspace and adds them in a fixed order. Other schemes add the parts to D, and would round them to D's
-// bf16.
+// Results have the same bits in every run. The algorithm is a pure function of the problem: the one that matmul_tuned.h
+// names, otherwise the first in cuBLASLt's heuristic; nothing is timed at run time. With split-K, several CTAs compute
+// parts of the same sum. Only one of cuBLASLt's schemes is used: it stores these parts in fp32 in the workspace and
+// adds them in a fixed order. Other schemes add the parts to D, and would round them to D's bf16.
 #include "kernels/ops/matmul.h"
 
 #include <cublasLt.h>
@@ -24,8 +23,8 @@ namespace triad::cuda {
 
 namespace {
 
-// cuBLASLt's functions. Loading the library takes a tenth of a second. It is loaded by the first product or the first
-// question for its version, so that a program that needs neither, such as `triad plan`, starts without it.
+// cuBLASLt's functions. Loading the library takes a tenth of a second. The first product or the first version query
+// loads it, so that a program that needs neither, such as `triad plan`, starts without it.
 struct CublasLtFunctions {
   decltype(&cublasLtCreate) create;
   decltype(&cublasLtDestroy) destroy;
@@ -107,17 +106,17 @@ struct Operand {
 
   int64_t rows, cols, ld;
   DType dtype;
-  int32_t alignment;            // alignment of the first element in bytes, on which vector loads depend
-  int64_t batch, batch_stride;  // number of matrices; elements from one to the next
+  int32_t alignment;            // the first element's alignment in bytes, on which vector loads depend
+  int64_t batch, batch_stride;  // matrix count; elements from one to the next
 };
 
-// The key of a plan: everything on which the choice of the algorithm depends. beta is not part of it, and C is D if
-// there is no addend, or if the addend is a bias, which the epilogue adds.
+// A plan's key: everything on which the algorithm choice depends. beta is not in it, and C is D if there is no addend,
+// or if the addend is a bias, which the epilogue adds.
 struct Problem {
-  bool may_be_tuned;  // whether the call may take an algorithm of matmul_tuned.h
+  bool may_be_tuned;  // whether the call may take an algorithm from matmul_tuned.h
   bool trans_a, trans_b;
   Operand a, b, c, d;
-  int32_t bias_alignment;  // alignment of the bias in bytes; 0: no bias
+  int32_t bias_alignment;  // the bias's alignment in bytes; 0: no bias
   auto operator<=>(const Problem&) const = default;
 };
 
@@ -210,8 +209,8 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
   check_cublas(cublaslt().algorithm_set(&algorithm, attribute, &value, sizeof(value)), "an attribute of an algorithm");
 }
 
-// The algorithm that matmul_tuned.h names for this product, if it is one of a linear layer in bf16 with 16-byte aligned
-// operands, and if the call may take such an algorithm.
+// The algorithm that matmul_tuned.h names for this product, if it belongs to a linear layer in bf16 with 16-byte
+// aligned operands, and if the call may take such an algorithm.
 std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
   if (!p.may_be_tuned) return {};
   if (p.a.dtype != DType::bf16 || p.bias_alignment != 0) return {};  // none was measured with a bias
@@ -227,9 +226,9 @@ std::optional<TunedAlgorithm> find_tuned(const Problem& p) {
   return {};
 }
 
-// Sets plan.algorithm to that of find_tuned() and returns `measured`. If find_tuned() names none, the function returns
-// `first`. If cuBLASLt rejects the algorithm, or if the algorithm needs too large a workspace, it returns `refused`. In
-// both cases plan is unchanged.
+// Sets plan.algorithm to find_tuned()'s and returns `measured`. If find_tuned() names none, returns `first`. If
+// cuBLASLt rejects the algorithm, or the algorithm needs too large a workspace, returns `refused`. In both cases plan
+// is unchanged.
 MatmulAlgorithm CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   const std::optional<TunedAlgorithm> t = find_tuned(p);
   if (!t) return MatmulAlgorithm::first;
@@ -259,8 +258,8 @@ void CublasLt::set_bias(Plan& plan, const void* bias) {
 
 Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
   Plan plan;
-  // CUBLAS_COMPUTE_32F_PEDANTIC forbids every substitute for fp32 arithmetic (TF32, sums of bf16 products). bf16
-  // operands need CUBLAS_COMPUTE_32F, which allows tensor cores.
+  // CUBLAS_COMPUTE_32F_PEDANTIC forbids every substitute for fp32 arithmetic (TF32, bf16 product sums). bf16 operands
+  // need CUBLAS_COMPUTE_32F, which allows tensor cores.
   const cublasComputeType_t compute = p.a.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
   check_cublas(cublaslt().product_init(&plan.product, sizeof plan.product, compute, CUDA_R_32F), "a product");
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -283,7 +282,7 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.a.alignment);
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.b.alignment);
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c.alignment);
-  // The preference has no alignment of its own for the bias, which the epilogue loads as it stores D.
+  // The preference has no separate alignment for the bias, which the epilogue loads as it stores D.
   set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
                 bias == nullptr ? p.d.alignment : std::min(p.d.alignment, p.bias_alignment));
 
@@ -311,7 +310,7 @@ MatmulAlgorithm matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
   const void* const bias = is_repeated_row(addend) ? addend.data : nullptr;
   const bool has_c = !addend.empty() && bias == nullptr;
   const ConstTensor c = has_c ? addend : ConstTensor(d);
-  // The operands are swapped: cuBLASLt's A is this op's B. So a row of D is a column, and a bias one element per row.
+  // The operands are swapped: cuBLASLt's A is this op's B. So a D row is a column, and a bias one element per row.
   const Problem problem{.may_be_tuned = ctx.may_use_sm90() && ctx.num_sms == kTunedSms,
                         .trans_a = options.trans_b,
                         .trans_b = options.trans_a,

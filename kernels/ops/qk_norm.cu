@@ -17,7 +17,7 @@ namespace {
 constexpr int kThreads = 256, kMaxParts = 4;
 constexpr int64_t kCtasPerSm = 4;
 
-// The queries, or the keys of one branch. Forward uses no dy; out is y or dx.
+// The queries, or one branch's keys. Forward uses no dy; out is y or dx.
 template <class T>
 struct Part {
   Bthd<T> out;
@@ -26,13 +26,13 @@ struct Part {
 };
 template <class T>
 struct Problem {
-  Part<T> parts[kMaxParts];  // those beyond the last have no heads
+  Part<T> parts[kMaxParts];  // entries past the last part have no heads
   const T* w;
-  int count, all_heads, tokens, T_len, D;  // T_len: tokens of a sequence
+  int count, all_heads, tokens, T_len, D;  // T_len: tokens per sequence
   float eps;
 };
 
-// A lane's elements of one head: vectors lane, lane + kLanes, ... of V elements; zeros beyond the head's end.
+// A lane's elements of one head: V-element vectors lane, lane + kLanes, ...; zeros beyond the head's end.
 template <int V, int kLanes, int kPieces>
 struct LaneHead {
   float at[kPieces][V];
@@ -55,7 +55,7 @@ struct LaneHead {
     for (int i = 0; i < kPieces; ++i)
       if ((lane + kLanes * i) * V < D) store_vector<V>(row + (lane + kLanes * i) * V, at[i]);
   }
-  // 1 / sqrt(mean(x^2) + eps), in every lane of the head.
+  // 1 / sqrt(mean(x^2) + eps), in every lane that shares the head.
   __device__ __forceinline__ float inverse_rms(int D, float eps) const {
     float sum = 0;
 #pragma unroll
@@ -89,19 +89,19 @@ __global__ void __launch_bounds__(kThreads) qk_norm_forward_kernel(Problem<T> a)
   if (inside) x.store(part.out.row(b, t, h), lane, a.D);
 }
 
-// Backward of one part's heads, by the whole CTA: writes dx, and the CTA's sum for dw to slice [D].
+// Backward for one part's heads, by the whole CTA: writes dx, and the CTA's sum for dw to slice [D].
 template <class T, int V, int kLanes, int kPieces>
 __device__ __forceinline__ void part_backward(const Problem<T>& a, const Part<T>& part, const T* weights, float* sums,
                                               float* slice) {
   using Head = LaneHead<V, kLanes, kPieces>;
-  constexpr int kSlots = kThreads / kLanes, kWidth = kLanes * V * kPieces;  // heads at a time; elements of a slot
+  constexpr int kSlots = kThreads / kLanes, kWidth = kLanes * V * kPieces;  // heads at a time; elements per slot
   const int lane = threadIdx.x % kLanes, slot = threadIdx.x / kLanes;
   const uint32_t items = static_cast<uint32_t>(a.tokens) * part.heads;
   const float share = 1.0f / static_cast<float>(a.D);
   Head w;
   w.load(weights, lane, a.D, true);
   float sum[kPieces][V] = {};
-  // The bound is the same for all threads, because warp_sum() needs all lanes of a warp.
+  // The bound is the same for all threads, because warp_sum() needs all of a warp's lanes.
   for (uint32_t first = blockIdx.x * kSlots; first < items; first += gridDim.x * kSlots) {
     const uint32_t item = first + slot, token = item / part.heads, h = item % part.heads;
     const uint32_t b = token / a.T_len, t = token % a.T_len;
@@ -174,7 +174,7 @@ bool fits_vectors(const QkHeads& out, const ConstQkHeads& dy, const ConstQkHeads
          std::all_of(x.begin(), x.end(), fits);
 }
 
-// Calls f.template operator()<V, lanes per head, vectors per lane>() for heads of D elements.
+// Calls f.template operator()<V, lanes per head, vectors per lane>() for D-element heads.
 template <class T, class F>
 void dispatch_head(bool vectors, int64_t D, F&& f) {
   constexpr int V = kVector<T>;

@@ -31,7 +31,7 @@ void forward_cpu(Context& ctx, Tensor y_out, Tensor rrms, ConstTensor x_in, Cons
 }
 
 // With g = dy * w:  dx = rrms (g - x rrms^2 mean(g x)),  dw = sum over rows of dy x rrms.
-// dw is summed in two stages of fixed order: pieces of 64 rows in parallel, then the pieces of each column in order.
+// dw is summed in two passes with a fixed order: 64-row pieces in parallel, then each column's pieces in order.
 template <class T>
 void backward_cpu(Context& ctx, Tensor dx_out, Tensor dw, ConstTensor dy_in, ConstTensor x_in, ConstTensor w_in,
                   ConstTensor rrms, ConstTensor dresidual, Tensor y_out) {

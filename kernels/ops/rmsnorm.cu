@@ -1,12 +1,12 @@
-// RMSNorm on the GPU, one warp per row. A lane processes the 16-byte vectors lane, lane + 32, ... of the row. Its first
-// three vectors stay in registers between the two passes over the row; later ones are read again, from L1. Rows of at
-// most three vectors per lane (C <= 768 in bf16) have kernels of their own that keep everything in registers.
-//   forward   Moves 2 tensors of [N,C]: x in, y out.
+// RMSNorm on the GPU, one warp per row. A lane processes the row's 16-byte vectors lane, lane + 32, .... Its first
+// three vectors stay in registers between the two passes over the row; later ones are read again, from L1. Rows with at
+// most three vectors per lane (C <= 768 in bf16) have their own kernels, which keep everything in registers.
+//   forward   Moves 2 tensors [N,C]: x in, y out.
 //   backward  Moves 3: dy, x in, dx out (5 in a layer, with dresidual in and y out). dw sums over all rows: each warp
-//             keeps the sum of its rows, in registers if they suffice, otherwise in its own part of shared memory. A
-//             CTA adds its warps in order and writes one slice to scratch; partials.cuh adds the slices in order. Two
-//             persistent CTAs per SM loop over the rows, so there are few slices. In shared memory of Hopper a CTA has
-//             108 KiB for sums: 8 warps up to C = 3,456, fewer beyond, one up to C = 58,000. Other cards have less.
+//             sums its rows, in registers if they suffice, otherwise in its own part of shared memory. A CTA adds its
+//             warps in order and writes one slice to scratch; partials.cuh adds the slices in order. Two persistent
+//             CTAs per SM loop over the rows, so there are few slices. On Hopper a CTA has 108 KiB of shared memory for
+//             sums: 8 warps up to C = 3,456, fewer beyond, one up to C = 58,000. Other cards have less.
 #include <algorithm>
 
 #include "kernels/common/block_order.cuh"
@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kMaxWarps = 8;
 constexpr int kCtasPerSm = 2;              // resident CTAs per SM in backward
-constexpr int64_t kSumBytes = 108 * 1024;  // bytes of sums per CTA, at most
-constexpr int kHeld = 3;                   // vectors of a row that a lane keeps in registers
+constexpr int64_t kSumBytes = 108 * 1024;  // bytes for sums per CTA, at most
+constexpr int kHeld = 3;                   // row vectors that a lane keeps in registers
 constexpr int kForwardRows = 2;            // rows per warp, whose loads are in flight together
 
 // A lane's part of one row, kept as loaded: converted to floats, bf16 would take twice as many registers.
@@ -34,15 +34,15 @@ class LaneRow {
       if (row != nullptr && lane + 32 * i < vectors)
         held_[i] = *reinterpret_cast<const Word*>(row + (lane + 32 * i) * V);
   }
-  // Unpacks vector `at` of the row, which is the i-th vector of this lane.
+  // Unpacks the row's vector `at`, which is this lane's i-th vector.
   __device__ void get(float (&x)[V], int i, int64_t at) const {
     if (i < kHeld)
       load_vector<V>(x, reinterpret_cast<const T*>(&held_[i]));
     else
       load_vector<V>(x, row_ + at * V);
   }
-  // Calls body(i, at) for each vector of this lane. i is a compile-time constant for those in registers and kHeld for
-  // the others.
+  // Calls body(i, at) for each of this lane's vectors. i is a compile-time constant for those in registers and kHeld
+  // for the others.
   template <class Body>
   __device__ static void for_each(int lane, int64_t vectors, Body&& body) {
 #pragma unroll
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   });
 }
 
-// Loads a lane's vectors of a row into registers, with zeros past the row's end.
+// Loads a lane's row vectors into registers, with zeros past the row's end.
 template <int V, class T, int kWords>
 __device__ __forceinline__ void read_row(uint4 (&to)[kWords], const T* row, int lane, int vectors) {
 #pragma unroll
@@ -138,7 +138,7 @@ struct BackwardRows {
   int64_t dx_stride, y_stride, dy_stride, x_stride, dresidual_stride;
 };
 
-// Backward for rows of at most kWords vectors per lane, with inputs, weights and the lane's sums for dw in registers.
+// Backward for rows with at most kWords vectors per lane, with inputs, weights and the lane's sums for dw in registers.
 // kInLayer: as in a layer, p.dresidual is added to dx and the normed rows are written to p.y; false: both are null.
 template <class T, int kWords, bool kInLayer>
 __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
@@ -272,12 +272,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   }
 }
 
-// Whether rows of C elements fit the kernels that keep them in registers, which are compiled for bf16 only.
+// Whether C-element rows fit the kernels that keep them in registers, which are compiled for bf16 only.
 template <class T>
 bool fits_registers(int64_t C) {
   return !std::is_same_v<T, float> && C <= 32 * kHeld * kVector<T>;
 }
-// Calls f.template operator()<n>() with n = the number of 16-byte vectors that a lane holds of a row of C elements.
+// Calls f.template operator()<n>() with n = how many 16-byte vectors a lane holds from a row with C elements.
 template <class T, class F>
 void dispatch_words(int64_t C, F&& f) {
   if constexpr (!std::is_same_v<T, float>) {

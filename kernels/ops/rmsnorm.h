@@ -7,9 +7,9 @@ namespace triad {
 // y [N,C] T, rrms [N] acc, both overwritten  <-  x [N,C] T, w [C] T
 void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
 // dx [N,C] T overwritten; dw [C] acc added to  <-  dy [N,C] T; x, w, rrms as in forward.
-// dresidual [N,C] T, if given, is added to dx before rounding: the gradient of the residual connection around the norm.
-// y [N,C] T, if given, is overwritten with the result of forward, bit for bit: the weight gradient of the next linear
-// layer needs it, and recomputing it here saves a pass over x. dx and y may each be the same tensor as dy or dresidual.
+// dresidual [N,C] T, if given, is added to dx before rounding: the gradient from the residual connection around the
+// norm. y [N,C] T, if given, is overwritten with forward's result, bit for bit: the next linear layer's weight gradient
+// needs it, and recomputing it here saves a pass over x. dx and y may each be the same tensor as dy or dresidual.
 void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
                       ConstTensor dresidual = {}, Tensor y = {});
 

@@ -1,4 +1,4 @@
-// Rotary position embedding on the CPU, and the table of angles for both devices.
+// Rotary position embedding on the CPU, and the angle table for both devices.
 #include "kernels/ops/rope.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace triad {
 
 namespace {
 
-// The shares, one a pair, of the unchanged frequency in the mix with the frequency that is slowed down by o.factor.
+// Per pair, the share that the unchanged frequency has when it is mixed with the frequency slowed down by o.factor.
 std::vector<double> unchanged_shares(const std::vector<double>& radians, int64_t head_dim, const RopeOptions& o) {
   std::vector<double> shares;
   const auto original = static_cast<double>(o.original_len), dim = static_cast<double>(head_dim);
@@ -25,7 +25,7 @@ std::vector<double> unchanged_shares(const std::vector<double>& radians, int64_t
     }
     return shares;
   }
-  // yarn: the (real) index of the pair that turns so many times within the original length.
+  // yarn: the (real) index of the pair that makes this many turns within the original length.
   const auto index = [&](double turns) {
     return dim * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(o.theta));
   };
@@ -67,7 +67,7 @@ void check_rope(const ConstTensor& y, const ConstTensor& x, const ConstTensor& c
               x.str());
 }
 
-// Rotates all heads of token t of x [B,T,H,D] into y, which may be x, since each pair is read before it is written.
+// Rotates all of token t's heads in x [B,T,H,D] into y, which may be x, since each pair is read before it is written.
 // sign: +1 forward, -1 backward. group [B,T,H/G,D], if present, is first added to x.
 template <class T, class In>
 void rotate_token(const Tensor& y_out, const ConstTensor& x_in, const ConstTensor& group_in, const acc_t<T>* cos,
@@ -98,7 +98,7 @@ void rotate_token(const Tensor& y_out, const ConstTensor& x_in, const ConstTenso
   }
 }
 
-// Queries and keys of a token are rotated in one iteration, since they are slices of the same row in memory.
+// A token's queries and keys are rotated in one iteration, since they are slices of the same row in memory.
 template <class T, class In>
 void rope_cpu(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKeys& keys, ConstTensor cos_in,
               ConstTensor sin_in, ConstTensor begin, int direction) {

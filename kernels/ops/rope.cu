@@ -1,9 +1,9 @@
-// Rotary position embedding on the GPU, for the queries and the keys of all branches in one launch. Bound by memory: 4
-// bytes an element in bf16 (6 for queries whose gradient arrives in f32, and 4 / G more for a gradient that a group of
-// G heads shares). A thread rotates one vector of the first half of a head together with the matching vector of the
-// second half, so it can work in place. It does this for two heads that are half a token apart and have the same
-// angles, and issues all loads before it computes. threadIdx.x runs over the pairs of a token, which are adjacent in
-// memory, threadIdx.y over tokens.
+// Rotary position embedding on the GPU, for the queries and all branches' keys in one launch. Bound by memory: 4 bytes
+// an element in bf16 (6 for queries whose gradient arrives in f32, and 4 / G more for a gradient that a group of G
+// heads shares). A thread rotates one vector in a head's first half together with the matching vector in the second
+// half, so it can work in place. It does this for two heads that are half a token apart and have the same angles, and
+// issues all loads before it computes. threadIdx.x runs over a token's pairs, which are adjacent in memory, threadIdx.y
+// over tokens.
 #include <algorithm>
 
 #include "kernels/common/block_order.cuh"
@@ -16,15 +16,15 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeads = 2;  // heads per thread
 
-// Whether both halves of a head consist of aligned vectors of V elements.
+// Whether both halves of a head consist of aligned V-element vectors.
 bool has_vector_pairs(const ConstTensor& t, int V) { return has_vectors(t, V) && t.size(-1) % (2 * V) == 0; }
 
 template <class Out, class In>
 struct Heads {
   Bthd<Out> y;
   Bthd<const In> x;
-  Bthd<const float> shared;  // a gradient that all heads of a group share
-  Bthd<Out> keys[3];         // keys of the branches, rotated in place
+  Bthd<const float> shared;  // a gradient shared by all heads in a group
+  Bthd<Out> keys[3];         // the branches' keys, rotated in place
   int heads, heads_of_group, key_heads[3];
   int all_heads() const { return heads + key_heads[0] + key_heads[1] + key_heads[2]; }
 };
@@ -32,7 +32,8 @@ struct Heads {
 struct Table {
   const float *cos, *sin;
   int64_t cos_stride, sin_stride;
-  const int32_t* begin;  // [rows] first token of each token's document, negative if before the rows; nullptr: 0 for all
+  const int32_t* begin;  // [rows] the first token in each token's document, negative if before the rows; nullptr: 0 for
+                         // all
 };
 
 // V elements of type T or float in registers, kept as loaded.
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 :
     rope_kernel(Heads<Out, In> s, Table table, uint32_t rows, uint32_t T, int half, int all_heads, float direction) {
   const uint32_t row = block_from_end() * blockDim.y + threadIdx.y, b = row / T, t = row % T;
   if (row >= rows) return;
-  const uint32_t at = table.begin == nullptr ? t : t - table.begin[row];  // the position of the token
+  const uint32_t at = table.begin == nullptr ? t : t - table.begin[row];  // the token's position
   const int vectors = half / V, apart = ceil_div(all_heads, kHeads);
   for (int pair = threadIdx.x; pair < apart * vectors; pair += blockDim.x) {
     const int h0 = pair / vectors, j = pair % vectors * V;

@@ -8,21 +8,21 @@
 
 namespace triad {
 
-// How the frequencies f_j of a model that was trained on texts of original_len tokens are changed for longer ones, as
-// the rope functions of these names in transformers change them.
+// How the frequencies f_j of a model trained on original_len tokens are changed for longer texts, as by the rope
+// functions with these names in transformers.
 enum class RopeScaling {
   none,
   // Pairs that turn fewer than low_freq times within original_len tokens are slowed down by `factor`, those that turn
   // more than high_freq times keep their frequency, and between them the two are mixed linearly in the turns.
   llama3,
-  // Likewise with beta_slow and beta_fast turns, but mixed linearly in the index j of the pair, between whole indices.
-  // cos and sin are multiplied by 0.1 ln(factor) + 1.
+  // Likewise with beta_slow and beta_fast turns, but mixed linearly in the pair index j, between whole indices. cos and
+  // sin are multiplied by 0.1 ln(factor) + 1.
   yarn
 };
 struct RopeOptions {
   double theta = 10000, scale = 1;  // scale: positions are divided by it
   RopeScaling scaling = RopeScaling::none;
-  double factor = 8;            // this and the next fields only with scaling
+  double factor = 8;            // scaling only: this and the next fields
   int64_t original_len = 8192;  // tokens
   double low_freq = 1, high_freq = 4, beta_fast = 32, beta_slow = 1;
 };
@@ -32,16 +32,15 @@ struct RopeFrequencies {
 };
 RopeFrequencies rope_frequencies(int64_t head_dim, const RopeOptions&);
 
-// Fills the table of angles. cos, sin [T, D/2] acc overwritten, on either device. Angles are computed in double, then
-// rounded; the factor of yarn is in the table, so that both directions of the rotation multiply by it. Called once, at
-// startup.
+// Fills the angle table. cos, sin [T, D/2] acc overwritten, on either device. Angles are computed in double, then
+// rounded; yarn's factor is in the table, so that both rotation directions multiply by it. Called once, at startup.
 void rope_table(Context&, Tensor cos, Tensor sin, int64_t head_dim, const RopeOptions&);
-// The keys of up to three attention branches, each [B,T,Hkv,D] T or absent. rope_forward() and rope_backward() rotate
-// them in place, in the same launch as the queries.
+// Keys for up to three attention branches, each [B,T,Hkv,D] T or absent. rope_forward() and rope_backward() rotate them
+// in place, in the same launch as the queries.
 using RopeKeys = std::array<Tensor, 3>;
 // y [B,T,H,D] T overwritten, may be x itself  <-  x [B,T,H,D] T; cos, sin [at least T, D/2] acc. D is even.
 // begin [B,T] i32, optional: the position of token t is t - begin[t] (Documents::begin, common/documents.h), which may
-// be negative; else the position is t, and cos and sin may begin with a later row of a table.
+// be negative; else the position is t, and cos and sin may begin with a later table row.
 void rope_forward(Context&, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys = {},
                   ConstTensor begin = {});
 // dx [B,T,H,D] T overwritten, may be dy itself  <-  dy [B,T,H,D] T or acc, rotated by the negative angle and multiplied
@@ -51,7 +50,7 @@ void rope_backward(Context&, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTe
                    ConstTensor dy_group = {}, ConstTensor begin = {});
 
 namespace cuda {
-// For both directions, +1 forward and -1 backward. x_group: dy_group of rope_backward(), or absent.
+// For both directions, +1 forward and -1 backward. x_group: rope_backward()'s dy_group, or absent.
 void rope(Context&, Tensor y, ConstTensor x, ConstTensor x_group, const RopeKeys& keys, ConstTensor cos,
           ConstTensor sin, ConstTensor begin, int direction);
 }  // namespace cuda

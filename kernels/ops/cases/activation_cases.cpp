@@ -1,4 +1,4 @@
-// Cases of SiLU and SwiGLU; for SwiGLU also with gate and up as the two halves of the rows of one product.
+// SiLU and SwiGLU cases; for SwiGLU also with gate and up as the two halves of one product's rows.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/activation.h"
 

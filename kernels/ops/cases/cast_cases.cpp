@@ -1,4 +1,4 @@
-// Cases of the conversions to and from the accumulator type, which differs from the element type in bf16.
+// Cases for conversions to and from the accumulator type, which differs from the element type in bf16.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cast.h"
 

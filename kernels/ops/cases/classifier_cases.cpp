@@ -1,4 +1,4 @@
-// Cases of the classifier: odd chunk sizes, padding columns, rows without a target.
+// Classifier cases: odd chunk sizes, padding columns, rows without a target.
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
 #include "kernels/ops/classifier.h"
@@ -48,7 +48,7 @@ OpCase classifier_case(const ClassifierShape& s) {
 }  // namespace
 
 std::vector<OpCase> classifier_cases() {
-  // On Hopper a cluster of CTAs holds each row of logits; the gradient overwrites them in place.
+  // On Hopper a CTA cluster holds each row of logits; the gradient overwrites them in place.
   OpCase long_rows = classifier_case({"140x4 of 128249 in chunks of 70", 140, 4, 128249, 128256, 70, 0.3});
   long_rows.differences = long_rows.cpu = false;
   return {

@@ -1,4 +1,4 @@
-// Cases of the sums of columns: as the gradient of a linear layer's bias, and alone.
+// Column sum cases: as the gradient of a linear layer's bias, and alone.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/column_sum.h"
 #include "kernels/ops/matmul.h"
@@ -7,7 +7,7 @@ namespace triad {
 
 namespace {
 
-// A linear layer with a bias: forward adds the bias to every row, and the bias's gradient is the sum of dy's columns.
+// A linear layer with a bias: forward adds the bias to every row, and the bias's gradient sums dy over rows.
 OpCase bias_case(std::string name, int64_t rows, int64_t in, int64_t out, int64_t row_pad) {
   OpCase c{.op = "column_sum", .name = std::move(name)};
   c.args = {{.name = "x", .role = ArgRole::input, .shape = {rows, in}, .row_pad = row_pad},
@@ -45,7 +45,7 @@ std::vector<OpCase> column_sum_cases() {
   return {bias_case("linear 1x3x5", 1, 3, 5, 0),
           bias_case("linear 33x17x9 strided", 33, 17, 9, 5),
           bias_case("linear 130x64x96", 130, 64, 96, 0),
-          bias_case("linear 70x1100x8", 70, 1100, 8, 0),  // on the CPU the product's depth is cut
+          bias_case("linear 70x1100x8", 70, 1100, 8, 0),  // the CPU cuts the product's depth
           sum_case("257x300", 257, 300, 0, false),
           sum_case("1000x64, padded", 1000, 64, 8, false),
           sum_case("0x7", 0, 7, 0, false),

@@ -1,4 +1,4 @@
-// Cases of cross-entropy: padding columns, rows without a target, logits of +-1e4.
+// Cross-entropy cases: padding columns, rows without a target, logits of +-1e4.
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cross_entropy.h"
@@ -11,7 +11,7 @@ struct LossShape {
   std::string name;
   int64_t rows, vocab, columns;
   double std = 2.0;
-  bool extreme = false;  // one logit of +1e4 in each row, all others -1e4
+  bool extreme = false;  // one logit is +1e4 in each row, all others -1e4
   int64_t row_pad = 0;
   bool bench = false;
   bool one_pass = false;  // backward is cross_entropy_forward_backward(), which writes the loss too
@@ -56,14 +56,14 @@ OpCase cross_entropy_case(const LossShape& s) {
   return c;
 }
 
-// Forward and backward in one call, of rows that are too long for one SM in at least one dtype. Only on the GPU do long
-// rows have kernels of their own, so the tests of the CPU alone leave them out.
+// Forward and backward in one call, with rows that are too long for one SM in at least one dtype. Only the GPU has
+// special kernels for long rows, so the CPU-only tests leave them out.
 OpCase long_rows(LossShape s) {
   s.name += ", one pass";
   s.one_pass = true;
   OpCase c = cross_entropy_case(s);
   c.differences = c.cpu = false;
-  c.gpu_f32 = !s.bench;  // for the time of its check
+  c.gpu_f32 = !s.bench;  // keeps the check short
   return c;
 }
 
@@ -79,15 +79,15 @@ std::vector<OpCase> cross_entropy_cases() {
       cross_entropy_case({"7x33, one pass", 7, 33, 33, 2.0, false, 0, false, true}),
       cross_entropy_case({"9x29 of 32, one pass", 9, 29, 32, 2.0, false, 0, false, true}),
       cross_entropy_case({"31x64, padded, one pass", 31, 64, 64, 2.0, false, 8, false, true}),
-      // More rows than the GPU has SMs: a CTA processes several and uses both of its buffers.
+      // More rows than the GPU has SMs: a CTA processes several and uses both buffers.
       cross_entropy_case({"500x5003 of 5056, one pass", 500, 5003, 5056, 2.0, false, 0, false, true}),
       cross_entropy_case({"3x17000, sharp, one pass", 3, 17000, 17000, 30.0, false, 0, false, true}),
       cross_entropy_case({"12x40, logits of 1e4, one pass", 12, 40, 40, 0, true, 0, false, true}),
-      // In f32, an SM's shared memory holds one row of this case and not even one of the next case.
+      // In f32, an SM's shared memory holds one row in this case and not even one in the next.
       cross_entropy_case({"140x28999 of 29000, one pass", 140, 28999, 29000, 2.0, false, 0, false, true}),
       cross_entropy_case({"3x60001 of 60008, one pass", 3, 60001, 60008, 2.0, false, 0, false, true}),
-      // On Hopper, a cluster of CTAs shares these rows in at least one dtype, except those of the last case. The
-      // comments give its number of CTAs in each dtype, and its buffers where it has only one.
+      // On Hopper, a CTA cluster shares these rows in at least one dtype, except in the last case. The comments give
+      // the cluster's CTA count in each dtype, and say where it has a single buffer.
       // f32: 4; bf16: no cluster. Three rows and more per cluster on an H100.
       long_rows({"110x60001 of 60008", 110, 60001, 60008}),
       // bf16: 4, f32: 8.

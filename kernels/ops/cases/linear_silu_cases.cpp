@@ -1,5 +1,5 @@
-// Cases of linear_silu: a small MLP z = silu(x w1^T) w2^T, or z = (silu(x w_gate^T) * (x w_up^T)) w2^T with w1 =
-// [w_gate; w_up], whose gradients check both forward and backward of the op. Large cases time each of the two alone.
+// linear_silu cases: a small MLP z = silu(x w1^T) w2^T, or z = (silu(x w_gate^T) * (x w_up^T)) w2^T with w1 = [w_gate;
+// w_up], whose gradients check the op forward and backward. Large cases time each direction alone.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
@@ -12,9 +12,9 @@ struct MlpSizes {
   int64_t rows, in, hidden, out, row_pad = 0;
 };
 
-// The op's functions for SiLU or for SwiGLU, and the number of tensors [rows, hidden] that pre consists of.
+// The op's functions for SiLU or SwiGLU, and how many tensors [rows, hidden] pre consists of.
 struct Mlp {
-  std::string prefix;  // of the names of cases
+  std::string prefix;  // prefix for case names
   int64_t parts;
   decltype(&linear_silu_forward) forward;
   decltype(&linear_silu_backward) backward;
@@ -71,24 +71,24 @@ OpCase bench_case(const Mlp& mlp, const std::string& name, const MlpSizes& n) {
 std::vector<OpCase> linear_silu_cases() {
   std::vector<OpCase> cases;
   for (const Mlp& mlp : {kSilu, kSwiglu}) {
-    // With 66 clusters, each of them computes at least three pairs of tiles, so that every consumer warpgroup uses its
-    // buffers and barriers for a second tile. A tile has more steps than the ring has stages: the kernel would hang if
-    // it failed to release a stage. The nine bands are groups of 8 and 1, and the seven bands of the second case groups
-    // of 4 and 3 (in SwiGLU's forward one group of 7).
+    // With 66 clusters, each computes at least three tile pairs, so that every consumer warpgroup uses its buffers and
+    // barriers for a second tile. A tile has more steps than the ring has slots: the kernel would hang if it failed to
+    // release one. The nine bands are groups of 8 and 1, and the second case's seven bands groups of 4 and 3 (in
+    // SwiGLU's forward one group of 7).
     OpCase rounds = mlp_case(mlp, "2100x264x3304x264, rounds", {2100, 264, 3304, 264});
     OpCase few_columns = mlp_case(mlp, "1700x264x1900x264", {1700, 264, 1900, 264});
     for (OpCase* c : {&rounds, &few_columns}) c->differences = c->cpu = false;
     cases.insert(
         cases.end(),
         {rounds, few_columns, mlp_case(mlp, "1x1", {1, 1, 1, 1}), mlp_case(mlp, "7x5x33x9", {7, 5, 33, 9}),
-         // With SwiGLU, rows of pre are 16-byte vectors here, but those of gate and up are not.
+         // With SwiGLU, pre's rows are 16-byte vectors here, but gate's and up's are not.
          mlp_case(mlp, "9x8x12x8", {9, 8, 12, 8}), mlp_case(mlp, "1x8x16x24", {1, 8, 16, 24}),
          mlp_case(mlp, "31x8x16x24", {31, 8, 16, 24}), mlp_case(mlp, "65x72x200x40, padded", {65, 72, 200, 40, 8}),
          mlp_case(mlp, "300x64x192x128", {300, 64, 192, 128}), mlp_case(mlp, "129x136x584x328", {129, 136, 584, 328})});
   }
   cases.push_back(bench_case(kSilu, "32768x768x3072", {32768, 768, 3072, 768}));
   cases.push_back(bench_case(kSwiglu, "8192x2048x8192", {8192, 2048, 8192, 2048}));
-  cases.back().gpu_f32 = false;  // for the time of its check
+  cases.back().gpu_f32 = false;  // keeps the check short
   return cases;
 }
 

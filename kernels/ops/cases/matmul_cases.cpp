@@ -1,4 +1,4 @@
-// Cases of matmul with all combinations of transposes, of batches, and of the linear layer.
+// Cases for matmul with all transpose combinations, for batches, and for the linear layer.
 #include <fmt/format.h>
 
 #include "kernels/common/op_case.h"
@@ -46,7 +46,7 @@ OpCase product_case(const Product& p) {
   return c;
 }
 
-// A case of D += A B with D in the accumulator type.
+// A case for D += A B with D in the accumulator type.
 OpCase accumulate_case(const std::string& name, int64_t M, int64_t N, int64_t K, bool trans_a) {
   OpCase c{.op = "matmul", .name = name};
   c.args = {{.name = "a", .role = ArgRole::input, .shape = trans_a ? Shape{K, M} : Shape{M, K}},
@@ -60,7 +60,7 @@ OpCase accumulate_case(const std::string& name, int64_t M, int64_t N, int64_t K,
   return c;
 }
 
-// A case of matmul_batched, which has no backward.
+// A matmul_batched case, which has no backward.
 OpCase batched_case(int64_t n, int64_t M, int64_t N, int64_t K, const MatmulOptions& o, bool addend) {
   OpCase c{.op = "matmul",
            .name = fmt::format("batch of {}, {}{} {}x{}x{}", n, o.trans_a ? 'T' : 'N', o.trans_b ? 'T' : 'N', M, N, K)};

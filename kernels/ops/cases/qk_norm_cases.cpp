@@ -1,4 +1,4 @@
-// Cases of QK-norm: queries alone, with the keys of one branch (dense attention) and of three (NSA), and in place.
+// QK-norm cases: queries alone, with one branch's keys (dense attention) and with three (NSA), and in place.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/qk_norm.h"
 
@@ -9,9 +9,9 @@ namespace {
 struct HeadsShape {
   std::string name;
   int64_t B, T, Hq, Hkv, D;
-  int branches;  // that have keys
+  int branches;  // branches that have keys
   int64_t row_pad = 0;
-  double std = 1;  // of x
+  double std = 1;  // standard deviation of x
   bool in_place = false;
   bool bench = false;
 };
@@ -19,7 +19,7 @@ struct HeadsShape {
 constexpr double kEps = 1e-6;
 const char* const kNames[] = {"q", "k", "l", "m"};
 
-// The tensors "front + name + back" of the queries and keys.
+// The query and key tensors named "front + name + back".
 QkHeads heads(const Args& t, const std::string& front, const std::string& back) {
   QkHeads all;
   for (size_t p = 0; p < all.size(); ++p) all[p] = t[front + kNames[p] + back];

@@ -1,4 +1,4 @@
-// Cases of RMSNorm, without and with the gradient of the residual connection around it.
+// RMSNorm cases, without and with the residual connection's gradient.
 #include "kernels/common/portable_case.h"
 #include "kernels/ops/rmsnorm.h"
 
@@ -22,8 +22,8 @@ OpCase rmsnorm_case(const NormShape& s) {
             {.name = "w", .role = ArgRole::param, .shape = {s.width}, .std = 0.3, .mean = 1.0},
             {.name = "y", .role = ArgRole::output, .shape = shape, .row_pad = s.row_pad},
             {.name = "rrms", .role = ArgRole::saved, .shape = {s.rows}, .type = ArgType::acc}};
-  // As in a layer of the model: x is also an output, the residual connection, whose gradient is dresidual; backward
-  // also writes y.
+  // As in a model layer: x is also an output, the residual connection, whose gradient is dresidual; backward also
+  // writes y.
   if (s.residual) {
     c.args.push_back({.name = "residual", .role = ArgRole::output, .shape = shape});
     c.args.push_back({.name = "y again", .role = ArgRole::saved, .shape = shape, .row_pad = s.row_pad});

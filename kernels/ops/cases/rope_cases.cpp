@@ -1,5 +1,4 @@
-// Cases of the rotary embedding, with gradients in the element type or the accumulator type, and of the table of
-// angles.
+// Cases for the rotary embedding, with gradients in the element type or the accumulator type, and for the angle table.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -61,8 +60,8 @@ OpCase rope_case(const RopeShape& s) {
   return c;
 }
 
-// As in a layer of the model: queries and the keys of two branches in one call. Keys are rotated in place, so the case
-// copies them first.
+// As in a model layer: queries and two branches' keys in one call. Keys are rotated in place, so the case copies them
+// first.
 OpCase layer_case(const RopeShape& s, int64_t Hkv) {
   OpCase c = rope_case(s);
   for (const std::string k : {"k", "l"}) {
@@ -81,7 +80,7 @@ OpCase layer_case(const RopeShape& s, int64_t Hkv) {
   return c;
 }
 
-// Backward alone, with a gradient dy_group that all heads of a group share.
+// Backward alone, with a gradient dy_group that all heads in a group share.
 OpCase group_case(const RopeShape& s, int64_t Hkv) {
   OpCase c = rope_case(s);
   c.args.front() = {.name = "dy", .role = ArgRole::constant, .shape = {s.B, s.T, s.H, s.D}, .type = ArgType::acc};
@@ -96,8 +95,8 @@ OpCase group_case(const RopeShape& s, int64_t Hkv) {
   return c;
 }
 
-// Returns the case with packed documents, whose positions begin at 0. bounds: the first of the B*T tokens of each
-// document, then B*T.
+// Returns the case with packed documents, whose positions begin at 0. bounds: each document's first token among the
+// B*T, then B*T.
 OpCase packed(OpCase c, const std::vector<int64_t>& bounds) {
   const int64_t B = c.args.front().shape[0], T = c.args.front().shape[1];
   const auto begin = [bounds, T](int64_t token, uint64_t) {

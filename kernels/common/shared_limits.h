@@ -13,7 +13,7 @@ namespace triad {
 struct SharedLimits {
   int64_t sm_bytes, cta_bytes;  // bytes per SM; most bytes per CTA, static and dynamic together
   // The bytes that each CTA can have if an SM holds `ctas`. CUDA reserves 1 KiB per CTA.
-  constexpr int64_t of_each(int64_t ctas) const { return std::min(cta_bytes, sm_bytes / ctas - 1024); }
+  constexpr int64_t bytes_per_cta(int64_t ctas) const { return std::min(cta_bytes, sm_bytes / ctas - 1024); }
 };
 
 // compute_capability: 90 for sm_90. An unknown card counts as one with the smallest limits.

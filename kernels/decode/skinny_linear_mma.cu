@@ -121,13 +121,13 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
   }
 
   // The y element that this thread stores: a column in its half of the MMA (swiglu: in the first half) and an x row.
-  const int half = threadIdx.x / kQuarter, its_column = threadIdx.x % kQuarter / kEight + half * kEight;
-  const int its_row = threadIdx.x % kEight;
+  const int half = threadIdx.x / kQuarter, own_column = threadIdx.x % kQuarter / kEight + half * kEight;
+  const int own_row = threadIdx.x % kEight;
 #pragma unroll 1
   for (int parity = 0; column < a.out; column += stride, parity ^= 1) {
-    const bool stores = its_column < width && column + its_column < a.out && its_row < a.rows;
+    const bool stores = own_column < width && column + own_column < a.out && own_row < a.rows;
     float addend = 0;
-    if (stores && a.addend != nullptr) addend = to_float(a.addend[its_row * a.addend_stride + column + its_column]);
+    if (stores && a.addend != nullptr) addend = to_float(a.addend[own_row * a.addend_stride + column + own_column]);
     float sum[2][4] = {};  // two accumulators, so that consecutive MMAs are independent
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     float y = sum_of_warps(threadIdx.x) + addend;
     if (activation != Activation::none) y = silu_of_rounded<bf16>(y);
     if (swiglu) y *= to_float(from_float<bf16>(sum_of_warps(threadIdx.x + kQuarter)));
-    a.y[its_row * a.y_stride + column + its_column] = from_float<bf16>(y);
+    a.y[own_row * a.y_stride + column + own_column] = from_float<bf16>(y);
   }
 }
 

@@ -75,10 +75,10 @@ void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor 
     const int64_t columns = target < 0 ? 0 : vocab;  // columns that have a gradient
     const A factor = static_cast<A>(scale.value());
     // Read before the loop, which may overwrite x, since dx may be x.
-    const A of_target = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1} : A{0};
+    const A target_slope = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1} : A{0};
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) dx[j] = static_cast<T>(factor * exp_of(static_cast<A>(x[j]) - row_lse));
-    if (columns > 0) dx[target] = static_cast<T>(factor * of_target);
+    if (columns > 0) dx[target] = static_cast<T>(factor * target_slope);
     std::fill(dx + columns, dx + dlogits.size(1), static_cast<T>(0.0f));
   });
 }

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
     embedding_list_kernel(List list, const int32_t* __restrict__ tokens, int rows_of_warp, int bits, int share) {
   extern __shared__ int32_t counts[];
   __shared__ int2 kept[kListWarps][kKept];  // (row, token) pairs
-  __shared__ int32_t of_warp[kListWarps], below_of_warp[kListWarps];
+  __shared__ int32_t warp_totals[kListWarps], below_of_warp[kListWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t cta = blockIdx.x;
   const int32_t N = list.N;
@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(32 * kListWarps)
     int place = found + exclusive_sum(count);
     found = __shfl_sync(kFullWarp, place + count, 31);
     for (; mine != 0; mine &= mine - 1, ++place) {
-      const int32_t row = base + 32 * (__ffs(mine) - 1), its_token = __ldg(tokens + row);
-      atomicAdd(own + (its_token >> bits), 1);
-      if (place < kKept) kept[warp][place] = make_int2(row, its_token);
+      const int32_t row = base + 32 * (__ffs(mine) - 1), row_token = __ldg(tokens + row);
+      atomicAdd(own + (row_token >> bits), 1);
+      if (place < kKept) kept[warp][place] = make_int2(row, row_token);
     }
   }
   below = __reduce_add_sync(kFullWarp, below);
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(32 * kListWarps)
   }
   // How many entries this thread's token and those before it among the warp's 32 tokens have.
   const int32_t through = exclusive_sum(total) + total;
-  if (lane == 31) of_warp[warp] = through;
+  if (lane == 31) warp_totals[warp] = through;
   __syncthreads();
-  const int32_t before = __reduce_add_sync(kFullWarp, below_of_warp[lane] + (lane < warp ? of_warp[lane] : 0));
+  const int32_t before = __reduce_add_sync(kFullWarp, below_of_warp[lane] + (lane < warp ? warp_totals[lane] : 0));
   if (t < share) {
     const int32_t run_begin = before + through - total, run_end = run_begin + total;
     int32_t next = run_begin;

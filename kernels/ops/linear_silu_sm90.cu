@@ -242,12 +242,12 @@ __device__ void consume(Shared& s, const Maps<E::kPreTensors>& maps, const Tiles
               const float* const sums = d[half][t * kSums / E::kPreTensors + first / 8 + j + 2 * q + i / 2];
               return pack_bf16(sums[2 * (i % 2)], sums[2 * (i % 2) + 1]);
             };
-            uint32_t of_pre[E::kPreTensors];
+            uint32_t pre_values[E::kPreTensors];
 #pragma unroll
-            for (int t = 0; t < E::kPreTensors; ++t) of_pre[t] = E::kBackward ? pres[q][t][i] : product(t);
-            apply<E>(of_pre, ys[q][i], E::kBackward ? product(0) : 0);
+            for (int t = 0; t < E::kPreTensors; ++t) pre_values[t] = E::kBackward ? pres[q][t][i] : product(t);
+            apply<E>(pre_values, ys[q][i], E::kBackward ? product(0) : 0);
 #pragma unroll
-            for (int t = 0; t < E::kPreTensors; ++t) pres[q][t][i] = of_pre[t];
+            for (int t = 0; t < E::kPreTensors; ++t) pres[q][t][i] = pre_values[t];
           }
 #pragma unroll
         for (int q = 0; q < kQuads; ++q) {
@@ -278,8 +278,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int cta = blockIdx.x % kCluster;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 4 * kCluster);
-    for (auto& of_warp : s.loaded)
-      for (Barrier& loaded : of_warp) barrier_init(&loaded, 1);
+    for (auto& warp_barriers : s.loaded)
+      for (Barrier& loaded : warp_barriers) barrier_init(&loaded, 1);
     for (Barrier& last_full : s.last_full) barrier_init(&last_full, 4);
     barrier_init_done();
   }

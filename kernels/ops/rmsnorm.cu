@@ -315,7 +315,7 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w,
                       ConstTensor rrms, ConstTensor dresidual, Tensor y) {
   const int64_t N = x.size(0), C = x.size(1), row_bytes = C * static_cast<int64_t>(sizeof(float));
-  const int64_t sum_bytes = std::min(kSumBytes, shared_limits(ctx).of_each(kCtasPerSm));
+  const int64_t sum_bytes = std::min(kSumBytes, shared_limits(ctx).bytes_per_cta(kCtasPerSm));
   const int64_t warps = std::clamp<int64_t>(sum_bytes / row_bytes, 1, kMaxWarps);
   check_shared(ctx, "rmsnorm_backward", warps * row_bytes, "rows of {} elements", C);
   const int64_t ctas = std::min<int64_t>(ceil_div(N, warps), int64_t{kCtasPerSm} * ctx.num_sms);

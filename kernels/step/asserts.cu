@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads)
   const bool leads = i % n == 0;
   const int64_t before = leads ? -1 : entries[i - 1];
   const DocumentRow<int> row = documents.row(static_cast<int>(i / (int64_t{n} * groups) / tokens));
-  const int at = static_cast<int>(t), of_document = row.end(at) - row.begin(at), first_block = row.first_block(at);
-  if (block < -1 || block >= first_block + ceil_div(of_document, l_sel) || (block >= 0 && block < first_block))
+  const int at = static_cast<int>(t), document_tokens = row.end(at) - row.begin(at), first_block = row.first_block(at);
+  if (block < -1 || block >= first_block + ceil_div(document_tokens, l_sel) || (block >= 0 && block < first_block))
     return lower(first, Violation::key(check, i, Violation::out_of_range));
   if (block < 0) return;
   if ((!leads && before < 0) || block <= before)

@@ -125,8 +125,8 @@ void MuonPlan::add_batch(const std::vector<MuonMatrix>& matrices) {
   for (const MuonMatrix& matrix : matrices) {
     const auto group = group_of(matrix);
     const int64_t i = next[static_cast<size_t>(group - batch.groups.begin())]++;
-    const int64_t of_rank = group->per_rank == 0 ? group->n : group->per_rank;
-    const int64_t at = batch.at(*group, i / of_rank) + i % of_rank * group->size();
+    const int64_t rank_matrices = group->per_rank == 0 ? group->n : group->per_rank;
+    const int64_t at = batch.at(*group, i / rank_matrices) + i % rank_matrices * group->size();
     for (int64_t begin = 0; begin < matrix.size(); begin += MuonPiece::kMost)
       pieces_.push_back({.element = matrix.element + begin,
                          .at = at + begin,

@@ -51,15 +51,15 @@ struct Addend {
 // All matrices' tiles, in the order in which CTAs process them: matrix by matrix, and in a matrix row by row up to the
 // diagonal.
 struct SymmetricTiles {
-  int count, of_matrix, steps;  // tiles in all matrices and in one; 64-wide steps along the inner dimension
+  int count, matrix_tiles, steps;  // tiles in all matrices and in one; 64-wide steps along the inner dimension
   struct Place {
     int matrix, row, column;  // row, column: the tile's first ones
     __device__ bool on_diagonal() const { return row == column; }
   };
   __device__ Place place(int tile) const {
-    int row = 0, left = tile % of_matrix;
+    int row = 0, left = tile % matrix_tiles;
     while (left > row) left -= ++row;
-    return {tile / of_matrix, row * kTile, left * kTile};
+    return {tile / matrix_tiles, row * kTile, left * kTile};
   }
 };
 
@@ -240,8 +240,9 @@ CUtensorMap matrices_map(const ConstTensor& t, int box_rows) {
 
 template <bool kTrans, bool kAddend>
 void run(Context& ctx, const Tensor& d, const ConstTensor& x, double alpha, const ConstTensor& addend) {
-  const int64_t rows = ceil_div(d.size(1), kTile), of_matrix = rows * (rows + 1) / 2, count = x.size(0) * of_matrix;
-  const SymmetricTiles tiles{static_cast<int>(count), static_cast<int>(of_matrix),
+  const int64_t rows = ceil_div(d.size(1), kTile), matrix_tiles = rows * (rows + 1) / 2,
+                count = x.size(0) * matrix_tiles;
+  const SymmetricTiles tiles{static_cast<int>(count), static_cast<int>(matrix_tiles),
                              static_cast<int>(ceil_div(x.size(kTrans ? 1 : 2), kTileK))};
   const SymmetricMaps maps{matrices_map(x, kTrans ? kTileK : kTile), matrices_map(d, kBoxRows)};
   launch_pdl(ctx, "symmetric_product", symmetric_product_kernel<kTrans, kAddend>,

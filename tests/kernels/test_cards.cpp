@@ -107,8 +107,8 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
   CHECK(!plan_wide_tile({4, 64, 64}, kManyKeys, shared_limits(90)));
   CHECK(shared_limits(75).cta_bytes == 99 * 1024);  // an unknown card
   for (const auto& [card, all, half] : {std::array{80, 163, 81}, {86, 99, 49}, {90, 227, 113}}) {
-    CHECK(shared_limits(card).of_each(1) == all * 1024);
-    CHECK(shared_limits(card).of_each(2) == half * 1024);
+    CHECK(shared_limits(card).bytes_per_cta(1) == all * 1024);
+    CHECK(shared_limits(card).bytes_per_cta(2) == half * 1024);
   }
 }
 

@@ -77,7 +77,7 @@ TilePlan plan_tile(TileShape shape, PortableKernel kernel, const TileProblem& p,
     stage += Tile::kKeys * (kernel == PortableKernel::dkdv ? kDkdvRowBytes : kDqDkDvRowBytes);
     if (kernel == PortableKernel::dq_dk_dv) kept += Tile::kRows * row_bytes(Tile::kKeys);  // ds
   }
-  const int stages = kept + 2 * stage <= limits.of_each(2) ? 2 : 1;
+  const int stages = kept + 2 * stage <= limits.bytes_per_cta(2) ? 2 : 1;
   return {shape, stages, kept + stages * stage};
 }
 

@@ -1,4 +1,4 @@
-// Reads the arguments of a call: checks them, with their values in the messages, and converts them to tensors.
+// Reads a call's arguments: checks them, with their values in the messages, and converts them to tensors.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -11,7 +11,7 @@ namespace triad::library {
 
 namespace {
 
-// The address of all tensors in a planning run, the same as of planned scratch. It is aligned, as a kernel's choice may
+// All tensors' address while planning, the same as for planned scratch. It is aligned, as a kernel's choice may
 // require.
 std::byte* planned_address() { return reinterpret_cast<std::byte*>(uintptr_t{4096}); }
 
@@ -38,7 +38,7 @@ std::string numbers(const int64_t* first, int n) {
 
 // Throws if the elements are too far apart for addresses to be computed.
 void check_extent(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
-  int64_t last = 0;  // index of the last element in memory
+  int64_t last = 0;  // last element's index in memory
   for (int i = 0; i < t.rank; ++i) {
     int64_t more = 0;
     if (__builtin_mul_overflow(t.dim[i] - 1, t.stride[i], &more) || __builtin_add_overflow(last, more, &last) ||
@@ -48,12 +48,12 @@ void check_extent(const std::string& name, const Tensor& t, const triad_nsa_tens
   }
 }
 
-// Throws unless every element has an address of its own. check_extent() has accepted the tensor.
+// Throws unless every element has its own address. check_extent() has accepted the tensor.
 void check_overlap(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
   std::array<bool, TRIAD_NSA_MAX_RANK> done{};
-  int64_t within = 1;  // elements from the first to the last one along the axes done so far
+  int64_t within = 1;  // elements from first to last along the axes done so far
   for (;;) {
-    int axis = -1;  // the axis with the least stride of those that are left
+    int axis = -1;  // the remaining axis with the least stride
     for (int i = 0; i < t.rank; ++i)
       if (!done[i] && t.dim[i] > 1 && (axis < 0 || t.stride[i] < t.stride[axis])) axis = i;
     if (axis < 0) break;
@@ -175,7 +175,7 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
       reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: sizes {} are no sizes of a tensor", name, numbers(from.size, rank));
     t.dim[i] = from.size[i];
   }
-  // Strides of axes of size 1 do not matter. They are replaced by contiguous ones, which suit every kernel.
+  // Strides of size-1 axes do not matter. They become contiguous ones, which suit every kernel.
   for (int i = rank - 1; i >= 0; --i) {
     t.stride[i] = from.stride[i];
     if (from.size[i] > 1) continue;
@@ -194,7 +194,7 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: it has to be contiguous", name,
            numbers(from.stride, rank), numbers(from.size, rank));
   t.data = address(name, from.data, t.dtype, numel);
-  // A workspace is planned from strides, without addresses. So addresses of outputs must suit every kernel.
+  // A workspace is planned from strides, without addresses. So output addresses must suit every kernel.
   if (written && strides == Strides::heads && ctx.device.is_cuda() && reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: data is {}, no multiple of 16 bytes", name,
            static_cast<const void*>(from.data));

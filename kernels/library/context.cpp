@@ -1,4 +1,4 @@
-// Contexts, errors, and the two runs of a call.
+// Contexts, errors, and a call's two passes.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -11,7 +11,7 @@ namespace triad::library {
 
 namespace {
 
-// The message of the thread's last error. Its size is fixed, so that reporting an error allocates no memory.
+// The thread's last error message. Its size is fixed, so that reporting an error allocates no memory.
 thread_local char last_message[2048] = "";
 
 triad_nsa_status report(triad_nsa_status status, const char* message) noexcept {
@@ -20,20 +20,20 @@ triad_nsa_status report(triad_nsa_status status, const char* message) noexcept {
   return status;
 }
 
-constexpr size_t kMostWorkspaces = 4096;  // most entries of the record of workspace sizes; a full one is cleared
+constexpr size_t kMostWorkspaces = 4096;  // most entries in the workspace size record; a full one is cleared
 constexpr int kSlots = 4;                 // calls that can use side streams at the same time
 
-// Priorities of the streams, the same as in engine/context.cpp.
+// Stream priorities, the same as in engine/context.cpp.
 constexpr int kMainPriority = 2, kSidePriority[] = {0, 0, 1};
 
-// Creates the side streams of a device. Planning uses those of the CPU, which do nothing.
+// Creates a device's side streams. Planning uses the CPU's, which do nothing.
 std::vector<SideStream> side_streams(Device device) {
   std::vector<SideStream> sides;
   for (const int priority : kSidePriority) sides.emplace_back(device, "nsa", priority);
   return sides;
 }
 
-// Calls body on a Context for `stream`, with `memory` as its scratch (nullptr: planning). Returns the bytes of scratch
+// Calls body on a Context for `stream`, with `memory` as its scratch (nullptr: planning). Returns the scratch bytes
 // used.
 size_t run_on(const triad_nsa_context& c, Stream& stream, std::vector<SideStream>* sides, const Options& options,
               std::byte* memory, size_t bytes, const Body& body) {
@@ -83,7 +83,7 @@ class TakenSlot {
   Slot* slot_ = nullptr;
 };
 
-// Orders the work on a slot's main stream after what is already queued on the caller's stream, and, by join(), before
+// Orders the work on a slot's main stream after what the caller's stream already has queued, and, by join(), before
 // what the caller queues later.
 class MainStream {
  public:
@@ -183,7 +183,7 @@ void run(triad_nsa_context* c, void* stream, const Options& options, const Key& 
     throw;
   } catch (const Error& e) {
     if (!c->device.is_cuda()) throw;
-    // The plan has passed all checks of the ops, so this is an error of CUDA.
+    // The plan has passed all op checks, so this is a CUDA error.
     const bool no_kernel = std::string(e.what()).find("no kernel image") != std::string::npos;
     reject(no_kernel ? TRIAD_NSA_ERROR_UNSUPPORTED : TRIAD_NSA_ERROR_CUDA, "{}", e.what());
   }
@@ -203,11 +203,11 @@ triad_nsa_context::triad_nsa_context(Device on, bool with_streams) : device(on),
   for (int i = 0; i < kSlots; ++i) { slots.push_back(std::make_unique<Slot>(on)); }
 }
 
-// Streams that have joined a graph capture belong to it until it ends. A call may therefore use a slot if the slot's
-// streams belong to no capture, or to the same one as the call's stream.
+// Streams that have joined a graph capture belong to it until it ends. So a call may use a slot if the slot's streams
+// belong to no capture, or to the same one as the call's stream.
 Slot* triad_nsa_context::take(void* stream, unsigned long long capture) {
   const std::lock_guard lock(mutex);
-  Slot* best = nullptr;  // the slot of the last call on the same stream, else the one that was used longest ago
+  Slot* best = nullptr;  // slot of the last call on the same stream, else the one used longest ago
   for (const std::unique_ptr<Slot>& slot : slots) {
     if (slot->taken) continue;
     if (slot->captured) {

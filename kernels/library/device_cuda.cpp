@@ -1,4 +1,4 @@
-// The functions of library.h that depend on CUDA, with CUDA. CMakeLists.txt defines TRIAD_CUDA_ARCHITECTURES.
+// The library.h functions that depend on CUDA, with CUDA. CMakeLists.txt defines TRIAD_CUDA_ARCHITECTURES.
 #include <fmt/format.h>
 
 #include "engine/cuda_check.h"

@@ -1,4 +1,4 @@
-// The functions of library.h that depend on CUDA, in a build without CUDA.
+// The library.h functions that depend on CUDA, in a build without CUDA.
 #include <fmt/format.h>
 
 #include "kernels/library/library.h"

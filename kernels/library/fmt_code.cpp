@@ -1,5 +1,5 @@
-// Compiles the code of fmt into libtriad_nsa.so. Distributions provide fmt as a shared library only, and a machine that
-// loads libtriad_nsa.so may have another version of it or none. The instantiations are those of fmt's src/format.cc.
+// Compiles fmt's code into libtriad_nsa.so. Distributions provide fmt as a shared library only, and a machine that
+// loads libtriad_nsa.so may have another version or none. The instantiations are the ones in fmt's src/format.cc.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

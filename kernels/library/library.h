@@ -1,5 +1,5 @@
-// What the functions of triad_nsa.h share: errors with a status, a context's state, the arguments of a call, and the
-// two runs of a call, one that measures the workspace and one that queues the work.
+// What triad_nsa.h's functions share: errors with a status, a context's state, a call's arguments, and its two passes,
+// one that measures the workspace and one that queues the work.
 #pragma once
 #include <fmt/core.h>
 
@@ -20,7 +20,7 @@
 
 namespace triad::library {
 
-// An error with a status of the C interface. guarded() chooses the status of all other exceptions.
+// An error with a C interface status. guarded() chooses the status for all other exceptions.
 class StatusError : public Error {
  public:
   StatusError(triad_nsa_status status, const std::string& message) : Error(message), status(status) {}
@@ -31,8 +31,7 @@ template <class... Args>
   throw StatusError(status, fmt::vformat(format, fmt::make_format_args(args...)));
 }
 
-// Returns a struct of the caller. Throws unless its struct_size, which is read before any other field, is the
-// library's.
+// Returns a caller's struct. Throws unless its struct_size, which is read before any other field, is the library's.
 template <class Struct>
 const Struct& sized(const char* name, const Struct* from) {
   if (from == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "{} is NULL", name);
@@ -50,13 +49,13 @@ struct Slot {
   explicit Slot(Device device);
   SideStream main;
   std::vector<SideStream> sides;
-  void* last_stream = nullptr;  // stream of the slot's last call; calls on the same stream prefer this slot
-  int64_t last_call = 0;        // number of that call; 0: there was none
+  void* last_stream = nullptr;  // the last call's stream; calls on the same stream prefer this slot
+  int64_t last_call = 0;        // that call's number; 0: there was none
   bool captured = false;        // whether a call in a graph capture has used the streams, which may still belong to it
   bool taken = false;
 };
 
-// The key of a call in the record of workspace sizes: its function and all arguments except addresses, as bytes.
+// A call's key in the workspace size record: its function and all arguments except addresses, as bytes.
 class Key {
  public:
   explicit Key(const char* function) : bytes_(function) {
@@ -78,13 +77,13 @@ class Key {
   std::string bytes_;
 };
 
-// A Body is the code of one function of triad_nsa.h: it checks the arguments and queues the work. It runs once to
-// measure the workspace and once to queue.
+// A Body is the code of one triad_nsa.h function: it checks the arguments and queues the work. It runs once to measure
+// the workspace and once to queue.
 class Call;
 using Body = std::function<void(Call&)>;
 
-// The options as the ops take them. factor(): the number by which q is multiplied first, because the scale of the ops
-// is always 1 / sqrt(dk).
+// The options as the ops take them. factor(): what q is multiplied by first, because the ops' scale is always 1 /
+// sqrt(dk).
 struct Options : SelectOptions {
   int64_t w = 512;
   double scale = 0;
@@ -94,8 +93,8 @@ struct Options : SelectOptions {
 };
 Options read_options(const triad_nsa_options*);
 
-// One run of a function: reads the arguments into tensors, and has the Context for the ops. A planning run accepts any
-// address, checks everything that does not depend on the contents of memory, and measures the workspace.
+// One pass through a function: reads the arguments into tensors, and has the Context for the ops. A planning pass
+// accepts any address, checks everything that does not depend on memory contents, and measures the workspace.
 class Call {
  public:
   enum class Strides { heads, any, contiguous };  // heads: stride 1 on the last axis, no overlap; any: for gates
@@ -103,7 +102,7 @@ class Call {
   Call(const triad_nsa_context& context, const Options& options, Context& ctx)
       : options(options), ctx(ctx), context_(context) {}
 
-  // Returns the tensor `name`. Throws a StatusError unless it has this rank, the required strides, and memory of the
+  // Returns the tensor `name`. Throws a StatusError unless it has this rank, the required strides, and memory on the
   // device. written: the function writes the tensor, so no two elements may share memory.
   Tensor tensor(const std::string& name, const triad_nsa_tensor&, int rank, Strides = Strides::heads,
                 bool written = false) const;
@@ -111,14 +110,14 @@ class Call {
                 bool written = false) const;
   // Returns a contiguous tensor at the address, or, if that is nullptr, in the scope's scratch.
   Tensor at(const std::string& name, void* address, DType dtype, const Shape& shape, Scratch::Scope& scope) const;
-  // Throws a StatusError unless t has this shape and one of the dtypes.
+  // Throws a StatusError unless t has this shape and one of these dtypes.
   void expect(const std::string& name, const ConstTensor& t, const Shape& shape, DType dtype) const;
   void expect(const std::string& name, const ConstTensor& t, const Shape& shape, DType dtype, DType or_dtype) const;
-  // Throws if a tensor of this shape, which follows from the arguments, would be too large.
+  // Throws if a tensor with this shape, which follows from the arguments, would be too large.
   void expect_count(int64_t B, int64_t T, int64_t heads, int64_t width) const;
-  // Throws unless the device has kernels for the dtype of q.
+  // Throws unless the device has kernels for q's dtype.
   void expect_element(const std::string& name, const ConstTensor& q) const;
-  // Fills the tables of packed rows in the scope's scratch. Returns absent tables if there are no documents.
+  // Fills the packed-row tables in the scope's scratch. Returns absent tables if there are no documents.
   Documents documents(const triad_nsa_documents*, int64_t B, int64_t T, Scratch::Scope& scope) const;
 
   bool planning() const { return ctx.planning; }
@@ -130,10 +129,10 @@ class Call {
   const triad_nsa_context& context_;
 };
 
-// The streams of a call. Each further stream costs the host the time of four calls of CUDA, two events and two waits.
+// A call's streams. Each further stream costs the host the time for four CUDA calls, two events and two waits.
 enum class Streams {
   one,    // the caller's alone, but in a graph capture, where the host's time does not matter, as `sides`
-  sides,  // those of Slot::sides too
+  sides,  // Slot::sides too
   all,    // and Slot::main, whose priority saves more time than its events cost if kernels run for long
 };
 
@@ -141,12 +140,12 @@ enum class Streams {
 // with one it checks the size and queues the work.
 void run(triad_nsa_context*, void* stream, const Options&, const Key&, void* workspace, size_t* workspace_bytes,
          const Body& body, Streams streams = Streams::sides);
-// Returns the bytes of scratch that `body` needs, without queuing anything.
+// Returns the scratch bytes that `body` needs, without queuing anything.
 size_t planned_bytes(const triad_nsa_context&, const Options&, const Body& body);
 
 // ---- the device, with and without CUDA (device_cuda.cpp, device_none.cpp) ----
 
-// Makes a GPU the current device of the thread. The destructor restores the former one.
+// Makes a GPU the thread's current device. The destructor restores the former one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(Device);
@@ -160,8 +159,7 @@ struct DeviceTraits {
   int num_sms = 0, compute_capability = 0;
 };
 DeviceTraits device_traits(int ordinal);
-// Returns the id of the graph capture that the stream belongs to; 0 if none; kInvalidCapture if an error has made the
-// capture invalid.
+// Returns the id of the stream's graph capture; 0 if none; kInvalidCapture if an error has made the capture invalid.
 inline constexpr unsigned long long kInvalidCapture = ~0ULL;
 unsigned long long capture_of(void* stream);
 // Returns where memory is: a CUDA ordinal, kHost, or kAnywhere (managed memory, which every device can read).
@@ -182,7 +180,7 @@ struct triad_nsa_context {
   std::atomic<int> threads{1};
   std::mutex mutex;  // protects slots, calls and workspaces
   std::vector<std::unique_ptr<triad::library::Slot>> slots;
-  int64_t calls = 0;                                   // number of calls that have taken a slot
+  int64_t calls = 0;                                   // calls that have taken a slot
   std::unordered_map<std::string, size_t> workspaces;  // bytes by Key
 
   explicit triad_nsa_context(triad::Device device, bool with_streams = true);

@@ -1,16 +1,16 @@
-// Chooses the tensors that the ops of a call write: the caller's, or, if the kernels cannot write those, tensors in
-// scratch, which finish() converts to the caller's.
+// Chooses the tensors that a call's ops write: the caller's, or, if the kernels cannot write those, tensors in scratch,
+// which finish() converts to the caller's.
 #pragma once
 #include <array>
 #include <vector>
 
 #include "kernels/library/library.h"
-#include "kernels/nsa/branch_sum.h"
 #include "kernels/library/scale.h"
+#include "kernels/nsa/branch_sum.h"
 
 namespace triad::library {
 
-// Returns q, or, if the caller's scale is not that of the ops, a copy in scratch that is multiplied accordingly.
+// Returns q, or, if the caller's scale is not the ops', a copy in scratch that is multiplied accordingly.
 inline ConstTensor scaled(const Call& call, ConstTensor q, Scratch::Scope& scope) {
   const double factor = call.options.factor(q.size(3));
   if (factor == 1) return q;
@@ -23,7 +23,7 @@ class Outputs {
  public:
   Outputs(Call& call, Scratch::Scope& scope) : call_(call), scope_(scope) {}
 
-  // Returns a tensor of this dtype for the ops to write: the caller's tensor `wanted` if the kernels can write it, else
+  // Returns a tensor in this dtype for the ops to write: the caller's tensor `wanted` if the kernels can write it, else
   // one in scratch. wanted may be absent.
   Tensor target(const Tensor& wanted, DType dtype, const Shape& shape) {
     if (!wanted.empty() && wanted.dtype == dtype && rows_aligned(wanted)) return wanted;
@@ -35,8 +35,8 @@ class Outputs {
       return wanted;
     return apart(wanted, acc, shape, factor);
   }
-  // Returns tensors for the three branches' gradients of shared keys or values: column blocks of one tensor [B*T, 3*W]
-  // of the element type. finish() writes their sum to `wanted`. zero_first: sets them to 0.
+  // Returns tensors for the three branches' gradients when keys or values are shared: column blocks in one tensor [B*T,
+  // 3*W] of the element type. finish() writes their sum to `wanted`. zero_first: sets them to 0.
   std::array<Tensor, 3> shared(const Tensor& wanted, DType type, const Shape& shape, bool zero_first) {
     const int64_t N = shape[0] * shape[1], W = shape[2] * shape[3];
     const Tensor parts = scope_.alloc(type, {N, 3 * W});

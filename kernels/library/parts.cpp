@@ -1,4 +1,4 @@
-// NSA part by part: compress, select, attend, combine, and the backward of each; the check of documents.
+// NSA part by part: compress, select, attend, combine, and each one's backward; the check of documents.
 #include <algorithm>
 #include <array>
 
@@ -21,7 +21,7 @@ void need(const void* pointer, const char* name) {
 
 bool present(const triad_nsa_tensor* t) { return t != nullptr && t->rank != 0; }
 
-// Checks the tensors of compression or its backward: rows [B,T,H,D], and blocks [B,Tc,H,D] of that dtype or or_dtype.
+// Checks the tensors for compression or its backward: rows [B,T,H,D], and blocks [B,Tc,H,D] in that dtype or or_dtype.
 void expect_blocks(const Call& call, const char* rows_name, const ConstTensor& rows, const char* blocks_name,
                    const ConstTensor& blocks, DType or_dtype) {
   call.expect_element(rows_name, rows);
@@ -31,7 +31,7 @@ void expect_blocks(const Call& call, const char* rows_name, const ConstTensor& r
 
 // ---- attend ----
 
-// The inputs of a branch, checked.
+// A branch's inputs, checked.
 struct Branch {
   int branch;
   ConstTensor q, k, v, block_index;

@@ -1,5 +1,5 @@
-// scale on the GPU, bound by memory bandwidth: a thread converts one vector of 8 elements (of f32 two 16-byte vectors),
-// or, where a row is not aligned to 16 bytes, one element.
+// scale on the GPU, bound by memory bandwidth: a thread converts one 8-element vector (in f32 two 16-byte vectors), or,
+// where a row is not aligned to 16 bytes, one element.
 #include "kernels/library/scale.h"
 
 #include "kernels/common/bthd.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// vectors: vectors of V elements per row; heads: rows per token; tokens: per sequence; count: vectors of all rows.
+// vectors: V-element vectors per row; heads: rows per token; tokens: per sequence; count: vectors in all rows.
 template <class To, class From, int V>
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(Bthd<To> y, Bthd<const From> x, float factor, int64_t tokens, int heads, int vectors, int64_t count) {

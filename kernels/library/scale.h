@@ -4,8 +4,8 @@
 
 namespace triad {
 
-// y = factor * x, rounded once. y overwritten  <-  x, both [B,T,H,D] with innermost stride 1, of any two float dtypes
-// with one accumulator type (T and acc). The gradient of x is the same op: dx = factor * dy.
+// y = factor * x, rounded once. y overwritten  <-  x, both [B,T,H,D] with innermost stride 1, in any two float dtypes
+// with one accumulator type (T and acc). x's gradient is the same op: dx = factor * dy.
 void scale(Context&, Tensor y, ConstTensor x, double factor);
 
 namespace cuda {

@@ -21,12 +21,12 @@ struct Inputs {
   int64_t B, T, Hq, Hkv, dk, dv, Tc, gates;  // gates: number per token, Hkv or Hq
   DType type, acc;
   ConstTensor q, k_cmp, v_cmp, gate;  // k_cmp, v_cmp: only if learned; gate: absent if all are 1/3
-  std::array<ConstTensor, 3> k, v;    // by branch; if shared, all three are the same tensor
+  std::array<ConstTensor, 3> k, v;    // one per branch; if shared, all three are the same tensor
   bool shared_k, shared_v, learned;   // learned: the caller gives k_cmp and v_cmp
   const triad_nsa_documents* documents;
 };
 
-// Reads k or v of the three branches. shared: set to true if one tensor serves all of them. learned: the caller gives
+// Reads k or v for the three branches. shared: set to true if one tensor serves all. learned: the caller gives
 // compressed keys and values; then the first tensor is needed only if it is shared.
 std::array<ConstTensor, 3> read_branches(const Call& call, const std::array<const char*, 3>& names,
                                          const triad_nsa_tensor (&from)[3], bool learned, bool& shared) {
@@ -82,10 +82,10 @@ Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
   return n;
 }
 
-// The streams for q's number of rows, tokens times heads. From kAll on, kernels run for longer than the host takes to
-// queue them. Below kSides the events of side streams take longer than the kernels could overlap; backward, which has
-// more kernels and overlaps more of them, needs fewer rows for side streams. From kLong elements of q on, every kernel
-// of forward fills all SMs for many waves, and overlap saves less than 1% (tests/baselines/notes/forward.md).
+// The streams for q's row count, tokens times heads. From kAll on, kernels run for longer than the host takes to queue
+// them. Below kSides side-stream events take longer than the kernels could overlap; backward, which has more kernels
+// and overlaps more of them, needs fewer rows for side streams. From kLong q elements on, every forward kernel fills
+// all SMs for many waves, and overlap saves less than 1% (tests/baselines/notes/forward.md).
 Streams streams_for(const triad_nsa_tensor& q, bool is_backward) {
   constexpr double kAll = 1 << 17, kSides = 1 << 15, kSidesBackward = 1 << 13, kLong = 1 << 26;
   const double rows = static_cast<double>(q.size[0]) * static_cast<double>(q.size[1]) * static_cast<double>(q.size[2]);
@@ -107,7 +107,7 @@ NsaComposition composition(const Options& options) {
   return c;
 }
 
-// Returns tensors at the addresses of `from`. Where an address is NULL, forward (required = false) has the tensor in
+// Returns tensors at `from`'s addresses. Where an address is NULL, forward (required = false) has the tensor in
 // scratch; in backward this is an error.
 NsaSaved read_saved(const Call& call, const Inputs& n, const triad_nsa_saved* from, Scratch::Scope& scope,
                     bool required) {

@@ -82,7 +82,7 @@ inline std::optional<TunedAlgorithm> tuned_algorithm(LinearPass pass, int64_t in
   for (const TunedProduct& t : kTunedProducts)
     if (t.pass == pass && t.in == in && t.out == out && t.min_rows <= rows && rows <= t.max_rows) return t.algorithm;
 
-  constexpr double kMostWaste = 1.04;    // with more waste, the heuristic's algorithm may be faster
+  constexpr double kMostWaste = 1.04;    // the heuristic's algorithm may be faster with more waste
   constexpr int64_t kFewestRows = 1024;  // products with fewer rows were not measured
   constexpr int64_t kShortestSum = 768;  // sums with fewer terms were not measured
   if (pass == LinearPass::dw) {

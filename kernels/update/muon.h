@@ -35,7 +35,7 @@ inline constexpr double kMuonScale = 0.2;
 struct MuonPiece {
   int64_t element = 0;  // first element's index in the flat parameter buffer
   int64_t at = 0;       // the same element's index in u and o
-  int64_t count = 0;    // at most kMost
+  int64_t count = 0;    // kMost elements at most
   int64_t longest = 0;  // the matrix's max(R, C)
   static constexpr int64_t kMost = 1 << 13;
   static constexpr int64_t kFields = 4;

@@ -1,4 +1,4 @@
-// Cases of scale: all pairs of the element and the accumulator type, strided, with rows of any alignment.
+// scale cases: all pairs of element and accumulator type, strided, with any row alignment.
 #include "kernels/library/scale.h"
 
 #include "kernels/common/op_case.h"

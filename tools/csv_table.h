@@ -1,4 +1,4 @@
-// Reads the CSV and JSONL files of a run, finished or still in progress.
+// Reads a run's CSV and JSONL files, finished or still in progress.
 #pragma once
 #include <map>
 #include <set>
@@ -7,15 +7,15 @@
 
 namespace triad {
 
-// The lines of a file without an incomplete last line, which a run may still be writing.
+// A file's lines without an incomplete last line, which a run may still be writing.
 std::vector<std::string> whole_lines(const std::string& path);
 
-// A CSV file with named columns. An empty field is NaN. A row whose number of fields differs from the header's, or
-// whose step is not a number, is left out; any other field that is not a number is NaN. Both cause a warning on stderr
-// with file and line.
+// A CSV file with named columns. An empty field is NaN. A row whose field count differs from the header's, or whose
+// step is not a number, is left out; any other field that is not a number is NaN. Both cause a warning on stderr with
+// file and line.
 class CsvTable {
  public:
-  // A missing file counts as a table without rows. Throws an Error if the table lacks a column of `needed`.
+  // A missing file counts as a table without rows. Throws an Error if the table lacks a `needed` column.
   CsvTable(const std::string& path, const std::vector<std::string>& needed);
   size_t size() const { return rows_.size(); }
   bool has(const std::string& column) const { return columns_.count(column) > 0; }
@@ -26,7 +26,7 @@ class CsvTable {
   std::string path_;
   std::map<std::string, size_t> columns_;
   std::vector<std::vector<std::string>> rows_;
-  std::vector<size_t> lines_;          // for each row: its line number in the file
+  std::vector<size_t> lines_;          // line number of each row in the file
   mutable std::set<size_t> reported_;  // line numbers for which a warning has been printed
 };
 

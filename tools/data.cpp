@@ -41,7 +41,7 @@ struct Options {
   std::string tokenizer = "byte", separator, out;
   TextFormat format = TextFormat::automatic;
   std::vector<std::string> input;
-  int64_t shard_tokens = 100'000'000;  // default of --shard-tokens: the usual size of published token shards
+  int64_t shard_tokens = 100'000'000;  // default of --shard-tokens: published token shards' usual size
   double val_fraction = 0.1;
   uint64_t seed = 1337;
   int64_t threads = 0;
@@ -54,7 +54,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 // Prints progress to stderr: on a terminal a bar, elsewhere a line every 10 s.
 class Progress {
  public:
-  // input_before, text_before: bytes of input and of text that an earlier call processed before it was killed.
+  // input_before, text_before: input and text bytes that an earlier call processed before it was killed.
   Progress(int64_t input_bytes, int64_t input_before, int64_t text_before)
       : total_(input_bytes),
         input_before_(input_before),
@@ -138,7 +138,7 @@ CorpusPosition position_from(const Json& j) {
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kUnfinished = "unfinished.json";
 
-// Job: the work of one call of `triad data`.
+// Job: what one `triad data` call does.
 class Job {
  public:
   Job(const Options& o, const Tokenizer& tokenizer, std::vector<std::string> files)
@@ -189,8 +189,8 @@ class Job {
                 lock_holder(o_.out));
   }
 
-  // Resumes a call that was killed in this folder. Refuses a folder that holds shards of another call, which would be
-  // read as part of this one.
+  // Resumes a call that was killed in this folder. Refuses a folder with another call's shards, which would be read as
+  // part of this one.
   void prepare_folder() {
     refuse_tokenizer();
     resumes_ = fs::exists(path(kUnfinished));
@@ -228,7 +228,7 @@ class Job {
     fail("{} is damaged: {}. Remove the folder, and call again", path(kUnfinished), e.what());
   }
 
-  // Removes the temporary files of a call that was killed.
+  // Removes a killed call's temporary files.
   void remove_temporaries() const {
     std::set<std::string> copies;
     for (const Tokenizer::File& file : tokenizer_.files()) copies.insert(file.name);
@@ -239,7 +239,7 @@ class Job {
     }
   }
 
-  // Another tokenizer in the folder would be replaced by the copy of this one.
+  // Another tokenizer in the folder would be replaced by this one's copy.
   void refuse_tokenizer() const {
     for (const Tokenizer::File& file : tokenizer_.files())
       if (fs::exists(fs::symlink_status(path(file.name))) &&
@@ -306,7 +306,7 @@ class Job {
     return fmt::format("{} skipped (--skip-bad), the first: {}", counted(skipped_, "bad record"), first_skipped_);
   }
 
-  // Warnings of what the shards do not hold, or hold differently from the text.
+  // Warns about what the shards don't hold, or hold differently from the text.
   void warn() const {
     if (skipped_ > 0) fmt::print(stderr, "triad: warning: {}\n", skipped_text());
     if (separators_ > 0)
@@ -328,7 +328,7 @@ class Job {
           piece.first_masked, o_.out);
   }
 
-  // If no document was chosen for validation, moves the last one there; of a single document, its end.
+  // If no document was chosen for validation, moves the last one there; if there is only one, its end.
   void hold_out_something() {
     if (o_.val_fraction <= 0 || val_.tokens() > 0) return;
     const bool single = train_.documents() == 1;
@@ -400,7 +400,7 @@ class Job {
   FolderLock lock_;
   bool resumes_ = false;  // whether this call resumes one that was killed
   int64_t text_bytes_ = 0;
-  int64_t separators_ = 0;  // tokens of the text that are the separator
+  int64_t separators_ = 0;  // text tokens that are the separator
   int64_t skipped_ = 0;     // bad records that --skip-bad left out
   std::string first_skipped_;
   // If >= 0, all is written, and the tokens from this position on have yet to be removed from the training shards.

@@ -1,8 +1,7 @@
-// triad eval: computes the loss of a checkpoint on text, JSONL or token shards, in all and by position, and with
-// --against its difference from another checkpoint's. Every token is predicted once, except the first and those that a
-// loss mask excludes. io/data/text_format.h decides what a file holds; gzip and zstd are decompressed.
-// With --needle: how often a model that was trained on data.kind needle answers a task from its context
-// (tools/eval_needle.h).
+// triad eval: computes a checkpoint's loss on text, JSONL or token shards, in all and by position, and with --against
+// its difference from another checkpoint's. Every token is predicted once, except the first and those that a loss mask
+// excludes. io/data/text_format.h decides what a file holds; gzip and zstd are decompressed. With --needle: how often a
+// model that was trained on data.kind needle answers a task from its prompt (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -46,7 +45,7 @@ struct Options {
   std::string per_document, per_position, against;
   bool sparse_layers = false;
   bool needle = false;
-  std::vector<int64_t> lengths;  // this and the next options are those of --needle
+  std::vector<int64_t> lengths;  // this and the next options belong to --needle
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
   int64_t samples = 64;
   std::string out, task;
@@ -54,15 +53,15 @@ struct Options {
 
 struct Total {
   double loss = 0;
-  int64_t positions = 0;  // number of targets whose loss was added
-  int64_t bytes = 0;      // length of the targets' text in bytes; an end-of-text token has none
+  int64_t positions = 0;  // targets whose loss was added
+  int64_t bytes = 0;      // the targets' text length, bytes; an end-of-text token has none
   double seconds = 0;
 };
 
-// Sums the loss over consecutive windows of T tokens, B at a time. Positions that are missing at the end, or whose next
-// token the mask excludes, have target -1 and do not count. bytes_by: the tokenizer of the tokens, or null if unknown.
-// most_batches: computes only this many batches; 0: all. within: whether attention stays within documents. The loss of
-// each prediction is added to by_position, and to losses, which is null if it is not known where documents begin.
+// Sums the loss over consecutive rows of T tokens, B at a time. Positions that are missing at the end, or whose next
+// token the mask excludes, have target -1 and do not count. bytes_by: the tokens' tokenizer, or null if unknown.
+// most_batches: computes only this many batches; 0: all. within: whether attention stays within documents. Each
+// prediction's loss is added to by_position, and to losses, which is null if it is not known where documents begin.
 Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches,
                bool within, PositionLosses& by_position, DocumentLosses* losses) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
@@ -107,7 +106,7 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
   return total;
 }
 
-// Whether the tokens are known to be those of the checkpoint's tokenizer, so that bits per byte can be computed. Text:
+// Whether the tokens are known to come from the checkpoint's tokenizer, so that bits per byte can be computed. Text:
 // always. Shards with a manifest: yes; throws an Error if the manifest names another tokenizer. Shards without a
 // manifest: if their folders hold files equal to the tokenizer's. The byte tokenizer has no files: if the model's
 // vocabulary is 256.
@@ -131,11 +130,11 @@ bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokeniz
   return true;
 }
 
-// The most documents in a row of T tokens of the source, the empty rest of the last row included; 0 if the run that
-// wrote the checkpoint does not keep documents apart. If the checkpoint says neither, they are kept apart if they are
-// known.
+// The most documents in a T-token row of the source, the last row's empty rest included; 0 if the run that wrote the
+// checkpoint lets attention cross documents. If the checkpoint doesn't say, attention stays within documents if they
+// are known.
 int64_t most_documents(const Options& o, const Config& config, const TokenSource& source) {
-  const bool unset = config.data.documents == DocumentScope::unset;  // by `triad init`, which does not open the data
+  const bool unset = config.data.documents == DocumentScope::unset;  // `triad init`, which doesn't open the data
   if (unset ? source.documents() == nullptr : !attends_within(config.data)) return 0;
   if (source.documents() == nullptr)
     fail(
@@ -146,10 +145,10 @@ int64_t most_documents(const Options& o, const Config& config, const TokenSource
   return divide_rows(*source.documents(), (source.size() + T - 1) / T, T).most + 1;
 }
 
-// The losses of a model on all tokens of a source, or on the first o.batches batches.
+// A model's losses on all the source's tokens, or on the first o.batches batches.
 struct Losses {
   Total total;
-  int64_t seq_len = 0;  // tokens of a row
+  int64_t seq_len = 0;  // tokens per row
   bool within = false;  // attention stays within documents
   PositionLosses by_position;
   std::optional<DocumentLosses> by_document;
@@ -190,13 +189,13 @@ bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
   return x.empty() && y.empty() ? a.name() == b.name() : std::equal(x.begin(), x.end(), y.begin(), y.end(), equal);
 }
 
-// Throws an Error if the losses of the model of --against cannot be compared with those of `model`.
+// Throws an Error if losses of --against's model can't be compared with `model`'s.
 void check_against(const Options& o, const ModelSource& model, const Tokenizer& tokenizer, const ModelSource& other,
                    const TokenSource& source) {
-  const auto its_tokenizer = tokenizer_of_checkpoint(other.folder, other.config.data.tokenizer);
-  if (!same_tokenizer(tokenizer, *its_tokenizer))
+  const auto other_tokenizer = tokenizer_of_checkpoint(other.folder, other.config.data.tokenizer);
+  if (!same_tokenizer(tokenizer, *other_tokenizer))
     fail("--against {}: its tokenizer is {}, and that of {} is {}: the same tokens mean different texts", o.against,
-         its_tokenizer->name(), o.checkpoint, tokenizer.name());
+         other_tokenizer->name(), o.checkpoint, tokenizer.name());
   const auto scope = [&](const ModelSource& m) {
     return most_documents(o, m.config, source) > 0 ? "attend_within" : "attend_across";
   };
@@ -294,9 +293,9 @@ void eval(const Options& o) {
   const Losses losses = evaluate(o, model, *tokenizer, *source);
   std::optional<Losses> against;
   if (other_model) {
-    Options of_other = o;
-    of_other.checkpoint = o.against, of_other.seq = losses.seq_len;
-    against.emplace(evaluate(of_other, *other_model, *tokenizer, *source));
+    Options other_options = o;
+    other_options.checkpoint = o.against, other_options.seq = losses.seq_len;
+    against.emplace(evaluate(other_options, *other_model, *tokenizer, *source));
   }
   std::vector<SparseLayer> sparse_layers;
   if (o.sparse_layers) sparse_layers = evaluate_sparse_layers(o, model, *tokenizer, *source);
@@ -304,8 +303,8 @@ void eval(const Options& o) {
   const double loss = losses.mean();
   if (!o.per_document.empty()) write_file_atomically(o.per_document, losses.by_document->csv());
   if (!o.per_position.empty()) write_file_atomically(o.per_position, losses.by_position.csv());
-  // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the number of
-  // bytes is unknown.
+  // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the byte count
+  // is unknown.
   const Total& total = losses.total;
   const bool has_bytes = total.bytes > 0;
   const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;

@@ -41,8 +41,8 @@ std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> to
   return answers;
 }
 
-// The task with the sizes of another one. It asks one question where that one's number of questions means something
-// else (keys), or where there is one needle (copy).
+// The task with another one's sizes. It asks one question where the other's question count means something else (keys),
+// or where there is one needle (copy).
 NeedleTask with_kind(NeedleTask task, NeedleKind kind) {
   if (kind != task.kind && (task.kind == NeedleKind::keys || kind == NeedleKind::copy)) task.questions = 1;
   task.kind = kind;

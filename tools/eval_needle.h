@@ -1,5 +1,5 @@
-// triad eval --needle: measures how accurately a model answers a task of data.kind needle, by depth of the needle and
-// length of the context.
+// triad eval --needle: measures how accurately a model answers a data.kind needle task, by needle depth and sequence
+// length.
 #pragma once
 #include <string>
 
@@ -9,7 +9,7 @@ namespace triad {
 
 struct NeedleEval {
   std::string checkpoint, device, dtype, out;
-  std::string task;  // a word of NeedleKind; empty: the task that the model was trained on
+  std::string task;  // a NeedleKind word; empty: the task that the model was trained on
   NeedleQuestions questions;
   bool json = false;
 };

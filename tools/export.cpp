@@ -1,4 +1,4 @@
-// triad export: writes the model of a checkpoint as a folder for Hugging Face's transformers, or as one whole Triad
+// triad export: writes a checkpoint's model as a folder for Hugging Face's transformers, or as one whole Triad
 // checkpoint. The tensors are copied one at a time, so that host memory holds the largest tensor and not the model.
 #include <fmt/format.h>
 
@@ -37,7 +37,7 @@ struct Options {
   bool splits = false;  // --file-gb is given
 };
 
-// What is exported: a checkpoint whose tensors have the names and shapes of its config's model.
+// What is exported: a checkpoint whose tensors have its config's names and shapes.
 struct Export {
   ModelSource source;
   std::unique_ptr<Tokenizer> tokenizer;
@@ -73,7 +73,7 @@ struct Export {
     for (const ParamSpec& spec : specs) all.push_back({&weights.at(spec.name), name(spec.name), spec.shape});
     return all;
   }
-  // The end-of-text token, if the tokens' meaning is known.
+  // The end-of-text token, if it's known what tokens mean.
   std::optional<int64_t> eot() const {
     if (!tokenizer->available()) return std::nullopt;
     return tokenizer->eot();
@@ -93,7 +93,7 @@ std::string size_text(const WrittenWeights& written) {
 void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const std::string& out) {
   ModelSource source = e.source;
   source.origin = origin_for_tokens(std::move(source.origin), *e.tokenizer, source.config.data.tokenizer);
-  // Only a checkpoint of triad import says that it has done no step.
+  // Only a checkpoint from triad import says that it has done no step.
   const Json figures = figures_of(source.folder);
   const bool trained = !figures.contains("step") || figures["step"] != 0;
   const bool lost_template = trained && remove_chat_template(source.origin);
@@ -128,7 +128,7 @@ void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const 
     fmt::print("model_type triad, because of {}: from_pretrained needs trust_remote_code=True\n", c.reason);
 }
 
-// A number of figures_of(); 0 if it is not known.
+// A number from figures_of(); 0 if it is not known.
 int64_t count_in(const Json& figures, const char* key) {
   return figures.contains(key) && figures[key].is_number_unsigned() ? figures[key].get<int64_t>() : 0;
 }
@@ -142,7 +142,7 @@ void export_triad(const Export& e, DType dtype, const std::string& out) {
   reached.tokens = count_in(figures, "tokens");
   reached.origin = e.source.origin;
   Json json = fs::exists(state) ? read_json_file(state) : state_json(e.source.config, reached);
-  json.erase("files");  // of the checkpoint's folder (checksums_of_files)
+  json.erase("files");  // checksums for the checkpoint's folder (checksums_of_files)
   WrittenWeights written;
   write_output_folder(out, [&](const std::string& folder) {
     written = write_weights(e.weights, e.tensors([](const std::string& name) { return name; }), dtype,

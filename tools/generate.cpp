@@ -1,6 +1,5 @@
 // triad generate: samples text from a checkpoint with a KV cache: one forward pass over each prompt, then one decoding
-// step per token for all prompts together. When the cache of a text is full, it is filled again with the last half of
-// the text.
+// step per token for all prompts together. When a text's cache is full, it is refilled with the text's last half.
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -47,10 +46,10 @@ struct Options {
 };
 
 struct Text {
-  std::string prompt_text;      // empty if the prompt is a list of ids
+  std::string prompt_text;      // empty if the prompt is an id list
   bool ids;                     // the prompt was given as ids, so the text is printed as ids
-  std::vector<int32_t> tokens;  // the tokens of the prompt, then the sampled ones
-  size_t prompt;                // number of tokens in the prompt
+  std::vector<int32_t> tokens;  // prompt tokens, then sampled ones
+  size_t prompt;                // tokens in the prompt
   Philox random;
   bool ended = false, stopped = false;  // ended: no more tokens; stopped: ended by a stop token
   size_t sampled() const { return tokens.size() - prompt; }
@@ -59,7 +58,7 @@ struct Text {
   }
 };
 
-// Parses "1,2,3", tokens of the vocabulary.
+// Parses "1,2,3", tokens in the vocabulary.
 std::vector<int32_t> parse_ids(const std::string& list, int64_t vocab) {
   std::vector<int32_t> ids;
   for (size_t begin = 0; begin <= list.size();) {
@@ -156,7 +155,7 @@ class Generator {
     return static_cast<int64_t>(sum);
   }
 
-  // Prints the texts. Of a text that was streamed while it was generated, only the newline is missing.
+  // Prints the texts. A text streamed while it was generated lacks only the newline.
   void print_texts() const {
     if (streams()) return show("\n");
     for (size_t b = 0; b < texts_.size(); ++b) {
@@ -178,7 +177,7 @@ class Generator {
   }
   int64_t half() const { return std::max<int64_t>(1, context_ / 2); }
 
-  // Returns the next token of each text: by one decoding step, or by a prefill for texts whose cache is full.
+  // Returns each text's next token: by one decoding step, or by a prefill for texts whose cache is full.
   std::vector<int32_t> next() {
     std::vector<int32_t> last, full;
     for (size_t b = 0; b < texts_.size(); ++b) {
@@ -209,7 +208,7 @@ class Generator {
     return tokens;
   }
 
-  // Returns the logits of a text. Throws an Error if one is not finite, because sampling needs an order.
+  // Returns a text's logits. Throws an Error if one is not finite, because sampling needs an order.
   std::vector<float> finite_logits(int64_t b) {
     std::vector<float> logits = session_->logits(b);
     for (size_t i = 0; i < logits.size(); ++i)
@@ -268,7 +267,7 @@ class Generator {
   std::unique_ptr<DecodeSession> session_;
 };
 
-// Returns the text of a file or of standard input without a newline at its end, which editors and echo add.
+// Returns a file's or standard input's text without a newline at its end, which editors and echo add.
 std::string read_prompt(const std::string& path) {
   std::string text = read_whole_text(path);
   if (text.ends_with('\n')) text.pop_back();

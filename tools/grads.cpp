@@ -1,4 +1,4 @@
-// triad grads: runs forward and backward of a checkpoint once on given tokens. It writes a safetensors file with the
+// triad grads: runs a checkpoint's forward and backward once on given tokens. It writes a safetensors file with the
 // loss, logits, all gradients, and every layer's gates and selection lists, for comparison with another implementation.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Options {
   int64_t batch = 1, seq = 0, context = 1;
 };
 
-// Collects the tensors of the result file and writes it: floats as F64 if the run computes in f64, else as F32.
+// Collects the result file's tensors and writes it: floats as F64 if the run computes in f64, else as F32.
 class Results {
  public:
   explicit Results(DType dtype) : dtype_(acc_dtype(dtype)) {}
@@ -57,7 +57,7 @@ class Results {
   std::vector<TensorSpec> specs_;
 };
 
-// The ranks that share the sequences (--context), and whole tensors of them from their parts. One process without it.
+// The ranks that share the sequences (--context), and whole tensors built from their parts. One process without it.
 class Ranks {
  public:
   Ranks(int64_t context, const LaunchEnv& launch, Device device) {
@@ -71,7 +71,7 @@ class Ranks {
   Comm* comm() { return comm_.get(); }
   bool first() const { return comm_ == nullptr || comm_->first(); }
 
-  // The values [B, T, ..] of whole sequences; mine: this rank's [B, part, ..].
+  // Whole sequences' values [B, T, ..]; mine: this rank's [B, part, ..].
   template <class T>
   std::vector<T> whole(const std::vector<T>& mine, const ContextLayout& layout, int64_t B, int64_t tokens) {
     if (comm_ == nullptr) return mine;
@@ -108,7 +108,7 @@ class Ranks {
   }
 
  private:
-  // Writes the parts [part] of all ranks to row b of `all` [B, ranks, part].
+  // Writes all ranks' parts [part] to row b of `all` [B, ranks, part].
   template <class T>
   void gather(const T* mine, size_t part, std::vector<T>& all, size_t b) {
     constexpr size_t kMost = (size_t{1} << 22) / sizeof(T);  // elements that one call gathers
@@ -127,7 +127,7 @@ class Ranks {
 
 // Reads the shard's first B*(T+1) tokens into the batch, T+1 a row: the first T are tokens, the last T are targets. A
 // row's last token may be -1 (4294967295 as u32): no target. With bounds, no document's last token has a target.
-// Returns the number of targets.
+// Returns the target count.
 int64_t load_batch(LoadedModel& loaded, const std::string& path, int64_t T, std::span<const int32_t> bounds) {
   const int64_t B = loaded.activations().B(), vocab = loaded.config().model.vocab_size;
   const Shard shard(path);
@@ -171,18 +171,18 @@ void add_logits(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& results) 
   results.add("logits", {B, T, loaded.config().model.vocab_size}, ranks.whole(logits, loaded.layout(), B, T));
 }
 
-// Turns the ids of lists [1,T,Hkv,n] into blocks counted from the first token of each document.
+// Turns ids in lists [1,T,Hkv,n] into blocks counted from each document's first token.
 void count_from_document(LoadedModel& loaded, int64_t T, std::vector<int32_t>& ids) {
   const Tensor& first_block = loaded.activations().documents.first_block;
   if (first_block.empty()) return;
   std::vector<int32_t> first(static_cast<size_t>(first_block.numel()));
   read(loaded.ctx(), first.data(), first_block);
-  const size_t of_token = ids.size() / static_cast<size_t>(T);
+  const size_t per_token = ids.size() / static_cast<size_t>(T);
   for (size_t i = 0; i < ids.size(); ++i)
-    if (ids[i] >= 0) ids[i] -= first[i / of_token];
+    if (ids[i] >= 0) ids[i] -= first[i / per_token];
 }
 
-// Adds lists and gates of the NSA layers.
+// Adds the NSA layers' lists and gates.
 void add_selection(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& results) {
   const ModelConfig& model = loaded.config().model;
   const int64_t B = loaded.activations().B(), groups = model.n_kv_groups;

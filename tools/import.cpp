@@ -1,5 +1,5 @@
-// triad import: makes a checkpoint of a model folder of Hugging Face's transformers. The tensors are copied one at a
-// time, from one file after the other, so that host memory holds the largest tensor and not the model.
+// triad import: turns a Hugging Face transformers model folder into a checkpoint. The tensors are copied one at a time,
+// from one file after the other, so that host memory holds the largest tensor and not the model.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -53,7 +53,7 @@ std::string first_not_finite(std::span<const std::byte> bytes) {
   return "";
 }
 
-// A tensor of the folder in memory: F16 as F32, because Triad has no F16; BF16 and F32 as they are.
+// A tensor from the folder in memory: F16 as F32, because Triad has no F16; BF16 and F32 as they are.
 class TensorBytes {
  public:
   void read(const SafetensorsFile& file, const TensorEntry& entry) {
@@ -78,7 +78,7 @@ class TensorBytes {
 
 DType stored_dtype(const TensorEntry& entry) { return entry.dtype == "BF16" ? DType::bf16 : DType::f32; }
 
-// Writes the weights of `config` to a file: each tensor of the folder to all parameters that begin with it, then the
+// Writes `config`'s weights to a file: each tensor in the folder to all parameters that begin with it, then the
 // parameters that the folder does not have.
 class WeightsCopy {
  public:
@@ -155,7 +155,7 @@ class WeightsCopy {
   const Config& config_;
   std::vector<ParamSpec> specs_;
   std::vector<size_t> fresh_;                                        // parameters that the folder does not have
-  std::map<std::string, std::vector<size_t>, std::less<>> targets_;  // by the folder's name: the parameters it begins
+  std::map<std::string, std::vector<size_t>, std::less<>> targets_;  // folder's name -> parameters that begin with it
 };
 
 std::string describe(const Tokenizer& tokenizer) {
@@ -193,7 +193,7 @@ void run_import(const Options& o) {
              word_of(source.config.model_class), source.dtypes(), o.attention, count_parameters(config.model),
              copy.count(), copy.fresh() > 0 ? fmt::format(" ({} begin fresh: the gates and phi)", copy.fresh()) : "",
              describe(*source.tokenizer), seconds.count());
-  const bool texts = source.tokenizer->available();  // without a tokenizer only tokens can be read
+  const bool texts = source.tokenizer->available();  // only tokens can be read without a tokenizer
   fmt::print("train it: triad train {}/config.json --set data.kind={} --set 'data.paths=[\"my/*.{}\"]'\n", o.out,
              texts ? "text" : "shards", texts ? "txt" : "bin");
 }

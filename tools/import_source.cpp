@@ -51,17 +51,17 @@ Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
     model["rope_beta_fast"] = c.rope.beta_fast;
     model["rope_beta_slow"] = c.rope.beta_slow;
   }
-  // The window branch begins as most of the attention, because it alone has the dense model's keys without a choice
-  // or a mean of them; equal gates would begin with a worse model.
+  // The window branch begins with most of the weight, because it alone has the dense model's keys without choosing or
+  // averaging them; equal gates would begin with a worse model.
   const Json nsa = {
       {"l", 32}, {"d", 16}, {"l_sel", 64}, {"n_sel", 16}, {"w", 512}, {"phi", "avg"}, {"gate_init", {0.1, 0.3, 0.6}}};
   return {{"model", std::move(model)}, {"nsa", nsa}};
 }
 
-// Adds the groups of a run. Synthetic tokens, so that the config trains as it is; the user sets data.* and train.*.
+// Adds a run's groups. Synthetic tokens, so that the config trains as it is; the user sets data.* and train.*.
 Json with_run_groups(Json root, const ImportSource& source, const std::string& out) {
   constexpr int64_t kMostSeqLen = 4096;
-  const std::vector<Tokenizer::File> files = source.tokenizer->files();  // none of `byte` and of `none`
+  const std::vector<Tokenizer::File> files = source.tokenizer->files();  // none for `byte` and `none`
   root["data"] = {{"kind", "synthetic"},
                   {"tokenizer", files.empty() ? source.tokenizer->name() : out + "/" + files.front().name}};
   root["train"] = {{"steps", 1000},         {"seq_len", std::min(kMostSeqLen, source.config.max_positions)},
@@ -72,7 +72,7 @@ Json with_run_groups(Json root, const ImportSource& source, const std::string& o
   return root;
 }
 
-// The config of groups model and nsa alone: the groups that a run needs get any values.
+// The config for groups model and nsa alone: the groups that a run needs get any values.
 Config config_of_groups(Json root) {
   root["data"] = {{"kind", "synthetic"}};
   root["train"] = {{"steps", 1}, {"seq_len", 1}, {"micro_batch_size", 1}};
@@ -90,7 +90,7 @@ void check_entry(const SafetensorsFile& file, const TensorEntry& entry, const Pa
               shortened(entry.str()));
 }
 
-// Throws an Error unless the folder has exactly the tensors of the dense model.
+// Throws an Error unless the folder has exactly the dense model's tensors.
 void check_tensors(const WeightIndex& weights, const HuggingFaceConfig& config, const std::string& folder) {
   const std::string architecture(word_of(config.model_class));
   std::map<std::string, const ParamSpec*, std::less<>> expected;

@@ -20,15 +20,14 @@ namespace triad {
 
 namespace {
 
-// Whether a file of this name is weights, or describes the weights in its folder.
+// Whether a file by this name is weights, or describes the weights in its folder.
 bool is_part_of_model(const std::string& name) {
   return name == kStateFile || name == "env.json" || is_tokenizer_file_name(name) ||
          is_tensor_file_name(name, kWeightsStem) || is_tensor_file_name(name, kMomentsStem) ||
          name.ends_with(".safetensors") || name.starts_with("pytorch_model") || name == "checkpoints";
 }
 
-// Throws an Error that lists the files of a model in the folder that `triad init` has not made. Its own may be
-// replaced.
+// Throws an Error that lists model files in the folder that `triad init` has not made. Its own may be replaced.
 void refuse_others(const std::string& folder) {
   std::vector<std::string> others;
   std::error_code absent;

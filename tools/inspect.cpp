@@ -1,5 +1,5 @@
-// triad inspect: prints the contents of a checkpoint, a model folder of Hugging Face's transformers, a folder of token
-// shards, a safetensors file, a token shard, a text or JSONL.
+// triad inspect: prints what is in a checkpoint, a Hugging Face transformers model folder, a token-shard folder, a
+// safetensors file, a token shard, a text or JSONL.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -39,7 +39,7 @@ constexpr double kMiB = 1024.0 * 1024.0;
 
 struct Statistics {
   int64_t finite = 0, nan = 0, inf = 0;
-  double mean = 0, deviation = 0;  // mean and standard deviation of the finite elements
+  double mean = 0, deviation = 0;  // mean and standard deviation over finite elements
 };
 
 template <class T>
@@ -72,7 +72,7 @@ Statistics statistics_of(std::span<const std::byte> bytes) {
   return s;
 }
 
-// The statistics of a tensor's elements; nullopt for dtypes without statistics, such as 8-bit floats.
+// Statistics over a tensor's elements; nullopt for dtypes without statistics, such as 8-bit floats.
 std::optional<Statistics> statistics_of(const std::string& dtype, std::span<const std::byte> bytes) {
   if (dtype == "F64") return statistics_of<double>(bytes);
   if (dtype == "F32") return statistics_of<float>(bytes);
@@ -169,7 +169,7 @@ std::vector<std::string> shards_in(const std::string& folder) {
   return files;
 }
 
-// Prints the manifest that `triad data` wrote, if there is one, and the length of each shard from its header.
+// Prints the manifest that `triad data` wrote, if there is one, and each shard's length from its header.
 void inspect_shard_folder(const std::string& path, const std::vector<std::string>& shards) {
   fmt::print("{}\n", printable(path));
   const std::string manifest = (fs::path(path) / "manifest.json").string();
@@ -203,7 +203,7 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
              static_cast<double>(bytes) / kMiB);
 }
 
-// Prints what a model folder of Hugging Face's transformers is, whether `triad import` takes it, and if so its tensors.
+// Prints what a Hugging Face transformers model folder is, whether `triad import` takes it, and if so its tensors.
 void inspect_huggingface(const std::string& path) {
   std::vector<std::string> files;
   try {
@@ -244,7 +244,7 @@ void print_index(const WeightIndex& index) {
              static_cast<double>(index.bytes()) / kMiB);
 }
 
-// Prints the contents of a folder: token shards, safetensors files, or the newest checkpoint of a run.
+// Prints what is in a folder: token shards, safetensors files, or a run's newest checkpoint.
 void inspect_folder(const std::string& path) {
   if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
     return inspect_shard_folder(path, shards);

@@ -37,8 +37,8 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
                     triad::did_you_mean(argv[1], verbs));
 }
 
-// The text of a usage error: CLI11's message, and for each unknown option the most similar known one, because a
-// required option may be missing only because its name is misspelt.
+// A usage error's text: CLI11's message, and for each unknown option the most similar known one, because a required
+// option may be missing only because its name is misspelt.
 std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   std::string text = CLI::FailureMessage::simple(app, error);
   std::vector<const CLI::App*> parsed = {app};
@@ -56,8 +56,7 @@ std::string failure_text(const CLI::App* app, const CLI::Error& error) {
 }
 
 // Keeps requests for a stack dump (SIGUSR1) that arrive early, because the signal's default action would end the
-// process. This runs before the constructors of the libraries, some of which take long. Sanitizers do not work so
-// early.
+// process. This runs before library constructors, some of which take long. Sanitizers do not work so early.
 #ifndef __SANITIZE_ADDRESS__
 void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
@@ -82,8 +81,8 @@ int ended_by(const std::exception& e, int exit_code) {
 int main(int argc, char** argv) {
   triad::keep_dump_requests();
   triad::use_better_blas_core(argv);
-  // These signals are ignored, so that a write past the file size limit, or to a pipe without a reader, is an error of
-  // write(2) like a full disk. A run whose output was piped to `head` then continues.
+  // These signals are ignored, so that a write past the file size limit, or to a pipe without a reader, is a write(2)
+  // error like a full disk. A run whose output was piped to `head` then continues.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");

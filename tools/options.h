@@ -1,4 +1,4 @@
-// Range checks for the verbs' options, in the form of CLI11's check(). The ranges are Rules, as for config fields.
+// Range checks for the verbs' options, in CLI11's check() form. The ranges are Rules, as for config fields.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -10,9 +10,9 @@
 
 namespace triad {
 
-// Upper limits of --batch and --seq, the same as those of train.micro_batch_size and train.seq_len.
+// Upper limits of --batch and --seq, the same as for train.micro_batch_size and train.seq_len.
 inline constexpr double kMaxBatch = 1 << 20, kMaxSeqLen = 1 << 24;
-// Upper limit of seeds and counts, 2^53 - 1: the check reads the number as a double, which holds every integer up to
+// Upper limit for seeds and counts, 2^53 - 1: the check reads the number as a double, which holds every integer up to
 // there.
 inline constexpr double kMaxInteger = 9007199254740991;
 
@@ -26,12 +26,12 @@ inline CLI::Validator within(const Rule& rule) {
           rule.str()};
 }
 
-// A check of a path that is not "": a script's variable that is not set.
+// Checks that a path isn't "", as from a script's unset variable.
 inline CLI::Validator named() {
   return {[](const std::string& text) { return text.empty() ? "a path is needed" : ""; }, ""};
 }
 
-// Adds --format, which overrides what content and names of the data say (io/data/text_format.h).
+// Adds --format, which overrides what the data's content and names say (io/data/text_format.h).
 inline CLI::Option* add_format(CLI::App& verb, TextFormat& format) {
   return verb
       .add_option_function<std::string>(

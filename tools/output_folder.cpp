@@ -22,7 +22,7 @@ namespace {
 // Marks an unfinished folder as one that may be removed.
 constexpr const char* kUnfinished = ".triad_unfinished";
 
-// Removes what killed processes have left of this folder: folders of a temporary name with the mark, which no running
+// Removes what killed processes left of this folder: folders with a temporary name and the mark, which no running
 // process has locked.
 void remove_unfinished(const fs::path& out) {
   std::vector<std::string> found;
@@ -45,7 +45,7 @@ std::string check_output_folder(const std::string& out, const std::string& sourc
   fs::path path = fs::absolute(out).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   std::error_code error, ignored;
-  // The result is renamed to the folder itself, because a folder cannot take the place of a link.
+  // The result is renamed to the folder itself, because a folder can't replace a link.
   if (fs::is_symlink(path, ignored)) {
     const fs::path target = fs::canonical(path, error);
     if (error) fail("--out {} is a link that leads to no folder: {}", out, error.message());
@@ -72,7 +72,7 @@ void write_output_folder(const std::string& out, const std::function<void(const 
     write_file_atomically(temporary + "/" + kUnfinished, "");
     lock.take(temporary);
     write(temporary);
-    sync_tree(temporary);  // before the mark goes, since it may take long
+    sync_tree(temporary);  // may take long, so it comes before the mark goes
     remove_tree(temporary + "/" + kUnfinished);
     sync_folder(temporary);
     if (::rename(temporary.c_str(), out.c_str()) != 0)

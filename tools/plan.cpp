@@ -1,4 +1,4 @@
-// triad plan: predicts the parameters, FLOPs and memory of a run of a config; with --fit, it finds settings that fit in
+// triad plan: predicts a config's parameters, FLOPs and memory in a run; with --fit, it finds settings that fit in
 // memory.
 #include <fmt/format.h>
 
@@ -60,7 +60,7 @@ int64_t memory_of(const Options& o, Device device) {
   return backend::info(device).free_bytes;
 }
 
-// The attention of the layers: "12 layers with NSA", "28 layers with NSA and 4 with dense attention".
+// The layers' attention: "12 layers with NSA", "28 layers with NSA and 4 with dense attention".
 std::string layers_text(const ModelConfig& c) {
   const int64_t nsa = c.count_nsa_layers(), dense = c.n_layers - nsa;
   const std::string with_nsa = counted(nsa, "layer") + " with NSA";
@@ -71,7 +71,7 @@ std::string layers_text(const ModelConfig& c) {
 
 double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 
-// What a token of a step costs.
+// What a step's token costs.
 struct TokenFlops {
   double all = 0, replayed = 0;
 };
@@ -84,8 +84,7 @@ TokenFlops token_flops(const Config& config, const TrainStage& stage, const Docu
   return {all, all - stage_flops(keeps_all, stage, attended) / tokens};
 }
 
-// Returns the stages of train.stages as JSON, with what each needs if it is the only one. Without --json, also prints
-// them as text.
+// Returns train.stages as JSON, with what each needs if it is the only one. Without --json, also prints them as text.
 Json describe_stages(const Options& o, const Config& config, Device device, Comm* ranks,
                      const PlannedDocuments& documents) {
   Json out = Json::array();
@@ -112,7 +111,7 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
   return out;
 }
 
-// Returns the prediction as JSON. Without --json, also prints it as text. With train.stages, a step is one of the last
+// Returns the prediction as JSON. Without --json, also prints it as text. With train.stages, a step is one in the last
 // stage.
 Json describe_plan(const Options& o, const Config& run, Device device, const MemoryPlan& plan,
                    const PlannedDocuments& documents) {
@@ -147,8 +146,8 @@ Json describe_plan(const Options& o, const Config& run, Device device, const Mem
   return out;
 }
 
-// Exchanges as those of `triad bench step --json`: [{kind, pass, layers, calls, ranks: [{rank, sent, received}]}],
-// bytes of a step.
+// Exchanges as in `triad bench step --json`: [{kind, pass, layers, calls, ranks: [{rank, sent, received}]}], bytes per
+// step.
 Json to_json(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps) {
   Json out = Json::array();
   for (const PlannedExchange& e : exchanges) {
@@ -165,8 +164,8 @@ Json to_json(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps)
   return out;
 }
 
-// For ranks that share sequences: a model of their exchanges and of a step's time, with train.stages that of the last
-// stage. Returns it as JSON. Without --json, also prints it as text.
+// For ranks that share sequences: models their exchanges and a step's time (with train.stages, in the last stage).
+// Returns it as JSON. Without --json, also prints it as text.
 Json describe_shared(const Options& o, const Config& run, Device device, Comm* ranks,
                      const PlannedDocuments& documents) {
   const TrainStage last = stages_of(run.train).back();
@@ -178,10 +177,10 @@ Json describe_shared(const Options& o, const Config& run, Device device, Comm* r
   const TrainConfig& t = config.train;
   const int64_t context = config.dist.context;
   const StepCost cost = step_cost(config, o.ranks, documents.attended.back(), most_bytes(exchanges));
-  double of_layer[2] = {0, 0};  // bytes of a micro-step's forward and backward
+  double layer_bytes[2] = {0, 0};  // bytes in a micro-step's forward and backward
   for (const PlannedExchange& e : exchanges)
-    of_layer[e.backward] += static_cast<double>(e.most_bytes()) / static_cast<double>(e.layers);
-  const auto of_step = static_cast<double>(most_bytes(exchanges) * t.accumulate_grad_batches);
+    layer_bytes[e.backward] += static_cast<double>(e.most_bytes()) / static_cast<double>(e.layers);
+  const auto step_bytes = static_cast<double>(most_bytes(exchanges) * t.accumulate_grad_batches);
   const double rank_tokens = static_cast<double>(t.tokens_per_step()) / static_cast<double>(context),
                step_s = cost.total() * rank_tokens, hidden_s = (cost.exchange - cost.exchange_shown()) * rank_tokens;
   const auto all_tokens = static_cast<double>(config.tokens_per_step(o.ranks));
@@ -194,15 +193,15 @@ Json describe_shared(const Options& o, const Config& run, Device device, Comm* r
         "small kernels and update {:.1f}; in all {:.1f}, {:.0f} tokens/s; {:.1f}, {:.0f} tokens/s, if exchanges "
         "overlap "
         "with half of the computation\n",
-        of_layer[0] / kMB, of_layer[1] / kMB, of_step / kGB, of_step / kRates.host * kMs, kRates.host / kGB,
-        of_step / kRates.network * kMs, kRates.network / kGB, cost.compute * rank_tokens * kMs,
+        layer_bytes[0] / kMB, layer_bytes[1] / kMB, step_bytes / kGB, step_bytes / kRates.host * kMs, kRates.host / kGB,
+        step_bytes / kRates.network * kMs, kRates.network / kGB, cost.compute * rank_tokens * kMs,
         cost.recompute * rank_tokens * kMs, cost.exchange * rank_tokens * kMs,
         context > kRates.host_ranks ? "network" : "NVLink", cost.communication * rank_tokens * kMs,
         cost.overhead * rank_tokens * kMs, step_s * kMs, all_tokens / step_s, (step_s - hidden_s) * kMs,
         all_tokens / (step_s - hidden_s));
   return {{"exchanges", to_json(exchanges, t.accumulate_grad_batches)},
-          {"layer_bytes", {{"forward", of_layer[0]}, {"backward", of_layer[1]}}},
-          {"step_bytes", of_step},
+          {"layer_bytes", {{"forward", layer_bytes[0]}, {"backward", layer_bytes[1]}}},
+          {"step_bytes", step_bytes},
           {"step_seconds",
            {{"compute", cost.compute * rank_tokens},
             {"recompute", cost.recompute * rank_tokens},

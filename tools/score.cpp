@@ -1,5 +1,5 @@
 // triad score: computes log-probabilities of continuations after contexts, for evaluation harnesses; it reads and
-// writes one line of JSON per request. Texts are tokenized as lm-evaluation-harness does. An end-of-text token precedes
+// writes one JSON line per request. Texts are tokenized as lm-evaluation-harness does. An end-of-text token precedes
 // each context, as it precedes each document in training and in `triad generate`.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -33,22 +33,22 @@ struct Options {
 };
 
 struct Request {
-  std::vector<int32_t> tokens;  // the tokens of the context, then those of the continuation
-  size_t first = 0;             // index of the first token of the continuation
+  std::vector<int32_t> tokens;  // context tokens, then continuation tokens
+  size_t first = 0;             // where the continuation begins
   double logprob = 0;
   bool greedy = true;
   std::string error;  // what is wrong with the request, which is not scored then
   size_t count() const { return tokens.size() - first; }
 };
 
-// A row of the batch: the tokens [begin, begin + size] of a request. Each token but the last predicts the next one;
-// only the predictions of tokens from index `first` on count.
+// A batch row: a request's tokens [begin, begin + size]. Each token but the last predicts the next one; only the
+// predictions of tokens from index `first` on count.
 struct Window {
   size_t request, begin, size, first;
 };
 
-// Tokenizes a request. White space at the end of the context moves to the continuation, because a word and the space
-// before it are one token.
+// Tokenizes a request. White space that ends the context moves to the continuation, because a word and the space before
+// it are one token.
 Request make_request(std::string context, std::string continuation, const Tokenizer& tokenizer) {
   const size_t end = length_without_trailing_space(context);
   continuation = context.substr(end) + continuation;
@@ -57,7 +57,7 @@ Request make_request(std::string context, std::string continuation, const Tokeni
   Request request;
   const std::vector<int32_t> before = tokenizer.encode(context);
   std::vector<int32_t> both = tokenizer.encode(context + continuation);
-  if (both.size() <= before.size()) {  // it joins the last token of the context, so it is encoded alone
+  if (both.size() <= before.size()) {  // it joins the context's last token, so it is encoded alone
     both = before;
     tokenizer.append(continuation, both);
   }
@@ -90,7 +90,7 @@ std::vector<Request> read_requests(const std::string& path, const Tokenizer& tok
   TextInput input(path);
   content_of(input, TextFormat::jsonl);  // refuses what is no JSONL, by name
   const std::string text = read_to_end(input), &name = input.name();
-  tokenizer.eot();  // throws where there is no tokenizer, which is no error of a line
+  tokenizer.eot();  // throws if there's no tokenizer, which is no line's error
   std::vector<Request> requests;
   std::string_view rest = text;
   for (int64_t number = 1; !rest.empty(); ++number) {
@@ -100,7 +100,7 @@ std::vector<Request> read_requests(const std::string& path, const Tokenizer& tok
     if (is_blank_line(line)) continue;
     try {
       requests.push_back(read_request(line, fmt::format("{} line {}", name, number), tokenizer, vocab));
-    } catch (const Error& e) {  // an error of this line alone
+    } catch (const Error& e) {  // this line's error alone
       requests.emplace_back().error = e.what();
     }
   }
@@ -108,8 +108,8 @@ std::vector<Request> read_requests(const std::string& path, const Tokenizer& tok
   return requests;
 }
 
-// Adds the windows of a request. The continuation gets as much context as fits in T tokens. A continuation longer than
-// T is cut into consecutive windows without further context, as in `triad eval`.
+// Adds a request's windows. The continuation gets as much context as fits in T tokens. A continuation longer than T is
+// cut into consecutive windows without further context, as in `triad eval`.
 void add_windows(std::vector<Window>& windows, const Request& r, size_t request, size_t T) {
   if (!r.error.empty()) return;
   const size_t predictions = r.tokens.size() - 1;
@@ -122,8 +122,7 @@ void add_windows(std::vector<Window>& windows, const Request& r, size_t request,
     windows.push_back({request, begin, std::min(T, predictions - begin), r.first});
 }
 
-// Whether each counted token of a window is the model's most likely one. row: the batch row of the window's first
-// token.
+// Whether each counted token in a window is the model's most likely one. row: batch row with the window's first token.
 bool is_greedy(LoadedModel& loaded, const Request& r, const Window& w, int64_t row) {
   const int64_t V = loaded.config().model.vocab_size;
   const size_t skip = std::max(w.first - 1, w.begin) - w.begin;
@@ -171,13 +170,13 @@ std::string result_line(const Request& r, const std::string& checkpoint, size_t 
   return dump_json(line, -1) + "\n";
 }
 
-// Scores all windows, and calls done(n) when the results of the first n requests are complete.
+// Scores all windows, and calls done(n) when the first n requests' results are complete.
 template <class Done>
 void score_windows(const Options& o, size_t most, std::vector<Request>& requests, std::span<const Window> windows,
                    Done&& done) {
   size_t longest = 0;
   for (const Window& w : windows) longest = std::max(longest, w.size);
-  constexpr size_t kTile = 64;  // kernels round rows up to tiles of this size, so a shorter row costs as much
+  constexpr size_t kTile = 64;  // kernels round rows up to tiles this long, so a shorter row costs as much
   const size_t T = std::min(most, round_up(longest, kTile));
   const auto B = std::min(static_cast<size_t>(o.batch), windows.size());
   LoadedModel loaded({.checkpoint = o.checkpoint,

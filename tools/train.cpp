@@ -48,14 +48,15 @@ void add_train(CLI::App& app) {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
     // CONFIG, which build systems also set, redirects no --resume RUN; `latest` needs a config that names the run.
     const std::string from_environment = config_of_environment();
-    const bool of_run = !o->resume.empty() && o->config.empty() && (o->resume != "latest" || from_environment.empty());
-    LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
-    if (of_run && !from_environment.empty())
+    const bool from_run =
+        !o->resume.empty() && o->config.empty() && (o->resume != "latest" || from_environment.empty());
+    LoadedConfig loaded = from_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
+    if (from_run && !from_environment.empty())
       loaded.environment.push_back(fmt::format("CONFIG={}: not used, --resume names the run", from_environment));
     // Fills in the keys that the shards' manifest determines. A resumed run's config has them already, and a complete
     // run reads no shards.
     const bool complete = complete_at(loaded.config, o->resume).has_value();
-    if (!of_run && !complete)
+    if (!from_run && !complete)
       resolve_shards(loaded.config);
     else if (!complete)
       resolve_moved_shards(loaded.config);

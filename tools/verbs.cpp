@@ -1,4 +1,4 @@
-// All verbs, in the order of `triad --help`.
+// All verbs, in `triad --help` order.
 #include "tools/verbs.h"
 
 namespace triad {

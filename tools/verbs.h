@@ -1,5 +1,5 @@
-// The verbs of the program. Each function adds a subcommand to the app; the subcommand's callback runs the verb and
-// throws an Error, or a UsageError for a wrong command line.
+// The program's verbs. Each function adds a subcommand to the app; the subcommand's callback runs the verb and throws
+// an Error, or a UsageError for a wrong command line.
 #pragma once
 
 namespace CLI {
@@ -8,7 +8,7 @@ class App;
 
 namespace triad {
 
-// Adds every verb of this program: all of them (verbs.cpp), or those of the quickstart (verbs_quickstart.cpp).
+// Adds every verb in this program: all (verbs.cpp), or the quickstart's (verbs_quickstart.cpp).
 void add_verbs(CLI::App& app);
 
 void add_train(CLI::App& app);

@@ -1,4 +1,4 @@
-// The verbs of the program that tools/quickstart.sh builds first, since the whole one takes twice as long to build.
+// Verbs in the program that tools/quickstart.sh builds first, since the whole one takes twice as long to build.
 #include <CLI/CLI.hpp>
 
 #include "tools/verbs.h"

@@ -5,6 +5,6 @@
 namespace triad {
 
 std::string version_text();  // several lines, for --version
-std::string git_revision();  // commit of the build; empty if the build was not in a repository
+std::string git_revision();  // the build's commit; empty if not built in a repository
 
 }  // namespace triad

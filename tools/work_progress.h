@@ -1,5 +1,5 @@
-// WorkProgress: prints the progress of a verb to stderr: on a terminal one line that is overwritten, elsewhere a line
-// every 30 s. Nothing is printed to standard output, which is for the result.
+// WorkProgress: prints a verb's progress to stderr: on a terminal one line that is overwritten, elsewhere a line every
+// 30 s. Nothing is printed to standard output, which is for the result.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -13,9 +13,9 @@ class WorkProgress {
   WorkProgress(std::string verb, std::string unit, int64_t total);
   ~WorkProgress();
   WorkProgress(const WorkProgress&) = delete;
-  // done: number of units finished. tokens: number of tokens processed so far, from which the printed rate is computed.
+  // done: units finished. tokens: tokens processed so far, from which the printed rate is computed.
   void show(int64_t done, int64_t tokens);
-  void show(int64_t done) { show(done, -1); }  // without a rate
+  void show(int64_t done) { show(done, -1); }  // shows no rate
   double seconds() const;                      // time since construction
 
  private:

@@ -218,7 +218,7 @@ TEST_CASE("dist: collectives add in the order of ranks, at any size", "[dist]") 
                std::vector<std::string>{"", "xxxxx"},
            "all_gather_host_text");
   });
-  for (const auto& of_rank : failures) CHECK(of_rank == std::vector<std::string>{});
+  for (const auto& rank_text : failures) CHECK(rank_text == std::vector<std::string>{});
 }
 
 namespace {
@@ -226,7 +226,7 @@ namespace {
 // Opens `world` ranks in threads, and in each group (`count` ranks, `stride` apart) gathers rank numbers and sums a
 // tensor of them. Returns what each rank has gathered and summed.
 std::vector<std::string> in_groups(int world, bool on_gpus, int count, int stride) {
-  std::vector<std::string> of_rank(static_cast<size_t>(world));
+  std::vector<std::string> rank_text(static_cast<size_t>(world));
   std::vector<std::thread> ranks;
   for (int r = 0; r < world; ++r)
     ranks.emplace_back([&, r] {
@@ -248,16 +248,16 @@ std::vector<std::string> in_groups(int world, bool on_gpus, int count, int strid
           group.stream().synchronize();
           std::vector<float> sums(own.size());
           read(runtime.ctx(), sums.data(), x);
-          of_rank[static_cast<size_t>(r)] =
+          rank_text[static_cast<size_t>(r)] =
               fmt::format("{} of {}: ranks {}, sums {}", group.rank(), group.world(),
                           fmt::join(group.all_gather_host(r, "r"), " "), fmt::join(sums, " "));
-          if (&comm->group(count, stride) != &group) of_rank[static_cast<size_t>(r)] = "made twice";
+          if (&comm->group(count, stride) != &group) rank_text[static_cast<size_t>(r)] = "made twice";
         }
         comm->finish();
-      } catch (const std::exception& e) { of_rank[static_cast<size_t>(r)] = e.what(); }
+      } catch (const std::exception& e) { rank_text[static_cast<size_t>(r)] = e.what(); }
     });
   for (std::thread& rank : ranks) rank.join();
-  return of_rank;
+  return rank_text;
 }
 
 }  // namespace
@@ -329,7 +329,8 @@ TEST_CASE("dist: a step with too few micro-steps, whose gradients would not be s
       step.update(0, 1);
     } catch (const Error& e) { message[comm.rank()] = e.what(); }
   });
-  for (const std::string& of_rank : message) CHECK(of_rank.find("1 micro-steps in a step of 2") != std::string::npos);
+  for (const std::string& rank_text : message)
+    CHECK(rank_text.find("1 micro-steps in a step of 2") != std::string::npos);
 }
 
 TEST_CASE("dist: buckets cover every element once, in backward order, and large gradients are split", "[dist]") {

@@ -217,8 +217,8 @@ TEST_CASE("data faults: the work of a start is linear in the number of shards", 
     Json manifest = {{"format", "llm.c u16"}, {"tokenizer", "byte"}, {"vocab_size", 256}, {"eot", 0}};
     for (const char* split : {"train", "val"}) {
       Json shards = Json::array();
-      const int of_split = split == std::string("train") ? n : n / 4;
-      for (int i = 0; i < of_split; ++i) {
+      const int split_documents = split == std::string("train") ? n : n / 4;
+      for (int i = 0; i < split_documents; ++i) {
         const std::string file = fmt::format("{}_{:06}.bin", split, i);
         const int32_t header[] = {20240520, 1, 50};
         std::string bytes(reinterpret_cast<const char*>(header), sizeof header);
@@ -229,7 +229,7 @@ TEST_CASE("data faults: the work of a start is linear in the number of shards", 
         write_text(out + "/" + file, bytes);
         shards.push_back({{"file", file}, {"tokens", 50}});
       }
-      manifest[split] = {{"documents", of_split}, {"shards", shards}};
+      manifest[split] = {{"documents", split_documents}, {"shards", shards}};
     }
     write_text(out + "/manifest.json", manifest.dump());
     const Outcome outcome = run_program(

@@ -226,18 +226,18 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
             R"({{"tools": {0}, "loss_mask": {0}, "messages": [{{"role": "assistant", "content": "A", "tool_calls": {0}}}]}})",
             nothing))) == std::vector<std::string>{"-assistant\n", "+A\n"});
   // A message's weight.
-  const auto of_message = [&](const std::string& keys) {
+  const auto message_with = [&](const std::string& keys) {
     return parse(R"({"messages": [{"role": "assistant", "content": "A", )" + keys +
                  R"(}, {"role": "user", "content": "U", "weight": 0}]})");
   };
   for (const char* keys :
        {R"("weight": 0)", R"("weight": 0.0)", R"("train": false)", R"("loss": false)", R"("weight": false)"}) {
     INFO(keys);
-    CHECK(texts(of_message(keys)) == std::vector<std::string>{"-assistant\nA\nuser\nU\n"});
+    CHECK(texts(message_with(keys)) == std::vector<std::string>{"-assistant\nA\nuser\nU\n"});
   }
   for (const char* keys : {R"("weight": 1)", R"("weight": 1.0)", R"("train": true)", R"("weight": null)"}) {
     INFO(keys);
-    CHECK(texts(of_message(keys)) == std::vector<std::string>{"-assistant\n", "+A\n", "-user\nU\n"});
+    CHECK(texts(message_with(keys)) == std::vector<std::string>{"-assistant\n", "+A\n", "-user\nU\n"});
   }
   CHECK(texts(parse(R"({"text": "a", "weight": 1, "sample_weight": 1.0, "label": 0})")) ==
         std::vector<std::string>{"+a"});

@@ -311,8 +311,8 @@ TEST_CASE("tokenizers: shards, runs and checkpoints keep a separator that was na
   const auto data = [&](const char* kind, const std::string& paths) {
     return fmt::format("--set data.kind={} --set 'data.paths=[\"{}\"]' ", kind, paths);
   };
-  const std::string of_shards = train + data("shards", shards);
-  run(of_shards + out("from_shards"), 0);
+  const std::string on_shards = train + data("shards", shards);
+  run(on_shards + out("from_shards"), 0);
   run(train + data("text", folder.file("a.txt")) + "--set data.tokenizer=" + json + " --set 'data.separator=<|doc|>' " +
           out("from_text"),
       0);
@@ -324,8 +324,8 @@ TEST_CASE("tokenizers: shards, runs and checkpoints keep a separator that was na
                      "generate")["tokens"]
               .size() <= 1);
   }
-  CHECK(test::has(run(of_shards + "--set 'data.separator=<|endoftext|>' " + out("other"), 2), "<|endoftext|>"));
-  CHECK(test::has(run(of_shards + "--set data.tokenizer=" + json + " " + out("other"), 2), "data.tokenizer"));
+  CHECK(test::has(run(on_shards + "--set 'data.separator=<|endoftext|>' " + out("other"), 2), "<|endoftext|>"));
+  CHECK(test::has(run(on_shards + "--set data.tokenizer=" + json + " " + out("other"), 2), "data.tokenizer"));
 }
 
 TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {

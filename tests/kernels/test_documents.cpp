@@ -127,12 +127,12 @@ DocumentResult run_alone(const Setting& setting, const DocumentShape& s, const D
                          const Values* lists = nullptr, Values* selected = nullptr) {
   DocumentResult all;
   for (size_t i = 0; i + 1 < s.bounds.size(); ++i) {
-    const int64_t from = s.bounds[i], to = s.bounds[i + 1], of_token = s.Hkv * s.c.n_sel;
-    Values its_lists, its_selected;
-    if (lists != nullptr) its_lists.assign(lists->begin() + from * of_token, lists->begin() + to * of_token);
+    const int64_t from = s.bounds[i], to = s.bounds[i + 1], token_entries = s.Hkv * s.c.n_sel;
+    Values one_lists, one_selected;
+    if (lists != nullptr) one_lists.assign(lists->begin() + from * token_entries, lists->begin() + to * token_entries);
     const DocumentResult one =
-        run_documents(setting, s, input, from, to, false, lists != nullptr ? &its_lists : nullptr,
-                      selected != nullptr ? &its_selected : nullptr);
+        run_documents(setting, s, input, from, to, false, lists != nullptr ? &one_lists : nullptr,
+                      selected != nullptr ? &one_selected : nullptr);
     for (const auto& [name, values] : one.by_token) {
       Values& row = all.by_token[name];
       row.insert(row.end(), values.begin(), values.end());
@@ -143,13 +143,13 @@ DocumentResult run_alone(const Setting& setting, const DocumentShape& s, const D
       row.resize(static_cast<size_t>(keys * width), 0.0);
       std::ranges::copy(values, row.begin() + from / s.c.d * width);
     }
-    for (const auto& [name, values] : one.of_weights) {
-      Values& sum = all.of_weights[name];
+    for (const auto& [name, values] : one.by_weight) {
+      Values& sum = all.by_weight[name];
       sum.resize(values.size(), 0.0);
       for (size_t j = 0; j < values.size(); ++j) sum[j] += values[j];
     }
     all.lists.insert(all.lists.end(), one.lists.begin(), one.lists.end());
-    if (selected != nullptr) selected->insert(selected->end(), its_selected.begin(), its_selected.end());
+    if (selected != nullptr) selected->insert(selected->end(), one_selected.begin(), one_selected.end());
     all.stats.merge(one.stats);
   }
   return all;
@@ -159,7 +159,7 @@ DocumentResult run_alone(const Setting& setting, const DocumentShape& s, const D
 std::map<std::string, Values> tensors_of(const DocumentResult& r) {
   std::map<std::string, Values> all = r.by_token;
   all.insert(r.by_key.begin(), r.by_key.end());
-  for (const auto& [name, values] : r.of_weights) all["d " + name] = values;
+  for (const auto& [name, values] : r.by_weight) all["d " + name] = values;
   return all;
 }
 

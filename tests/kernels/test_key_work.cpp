@@ -55,9 +55,9 @@ KeyWorkBounds planned(const Row& row, const PiecePlan& plan, Chooses&& chooses, 
       if (chooses(t, block)) ++counts[block][(t - first) / run_tokens], ++listed;
   });
   KeyWorkBounds sum{0, 0};
-  for (const std::vector<int64_t>& of_block : counts) {
+  for (const std::vector<int64_t>& block_counts : counts) {
     int64_t pieces = 0;
-    for (const int64_t tokens : of_block) pieces += ceil_div(tokens, plan.most_tokens);
+    for (const int64_t tokens : block_counts) pieces += ceil_div(tokens, plan.most_tokens);
     sum.pieces += std::max<int64_t>(1, pieces);
     if (pieces > 1) sum.slots += pieces;
   }
@@ -115,8 +115,8 @@ TEST_CASE("key work: no documents and lists need more pieces or slots than the b
     const auto first =
         random.below(drawn++, 2) == 0 ? 0 : static_cast<int64_t>(random.below(drawn++, static_cast<uint64_t>(row.T())));
     const auto chooses = [&](int64_t t, int64_t block) {
-      const auto of_round = static_cast<uint64_t>(round) << 40;
-      return random.below(of_round + static_cast<uint64_t>(t * 4096 + block), often) == 0;
+      const auto round_bits = static_cast<uint64_t>(round) << 40;
+      return random.below(round_bits + static_cast<uint64_t>(t * 4096 + block), often) == 0;
     };
     KeyWorkShape shape = row.shape();
     shape.queries = row.T() - first;

@@ -196,13 +196,13 @@ void check_gates_per_head(const Setting& setting, LibraryCase n, double toleranc
   head.lab.assign(head.in["gate"], spread);
   head.forward();
   head.backward();
-  std::map<std::string, Values> of_heads = head.results(), of_groups = group.results();
+  std::map<std::string, Values> head_results = head.results(), group_results = group.results();
   Values sums(gate.size());
-  for (size_t i = 0; i < spread.size(); ++i) sums[i / 3 / G * 3 + i % 3] += of_heads["dgate"][i];
-  of_heads["dgate"] = sums;
-  for (const auto& [name, values] : of_groups) {
+  for (size_t i = 0; i < spread.size(); ++i) sums[i / 3 / G * 3 + i % 3] += head_results["dgate"][i];
+  head_results["dgate"] = sums;
+  for (const auto& [name, values] : group_results) {
     INFO(name);
-    CHECK(relative_error(of_heads[name], values) <= tolerance);
+    CHECK(relative_error(head_results[name], values) <= tolerance);
   }
 }
 

@@ -340,28 +340,28 @@ TEST_CASE("dq is finite if scores are very negative and blocks are shorter than 
       Lab lab({Device::cuda(), DType::bf16});
       Context& ctx = lab.ctx();
       ctx.portable_only = portable;
-      const Shape of_q = {1, kT, 2, width}, of_k = {1, kT, 1, width};
+      const Shape q_shape = {1, kT, 2, width}, k_shape = {1, kT, 1, width};
       const double side = std::sqrt(128 / std::sqrt(static_cast<double>(width)));
       const auto filled = [&](const Shape& shape, double x) {
         return lab.from(Values(static_cast<size_t>(shape.numel()), x), shape, DType::bf16);
       };
-      const Tensor q = filled(of_q, side), k = filled(of_k, -side);
-      const Tensor v = lab.from(random_values(kT * width, 1), of_k, DType::bf16),
-                   dout = lab.from(random_values(2 * kT * width, 2), of_q, DType::bf16);
+      const Tensor q = filled(q_shape, side), k = filled(k_shape, -side);
+      const Tensor v = lab.from(random_values(kT * width, 1), k_shape, DType::bf16),
+                   dout = lab.from(random_values(2 * kT * width, 2), q_shape, DType::bf16);
       Values entries;
       for (int64_t t = 0; t < kT; ++t)
         for (int64_t i = 0; i < kLists; ++i) entries.push_back(i * kBlock <= t ? static_cast<double>(i) : -1.0);
       const Tensor lists = lab.from(entries, {1, kT, 1, kLists}, DType::i32);
       const AttendIn in{q, k, v};
-      const Tensor o = lab.poisoned(of_q, DType::bf16), lse = lab.poisoned({1, kT, 2}, DType::f32),
-                   delta = lab.poisoned({1, kT, 2}, DType::f32), dq = lab.poisoned(of_q, DType::f32);
+      const Tensor o = lab.poisoned(q_shape, DType::bf16), lse = lab.poisoned({1, kT, 2}, DType::f32),
+                   delta = lab.poisoned({1, kT, 2}, DType::f32), dq = lab.poisoned(q_shape, DType::f32);
       nsa_attend_selected_forward(ctx, {o, lse}, in, lists, kBlock);
       attention_delta(ctx, delta, dout, o);
       zero(ctx, dq);
       Scratch::Scope scope(ctx.scratch);
       const Tensor unit = attend_rounding_unit(ctx, scope, dq, dout, q, {{k, v, {}, delta}});
       CHECK(!unit.empty());
-      nsa_attend_selected_backward(ctx, {dq, lab.poisoned(of_k, DType::bf16), lab.poisoned(of_k, DType::bf16)},
+      nsa_attend_selected_backward(ctx, {dq, lab.poisoned(k_shape, DType::bf16), lab.poisoned(k_shape, DType::bf16)},
                                    {dout, {}, delta, lse, unit}, in, lists, kBlock);
       for (const double x : lab.values(lse)) CHECK(x < -120);
       for (const double x : lab.values(dq)) CHECK(std::isfinite(x));

@@ -109,7 +109,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
   const int64_t Tc = compressed_length(n.T, p.c.l, p.c.d);
   uint64_t stream = 100;
   const auto random = [&](const Shape& shape) { return lab.from(random_values(shape.numel(), stream++), shape, T); };
-  const Shape of_heads = {kRows, n.T, n.Hq()};
+  const Shape lse_shape = {kRows, n.T, n.Hq()};
   const Documents documents = documents_of(lab, p);
   const Tensor q = random({kRows, n.T, n.Hq(), n.dk}), dout = random({kRows, n.T, n.Hq(), n.dv});
   const Tensor k = random({kRows, n.T, n.Hkv, n.dk}), v = random({kRows, n.T, n.Hkv, n.dv});
@@ -128,9 +128,9 @@ void check_parts(const Setting& setting, const PartsCase& p) {
        [&](auto& out, auto& in, auto&) { nsa_attend_compressed_forward(ctx, out, in, p.c); },
        [&](auto& out, auto& grad, auto& in, auto&, auto&) { nsa_attend_compressed_backward(ctx, out, grad, in, p.c); }},
       {"selected", k, v, 1, true, 0,
-       [&](auto& out, auto& in, auto& of_rows) { nsa_attend_selected_forward(ctx, out, in, of_rows, p.c.l_sel); },
-       [&](auto& out, auto& grad, auto& in, auto&, auto& of_rows) {
-         nsa_attend_selected_backward(ctx, out, grad, in, of_rows, p.c.l_sel);
+       [&](auto& out, auto& in, auto& row_lists) { nsa_attend_selected_forward(ctx, out, in, row_lists, p.c.l_sel); },
+       [&](auto& out, auto& grad, auto& in, auto&, auto& row_lists) {
+         nsa_attend_selected_backward(ctx, out, grad, in, row_lists, p.c.l_sel);
        }},
       {"window", k, v, 1, false, p.c.w - 1,
        [&](auto& out, auto& in, auto&) { nsa_attend_window_forward(ctx, out, in, p.c.w); },
@@ -152,14 +152,14 @@ void check_parts(const Setting& setting, const PartsCase& p) {
   for (const Kind& kind : kinds) {
     INFO(kind.name);
     const AttendIn in{q, kind.k, kind.v, documents};
-    const AttendOut out{lab.poisoned(out_shape, T), lab.poisoned(of_heads, acc)};
+    const AttendOut out{lab.poisoned(out_shape, T), lab.poisoned(lse_shape, acc)};
     // The compressed branch comes first; the selection needs its lse.
     kind.forward(out, in, lists);
     if (kind.d > 1) nsa_select(ctx, lists, q, k_cmp, out.lse, p.c, documents);
 
-    const Tensor delta = lab.poisoned(of_heads, acc), norm = lab.poisoned(of_heads, acc);
+    const Tensor delta = lab.poisoned(lse_shape, acc), norm = lab.poisoned(lse_shape, acc);
     attention_delta(ctx, delta, dout, out.o, norm);
-    // The gate is 1/2 everywhere, so delta is dout. o / 2.
+    // The gate is 1/2 everywhere, so delta is dout . o / 2.
     Values half = lab.values(delta);
     for (double& x : half) x /= 2;
     lab.assign(delta, half);
@@ -186,8 +186,8 @@ void check_parts(const Setting& setting, const PartsCase& p) {
       };
       Outputs outputs(lab);
       const auto result_like = [&](const Tensor& t) { return outputs.alloc(shape_of_rank(t, layout), t.dtype); };
-      const Tensor its_q = mine(q), its_dout = mine(dout), its_gate = mine(gate), its_delta = mine(delta),
-                   its_unit = mine(unit), its_lists = mine(lists), whole_lse = mine(out.lse);
+      const Tensor rank_q = mine(q), rank_dout = mine(dout), rank_gate = mine(gate), rank_delta = mine(delta),
+                   rank_unit = mine(unit), rank_lists = mine(lists), whole_lse = mine(out.lse);
       const AttendOut part_out{result_like(out.o), result_like(out.lse)};
       const Tensor part_dq = result_like(whole.dq), part_lists = result_like(lists);
       zero(ctx, part_dq);
@@ -196,19 +196,21 @@ void check_parts(const Setting& setting, const PartsCase& p) {
         INFO("queries " << run.begin << " to " << run.end);
         const int64_t first = kind.prefix ? 0 : std::max<int64_t>(run.begin - kind.before, 0);
         const int64_t end = kind.d > 1 ? Tc : run.end;
-        const auto of_run = [&](const Tensor& t) {
+        const auto run_rows = [&](const Tensor& t) {
           return t.empty() ? t : t.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens);
         };
-        AttendIn its{of_run(its_q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
+        AttendIn its{run_rows(rank_q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
                      cut_documents(ctx, scope, documents, first, run.end)};
         its.documents.part = layout.run_part(i, first);
-        const AttendOut its_out{of_run(part_out.o), of_run(part_out.lse)};
-        kind.forward(its_out, its, of_run(its_lists));
-        if (kind.d > 1) nsa_select(ctx, of_run(part_lists), its.q, k_cmp, of_run(whole_lse), p.c, its.documents);
-        const AttendGradOut grad{of_run(part_dq), outputs.alloc(its.k.shape(), acc), outputs.alloc(its.v.shape(), acc)};
-        kind.backward(grad,
-                      {of_run(its_dout), of_run(its_gate), of_run(its_delta), of_run(whole_lse), of_run(its_unit)}, its,
-                      its_out, of_run(its_lists));
+        const AttendOut run_out{run_rows(part_out.o), run_rows(part_out.lse)};
+        kind.forward(run_out, its, run_rows(rank_lists));
+        if (kind.d > 1) nsa_select(ctx, run_rows(part_lists), its.q, k_cmp, run_rows(whole_lse), p.c, its.documents);
+        const AttendGradOut grad{run_rows(part_dq), outputs.alloc(its.k.shape(), acc),
+                                 outputs.alloc(its.v.shape(), acc)};
+        kind.backward(
+            grad,
+            {run_rows(rank_dout), run_rows(rank_gate), run_rows(rank_delta), run_rows(whole_lse), run_rows(rank_unit)},
+            its, run_out, run_rows(rank_lists));
         const auto add = [&](Values& sum, const Tensor& addend) {
           const Values x = lab.values(addend);
           const int64_t row = addend.size(2) * addend.size(3), keys = addend.size(1), all = kind.k.size(1);
@@ -219,7 +221,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
         add(dk, grad.dk), add(dv, grad.dv);
       }
       INFO("rank " << rank);
-      if (kind.d > 1) CHECK((lab.values(part_lists) == lab.values(its_lists)));
+      if (kind.d > 1) CHECK((lab.values(part_lists) == lab.values(rank_lists)));
       CHECK(distance(expected(out.o), lab.values(part_out.o)) < bound);
       CHECK(distance(expected(whole.dq), lab.values(part_dq)) < bound);
       outputs.check();
@@ -258,11 +260,11 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   const int64_t row = n.Hkv * n.dk;
   for (int64_t rank = 0; rank < kRanks; ++rank) {
     const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
-    const auto of_rank = static_cast<size_t>(rank);
-    const RowList edges = layout.edges(c.l, c.d)[of_rank], blocks = layout.blocks(c.l, c.d)[of_rank];
+    const auto rank_index = static_cast<size_t>(rank);
+    const RowList edges = layout.edges(c.l, c.d)[rank_index], blocks = layout.blocks(c.l, c.d)[rank_index];
     for (size_t i = 0; i < edges.size(); ++i) {
-      const RowRange edge = edges[i], of_run = blocks[i];
-      if (of_run.size() == 0) continue;
+      const RowRange edge = edges[i], run_rows = blocks[i];
+      if (run_rows.size() == 0) continue;
       Scratch::Scope scope(ctx.scratch);
       Documents its = cut_documents(ctx, scope, documents, edge.begin, edge.end);
       its.part = layout.run_part(static_cast<int64_t>(i), edge.begin);
@@ -271,11 +273,11 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
         copy(ctx, copied, t.slice(1, rows.begin, rows.end));
         return copied;
       };
-      const Tensor its_x = own(x, edge);
-      const Tensor its_y = lab.poisoned({kRows, of_run.size(), n.Hkv, n.dk}, T),
-                   its_dx = lab.poisoned(its_x.shape(), T);
-      nsa_compress_forward(ctx, its_y, its_x, w, phi, its);
-      nsa_compress_backward(ctx, its_dx, part_dw, own(dy, of_run), its_x, w, phi, its);
+      const Tensor run_x = own(x, edge);
+      const Tensor run_y = lab.poisoned({kRows, run_rows.size(), n.Hkv, n.dk}, T),
+                   run_dx = lab.poisoned(run_x.shape(), T);
+      nsa_compress_forward(ctx, run_y, run_x, w, phi, its);
+      nsa_compress_backward(ctx, run_dx, part_dw, own(dy, run_rows), run_x, w, phi, its);
       const auto add = [&](Values& sum, const Tensor& addend, int64_t first, int64_t all) {
         const Values values = lab.values(addend);
         const int64_t rows = addend.size(1);
@@ -283,7 +285,7 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
           for (int64_t j = 0; j < rows * row; ++j)
             sum[static_cast<size_t>((b * all + first) * row + j)] += values[static_cast<size_t>(b * rows * row + j)];
       };
-      add(part_y, its_y, of_run.begin, Tc), add(part_dx, its_dx, edge.begin, n.T);
+      add(part_y, run_y, run_rows.begin, Tc), add(part_dx, run_dx, edge.begin, n.T);
     }
   }
   const double bound = T == DType::f64 ? 1e-13 : T == DType::f32 ? 1e-5 : 1e-2;

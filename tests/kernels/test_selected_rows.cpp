@@ -104,11 +104,11 @@ TEST_CASE("the selected branch: a row's bits do not depend on other rows (GPU)",
     INFO(c.n.str() << ", " << c.kernel);
     const Values q = random_values(c.n.T * c.n.Hq() * c.n.dk, 3), list = lists(c, 4), other = lists(c, 5);
     Values changed_q = q, changed_list = list;
-    const int64_t of_q = c.n.Hq() * c.n.dk, of_list = c.n.Hkv * c.n_sel;
+    const int64_t q_size = c.n.Hq() * c.n.dk, list_size = c.n.Hkv * c.n_sel;
     for (size_t i = 0; i < q.size(); ++i)
-      if (changes(static_cast<int64_t>(i) / of_q)) changed_q[i] *= c.factor;
+      if (changes(static_cast<int64_t>(i) / q_size)) changed_q[i] *= c.factor;
     for (size_t i = 0; i < list.size(); ++i)
-      if (c.lists_change && changes(static_cast<int64_t>(i) / of_list)) changed_list[i] = other[i];
+      if (c.lists_change && changes(static_cast<int64_t>(i) / list_size)) changed_list[i] = other[i];
     REQUIRE(overflowing_rows(c, changed_q, changed_list) > 3);
     const Result before = forward(c, q, list), after = forward(c, changed_q, changed_list);
     if (Lab(Setting{Device::cuda(), DType::bf16}).ctx().may_use_sm90()) {
@@ -116,10 +116,10 @@ TEST_CASE("the selected branch: a row's bits do not depend on other rows (GPU)",
       CHECK(after.kernel == c.kernel);
     }
     const auto kept = [&](const Values& a, const Values& b) {
-      const int64_t of_token = static_cast<int64_t>(a.size()) / c.n.T;
+      const int64_t token_size = static_cast<int64_t>(a.size()) / c.n.T;
       bool result = a.size() == b.size();
       for (size_t i = 0; i < a.size(); ++i)
-        if (!changes(static_cast<int64_t>(i) / of_token)) result = result && a[i] == b[i] && std::isfinite(a[i]);
+        if (!changes(static_cast<int64_t>(i) / token_size)) result = result && a[i] == b[i] && std::isfinite(a[i]);
       return result;
     };
     CHECK(kept(before.o, after.o));

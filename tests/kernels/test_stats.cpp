@@ -56,10 +56,10 @@ NsaStats reference_stats(const std::vector<Rows>& forwards, const SelectOptions&
         }
         entropies.push_back(entropy), largest.push_back(most);
       }
-      int64_t its_tokens = 0;
+      int64_t visible_tokens = 0;
       const std::set<int64_t> blocks = list_of(row);
-      for (int64_t i = 0; i <= t; ++i) its_tokens += static_cast<int64_t>(blocks.count(i / o.l_sel));
-      tokens.push_back(its_tokens);
+      for (int64_t i = 0; i <= t; ++i) visible_tokens += static_cast<int64_t>(blocks.count(i / o.l_sel));
+      tokens.push_back(visible_tokens);
       s.at[F::blocks] += static_cast<double>(blocks.size());
       for (const int64_t block : blocks)
         s.at[F::forced] += block < o.init_blocks || (block <= current && current - block < o.local_blocks);

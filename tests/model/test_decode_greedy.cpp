@@ -115,10 +115,10 @@ void check_greedy(const ModelConfig& config, Device device, DType dtype, const s
   for (const size_t n : lengths) prompts.push_back(part(0, n));
   DecodeFixture batch(config, static_cast<int64_t>(lengths.size()), kTokens, device, dtype);
   batch.set_weights(learned.weights);
-  const std::vector<std::vector<int32_t>> of_batch = greedy_by_steps(batch, prompts, kChosen);
+  const std::vector<std::vector<int32_t>> batch_tokens = greedy_by_steps(batch, prompts, kChosen);
   for (size_t b = 0; b < lengths.size(); ++b) {
     INFO("sequence " << b << " of a batch");
-    CHECK(of_batch[b] == part(lengths[b], kChosen));
+    CHECK(batch_tokens[b] == part(lengths[b], kChosen));
   }
 }
 

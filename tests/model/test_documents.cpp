@@ -75,20 +75,20 @@ Result run(const Case& c, const Tokens& tokens, Device device, DType dtype, int6
     r.by_token["x" + std::to_string(i)] = read_floats(f.ctx(), f.activations().x(i));
   r.by_token["row_loss"] = read_floats(f.ctx(), f.activations().row_loss);
   for (int64_t i = 0; i < params.count(); ++i) r.grads[params.specs()[i].name] = f.grad(i);
-  Values& of_token = r.by_token["dx0"];
+  Values& token_grads = r.by_token["dx0"];
   const Values& all = r.grads["embed.weight"];
   for (int64_t i = from; i < to; ++i) {
     const auto row = all.begin() + tokens.tokens[static_cast<size_t>(i)] * c.config.dim;
-    of_token.insert(of_token.end(), row, row + c.config.dim);
+    token_grads.insert(token_grads.end(), row, row + c.config.dim);
   }
   if (c.config.attention == AttentionKind::dense) return r;
   std::vector<int32_t> first(static_cast<size_t>(n), 0);
   if (packed) read(f.ctx(), first.data(), f.activations().documents.first_block);
   for (int64_t layer = 0; layer < c.config.n_layers; ++layer) {
     std::vector<int32_t> lists = f.lists(layer);
-    const size_t of_one = lists.size() / first.size();
+    const size_t per_token = lists.size() / first.size();
     for (size_t i = 0; i < lists.size(); ++i)
-      if (lists[i] >= 0) lists[i] -= first[i / of_one];
+      if (lists[i] >= 0) lists[i] -= first[i / per_token];
     r.lists.push_back(std::move(lists));
   }
   return r;

@@ -65,9 +65,9 @@ TEST_CASE("flops: rows of documents have the pairs of their documents", "[model]
   for (const ModelConfig& c : {config_of(8, 4, 8, 4, 11), config_of(32, 16, 64, 6, 60)}) {
     AttendedPairs want;
     for (const std::vector<int64_t>& row : rows) {
-      const AttendedPairs of_row = counted(c, row);
-      want.cmp += of_row.cmp / 3, want.sel += of_row.sel / 3, want.win += of_row.win / 3,
-          want.dense += of_row.dense / 3;
+      const AttendedPairs row_pairs = counted(c, row);
+      want.cmp += row_pairs.cmp / 3, want.sel += row_pairs.sel / 3, want.win += row_pairs.win / 3,
+          want.dense += row_pairs.dense / 3;
     }
     check_equal(attended_pairs(c, AttentionKind::nsa, 200, mix), want);
     CHECK(attended_pairs(c, AttentionKind::dense, 200, mix).dense == Approx(want.dense));
@@ -84,8 +84,8 @@ TEST_CASE("flops: rows of documents have the pairs of their documents", "[model]
     // Recomputation repeats the documents' attention.
     const double replayed = 2.0 * static_cast<double>(B * 200 * c.dim * qkv_width(c, AttentionKind::nsa)) +
                             2 * (want.cmp + want.sel + want.win) * static_cast<double>(B * c.n_heads) * (dk + dv);
-    RecomputePlan of_one;  // the last layer (of two) keeps forward's values
-    of_one.set(0, 2, Recompute::attention);
-    CHECK(replay_flops(c, B, 200, of_one, mix) == Approx(replayed));
+    RecomputePlan one_layer;  // the last layer (of two) keeps forward's values
+    one_layer.set(0, 2, Recompute::attention);
+    CHECK(replay_flops(c, B, 200, one_layer, mix) == Approx(replayed));
   }
 }

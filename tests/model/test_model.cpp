@@ -296,14 +296,14 @@ TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16",
     // A gate's gradients are sums over all tokens, times its 3 * Hkv logits: a few independent rounding errors for each
     // seed and layer. The layers are therefore pooled.
     std::map<std::string, std::pair<Agreement, Agreement>>
-        of_gates;  // GPU and CPU, by the name after the layer's number
+        gate_agreement;  // GPU and CPU, by the name after the layer's number
     for (size_t i = 0; i < specs.size(); ++i) {
       const size_t at = specs[i].name.find(".gate.");
       if (at == std::string::npos) continue;
-      auto& [gpu, cpu] = of_gates[specs[i].name.substr(at)];
+      auto& [gpu, cpu] = gate_agreement[specs[i].name.substr(at)];
       gpu.pool(on_gpu[i]), cpu.pool(on_cpu[i]);
     }
-    for (const auto& [name, pair] : of_gates) {
+    for (const auto& [name, pair] : gate_agreement) {
       INFO(variant.name << ", all layers: " << name << " GPU " << pair.first.relative() << " CPU bf16 "
                         << pair.second.relative());
       CHECK(pair.first.relative() <= 2 * pair.second.relative());
@@ -357,13 +357,13 @@ TEST_CASE("model: the forward pass requests each weight before it reads it", "[m
     config.resolve();
     ModelFixture f(config, 2, 70, Device::cpu(), DType::f32);
     const double loss = f.loss();
-    const Tensor of_rows = f.activations().row_loss;
-    const std::vector<std::byte> rows(of_rows.data, of_rows.data + of_rows.bytes());
+    const Tensor row_losses = f.activations().row_loss;
+    const std::vector<std::byte> rows(row_losses.data, row_losses.data + row_losses.bytes());
     LateWeights gate(f.model().params());
     f.model().forward(f.ctx(), f.activations(), /*stats=*/nullptr, &gate);
     f.model().loss(f.ctx(), f.activations());
     CHECK(std::isfinite(loss));
-    CHECK(std::equal(rows.begin(), rows.end(), of_rows.data));
+    CHECK(std::equal(rows.begin(), rows.end(), row_losses.data));
     CHECK(gate.forwards == 1);
   }
 }

@@ -36,14 +36,14 @@ class Run {
 
   void run_nsa(const Values* lists, Values* selected) {
     const int64_t keys = compressed_length(T_, s_.c.l, s_.c.d);
-    const Shape of_heads = {1, T_, s_.Hq()};
+    const Shape head_count = {1, T_, s_.Hq()};
     NsaSaved saved{poisoned({1, keys, s_.Hkv, s_.dk}),
                    poisoned({1, keys, s_.Hkv, s_.dv}),
                    poisoned({1, T_, s_.Hkv, s_.c.n_sel}, DType::i32),
                    poisoned({3, 1, T_, s_.Hkv}, acc()),
                    {},
                    {}};
-    for (int b = 0; b < 3; ++b) saved.o[b] = poisoned(heads(s_.dv)), saved.lse[b] = poisoned(of_heads, acc());
+    for (int b = 0; b < 3; ++b) saved.o[b] = poisoned(heads(s_.dv)), saved.lse[b] = poisoned(head_count, acc());
     NsaIn in{token_input("q", s_.Hq(), s_.dk), {}, {}, tables_};
     for (int b = 0; b < 3; ++b) {
       in.k[b] = token_input("k" + kBranches[b], s_.Hkv, s_.dk);
@@ -77,7 +77,7 @@ class Run {
       keep("gate" + kBranches[b], saved.gate.slice(0, b, b + 1));
     }
     result_.by_key = {{"k_cmp", lab_.values(saved.k_cmp)}, {"v_cmp", lab_.values(saved.v_cmp)}};
-    for (const auto& [name, tensor] : weight_grads_) result_.of_weights[name] = lab_.values(tensor);
+    for (const auto& [name, tensor] : weight_grads_) result_.by_weight[name] = lab_.values(tensor);
     run_stats(saved);
     if (selected == nullptr) return;
     nsa_select(lab_.ctx(), saved.block_index, in.q, saved.k_cmp, saved.lse[kCmp], s_.c, tables_);
@@ -116,9 +116,9 @@ class Run {
   Tensor poisoned(const Shape& shape) { return lab_.poisoned(shape, lab_.setting.dtype); }
   Tensor poisoned(const Shape& shape, DType dtype) { return lab_.poisoned(shape, dtype); }
 
-  Tensor token_input(const std::string& name, int64_t of_heads, int64_t width) {
-    const auto first = input_.by_token.at(name).begin() + from_ * of_heads * width;
-    return lab_.from(Values(first, first + T_ * of_heads * width), {1, T_, of_heads, width}, lab_.setting.dtype);
+  Tensor token_input(const std::string& name, int64_t head_count, int64_t width) {
+    const auto first = input_.by_token.at(name).begin() + from_ * head_count * width;
+    return lab_.from(Values(first, first + T_ * head_count * width), {1, T_, head_count, width}, lab_.setting.dtype);
   }
   void keep(const std::string& name, const Tensor& t) { result_.by_token[name] = lab_.values(t); }
 
@@ -165,8 +165,8 @@ class Run {
 
 DocumentInput::DocumentInput(const DocumentShape& s) {
   uint64_t stream = 0;
-  const auto add_tokens = [&](const std::string& name, int64_t of_heads, int64_t width) {
-    by_token[name] = rounded_values(s.T() * of_heads * width, stream++);
+  const auto add_tokens = [&](const std::string& name, int64_t head_count, int64_t width) {
+    by_token[name] = rounded_values(s.T() * head_count * width, stream++);
   };
   const auto add_weight = [&](const std::string& name, const Shape& shape, double factor) {
     weights[name] = rounded_values(shape.numel(), stream++, factor);

@@ -35,7 +35,7 @@ struct DocumentInput {
 struct DocumentResult {
   std::map<std::string, Values> by_token;  // outputs and activation gradients; each row belongs to one token
   std::map<std::string, Values> by_key;    // compressed keys and values; each row belongs to one compressed key
-  std::map<std::string, Values> of_weights;
+  std::map<std::string, Values> by_weight;
   Values lists;  // [T,Hkv,n]: blocks counted from the document's first token
   NsaStats stats;
 };

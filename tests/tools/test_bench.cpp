@@ -360,11 +360,11 @@ TEST_CASE("routes: every shape that should be fused is fused", "[routes]") {
             TrainStep step(plan, config);
             step.micro_step({}, {}, 1);
             INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
-            const auto of_products = [](const Routes::Count& c) { return c.op == "matmul"; };
+            const auto is_product = [](const Routes::Count& c) { return c.op == "matmul"; };
             const std::vector<Routes::Count>& counts = plan.ctx().routes.counts();
             // Besides other matrix products there are 9 calls: the selection, three branches forward and backward, and
             // two MLP products with SiLU.
-            REQUIRE(std::count_if(counts.begin(), counts.end(), of_products) + 9 == std::ssize(counts));
+            REQUIRE(std::count_if(counts.begin(), counts.end(), is_product) + 9 == std::ssize(counts));
             CHECK(plan.ctx().routes.summary() == "no fallbacks");
           }
 }

@@ -119,9 +119,9 @@ TEST_CASE("bench: steps of ranks that share sequences list what each rank exchan
   CHECK(bytes_of(plan["exchanges"]) == expected);
   double most = 0;
   for (const auto& [kind, ranks] : expected) {
-    int64_t of_kind = 0;
-    for (const Moved& m : ranks) of_kind = std::max({of_kind, m.sent, m.received});
-    most += static_cast<double>(of_kind);
+    int64_t kind_most = 0;
+    for (const Moved& m : ranks) kind_most = std::max({kind_most, m.sent, m.received});
+    most += static_cast<double>(kind_most);
   }
   CHECK(plan["step_bytes"].get<double>() == Approx(most));
   CHECK(plan["step_seconds"]["exchange"].get<double>() == Approx(most / kH200Rates.host));

@@ -85,10 +85,10 @@ TEST_CASE("corpus: shards of masked records equal their text, with the counts of
   CHECK(has(inspected.output, fmt::format("{} of them learned", learned)));
   CHECK(has(inspected.output, "with a mask"));
   const Shard first(folder.file("out/train_000000.bin"));
-  const int64_t of_first = first.mask().count(0, first.size());
+  const int64_t first_learned = first.mask().count(0, first.size());
   CHECK(has(run_program("inspect " + first.path()).output,
-            fmt::format("loss mask: {} tokens are learned, {:.2f}%", of_first,
-                        100.0 * static_cast<double>(of_first) / static_cast<double>(first.size()))));
+            fmt::format("loss mask: {} tokens are learned, {:.2f}%", first_learned,
+                        100.0 * static_cast<double>(first_learned) / static_cast<double>(first.size()))));
 }
 
 TEST_CASE("corpus: a call on masked records that is interrupted and repeated writes the same shards", "[data]") {

@@ -38,7 +38,7 @@ std::vector<std::vector<double>> rows_of_csv(const std::string& text) {
 struct Sum {
   double loss = 0;
   int64_t positions = 0;
-  void add(double of_one) { loss += of_one, ++positions; }
+  void add(double one_loss) { loss += one_loss, ++positions; }
   double mean() const { return loss / static_cast<double>(positions); }
 };
 

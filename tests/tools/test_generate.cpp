@@ -123,8 +123,8 @@ TEST_CASE("generate: top k and top p keep the most likely tokens", "[generate]")
     const double uniform = i / 100.0;
     CHECK(sample_token(logits, {.temperature = 0}, uniform) == 1);
     CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // the first of two equal logits is kept
-    const int32_t of_two = sample_token(logits, {.top_k = 2}, uniform);
-    CHECK(of_two == (i < 50 ? 1 : 3));
+    const int32_t top_two = sample_token(logits, {.top_k = 2}, uniform);
+    CHECK(top_two == (i < 50 ? 1 : 3));
     CHECK(sample_token(logits, {.top_p = 0.3}, uniform) == 1);
     CHECK(sample_token(logits, {}, uniform) != -1);
   }

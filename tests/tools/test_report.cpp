@@ -125,9 +125,9 @@ TEST_CASE("report: a run on one self-contained page", "[report]") {
   CHECK(data_of(report(out)).at(0)["tokens_per_step"] == 96);
   config["train"]["stages"] = Json::array({{{"steps", 10}}, {{"steps", 10}, {"seq_len", 24}}});
   write_text(out + "/config.json", config.dump());
-  const std::string of_stages = report(out);
-  CHECK(data_of(of_stages).at(0)["tokens_per_step"].is_null());
-  CHECK_FALSE(has(of_stages, "best validation loss"));
+  const std::string staged_page = report(out);
+  CHECK(data_of(staged_page).at(0)["tokens_per_step"].is_null());
+  CHECK_FALSE(has(staged_page, "best validation loss"));
 }
 
 TEST_CASE("report: two runs, their differing options and the first step with different losses", "[report]") {

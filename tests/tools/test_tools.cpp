@@ -155,20 +155,20 @@ TEST_CASE("tools: one of a thing is not named by a plural", "[tools][build]") {
   const std::string small =
       kTiny + " --set model.n_layers=1 --set model.n_heads=1 --set model.n_kv_groups=1 --set runtime.device=cpu ";
   const std::string one_step = "--set train.steps=1 --set train.warmup_steps=0 ",
-                    of_text = small + "--set data.kind=text --set 'data.paths=[\"" + text +
-                              "\"]' --set log.out_dir=" + run + " --set train.save_every=1 --set train.seq_len=100 ";
-  const std::string of_needle = small + one_step + "--set data.kind=needle --set data.needle_value_tokens=1 " +
-                                "--set log.out_dir=" + run + "2 --set 'train.stages=[{\"steps\":1,\"seq_len\":24}]' ";
+                    text_args = small + "--set data.kind=text --set 'data.paths=[\"" + text +
+                                "\"]' --set log.out_dir=" + run + " --set train.save_every=1 --set train.seq_len=100 ";
+  const std::string needle_args = small + one_step + "--set data.kind=needle --set data.needle_value_tokens=1 " +
+                                  "--set log.out_dir=" + run + "2 --set 'train.stages=[{\"steps\":1,\"seq_len\":24}]' ";
   const std::string two_stages =
       "--set train.steps=null --set train.warmup_steps=0 --set 'train.stages=[{\"steps\":1},{\"steps\":2}]'";
   const std::regex wrong("(^|[ (\n])1 (?!loss)[a-z]{2,}s\\b");
   for (const auto& [args, expected] : std::vector<std::pair<std::string, std::string>>{
-           {"train " + of_text + one_step, "done: 1 step,"},
-           {"train " + of_needle + "--set train.seq_len=24 --set data.needle_pairs=1",
+           {"train " + text_args + one_step, "done: 1 step,"},
+           {"train " + needle_args + "--set train.seq_len=24 --set data.needle_pairs=1",
             "stage 1 of 1: step 1 of 2 x 24"},
-           {"train " + of_needle + "--set train.seq_len=24 --overwrite",
+           {"train " + needle_args + "--set train.seq_len=24 --overwrite",
             "a key and 1 value token, and 1 question for each"},
-           {"plan " + of_text + one_step, "1 layer with NSA"},
+           {"plan " + text_args + one_step, "1 layer with NSA"},
            {"plan " + small + two_stages, "stage 1 of 2: step 1 of 2 x 48 tokens"},
            {"eval --device cpu --checkpoint " + run + " --data " + text + " --seq 300 --against " + run,
             "1 document: "},

@@ -269,7 +269,7 @@ TEST_CASE("anomaly: rank 0 reports what concerns all ranks, each rank what conce
   for (int i = 1; i <= 1000; ++i)
     for (const Anomaly& a : rules.step(
              {.step = i, .loss = 4, .grad_norm = 1, .tokens = 1000, .seconds = 1, .host_mib = i, .device_mib = i}))
-      own[a.type] = a.of_one_rank;
+      own[a.type] = a.single_rank;
   CHECK(own == std::map<std::string, bool>{
                    {"device_memory_creep", true}, {"host_memory_creep", true}, {"loss_plateau", false}});
   std::vector<Anomaly> flat;
@@ -279,5 +279,5 @@ TEST_CASE("anomaly: rank 0 reports what concerns all ranks, each rank what conce
         {.step = i, .loss = -static_cast<double>(i), .grad_norm = 1, .tokens = i < 200 ? 1e3 : 1, .seconds = 1});
   REQUIRE(flat.size() == 1);
   CHECK(flat[0].type == "throughput_flat");
-  CHECK(flat[0].of_one_rank);  // each rank measures throughput by its own clock
+  CHECK(flat[0].single_rank);  // each rank measures throughput by its own clock
 }

@@ -94,10 +94,10 @@ TEST_CASE("resume: data under another path are taken, with the same weights at t
     CHECK(has(moved.output, "data.paths"));  // listed among the keys that changed
     // A resume without a config, to which the run's own names the places that are gone.
     const std::string paths = r.file("moved") + (std::string(kind) == "text" ? "/*.txt" : "");
-    const Outcome of_run =
+    const Outcome run_outcome =
         run_program("train --resume " + r.file("run") + " --set train.steps=2 --set data.paths=" + paths);
-    INFO(of_run.output);
-    CHECK(of_run.exit_code == 0);
+    INFO(run_outcome.output);
+    CHECK(run_outcome.exit_code == 0);
     CHECK(read_text(r.file("run") + kWeights) == weights);
 
     Json state = state_of(r.checkpoint());

@@ -212,15 +212,15 @@ TEST_CASE("documents: ranks with other masks, documents or separators of the sam
     CHECK(has(outcome.output, words));
     CHECK(!fs::exists(folder.file("run") + "/training.csv"));
   };
-  const std::string of_text = "--set data.kind=text --set data.paths=";
-  refused(of_text + "learned.jsonl", "the learned tokens to train on are");
-  refused(of_text + "same.jsonl --set data.val_paths=learned.jsonl", "the learned tokens to evaluate on are");
-  refused(of_text + "mask.jsonl", "the checksum of the loss mask to train with is");
-  refused(of_text + "count.jsonl", "the documents to train on are");
-  refused(of_text + "begins.jsonl", "the beginnings of the documents to train on have checksum");
-  const std::string of_shards = "--set data.kind=shards --set data.documents=attend_across --set data.paths=";
-  refused(of_shards + "shards", "the place of the separator (0: first, 1: last) in the documents to train on is");
-  refused(of_shards + "other_eot", "the separator (-1: unknown) of the documents to train on is token");
+  const std::string text_data = "--set data.kind=text --set data.paths=";
+  refused(text_data + "learned.jsonl", "the learned tokens to train on are");
+  refused(text_data + "same.jsonl --set data.val_paths=learned.jsonl", "the learned tokens to evaluate on are");
+  refused(text_data + "mask.jsonl", "the checksum of the loss mask to train with is");
+  refused(text_data + "count.jsonl", "the documents to train on are");
+  refused(text_data + "begins.jsonl", "the beginnings of the documents to train on have checksum");
+  const std::string shard_data = "--set data.kind=shards --set data.documents=attend_across --set data.paths=";
+  refused(shard_data + "shards", "the place of the separator (0: first, 1: last) in the documents to train on is");
+  refused(shard_data + "other_eot", "the separator (-1: unknown) of the documents to train on is token");
 }
 
 TEST_CASE("documents: a resume refuses data that changed, and JSONL that the run read as plain text", "[train]") {
@@ -280,16 +280,16 @@ TEST_CASE("documents: attention stays within them where all are known, unless th
   fs::copy_file(shards + "/train_000000.bin", bare);
   fs::copy_file(shards + "/val_000000.bin", bare_val);
   write_text(folder.file("a.txt"), std::string(500, 'x'));
-  const std::string of_shards = "data.kind=shards --set data.paths=" + shards;
+  const std::string shard_data = "data.kind=shards --set data.paths=" + shards;
   const std::string val = " --set data.val_paths=";
   int number = 0;
-  for (const auto& [data, expected] : {std::pair<std::string, std::string>{of_shards, "attend_within"},
-                                       {of_shards + val + shards + "/val_000000.bin", "attend_within"},
-                                       {of_shards + val + bare_val, "attend_across"},
+  for (const auto& [data, expected] : {std::pair<std::string, std::string>{shard_data, "attend_within"},
+                                       {shard_data + val + shards + "/val_000000.bin", "attend_within"},
+                                       {shard_data + val + bare_val, "attend_across"},
                                        {"data.kind=shards --set data.paths=" + bare, "attend_across"},
                                        {"data.kind=text --set data.paths=" + folder.file("a.txt"), "attend_within"},
                                        {"data.kind=synthetic", "attend_across"},
-                                       {of_shards + " --set data.documents=attend_across", "attend_across"}}) {
+                                       {shard_data + " --set data.documents=attend_across", "attend_across"}}) {
     const std::string out = folder.file("run" + std::to_string(number++));
     const Outcome outcome = run_program(train_args(out, "--set train.steps=1 --set " + data));
     INFO(data << "\n" << outcome.output);
@@ -357,7 +357,7 @@ TEST_CASE("documents: evaluation by document agrees with each document alone, an
     return parse_json(outcome.standard_output.substr(outcome.standard_output.find('{')), "eval");
   };
   // Texts up to a row long, alone, and packed together (the next text's separator is one more target).
-  double sum = 0, of_means = 0;
+  double sum = 0, mean_sum = 0;
   int64_t positions = 0;
   for (int i = 0; i < 4; ++i) {
     const std::string file = folder.file(fmt::format("text{}.txt", i));
@@ -366,7 +366,7 @@ TEST_CASE("documents: evaluation by document agrees with each document alone, an
     CHECK(alone["by_document"]["documents"] == 1);
     CHECK(alone["by_document"]["mean_loss"].get<double>() == Approx(alone["loss"].get<double>()));
     sum += alone["loss"].get<double>() * alone["positions"].get<double>();
-    of_means += alone["loss"].get<double>() / 4;
+    mean_sum += alone["loss"].get<double>() / 4;
     positions += alone["positions"].get<int64_t>();
   }
   const Json together = eval("'" + folder.file("text*.txt") + "' --seq 200");
@@ -380,7 +380,7 @@ TEST_CASE("documents: evaluation by document agrees with each document alone, an
   // Three more targets: losses at separators after a text, about ln 256 after three steps.
   const double more = together["loss"].get<double>() * static_cast<double>(positions + 3) - sum;
   CHECK(more / 3 == Approx(std::log(256)).epsilon(0.3));
-  CHECK(together["by_document"]["mean_loss"].get<double>() == Approx(of_means).epsilon(0.1));
+  CHECK(together["by_document"]["mean_loss"].get<double>() == Approx(mean_sum).epsilon(0.1));
   const Outcome unknown = run_program("eval --device cpu --checkpoint " + run_folder + " --data " + [&] {
     fs::create_directories(folder.file("bare"));
     fs::copy_file(shards + "/train_000000.bin", folder.file("bare/a.bin"));

@@ -85,11 +85,11 @@ TEST_CASE("fit: the parts of a step's cost", "[fit]") {
   // Compute and recomputation are FLOPs at the card's rate.
   const Config block = m7c({"runtime.recompute=block"});
   const double tokens = static_cast<double>(block.train.tokens_per_step());
-  const StepCost of_block = step_cost(block, 1);
-  CHECK(of_block.compute == Approx(training_flops(block.model, 4, 2048) / tokens / kH200Rates.flops));
-  CHECK(of_block.compute + of_block.recompute ==
+  const StepCost block_cost = step_cost(block, 1);
+  CHECK(block_cost.compute == Approx(training_flops(block.model, 4, 2048) / tokens / kH200Rates.flops));
+  CHECK(block_cost.compute + block_cost.recompute ==
         Approx(training_flops(block.model, 4, 2048, block.recompute) / tokens / kH200Rates.flops));
-  CHECK(of_block.communication == 0);
+  CHECK(block_cost.communication == 0);
   CHECK(cost({}, 1).recompute == 0);
   // Recomputing norm and rotation for q and k (18 heads, 64 wide, in bf16) reads and writes them twice in two layers.
   CHECK(cost({"model.qk_norm=true", "runtime.recompute=pointwise"}, 1).recompute ==
@@ -149,8 +149,8 @@ TEST_CASE("fit: the recomputation has the fewest FLOPs of all that fit", "[fit]"
     all.emplace_back(plan_memory(config(recompute), Device::cuda()).peak_bytes(), flops(recompute));
   std::sort(all.begin(), all.end());
   double fewest = std::numeric_limits<double>::infinity();
-  for (const auto& [limit, its_flops] : all) {
-    fewest = std::min(fewest, its_flops);
+  for (const auto& [limit, tried_flops] : all) {
+    fewest = std::min(fewest, tried_flops);
     const std::optional<RecomputeFit> fit = fit_recompute(config("none"), Device::cuda(), limit);
     INFO("limit " << limit);
     REQUIRE(fit);

@@ -119,8 +119,8 @@ TEST_CASE("mask: a step without any target changes neither weights nor moments",
   const auto state = [&] {
     std::vector<double> all;
     for (const Optimizer::State which : Optimizer::kStates)
-      step.optimizer().gather(runtime->ctx(), which, [&](const ElementRange&, const Tensor& of_state) {
-        const std::vector<double> values = read_floats(runtime->ctx(), of_state);
+      step.optimizer().gather(runtime->ctx(), which, [&](const ElementRange&, const Tensor& state_part) {
+        const std::vector<double> values = read_floats(runtime->ctx(), state_part);
         all.insert(all.end(), values.begin(), values.end());
       });
     return all;
@@ -213,7 +213,7 @@ TEST_CASE("mask: eval counts what is learned, in text and in shards", "[train]")
   const auto bits = [&](const Json& result, int bytes) { return sum(result) / std::log(2) / bytes; };
   CHECK(learned["bits_per_byte"].get<double>() == Approx(bits(learned, 25)));
   // Each document on its own: no separator is a target.
-  double of_prompts = 0;
+  double prompt_sum = 0;
   for (int i = 0; i < 3; ++i) {
     const auto line = [&](const std::string& lines) {
       size_t begin = 0;
@@ -221,12 +221,12 @@ TEST_CASE("mask: eval counts what is learned, in text and in shards", "[train]")
       write_text(folder.file("line.jsonl"), lines.substr(begin, lines.find('\n', begin) - begin + 1));
       return sum(eval(folder.file("line.jsonl")));
     };
-    of_prompts += line(prompts);
-    const double of_pair = line(pairs);
-    CHECK(of_pair == Approx(line(texts) - line(prompts)).epsilon(1e-4));
+    prompt_sum += line(prompts);
+    const double pair_loss = line(pairs);
+    CHECK(pair_loss == Approx(line(texts) - line(prompts)).epsilon(1e-4));
   }
   CHECK(sum(learned) < sum(all));
-  CHECK(sum(all) - sum(learned) == Approx(of_prompts).epsilon(1e-4));
+  CHECK(sum(all) - sum(learned) == Approx(prompt_sum).epsilon(1e-4));
   REQUIRE(run_program("data --input " + folder.file("pairs.jsonl") + " --val-fraction 0 --out " + folder.file("shards"))
               .exit_code == 0);
   const Json shards = eval(folder.file("shards/train_000000.bin"));

@@ -129,15 +129,15 @@ TEST_CASE("shared: a checkpoint of any arrangement of ranks resumes in any other
     CHECK(fs::exists(from + "/model.safetensors") == (std::string(all[i].keys).empty()));
   }
   // Each goes on as one rank does.
-  std::map<int, double> of_one;
+  std::map<int, double> first_losses;
   for (const auto& [ranks, more] : all) {
     const std::string to = folder.file("further" + std::to_string(number++));
     run(to, ranks, more + kTen + "--set train.steps=14 --set log.every=1 --resume " + from);
     const std::map<int, double> losses = column(to + "/training.csv", "loss");
-    if (of_one.empty()) of_one = losses;
+    if (first_losses.empty()) first_losses = losses;
     INFO(ranks << " ranks " << more);
     CHECK(losses.size() == 4);
-    for (const auto& [step, loss] : losses) CHECK(loss == Approx(of_one.at(step)).epsilon(1e-6));
+    for (const auto& [step, loss] : losses) CHECK(loss == Approx(first_losses.at(step)).epsilon(1e-6));
   }
 }
 

@@ -1,8 +1,8 @@
 // triad bench attention: times NSA or dense causal attention as a layer calls it (q, k and v are slices of the fused
-// projection's rows), forward and backward, as a whole and by part. Each time is compared with a floor: the least FLOPs
-// and bytes of the work over the rates of a large matrix product and of a device copy, both measured in the same run.
+// projection's rows), forward and backward, as a whole and by part. Each time is compared with a floor: the work's
+// least FLOPs and bytes over the rates of a large matrix product and a device copy, both measured in the same run.
 //
-// The selected branch is faster where neighbouring tokens select the same blocks, so there are three kinds of input:
+// The selected branch is faster where neighbouring tokens select the same blocks, so there are three input kinds:
 //   randn         every element N(0, 1): neighbouring selections overlap as little as they can
 //   local         q and k drift along each head (attention_input.h)
 //   a checkpoint  q, k and v that one of its layers computes for --text
@@ -36,8 +36,8 @@ struct AttentionOptions {
   BenchOptions common;
 };
 
-// Parses BxTxHqxHkvxd: batch, tokens, query heads, key/value heads, head width. d may have the form 192v128: the width
-// of query and key heads, then that of value heads.
+// Parses BxTxHqxHkvxd: batch, tokens, query heads, key/value heads, head width. d may have the form 192v128: the query
+// and key head width, then the value head width.
 AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o) {
   std::vector<int64_t> sizes;
   std::string digits;
@@ -130,7 +130,7 @@ void print_case(const std::string& name, const std::vector<Json>& rows, const At
         overlap["union_of_10"].get<double>());
 }
 
-// Whether a value of --data names random inputs; others are checkpoints.
+// Whether a --data value names random inputs; others are checkpoints.
 bool is_drawn(const std::string& data) { return data == "randn" || data == "local"; }
 
 void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string& data, const AttentionOptions& o) {
@@ -190,7 +190,7 @@ void bench_shared(BenchRows& rows, SharedAttentionBench& bench, const AttentionP
   }
 }
 
-// The problems that --context times. Throws UsageError if another option or the number of ranks does not go with it.
+// The problems that --context times. Throws UsageError if another option or the rank count doesn't go with it.
 std::vector<AttentionProblem> shared_problems(const AttentionOptions& o, const LaunchEnv& launch) {
   for (const std::string& data : o.data)
     if (!is_drawn(data)) fail_usage("--context is {}: --data must be randn or local, not {}", o.context, data);

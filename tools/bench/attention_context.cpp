@@ -17,10 +17,10 @@ namespace {
 
 constexpr double kGB = 1e9;
 
-// The tensors of a rank's tokens, and the calls of a layer on them.
+// Tensors for a rank's tokens, and a layer's calls on them.
 class SharedRun {
  public:
-  // p: the whole sequences. rank: of the group; while memory is planned, any.
+  // p: the whole sequences. rank: this rank within the group; while memory is planned, any rank.
   SharedRun(Runtime& runtime, Comm& group, const AttentionProblem& p, DType dtype, int64_t rank)
       : ctx_(runtime.ctx()),
         layout_(ContextLayout::of(p.T, group.world(), rank, ctx_.device)),
@@ -43,7 +43,7 @@ class SharedRun {
 
   // Random inputs, different on each rank.
   void fill(double drift) {
-    constexpr uint64_t kStreams = 2;  // of each rank
+    constexpr uint64_t kStreams = 2;  // random streams per rank
     const uint64_t stream = 2 + kStreams * static_cast<uint64_t>(layout_.rank);
     fill_attention(ctx_, tensors_, part_, random_qkv(part_, tensors_.qkv.dtype, drift, Normals(stream)), stream + 1);
   }
@@ -80,7 +80,7 @@ class SharedRun {
   const QkvViews in_, din_;
 };
 
-// Memory of the rank that needs the most (plan_memory()).
+// Memory on the rank that needs most (plan_memory()).
 AttentionMemory plan_shared(const AttentionProblem& p, int ranks, Device device, DType dtype) {
   AttentionMemory most;
   const std::unique_ptr<Comm> group = make_planned_comm(ranks);

@@ -11,8 +11,8 @@
 namespace triad {
 
 struct SharedAttention {
-  // A row for forward and one for backward, without their case: the longest time of a rank, and the ideal, the time of
-  // rank 0 alone for whole sequences divided by the number of ranks. Backward's row has the exchanges of both.
+  // A row for forward and one for backward, without their case: the slowest rank's time, and the ideal, rank 0's time
+  // alone for whole sequences divided by the rank count. Backward's row has both passes' exchanges.
   Json rows = Json::array();
   double shared_gb = 0;       // memory that each rank needs, 10^9 bytes
   std::string skipped = "";   // why nothing was measured
@@ -24,12 +24,12 @@ class SharedAttentionBench {
   // Measures the links. Collective.
   SharedAttentionBench(Comm&, Device, DType);
 
-  // Times the problem on all ranks; then, on rank 0, whole sequences. drift: of random_qkv(). Collective.
+  // Times the problem on all ranks; then, on rank 0, whole sequences. drift: for random_qkv(). Collective.
   SharedAttention operator()(const AttentionProblem&, double drift);
   void print(const std::string& name, const SharedAttention&) const;
 
  private:
-  using Times = std::array<Timing, 2>;  // of forward and backward
+  using Times = std::array<Timing, 2>;  // forward, backward
 
   double longest(double us) const;
   Times time_shared(SharedAttention& to, const AttentionProblem&, double drift, const AttentionMemory&);
@@ -39,7 +39,7 @@ class SharedAttentionBench {
   Device device_;
   DType dtype_;
   Stopwatch together_, alone_;
-  double links_;  // bytes/s, of measure_links()
+  double links_;  // bytes/s, from measure_links()
 };
 
 }  // namespace triad

@@ -76,7 +76,7 @@ std::vector<std::byte> random_qkv(const AttentionProblem& p, DType dtype, double
 
 namespace {
 
-// The index of the layer to time. Throws a UsageError if the model lacks it, or has other heads and widths than p.
+// Returns the layer index to time. Throws a UsageError if the model lacks it, or has other heads and widths than p.
 int64_t timed_layer(const ModelConfig& c, const AttentionProblem& p, const std::string& checkpoint, int64_t layer) {
   if (c.n_heads != p.config.n_heads || c.n_kv_groups != p.config.n_kv_groups || c.d_k != p.config.d_k ||
       c.d_v != p.config.d_v || c.attention != p.config.attention)
@@ -114,7 +114,7 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
                       .dtype = dtype,
                       .batch = p.B,
                       .seq_len = p.T,
-                      .training = true});  // a training model keeps the activations of every layer
+                      .training = true});  // a training model keeps every layer's activations
   const ModelConfig& c = loaded.config().model;
   const int64_t layer = timed_layer(c, p, checkpoint, input.layer);
   p.config.nsa = c.nsa;
@@ -126,7 +126,7 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
   loaded.model().forward(loaded.ctx(), loaded.activations());
   const LayerActivations& activations = loaded.activations().layer(layer);
   const Tensor qkv = activations.qkv;
-  if (c.qk_norm) {  // attention reads q and k from another tensor, which the rows of qkv must then contain
+  if (c.qk_norm) {  // attention reads q and k from another tensor; the qkv rows must then contain it
     const QkHeads to = qk_heads(split_qkv(qkv, c, c.attention_of(layer), p.B, p.T)),
                   from = qk_heads(attended_qkv(activations, c, c.attention_of(layer), p.B, p.T));
     for (size_t i = 0; i < to.size(); ++i)
@@ -144,8 +144,7 @@ Overlap overlap_of(const std::vector<int32_t>& lists, int64_t B, int64_t T, int6
   };
   int64_t longest = 0;
   for (int64_t t = 0; t < T; ++t) longest = std::max<int64_t>(longest, length(list(0, t, 0)));
-  // The mean, over all runs of R consecutive tokens, of the number of distinct blocks in their lists divided by
-  // `longest`.
+  // Mean number of distinct blocks in the lists of R consecutive tokens, divided by `longest`.
   const auto mean_union = [&](int64_t R) {
     double sum = 0;
     int64_t count = 0;

@@ -46,7 +46,7 @@ void allocate_nsa(AttentionTensors& t, Arena& arena, const AttentionProblem& p, 
   weight(t.weights.gate.fc2_b, t.weight_grads.gate.fc2_b, {3});
 }
 
-// The attended pairs of one head: the sum over all documents divided by the number of sequences.
+// One head's attended pairs: the sum over all documents divided by the sequence count.
 AttendedPairs mean_pairs(const AttentionProblem& p) {
   const ModelConfig& c = p.config;
   if (p.bounds.empty()) return attended_pairs(c, c.attention, p.T);
@@ -70,8 +70,8 @@ int64_t saved_bytes(const AttentionSaved& saved) {
   return bytes;
 }
 
-// The config with a pair of k and v for each branch: the kernels write their gradients to a place of their own, also
-// where the branches share one pair (the model then adds them).
+// The config with separate k and v for each branch: kernels write their gradients to separate places, also where the
+// branches share one pair (the model then adds them).
 ModelConfig separate(ModelConfig c) {
   c.nsa.shared_kv = false;
   return c;

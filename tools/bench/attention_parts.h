@@ -14,11 +14,11 @@
 
 namespace triad {
 
-// All tensors of a layer's attention.
+// All tensors in a layer's attention.
 struct AttentionTensors {
   Tensor qkv, dqkv, dout, dq;
-  Tensor bounds;             // bounds of the documents, i32; bounds and tables are absent if every row is one document
-  DocumentTables documents;  // tables of packed rows; the first AttentionPart fills them
+  Tensor bounds;             // document bounds, i32; bounds and tables are absent if every row is one document
+  DocumentTables documents;  // packed rows' tables; the first AttentionPart fills them
   AttentionSaved saved;
   // NSA only. delta, dgate, dk_cmp, dv_cmp and rounding_unit connect the parts; nsa_backward allocates its own in
   // scratch.
@@ -26,11 +26,11 @@ struct AttentionTensors {
   NsaWeights weights;
   NsaWeightGrads weight_grads;
   Tensor dk_cmp, dv_cmp, dgate, delta, rounding_unit;
-  std::vector<Tensor> drawn_weights;  // the tensors of `weights`, writable: the bench fills them with random numbers
+  std::vector<Tensor> drawn_weights;  // `weights`' tensors, writable: the bench fills them with random numbers
 };
 
 int64_t saved_bytes(const AttentionSaved&);  // bytes that forward keeps for backward
-// row_tokens: tokens of a sequence, of which p.T are those of this rank.
+// row_tokens: tokens per sequence; p.T are this rank's.
 AttentionTensors allocate_attention(Arena&, const AttentionProblem& p, DType, int64_t row_tokens);
 
 struct AttentionPart {
@@ -39,12 +39,12 @@ struct AttentionPart {
   bool forward;
   double flops, bytes;
   Work work;
-  bool whole() const { return name == "nsa" || name == "dense"; }  // all of the attention
+  bool whole() const { return name == "nsa" || name == "dense"; }  // the whole attention
 };
 
 // AttentionParts: the parts with their FLOPs and bytes, which are closed forms. A matrix product costs 2 FLOPs per
-// element of each attended (query, key) pair; forward has two products, backward five. Each row counts as read or
-// written once. The whole attention moves fewer bytes than the sum of its parts, because it reads q, for example, once.
+// element and attended (query, key) pair; forward has two products, backward five. Each row counts as read or written
+// once. The whole attention moves fewer bytes than its parts together, because it reads q, for example, once.
 class AttentionParts {
  public:
   AttentionParts(Device, const AttentionProblem&, const AttentionTensors&, DType);
@@ -52,8 +52,8 @@ class AttentionParts {
 
  private:
   using Work = AttentionPart::Work;
-  // Number of elements in rows of this width, one row per token and query head; keys(): per token and key/value group;
-  // compressed(): per compressed token and group.
+  // Elements in rows this wide, one row per token and query head; keys(): per token and key/value group; compressed():
+  // per compressed token and group.
   double rows(double width) const { return static_cast<double>(p_.B * p_.T * c_.n_heads) * width; }
   double keys(double width) const { return static_cast<double>(p_.B * p_.T * c_.n_kv_groups) * width; }
   double compressed(double width) const {
@@ -61,15 +61,15 @@ class AttentionParts {
   }
   double dk() const { return static_cast<double>(c_.d_k); }
   double dv() const { return static_cast<double>(c_.d_v); }
-  // FLOPs of a matrix product of this width over `pairs` attended (query, key) pairs per head.
+  // FLOPs for a matrix product this wide over `pairs` attended (query, key) pairs per head.
   double products(double pairs, double width) const {
     return 2 * pairs * static_cast<double>(p_.B * c_.n_heads) * width;
   }
   void add(const char* name, bool forward, double flops, double bytes, Work work) {
     parts_.push_back({name, forward, flops, bytes, std::move(work)});
   }
-  // Adds a branch of attention. pairs: number of attended (query, key) pairs per head. kv: number of elements of the
-  // branch's k and v together.
+  // Adds an attention branch. pairs: attended (query, key) pairs per head. kv: elements in the branch's k and v
+  // together.
   void add_branch(const char* name, double pairs, double kv, Work forward, Work backward) {
     add(name, true, products(pairs, dk() + dv()), element_ * (rows(dk() + dv()) + kv) + rows(4), std::move(forward));
     backward_.push_back({name, false, products(pairs, 3 * dk() + 2 * dv()),
@@ -96,7 +96,7 @@ class AttentionParts {
   const ModelConfig& c_;
   const AttentionTensors& t_;
   double element_;
-  AttendedPairs pairs_;  // attended pairs of one head, averaged over the sequences
+  AttendedPairs pairs_;  // one head's attended pairs, averaged over sequences
   NsaIn in_;
   NsaGrad grad_;
   bool has_rounding_unit_ = false;

@@ -1,4 +1,4 @@
-// AttentionRun: a problem of `triad bench attention` in device memory, ready to be timed.
+// AttentionRun: a `triad bench attention` problem in device memory, ready to be timed.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -9,7 +9,7 @@ namespace triad {
 
 // Device memory that a problem needs, in bytes, found by a dry run.
 struct AttentionMemory {
-  int64_t arena = 0;  // total size of the arena
+  int64_t arena = 0;  // total arena size
   int64_t saved = 0, scratch_forward = 0, scratch_backward = 0;
   int64_t peak = 0;  // peak over forward and backward without q, k and v, as PyTorch's peak is counted
 
@@ -17,8 +17,8 @@ struct AttentionMemory {
 };
 AttentionMemory plan_attention(const AttentionProblem&, Device, DType);
 
-// Fills the inputs that random_qkv() and trained_qkv() do not: weights, dout and bounds of documents. qkv: the rows of
-// t.qkv. stream: of random numbers, 3 or more.
+// Fills the inputs that random_qkv() and trained_qkv() do not: weights, dout and document bounds. qkv: t.qkv's rows.
+// stream: random stream, 3 or more.
 void fill_attention(Context&, const AttentionTensors& t, const AttentionProblem&, const std::vector<std::byte>& qkv,
                     uint64_t stream);
 

@@ -1,9 +1,9 @@
-// triad bench: times the bench cases of every op, forward and backward, and compares each with this machine's ceilings,
-// which are measured at the start: the bandwidth of a device copy and the rate of a large matrix product. A
-// memory-bound op is also compared with a copy of equal size (share_of_copy in its row) and with a kernel that only
-// reads and writes as many bytes as the op does (share_of_traffic). us_clean and share_of_copy_clean are for the same
-// comparison with a copy, but with no modified lines in the L2 cache at the start. The verbs attention, step, prefill
-// and decode have files of their own.
+// triad bench: times every op's bench cases, forward and backward, and compares each with this machine's ceilings,
+// which are measured at the start: a device copy's bandwidth and a large matrix product's rate. A memory-bound op is
+// also compared with an equally large copy (share_of_copy in its row) and with a kernel that only reads and writes as
+// many bytes as the op does (share_of_traffic). us_clean and share_of_copy_clean are for the same comparison with a
+// copy, but with no modified lines in the L2 cache at the start. The verbs attention, step, prefill and decode have
+// their own files.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -27,7 +27,7 @@ struct OpsOptions {
   BenchOptions common;
 };
 
-// One case in device memory: its arguments, initialized, and scratch memory of the planned size.
+// One case in device memory: its arguments, initialized, and scratch memory as planned.
 class BenchRun {
  public:
   BenchRun(const OpCase& c, Device device, DType dtype) : slots_(slots_of(c)) {
@@ -91,7 +91,7 @@ struct OpsBench {
   void skip(const OpCase& c, const std::string& why) {
     rows.rows.push_back({{"op", c.op}, {"case", c.name}, {"skipped", why}});
   }
-  // The times of a forward or backward. dirty: after Flush::written. clean: after Flush::read, only for memory-bound
+  // Times for a forward or backward pass. dirty: after Flush::written. clean: after Flush::read, only for memory-bound
   // work on a GPU.
   struct Pass {
     double flops, bytes;
@@ -106,7 +106,7 @@ struct OpsBench {
   bool memory_bound(const Pass& p) const {
     return p.bytes * 1e-3 / rows.ceiling.gb_per_s >= p.flops * 1e-6 / rows.ceiling.tflop_per_s;
   }
-  // Adds the row of a pass. written: how many of its bytes are written; OpCase::kHalf means half of them.
+  // Adds a pass's row. written: how many bytes are written; OpCase::kHalf: half of all bytes.
   void add(const OpCase& c, const char* name, double written, const Pass& pass) {
     const auto& [flops, bytes, t, clean] = pass;
     const double memory = bytes / t.us * 1e-3 / rows.ceiling.gb_per_s;
@@ -176,7 +176,7 @@ void print_table(std::span<const Json> rows) {
   }
 }
 
-// The bench cases of the named ops, or of all ops if none is named.
+// Bench cases for the named ops, or of all ops if none is named.
 std::vector<OpCase> chosen_cases(const std::vector<std::string>& ops) {
   std::vector<OpCase> cases = all_op_cases();
   std::erase_if(cases, [](const OpCase& c) { return !c.bench; });

@@ -18,15 +18,15 @@ namespace triad {
 struct BenchOptions {
   std::string device = "auto", dtype;
   bool json = false;
-  std::string compare;  // path of a file of kept rows to compare with
-  std::string append;   // path of a file to which this run's rows are added
+  std::string compare;  // path to kept rows to compare with
+  std::string append;   // path of a file that this run's rows are appended to
 
   void add_to(CLI::App& verb);
   void add_output_to(CLI::App& verb);  // adds only the options --json, --compare and --append
   void add_files_to(CLI::App& verb);   // adds only the options --compare and --append
   void check_files() const;            // throws if a file cannot be used; call it before the measuring
   Device chosen_device(const LaunchEnv& launch = {}) const;
-  DType chosen_dtype(Device) const;  // dtype of --dtype; default: bf16 on a GPU, f32 on the CPU
+  DType chosen_dtype(Device) const;  // --dtype's dtype; default: bf16 on a GPU, f32 on the CPU
 };
 
 struct BenchRows {
@@ -35,11 +35,11 @@ struct BenchRows {
   DType dtype = DType::bf16;
   Ceiling ceiling;
   std::vector<Json> rows = {};
-  bool csv = false;  // true: standard output is CSV, so the table of --compare goes to standard error
+  bool csv = false;  // true: standard output is CSV, so --compare's table goes to standard error
 
   // Prints the rows as JSON (--json), appends them to a file (--append) and compares them with kept rows (--compare).
-  // Throws an Error if a row is more than 5% slower than the newest kept row of the same GPU, dtype, op, case and pass.
-  // Rows without a kept row are listed.
+  // Throws an Error if a row is more than 5% slower than the newest kept row with the same GPU, dtype, op, case and
+  // pass. Rows without a kept row are listed.
   void finish(const BenchOptions&) const;
 };
 
@@ -47,7 +47,7 @@ struct BenchRows {
 // product 788.00 TFLOP/s".
 std::string describe(const BenchRows&);
 
-// Each adds a subcommand of `triad bench`.
+// Each adds a `triad bench` subcommand.
 CLI::App* add_bench_attention(CLI::App& bench);
 CLI::App* add_bench_step(CLI::App& bench);
 CLI::App* add_bench_prefill(CLI::App& bench);

@@ -18,7 +18,7 @@ struct Slice {
   int64_t lane, begin_ns, end_ns;
 };
 
-// Records ops on the CPU with times of the host's clock: there an op is finished when its call returns.
+// Records ops on the CPU by the host's clock: there an op is finished when its call returns.
 class HostOps final : public OpListener {
  public:
   explicit HostOps(Context& ctx) : ctx_(ctx) { ctx_.listeners->push_back(this); }

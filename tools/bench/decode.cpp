@@ -1,11 +1,10 @@
-// triad bench prefill and triad bench decode: write CSV with the times of a prompt of S tokens, and of the decoding
-// step that appends token S; with the times of the attention branches; and with the number of keys that the kernels
-// read, next to the expected number. decode: ms_total is a step that also chooses the next token (greedy); ms_cmp,
-// ms_sel and ms_win are what one branch, in all layers, adds to a step without branches. The step's kernels count the
-// keys that they read. prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win
-// are times of those ops on the last layer's rows, times the number of layers. Keys are counted by a pass with q = 0
-// and the selected lists: all scores are 0, so a row's lse is the logarithm of the number of keys that the kernel read
-// for it.
+// triad bench prefill and triad bench decode: write CSV with times for an S-token prompt, and for the decoding step
+// that appends token S; with the attention branches' times; and with how many keys the kernels read, next to the
+// expected number. decode: ms_total is a step that also chooses the next token (greedy); ms_cmp, ms_sel and ms_win are
+// what one branch, in all layers, adds to a step without branches. The step's kernels count the keys that they read.
+// prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win are those ops' times
+// on the last layer's rows, times the layer count. Keys are counted by a pass with q = 0 and the selected lists: all
+// scores are 0, so a row's lse is the log of how many keys the kernel read for it.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -39,12 +38,12 @@ struct DecodeBenchOptions {
 struct Row {
   int64_t S = 0;
   double ms_total = 0;
-  std::array<double, 3> ms{};  // times of the branches, ms; dense attention: its time is at kWin
-  // Number of keys that the last token reads, the mean over groups and layers, in a prefill and in a step.
+  std::array<double, 3> ms{};  // branch times, ms; dense attention: its time is at kWin
+  // Keys that the last token reads, mean over groups and layers, in a prefill and in a step.
   double reads = 0, reads_decode = 0;
 };
 
-// The number of keys that the last of S tokens reads in one group of a layer, in all branches together.
+// How many keys the last of S tokens reads in one group and layer, all branches together.
 int64_t expected_reads(const ModelConfig& c, AttentionKind kind, int64_t S) {
   if (kind == AttentionKind::dense) return S;
   const NsaConfig& n = c.nsa;
@@ -58,7 +57,7 @@ double expected_reads(const ModelConfig& c, int64_t S) {
   return sum / static_cast<double>(c.n_layers);
 }
 
-// The layers of a model with one kind of attention: the index of the last one, and their number.
+// A model's layers with one attention kind: the last one's index, and how many there are.
 struct LayersOfKind {
   AttentionKind kind;
   int64_t last = -1;
@@ -75,7 +74,7 @@ std::vector<LayersOfKind> layers_by_kind(const ModelConfig& c) {
   return found;
 }
 
-// Returns the median time of `runs` runs, measured by events after one warm-up run, ms.
+// Returns the median time over `runs` runs, measured by events after one warm-up run, ms.
 template <class Work>
 double median_ms(Context& ctx, int64_t runs, Work&& work) {
   std::vector<double> ms;
@@ -154,20 +153,20 @@ class DecodeBench {
   void measure_prefill(Row& row) {
     Model& model = session_->model();
     row.ms_total = median_ms(ctx(), o_.runs, [&] { model.forward(ctx(), *act_); });
-    for (const LayersOfKind& of_kind : layers_by_kind(c_)) measure_prefill(row, of_kind);
+    for (const LayersOfKind& kind_layers : layers_by_kind(c_)) measure_prefill(row, kind_layers);
   }
 
-  // Adds the time of the attention of all layers of a kind, measured on the last one.
-  void measure_prefill(Row& row, const LayersOfKind& of_kind) {
-    const AttentionSaved& saved = act_->layer(of_kind.last).attention;
-    const auto layers = [&](auto&& work) { return median_ms(ctx(), o_.runs, work) * of_kind.count; };
-    if (of_kind.kind == AttentionKind::dense) {  // in the column of the window branch
-      row.ms[kWin] += layers([&] { dense_attention_forward(ctx(), saved.dense, dense_in(views(of_kind))); });
+  // Adds the attention time of all layers of one kind, measured on the last one.
+  void measure_prefill(Row& row, const LayersOfKind& kind_layers) {
+    const AttentionSaved& saved = act_->layer(kind_layers.last).attention;
+    const auto layers = [&](auto&& work) { return median_ms(ctx(), o_.runs, work) * kind_layers.count; };
+    if (kind_layers.kind == AttentionKind::dense) {  // goes into the window branch's column
+      row.ms[kWin] += layers([&] { dense_attention_forward(ctx(), saved.dense, dense_in(views(kind_layers))); });
       return;
     }
-    const NsaWeights& w = session_->model().weights().layers[static_cast<size_t>(of_kind.last)].nsa;
+    const NsaWeights& w = session_->model().weights().layers[static_cast<size_t>(kind_layers.last)].nsa;
     const NsaConfig& n = c_.nsa;
-    const NsaIn from = nsa_in(views(of_kind));
+    const NsaIn from = nsa_in(views(kind_layers));
     const NsaSaved& s = saved.nsa;
     const auto out = [&](int b) { return AttendOut{s.o[b], s.lse[b]}; };
     row.ms[kWin] += layers([&] {
@@ -186,25 +185,26 @@ class DecodeBench {
 
   double reads_of_prefill() {
     double reads = 0;
-    for (const LayersOfKind& of_kind : layers_by_kind(c_)) reads += of_kind.count * reads_of_prefill(of_kind);
+    for (const LayersOfKind& kind_layers : layers_by_kind(c_))
+      reads += kind_layers.count * reads_of_prefill(kind_layers);
     return reads / static_cast<double>(c_.n_layers);
   }
 
-  // With queries of zeros, lse is the logarithm of the number of keys.
-  double reads_of_prefill(const LayersOfKind& of_kind) {
+  // With zero queries, lse is the log of the key count.
+  double reads_of_prefill(const LayersOfKind& kind_layers) {
     zero(ctx(), q_zero_);
-    QkvViews from = views(of_kind);
+    QkvViews from = views(kind_layers);
     from.q = q_zero_;
-    const AttentionSaved& saved = act_->layer(of_kind.last).attention;
-    std::vector<Tensor> all_lse;  // lse of each branch, or of dense attention
-    switch (of_kind.kind) {
+    const AttentionSaved& saved = act_->layer(kind_layers.last).attention;
+    std::vector<Tensor> all_lse;  // lse per branch, or dense attention's
+    switch (kind_layers.kind) {
       case AttentionKind::dense:
         dense_attention_forward(ctx(), {out_, saved.dense.lse}, dense_in(from));
         all_lse = {saved.dense.lse};
         break;
       case AttentionKind::nsa:
         nsa_forward(ctx(), out_, saved.nsa, nsa_in(from),
-                    session_->model().weights().layers[static_cast<size_t>(of_kind.last)].nsa, c_.nsa,
+                    session_->model().weights().layers[static_cast<size_t>(kind_layers.last)].nsa, c_.nsa,
                     /*keep_block_index=*/true);
         all_lse.assign(saved.nsa.lse.begin(), saved.nsa.lse.end());
         break;
@@ -219,7 +219,7 @@ class DecodeBench {
     return a_group(reads, 1);
   }
 
-  // ---- the step that appends token S; repeating it overwrites the same rows of the cache ----
+  // ---- the step that appends token S; repeating it overwrites the same cache rows ----
 
   void set_position_before(int64_t S) {
     const std::vector<int32_t> position(static_cast<size_t>(o_.batch), static_cast<int32_t>(S - 1));
@@ -238,7 +238,7 @@ class DecodeBench {
   void measure_step(Row& row) {
     const double without = step_ms(row.S, {false, false, false});
     row.ms_total = step_ms(row.S, {true, true, true});
-    // Dense attention is in the column of the window branch, and DecodeProbe treats it so too.
+    // Dense attention is in the window branch's column, and DecodeProbe treats it so too.
     for (int b = c_.has_nsa() ? 0 : kWin; b < 3; ++b)
       row.ms[b] = step_ms(row.S, {b == kCmp, b == kSel, b == kWin}) - without;
   }
@@ -277,7 +277,7 @@ class DecodeBench {
   Tensor q_zero_, out_;
 };
 
-// A result as a row in the common format of kept rows (tools/bench/bench.h).
+// A result as a row in the common kept-row format (tools/bench/bench.h).
 Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row& r, bool prefill, bool dense) {
   return {{"op", prefill ? "prefill" : "decode"},
           {"case", fmt::format("{} {}x{}{}", config, prefill ? 1 : o.batch, r.S, dense ? " dense" : "")},

@@ -31,7 +31,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
-// A number of documents or of tokens.
+// A document or token count.
 int64_t parse_count(const std::string& digits, const std::string& mix) {
   const auto n = parse_number<int64_t>(digits);
   if (!n || *n < 1 || *n >= int64_t{1} << 31) malformed(mix);

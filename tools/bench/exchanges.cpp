@@ -74,11 +74,11 @@ void print_exchanges(const Json& exchanges, double links, int64_t micro_steps) {
       exposed = std::max(exposed, rank["exposed_us"].get<double>() * 1e-3);
     }
     most = std::max(sent, received);
-    const double of_layer = kMB * e["layers"].get<double>() * static_cast<double>(micro_steps);
+    const double layer_mb = kMB * e["layers"].get<double>() * static_cast<double>(micro_steps);
     sum_ms += most / links * 1e3, sum_exposed += exposed;
     fmt::print("{:<44} {:<8} {:>6} {:>11.3f} {:>10.3f} {:>11.3f} {:>10.3f} {:>12.3f} {:>11.3f}\n",
-               e["kind"].get<std::string>(), e["pass"].get<std::string>(), e["layers"].get<int64_t>(), sent / of_layer,
-               received / of_layer, sent / kMB, received / kMB, most / links * 1e3, exposed);
+               e["kind"].get<std::string>(), e["pass"].get<std::string>(), e["layers"].get<int64_t>(), sent / layer_mb,
+               received / layer_mb, sent / kMB, received / kMB, most / links * 1e3, exposed);
   }
   fmt::print(
       "{:<44} {:<8} {:>6} {:>45} {:>12.3f} {:>11.3f}\none large exchange between these ranks, all with all: {:.2f} "

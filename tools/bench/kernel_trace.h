@@ -1,6 +1,6 @@
-// KernelTrace: records a GPU's kernels, copies and fills, those of libraries included, each with its times and the op
-// that queued it (OpScope). A build with CUPTI compiles kernel_trace_cupti.cpp; one without compiles
-// kernel_trace_none.cpp, whose constructor throws an Error.
+// KernelTrace: records a GPU's kernels, copies and fills, libraries' included, each with its times and the op that
+// queued it (OpScope). A build with CUPTI compiles kernel_trace_cupti.cpp; one without compiles kernel_trace_none.cpp,
+// whose constructor throws an Error.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,9 +13,9 @@ namespace triad {
 
 struct Activity {
   std::string kernel;  // the kernel's demangled name without arguments, or "copy", or "fill"
-  std::string op;      // name of the op that queued it; empty: queued outside any op
+  std::string op;      // op that queued it; empty: queued outside any op
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t stream = 0;  // CUPTI's number of the stream
+  int64_t stream = 0;  // CUPTI's stream number
 };
 
 class KernelTrace {

@@ -17,7 +17,7 @@ namespace triad {
 
 namespace {
 
-// The functions of CUPTI, found in the library at run time.
+// CUPTI's functions, found in the library at run time.
 struct Cupti {
   decltype(&cuptiActivityRegisterCallbacks) register_callbacks;
   decltype(&cuptiActivityEnable) enable;
@@ -84,7 +84,7 @@ constexpr CUpti_ActivityKind kKinds[] = {
     CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
     CUPTI_ACTIVITY_KIND_MEMCPY,
     CUPTI_ACTIVITY_KIND_MEMSET,
-    CUPTI_ACTIVITY_KIND_RUNTIME,  // records of API calls, which link a kernel to the external id of its op
+    CUPTI_ACTIVITY_KIND_RUNTIME,  // API call records, which link a kernel to its op's external id
     CUPTI_ACTIVITY_KIND_DRIVER,
     CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
 
@@ -129,7 +129,7 @@ class KernelTrace::Recorder final : public OpListener {
 
  private:
   struct Found {
-    uint32_t call;  // correlation id of the API call that queued the kernel
+    uint32_t call;  // correlation id from the API call that queued the kernel
     Activity activity;
   };
 

@@ -42,7 +42,7 @@ Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
   };
   const Tensor from = alloc("from", DType::u8, {copied}), to = alloc("to", DType::u8, {copied});
   const Tensor a = alloc("a", dtype, {n, n}), b = alloc("b", dtype, {n, n}), d = alloc("d", dtype, {n, n});
-  // The operands are random numbers, because a product of zeros uses less power and runs faster than any real one.
+  // The operands are random numbers, because multiplying zeros uses less power and runs faster than any real one.
   std::vector<std::byte> host(static_cast<size_t>(matrix_bytes));
   const Arg normal{.name = "a", .role = ArgRole::constant, .shape = {n, n}};
   for (const Tensor& t : {a, b}) {

@@ -1,5 +1,5 @@
-// Timing for `triad bench`: medians by events with a cold L2 cache, and this machine's ceilings, the bandwidth of a
-// device copy and the rate of a large matrix product.
+// Timing for `triad bench`: medians by events with a cold L2 cache, and this machine's ceilings, a device copy's
+// bandwidth and a large matrix product's rate.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -15,22 +15,22 @@ namespace triad {
 double median(std::vector<double> values);
 
 struct Timing {
-  double us = 0;  // median time of a run
+  double us = 0;  // median time per run
   int runs = 0;
 };
 
-// What fills the L2 cache before a timed run. written: modified lines of other data, as a preceding kernel leaves them.
-// The timed work then pays for writing them back; an op that only reads n bytes evicts more of them than a copy of n
-// bytes in all does. read: the same data, which is then read again until nothing is left to write back, so that an op
-// and a copy start under equal conditions.
+// What fills the L2 cache before a timed run. written: modified lines from other data, as a preceding kernel leaves
+// them. The timed work then pays for writing them back; an op that only reads n bytes evicts more lines than a copy
+// that moves n bytes in all. read: the same data, which is then read again until nothing is left to write back, so that
+// an op and a copy start under equal conditions.
 enum class Flush { written, read };
 
 // Stopwatch: times work on a context's stream. On a GPU the L2 cache is flushed before every run, and all runs are
 // queued without waiting, so that launching a run overlaps the device's work on earlier ones.
 class Stopwatch {
  public:
-  // longest: for work that several ranks do together: the longest of their times of a run, so that all choose as many
-  // runs. Without it each is alone.
+  // longest: for work that several ranks do together, returns the longest run time among them, so that all choose
+  // equally many runs. Without it each rank is alone.
   explicit Stopwatch(Device device, std::function<double(double)> longest = {});
 
   template <class Work>
@@ -98,8 +98,8 @@ class Stopwatch {
 };
 
 struct Ceiling {
-  double gb_per_s = 0;     // bytes read and written per second by a copy of 1 GiB (on the CPU 256 MiB)
-  double tflop_per_s = 0;  // rate of a product of random 8192 x 8192 matrices (on the CPU 1024 x 1024)
+  double gb_per_s = 0;     // bytes that a 1 GiB copy (on the CPU 256 MiB) reads and writes per second
+  double tflop_per_s = 0;  // product rate, random 8192 x 8192 matrices (on the CPU 1024 x 1024)
 
   // The least time that work with these FLOPs and bytes needs at these rates.
   double floor_us(double flops, double bytes) const {
@@ -108,20 +108,20 @@ struct Ceiling {
 };
 Ceiling measure_ceiling(Device, DType, Stopwatch&);
 
-// Times reference kernels that move as few bytes as an op does. Small transfers stay below the bandwidth of large ones,
-// so a memory-bound op is compared with these. Each call allocates its memory and frees it.
+// Times reference kernels that move as few bytes as an op does. Small transfers stay below large ones' bandwidth, so a
+// memory-bound op is compared with these. Each call allocates its memory and frees it.
 class MemoryTimes {
  public:
   MemoryTimes(Device device, Stopwatch& stopwatch) : device_(device), stopwatch_(stopwatch) {}
-  // Time of a device copy whose reads and writes sum to `bytes`, us.
+  // Time for a device copy whose reads and writes sum to `bytes`, us.
   double copy_us(double bytes, Flush how = Flush::written);
-  // Time of a kernel that does nothing but read and write these numbers of bytes, us. Up to some 100 MB it differs from
-  // that of a copy of equal size: the copy leaves the half that it writes in L2, where writing it back is not timed,
-  // whereas an op that only reads cannot do that.
+  // Time for a kernel that only reads and writes this many bytes, us. Up to some 100 MB it differs from an equally
+  // large copy's: the copy leaves the half that it writes in L2, where writing it back is not timed, whereas an op that
+  // only reads cannot do that.
   double traffic_us(double read, double written);
 
  private:
-  // Time of work(ctx, to, from) on buffers of these sizes, us.
+  // Time for work(ctx, to, from) on buffers of these sizes, us.
   template <class Work>
   double time_us(int64_t from_bytes, int64_t to_bytes, Flush how, Work&& work);
 

@@ -1,4 +1,4 @@
-// What benches of several ranks (mpirun -np N triad bench ...) share: errors, and the rate of the links between ranks.
+// What multi-rank benches (mpirun -np N triad bench ...) share: errors, and the rate of links between ranks.
 #pragma once
 #include <exception>
 
@@ -8,7 +8,7 @@
 namespace triad {
 
 // Calls work(). With several ranks an error ends this process, and so the others: unwinding would free memory that
-// pending collectives use (Comm::abandon). What pending work uses must therefore be declared outside of work().
+// pending collectives use (Comm::abandon). What pending work uses must therefore be declared outside work().
 template <class Work>
 void run_on_ranks(Comm& comm, Work&& work) {
   constexpr int kFailure = 1, kUsage = 2;
@@ -22,8 +22,8 @@ void run_on_ranks(Comm& comm, Work&& work) {
   }
 }
 
-// The rate at which the ranks of a group exchange large tensors, all with all: bytes/s that each sends, and as many
-// that it receives, by the slowest of them. Collective; allocates memory and frees it.
+// The rate at which a group's ranks exchange large tensors, all with all: bytes/s that each sends (and receives), for
+// the slowest rank. Collective; allocates memory and frees it.
 double measure_links(Device, Comm& group);
 
 }  // namespace triad

@@ -58,7 +58,7 @@ struct Kept {
   double us;
 };
 
-// The newest row of each key: that of the latest date, and among rows of equal date the last line.
+// The newest row per key: the latest date, and among equal dates the last line.
 std::map<std::string, Kept> read_kept(const std::string& path) {
   std::ifstream file(path);
   if (!file) fail("--compare: {} cannot be read", path);

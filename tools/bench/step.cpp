@@ -1,9 +1,9 @@
-// triad bench step: times whole training steps of a config, as `triad train` runs them, and divides a GPU's time into
-// families of kernels. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, because
-// kernels of a graph cannot be attributed to ops; tracing slows down the host, not the kernels. Kernels may run
-// concurrently (engine/fork_join.h), and a kernel that waits for free SMs counts as running, so the families may add up
-// to more than a step. "GPU busy" is the share of the time in which at least one kernel, copy or fill runs, in traced
-// steps with the graph. Energy and clock are measured in further steps, because a reading takes the host's time.
+// triad bench step: times a config's whole training steps, as `triad train` runs them, and divides GPU time into kernel
+// families. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, because a graph's
+// kernels can't be attributed to ops; tracing slows down the host, not the kernels. Kernels may run concurrently
+// (engine/fork_join.h), and a kernel that waits for free SMs counts as running, so the families may add up to more than
+// a step. "GPU busy" is the time share in which at least one kernel, copy or fill runs, in traced steps with the graph.
+// Energy and clock are measured in further steps, because a reading takes the host's time.
 //
 // Several ranks (mpirun -np N) run the steps together. Rank 0 prints its own times, kernels and memory.
 #include <fmt/format.h>
@@ -50,8 +50,8 @@ struct StepOptions {
   BenchOptions common;
 };
 
-// A family of kernels. `ops`: prefixes of the names of the ops that queue its kernels. `kernels`: prefixes of the names
-// of its kernels that no op has queued. The families are in the order of the table.
+// A kernel family. `ops`: name prefixes for ops that queue its kernels. `kernels`: name prefixes for its kernels that
+// no op has queued. Families are in table order.
 struct Family {
   const char* name;
   std::vector<const char*> ops, kernels = {};
@@ -81,7 +81,7 @@ const std::vector<Family>& families() {
       {"optimizer", {"adamw", "muon", "newton_schulz", "sum", "judge", "accumulate"}},
       {"exchange", {"context_exchange"}},                // keys, values and their gradients, between ranks
       {"rows of exchanges", {"copy_rows", "add_rows"}},  // packed, unpacked and added
-      {"collectives", {"rank_sum"}, {"nccl"}},           // sums of gradients, gathers of weights
+      {"collectives", {"rank_sum"}, {"nccl"}},           // gradient sums, weight gathers
       {"copies", {"cast"}, {"copy", "fill"}},
       {"other", {}}};
   return all;
@@ -93,19 +93,19 @@ std::string family_of(const Activity& a) {
   return "other";
 }
 
-// Returns the share of a sequence's FLOPs that one card computes: dist.context cards compute a sequence together.
+// Returns the share of a sequence's FLOPs that one card computes; dist.context cards compute it together.
 double share_of(const Config& config) { return 1.0 / static_cast<double>(config.dist.context); }
 
-// Returns the FLOPs that one card computes per step, by name of the family (a group of kernels, see families()). Only
-// families whose work is mainly matrix products have an entry. The FLOPs of attention follow from the number of pairs
-// of a query and a key. Backward counts as five products for each pair, even if the kernels compute more.
+// Returns the FLOPs that one card computes per step, by family name (a group of kernels, see families()). Only families
+// whose work is mainly matrix products have an entry. Attention FLOPs follow from the number of (query, key) pairs.
+// Backward counts as five products for each pair, even if the kernels compute more.
 std::map<std::string, double> family_flops(const Config& config) {
   const ModelConfig& c = config.model;
   const TrainConfig& t = config.train;
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
   const double share = share_of(config);
   const ProductFlops products = product_flops(c, B, t.seq_len);
-  AttendedPairs pairs;  // attended pairs of one head and sequence, in all layers
+  AttendedPairs pairs;  // attended pairs per head and sequence, in all layers
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AttendedPairs p = attended_pairs(c, c.attention_of(i), t.seq_len);
     pairs.cmp += p.cmp, pairs.sel += p.sel, pairs.win += p.win, pairs.dense += p.dense;
@@ -160,7 +160,7 @@ class Steps {
   void take(int64_t count) {
     for (int64_t i = 0; i < count; ++i) take();
   }
-  // Waits until all work of the steps has ended.
+  // Waits until all the steps' work has ended.
   void drain() {
     while (queued_ > 0) settle();
     ctx().stream.synchronize();
@@ -169,7 +169,7 @@ class Steps {
   void forget_graphs() { step_.forget_graphs(); }
   // Makes the following steps run without a CUDA graph.
   void leave_graph() { config_.runtime.cuda_graph = false; }
-  // Runs `count` steps and returns their times in us: the time between the begins of two successive steps on the GPU.
+  // Runs `count` steps and returns their times in us: from one step's beginning to the next one's on the GPU.
   std::vector<double> times_us(int64_t count) {
     std::vector<Event> begins;
     for (int64_t i = 0; i <= count; ++i) {
@@ -200,7 +200,7 @@ class Steps {
   int64_t taken_ = 0, queued_ = 0;
 };
 
-// Runs `count` steps on all ranks and returns power, energy and clock of rank 0's card; nothing on other ranks.
+// Runs `count` steps on all ranks and returns rank 0's power, energy and clock; nothing on other ranks.
 PowerUse measure_power(Steps& steps, int64_t count) {
   steps.drain();
   const Nvml nvml(steps.comm().first() ? backend::pci_address(steps.ctx().device) : "");
@@ -232,19 +232,19 @@ Json to_json(const PowerUse& use) {
   return out;
 }
 
-// Mean time and number of launches per traced step.
+// Mean time and launches per traced step.
 struct Spent {
   double us = 0, launches = 0;
 };
 struct Split {
   std::map<std::string, Spent> family;
   std::map<std::pair<std::string, std::string>, Spent> kernel;  // key: kernel name, op name
-  double busy = 0;          // share of the time in which at least one kernel, copy or fill runs
+  double busy = 0;          // time share in which at least one kernel, copy or fill runs
   double busy_step_us = 0;  // time per step in the trace that measured `busy`, us
 };
 constexpr int kTracedSteps = 4;
 
-// Runs kTracedSteps steps on all ranks. Returns the kernels, copies and fills of rank 0; an empty list elsewhere.
+// Runs kTracedSteps steps on all ranks. Returns rank 0's kernels, copies and fills; an empty list elsewhere.
 std::vector<Activity> trace_steps(Steps& steps) {
   steps.drain();
   std::optional<KernelTrace> trace;
@@ -321,7 +321,7 @@ std::string case_name(const LoadedConfig& loaded, int64_t ranks) {
   return name;
 }
 
-// Runs the warm-up steps and then the timed steps. Returns a row with the results of the timed steps.
+// Runs the warm-up steps and then the timed steps. Returns a row with the timed steps' results.
 Json measure_steps(Steps& steps, const StepOptions& o, const LoadedConfig& loaded, const Ceiling& ceiling) {
   steps.take(o.warm_up);
   const std::vector<double> times = steps.times_us(o.steps);
@@ -447,7 +447,7 @@ void run_step(const StepOptions& o) {
     comm->finish();
   });
   if (!first) return;
-  rows.finish(o.common);  // before the error of a failed trace, so that the rows are not lost
+  rows.finish(o.common);  // comes before a failed trace's error, so the rows aren't lost
   if (!no_trace.empty()) fail("--chrome-trace: {}", no_trace);
 }
 

@@ -53,7 +53,7 @@ void read_heartbeats(TrainedRun& run, int rank, int64_t steps) {
     if (last != "step_end") continue;
     run.fallbacks = std::max(run.fallbacks, beat.value("fb_total", int64_t{0}));
     for (const auto& [key, value] : beat.items())
-      if (key.starts_with("gpu_") && value.is_number()) run.of_gpu[key] = value.get<double>();
+      if (key.starts_with("gpu_") && value.is_number()) run.gpu_fields[key] = value.get<double>();
     if (rank != 0) continue;
     TRIAD_CHECK(beat["loss"].is_number() && beat["grad_norm"].is_number(), "{}: step {} has loss {} and norm {}", path,
                 brief(beat["step"]), brief(beat["loss"]), brief(beat["grad_norm"]));

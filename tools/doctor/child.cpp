@@ -58,7 +58,7 @@ std::vector<Process> all_processes() {
     std::string skipped;
     Process p{.pid = pid};
     fields >> skipped >> p.parent;
-    // Number of fields of /proc/PID/stat between the parent's pid and the user time.
+    // Fields in /proc/PID/stat between the parent's pid and the user time.
     constexpr int kFieldsToUserTime = 9;
     for (int i = 0; i < kFieldsToUserTime; ++i) fields >> skipped;
     long user = 0, system = 0;
@@ -72,12 +72,12 @@ std::vector<Process> all_processes() {
   return all;
 }
 
-// Descendants: the descendants of this process that were started after this object was made. A descendant that loses
-// its parent becomes our child (PR_SET_CHILD_SUBREAPER), so that processes of a launcher are not lost. Other programs'
-// processes can be our children too: those of a shell that replaced itself by this program (`server & exec triad
-// doctor`), and every orphan if we are a container's first process. Therefore processes that exist already, and all
-// that these start, count as foreign. Only a foreign orphan whose parent started and ended between two calls of
-// members() is mistaken for ours.
+// Descendants: processes that descend from this one and were started after this object was made. A descendant that
+// loses its parent becomes our child (PR_SET_CHILD_SUBREAPER), so a launcher's processes aren't lost. Other programs'
+// processes can be our children too: a shell's that replaced itself by this program (`server & exec triad doctor`), and
+// every orphan if we are a container's first process. Therefore processes that exist already, and all that these start,
+// count as foreign. Only a foreign orphan whose parent started and ended between two members() calls is mistaken for
+// ours.
 class Descendants {
  public:
   Descendants() {
@@ -108,10 +108,10 @@ class Descendants {
   }
 
  private:
-  std::map<pid_t, unsigned long long> foreign_;  // pid: start time of the foreign process
+  std::map<pid_t, unsigned long long> foreign_;  // pid -> the foreign process's start time
 };
 
-// Collects the exit codes of ended children.
+// Collects ended children's exit codes.
 class Reaper {
  public:
   void reap() {
@@ -211,15 +211,15 @@ pid_t start(const Command& command, Inherit inherit, int output) {
   _exit(kCannotRun);
 }
 
-// ---- signs of life ----
+// ---- life signs ----
 
-// Watches a folder for signs of life: growing output, new heartbeats, CPU time.
+// Watches a folder for life signs: growing output, new heartbeats, CPU time.
 class LifeSigns {
  public:
   LifeSigns(Descendants& descendants, std::string folder, bool busy_is_alive)
       : descendants_(descendants), folder_(std::move(folder)), busy_is_alive_(busy_is_alive) {}
 
-  // Looks for signs of life. passed_s: seconds since the last call.
+  // Looks for life signs. passed_s: seconds since the last call.
   void poll(double passed_s) {
     uintmax_t seen = 0;
     std::error_code gone;
@@ -244,7 +244,7 @@ class LifeSigns {
   }
 
  private:
-  // The last heartbeat of a file that is not "stackdump", because the dump that the doctor requests must not hide an
+  // The last heartbeat in a file that isn't "stackdump", because the dump that the doctor requests must not hide an
   // earlier "hung".
   static Json newest_in(const std::string& path) {
     const std::vector<std::string> lines = whole_lines(path);

@@ -1,5 +1,5 @@
-// The phases collectives_*: a self-test of all-reduce, reduce-scatter and all-gather. Every rank contributes integers
-// whose sums are known and exact, in each dtype and three sizes, and compares every element of the result.
+// The phases collectives_*: a self-test for all-reduce, reduce-scatter and all-gather. Every rank contributes integers
+// whose sums are known and exact, in each dtype and three sizes, and compares every result element.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -18,13 +18,13 @@ namespace triad {
 
 namespace {
 
-// Element i of the input of a rank, an integer. Sums over up to 8 ranks are exact in bf16, because 36 * 7 < 256.
+// Element i in a rank's input, an integer. Sums over up to 8 ranks are exact in bf16, because 36 * 7 < 256.
 double input(int rank, int64_t i) { return static_cast<double>((rank + 1) * (i % 7 + 1)); }
 
 struct Case {
   std::string op;
   DType dtype;
-  int64_t n;  // number of elements of the tensor (all_reduce), or of each rank's part of it
+  int64_t n;  // elements in the tensor (all_reduce), or in each rank's part
   int64_t wrong = 0;
   double ms = 0;
 };
@@ -100,7 +100,7 @@ class SelfTest {
   Tensor arena_;
 };
 
-// Judges collectives.json, the result of a self-test with this many ranks.
+// Evaluates collectives.json, the result of a self-test with this many ranks.
 void judge(PhaseRun& v, int ranks) {
   const Json found = parse_json(read_file(v.file("collectives.json")), v.file("collectives.json"));
   v.expect(found["ranks"] == ranks, "",
@@ -139,7 +139,7 @@ void probe_collectives(const std::string& folder, const std::string& device_word
   for (const char* op : {"all_reduce", "reduce_scatter", "all_gather"})
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int64_t n : {128, 128 * 77, 1 << 20}) cases.push_back({op, dtype, n});
-  // The first of the two calls sets up connections; the second one is timed.
+  // The first call sets up connections; the second one is timed.
   for (Case& c : cases) test.run(c), test.run(c);
   Json rows = Json::array();
   for (const Case& c : cases) {

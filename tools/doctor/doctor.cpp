@@ -1,5 +1,5 @@
 // triad doctor: examines this machine and build in phases (tools/doctor/phases.cpp), one after another. Each phase runs
-// programs in a folder of its own and judges the files that they write. RESULTS.md lists the verdicts.
+// programs in its own folder and evaluates the files that they write. RESULTS.md lists the verdicts.
 #include "tools/doctor/doctor.h"
 
 #include <CLI/CLI.hpp>
@@ -32,8 +32,8 @@ const Phase& phase_named(const std::string& name) {
   fail_usage("--only {}: the phases are {}", shortened(name), phase_names());
 }
 
-// The phases to run, in the order of doctor_phases(). With --only: the named phases and those that they need. Otherwise
-// all phases; those that are `full` only with --full.
+// The phases to run, in doctor_phases() order. With --only: the named phases and those that they need. Otherwise all
+// phases; those that are `full` only with --full.
 std::vector<const Phase*> chosen_phases(const DoctorOptions& o) {
   std::vector<std::string> wanted = o.only;
   for (size_t i = 0; i < wanted.size(); ++i)
@@ -47,8 +47,8 @@ std::vector<const Phase*> chosen_phases(const DoctorOptions& o) {
   return phases;
 }
 
-// Creates the doctor's output folder, or removes the old results of the phases from it, so that no old file is judged.
-// Refuses a folder that holds other files.
+// Creates the doctor's output folder, or removes the phases' old results from it, so no old file is evaluated. Refuses
+// a folder that holds other files.
 void prepare_folder(const std::string& out, const std::vector<const Phase*>& phases) {
   const std::string results = out + "/" + kResultsFile;
   if (fs::exists(out) && !fs::is_directory(out)) fail_usage("--out {} is not a folder", out);
@@ -62,7 +62,7 @@ void prepare_folder(const std::string& out, const std::vector<const Phase*>& pha
   }
 }
 
-// The result of an earlier phase that this phase needs and that did not complete; nullptr if there is none.
+// The result of an earlier, incomplete phase that this phase needs; nullptr if there is none.
 const PhaseResult* missing_need(const Phase& phase, const std::vector<PhaseResult>& before, bool machine_known) {
   for (const std::string& needed : phase.needs)
     for (const PhaseResult& earlier : before)
@@ -104,7 +104,7 @@ void examine(const DoctorOptions& o) {
       PhaseRun visit(o, *phase, all);
       finding = visit.examine();
       if (phase->name == "environment") {
-        // The constructor of PhaseRun reads machine.json, which exists only after this phase has run.
+        // PhaseRun's constructor reads machine.json, which exists only after this phase has run.
         const PhaseRun after(o, *phase, all);
         machine = after.machine();
         write_doctor_config(o.out, after.on_gpu());

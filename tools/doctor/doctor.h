@@ -1,5 +1,5 @@
-// triad doctor: types of a phase and its result, and the functions of the phases. tools/doctor/phases.cpp lists the
-// phases, doctor.cpp runs them in order.
+// triad doctor: types for a phase and its result, and the phases' functions. tools/doctor/phases.cpp lists the phases,
+// doctor.cpp runs them in order.
 #pragma once
 #include <fmt/format.h>
 
@@ -15,27 +15,27 @@
 
 namespace triad {
 
-// Verdict of a phase. pass: every expectation holds, within the time budget. slow: every expectation holds but the
-// phase took longer than its budget, or the phase was alive at three times the budget and was killed (Finding::ended).
-// hang: no sign of life. skipped: this machine or build lacks what the phase needs, or a phase whose files it reads did
-// not complete.
+// A phase's verdict. pass: every expectation holds, within the time budget. slow: every expectation holds but the phase
+// took longer than its budget, or the phase was alive at three times the budget and was killed (Finding::ended). hang:
+// no life sign. skipped: this machine or build lacks what the phase needs, or a phase whose files it reads did not
+// complete.
 enum class Verdict { pass, fail, slow, hang, skipped };
 const char* word_of(Verdict);
 
 struct DoctorOptions {
   bool full = false;
   std::string out = "runs/doctor", device = "auto";
-  std::vector<std::string> only;  // names of the phases to run; empty: all
+  std::vector<std::string> only;  // phases to run, by name; empty: all
   double budget = 1;              // factor by which every phase's time budget is multiplied
 };
 
 class PhaseRun;
 
 struct Phase {
-  std::string name;  // name of the phase and of its folder
+  std::string name;  // name of the phase and its folder
   bool full;         // true: the phase runs only with --full
   double budget_s;
-  std::vector<std::string> needs = {};  // names of the phases whose files this one reads
+  std::vector<std::string> needs = {};  // phases whose files this one reads
   std::string question;
   std::string advice;  // what the user can do if the phase fails
   std::function<void(PhaseRun&)> examine;
@@ -46,7 +46,7 @@ struct Finding {
   Verdict verdict = Verdict::pass;
   double seconds = 0;
   std::string evidence, next;
-  bool ended = false;  // for slow: the phase was killed at its time limit, so its files are incomplete
+  bool ended = false;  // if slow: the phase was killed at its time limit, so its files are incomplete
 
   bool holds() const { return verdict == Verdict::pass || (verdict == Verdict::slow && !ended); }
 };
@@ -57,7 +57,7 @@ struct PhaseResult {
 };
 
 // PhaseRun: a phase while it runs. It has the phase's folder, facts about this machine, functions that run programs and
-// that record what was found, and the results of earlier phases.
+// that record what was found, and earlier phases' results.
 class PhaseRun {
  public:
   PhaseRun(const DoctorOptions&, const Phase&, const std::vector<PhaseResult>& before);
@@ -66,11 +66,11 @@ class PhaseRun {
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
   std::string folder_of(const std::string& phase) const { return options_.out + "/" + phase; }
   const DoctorOptions& options() const { return options_; }
-  // Whether the named phase passed in this run of the doctor; files of an earlier run do not count.
+  // Whether the named phase passed in this doctor run; an earlier run's files don't count.
   bool holds(const std::string& phase) const;
 
-  const Json& machine() const { return machine_; }  // content of environment/machine.json; null before that phase
-  int gpus() const;                                 // number of GPUs that the phases use; 0 with --device cpu
+  const Json& machine() const { return machine_; }  // environment/machine.json's content; null before that phase
+  int gpus() const;                                 // GPUs that the phases use; 0 with --device cpu
   bool on_gpu() const { return gpus() > 0; }
   std::string device() const { return on_gpu() ? "cuda" : "cpu"; }
 
@@ -115,12 +115,12 @@ class PhaseRun {
   Json machine_;
   std::vector<std::string> notes_, wrong_;
   int64_t slow_steps_ = 0;
-  double seconds_left_ = 0;  // what is left of the time limit, which is three times the budget
+  double seconds_left_ = 0;  // time left until the limit, which is three times the budget
   double stopped_s_ = 0;     // time for which the machine or the doctor was suspended
 };
 
-// Writes the training text and the config (OUT/doctor.json) of the doctor's own model, a small NSA model. on_gpu:
-// chooses shapes that the fast (sm90) kernels accept.
+// Writes training text and config (OUT/doctor.json) for the doctor's own model, a small NSA model. on_gpu: chooses
+// shapes that the fast (sm90) kernels accept.
 void write_doctor_config(const std::string& out, bool on_gpu);
 inline constexpr int kDoctorSteps = 8, kDoctorLayers = 4;
 
@@ -129,7 +129,7 @@ void write_results(const DoctorOptions&, const std::vector<PhaseResult>&, const 
 inline constexpr const char* kResultsFile = "RESULTS.md";
 inline constexpr const char* kResultsTitle = "# triad doctor";
 
-// The number of cores that this process may use; in a container or a job it is smaller than the machine's.
+// How many cores this process may use; fewer than the machine's in a container or a job.
 int usable_cores();
 
 // What the doctor's child processes other than training do (`triad doctor --probe ...`). Each writes JSON files into
@@ -140,7 +140,7 @@ void probe_topology(const std::string& folder);  // writes topology.json and env
 void probe_collectives(const std::string& folder, const std::string& device, const std::string& backend,
                        double timeout_s);  // writes collectives.json and env.json
 
-// The functions of the phases, which are in machine.cpp, collectives.cpp, runs.cpp and numbers.cpp.
+// The phases' functions, which are in machine.cpp, collectives.cpp, runs.cpp and numbers.cpp.
 void examine_environment(PhaseRun&);
 void examine_topology(PhaseRun&);
 void examine_collectives_nccl(PhaseRun&);

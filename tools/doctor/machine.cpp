@@ -38,7 +38,7 @@ double free_disk_mib(const std::string& path) {
   return statvfs(path.c_str(), &s) == 0 ? static_cast<double>(s.f_bavail) * static_cast<double>(s.f_frsize) / kMiB : 0;
 }
 
-// The number in a line of /proc/meminfo, converted to MiB; 0 if there is no such line.
+// The number in a /proc/meminfo line, converted to MiB; 0 if there is no such line.
 double meminfo_mib(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);)
@@ -46,7 +46,7 @@ double meminfo_mib(const std::string& name) {
   return 0;
 }
 
-// The resource limits of this process, each a number or "unlimited".
+// This process's resource limits, each a number or "unlimited".
 Json limits() {
   Json out;
   const auto put = [&](const char* name, __rlimit_resource what) {
@@ -122,7 +122,7 @@ void probe_machine(const std::string& folder) {
 }
 
 void probe_products(const std::string& folder) {
-  constexpr int64_t kRows = 2048, kOut = 512, kIn = 128;  // the first layer of the quickstart's MLP
+  constexpr int64_t kRows = 2048, kOut = 512, kIn = 128;  // the quickstart MLP's first layer
   constexpr int kRuns = 20;
   Runtime runtime({.device = Device::cpu(), .arena_bytes = int64_t{16} << 20, .side_streams = false});
   const Tensor y = runtime.arena().alloc(MemTag::workspace, "y", DType::f32, {kRows, kOut}),
@@ -207,8 +207,8 @@ void examine_environment(PhaseRun& v) {
   if (!m["gpus"].empty()) v.note(no_nccl.empty() ? "NCCL" : "no NCCL (" + no_nccl + ")");
 }
 
-// For every ordered pair of GPUs: the type of their connection, and copies from the first one's memory to the second
-// one's, which are timed and compared.
+// For every ordered GPU pair: the connection type, and copies from the first one's memory to the second one's, which
+// are timed and compared.
 void probe_topology(const std::string& folder) {
   const int gpus = backend::cuda_device_count();
   write_env(folder, *make_self_comm(Device::cuda(0)), Device::cuda(0));

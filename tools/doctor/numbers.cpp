@@ -1,5 +1,5 @@
-// The phases causality, selection_parity and attention_parity, which run `triad grads` on the weights of the phase
-// baseline and compare logits, gradients and selection lists, partly with an f64 reference on the CPU; and the phase
+// The phases causality, selection_parity and attention_parity, which run `triad grads` on the baseline phase's weights
+// and compare logits, gradients and selection lists, partly with an f64 reference on the CPU; and the phase
 // long_context.
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@ namespace triad {
 
 namespace {
 
-constexpr int64_t kRows = 4;  // number of sequences in a batch
+constexpr int64_t kRows = 4;  // sequences in a batch
 
 Json baseline_config(const PhaseRun& v) {
   const std::string path = v.folder_of("baseline") + "/config.json";
@@ -31,8 +31,8 @@ std::vector<int32_t> some_tokens(int64_t n, unsigned seed) {
   return tokens;
 }
 
-// Runs forward and backward with the baseline's weights on `rows` rows of T + 1 tokens. Returns the path of the
-// results, FOLDER/name.safetensors.
+// Runs forward and backward with the baseline's weights on `rows` rows with T + 1 tokens each. Returns the results'
+// path, FOLDER/name.safetensors.
 std::string run_grads(PhaseRun& v, const std::string& name, const std::vector<int32_t>& tokens, int64_t rows,
                       const std::string& device, const std::string& dtype) {
   const std::string shard = v.file(name + ".bin"), out = v.file(name + ".safetensors");
@@ -53,7 +53,7 @@ void keep_environment(const PhaseRun& v) {
   fs::copy_file(v.folder_of("environment") + "/env.json", v.file("env.json"), fs::copy_options::overwrite_existing);
 }
 
-// Two result files of the same batch: one computed on this machine's device and dtype, one on the CPU in f64.
+// Two result files for the same batch: one computed on this machine's device and dtype, one on the CPU in f64.
 struct Pair {
   std::string here, exact;
 };
@@ -67,8 +67,8 @@ Pair run_pair(PhaseRun& v, unsigned seed) {
 
 }  // namespace
 
-// Changes one token, s(r), in each row r of the batch: logits before s(r) must keep their bits, and those at s(r) must
-// change. A row has the same index in both batches, so that sums are computed in the same order.
+// Changes one token, s(r), in each batch row r: logits before s(r) must keep their bits, and those at s(r) must change.
+// A row has the same index in both batches, so that sums are computed in the same order.
 void examine_causality(PhaseRun& v) {
   keep_environment(v);
   const Json config = baseline_config(v);
@@ -148,8 +148,8 @@ void examine_attention_parity(PhaseRun& v) {
   const double logits = relative_difference(numbers_of(pair.here, "logits"), numbers_of(pair.exact, "logits"));
   v.expect(logits <= most_logits, fmt::format("logits {:.1e} from f64 (limit {:.0e})", logits, most_logits),
            fmt::format("logits differ by {:.2e} from f64, more than rounding explains ({:.0e})", logits, most_logits));
-  // Relative errors of each tensor. A gradient of tiny norm is mostly rounding error, so its error is taken relative to
-  // the mean norm.
+  // Relative errors by tensor. A tiny gradient is mostly rounding error, so its error is taken relative to the mean
+  // norm.
   const SafetensorsFile names(pair.exact);
   double all = 0, worst = 0;
   int64_t count = 0;
@@ -180,8 +180,8 @@ void examine_attention_parity(PhaseRun& v) {
                        worst_name, worst, most_gradients));
 }
 
-// Trains on the longest sequence whose planned memory is at most half of the free memory, but at most 65,536 tokens (on
-// a CPU 4,096).
+// Trains on the longest sequence whose planned memory is at most half the free memory, but at most 65,536 tokens (on a
+// CPU 4,096).
 void examine_long_context(PhaseRun& v) {
   const double free_mib = v.on_gpu() ? v.machine()["gpus"][0]["free_mib"] : v.machine()["memory_available_mib"];
   double planned_mib = 0;
@@ -209,9 +209,9 @@ void examine_long_context(PhaseRun& v) {
            fmt::format("T = {}: peak {:.0f} MiB, but {:.0f} were planned (metrics.json, `triad plan`)", T, peak_mib,
                        planned_mib));
   v.expect(std::filesystem::exists(run.file("mem_step1.json")), "", "mem_step1.json is missing");
-  const auto used = run.of_gpu.find("gpu_used_mib");
-  if (used == run.of_gpu.end()) return;
-  // The driver's number includes the run's tensors, the CUDA context with its kernels, and memory of other programs.
+  const auto used = run.gpu_fields.find("gpu_used_mib");
+  if (used == run.gpu_fields.end()) return;
+  // The driver's number includes the run's tensors, the CUDA context with its kernels, and other programs' memory.
   const Json& gpu = v.machine()["gpus"][0];
   const double others = gpu["memory_mib"].get<double>() - free_mib, most = planned_mib + others + 1024;
   v.expect(used->second <= most, fmt::format("the driver counts {:.0f} MiB", used->second),

@@ -1,4 +1,4 @@
-// Runs a phase: starts its child processes, collects the results of its checks, and decides the verdict.
+// Runs a phase: starts its child processes, collects its check results, and decides the verdict.
 #include <arpa/inet.h>
 #include <fmt/ranges.h>
 #include <netinet/in.h>
@@ -24,11 +24,11 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kSilentS = 20;  // seconds without progress after which a run counts as hung; multiplied by --budget
-// Longest time, s, between heartbeats of a run in a long step (train/monitor/watchdog.cpp).
+// Longest time, s, between a run's heartbeats in a long step (train/monitor/watchdog.cpp).
 constexpr double kPulseS = 10;
 constexpr double kLimitBudgets = 3;  // a phase that is still alive is killed after this many times its budget
 
-// Returns a TCP port of this host that is free now.
+// Returns a TCP port that is free now on this host.
 int free_port() {
   const FileHandle probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -41,8 +41,8 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-// Environment variables that give each process half of the cores, also if it runs alone: matrix libraries may round
-// differently with another number of threads, so runs that are compared must use the same number.
+// Environment variables that give each process half the cores, also if it runs alone: matrix libraries may round
+// differently with another thread count, so runs that are compared must use the same number.
 std::vector<std::pair<std::string, std::string>> threads_of(int ranks) {
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(1, usable_cores() / std::max(2, ranks));
@@ -103,7 +103,7 @@ std::vector<std::string> own_command(const std::vector<std::string>& args) {
   return words;
 }
 
-// A text for RESULTS.md that names the stack dumps and the lists of collectives that the phase's runs wrote.
+// A text for RESULTS.md that names the stack dumps and collective lists that the phase's runs wrote.
 std::string post_mortem(const std::string& folder) {
   std::vector<std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -143,7 +143,7 @@ bool PhaseRun::holds(const std::string& phase) const {
 }
 
 void PhaseRun::run(const std::vector<Command>& commands, Prints prints, Inherit inherit) {
-  // Seconds without a sign of life after which the doctor kills a process: a little more than the run's own watchdog
+  // Seconds without a life sign after which the doctor kills a process: a little more than the run's own watchdog
   // takes, because that watchdog may not have started or may be stopped too.
   const double silent_s = std::max(kSilentS * options_.budget, kPulseS) + 2;
   const Outcome ended = run_commands(
@@ -266,7 +266,7 @@ Finding PhaseRun::examine() {
     finding.ended = stop.ended;
     wrong_.push_back(stop.evidence);
     finding.next = stop.next;
-  } catch (const std::exception& e) {  // a file of the run is missing or invalid
+  } catch (const std::exception& e) {  // the run lacks a file or has an invalid one
     finding.verdict = Verdict::fail;
     wrong_.emplace_back(e.what());
   }

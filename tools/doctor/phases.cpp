@@ -1,6 +1,5 @@
-// The phases of `triad doctor`, in the order in which they run: the question that each one answers, its time budget,
-// and what to do if it fails. Budgets are some ten times what a phase takes on two cores, and twice what it takes on an
-// H200.
+// `triad doctor`'s phases, in running order: the question that each one answers, its time budget, and what to do if it
+// fails. Budgets are some ten times what a phase takes on two cores, and twice what it takes on an H200.
 #include "tools/doctor/doctor.h"
 
 namespace triad {

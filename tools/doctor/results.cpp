@@ -1,4 +1,4 @@
-// Writes RESULTS.md: a table with a row for each phase, then the end of the output of each phase that did not pass.
+// Writes RESULTS.md: a table with a row per phase, then the last output from each phase that did not pass.
 #include <algorithm>
 #include <ctime>
 
@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// Escapes text for a cell of a Markdown table.
+// Escapes text for a Markdown table cell.
 std::string cell(const std::string& text) {
   std::string out;
   for (const char c : text) {

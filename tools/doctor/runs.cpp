@@ -1,5 +1,5 @@
-// The phases that train the doctor's own model. They are judged by the files of their runs: by absolute limits and by
-// comparison with the run of the phase baseline.
+// The phases that train the doctor's own model. Their runs' files must keep absolute limits and agree with the baseline
+// phase's run.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace triad {
 
 namespace {
 
-// The training text, the same on every machine: random words of a small vocabulary. In eight steps the loss falls by
+// The training text, the same on every machine: random words from a small vocabulary. In eight steps the loss falls by
 // more than half a nat from ln 256.
 std::string doctor_text() {
   constexpr size_t kBytes = 1 << 16;
@@ -25,7 +25,7 @@ std::string doctor_text() {
   return text;
 }
 
-// Expects the final weights of a run to have the same bits as the baseline's.
+// Expects a run's final weights to have the same bits as the baseline's.
 void expect_same_bits(PhaseRun& v, const TrainedRun& run) {
   const WeightDifference d = compare_weights(run.folder, v.folder_of("baseline"));
   v.expect(d.unequal == 0, fmt::format("all {} tensors have the bits of baseline/model.safetensors", d.tensors),
@@ -34,9 +34,9 @@ void expect_same_bits(PhaseRun& v, const TrainedRun& run) {
                        d.unequal, d.tensors, d.first, d.relative, d.worst_name, d.worst));
 }
 
-// Expects a run's weights to be close to the baseline's, for runs that add numbers in another order. The norm of the
-// first gradient must agree up to fp32 rounding. The weights agree less: Adam turns a tiny gradient of another sign
-// into a full step. A gradient that is lost or counted twice changes the weights by a tenth or more.
+// Expects a run's weights to be close to the baseline's, for runs that add numbers in another order. The first
+// gradient's norm must agree up to fp32 rounding. Weights agree less: Adam turns a tiny gradient with another sign into
+// a full step. A gradient that is lost or counted twice changes the weights by a tenth or more.
 void expect_close_weights(PhaseRun& v, const TrainedRun& run) {
   constexpr double kMostNorm = 1e-5, kMost = 1e-3;
   const TrainedRun one = read_trained(v.folder_of("baseline"), kDoctorSteps, 1);
@@ -80,7 +80,7 @@ void expect_transport(PhaseRun& v, const TrainedRun& run, const std::string& wor
   v.expect(name.find(word) != std::string::npos, name, fmt::format("env.json says comm \"{}\", not {}", name, word));
 }
 
-// Config changes for two ranks: one micro-step then has the sequences of the baseline's two micro-steps.
+// Config changes for two ranks: one micro-step then has the sequences from the baseline's two micro-steps.
 const std::vector<std::string> kAsTwoRanks = {"train.accumulate_grad_batches=1", "log.diagnostics=[\"buckets\"]"};
 
 TrainedRun train_two(PhaseRun& v, PhaseRun::Launch launch, const std::string& backend) {
@@ -142,8 +142,8 @@ void examine_baseline(PhaseRun& v) {
                      run.metrics["tokens_per_s"].get<double>(), run.metrics["peak_mib"].get<double>()));
 }
 
-// Checks the statistics of gates and selection in the baseline's run. The gates of a fresh model are a third each, and
-// none may collapse in eight steps. The number of tokens that a row selects follows from its position.
+// Checks gate and selection statistics in the baseline's run. A fresh model's gates are a third each, and none may
+// collapse in eight steps. How many tokens a row selects follows from its position.
 void examine_health(PhaseRun& v) {
   const std::string gates_path = v.folder_of("baseline") + "/gates.csv",
                     lists_path = v.folder_of("baseline") + "/k_stats.csv";
@@ -156,7 +156,7 @@ void examine_health(PhaseRun& v) {
   v.expect(gates.size() == kRows && lists.size() == kRows, "",
            fmt::format("gates.csv has {} rows and k_stats.csv {}, for {} layers and {} steps", gates.size(),
                        lists.size(), kDoctorLayers, kDoctorSteps));
-  const auto of_row = [](const CsvTable& table, size_t i) {
+  const auto row_name = [](const CsvTable& table, size_t i) {
     return fmt::format("step {} layer {}", table.text(i, "step"), table.text(i, "layer"));
   };
   constexpr double kNear = 0.01, kLeastEntropy = 0.5, kMostMax = 0.9, kMostCollapsed = 0.01;
@@ -169,14 +169,14 @@ void examine_health(PhaseRun& v) {
     for (const char* branch : {"cmp", "sel", "win"}) {
       const double share = gates.number(i, branch);
       sum += share;
-      v.expect(
-          gates.number(i, "step") > 1 || std::abs(share - 1.0 / 3) < kNear, "",
-          fmt::format("{}: {} has a share of {:.3f}, 1/3 is expected of fresh gates", of_row(gates, i), branch, share));
+      v.expect(gates.number(i, "step") > 1 || std::abs(share - 1.0 / 3) < kNear, "",
+               fmt::format("{}: {} has a share of {:.3f}, 1/3 is expected of fresh gates", row_name(gates, i), branch,
+                           share));
     }
     v.expect(std::abs(sum - 1) < kNear, "",
-             fmt::format("{}: the branches' shares add up to {:.3f}", of_row(gates, i), sum));
+             fmt::format("{}: the branches' shares add up to {:.3f}", row_name(gates, i), sum));
     v.expect(entropy > kLeastEntropy && largest < kMostMax && collapsed < kMostCollapsed, "",
-             fmt::format("{}: entropy {:.3f}, largest gate {:.3f}, {:.1f}% collapsed", of_row(gates, i), entropy,
+             fmt::format("{}: entropy {:.3f}, largest gate {:.3f}, {:.1f}% collapsed", row_name(gates, i), entropy,
                          largest, 100 * collapsed));
   }
   v.note(fmt::format("no layer's gate entropy is below {:.3f} (ln 3 = 1.099)", least_entropy));
@@ -190,7 +190,7 @@ void examine_health(PhaseRun& v) {
   for (size_t i = 0; i < lists.size(); ++i)
     v.expect(std::abs(lists.number(i, "k_mean") - mean) < kNear && lists.number(i, "k_max") == most, "",
              fmt::format("{}: a row selects {} tokens in the mean and {} at most; {} and {} are expected",
-                         of_row(lists, i), lists.text(i, "k_mean"), lists.text(i, "k_max"), mean, most));
+                         row_name(lists, i), lists.text(i, "k_mean"), lists.text(i, "k_max"), mean, most));
   v.note(fmt::format("a row selects {} tokens in the mean, as expected", mean));
 }
 
@@ -204,7 +204,7 @@ void examine_gradient_trace(PhaseRun& v) {
   const CsvTable ledger(run.file("grad_ledger.csv"), {"step", "parameter", "norm"});
   v.expect(static_cast<int64_t>(ledger.size()) == run.tensors, "",
            fmt::format("grad_ledger.csv has {} rows for {} tensors", ledger.size(), run.tensors));
-  // The order of layers in traces.log must be that of backward, from the last layer to the first.
+  // The layer order in traces.log must be backward's, from the last layer to the first.
   std::vector<std::string> order;
   for (const std::string& line : whole_lines(run.file("traces.log")))
     if (line.starts_with("layer ") && line.find(" in all ") != std::string::npos) order.push_back(line.substr(6, 1));
@@ -260,7 +260,7 @@ void examine_branch(PhaseRun& v, const std::string& branch) {
       if (has_gradient != (other == branch) && first.empty()) first = name;
     }
   }
-  // K_proj and v_proj of each layer in each step.
+  // K_proj and v_proj, in each layer and step.
   const size_t expected = static_cast<size_t>(2 * kDoctorLayers) * run.losses.size();
   v.expect(own == expected && others == 0, fmt::format("gradients only in k_{0}_proj and v_{0}_proj", branch),
            fmt::format("grad_ledger.csv: {} of its {} projections have a gradient, and {} of other branches; first {}",

@@ -31,7 +31,7 @@ Json read_object(const fs::path& path) {
   return json;
 }
 
-// A table of two columns.
+// A two-column table.
 class Table {
  public:
   template <class... Args>
@@ -71,7 +71,7 @@ std::string shape_table(const ModelSource& source, const ExportClass& c, DType d
   return table.str();
 }
 
-// The section about the training of the weights by Triad.
+// The section on how Triad trained the weights.
 std::string training_text(const ModelSource& source) {
   const Json figures = figures_of(source.folder);
   const Config& config = source.config;
@@ -111,7 +111,7 @@ Json figures_of(const std::string& folder) {
   };
   take_state();
   std::vector<fs::path> places = {folder};
-  // A checkpoint of a run is in RUN/checkpoints/step_N.
+  // A run's checkpoint is in RUN/checkpoints/step_N.
   if (figures.contains("step")) places.push_back(fs::absolute(folder) / ".." / "..");
   for (const fs::path& place : places) {
     const Json metrics = read_object(place / "metrics.json");

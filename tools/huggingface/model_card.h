@@ -1,4 +1,4 @@
-// README.md of an exported model: what it is, how to use it, and the figures of its training run.
+// An exported model's README.md: what it is, how to use it, and its training run's figures.
 #pragma once
 #include <string>
 
@@ -6,13 +6,12 @@
 
 namespace triad {
 
-// The figures of the weights in a folder: step and tokens of state.json, and the keys of metrics.json of the run's
-// folder if it is of the same step. Those of a run's folder without either are its newest checkpoint's. An empty object
-// if nothing is known.
+// Figures for the weights in a folder: step and tokens from state.json, and the keys in the run folder's metrics.json
+// if it's for the same step. A run's folder without either has its newest checkpoint's. An empty object if nothing is
+// known.
 Json figures_of(const std::string& folder);
 
-// name: of the exported folder. The source's origin is a result of origin_for_tokens(). No paths of training data are
-// included.
+// name: the exported folder's. The source's origin comes from origin_for_tokens(). No training data paths are included.
 std::string model_card(const std::string& name, const ModelSource&, const ExportClass&, DType, const Tokenizer&);
 
 }  // namespace triad

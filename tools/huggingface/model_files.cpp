@@ -31,8 +31,8 @@ const char* model_type_of(HuggingFaceClass c) {
   fail("a model class without a model_type");
 }
 
-// Whether layers have a parameter of this name: biases and norms of q and k are parameters, so that the list of
-// parameters alone says which ones a model has.
+// Whether layers have a parameter by this name: biases and the norms on q and k are parameters, so the parameter list
+// alone says which ones a model has.
 bool has_parameter(const ModelConfig& c, const std::string& name) {
   const std::vector<ParamSpec> specs = param_specs(c);
   return std::any_of(specs.begin(), specs.end(), [&](const ParamSpec& p) { return p.name == "blocks.0." + name; });
@@ -40,7 +40,7 @@ bool has_parameter(const ModelConfig& c, const std::string& name) {
 bool has_biases(const ModelConfig& c) { return has_parameter(c, "attn.q_proj.bias"); }
 bool has_qk_norm(const ModelConfig& c) { return has_parameter(c, "attn.q_norm.weight"); }
 
-// What the classes of transformers cannot hold; empty if one of them can hold the model.
+// What transformers' classes can't hold; empty if one can hold the model.
 std::string only_in_triad(const ModelConfig& c) {
   std::vector<std::string> found;
   if (c.has_nsa()) found.push_back(c.count_nsa_layers() == c.n_layers ? "NSA layers" : "NSA and dense layers");
@@ -58,7 +58,7 @@ int64_t max_positions(const Config& config) {
   return std::max(config.train.longest_seq_len(), static_cast<int64_t>(std::llround(scaled)));
 }
 
-// transformers' parameters of the rotation, without rope_theta; null for unscaled frequencies.
+// transformers' rotation parameters, without rope_theta; null for unscaled frequencies.
 Json rope_scaling_json(const ModelConfig& m) {
   switch (m.rope_scaling) {
     case RopeScaling::none:
@@ -90,7 +90,7 @@ void set_token_ids(Json& json, std::optional<int64_t> bos_eos) {
   json["eos_token_id"] = *bos_eos;
 }
 
-// The keys of config.json that every model_type has.
+// config.json keys that every model_type has.
 Json shape_config(const Config& config, std::string_view architecture, std::string_view model_type) {
   const ModelConfig& m = config.model;
   return {{"architectures", {architecture}},
@@ -109,13 +109,13 @@ Json shape_config(const Config& config, std::string_view architecture, std::stri
           {"use_cache", true}};
 }
 
-// config.json of a class of transformers, made from Triad's config alone.
+// config.json for a transformers class, made from Triad's config alone.
 Json dense_config(const Config& config, HuggingFaceClass c) {
   const ModelConfig& m = config.model;
   Json json = shape_config(config, word_of(c), model_type_of(c));
   json["hidden_act"] = "silu";
   json["attention_dropout"] = 0.0;
-  // Files of the Hub have rope_theta and rope_scaling; transformers 5 writes both into rope_parameters.
+  // Files on the Hub have rope_theta and rope_scaling; transformers 5 writes both into rope_parameters.
   const Json scaling = rope_scaling_json(m);
   json["rope_theta"] = m.rope_theta;
   json["rope_scaling"] = scaling;
@@ -143,7 +143,7 @@ bool same_model(const HuggingFaceConfig& a, const HuggingFaceConfig& b) {
   return facts(a) == facts(b);
 }
 
-// The imported config.json, with the keys of `fresh` where the model has changed since.
+// The imported config.json, with `fresh`'s keys where the model has changed since.
 Json updated_config(const Json& imported, const Json& fresh, int64_t seq_len) {
   const HuggingFaceConfig wanted = parse_huggingface_config(fresh, "the exported config.json");
   const HuggingFaceConfig before = parse_huggingface_config(imported, "origin.config in state.json");
@@ -158,7 +158,7 @@ Json updated_config(const Json& imported, const Json& fresh, int64_t seq_len) {
   return json;
 }
 
-// config.json of model_type triad (configuration_triad.py).
+// config.json for model_type triad (configuration_triad.py).
 Json triad_config(const Config& config) {
   const ModelConfig& m = config.model;
   Json dense_layers = Json::array();

@@ -28,7 +28,7 @@ std::vector<Tokenizer::File> vocabulary_files(const Tokenizer& tokenizer) {
 
 std::string json_file(const Json& json) { return dump_json(json, 2) + "\n"; }
 
-// The small files that the import has kept. A model of another class than the imported one needs a tokenizer_class,
+// The small files that the import has kept. A model whose class differs from the imported one needs a tokenizer_class,
 // because transformers would look it up by the model's class.
 std::vector<Tokenizer::File> imported_files(const Json& origin, const ExportClass& c) {
   constexpr std::array kKept = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", kTemplateJson,

@@ -1,4 +1,4 @@
-// The tokenizer's files of an exported model, as transformers' AutoTokenizer reads them.
+// An exported model's tokenizer files, as transformers' AutoTokenizer reads them.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,14 +7,14 @@
 
 namespace triad {
 
-// Returns the files: tokenizer.json (of the byte tokenizer one that gives the same tokens) or vocab.json and
-// merges.txt, tokenizer_config.json and special_tokens_map.json. The small files of an imported model are kept as they
-// were if the model still has its tokens: origin is a result of origin_for_tokens(). None if the model has no
-// tokenizer. seq_len: the training length, transformers' model_max_length.
+// Returns the files: tokenizer.json (for the byte tokenizer one that gives the same tokens) or vocab.json and
+// merges.txt, tokenizer_config.json and special_tokens_map.json. An imported model's small files are kept as they were
+// if the model still has its tokens: origin comes from origin_for_tokens(). None if the model has no tokenizer.
+// seq_len: the training length, transformers' model_max_length.
 std::vector<Tokenizer::File> tokenizer_files(const Tokenizer&, const Json& origin, const ExportClass&, int64_t seq_len);
 
-// Removes the chat templates from the origin of an imported model, whose training here was without them. Returns
-// whether there was one.
+// Removes the chat templates from an imported model's origin, since training here went without them. Returns whether
+// there was one.
 bool remove_chat_template(Json& origin);
 
 }  // namespace triad

@@ -58,7 +58,7 @@ class Conversion {
   std::vector<bf16> rounded_;
 };
 
-// Splits the tensors into groups of at most most_bytes bytes, one for each file.
+// Splits the tensors into groups with at most most_bytes bytes, one per file.
 std::vector<std::span<const ExportedTensor>> split(std::span<const ExportedTensor> tensors, DType dtype,
                                                    int64_t most_bytes) {
   std::vector<std::span<const ExportedTensor>> groups;

@@ -13,7 +13,7 @@ namespace triad {
 
 namespace {
 
-// Collects the values of nested objects under joined keys ("group.key"). A list of plain values is kept as one value.
+// Collects nested objects' values under joined keys ("group.key"). A list of plain values stays one value.
 void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
   if (key.empty() && value.empty()) return;
   const bool plain = std::none_of(value.begin(), value.end(), [](const Json& part) { return part.is_structured(); });
@@ -55,8 +55,7 @@ std::vector<Difference> differences_of(const Json& a, const Json& b) {
 
 FirstDifference first_difference_of(const ReportRun& a, const ReportRun& b) {
   FirstDifference first_difference;
-  // If the losses of one run are known only with the digits of training.csv, those of the other run are rounded to the
-  // same digits.
+  // If one run's losses are known only with training.csv's digits, the other run's are rounded to the same digits.
   const bool rounded = a.losses_rounded || b.losses_rounded;
   const auto as_known = [&](double x) { return rounded ? std::stod(fmt::format("{:.6f}", x)) : x; };
   auto other = b.losses.begin();

@@ -73,7 +73,7 @@ std::string device_of(const Json& environment) {
   return world.is_number() && world.get<double>() > 1 ? fmt::format("{} x {}", world.get<int64_t>(), out) : out;
 }
 
-// The commit, which is in brackets in the description of a build, such as "triad 1.2 (0123456789ab)".
+// The commit, which is in brackets in a build's description, such as "triad 1.2 (0123456789ab)".
 std::string commit_of(const Json& environment) {
   if (!environment.is_object()) return {};
   const std::string build = word(environment.value("build", Json()));
@@ -81,7 +81,7 @@ std::string commit_of(const Json& environment) {
   return begin != std::string::npos && end > begin ? build.substr(begin + 1, end - begin - 1) : "";
 }
 
-// Number of parameters of a config; NaN if this program cannot read the config, for example of another version.
+// A config's parameter count; NaN if this program can't read the config, for example another version's.
 double parameters_of(const Json& config) {
   try {
     return static_cast<double>(count_parameters(config_from_json(config).model));
@@ -100,7 +100,7 @@ void add_losses(std::vector<Fact>& facts, const ReportRun& run) {
   number("validation loss", last);
   number("perplexity", std::exp(last));
   if (tokens_are_bytes(run.config)) number("bits per byte", last / std::numbers::ln2);
-  if (has_stages(run.config)) return;  // their evaluations may have rows of other lengths
+  if (has_stages(run.config)) return;  // their evaluations' row lengths may differ
   double best = NAN;
   for (const Json& point : validation)
     if (point[1].is_number()) best = std::fmin(best, point[1].get<double>());
@@ -131,7 +131,7 @@ std::string attention_of(const Json& config) {
   return kind == "nsa" && !dense.empty() ? kind + ", dense in layers " + dense : kind;
 }
 
-// The stages of train.stages: "100 steps, attention dense, then 50 steps, seq_len 8192"; empty without them.
+// train.stages as text: "100 steps, attention dense, then 50 steps, seq_len 8192"; empty without them.
 std::string stages_of(const Json& config) {
   const Json stages = value_of(config, "train", "stages");
   std::string text;

@@ -1,4 +1,4 @@
-// The key facts of a run: they are the tiles at the head of its report, and the rows in a comparison of two runs.
+// A run's key facts: the tiles at the head of its report, and the rows when two runs are compared.
 #pragma once
 #include <cmath>
 #include <string>
@@ -17,7 +17,7 @@ struct Fact {
 // The facts about a run that its files contain; others are left out.
 std::vector<Fact> facts_of(const ReportRun&);
 
-// Whether the run's tokens are bytes of text, so that bits per byte follow from the loss.
+// Whether the run's tokens are text bytes, so that bits per byte follow from the loss.
 bool tokens_are_bytes(const Json& config);
 
 }  // namespace triad

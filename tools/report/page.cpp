@@ -61,8 +61,8 @@ std::string number(const Json& value, const char* form = "{:.4g}") {
   return value.is_number() ? fmt::format(fmt::runtime(form), value.get<double>()) : "–";
 }
 
-// An HTML table. kind is a class in page.css: "keys" has keys and values of any length; in "events" the last column is
-// text.
+// An HTML table. kind is a class in page.css: "keys" has keys and values with any length; in "events" the last column
+// is text.
 std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
                   const char* kind = "") {
   const bool is_long = std::string_view(kind) == "events";
@@ -82,7 +82,7 @@ std::string card(const std::string& title, const std::string& body, bool wide = 
   return fmt::format("<section class=\"card{}\"><h3>{}</h3>{}</section>\n", wide ? " wide" : "", html(title), body);
 }
 
-// The HTML of facts as tiles; long values get wider tiles.
+// HTML for facts as tiles; long values get wider tiles.
 std::string tiles(const std::vector<Fact>& facts) {
   constexpr size_t kShort = 11;
   std::string out = "<div class=\"tiles\">";
@@ -92,7 +92,7 @@ std::string tiles(const std::vector<Fact>& facts) {
   return out + "</div>\n";
 }
 
-// The HTML table that compares the facts of two runs, with the difference B - A of numbers.
+// The HTML table that compares two runs' facts, with differences B - A for numbers.
 std::string facts_table(const std::vector<Fact>& a, const std::vector<Fact>& b) {
   const auto find = [](const std::vector<Fact>& facts, const std::string& name) {
     const auto at = std::find_if(facts.begin(), facts.end(), [&](const Fact& f) { return f.name == name; });
@@ -118,7 +118,7 @@ std::string events_table(const Json& d) {
   std::vector<std::vector<std::string>> rows;
   for (const Json& e : d["events"]) {
     std::string when = text_of(e["time"]);
-    std::replace(when.begin(), when.end(), 'T', ' ');  // so that the line can be broken in a narrow window
+    std::replace(when.begin(), when.end(), 'T', ' ');  // lets the line break on a narrow screen
     rows.push_back({text_of(e["step"]), text_of(e["rank"]), text_of(e["kind"]), when, text_of(e["text"])});
   }
   constexpr size_t kMostRows = 400;
@@ -154,7 +154,7 @@ std::string fallbacks_table(const Json& d) {
   return table({"kernel and reason", "calls"}, rows);
 }
 
-// A card of the page that shows all keys and values of an object when it is opened by a click.
+// A card on the page that shows all keys and values in an object when clicked open.
 std::string object_card(const std::string& title, const Json& object) {
   if (object.is_null()) return "";
   std::vector<std::vector<std::string>> rows;
@@ -181,7 +181,7 @@ std::string first_difference_text(const FirstDifference& p) {
   return text + fmt::format(" {} {} common to both.", counted(p.common, "step"), p.common == 1 ? "is" : "are");
 }
 
-// The cards of one run with tables of events, ranks, fallbacks and stack dumps; empty tables are left out.
+// One run's cards with tables for events, ranks, fallbacks and stack dumps; empty tables are left out.
 std::string part(const ReportRun& run, const std::string& tag) {
   const Json& d = run.data;
   std::string out;

@@ -7,10 +7,10 @@
 
 namespace triad {
 
-// Returns the HTML of the page, for one run or for a comparison of two.
+// Returns the page's HTML, for one run or for comparing two.
 std::string report_page(const std::vector<ReportRun>& runs);
 
-// The contents of tools/report/page.css and of the scripts; the build embeds them in the program.
+// Contents of tools/report/page.css and the scripts; the build embeds them in the program.
 extern const char* const kReportStyle;
 extern const char* const kReportScript;
 

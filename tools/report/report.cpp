@@ -1,4 +1,4 @@
-// triad report: writes one HTML page about the folder of a run, or about two runs in comparison.
+// triad report: writes one HTML page about a run's folder, or comparing two runs.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The default path of the page: RUN/report.html, or RUN/report_vs_NAME.html for a comparison.
+// The page's default path: RUN/report.html, or RUN/report_vs_NAME.html for a comparison.
 std::string page_of(const std::string& run, const std::string& versus) {
   if (versus.empty()) return (fs::path(run) / "report.html").string();
   constexpr size_t kLongest = 200;  // length in bytes; a file name has at most 255

@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 2, kKnownLengthsSchema = 1;
 
-// The keys of a heartbeat whose numbers the report draws as lines, one per rank.
+// Heartbeat keys whose numbers the report draws as lines, one per rank.
 constexpr const char* kHeartbeatLines[] = {
     "step_ms",         "compute_ms",     "update_ms",    "fetch_ms",       "comm_wait_ms",      "tokens_per_s",
     "host_mib",        "gpu_used_mib",   "gpu_util_pct", "power_w",        "gpu_mem_alloc_mib", "sel_overlap",
@@ -44,7 +44,7 @@ double number_in(const Json& line, const char* key) {
   return it != line.end() && it->is_number() ? it->get<double>() : NAN;
 }
 
-// What the report reads only from the heartbeats of rank 0.
+// What the report reads only from rank 0's heartbeats.
 struct FirstRank {
   Points losses;
   // Running time in seconds after each step, without the time between a stop and the resume.
@@ -52,7 +52,7 @@ struct FirstRank {
   std::vector<LayerValue> gradient_norms;
 };
 
-// Removes the points of this step and later ones, because a resumed run repeats steps and the last repetition counts.
+// Removes points from this step on, because a resumed run repeats steps and the last repetition counts.
 void forget_from(Points& points, int64_t step) {
   while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
 }
@@ -76,13 +76,13 @@ Json json_or_nothing(const std::string& text) {
   } catch (const Error&) { return {}; }
 }
 
-// Reads the heartbeats of a rank and returns {rank, last, state, means, lines}. Appends the events to `events`; fills
+// Reads a rank's heartbeats and returns {rank, last, state, means, lines}. Appends the events to `events`; fills
 // `first` if it is not null.
 Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& events) {
   std::map<std::string, Points> lines;
   Json last;
-  std::string state;                 // message of the last heartbeat that describes the rank's state
-  double seconds = 0, before = NAN;  // running time; time stamp of the previous heartbeat
+  std::string state;                 // the last heartbeat's message that describes the rank's state
+  double seconds = 0, before = NAN;  // running time; the previous heartbeat's time stamp
   const std::vector<std::string> text = whole_lines(path);
   for (size_t i = 0; i < text.size(); ++i) {
     const Json line = json_or_nothing(text[i]);
@@ -148,7 +148,7 @@ Json memory_of(const std::string& folder) {
     Json categories = Json::object();
     for (const auto& [category, bytes] : file["triad"]["category_bytes"].items())
       if (bytes.is_number()) categories[category] = bytes.get<double>() / kMiB;
-    // The order of snapshots that have no step: boot and loader precede the first step, oom (out of memory) follows the
+    // How snapshots without a step are ordered: boot and loader precede the first step, oom (out of memory) follows the
     // last.
     const std::string when = match[1].str();
     const double order = when == "boot"     ? -2
@@ -213,8 +213,8 @@ NeedleGrid needle_grid_of(const std::string& path) {
   return grid;
 }
 
-// Reads positions.csv, which `triad eval --per-position` writes: {to, loss} of each range of positions; empty if the
-// file does not exist.
+// Reads positions.csv, which `triad eval --per-position` writes: {to, loss} for each position range; empty if the file
+// does not exist.
 Points position_losses_of(const std::string& path) {
   const CsvTable table(path, {"to", "loss"});
   Points points;
@@ -245,7 +245,7 @@ Json gradient_norms_of(const FirstRank& first, const CsvTable& ledger) {
   return all.empty() ? Json() : heat_of(all);
 }
 
-// Running time in seconds after each step: from the heartbeats, or else the sum of the step times in training.csv.
+// Running time in seconds after each step: from the heartbeats, or else the step times summed from training.csv.
 Points clock_of(const FirstRank& first, const CsvTable& training) {
   if (!first.clock.empty()) return first.clock;
   Points clock;
@@ -264,8 +264,7 @@ bool all_integers(const Json& list) {
   return list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& x) { return x.is_number_integer(); });
 }
 
-// Reads a sample of selection lists (train/monitor/selection_sample.h) and checks everything that the page's script
-// uses.
+// Reads a selection list sample (train/monitor/selection_sample.h) and checks everything that the page's script uses.
 Json sample_of(const std::string& path) {
   Json sample = json_or_null(path);
   if (sample.is_null()) return sample;
@@ -322,7 +321,7 @@ Json lengths_of(const std::string& path) {
   return lengths;
 }
 
-// Number of tokens per step on all ranks; null if the run's files do not contain it, or it differs between stages.
+// Tokens per step on all ranks; null if the run's files do not contain it, or it differs between stages.
 Json tokens_per_step(const ReportRun& run) {
   double tokens = 1;
   if (!run.config.contains("train") || has_stages(run.config)) return {};
@@ -360,8 +359,7 @@ void add_lines_and_maps(Json& d, const RunTables& tables) {
   d["fallbacks"] = fallbacks_of(tables.fallbacks);
 }
 
-// Adds the ranks, their events sorted by step, and the names of stack dumps to d. Returns what only rank 0's heartbeats
-// hold.
+// Adds the ranks, their events sorted by step, and stack dump names to d. Returns what only rank 0's heartbeats hold.
 FirstRank add_ranks(Json& d, const std::string& folder) {
   static const std::regex kHeartbeats("heartbeat_rank(\\d+)\\.jsonl");
   std::map<int64_t, std::string> ranks;
@@ -384,7 +382,7 @@ FirstRank add_ranks(Json& d, const std::string& folder) {
   return first;
 }
 
-// The pictures of the tasks that were measured, one below the other.
+// Pictures for the measured tasks, one below the other.
 std::string needle_svgs(const fs::path& folder, const Json& config) {
   const Json attention = config.contains("model") ? config["model"].value("attention", Json("nsa")) : Json();
   std::string out;

@@ -1,6 +1,5 @@
-// Reads the folder of a run for its report: checks the files, reduces their numbers to what a screen can show, and
-// collects them in one JSON object. Optional files may be absent; for a broken file it throws an Error that names file
-// and line.
+// Reads a run's folder for its report: checks the files, reduces their numbers to what a screen can show, and collects
+// them in one JSON object. Optional files may be absent; for a broken file it throws an Error that names file and line.
 #pragma once
 #include <optional>
 #include <string>
@@ -13,17 +12,17 @@ namespace triad {
 
 struct ReportRun {
   std::string folder;
-  Json config, environment;  // the contents of config.json and env.json; null if absent
-  Points losses;             // loss of each step, of rank 0
+  Json config, environment;  // config.json's and env.json's contents; null if absent
+  Points losses;             // rank 0's loss by step
   // True: the losses are from training.csv, because the run has no heartbeats, which hold all digits.
   bool losses_rounded = false;
-  Points validation;   // validation loss, at the step of each evaluation
+  Points validation;   // validation loss, by evaluation step
   Points clock;        // running time in seconds after each step
-  std::string needle;  // an SVG of each grid that `triad eval --needle` wrote; empty without one
-  Json data;           // input of the page's charts; tools/report/page.js reads its keys
+  std::string needle;  // an SVG for each grid that `triad eval --needle` wrote; empty without one
+  Json data;           // input for the page's charts; tools/report/page.js reads its keys
 };
 
-// Whether the run has train.stages, so that its steps and evaluations may have rows of different lengths.
+// Whether the run has train.stages, so that its steps and evaluations may have different row lengths.
 bool has_stages(const Json& config);
 
 // Reads a run's folder. Throws if the folder is missing or holds no run.
@@ -36,17 +35,16 @@ struct Difference {
 };
 std::vector<Difference> differences_of(const Json& a, const Json& b);
 
-// The first steps at which the losses of two runs differ at all, and by more than 1%, among the steps that both runs
-// have.
+// The first steps at which two runs' losses differ at all, and by more than 1%, among the steps that both runs have.
 struct FirstDifference {
   std::optional<int64_t> first, by_one_percent;
-  int64_t common = 0;  // number of steps that both runs have
+  int64_t common = 0;  // steps that both runs have
 };
 FirstDifference first_difference_of(const ReportRun& a, const ReportRun& b);
 
-// The difference b - a of two runs' losses, at the points of a that are within b's range, where b is interpolated
-// linearly. Returns {loss, validation}; each is {steps, tokens, time}, and each of these a line over that axis, which
-// is left out if a run does not have that axis.
+// The difference b - a between two runs' losses, at a's points within b's range, where b is interpolated linearly.
+// Returns {loss, validation}; each is {steps, tokens, time}, and each of these a line over that axis, left out if a run
+// doesn't have the axis.
 Json loss_difference(const ReportRun& a, const ReportRun& b);
 
 }  // namespace triad

@@ -8,8 +8,8 @@ namespace triad {
 
 namespace {
 
-constexpr size_t kMostPoints = 1500;  // maximum number of points of a line
-constexpr size_t kMostColumns = 240;  // maximum number of columns of a heat map
+constexpr size_t kMostPoints = 1500;  // most points in a line
+constexpr size_t kMostColumns = 240;  // most columns in a heat map
 
 }  // namespace
 

@@ -54,15 +54,15 @@ std::vector<PartialSum> read_params(const WeightIndex& index, const Params& para
       param_of.push_back(i);
     }
   }
-  const std::vector<PartialSum> of_reads = read_ranges(reads,
-                                                       [&](size_t read, int64_t first, std::span<const float> values) {
-                                                         sink(params.offset(param_of[read]) + first, values);
-                                                       },
-                                                       {.device = device});
+  const std::vector<PartialSum> read_sums = read_ranges(reads,
+                                                        [&](size_t read, int64_t first, std::span<const float> values) {
+                                                          sink(params.offset(param_of[read]) + first, values);
+                                                        },
+                                                        {.device = device});
   std::vector<PartialSum> sums(static_cast<size_t>(params.count()));
   for (size_t r = 0; r < reads.size(); ++r) {
     PartialSum& sum = sums[static_cast<size_t>(param_of[r])];
-    sum += of_reads[r];
+    sum += read_sums[r];
     check_sum(*reads[r].file, *reads[r].entry, sum);  // passes until all bytes are in the sum
   }
   return sums;

@@ -78,11 +78,11 @@ TrainStage stage_at(const TrainConfig& c, int64_t step) {
 }
 
 Config in_stage(const Config& config, const TrainStage& stage) {
-  Config of_stage = config;
-  of_stage.train.stages.clear();
-  of_stage.train.seq_len = stage.seq_len;
-  of_stage.train.micro_batch_size = stage.micro_batch_size;
-  return of_stage;
+  Config stage_config = config;
+  stage_config.train.stages.clear();
+  stage_config.train.seq_len = stage.seq_len;
+  stage_config.train.micro_batch_size = stage.micro_batch_size;
+  return stage_config;
 }
 
 std::string stage_text(const Config& config, const TrainStage& stage) {

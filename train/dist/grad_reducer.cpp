@@ -152,10 +152,10 @@ void GradReducer::reduce(int64_t index) {
 }
 
 // With windows: adds a micro-step's sum over the ranks to the step's sums, and returns these.
-Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& of_micro_step) {
+Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& micro_step_grads) {
   const Parts::Part& part = parts_[sharded_ ? static_cast<size_t>(index) : 0];
   const Tensor sums = Parts::of(sums_, part, held);
-  accumulate(queue_.ctx(), sums, of_micro_step,
+  accumulate(queue_.ctx(), sums, micro_step_grads,
              {.add = !micro_step_.first, .seed = seed_, .micro_step = micro_step_.number, .first_element = held.begin});
   const auto segment = static_cast<size_t>(segment_of(plan_.buckets()[static_cast<size_t>(index)]));
   if (--buckets_left_[segment] == 0) {

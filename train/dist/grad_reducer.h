@@ -77,7 +77,7 @@ class GradReducer final : public GradSink {
   void reduce(int64_t bucket);
   void sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas);
   void sum_own_part(Comm&, const Tensor& grads, const Tensor& sent, const std::string& what);
-  Tensor keep(int64_t bucket, const ElementRange& held, const Tensor& of_micro_step);
+  Tensor keep(int64_t bucket, const ElementRange& held, const Tensor& micro_step_grads);
   int64_t segment_of(const GradBucket&) const;
   bool by_copies() const { return comm_.shares() && !staging_.empty(); }
 

@@ -18,13 +18,14 @@ double shown(double s, double compute) { return std::max(kH200Rates.shown * s, s
 double StepCost::exchange_shown() const { return shown(exchange, compute + recompute); }
 
 BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
-  const int64_t of_replica = ranks_of_replica(config, ranks);
+  const int64_t replica_ranks = ranks_of_replica(config, ranks);
   const auto size = [](Precision p) -> double { return p == Precision::bf16 ? 2 : 4; };
   // What is sent of a number that each of n ranks has a part of.
-  const auto of_others = [](int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
+  const auto others_share = [](int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
   const double parameters = static_cast<double>(count_parameters(config.model)),
-               elements = parameters * of_others(of_replica),
-               to_others = 2 * parameters / static_cast<double>(of_replica) * of_others(ranks / of_replica) * 4;
+               elements = parameters * others_share(replica_ranks),
+               to_others =
+                   2 * parameters / static_cast<double>(replica_ranks) * others_share(ranks / replica_ranks) * 4;
   const double gradients = elements * size(config.dist.grad_dtype), weights = elements * size(config.runtime.precision);
   switch (config.dist.zero) {
     case 0:

@@ -34,15 +34,15 @@ constexpr int kGatesInRow = 3;
 
 std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   std::vector<Anomaly> found;
-  const auto judge = [&](const char* type, const std::optional<std::string>& wrong, bool of_one_rank = false) {
+  const auto judge = [&](const char* type, const std::optional<std::string>& wrong, bool single_rank = false) {
     bool& on = is_on_[type];
-    if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong), of_one_rank});
+    if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong), single_rank});
     on = wrong.has_value();
   };
-  judge("throughput_flat", flat_throughput(s.tokens, s.seconds), /*of_one_rank=*/true);
+  judge("throughput_flat", flat_throughput(s.tokens, s.seconds), /*single_rank=*/true);
   judge("loss_plateau", plateau(s.loss));
-  judge("host_memory_creep", creep(host_, s.host_mib), /*of_one_rank=*/true);
-  judge("device_memory_creep", creep(device_, s.device_mib), /*of_one_rank=*/true);
+  judge("host_memory_creep", creep(host_, s.host_mib), /*single_rank=*/true);
+  judge("device_memory_creep", creep(device_, s.device_mib), /*single_rank=*/true);
   if (!s.gates.empty()) {
     judge("gate_collapse", collapsed(s.gates));
     judge("gate_dead", dead(s.gates));

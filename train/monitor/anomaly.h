@@ -18,7 +18,7 @@ struct Anomaly {
   std::string type;
   std::string text;
   // true: found in this rank's own time or memory; false: in numbers that are equal on all ranks
-  bool of_one_rank = false;
+  bool single_rank = false;
 };
 
 // Gate statistics of a layer (kernels/nsa/stats.h defines them). If all rows are dead, all values but dead_frac are

@@ -73,9 +73,9 @@ bool branch_is_zero(const ModelConfig& c, int64_t seq_len, Branch branch, bool k
 // Whether a parameter makes the keys or values that all branches of an NSA layer share.
 bool feeds_all_branches(const ModelConfig& c, const ParamSpec& param) {
   using enum ParamRole;
-  const bool of_pair = param.role == k_proj || param.role == v_proj || param.role == k_bias || param.role == v_bias ||
+  const bool in_pair = param.role == k_proj || param.role == v_proj || param.role == k_bias || param.role == v_bias ||
                        param.role == k_norm;
-  return of_pair && c.nsa.shared_kv && c.attention_of(param.layer) == AttentionKind::nsa;
+  return in_pair && c.nsa.shared_kv && c.attention_of(param.layer) == AttentionKind::nsa;
 }
 
 }  // namespace

@@ -66,21 +66,21 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
   }
   ctx.stream.synchronize();
   const std::vector<int32_t> first = first_blocks(ctx, act);
-  Json of_layers = Json::array();
+  Json all_lists = Json::array();
   for (int64_t i = 0; i < count; ++i) {
-    Json of_layer = Json::array();
+    Json layer_lists = Json::array();
     for (int64_t g = 0; g < groups; ++g) {
-      Json of_group = Json::array();
+      Json group_lists = Json::array();
       for (int64_t r = 0; r < rows; ++r) {
         const int32_t* const list = sample[i][r][g].ptr<int32_t>();
         // A list is filled up with -1 after its last block.
         std::vector<int32_t> blocks(list, std::find(list, list + n, -1));
         for (int32_t& block : blocks) block -= first[queries[r]];
-        of_group.push_back(std::move(blocks));
+        group_lists.push_back(std::move(blocks));
       }
-      of_layer.push_back(std::move(of_group));
+      layer_lists.push_back(std::move(group_lists));
     }
-    of_layers.push_back(std::move(of_layer));
+    all_lists.push_back(std::move(layer_lists));
   }
   return {{"schema", kSchema},
           {"step", step},
@@ -91,7 +91,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
           {"local_blocks", c.nsa.local_blocks},
           {"queries", queries},
           {"layers", layers},
-          {"lists", std::move(of_layers)}};
+          {"lists", std::move(all_lists)}};
 }
 
 }  // namespace triad

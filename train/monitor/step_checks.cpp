@@ -41,8 +41,8 @@ void StepChecks::anomalies(Telemetry& telemetry, StepHealth health, const TrainS
   health.host_mib = sample.host_mib, health.device_mib = sample.gpu.used_mib;
   for (const Anomaly& anomaly : anomalies_.step(health)) {
     // All ranks find such an anomaly, so only the first rank reports it.
-    if (!anomaly.of_one_rank && !comm_.first()) continue;
-    const std::string whose = anomaly.of_one_rank ? fmt::format("rank {}: ", comm_.rank()) : "";
+    if (!anomaly.single_rank && !comm_.first()) continue;
+    const std::string whose = anomaly.single_rank ? fmt::format("rank {}: ", comm_.rank()) : "";
     telemetry.heartbeat(health.step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
     telemetry.alert(fmt::format("anomaly {}: {}{}", anomaly.type, whose, anomaly.text));
     if (config_.log.on_anomaly != OnAnomaly::stop || wants_stop_) continue;

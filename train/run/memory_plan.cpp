@@ -21,16 +21,16 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int64_t kMostParameters = int64_t{1} << 40;
 
 // Throws if the product of individually valid sizes overflows or is impossibly large.
-void check_sizes(const Config& of_run, const TrainStage& stage, const Comm* comm) {
-  const Config config = in_stage(of_run, stage);
+void check_sizes(const Config& run_config, const TrainStage& stage, const Comm* comm) {
+  const Config config = in_stage(run_config, stage);
   const TrainConfig& t = config.train;
   const int64_t tokens = t.micro_batch_size * t.seq_len, parameters = count_parameters(config.model);
   if (tokens > kMostTokens)
     fail_usage("train.micro_batch_size is {} and train.seq_len {}: a micro-step of {} tokens; at most {} are possible",
                t.micro_batch_size, t.seq_len, tokens, kMostTokens);
-  int64_t of_all = 0;
+  int64_t all_tokens = 0;
   const int64_t ranks = comm == nullptr ? 1 : comm->world();
-  if (__builtin_mul_overflow(t.tokens_per_step(), ranks, &of_all))
+  if (__builtin_mul_overflow(t.tokens_per_step(), ranks, &all_tokens))
     fail_usage(
         "train.micro_batch_size {}, train.seq_len {} and train.accumulate_grad_batches {} on {} ranks: a step of more "
         "than 2^63 tokens",

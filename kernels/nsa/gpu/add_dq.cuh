@@ -1,13 +1,13 @@
-// add_dq(): the part of the portable backward kernel (nsa/gpu/dkdv.cu) that adds to dq. A CTA of that kernel keeps some
-// keys k, and takes some query rows in each of its steps. From the gradient ds of the scores of these rows and keys,
-// add_dq() computes the product ds k, and adds it to dq of the rows in global memory.
+// add_dq(): the part of the portable backward kernel (nsa/gpu/dkdv.cu) that adds to dq. A CTA in that kernel keeps some
+// keys k, and takes some query rows in each step. From their score gradient ds, add_dq() computes the product ds k, and
+// adds it to the rows' dq in global memory.
 //
-// A warp's addition is faster if it covers 128 contiguous bytes of each row than if it covers 64 bytes of each of twice
-// as many rows. After the product, however, a lane has two neighbouring columns of each of several rows. Two functions
-// bring the products into the faster order. Both use the bandwidth of shared memory; shuffles use it too.
-//   - add_from_registers() needs 16 shuffles for 32 rows and 32 columns. It is used for heads of 64, and only if the
+// A warp adds faster if it covers 128 contiguous bytes per row than if it covers 64 bytes in each of twice as many
+// rows. After the product, however, a lane has two neighbouring columns in several rows. Two functions bring the
+// products into the faster order. Both use shared memory bandwidth; shuffles use it too.
+//   - add_from_registers() needs 16 shuffles for 32 rows and 32 columns. It is used for head width 64, and only if the
 //     code is compiled for sm_90 or later, where one instruction adds four floats per thread. Before the first product,
-//     interleave_columns() has reordered the columns of k, so that a lane has four neighbouring columns of dq.
+//     interleave_columns() has reordered k's columns, so that a lane has four neighbouring dq columns.
 //   - add_through_shared() stores the products to shared memory and loads them again, which takes as long as 64
 //     shuffles. It is used everywhere else.
 #pragma once
@@ -24,9 +24,9 @@ constexpr bool kAddsVectors = true;
 #else
 constexpr bool kAddsVectors = false;
 #endif
-constexpr int kDqSide = 32;  // a warp computes this many rows and this many columns of dq in add_dq()
+constexpr int kDqSide = 32;  // a warp computes this many dq rows and this many columns in add_dq()
 
-// Adds the N floats of x to to[0 .. N - 1] in global memory. L2 performs the additions.
+// Adds x's N floats to to[0 .. N - 1] in global memory. L2 performs the additions.
 template <int N>
 __device__ __forceinline__ void add_columns(float* to, const float (&x)[N]) {
   static_assert(N == 1 || N == 4);
@@ -38,10 +38,10 @@ __device__ __forceinline__ void add_columns(float* to, const float (&x)[N]) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x[0]) : "memory");
 }
 
-// Changes the order of the columns in 16 rows of k in shared memory, 64 columns each. One warp calls it for its rows.
-// Every 16 columns are reordered alike. With columns numbered from 0, places 0 to 7 get columns 0 1 4 5 8 9 12 13, and
-// places 8 to 15 get columns 2 3 6 7 10 11 14 15. In a product ds k, a lane has the places 2 c, 2 c + 1, 8 + 2 c and
-// 9 + 2 c of every 16, where c = lane % 4. With the new order these are the columns 4 c to 4 c + 3 of dq.
+// Reorders the columns in 16 rows of k in shared memory, 64 columns each. One warp calls it for its rows. Every 16
+// columns are reordered alike. With columns numbered from 0, places 0 to 7 get columns 0 1 4 5 8 9 12 13, and places 8
+// to 15 get columns 2 3 6 7 10 11 14 15. In a product ds k, a lane has the places 2 c, 2 c + 1, 8 + 2 c and 9 + 2 c in
+// every 16, where c = lane % 4. With the new order these are dq's columns 4 c to 4 c + 3.
 __device__ __forceinline__ void interleave_columns(__nv_bfloat16* k, int stride) {
   __syncwarp();  // the warp has read k in the old order
 #pragma unroll
@@ -53,24 +53,24 @@ __device__ __forceinline__ void interleave_columns(__nv_bfloat16* k, int stride)
   }
 }
 
-// The next two functions add scale * dq to 32 query rows of a step, in 32 columns. Each term is rounded to a multiple
-// of the row's rounding_unit / 2^23 before it is added, so that all additions are exact (nsa/gpu/rounding_unit.cu). The
+// The next two functions add scale * dq to a step's 32 query rows, in 32 columns. Each term is rounded to a multiple of
+// the row's rounding_unit / 2^23 before it is added, so that all additions are exact (nsa/gpu/rounding_unit.cu). The
 // parameters:
-//   dq     the product ds k of the calling warp. dq[i] has the rows 16 i to 16 i + 15 of the 32, in the register layout
-//          of common/tile_mma.cuh
-//   rows   the StageRows of the step (nsa/gpu/dkdv.cu), of which rounding_unit and dq_place are used
-//   row0   the index of the first of the 32 rows in the step
-//   to     the address of the first of the 32 columns, in dq of the first query row of the CTA's sequence and group
+//   dq     the calling warp's product ds k. dq[i] has the rows 16 i to 16 i + 15 of the 32, in the register layout from
+//          common/tile_mma.cuh
+//   rows   the step's StageRows (nsa/gpu/dkdv.cu); rounding_unit and dq_place are used
+//   row0   the index in the step where the 32 rows begin
+//   to     the address where the 32 columns begin, in dq's first query row for the CTA's sequence and group
 //   scale  1 / sqrt(dk)
 
-// The columns of k must have been reordered by interleave_columns(). Let c = lane % 4. In each of its rows, a lane then
-// has columns 4 c to 4 c + 3 (left part) and 16 + 4 c to 16 + 4 c + 3 (right part). Lanes with the same c in rows 2 i
-// and 2 i + 1 exchange values: the even row's lane gives its right part and gets the odd row's left part. Then one
-// instruction of the warp adds all 32 columns of four even rows, and a second one those of four odd rows.
+// interleave_columns() must have reordered k's columns. Let c = lane % 4. In each of its rows, a lane then has columns
+// 4 c to 4 c + 3 (left part) and 16 + 4 c to 16 + 4 c + 3 (right part). Lanes with the same c in rows 2 i and 2 i + 1
+// exchange values: the even row's lane gives its right part and gets the odd row's left part. Then one warp instruction
+// adds all 32 columns for four even rows, and a second one for four odd rows.
 template <class Rows>
 __device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide / 8][4], const Rows& rows, int row0,
                                                    float* to, float scale) {
-  constexpr int kNextRow = 4;  // the distance from a lane to the one that has the same columns of the next row
+  constexpr int kNextRow = 4;  // the distance from a lane to the one that has the next row's same columns
   const bool odd = fragment_row() % 2 != 0;
   auto* const dq_lane = reinterpret_cast<float4*>(to + 4 * (threadIdx.x % 4) + (odd ? 16 : 0));
 #pragma unroll
@@ -81,8 +81,8 @@ __device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide 
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const auto rounded = [&](int j) { return round_to_unit(dq[i / 2][j + e / 2][i % 2 * 2 + e % 2], scale, unit); };
-      // left and right: the elements of columns 4 c + e and 16 + 4 c + e in this lane's row. other: the element that
-      // this lane gets from the lane of the neighbouring row.
+      // left and right: the elements in columns 4 c + e and 16 + 4 c + e of this lane's row. other: the element that
+      // this lane gets from the neighbouring row's lane.
       const float left = rounded(0), right = rounded(2);
       const float other = __shfl_xor_sync(kFullWarp, odd ? left : right, kNextRow);
       even_row[e] = odd ? other : left;
@@ -94,13 +94,12 @@ __device__ __forceinline__ void add_from_registers(const float (&dq)[2][kDqSide 
   }
 }
 
-// The columns of k must be in their original order. sums: 4 KiB of shared memory that only this warp uses.
+// k's columns must be in their original order. sums: 4 KiB of shared memory that only this warp uses.
 template <class Rows>
 __device__ __forceinline__ void add_through_shared(const float (&dq)[2][kDqSide / 8][4], const Rows& rows, int row0,
                                                    float* to, float scale, float* sums) {
-  // `sums` has kDqSide floats per row. Column c of row r is at place c ^ (r % 4 * 8) of the row. Without this
-  // permutation, one column of all rows would be in the same bank of shared memory, and the stores below would
-  // conflict.
+  // `sums` has kDqSide floats per row. Column c of row r is at place c ^ (r % 4 * 8) in the row. Without this
+  // permutation, all rows' column c would be in the same shared memory bank, and the stores below would conflict.
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = fragment_row() + 8 * i;
@@ -114,8 +113,8 @@ __device__ __forceinline__ void add_through_shared(const float (&dq)[2][kDqSide 
     }
   }
   __syncwarp();
-  // In one instruction, each thread adds kAdded columns of one row, so the warp adds 32 columns of kAdded rows. To hide
-  // latency, the warp loads the sums for kBatch instructions before it executes the first of them.
+  // In one instruction, each thread adds kAdded columns in one row, so the warp adds 32 columns in kAdded rows. To hide
+  // latency, the warp loads the sums for kBatch instructions before it executes the first one.
   constexpr int kAdded = kAddsVectors ? 4 : 1, kBatch = 8;
   const int lane = threadIdx.x % 32, lane_row = lane * kAdded / kDqSide, column = lane * kAdded % kDqSide;
 #pragma unroll
@@ -137,14 +136,13 @@ __device__ __forceinline__ void add_through_shared(const float (&dq)[2][kDqSide 
   }
 }
 
-// Adds scale * ds k to dq. Each warp of the CTA does this for 32 query rows of the step and 32 columns. kInterleaved:
-// whether interleave_columns() has changed the order of k's columns. `rows` and `scale` are described above
-// add_from_registers(). dq_group is the address, in global memory, of dq of the first query row of the CTA's sequence
-// and group. The other arrays are in shared memory:
-//   ds    the gradient of the scores, transposed: it has a row for each key of the CTA, and a column for each query row
-//         of the step
+// Adds scale * ds k to dq. Each warp does this for 32 of the step's query rows and 32 columns. kInterleaved: whether
+// interleave_columns() has reordered k's columns. `rows` and `scale` are described above add_from_registers(). dq_group
+// is the global memory address where dq begins for the CTA's sequence and group. The other arrays are in shared memory:
+//   ds    the score gradient, transposed: it has a row for each of the CTA's keys, and a column for each of the step's
+//         query rows
 //   k     the CTA's keys
-//   sums  memory for the products of add_through_shared(), 4 KiB for each warp; it is not used if kInterleaved is true
+//   sums  memory for add_through_shared()'s products, 4 KiB per warp; it is not used if kInterleaved is true
 template <class Tile, bool kInterleaved, class Rows>
 __device__ __forceinline__ void add_dq(const __nv_bfloat16* ds, int stride_ds, const __nv_bfloat16* k, int stride_k,
                                        float* sums, const Rows& rows, float* dq_group, float scale) {

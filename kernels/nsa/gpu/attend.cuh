@@ -1,8 +1,8 @@
-// This file has what the attention kernels share: their arguments, the dispatch over the tile shapes of the portable
-// kernels (nsa/gpu/portable_tiles.h), views of tensors, and the pieces of work of a CTA. There are two kinds of
-// portable kernels. In those that compute forward or dq (nsa/gpu/fwd_dq.cuh), a CTA keeps 64 query rows and iterates
-// over key tiles. In those that compute dk and dv, or dq, dk and dv together (nsa/gpu/dkdv.cu), a CTA keeps 64 keys and
-// iterates over query rows. With CompactTile, a CTA keeps 32 query rows or 32 keys; with WideTile, 96 keys.
+// What the attention kernels share: their arguments, the dispatch over the portable kernels' tile shapes
+// (nsa/gpu/portable_tiles.h), tensor views, and a CTA's pieces of work. There are two kinds of portable kernels. In
+// those that compute forward or dq (nsa/gpu/fwd_dq.cuh), a CTA keeps 64 query rows and iterates over key tiles. In
+// those that compute dk and dv, or dq, dk and dv together (nsa/gpu/dkdv.cu), a CTA keeps 64 keys and iterates over
+// query rows. With CompactTile, a CTA keeps 32 query rows or 32 keys; with WideTile, 96 keys.
 //
 // The query rows (t, h) of one sequence and group are flattened to i = t * G + h. A tile of 64 rows is then full for
 // any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2:
@@ -18,32 +18,32 @@
 
 namespace triad::cuda {
 
-// A tile of keys that a CTA loads together: the keys [first, end), at most Tile::kKeys of them. Bit i of token_mask
-// says whether the i-th token of the CTA lists these keys; in a branch without block lists all bits are 1.
+// A key tile that a CTA loads together: the keys [first, end), at most Tile::kKeys. token_mask's bit i says whether the
+// CTA's i-th token lists these keys; in a branch without block lists all bits are 1.
 struct KeyTile {
   int first, end;
   uint64_t token_mask;
 };
 
-// Returns the number of resident CTAs per SM that a kernel declares in __launch_bounds__. The compiler then limits the
-// registers of a thread so that this many CTAs fit. In bf16 the number is small_heads for tiles of 64 columns, and
-// large_heads for tiles of 128. In f32 it is 1, so the compiler may give a thread up to 255 registers. Two CTAs of 128
-// threads with 255 registers each fit into the 65,536 registers of an SM. In f32 the shared memory of an SM seldom has
-// room for more than two CTAs, so fewer registers per thread would seldom let more CTAs run.
+// Returns how many resident CTAs per SM a kernel declares in __launch_bounds__. The compiler then limits a thread's
+// registers so that this many CTAs fit. In bf16 the number is small_heads for 64-column tiles, and large_heads for 128
+// columns. In f32 it is 1, so the compiler may give a thread up to 255 registers. Two CTAs of 128 threads with 255
+// registers each fit into an SM's 65,536 registers. In f32 an SM's shared memory seldom has room for more than two
+// CTAs, so fewer registers per thread would seldom let more CTAs run.
 template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
 }
-// The number of rows that a CTA keeps with most tiles (PortableTile::kRows). CompactTile has 32, and WideTile has 96.
+// How many rows a CTA keeps with most tiles (PortableTile::kRows). CompactTile has 32, and WideTile has 96.
 inline constexpr int kRows = 16 * kWarps;
 
-// Returns ds = p * (dp - delta), the gradient of the score of one query row and one key:
-//   p      the softmax of the row at this key
-//   dp     gate * (dot product of the row's dout and the key's value v)
-//   delta  gate * (dot product of the row's dout and the row's output o)
-// The function is given dp - delta. If p is 1, the weights of all other keys are 0, so o equals v, and ds is 0. But dp
-// and delta were rounded differently, so that dp - delta is not exactly 0. In f32 the function therefore returns 0 if
-// p > 1 - 1e-6. In bf16 it does not, because the rounding of q, k, v and dout to bf16 causes far larger errors.
+// Returns ds = p * (dp - delta), the score gradient for one query row and one key:
+//   p      the row's softmax at this key
+//   dp     gate * (the row's dout . the key's value v)
+//   delta  gate * (the row's dout . the row's output o)
+// The function is given dp - delta. If p is 1, all other keys have weight 0, so o equals v, and ds is 0. But dp and
+// delta were rounded differently, so that dp - delta is not exactly 0. In f32 the function therefore returns 0 if
+// p > 1 - 1e-6. In bf16 it doesn't, because rounding q, k, v and dout to bf16 causes far larger errors.
 template <class T>
 __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   constexpr float kAlone = 1 - 1e-6f;
@@ -55,18 +55,18 @@ __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
 template <class T>
 struct Attend {
   View<const T> q, k, v;
-  int tokens, groups;    // T (with RowPart: the end of the call's tokens), Hkv
+  int tokens, groups;    // T (with RowPart: where the call's tokens end), Hkv
   Divisor heads;         // G, the query heads per group
   float scale;           // 1 / sqrt(dk)
   int depth_k, depth_v;  // dk and dv, each rounded up to a multiple of kDepth
   int stages;            // tiles that are in shared memory at a time: 2 for double buffering, or 1
-  int first_token = 0;   // with RowPart: the first token whose query rows the call computes
+  int first_token = 0;   // the first token whose query rows the call computes (RowPart)
   __device__ __forceinline__ float scale_log2() const { return scale * kLog2e; }
 };
 
-// padded_depth() returns the inner dimension of a product over dk or dv, given Attend::depth_k or Attend::depth_v.
-// padded_stride() returns the elements between two rows of k, q, v or dout in shared memory. For tiles of kDepth
-// columns (SmallHeadTile, WideTile) both are compile-time constants.
+// padded_depth() returns a product's inner dimension over dk or dv, given Attend::depth_k or Attend::depth_v.
+// padded_stride() returns the elements from one row of k, q, v or dout to the next in shared memory. For kDepth-column
+// tiles (SmallHeadTile, WideTile) both are compile-time constants.
 template <class Tile>
 __device__ __forceinline__ constexpr int padded_depth(int depth) {
   return Tile::kColumns == kDepth ? kDepth : depth;
@@ -76,7 +76,7 @@ __host__ __device__ __forceinline__ constexpr int padded_stride(int depth) {
   return tile_stride<T>(Tile::kColumns == kDepth ? kDepth : round_up(depth, Tile::kColumns));
 }
 
-// The view of a tensor [B,rows,heads,width], or [B,rows,heads] with width 1. An absent tensor has data = nullptr.
+// Views a tensor [B,rows,heads,width], or [B,rows,heads] with width 1. An absent tensor has data = nullptr.
 template <class T>
 View<T> make_view(const BasicTensor<std::is_const_v<T>>& t) {
   View<T> v{nullptr, 0, 0, 0, 1, false};
@@ -89,7 +89,7 @@ View<T> make_view(const BasicTensor<std::is_const_v<T>>& t) {
   return v;
 }
 
-// The view of a tensor with one row per query: row t is that of token t. Rows before first_token(in) do not exist.
+// Views a tensor with one row per query: row t belongs to token t. Rows before first_token(in) do not exist.
 template <class T>
 View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>>& t) {
   View<T> v = make_view<T>(t);
@@ -97,9 +97,9 @@ View<T> make_query_view(const AttendIn& in, const BasicTensor<std::is_const_v<T>
   return v;
 }
 
-// Returns the kernel arguments of a call. Throws if B * Hkv exceeds 65535, the limit of the grid's y dimension. Throws
-// if T * Hq plus 2 * kRows does not fit 31 bits; then no row number overflows when a kernel rounds the rows of a group
-// up to whole steps, which have at most 2 * kRows rows.
+// Returns a call's kernel arguments. Throws if B * Hkv exceeds 65535, the limit on the grid's y dimension. Throws if T
+// * Hq plus 2 * kRows does not fit 31 bits; then no row number overflows when a kernel rounds a group's rows up to
+// whole steps, which have at most 2 * kRows rows.
 template <class T>
 Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
   const int64_t T_ = end_token(in), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
@@ -120,8 +120,8 @@ Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
           static_cast<int>(first_token(in))};
 }
 
-// Calls f.template operator()<T, Tile>(plan) with the element type of q, and the tile shape and plan for the problem
-// and the card. listed_tokens: as in TileProblem. Throws if no tile fits into the card's shared memory.
+// Calls f.template operator()<T, Tile>(plan) with q's element type, and the tile shape and plan for the problem and the
+// card. listed_tokens: as in TileProblem. Throws if no tile fits into the card's shared memory.
 template <class F>
 void dispatch_attend(const Context& ctx, const char* op, PortableKernel kernel, const AttendIn& in,
                      int64_t listed_tokens, F&& f) {
@@ -142,7 +142,7 @@ void dispatch_attend(const Context& ctx, const char* op, PortableKernel kernel, 
   });
 }
 
-// The rows of sequence b of a view: at(r, h) is row r of head first_head + h. The strides must fit 31 bits, so that an
+// A view's rows in sequence b: at(r, h) is row r of head first_head + h. The strides must fit 31 bits, so that an
 // address takes two multiply-adds.
 template <class T>
 struct HeadRows {
@@ -155,18 +155,18 @@ struct HeadRows {
   }
 };
 
-// The strides of a tensor with a row per query, in vectors of 16 bytes: `token` from a token to the next, `head` from a
+// The strides, in 16-byte vectors, of a tensor with a row per query: `token` from a token to the next, `head` from a
 // head to the next. `fits` is true if every row begins at a multiple of 16 bytes, and if 32 bits hold the distance, in
-// vectors, from the first row of a sequence and group to any other of its rows. If `fits` is false, the strides are 0.
+// vectors, from a sequence and group's first row to any other. If `fits` is false, the strides are 0.
 struct RowVectors {
   bool fits = false;
   uint32_t token = 0, head = 0;
-  // Returns the distance, in vectors, from the first row to the row of token t and of head h of the group.
+  // Returns the distance, in vectors, from the first row to the row for token t and the group's head h.
   __device__ __forceinline__ uint32_t at(int t, int h) const {
     return static_cast<uint32_t>(t) * token + static_cast<uint32_t>(h) * head;
   }
 };
-// Returns the RowVectors of a tensor with `tokens` tokens per sequence and `heads` heads per group.
+// Returns the RowVectors for a tensor with `tokens` tokens per sequence and `heads` heads per group.
 template <class T>
 RowVectors row_vectors(const View<T>& v, int64_t tokens, int64_t heads) {
   constexpr int64_t kElements = 16 / sizeof(T);
@@ -176,8 +176,8 @@ RowVectors row_vectors(const View<T>& v, int64_t tokens, int64_t heads) {
   return {true, static_cast<uint32_t>(token), static_cast<uint32_t>(head)};
 }
 
-// The view of dk or dv, which may be bf16 or fp32: the view of the other type has data = nullptr. store() writes the
-// column `column` of one key and group, or two adjacent columns.
+// Views dk or dv, which may be bf16 or fp32: the other type's view has data = nullptr. store() writes the column
+// `column` for one key and group, or two adjacent columns.
 struct GradView {
   View<__nv_bfloat16> bf16;
   View<float> f32;
@@ -204,10 +204,10 @@ inline GradView make_grad_view(const Tensor& t) {
   return v;
 }
 
-// Returns piece of work i of sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. If the work list has no
-// table of pieces (window, compressed, dense), the function computes the piece: the tokens that can see the block are n
-// contiguous tokens, and each of the block's `parts` pieces gets ceil(n / parts) of them. The last pieces may get fewer
-// tokens, or none. first_token: the token of the call's first query.
+// Returns work piece i for sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. If the work list has no piece
+// table (window, compressed, dense), the function computes the piece: n contiguous tokens can see the block, and each
+// of the block's `parts` pieces gets ceil(n / parts) tokens. The last pieces may get fewer tokens, or none.
+// first_token: the call's first query token.
 template <class Range>  // KeyRange or DocumentRange
 __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
                                              int bg, int count, int first_token = 0) {
@@ -220,11 +220,11 @@ __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Rang
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
 }
 
-// Returns piece of work i if the tokens are cut at the same places for all blocks. The call's tokens, from first_token
-// on, are divided into parts of part_tokens tokens. Piece i computes block i % blocks for those tokens of part
-// i / blocks that can see the block, where blocks = list.blocks. Pieces of the same part run at about the same time, so
-// L2 holds the part's rows for all of them. A piece without tokens has count < 0, and its CTA does nothing. If there is
-// only one part, such a piece has count 0 instead, and its CTA writes zeros to dk and dv of the block.
+// Returns work piece i if the tokens are cut at the same places for all blocks. The call's tokens, from first_token on,
+// are divided into parts of part_tokens tokens. Piece i computes block i % blocks for the tokens in part i / blocks
+// that can see the block, where blocks = list.blocks. The same part's pieces run at about the same time, so L2 holds
+// the part's rows for all of them. A piece without tokens has count < 0, and its CTA does nothing. If there is only one
+// part, such a piece has count 0 instead, and its CTA writes zeros to the block's dk and dv.
 template <class Range>
 __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
                                              int bg, int part_tokens, int first_token) {
@@ -237,28 +237,28 @@ __device__ __forceinline__ KeyWork find_part(const KeyWorkList& list, const Rang
 }
 
 // Returns the step with which a CTA begins. A CTA whose rows are contiguous takes its `steps` steps in a circle: from
-// the returned step to the last one, then from step 0 to the step before the returned one. `at` is the number of the
-// CTA's first row in the sequence, divided by the number of rows of a step.
+// the returned step to the last one, then from step 0 to the step before the returned one. `at` is the CTA's first row
+// number in the sequence, divided by the rows per step.
 //
-// In the window branch, CTAs that run at the same time have neighbouring keys and share most of their rows. Their
-// returned steps make them all use the same rows at the same time. If each CTA began with its own first row, the rows
-// in use would exceed L2 in a long sequence. In the other branches the returned step is 0, so each CTA begins with its
-// own first row.
+// In the window branch, CTAs that run at the same time have neighbouring keys and share most rows. Their returned steps
+// make them all use the same rows at the same time. If each CTA began with its own first row, the rows in use would
+// exceed L2 in a long sequence. In the other branches the returned step is 0, so each CTA begins with its own first
+// row.
 __device__ __forceinline__ int first_step(const KeyRange& range, int tokens, int steps, int at) {
   return range.window < tokens && steps > 0 ? steps - 1 - at % steps : 0;
 }
 
 // Returns x * scale, rounded to a multiple of unit / 2^23. `unit` is a power of two, and |x * scale| is less than
-// 2 * unit. fp32 numbers from `unit` on are spaced by unit / 2^23 or more, so adding `unit` with the sign of x rounds,
-// and subtracting it again is exact.
+// 2 * unit. fp32 numbers from `unit` on are spaced by unit / 2^23 or more, so adding `unit` with x's sign rounds, and
+// subtracting it again is exact.
 __device__ __forceinline__ float round_to_unit(float x, float scale, float unit) {
   const float c = copysignf(unit, x);
   return __fsub_rn(fmaf(x, scale, c), c);
 }
 
-// Returns the keys [x, y) of a block of the work list, in sequence b. If the list has a table of pieces (selected
-// branch), the keys of the next `further` blocks are included; otherwise `further` must be 0. In packed rows, selected
-// blocks need not begin at multiples of block_keys: the tables of the documents give their bounds.
+// Returns the keys [x, y) in a work list block, in sequence b. If the list has a piece table (selected branch), the
+// next `further` blocks' keys are included; otherwise `further` must be 0. In packed rows, selected blocks need not
+// begin at multiples of block_keys: the document tables give their bounds.
 __device__ __forceinline__ int2 keys_of_block(const KeyWorkList& list, const KeyRange& range, int b, int block,
                                               int further = 0) {
   if (list.work != nullptr) {

@@ -1,5 +1,5 @@
-// The sum of the branches' gradients on the GPU. Bound by memory: 4 tensors of N*W elements. A thread adds 16 bytes of
-// each branch, or one element if a row is not made of whole 16-byte vectors.
+// Sums the branches' gradients on the GPU. Bound by memory: 4 tensors with N*W elements. A thread adds 16 bytes from
+// each branch, or one element if a row isn't made of whole 16-byte vectors.
 #include "kernels/common/bthd.cuh"
 #include "kernels/nsa/branch_sum.h"
 

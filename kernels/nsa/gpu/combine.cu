@@ -1,11 +1,11 @@
-// The gated sum of the branches' outputs, and its backward, on the GPU. All kernels are bound by memory bandwidth.
-//   forward: out = sum over branches of gate * o. Each thread computes one vector of out, 16 bytes if alignment allows.
-//   backward: per branch, the row products a = dout . o give delta = gate * a, and dgate, the sum of a over the heads
-//   of
-//             a group. A few lanes compute all heads of one token and group (delta_cluster_kernel). If a row does not
-//             consist of at most 32 16-byte vectors, a few lanes compute one head, and heads are summed through shared
-//             memory (delta_kernel).
-//   attention_delta, for attention without a gate: the kernels of backward with one branch.
+// The branches' gated sum, and its backward, on the GPU. All kernels are bound by memory bandwidth.
+//   forward: out = sum over branches: gate * o. Each thread computes one vector of out, 16 bytes if alignment allows.
+//   backward: per branch, the row products a = dout . o give delta = gate * a, and dgate, a summed over a group's
+//   heads.
+//             A few lanes compute all heads for one token and group (delta_cluster_kernel). If a row does not consist
+//             of at most 32 16-byte vectors, a few lanes compute one head, and heads are summed through shared memory
+//             (delta_kernel).
+//   attention_delta, for attention without a gate: the backward kernels with one branch.
 #include <algorithm>
 #include <limits>
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The outputs o of the three branches, or of one.
+// The three branches' outputs o, or one branch's.
 template <class T>
 struct Branches {
   Bthd<const T> o[3];
@@ -28,8 +28,8 @@ Branches<T> branches(const std::array<ConstTensor, 3>& o) {
   return {{bthd<T>(o[0]), bthd<T>(o[1]), bthd<T>(o[2])}};
 }
 
-// The gated sum. A thread computes one of the `count` vectors of V elements of out; a row (b, t, h) has `vectors` of
-// them, and neighbouring threads compute neighbouring vectors. tokens: T; heads: Hq; group: query heads per group.
+// The gated sum. A thread computes one of out's `count` vectors of V elements; a row (b, t, h) has `vectors` vectors,
+// and neighbouring threads compute neighbouring ones. tokens: T; heads: Hq; group: query heads per group.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     combine_forward_kernel(Bthd<T> out, Branches<T> in, Planes<const float> gate, int64_t tokens, int heads, int group,
@@ -49,19 +49,19 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(out.row(b, t, h) + column, sum);
 }
 
-// Sizes of delta_cluster_kernel. A cluster is the group of `lanes` neighbouring lanes of a warp that computes one token
-// and group. The kernel loads kHeads heads of its cluster at a time.
+// Sizes for delta_cluster_kernel. A cluster is the group of `lanes` neighbouring lanes in a warp that computes one
+// token and group. The kernel loads kHeads of its cluster's heads at a time.
 constexpr int kHeads = 2, kClusterThreads = 128;
 
 struct ClusterShape {
-  uint32_t clusters, T;  // number of clusters: tokens of all sequences times groups; tokens per sequence
+  uint32_t clusters, T;  // cluster count: all sequences' tokens times groups; tokens per sequence
   int groups, heads;     // groups per token; heads per group
   int vectors, lanes;    // 16-byte vectors per row; lanes per cluster: `vectors` rounded up to a power of two, <= 32
 };
 
-// Backward of the gated sum for rows of at most 32 vectors, one vector per lane. Writes delta, dgate, and, where the
-// arguments have data, the norms of dout and forward's out. The sum over the heads of a group stays in registers.
-// kBranches = 1: one branch without a gate, and no dgate.
+// Backward of the gated sum for rows with at most 32 vectors, one vector per lane. Writes delta, dgate, and, where the
+// arguments have data, dout's norms and forward's out. The sum over a group's heads stays in registers. kBranches = 1:
+// one branch without a gate, and no dgate.
 template <class T, int kBranches>
 __global__ void __launch_bounds__(kClusterThreads, 5)
     delta_cluster_kernel(Planes<float> dgate, Planes<float> delta, Planes<float> norm, Bthd<T> out, Bthd<const T> dout,
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
   const T *from = dout.row(b, t, head0) + lane * V, *from_branch[kBranches];
 #pragma unroll
   for (int k = 0; k < kBranches; ++k) from_branch[k] = in.o[k].row(b, t, head0) + lane * V;
-  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept, kept_norm: results of this lane's head
+  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept, kept_norm: this lane's head's results
   for (int first = 0; first < s.heads; first += kHeads) {
     uint4 upstream[kHeads], o[kHeads][kBranches];
 #pragma unroll
@@ -147,7 +147,7 @@ struct DeltaShape {
 
 // Backward of the gated sum for rows of any width, with the same results as delta_cluster_kernel. It computes a_k =
 // dout . o_k for every row (b, t, h) and branch k. One branch: delta = a. Three branches: delta_k = gate_k * a_k, and
-// dgate_k is the sum of a_k over the group's heads, for which shared memory holds a [3][rows of the CTA].
+// dgate_k is a_k summed over the group's heads, for which shared memory holds a [3][the CTA's rows].
 template <class T, int V, int kBranches>
 __global__ void __launch_bounds__(kThreads)
     delta_kernel(Planes<float> dgate, Planes<float> delta, Planes<float> norm, Bthd<T> out, Bthd<const T> dout,
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The view of a [B,T,H] tensor as a single plane (Planes, nsa/gpu/gate.cuh). An absent tensor has data = nullptr.
+// Views a [B,T,H] tensor as a single plane (Planes, nsa/gpu/gate.cuh). An absent tensor has data = nullptr.
 Planes<float> one_plane(const Tensor& t) {
   return t.empty() ? Planes<float>{} : Planes<float>{t.ptr<float>(), 0, t.stride[0], t.stride[1]};
 }
@@ -235,7 +235,7 @@ void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>&
                     out_heads, bthd<T>(dout), in, gate, s);
     }
   }
-  // Whole tokens, such that each group of `lanes` lanes computes about three rows.
+  // Whole tokens, so that each `lanes` lanes compute about three rows.
   const int64_t tokens_per_cta = std::max<int64_t>(1, 3 * (kThreads / lanes) / heads);
   const DeltaShape s{tokens,
                      dout.size(1),

@@ -1,6 +1,6 @@
-// The gated sum of the branches' outputs, out = gate[0] o_cmp + gate[1] o_sel + gate[2] o_win, as device functions for
-// one vector and for one bf16 row. nsa/gpu/combine.cu calls them in a kernel of its own. Hopper's kernels of the
-// selected branch call them in their epilogue, where the rows of o_sel are on the chip.
+// The branches' gated sum, out = gate[0] o_cmp + gate[1] o_sel + gate[2] o_win, as device functions for one vector and
+// for one bf16 row. nsa/gpu/combine.cu calls them in a separate kernel. Hopper's kernels for the selected branch call
+// them in their epilogue, where o_sel's rows are on the chip.
 #pragma once
 #include "kernels/common/ptx.cuh"
 #include "kernels/nsa/gpu/gate.cuh"
@@ -14,8 +14,8 @@ __device__ __forceinline__ void gated_sum(float (&sum)[V], const float (&gate)[3
   for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
 }
 
-// The kernel argument with which a kernel of the selected branch computes the gated sum in its epilogue (CombineAlong
-// in nsa/gate.h). active() is false if the caller did not request the sum.
+// The argument with which a selected branch kernel computes the gated sum in its epilogue (CombineAlong in nsa/gate.h).
+// active() is false if the caller did not request the sum.
 struct CombineRows {
   using bf16 = __nv_bfloat16;
   Bthd<bf16> out;
@@ -24,13 +24,13 @@ struct CombineRows {
 
   __device__ __forceinline__ bool active() const { return out.data != nullptr; }
 
-  // Prefetches into L2 the 128-byte lines of o_cmp and o_win that contain column `column` of row (b, t, h).
+  // Prefetches into L2 the 128-byte lines of o_cmp and o_win that contain row (b, t, h), column `column`.
   __device__ __forceinline__ void prefetch(int b, int t, int h, int column) const {
     prefetch_l2(o_cmp.row(b, t, h) + column);
     prefetch_l2(o_win.row(b, t, h) + column);
   }
 
-  // Row (b, t, h) of all operands; head h belongs to group g. store() writes eight columns of its gated sum.
+  // All operands' row (b, t, h); head h belongs to group g. store() writes eight columns of the row's gated sum.
   struct Row {
     bf16* out;
     const bf16 *o_cmp, *o_win;
@@ -40,7 +40,7 @@ struct CombineRows {
 #pragma unroll
       for (int i = 0; i < 3; ++i) gate[i] = __ldg(&all.gate.at(i, b, t, g));
     }
-    // Columns `column` to column + 7 of o_cmp and o_win, loaded with the hint that they are not read again.
+    // o_cmp's and o_win's columns `column` to column + 7, loaded with the hint that they are not read again.
     struct Others {
       uint4 cmp, win;
     };
@@ -61,12 +61,12 @@ struct CombineRows {
     }
   };
 };
-// first_token: the token of the tensors' first row (RowPart). Rows of `along` before it do not exist.
+// first_token: the token in the tensors' first row (RowPart). `along` has no rows before it.
 inline CombineRows combine_rows(const CombineAlong* along, int64_t first_token) {
   if (along == nullptr) return {};
   CombineRows rows{bthd<__nv_bfloat16>(along->out), bthd<__nv_bfloat16>(along->o_cmp),
                    bthd<__nv_bfloat16>(along->o_win), planes<const float>(along->gate)};
-  const auto begin_earlier = [&](auto& of_tokens) { of_tokens.data -= first_token * of_tokens.stride_t; };
+  const auto begin_earlier = [&](auto& view) { view.data -= first_token * view.stride_t; };
   begin_earlier(rows.out), begin_earlier(rows.o_cmp), begin_earlier(rows.o_win), begin_earlier(rows.gate);
   return rows;
 }

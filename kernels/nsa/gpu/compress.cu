@@ -1,13 +1,12 @@
-// NSA's compression phi on the GPU: kernels for the mean and the convolution, and the gather and scatter of the MLP.
-// All are bound by memory bandwidth: a thread computes one vector of an output row (16 bytes if alignment allows) from
-// the rows that contribute to it.
-//   forward: y[c] is computed from the l rows of block c. Blocks overlap, so a row is read l/d times, mostly from L1
-//            and L2.
-//   backward: dx[t] sums over the blocks that contain token t, at most ceil(l/d) of them. Each element is written once,
-//             without atomics.
+// NSA's compression phi on the GPU: kernels for the mean and the convolution, and the MLP's gather and scatter. All are
+// bound by memory bandwidth: a thread computes one output row vector (16 bytes if alignment allows) from the rows that
+// contribute to it.
+//   forward: y[c] is computed from block c's l rows. Blocks overlap, so a row is read l/d times, mostly from L1 and L2.
+//   backward: dx[t] sums over the blocks that contain token t, at most ceil(l/d). Each element is written once, without
+//             atomics.
 //   weights: dw and dpos are sums over all blocks. Each slice of the blocks stores partial sums to scratch, and
-//            partials.cuh adds them in order. The number of slices does not depend on the card, so all cards add in the
-//            same order.
+//            partials.cuh adds them in order. The slice count doesn't depend on the card, so all cards add in the same
+//            order.
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/documents.cuh"
 #include "kernels/common/partials.cuh"
@@ -18,19 +17,19 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 64;         // small CTAs spread few rows over all SMs
-constexpr int64_t kMaxSlices = 256;  // slices of partial sums of a weight's gradient, at most
+constexpr int64_t kMaxSlices = 256;  // the most slices of partial sums for a weight's gradient
 
 struct Geometry {
   int64_t T, Tc, H, D;  // tokens, blocks, heads, width
-  int64_t l, d;         // length and stride of a block, tokens
+  int64_t l, d;         // block length and stride, tokens
   DocumentView documents;
-  // The first token of block c of sequence b; -1 if no document of a packed row uses the block.
+  // Block c's first token in sequence b; -1 if no document in a packed row uses the block.
   __device__ int64_t begin(int64_t b, int64_t c) const {
     return documents.row(static_cast<int>(b)).key_begin(static_cast<int>(c), static_cast<int>(l), static_cast<int>(d));
   }
 };
 
-// The position of the vector of V elements that a thread computes, in a tensor [B,rows,heads,width].
+// Where the V-element vector that a thread computes is, in a tensor [B,rows,heads,width].
 struct VectorIndex {
   int64_t b, row, h, column;
   __device__ VectorIndex(uint32_t index, int64_t rows, int64_t heads, int64_t width, int V) {
@@ -47,8 +46,8 @@ struct VectorIndex {
 };
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// Computes vector `index` of y: forward of conv, y_c = sum_i w[i] x[c*d + i], and of avg (w = nullptr), the mean.
-// count: number of vectors of y. Writes 0 for a block that no document uses.
+// Computes vector `index` of y: forward for conv, y_c = sum_i w[i] x[c*d + i], and avg (w = nullptr), the mean. count:
+// vectors in y. Writes 0 for a block that no document uses.
 template <class T, int V>
 __device__ __forceinline__ void compress_vector(const Bthd<T>& y, const Bthd<const T>& x, const T* __restrict__ w,
                                                 int64_t w_stride, const Geometry& g, int64_t index, int64_t count) {
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
   compress_vector<T, V>(y, x, w, w_stride, g, thread_index(), count);
 }
 
-// The averages of one tensor, the number of their vectors, and of the CTAs that compute them.
+// One tensor's averages, how many vectors they have, and how many CTAs compute them.
 template <class T>
 struct Averages {
   Bthd<T> y;
@@ -93,8 +92,7 @@ struct Averages {
   int64_t count;
   unsigned ctas;
 };
-// The first CTAs compute the averages of the first tensor, the next ones those of the second, the last ones the planes
-// of gates.
+// The first CTAs compute the first tensor's averages, the next ones the second's, the last ones the gate planes.
 template <class T, int V, class Factor>
 __global__ void __launch_bounds__(kThreads)
     averages_and_gates_kernel(Averages<T> first, Averages<T> second, float* __restrict__ gate,
@@ -108,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // AvgTerm, ConvTerm, RowTerm: the gradient that block c passes to its i-th token, one struct for each kind of phi.
-// add() adds the vector of this gradient at `column` to sum.
+// add() adds this gradient's vector at `column` to sum.
 struct AvgTerm {
   Bthd<const float> dy;
   float inverse_l;
@@ -134,8 +132,8 @@ struct ConvTerm {
     for (int j = 0; j < V; ++j) sum[j] = fmaf(dy_c[j], weight[j], sum[j]);
   }
 };
-// phi mlp: its input is the concatenation of the block's l tokens, and its gradient is row (b, c, h) of drows. Column
-// i * D + j of the row belongs to column j of the block's token i.
+// phi mlp: its input is the block's l tokens, concatenated, and its gradient is drows' row (b, c, h). The row's column
+// i * D + j belongs to the block's token i, column j.
 template <class T>
 struct RowTerm {
   const T* drows;
@@ -150,7 +148,7 @@ struct RowTerm {
   }
 };
 
-// dx[t] = sum of term.add over the blocks c that contain token t, c*d <= t < c*d + l, in ascending order.
+// dx[t] = term.add summed over the blocks c that contain token t, c*d <= t < c*d + l, in ascending order.
 template <class T, int V, class Term>
 __global__ void __launch_bounds__(kThreads) compress_dx_kernel(Bthd<T> dx, Term term, Geometry g, int64_t count) {
   if (thread_index() >= count) return;
@@ -166,8 +164,8 @@ __global__ void __launch_bounds__(kThreads) compress_dx_kernel(Bthd<T> dx, Term 
   store_vector<V>(dx.row(at.b, token, at.h) + at.column, sum);
 }
 
-// Partial sums of the gradient of conv's weight w [l,D]. A slice s is rows_per_slice consecutive rows (b, c, h) of dy:
-//   slices[s][i][j] = sum over its rows of x[b, c*d + i, h, j] * dy[b, c, h, j]
+// Partial sums for the gradient of conv's weight w [l,D]. A slice s is rows_per_slice consecutive rows (b, c, h) of dy:
+//   slices[s][i][j] = sum over its rows: x[b, c*d + i, h, j] * dy[b, c, h, j]
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     conv_dw_kernel(float* __restrict__ slices, Bthd<const T> x, Bthd<const float> dy, Geometry g, int64_t rows,
@@ -194,8 +192,8 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(slices + (blockIdx.x * g.l + i) * g.D + column, sum);
 }
 
-// Partial sums of the gradient of pos [l,D]: slices[s][column] = sum over the rows_per_slice rows (b, c, h) of slice s
-// of drows[row][column]. Rows of blocks that no document uses are left out.
+// Partial sums for the gradient of pos [l,D]: slices[s][column] = drows[row][column], summed over slice s's
+// rows_per_slice rows (b, c, h). Blocks that no document uses are left out.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     compress_dpos_kernel(float* __restrict__ slices, const T* __restrict__ drows, int64_t row_stride, int64_t columns,
@@ -215,8 +213,7 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(slices + blockIdx.x * columns + column, sum);
 }
 
-// The input rows of the MLP: rows[(b,c,h)][i*D + j] = x[b, c*d + i, h, j] + pos[i][j]; 0 for a block that no document
-// uses.
+// The MLP's input rows: rows[(b,c,h)][i*D + j] = x[b, c*d + i, h, j] + pos[i][j]; 0 for a block that no document uses.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     compress_gather_kernel(T* __restrict__ rows, int64_t row_stride, Bthd<const T> x, const T* __restrict__ pos,
@@ -244,7 +241,7 @@ dim3 grid_for(int64_t threads) {
   return dim3(static_cast<unsigned>(ceil_div(threads, kThreads)));
 }
 
-// The split of `rows` rows into at most kMaxSlices slices of per_slice rows; the last slice may be shorter.
+// Splits `rows` rows into at most kMaxSlices slices, per_slice rows each; the last slice may be shorter.
 struct Slices {
   int64_t per_slice, count;
   explicit Slices(int64_t rows) : per_slice(ceil_div(rows, kMaxSlices)), count(ceil_div(rows, per_slice)) {}

@@ -1,34 +1,33 @@
-// The portable kernel that computes dk and dv, for all three branches and for dense attention. For bf16 heads of (64,
-// 64) or (128, 128), if the caller passes a rounding unit, the same kernel also computes dq (template parameter
-// kAddsDq).
+// The portable kernel that computes dk and dv, for all three branches and dense attention. For bf16 heads (64, 64) or
+// (128, 128), if the caller passes a rounding unit, the same kernel also computes dq (template parameter kAddsDq).
 //
-// A CTA keeps 64 keys of one sequence and group, 16 per warp, and iterates over the query rows that see them, 64 per
+// A CTA keeps 64 keys in one sequence and group, 16 per warp, and iterates over the query rows that see them, 64 per
 // step. Other tiles (portable_tiles.h) have other sizes: LargeHeadTile takes 32 rows per step, CompactTile keeps 32
-// keys and takes 16 rows, and WideTile keeps 96 keys and takes 96 rows. The numbers below are those of 64 keys and 64
-// rows. Scores are computed transposed, s^T = k q^T, so that p^T and ds^T are in the registers that the left operands
-// of the next products need:
-//   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
-// A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. Per step a CTA reads q and dout of 64
-// rows from L2: 16 KiB at heads of 64 in bf16, for 2.1 MFLOP. The bandwidth of shared memory limits the speed of this
-// kernel, and also that of the kernel for dq. At heads of up to 64 in bf16, a warp therefore keeps k and v of its 16
-// keys in registers, as left operands of the first two products. To have registers for them, it computes the scores of
-// 32 of the 64 rows at a time. A step then takes 64 ldmatrix of 512 bytes for 128 mma.m16n8k16 of a warp.
+// keys and takes 16 rows, and WideTile keeps 96 keys and takes 96 rows. The numbers below are for 64 keys and 64 rows.
+// Scores are computed transposed, s^T = k q^T, so that p^T and ds^T are in the registers that the next products' left
+// operands need:
+//   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all the group's heads.
+// A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. Per step a CTA reads 64 rows of q and
+// dout from L2: 16 KiB at head width 64 in bf16, for 2.1 MFLOP. Shared memory bandwidth limits this kernel's speed, and
+// also the dq kernel's. At head widths up to 64 in bf16, a warp therefore keeps its 16 keys' k and v in registers, as
+// left operands for the first two products. To have registers for them, it computes the scores for 32 of the 64 rows at
+// a time. In a step a warp then takes 64 ldmatrix, 512 bytes each, for 128 mma.m16n8k16.
 //
-// With kAddsDq there is a fifth product, dq = ds k, and the kernel for dq is not needed: 5 products instead of 7. The
-// fifth product sums over the CTA's keys, but each warp has the ds of only 16 of them. Every warp therefore writes its
-// ds^T to shared memory, and after a barrier multiplies the ds of 32 rows and all 64 keys by 32 columns of k. Let r be
-// the row's element of AttendGradIn::rounding_unit, a power of two. The sums of a step are rounded to multiples of
-// r / 2^23 and added to dq in L2. r is so large that all these additions are exact. Their order therefore does not
-// change the result, and dq has the same bits in every run. For the fifth product, a warp executes 16 ldmatrix and 32
-// mma per step. With kAddsDq, the kernel reads two numbers for each query row, which include the gate
-// (nsa/gpu/row_stats.cuh). Without kAddsDq, the kernel reads lse, delta and the gate.
+// With kAddsDq there is a fifth product, dq = ds k, and the dq kernel is not needed: 5 products instead of 7. The fifth
+// product sums over the CTA's keys, but each warp has ds for only 16. Every warp therefore writes its ds^T to shared
+// memory, and after a barrier multiplies ds for 32 rows and all 64 keys by 32 columns of k. Let r be the row's element
+// in AttendGradIn::rounding_unit, a power of two. A step's sums are rounded to multiples of r / 2^23 and added to dq in
+// L2. r is so large that all these additions are exact. Their order therefore does not change the result, and dq has
+// the same bits in every run. For the fifth product, a warp executes 16 ldmatrix and 32 mma per step. With kAddsDq, the
+// kernel reads two numbers for each query row, which include the gate (nsa/gpu/row_stats.cuh). Without kAddsDq, the
+// kernel reads lse, delta and the gate.
 //
-// In all branches but the window branch, many more rows see the first keys than the last ones. The rows that see a
-// block of keys are therefore divided into pieces (KeyWork), and each CTA computes one piece. There are three ways:
-//   - In the selected branch, a piece has at most a fixed number of tokens (PiecePlan).
-//   - find_work() divides the rows of each block into pieces of about equal size.
-//   - find_part() cuts the rows of all blocks at the same tokens.
-// A second kernel adds the partial sums of a block's pieces in order.
+// In all branches but the window branch, many more rows see the first keys than the last ones. The rows that see a key
+// block are therefore divided into pieces (KeyWork), and each CTA computes one piece. There are three ways:
+//   - In the selected branch, a piece's tokens have a fixed limit (PiecePlan).
+//   - find_work() divides each block's rows into about equally large pieces.
+//   - find_part() cuts all blocks' rows at the same tokens.
+// A second kernel adds the pieces' partial sums for a block in order.
 #include <algorithm>
 #include <optional>
 
@@ -50,23 +49,23 @@ struct DkdvArgs {
   KeyWorkList list;
   Divisor key_stride;  // range.d, the tokens from one key to the next, as a divisor
   RowVectors q_rows, dout_rows;
-  // Whether 16-byte copies can load all rows of q and dout: `fits` of q_rows and dout_rows is true, and the widths of q
-  // and dout are multiples of 64, so that no columns of zeros have to be appended.
+  // Whether 16-byte copies can load all rows of q and dout: q_rows and dout_rows both fit, and the widths of q and dout
+  // are multiples of 64, so that no zero columns have to be appended.
   bool whole_rows;
-  // The next members are used with kAddsDq only. Then whole_rows is true, and rows of q, k, v and dout have
-  // Tile::kColumns columns.
+  // The next members are used with kAddsDq only. Then whole_rows is true, and q, k, v and dout have Tile::kColumns
+  // columns.
   const RowStats* row_stats;  // the result of compute_row_stats() for this call
   View<const float> rounding_unit;
   View<float> dq;
   RowVectors dq_rows;
-  // If positive: the tokens first_token + i * part_tokens, i = 1, 2, ..., divide the rows of every block into pieces
-  // (find_part). If 0: find_work() divides the rows of each block, or reads the pieces from `list`.
+  // If positive: the tokens first_token + i * part_tokens, i = 1, 2, ..., divide every block's rows into pieces
+  // (find_part). If 0: find_work() divides each block's rows, or reads the pieces from `list`.
   int part_tokens;
 };
 
-// The numbers that the kernel keeps in shared memory for each query row of a step, in addition to q and dout. range: of
-// the CTA's keys, the row sees exactly those in [range.x, range.y). range.x may lie before the CTA's first key. range.y
-// is at most the end of the CTA's keys.
+// The numbers that the kernel keeps in shared memory for each query row in a step, in addition to q and dout. range:
+// among the CTA's keys, the row sees exactly [range.x, range.y). range.x may lie before the CTA's first key. range.y is
+// at most where the CTA's keys end.
 template <int kCount, bool kAddsDq>
 struct StageRows {
   float lse[kCount], delta[kCount], gate[kCount];
@@ -74,10 +73,10 @@ struct StageRows {
 };
 // With kAddsDq, a row has its RowStats instead of lse, delta and gate, and two numbers for add_dq():
 //   rounding_unit  a power of two r. add_dq() rounds what it adds to dq to multiples of r / 2^23.
-//   dq_place       where dq of the row begins, in vectors of 16 bytes after dq of the first query row of the sequence
+//   dq_place       where the row's dq begins, in 16-byte vectors after the dq of the first query row in the sequence
 //                  and group
-// A row that does not exist has the dq_place of an existing row. This is harmless if k is finite: ds of the row is 0,
-// so add_dq() adds zeros.
+// A row that doesn't exist has an existing row's dq_place. This is harmless if k is finite: the row's ds is 0, so
+// add_dq() adds zeros.
 template <int kCount>
 struct StageRows<kCount, true> {
   RowStats stats[kCount];
@@ -86,25 +85,28 @@ struct StageRows<kCount, true> {
   uint32_t dq_place[kCount];
 };
 
-// Computes one piece of work (KeyWork) for Tile::kRows keys and kColumns columns of dk and dv. The grid:
+// Computes one piece of work (KeyWork) for Tile::kRows keys and kColumns columns of dk and dv. It is one function
+// because its phases share nearly all their state: the loads, the step and the epilogue use the same piece and shared
+// memory layout, and dk, dv and the key fragments stay in registers from the first step to the last, across the
+// barriers. The parts that need less state, the products and add_dq(), are functions already. The grid:
 //   x  the piece
 //   y  the sequence b and the group g, as b * Hkv + g
-//   z  the chunk of kColumns columns, times the tiles of keys per block, plus the tile of keys
+//   z  the chunk of kColumns columns, times the key tiles per block, plus the key tile
 // Shared memory, in this order:
 //   k [keys][dk], v [keys][dv]
-//   the tokens of the piece, in the selected branch if Tile::kHoldsTokens: kWorkTokens or, with kAddsDq, kDqWorkTokens
+//   the piece's tokens, in the selected branch if Tile::kHoldsTokens: kWorkTokens or, with kAddsDq, kDqWorkTokens
 //   ds^T [keys][rows], with kAddsDq
-//   for each of a.in.stages buffers: q [rows][dk], dout [rows][dv] and StageRows
-// At small heads in bf16, the launch bounds leave registers for 12 warps per SM: three CTAs of four warps, or two CTAs
-// of six warps with WideTile. Where shared memory is smaller than Hopper's, fewer CTAs of four warps may fit.
+//   for each buffer (a.in.stages in all): q [rows][dk], dout [rows][dv] and StageRows
+// At small heads in bf16, the launch bounds leave registers for 12 warps per SM: three CTAs with four warps, or two
+// with six warps (WideTile). Where shared memory is smaller than Hopper's, fewer four-warp CTAs may fit.
 template <class T, class Tile, bool kAddsDq>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32 / Tile::kThreads, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
-  constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // rows per step; output columns of this CTA
+  constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // rows per step; this CTA's output columns
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
-  const int key_tiles = ceil_div(a.list.block_keys, Tile::kRows);  // tiles of keys per block
+  const int key_tiles = ceil_div(a.list.block_keys, Tile::kRows);  // key tiles per block
   const int key_tile = blockIdx.z % key_tiles, column0 = blockIdx.z / key_tiles * kColumns;
   const DocumentRange range(a.range, b);
   const KeyWork work =
@@ -147,16 +149,15 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   const int G = a.in.heads.value(), rows = work.count * G;
   const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
 
-  // Loads the rows row0 to row0 + kCount - 1 into buffer `stage` of shared memory: q, dout and StageRows. If
-  // a.whole_rows is true, eight threads copy a row of q and of dout, 16 bytes per copy. A thread computes the token and
-  // the head of its row once for both copies, because this computation takes more instructions than the copies do. If
-  // a.whole_rows is false, load_rows() copies q and then dout, and appends zeros to rows of fewer than depth_k or
-  // depth_v columns.
+  // Loads the rows row0 to row0 + kCount - 1 into shared memory buffer `stage`: q, dout and StageRows. If a.whole_rows
+  // is true, eight threads copy a row of q and dout, 16 bytes per copy. A thread computes its row's token and head once
+  // for both copies, because this computation takes more instructions than the copies do. If a.whole_rows is false,
+  // load_rows() copies q and then dout, and appends zeros to rows with fewer than depth_k or depth_v columns.
   constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
   const int copy_row = threadIdx.x / kLanes, copy_column = threadIdx.x % kLanes * kCopy;
   const auto* q_from = reinterpret_cast<const uint4*>(a.in.q.at(b, 0, g * G) + copy_column);
   const auto* dout_from = reinterpret_cast<const uint4*>(a.dout.at(b, 0, g * G) + copy_column);
-  // stats_from and units: the statistics and rounding_unit of this sequence and group. Only kAddsDq uses them.
+  // stats_from and units: statistics and rounding_unit for this sequence and group. Only kAddsDq uses them.
   const RowStats* stats_from = a.row_stats + blockIdx.y * static_cast<int64_t>(a.in.tokens - a.in.first_token) * G;
   const HeadRows<const float> units(a.rounding_unit, b, g * G);
   const auto load = [&](int row0, int stage) {
@@ -190,10 +191,9 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     if (threadIdx.x >= 2 * kCount) return;
     const int r = threadIdx.x % kCount;
     const bool exists = row0 + r < rows;
-    // Two threads load the numbers of query row row0 + r. If this row does not exist, they use the token t and the head
-    // h of another row, so that all addresses below are valid. They still write zeros to shared memory instead of the
-    // other row's numbers, because `exists` is false. dq_place becomes that of the other row, and add_dq() adds zeros
-    // to its dq.
+    // Two threads load query row row0 + r's numbers. If this row doesn't exist, they use another row's token t and head
+    // h, so that all addresses below are valid. They still write zeros to shared memory instead of the other row's
+    // numbers, because `exists` is false. dq_place becomes the other row's, and add_dq() adds zeros to its dq.
     const int row = exists ? row0 + r : max(0, row0 + r - kCount);
     const int i = a.in.heads.quotient(row), t = token_of(i), h = row - i * G, head = g * G + h;
     if (threadIdx.x < kCount) {
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
         copy_async_4(&stage_rows->delta[r], a.delta.at(b, t, head), exists);
       }
     } else {
-      // The rows of k and v after the block's last key are zeros in shared memory. No query row may see them.
+      // In shared memory, k and v are zeros after the block's last key. No query row may see them.
       const int2 seen = exists ? make_int2(range.low(t), min(range.high(t, a.key_stride), key_end)) : make_int2(0, 0);
       stage_rows->range[r] = seen;
       if constexpr (kAddsDq) {
@@ -218,9 +218,9 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
     }
   };
 
-  // kKeepsKeys: a warp keeps k and v of its 16 keys in registers. kInterleaved: after it has loaded them, the warp
-  // reorders the columns of its keys in shared memory (interleave_columns()), as add_from_registers() requires.
-  // kRowsAtOnce: the number of query rows whose scores a warp computes at a time; a step has kCount query rows.
+  // kKeepsKeys: a warp keeps its 16 keys' k and v in registers. kInterleaved: after it has loaded them, the warp
+  // reorders its keys' columns in shared memory (interleave_columns()), as add_from_registers() requires. kRowsAtOnce:
+  // how many query rows a warp computes scores for at a time; a step has kCount query rows.
   constexpr bool kKeepsKeys = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
   constexpr bool kInterleaved = kAddsDq && kKeepsKeys && kAddsVectors;
   constexpr int kRowsAtOnce = kKeepsKeys ? 32 : kCount;
@@ -254,10 +254,10 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
         const auto& stage_rows = *reinterpret_cast<const Rows*>(dout + kCount * stride_v);
         const int2 first = stage_rows.range[0];
         const int2 last = stage_rows.range[min(kCount, rows - now) - 1];
-        // Neither bound decreases from row to row. The rows of this step together therefore see keys in
-        // [first.x, last.y) only. `skips`: no row sees a key of this warp, so the warp computes no products for dk and
-        // dv. Without kAddsDq the warp then leaves the step. With kAddsDq it stores ds = 0 for the other warps, and the
-        // CTA leaves the step only if no row sees a key of the CTA.
+        // Neither bound decreases from row to row. This step's rows therefore see keys in [first.x, last.y) only.
+        // `skips`: no row sees this warp's keys, so the warp computes no products for dk and dv. Without kAddsDq the
+        // warp then leaves the step. With kAddsDq it stores ds = 0 for the other warps, and the CTA leaves the step
+        // only if no row sees any of its keys.
         const bool skips = warp_key >= key_end || last.y <= warp_key || first.x >= warp_key + 16;
         if (kAddsDq ? last.y <= key0 || first.x >= key_end : skips) return;
         const bool all = now + kCount <= rows && last.x <= warp_key && first.y >= warp_key + 16;
@@ -273,11 +273,11 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
               multiply_nt<kRowsAtOnce>(p, k + warp_row * stride_k, q + row0 * stride_k, stride_k, depth_k);
               multiply_nt<kRowsAtOnce>(ds, v + warp_row * stride_v, dout + row0 * stride_v, stride_v, depth_v);
             }
-            // Products are transposed here: query_row(j, e) is the index, within the stage, of the query row that
-            // element [j][e] of p and ds belongs to.
+            // Products are transposed here: element [j][e] of p and ds belongs to the query row with index query_row(j,
+            // e) in the stage.
             const auto query_row = [row0](int j, int e) { return row0 + 8 * j + fragment_column() + e % 2; };
-            // stats[j] has the statistics of two rows: x and y are lse and dpsum of row query_row(j, 0), z and w those
-            // of row query_row(j, 1).
+            // stats[j] has two rows' statistics: x and y are lse and dpsum for row query_row(j, 0), z and w for row
+            // query_row(j, 1).
             float4 stats[kAddsDq ? kRowsAtOnce / 8 : 1];
             if constexpr (kAddsDq)
 #pragma unroll
@@ -294,8 +294,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
                   lse = stage_rows.lse[query_row(j, e)] * kLog2e;
                 p[j][e] = exp2_approx(fmaf(p[j][e], scale, -lse));
               }
-            // Clears p of unseen keys. Without kAddsDq, a row that sees no key has lse = -inf and p = inf. At this
-            // point ds holds dout v. If that is infinite, p = 0 alone would make ds NaN, so ds is cleared too.
+            // Clears unseen keys' p. Without kAddsDq, a row that sees no key has lse = -inf and p = inf. At this point
+            // ds holds dout v. If that is infinite, p = 0 alone would make ds NaN, so ds is cleared too.
             if (!all) {
 #pragma unroll
               for (int j = 0; j < kRowsAtOnce / 8; ++j)
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
   }
 }
 
-// Queues the kernel and the merge of the pieces' partial sums.
+// Queues the kernel and the merge that adds the pieces' partial sums.
 template <class T, class Tile, bool kAddsDq>
 void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const AttendGradOut& out, const AttendGradIn& grad,
                  const AttendIn& in, const KeyRange& range, const KeyWorkList& list, const Tensor& row_stats,
@@ -404,11 +404,11 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
-// Queues the kernels that compute dq, dk and dv: row statistics, the kernel of this file with kAddsDq, and the merge.
-// If `wide` has a value, it is the plan of WideTile, and the kernel uses that tile. In this case `list` must have
-// blocks of 96 keys and no tokens (list.tokens is null). If `wide` has no value, choose_tile() chooses the tile. The
-// caller has checked that the operands are bf16 and the heads are (64, 64) or (128, 128). For these heads choose_tile()
-// never returns CompactTile.
+// Queues the kernels that compute dq, dk and dv: row statistics, this file's kernel with kAddsDq, and the merge. If
+// `wide` has a value, it is WideTile's plan, and the kernel uses that tile. In this case `list` must have 96-key blocks
+// and no tokens (list.tokens is null). If `wide` has no value, choose_tile() chooses the tile. The caller has checked
+// that the operands are bf16 and the heads are (64, 64) or (128, 128). For these heads choose_tile() never returns
+// CompactTile.
 void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                   const KeyRange& range, const KeyWorkList& list, int part_tokens,
                   const std::optional<TilePlan>& wide = std::nullopt) {
@@ -425,10 +425,10 @@ void run_dq_dk_dv(Context& ctx, const char* op, const AttendGradOut& out, const 
                   });
 }
 
-constexpr int64_t kPieces = 1024;  // wanted pieces of a call, about 8 for each of the 132 SMs of an H100
+constexpr int64_t kPieces = 1024;  // wanted pieces per call, about 8 for each of an H100's 132 SMs
 
-// Returns the work list of a branch whose tokens see one range of keys (window, compressed, dense), with blocks of
-// block_keys keys and `parts` pieces for each block.
+// Returns the work list for a branch whose tokens see one key range (window, compressed, dense), with block_keys keys
+// and `parts` pieces per block.
 KeyWorkList contiguous_list(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range, int64_t parts,
                             int block_keys = kRows) {
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, block_keys);
@@ -458,16 +458,16 @@ void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& 
                              const AttendIn& in, const KeyRange& range) {
   if (in.k.size(0) == 0 || range.keys == 0) return;  // no work, and partial_bytes below would be 0
   Scratch::Scope scope(ctx.scratch);
-  // In the window branch few tokens see a block, so the tokens of each block are divided by themselves (find_work).
+  // In the window branch few tokens see a block, so each block's tokens are divided separately (find_work).
   if (range.window < end_token(in))
     return run_dq_dk_dv(ctx, op, out, grad, in, range, contiguous_work(scope, in, range), 0);
   const std::optional<TilePlan> wide = plan_wide_tile(
       {.element_bytes = size_of(in.q.dtype), .dk = in.q.size(3), .dv = in.v.size(3)}, range.keys, shared_limits(ctx));
   const int block_keys = wide ? WideTile::kRows : kRows;
   const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, block_keys), T = in.q.size(1);
-  // The tokens are cut into parts of equal length. Short parts help q, dout and dq of concurrently running CTAs to stay
-  // in L2. There are therefore as many parts as two limits allow: a part has at least kLeastRows query rows, and the
-  // partial sums of all parts take at most kMostPartial bytes. With kPieces blocks or more, there is only one part.
+  // The tokens are cut into equally long parts. Short parts help concurrently running CTAs to keep q, dout and dq in
+  // L2. There are therefore as many parts as two limits allow: a part has at least kLeastRows query rows, and all
+  // parts' partial sums take at most kMostPartial bytes. With kPieces blocks or more, there is only one part.
   constexpr int64_t kLeastRows = 768, kMostPartial = 128 << 20;
   const int64_t partial_bytes = blocks * block_keys * (in.k.size(3) + in.v.size(3)) * int64_t{4};
   const int64_t wanted = std::min(kMostPartial / partial_bytes, T * (in.q.size(2) / in.k.size(2)) / kLeastRows);
@@ -479,9 +479,8 @@ void backward_range_portable(Context& ctx, const char* op, const AttendGradOut& 
 }
 
 KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {
-  // The number of pieces of a block has three limits. kMostParts: scratch grows no faster than the number of tokens.
-  // kPieces / blocks, rounded up: more pieces would not use the GPU better. The number of tokens / kLeastTokens: pieces
-  // do not become too small.
+  // A block's piece count has three limits. kMostParts: scratch grows no faster than the tokens. kPieces / blocks,
+  // rounded up: more pieces would not use the GPU better. Tokens / kLeastTokens: pieces don't become too small.
   constexpr int64_t kMostParts = 16, kLeastTokens = 128;
   const int64_t blocks = in.k.size(0) * in.k.size(2) * ceil_div(range.keys, kRows);
   if (blocks == 0) return {};

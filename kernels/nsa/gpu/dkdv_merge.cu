@@ -7,17 +7,17 @@ namespace {
 
 constexpr int kMergeThreads = 256;
 
-// Computes dk and dv of a block of keys as the sum of its pieces' partial sums. Grid: x the block and some of its keys,
-// one for each index threadIdx.y; y the sequence and group. A thread adds kColumns columns at a time. Pieces
-// that do not exist (part_tokens) are left out: their partial sums were never written. If no piece of a block exists,
-// its dk and dv become zeros.
+// Computes a key block's dk and dv by adding its pieces' partial sums. Grid: x the block and some of its keys, one for
+// each index threadIdx.y; y the sequence and group. A thread adds kColumns columns at a time. Pieces that do not exist
+// (part_tokens) are left out: their partial sums were never written. If a block has no piece, its dk and dv become
+// zeros.
 template <int kColumns>
 __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;
-  const int turns = ceil_div(list.block_keys, static_cast<int>(blockDim.y));  // CTAs of a block
+  const int turns = ceil_div(list.block_keys, static_cast<int>(blockDim.y));  // CTAs per block
   const int block = blockIdx.x / turns, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
   const int2 keys = keys_of_block(list, a.range, b, block);
-  int2 slots;  // first slot of the block's partial sums, and their number
+  int2 slots;  // the block's first slot of partial sums, and the slot count
   if (list.block_slots != nullptr) {
     slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
     if (slots.y <= 1) return;  // the only piece stored dk and dv

@@ -1,6 +1,6 @@
-// Fills the tables of packed rows on the GPU, once per step. One kernel sets every entry of block_begin to T, which
-// marks an id without a block. The other has one thread per token, which finds its document by bisection of the bounds
-// and writes the entries.
+// Fills packed rows' tables on the GPU, once per step. One kernel sets every block_begin entry to T, which marks an id
+// without a block. The other has one thread per token, which finds its document by bisecting the bounds and writes the
+// entries.
 #include "kernels/nsa/document_tables.h"
 
 #include "kernels/common/launch.cuh"

@@ -1,5 +1,5 @@
-// Instances of the portable forward and dq kernels (nsa/gpu/fwd_dq.cuh) for branches whose rows see one range of keys,
-// and for the selected branch.
+// Portable forward and dq kernels (nsa/gpu/fwd_dq.cuh), instantiated for branches whose rows see one key range, and for
+// the selected branch.
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 
 #include "kernels/nsa/gpu/selected_walk.cuh"

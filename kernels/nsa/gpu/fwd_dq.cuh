@@ -1,42 +1,41 @@
-// The portable attention kernels for forward and for dq. A CTA keeps the query rows of one tile (64; 32 in CompactTile)
-// of one sequence and group, 16 per warp, and iterates over the key tiles that any of its tokens sees. The template
+// The portable attention kernels for forward and for dq. A CTA keeps one tile of query rows (64; 32 in CompactTile) in
+// one sequence and group, 16 per warp, and iterates over the key tiles that any of its tokens sees. The template
 // parameter Keys describes which keys these are (RangeKeys below, or SelectedKeys) and enumerates these tiles:
 //   keys.range                    the keys that each token sees, regardless of block lists (KeyRange)
-//   Keys::Walk walk(keys, rows)   an iterator over the key tiles of a RowTile, in ascending order; one in each thread
-//   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
-//                                 tile. All lanes of a warp must call it, and it gives all warps the same tiles.
+//   Keys::Walk walk(keys, rows)   an iterator over a RowTile's key tiles, in ascending order; one in each thread
+//   walk.next(tile, most)         sets `tile` to the next tile, at most `most` keys; returns false after the last
+//                                 tile. All of a warp's lanes must call it, and it gives all warps the same tiles.
 //
 // Forward has 2 matrix products per key tile and computes the softmax in one pass over the tiles. For each query row it
 // needs these numbers:
-//   score  the dot product of q and the key, for each key
-//   top    a score of this row
+//   score  q . key, for each key
+//   top    one of this row's scores
 //   power  2^((score - top) * scale_log2) for each key, with scale_log2 = log2(e) / sqrt(dk)
 // The kernel adds up the powers, and also the values multiplied by their powers. The row's output is the second sum
-// divided by the first. Any `top` gives the same output, as long as no power leaves the range of floats. The kernel
-// takes the largest score of the first tile in which the row sees a key, even if a later tile has a larger score. Each
-// lane holds the powers of some keys of the tile. If the powers of a row in one lane sum to more than 2^60, the warp
-// computes the scores of the tile again. The largest of them becomes `top` of that row, and both sums of the row are
-// multiplied by 2^((old top - new top) * scale_log2). Whether `top` of a row changes depends on the scores of that row
-// alone.
+// divided by the first. Any `top` gives the same output, as long as no power leaves the float range. The kernel takes
+// the largest score in the first tile in which the row sees a key, even if a later tile has a larger score. Each lane
+// holds the powers for some of the tile's keys. If a row's powers in one lane sum to more than 2^60, the warp computes
+// the tile's scores again. The largest one becomes that row's `top`, and both the row's sums are multiplied by 2^((old
+// top - new top) * scale_log2). Whether a row's `top` changes depends on that row's scores alone.
 //
-// The dq kernel has 3 matrix products per key tile. It computes p from the lse that forward has saved. In both
-// kernels, a warp skips the tiles of which none of its rows sees a key. It masks scores unless all of its rows see all
-// kKeys keys of the tile.
+// The dq kernel has 3 matrix products per key tile. It computes p from the lse that forward has saved. In both kernels,
+// a warp skips tiles in which none of its rows sees a key. It masks scores unless all its rows see all the tile's kKeys
+// keys.
 //
-// The bandwidth of shared memory, 128 bytes per clock and SM, limits the speed of both kernels. In each step a CTA
-// reads one tile of k and v from L2 (16 KiB at heads of 64 in bf16), and each of its warps (four, if the CTA keeps 64
-// rows) reads the whole tile from shared memory.
+// Shared memory bandwidth, 128 bytes per clock and SM, limits both kernels' speed. In each step a CTA reads one tile of
+// k and v from L2 (16 KiB at head width 64 in bf16), and each of its warps (four, if the CTA keeps 64 rows) reads the
+// whole tile from shared memory.
 #pragma once
 #include "kernels/nsa/gpu/attend.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// The query rows of a CTA. Rows of sequence b and group g are numbered t * G + h. The members:
-//   first        the first row of the CTA; the CTA has the rows [first, first + tile_rows)
-//   rows         the end of the call's rows; the rows of the last tile from `rows` on do not exist
-//   first_token  the token of the CTA's first row
-//   last_token   the token of the CTA's last row that exists
+// A CTA's query rows. In sequence b and group g, rows are numbered t * G + h. The members:
+//   first        the CTA's first row; the CTA has the rows [first, first + tile_rows)
+//   rows         where the call's rows end; in the last tile, rows from `rows` on don't exist
+//   first_token  the token in the CTA's first row
+//   last_token   the token in the CTA's last row that exists
 struct RowTile {
   int b, g, first, rows, first_token, last_token;
   template <class T>
@@ -49,12 +48,12 @@ struct RowTile {
         last_token(a.heads.quotient(min(first + tile_rows, rows) - 1)) {}
 };
 
-// The two query rows of a lane, in mma fragments: rows lane/4 and lane/4 + 8 of its warp's 16 rows.
+// A lane's two query rows in mma fragments: rows lane/4 and lane/4 + 8 among its warp's 16.
 struct LaneRows {
-  bool exists[2];                  // whether the row is before the end of the sequence
-  int token[2], head[2];           // token t; index of the head among all Hq
+  bool exists[2];                  // whether the row is before the sequence's end
+  int token[2], head[2];           // token t; the head's index among all Hq
   int low[2], high[2];             // the row sees the keys [low, high)
-  int bit[2];                      // index of the row's token in KeyTile::token_mask
+  int bit[2];                      // the token's index in KeyTile::token_mask
   template <class T, class Range>  // Range: KeyRange or DocumentRange
   __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const Range& range) {
 #pragma unroll
@@ -70,9 +69,9 @@ struct LaneRows {
   }
 };
 
-// The mask of a lane's two rows in a key tile: row i sees keys low[i] .. high[i] - 1 of the tile. any: whether any row
-// of the warp sees a key of the tile. all: whether all rows of the warp see all kKeys keys. apply() sets the scores of
-// unseen keys to -inf.
+// Masks a lane's two rows in a key tile: row i sees the tile's keys low[i] .. high[i] - 1. any: whether any of the
+// warp's rows sees a key in the tile. all: whether all the warp's rows see all kKeys keys. apply() sets unseen keys'
+// scores to -inf.
 template <int kKeys>
 struct RowMask {
   int low[2], high[2];
@@ -101,8 +100,8 @@ struct RowMask {
   }
 };
 
-// Loads the CTA's rows of q or dout into shared memory. Each row has `padded` columns there, and begins `stride`
-// elements after the row before. Rows that do not exist, and columns past the view's width, become zeros.
+// Loads the CTA's q or dout rows into shared memory. Each row has `padded` columns there, and begins `stride` elements
+// after the row before. Rows that do not exist, and columns past the view's width, become zeros.
 template <class Tile, class T>
 __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, const View<const T>& view,
                                                 const Attend<T>& a, const RowTile& tile) {
@@ -112,13 +111,13 @@ __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, c
   });
 }
 
-// Loads the keys or the values of a key tile into shared memory, in the layout that load_query_rows() describes.
+// Loads a key tile's keys or values into shared memory, in the layout that load_query_rows() describes.
 template <class Tile, class T>
 __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, const View<const T>& view,
                                               const RowTile& rows, const KeyTile& tile) {
   const T* first = view.at(rows.b, tile.first, rows.g);
   const int count = tile.end - tile.first;
-  // If rows need no columns of zeros, a thread multiplies for its first address only, and then adds a constant.
+  // If rows need no zero columns, a thread multiplies for its first address only, and then adds a constant.
   if (view.vector && view.width == padded) {
     constexpr int kCopy = 16 / sizeof(T), kLanes = 8, kCopiedRows = Tile::kThreads / kLanes;
     const int row = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kCopy;
@@ -136,9 +135,9 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                                          [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
-// A lane holds some of a row's powers for each key tile, and adds them up. If the sum of any lane exceeds kMostAdded,
-// the row gets a higher top. Otherwise none of its powers exceeds 2^60. Rounded to bf16, such a power is finite, and so
-// is its product with a value below 2^67.
+// A lane holds some of a row's powers for each key tile, and adds them up. If any lane's sum exceeds kMostAdded, the
+// row gets a higher top. Otherwise none of its powers exceeds 2^60. Rounded to bf16, such a power is finite, and so is
+// its product with a value below 2^67.
 constexpr float kMostAdded = 0x1p60f;
 
 template <class T>
@@ -148,7 +147,7 @@ struct ForwardArgs {
   View<float> lse;
 };
 
-// Forward. Grid: x the row tile, y the sequence and group, z the chunk of kColumns columns of o. Shared memory: q
+// Forward. Grid: x the row tile, y the sequence and group, z the chunk of kColumns o columns. Shared memory: q
 // [rows][dk]; per stage k [keys][dk] and v [keys][kColumns].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
@@ -156,7 +155,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns, kStrideV = tile_stride<T>(kColumns);
   const int depth = padded_depth<Tile>(a.in.depth_k), stride = padded_stride<T, Tile>(a.in.depth_k);
   const int column0 = blockIdx.z * kColumns;
-  // The CTAs of the last rows, which see the most keys, start first.
+  // CTAs for the last rows, which see the most keys, start first.
   const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y, Tile::kRows);
   const LaneRows rows(a.in, tile, DocumentRange(keys.range, tile.b));
 
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
   const int stage_size = kKeys * (stride + kStrideV);
   load_query_rows<Tile>(q, stride, depth, a.in.q, a.in, tile);
 
-  // Heads of up to 64 columns in bf16: a warp keeps its rows of q in registers.
+  // Heads up to 64 columns wide in bf16: a warp keeps its q rows in registers.
   constexpr bool kKeepsQueries = std::is_same_v<T, __nv_bfloat16> && Tile::kColumns == kDepth;
   const T* warp_q = q + 16 * (threadIdx.x / 32) * stride;
   uint32_t q_fragment[kDepth / 16][4];
@@ -176,8 +175,8 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
   }
 
   float out[kColumns / 8][4] = {};
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: over the keys of this lane only
-  bool all_have_top = false;                                     // whether every row of the warp has seen a key
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: over this lane's keys only
+  bool all_have_top = false;                                     // whether all the warp's rows have seen a key
   const float scale = a.in.scale_log2();
   const View<const T> v_columns = a.in.v.columns(column0, kColumns);
   typename Keys::Walk walk(keys, tile);
@@ -193,7 +192,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
         if (!mask.any) return;
         const T* k = stages + stage * stage_size;
         float p[kKeys / 8][4];  // the tile's scores, then their powers
-        float added[2];         // the sum of this lane's powers of each row
+        float added[2];         // this lane's powers, summed for each row
         const auto compute_scores = [&] {
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j)
@@ -274,8 +273,8 @@ struct DqArgs {
   View<float> dq;
 };
 
-// The part of backward that computes dq, which is added to. Grid: x the row tile, y the sequence and group, z the chunk
-// of kColumns columns of dq. Shared memory: q [rows][dk], dout [rows][dv]; per stage k [keys][dk] and v [keys][dv].
+// The part of backward that adds to dq. Grid: x the row tile, y the sequence and group, z the chunk of kColumns dq
+// columns. Shared memory: q [rows][dk], dout [rows][dv]; per stage k [keys][dk] and v [keys][dv].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
     bwd_dq_portable_kernel(const DqArgs<T> a, const Keys keys) {
@@ -346,7 +345,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
 
 // ---- launchers ----
 
-// The grid of forward and dq: x the tiles of query rows, y the sequences and groups, z the chunks of output columns.
+// The grid for forward and dq: x the query row tiles, y the sequences and groups, z the output column chunks.
 template <class T>
 dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_per_cta, int tile_rows = kRows) {
   const int64_t rows = in.q.size(1) * (in.q.size(2) / in.k.size(2));
@@ -354,7 +353,7 @@ dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_p
               static_cast<unsigned>(ceil_div(columns, columns_per_cta)));
 }
 
-// Queues forward of the branch `keys`; `op` names the launch in profiles and errors.
+// Queues forward for the branch `keys`; `op` names the launch in profiles and errors.
 template <class Keys>
 void launch_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   dispatch_attend(ctx, op, PortableKernel::forward, in, 0, [&]<class T, class Tile>(const TilePlan& plan) {
@@ -379,8 +378,8 @@ void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const Att
 }
 
 }  // namespace
-// The `Keys` of a branch whose rows see all keys of their range (window, compressed, dense): the key tiles cover the
-// ranges of all rows of a CTA.
+// The `Keys` for a branch whose rows see all keys in their range (window, compressed, dense): the key tiles cover the
+// ranges of all the CTA's rows.
 struct RangeKeys {
   KeyRange range;
   class Walk {

@@ -1,13 +1,13 @@
 // The gate MLP on the GPU, forward and backward (nsa/gate.h has the formula; nsa/gpu/combine.cu has the gated sum). The
 // kernels are bound by reading q.
-//   bf16 with dk of 64 or 128: tensor cores, nsa/gpu/gate_mma.cuh.
-//   Any other shape: the kernels of this file. A warp computes 4 rows at a time; a row is one token and group. It reads
-//       the G heads of q once and stores their mean to shared memory. Then each lane computes one hidden unit of all 4
-//       rows, so that each weight read from shared memory is used 4 times. fc1 is in shared memory in fp32, with rows
-//       padded to an odd length: lanes read along or across rows without bank conflicts. If it does not fit (dk above
-//       212 on cards with 99 KiB per CTA), it is read from global memory.
-//   Backward recomputes the hidden layer. Each CTA adds the weight gradients of its 32-row tiles to its own slice of
-//       scratch (4 x 4 elements of fc1's gradient per thread), and partials.cuh adds the slices in order.
+//   bf16 with dk 64 or 128: tensor cores, nsa/gpu/gate_mma.cuh.
+//   Any other shape: this file's kernels. A warp computes 4 rows at a time; a row is one token and group. It reads q's
+//       G heads once and stores their mean to shared memory. Then each lane computes one hidden unit for all 4 rows, so
+//       that each weight read from shared memory is used 4 times. fc1 is in shared memory in fp32, with rows padded to
+//       an odd length: lanes read along or across rows without bank conflicts. If it does not fit (dk above 212 on
+//       cards with 99 KiB per CTA), it is read from global memory.
+//   Backward recomputes the hidden layer. Each CTA adds its 32-row tiles' weight gradients to its own scratch slice (4
+//       x 4 elements of fc1's gradient per thread), and partials.cuh adds the slices in order.
 #include <algorithm>
 #include <limits>
 
@@ -21,13 +21,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kRows = 4;                          // rows that a warp computes at a time
-constexpr int64_t kSharedLimit = 160 * 1024;      // bytes of shared memory per CTA, at most
-constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // CTAs of backward, at least and at most
-constexpr int64_t kSliceFloats = 2 << 20;  // most floats of all slices together, unless kMinCtas slices have more
+constexpr int64_t kSharedLimit = 160 * 1024;      // shared memory bytes per CTA, at most
+constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // backward's CTAs, at least and at most
+constexpr int64_t kSliceFloats = 2 << 20;  // most floats in all slices together, unless kMinCtas slices have more
 
 // ---- the gate MLP ----
 
-// The weights in shared memory, as floats, copied there by the constructor. Rows of fc1 are mlp.fc1_row() floats long:
+// The weights in shared memory, as floats, copied there by the constructor. fc1's rows are mlp.fc1_row() floats long:
 // dk columns, zeros up to a multiple of 4, and one more float. Without kHoldsFc1, fc1's matrix stays in global memory.
 template <class T, bool kHoldsFc1>
 struct SharedMlp {
@@ -47,21 +47,21 @@ struct SharedMlp {
       fc2_w[i] = to_float(mlp.fc2_w[i / mlp.hidden * mlp.fc2_stride + i % mlp.hidden]);
     for (int i = threadIdx.x; i < 3; i += blockDim.x) fc2_b[i] = to_float(mlp.fc2_b[i]);
   }
-  // Returns the weight of input k, less than padded_width(), in hidden unit m.
+  // Returns the weight for input k, less than padded_width(), in hidden unit m.
   __device__ __forceinline__ float fc1(int m, int k) const {
     if constexpr (kHoldsFc1)
       return fc1_w[m * global.fc1_row() + k];
     else
       return k < global.width ? to_float(global.fc1_w[m * global.fc1_stride + k]) : 0.0f;
   }
-  // Floats of shared memory, a multiple of 4.
+  // Shared memory floats, a multiple of 4.
   static __host__ __device__ int floats(const GateMlp<T>& mlp) {
     return kHoldsFc1 ? mlp.weight_floats() : mlp.weight_floats_without_fc1();
   }
 };
 
-// Computes the mean of q over the group's heads for the warp's rows first .. first + 3, into shared memory: mean[i *
-// mean_stride + column] for row first + i. Zeros past the last row.
+// Averages q over the group's heads for the warp's rows first .. first + 3, into shared memory: mean[i * mean_stride +
+// column] for row first + i. Zeros past the last row.
 template <int V, class T>
 __device__ void mean_of_heads(float* mean, int mean_stride, const Bthd<const T>& q, const GateRows& rows, int64_t first,
                               int width) {
@@ -168,12 +168,12 @@ __global__ void __launch_bounds__(kThreads)
   gate.at(2, row.b, row.t, row.g) = win;
 }
 
-// The tile of rows that a CTA of backward computes at a time, in shared memory after the weights.
+// The row tile that a CTA computes at a time in backward, in shared memory after the weights.
 struct GateTile {
   float* mean;     // [rows][padded width]: q averaged over the group's heads
-  float* after;    // [rows][padded hidden]: output of the SiLU
-  float* dbefore;  // [rows][padded hidden]: gradient of the SiLU's input
-  float* dz;       // [rows][4]: gradient of fc2's output
+  float* after;    // [rows][padded hidden]: SiLU's output
+  float* dbefore;  // [rows][padded hidden]: the gradient at the SiLU's input
+  float* dz;       // [rows][4]: the gradient at fc2's output
   template <class T>
   __device__ GateTile(float* shared, const GateMlp<T>& mlp, int rows)
       : mean(shared),
@@ -186,7 +186,7 @@ struct GateTile {
   }
 };
 
-// Adds a tile's weight gradients to this CTA's slice of partial sums; with `overwrite`, for the CTA's first tile, it
+// Adds a tile's weight gradients to this CTA's partial sum slice; with `overwrite`, for the CTA's first tile, it
 // overwrites the slice. An element is always written by the same thread, so there are no races.
 template <class T>
 __device__ void add_weight_gradients(float* slice, const GateTile& tile, const GateMlp<T>& mlp, int tile_rows,
@@ -211,8 +211,8 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
       to = make_float4(old.x + sum[a][0], old.y + sum[a][1], old.z + sum[a][2], old.w + sum[a][3]);
     }
   }
-  // The few gradients of fc1_b, fc2_w and fc2_b, assigned from the last thread downwards, since the last threads have
-  // less work above.
+  // The few fc1_b, fc2_w and fc2_b gradients, assigned from the last thread downwards, since the last threads have less
+  // work above.
   const GateSlice at(mlp);
   for (int i = at.fc1_b + blockDim.x - 1 - threadIdx.x; i < at.fc2_b + 3; i += blockDim.x) {
     float sum = 0;
@@ -230,7 +230,7 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
   }
 }
 
-// Writes dq_group = fc1^T dbefore / G for the warp's 4 rows, which begin at row `first`: what each head of the group
+// Writes dq_group = fc1^T dbefore / G for the warp's 4 rows, which begin at row `first`: what each of the group's heads
 // adds to its dq.
 template <class Mlp>
 __device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, const Mlp& mlp, int width,
@@ -254,8 +254,8 @@ __device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, cons
   __syncwarp();
 }
 
-// Backward for any shape: dq_group, and the CTA's slice of partial sums of the weight gradients. Shared memory: the
-// weights; a GateTile with 4 rows per warp. Four CTAs per SM hide the latency of reading q.
+// Backward for any shape: dq_group, and the CTA's partial sum slice for the weight gradients. Shared memory: the
+// weights; a GateTile with 4 rows per warp. Four CTAs per SM hide q's read latency.
 template <class T, int V, bool kHoldsFc1>
 __global__ void __launch_bounds__(kThreads, 4)
     gate_backward_kernel(Bthd<float> dq_group, float* __restrict__ slices, Planes<const float> dgate,
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     __syncthreads();
     add_weight_gradients(slice, tile, weights, tile_rows, i == blockIdx.x);
-    __syncthreads();  // from here on, a warp accesses only its own rows of the tile
+    __syncthreads();  // now a warp accesses only its own rows in the tile
     write_dq(dq_group, dbefore, mlp, weights.width, hidden, weights.hidden, rows, first);
   }
 }
@@ -323,15 +323,14 @@ bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights&
   return false;
 }
 
-// The shared memory of a CTA of the kernels for any shape.
+// The shared memory of a CTA, for the kernels for any shape.
 struct GatePlan {
   bool holds_fc1;
   int warps;
   size_t bytes;
 };
-// Chooses the largest number of warps per CTA, up to 8, for which the weights and the warps' rows fit in shared memory.
-// fc1's matrix is among these weights unless it leaves no room for even one warp. floats_of(warps): the floats of the
-// rows. Throws if nothing fits.
+// Chooses the most warps per CTA, up to 8, whose rows fit in shared memory beside the weights. fc1's matrix is among
+// these weights unless it leaves no room for even one warp. floats_of(warps): the rows' floats. Throws if nothing fits.
 template <class T, class FloatsOf>
 GatePlan plan_gate(const Context& ctx, const GateMlp<T>& mlp, FloatsOf&& floats_of) {
   const int64_t limit = std::min(kSharedLimit, shared_limits(ctx).cta_bytes);
@@ -392,7 +391,7 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
       return std::min(ceil_div(rows.count, Tiles::kBackwardWarps * Tiles::kRows),
                       int64_t{Tiles::kBackwardCtasPerSm} * ctx.num_sms);
     };
-    Scratch::Scope scope(ctx.scratch);  // large enough for the slices of any of the kernels
+    Scratch::Scope scope(ctx.scratch);  // large enough for any kernel's slices
     Tensor slices =
         scope.alloc(DType::f32, {std::max({ctas, ctas_mma(GateTiles<64>{}), ctas_mma(GateTiles<128>{})}), at.size});
     const bool softmax = o.kind == GateKind::softmax;

@@ -1,12 +1,12 @@
-// Shared by the kernels of the gate MLP (nsa/gpu/gate.cu: any shape; nsa/gpu/gate_mma.cuh: tensor cores): the view of a
-// gate tensor, the MLP's weights, the numbering of rows, and the layout of the weight gradients in a slice of scratch.
+// Shared by the gate MLP's kernels (nsa/gpu/gate.cu: any shape; nsa/gpu/gate_mma.cuh: tensor cores): a gate tensor's
+// view, the MLP's weights, the row numbering, and how a scratch slice holds the weight gradients.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/nsa/gate.h"
 
 namespace triad::cuda {
 
-// The view of a tensor [P,B,T,H] whose last axis is contiguous, such as the gates [3,B,T,Hkv]. Strides in elements.
+// Views a tensor [P,B,T,H] whose last axis is contiguous, such as the gates [3,B,T,Hkv]. Strides in elements.
 template <class T>
 struct Planes {
   T* data;
@@ -22,17 +22,17 @@ Planes<T> planes(const TensorType& t) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// The weights of the gate MLP as a kernel argument, and the sizes of their copies in shared memory. Padded sizes are
-// multiples of 4. A row of fc1 is one float longer, an odd length, so that lanes in different rows use different banks.
+// The gate MLP's weights as a kernel argument, and their sizes in shared memory. Padded sizes are multiples of 4. An
+// fc1 row is one float longer, an odd length, so that lanes in different rows use different banks.
 template <class T>
 struct GateMlp {
   const T *fc1_w, *fc1_b, *fc2_w, *fc2_b;
-  int64_t fc1_stride, fc2_stride;  // between rows, in elements
+  int64_t fc1_stride, fc2_stride;  // row strides, in elements
   int width, hidden;               // dk; hidden units, dk/2
   __host__ __device__ int padded_width() const { return (width + 3) / 4 * 4; }
   __host__ __device__ int padded_hidden() const { return (hidden + 3) / 4 * 4; }
   __host__ __device__ int fc1_row() const { return padded_width() + 1; }
-  // Floats that the weights of both layers take in shared memory, a multiple of 4; the same without fc1's matrix.
+  // Floats that both layers' weights take in shared memory, a multiple of 4; the same without fc1's matrix.
   __host__ __device__ int weight_floats() const { return (hidden * (fc1_row() + 4) + 3 + 3) / 4 * 4; }
   __host__ __device__ int weight_floats_without_fc1() const { return (hidden * 4 + 3 + 3) / 4 * 4; }
 };
@@ -48,9 +48,9 @@ GateMlp<T> gate_mlp(const GateWeights& w) {
           static_cast<int>(w.fc1_w.size(0))};
 }
 
-// The rows of the gate MLP, one per token and group, numbered r = (b * T + t) * groups + g. at(r) returns (b, t, g).
+// The gate MLP's rows, one per token and group, numbered r = (b * T + t) * groups + g. at(r) returns (b, t, g).
 struct GateRows {
-  int64_t count, T;   // number of rows; tokens per sequence
+  int64_t count, T;   // row count; tokens per sequence
   int groups, heads;  // groups per token; query heads per group
   struct Row {
     int64_t b, t;
@@ -62,8 +62,8 @@ struct GateRows {
   }
 };
 
-// The layout of a slice of scratch, the partial sums of the weight gradients of one CTA: fc1_w [padded hidden][padded
-// width], fc1_b, fc2_w, fc2_b. Offsets and size in floats.
+// How a scratch slice, one CTA's weight gradient partials, is laid out: fc1_w [padded hidden][padded width], fc1_b,
+// fc2_w, fc2_b. Offsets and size in floats.
 struct GateSlice {
   int fc1_b, fc2_w, fc2_b, size;
   template <class T>
@@ -74,7 +74,7 @@ struct GateSlice {
         size((fc2_b + 3 + 3) / 4 * 4) {}  // slices are 16-byte aligned
 };
 
-// Computes dz, the gradient of fc2's three outputs, from the gates g and their gradient dg.
+// Computes dz, the gradient at fc2's three outputs, from the gates g and their gradient dg.
 __device__ __forceinline__ void gate_dz(float* dz, const float (&g)[3], const float (&dg)[3], bool softmax,
                                         float inverse_temperature) {
   const float mean = g[0] * dg[0] + g[1] * dg[1] + g[2] * dg[2];

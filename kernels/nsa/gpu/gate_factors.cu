@@ -1,5 +1,5 @@
 // Gates given as factors on the GPU. All kernels are bound by memory bandwidth. One thread per row (b, t, h) of the
-// factors; of nsa_gate_dout, one thread per vector of dout, which it reads once for the three branches.
+// factors; in nsa_gate_dout, one thread per dout vector, which it reads once for the three branches.
 #include "kernels/nsa/gate_factors.h"
 
 #include "kernels/common/bthd.cuh"
@@ -30,7 +30,7 @@ struct GatedBranches {
   Bthd<T> to[3];  // data == nullptr: not wanted
 };
 
-// heads: Hq; group: query heads per gate; vectors: vectors of V elements per row; count: of dout.
+// heads: Hq; group: query heads per gate; vectors: V-element vectors per row; count: vectors in dout.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     gate_dout_kernel(GatedBranches<T> gated, Bthd<const T> dout, const float* __restrict__ gate, int64_t all_tokens,
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// bounds[i] = slack * the largest |gate| of `share` neighbouring gates; both are contiguous.
+// bounds[i] = slack * the largest |gate| among `share` neighbouring gates; both are contiguous.
 __global__ void __launch_bounds__(kThreads)
     gate_bounds_kernel(float* __restrict__ bounds, const float* __restrict__ gate, int share, int64_t count) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -1,4 +1,4 @@
-// Device view of gates that a caller gives as factors (nsa/gate_factors.h).
+// Device view for gates that a caller gives as factors (nsa/gate_factors.h).
 #pragma once
 #include <type_traits>
 
@@ -7,8 +7,8 @@
 namespace triad::cuda {
 namespace {
 
-// A view of the caller's gates [B,T,H,3]: the factors of the three branches. Strides are in elements and may be any.
-// data == nullptr: every factor is 1/3.
+// The caller's gates [B,T,H,3]: the three branches' factors. Strides are in elements and may be any. data == nullptr:
+// every factor is 1/3.
 template <class T>
 struct Factors {
   T* data;
@@ -19,7 +19,7 @@ struct Factors {
     const int64_t token = row / heads;
     return data[token / tokens * stride_b + token % tokens * stride_t + row % heads * stride_h + k * stride_k];
   }
-  // Writes the three gates of row i of `rows`, one plane for each branch.
+  // Writes the three gates for row i out of `rows`, one plane per branch.
   __device__ void write_planes(float* gate, int64_t i, int64_t rows) const {
     if (i >= rows) return;
 #pragma unroll

@@ -1,22 +1,22 @@
-// The gate MLP on tensor cores, for bf16 and dk of 64 or 128: dk -> dk/2 -> 3 on the mean of a group's heads.
+// The gate MLP on tensor cores, for bf16 and dk 64 or 128: dk -> dk/2 -> 3 on the mean over a group's heads.
 //
-// The kernels are bound by reading q; the matrix products are small. Loads of q are therefore always in flight, and
+// The kernels are bound by reading q; the matrix products are small. Loads from q are therefore always in flight, and
 // warps rarely synchronize. Backward also writes dq_group, in f32.
 //
 // A warp computes 8 rows at a time; a row is one token and group. The first product is fc1 [hidden][columns] times the
-// transposed mean [columns][rows]: hidden units are the M of the mma, rows its N, columns its K. Here and below, a lane
-// is (a, c) = (lane / 4, lane % 4). In the B operand it holds row a. The columns may be in any order that is the same
-// in both operands, so the lane holds columns 8 c .. 8 c + 7 of each 32, one 16-byte load. q is thus loaded directly
-// into the registers in which it is summed over heads, with 6 KiB per warp in flight. fc1 is in shared memory in the
-// order of the A operand.
+// transposed mean [columns][rows]: hidden units are the mma's M, rows its N, columns its K. Here and below, a lane is
+// (a, c) = (lane / 4, lane % 4). In the B operand it holds row a. The columns may be in any order that is the same in
+// both operands, so the lane holds columns 8 c .. 8 c + 7 in each 32, one 16-byte load. q is thus loaded directly into
+// the registers in which it is summed over heads, with 6 KiB per warp in flight. fc1 is in shared memory in the A
+// operand's order.
 //
-// Sums are fp32. An fp32 operand of a product is split into two bf16, high + low, with a relative error of 2^-17, far
-// below the rounding of q. fc1 is bf16. The gradients of fc1_b and fc2 are sums of fp32 values that are not split.
+// Sums are fp32. A product's fp32 operand is split into two bf16, high + low, with a relative error of 2^-17, far below
+// q's rounding. fc1 is bf16. fc1_b's and fc2's gradients are sums over fp32 values that are not split.
 //
-// Backward: d is the gradient of the hidden layer before its activation, units by rows, in the registers of the first
-// product's result. It is the A operand of fc1's gradient, d [units][rows] times mean [rows][columns], and, transposed
-// by movmatrix, the B operand of dq. With dk = 64 each warp sums all of fc1's gradient in registers; with dk = 128 each
-// of four warps sums a quarter of it, over the rows of all four.
+// Backward: d is the hidden layer's gradient before its activation, units by rows, in the first product's result
+// registers. It is the A operand for fc1's gradient, d [units][rows] times mean [rows][columns], and, transposed by
+// movmatrix, the B operand for dq. With dk = 64 each warp sums the whole of fc1's gradient in registers; with dk = 128
+// each of four warps sums a quarter, over the rows of all four.
 #pragma once
 #include <algorithm>
 
@@ -26,30 +26,30 @@
 
 namespace triad::cuda {
 
-// The sizes of the kernels for heads of kWidth. A row has kParts parts of 32 columns; lane 4 a + c loads columns 8 c ..
-// 8 c + 7 of each part. In the operands of products these are words of two bf16: word i of a part has columns 8 c + 2 i
-// and 8 c + 2 i + 1 of the part.
+// Kernel sizes for head width kWidth. A row has kParts 32-column parts; lane 4 a + c loads columns 8 c .. 8 c + 7 in
+// each part. As operands these are words, two bf16 each: in each part, word i has the columns 8 c + 2 i and 8 c + 2 i +
+// 1.
 template <int kWidth>
 struct GateTiles {
   static constexpr int kHidden = kWidth / 2;
   static constexpr int kRows = 8;                      // rows (token, group) per warp at a time
   static constexpr int kParts = kWidth / 32;           // 16-byte vectors that a lane loads per row and head
   static constexpr int kUnits = kHidden / 8;           // hidden units per lane: 8 j + lane / 4, for j < kUnits
-  static constexpr int kWords = kWidth / 8;            // words (pairs of columns) per lane and row
-  static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // number of heads of a row whose loads are in flight together
+  static constexpr int kWords = kWidth / 8;            // words (column pairs) per lane and row
+  static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // heads per row whose loads are in flight together
   static constexpr int kForwardWarps = 4, kForwardCtasPerSm = 3;
-  // Backward's CTAs iterate over the rows; each has a slice of partial sums. kSharers: the number of warps among which
-  // fc1's gradient is divided by units; 1: each warp has a gradient of its own.
+  // Backward's CTAs iterate over the rows; each has a partial sum slice. kSharers: how many warps fc1's gradient is
+  // divided among, by units; 1: each warp has its own gradient.
   static constexpr int kBackwardWarps = kWidth == 64 ? 8 : 4, kBackwardCtasPerSm = kWidth == 64 ? 1 : 2;
   static constexpr int kSharers = kWidth == 64 ? 1 : kBackwardWarps;
 };
 
-// The weights of both layers in shared memory, in the order in which the lanes read them.
+// Both layers' weights in shared memory, in the order in which the lanes read them.
 template <int kWidth>
 struct GateWeightsShared {
   using Tiles = GateTiles<kWidth>;
-  uint4 fc1_w[Tiles::kUnits][Tiles::kParts][32];  // [j][part][lane]: the lane's 8 columns of unit 8 j + lane / 4
-  float4 unit[Tiles::kHidden];                    // per hidden unit: fc1_b, and the three elements of fc2_w
+  uint4 fc1_w[Tiles::kUnits][Tiles::kParts][32];  // [j][part][lane]: the lane's 8 columns in unit 8 j + lane / 4
+  float4 unit[Tiles::kHidden];                    // each hidden unit's fc1_b, and three fc2_w elements
   float fc2_b[4];
 
   // All loads are issued before the first store to shared memory, so that their latencies overlap.
@@ -61,9 +61,9 @@ struct GateWeightsShared {
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) {
       const int i = threadIdx.x + n * kThreads;
-      const int of_lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
-      own[n] = *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + of_lane / 4) * mlp.fc1_stride + 32 * part +
-                                               of_lane % 4 * 8);
+      const int to_lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
+      own[n] = *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + to_lane / 4) * mlp.fc1_stride + 32 * part +
+                                               to_lane % 4 * 8);
     }
     const int m = threadIdx.x % Tiles::kHidden, branch = threadIdx.x % 3;
     const __nv_bfloat16 small[5] = {mlp.fc1_b[m], mlp.fc2_w[m], mlp.fc2_w[mlp.fc2_stride + m],
@@ -82,43 +82,43 @@ __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], uint32_t a0, uint32_t
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a0), "r"(a1), "r"(b));
 }
-// Transposes an 8x8 matrix of 16-bit elements across a warp. Lane 4 a + c has row a, columns 2 c and 2 c + 1.
+// Transposes an 8x8 matrix, 16-bit elements, across a warp. Lane 4 a + c has row a, columns 2 c and 2 c + 1.
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
   uint32_t turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
   return turned;
 }
 
-// Splits x0 and x1 each into a sum of two bf16, with a relative error of 2^-17: the pair `high` plus the pair `low`.
+// Splits x0 and x1 each into two bf16, with a relative error of 2^-17: the pair `high` plus the pair `low`.
 __device__ __forceinline__ void split_bf16(uint32_t& high, uint32_t& low, float x0, float x1) {
   high = pack_bf16(x0, x1);
   low = pack_bf16(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
 }
 
-// q as the tensor-core kernels read it: the heads of a group are contiguous, and the tokens of all sequences have one
-// stride. Row r is group r % groups of token r / groups; gate [3,count] and dq_group [count,dk] have the same rows.
+// q as the tensor-core kernels read it: a group's heads are contiguous, and all sequences' tokens have one stride. Row
+// r is token r / groups, group r % groups; gate [3,count] and dq_group [count,dk] have the same rows.
 struct DenseRows {
   const __nv_bfloat16* q;
-  int64_t stride;          // between tokens, in elements
-  uint32_t count, groups;  // number of rows; groups per token
+  int64_t stride;          // token stride, in elements
+  uint32_t count, groups;  // row count; groups per token
   int heads;               // query heads per group
 };
 
-// Reads the rows of a warp, a tile of 8 at a time, and sums q over the heads. Lane 4 a + c sums columns 8 c .. 8 c + 7
-// of each part of 32 columns of row a. The loads of the next kHeads heads are always in flight.
+// Reads a warp's rows, 8 (a tile) at a time, and sums q over the heads. In row a, lane 4 a + c sums columns 8 c .. 8 c
+// + 7 in each 32-column part. The next kHeads heads' loads are always in flight.
 template <int kWidth>
 class HeadSums {
   static constexpr int kParts = GateTiles<kWidth>::kParts, kHeads = GateTiles<kWidth>::kHeads;
 
  public:
-  // The tiles of 8 rows begin at rows first, first + step, ...
+  // The 8-row tiles begin at rows first, first + step, ...
   __device__ HeadSums(const DenseRows& rows, uint32_t first, uint32_t step)
       : rows_(rows), row_(first + threadIdx.x % 32 / 4), step_(step) {
     find_row();
     request();
   }
 
-  // Sums the next tile over all heads: sum[8 part + j] is column 32 part + 8 c + j of the lane's row, c = lane % 4.
+  // Sums the next tile over all heads: sum[8 part + j] is column 32 part + 8 c + j in the lane's row, c = lane % 4.
   // Zeros past the last row.
   __device__ void next(float (&sum)[kWidth / 4]) {
 #pragma unroll
@@ -159,14 +159,14 @@ class HeadSums {
   }
 
   const DenseRows& rows_;
-  const __nv_bfloat16* from_;  // the lane's first column of row row_ of q; nullptr past the last row
+  const __nv_bfloat16* from_;  // the lane's first column in q's row row_; nullptr past the last row
   uint32_t row_, step_;
   int head_ = 0;
   uint4 held_[kHeads][kParts];
 };
 
 // Multiplies the lane's sums over heads by `share` = 1 / heads, which gives the mean, and splits it into high and low
-// words of two bf16.
+// words, two bf16 each.
 template <int kWords>
 __device__ __forceinline__ void split_mean(uint32_t (&high)[kWords], uint32_t (&low)[kWords],
                                            const float (&sum)[2 * kWords], float share) {
@@ -174,8 +174,8 @@ __device__ __forceinline__ void split_mean(uint32_t (&high)[kWords], uint32_t (&
   for (int k = 0; k < kWords; ++k) split_bf16(high[k], low[k], sum[2 * k] * share, sum[2 * k + 1] * share);
 }
 
-// The first layer without its bias, before = fc1_w mean. Lane 4 a + c computes before[j][x], hidden unit 8 j + a of row
-// 2 c + x of the tile.
+// The first layer without its bias, before = fc1_w mean. Lane 4 a + c computes before[j][x], hidden unit 8 j + a for
+// the tile's row 2 c + x.
 template <int kWidth>
 __device__ __forceinline__ void first_layer(float (&before)[kWidth / 16][2], const uint32_t (&high)[kWidth / 8],
                                             const uint32_t (&low)[kWidth / 8], const GateWeightsShared<kWidth>& w) {
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTil
         z[x][2] = fmaf(unit.w, after, z[x][2]);
       }
     }
-    // Sums z over the 8 lanes with the same c, which have different units of the rows 2 c and 2 c + 1. Lanes 16 and up
-    // get the sums of row 2 c + 1, the others of row 2 c.
+    // Sums z over the 8 lanes with the same c, which have different units in rows 2 c and 2 c + 1. Lanes 16 and up get
+    // row 2 c + 1's sums, the others row 2 c's.
     const bool odd = lane >= 16;
     float g[3];
 #pragma unroll
@@ -260,8 +260,8 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTil
   }
 }
 
-// The gradient dz of fc2's output for a tile of 8 rows, from the gates and their gradient. The constructor loads both,
-// lane 8 b + r branch b of row first + r, so that a caller can load a tile ahead. Zeros past the last row.
+// The gradient dz at fc2's output for an 8-row tile, from the gates and their gradient. The constructor loads both,
+// lane 8 b + r branch b in row first + r, so that a caller can load a tile ahead. Zeros past the last row.
 class GateGradient {
  public:
   __device__ GateGradient(const float* dgate, const float* gate, const DenseRows& rows, uint32_t first) {
@@ -271,7 +271,7 @@ class GateGradient {
     gate_ = fetch ? gate[b * int64_t{rows.count} + row] : 0.0f;
     dgate_ = fetch ? dgate[b * int64_t{rows.count} + row] : 0.0f;
   }
-  // Computes dz[x][b], for row 2 c + x of the tile (c = lane % 4) and branch b.
+  // Computes dz[x][b], for the tile's row 2 c + x (c = lane % 4) and branch b.
   __device__ void get(float (&dz)[2][3], bool softmax, float inverse_temperature) const {
     const int lane = threadIdx.x % 32;
     const float product = gate_ * dgate_;
@@ -289,14 +289,14 @@ class GateGradient {
   float gate_, dgate_;
 };
 
-// Backward's shared memory: the weights, the transpose of fc1 as the A operand of dq = fc1^T d, and operands that warps
-// exchange. dq is computed in products t of 16 columns. Row 8 s + a of product t (s < 2, a < 8) is column 32 (t / 2) +
-// 4 a + 2 (t % 2) + s of dq, so that a lane gets four neighbouring columns from two products and stores them together.
+// Backward's shared memory: the weights, fc1 transposed as the A operand for dq = fc1^T d, and operands that warps
+// exchange. dq is computed in 16-column products t. Row 8 s + a in product t (s < 2, a < 8) is dq's column 32 (t / 2) +
+// 4 a + 2 (t % 2) + s, so that a lane gets four neighbouring columns from two products and stores them together.
 template <int kWidth>
 struct GateBackwardShared {
   using Tiles = GateTiles<kWidth>;
   static constexpr int kColumnTiles = kWidth / 16, kUnitSteps = Tiles::kHidden / 16;
-  // One warp's operands of fc1's gradient, by lane: d, and the transposed mean. x: the high word, y: the low word.
+  // One warp's operands for fc1's gradient, by lane: d, and the transposed mean. x: the high word, y: the low word.
   struct Operands {
     uint2 d[Tiles::kUnits][32], mean[Tiles::kWords][32];
   };
@@ -312,7 +312,7 @@ struct GateBackwardShared {
     for (int i = threadIdx.x; i < kColumnTiles * kUnitSteps * 128; i += blockDim.x) {
       const int s = i % 2, half = i / 2 % 2, lane = i / 4 % 32, k = i / 128 % kUnitSteps, t = i / 128 / kUnitSteps;
       const int unit = 16 * k + 8 * half + lane % 4 * 2, column = 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
-      // The index of (unit, column) among the bf16 elements of fc1_w; the next unit is 4 lanes of 8 elements further.
+      // The index of (unit, column) among fc1_w's bf16 elements; the next unit is 4 lanes with 8 elements further.
       const int at = ((unit / 8 * Tiles::kParts + column / 32) * 32 + unit % 8 * 4 + column % 32 / 8) * 8 + column % 8;
       words[i] = bits[at] | uint32_t{bits[at + 4 * 8]} << 16;
     }
@@ -320,20 +320,20 @@ struct GateBackwardShared {
   }
 };
 
-// The weight gradients of each warp, which backward adds over the warps at its end. Overlays GateBackwardShared.
+// Each warp's weight gradients, which backward adds over the warps at its end. Overlays GateBackwardShared.
 template <int kWidth>
 struct GateSums {
   using Tiles = GateTiles<kWidth>;
-  static constexpr int kRow = kWidth + 2;  // padded: the lanes of half a warp access different banks
+  static constexpr int kRow = kWidth + 2;  // padded: half a warp's lanes access different banks
   float fc1_w[Tiles::kBackwardWarps / Tiles::kSharers][Tiles::kHidden][kRow];
-  float small[Tiles::kBackwardWarps][4 * Tiles::kHidden + 4];  // gradients of fc1_b, fc2_w, fc2_b
+  float small[Tiles::kBackwardWarps][4 * Tiles::kHidden + 4];  // fc1_b, fc2_w and fc2_b gradients
 };
 template <int kWidth>
 constexpr size_t kGateBackwardShared = std::max(sizeof(GateBackwardShared<kWidth>), sizeof(GateSums<kWidth>));
 
-// Writes dq_group = fc1_w^T d / G for the 8 rows from `first` on; share = 1 / G. d, the gradient of the hidden layer
-// before its activation, is split into two bf16, high + low, and each part is a B operand: word j of lane 4 a + c holds
-// hidden units 8 j + 2 c and 8 j + 2 c + 1 of row a.
+// Writes dq_group = fc1_w^T d / G for the 8 rows from `first` on; share = 1 / G. d, the hidden layer's gradient before
+// its activation, is split into two bf16, high + low, and each part is a B operand: in row a, lane 4 a + c's word j
+// holds hidden units 8 j + 2 c and 8 j + 2 c + 1.
 template <int kWidth>
 __device__ __forceinline__ void write_dq_group(float* dq_group, uint32_t first, uint32_t count,
                                                const uint32_t (&high)[kWidth / 16], const uint32_t (&low)[kWidth / 16],
@@ -380,7 +380,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   s.load(weights);
 
   int turn = 0;
-  // All warps make the same number of iterations, since an iteration may contain a barrier of the CTA.
+  // All warps iterate equally often, since an iteration may contain a CTA barrier.
   for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {
     float sum[kWidth / 4], d[kUnits][2], dz[2][3];
     upstream.get(dz, softmax, inverse_temperature);
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
       for (int x = 0; x < 2; ++x) {
         const float pre = d[j][x] + unit.x, sig = fast_sigmoid(pre), after = pre * sig;
         const float dafter = fmaf(dz[x][2], unit.w, fmaf(dz[x][1], unit.z, dz[x][0] * unit.y));
-        d[j][x] = dafter * sig * fmaf(pre, 1.0f - sig, 1.0f);  // gradient of the input of the SiLU
+        d[j][x] = dafter * sig * fmaf(pre, 1.0f - sig, 1.0f);  // the gradient at the SiLU's input
         fc1_b_sum[j] += d[j][x];
 #pragma unroll
         for (int b = 0; b < 3; ++b) fc2_sum[b][j] = fmaf(dz[x][b], after, fc2_sum[b][j]);
@@ -418,7 +418,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
       turned_high[j] = transpose_matrix(d_high[j]), turned_low[j] = transpose_matrix(d_low[j]);
     write_dq_group<kWidth>(dq_group, cta_row + offset, rows.count, turned_high, turned_low, s, share);
 
-    // Adds d times mean for a pair of units (upper, lower). The product of both operands' low words is negligible.
+    // Adds d times mean for two units (upper, lower). The product of both operands' low words is negligible.
     const auto add_product = [](float(&to)[4], uint2 upper, uint2 lower, uint2 mean) {
       mma_m16n8k8(to, upper.y, lower.y, mean.x);
       mma_m16n8k8(to, upper.x, lower.x, mean.y);
@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
     if (lane == 0) small[4 * Tiles::kHidden + b] = total;
   }
   __syncthreads();
-  // The offsets of the gradients in a slice. Those of fc1_b, fc2_w and fc2_b are contiguous, so one loop stores them.
+  // Gradient offsets in a slice. fc1_b's, fc2_w's and fc2_b's gradients are contiguous, so one loop stores them.
   const GateSlice offsets(weights);
   float* const slice = slices + blockIdx.x * static_cast<int64_t>(offsets.size);
   for (int i = threadIdx.x; i < Tiles::kHidden * kWidth; i += blockDim.x) {

@@ -1,18 +1,18 @@
-// Builds the inverse index of the selected branch: for each block of keys the tokens that list it. The kernels for dk
-// and dv read it, cut into pieces of work (KeyWorkList). Scratch is linear in T, and the result is deterministic. Three
+// Builds the selected branch's inverse index: for each key block the tokens that list it. The kernels for dk and dv
+// read it, cut into pieces of work (KeyWorkList). Scratch is linear in T, and the result is deterministic. Three
 // kernels:
-//   index_count_kernel: counts, for each part of a sequence and each block, the tokens of the part that list the block.
-//       Its atomics add integers, so their order does not matter.
-//   index_plan_kernel, one CTA per sequence and group: computes, by prefix sums of the counts, where the tokens of each
-//       block begin in the index, and cuts them into pieces of at most most_tokens tokens. Many CTAs thereby share
+//   index_count_kernel: counts, for each part of a sequence and each block, the part's tokens that list the block. Its
+//       atomics add integers, so their order does not matter.
+//   index_plan_kernel, one CTA per sequence and group: computes, by prefix sums over the counts, where each block's
+//       tokens begin in the index, and cuts them into pieces, at most most_tokens tokens each. Many CTAs thereby share
 //       block 0, which every token lists.
-//   index_fill_kernel: writes the tokens of each block, ascending. Each warp first counts, for each block, how many of
-//       the warp's tokens list the block. The warp's tokens of a block go to the place at which the part's tokens of
-//       that block begin, plus the counts of the warps before.
-// The KV-stationary forward has an index of its own (nsa/sm90/kv_stationary_index.cuh). Here the order of a block's
-// tokens is the order of the sums over them, so it must be fixed, and every block has a piece of work. There the order
-// is arbitrary, since each token adds its partial sums in the order of its list; it has the far blocks only, and it
-// also finds the entry of each place in a list.
+//   index_fill_kernel: writes each block's tokens, ascending. Each warp first counts, for each block, how many of the
+//       warp's tokens list the block. For a block, the warp's tokens go to the place where the part's tokens for that
+//       block begin, plus the counts from the warps before.
+// The KV-stationary forward has a different index (nsa/sm90/kv_stationary_index.cuh). Here a block's tokens are summed
+// in index order, so it must be fixed, and every block has a piece of work. There the order is arbitrary, since each
+// token adds its partial sums in list order; it has the far blocks only, and it also finds the entry for each place in
+// a list.
 #include <algorithm>
 
 #include "kernels/common/tile_mma.cuh"
@@ -23,28 +23,28 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kFillWarps = 32, kFillBlocks = 256;  // warps and blocks per CTA of index_fill_kernel
-constexpr int kScanThreads = 1024;                 // threads per CTA of index_count_kernel and index_plan_kernel
+constexpr int kFillWarps = 32, kFillBlocks = 256;  // warps and blocks per CTA in index_fill_kernel
+constexpr int kScanThreads = 1024;                 // threads per CTA in index_count_kernel and index_plan_kernel
 
-// The arguments of the three kernels. Scratch tables have a part for each sequence and group, bg = b * Hkv + g.
+// The three kernels' arguments. Scratch tables have a part for each sequence and group, bg = b * Hkv + g.
 struct InverseIndex {
   BlockLists lists;
   Divisor n;               // entries per list
   Divisor block_keys;      // keys per block
-  int parts, part_tokens;  // parts of the tokens that have lists, which are indexed concurrently; tokens per part
-  int cut;                 // number of consecutive parts that form a run; a piece has tokens of one run only
+  int parts, part_tokens;  // parts, indexed concurrently, of the tokens that have lists; tokens per part
+  int cut;                 // how many consecutive parts form a span; a piece has tokens from one span only
   int most_tokens;         // tokens per piece, at most
   int64_t capacity;        // size of `tokens` per sequence and group: tokens that have lists * n
-  int* part_counts;        // [B*Hkv, parts, blocks]: number of the part's tokens that list the block. index_plan_kernel
-                           // replaces it by the index in `tokens` at which these tokens begin
+  int* part_counts;        // [B*Hkv, parts, blocks]: how many of the part's tokens list the block. index_plan_kernel
+                           // replaces it by the index in `tokens` where these tokens begin
   int* tokens;             // [B*Hkv, capacity]: the tokens that list block 0, ascending, then block 1, ...
   KeyWork* work;           // [pieces, B*Hkv]: the pieces of work
-  int2* block_slots;       // [B*Hkv, blocks]: first slot of the block's partial sums, number of its pieces
-  int pieces, slots;       // allocated per sequence and group: pieces of work; slots of partial sums
+  int2* block_slots;       // [B*Hkv, blocks]: the block's first partial sum slot, its piece count
+  int pieces, slots;       // allocated per sequence and group: pieces of work; partial sum slots
   bool merges;             // whether short documents may share a piece
   DocumentView documents;
-  // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1, for blocks that
-  // begin after t and for those of other documents, so that the bounds on pieces and slots hold for any list.
+  // Whether token t sees a key of the block, an entry in its list. False for the padding -1, for blocks that begin
+  // after t and for other documents' blocks, so that the bounds on pieces and slots hold for any list.
   __device__ __forceinline__ bool shows(int b, int block, int t) const {
     if (documents.begins != nullptr) {
       const DocumentRow<int> row = documents.row(b);
@@ -52,16 +52,16 @@ struct InverseIndex {
     }
     return block >= 0 && block <= block_keys.quotient(t);
   }
-  // The tokens [x, y) that may see a key of the block: from its first token to the end of its document. Empty for an id
+  // The tokens [x, y) that may see a key of the block: from its first token to its document's end. Empty for an id
   // without a block.
   __device__ __forceinline__ int2 viewers(int b, int block) const {
     const DocumentRow<int> row = documents.row(b);
     const int first = block < lists.blocks ? row.block_begin(block, block_keys.value()) : lists.tokens;
     return make_int2(first, first < lists.tokens ? row.end(first) : 0);
   }
-  // Whether a block shares its piece of work. The tokens of a row are divided into windows of block_keys tokens; all
-  // documents inside one window share a piece. Each of them is a single block. Returns 0 if the block shares no piece;
-  // for the first block of a shared piece, the number of blocks after it; for the others, kShares.
+  // Whether a block shares its piece of work. A row's tokens are divided into cells, block_keys tokens each; all
+  // documents inside one cell share a piece. Each of them is a single block. Returns 0 if the block shares no piece;
+  // for a shared piece's first block, the number of blocks after it; for the others, kShares.
   static constexpr int kShares = -1;
   __device__ __forceinline__ int merged_blocks(int b, int block) const {
     const DocumentRow<int> row = documents.row(b);
@@ -75,23 +75,23 @@ struct InverseIndex {
     const int last = window_end - 1;
     return row.first_block(row.end(last) <= window_end ? last : row.begin(last) - 1) - block;
   }
-  // The first token of a part; of part `parts`: the end of the last one, or later.
+  // A part's first token; for part `parts`: where the last one ends, or later.
   __device__ __forceinline__ int part_begin(int part) const { return lists.first_token + part * part_tokens; }
-  // The entries of part_counts for one part: [blocks].
+  // One part's part_counts: [blocks].
   __device__ __forceinline__ int* counts(int bg, int part) const {
     return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
   }
 };
 
-// Adds the lists of up to kCountTokens tokens of one part to part_counts. Grid: x the tokens, y the sequence and group.
-// If in_shared, a CTA first counts in shared memory: every token lists block 0, and atomics of all tokens on one
-// counter in global memory would serialize. That needs a counter per block, at most kCountedInShared.
+// Adds the lists of up to kCountTokens tokens in one part to part_counts. Grid: x the tokens, y the sequence and group.
+// If in_shared, a CTA first counts in shared memory: every token lists block 0, and all tokens' atomics on one counter
+// in global memory would serialize. That needs a counter per block, at most kCountedInShared.
 constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
 __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const InverseIndex index, bool in_shared) {
   const BlockLists& lists = index.lists;
-  const int of_part = ceil_div(index.part_tokens, kCountTokens), part = blockIdx.x / of_part;
+  const int part_ctas = ceil_div(index.part_tokens, kCountTokens), part = blockIdx.x / part_ctas;
   const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
-  const int begin = index.part_begin(part) + blockIdx.x % of_part * kCountTokens;
+  const int begin = index.part_begin(part) + blockIdx.x % part_ctas * kCountTokens;
   const int end = min(min(begin + kCountTokens, index.part_begin(part + 1)), lists.tokens);
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());
   int* const counts = index.counts(blockIdx.y, part);
@@ -109,22 +109,22 @@ __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const Inverse
     if (by_block[i] != 0) atomicAdd(counts + i, by_block[i]);
 }
 
-// Numbers of tokens, pieces of work and slots of partial sums, which index_plan_kernel sums over blocks.
+// Tokens, pieces of work and partial sum slots, which index_plan_kernel sums over blocks.
 struct WorkSum {
   int tokens, pieces, slots;
   __device__ __forceinline__ WorkSum operator+(const WorkSum& o) const {
     return {tokens + o.tokens, pieces + o.pieces, slots + o.slots};
   }
 };
-// Returns the sum of `mine` over the threads of the CTA with a lower index; `total` is the sum over all of them.
+// Returns `mine` summed over the CTA's threads with a lower index; `total` is the sum over all threads.
 __device__ __forceinline__ WorkSum sum_before(const WorkSum& mine, WorkSum& total) {
   return exclusive_scan<kScanThreads>(mine, total, [](const WorkSum& a, const WorkSum& b) { return a + b; });
 }
 
 // Plans one sequence and group per CTA, in two steps, with one thread per block. The first computes, for every block,
-// where its tokens begin in the index, and its slots of partial sums. The second writes the pieces of work, run by run.
+// where its tokens begin in the index, and its partial sum slots. The second writes the pieces of work, span by span.
 __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseIndex index) {
-  const int bg = blockIdx.x, b = bg / index.lists.groups, blocks = index.lists.blocks, runs = index.parts / index.cut;
+  const int bg = blockIdx.x, b = bg / index.lists.groups, blocks = index.lists.blocks, spans = index.parts / index.cut;
   int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
   const auto pieces_of = [&](int tokens) { return ceil_div(tokens, index.most_tokens); };
   WorkSum done{};  // the sum over all blocks before block0
@@ -132,10 +132,10 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
     const int block = block0 + threadIdx.x;
     const bool exists = block < blocks;
     int tokens = 0, pieces = 0;
-    for (int run = 0; exists && run < runs; ++run) {
-      int in_run = 0;
-      for (int i = 0; i < index.cut; ++i) in_run += index.counts(bg, run * index.cut + i)[block];
-      tokens += in_run, pieces += pieces_of(in_run);
+    for (int span = 0; exists && span < spans; ++span) {
+      int in_span = 0;
+      for (int i = 0; i < index.cut; ++i) in_span += index.counts(bg, span * index.cut + i)[block];
+      tokens += in_span, pieces += pieces_of(in_span);
     }
     WorkSum total;
     const WorkSum at = done + sum_before({tokens, 0, pieces > 1 ? pieces : 0}, total);
@@ -148,65 +148,65 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       first += count;
       count = begin;
     }
-    const int merged = index.merged_blocks(b, block);  // if not 0: stored as x, with a y of 0
+    const int merged = index.merged_blocks(b, block);  // if not 0: stored as x, with y = 0
     block_slots[block] = merged == 0 ? make_int2(bg * index.slots + at.slots, max(1, pieces)) : make_int2(merged, 0);
   }
   __syncthreads();
   const int all_tokens = done.tokens;
 
-  // The last run is written first: its tokens see the most keys, so its pieces take the longest.
+  // The last span is written first: its tokens see the most keys, so its pieces take the longest.
   int planned = 0;  // pieces written so far
-  for (int run = runs - 1; run >= 0; --run)
+  for (int span = spans - 1; span >= 0; --span)
     for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
       const int block = block0 + threadIdx.x;
       const bool exists = block < blocks;
-      // The index in `tokens` at which the block's tokens of run r begin; r = runs: at which the block's tokens end.
+      // The index in `tokens` where the block's tokens in span r begin; r = spans: where the block's tokens end.
       const auto begin_of = [&](int r) {
-        if (r < runs) return index.counts(bg, r * index.cut)[block];
+        if (r < spans) return index.counts(bg, r * index.cut)[block];
         return block + 1 < blocks ? index.counts(bg, 0)[block + 1] : all_tokens;
       };
       int begin = 0, tokens = 0, pieces = 0;
       const int2 slots = exists ? block_slots[block] : make_int2(0, 1);
       if (slots.y == 0) {  // merged: one piece for this block and the slots.x after it, or none
         const int after = block + slots.x + 1;
-        pieces = run == 0 && slots.x != InverseIndex::kShares, begin = index.counts(bg, 0)[block];
+        pieces = span == 0 && slots.x != InverseIndex::kShares, begin = index.counts(bg, 0)[block];
         if (pieces > 0) tokens = (after < blocks ? index.counts(bg, 0)[after] : all_tokens) - begin;
       } else if (exists) {
-        begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
-        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // no token lists the block: an empty piece writes zeros
+        begin = begin_of(span), tokens = begin_of(span + 1) - begin, pieces = pieces_of(tokens);
+        if (span == 0 && begin_of(spans) == begin) pieces = 1;  // no token lists the block: an empty piece writes zeros
       }
       WorkSum total;
       const int to = planned + sum_before({0, pieces, 0}, total).pieces;
       planned += total.pieces;
       if (pieces == 0) continue;
       int slot = slots.x;
-      for (int r = 0; slots.y > 1 && r < run; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
+      for (int r = 0; slots.y > 1 && r < span; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
       for (int i = 0; i < pieces; ++i)
         index.work[static_cast<int64_t>(to + i) * gridDim.x + bg] = {
             block, begin + i * index.most_tokens, min(index.most_tokens, tokens - i * index.most_tokens),
             slots.y > 1 ? slot + i : KeyWork::slot_of_merged(slots.y == 0 ? slots.x : 0)};
     }
-  // Marks the unused entries of the list of pieces.
+  // Marks the unused entries in the piece list.
   for (int i = planned + threadIdx.x; i < index.pieces; i += kScanThreads)
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
-// Writes the index of one part of the tokens, for the kFillBlocks blocks from block0 on. Grid: x the part and the
-// blocks, y the sequence and group. The warps of a CTA divide the part's tokens among them; warp 0 has the first ones.
+// Writes the index for one part of the tokens, for the kFillBlocks blocks from block0 on. Grid: x the part and the
+// blocks, y the sequence and group. A CTA's warps divide the part's tokens among them; warp 0 has the first ones.
 // First, each warp counts how many of its tokens list each block. Second, the CTA replaces each count by a place in the
-// index: where the warp's first token that lists the block goes. This is the place of the part's first such token,
-// which index_plan_kernel has computed, plus the counts of the warps before. Third, each warp reads its lists again and
-// writes its tokens in ascending order. next[warp][block] is the count in the first step, and in the third one the
-// place of the warp's next token that lists the block.
+// index: where the warp's first token that lists the block goes. This is the place for the part's first such token,
+// which index_plan_kernel has computed, plus the counts from the warps before. Third, each warp reads its lists again
+// and writes its tokens in ascending order. next[warp][block] is the count in the first step, and in the third one the
+// place for the warp's next token that lists the block.
 __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const InverseIndex index) {
   __shared__ int next[kFillWarps][kFillBlocks];
   const BlockLists& lists = index.lists;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, blocks = min(kFillBlocks, lists.blocks - block0);
-  // All tokens of the part that see a key of one of the CTA's blocks are in [begin, end). The bounds are those of all
-  // ids of the CTA. The first id does not suffice, because in packed rows an id may have no block. For such an id,
-  // viewers() returns (lists.tokens, 0), which changes neither bound.
+  // All tokens in the part that see a key in the CTA's blocks are in [begin, end). The bounds cover all the CTA's ids.
+  // The first id doesn't suffice, because in packed rows an id may have no block. For such an id, viewers() returns
+  // (lists.tokens, 0), which changes neither bound.
   int low = lists.tokens, high = 0;
   for (int i = lane; i < blocks; i += 32) {
     const int2 seen_by = index.viewers(b, block0 + i);
@@ -217,14 +217,14 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   if (begin >= end) return;
   const int most_of_warp = ceil_div(end - begin, kFillWarps);              // tokens
   const int first = min(begin + warp * most_of_warp, end);                 // the warp's first token
-  const int entries = (min(first + most_of_warp, end) - first) * lists.n;  // entries of the warp's lists
-  // The lists of the warp's tokens, one list after the other, form one sequence of entries. for_entries(visit) takes 32
+  const int entries = (min(first + most_of_warp, end) - first) * lists.n;  // entries in the warp's lists
+  // The warp's tokens' lists, one after the other, form one sequence of entries. for_entries(visit) takes 32
   // consecutive entries at a time, one in each lane, and every lane calls visit(row, block) for its entry:
   //   row    the entry's token minus `first`
-  //   block  the entry's block minus block0. It is -1 if the block is not one of the CTA's, or if the token sees no
-  //          key of the block.
-  // Lanes after the last entry call visit() with the row of the last entry and with block -1. To hide latency, a lane
-  // loads kAhead entries before it calls visit() for the first of them.
+  //   block  the entry's block minus block0. It is -1 if the block isn't the CTA's, or if the token sees no key in the
+  //          block.
+  // Lanes after the last entry call visit() with the last entry's row and with block -1. To hide latency, a lane loads
+  // kAhead entries before it calls visit() for the first one.
   constexpr int kAhead = 8;
   const auto for_entries = [&](auto visit) {
     for (int i0 = 0; i0 < entries; i0 += 32 * kAhead) {
@@ -262,9 +262,9 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   }
   __syncthreads();
 
-  // The 32 entries of a visit() belong to consecutive tokens. The loop takes these tokens one after the other, in
-  // ascending order: the lanes with the token's entries write the token to the index of their blocks. So the tokens of
-  // each block ascend in the index.
+  // A visit()'s 32 entries belong to consecutive tokens. The loop takes these tokens one after the other, in ascending
+  // order: the lanes with the token's entries write the token to their blocks' index. So each block's tokens ascend in
+  // the index.
   int* const out = index.tokens + bg * index.capacity;
   for_entries([&](int row, int block) {
     const int last = __shfl_sync(kFullWarp, row, 31);

@@ -1,6 +1,5 @@
-// The rounding unit of a row of dq: additions to the row are rounded to multiples of it, so that any order of them
-// gives the same bits (nsa/sm90/backward_d64.cu has the bound). It is computed from the norms of dout, of the keys and
-// of the values.
+// A dq row's rounding unit: additions to the row are rounded to multiples of it, so that any order gives the same bits
+// (nsa/sm90/backward_d64.cu has the bound). It is computed from the norms of dout, keys and values.
 #include "kernels/nsa/gpu/rounding_unit.h"
 
 #include "kernels/nsa/gpu/attend.cuh"
@@ -15,16 +14,16 @@ struct NormArgs {
   View<const bf16> k[kMostBranches], v[kMostBranches];
   int keys[kMostBranches];
   int groups;
-  // [B*Hkv, kMostBranches, chunks of 256 keys]: the largest |v|^2 of a key, and the largest |k| of an element. Of
-  // packed rows [B*Hkv, kMostBranches, ids]: the same over the keys of a document, at the id of its first block.
+  // [B*Hkv, kMostBranches, chunks of 256 keys]: the largest |v|^2 over keys, and the largest |k| over elements. For
+  // packed rows [B*Hkv, kMostBranches, ids]: the same over a document's keys, at its first block's id.
   float2* norms;
   int entries;  // chunks or ids
   DocumentView documents;
   int d[kMostBranches];  // tokens from one key to the next
 };
 
-// The largest magnitude and the sum of squares of a row of 64 kPanels columns. Eight lanes share a row: each loads
-// every eighth vector of 16 bytes.
+// The largest magnitude and the sum of squares in a row with 64 kPanels columns. Eight lanes share a row: each loads
+// every eighth 16-byte vector.
 template <int kPanels>
 struct RowNorm {
   uint4 loaded[kPanels];
@@ -59,9 +58,9 @@ __device__ __forceinline__ void raise_to(float& most, float x) {
   atomicMax(reinterpret_cast<int*>(&most), __float_as_int(x));
 }
 
-// Computes the norms of 256 keys of one sequence, group and branch per CTA, with 8 lanes per key. Maxima do not depend
-// on the order in which they are computed. Of packed rows, 256 keys of one document raise the document's maxima
-// together; keys of several documents raise them one by one.
+// Computes the norms for 256 keys in one sequence, group and branch per CTA, with 8 lanes per key. Maxima don't depend
+// on the order in which they are computed. In packed rows, 256 keys in one document raise the document's maxima
+// together; keys in several documents raise them one by one.
 template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __grid_constant__ NormArgs a) {
   constexpr int kWarps = kNormThreads / 32, kStep = kNormThreads / kNormLanes;
@@ -82,11 +81,12 @@ __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __gri
       RowNorm<kPanels> k_row, v_row;
       k_row.load(k.at(b, key, g), threadIdx.x % kNormLanes);
       v_row.load(v.at(b, key, g), threadIdx.x % kNormLanes);
-      float of_k = k_row.largest();
-      const float of_v = v_row.squares();
-      for (int o = kNormLanes / 2; o > 0; o /= 2) of_k = fmaxf(of_k, __shfl_xor_sync(kFullWarp, of_k, o));
+      float k_largest = k_row.largest();
+      const float v_squares = v_row.squares();
+      for (int o = kNormLanes / 2; o > 0; o /= 2)
+        k_largest = fmaxf(k_largest, __shfl_xor_sync(kFullWarp, k_largest, o));
       float2& most = norms[document_of(key)];
-      if (threadIdx.x % kNormLanes == 0) raise_to(most.x, of_v), raise_to(most.y, of_k);
+      if (threadIdx.x % kNormLanes == 0) raise_to(most.x, v_squares), raise_to(most.y, k_largest);
     }
   } else if (first_key < keys) {
     constexpr int kInFlight = 4;
@@ -122,7 +122,7 @@ struct DoutNorms {
   Divisor heads;  // query heads per group
   int rows, groups;
 };
-// Computes |dout| of each query row, for callers that do not pass it (nsa_combine_backward computes it too). 8 lanes
+// Computes |dout| for each query row, for callers that don't pass it (nsa_combine_backward computes it too). 8 lanes
 // per row.
 template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) bwd_dout_norms_kernel(const __grid_constant__ DoutNorms a) {
@@ -141,16 +141,16 @@ struct RoundingUnitArgs {
   View<const float> dout_norm;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
-  int entries;  // of norms, per sequence, group and branch: chunks of 256 keys; of packed rows, ids
+  int entries;  // norms per sequence, group and branch: chunks of 256 keys; for packed rows, ids
   DocumentView documents;
   Divisor heads;
   int rows, groups;
   float scale;
 };
 
-// Stores r = 2^23 u, where u is the rounding unit: r is the largest power of two that does not exceed the bound on the
-// row's sums, so the sums stay below 2 r. If r has the sign of x, fp32 numbers near x + r are spaced by u or more, so
-// (x + r) - r is x rounded to that spacing. One thread per query row.
+// Stores r = 2^23 u, where u is the rounding unit: r is the largest power of two that doesn't exceed the bound on the
+// row's sums, so the sums stay below 2 r. If r has x's sign, fp32 numbers near x + r are spaced by u or more, so (x +
+// r) - r is x rounded to that spacing. One thread per query row.
 __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const __grid_constant__ RoundingUnitArgs a) {
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
   const int row = static_cast<int>(blockIdx.x * kNormThreads + threadIdx.x), clamped = min(row, a.rows - 1);
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const _
     }
     bound += a.scale * fmaf(gate[i] * dout, most.x, fabsf(delta[i])) * most.y;
   }
-  constexpr float kRounding = 1.1f;  // safety factor, which exceeds the rounding errors of p, ds and the addends
+  constexpr float kRounding = 1.1f;  // safety factor, more than the rounding errors in p, ds and the addends
   bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
   *a.rounding_unit.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }

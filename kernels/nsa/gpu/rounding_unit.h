@@ -1,6 +1,5 @@
-// These functions compute the rounding unit of dq on the GPU, for bf16 heads of (64, 64) and of (128, 128). Their
-// contract is that of attend_key_norms and attend_rounding_unit in nsa/attend.h. nsa/dispatch/choose.cu decides which
-// calls have a unit.
+// These functions compute dq's rounding unit on the GPU, for bf16 heads (64, 64) and (128, 128). The contract is in
+// nsa/attend.h: attend_key_norms and attend_rounding_unit. nsa/dispatch/choose.cu decides which calls have a unit.
 #pragma once
 #include <vector>
 

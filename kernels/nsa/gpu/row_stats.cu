@@ -1,4 +1,4 @@
-// Computes the softmax statistics of query rows for the backward kernels (nsa/gpu/row_stats.cuh).
+// Computes query rows' softmax statistics for the backward kernels (nsa/gpu/row_stats.cuh).
 #include "kernels/nsa/gpu/row_stats.cuh"
 
 #include "kernels/nsa/gpu/attend.cuh"
@@ -6,7 +6,7 @@
 namespace triad::cuda {
 namespace {
 
-// One thread computes the statistics of one row.
+// One thread computes one row's statistics.
 __global__ void __launch_bounds__(256)
     bwd_row_stats_kernel(RowStats* row_stats, const View<const float> lse, const View<const float> delta,
                          const View<const float> gate, Divisor heads, int rows, int groups) {

@@ -1,26 +1,25 @@
-// The portable selection (formula: nsa/select.h): scores of the selection blocks from the compressed branch's
-// probabilities, then the list of the best n blocks, in one kernel.
+// The portable selection (formula: nsa/select.h): selection block scores from the compressed branch's probabilities,
+// then the best n blocks' list, in one kernel.
 //
-// A CTA computes 16 tokens of one sequence and group. Its 8 warps iterate over the compressed keys in tiles of 256, 32
+// A CTA computes 16 tokens in one sequence and group. Its 8 warps iterate over the compressed keys in tiles of 256, 32
 // keys per warp:
-//   1. A warp keeps its 32 keys in registers and loops over the heads of the group. The product of one head is M = 16
-//      tokens by N = 32 keys, so probabilities are summed over heads in registers, in head order, for any G. bf16:
-//      mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
-//   2. In bf16, if l = 2 d and l' = 4 d, a lane usually has all keys of a block but one, and it computes the block's
+//   1. A warp keeps its 32 keys in registers and loops over the group's heads. One head's product is M = 16 tokens by N
+//      = 32 keys, so probabilities are summed over heads in registers, in head order, for any G. bf16: mma.m16n8k16
+//      with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
+//   2. In bf16, if l = 2 d and l' = 4 d, a lane usually has all but one of a block's keys, and it computes the block's
 //      score in registers: score_blocks() in nsa/gpu/select_scores.cuh (select_portable() has all conditions).
-//      Otherwise the warps store the sums to shared memory, and the thread of a token and block adds the contribution
-//      of the tile of keys, in key order: add_scores_of_heads(). Each score is written by one thread at a time, so
-//      there are no atomics.
+//      Otherwise the warps store the sums to shared memory, and the thread for a token and block adds the key tile's
+//      contribution, in key order: add_scores_of_heads(). Each score is written by one thread at a time, so there are
+//      no atomics.
 //   3. One warp per token writes its list: the first forced blocks, the best candidates, and the last forced blocks
 //      (nsa/gpu/select_best.cuh).
 //
-// Scores are not computed for tiles of tokens whose lists have room for all of their blocks. Scores are fp32, one per
-// block and token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for
-// each of a bounded number of CTAs.
+// Scores are not computed for token tiles whose lists have room for all their blocks. Scores are fp32, one per block
+// and token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for each CTA,
+// whose number is bounded.
 //
-// Work: T^2 / (2d) * Hq exponentials per sequence, and 2 dk FLOP for each; at heads of up to 64, two CTAs per SM
-// overlap the two. q is read
-// once; every CTA reads the compressed keys from L2.
+// Work: T^2 / (2d) * Hq exponentials per sequence, and 2 dk FLOP for each; at head widths up to 64, two CTAs per SM
+// overlap the two. q is read once; every CTA reads the compressed keys from L2.
 #include <algorithm>
 #include <cmath>
 
@@ -31,14 +30,14 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int64_t kQueryBytes = 64 * 1024;    // bytes of q in shared memory, at most; more heads are loaded in turns
-constexpr int64_t kSharedLimit = 160 * 1024;  // bytes of shared memory per CTA, at most
+constexpr int64_t kQueryBytes = 64 * 1024;    // q's bytes in shared memory, at most; more heads are loaded in turns
+constexpr int64_t kSharedLimit = 160 * 1024;  // shared memory bytes per CTA, at most
 
-// Writes the lists of a tile's tokens. The scores are computed first, unless every list has room for all blocks.
+// Writes the lists for a tile's tokens. The scores are computed first, unless every list has room for all blocks.
 template <class T, int kHeld, bool kPoolsInRegisters>
 __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& shared, const DocumentTile& tile) {
-  const int end = tile.last - tile.begin;       // the position of the last token
-  const SelectionRule<int> last = s.rule(end);  // its candidates include those of the tile's other tokens
+  const int end = tile.last - tile.begin;       // the last token's position
+  const SelectionRule<int> last = s.rule(end);  // its candidates include the tile's other tokens'
   if (!last.lists_all()) {
     const int blocks = last.candidate_end, keys = min(s.visible(end), blocks * s.size);
     if constexpr (!kPoolsInRegisters)
@@ -65,8 +64,8 @@ __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& sh
   __syncthreads();  // all warps have read the scores before the next tile overwrites them
 }
 
-// The selection. Grid: one CTA per work item; if the scores are in scratch, a bounded number of CTAs, each of which
-// computes several items.
+// The selection. Grid: one CTA per work item; if the scores are in scratch, a bounded number of CTAs, each computing
+// several items.
 template <class T, int kHeld, bool kPoolsInRegisters>
 __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(const __grid_constant__ Select<T> s) {
   const Shared shared(s);
@@ -80,9 +79,9 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
   }
 }
 
-// Calls f.template operator()<kHeld>() for rows of `chunks` chunks. kHeld: how many chunks of a key fit into the
-// registers, the least instantiated number that is at least `chunks`. It is 0 for rows that are too long or do not
-// consist of 16-byte vectors; their chunks are loaded repeatedly.
+// Calls f.template operator()<kHeld>() for rows with `chunks` chunks. kHeld: how many chunks per key the registers
+// hold, the least instantiated number that is at least `chunks`. It is 0 for rows that are too long or don't consist of
+// 16-byte vectors; their chunks are loaded repeatedly.
 template <class T, class F>
 void dispatch_held(int64_t chunks, bool vectors, F&& f) {
   if (!vectors) return f.template operator()<0>();
@@ -109,9 +108,8 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
       const int64_t chunks = kHeld > 0 ? kHeld : ceil_div(dk, kChunk);
       const int64_t most = std::max<int64_t>(1, kQueryBytes / (chunks * QueryOrder<T>::kQueryPieces * 16));
       const int64_t head_turn = ceil_div(G, ceil_div(G, most));
-      // score_blocks() needs rows in registers, blocks of four keys of which each overlaps the next one, all heads in
-      // shared memory at once, carries that take no more memory than sums would, and a stride of keys that fits 32
-      // bits.
+      // score_blocks() needs rows in registers, four-key blocks in which each key overlaps the next one, all heads in
+      // shared memory at once, carries that take no more memory than sums would, and a key stride that fits 32 bits.
       const int64_t carry_floats = ceil_div(k_cmp.size(1), kWarpKeys) * kTokens;
       const bool pools = !std::is_same_v<T, float> && kHeld > 0 && o.l == 2 * o.d && o.l_sel == 4 * o.d &&
                          head_turn == G && carry_floats <= kSumFloats && k_cmp.stride[1] <= INT32_MAX;
@@ -125,7 +123,7 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
 
       Scratch::Scope scope(ctx.scratch);
       float* const slab = in_shared ? nullptr : scope.alloc(DType::f32, {ctas, score_floats}).ptr<float>();
-      // Row t of these views is that of token t; rows before the first query's do not exist.
+      // Row t in these views belongs to token t; rows before the first query's don't exist.
       const auto from_first = [&](auto view) {
         view.data -= first * view.stride_t;
         return view;

@@ -1,5 +1,5 @@
-// The portable GPU implementation of nsa_select (nsa/gpu/select.cu): any card, f32 and bf16. The arguments are those of
-// nsa_select in nsa/select.h.
+// nsa_select's portable GPU implementation (nsa/gpu/select.cu): any card, f32 and bf16. The arguments are nsa_select's
+// (nsa/select.h).
 #pragma once
 #include "kernels/nsa/select.h"
 

@@ -1,5 +1,4 @@
-// Part of the portable selection (nsa/gpu/select.cu): a warp writes the list of one token, given the scores of its
-// blocks.
+// Part of the portable selection (nsa/gpu/select.cu): a warp writes one token's list, given its block scores.
 #pragma once
 #include <cstdint>
 
@@ -9,21 +8,21 @@
 namespace triad::cuda {
 namespace {
 
-// Scores are stored as [block][token], for 16 tokens. kScoreStride is the distance between the scores of a token for
-// neighbouring blocks. It is 17, not 16, so that a warp reads one token's scores of 32 blocks without bank conflicts.
-// Accesses to several tokens of several blocks have conflicts of two lanes.
+// Scores are stored as [block][token], for 16 tokens. kScoreStride is the distance between a token's scores for
+// neighbouring blocks. It is 17, not 16, so that a warp reads one token's scores for 32 blocks without bank conflicts.
+// Accesses to several tokens and several blocks have two-lane conflicts.
 constexpr int kScoreStride = 17;
 
 // Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
 __device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
 
-// Returns the score of block j, mapped by order_of(), or 0 if j is after the last candidate.
+// Returns block j's score, mapped by order_of(), or 0 if j is after the last candidate.
 __device__ __forceinline__ unsigned order_at(const float* scores, const SelectionRule<int>& rule, int j) {
   return j < rule.candidate_end ? order_of(scores[j * kScoreStride]) : 0;
 }
 
-// Returns the highest score of this lane's candidates, mapped by order_of(), or 0 if the lane has none. Lane i of a
-// warp has every 32nd candidate, beginning with candidate number i.
+// Returns this lane's highest candidate score, mapped by order_of(), or 0 if the lane has none. Lane i has every 32nd
+// candidate, beginning with number i.
 __device__ __forceinline__ unsigned highest_of_lane(const float* scores, const SelectionRule<int>& rule) {
   unsigned highest = 0;
 #pragma unroll 4
@@ -42,28 +41,28 @@ constexpr int kCandidates = 64;  // the most that write_best() collects: two per
 // 24 slots, but more than kCandidates for 29.
 constexpr int kMostCollectedSlots = 24;
 
-// One warp writes the rule.slots best candidates (1 to kMostCollectedSlots) to `list`, in ascending order of their
-// blocks. First the warp finds a bound: the rule.slots-th largest of the lanes' highest scores, rounded down. At least
-// rule.slots candidates have a score of the bound or more. The warp copies all such candidates to `collected`, and then
-// removes those with the lowest scores until rule.slots candidates are left. If there are more than kCandidates such
-// candidates, the function writes nothing and returns false.
-//   scores      the token's score of each block, kScoreStride floats apart
-//   highest     the lane's result of highest_of_lane()
-//   collected   shared memory of this warp for kCandidates candidates
+// One warp writes the rule.slots best candidates (1 to kMostCollectedSlots) to `list`, in ascending block order. First
+// the warp finds a bound: the rule.slots-th largest of the lanes' highest scores, rounded down. At least rule.slots
+// candidates score the bound or more. The warp copies all such candidates to `collected`, and then removes those with
+// the lowest scores until rule.slots candidates are left. If there are more than kCandidates such candidates, the
+// function writes nothing and returns false.
+//   scores      the token's score for each block, spaced by kScoreStride floats
+//   highest     highest_of_lane()'s result in this lane
+//   collected   this warp's shared memory for kCandidates candidates
 __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, const SelectionRule<int>& rule,
                                            int first_block, unsigned highest, Candidate* collected) {
   constexpr unsigned kNone = ~0u;  // above all scores
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
   unsigned bound = 0;
-  constexpr int kHighestBit = 30, kBits = 18;  // of a positive float: all 8 bits of the exponent, 10 of the fraction
+  constexpr int kHighestBit = 30, kBits = 18;  // bits in a positive float: all 8 for the exponent, 10 for the fraction
 #pragma unroll
   for (int bit = kHighestBit; bit > kHighestBit - kBits; --bit) {
     const unsigned higher = bound | 1u << bit;
     if (__popc(__ballot_sync(kFullWarp, highest >= higher)) >= rule.slots) bound = higher;
   }
 
-  __syncwarp();  // a lane may still read the candidates of the warp's previous token
+  __syncwarp();  // a lane may still read the candidates for the warp's previous token
   int count = 0;
 #pragma unroll 2
   for (int j0 = rule.init_end; j0 < rule.candidate_end; j0 += 32) {
@@ -78,7 +77,7 @@ __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, c
   if (count > kCandidates) return false;
   __syncwarp();
 
-  Candidate mine[2];  // in ascending order of blocks: mine[0] of all lanes, then mine[1] of all lanes
+  Candidate mine[2];  // ascending by block: all lanes' mine[0], then all lanes' mine[1]
 #pragma unroll
   for (int i = 0; i < 2; ++i) mine[i] = lane + 32 * i < count ? collected[lane + 32 * i] : Candidate{kNone, 0};
   unsigned lowest, equal[2];
@@ -95,7 +94,7 @@ __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, c
     for (int i = 0; i < 2; ++i)
       if (mine[i].score == lowest) mine[i].score = kNone;
   }
-  // Of equal scores, the first blocks enter the list.
+  // Among equal scores, the first blocks enter the list.
   int equals = rule.slots - above;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -116,17 +115,17 @@ struct Cut {
   int equals;
 };
 
-// One warp returns the Cut of one token: by bisection, the largest threshold that at least rule.slots (>= 1) candidates
-// reach. A candidate reaches a value if its score is at least that value. Before and after each turn of the loop,
+// One warp returns one token's Cut: by bisection, the largest threshold that at least rule.slots (>= 1) candidates
+// reach. A candidate reaches a value if its score is at least that value. Before and after each loop turn,
 //   low     is a value that at least rule.slots candidates reach,
 //   high    is a value that fewer than rule.slots candidates reach,
 //   above   is the number of candidates that reach `high`.
-// The loop ends early if exactly rule.slots candidates reach `low`. The argument `highest` is the lane's result of
-// highest_of_lane().
+// The loop ends early if exactly rule.slots candidates reach `low`. The argument `highest` is highest_of_lane()'s
+// result in this lane.
 __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, unsigned highest) {
   const int lane = threadIdx.x % 32;
   unsigned high = __reduce_max_sync(kFullWarp, highest) + 1;
-  // The lowest of the lanes' highest scores is a `low` that at least 32 candidates reach, one of each lane. With fewer
+  // The lowest of the lanes' highest scores is a `low` that at least 32 candidates reach, one in each lane. With fewer
   // than 32 candidates it is 0, which all candidates reach.
   unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, highest) : 0;
   int above = 0;
@@ -146,8 +145,8 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, uns
   return {low, rule.slots - above};
 }
 
-// One warp appends the candidates within the cut to a list of `listed` entries, in ascending order of their blocks, and
-// returns the number of entries then.
+// One warp appends the candidates within the cut to a list with `listed` entries, in ascending block order, and returns
+// the new entry count.
 __device__ int write_within_cut(int32_t* list, int listed, const float* scores, const SelectionRule<int>& rule,
                                 int first_block, const Cut& cut) {
   const int lane = threadIdx.x % 32;
@@ -171,11 +170,11 @@ __device__ int write_within_cut(int32_t* list, int listed, const float* scores, 
   return listed;
 }
 
-// One warp writes the list of one token: in ascending order, the ids of the forced blocks and of the best candidates,
-// and then -1. Block j of the token's document has the id first_block + j.
-//   list, n     the list and its number of entries
-//   scores      the token's score of each block, kScoreStride floats apart
-//   collected   shared memory of this warp for kCandidates candidates
+// One warp writes one token's list: in ascending order, the forced blocks' and the best candidates' ids, and then -1.
+// The document's block j has the id first_block + j.
+//   list, n     the list and its length
+//   scores      the token's score for each block, spaced by kScoreStride floats
+//   collected   this warp's shared memory for kCandidates candidates
 __device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block,
                            Candidate* collected) {
   const int lane = threadIdx.x % 32;

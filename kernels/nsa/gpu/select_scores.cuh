@@ -1,5 +1,5 @@
-// Part of the portable selection (nsa/gpu/select.cu): the kernel's arguments and shared memory, and the scores of the
-// selection blocks for a tile of 16 tokens.
+// Part of the portable selection (nsa/gpu/select.cu): the kernel's arguments and shared memory, and the selection block
+// scores for a tile of 16 tokens.
 #pragma once
 #include <cstring>
 
@@ -11,23 +11,23 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kTokens = 16;  // tokens per CTA: the M of one mma
+constexpr int kTokens = 16;  // tokens per CTA: M in one mma
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;  // compressed keys per warp and per CTA at a time
-constexpr int kElements = kTokens * kWarpKeys / 32;            // elements per lane of a warp's 16 tokens x 32 keys
-constexpr int kChunk = 32;                                     // columns of q and k that are multiplied at a time
-// Shared memory holds one probability, summed over heads, for each of 256 keys and 16 tokens. The 16 numbers of a key
-// are kSumStride floats after those of the key before. With a stride of 16, threads that access different keys would
-// often wait for the same bank of shared memory. With 20, in bf16, neither writing these sums nor adding them up for
-// blocks of four keys has bank conflicts.
+constexpr int kElements = kTokens * kWarpKeys / 32;            // elements per lane in a warp's 16 tokens x 32 keys
+constexpr int kChunk = 32;                                     // q and k columns multiplied at a time
+// Shared memory holds one probability, summed over heads, for each of 256 keys and 16 tokens. A key's 16 numbers are
+// kSumStride floats after the previous key's. With stride 16, threads that access different keys would often wait for
+// the same shared memory bank. With 20, in bf16, neither writing these sums nor adding them up for blocks of four keys
+// has bank conflicts.
 constexpr int kSumStride = 20;
 constexpr int64_t kSumFloats = kTileKeys * kSumStride;
 
 // The kernel's arguments. A sequence has T tokens and Tc compressed keys. Its Hq query heads are divided into Hkv
-// groups, and the heads of a group share their keys and their lists.
+// groups, and a group's heads share their keys and their lists.
 //   block_index   the lists to write, n_sel entries for each token and group
-//   q, k, lse     the queries, the compressed keys, and the log-sum-exp of each query's scores of these keys
-//   l, d, l_sel   tokens of a compressed key, tokens from one to the next, tokens of a selection block (l')
+//   q, k, lse     the queries, the compressed keys, and the log-sum-exp of each query's scores for these keys
+//   l, d, l_sel   tokens in a compressed key, tokens from one to the next, tokens in a selection block (l')
 template <class T>
 struct Select {
   Bthd<int32_t> block_index;
@@ -36,10 +36,10 @@ struct Select {
   int first_token, tokens;      // the tokens that have queries: [first_token, tokens), by default [0, T)
   int keys, groups, heads, dk;  // Tc, Hkv, query heads per group, head width
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int span, size;                // l / d and l_sel / d: length of a compressed key and of a block in units of d tokens
-  float scale;                   // factor of q.k in probability()
+  int span, size;                // l / d and l_sel / d: compressed key and block length in units of d tokens
+  float scale;                   // factor for q.k in probability()
   bool vectors;                  // whether rows of q and k consist of aligned 16-byte vectors
-  int chunks;                    // chunks of kChunk columns in a row of q in shared memory; zeros from column dk on
+  int chunks;                    // kChunk-column chunks in a q row in shared memory; zeros from column dk on
   int head_turn;                 // heads whose q is in shared memory at a time
   int sum_floats;                // floats in Shared::sums, or in Shared::carries
   int64_t items;                 // work items: one per tile of 16 tokens, sequence and group
@@ -48,13 +48,13 @@ struct Select {
   int64_t slab_stride;
   DocumentView documents;
 
-  // For the token at position t of its document: the number of compressed keys that it sees, and its selection rule.
+  // For the token at position t in its document: how many compressed keys it sees, and its selection rule.
   __device__ int visible(int t) const { return blocks_within(t + 1, l, d, keys); }
   __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
-// Returns the 16 bytes of a row that begin at `column`. Elements from column dk on are 0, and so are all elements of a
-// null row. vectors: whether rows consist of whole vectors of 16 bytes at aligned addresses.
+// Returns a row's 16 bytes from `column` on. Elements from column dk on are 0, and so are all in a null row. vectors:
+// whether rows consist of whole 16-byte vectors at aligned addresses.
 template <class T>
 __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bool vectors) {
   if (row == nullptr || column >= dk) return make_uint4(0, 0, 0, 0);
@@ -67,34 +67,34 @@ __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bo
   return packed;
 }
 
-// One chunk of kChunk columns of a warp's 32 keys, in registers, and its product with the 16 tokens' queries of a head.
+// One kChunk-column chunk of a warp's 32 keys, in registers, and its product with one head's queries for the 16 tokens.
 //   load()           loads the chunk. multiply() adds the product to the lane's kElements sums.
-//   token(), key()   the token and the key of element e of the lane's sums.
+//   token(), key()   the token and the key for element e in the lane's sums.
 //   store_query()    stores 16-byte piece i of a head's chunk of q, which begins at token query_token(i) and column
 //                    query_column(i), to shared memory in the order that multiply() reads.
-// With kPoolsInRegisters (bf16 only), the keys are ordered so that a lane's eight sums of a token are those of two
-// selection blocks of four keys each.
+// With kPoolsInRegisters (bf16 only), the keys are ordered so that a lane's eight sums for a token belong to two
+// selection blocks, four keys each.
 template <class T, bool kPoolsInRegisters>
 struct Keys;
 
-// bf16, on tensor cores. The columns of a product may be in any order that is the same in both operands. Of the 32
-// columns of a chunk, lane l holds the 8 columns 8*(l%4) .. 8*(l%4) + 7, for two mma of depth 16. A lane's part of a
-// key is then one 16-byte load, and queries are stored in the order of the mma: [mma][lane][row l/4, row l/4 + 8, both
-// again for the next columns].
+// bf16, on tensor cores. A product's columns may be in any order that is the same in both operands. Among a chunk's 32
+// columns, lane l holds the 8 columns 8*(l%4) .. 8*(l%4) + 7, for two mma with depth 16. A lane's part of a key is then
+// one 16-byte load, and queries are stored in the mma's order: [mma][lane][row l/4, row l/4 + 8, both again for the
+// next columns].
 template <bool kPoolsInRegisters>
 struct Keys<__nv_bfloat16, kPoolsInRegisters> {
-  static constexpr int kQueryPieces = 64;  // 16-byte pieces of a head's chunk: one per lane for tokens 0-7, then 8-15
+  static constexpr int kQueryPieces = 64;  // 16-byte pieces in a head's chunk: one per lane for tokens 0-7, then 8-15
   uint4 piece[kWarpKeys / 8];
 
   __device__ static int query_token(int i) { return i / 32 * 8 + i % 32 / 4; }
   __device__ static int query_column(int i) { return i % 4 * 8; }
   __device__ static int token(int e) { return threadIdx.x % 32 / 4 + e % 4 / 2 * 8; }
   __device__ static int key(int e) { return key_of(e / 4, threadIdx.x % 4 * 2 + e % 2); }
-  // Piece j of all lanes together holds a chunk of 8 of the warp's 32 keys. key_of(j, c) returns which of the 32 keys
-  // is number c (0 to 7) of these 8.
+  // All lanes' pieces j together hold a chunk of 8 of the warp's 32 keys. key_of(j, c) returns which of the 32 keys is
+  // number c (0 to 7) among these 8.
   //   Without kPoolsInRegisters, piece j holds the keys 8 j .. 8 j + 7, in ascending order.
-  //   With kPoolsInRegisters, the pieces 2 i and 2 i + 1 hold the keys 16 i .. 16 i + 15. The product of a piece gives
-  //   each lane the sums of two keys. The order is such that a lane's four keys of both pieces are neighbours.
+  //   With kPoolsInRegisters, the pieces 2 i and 2 i + 1 hold the keys 16 i .. 16 i + 15. A piece's product gives each
+  //   lane two keys' sums. The order is such that a lane's four keys in both pieces are neighbours.
   __device__ static int key_of(int j, int c) {
     return kPoolsInRegisters ? 16 * (j / 2) + 4 * (c / 2) + 2 * (j % 2) + c % 2 : 8 * j + c;
   }
@@ -107,9 +107,9 @@ struct Keys<__nv_bfloat16, kPoolsInRegisters> {
     step += 32 * 4;
     step[0] = piece.z, step[2] = piece.w;
   }
-  // row: the lane's first key, which is key lane_first_key() of the warp's 32. count: the number of keys from that one
-  // to the last. With kPoolsInRegisters, a lane loads the last key again in place of the keys after it, so at least one
-  // key must exist, and `stride` must fit 32 bits, which saves instructions.
+  // row: the lane's first key, which is key lane_first_key() among the warp's 32. count: how many keys there are from
+  // that one to the last. With kPoolsInRegisters, a lane loads the last key again in place of the keys after it, so at
+  // least one key must exist, and `stride` must fit 32 bits, which saves instructions.
   __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
                                        bool vectors) {
     column += threadIdx.x % 4 * 8;
@@ -134,7 +134,7 @@ struct Keys<__nv_bfloat16, kPoolsInRegisters> {
   }
 };
 
-// f32, with FFMA. A lane keeps the chunk of one key; all lanes read the same element of a query at a time.
+// f32, with FFMA. A lane keeps one key's chunk; all lanes read the same query element at a time.
 template <>
 struct Keys<float, false> {
   static constexpr int kQueryPieces = kTokens * kChunk / 4;  // [token][4 columns]
@@ -168,7 +168,7 @@ struct Keys<float, false> {
   }
 };
 
-// The order of queries in shared memory does not depend on that of keys.
+// The query order in shared memory doesn't depend on the key order.
 template <class T>
 using QueryOrder = Keys<T, false>;
 
@@ -189,11 +189,11 @@ __device__ __forceinline__ float probability(float product, float scale, float l
 struct Shared {
   uint4* queries;         // [heads per turn][chunks][Keys::kQueryPieces]
   float* lse;             // [heads per turn][16 tokens], times kExpBase; +inf for a token without visible keys: p = 0
-  float* sums;            // [256 keys][16 tokens], rows kSumStride floats apart: probabilities, summed over heads
-  float* carries;         // in place of sums with kPoolsInRegisters, [keys / 32, rounded up][16]: see score_blocks()
-  int* visible;           // [16 tokens]: the number of compressed keys that the token sees
+  float* sums;            // [256 keys][16 tokens], kSumStride floats per row: probabilities, summed over heads
+  float* carries;         // replaces sums with kPoolsInRegisters, [keys / 32, rounded up][16]: see score_blocks()
+  int* visible;           // [16 tokens]: how many compressed keys the token sees
   Candidate* candidates;  // [8 warps][kCandidates]: what a warp collects to write a list
-  float* scores;          // [blocks][16 tokens], rows kScoreStride floats apart: scores of the blocks
+  float* scores;          // [blocks][16 tokens], kScoreStride floats per row: the blocks' scores
   template <class T>
   __device__ explicit Shared(const Select<T>& s)
       : queries(reinterpret_cast<uint4*>(dynamic_shared())),
@@ -211,7 +211,7 @@ struct Shared {
   }
 };
 
-// A work item: the tokens first .. last, at most 16, of sequence b and group g.
+// A work item: the tokens first .. last, at most 16, in sequence b and group g.
 struct Tile {
   int64_t b;
   int g, first, last;
@@ -226,8 +226,8 @@ struct Tile {
   }
 };
 
-// The tokens first .. last of a tile that belong to the document of token `first`. The kernel counts the positions,
-// keys and blocks of a document from 0; to each count it adds the document's first one.
+// A tile's tokens first .. last that belong to the same document as `first`. The kernel counts a document's positions,
+// keys and blocks from 0; to each count it adds the document's first one.
 struct DocumentTile : Tile {
   int begin, first_key, first_block;  // the document's first token, compressed key and block id, in the row
   template <class T>
@@ -239,8 +239,8 @@ struct DocumentTile : Tile {
   }
 };
 
-// Loads q and lse of the tile's tokens into shared memory, for the heads head0 .. head0 + heads - 1 of the group. Past
-// the last token q is 0 and lse is +inf, so that p = 0.
+// Loads q and lse for the tile's tokens into shared memory, for the group's heads head0 .. head0 + heads - 1. Past the
+// last token q is 0 and lse is +inf, so that p = 0.
 template <class T>
 __device__ void load_queries(const Select<T>& s, const Shared& shared, const Tile& tile, int head0, int heads) {
   for (int i = threadIdx.x; i < heads * s.chunks * QueryOrder<T>::kQueryPieces; i += kThreads) {
@@ -257,14 +257,14 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
   }
 }
 
-// Adds the summed probabilities of the keys [c0, c1) to the scores of the blocks [0, blocks), weighted by overlap
+// Adds the summed probabilities for the keys [c0, c1) to the scores of the blocks [0, blocks), weighted by overlap
 // (paper Eq. 9). In units of d tokens, key c covers [c, c + span) and block j covers [j*size, (j+1)*size). The weight
-// is the number of units that both cover. It is l/d times the weight of Eq. 9; the factor does not change the order of
-// scores. kSpan and kSize: span and size, if they are known at compile time, else 0.
+// is how many units both cover. It is l/d times Eq. 9's weight; the factor doesn't change the scores' order. kSpan and
+// kSize: span and size, if they are known at compile time, else 0.
 template <int kSpan, int kSize, class T>
 __device__ __forceinline__ void pool_keys(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
   const int span = kSpan > 0 ? kSpan : s.span, size = kSize > 0 ? kSize : s.size;
-  const int overlaps = span + size - 1;  // the number of keys that overlap a block
+  const int overlaps = span + size - 1;  // keys that overlap a block
   const int largest_weight = min(span, size);
   const int token = threadIdx.x % kTokens;
   const int j1 = min((c1 + span - 2) / size + 1, blocks);
@@ -289,9 +289,9 @@ __device__ __forceinline__ void pool(const Select<T>& s, const Shared& shared, i
     pool_keys<0, 0>(s, shared, c0, c1, blocks);
 }
 
-// The 32 keys of a warp. If kHeld > 0, all kHeld chunks of the keys stay in registers for all heads. If kHeld = 0, each
-// chunk is loaded when it is multiplied, for each head. The members are copies, since a function that is not inlined
-// would read those of Select from memory for each head.
+// A warp's 32 keys. If kHeld > 0, all kHeld chunks stay in registers for all heads. If kHeld = 0, each chunk is loaded
+// when it is multiplied, for each head. The members are copies, since a function that is not inlined would read
+// Select's members from memory for each head.
 template <class T, bool kPoolsInRegisters, int kHeld>
 struct WarpKeys {
   using Chunk = Keys<T, kPoolsInRegisters>;
@@ -318,7 +318,7 @@ struct WarpKeys {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) held[i].load(row, stride, count, i * kChunk, dk, true);
   }
-  // Adds to the lane's sums the probabilities of the `heads` heads in shared memory. row and count are as in load();
+  // Adds to the lane's sums the probabilities for the `heads` heads in shared memory. row and count are as in load();
   // they are read only if kHeld = 0.
   __device__ __forceinline__ void add_heads(float (&sum)[kElements], const T* row, int count, int heads) {
 #pragma unroll(kHeld >= 4 ? 2 : 1)
@@ -341,9 +341,9 @@ struct WarpKeys {
   }
 };
 
-// Of the warp's 32 keys, which begin at c0, sets to 0 the sums of those that a token does not see. The first token sees
-// the fewest keys; if it sees all 32, nothing has to be set. Tokens after the last one have lse = inf, so their
-// probabilities are 0 anyway.
+// The warp's 32 keys begin at c0. Sets the sums to 0 for keys that a token doesn't see. The first token sees the fewest
+// keys; if it sees all 32, nothing has to be set. Tokens after the last one have lse = inf, so their probabilities are
+// 0 anyway.
 template <class Chunk>
 __device__ __forceinline__ void mask_sums(float (&sum)[kElements], const Shared& shared, int c0) {
   if (c0 + kWarpKeys <= shared.visible[0]) return;
@@ -352,8 +352,8 @@ __device__ __forceinline__ void mask_sums(float (&sum)[kElements], const Shared&
     if (c0 + Chunk::key(e) >= shared.visible[Chunk::token(e)]) sum[e] = 0.0f;
 }
 
-// Adds to the scores of the blocks [0, blocks) what the `heads` heads in shared memory contribute, over the compressed
-// keys [0, keys) of the document.
+// Adds to the scores of the blocks [0, blocks) what the `heads` heads in shared memory contribute, over the document's
+// compressed keys [0, keys).
 template <class T, int kHeld>
 __device__ __forceinline__ void add_scores_of_heads(const Select<T>& s, const Shared& shared, const DocumentTile& tile,
                                                     int heads, int keys, int blocks) {
@@ -378,17 +378,17 @@ __device__ __forceinline__ void add_scores_of_heads(const Select<T>& s, const Sh
   }
 }
 
-// Computes the scores of a document's selection blocks 0 .. blocks - 1 for a tile of tokens, from all heads of the
-// group.
-//   key_rows   the row of k that has the document's first compressed key
-//   keys       the number of compressed keys to use: all keys of the last block exist, or all but its last one
+// Computes the scores for a document's selection blocks 0 .. blocks - 1 and a tile of tokens, from all the group's
+// heads.
+//   key_rows   the k row that has the document's first compressed key
+//   keys       how many compressed keys to use: the last block's keys all exist, or all but the last one
 // This function is for bf16 and for l = 2 d and l' = 4 d: a block has four keys, and each key overlaps the next one.
 // The warps do not wait for each other until all scores are computed.
 //
 // Five keys overlap block j: 4 j - 1, 4 j, 4 j + 1, 4 j + 2 and 4 j + 3. Their weights are 1, 2, 2, 2 and 1. The lane
-// that computes the score of block j has the sums of the last four of these keys, and gets the sum of key 4 j - 1 from
-// the lane before. If key 4 j - 1 belongs to another warp, which is so if j is a multiple of 8, that warp stores the
-// sum in carries[j / 8 - 1]. When all warps are done, the carries are added to the scores of these blocks.
+// that computes block j's score has the sums for the last four of these keys, and gets key 4 j - 1's sum from the lane
+// before. If key 4 j - 1 belongs to another warp, which is so if j is a multiple of 8, that warp stores the sum in
+// carries[j / 8 - 1]. When all warps are done, the carries are added to these blocks' scores.
 //
 // The function is not inlined. Inlined, the loop over heads would have fewer registers, because values that only the
 // rest of the kernel uses would occupy them.
@@ -413,15 +413,15 @@ __device__ __noinline__ void score_blocks(const Select<__nv_bfloat16>& s, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // the lane's two tokens
       const int token = Chunk::token(2 * i);
-      float of_last_lane = 0.0f;  // in lane 0 of the four, for the second 16 keys: the last key of the first 16
+      float from_last_lane = 0.0f;  // lane 0 of the four: for the second 16 keys, the last of the first 16
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float* x = sum + 8 * half + 2 * i;  // the keys of the block are x[0], x[1], x[4] and x[5]
+        const float* x = sum + 8 * half + 2 * i;  // the block's keys are x[0], x[1], x[4] and x[5]
         const float before = __shfl_sync(kFullWarp, x[5], (threadIdx.x + 3) % 4, 4);
-        const float score = fmaf(2.0f, x[0] + x[1] + x[4], x[5]) + (quad > 0 ? before : of_last_lane);
+        const float score = fmaf(2.0f, x[0] + x[1] + x[4], x[5]) + (quad > 0 ? before : from_last_lane);
         const int j = c0 / kSize + 4 * half + quad;
         if (j < blocks) shared.scores[j * kScoreStride + token] = score;
-        of_last_lane = before;
+        from_last_lane = before;
       }
       if (quad == 3) shared.carries[c0 / kWarpKeys * kTokens + token] = sum[8 + 2 * i + 5];
     }

@@ -1,9 +1,9 @@
-// Enumerates the key tiles of a CTA in the selected branch (Keys::Walk of nsa/gpu/fwd_dq.cuh): the blocks that any of
-// the CTA's tokens lists, in ascending order.
+// Enumerates a CTA's key tiles in the selected branch (Keys::Walk in nsa/gpu/fwd_dq.cuh): the blocks that any of the
+// CTA's tokens lists, in ascending order.
 //
-// Every warp merges the sorted lists of these tokens, at most 64 lists: a lane reads the lists of two tokens, the next
-// block is the minimum over the warp, and ballots yield the mask of the tokens that list it. The CTA loads every
-// enumerated block, but a warp multiplies only the blocks that its own 16 rows list.
+// Every warp merges these tokens' sorted lists, at most 64 lists: a lane reads two tokens' lists, the next block is the
+// minimum over the warp, and ballots yield the mask of tokens that list it. The CTA loads every enumerated block, but a
+// warp multiplies only the blocks that its own 16 rows list.
 #pragma once
 #include <climits>
 
@@ -45,16 +45,16 @@ class SelectedKeys::Walk {
   }
 
  private:
-  // Moves to the next entry of this lane's list i (0 or 1).
+  // Moves to the next entry in this lane's list i (0 or 1).
   __device__ __forceinline__ void advance(int i) {
     const int block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
     block_[i] = block < 0 ? INT_MAX : block;  // -1 ends a list
   }
   DocumentRow<int> documents_;
   int block_keys_, n_, visible_end_;
-  const int* list_[2];       // the lists of the CTA's tokens `lane` and lane + 32
-  int at_[2], block_[2];     // index of the current entry of each list; its block, INT_MAX after the last one
-  int first_ = 0, end_ = 0;  // next() has yet to return the keys [first_, end_) of the current block
+  const int* list_[2];       // lists for the CTA's tokens `lane` and lane + 32
+  int at_[2], block_[2];     // the current entry's index in each list; its block, INT_MAX after the last one
+  int first_ = 0, end_ = 0;  // next() has yet to return the current block's keys [first_, end_)
   uint64_t token_mask_ = 0;  // the tokens that list the current block
 };
 

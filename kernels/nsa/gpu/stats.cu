@@ -1,7 +1,7 @@
-// Statistics of gates and block lists on the GPU (nsa/stats.h, config key log.stats). A CTA reads one piece of the
-// rows, a row being one token and group; each thread reads every 256th row of it: three gates, the row's list, and the
-// list of the previous token. The threads' sums are merged in a fixed order into the CTA's entry of `pieces`, which
-// accumulates over the micro-steps of a step. Once per step a second kernel merges the pieces of each layer.
+// Gate and block list statistics on the GPU (nsa/stats.h, config key log.stats). A CTA reads one piece of the rows, a
+// row being one token and group; each thread reads every 256th row: three gates, the row's list, and the previous
+// token's list. The threads' sums are merged in a fixed order into the CTA's entry of `pieces`, which accumulates over
+// a step's micro-steps. Once per step a second kernel merges each layer's pieces.
 #include "kernels/common/documents.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/nsa/stats.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 static_assert(kStatsPieces == kThreads);  // nsa_stats_merge_kernel: one thread per piece
 
-// Adds one row's gates to s. The gate of branch b is gate[b * plane].
+// Adds one row's gates to s. Branch b's gate is gate[b * plane].
 __device__ void add_gates(NsaStats& s, const float* gate, int64_t plane) {
   float p[3] = {gate[0], gate[plane], gate[2 * plane]}, entropy = 0;
   const float sum = p[0] + p[1] + p[2];
@@ -25,7 +25,7 @@ __device__ void add_gates(NsaStats& s, const float* gate, int64_t plane) {
   s.add_gates(p[0], p[1], p[2], entropy);
 }
 
-// Merges the statistics of all threads of the CTA into those of thread 0, in a fixed order.
+// Merges the statistics of all the CTA's threads into thread 0's, in a fixed order.
 __device__ void merge_threads(NsaStats& s) {
   __shared__ NsaStats warps[kWarps];
   for (int o = 16; o > 0; o >>= 1) {

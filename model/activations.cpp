@@ -15,7 +15,7 @@ namespace {
 
 using SharedTensors = std::map<std::string, Tensor>;  // tensors that layers share, by name and shape
 
-// An AllocTensor that allocates prefix + name if `shared` has no tensor of this name and shape yet.
+// An AllocTensor that allocates prefix + name if `shared` has no tensor with this name and shape yet.
 AllocTensor shared_alloc(const Activations::AllocActivation& alloc, SharedTensors& shared, const std::string& prefix,
                          int64_t layer) {
   return [&alloc, &shared, prefix, layer](const std::string& name, DType type, const Shape& shape) {
@@ -26,7 +26,7 @@ AllocTensor shared_alloc(const Activations::AllocActivation& alloc, SharedTensor
 }
 
 // kept: allocates the tensors that the layer has for itself. recomputed: allocates those that recomputing layers share.
-// row_tokens: tokens of a sequence, of which this rank has T.
+// row_tokens: tokens per sequence; this rank has T.
 LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, int64_t row_tokens, DType dtype,
                              Recompute recompute, const AllocTensor& kept, const AllocTensor& recomputed) {
   const int64_t N = B * T;
@@ -114,7 +114,7 @@ Activations::Activations(const AllocActivation& alloc, const ModelConfig& c, int
   rrms_final = alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T}, kNoLayer);
   row_loss = alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T}, kNoLayer);
   x_final_ = alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim}, keep ? c.n_layers : kNoLayer);
-  // Without `keep`, two sets of tensors are enough: layer i reads its own set and writes x of the set of layer i+1.
+  // Without `keep`, two tensor sets are enough: layer i reads its own set and writes x in layer i+1's set.
   SharedTensors shared;
   layers_.resize(static_cast<size_t>(c.n_layers));
   for (int64_t i = c.n_layers - 1; i >= 0; --i) {

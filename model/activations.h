@@ -16,53 +16,53 @@
 
 namespace triad {
 
-// The largest number of sequences per batch. It is limited on a GPU, because a CUDA grid has at most 65,535 CTAs along
-// y and z, along which attention kernels place sequences * groups.
+// The most sequences per batch. It's limited on a GPU, because a CUDA grid has at most 65,535 CTAs along y and z, along
+// which attention kernels place sequences * groups.
 int64_t most_sequences(Device, const ModelConfig&);
 void check_sequences(Device, const ModelConfig&, int64_t B);
 
 struct LayerActivations {
   Tensor x;  // [N,C]: the layer's input, which the previous layer writes
   Tensor rrms1, rrms2;
-  Tensor qkv;  // [N, rows of the fused projection]: q, k and v; without model.qk_norm, q and k are rotated in place
+  Tensor qkv;  // [N, fused projection rows]: q, k and v; without model.qk_norm, q and k are rotated in place
   Tensor qk;   // [N, qk_width]: with model.qk_norm, q and k after norm and rotation; qkv then keeps the projected ones
   AttentionSaved attention;
-  Tensor x_mid;    // [N,C]: the sum after the attention stage
+  Tensor x_mid;    // [N,C]: the sum after attention
   Tensor mlp_pre;  // [N,H], for swiglu [N,2H]: the MLP before its activation
 };
 
-// The views of q, k and v that attention reads: q and k normed (with model.qk_norm) and rotated.
+// Views that attention reads: q and k normed (with model.qk_norm) and rotated.
 QkvViews attended_qkv(const LayerActivations&, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
 
 class Activations {
  public:
   // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
-  // which is enough for forward alone. A set has tensors for each kind of layer (dense, NSA) that it serves.
-  // most_documents: the largest number of documents in a row; 0: every row is one document. layout: the tokens that
-  // this rank has of sequences of T tokens; by default all.
+  // which is enough for forward alone. A set has tensors for each layer kind (dense, NSA) that it serves.
+  // most_documents: the most documents in a row; 0: every row is one document. layout: which tokens this rank has of
+  // T-token sequences; by default all.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
               int64_t most_documents = 0, const ContextLayout& layout = {});
-  // The same with another source of memory than an arena. layer: the layer whose backward is the last that uses the
-  // tensor; the number of layers for the input of the final norm; kNoLayer for tensors that have no such layer. The
-  // calls with layers are in descending order.
+  // The same with another memory source than an arena. layer: the layer whose backward uses the tensor last; the layer
+  // count for the final norm's input; kNoLayer for tensors without such a layer. Calls with layers come in descending
+  // order.
   static constexpr int64_t kNoLayer = -1;
   using AllocActivation = std::function<Tensor(MemTag, const std::string& name, DType, const Shape&, int64_t layer)>;
   Activations(const AllocActivation&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep,
               const RecomputePlan&, int64_t most_documents, const ContextLayout& layout);
 
   int64_t B() const { return tokens.size(0); }
-  int64_t T() const { return tokens.size(1); }  // tokens of a sequence that this rank has
+  int64_t T() const { return tokens.size(1); }  // tokens per sequence on this rank
   const ContextLayout& layout() const { return layout_; }
   int64_t rows() const { return B() * T(); }
   const RecomputePlan& recompute() const { return recompute_; }
   LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
-  // The input of layer i; for i = n_layers, the input of the final norm.
+  // The input of layer i; for i = n_layers, the final norm's input.
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
 
   Tensor tokens, targets;  // [B,T] i32
-  // Of packed rows; absent if every row is one document.
-  // [B * most_documents + 1] i32: bounds of the documents in the tokens of all sequences, then their number. Bounds and
-  // tables are those of whole sequences, with layout().tokens() tokens each.
+  // For packed rows; absent if every row is one document. [B * most_documents + 1] i32: document bounds in all
+  // sequences' tokens, then the document count. Bounds and tables are for whole sequences, with layout().tokens()
+  // tokens each.
   Tensor bounds;
   DocumentTables documents;  // filled from `bounds` by Model::forward
   Tensor rrms_final;
@@ -76,12 +76,12 @@ class Activations {
   std::vector<LayerActivations> layers_;
 };
 
-// Memory for the tensors of several Activations that are used in turn: tensors of one name share memory, as much as the
-// largest of them needs.
+// Memory for several Activations that are used in turn: tensors with the same name share memory, as much as the largest
+// needs.
 class ActivationMemory {
  public:
   explicit ActivationMemory(Activations::AllocActivation source) : source_(std::move(source)) {}
-  // Allocations of a planned arena in which such Activations were constructed. Call for all of them before take().
+  // Records a planned arena's allocations, in which such Activations were constructed. Call for all before take().
   void reserve(const Arena& planned);
   Tensor take(MemTag, const std::string& name, DType, const Shape&, int64_t layer);
 

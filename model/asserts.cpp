@@ -51,11 +51,11 @@ std::string Asserts::describe(int64_t key) const {
   const auto index = static_cast<size_t>(v.check / 2);
   TRIAD_CHECK(index < sites.size(), "violation {:#x} of a check that was not made", key);
   const Site& site = sites[index];
-  const char* const of_floats[] = {"NaN", "+inf", "-inf"};
-  const char* const of_lists[] = {"a block that does not exist in its document", "not above the entry before it",
-                                  "a block that begins after its token"};
-  const char* wrong = site.kind == Site::Kind::floats  ? of_floats[v.what]
-                      : site.kind == Site::Kind::lists ? of_lists[v.what]
+  const char* const float_faults[] = {"NaN", "+inf", "-inf"};
+  const char* const list_faults[] = {"a block that does not exist in its document", "not above the entry before it",
+                                     "a block that begins after its token"};
+  const char* wrong = site.kind == Site::Kind::floats  ? float_faults[v.what]
+                      : site.kind == Site::Kind::lists ? list_faults[v.what]
                                                        : "out of range";
   const std::string where = site.layer < 0 ? "" : fmt::format(" of layer {}", site.layer);
   return fmt::format("{}{}: {}: {}[{}] of {} is {}", site.pass, where, site.op, site.name,

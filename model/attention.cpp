@@ -24,7 +24,7 @@ void expect_sound(Context& ctx, const LayerContext& lc, const NsaSaved& s, Const
 
 constexpr int kBranches = 3;
 
-// Hands out the columns of rows [B*T, width] in order, as heads [B,T,heads,width of a head].
+// Hands out columns in rows [B*T, width] in order, as heads [B,T,heads,head width].
 class Columns {
  public:
   Columns(const Tensor& rows, int64_t B, int64_t T) : rows_(rows), B_(B), T_(T) {}
@@ -197,9 +197,9 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
       if (lc.config.nsa.shared_kv) {
         Scratch::Scope inner(ctx.scratch);
         const Tensor parts = inner.alloc(in.q.dtype, {lc.B * lc.T, kBranches * kv_width(lc.config)}, "dk, dv");
-        QkvViews of_branches;
-        Columns(parts, lc.B, lc.T).take_pairs(of_branches, kBranches, lc.config);
-        nsa_backward_of_layer(ctx, lc, {grads.dq, grads.dq_group, of_branches.k, of_branches.v, grads.out}, dw, dout,
+        QkvViews branch_views;
+        Columns(parts, lc.B, lc.T).take_pairs(branch_views, kBranches, lc.config);
+        nsa_backward_of_layer(ctx, lc, {grads.dq, grads.dq_group, branch_views.k, branch_views.v, grads.out}, dw, dout,
                               in, saved.nsa, w);
         branch_sum(ctx, din.pairs, parts);
       } else {

@@ -1,6 +1,6 @@
-// The attention of a layer between the fused projection of q, k and v and out_proj, for each AttentionKind. Only this
-// file makes its layout, its kept tensors, its forward and its backward depend on the kind. (The parameters in
-// param_specs, the cost in flops.h's attended_pairs and the cache in decode.cpp depend on the kind too.)
+// A layer's attention between the fused q, k, v projection and out_proj, for each AttentionKind. Only in this file do
+// layout, kept tensors, forward and backward depend on the kind. (The parameters in param_specs, the cost in flops.h's
+// attended_pairs and the cache in decode.cpp depend on the kind too.)
 #pragma once
 #include <functional>
 #include <string>
@@ -12,21 +12,20 @@
 
 namespace triad {
 
-// Pairs of keys and values in the fused projection: NSA has one for each branch, dense attention and NSA with
-// nsa.shared_kv one.
+// Key/value pairs in the fused projection: NSA has one for each branch, dense attention and NSA with nsa.shared_kv one.
 int kv_pairs(const ModelConfig&, AttentionKind);
-int64_t kv_width(const ModelConfig&);  // columns of one pair: Hkv*(dk+dv)
+int64_t kv_width(const ModelConfig&);  // columns per pair: Hkv*(dk+dv)
 int64_t qkv_width(const ModelConfig&, AttentionKind);
 
-// Views of q and the pairs of k and v in the rows of the fused projection (activations or gradients).
+// Views of q and the (k, v) pairs in the fused projection's rows (activations or gradients).
 struct QkvViews {
   Tensor q;                    // [B,T,Hq,dk]
   std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; NSA: indexed by Branch; a single pair: only the first
-  Tensor pairs;                // [B*T, pairs * kv_width]: the columns of k and v
+  Tensor pairs;                // [B*T, pairs * kv_width]: k and v columns
 };
 QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
-// With model.qk_norm, q and all k of a layer after the norm, as columns of one matrix: its width, and the views of
-// split_qkv() with q and k replaced by columns of qk [N, qk_width].
+// With model.qk_norm, a layer's q and all k after the norm, as columns of one matrix: its width, and split_qkv()'s
+// views with q and k replaced by columns in qk [N, qk_width].
 int64_t qk_width(const ModelConfig&, AttentionKind);
 QkvViews with_qk(QkvViews, const Tensor& qk);
 QkHeads qk_heads(const QkvViews&);  // q and k, for qk_norm
@@ -34,32 +33,32 @@ ConstQkHeads const_qk_heads(const QkvViews&);
 NsaIn nsa_in(const QkvViews&, const Documents& documents = {});
 AttendIn dense_in(const QkvViews&, const Documents& documents = {});
 
-// The views that a layer attends with in a dense pass: q and the last pair, that of the window branch, as the first.
+// Views that a layer attends with in a dense pass: q, and the last pair (the window branch's) as the first.
 QkvViews dense_views(const QkvViews&, int pairs);
 
 // What forward saves for backward: `nsa` in an NSA layer, `dense` in a dense one. An NSA layer has both, for dense
-// passes: there `dense` shares the memory of the window branch's tensors in `nsa`.
+// passes: there `dense` shares memory with the window branch's tensors in `nsa`.
 struct AttentionSaved {
   NsaSaved nsa;
   DenseSaved dense;
 };
-// kept: allocates the tensors that are never recomputed (selection lists). alloc: allocates all others. T: tokens of a
-// sequence that this rank has, of row_tokens in all.
+// kept: allocates the tensors that are never recomputed (selection lists). alloc: allocates all others. T: tokens per
+// sequence on this rank, of row_tokens in all.
 using AllocTensor = std::function<Tensor(const std::string& name, DType, const Shape&)>;
 AttentionSaved alloc_attention(const ModelConfig&, AttentionKind, int64_t B, int64_t T, int64_t row_tokens, DType dtype,
                                const AllocTensor& kept, const AllocTensor& alloc);
 
-// Returns out [B,T,Hq,dv] T, the input of out_proj: allocated in scope, or a tensor of `saved`, which is overwritten.
+// Returns out [B,T,Hq,dv] T, out_proj's input: allocated in scope, or a tensor of `saved`, which is overwritten.
 Tensor attend_forward(Context&, const LayerContext&, const NsaWeights&, const QkvViews& in, const AttentionSaved& saved,
                       Scratch::Scope&);
 
-// Tensors in the memory passed to attend_backward; `out` may be a tensor of `saved` instead.
+// Tensors in the memory passed to attend_backward; `out` may be a `saved` tensor instead.
 struct AttentionGrads {
-  Tensor dq, dq_group;  // as in NsaGrad; dense: dq_group is absent
+  Tensor dq, dq_group;  // see NsaGrad; dense: dq_group is absent
   Tensor out;           // attend_forward's result
 };
-// The gradients of k and v in din are overwritten, those of weights added to  <-  dout [B,T,Hq,dv] T
-// A pair that the branches share gets the sum of their gradients (nsa/branch_sum.h).
+// The gradients of k and v in din are overwritten, those of weights added to <- dout [B,T,Hq,dv] T A pair that the
+// branches share gets their summed gradients (nsa/branch_sum.h).
 AttentionGrads attend_backward(Context&, const LayerContext&, const QkvViews& din, const NsaWeightGrads& dw,
                                ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
                                UnusedMemory&);

@@ -28,7 +28,8 @@ void check_rope(const ModelConfig& c) {
     fail_usage("model.rope_theta is {}: with model.rope_scaling yarn it must be above 1", c.rope_theta);
 }
 
-// The numbers, separated by commas. (With fmt::join of doubles gcc 13 warns of overflows in fmt that do not exist.)
+// The numbers, separated by commas. (If fmt::join formats doubles, gcc 13 warns about overflows in fmt that don't
+// exist.)
 std::string joined(const std::vector<double>& numbers) {
   std::string text;
   for (const double x : numbers) text += fmt::format("{}{}", text.empty() ? "" : ", ", x);
@@ -81,7 +82,7 @@ void ModelConfig::resolve_dense_layers() {
     if (!range.word.empty()) fail_usage("{} is \"{}\": {} is allowed", kKey, dense_layers, kAllowed);
     std::fill(dense.begin() + range.begin, dense.begin() + range.end, true);
   }
-  if (!has_nsa()) return;  // the key may stay in the config of the dense control run, as the nsa group may
+  if (!has_nsa()) return;  // the key may stay in the dense control run's config, as the nsa group may
   if (std::find(dense.begin(), dense.end(), false) == dense.end())
     fail_usage("{} is \"{}\", which is every layer: model.attention dense makes such a model", kKey, dense_layers);
   dense_ = std::move(dense);

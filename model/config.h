@@ -1,4 +1,4 @@
-// A model's hyperparameters: the groups `model` and `nsa` of a config file.
+// A model's hyperparameters: the groups `model` and `nsa` in a config file.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ struct ModelConfig {
   MlpKind mlp = MlpKind::silu;
   int64_t mlp_hidden = 0;  // if 0, resolve() sets 4 * dim, or for swiglu 8/3 * dim rounded up to a multiple of 64
   AttentionKind attention = AttentionKind::nsa;
-  std::string dense_layers;  // layers of an NSA model that have dense attention, as ranges "0:2,30:32"
+  std::string dense_layers;  // an NSA model's layers with dense attention, as ranges "0:2,30:32"
   bool tie_embeddings = false;
   bool qkv_bias = false, qk_norm = false;
   double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
@@ -27,7 +27,7 @@ struct ModelConfig {
   double rope_factor = 8, rope_low_freq = 1, rope_high_freq = 4, rope_beta_fast = 32, rope_beta_slow = 1;
   NsaConfig nsa;
 
-  int64_t group_size() const { return n_heads / n_kv_groups; }  // G: number of query heads per key/value group
+  int64_t group_size() const { return n_heads / n_kv_groups; }  // G: query heads per key/value group
   AttentionKind attention_of(int64_t layer) const {
     const auto i = static_cast<size_t>(layer);
     return i < dense_.size() && dense_[i] ? AttentionKind::dense : attention;
@@ -35,16 +35,16 @@ struct ModelConfig {
   bool has_nsa() const { return attention == AttentionKind::nsa; }  // whether any layer has NSA
   int64_t count_nsa_layers() const;
   RopeOptions rope() const;
-  // Number of rows in which embedding and head are stored: the vocabulary size rounded up to a multiple of 128, with
-  // which matrix products are faster.
+  // Stored rows in embedding and head: the vocabulary size rounded up to a multiple of 128, which makes matrix products
+  // faster.
   int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
-  // Fills in the defaults that depend on other fields. Then throws a UsageError with key, value and rule if the
-  // combination of values is impossible (n_kv_groups must divide n_heads, d must divide l, ...).
+  // Fills in the defaults that depend on other fields. Then throws a UsageError with key, value and rule if the values
+  // can't be combined (n_kv_groups must divide n_heads, d must divide l, ...).
   void resolve();
 
  private:
   void resolve_dense_layers();
-  std::vector<bool> dense_;  // by layer: whether dense_layers names it; empty in a model without NSA
+  std::vector<bool> dense_;  // whether dense_layers names the layer, by index; empty in a model without NSA
 };
 
 template <>

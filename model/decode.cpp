@@ -101,7 +101,7 @@ void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) 
   skinny_linear(ctx, x_, hidden_, w.mlp_out, {.addend = x_});
 }
 
-// Extends the layer's cache by the token of qkv_, and computes attended_.
+// Extends the layer's cache by the token in qkv_, and computes attended_.
 void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const ModelConfig& c = model_.config();
   const LayerTensors<ConstTensor>& weights = model_.weights().layers[static_cast<size_t>(layer)];

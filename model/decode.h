@@ -1,7 +1,7 @@
 // Decoding with a KV cache: after a prefill of any length, each step appends one token per sequence and computes the
-// same logits as the last row of a forward pass over the whole sequence. The prefill is such a forward pass; a step
-// computes the same functions from the cache. Each sequence of a batch has its own length. On a GPU the last bits of
-// the logits depend on the batch size (kernels/decode/skinny_linear.h).
+// same logits as a forward pass over the whole sequence has in its last row. The prefill is such a forward pass; a step
+// computes the same functions from the cache. Each sequence in a batch has its own length. On a GPU the logits' last
+// bits depend on the batch size (kernels/decode/skinny_linear.h).
 #pragma once
 #include <vector>
 
@@ -12,21 +12,21 @@ namespace triad {
 
 class Decoder {
  public:
-  // A decoder for B sequences of up to S tokens; S must not exceed the model's max_seq_len. The model and the arena
+  // A decoder for B sequences with up to S tokens; S must not exceed the model's max_seq_len. The model and the arena
   // must outlive the decoder.
   Decoder(Context&, Arena&, Model&, int64_t B, int64_t S);
 
   int64_t B() const { return tokens.size(0); }
   int64_t capacity() const { return capacity_; }
-  // Number of tokens in the cache of sequence b.
+  // Tokens in sequence b's cache.
   int64_t length(int64_t b) const { return length_[static_cast<size_t>(b)]; }
-  void forget(Context&, int64_t b);  // empties the cache of sequence b
+  void forget(Context&, int64_t b);  // empties sequence b's cache
 
-  // Starts sequence b with the first n tokens of act.tokens [1,>=n]: fills the sequence's cache and logits[b]. Further
-  // tokens of act.tokens are padding without effect.
+  // Starts sequence b with the first n tokens in act.tokens [1,>=n]: fills the sequence's cache and logits[b]. Further
+  // tokens there are padding without effect.
   void prefill(Context&, Activations& act, int64_t b, int64_t n);
-  // Appends tokens[b] to each sequence b and computes the logits of the token after it. If a cache is full, its last
-  // row is overwritten and the logits are meaningless. Positions are on the device, so that a step can be recorded in a
+  // Appends tokens[b] to each sequence b and computes logits for the token after it. If a cache is full, its last row
+  // is overwritten and the logits are meaningless. Positions are on the device, so that a step can be recorded in a
   // graph: record queue(), and call stepped() once per launch.
   void step(Context& ctx) {
     queue(ctx);
@@ -34,23 +34,23 @@ class Decoder {
   }
   void queue(Context&, const DecodeProbe& = {});
   void stepped();
-  // Sets tokens[b] to the argmax of logits[b] for each sequence b.
+  // Sets tokens[b] to argmax(logits[b]) for each sequence b.
   void choose_greedy(Context&);
 
   Tensor tokens;    // [B] i32: the tokens that the next step appends
-  Tensor logits;    // [B, padded vocabulary] in the compute dtype: logits of the next token
-  Tensor position;  // [B] i32: the position of the next token in each sequence
+  Tensor logits;    // [B, padded vocabulary] in the compute dtype: next-token logits
+  Tensor position;  // [B] i32: the next token's position in each sequence
 
  private:
-  Tensor qkv_of(int64_t layer) const;  // [B, rows of the layer's qkv]: a part of qkv_
+  Tensor qkv_of(int64_t layer) const;  // [B, the layer's qkv rows]: a part of qkv_
   void layer_step(Context&, int64_t layer, const DecodeProbe&);
   void attend(Context&, int64_t layer, const DecodeProbe&);
 
   Model& model_;
   int64_t capacity_;
   std::vector<int64_t> length_;
-  // The cache of a layer: nsa or dense, by the layer's kind. Branches that share keys and values have caches of their
-  // own too: those of the window and the raw rows are short rings, so that only k_sel and v_sel grow with S.
+  // A layer's cache: nsa or dense, by the layer's kind. Branches that share keys and values have separate caches too:
+  // the window branch's and the raw rows' are short rings, so that only k_sel and v_sel grow with S.
   struct LayerCache {
     NsaCache nsa;
     DenseCache dense;
@@ -58,7 +58,7 @@ class Decoder {
   static LayerCache alloc_cache(Arena&, const ModelConfig&, AttentionKind, int64_t B, int64_t S, DType, int64_t layer);
 
   std::vector<LayerCache> caches_;
-  // Buffers of a step, compute dtype: [B,C], [B * rows of the widest layer's qkv], [B,Hq*dv], [B,H].
+  // A step's buffers, compute dtype: [B,C], [B * the widest layer's qkv rows], [B,Hq*dv], [B,H].
   Tensor x_, qkv_, attended_, hidden_;
 };
 

@@ -9,7 +9,7 @@ namespace triad {
 
 namespace {
 
-// The bytes that the activations of a forward pass over n tokens need.
+// Bytes that activations need for a forward pass over n tokens.
 int64_t activation_bytes(const ModelConfig& config, Device device, DType dtype, int64_t n) {
   Arena arena = Arena::planned(device);
   Activations(arena, config, 1, n, dtype, /*keep=*/false);

@@ -17,7 +17,7 @@ class DecodeSession {
     Device device;
     DType dtype = DType::f32;
     int64_t batch = 1;
-    int64_t context = 0;  // capacity of each sequence's cache, tokens
+    int64_t context = 0;  // each sequence's cache capacity, tokens
     // prefills: every text length with which prefill() will be called, because scratch memory is planned for them.
     std::vector<int64_t> prefills;
     KernelChoices kernels = {};
@@ -31,14 +31,14 @@ class DecodeSession {
 
   // Starts sequence b with this text: fills the sequence's cache and its logits.
   void prefill(int64_t b, std::span<const int32_t> text);
-  // After prefills: chooses each sequence's token of largest logit, on the device. The result is -1 where a logit is
-  // not finite.
+  // After prefills: chooses each sequence's token with the largest logit, on the device. The result is -1 where a logit
+  // is not finite.
   std::vector<int32_t> choose_greedy();
   // Appends the tokens that were chosen last to their sequences, and chooses the next ones.
   std::vector<int32_t> step_greedy();
   // Appends tokens[b] to sequence b, for each b.
   void step(std::span<const int32_t> tokens);
-  // The logits of sequence b, one per token of the vocabulary.
+  // Sequence b's logits, one per vocabulary token.
   std::vector<float> logits(int64_t b);
 
  private:

@@ -19,9 +19,8 @@ AttendedPairs nsa_pairs(const ModelConfig& c, int64_t T) {
   pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) -
               static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
   if (Tc == 0) pairs.cmp = 0;
-  // A query selects min(n_sel, number of blocks up to its own) blocks. All are full except its own, of which it sees
-  // the keys up to itself. The queries of block i see min(n_sel - 1, i) full ones; those of the first `growing` blocks
-  // see i.
+  // A query selects min(n_sel, number of blocks up to its own) blocks. All are full except its own, where it sees the
+  // keys up to itself. Queries in block i see min(n_sel - 1, i) full ones; in the first `growing` blocks they see i.
   const int64_t blocks = T / n.l_sel, growing = std::min(blocks, n.n_sel);
   const double block = static_cast<double>(n.l_sel), rest = static_cast<double>(T % n.l_sel);
   const double full = triangle(static_cast<double>(growing - 1)) +
@@ -69,10 +68,10 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
 
 namespace {
 
-// FLOPs of the forward of a part of a layer.
+// Forward FLOPs for a part of a layer.
 double part_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, LayerPart part,
                   const DocumentMix& mix) {
-  const double product = 2 * static_cast<double>(B * T) * static_cast<double>(c.dim);  // for each row of the matrix
+  const double product = 2 * static_cast<double>(B * T) * static_cast<double>(c.dim);  // FLOPs per matrix row
   switch (part) {
     case LayerPart::attention:
       return product * static_cast<double>(qkv_width(c, kind)) +
@@ -101,7 +100,7 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
                       const DocumentMix& mix) {
   const ProductFlops products = product_flops(c, B, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
-  double attention = 0;  // FLOPs of one head and sequence, in all layers
+  double attention = 0;  // FLOPs per head and sequence, in all layers
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AttendedPairs p = attended_pairs(c, c.attention_of(i), T, mix);
     attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv) + 2 * p.cmp * dk;

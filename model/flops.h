@@ -1,4 +1,4 @@
-// FLOPs of a model in closed form: the (query, key) pairs of attention, and the FLOPs of a step.
+// A model's FLOPs in closed form: attended (query, key) pairs, and a step's FLOPs.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -9,16 +9,15 @@
 
 namespace triad {
 
-// The number of attended (query, key) pairs of one head over one sequence of T tokens: of each of NSA's branches, or of
-// dense attention.
+// Attended (query, key) pairs per head over one T-token sequence: in each NSA branch, or in dense attention.
 struct AttendedPairs {
   double cmp = 0, sel = 0, win = 0, dense = 0;
   double all() const { return cmp + sel + win + dense; }
 };
 AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T);
 
-// The documents that rows of tokens hold where attention stays within documents: how many there are of each length, in
-// `rows` rows together. Padding, which the model computes like a document, is one. rows = 0: each row is one document.
+// Which documents token rows hold where attention stays within documents: how many there are by length, in `rows` rows
+// together. Padding, which the model computes like a document, is one. rows = 0: each row is one document.
 struct DocumentMix {
   int64_t rows = 0;
   std::map<int64_t, int64_t> documents;  // length in tokens -> number
@@ -26,29 +25,29 @@ struct DocumentMix {
   void add(int64_t length, int64_t number = 1) { documents[length] += number; }
   int64_t longest() const { return documents.empty() ? 0 : documents.rbegin()->first; }  // 0: no documents
 };
-// The pairs of a row of T tokens: the mean over the rows of the mix.
+// The pairs in a T-token row: the mean over the mix's rows.
 AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const DocumentMix&);
 
-// FLOPs of forward and backward over B sequences of T tokens, as executed. Products with weights: 6 FLOPs per weight
-// and token (embedding lookups are free). Attention: per pair, 2 products in forward, 5 in backward and 1 for the
-// selection scores. Recomputation is added. Not counted are the products of gates and phi, less than 1%, and two more
-// products per pair where backward uses two kernels (fp32, heads other than (64, 64) and (128, 128);
-// kernels/README.md). The mix tells which documents the sequences hold, on average.
+// Forward and backward FLOPs over B sequences with T tokens, as executed. Products with weights: 6 FLOPs per weight and
+// token (embedding lookups are free). Attention: per pair, 2 products in forward, 5 in backward and 1 for the selection
+// scores. Recomputation is added. Not counted are the products in gates and phi, less than 1%, and two more products
+// per pair where backward uses two kernels (fp32, heads other than (64, 64) and (128, 128); kernels/README.md). The mix
+// tells which documents the sequences hold, on average.
 double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {}, const DocumentMix& = {});
-// FLOPs of what backward computes again.
+// FLOPs for what backward computes again.
 double replay_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan&, const DocumentMix& = {});
 
-// FLOPs of the matrix products with weights in forward and backward: 6 per weight and token.
+// FLOPs for matrix products with weights in forward and backward: 6 per weight and token.
 struct ProductFlops {
   double layers = 0, head = 0;
 };
 ProductFlops product_flops(const ModelConfig&, int64_t B, int64_t T);
 
-// FLOPs by which models with different attention are compared: those of a model with the same weights and plain causal
+// FLOPs by which models with different attention are compared: as for a model with the same weights and plain causal
 // attention, with two products per pair in forward and four in backward, and without recomputation.
 double dense_equivalent_flops(const ModelConfig&, int64_t B, int64_t T);
 
-// The dense bf16 peak of a card in FLOP/s, as its vendor states it; found by the card's name; 0 if unknown.
+// A card's dense bf16 peak in FLOP/s, as its vendor states it; found by the card's name; 0 if unknown.
 double peak_bf16_flops(std::string_view device_name);
 
 }  // namespace triad

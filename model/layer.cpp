@@ -23,7 +23,7 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
 }
 
 // Calls rotate(rows, cos, sin, begin), which rotates q and keys by their positions, for each run of this rank's tokens.
-// rows(t): the run's rows of a tensor t. A token's position is its number in the run minus its entry in `begin`, or if
+// rows(t): the run's rows in tensor t. A token's position is its number in the run minus its entry in `begin`, or if
 // `begin` is absent that number; cos and sin are the tables from position 0 on.
 template <class Rotate>
 void rotate_runs(Context& ctx, const LayerContext& lc, Rotate&& rotate) {
@@ -49,12 +49,12 @@ RopeKeys rows_of_keys(const std::array<Tensor, 3>& k, Rows&& rows) {
   return {rows(k[0]), rows(k[1]), rows(k[2])};
 }
 
-// The parts of all of q, k and v with which the layer attends in this pass.
+// The q, k and v (out of all) with which the layer attends in this pass.
 QkvViews attended(const LayerContext& lc, const QkvViews& all) {
   return lc.dense ? dense_views(all, kv_pairs(lc.config, lc.kind())) : all;
 }
 
-// The norm of q and k, with model.qk_norm, and their rotation: from a.qkv to a.qk, without the norm within a.qkv.
+// Norm (with model.qk_norm) and rotation of q and k: from a.qkv to a.qk, without the norm within a.qkv.
 void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   const ModelConfig& c = lc.config;
   const QkvViews all = attended_qkv(a, c, lc.kind(), lc.B, lc.T), views = attended(lc, all);
@@ -71,8 +71,8 @@ void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, Lay
     lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections, rope", "qkv", a.qkv}});
 }
 
-// Attention up to the input of out_proj: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in
-// `scope`; in a dense layer or pass it is one of the tensors in `a`.
+// Attention up to out_proj's input: reads a.x and returns out [B,T,Hq,dv]. In an NSA layer it is allocated in `scope`;
+// in a dense layer or pass it's a tensor in `a`.
 Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
                     Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
@@ -85,7 +85,7 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
   return attend_forward(ctx, lc, w.nsa, views, a.attention, scope);
 }
 
-// The end of the attention stage: a.x_mid = a.x + out_proj . out.
+// Ends attention: a.x_mid = a.x + out_proj . out.
 void project_out(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, const Tensor& out) {
   linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v}), w.out_proj, a.x);
   lc.expect_finite(ctx, {{"out_proj", "x_mid", a.x_mid}});
@@ -97,9 +97,9 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
   project_out(ctx, lc, w, a, out);
 }
 
-// Backward of y = linear(norm(x)) with a residual: adds the gradient of x to dx, which has that of the residual. dy:
-// the gradient of y. The gradient of the weights needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x)
-// again and writes it over h, the gradient of norm(x).
+// Backward of y = linear(norm(x)) with a residual: adds x's gradient to dx, which has the residual's. dy: y's gradient.
+// The weight gradient needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x) again and writes it over
+// h, norm(x)'s gradient.
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
                           ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add) {
   Scratch::Scope scope(ctx.scratch);
@@ -109,7 +109,7 @@ void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, Cons
   linear_backward_weight(ctx, dw, dy, h, add);
 }
 
-// Backward of the attention stage. dx: on entry the gradient of x_mid, on return that of x.
+// Attention's backward. dx: on entry x_mid's gradient, on return x's.
 void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                         Tensor dx) {
   const ModelConfig& c = lc.config;
@@ -174,8 +174,7 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
 }
 
-// Backward of the MLP, which replaces a.mlp_pre by its gradient. dx: on entry the gradient of x_out, on return that of
-// x_mid.
+// The MLP's backward, which replaces a.mlp_pre by its gradient. dx: on entry x_out's gradient, on return x_mid's.
 void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                   Tensor dx) {
   const Tensor dpre = a.mlp_pre;
@@ -214,7 +213,7 @@ void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, 
     norm_and_rotate(ctx, lc, weights, a);
   }
   // The activation's output is computed too, although backward computes it again: only the fused kernel that forward
-  // used gives the same bits of mlp_pre.
+  // used gives the same mlp_pre bits.
   if (replays(LayerPart::mlp_in)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
 }
 

@@ -1,4 +1,4 @@
-// The arguments of a layer's stages, apart from its weights and activations. Outside the layers, Model uses the checks.
+// What a layer's functions need besides its weights and activations. Outside the layers, Model uses the checks.
 #pragma once
 #include "model/asserts.h"
 #include "model/grad_sink.h"
@@ -11,26 +11,26 @@ namespace triad {
 struct LayerContext {
   const ModelConfig& config;
   ConstTensor rope_cos, rope_sin;  // [positions, dk/2], accumulation dtype
-  int64_t B, T;                    // T: tokens of a sequence that this rank has
-  // The documents of packed rows, absent if every row is one document; and which tokens of its sequences this rank has.
+  int64_t B, T;                    // T: tokens per sequence on this rank
+  // The documents in packed rows, absent if every row is one document; and which tokens of each sequence this rank has.
   Documents documents = {};
   ContextLayout layout = {};
   ContextGroup* group = nullptr;  // the ranks that share the sequences; null: this rank has whole ones
-  // true: attend to the selection lists in LayerActivations instead of selecting, so that finite differences hold the
-  // lists fixed.
+  // true: attend to the selection lists in LayerActivations instead of selecting, so finite differences hold the lists
+  // fixed.
   bool keep_block_index = false;
   bool dense = false;           // attend as a dense layer, with the window branch's keys and values
   bool add_products = true;     // false: gradients with ParamSpec::product hold no values yet and are overwritten
   GradSink* sink = nullptr;     // receives each gradient when it is finished; may be null
-  Asserts* asserts = nullptr;   // checks the output of each op; may be null
-  int64_t layer = -1;           // index of the layer; -1: outside the layers
-  LayerStats* stats = nullptr;  // receives the gates and lists of a forward, not of a recomputation; may be null
+  Asserts* asserts = nullptr;   // checks each op's output; may be null
+  int64_t layer = -1;           // layer index; -1: outside the layers
+  LayerStats* stats = nullptr;  // receives gates and lists in forward, not in a recomputation; may be null
 
   // The layer's kind, by which its parameters and activations are laid out; and how it attends in this pass.
   AttentionKind kind() const { return config.attention_of(layer); }
   AttentionKind attention() const { return dense ? AttentionKind::dense : kind(); }
-  // With runtime.asserts: checks that tensors are finite, after the ops of a stage, in the order in which the ops wrote
-  // the tensors.
+  // With runtime.asserts: checks that tensors are finite, after several ops, in the order in which these wrote the
+  // tensors.
   void expect_finite(Context& ctx, std::initializer_list<Asserts::Written> written) const {
     if (asserts != nullptr) asserts->finite(ctx, layer, written);
   }

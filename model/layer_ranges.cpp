@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// The number that `text` consists of; nullopt if it is not a number.
+// `text` as a number; nullopt if it isn't one.
 std::optional<int64_t> find_number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

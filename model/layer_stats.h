@@ -1,5 +1,5 @@
-// Statistics of the gates and selection lists in a step's forward passes, per layer (log.stats). They are accumulated
-// on the device over the micro-steps without synchronization, so that a forward can be recorded and replayed.
+// Statistics on gates and selection lists in a step's forward passes, per layer (log.stats). They are accumulated on
+// the device over the micro-steps without synchronization, so that a forward can be recorded and replayed.
 #pragma once
 #include "engine/memory.h"
 #include "kernels/nsa/stats.h"
@@ -12,10 +12,10 @@ class LayerStats {
   // Only for models with NSA. result [layers, NsaStats::count] f64: finish() writes the statistics there.
   LayerStats(Arena&, const ModelConfig&, Tensor result);
 
-  void clear(Context&);  // call before the first forward of a step
-  // Adds the gates and lists of one layer in a forward. Not called for a recomputation.
+  void clear(Context&);  // call before a step's first forward
+  // Adds one layer's gates and lists in a forward. Not called for a recomputation.
   void add(Context&, int64_t layer, ConstTensor gate, ConstTensor block_index, const Documents&);
-  void finish(Context&);  // call after the last forward of a step
+  void finish(Context&);  // call after a step's last forward
   Tensor result() const { return result_; }
 
  private:

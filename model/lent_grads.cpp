@@ -10,8 +10,7 @@ LentGrads::LentGrads(Params& params) : segments_(params.segments()), memory_(par
   params.lend_grads();
 }
 
-// The segments of the layers are contiguous and in ascending order, so those of earlier layers end where the layer's
-// own begins.
+// Layer segments are contiguous and ascending, so earlier layers' segments end where the layer's own begins.
 Tensor LentGrads::take(DType dtype, const Shape& shape, int64_t layer) {
   TRIAD_CHECK(layer >= 0 && layer <= segments_.head(), "layer {} of {}", layer, segments_.head());
   const int64_t first = segments_[0].begin * size_of(memory_.dtype),

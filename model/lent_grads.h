@@ -1,6 +1,6 @@
-// LentGrads: activations in the memory of gradients. Backward writes the gradients of a layer after its last use of the
-// activations of later layers, so both may have the same memory if every backward overwrites all gradients, and no
-// forward runs between a backward and the update. This saves almost as many bytes as the gradients of the layers have.
+// LentGrads: activations in gradient memory. Backward writes a layer's gradients after its last use of later layers'
+// activations, so both may share memory if every backward overwrites all gradients, and no forward runs between a
+// backward and the update. This saves almost as many bytes as the layers' gradients have.
 #pragma once
 #include "model/params.h"
 
@@ -10,14 +10,14 @@ class LentGrads {
  public:
   // The gradients are whole, and passes call Params::open_grads(), as Model's do.
   explicit LentGrads(Params&);
-  // Memory for a tensor that is last used in the backward of `layer`, or, if that is the number of layers, before the
-  // backward of any layer. Call for layers in descending order. Empty if there is no room.
+  // Memory for a tensor that is last used in `layer`'s backward, or, if that is the layer count, before any layer's
+  // backward. Call for layers in descending order. Empty if there is no room.
   Tensor take(DType, const Shape&, int64_t layer);
 
  private:
   const Segments& segments_;
   Tensor memory_;
-  int64_t end_;  // bytes of memory_ before this one are free
+  int64_t end_;  // memory_ is free before this byte
 };
 
 }  // namespace triad

@@ -18,7 +18,7 @@ class Model {
     int64_t max_seq_len = 0;
     // See Params::Options. With weight_windows or grad_windows, passes need a gate or a sink.
     int64_t shard_elements = 1;
-    bool master = true;  // for training in bf16
+    bool master = true;  // only used when training in bf16
     bool weight_windows = false, grad_windows = false;
     ContextGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
   };
@@ -35,28 +35,28 @@ class Model {
   // true: forward attends to the selection lists in the activations instead of selecting, for finite differences and
   // comparisons.
   void keep_block_index(bool keep) { keep_block_index_ = keep; }
-  // true: all layers of an NSA model attend as dense layers do, with the keys and values of the window branch. The
-  // gradients of parameters that such a pass does not use (used_by_dense_pass) are zero.
+  // true: all layers of an NSA model attend as dense layers do, with the window branch's keys and values. Parameters
+  // that such a pass doesn't use (used_by_dense_pass) get zero gradients.
   void attend_densely(bool dense) { dense_ = dense; }
   // In every later pass, checks tokens, selection lists, and that all values are finite. null ends the checks.
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
   // Forward of the layers: act.tokens [B,T], each in [0, V), -> act.x(n_layers). stats: accumulates each layer's gates
-  // and lists. gate: called before any weight is read, those of loss() included. after_layer: called with each layer's
+  // and lists. gate: called before any weight is read, loss()'s included. after_layer: called with each layer's
   // activations; if layers share buffers, layer i+2 overwrites them.
   using AfterLayer = std::function<void(int64_t layer, LayerActivations&)>;
   void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr,
                const AfterLayer& after_layer = nullptr);
   // Call after forward: computes act.row_loss[i], which is 0 where the target is -1.
   void loss(Context&, Activations& act);
-  // Call once after each forward, because it overwrites tensors of act: computes act.row_loss, and adds the gradients
-  // of scale * sum(row_loss) to params().grads(). first: the gradients of the matrix products hold no values yet and
-  // are overwritten, so that only params().added_grads() must be zeroed before; windowed gradients are overwritten in
+  // Call once after each forward, because it overwrites tensors in act: computes act.row_loss, and adds the gradients
+  // of scale * sum(row_loss) to params().grads(). first: matrix product gradients hold no values yet and are
+  // overwritten, so only params().added_grads() must be zeroed before; gradients in the layer ring are overwritten in
   // every pass; with lent gradients (Params::lend_grads) every pass must be a first one. sink: receives each gradient
   // when it is finished, the head's first and the embedding's last. gate: called before a layer's weights are read.
   void loss_and_backward(Context&, Activations& act, LossScale scale, bool first = false, GradSink* sink = nullptr,
                          WeightGate* gate = nullptr);
-  // Call after forward: computes logits [n, padded vocabulary], compute dtype, for the rows [begin, begin + n) of act.
+  // Call after forward: computes logits [n, padded vocabulary], compute dtype, for rows [begin, begin + n) in act.
   void logits(Context&, Activations& act, int64_t begin, Tensor logits);
 
  private:

@@ -21,7 +21,7 @@ namespace {
 
 using Init = ParamSpec::Init;
 
-// Collects the ParamSpecs of one layer, or of the model outside its layers.
+// Collects ParamSpecs for one layer, or for the model outside its layers.
 class SpecList {
  public:
   SpecList(std::vector<ParamSpec>& all, const ModelConfig& c, std::string prefix, int64_t layer)
@@ -33,13 +33,13 @@ class SpecList {
   ParamSpec& normal(ParamRole role, const std::string& name, const Shape& shape) {
     return add(role, name, shape, Init::normal, c_.init_std);
   }
-  // Adds the weight [out,in] of a linear layer.
+  // Adds a linear layer's weight [out,in].
   ParamSpec& linear(ParamRole role, const std::string& name, int64_t out, int64_t in) {
     ParamSpec& spec = normal(role, name, {out, in});
     spec.product = true;
     return spec;
   }
-  // Adds the weight of a linear layer whose output is added to the residual stream; its initial values are smaller.
+  // Adds the weight for a linear layer whose output is added to the residual stream; its initial values are smaller.
   ParamSpec& residual_linear(ParamRole role, const std::string& name, int64_t out, int64_t in) {
     ParamSpec& spec = linear(role, name, out, in);
     spec.value = c_.init_std / std::sqrt(2.0 * static_cast<double>(c_.n_layers));
@@ -58,7 +58,7 @@ class SpecList {
   int64_t layer_;
 };
 
-// The roles of the parameters of one phi, the MLP that compresses blocks of keys or of values.
+// Parameter roles in one phi, the MLP that compresses key or value blocks.
 struct PhiRoles {
   ParamRole conv, pos, fc1, fc2;
 };
@@ -76,8 +76,8 @@ void add_phi(SpecList& list, const PhiRoles& roles, const std::string& name, con
   }
 }
 
-// The biases of gate.fc2 with which the gates are nsa.gate_init while fc2.weight is 0, up to a common factor of softmax
-// gates; empty if gate_init is not set.
+// gate.fc2 biases with which the gates are nsa.gate_init while fc2.weight is 0 (softmax gates: up to a common factor);
+// empty if gate_init is not set.
 std::vector<double> gate_bias(const NsaConfig& c) {
   std::vector<double> bias;
   for (const double g : c.gate_init) {
@@ -87,7 +87,7 @@ std::vector<double> gate_bias(const NsaConfig& c) {
   return bias;
 }
 
-// A pair of keys and values in the fused projection.
+// A key/value pair in the fused projection.
 struct KvPair {
   std::string_view name;
   Branch branch;
@@ -98,8 +98,8 @@ std::vector<KvPair> pairs_of(const ModelConfig& c, AttentionKind kind) {
   return {{"cmp", Branch::cmp}, {"sel", Branch::sel}, {"win", Branch::win}};
 }
 
-// The fused projection of q, k and v: the matrices, then their biases, then the weights of the norms of q and k. Each
-// of the three is stored contiguously.
+// The fused q, k, v projection: the matrices, then their biases, then the weights of the q and k norms. Each of the
+// three is stored contiguously.
 void add_qkv(SpecList& list, const ModelConfig& c, const std::vector<KvPair>& pairs) {
   using enum ParamRole;
   const auto join = [](ParamSpec& spec, Branch branch) { spec.branch = branch, spec.joins_previous = true; };
@@ -200,10 +200,10 @@ int64_t Segments::holding(const ElementRange& range) const {
 
 FlatBuffer FlatBuffer::windowed(Arena& arena, MemTag tag, const char* name, DType dtype, const Segments& segments,
                                 bool overlap) {
-  int64_t layer = 0;  // elements of the largest layer
+  int64_t layer = 0;  // elements in the largest layer
   for (int64_t i = 0; segments.is_layer(i); ++i) layer = std::max(layer, segments[i].size());
   const int64_t head = segments.head(), embed = segments.embed(), rest = segments.rest();
-  // Tied embeddings are in use from the beginning to the end of a pass, so they share no memory.
+  // Tied embeddings are in use throughout a pass, so they share no memory.
   const bool tied = head == embed;
   const int64_t outside = segments[rest].size();
   const int64_t layers = outside + (tied      ? segments[embed].size()
@@ -233,7 +233,7 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
       specs_(param_specs(config)),
       offset_(specs_.size()),
       segments_(config.n_layers, config.tie_embeddings) {
-  constexpr int64_t kElementAlign = 128;  // alignment of a parameter in elements: 256 bytes in bf16
+  constexpr int64_t kElementAlign = 128;  // parameter alignment in elements: 256 bytes in bf16
   int64_t end = 0, segment = -1;
   const auto group = [](const ParamSpec& p) { return p.product ? 0 : p.decays() ? 1 : 2; };
   int64_t* const ends[] = {&products_end_, &decay_end_, &stored_elements_};
@@ -269,9 +269,9 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
   if (options.grad_windows) list_cleared();
 }
 
-// Lists the elements of each segment that belong to no parameter whose gradient a matrix product overwrites.
+// Lists, by segment, the elements outside all parameters whose gradient a matrix product overwrites.
 void Params::list_cleared() {
-  std::vector<std::vector<ElementRange>> overwritten(static_cast<size_t>(segments_.count()));  // by segment
+  std::vector<std::vector<ElementRange>> overwritten(static_cast<size_t>(segments_.count()));  // segment -> ranges
   for (int64_t i = 0; i < count(); ++i)
     if (specs_[i].product)
       overwritten[static_cast<size_t>(segments_.of(specs_[i]))].push_back(
@@ -334,10 +334,10 @@ Tensor Params::part(const Tensor& whole, int64_t i) const { return stored(FlatBu
 
 template <class TensorType>
 ModelTensors<TensorType> Params::tensors(const FlatBuffer& buffer) const {
-  std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // of the first parameter of each (layer, role)
+  std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // first parameter by (layer, role)
   for (int64_t i = 0; i < count(); ++i) index.try_emplace({specs_[i].layer, specs_[i].role}, i);
-  // A parameter and those stored contiguously after it, as one matrix; an empty tensor if the model has no parameter of
-  // this role.
+  // A parameter and those stored contiguously after it, as one matrix; an empty tensor if the model has no parameter
+  // with this role.
   const auto get = [&](int64_t layer, ParamRole role) -> TensorType {
     const auto it = index.find({layer, role});
     if (it == index.end()) return TensorType{};
@@ -374,7 +374,7 @@ void draw_values(Context& ctx, const ParamSpec& p, int64_t index, int64_t first,
 void draw_range(Context& ctx, const Params& params, int64_t begin, int64_t end, Tensor out, uint64_t seed) {
   TRIAD_CHECK(begin >= 0 && end <= params.stored_elements() && out.shape() == Shape{end - begin},
               "elements {} to {} of {} are drawn to {}", begin, end, params.stored_elements(), out.str());
-  std::vector<int64_t> order;  // the parameters of the range, by their place
+  std::vector<int64_t> order;  // the range's parameters, by place
   for (int64_t i = 0; i < params.count(); ++i)
     if (params.offset(i) < end && params.offset(i) + params.specs()[static_cast<size_t>(i)].shape.numel() > begin)
       order.push_back(i);

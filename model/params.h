@@ -1,5 +1,5 @@
-// The parameters of a model. One list defines names, shapes, weight decay and initial values; Params stores them in up
-// to three flat buffers. The matrices of one product (q and the branches' k and v; SwiGLU's gate and up) are stored
+// A model's parameters. One list defines names, shapes, weight decay and initial values; Params stores them in up to
+// three flat buffers. The matrices in one product (q and the branches' k and v; SwiGLU's gate and up) are stored
 // contiguously, so that the engine uses them as one matrix; files have one tensor for each (model/README.md lists the
 // names).
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace triad {
 
-// What a parameter is used for. A layer has one parameter of each role, except that with NSA it has one k_proj, v_proj,
+// What a parameter is used for. A layer has one parameter per role, except that with NSA it has one k_proj, v_proj,
 // k_bias, v_bias and k_norm per branch, unless the branches share them (nsa.shared_kv).
 enum class ParamRole : uint8_t {
   embed,
@@ -21,7 +21,7 @@ enum class ParamRole : uint8_t {
   q_proj,
   k_proj,
   v_proj,
-  // q_bias, q_norm: their tensors in LayerTensors are qkv_bias and qk_norm, which contain those of k and v too.
+  // q_bias, q_norm: their tensors in LayerTensors are qkv_bias and qk_norm, which contain k's and v's too.
   q_bias,
   k_bias,
   v_bias,
@@ -42,7 +42,7 @@ enum class ParamRole : uint8_t {
   out_proj,
   norm2,
   mlp_in,
-  // mlp_up: SwiGLU's second input matrix; in LayerTensors it is a part of mlp_in.
+  // mlp_up: SwiGLU's second input matrix; in LayerTensors it's part of mlp_in.
   mlp_up,
   mlp_out,
   norm_f,
@@ -50,8 +50,7 @@ enum class ParamRole : uint8_t {
 };
 constexpr bool is_gate(ParamRole r) { return r >= ParamRole::gate_fc1_weight && r <= ParamRole::gate_fc2_bias; }
 constexpr bool is_phi(ParamRole r) { return r >= ParamRole::phi_k_conv && r <= ParamRole::phi_v_fc2; }
-// Whether a parameter of this role is used only to compute keys: the projection with its bias, the norm, and phi of the
-// keys.
+// Whether parameters with this role only compute keys: the projection with its bias, the norm, and the keys' phi.
 constexpr bool is_key(ParamRole r) {
   return r == ParamRole::k_proj || r == ParamRole::k_bias || r == ParamRole::k_norm ||
          (r >= ParamRole::phi_k_conv && r <= ParamRole::phi_k_fc2);
@@ -60,16 +59,16 @@ constexpr bool is_key(ParamRole r) {
 struct ParamSpec {
   enum class Init { normal, constant };
   ParamRole role;
-  int64_t layer = -1;  // index of the layer; -1: outside the layers
-  // The branch of NSA that a parameter of k, v or phi belongs to; none for other roles, dense attention and what all
+  int64_t layer = -1;  // layer index; -1: outside the layers
+  // The NSA branch that a parameter in k, v or phi belongs to; none for other roles, dense attention and what all
   // branches share.
   Branch branch = Branch::none;
   std::string name;
   Shape shape;  // shape in files and reports, without padding
   Init init = Init::normal;
-  double value = 0;                 // standard deviation of normal initial values, or the constant initial value
-  std::vector<double> values = {};  // constant initial values of the elements; empty: `value` for each
-  int64_t padded_rows = 0;          // number of stored rows of embedding and head; 0: shape[0]
+  double value = 0;                 // standard deviation for normal initial values, or the constant initial value
+  std::vector<double> values = {};  // constant initial values by element; empty: `value` for each
+  int64_t padded_rows = 0;          // stored rows in embedding and head; 0: shape[0]
   bool joins_previous = false;      // stored directly after the previous one, as rows of one matrix or as one vector
   // True if backward's first contribution to its gradient is a matrix product, which can overwrite old values.
   bool product = false;
@@ -79,28 +78,28 @@ struct ParamSpec {
 };
 
 // Whether a pass in which all layers attend densely (Model::attend_densely) uses a parameter: all but gates, phi, and
-// the keys and values of the other branches.
+// the other branches' keys and values.
 inline bool used_by_dense_pass(const ParamSpec& spec) {
   return !is_gate(spec.role) && spec.branch != Branch::cmp && spec.branch != Branch::sel;
 }
 
-// The specs of all parameters in the order of the forward pass, which all files and reports use.
+// All parameters' specs in forward order, which all files and reports use.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);
-// out [n] overwritten with elements [first, first + n) of the initial values of parameter number `index` of a model.
+// out [n] overwritten with elements [first, first + n) of the initial values for a model's parameter number `index`.
 // They depend only on these arguments: any range can be drawn alone, with the same bits on every device.
 void draw_values(Context&, const ParamSpec&, int64_t index, int64_t first, Tensor out, uint64_t seed);
 
-// The tensors of one layer as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
+// One layer's tensors as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
 template <class TensorType>
 struct LayerTensors {
-  TensorType norm1, qkv, out_proj, norm2;  // qkv: [Hq*dk + sum over branches of Hkv*(dk+dv), C]
-  TensorType qkv_bias;                     // [rows of qkv]; absent without model.qkv_bias
+  TensorType norm1, qkv, out_proj, norm2;  // qkv: [Hq*dk + Hkv*(dk+dv) summed over branches, C]
+  TensorType qkv_bias;                     // [qkv rows]; absent without model.qkv_bias
   TensorType qk_norm;  // [(1 + branches)*dk]: weights for q, then for each branch's k; absent without model.qk_norm
   TensorType mlp_in, mlp_out;  // mlp_in: fc1 [H,C], for swiglu gate and up [2H,C]; mlp_out: fc2 or down [C,H]
   NsaWeightTensors<TensorType> nsa;
 };
-// Calls f(role, tensor) for each tensor of a layer's attention weights; tensors that the model lacks are empty.
+// Calls f(role, tensor) for each tensor in a layer's attention weights; tensors that the model lacks are empty.
 template <class NsaTensors, class F>
 void for_each_tensor_of_nsa(NsaTensors& nsa, F&& f) {
   f(ParamRole::phi_k_conv, nsa.phi_k.w);
@@ -116,7 +115,7 @@ void for_each_tensor_of_nsa(NsaTensors& nsa, F&& f) {
   f(ParamRole::gate_fc2_weight, nsa.gate.fc2_w);
   f(ParamRole::gate_fc2_bias, nsa.gate.fc2_b);
 }
-// Calls f(role, tensor) for each tensor of a layer; tensors that the model lacks are empty.
+// Calls f(role, tensor) for each tensor in a layer; tensors that the model lacks are empty.
 template <class Layer, class F>
 void for_each_tensor(Layer& layer, F&& f) {
   f(ParamRole::norm1, layer.norm1);
@@ -137,7 +136,7 @@ struct ModelTensors {
   std::vector<LayerTensors<TensorType>> layers;
 };
 
-// The elements [begin, end) of a flat buffer.
+// Elements [begin, end) in a flat buffer.
 struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
@@ -145,13 +144,13 @@ struct ElementRange {
   bool contains(const ElementRange& other) const { return begin <= other.begin && other.end <= end; }
 };
 
-// The flat buffers are divided into segments: the matrices of one layer, the head, the embedding, and the rest, which
-// are the small parameters of all layers. Forward and backward use one layer's segment after the other. A segment's
-// number: the layer's index; then those of the functions below.
+// The flat buffers are divided into segments: one layer's matrices, the head, the embedding, and the rest, which holds
+// all layers' small parameters. Forward and backward use one layer's segment after the other. A segment's number: the
+// layer's index; then what the functions below return.
 class Segments {
  public:
   Segments(int64_t layers, bool tied) : layers_(layers), tied_(tied), ranges_(static_cast<size_t>(rest() + 1)) {}
-  int64_t head() const { return layers_; }  // with tied embeddings, the head is the embedding
+  int64_t head() const { return layers_; }  // tied embeddings: the head is the embedding
   int64_t embed() const { return tied_ ? layers_ : layers_ + 1; }
   int64_t rest() const { return embed() + 1; }
   int64_t count() const { return rest() + 1; }
@@ -167,40 +166,40 @@ class Segments {
   std::vector<ElementRange> ranges_;
 };
 
-// FlatBuffer: the memory of a flat buffer. A whole one has memory for each element. A windowed one has memory for the
-// rest, for the embedding or the head, and for two layers: segments that share memory use it in turn, and the caller
-// orders their uses. Layers with even and odd index alternate.
+// FlatBuffer: a flat buffer's memory. A whole one has memory for each element. A windowed one (the layer ring) has
+// memory for the rest, for the embedding or the head, and for two layers: segments that share memory use it in turn,
+// and the caller orders their uses. Layers with even and odd index alternate.
 class FlatBuffer {
  public:
   FlatBuffer() = default;
-  // overlap: the embedding and the head also share the memory of the layers.
+  // overlap: the embedding and the head also share the layers' memory.
   static FlatBuffer windowed(Arena&, MemTag, const char* name, DType, const Segments&, bool overlap);
   explicit FlatBuffer(Tensor whole) : memory_(whole) {}
 
   bool is_windowed() const { return !places_.empty(); }
   Tensor memory() const { return memory_; }
-  // The elements of a range, which lies in one segment if the buffer is windowed.
+  // Elements in a range, which lies in one segment if the buffer is windowed.
   Tensor at(const ElementRange&, const Segments&) const;
-  // The elements of the memory that a segment has.
+  // Which elements of the memory a segment has.
   ElementRange place(int64_t segment, const Segments& segments) const {
     return is_windowed() ? places_[static_cast<size_t>(segment)] : segments[segment];
   }
 
  private:
   Tensor memory_;
-  std::vector<ElementRange> places_;  // by segment; empty: whole
+  std::vector<ElementRange> places_;  // segments' places; empty: whole
 };
 
-// Params: the flat buffers of all parameters. weights: in the compute dtype. master: fp32 master weights, only for
+// Params: flat buffers for all parameters. weights: in the compute dtype. master: fp32 master weights, only for
 // training in bf16 (in fp32, or if there are none, the weights are their own master). grads: in the accumulation dtype,
 // only for training.
 class Params {
  public:
   struct Options {
     DType dtype = DType::f32;
-    bool master = false;  // allocate a separate fp32 copy of the weights, which the optimizer updates
+    bool master = false;  // allocate a separate fp32 weight copy, which the optimizer updates
     bool grads = false;
-    // Segments are padded to a multiple of this many elements, so that ranks have equal shards.
+    // Segments are padded to a multiple of this many elements, so ranks have equal shards.
     int64_t shard_elements = 1;
     // The buffer has memory only for the segments in use (FlatBuffer).
     bool weight_windows = false, grad_windows = false;
@@ -209,9 +208,9 @@ class Params {
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t count() const { return static_cast<int64_t>(specs_.size()); }
-  // Whole buffers, each [stored elements], in three groups: the parameters of matrix products, other parameters with
-  // weight decay, which end at decay_end(), and parameters without weight decay. weights() and grads() throw for
-  // windowed buffers.
+  // Whole buffers, each [stored elements], in three groups: matrix product parameters, other parameters with weight
+  // decay, which end at decay_end(), and parameters without weight decay. weights() and grads() throw for windowed
+  // buffers.
   Tensor weights() const { return whole(weights_, "weights"); }
   Tensor master() const { return master_.empty() ? weights() : master_; }
   Tensor grads() const { return whole(grads_, "gradients"); }
@@ -221,36 +220,36 @@ class Params {
   Tensor weights(const ElementRange& range) const { return weights_.at(range, segments_); }
   Tensor grads(const ElementRange& range) const { return grads_.at(range, segments_); }
   const Segments& segments() const { return segments_; }
-  // From here on, the memory of a segment's gradients holds these: with windowed gradients, and after lend_grads() for
+  // From here on, a segment's gradient memory holds these: with gradients in the layer ring, and after lend_grads() for
   // the layers' segments. Zeroes the elements that backward does not overwrite: those between parameters, and gradients
   // without ParamSpec::product.
   void open_grads(Context&, int64_t segment);
-  // Allows other values in the layers' segments of whole gradients outside of backward, until open_grads().
+  // Allows other values in whole gradients' layer segments outside backward, until open_grads().
   void lend_grads();
-  // The range of elements that a part of the gradients covers. Throws Error if it is none.
+  // The element range that a part of the gradients covers. Throws Error if it is none.
   ElementRange range_of_grad(ConstTensor part) const;
   // The part of grads() that belongs to parameters without ParamSpec::product; it must be zeroed before a backward.
   Tensor added_grads() const { return grads().slice(0, products_end_, stored_elements_); }
   bool has_master() const { return !master_.empty(); }
   int64_t decay_end() const { return decay_end_; }
   int64_t stored_elements() const { return stored_elements_; }
-  // Parameter i in its logical shape, as a part of the flat buffer `whole` (weights(), grads(), an optimizer's moments,
+  // Parameter i in its logical shape, as part of the flat buffer `whole` (weights(), grads(), an optimizer's moments,
   // ...).
   Tensor part(const Tensor& whole, int64_t i) const;
 
   ModelTensors<ConstTensor> weight_tensors() const { return tensors<ConstTensor>(weights_); }
   ModelTensors<Tensor> grad_tensors() const { return tensors<Tensor>(grads_); }
 
-  // The first element of parameter i in a flat buffer.
+  // Parameter i's first element in a flat buffer.
   int64_t offset(int64_t i) const { return offset_[i]; }
 
   // Initializes the weights from a seed, on their device. The values are the same on every device and for every dtype,
   // up to rounding.
   void init(Context&, uint64_t seed);
-  // init() of parameter i alone; its padding is not changed.
+  // init() for parameter i alone; its padding isn't changed.
   void init(Context&, int64_t i, uint64_t seed);
-  // Sets master weights and weights from values in host memory: all of the flat buffer, or those from element `begin`
-  // on. clear() sets all to 0, padding included.
+  // Sets master weights and weights from values in host memory: the whole flat buffer, or from element `begin` on.
+  // clear() sets all to 0, padding included.
   void set(Context&, const std::vector<float>& stored);
   void set(Context&, int64_t begin, std::span<const float> values);
   void clear(Context&);
@@ -270,13 +269,13 @@ class Params {
   FlatBuffer weights_, grads_;
   Tensor master_;
   bool lent_ = false;
-  // With windowed or lent gradients: by segment the ranges that open_grads() zeroes, and the segments that were the
-  // last to be opened in their window.
+  // With windowed or lent gradients: by segment the ranges that open_grads() zeroes, and the segments opened last in
+  // their memory.
   std::vector<std::vector<ElementRange>> cleared_;
   std::vector<int64_t> open_;
 };
 
-// out [end - begin] overwritten with elements [begin, end) of the flat buffer that init() fills; padding is 0.
+// out [end - begin] overwritten with elements [begin, end) in the flat buffer that init() fills; padding is 0.
 void draw_range(Context&, const Params&, int64_t begin, int64_t end, Tensor out, uint64_t seed);
 
 }  // namespace triad

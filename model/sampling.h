@@ -7,9 +7,9 @@
 namespace triad {
 
 struct SamplingOptions {
-  double temperature = 1.0;  // 0: the likeliest token; of equal ones the lowest index
+  double temperature = 1.0;  // 0: the likeliest token; among equal ones the lowest index
   int64_t top_k = 0;         // keep only the k likeliest tokens; 0: all
-  double top_p = 1.0;        // of those, keep the fewest likeliest tokens whose probabilities sum to at least p
+  double top_p = 1.0;        // keeps the fewest likeliest of those whose probabilities sum to at least p
 };
 
 // uniform: a random number in [0, 1), which determines the result.

@@ -1,4 +1,4 @@
-// UnusedMemory: temporaries in the memory of a tensor whose values are no longer needed, and in scratch if it is full.
+// UnusedMemory: temporaries in a tensor's memory whose values are no longer needed, and in scratch if that is full.
 #pragma once
 #include <utility>
 
@@ -11,8 +11,8 @@ class UnusedMemory {
   // unused: a contiguous tensor. scope: what does not fit is allocated there.
   UnusedMemory(const Tensor& unused, Scratch::Scope& scope)
       : at_(unused.data), left_(unused.bytes()), device_(unused.device), scope_(&scope) {}
-  // The rest of the memory, for temporaries of an inner scope, at whose end it is free again. Until then, alloc() of
-  // this object would return the same memory.
+  // The remaining memory, for an inner scope's temporaries; it is free again when that scope ends. Until then, this
+  // object's alloc() would return the same memory.
   UnusedMemory in(Scratch::Scope& inner) const {
     UnusedMemory rest = *this;
     rest.scope_ = &inner;

@@ -1,5 +1,5 @@
-// WeightGate: for sharded weights, which are gathered from all ranks. It makes the stream of a forward or backward wait
-// until the weights of a segment (Segments in params.h) are gathered, before they are read.
+// WeightGate: for sharded weights, which are gathered from all ranks. It makes a forward's or backward's stream wait
+// until a segment's weights (Segments in params.h) are gathered, before they are read.
 #pragma once
 #include "engine/stream.h"
 #include "engine/tensor.h"
@@ -13,8 +13,8 @@ class WeightGate {
   virtual void begin_forward() = 0;
   // Call when a backward begins, which reads the rest, the head, and the layers from the last to the first.
   virtual void begin_backward() = 0;
-  // Work that is queued on stream `on` after this call reads gathered values of the segment. All work that reads
-  // segments needed earlier in the pass, the rest apart, is queued on the stream already.
+  // Work that is queued on stream `on` after this call reads the segment's gathered values. All work that reads
+  // segments needed earlier in the pass, except the rest, is queued on the stream already.
   virtual void need(int64_t segment, const Stream& on) = 0;
 };
 

@@ -26,7 +26,7 @@ void copy_pair(Context& ctx, const Pair& to, const Pair& from) {
   copy_rows(ctx, pairs);
 }
 
-// Rows of other ranks on their way into `pair`.
+// Other ranks' rows on their way into `pair`.
 struct Coming {
   Pair pair;
   ContextGroup::Transfer transfer;
@@ -36,25 +36,26 @@ struct Coming {
   }
 };
 
-// The exchanges of one layer's forward or backward. Memory is allocated in `scope`.
+// Exchanges in one layer's forward or backward. Memory is allocated in `scope`.
 class Exchange {
  public:
   Exchange(const LayerContext& lc, Scratch::Scope& scope)
       : lc_(lc), layout_(lc.layout), group_(*lc.group), scope_(scope), parts_(layout_.parts()) {}
 
   const RowList& mine(const RowLists& lists) const { return lists[static_cast<size_t>(layout_.rank)]; }
-  // Contiguous tensors for this rank's rows. All ranks allocate as much, as the plan of memory is that of one of them.
+  // Contiguous tensors for this rank's rows. All ranks allocate equally much, since the memory plan is made for one of
+  // them.
   Pair alloc(DType dtype, const RowLists& lists) const {
     int64_t most = 0;
     for (const RowList& list : lists) most = std::max(most, row_count(list));
     const int64_t groups = lc_.config.n_kv_groups, rows = row_count(mine(lists));
-    const auto of_width = [&](int64_t width, const char* name) {
+    const auto alloc_width = [&](int64_t width, const char* name) {
       const Tensor all = scope_.alloc(dtype, {lc_.B * most * groups * width}, name);
       return all.slice(0, 0, lc_.B * rows * groups * width).view({lc_.B, rows, groups, width});
     };
-    return {of_width(lc_.config.d_k, "keys of the group"), of_width(lc_.config.d_v, "values of the group")};
+    return {alloc_width(lc_.config.d_k, "keys of the group"), alloc_width(lc_.config.d_v, "values of the group")};
   }
-  // This rank's rows of `needs`, from the tokens of all ranks.
+  // This rank's rows of `needs`, from all ranks' tokens.
   Coming gather(Context& ctx, const Pair& to, ConstTensor k, ConstTensor v, const RowLists& needs,
                 const char* branch) const {
     return {to, group_.gather(ctx, scope_, {{to.k, k}, {to.v, v}}, parts_, needs, what(kKeys, branch))};
@@ -62,12 +63,13 @@ class Exchange {
   Coming gather(Context& ctx, ConstTensor k, ConstTensor v, const RowLists& needs, const char* branch) const {
     return gather(ctx, alloc(k.dtype, needs), k, v, needs, branch);
   }
-  // The blocks of all ranks, from this rank's.
+  // All ranks' blocks, from this rank's.
   Coming gather_blocks(Context& ctx, const Pair& to, const Pair& from, const RowLists& blocks,
                        const RowLists& all) const {
     return {to, group_.gather(ctx, scope_, {{to.k, from.k}, {to.v, from.v}}, blocks, all, what(kKeys, "cmp"))};
   }
-  // The sums over the ranks of the gradients of this rank's rows of `has`, in acc. addends: of its rows of `needs`.
+  // Gradients for this rank's rows in `has`, summed over the ranks, in acc. addends: this rank's, for its rows in
+  // `needs`.
   Coming reduce(Context& ctx, const Pair& addends, const RowLists& has, const RowLists& needs,
                 const char* branch) const {
     const Pair sums = alloc(addends.k.dtype, has);
@@ -95,13 +97,13 @@ class Exchange {
 // Ends a reduction: dk and dv, overwritten, are the sums in fp32, rounded to their dtype.
 void store(Context& ctx, Tensor dk, Tensor dv, const Coming& sums) { copy_pair(ctx, {dk, dv}, sums.finish(ctx)); }
 
-// The rows of run i of a tensor whose axis 1 is this rank's tokens.
+// Run i's rows in a tensor whose axis 1 is this rank's tokens.
 template <class TensorType>
-TensorType of_run(const LayerContext& lc, const TensorType& t, int64_t i) {
+TensorType run_rows(const LayerContext& lc, const TensorType& t, int64_t i) {
   return t.slice(1, i * lc.layout.run_tokens, (i + 1) * lc.layout.run_tokens);
 }
 
-// The documents of run i's queries, for keys from token first_key to `end`. Tables are allocated in `scope`.
+// Documents for run i's queries, with keys from token first_key to `end`. Tables are allocated in `scope`.
 Documents run_documents(Context& ctx, const LayerContext& lc, Scratch::Scope& scope, int64_t i, int64_t first_key,
                         int64_t end) {
   Documents documents = cut_documents(ctx, scope, lc.documents, first_key, end);
@@ -112,7 +114,7 @@ Documents run_documents(Context& ctx, const LayerContext& lc, Scratch::Scope& sc
 // The rows that an NSA layer exchanges.
 struct NsaRows {
   RowLists selected, window, edges, blocks, all_blocks;
-  RowLists selected_earlier;  // what the queries of a rank's first run see
+  RowLists selected_earlier;  // what queries in a rank's first run see
   NsaRows(const ContextLayout& layout, const NsaConfig& c)
       : selected(layout.prefixes()),
         window(layout.windows(c.w)),
@@ -123,8 +125,7 @@ struct NsaRows {
   }
 };
 
-// One call of compression for each run: f(documents, the rows of the run's tokens, those of its blocks), as rows of
-// tensors for all runs.
+// Compresses run by run: calls f(documents, the run's token rows, its block rows), as rows in tensors for all runs.
 template <class Call>
 void for_each_compression(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaRows& rows,
                           Call&& call) {
@@ -139,12 +140,12 @@ void for_each_compression(Context& ctx, const LayerContext& lc, const Exchange& 
   }
 }
 
-// The tensor itself if it is contiguous, else another of its shape: phi mlp needs contiguous blocks.
+// The tensor itself if it is contiguous, else a new one with its shape: phi mlp needs contiguous blocks.
 Tensor contiguous(Scratch::Scope& scope, const Tensor& t) {
   return t.contiguous() ? t : scope.alloc(t.dtype, t.shape());
 }
 
-// This rank's compressed blocks, of the keys and values x of its edges.
+// This rank's compressed blocks, from keys and values x at its edges.
 Pair compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, const Pair& x, const NsaWeights& w,
               const NsaRows& rows) {
   const PhiOptions phi = lc.config.nsa.phi_options();
@@ -160,7 +161,7 @@ Pair compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, co
   return y;
 }
 
-// This rank's addends of the gradients of x, from the gradients dy of its blocks.
+// This rank's addends to x's gradients, from its blocks' gradients dy.
 Pair compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaWeightGrads& dw,
                        const Pair& dy, const Pair& x, const NsaWeights& w, const NsaRows& rows) {
   const PhiOptions phi = lc.config.nsa.phi_options();
@@ -169,9 +170,9 @@ Pair compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exc
   const Pair dx = Exchange(lc, scope).alloc(x.k.dtype, rows.edges);
   for_each_compression(ctx, lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
     Scratch::Scope inner(ctx.scratch);
-    const Pair from = x.rows(t.begin, t.end), to = dx.rows(t.begin, t.end), of_y = dy.rows(c.begin, c.end);
-    const Pair given = {contiguous(inner, of_y.k), contiguous(inner, of_y.v)};
-    if (given.k.data != of_y.k.data) copy_pair(ctx, given, of_y);
+    const Pair from = x.rows(t.begin, t.end), to = dx.rows(t.begin, t.end), block_grads = dy.rows(c.begin, c.end);
+    const Pair given = {contiguous(inner, block_grads.k), contiguous(inner, block_grads.v)};
+    if (given.k.data != block_grads.k.data) copy_pair(ctx, given, block_grads);
     nsa_compress_backward(ctx, to.k, dw.phi_k, given.k, from.k, w.phi_k, phi, documents);
     nsa_compress_backward(ctx, to.v, dw.phi_v, given.v, from.v, w.phi_v, phi, documents);
   });
@@ -179,11 +180,11 @@ Pair compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exc
   return sums;
 }
 
-// The inputs of the branches for each run.
+// The branches' inputs for each run.
 class BranchInputs {
  public:
-  // blocks, selected, window: the keys and values that this rank reads, with rows as in NsaRows. Tables of documents
-  // are allocated in `scope`.
+  // blocks, selected, window: the keys and values that this rank reads, with rows as in NsaRows. Document tables are
+  // allocated in `scope`.
   BranchInputs(Context& ctx, const LayerContext& lc, Scratch::Scope& scope, ConstTensor q, Pair blocks, Pair selected,
                Pair window, RowList windows)
       : lc_(lc),
@@ -199,7 +200,7 @@ class BranchInputs {
     }
   }
 
-  // The rows of run i in a tensor for the rows of all windows.
+  // Run i's rows in a tensor that holds all sliding windows' rows.
   RowRange window_rows(int64_t i) const {
     const int64_t begin = i == 0 ? 0 : windows_[0].size();
     return {begin, begin + windows_[static_cast<size_t>(i)].size()};
@@ -213,17 +214,17 @@ class BranchInputs {
 
  private:
   AttendIn in(int64_t i, const Pair& keys, const std::vector<Documents>& documents) const {
-    return {of_run(lc_, q_, i), keys.k, keys.v, documents[static_cast<size_t>(i)]};
+    return {run_rows(lc_, q_, i), keys.k, keys.v, documents[static_cast<size_t>(i)]};
   }
 
   const LayerContext& lc_;
   ConstTensor q_;
   Pair blocks_, selected_, window_;
   RowList windows_;
-  std::vector<Documents> documents_, window_documents_;  // of each run's queries
+  std::vector<Documents> documents_, window_documents_;  // documents for each run's queries
 };
 
-// Adds addends of the first rows to those of all.
+// Adds the first rows' addends to `all`.
 void add_first(Context& ctx, const Pair& all, const Pair& first) {
   const Pair rows = all.rows(0, first.k.size(1));
   const RowPair pairs[] = {{rows.k, first.k}, {rows.v, first.v}};
@@ -231,8 +232,8 @@ void add_first(Context& ctx, const Pair& all, const Pair& first) {
 }
 
 // Calls work(context, run) for each run. The runs before the last one are computed on a side stream, where they fill
-// the SMs that the last CTAs of the last run leave free. apart: whether they may be; their scratch memory is then
-// beside that of the last run.
+// SMs that the last run's last CTAs leave free. apart: whether they may be; their scratch memory then lies beside the
+// last run's.
 template <class Work>
 void for_each_run(Context& ctx, const LayerContext& lc, Work&& work, bool apart = true) {
   const int64_t last = lc.layout.runs() - 1;
@@ -248,8 +249,8 @@ void for_each_run(Context& ctx, const LayerContext& lc, Work&& work, bool apart 
 
 }  // namespace
 
-// The order of nsa/compose.cpp, with each branch once for each run. The links carry the keys of the selected branch
-// while the compressed branch computes.
+// The order of nsa/compose.cpp, with each branch once for each run. The links carry the selected branch's keys while
+// the compressed branch computes.
 void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const NsaSaved& s, const QkvViews& views,
                          const NsaWeights& w) {
   Scratch::Scope scope(ctx.scratch);
@@ -262,7 +263,7 @@ void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const
   const Pair all = exchange.alloc(local.k[kSel].dtype, rows.selected);
   const BranchInputs in(ctx, lc, scope, local.q, {s.k_cmp, s.v_cmp}, all, near.pair, exchange.mine(rows.window));
   const auto out_of = [&](int branch, int64_t i) {
-    return AttendOut{of_run(lc, s.o[branch], i), of_run(lc, s.lse[branch], i)};
+    return AttendOut{run_rows(lc, s.o[branch], i), run_rows(lc, s.lse[branch], i)};
   };
   ForkJoin window(ctx, 0, [&](Context& side) {
     near.finish(side);
@@ -279,13 +280,14 @@ void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const
     const AttendOut compressed_out = out_of(kCmp, i);
     nsa_attend_compressed_forward(on, compressed_out, compressed, c);
     if (!lc.keep_block_index)
-      nsa_select(on, of_run(lc, s.block_index, i), compressed.q, s.k_cmp, compressed_out.lse, c, compressed.documents);
+      nsa_select(on, run_rows(lc, s.block_index, i), compressed.q, s.k_cmp, compressed_out.lse, c,
+                 compressed.documents);
   });
   selected.finish(ctx);
   window.join();
   for_each_run(ctx, lc, [&](Context& on, int64_t i) {
-    const Tensor lists = of_run(lc, s.block_index, i);
-    const CombineAlong combine{of_run(lc, out, i), of_run(lc, s.o[kCmp], i), of_run(lc, s.o[kWin], i),
+    const Tensor lists = run_rows(lc, s.block_index, i);
+    const CombineAlong combine{run_rows(lc, out, i), run_rows(lc, s.o[kCmp], i), run_rows(lc, s.o[kWin], i),
                                s.gate.slice(2, i * lc.layout.run_tokens, (i + 1) * lc.layout.run_tokens)};
     const AttendIn selected_in = in.selected_in(i);
     const AttendOut selected_out = out_of(kSel, i);
@@ -298,8 +300,8 @@ void context_nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const
   });
 }
 
-// The links carry the keys while the gradients of the gates are computed, and the gradients of each branch's keys while
-// the next branch computes.
+// The links carry keys while gate gradients are computed, and each branch's key gradients while the next branch
+// computes.
 void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& grad, const NsaWeightGrads& dw,
                           ConstTensor dout, const QkvViews& views, const NsaSaved& s, const NsaWeights& w) {
   Scratch::Scope scope(ctx.scratch);
@@ -317,7 +319,7 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
   zero(ctx, grad.dq);
   const Pair &near = coming_window.finish(ctx), &keys = coming_keys.finish(ctx);
   const BranchInputs in(ctx, lc, scope, local.q, {s.k_cmp, s.v_cmp}, keys, near, exchange.mine(rows.window));
-  // The rounding unit of a query's dq bounds all keys that this rank reads, of whatever document: the query sees no
+  // The rounding unit for a query's dq bounds all keys that this rank reads, whatever their document: the query sees no
   // other.
   const std::vector<RoundingUnitBranch> branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp], c.d},
                                                     {keys.k, keys.v, s.gate[kSel], delta[kSel]},
@@ -326,14 +328,14 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
   attend_key_norms(ctx, key_norms, grad.dq, dout, local.q, branches);
   const Tensor unit = attend_rounding_unit(ctx, scope, grad.dq, dout, local.q, branches, dout_norm, key_norms);
   const auto upstream = [&](int b, int64_t i) {
-    return AttendGradIn{of_run(lc, dout, i), of_run(lc, ConstTensor(s.gate[b]), i),
-                        of_run(lc, ConstTensor(delta[b]), i), of_run(lc, ConstTensor(s.lse[b]), i),
-                        unit.empty() ? ConstTensor{} : of_run(lc, ConstTensor(unit), i)};
+    return AttendGradIn{run_rows(lc, dout, i), run_rows(lc, ConstTensor(s.gate[b]), i),
+                        run_rows(lc, ConstTensor(delta[b]), i), run_rows(lc, ConstTensor(s.lse[b]), i),
+                        unit.empty() ? ConstTensor{} : run_rows(lc, ConstTensor(unit), i)};
   };
-  const auto to = [&](const Pair& pair, int64_t i) { return AttendGradOut{of_run(lc, grad.dq, i), pair.k, pair.v}; };
+  const auto to = [&](const Pair& pair, int64_t i) { return AttendGradOut{run_rows(lc, grad.dq, i), pair.k, pair.v}; };
 
-  // The gradients of gathered keys and values, over the queries of this rank's last run and of the earlier one. The
-  // last run sees the most keys.
+  // Gradients for gathered keys and values, over queries in this rank's last run and in the earlier one. The last run
+  // sees the most keys.
   const bool any_order = !unit.empty();
   const int64_t last = lc.layout.runs() - 1;
   const Pair dkeys = exchange.alloc(acc, rows.selected), dnear = exchange.alloc(acc, rows.window);
@@ -344,8 +346,8 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
       ctx, 0,
       [&](Context& side) {
         for (int64_t i = 0; i <= last; ++i) {
-          const RowRange of_run_i = in.window_rows(i);
-          nsa_attend_window_backward(side, to(dnear.rows(of_run_i.begin, of_run_i.end), i), upstream(kWin, i),
+          const RowRange run_range = in.window_rows(i);
+          nsa_attend_window_backward(side, to(dnear.rows(run_range.begin, run_range.end), i), upstream(kWin, i),
                                      in.window_in(i), c.w);
         }
       },
@@ -359,15 +361,15 @@ void context_nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& g
         add_first(side, dblocks, dblocks_earlier);
       },
       any_order);
-  // The selected branch's partial sums of dk and dv take the most memory of all. Long runs are computed one after the
-  // other, so that only one has them at a time: SMs that stay free at a long run's end cost it nothing.
+  // The selected branch's partial dk and dv sums take the most memory. Long runs are computed one after the other, so
+  // that only one has them at a time: SMs that stay free at a long run's end cost it nothing.
   constexpr int64_t kLongRun = 1 << 16;
   for_each_run(
       ctx, lc,
       [&](Context& on, int64_t i) {
         const Pair sums = i == last ? dkeys.rows(0, lc.layout.run(i).end) : dkeys_earlier;
         nsa_attend_selected_backward(on, to(sums, i), upstream(kSel, i), in.selected_in(i),
-                                     of_run(lc, s.block_index, i), c.l_sel);
+                                     run_rows(lc, s.block_index, i), c.l_sel);
       },
       any_order && lc.layout.run_tokens < kLongRun);
   add_first(ctx, dkeys, dkeys_earlier);
@@ -392,8 +394,8 @@ void context_dense_forward(Context& ctx, const LayerContext& lc, const DenseSave
   for (int64_t i = 0; i < lc.layout.runs(); ++i) {
     const Pair seen = all.rows(0, lc.layout.run(i).end);
     dense_attention_forward(
-        ctx, {of_run(lc, s.o, i), of_run(lc, s.lse, i)},
-        {of_run(lc, views.q, i), seen.k, seen.v, run_documents(ctx, lc, scope, i, 0, lc.layout.run(i).end)});
+        ctx, {run_rows(lc, s.o, i), run_rows(lc, s.lse, i)},
+        {run_rows(lc, views.q, i), seen.k, seen.v, run_documents(ctx, lc, scope, i, 0, lc.layout.run(i).end)});
   }
 }
 
@@ -411,9 +413,9 @@ void context_dense_backward(Context& ctx, const LayerContext& lc, const DenseGra
     const int64_t end = lc.layout.run(i).end;
     const Pair seen = all.rows(0, end);
     const Pair its = (last ? addends : Exchange(lc, inner).alloc(addends.k.dtype, needs)).rows(0, end);
-    dense_attention_backward(ctx, {of_run(lc, grad.dq, i), its.k, its.v}, of_run(lc, dout, i),
-                             {of_run(lc, views.q, i), seen.k, seen.v, run_documents(ctx, lc, inner, i, 0, end)},
-                             {of_run(lc, s.o, i), of_run(lc, s.lse, i)});
+    dense_attention_backward(ctx, {run_rows(lc, grad.dq, i), its.k, its.v}, run_rows(lc, dout, i),
+                             {run_rows(lc, views.q, i), seen.k, seen.v, run_documents(ctx, lc, inner, i, 0, end)},
+                             {run_rows(lc, s.o, i), run_rows(lc, s.lse, i)});
     if (!last) add_first(ctx, addends, its);
   }
   store(ctx, grad.dk, grad.dv, exchange.reduce(ctx, addends, needs, "dense attention"));

@@ -1,6 +1,5 @@
-// ExchangeMeter: counts the bytes that the exchanges of a ContextGroup move, and measures how long streams wait for
-// them. It counts those of a dry step too, so a plan has the bytes of a run. A ContextGroup without a meter measures
-// nothing.
+// ExchangeMeter: counts the bytes that a ContextGroup's exchanges move, and measures how long streams wait for them. It
+// counts a dry step's too, so a plan has a run's bytes. A ContextGroup without a meter measures nothing.
 #pragma once
 #include <set>
 #include <string>
@@ -12,32 +11,32 @@
 
 namespace triad {
 
-// All exchanges of one kind in forward, or in backward with its recomputation.
+// All exchanges with one kind in forward, or in backward with its recomputation.
 struct ExchangeTotals {
-  std::string kind;  // "keys and values of sel"
+  std::string kind;  // such as "keys and values of sel"
   bool backward = false;
-  int64_t layers = 0, calls = 0;   // layers that have this kind of exchange; exchanges
-  int64_t sent = 0, received = 0;  // bytes of this rank
+  int64_t layers = 0, calls = 0;   // layers with this exchange kind; exchanges
+  int64_t sent = 0, received = 0;  // bytes on this rank
   double waited_ms = 0;            // time for which streams waited for these exchanges, if it was measured
 };
 
 class ExchangeMeter final : public StageListener {
  public:
-  // Measures the exchanges of this group, queued on this context or, while memory is planned, accounted for on it.
+  // Measures this group's exchanges, queued on this context or, while memory is planned, accounted for on it.
   ExchangeMeter(Context&, ContextGroup&);
   ~ExchangeMeter() override;
   ExchangeMeter(const ExchangeMeter&) = delete;
 
-  // Clears the totals. From now on waits are timed, for `times` as many of them as since the last clear: their events
-  // are created here, since work that is timed creates none.
+  // Clears the totals. From now on waits are timed, `times` as many as since the last clear: their events are created
+  // here, since work that is timed creates none.
   void time_waits(int64_t times);
   // The totals since the last clear, in the order in which the kinds occurred. Call it when all work has ended.
   std::vector<ExchangeTotals> totals() const;
 
   // Called by ContextGroup: an exchange begins. what: its kind, and ", layer " with the layer's index. Returns the
-  // number of the kind.
+  // kind's number.
   size_t moved(const std::string& what, int64_t sent, int64_t received);
-  // Lives while a stream's wait for an exchange of this kind is queued. meter: null if nothing is measured.
+  // Lives while a stream's wait for such an exchange is queued. meter: null if nothing is measured.
   class Wait {
    public:
     Wait(ExchangeMeter* meter, size_t kind, const Stream&);
@@ -70,7 +69,7 @@ class ExchangeMeter final : public StageListener {
   ContextGroup& group_;
   std::vector<Kind> kinds_;
   std::vector<TimedWait> waits_;
-  size_t waited_ = 0;  // waits since the last clear; all of them are timed, or none
+  size_t waited_ = 0;  // waits since the last clear; all are timed, or none
   bool backward_ = false;
   int64_t layer_ = -1;
 };

@@ -11,13 +11,13 @@ namespace triad {
 
 namespace {
 
-// The element of a list, one a rank of a group, that belongs to rank r.
+// Rank r's element in a list with one element per rank in the group.
 template <class List>
 auto& at(List& list, int64_t r) {
   return list[static_cast<size_t>(r)];
 }
 
-// Consecutive rows that two lists have in common: where they begin in the tensor of the one and of the other.
+// Consecutive rows that two lists have in common: where they begin in each list's tensor.
 struct Common {
   int64_t in_has, in_needs, rows;
 };
@@ -36,8 +36,7 @@ std::vector<Common> common_rows(const RowList& has, const RowList& needs) {
   return all;
 }
 
-// The ranges in their order, divided such that no two of a part have a row of `has` in common. Ranges of `needs` may
-// overlap.
+// The ranges in their order, divided so that no two in a part share a row in `has`. Ranges in `needs` may overlap.
 std::vector<std::vector<Common>> apart(const std::vector<Common>& ranges) {
   std::vector<std::vector<Common>> parts;
   for (const Common& r : ranges) {
@@ -55,10 +54,10 @@ TensorType rows_of(const TensorType& t, int64_t begin, int64_t rows) {
   return t.slice(1, begin, begin + rows);
 }
 
-// Whether rows of a tensor are sent from it, or received in it, without a copy. It is so on all ranks or on none.
+// Whether a tensor's rows are sent from it, or received in it, without a copy. It is so on all ranks or on none.
 bool is_direct(const ConstTensor& t) { return t.size(0) == 1 && t.contiguous(); }
 
-// The elements of `rows` rows of a tensor, in all sequences.
+// Elements in `rows` rows of a tensor, over all sequences.
 int64_t elements_of(const ConstTensor& t, int64_t rows) {
   Shape shape = t.shape();
   shape.dim[1] = rows;
@@ -66,7 +65,7 @@ int64_t elements_of(const ConstTensor& t, int64_t rows) {
 }
 
 // Contiguous memory for rows that are sent or received through copies. Every rank allocates as much as the one that
-// needs the most, so that the plan of memory of one rank is that of all.
+// needs most, so one rank's memory plan holds for all.
 class Staging {
  public:
   // sends(a, b): the ranges that rank a sends to rank b. in_place: whether rows may be received in `to`.
@@ -100,7 +99,7 @@ class Staging {
   int64_t next_ = 0;
 };
 
-// The bytes of the rows that a rank sends to another one, at most.
+// Most bytes that a rank sends to another one.
 int64_t most_bytes(const std::vector<ContextGroup::Rows>& tensors, const RowLists& has, const RowLists& needs) {
   int64_t most = 0;
   for (size_t i = 0; i < has.size(); ++i)
@@ -139,7 +138,7 @@ void ContextGroup::Transfer::finish(Context& ctx) const {
   }
   for (const Tensor& t : cleared_) zero(ctx, t);
   copy_rows(ctx, copied_);
-  for (const std::vector<RowPair>& of_rank : added_) add_rows(ctx, of_rank);
+  for (const std::vector<RowPair>& rank_rows : added_) add_rows(ctx, rank_rows);
 }
 
 void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& pieces, int64_t most_bytes,
@@ -151,7 +150,7 @@ void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& piec
   const OpScope op_scope(ctx, "context_exchange");
   ready_->record(ctx.stream);
   ready_->block(comm_.stream());
-  {  // on the CPU the rows arrive here
+  {  // CPU: the rows arrive here
     const ExchangeMeter::Wait wait(ctx.device.is_cuda() ? nullptr : meter_, transfer.kind_, ctx.stream);
     comm_.exchange(pieces.to, pieces.from, most_bytes, what);
   }

@@ -1,5 +1,5 @@
-// ContextGroup: the ranks that share each sequence (dist.context), and what they exchange. Every rank of the run calls
-// the same functions in the same order, with the lists of the same layout. The ranks' links carry rows while the device
+// ContextGroup: the ranks that share each sequence (dist.context), and what they exchange. Every rank in the run calls
+// the same functions in the same order, with the same layout's lists. The ranks' links carry rows while the device
 // computes: gather() and reduce() begin a transfer, and its finish() makes the context wait for it.
 #pragma once
 #include <functional>
@@ -18,10 +18,10 @@ class ExchangeMeter;
 
 class ContextGroup {
  public:
-  // group: the ranks that share the sequences (Comm::group). layout: of this rank.
+  // group: the ranks that share the sequences (Comm::group). layout: this rank's.
   ContextGroup(const Context&, Comm& group, const ContextLayout& layout);
 
-  // A tensor [B, rows, ..] that receives rows, and one that has them. All of a call have one dtype and one B.
+  // A tensor [B, rows, ..] that receives rows, and one that has them. All in a call have one dtype and one B.
   struct Rows {
     Tensor to;
     ConstTensor from;
@@ -39,23 +39,23 @@ class ContextGroup {
     std::vector<std::vector<RowPair>> added_;  // then added, rank after rank
     const Event* done_ = nullptr;              // null while memory is planned, and if nothing is exchanged
     ExchangeMeter* meter_ = nullptr;
-    size_t kind_ = 0;  // of the exchange, for the meter
+    size_t kind_ = 0;  // the exchange's kind, for the meter
   };
 
-  // Copies rows between the ranks: `from` holds this rank's rows of `has`, and `to` its rows of `needs`, overwritten.
-  // No two ranges of `has` overlap, and they cover those of `needs`. scope: of memory that is in use until finish().
-  // what: names the data in messages.
+  // Copies rows between the ranks: `from` holds this rank's rows in `has`, and `to` its rows in `needs`, overwritten.
+  // No two ranges in `has` overlap, and they cover those in `needs`. scope: for memory in use until finish(). what:
+  // names the data in messages.
   Transfer gather(Context&, Scratch::Scope&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs,
                   const std::string& what);
-  // The reverse, for gradients: `from` holds this rank's addends of its rows of `needs`, and `to` [has], overwritten,
-  // the sums over the ranks, added in the order of ranks. f32, or f64.
+  // The reverse, for gradients: `from` holds this rank's addends for its rows in `needs`, and `to` [has], overwritten,
+  // the sums over the ranks, added in rank order. f32, or f64.
   Transfer reduce(Context&, Scratch::Scope&, const std::vector<Rows>&, const RowLists& has, const RowLists& needs,
                   const std::string& what);
 
-  // Calls work(), which records a graph of this rank's work with its exchanges, if can_record().
+  // Calls work(), which records this rank's work as a graph, exchanges included, if can_record().
   void record(const std::function<void()>& work) { comm_.record(work); }
   bool can_record() const { return comm_.can_record(); }
-  // Queues a recorded graph on ctx.stream by calling launch(). It begins when all earlier collectives of the run have
+  // Queues a recorded graph on ctx.stream by calling launch(). It begins when all the run's earlier collectives have
   // ended, and later ones begin after its end. Two at once could wait forever: a collective's kernel holds SMs until
   // the other ranks' kernels run, and there the other collective may hold them.
   void launch(Context&, const std::function<void()>& launch);
@@ -71,10 +71,10 @@ class ContextGroup {
   void exchange(Context&, Transfer&, const Pieces&, int64_t most_bytes, const std::string& what);
 
   Comm& comm_;
-  int64_t ranks_, rank_;        // of the group
-  std::optional<Event> ready_;  // earlier work of one stream has ended; absent while memory is planned
-  // Of the links, used in turn: a transfer has ended. Transfers end in the order in which they begin, so a wait for an
-  // event that was recorded again is only longer.
+  int64_t ranks_, rank_;        // group size, rank within the group
+  std::optional<Event> ready_;  // one stream's earlier work has ended; absent while memory is planned
+  // The links' events, used in turn: a transfer has ended. Transfers end in the order in which they begin, so a wait
+  // for an event that was recorded again is only longer.
   std::vector<Event> done_;
   size_t next_done_ = 0;
   ExchangeMeter* meter_ = nullptr;

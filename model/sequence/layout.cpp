@@ -9,9 +9,9 @@ namespace triad {
 
 namespace {
 
-// Lists with one range for each run of each rank: range_of(run).
+// Lists with one range per rank and run: range_of(run).
 template <class RangeOf>
-RowLists of_each_run(const ContextLayout& layout, RangeOf&& range_of) {
+RowLists ranges_by_run(const ContextLayout& layout, RangeOf&& range_of) {
   RowLists lists(static_cast<size_t>(layout.ranks));
   for (int64_t r = 0; r < layout.ranks; ++r)
     for (int64_t i = 0; i < layout.runs(); ++i) lists[static_cast<size_t>(r)].push_back(range_of(layout.run_of(r, i)));
@@ -32,8 +32,8 @@ ContextLayout ContextLayout::of(int64_t T, int64_t ranks, int64_t world_rank, De
   return layout;
 }
 
-RowRange ContextLayout::run_of(int64_t of_rank, int64_t i) const {
-  const int64_t number = i == 0 ? of_rank : 2 * ranks - 1 - of_rank;
+RowRange ContextLayout::run_of(int64_t which_rank, int64_t i) const {
+  const int64_t number = i == 0 ? which_rank : 2 * ranks - 1 - which_rank;
   return {number * run_tokens, (number + 1) * run_tokens};
 }
 
@@ -43,7 +43,7 @@ RowPart ContextLayout::row_part() const {
 }
 
 RowLists ContextLayout::parts() const {
-  return of_each_run(*this, [](const RowRange& run) { return run; });
+  return ranges_by_run(*this, [](const RowRange& run) { return run; });
 }
 
 RowLists ContextLayout::prefixes() const {
@@ -53,14 +53,14 @@ RowLists ContextLayout::prefixes() const {
 }
 
 RowLists ContextLayout::windows(int64_t w) const {
-  return of_each_run(*this, [&](const RowRange& run) {
+  return ranges_by_run(*this, [&](const RowRange& run) {
     return RowRange{std::max(int64_t{0}, run.begin - w + 1), run.end};
   });
 }
 
 RowLists ContextLayout::blocks(int64_t l, int64_t d) const {
   const int64_t all = compressed_length(tokens(), l, d);
-  return of_each_run(*this, [&](const RowRange& run) {
+  return ranges_by_run(*this, [&](const RowRange& run) {
     return RowRange{std::min(all, ceil_div(run.begin, d)), std::min(all, ceil_div(run.end, d))};
   });
 }

@@ -1,6 +1,6 @@
-// The services of a device as free functions: memory, copies, fills, streams, events, graphs, properties. Every build
-// has backend_cpu.cpp; a build with CUDA adds backend_cuda.cpp, any other adds backend_none.cpp, which throws if a GPU
-// is requested.
+// A device's services as free functions: memory, copies, fills, streams, events, graphs, properties. Every build has
+// backend_cpu.cpp; a build with CUDA adds backend_cuda.cpp, any other adds backend_none.cpp, which throws if a GPU is
+// requested.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,11 +20,11 @@ inline constexpr bool kBuiltWithCuda = false;
 struct DeviceInfo {
   std::string name;             // "NVIDIA H200", or the CPU's model
   int64_t memory_bytes = 0;     // the device's whole memory
-  int64_t free_bytes = 0;       // free memory at the time of the call
+  int64_t free_bytes = 0;       // free memory when called
   int num_sms = 0;              // 0 on the CPU
   int compute_capability = 0;   // 90 for sm_90; 0 on the CPU
-  int64_t l2_bytes = 0;         // size of the L2 cache
-  int driver = 0, runtime = 0;  // CUDA versions of the driver and the runtime, 13000 for 13.0; 0 on the CPU
+  int64_t l2_bytes = 0;         // L2 cache size
+  int driver = 0, runtime = 0;  // driver and runtime CUDA versions, 13000 for 13.0; 0 on the CPU
 };
 
 namespace backend {
@@ -32,8 +32,8 @@ namespace backend {
 int cuda_device_count();    // 0 in a build without CUDA or on a machine without a GPU
 std::string why_no_cuda();  // why the count is 0, for error messages
 DeviceInfo info(Device);
-int64_t bytes_in_use(Device);                // GPU: memory used by all processes; CPU: resident memory of this process
-std::string pci_address(Device);             // PCI bus address of a GPU, which does not depend on CUDA_VISIBLE_DEVICES
+int64_t bytes_in_use(Device);                // GPU: memory used by all processes; CPU: this process's resident memory
+std::string pci_address(Device);             // a GPU's PCI bus address, which does not depend on CUDA_VISIBLE_DEVICES
 std::byte* allocate(Device, int64_t bytes);  // 256-byte aligned, contents undefined; throws OutOfMemory
 void deallocate(Device, std::byte*) noexcept;
 // Pinned host memory, for copies that are asynchronous to the host; ordinary memory for the CPU.
@@ -41,8 +41,8 @@ std::byte* allocate_pinned(Device, int64_t bytes);
 void deallocate_pinned(Device, std::byte*) noexcept;
 
 // Returns a new cudaStream_t, or nullptr on the CPU, where work runs immediately, in the calling thread. priority: 0 is
-// the lowest; values above the GPU's range mean its highest. When kernels of several streams wait for SMs, the GPU
-// starts those of the stream with the highest priority first.
+// the lowest; values above the GPU's range mean its highest. When kernels on several streams wait for SMs, the GPU
+// starts those with the highest priority first.
 void* create_stream(Device, int priority);
 void destroy_stream(Device, void* stream) noexcept;
 void synchronize(Device, void* stream);

@@ -15,7 +15,7 @@ namespace triad::backend::cpu {
 
 namespace {
 
-// Bytes that this process can still allocate: free memory and reclaimable caches, within its ulimit and its cgroup's
+// Bytes that this process can still allocate: free memory and reclaimable caches, within the ulimit and the cgroup's
 // limit.
 int64_t available_memory(int64_t total) {
   int64_t available = total;
@@ -31,7 +31,7 @@ int64_t available_memory(int64_t total) {
   rlimit addresses{};
   int64_t pages = 0;
   if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY &&
-      std::ifstream("/proc/self/statm") >> pages)  // limit of ulimit -v
+      std::ifstream("/proc/self/statm") >> pages)  // limit set by ulimit -v
     available = std::min(available, static_cast<int64_t>(addresses.rlim_cur) - pages * sysconf(_SC_PAGESIZE));
   return std::max<int64_t>(available, 0);
 }

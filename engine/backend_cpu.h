@@ -1,4 +1,4 @@
-// The CPU's implementation of parts of backend.h, which both backend_cuda.cpp and backend_none.cpp call.
+// The CPU's part of backend.h, which both backend_cuda.cpp and backend_none.cpp call.
 #pragma once
 #include "engine/backend.h"
 

@@ -105,8 +105,8 @@ void deallocate(Device device, std::byte* p) noexcept {
 
 namespace {
 
-// Large blocks of pinned memory: address -> bytes. cudaMallocHost touches and pins page by page, 0.45 s for each GB.
-// These consist of huge pages that several threads touch, and are pinned as a whole.
+// Large pinned blocks: address -> bytes. cudaMallocHost touches and pins page by page, 0.45 s per GB. These consist of
+// huge pages that several threads touch, and are pinned as a whole.
 constexpr int64_t kLargeBlock = int64_t{1} << 30;
 std::mutex large_blocks_mutex;
 std::map<std::byte*, size_t> large_blocks;
@@ -155,7 +155,7 @@ std::byte* allocate_pinned(Device device, int64_t bytes) {
 void deallocate_pinned(Device device, std::byte* p) noexcept {
   if (!device.is_cuda()) return cpu::deallocate(p);
   cudaSetDevice(device.index);
-  size_t bytes = 0;  // of a large block
+  size_t bytes = 0;  // size if it is a large block
   {
     const std::lock_guard lock(large_blocks_mutex);
     if (const auto large = large_blocks.extract(p)) bytes = large.mapped();
@@ -200,10 +200,9 @@ static bool is_recording(void* stream) {
   CUDA_CHECK(cudaStreamIsCapturing(as_stream(stream), &status));
   return status == cudaStreamCaptureStatusActive;
 }
-// Inside a recording, the "external" flags make the record or the wait a node of the graph, which each launch executes
-// anew. A wait refers to the record that was queued before it; a record queued later does not change it. So a host that
-// is a step ahead may record an event again while a graph that waits for it is still queued
-// (tests/engine/test_graph.cpp).
+// Inside a recording, the "external" flags make the record or the wait a graph node, which each launch executes anew. A
+// wait refers to the record queued before it; later records do not change it. So a host that is a step ahead may record
+// an event again while a graph that waits for it is still queued (tests/engine/test_graph.cpp).
 void record_event_of_graph(Device device, void* event, void* stream) {
   if (!device.is_cuda()) return;
   CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream),

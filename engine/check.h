@@ -17,7 +17,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An invalid request of the user (config, option, value): exit code 2.
+// An invalid user request (config, option, value): exit code 2.
 class UsageError : public Error {
  public:
   using Error::Error;

@@ -7,9 +7,9 @@
 namespace triad {
 
 namespace {
-// Priorities of the streams; when SMs become free, kernels of a stream with a higher priority start first. A context's
-// own stream is above its side streams, because the step's critical path is on it. The last side stream is for short
-// work, which should not wait for the end of another side stream's long kernel.
+// Stream priorities; when SMs become free, kernels on a stream with a higher priority start first. A context's own
+// stream is above its side streams, because the step's critical path is on it. The last side stream is for short work,
+// which should not wait for another side stream's long kernel to end.
 constexpr int kPriority = 2, kSidePriority[] = {0, 0, 1};
 }  // namespace
 
@@ -38,7 +38,7 @@ Runtime::Runtime(const Options& o)
     ctx_.sides = &sides_;
   }
   DeviceInfo info;
-  info.num_sms = 132, info.compute_capability = 90;  // without a GPU, a plan assumes the numbers of an H200
+  info.num_sms = 132, info.compute_capability = 90;  // a plan without a GPU assumes an H200's numbers
   if (backend::cuda_device_count() > 0) info = backend::info(o.device);
   ctx_.num_sms = info.num_sms;
   ctx_.compute_capability = info.compute_capability;
@@ -48,11 +48,11 @@ Runtime::~Runtime() = default;
 
 namespace {
 
-// Calls body(byte offset in a, byte offset in b, bytes) for each longest run of elements that is contiguous in both
-// views, which have the same shape.
+// Calls body(byte offset in a, byte offset in b, bytes) for each longest span that is contiguous in both views, which
+// have the same shape.
 template <class A, class B, class Body>
 void for_each_run(const A& a, const B& b, Body&& body) {
-  int outer = a.rank;  // the axes [outer, rank) are one contiguous run in both views
+  int outer = a.rank;  // the axes [outer, rank) are one contiguous span in both views
   int64_t run = 1, runs = 1;
   while (outer > 0 && (a.dim[outer - 1] == 1 || (a.stride[outer - 1] == run && b.stride[outer - 1] == run)))
     run *= a.dim[--outer];

@@ -12,7 +12,7 @@
 
 namespace triad {
 
-// Handle, workspace and plan cache of the matrix library, cuBLASLt. kernels/ops/matmul.cu derives from it and creates
+// Handle, workspace and plan cache for the matrix library, cuBLASLt. kernels/ops/matmul.cu derives from it and creates
 // it at the first product.
 class BlasHandle {
  public:
@@ -27,7 +27,7 @@ struct SideStream {
       : stream(device, std::move(name), priority), begin(device), end(device) {}
   Stream stream;
   Event begin, end;
-  bool busy = false;  // in use by an open ForkJoin
+  bool busy = false;  // an open ForkJoin uses it
 };
 
 struct Context {
@@ -41,18 +41,18 @@ struct Context {
   bool portable_only = false;  // ops use only kernels that run on any card
   int threads = 1;             // CPU threads that loops are split over
   // A planning context computes nothing. Ops check their shapes and allocate scratch as usual but touch no memory
-  // (parallel_for, launch, matmul, copy and zero do nothing), so a dry step measures the memory of a real one.
+  // (parallel_for, launch, matmul, copy and zero do nothing), so a dry step measures a real one's memory.
   bool planning = false;
-  std::vector<OpListener*>* listeners = nullptr;  // called at every op's begin and end
-  bool in_op = false;                             // inside an op; set by OpScope
+  std::vector<OpListener*>* listeners = nullptr;  // listeners, called at every op's begin and end
+  bool in_op = false;                             // whether an op is under way; set by OpScope
   std::vector<SideStream>* sides = nullptr;       // streams for ForkJoin; null on the CPU and on a side stream
   bool is_side = false;                           // this context queues on a side stream
 
   // Returns this context on another stream, with that stream's scratch.
-  Context on(Stream& other, Scratch& its_scratch) const {
+  Context on(Stream& other, Scratch& other_scratch) const {
     return {.device = device,
             .stream = other,
-            .scratch = its_scratch,
+            .scratch = other_scratch,
             .blas = blas,
             .routes = routes,
             .num_sms = num_sms,
@@ -75,7 +75,7 @@ class Runtime {
     int64_t arena_bytes = 0;  // the arena's size, scratch included
     int64_t scratch_bytes = 0;
     bool planning = false;
-    bool side_streams = true;  // GPU only; false: all work runs in the order of one stream
+    bool side_streams = true;  // GPU only; false: all work runs in one stream's order
     KernelChoices kernels = {};
     bool strict = false;  // a fallback (routes.h) throws
   };

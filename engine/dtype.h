@@ -87,7 +87,7 @@ constexpr const char* name_of(DType t) {
 
 constexpr bool is_float(DType t) { return t == DType::f64 || t == DType::f32 || t == DType::bf16; }
 
-// The dtype of sums, statistics and parameter gradients of a float dtype T: f64 for f64, else f32.
+// The dtype of sums, statistics and parameter gradients for float dtype T: f64 for f64, else f32.
 constexpr DType acc_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 template <class T>
 using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;

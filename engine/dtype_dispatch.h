@@ -1,4 +1,4 @@
-// dispatch_float: calls a template with the C++ type of a float dtype.
+// dispatch_float: calls a template with a float dtype's C++ type.
 #pragma once
 #include "engine/check.h"
 #include "engine/dtype.h"

@@ -1,8 +1,8 @@
-// The fields of a config. A config struct S declares them once, in a free function
-//   template <class V> void visit(S& s, V&& v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
-// Parsing, range checks, --help, the echo of the config and the check of a resumed run's config all visit this list. A
-// field is a bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>, an enum whose words are
-// in EnumWords, KernelChoices (routes.h), or a std::vector of structs that have a visit() of their own.
+// A config's fields. A config struct S declares them once, in a free function template <class V> void visit(S& s, V&&
+//   v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
+// Parsing, range checks, --help, the config echo and the check of a resumed run's config all visit this list. A field
+// is a bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>, an enum whose words are in
+// EnumWords, KernelChoices (routes.h), or a std::vector of structs with their own visit().
 #pragma once
 #include <limits>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace triad {
 
-// The values that a field may take: a range of numbers, and whether the config must set the field.
+// The values that a field may take: a number range, and whether the config must set the field.
 struct Rule {
   bool required = false;
   double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();
@@ -33,7 +33,7 @@ constexpr Rule required(Rule rule = {}) {
   return rule;
 }
 
-// The words of an enum field. Specialise it with `static constexpr std::pair<std::string_view, E> words[] = {...};`
+// An enum field's words. Specialise it with `static constexpr std::pair<std::string_view, E> words[] = {...};`
 template <class E>
 struct EnumWords;
 

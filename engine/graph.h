@@ -1,5 +1,5 @@
-// Graph: work recorded once from a stream and launched as a whole, so that a step of hundreds of small kernels has no
-// launch overhead for each. The graph holds the addresses and sizes of the recording: that memory must not move.
+// Graph: work recorded once from a stream and launched as a whole, so that a step with hundreds of small kernels has no
+// launch overhead for each. The graph holds the addresses and sizes from the recording: that memory must not move.
 #pragma once
 #include <utility>
 
@@ -9,8 +9,8 @@
 namespace triad {
 
 namespace backend {
-// As record_event() and wait_event(), but inside a recording they become nodes of the graph: each launch records the
-// event, or waits for it, anew.
+// As record_event() and wait_event(), but inside a recording they become graph nodes: each launch records the event, or
+// waits for it, anew.
 void record_event_of_graph(Device, void* event, void* stream);
 void wait_event_of_graph(Device, void* stream, void* event);
 }  // namespace backend
@@ -46,7 +46,7 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// An event that crosses the boundary of a graph: the graph's work records it and other streams wait for it after each
+// An event that crosses a graph's boundary: the graph's work records it and other streams wait for it after each
 // launch, or another stream records it and the graph's work waits for it. Also works if nothing is recorded as a graph.
 class GraphEvent {
  public:

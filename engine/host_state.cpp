@@ -10,7 +10,7 @@ namespace {
 
 // An address for tensors that a planning context does not access.
 std::byte* planned_address() { return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(kMemAlign)); }
-// The device of the streams and events; a planning context has none of a GPU.
+// The device for streams and events; a planning context has none on a GPU.
 Device device_of_queues(const Context& ctx) { return ctx.planning ? Device::cpu() : ctx.device; }
 
 }  // namespace
@@ -79,8 +79,8 @@ void HostState::update(Context& ctx, int64_t begin, int64_t end, const Work& wor
   if (!slots_.empty() && !ctx.planning) stored_all_.record(out_);
 }
 
-// A range that was updated before may still be on its way to the host. Ranges of one pass do not overlap, so this waits
-// once a pass, at its beginning.
+// A range that was updated before may still be on its way to the host. Ranges within a pass do not overlap, so this
+// waits once a pass, at its beginning.
 void HostState::wait_for_earlier_updates(int64_t begin, int64_t end) {
   const auto overlaps = [&](const std::pair<int64_t, int64_t>& r) { return r.first < end && begin < r.second; };
   if (std::any_of(in_flight_.begin(), in_flight_.end(), overlaps)) {
@@ -94,7 +94,7 @@ void HostState::pass_through(Context& ctx, Slot& slot, int64_t begin, int64_t en
   std::vector<Tensor> piece;
   for (const Tensor& t : slot.tensors) piece.push_back(t.slice(0, 0, end - begin));
   if (ctx.planning) return work(piece, begin, end);
-  slot.stored.block(in_);  // the slot's previous piece
+  slot.stored.block(in_);  // slot's previous piece
   for (size_t i = 0; i < piece.size(); ++i) {
     const Tensor host = tensors_[i].slice(0, begin, end);
     backend::copy(piece[i].data, piece[i].device, host.data, host.device, host.bytes(), in_.handle());

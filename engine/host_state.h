@@ -7,9 +7,9 @@
 //     adamw(ctx, ..., piece[0], piece[1], grads.slice(0, begin, end), ...);
 //   });
 //
-// The copies run on two streams of their own. With three slots the copy of piece k + 1 to the device, the work on piece
-// k and the copy of piece k - 1 to the host run at the same time, so a pass takes as long as the bus needs for one
-// direction. The first copies to the device do not wait for the work queued on ctx before.
+// The copies run on two separate streams. With three slots, copying piece k + 1 to the device, the work on piece k and
+// copying piece k - 1 to the host run at the same time, so a pass takes as long as the bus needs for one direction. The
+// first copies to the device do not wait for the work queued on ctx before.
 //
 // On the CPU the tensors are in the arena, and the work gets views of them.
 #pragma once
@@ -27,8 +27,8 @@ namespace triad {
 
 class HostState {
  public:
-  // A tensor of the state: its dtype, and how many values it has for each element (width). Its shape is [elements] if
-  // the width is 1, else [elements, width].
+  // A state tensor: its dtype, and how many values it has per element (width). The shape is [elements] if the width is
+  // 1, else [elements, width].
   struct Kind {
     DType dtype;
     int64_t width;
@@ -36,11 +36,11 @@ class HostState {
     Shape shape(int64_t elements) const { return width == 1 ? Shape{elements} : Shape{elements, width}; }
   };
   struct Options {
-    std::vector<Kind> kinds;  // of the tensors
+    std::vector<Kind> kinds;  // the tensors' kinds
     int64_t elements = 0;
-    int64_t piece = int64_t{4} << 20;  // elements of a piece, a multiple of 128
+    int64_t piece = int64_t{4} << 20;  // elements per piece, a multiple of 128
     int slots = 3;
-    std::string name = "optimizer's pieces";  // of the staging slots in the arena
+    std::string name = "optimizer's pieces";  // name of the staging slots in the arena
   };
   // Allocates pinned host memory, and the slots in the arena (on a planning context only the slots are counted). The
   // contents are undefined.
@@ -48,10 +48,10 @@ class HostState {
   ~HostState();  // waits for the copies
   HostState(const HostState&) = delete;
 
-  // Tensor i as a whole, in host memory, which kernels of the device can access too. The host may read and write it
-  // after synchronize(), until the next update(). Work queued on a stream may copy it to the device after arrive(), and
-  // may write it between arrive() and follow(). (copy() from host memory to host memory is not queued, so it belongs to
-  // the host.)
+  // Tensor i as a whole, in host memory, which device kernels can access too. The host may read and write it after
+  // synchronize(), until the next update(). Work queued on a stream may copy it to the device after arrive(), and may
+  // write it between arrive() and follow(). (copy() from host memory to host memory is not queued, so it belongs to the
+  // host.)
   Tensor whole(size_t i) const { return tensors_[i]; }
   // Waits until every update() queued so far has arrived in host memory.
   void synchronize() const { stored_all_.synchronize(); }
@@ -62,8 +62,8 @@ class HostState {
 
   // The elements [begin, end) of each tensor, on the context's device; to be updated by work queued on ctx.stream.
   using Work = std::function<void(std::span<const Tensor> piece, int64_t begin, int64_t end)>;
-  // Queues the work on the pieces of the elements [begin, end), in ascending order. Does not wait for the device. An
-  // element that an earlier call has updated has its new value.
+  // Queues the work on the pieces of [begin, end), in ascending order. Does not wait for the device. An element that an
+  // earlier call has updated has its new value.
   void update(Context&, int64_t begin, int64_t end, const Work&);
 
  private:
@@ -81,9 +81,9 @@ class HostState {
   Stream in_, out_;  // copies to the device and to the host
   std::vector<Slot> slots_;
   size_t next_slot_ = 0;
-  Event stored_all_;  // on out_: everything queued so far
-  Event written_;     // on the stream of follow()
-  // The ranges whose copies to the host may not have been waited for by in_.
+  Event stored_all_;  // everything queued on out_ so far
+  Event written_;     // work queued on follow()'s stream
+  // Ranges whose copies to the host in_ may not have waited for.
   std::vector<std::pair<int64_t, int64_t>> in_flight_;
 };
 

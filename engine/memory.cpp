@@ -14,10 +14,10 @@ namespace triad {
 
 namespace {
 constexpr double kMiB = 1024.0 * 1024.0;
-// The address of planned tensors: aligned, not null and unmapped, so that any access crashes.
+// Planned tensors' address: aligned, not null and unmapped, so that any access crashes.
 std::byte* planned_base() { return reinterpret_cast<std::byte*>(uintptr_t{4096}); }
 
-// The bytes of a tensor. A plan may request any size, so overflow is an error here.
+// A tensor's bytes. A plan may request any size, so overflow is an error here.
 int64_t bytes_of(std::string_view name, DType dtype, const Shape& shape) {
   int64_t bytes = 0;
   TRIAD_CHECK(!__builtin_mul_overflow(shape.numel(), size_of(dtype), &bytes) && bytes <= int64_t{1} << 62,

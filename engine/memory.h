@@ -1,4 +1,4 @@
-// Arena: owns all long-lived memory of a device. Every allocation has a category and a name; after seal(), alloc()
+// Arena: owns all of a device's long-lived memory. Every allocation has a category and a name; after seal(), alloc()
 // throws. Scratch: a region of the arena for temporaries, allocated and released in stack order. A planned Arena or
 // Scratch only counts bytes; the addresses that it returns must not be accessed (Context::planning).
 #pragma once
@@ -27,8 +27,8 @@ enum class MemTag : uint8_t { params, master, grads, optimizer, activations, wor
 inline constexpr int kMemTags = 8;
 const char* name_of(MemTag);
 
-inline constexpr const char* kScratchName = "scratch";  // name of a Scratch's region in its arena
-inline constexpr int64_t kMemAlign = 256;               // alignment of every allocation, in bytes
+inline constexpr const char* kScratchName = "scratch";  // region name of a Scratch in its arena
+inline constexpr int64_t kMemAlign = 256;               // alignment in bytes for every allocation
 constexpr int64_t align_up(int64_t n, int64_t to = kMemAlign) { return (n + to - 1) / to * to; }
 
 class Arena {
@@ -36,7 +36,7 @@ class Arena {
   struct Allocation {
     MemTag tag;
     std::string name;
-    int64_t offset, bytes;  // offset in the arena; size of the tensor without the padding
+    int64_t offset, bytes;  // arena offset; tensor size without padding
     DType dtype;
     Shape shape;
     int64_t time_us;  // microseconds since 1970
@@ -92,7 +92,7 @@ class Scratch {
   Scratch(Arena& arena, int64_t bytes);  // an unlimited planned scratch if the arena is planned
   // A scratch in memory that the caller owns, aligned to kMemAlign. memory == nullptr: an unlimited planned scratch.
   Scratch(Device device, std::byte* memory, int64_t bytes);
-  // Tag of a constructor that makes a scratch for another stream from the free part of `of`. Until the new scratch is
+  // Tag for a constructor that makes a scratch for another stream from `of`'s free part. Until the new scratch is
   // destroyed, `of` must not allocate (engine/fork_join.h).
   struct Rest {};
   Scratch(const Scratch& of, Rest)
@@ -106,8 +106,8 @@ class Scratch {
   int64_t capacity_bytes() const { return capacity_; }
   void set_log(MemoryLog* log) { log_ = log; }  // log receives every allocation and release
 
-  // Releases on destruction everything that it allocated. All users of one scratch queue on one stream, so writes of
-  // the memory's next owner run after reads of the last one.
+  // Releases on destruction everything that it allocated. All users of a scratch queue on one stream, so the memory's
+  // next owner writes after the last one has read.
   class Scope {
    public:
     explicit Scope(Scratch& scratch) : scratch_(scratch), begin_(scratch.used_) {}

@@ -1,6 +1,6 @@
-// MemoryLog: the last kEvents allocations and releases of a device's scratch memory, each with op, layer and source
-// line, and totals over all events. io/memory_snapshot.h writes it in the formats of PyTorch's memory tools. alloc()
-// and release() may be called only by the one thread that queues work; read() may be called by any thread at any time.
+// MemoryLog: the last kEvents allocations and releases in a device's scratch memory, each with op, layer and source
+// line, and totals over all events. io/memory_snapshot.h writes it in PyTorch's memory tool formats. alloc() and
+// release() may be called only by the one thread that queues work; read() may be called by any thread at any time.
 #pragma once
 #include <array>
 #include <mutex>
@@ -15,29 +15,28 @@ int64_t now_us();  // microseconds since 1970
 
 class MemoryLog final : public OpListener {
  public:
-  static constexpr size_t kEvents = size_t{1} << 14;  // size of the ring of events
-  static constexpr int64_t kSmallBytes =
-      int64_t{1} << 20;  // allocations up to this size belong to the pool `small`, as in PyTorch
+  static constexpr size_t kEvents = size_t{1} << 14;        // event ring size
+  static constexpr int64_t kSmallBytes = int64_t{1} << 20;  // largest allocation in the pool `small`, as in PyTorch
   enum class Kind : uint8_t { alloc, free };
   struct Event {
     const std::byte* address;
-    int64_t bytes;          // size of the tensor without padding
+    int64_t bytes;          // tensor size without padding
     int64_t time_us;        // microseconds since 1970
-    const char *name, *op;  // name: the tensor's; op: nullptr outside of ops
-    const char* file;       // source file of the allocation
-    int32_t line, layer;    // source line; layer of the model, -1 outside of the layers
+    const char *name, *op;  // name: the tensor's; op: nullptr outside ops
+    const char* file;       // source file that allocated
+    int32_t line, layer;    // source line; model layer, -1 outside the layers
     Kind kind;
   };
-  // Statistics of one quantity of a pool: its present value and its maximum so far, and the sums over all allocations
-  // and over all releases.
+  // Statistics of one quantity in a pool: present value, maximum so far, and the sums over all allocations and over all
+  // releases.
   struct Total {
     int64_t current = 0, peak = 0, allocated = 0, freed = 0;
     void add(int64_t n);
     void remove(int64_t n);
   };
-  // Statistics of the allocations of a size class.
+  // Allocation statistics for a size class.
   struct Pool {
-    Total count, bytes, requested;  // number of allocations; bytes with padding; bytes without padding
+    Total count, bytes, requested;  // allocations; bytes with padding; bytes without padding
   };
 
   explicit MemoryLog(const Routes& routes) : routes_(routes) { ring_.reserve(kEvents); }
@@ -49,8 +48,8 @@ class MemoryLog final : public OpListener {
 
   struct Contents {
     std::vector<Event> events;  // oldest first
-    std::vector<Event> live;    // the allocations not yet released, in order of address
-    int64_t lost = 0;           // number of events that newer ones have overwritten in the ring
+    std::vector<Event> live;    // allocations not yet released, by address
+    int64_t lost = 0;           // events that newer ones have overwritten in the ring
     Pool all, small, large;
   };
   Contents read() const;

@@ -1,8 +1,8 @@
-// The standard normal number made of 128 random bits (Box-Muller), with the same bits on every device: a C library and
-// CUDA round log and cos differently, so these are written out here. Every product that is added to something is an
+// The standard normal number made from 128 random bits (Box-Muller), with the same bits on every device: a C library
+// and CUDA round log and cos differently, so these are written out here. Every product that is added to something is an
 // explicit fma, so a compiler has nothing left to contract, whatever its flags; and there is no branch, so loops over
-// numbers vectorise. Errors are below one unit in the last place. The polynomials are those of fdlibm (Sun
-// Microsystems, 1993: e_log.c, k_sin.c, k_cos.c).
+// numbers vectorise. Errors are below one unit in the last place. The polynomials are fdlibm's (Sun Microsystems, 1993:
+// e_log.c, k_sin.c, k_cos.c).
 #pragma once
 #include <bit>
 #include <cmath>
@@ -19,9 +19,9 @@ namespace triad {
 namespace portable {
 
 // The natural logarithm of a normal number u > 0. u = m 2^k with m in [sqrt(1/2), sqrt(2)), f = m - 1, s = f / (2 + f);
-// log m = f - f^2 / 2 + s (f^2 / 2 + a polynomial of s^2).
+// log m = f - f^2 / 2 + s (f^2 / 2 + a polynomial in s^2).
 TRIAD_HOST_DEVICE inline double log(double u) {
-  constexpr uint64_t kOne = 0x3ff0000000000000, kSqrtHalf = 0x3fe6a09e667f3bcd;  // the bits of 1 and of sqrt(1/2)
+  constexpr uint64_t kOne = 0x3ff0000000000000, kSqrtHalf = 0x3fe6a09e667f3bcd;  // the bits of 1 and sqrt(1/2)
   constexpr double kLn2High = 6.93147180369123816490e-01;  // its last bits are 0, so that k times it is exact
   constexpr double kLn2Low = 1.90821492927058770002e-10;
   const uint64_t bits = std::bit_cast<uint64_t>(u), exponent = (bits + (kOne - kSqrtHalf)) >> 52;  // k + 1023
@@ -69,8 +69,8 @@ TRIAD_HOST_DEVICE inline double cos(double angle) {
   return std::bit_cast<double>(value ^ ((quadrant + 1) & 2) << 62);
 }
 
-// The number in [0, 1), a multiple of 2^-53, that the upper 53 of 64 random bits are. Each half of the bits becomes an
-// exact double by the exponent that is put before it.
+// The upper 53 of 64 random bits as a number in [0, 1), a multiple of 2^-53. Each half of the bits becomes an exact
+// double by the exponent put before it.
 TRIAD_HOST_DEVICE inline double uniform(uint64_t bits) {
   const double high = std::bit_cast<double>(0x4530000000000000 | bits >> 43) - (0x1p84 + 0x1p52);
   const double low = std::bit_cast<double>(0x4330000000000000 | (bits >> 11 & 0xffffffff));

@@ -17,7 +17,7 @@ class OpListener {
   virtual void end_on(const Stream&) { end(); }
 };
 
-// Only the outermost of nested scopes counts: a matrix product inside the classifier is attributed to the classifier.
+// Only the outermost nested scope counts: a matrix product inside the classifier is attributed to the classifier.
 class OpScope {
  public:
   OpScope(Context& ctx, const char* op)

@@ -1,5 +1,5 @@
 // Assigns Philox streams (engine/rng.h) to the uses of a run's seed. The ranges are disjoint, so no two uses draw the
-// same number. Weights and data of a run depend on these values: a new use gets a new range, and the existing ranges
+// same number. A run's weights and data depend on these values: a new use gets a new range, and the existing ranges
 // never change.
 #pragma once
 #include <array>
@@ -10,19 +10,19 @@ namespace triad {
 
 // The uses of a seed. The trailing comment says what `index` in random_stream(use, index) counts.
 enum class RandomUse {
-  init,                // parameters of the model
-  needle_train,        // training sequences of the needle task
-  needle_val,          // validation sequences of the needle task
-  needle_probe,        // probes of the needle task: a hash of the probe's cell plus its number, modulo 2^48
-  order,               // epochs of the training data
-  sampling,            // prompts of `triad generate`
+  init,                // model parameters
+  needle_train,        // needle task's training sequences
+  needle_val,          // needle task's validation sequences
+  needle_probe,        // needle task's probes: a hash of the probe's cell plus its number, modulo 2^48
+  order,               // training data epochs
+  sampling,            // `triad generate` prompts
   held_out_documents,  // index is always 0
   held_out_strata,     // index is always 0
   synthetic,           // 0: training data, 1: validation data
   packed_documents,    // epoch
-  packed_rows,         // group of documents
-  state_rounding,      // bf16 state of the optimizer: 4 times the optimizer step, plus the tensor's number in adamw.h
-  gradient_rounding,   // sums of gradients in bf16: micro-step, counted from the run's beginning
+  packed_rows,         // document group
+  state_rounding,      // optimizer state in bf16: 4 times the optimizer step, plus the tensor's number in adamw.h
+  gradient_rounding,   // gradient sums in bf16: micro-step, counted from the run's beginning
 };
 
 // The random streams [first, first + count), which are reserved for one use.
@@ -47,7 +47,7 @@ inline constexpr std::array<RandomStreams, 13> kRandomStreams = {{
     {RandomUse::gradient_rounding, 0x7274000000000000, kManyStreams},
 }};
 
-// The stream of sequence `index` of a use; index < the use's count.
+// The stream for a use's sequence `index`; index < the use's count.
 constexpr uint64_t random_stream(RandomUse use, uint64_t index = 0) {
   return kRandomStreams[static_cast<size_t>(use)].first + index;
 }

@@ -14,7 +14,7 @@ class Philox {
   // Streams of one seed are independent; engine/random_streams.h assigns them.
   constexpr Philox(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}
 
-  // The 128 random bits of a counter.
+  // A counter's 128 random bits.
   constexpr std::array<uint32_t, 4> block(uint64_t counter) const {
     std::array<uint32_t, 4> x = {lo(counter), hi(counter), lo(stream_), hi(stream_)};
     uint32_t k0 = lo(seed_), k1 = hi(seed_);
@@ -26,12 +26,12 @@ class Philox {
     }
     return x;
   }
-  // The 64 random bits of the indices 2 j and 2 j + 1, which share block j.
+  // The 64 random bits for each of the indices 2 j and 2 j + 1, which share block j.
   constexpr std::array<uint64_t, 2> bit_pair(uint64_t j) const {
     const std::array<uint32_t, 4> x = block(j);
     return {uint64_t{x[1]} << 32 | x[0], uint64_t{x[3]} << 32 | x[2]};
   }
-  // The 64 random bits of index i.
+  // The 64 random bits for index i.
   constexpr uint64_t bits(uint64_t i) const { return bit_pair(i / 2)[i % 2]; }
   // A number uniform in [0, 1), a multiple of 2^-53.
   constexpr double uniform(uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
@@ -40,7 +40,7 @@ class Philox {
     const uint64_t b = bits(i);
     return (hi(b) * n + (lo(b) * n >> 32)) >> 32;
   }
-  // A standard normal number (Box-Muller), made of the uniform numbers 2 i and 2 i + 1.
+  // A standard normal number (Box-Muller), made from the uniform numbers 2 i and 2 i + 1.
   TRIAD_HOST_DEVICE double normal(uint64_t i) const {
     const std::array<uint64_t, 2> pair = bit_pair(i);
     return normal_from_bits(pair[0], pair[1]);

@@ -49,19 +49,19 @@ void Routes::record(std::string_view op, std::string_view kernel, std::string_vi
          layer_ < 0 ? "" : fmt::format(" in layer {}", layer_), kernel, reason);
 }
 
-// The index of the entry of a call, which is new at the first such call. Only the layer's own entries are searched: a
-// step calls this for each product of each layer.
+// The index of a call's entry, which is new at the first such call. Only the layer's own entries are searched: a step
+// calls this for each product in each layer.
 size_t Routes::find(std::string_view op, std::string_view kernel, std::string_view reason) {
   const auto slot = static_cast<size_t>(layer_ + 1);
-  if (slot >= of_layer_.size()) of_layer_.resize(slot + 1);
-  for (const size_t i : of_layer_[slot]) {
+  if (slot >= layer_entries_.size()) layer_entries_.resize(slot + 1);
+  for (const size_t i : layer_entries_[slot]) {
     const Count& c = counts_[i];
     ++looks_;
     if (c.op == op && c.kernel == kernel && c.reason == reason && c.dtype == dtype_ && c.first == first_ &&
         c.second == second_)
       return i;
   }
-  of_layer_[slot].push_back(counts_.size());
+  layer_entries_[slot].push_back(counts_.size());
   counts_.push_back({layer_, std::string(op), std::string(kernel), std::string(reason), dtype_, first_, second_, 0});
   return counts_.size() - 1;
 }

@@ -11,7 +11,7 @@
 
 namespace triad {
 
-// The values of runtime.kernels, and candidate. A fused kernel is one for sm_90, a general kernel one for any card.
+// runtime.kernels' values, and candidate. A fused kernel is one for sm_90, a general kernel one for any card.
 //   automatic  the fused kernel if there is one for the shape, else the general one, which counts as a fallback for
 //              bf16 on sm_90
 //   fused      as automatic, but every call without a fused kernel counts as a fallback, on the CPU too
@@ -23,7 +23,7 @@ namespace triad {
 //              cannot
 // The CPU has only the reference, which automatic and general select too.
 enum class KernelChoice { automatic, fused, general, reference, candidate };
-// One value for each branch and for matrix products. Dense attention has that of the window branch.
+// One value for each branch and for matrix products. Dense attention has the window branch's.
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
   static KernelChoices all(KernelChoice choice) { return {choice, choice, choice, choice}; }
@@ -39,10 +39,10 @@ class Routes {
   explicit Routes(const KernelChoices& wanted = {}, bool strict = false) : wanted_(wanted), strict_(strict) {}
 
   struct Count {
-    int64_t layer;                   // number of the layer; -1: outside of the layers
+    int64_t layer;                   // layer number; -1: outside the layers
     std::string op, kernel, reason;  // reason: why the call is a fallback; empty: it is not one
     DType dtype;
-    Shape first, second;  // shapes of q and k, or of a matrix product's result and left operand
+    Shape first, second;  // q's and k's shapes, or a matrix product's result and left operand
     int64_t calls;
     bool is_fallback() const { return !reason.empty(); }
     std::string shapes() const;  // "bf16 [2,128,12,64] [2,128,2,64]"
@@ -55,10 +55,10 @@ class Routes {
   // Counts one call of `op` by `kernel`: kGeneralKernel, "cpu", or the name of a faster one. A reason makes it a
   // fallback. If strict, a fallback throws an Error with op, shape and reason.
   void record(std::string_view op, std::string_view kernel, std::string_view reason = {});
-  void set_layer(int64_t layer) { layer_ = layer; }  // sets the layer of the calls recorded from now on
+  void set_layer(int64_t layer) { layer_ = layer; }  // layer of the calls recorded from now on
   int64_t layer() const { return layer_; }
 
-  const std::vector<Count>& counts() const { return counts_; }  // in the order of first calls
+  const std::vector<Count>& counts() const { return counts_; }  // order: by first call
   // How many entries record() has looked at so far: a few per call, however many layers a model has.
   int64_t looks() const { return looks_; }
   int64_t fallbacks() const;
@@ -75,11 +75,11 @@ class Routes {
   DType dtype_ = DType::f32;
   Shape first_, second_;
   std::vector<Count> counts_;
-  std::vector<std::vector<size_t>> of_layer_;  // by layer + 1: indices of the layer's entries
+  std::vector<std::vector<size_t>> layer_entries_;  // [layer + 1]: indices of the layer's entries
   int64_t looks_ = 0;
 };
 
-// The attention branch that an op belongs to: cmp, sel, win (for dense attention too) or select (scores and top-n). Of
+// The attention branch that an op belongs to: cmp, sel, win (for dense attention too) or select (scores and top-n). For
 // any other op, its own name.
 std::string branch_of(std::string_view op);
 

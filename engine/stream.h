@@ -1,5 +1,5 @@
-// Stream: a queue of work on one device. Event: a point in that queue. Both own their CUDA object (a borrowed Stream
-// does not) and are move-only. On the CPU work runs immediately, in the calling thread.
+// Stream: a work queue on one device. Event: a point in that queue. Both own their CUDA object (a borrowed Stream does
+// not) and are move-only. On the CPU work runs immediately, in the calling thread.
 #pragma once
 #include <chrono>
 #include <string>
@@ -53,7 +53,7 @@ class Event {
   void block(const Stream& stream) const { backend::wait_event(device_, stream.handle(), handle_); }
   void synchronize() const { backend::synchronize_event(device_, handle_); }
   bool reached() const { return backend::reached_event(device_, handle_); }
-  // Milliseconds from `begin` to this event; both must be timed. On the CPU: between the two calls of record().
+  // Milliseconds from `begin` to this event; both must be timed. On the CPU: between the two calls to record().
   double ms_since(const Event& begin) const {
     if (!device_.is_cuda()) return std::chrono::duration<double, std::milli>(at_ - begin.at_).count();
     return backend::elapsed_ms(device_, begin.handle_, handle_);

@@ -86,7 +86,7 @@ BasicTensor<kConst> BasicTensor<kConst>::operator[](int64_t i) const {
   return t;
 }
 
-// Computes strides for the new shape by matching new axes to old ones, innermost first. A new axis takes its elements
+// Computes the new shape's strides by matching new axes to old ones, innermost first. A new axis takes its elements
 // from the current old axis, and from the next one when the current one is used up. A new axis that spans two old axes
 // needs their elements to be evenly spaced.
 template <bool kConst>

@@ -1,6 +1,5 @@
 // Tensor: a non-owning, trivially copyable view of device or host memory. Rank <= 5, int64 sizes and strides (in
-// elements), innermost stride 1. Owners are Arena and Scratch (memory.h). ConstTensor is the same view of read-only
-// data.
+// elements), innermost stride 1. Owners are Arena and Scratch (memory.h). ConstTensor is the same for read-only data.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -47,7 +46,7 @@ struct BasicTensor {
       BasicTensor(const BasicTensor<kOther>& t)  // NOLINT: implicit, so that a Tensor can be passed as a ConstTensor
       : data(t.data), dim(t.dim), stride(t.stride), rank(t.rank), dtype(t.dtype), device(t.device) {}
 
-  // True for an absent tensor (an optional argument not given). A tensor with an axis of size 0 is not absent.
+  // True for an absent tensor (an optional argument not given). A tensor with a size-0 axis is not absent.
   bool empty() const { return rank == 0; }
   int64_t size(int i) const { return dim[i < 0 ? rank + i : i]; }
   int64_t numel() const;
@@ -62,9 +61,9 @@ struct BasicTensor {
     if (dtype != dtype_of<T>) throw_dtype(dtype_of<T>);
     return reinterpret_cast<Elem<T>*>(data);
   }
-  // The elements [begin, end) of an axis, with the same strides.
+  // The elements [begin, end) along an axis, with the same strides.
   BasicTensor slice(int axis, int64_t begin, int64_t end) const;
-  // Element i of the outermost axis: a view of rank - 1.
+  // Element i along the outermost axis: a view with rank - 1.
   BasicTensor operator[](int64_t i) const;
   // The same elements under another shape. Any axis may be split; axes may be merged if their strides allow it. Throws
   // if a copy would be needed.

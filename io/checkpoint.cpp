@@ -39,7 +39,7 @@ std::string reason_to_stay(const std::string& folder, const std::vector<std::str
   return listed(foreign) + " is not Triad's";
 }
 
-// Prints a warning, once: what could not be removed is tried again at each save.
+// Prints a warning, once: each save tries again to remove what could not be removed.
 void warn_once(const std::string& text) {
   static std::mutex one_at_a_time;
   static std::set<std::string> said;
@@ -57,8 +57,8 @@ void remove_old(const std::string& folder) {
   } catch (const Error& e) { warn_once(fmt::format("{} (an old checkpoint, which stays)", e.what())); }
 }
 
-// Renames a completely written folder to its final name. If a folder of that name exists, the two folders swap names in
-// one step, where the file system supports it; then the old one is removed.
+// Renames a completely written folder to its final name. If a folder with that name exists, the two folders swap names
+// in one step, where the file system supports it; then the old one is removed.
 void put_in_place(const std::string& parent, const std::string& temporary, const std::string& place) {
   std::error_code unknown;
   if (fs::exists(fs::symlink_status(place, unknown)))
@@ -74,22 +74,22 @@ void put_in_place(const std::string& parent, const std::string& temporary, const
     placed = ::rename(place.c_str(), old.c_str()) == 0 && ::rename(temporary.c_str(), place.c_str()) == 0;
   }
   if (!placed) fail("{}: cannot be put in place: {}", place, std::strerror(errno));
-  sync_folder(parent);  // before the old folder, which has this name on the disk until then, loses its files
+  sync_folder(parent);  // comes before the old folder, which has this name on the disk until then, loses its files
   remove_old(old);
 }
 
-// The number N in a name of the form PREFIX<N>; nullopt for other names and for numbers that int64_t cannot hold.
+// The number N in a name PREFIX<N>; nullopt for other names and for numbers that int64_t cannot hold.
 std::optional<int64_t> number_after(std::string_view prefix, std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   const std::optional<int64_t> number = parse_number<int64_t>(name.substr(prefix.size()));
   return number && *number >= 0 ? number : std::nullopt;
 }
 
-// The number N of a folder called step_N; nullopt for other names.
+// The number N if a folder is called step_N; nullopt for other names.
 std::optional<int64_t> step_of(const std::string& name) { return number_after("step_", name); }
 
-// Moves `latest` away if it is neither a link nor a file that names a checkpoint. A copy of a checkpoint gets the name
-// of its step, if that is free and no later than the one to which `latest` will point.
+// Moves `latest` away if it is neither a link nor a file that names a checkpoint. A checkpoint copy gets its step's
+// name, if that is free and no later than the one to which `latest` will point.
 void free_latest(const std::string& parent, const std::string& name) {
   const std::string link = join(parent, kLatest);
   if (!fs::exists(fs::symlink_status(link)) || target_of_latest(parent)) return;
@@ -168,7 +168,8 @@ void remove_checkpoint(const std::string& folder) {
     remove_tree(join(folder, kStateFile));
     sync_folder(folder);
   }
-  // The tensors go last: they show, after a kill, that the rest of the folder is Triad's. An index alone does not.
+  // The tensors go last: they show, after a kill, that everything else in the folder is Triad's. An index alone does
+  // not.
   for (const std::string& name : names_in(folder)) {
     const bool tensors = is_tensor_file_name(name, kWeightsStem) || is_tensor_file_name(name, kMomentsStem);
     if (!tensors || name.ends_with(".json")) remove_tree(join(folder, name));
@@ -224,7 +225,7 @@ std::optional<int64_t> step_of_latest_folder(const std::string& parent) {
     const std::string path = join(folder, kStateFile);
     const int64_t step = parse_json(read_file(path), path).at("step").get<int64_t>();
     return std::max<int64_t>(-1, step);
-  } catch (const std::exception&) { return -1; }  // it is damaged, or not a checkpoint of this program
+  } catch (const std::exception&) { return -1; }  // it is damaged, or not this program's checkpoint
 }
 
 std::string resolve_checkpoint(const std::string& path) {
@@ -273,7 +274,7 @@ void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t 
     try {
       remove_checkpoint(aside);
     } catch (const Error& e) {
-      // A whole checkpoint gets its name back; the rest of one is a leftover. The message has the name that stays the
+      // A whole checkpoint gets its name back; a partial one is a leftover. The message has the name that stays the
       // same, because each warning is printed once.
       const bool restored = is_checkpoint(aside) && ::rename(aside.c_str(), path.c_str()) == 0;
       std::string why = e.what();
@@ -342,7 +343,7 @@ std::vector<std::string> list_set_aside(const std::string& parent) {
 void remove_leftovers(const std::string& parent) {
   for (const std::string& name : names_in(parent)) {
     std::string target;
-    // Files of other names are kept: only checkpoints and `latest` are written here.
+    // Files with other names are kept: only checkpoints and `latest` are written here.
     if (!is_temporary(name, &target) || !(step_of(target) || target == kLatest)) continue;
     const std::string path = join(parent, name), place = join(parent, target);
     std::error_code error;

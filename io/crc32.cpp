@@ -11,13 +11,13 @@ namespace triad {
 namespace {
 
 uint32_t crc32_by_zlib(std::span<const std::byte> bytes, uint32_t crc) {
-  if (bytes.empty()) return crc;  // for a null pointer, zlib would return its initial value instead of crc
+  if (bytes.empty()) return crc;  // zlib would return its initial value for a null pointer, instead of crc
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
 #ifdef __x86_64__
 
-constexpr size_t kStep = 64, kLane = 16;  // bytes of an iteration of four lanes, and of one lane
+constexpr size_t kStep = 64, kLane = 16;  // bytes per iteration (four lanes), and per lane
 
 // Replaces x by x times the polynomials of `by`, plus `next`: x moved over the bytes between it and next.
 [[gnu::target("pclmul,sse4.1")]] __m128i folded(__m128i x, __m128i by, __m128i next) {
@@ -26,7 +26,7 @@ constexpr size_t kStep = 64, kLane = 16;  // bytes of an iteration of four lanes
 
 // bytes.size() must be a multiple of kLane, at least kStep. Folds four lanes over the bytes, then reduces them to 32
 // bits (V. Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009,
-// with the paper's constants for the bit-reflected polynomial of gzip).
+// with the paper's constants for gzip's bit-reflected polynomial).
 [[gnu::target("pclmul,sse4.1")]] uint32_t crc32_by_multiplication(std::span<const std::byte> bytes, uint32_t crc) {
   const __m128i by_four_lanes = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4),
                 by_one_lane = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0), by_64_bits = _mm_set_epi64x(0, 0x0163cd6124),

@@ -7,10 +7,10 @@
 
 namespace triad {
 
-// The CRC-32 of bytes that follow others, whose CRC-32 is `crc`.
+// The CRC-32 when these bytes follow others, whose CRC-32 is `crc`.
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0);
-// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `bytes_after` others follow them: the CRC-32
-// of a text is the exclusive or of its parts' contributions.
+// What bytes with this CRC-32 contribute to a text's CRC-32 if `bytes_after` others follow them: a text's CRC-32 is the
+// exclusive or of its parts' contributions.
 uint32_t crc32_shifted(uint32_t crc, int64_t bytes_after);
 
 }  // namespace triad

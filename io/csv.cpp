@@ -27,7 +27,7 @@ size_t count_columns(std::string_view line) {
   return columns;
 }
 
-// The lines of a text. An unfinished last line, which does not end in a newline, is left out.
+// A text's lines. An unfinished last line, which does not end in a newline, is left out.
 std::vector<std::string_view> whole_lines(std::string_view text) {
   std::vector<std::string_view> lines;
   for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1))
@@ -35,8 +35,7 @@ std::vector<std::string_view> whole_lines(std::string_view text) {
   return lines;
 }
 
-// The most frequent number of columns of the lines, so that one damaged line, even the header, does not decide for the
-// others.
+// The lines' most frequent column count, so that one damaged line, even the header, does not decide for the others.
 size_t usual_columns(const std::vector<std::string_view>& lines) {
   std::map<size_t, size_t> votes;
   for (const std::string_view line : lines) ++votes[count_columns(line)];
@@ -44,8 +43,8 @@ size_t usual_columns(const std::vector<std::string_view>& lines) {
       ->first;
 }
 
-// Whether the first line of a file, which is not `header`, may be that header in a damaged form: it contains more than
-// half of the header's names, or a character that no header has.
+// Whether a file's first line, which is not `header`, may be that header in damaged form: it contains more than half
+// the header's names, or a character that no header has.
 bool is_damaged_header(std::string_view line, std::string_view header) {
   if (line.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_,") != std::string_view::npos) return true;
   const auto names = [](std::string_view text) {
@@ -66,7 +65,7 @@ void warn(const std::string& path, size_t index, std::string_view line, const st
   fmt::print(stderr, "triad: {} line {} is damaged: \"{}\" {}\n", printable(path), index + 1, shortened(line), what);
 }
 
-// The text of the file at `path` without rows of steps after resume_step, damaged lines and an unfinished last line.
+// The text of the file at `path` without rows for steps after resume_step, damaged lines and an unfinished last line.
 // header "": any header is accepted.
 std::string cut(const std::string& path, std::string_view text, const std::string& header, int64_t resume_step) {
   const std::vector<std::string_view> lines = whole_lines(text);
@@ -90,7 +89,7 @@ std::string cut(const std::string& path, std::string_view text, const std::strin
   return kept;
 }
 
-// Creates the file with its header. On a resume, keeps the file and removes the rows of steps after resume_step.
+// Creates the file with its header. On a resume, keeps the file and removes the rows for steps after resume_step.
 // Returns the path.
 const std::string& prepare(const std::string& path, const std::string& header, int64_t resume_step) {
   const bool resume = resume_step >= 0 && std::filesystem::exists(path);

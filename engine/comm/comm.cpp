@@ -17,7 +17,7 @@ namespace triad {
 
 namespace {
 
-constexpr int kPriority = 5;  // of the stream of collectives: above all streams of a context (engine/context.cpp)
+constexpr int kPriority = 5;  // the collectives' stream: above all of a context's streams (engine/context.cpp)
 
 std::string host_name() {
   char name[256] = {};
@@ -25,7 +25,7 @@ std::string host_name() {
   return name;
 }
 
-// Identifies a host and its pid name space; a pid is unique only within one.
+// Identifies a host and pid name space; a pid is unique only within one.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
@@ -75,7 +75,7 @@ Comm& Comm::group(int count, int stride) {
 
 std::unique_ptr<Comm> Comm::make_group(const std::vector<int>&) { fail("{} has no groups of ranks", name()); }
 
-// Gathers the peers of all ranks. Throws if they contradict each other, as when two ranks share a GPU.
+// Gathers all ranks' peers. Throws if they contradict each other, as when two ranks share a GPU.
 void Comm::gather_peers(const LaunchEnv& env, Device device) {
   const std::string identity = host_identity(), name = backend::info(device).name,
                     pci = device.is_cuda() ? backend::pci_address(device) : "";
@@ -86,8 +86,8 @@ void Comm::gather_peers(const LaunchEnv& env, Device device) {
                            "the ranks' names");
   std::vector<std::string> identities;
   std::vector<LocalPeer> local;
-  std::map<std::string, int> gpus;   // host and PCI address of a GPU -> its rank
-  std::map<std::string, int> seats;  // host and local rank -> rank
+  std::map<std::string, int> gpus;         // GPU (host and PCI address) -> rank
+  std::map<std::string, int> local_ranks;  // host and local rank -> rank
   for (int r = 0; r < world_; ++r) {
     std::vector<std::string> f;
     for (size_t at = 0, end; at <= lines[r].size(); at = end + 1) {
@@ -108,10 +108,10 @@ void Comm::gather_peers(const LaunchEnv& env, Device device) {
                       .here = f[7] == identity});
     identities.push_back(f[7]);
     if (f[7] == identity && r != rank_) local.push_back({r, peers_.back().pid});
-    const auto [twin, alone] = seats.emplace(f[7] + " " + f[2], r);
+    const auto [same, alone] = local_ranks.emplace(f[7] + " " + f[2], r);
     if (!alone)
       fail("launch: ranks {} and {} of host {} both have local rank {}: its launcher's variables contradict each other",
-           twin->second, r, f[4], f[2]);
+           same->second, r, f[4], f[2]);
     if (f[6].empty()) continue;
     const auto [other, fresh] = gpus.emplace(f[7].substr(0, f[7].rfind(' ')) + f[6], r);
     if (!fresh)
@@ -158,10 +158,10 @@ void Comm::exchange(std::span<const ConstPiece> to, std::span<const Piece> from,
                     const std::string& what) {
   int64_t bytes = 0;
   const auto check = [&](const auto& pieces) {
-    std::vector<int64_t> of_rank(static_cast<size_t>(world_));
+    std::vector<int64_t> rank_bytes(static_cast<size_t>(world_));
     for (const auto& p : pieces) {
       const bool sound = p.rank >= 0 && p.rank < world_ && p.rank != rank_ && p.data.contiguous();
-      TRIAD_CHECK(sound && (of_rank[static_cast<size_t>(p.rank)] += p.data.bytes()) <= most_bytes,
+      TRIAD_CHECK(sound && (rank_bytes[static_cast<size_t>(p.rank)] += p.data.bytes()) <= most_bytes,
                   "exchange of {}: {} between ranks {} and {} of {}, at most {} bytes together", what, p.data.str(),
                   rank_, p.rank, world_, most_bytes);
       bytes += p.data.bytes();
@@ -198,7 +198,7 @@ void Comm::all_gather_host_bytes(const void* mine, void* all, int64_t bytes, con
 
 std::vector<std::string> Comm::all_gather_host_text(const std::string& mine, const std::string& what) {
   const std::vector<int64_t> sizes = all_gather_host(static_cast<int64_t>(mine.size()), what);
-  constexpr int64_t kMostBytes = int64_t{1} << 26;  // bytes; longer than any text that a run exchanges
+  constexpr int64_t kMostBytes = int64_t{1} << 26;  // longer than any text that ranks exchange, in bytes
   for (size_t r = 0; r < sizes.size(); ++r)
     TRIAD_CHECK(sizes[r] >= 0 && sizes[r] <= kMostBytes, "rank {} announces {} bytes of {}: at most {} are allowed", r,
                 sizes[r], what, kMostBytes);
@@ -237,7 +237,7 @@ void Comm::expect_end() {
   if (!guard_) return;
   barrier("the end");
   guard_->expect_end();
-  barrier("the guards' end");  // a rank may exit as soon as it has passed this barrier
+  barrier("the guards' end");  // a rank may exit once it has passed this barrier
 }
 
 void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {
@@ -250,7 +250,7 @@ void Comm::fail_together(const std::string& why, const std::function<void()>& la
 }
 
 void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {
-  if (guard_) guard_->expect_end();  // from here on, other ranks may exit
+  if (guard_) guard_->expect_end();  // other ranks may exit from here on
   std::fflush(stdout);
   std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? fmt::format("rank {}: ", rank_) : "", why).c_str(), stderr);
   last_work();
@@ -269,7 +269,7 @@ Device device_of(const LaunchEnv& env) {
 
 namespace {
 
-// A rank without peers: its collectives do nothing. Of a run of one process, or of a plan of several ranks.
+// A rank without peers, whose collectives do nothing: in a run with one process, or a plan for several ranks.
 class NullComm final : public Comm {
  public:
   NullComm(int world, Device device, bool planned) : Comm(world, device), planned_(planned) {}

@@ -1,6 +1,6 @@
-// Comm: the ranks of a run and their collectives. Every rank must call the same collectives in the same order.
-// Collectives on tensors work in place and are queued on stream(). Sums add in a fixed order of ranks, except where
-// NCCL chooses the order.
+// Comm: a run's ranks and their collectives. Every rank must call the same collectives in the same order. Collectives
+// on tensors work in place and are queued on stream(). Sums add in a fixed rank order, except where NCCL chooses the
+// order.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -26,11 +26,11 @@ enum class CommBackend { automatic, nccl, mpi };
 // choice, the fastest sum.
 enum class CommCtas { few, all };
 
-// A process of the run, with the values that every rank sees.
+// A process in the run, with the values that every rank sees.
 struct Peer {
   int rank = 0, local_rank = 0, pid = 0;
-  std::string host, device, pci;  // pci: bus address of its GPU; empty on the CPU
-  bool here = false;              // whether it is on this host and in this process's pid name space
+  std::string host, device, pci;  // pci: the GPU's bus address; empty on the CPU
+  bool here = false;              // whether it is on this host and in this pid name space
 };
 
 class Comm {
@@ -39,7 +39,7 @@ class Comm {
   Comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
   // A rank without peers, for make_self_comm() and make_planned_comm().
   Comm(int world, Device);
-  // A group of the ranks of `all` (group()). ranks: of the group, ascending.
+  // A group within `all` (group()). ranks: the group's, ascending.
   Comm(Comm& all, const std::vector<int>& ranks, std::unique_ptr<Link>);
   virtual ~Comm() = default;
   Comm(const Comm&) = delete;
@@ -53,11 +53,11 @@ class Comm {
   // Milliseconds that the host has waited in collectives since the previous call.
   double take_waited_ms() { return std::exchange(waited_ms_, 0.0); }
 
-  // A Comm of `count` ranks: this one and those that differ from it by multiples of `stride`, such that the groups of
-  // all ranks divide the world: of 8 ranks, group(2) has ranks 2 and 3, group(4, 2) ranks 1, 3, 5 and 7. count * stride
-  // divides world(). Its rank() and world() are those within the group, its peers() are named as in the world. It
-  // queues on the same stream() and belongs to this Comm. Collective, and so are the group's own collectives: all
-  // groups of the world call the same ones at the same time. group(world()) is this Comm itself.
+  // A Comm of `count` ranks: this one and those that differ from it by multiples of `stride`, such that all ranks'
+  // groups divide the world: among 8 ranks, group(2) has ranks 2 and 3, group(4, 2) ranks 1, 3, 5 and 7. count * stride
+  // divides world(). rank() and world() count within the group, peers() are named as in the world. It queues on the
+  // same stream() and belongs to this Comm. Collective, and so are the group's own collectives: all groups call the
+  // same ones at the same time. group(world()) is this Comm itself.
   Comm& group(int count, int stride = 1);
   int64_t collectives() const { return guard_ ? guard_->count() : 0; }
   // Sets the file that receives the last 1,000 collectives when one times out or a rank is gone.
@@ -77,7 +77,7 @@ class Comm {
   // Exchanges parts: part r of staging becomes part `rank` of rank r's x, with x and staging [world * n]. This rank's
   // own part is not written.
   void all_to_all(Tensor x, Tensor staging, const std::string& what);
-  // A contiguous tensor from one other rank, or for it.
+  // A contiguous tensor from or for one other rank.
   template <class TensorType>
   struct PieceOf {
     int rank = 0;
@@ -85,20 +85,20 @@ class Comm {
   };
   using Piece = PieceOf<Tensor>;
   using ConstPiece = PieceOf<ConstTensor>;
-  // Sends `to` to other ranks and overwrites `from` with what they send. A rank receives the pieces of another one in
-  // the order in which that one lists them, and the two agree on the bytes of each. All ranks must call it, also with
-  // nothing to exchange, and agree on most_bytes, the most bytes that any rank sends to another one.
+  // Sends `to` to other ranks and overwrites `from` with what they send. A rank receives another's pieces in the order
+  // in which that one lists them, and the two agree on each piece's bytes. All ranks must call it, also with nothing to
+  // exchange, and agree on most_bytes, the most bytes that any rank sends to another.
   void exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes,
                 const std::string& what);
   // Exchanges within a CUDA graph (engine/graph.h), if can_record(). record() calls work(), which records the graph and
   // may call exchange(), but no other collective. launch_recorded() calls launch(), which queues the graph on the
-  // stream `on`. All exchanges of the graph count as one collective, named `what` in messages; it ends with the graph.
+  // stream `on`. All exchanges in the graph count as one collective, named `what` in messages; it ends with the graph.
   void record(const std::function<void()>& work);
   void launch_recorded(const std::string& what, const Stream& on, const std::function<void()>& launch);
   virtual bool can_record() const { return false; }
   // Makes tensors accessible to the other ranks, so that copy engines can move their data. All ranks must call it with
   // the same tensors, all in the allocation that begins at `base`. If the ranks can access each other's memory,
-  // shares() is then true, and all_gather and all_to_all of these tensors use no SMs. barrier_counts [world] i32, in
+  // shares() is then true, and all_gather and all_to_all on these tensors use no SMs. barrier_counts [world] i32, in
   // the same allocation, is used by the Comm from then on. may_share(): whether share() can succeed as far as this is
   // known before memory is allocated; the same on all ranks.
   virtual void share(const std::byte*, std::span<const Tensor>, const Tensor& /*barrier_counts*/) {}
@@ -107,7 +107,7 @@ class Comm {
   // Why may_share() or shares() is false; empty if sharing was not tried or works.
   virtual std::string why_not_shared() const { return ""; }
 
-  // Gathers one value of each rank on the host and blocks until it has all. Returns them in the order of ranks. T is
+  // Gathers one value from each rank on the host and blocks until it has all. Returns them in rank order. T is
   // trivially copyable.
   template <class T>
   std::vector<T> all_gather_host(const T& mine, const std::string& what) {
@@ -118,8 +118,8 @@ class Comm {
   }
   std::vector<std::string> all_gather_host_text(const std::string& mine, const std::string& what);
   void barrier(const std::string& what) { all_gather_host(char{0}, what); }
-  // Sums values over the ranks, on the host. The ranks' values are added in the order of ranks, so that the sum has the
-  // same bits on every rank.
+  // Sums values over the ranks, on the host. Values are added in rank order, so the sum has the same bits on every
+  // rank.
   void add(std::span<double> values, const std::string& what);
 
   // Ends a successful run; collective.
@@ -146,7 +146,7 @@ class Comm {
   CommGuard& guard() { return *guard_; }
 
  private:
-  // From here on the end of another rank's process is not an error; collective.
+  // From here on it is no error if another rank's process ends; collective.
   void expect_end();
   template <class Call>
   void guarded(const char* kind, const std::string& what, int64_t bytes, const Stream* on, Call&& call);
@@ -160,22 +160,21 @@ class Comm {
   std::vector<Peer> peers_;
   double waited_ms_ = 0;
   bool recording_ = false;
-  Comm* const all_ = nullptr;                                    // of a group: the Comm to which it belongs
-  std::map<std::pair<int, int>, std::unique_ptr<Comm>> groups_;  // by count and stride
+  Comm* const all_ = nullptr;                                    // for a group: the Comm to which it belongs
+  std::map<std::pair<int, int>, std::unique_ptr<Comm>> groups_;  // key: count and stride
 };
 
-// The GPU of this rank: the one of its local rank, or the only visible one. Throws if the host has more ranks than
-// GPUs.
+// This rank's GPU: the one with its local rank, or the only visible one. Throws if the host has more ranks than GPUs.
 Device device_of(const LaunchEnv&);
 
-// Connects the ranks of this process's run. automatic: NCCL on a GPU; on the CPU MPI, or TCP if the launcher does not
+// Connects the ranks in this process's run. automatic: NCCL on a GPU; on the CPU MPI, or TCP if the launcher does not
 // start MPI.
 std::unique_ptr<Comm> open_comm(const LaunchEnv&, Device, CommBackend, double timeout_s);
 
-// A world of one: collectives do nothing.
+// A world with one rank: collectives do nothing.
 std::unique_ptr<Comm> make_self_comm(Device);
-// Collectives in host memory. A sum adds in the order of ranks, so its bits do not depend on the number of elements. A
-// GPU's tensors are copied through pinned memory, and the host waits for the copies.
+// Collectives in host memory. A sum adds in rank order, so its bits do not depend on the element count. A GPU's tensors
+// are copied through pinned memory, and the host waits for the copies.
 std::unique_ptr<Comm> make_host_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
 // NCCL, loaded on the first call. The link carries NCCL's id and the run's control messages.
 std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);

@@ -18,11 +18,11 @@ namespace triad {
 
 namespace {
 
-// Opens a pidfd. Unlike a pid it never refers to a later process, and poll() reports the end of the process.
+// Opens a pidfd. Unlike a pid it never refers to a later process, and poll() reports when the process ends.
 int open_process(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 void kill_process(int fd) { syscall(SYS_pidfd_send_signal, fd, SIGKILL, nullptr, 0); }
 
-// True for a process stopped by a signal, which cannot end itself.
+// Whether a signal has stopped the process, which then cannot end itself.
 bool is_stopped(int pid) {
   std::string text;
   std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text);
@@ -121,7 +121,7 @@ void CommGuard::end_on(const Stream& stream) {
     }
   }
   if (!event) event = std::make_unique<Event>(stream.device());
-  event->record(stream);  // without the lock, since it blocks while the stream's queue is full
+  event->record(stream);  // takes no lock, since it blocks while the stream's queue is full
   const std::lock_guard lock(mutex_);
   pending_.back().event = std::move(event);
 }
@@ -145,7 +145,7 @@ void CommGuard::retire_finished() {
   }
 }
 
-// The stopped processes of this host's ranks, as text for messages; empty if there are none.
+// This host's stopped ranks, as text for messages; empty if there are none.
 std::string CommGuard::stopped_peers() const {
   std::string text;
   for (const Peer& peer : peers_)
@@ -204,8 +204,7 @@ void CommGuard::run() {
       eventfd_read(wake_, &ignored);
     }
     const Clock::time_point now = Clock::now();
-    // The most seconds that one check may count, so that time during which this process was itself stopped does not
-    // count.
+    // The most seconds that one check may count, so that time while this process was itself stopped does not count.
     constexpr double kMostSeconds = 1;
     const double seconds = std::min(kMostSeconds, std::chrono::duration<double>(now - last).count());
     last = now;
@@ -213,7 +212,7 @@ void CommGuard::run() {
     const std::lock_guard lock(mutex_);
     if (stop_) return;
     try {
-      std::vector<std::string> gone;  // several, if one rank's end has ended another
+      std::vector<std::string> gone;  // there are several if one rank's end has ended another
       for (const Peer& peer : peers_)
         for (const pollfd& p : wait)
           if (p.fd == peer.fd && (p.revents & POLLIN) != 0)

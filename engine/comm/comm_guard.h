@@ -1,4 +1,4 @@
-// CommGuard: a thread of each rank that ends its process when the run cannot continue. It tracks the collectives under
+// CommGuard: a thread in each rank that ends the process when the run cannot continue. It tracks the collectives under
 // way, on the host or on a stream, and the other ranks' processes on this host. If a collective does not finish within
 // dist.timeout_s, or a rank ends before the run does, it logs the collective's number, name and bytes to stderr, writes
 // the last 1,000 collectives to a file within a bounded time, and exits with 1. It does not throw instead, because the
@@ -29,15 +29,15 @@ class CommGuard {
   ~CommGuard();
   CommGuard(const CommGuard&) = delete;
 
-  // From now on, until expect_end(), the end of one of these processes ends this one.
+  // From now on, until expect_end(), this process ends if one of these does.
   void watch(const std::vector<LocalPeer>& peers);
   void expect_end();
-  // Adds a function that the guard calls periodically: it returns what is wrong with the library, or an empty text.
+  // Adds a function that the guard calls periodically: it returns what is wrong with the library, or "".
   void add_health_check(std::function<std::string()> health_check);
 
   // Starts a collective: its name ("all_reduce of bucket 3") and its bytes on this rank. It is finished when end() is
-  // called, or when the stream reaches the point of end_on(). begin() returns the collective's description for
-  // messages.
+  // called, or when the stream reaches the point where end_on() was called. begin() returns the collective's
+  // description for messages.
   std::string begin(std::string what, int64_t bytes);
   void end();
   void end_on(const Stream&);
@@ -49,9 +49,9 @@ class CommGuard {
     std::string what = "none";
     bool under_way = false;
   };
-  Last last() const;  // for collectives on a stream, as of the guard's last check at most 0.2 s ago
+  Last last() const;  // on a stream, as the guard last saw it, at most 0.2 s ago
   // Sets the file that receives the last collectives when the guard ends the process: one row for each, with the
-  // seconds of its start and of its observed end.
+  // seconds of its start and observed end.
   void record_to(std::string path);
 
  private:
@@ -60,10 +60,10 @@ class CommGuard {
     std::string what;
     int64_t bytes = 0;
     double waited_s = 0;
-    std::unique_ptr<Event> event;  // marks the end of a collective on a stream
+    std::unique_ptr<Event> event;  // marks where a collective ends on a stream
     std::string str() const;
   };
-  // A row of the file of record_to(). Times in seconds since the guard's construction; finished_s < 0: its end was not
+  // A row in record_to()'s file. Times in seconds since the guard's construction; finished_s < 0: its end was not
   // observed.
   struct Record {
     int64_t number = 0;
@@ -90,7 +90,7 @@ class CommGuard {
   mutable std::mutex mutex_;  // guards all members below
   int64_t count_ = 0;
   std::deque<Collective> pending_;
-  std::string last_ = "none";  // description of the last collective begun
+  std::string last_ = "none";  // the last begun collective's description
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   std::deque<Record> records_;  // consecutive numbers
   std::string records_path_;

@@ -1,7 +1,7 @@
 // Collectives on the host over a Link. A sum works on one piece of the tensor at a time: each rank receives all ranks'
-// values of its own part of the piece, adds them in the order of ranks, and sends the sums to all ranks. It moves 2
-// (world - 1) / world of the bytes each way, as a ring does, and an element's sum does not depend on the piece that
-// contains it.
+// values for its own part of the piece, adds them in rank order, and sends the sums to all ranks. It moves 2 (world -
+// 1) / world times the bytes each way, as a ring does, and an element's sum does not depend on the piece that contains
+// it.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -14,7 +14,7 @@ namespace triad {
 
 namespace {
 
-constexpr int64_t kPartBytes = 1 << 20;  // bytes of one rank's part of a piece
+constexpr int64_t kPartBytes = 1 << 20;  // bytes in one rank's part of a piece
 
 class HostComm final : public Comm {
  public:
@@ -73,12 +73,12 @@ class HostComm final : public Comm {
     }
   }
 
-  // The link exchanges equal parts between all ranks. The bytes for one rank are those of its pieces, one after the
-  // other; where there are fewer, bytes are sent that the receiver ignores.
+  // The link exchanges equal parts between all ranks. One rank's bytes are its pieces, one after the other; where there
+  // are fewer, bytes are sent that the receiver ignores.
   void do_exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes) override {
     for (int64_t begin = 0; begin < most_bytes; begin += kPartBytes) {
       const int64_t part = std::min(kPartBytes, most_bytes - begin);
-      // Calls copy(host, data of a piece, bytes) for what this part has of each piece.
+      // Calls copy(host, piece data, bytes) for what this part has of each piece.
       const auto for_each = [&](auto pieces, PinnedMemory& memory, auto&& copy) {
         std::vector<int64_t> next(static_cast<size_t>(world()));
         for (const auto& p : pieces) {

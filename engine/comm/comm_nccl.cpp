@@ -1,6 +1,6 @@
-// Comm over NCCL. NCCL is loaded at run time (libnccl.so.2, part of PyTorch's and NVIDIA's packages), so a program
-// built with its header also runs on machines without it. Collectives are queued on the comm stream; the host does not
-// wait for them.
+// Comm over NCCL. NCCL is loaded at run time (libnccl.so.2, in PyTorch's and NVIDIA's packages), so a program built
+// with its header also runs on machines without it. Collectives are queued on the comm stream; the host does not wait
+// for them.
 #include <dlfcn.h>
 #include <nccl.h>
 
@@ -177,10 +177,10 @@ class NcclComm final : public Comm {
   }
 
  private:
-  // CTAs of a sum during backward. With NCCL's default of 24, a concurrent matrix product of 128 CTAs no longer fits
+  // CTAs for a sum during backward. With NCCL's default, 24, a concurrent matrix product with 128 CTAs no longer fits
   // onto the SMs in one wave: it needs two, twice its time. 4 CTAs leave room for it.
   static constexpr int kFewCtas = 4;
-  // Makes few_ctas_ of all_ctas_, which ends the start of NCCL, and has the guard watch both.
+  // Splits few_ctas_ from all_ctas_, which completes NCCL's start, and has the guard watch both.
   void start() {
     ncclConfig_t few = NCCL_CONFIG_INITIALIZER;
     few.minCTAs = few.maxCTAs = kFewCtas;

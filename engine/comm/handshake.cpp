@@ -56,8 +56,8 @@ class Reader {
   std::span<const std::byte> from_;
 };
 
-// The HMAC over a label, both frames and the code. The labels of a rank and of rank 0 differ, so neither end can send
-// back the HMAC that it received.
+// The HMAC over a label, both frames and the code. A rank's label differs from rank 0's, so neither end can send back
+// the HMAC that it received.
 Mac proof(std::string_view secret, std::string_view of, const Hello& hello, const Reply& prove, ReplyCode code) {
   if (secret.empty()) return {};
   std::vector<std::byte> message;

@@ -1,5 +1,5 @@
-// The handshake between rank 0 and a rank that connects to it: its frames as bytes, and the proofs that both ends have
-// the same TRIAD_SECRET. Every frame has a fixed size; a peer cannot choose how many bytes are read.
+// The handshake between rank 0 and a rank that connects to it: frames as bytes, and proofs that both ends have the same
+// TRIAD_SECRET. Every frame has a fixed size; a peer cannot choose how many bytes are read.
 //
 //   rank -> rank 0   Hello: which run, which rank, and a nonce
 //   rank 0 -> rank   Reply: ReplyCode::prove and a nonce, or a refusal
@@ -23,7 +23,7 @@
 namespace triad {
 
 using Nonce = std::array<std::byte, 32>;
-Nonce fresh_nonce();  // from the operating system's random generator
+Nonce fresh_nonce();  // drawn from the operating system's random generator
 
 struct Hello {
   int port = 0;  // this rank's MASTER_PORT; rank 0 refuses a different one as another run's
@@ -46,7 +46,7 @@ enum class ReplyCode : uint8_t {
   other_world,
   taken,
 };
-// Why rank 0 refuses a rank, as text for the messages of both ends: "it belongs to another run".
+// Why rank 0 refuses a rank, as text for both ends' messages: "it belongs to another run".
 const char* text_of(ReplyCode refusal);
 
 struct Reply {
@@ -62,10 +62,10 @@ ReplyFrame encode(const Reply&);
 // Decode the bytes that encode() writes; empty for any other bytes.
 std::optional<Hello> decode_hello(std::span<const std::byte> bytes);
 std::optional<Reply> decode_reply(std::span<const std::byte> bytes);
-// Whether these bytes can be the beginning of a Hello.
+// Whether a Hello can begin with these bytes.
 bool may_be_hello(std::span<const std::byte> begin);
 
-// The HMACs of a rank and of rank 0; zeros if the secret is empty.
+// A rank's HMAC and rank 0's; zeros if the secret is empty.
 Mac proof_of_rank(std::string_view secret, const Hello&, const Reply& prove);
 Mac proof_of_rank_0(std::string_view secret, const Hello&, const Reply& prove, ReplyCode code);
 

@@ -11,7 +11,7 @@ namespace triad {
 using Mac = std::array<std::byte, 32>;
 
 std::string why_no_hmac();  // empty if this build has libcrypto
-// The HMAC of a message under a key. Throws UsageError in a build without libcrypto.
+// A message's HMAC under a key. Throws UsageError in a build without libcrypto.
 Mac hmac_sha256(std::string_view key, std::span<const std::byte> message);
 // Whether two HMACs are equal, compared in constant time.
 bool same_mac(const Mac&, const Mac&);

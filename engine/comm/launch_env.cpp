@@ -20,7 +20,7 @@ const char* variable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// The value of a variable, which must be an integer in [least, most]; throws UsageError otherwise.
+// A variable's value, which must be an integer in [least, most]; throws UsageError otherwise.
 int number(const char* name, int least, int most) {
   const char* text = variable(name);
   if (text == nullptr) fail_usage("launch: {} is not set, though the launcher's other variables are", name);
@@ -32,8 +32,8 @@ int number(const char* name, int least, int most) {
   return value;
 }
 
-// The names of one launcher's variables. A launcher counts as present if rank and world are both set, since a single
-// one may be inherited from another environment.
+// One launcher's variable names. A launcher counts as present if rank and world are both set, since a single one may be
+// inherited from another environment.
 struct Names {
   const char *launcher, *rank, *world, *local_rank, *local_world;
 };
@@ -48,7 +48,7 @@ constexpr Names kLaunchers[] = {
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
 };
 
-// The run id: torchrun's, unless it is "none" (absent), else Slurm's job id. For ranks that srun started the step's
+// The run id: torchrun's, unless it is "none" (absent), else Slurm's job id. For ranks that srun started, the step
 // number is added, because a job may contain several runs.
 std::string find_run_id(std::string_view launcher) {
   const char* const torchrun = variable("TORCHELASTIC_RUN_ID");

@@ -1,5 +1,5 @@
-// LaunchEnv: rank and world of this process, read from the variables that mpirun, srun and torchrun set. A process
-// started without them is a world of one.
+// LaunchEnv: this process's rank and world, read from the variables that mpirun, srun and torchrun set. A process
+// started without them is a world by itself.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -9,7 +9,8 @@ namespace triad {
 struct LaunchEnv {
   std::string launcher;  // "torchrun", "Open MPI", "PMI", "Slurm"; empty: started without a launcher
   int rank = 0, world = 1;
-  int local_rank = 0, local_world = 1;  // index and number of this host's processes; local_world 0: unknown
+  int local_rank = 0, local_world = 1;  // this process's index on its host, and how many the host has; local_world 0:
+                                        // unknown
   bool speaks_mpi = false;              // the launcher has prepared MPI, so MPI_Init finds the other ranks
   std::string master_host;              // MASTER_ADDR: rank 0's host, for ranks that connect over TCP (rendezvous.h)
   int master_port = 0;                  // MASTER_PORT: the first port at which rank 0 may listen; 0: not set
@@ -24,6 +25,6 @@ inline constexpr size_t kMaxRunIdBytes = 255;
 // Throws UsageError, with the variables and their values, if they contradict each other.
 LaunchEnv read_launch_env();
 
-bool peer_access_disabled();  // whether NCCL_P2P_DISABLE forbids access between GPUs' memories
+bool peer_access_disabled();  // whether NCCL_P2P_DISABLE forbids access between GPU memories
 
 }  // namespace triad

@@ -1,5 +1,5 @@
-// Link: moves bytes between the host memories of a run's processes, over MPI or TCP. Every rank must make the same
-// calls in the same order; each call returns when this rank's part is done.
+// Link: moves bytes between the host memory of a run's processes, over MPI or TCP. Every rank must make the same calls
+// in the same order; each call returns when this rank's part is done.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,7 +18,7 @@ class Link {
   virtual void all_gather(const void* mine, void* all, int64_t bytes) = 0;
   // from[r] = part [this rank] of rank r's `to`, for every r; each part is `bytes` long.
   virtual void all_to_all(const void* to, void* from, int64_t bytes) = 0;
-  // A link between some of the ranks, which include this one, ascending. Their numbers in it are their places in
+  // A link between some of the ranks, which include this one, ascending. Their numbers there are their places in
   // `ranks`. Collective: every rank calls it, for groups that divide the ranks; and all groups make the same calls at
   // the same time. This link must outlive it.
   virtual std::unique_ptr<Link> group(const std::vector<int>& ranks) = 0;
@@ -31,7 +31,7 @@ class Link {
 std::unique_ptr<Link> open_mpi_link(const LaunchEnv&);
 std::string why_no_mpi();  // empty if MPI can be loaded
 
-// Every rank connects to rank 0 (engine/comm/rendezvous.h), which forwards all bytes. Sufficient for control messages;
+// Connects every rank to rank 0 (engine/comm/rendezvous.h), which forwards all bytes. Sufficient for control messages;
 // used for tensors only where there is neither MPI nor NCCL.
 std::unique_ptr<Link> open_tcp_link(const LaunchEnv&, double timeout_s);
 

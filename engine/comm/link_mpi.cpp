@@ -58,7 +58,7 @@ class MpiLink final : public Link {
   MpiLink(const MpiFunctions& functions, int communicator) : mpi_(functions), communicator_(communicator) {}
 
   const MpiFunctions& mpi_;
-  int communicator_ = 0;  // of MpiFunctions
+  int communicator_ = 0;  // MpiFunctions' number for it
 };
 
 }  // namespace

@@ -17,8 +17,8 @@ namespace triad {
 
 namespace {
 
-// A group's calls are calls of the whole star, which all groups make at the same time: each rank sends to the ranks of
-// its group and ignores what it receives from others. So a group's call takes as long as one of all ranks.
+// A group's call is a call on the whole star, which all groups make at the same time: each rank sends to its group's
+// ranks and ignores what it receives from others. So it takes as long as a call with all ranks.
 class TcpGroup final : public Link {
  public:
   TcpGroup(Link& star, int world, const std::vector<int>& ranks)
@@ -49,7 +49,7 @@ class TcpGroup final : public Link {
   void finish() override {}
 
  private:
-  // The largest of the groups' numbers of bytes in this call.
+  // The largest byte count among the groups in this call.
   size_t most_bytes(size_t own) {
     std::vector<size_t> all(world_);
     star_.all_gather(&own, all.data(), sizeof own);
@@ -87,8 +87,8 @@ class TcpLink final : public Link {
   }
 
   // Serves one destination at a time: all other ranks send it their parts through rank 0, which buffers one small
-  // piece. It cannot deadlock: a rank sends its parts for all earlier destinations before it receives, and rank 0 reads
-  // no later parts until that rank has received.
+  // piece. This cannot deadlock: a rank sends its parts for all earlier destinations before it receives, and rank 0
+  // reads no later parts until that rank has received.
   void all_to_all(const void* to, void* from, int64_t bytes) override {
     const auto n = static_cast<size_t>(bytes);
     const auto to_part = [&](int r) {
@@ -135,7 +135,7 @@ class TcpLink final : public Link {
   }
 
   int rank_, world_;
-  std::vector<Socket> peers_;               // on rank 0: one per rank, [0] closed; on others: [0] is rank 0
+  std::vector<Socket> peers_;               // rank 0: one per rank, [0] closed; others: [0] is rank 0
   std::array<std::byte, 1 << 16> piece_{};  // the bytes that rank 0 is forwarding
 };
 

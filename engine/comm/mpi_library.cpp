@@ -1,5 +1,5 @@
-// libtriad_mpi.so: mpi_functions.h over the MPI with which it was built. MPI handles its errors itself: by default it
-// prints them and ends the run, as intended.
+// libtriad_mpi.so: mpi_functions.h over the MPI it was built with. MPI handles its errors itself: by default it prints
+// them and ends the run, as intended.
 #include <mpi.h>
 
 #include <chrono>

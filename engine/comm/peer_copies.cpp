@@ -36,7 +36,7 @@ void wait_value(void* stream, std::byte* at, uint32_t value, unsigned flags) {
   check(wait(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, flags), "cuStreamWaitValue32");
 }
 
-// The flags of a wait for another rank's counter. Work after the wait must see the copies that the other rank queued
+// The flags for waiting on another rank's counter. Work after the wait must see the copies that the other rank queued
 // before it wrote the counter. The write follows a system-wide fence in its stream, so these copies have arrived by
 // then. A GPU that may still reorder arrived writes internally reports that it can flush them, and then the wait
 // flushes; other GPUs do not need it.
@@ -46,7 +46,7 @@ unsigned flags_of_waits(Device device) {
   return CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
 }
 
-// Returns, on all ranks, the reason of the first rank that has one; empty if none has.
+// Returns, on all ranks, the first rank's reason that there is; empty if none has.
 std::string first_reason(Comm& comm, const std::string& own, const char* what) {
   const std::vector<std::string> all = comm.all_gather_host_text(own, what);
   for (size_t r = 0; r < all.size(); ++r)
@@ -54,7 +54,7 @@ std::string first_reason(Comm& comm, const std::string& own, const char* what) {
   return "";
 }
 
-// Makes the handle by which other ranks can open this rank's memory. Returns why it cannot be made; empty on success.
+// Makes the handle with which other ranks can open this rank's memory. Returns why it cannot be made; empty on success.
 std::string why_no_offer(std::byte* base, cudaIpcMemHandle_t& offer) {
   const cudaError_t e = cudaIpcGetMemHandle(&offer, base);
   if (e == cudaSuccess) return "";
@@ -114,14 +114,14 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
     comm.barrier("memory for copies, given back");  // no rank may free memory that another has mapped
     return nullptr;
   }
-  const auto of_all = [&](const Tensor& t) {
+  const auto find_on_ranks = [&](const Tensor& t) {
     const std::vector<int64_t> offsets = comm.all_gather_host<int64_t>(t.data - base, "a tensor's offset");
     Shared shared{t, {}};
     for (int r = 0; r < comm.world(); ++r) shared.at.push_back(bases[r] + offsets[r]);
     return shared;
   };
-  copies->barrier_counts_ = of_all(barrier_counts);
-  for (const Tensor& t : tensors) copies->shared_.push_back(of_all(t));
+  copies->barrier_counts_ = find_on_ranks(barrier_counts);
+  for (const Tensor& t : tensors) copies->shared_.push_back(find_on_ranks(t));
   return copies;
 }
 
@@ -139,7 +139,7 @@ std::byte* PeerCopies::on_rank(int rank, const Tensor& x) const {
 
 template <class F>
 void PeerCopies::for_each_other(
-    F&& f) const {  // begins at rank + 1, so that at any time each rank writes to a different one
+    F&& f) const {  // starts at rank + 1, so that at any time each rank writes to a different one
   for (int i = 1; i < comm_.world(); ++i) f((comm_.rank() + i) % comm_.world());
 }
 
@@ -155,7 +155,7 @@ void PeerCopies::barrier() {
 
 void PeerCopies::all_gather(const Tensor& x) {
   const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
-  barrier();  // after this barrier no rank uses the old contents of x
+  barrier();  // no rank uses x's old contents after this barrier
   for_each_other([&](int r) {
     CUDA_CHECK(cudaMemcpyAsync(on_rank(r, x) + own, x.data + own, bytes, cudaMemcpyDeviceToDevice,
                                static_cast<cudaStream_t>(comm_.stream().handle())));

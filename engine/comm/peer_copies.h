@@ -1,7 +1,7 @@
-// PeerCopies: the ranks of one host write to each other's GPU memory with the copy engines, which leave all SMs to
-// concurrent kernels. (A collective of NCCL occupies few SMs, but for a long time: a concurrent matrix product with one
-// CTA for each SM then needs two waves, twice its time.) The ranks' streams synchronise by counters: each rank has one
-// for every other rank, in memory that the other one writes.
+// PeerCopies: one host's ranks write to each other's GPU memory with the copy engines, which leave all SMs to
+// concurrent kernels. (An NCCL collective occupies few SMs, but for a long time: a concurrent matrix product with one
+// CTA per SM then needs two waves, twice its time.) The ranks' streams synchronise by counters: each rank has one for
+// every other rank, which writes it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -29,12 +29,12 @@ class PeerCopies {
   PeerCopies(const PeerCopies&) = delete;
 
   bool holds(const Tensor& x) const { return find(x) != nullptr; }
-  // The collectives of Comm, on its stream. x and staging must be within shared tensors.
+  // Comm's collectives, on its stream. x and staging must be within shared tensors.
   void all_gather(const Tensor& x);
   void all_to_all(const Tensor& x, const Tensor& staging);
 
  private:
-  // A tensor of this rank and the same tensor of every rank.
+  // A tensor on this rank and the same tensor on every rank.
   struct Shared {
     Tensor mine;
     std::vector<std::byte*> at;  // [world]: address of each rank's tensor in this process
@@ -50,8 +50,8 @@ class PeerCopies {
   Device device_;
   unsigned wait_flags_;
   uint32_t barriers_ = 0;
-  std::vector<std::byte*> opened_;  // mapped allocations of other ranks
-  Shared barrier_counts_;           // [world] i32: number of barriers that each rank has reached
+  std::vector<std::byte*> opened_;  // other ranks' allocations, mapped
+  Shared barrier_counts_;           // [world] i32: how many barriers each rank has reached
   std::vector<Shared> shared_;
 };
 

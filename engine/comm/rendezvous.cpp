@@ -61,7 +61,7 @@ class RankGatherer {
       if (Clock::now() >= end_) fail_for_missing();
       wait();
       for (Pending& pending : pending_) read(pending);
-      for (Pending& pending : pending_)  // after read(), since bytes may have arrived while this process was stopped
+      for (Pending& pending : pending_)  // follows read(), since bytes may have arrived while this process was stopped
         if (pending.socket.open() && Clock::now() >= pending.end)
           drop(pending, "it did not complete the handshake in time");
       erase_closed();
@@ -82,8 +82,8 @@ class RankGatherer {
     Socket socket;
     std::string from;
     Clock::time_point end;
-    HelloFrame bytes{};  // the received part of the expected frame
-    size_t count = 0;    // number of received bytes
+    HelloFrame bytes{};  // received part of the expected frame
+    size_t count = 0;    // received bytes
     bool said_hello = false;
     Hello hello{};
     Reply prove{};
@@ -125,7 +125,8 @@ class RankGatherer {
   }
 
   void accept_from(const Socket& listener) {
-    constexpr int kMostAtOnce = 16;  // below kMostPending, so that each connection is read before it can be the oldest
+    constexpr int kMostAtOnce = 16;  // less than kMostPending, so that each connection is read before it can be the
+                                     // oldest
     for (int i = 0; i < kMostAtOnce; ++i) {
       TcpAddress from;
       from.size = sizeof from.storage;
@@ -143,7 +144,7 @@ class RankGatherer {
     }
   }
 
-  // Handles an error of accept(2) by freeing a descriptor or pausing. Returns whether accept may be called again
+  // Handles an accept(2) error by freeing a descriptor or pausing. Returns whether accept may be called again
   // immediately.
   bool recover_from(int error) {
     if (error == EAGAIN) return false;
@@ -222,8 +223,7 @@ class RankGatherer {
     drop(pending, text_of(why));
   }
 
-  // Rank 0 sends its own proof only after a rank's valid proof; otherwise any peer could test guesses of the secret on
-  // it.
+  // Rank 0 sends its own proof only after a rank's valid proof; otherwise any peer could test its guesses on it.
   bool answer(const Pending& pending, ReplyCode code) const {
     const bool is_proved = pending.said_hello && code != ReplyCode::wrong_secret;
     Reply reply{.code = code, .world = env_.world};
@@ -235,7 +235,7 @@ class RankGatherer {
   const double timeout_s_;
   const Clock::time_point end_;
   std::vector<Socket> listeners_, ranks_;
-  std::vector<Pending> pending_;  // in the order in which they were accepted
+  std::vector<Pending> pending_;  // the order is that of acceptance
   Dropped dropped_;
 };
 

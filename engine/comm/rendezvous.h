@@ -1,6 +1,5 @@
-// Connects the ranks of a run over TCP: rank 0 listens at MASTER_ADDR:MASTER_PORT or at one of the next ports, the
-// other ranks connect to it, and both ends pass the handshake of handshake.h. Rank 0 drops any other connection with a
-// message.
+// Connects a run's ranks over TCP: rank 0 listens at MASTER_ADDR:MASTER_PORT or at one of the next ports, the other
+// ranks connect to it, and both ends pass handshake.h's handshake. Rank 0 drops any other connection with a message.
 #pragma once
 #include <string>
 #include <vector>
@@ -24,8 +23,8 @@ struct Ports {
 };
 Ports ports_of(const LaunchEnv&);
 
-// Opens rank 0's listening sockets, all at one port: at MASTER_ADDR if it is an address of this host, else at all
-// addresses of the host, with a warning.
+// Opens rank 0's listening sockets, all at one port: at MASTER_ADDR if it is this host's address, else at all of the
+// host's addresses, with a warning.
 std::vector<Socket> listen_for_ranks(const LaunchEnv&);
 
 // Writes one line to stderr.

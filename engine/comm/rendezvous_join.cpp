@@ -1,4 +1,4 @@
-// The rendezvous of the ranks other than 0: they try rank 0 at each port in turn.
+// The rendezvous for ranks other than 0: they try rank 0 at each port in turn.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,8 +28,7 @@ class Joiner {
   Socket join() {
     constexpr double kFirstPatienceS = 1, kMostPatienceS = 10;
     constexpr auto kPause = std::chrono::milliseconds(50), kMostPause = std::chrono::milliseconds(500);
-    double patience_s =
-        kFirstPatienceS;  // time limit of a reply, because a program that never replies may use the port
+    double patience_s = kFirstPatienceS;  // reply time limit, because a program that never replies may use the port
     for (auto pause = kPause; Clock::now() < end_; pause = std::min(2 * pause, kMostPause)) {
       std::vector<TcpAddress> addresses = resolve_tcp(env_.master_host, &no_reply_);
       const Ports ports = ports_of(env_);

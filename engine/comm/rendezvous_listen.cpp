@@ -44,8 +44,8 @@ TcpAddress all_addresses() {
   return address;
 }
 
-// The addresses of MASTER_ADDR that belong to this host. If there are none, rank 0 must listen at all addresses, and
-// `why` gives the reason.
+// MASTER_ADDR's addresses that belong to this host. If there are none, rank 0 must listen at all addresses, and `why`
+// gives the reason.
 std::vector<TcpAddress> own_addresses(const LaunchEnv& env, std::string* why) {
   std::vector<TcpAddress> own = resolve_tcp(env.master_host, why);
   if (own.empty()) return own;
@@ -54,7 +54,7 @@ std::vector<TcpAddress> own_addresses(const LaunchEnv& env, std::string* why) {
   };
   std::erase_if(own, is_foreign);
   if (own.empty()) *why = "no address of this host";
-  // Distributions map a host's own name to a loopback address, to which ranks of other hosts cannot connect.
+  // Distributions map a host's own name to a loopback address, to which ranks on other hosts cannot connect.
   const bool all_here = env.local_world == env.world || env.master_host == "localhost";
   const auto is_inner = [&](const TcpAddress& a) {
     std::string number = a.text();

@@ -13,19 +13,19 @@ namespace triad {
 
 using TcpClock = std::chrono::steady_clock;
 
-// An address of TCP over IPv4 or IPv6, with its port.
+// A TCP address over IPv4 or IPv6, with port.
 struct TcpAddress {
   sockaddr_storage storage{};
   socklen_t size = 0;
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   bool is_loopback() const;
-  // Whether this is 0.0.0.0 or [::], which mean all addresses of a host.
+  // Whether this is 0.0.0.0 or [::], which mean all of a host's addresses.
   bool is_unspecified() const;
   void set_port(int port);
   std::string text() const;  // "127.0.0.1:29500"
 };
 
-// Resolves a host name or the text of an address; empty, with the reason in *why, on failure.
+// Resolves a host name or an address in text form; empty, with the reason in *why, on failure.
 std::vector<TcpAddress> resolve_tcp(const std::string& host, std::string* why);
 
 class Socket {
@@ -44,8 +44,8 @@ class Socket {
   bool send(std::span<const std::byte> bytes) const;
   bool receive(std::span<std::byte> bytes) const;
 
-  // Do not block. send_now: false unless all bytes fit into the socket's buffer. receive_now: number of bytes received,
-  // 0 if none has arrived, -1 if the other end has closed.
+  // Do not block. send_now: false unless all bytes fit into the socket's buffer. receive_now: bytes received, 0 if none
+  // has arrived, -1 if the other end has closed.
   bool send_now(std::span<const std::byte> bytes) const;
   int receive_now(std::span<std::byte> bytes) const;
 
@@ -53,7 +53,7 @@ class Socket {
   enum class Received { all, late, gone };
   Received receive_until(std::span<std::byte> bytes, TcpClock::time_point end) const;
 
-  // Sets the options of a run's connections: small messages are sent without delay, and keep-alive probes detect an
+  // Sets the options for a run's connections: small messages are sent without delay, and keep-alive probes detect an
   // unreachable host within about timeout_s.
   void set_run_options(double timeout_s) const;
 

@@ -34,7 +34,7 @@ std::vector<int> affinity() {
   return cpus;
 }
 
-// The number of cores that these CPUs belong to. A CPU of unknown topology counts as one core.
+// How many cores these CPUs belong to. A CPU with unknown topology counts as one core.
 int count_cores(const std::vector<int>& cpus) {
   std::set<std::string> cores;
   for (const int cpu : cpus) {
@@ -51,8 +51,8 @@ std::vector<int> online() {
   return cpus;
 }
 
-// The CPU quota of one cgroup, in CPUs; 0: none. Version 2 has "max 100000" or "150000 100000" in one file, quota and
-// period in microseconds; version 1 has a file for each.
+// A cgroup's CPU quota, in CPUs; 0: none. Version 2 has "max 100000" or "150000 100000" in one file, quota and period
+// in microseconds; version 1 has a file for each.
 double quota_of(const std::string& folder) {
   double quota = 0, period = 0;
   if (std::ifstream(folder + "/cpu.max") >> quota >> period && period > 0) return quota / period;
@@ -100,7 +100,7 @@ int choose_threads(const CpuShare& share) {
 int cpu_threads() {
   static const int threads = [] {
     const char* const asked = std::getenv("OMP_NUM_THREADS");
-    // The first number of a list such as "8,2". OpenMP's own function would make libtriad_nsa.so need its library.
+    // The first number in a list such as "8,2". OpenMP's own function would make libtriad_nsa.so need its library.
     if (const int wanted = asked != nullptr ? std::atoi(asked) : 0; wanted > 0) return wanted;
     LaunchEnv launch;
     try {

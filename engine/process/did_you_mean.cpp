@@ -16,7 +16,7 @@ std::string plain(std::string_view word) {
 }  // namespace
 
 int edit_distance(std::string_view a, std::string_view b) {
-  // Rows i - 2 (before), i - 1 (last) and i (row) of the table of distances; a swap needs row i - 2.
+  // Rows i - 2 (before), i - 1 (last) and i (row) of the distance table; a swap needs row i - 2.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
   for (size_t i = 1; i <= a.size(); ++i) {

@@ -6,8 +6,8 @@
 
 namespace triad {
 
-// Damerau-Levenshtein distance (optimal string alignment): the least number of letters to insert, remove, replace or
-// swap with a neighbour in order to turn a into b.
+// Damerau-Levenshtein distance (optimal string alignment): the fewest letters to insert, remove, replace or swap with a
+// neighbour in order to turn a into b.
 int edit_distance(std::string_view a, std::string_view b);
 
 // Returns text to append to a message: `; did you mean "x"?`, or nothing if no known word is similar. A word is similar

@@ -20,7 +20,7 @@ void on_dump_request(int) {
   if (const int fd = wake_fd; fd >= 0) {
     const uint64_t one = 1;
     if (::write(fd, &one, sizeof one) < 0)
-      errno = error;  // on failure the watchdog still sees `requested` at its next check
+      errno = error;  // the watchdog still sees `requested` at its next check if this fails
   }
   errno = error;
 }

@@ -1,4 +1,4 @@
-// Memory use, utilisation, power, energy and clock of a GPU from the driver's management library (libnvidia-ml.so.1),
+// A GPU's memory use, utilisation, power, energy and clock from the driver's management library (libnvidia-ml.so.1),
 // which is opened at run time. Values are absent without the library, or if the card does not report them. A query
 // takes much longer than a kernel launch, and the host waits for it: do not query within a step.
 #pragma once
@@ -10,15 +10,15 @@ namespace triad {
 
 struct GpuUse {
   std::optional<double> used_mib;  // GPU memory in use by all processes, MiB
-  std::optional<double> util_pct;  // the share of the last sample period (at most 1 s) with a kernel running, percent
+  std::optional<double> util_pct;  // how much of the last sample period (at most 1 s) a kernel was running, percent
   std::optional<double> power_w;   // the power that the card draws, W
 };
 
-// One reading of a card's energy, power limit and clock.
+// One reading: a card's energy, power limit and clock.
 struct GpuEnergy {
   std::optional<double> energy_j;                  // J that the card has used since the driver was loaded
   std::optional<double> limit_w;                   // the power that the driver lets the card use, W
-  std::optional<double> clock_mhz, max_clock_mhz;  // the clock of the SMs now, and the highest that they can have
+  std::optional<double> clock_mhz, max_clock_mhz;  // SM clock now, and the highest possible
   std::optional<bool> capped;                      // whether the driver lowers the clock now because of limit_w
 };
 
@@ -43,7 +43,7 @@ class Nvml {
 // Returns the driver's version, for example "580.65.06", or "" if it is unknown.
 std::string nvml_driver_version();
 // Returns how two GPUs of this host are connected: "NVLink, 18 links up", "one PCIe switch", or "" if unknown. The
-// links are all active NVLinks of the first GPU, also those to other GPUs. The arguments are PCI bus addresses.
+// links are all of the first GPU's active NVLinks, also those to other GPUs. The arguments are PCI bus addresses.
 std::string nvml_connection(const std::string& pci_a, const std::string& pci_b);
 
 }  // namespace triad

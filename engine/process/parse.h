@@ -1,4 +1,4 @@
-// Text to numbers by std::from_chars: independent of the locale, without exceptions.
+// Text to numbers by std::from_chars: locale-independent, without exceptions.
 #pragma once
 #include <charconv>
 #include <optional>

@@ -1,5 +1,5 @@
-// Computes the energy of a step and a card's mean power and clock from readings before, during and after some steps.
-// Power and energy are those of the whole card, with all processes and all MIG instances on it.
+// Computes a step's energy and a card's mean power and clock from readings before, during and after some steps. Power
+// and energy are the whole card's, with all processes and all MIG instances on it.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,21 +10,21 @@
 
 namespace triad {
 
-// The shortest run, in seconds, for which summarize_power() gives energy and power. The driver updates the energy
-// counter only at intervals, so the energy of a shorter run would be too inaccurate.
+// The shortest time, in seconds, for which summarize_power() gives energy and power. The driver updates the energy
+// counter only at intervals, so shorter measurements would be too inaccurate.
 constexpr double kLeastMeteredSeconds = 1;
 
 // Values that the card does not report are absent.
 struct PowerUse {
-  std::optional<double> joules;                    // energy of a step, J; absent below kLeastMeteredSeconds
+  std::optional<double> joules;                    // energy per step, J; absent below kLeastMeteredSeconds
   std::optional<double> watts;                     // mean power, W; absent like joules
   std::optional<double> limit_w;                   // the power that the driver lets the card use, W
-  std::optional<double> clock_mhz, max_clock_mhz;  // mean clock of the SMs, and the highest that they can have, MHz
-  // The share of the readings in which the driver lowered the clock because of limit_w.
+  std::optional<double> clock_mhz, max_clock_mhz;  // mean SM clock, and the highest possible, MHz
+  // The share of readings in which the driver lowered the clock because of limit_w.
   std::optional<double> capped_share;
 };
 
-// Summarizes the readings of a run of `steps` steps. The parameters:
+// Summarizes the readings over `steps` steps. The parameters:
 //   before, after  one reading before the first step, and one after the last. They give the energy; `after` also gives
 //                  the power limit and the highest clock.
 //   during         readings while the steps ran. They give the mean clock and capped_share.

@@ -1,5 +1,5 @@
-// A time limit for the end of a process. A process that logs why it ends may block forever in that log, because of a
-// pipe without a reader or a disk that hangs.
+// A time limit for ending a process. A process that logs why it ends may block forever in that log, because of a pipe
+// without a reader or a disk that hangs.
 #pragma once
 
 namespace triad {

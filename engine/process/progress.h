@@ -1,7 +1,7 @@
 // Progress: how far this rank is within a step, so that a concurrent thread (train/monitor/watchdog.h) can distinguish
-// a slow rank from a hung one. The host's position is the op that queues work now (OpScope) and the stage of the step.
-// The GPU's position is a word in pinned memory: the stream writes it when it reaches each layer, without
-// synchronisation, and a graph writes it at every replay.
+// a slow rank from a hung one. The host's position is the op that queues work now (OpScope) and the step's stage. The
+// GPU's position is a word in pinned memory: the stream writes it when it reaches each layer, without synchronisation,
+// and a graph writes it at every replay.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace triad {
 // other stage ends the evaluation.
 enum class Stage : uint8_t { start, data, forward, head, backward, embedding, update, result, evaluation, checkpoint };
 
-// A listener that is also called with the stage of the step, and the layer, that the following ops belong to.
+// A listener that is also called with the step's stage, and the layer, that the following ops belong to.
 class StageListener : public OpListener {
  public:
   virtual void stage(Context&, Stage, int64_t layer) = 0;
 };
 
-// Calls the stage listeners of ctx. layer: -1 outside of the layers.
+// Calls ctx's stage listeners. layer: -1 outside the layers.
 inline void report_stage(Context& ctx, Stage stage, int64_t layer = -1) {
   if (ctx.listeners == nullptr) return;
   for (OpListener* each : *ctx.listeners)
@@ -39,11 +39,11 @@ class Progress final : public StageListener {
   void step_done() { steps_.fetch_add(1, std::memory_order_relaxed), advance(); }
 
   // May be called by any thread. Host or device has moved since the last call if one of count, device_mark and steps
-  // has changed. (A device at the same layer of two different steps counts as unmoved; the next call corrects that.)
+  // has changed. (A device at the same layer in two different steps counts as unmoved; the next call corrects that.)
   struct Position {
-    uint64_t count = 0;        // number of ops begun, ops ended, stages and steps so far
+    uint64_t count = 0;        // ops begun, ops ended, stages and steps so far
     uint32_t device_mark = 0;  // last stage and layer that the GPU reached; 0: none yet, or the CPU
-    int64_t steps = 0;         // number of finished steps
+    int64_t steps = 0;         // finished steps
     const char* op = nullptr;  // last op begun; nullptr: none yet
     bool in_op = false;
     Stage stage = Stage::start;

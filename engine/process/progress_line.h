@@ -1,5 +1,5 @@
-// The progress line of a terminal, which is overwritten in place. A process has at most one. end_progress_line() must
-// be called before anything else is written to the terminal.
+// A terminal's progress line, which is overwritten in place. A process has at most one. end_progress_line() must be
+// called before anything else is written to the terminal.
 #pragma once
 #include <span>
 #include <string>
@@ -7,10 +7,10 @@
 namespace triad {
 
 bool is_terminal(int fd);
-int terminal_columns(int fd);  // number of columns; 80 if the terminal does not report it
+int terminal_columns(int fd);  // columns; 80 if the terminal does not report them
 
-// A part of a line that concerns one rank. If the line is too long, the pieces of the highest ranks are dropped first;
-// rank 0's pieces stay.
+// What a line says about one rank. If the line is too long, the highest ranks' pieces are dropped first; rank 0's
+// pieces stay.
 struct LinePiece {
   std::string text;
   int rank = 0;

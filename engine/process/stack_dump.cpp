@@ -31,7 +31,7 @@ namespace {
 // The request to one thread that is under way. It is global because the signal handler must find it.
 constexpr int kMostFrames = 64;
 struct Request {
-  std::atomic<int> thread = 0;  // id of the thread that must respond; the thread sets it to 0 when it begins
+  std::atomic<int> thread = 0;  // id of the thread to respond, which sets it to 0 when it begins
   int frames = 0;
   void* frame[kMostFrames];
   sem_t done;
@@ -110,14 +110,14 @@ std::string readable(const char* mangled) {
   char* plain = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
   std::string name = status == 0 ? plain : mangled;
   std::free(plain);
-  constexpr size_t kMost = 160;  // characters; names of templates can be very long
+  constexpr size_t kMost = 160;  // characters; template names can be very long
   if (name.size() > kMost) name = name.substr(0, kMost) + "...";
   return name;
 }
 
 std::string describe(const ProgramSymbols& program, void* address) {
-  // A return address is the one after the call, which may be the last instruction of a function. The byte before it is
-  // in the right function.
+  // A return address is the one after the call, which may be a function's last instruction. The byte before it is in
+  // the right function.
   const auto at = reinterpret_cast<uintptr_t>(address) - 1;
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(at), &info);
@@ -134,7 +134,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Waits for the response of the thread that was sent the signal; false if it has not begun to respond within a second.
+// Waits for a response from the thread that was sent the signal; false if it has not begun to respond within a second.
 bool wait_for_answer() {
   timespec until{};
   clock_gettime(CLOCK_REALTIME, &until);
@@ -159,7 +159,7 @@ void append_thread(std::string& out, const ProgramSymbols& program, int thread) 
       return;
     }
     frames = request.frames;
-    skipped = 2;  // frames of the signal handler and of the kernel's signal trampoline
+    skipped = 2;  // frames of the signal handler and the kernel's signal trampoline
   }
   for (int i = skipped; i < frames; ++i)
     fmt::format_to(std::back_inserter(out), "  #{:<2} {}\n", i - skipped, describe(program, request.frame[i]));

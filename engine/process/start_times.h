@@ -1,5 +1,5 @@
-// StartTimes: how long the phases of a program's start take, counted from the start of its process, so that the loading
-// of libraries is included. A phase ends where the next one begins: no time is left out.
+// StartTimes: how long the phases of a program's start take, counted from process start, so that loading libraries is
+// included. A phase ends where the next one begins: no time is left out.
 #pragma once
 #include <chrono>
 #include <string>
@@ -14,7 +14,7 @@ class StartTimes {
 
   // Ends the current phase under this name.
   void ends(const std::string& phase);
-  // Runs work() as a phase of its own, with the time since the last one.
+  // Runs work() as a separate phase, with the time since the last one.
   template <class Work>
   auto during(const char* phase, Work&& work) {
     const End end{*this, phase};
@@ -26,8 +26,8 @@ class StartTimes {
     double seconds;
   };
   const std::vector<Phase>& phases() const { return phases_; }
-  double seconds() const;  // from the process's start to the end of the last phase
-  // "1.52 s: program 0.11, device 0.30"; of the phases from number `first` on, those that round to 0.00 are left out.
+  double seconds() const;  // time from process start to the end of the last phase
+  // "1.52 s: program 0.11, device 0.30"; from phase `first` on, phases that round to 0.00 are left out.
   std::string text(size_t first = 0) const;
 
  private:

@@ -22,7 +22,7 @@ double ns_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
 }
 
-// Nanoseconds of work that justify one more thread: several times the cost of waking it.
+// Nanoseconds of work that justify one more thread: several times the cost to wake it.
 constexpr double kGrainNs = 25'000;
 
 thread_local bool in_loop = false;  // whether this thread is inside a loop
@@ -52,7 +52,7 @@ class ThreadPool {
     LoopPiece piece;
     const void* body;
   };
-  // Runs the iterations [first, loop.n) on this thread and `helpers` others. Returns how many of them this thread ran.
+  // Runs the iterations [first, loop.n) on this thread and `helpers` others. Returns how many this thread ran.
   int64_t run(const Loop& loop, int64_t first, int helpers) {
     next_.store(first, std::memory_order_relaxed);
     {
@@ -135,8 +135,8 @@ class ThreadPool {
   std::condition_variable work_, done_;
   Loop loop_{};
   std::atomic<int64_t> next_{0};  // first iteration that no thread has taken
-  std::atomic<int> wanted_{0};    // number of helpers that may still join
-  int active_ = 0;                // number of helpers that have joined and not finished
+  std::atomic<int> wanted_{0};    // helpers that may still join
+  int active_ = 0;                // helpers that have joined and not finished
   int threads_ = 0;
   std::exception_ptr error_;
 };

@@ -16,7 +16,7 @@ namespace triad {
 
 namespace {
 
-// A group has as many documents as fill this many rows, so that the padding of its last row is a small share.
+// A group has as many documents as fill this many rows, so that padding in the last row is a small share.
 constexpr int64_t kRowsOfGroup = 256;
 constexpr int64_t kLeastDocuments = 1000;
 
@@ -25,14 +25,14 @@ int64_t cut_tokens(const DocumentIndex& index, const Piece& piece) {
   return piece.dropped + (index.begins_at(piece.begin) ? 0 : piece.length);
 }
 
-// The documents of all groups of a run, and where they lie.
+// The documents in all of a run's groups, and where they lie.
 class Groups {
  public:
   Groups(const DocumentIndex& index, const RowOptions& options)
       : index_(index), options_(options), per_epoch_(groups_per_epoch()) {}
   int64_t per_epoch() const { return per_epoch_; }
 
-  // Packs group number `group` of the run: the groups of an epoch follow those of the epoch before it.
+  // Packs the run's group number `group`: an epoch's groups follow those of the epoch before.
   Packed pack(int64_t group) const {
     const int64_t epoch = group / per_epoch_, in_epoch = group % per_epoch_, n = index_.count(), T = options_.seq_len;
     const Permutation order(n, options_.seed, random_stream(RandomUse::packed_documents, static_cast<uint64_t>(epoch)));
@@ -46,7 +46,7 @@ class Groups {
     }
     return pack_best_fit(pieces, {.seq_len = T, .max_documents = options_.max_documents});
   }
-  // The row of the group that is number `i` in the order of training.
+  // The row in the group that is number `i` in training order.
   int64_t shuffled(int64_t group, int64_t rows, int64_t i) const {
     return Permutation(rows, options_.seed, random_stream(RandomUse::packed_rows, static_cast<uint64_t>(group)))(i);
   }
@@ -56,7 +56,7 @@ class Groups {
     const int64_t n = index_.count(), mean = std::max<int64_t>(1, index_.size / n);
     return std::max<int64_t>(1, n / std::max(kLeastDocuments, kRowsOfGroup * options_.seq_len / mean));
   }
-  // Number, in the order of its epoch, of the first document of a group.
+  // A group's first document, as its number in the epoch's order.
   int64_t first_of(int64_t in_epoch) const {
     const int64_t n = index_.count();
     return in_epoch * (n / per_epoch_) + std::min(in_epoch, n % per_epoch_);
@@ -67,9 +67,8 @@ class Groups {
   int64_t per_epoch_;
 };
 
-// Calls f(begin, end) for each document of the padding, which follows `pieces` documents that fill the first `at`
-// tokens of a row. The padding is as many documents as the row may still have, because short documents attend to few
-// tokens.
+// Calls f(begin, end) for each padding document after `pieces` documents that fill a row's first `at` tokens. Padding
+// is as many documents as the row may still have, because short documents attend to few tokens.
 template <class F>
 void for_each_padding(const RowOptions& options, int64_t pieces, int64_t at, F&& f) {
   const int64_t padding = options.seq_len - at, n = std::min(padding, options.max_documents + 1 - pieces);
@@ -95,7 +94,7 @@ class BestFitRows final : public RowSource {
     const std::vector<Piece>& pieces = find(number);
     row.begins.clear();
     row.documents = {.documents = static_cast<int64_t>(pieces.size())};
-    int64_t at = 0;  // tokens of the row that are filled
+    int64_t at = 0;  // tokens filled in the row
     for (const Piece& piece : pieces) {
       row.documents.cut += cut_tokens(index_, piece);
       if (options_.within) row.begins.push_back(static_cast<int32_t>(at));
@@ -142,7 +141,7 @@ class BestFitRows final : public RowSource {
       source_->read(end, {&last, 1});
   }
 
-  // The pieces of a row; valid until the next call.
+  // A row's pieces; valid until the next call.
   const std::vector<Piece>& find(int64_t number) {
     const int64_t group = find_group(number);
     const Packed& of_group = packed(group);
@@ -160,7 +159,7 @@ class BestFitRows final : public RowSource {
   }
   int64_t first_row(int64_t group) const { return first_rows_[static_cast<size_t>(group - first_group_)]; }
   const Packed& packed(int64_t group) {
-    constexpr size_t kKept = 8;  // groups; a step reads few
+    constexpr size_t kKept = 8;  // group count; a step reads few
     const auto found = packed_.find(group);
     if (found != packed_.end()) return found->second;
     if (packed_.size() == kKept) packed_.erase(packed_.begin());
@@ -174,9 +173,9 @@ class BestFitRows final : public RowSource {
   RowOptions options_;
   Groups groups_;
   int64_t first_group_ = options_.known.group;
-  // First rows of the groups from first_group_ on that were packed so far, and of the next one.
+  // First rows of the groups packed so far, from first_group_ on, and of the next one.
   std::vector<int64_t> first_rows_ = {options_.known.first_row};
-  std::map<int64_t, Packed> packed_;  // the groups of the highest numbers
+  std::map<int64_t, Packed> packed_;  // the groups with the highest numbers
   std::atomic<int64_t> groups_packed_ = 0;
 };
 
@@ -184,7 +183,7 @@ class BestFitRows final : public RowSource {
 
 Packed pack_best_fit(std::span<const Piece> documents, const PackingLimits& limits) {
   Packed packed;
-  using Key = std::pair<int64_t, int64_t>;  // length, minus the number: of equal lengths the earliest is last
+  using Key = std::pair<int64_t, int64_t>;  // length, minus the number: among equal lengths the earliest is last
   std::set<Key> buffer;
   int64_t next = 0;
   const auto n = static_cast<int64_t>(documents.size());
@@ -192,7 +191,7 @@ Packed pack_best_fit(std::span<const Piece> documents, const PackingLimits& limi
     for (; next < n && static_cast<int64_t>(buffer.size()) < limits.buffered; ++next)
       buffer.emplace(documents[next].length, -next);
   };
-  // The earliest of the longest documents of at most `length` tokens.
+  // The earliest among the longest documents with at most `length` tokens.
   const auto fitting = [&](int64_t length) {
     return buffer.upper_bound({length, std::numeric_limits<int64_t>::max()});
   };
@@ -221,7 +220,8 @@ Packed pack_best_fit(std::span<const Piece> documents, const PackingLimits& limi
 }
 
 int64_t default_max_documents(int64_t seq_len) {
-  constexpr int64_t kFew = 8, kShort = 64;  // documents; tokens of a document, below which rows are closed early
+  constexpr int64_t kFew = 8, kShort = 64;  // document count; document length in tokens, below which rows are closed
+                                            // early
   return std::max(kFew, seq_len / kShort);
 }
 

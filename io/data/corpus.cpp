@@ -23,7 +23,7 @@ namespace triad {
 namespace {
 
 constexpr size_t kPieceBytes = 1 << 20;
-constexpr size_t kMostBytes = 1 << 28;  // limit on the length of a line or word, which must be in memory as a whole
+constexpr size_t kMostBytes = 1 << 28;  // most bytes in a line or word, which must be in memory as a whole
 
 // A piece of text that one thread encodes.
 struct Work {
@@ -34,13 +34,13 @@ struct Work {
     size_t begin, end;
     int64_t number, offset;
   };
-  std::vector<Line> lines;  // for a JSONL file: the lines of `text`
-  EncodedPiece piece;       // for a text file: its only part, which may be encoded already
+  std::vector<Line> lines;  // lines of `text`, for a JSONL file
+  EncodedPiece piece;       // a text file's only part, which may be encoded already
   bool jsonl = false, encoded = false;
-  bool skip_bad = false;  // as CorpusOptions::skip_bad
+  bool skip_bad = false;  // CorpusOptions::skip_bad
 };
 
-// The record of a line; nullopt if it is skipped.
+// A line's record; nullopt if it is skipped.
 std::optional<Record> record_of(const Work& work, const Work::Line& line, const std::string& place,
                                 EncodedPiece& piece) {
   try {
@@ -76,7 +76,7 @@ void encode(Work& work, const Tokenizer& tokenizer) {
 }
 
 // Connects the threads: the reading thread fills todo_, the encoding threads move pieces from todo_ to done_, and run()
-// takes pieces from done_ in the order of reading.
+// takes pieces from done_ in reading order.
 class Pipeline {
  public:
   Pipeline(const CorpusOptions& options, const Tokenizer& tokenizer)
@@ -118,7 +118,7 @@ class Pipeline {
     EncodedPiece piece;
     std::exception_ptr error;
   };
-  struct Stopped {};  // thrown in the reading thread to end it
+  struct Stopped {};  // thrown in the reading thread, to end it
 
   bool stopped() {
     const std::lock_guard lock(mutex_);
@@ -157,7 +157,7 @@ class Pipeline {
   void read_all(CorpusPosition at) {
     std::exception_ptr error;
     try {
-      int64_t bytes_before = 0;  // total size of the files before this one
+      int64_t bytes_before = 0;  // total size of earlier files
       for (int64_t i = 0; i < at.file; ++i) bytes_before += bytes_of(options_.files[static_cast<size_t>(i)]);
       for (bool resumed = true; at.file < static_cast<int64_t>(options_.files.size()); resumed = false) {
         const std::string& path = options_.files[static_cast<size_t>(at.file)];
@@ -256,9 +256,9 @@ class Pipeline {
     return used;
   }
 
-  // Makes `work` from the beginning of the text of a file that is one document, and returns the bytes that it uses. A
-  // document that fits into one piece is encoded later, by any encoding thread. The pieces of a longer document are
-  // encoded here, because only their tokens determine where the next piece begins.
+  // Makes `work` from the beginning of a text file, which is one document, and returns the bytes that it uses. A
+  // document that fits into one piece is encoded later, by any encoding thread. A longer document's pieces are encoded
+  // here, because only their tokens determine where the next piece begins.
   size_t take_text(std::string_view text, bool end, Work& work, CorpusPosition& at) const {
     EncodedPiece& piece = work.piece;
     size_t used = text.size();
@@ -276,7 +276,7 @@ class Pipeline {
 
   const CorpusOptions& options_;
   const Tokenizer& tokenizer_;
-  const int64_t most_;  // limit on the number of pieces in memory
+  const int64_t most_;  // most pieces in memory
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,6 +1,6 @@
-// Encodes text files to the tokens of their documents. One thread reads the files in order, several encode, and the
-// results are delivered in the order of the files. A text file is one document; in a JSONL file, the record of each
-// line is a document (io/data/record.h). Empty documents are skipped.
+// Encodes text files to their documents' tokens. One thread reads the files in order, several encode, and the results
+// are delivered in file order. A text file is one document; in a JSONL file, each line's record is a document
+// (io/data/record.h). Empty documents are skipped.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,35 +17,35 @@ struct CorpusOptions {
   std::vector<std::string> files;  // paths, or kStandardInput
   TextFormat format = TextFormat::automatic;
   bool skip_bad = false;  // a line that is no record is left out and counted, where it otherwise throws
-  // Number of encoding threads.
+  // Encoding threads.
   int threads = 1;
 };
 
 // A position in the corpus between two encoded pieces.
 struct CorpusPosition {
-  int64_t file = 0;          // index of a file in CorpusOptions::files
-  int64_t offset = 0;        // bytes of the file's decompressed text before the position
-  int64_t lines = 0;         // lines of a JSONL file before the position
+  int64_t file = 0;          // index into CorpusOptions::files
+  int64_t offset = 0;        // bytes before the position in the file's decompressed text
+  int64_t lines = 0;         // lines before the position in a JSONL file
   int64_t documents = 0;     // documents that begin before the position, without empty ones
   bool in_document = false;  // the position is inside a document
-  int64_t input_bytes = 0;   // bytes that were read so far of the files as stored, which may be compressed
-  uint32_t stream_crc = 0;   // of standard input or a pipe: CRC-32 of the bytes before the position
+  int64_t input_bytes = 0;   // bytes read so far from the files as stored, which may be compressed
+  uint32_t stream_crc = 0;   // standard input or a pipe: CRC-32 of the bytes before the position
 };
 
-// The tokens of consecutive documents, or of a part of one, without end-of-text tokens.
+// Tokens of consecutive documents, or of a part of one, without end-of-text tokens.
 struct EncodedPiece {
   struct Part {
-    int64_t document;  // number of a document within the corpus, in which empty ones do not count
+    int64_t document;  // document number within the corpus, where empty ones do not count
     bool begins;       // true: the document begins here; false: it continues from an earlier piece
     size_t begin, end;
-    bool masked = false;  // from a record whose document has a loss mask
+    bool masked = false;  // whether it comes from a record whose document has a loss mask
   };
   std::vector<Part> parts;
   std::vector<int32_t> tokens;
   std::vector<uint8_t> learned;  // a byte for each token, 1 if it is learned; empty: all are
   std::string first_masked;      // file and line of the first masked record; empty: there is none
   int64_t skipped = 0;           // lines that are no records (CorpusOptions::skip_bad)
-  std::string first_skipped;     // what is wrong with the first of them
+  std::string first_skipped;     // what is wrong with the first one
   int64_t text_bytes = 0;
   CorpusPosition after;
 
@@ -57,9 +57,9 @@ struct EncodedPiece {
   }
 };
 
-// Calls body(piece), on the calling thread, for every piece after the position `from`, in the order of the corpus. At
-// most a few pieces are in memory at a time. For unreadable text, or a line that is no record, throws an Error that
-// names file, line and offset, after delivering all pieces before it.
+// Calls body(piece), on the calling thread, for every piece after the position `from`, in corpus order. At most a few
+// pieces are in memory at a time. For unreadable text, or a line that is no record, throws an Error that names file,
+// line and offset, after delivering all pieces before it.
 void encode_corpus(const CorpusOptions&, const Tokenizer&, const CorpusPosition& from,
                    const std::function<void(const EncodedPiece&)>& body);
 

@@ -59,7 +59,7 @@ class NoTokens final : public TokenSource {
   std::string name() const override { return "the empty validation split (data.val_fraction, data.val_paths)"; }
 };
 
-// Tokens in memory, stored as T, the narrowest type that holds the vocabulary.
+// In-memory tokens, stored as T, the narrowest type that holds the vocabulary.
 template <class T>
 class MemoryTokens final : public TokenSource {
  public:
@@ -104,12 +104,12 @@ class MemoryTokens final : public TokenSource {
   std::string name_;
   DataFiles files_;
   std::vector<T> tokens_;
-  int64_t separators_ = 0;  // number of separators within documents
-  LossMask mask_;           // of no tokens as long as all are learned
+  int64_t separators_ = 0;  // separators within documents
+  LossMask mask_;           // empty as long as all tokens are learned
   DocumentIndex index_;
 };
 
-// The concatenation of several shards.
+// Several shards as one sequence.
 class ShardTokens final : public TokenSource {
  public:
   ShardTokens(const std::vector<std::string>& files, int64_t vocab, bool accept_changed = false)
@@ -124,7 +124,7 @@ class ShardTokens final : public TokenSource {
     const bool separated = origin.has_separator();
     const int32_t eot = separated ? origin.manifests.front().eot : -1;
     std::vector<int64_t> marks;
-    std::vector<int64_t> marks_of;  // for each shard: number of its separators
+    std::vector<int64_t> marks_of;  // each shard's separator count
     auto described = std::make_shared<std::vector<DataFile>>();
     for (size_t i = 0; i < shards_.size(); ++i) {
       const size_t before = marks.size();
@@ -160,7 +160,7 @@ class ShardTokens final : public TokenSource {
     for (; !out.empty(); ++shard) {
       const int64_t first = begin - (ends_[shard] - shards_[shard].size());
       const auto n = std::min(out.size(), static_cast<size_t>(ends_[shard] - begin));
-      // Checked against vocab_ again, because the file may have changed since the scan.
+      // Checked against vocab_ again, because the file may have changed since.
       shards_[shard].read(first, out.first(n), vocab_);
       out = out.subspan(n);
       begin += static_cast<int64_t>(n);
@@ -200,8 +200,8 @@ class ShardTokens final : public TokenSource {
                           shards_[i].path(), crc, origin.manifests[manifest].path, *listed.crc32));
   }
   // Compares the documents. It is an error that a split has fewer separators than its manifest counts documents. It may
-  // have more: text can spell the separator. marks: the number of separators in each shard. Returns the documents of
-  // all such splits.
+  // have more: text can spell the separator. marks: each shard's separator count. Returns how many documents all such
+  // splits have.
   int64_t check_documents(const ShardOrigin& origin, const std::vector<int64_t>& marks) {
     int64_t documents = 0;
     for (const WholeSplit& split : origin.whole_splits()) {
@@ -212,7 +212,7 @@ class ShardTokens final : public TokenSource {
       if (separators == 0 && split.documents > 1)
         fail("{}: its eot is {}, but {} hold no such token, and {} documents: it cannot be their separator",
              split.manifest, manifest.eot, name_, split.documents);
-      // The separator of the last document may be missing if it is that document's last token.
+      // The last document's separator may be missing if it is that document's last token.
       const int64_t least = split.documents - (manifest.separator == Separator::last ? 1 : 0);
       if (separators < least && split.documents > 1)  // a single document needs none
         differs(fmt::format("{}: it says that {} hold {} documents, but they have {} separators (token {})",
@@ -227,13 +227,13 @@ class ShardTokens final : public TokenSource {
   int64_t vocab_;
   bool accept_changed_;
   std::vector<Shard> shards_;
-  std::vector<int64_t> ends_;  // for each shard: number of tokens up to its end
-  LossMask mask_;              // of no tokens if no shard has a mask
+  std::vector<int64_t> ends_;  // each shard's end, in tokens
+  LossMask mask_;              // empty if no shard has a mask
   std::string warning_;
   std::optional<DocumentIndex> index_;
 };
 
-// The tokens [begin, end) of another source.
+// Another source's tokens [begin, end).
 class TokenRange final : public TokenSource {
  public:
   TokenRange(std::shared_ptr<const TokenSource> whole, int64_t begin, int64_t end, std::string what)
@@ -269,8 +269,7 @@ DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val
           std::make_shared<TokenRange>(whole, cut, size, "the validation split of ")};
 }
 
-// The files of the training and of the validation split. Links are resolved, so that one file under two names is
-// recognized.
+// The training and validation files. Links are resolved, so that one file under two names is recognized.
 struct SplitFiles {
   std::vector<std::string> train, val;
 };
@@ -290,7 +289,7 @@ struct TextFile {
 };
 bool is_jsonl(const TextFile& file) { return file.jsonl; }
 
-// The files without the empty ones, in order. Throws if one of them is a token shard: most likely data.kind is wrong.
+// The files without the empty ones, in order. Throws if one is a token shard: most likely data.kind is wrong.
 std::vector<TextFile> text_files(const std::vector<std::string>& files, TextFormat format) {
   std::vector<TextFile> texts;
   for (const std::string& file : files) {
@@ -302,7 +301,7 @@ std::vector<TextFile> text_files(const std::vector<std::string>& files, TextForm
   return texts;
 }
 
-// Calls append(document, learned) for each document of the files, in order; a document begins with the end-of-text
+// Calls append(document, learned) for each document in the files, in order; a document begins with the end-of-text
 // token. learned: as in MemoryTokens::append.
 template <class F>
 void for_each_document(const std::vector<TextFile>& files, const Tokenizer& tokenizer, F&& append) {
@@ -354,7 +353,7 @@ std::shared_ptr<const TokenSource> read_texts(const std::vector<TextFile>& files
   return source;
 }
 
-// The documents of a source that `wanted` accepts.
+// A source's documents that `wanted` accepts.
 template <class F>
 std::shared_ptr<const TokenSource> choose_documents(const TokenSource& source, const Tokenizer& tokenizer,
                                                     const std::string& what, F&& wanted) {

@@ -16,7 +16,7 @@
 
 namespace triad {
 
-// A long sequence of tokens with random access. Thread-safe.
+// A long token sequence with random access. Thread-safe.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
@@ -27,7 +27,7 @@ class TokenSource {
   // tokens[i], by default the next token; the loss ignores the target -1. Both spans have the same size. The mask is
   // not applied.
   virtual void read_sequence(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
-  // The number of targets other than -1 in a sequence of this length; it is the same for every sequence.
+  // How many targets other than -1 a sequence with this length has; the same for every sequence.
   virtual int64_t count_targets(int64_t seq_len) const { return seq_len; }
   // Where the documents begin; null if that is unknown. The index lives as long as the source.
   virtual const DocumentIndex* documents() const { return nullptr; }
@@ -35,9 +35,9 @@ class TokenSource {
   virtual MaskView mask() const { return {}; }
   // A sentence for the user about a problem with the tokens; empty: none.
   virtual std::string warning() const { return {}; }
-  // The files of which the tokens are a part; null for generated tokens.
+  // The files that the tokens come from; null for generated tokens.
   virtual DataFiles files() const { return nullptr; }
-  virtual std::string name() const = 0;  // for messages: "the validation split of 12 text files"
+  virtual std::string name() const = 0;  // name for messages: "the validation split of 12 text files"
 };
 
 struct DataSplit {
@@ -58,31 +58,31 @@ DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction);
 struct SplitOptions {
   std::vector<std::string> paths, val_paths;  // files or globs; for shards also folders with a manifest.json
   double val_fraction = 0;
-  uint64_t seed = 0;  // seed of the random choice of validation documents
+  uint64_t seed = 0;  // seed for choosing validation documents
   TextFormat format = TextFormat::automatic;
   bool accept_changed = false;  // what differs from a shard's manifest is a warning, no error
 };
 // Token sources from text files, one document each, and from JSONL files (content_of()), whose lines are documents
-// (io/data/record.h), with a mask if some of their text is not learned. gzip and zstd are decompressed; files of other
-// compression throw. Held in memory as tokens, with tokenizer.eot() before each document. The seed chooses the
+// (io/data/record.h), with a mask if some of their text is not learned. gzip and zstd are decompressed; other
+// compression throws. Held in memory as tokens, with tokenizer.eot() before each document. The seed chooses the
 // validation documents. A single document is split by position instead: its last val_fraction is for validation. Empty
 // files are skipped. A token shard among the files throws.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
-// Token sources from shards (io/data/shards.h), in the order of their names. Each shard is checked and scanned for
-// tokens >= vocab before the first token is used, and checked again at each read. The same scan compares the shards
-// with what their manifests say of them, and finds the documents if these name the separator. Masks are held in memory.
-// The last val_fraction of all tokens is for validation.
+// Token sources from shards (io/data/shards.h), in name order. Each shard is checked and scanned for tokens >= vocab
+// before the first token is used, and checked again at each read. The same scan compares the shards with what their
+// manifests say, and finds the documents if these name the separator. Masks are held in memory. The last val_fraction
+// of all tokens is for validation.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
-// One token source without a validation split from files of one kind: token shards, or text and JSONL.
+// One token source without a validation split, from one kind of files: token shards, or text and JSONL.
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer&, int64_t vocab,
                                                TextFormat format = TextFormat::automatic);
 
-// If n_tokens tokens are split by position: the number of tokens at the beginning that are for training.
+// If n_tokens tokens are split by position: how many at the beginning are for training.
 int64_t train_part(int64_t n_tokens, double val_fraction);
 
-// The choice of validation documents among n documents: a share of val_fraction, at least one and never all of them,
-// which depends on the seed alone. None if val_fraction is 0 or n is 1.
+// Which of n documents are for validation: a share val_fraction, at least one and never all, which depends on the seed
+// alone. None if val_fraction is 0 or n is 1.
 class HeldOut {
  public:
   HeldOut(int64_t n_documents, double val_fraction, uint64_t seed);

@@ -69,7 +69,7 @@ std::vector<int32_t> bounds_of_rows(const DocumentIndex& index, int64_t begin, i
   std::vector<int32_t> bounds;
   for (int64_t row = 0; row < B; ++row) {
     const int64_t first = row * T,
-                  end = std::clamp(n, first, first + T);  // the row's tokens of the source, from `begin`
+                  end = std::clamp(n, first, first + T);  // the row's tokens in the source, from `begin`
     bounds.push_back(static_cast<int32_t>(first));
     for (const int64_t at : index.begins_in(begin + first + 1, begin + end))
       bounds.push_back(static_cast<int32_t>(at - begin));

@@ -10,19 +10,19 @@
 
 namespace triad {
 
-// Losses of the predictions of a source that is evaluated in rows of seq_len tokens, which begin at its multiples. A
-// position in a document counts the document's tokens before it in its row, because the model sees no others: a
-// document that goes on in the next row begins there anew.
+// Losses of a source's predictions, evaluated in rows of seq_len tokens, which begin at multiples. A position in a
+// document counts the document's tokens before it in the row, because the model sees no others: a document that goes on
+// in the next row begins there anew.
 class DocumentLosses {
  public:
   DocumentLosses(const DocumentIndex& index, int64_t seq_len) : index_(index), seq_len_(seq_len) {}
-  // Adds the loss of the prediction that follows the token at `position` of the source. Positions ascend.
+  // Adds the loss for the prediction after the token at `position` in the source. Positions ascend.
   void add(int64_t position, double loss);
 
   Json json() const;  // {documents, mean_loss, by_position: [{from, to, positions, loss, ppl}]}; to: null for the last
   std::string table() const;  // a line each
   // CSV with a row for each document that has a prediction: its number in the source from 0, its first token there, its
-  // length, the number of its predictions, their mean loss and perplexity.
+  // length, how many predictions it has, their mean loss and perplexity.
   std::string csv() const;
 
  private:
@@ -34,20 +34,20 @@ class DocumentLosses {
   struct OfDocument : Sum {
     int64_t document = 0;
   };
-  // A range of positions in a document ends at each of these; the last range has no end.
+  // A position range ends at each of these; the last range has no end.
   static constexpr std::array<int64_t, 4> kEnds = {2 << 10, 8 << 10, 32 << 10, 128 << 10};
-  // The mean over the documents of each document's mean loss.
+  // The documents' mean losses, averaged over documents.
   double mean_over_documents() const;
 
   const DocumentIndex& index_;
   int64_t seq_len_;
-  int64_t document_ = 0;  // of the last position
+  int64_t document_ = 0;  // document that holds the last position
   std::array<Sum, kEnds.size() + 1> by_position_;
   std::vector<OfDocument> by_document_;  // ascending
 };
 
-// The bounds of the documents in B rows of T tokens that hold the tokens [begin, begin + n) of the source, the rest
-// being one document a row.
+// The document bounds in B rows of T tokens that hold the source's tokens [begin, begin + n), the rest being one
+// document a row.
 std::vector<int32_t> bounds_of_rows(const DocumentIndex&, int64_t begin, int64_t n, int64_t B, int64_t T);
 
 }  // namespace triad

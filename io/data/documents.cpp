@@ -44,7 +44,7 @@ RowDivision divide_rows(const DocumentIndex& index, int64_t rows, int64_t seq_le
     if (documents > division.most) division.most = documents, division.fullest = row;
   };
   int64_t row = 0, in_row = 0;
-  const auto close_rows_before = [&](int64_t position) {  // the document before `position` is in each of these rows
+  const auto close_rows_before = [&](int64_t position) {  // document before `position` is in each of these rows
     for (; row < rows && (row + 1) * seq_len <= position; ++row, in_row = 1) add_row(row, in_row);
   };
   for (int64_t i = 0; i < index.count() && row < rows; ++i) {

@@ -1,4 +1,4 @@
-// Where the documents of a token source begin, and which of them a row of tokens holds.
+// Where a token source's documents begin, and which ones a row of tokens holds.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -9,14 +9,13 @@ namespace triad {
 // Whether the end-of-text token that separates documents is a document's first token or its last.
 enum class Separator { first, last };
 
-// The documents of a token source: document i is the tokens [begins[i], begins[i+1]), the last one ends at `size`.
+// A token source's documents: document i is the tokens [begins[i], begins[i+1]), the last one ends at `size`.
 struct DocumentIndex {
   std::vector<int64_t> begins;  // ascending; the first is 0
-  int64_t size = 0;             // number of tokens of the source
+  int64_t size = 0;             // tokens in the source
   Separator separator = Separator::first;
   int32_t eot = 0;  // the separator's token
-  // The target of the source's last token: the separator of the next document, or -1 if none follows or it is not
-  // learned.
+  // The target for the source's last token: the next document's separator, or -1 if none follows or it is not learned.
   int32_t after_end = -1;
 
   int64_t count() const { return static_cast<int64_t>(begins.size()); }
@@ -26,23 +25,23 @@ struct DocumentIndex {
   bool begins_at(int64_t position) const { return !begins_in(position, position + 1).empty(); }
   // The documents that begin at the positions [begin, end): as a range of `begins`.
   std::span<const int64_t> begins_in(int64_t begin, int64_t end) const;
-  // The documents of the tokens [begin, end) of this source, as an index of those tokens alone.
+  // The documents in this source's tokens [begin, end), as an index for those tokens alone.
   DocumentIndex part(int64_t begin, int64_t end) const;
   uint32_t checksum() const;  // CRC-32 of `begins`
 };
 
-// The index of a source in which `marks` are the positions of the separators, ascending. Tokens before the first
-// separator, or after the last one if separators are documents' last tokens, are a document too.
+// The index for a source in which `marks` are the separators' positions, ascending. Tokens before the first separator,
+// or after the last one if separators are documents' last tokens, are a document too.
 DocumentIndex index_documents(std::vector<int64_t> marks, int64_t size, Separator, int32_t eot);
 
-// How rows of T tokens divide the documents. Row i is the tokens i*T and up; there are count_sequences() rows.
+// How T-token rows divide the documents. Row i is the tokens i*T and up; there are count_sequences() rows.
 struct RowDivision {
-  int64_t most = 0;                 // largest number of documents in a row
-  int64_t fullest = 0;              // the first row that has as many
-  int64_t documents = 0;            // sum of the rows' numbers of documents
+  int64_t most = 0;                 // most documents in a row
+  int64_t fullest = 0;              // first row that has as many
+  int64_t documents = 0;            // document counts, summed over rows
   int64_t cut = 0;                  // documents that continue in another row
-  int64_t cut_tokens = 0;           // tokens of the rows whose document began in an earlier row
-  std::vector<int64_t> parts = {};  // [T+1]: by length, the number of documents, or parts of them, that the rows hold
+  int64_t cut_tokens = 0;           // tokens whose document began in an earlier row
+  std::vector<int64_t> parts = {};  // [T+1]: by length, how many documents, or parts of documents, the rows hold
 };
 RowDivision divide_rows(const DocumentIndex&, int64_t rows, int64_t seq_len);
 

@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// Row number `row` of a batch, to be filled.
+// A batch's row number `row`, to be filled.
 Row row_of(Batch& batch, int64_t row, int64_t seq_len) {
   const auto of_row = [&](std::vector<int32_t>& of_batch) {
     return std::span(of_batch).subspan(static_cast<size_t>(row * seq_len), static_cast<size_t>(seq_len));
@@ -19,7 +19,7 @@ Row row_of(Batch& batch, int64_t row, int64_t seq_len) {
   return {of_row(batch.tokens), of_row(batch.targets)};
 }
 
-// Appends the bounds of the documents of row number `row`; for a row without a sequence, `begins` is {0}.
+// Appends the document bounds in row number `row`; for a row without a sequence, `begins` is {0}.
 void add_bounds(Batch& batch, int64_t row, int64_t seq_len, const std::vector<int32_t>& begins) {
   for (const int32_t begin : begins) batch.bounds.push_back(static_cast<int32_t>(row * seq_len) + begin);
 }
@@ -115,8 +115,7 @@ void Loader::Shared::read_ahead() {
 Batch Loader::next() {
   std::unique_lock lock(shared_->mutex);
   const auto has_news = [&] { return !shared_->ready.empty() || shared_->error; };
-  // The wait consists of slices of this length, so that the time for which the whole process was suspended does not
-  // count.
+  // The wait consists of slices this long, so that time while the whole process was suspended does not count.
   constexpr double kSliceS = 0.25;
   int64_t packed = shared_->rows->groups_packed();
   for (double left_s = shared_->options.stall_s;

@@ -1,4 +1,4 @@
-// Makes batches from a token source: the order of the sequences, and a thread that reads ahead of the training step.
+// Makes batches from a token source: sequence order, and a thread that reads ahead of the training step.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -14,49 +14,49 @@
 namespace triad {
 
 // A micro-batch: tokens and targets [micro_batch, seq_len], row-major. Rows from number `rows` on hold no sequence,
-// which happens at the end of a validation split: their tokens are 0 and their targets -1, which the loss ignores.
+// which happens at a validation split's end: their tokens are 0 and their targets -1, which the loss ignores.
 struct Batch {
   std::vector<int32_t> tokens, targets;
-  // With LoaderOptions::within: the bounds of the documents in the packed tokens, from 0 to their number, ascending; a
-  // bound is at every multiple of seq_len. A row without a sequence is one document. Otherwise empty.
+  // With LoaderOptions::within: the document bounds in the packed tokens, from 0 to their number, ascending; every
+  // multiple of seq_len is a bound. A row without a sequence is one document. Otherwise empty.
   std::vector<int32_t> bounds;
   int64_t rows = 0;
-  RowDocuments documents = {};  // of a training batch: sums over its rows
-  int64_t step_targets = 0;     // of a training batch: targets other than -1 in its whole step, on all ranks
-  RowGroup group = {};          // of a training batch: the group of its first row
+  RowDocuments documents = {};  // training batch: sums over its rows
+  int64_t step_targets = 0;     // training batch: targets other than -1 in its whole step, on all ranks
+  RowGroup group = {};          // training batch: the group of its first row
 };
 
 struct LoaderOptions {
   int64_t seq_len = 0;
   int64_t micro_batch = 0;  // sequences per rank and micro-step
   int64_t micro_steps = 1;  // micro-steps per rank and optimizer step
-  int64_t block = 0;        // of RowOptions, like the next two
+  int64_t block = 0;        // RowOptions::block, like the next two
   Packing packing = Packing::stream;
   int64_t max_documents = 0;
-  uint64_t seed = 0;    // seed of the shuffle
+  uint64_t seed = 0;    // shuffle seed
   bool within = false;  // attention stays within a document: batches have bounds
   int64_t rank = 0, world = 1;
   int64_t first_sequence = 0;  // where training begins, in sequences of seq_len tokens
-  RowGroup known = {};         // of RowOptions: a group at or before first_sequence
-  int64_t prefetch = 4;        // number of batches that are read ahead
+  RowGroup known = {};         // RowOptions::known: a group at or before first_sequence
+  int64_t prefetch = 4;        // batches to read ahead
   double stall_s = 300;        // longest time that next() waits for a batch, or for progress towards one, s
   // If set, next() calls it when it waits and the search for the first row has made progress.
   std::function<void()> advances = {};
 };
 
-// An endless stream of training batches. A step consumes the next world * micro_steps * micro_batch sequences of the
-// run's order; each rank reads a contiguous part of them, each micro-step a contiguous part of the rank's. So seed and
-// cursor determine a step's sequences for any number of ranks, and there is no other state to save.
+// An endless stream of training batches. A step consumes the next world * micro_steps * micro_batch sequences in the
+// run's order; each rank reads a contiguous part, each micro-step a contiguous part of the rank's. So seed and cursor
+// determine a step's sequences for any rank count, and there is no other state to save.
 class Loader {
  public:
   Loader(std::shared_ptr<const TokenSource>, const LoaderOptions&);
   ~Loader();  // does not wait for the reading thread, whose current read may hang
   Loader(const Loader&) = delete;
 
-  // Returns this rank's next batch. An error of the reading thread is rethrown after the batches that were read before
-  // it. Throws if for stall_s no batch arrives and no group of rows is packed (for example if a disk hangs).
+  // Returns this rank's next batch. The reading thread's error is rethrown after the batches that were read before it.
+  // Throws if for stall_s no batch arrives and no row group is packed (for example if a disk hangs).
   Batch next();
-  // The number of sequences that all ranks consumed in the steps begun so far; exact between steps.
+  // How many sequences all ranks consumed in the steps begun so far; exact between steps.
   int64_t cursor() const;
 
  private:
@@ -65,7 +65,7 @@ class Loader {
     std::shared_ptr<const TokenSource> source;
     LoaderOptions options;
     std::unique_ptr<RowSource> rows;           // used by the reading thread alone
-    int64_t counted_step = -1, n_targets = 0;  // the step whose targets were counted last, and their number
+    int64_t counted_step = -1, n_targets = 0;  // step whose targets were counted last, and their number
 
     std::mutex mutex;
     std::condition_variable changed;
@@ -79,10 +79,10 @@ class Loader {
   };
 
   std::shared_ptr<Shared> shared_;
-  int64_t taken_ = 0;  // number of batches that next() returned
+  int64_t taken_ = 0;  // batches that next() has returned
 };
 
-// The batches of a validation source, in order, each row as stream_rows has it; the first ones are the same in each
+// A validation source's batches, in order, each row as stream_rows has it; the first ones are the same in each
 // evaluation. count_validation_batches returns `count`, or fewer if the source ends earlier; the last batch may be
 // partly filled (Batch::rows). Throws an Error with the numbers if there is not one sequence.
 int64_t count_validation_batches(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t count);

@@ -14,7 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "masks are copied between words and bytes");
 
-constexpr int64_t kBits = 64;  // of a word
+constexpr int64_t kBits = 64;  // bits per word
 
 uint64_t low_bits(int64_t n) { return n == kBits ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
@@ -24,7 +24,7 @@ uint64_t low_bits(int64_t n) { return n == kBits ? ~uint64_t{0} : (uint64_t{1} <
 void LossMask::append_word(uint64_t bits, int64_t n) {
   if (n == 0) return;
   bits &= low_bits(n);
-  const int64_t used = size_ % kBits;  // bits of the last word
+  const int64_t used = size_ % kBits;  // bits in the last word
   if (used == 0)
     words_.push_back(bits);
   else

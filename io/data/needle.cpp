@@ -17,7 +17,7 @@ namespace triad {
 
 namespace {
 
-// A sequence of random numbers.
+// A random number sequence.
 class Draws {
  public:
   Draws(uint64_t seed, uint64_t stream) : random_(seed, stream) {}
@@ -30,7 +30,7 @@ class Draws {
 
 bool has_mark(const NeedleTask& task) { return task.kind != NeedleKind::keys && task.kind != NeedleKind::queries; }
 
-// A random token around the needles. That of copy is any token, so that a span is recognized by its mark only.
+// A random token around the needles. For copy it is any token, so that only its mark tells a span.
 int32_t draw_hay(const NeedleTask& task, Draws& draws) {
   const int64_t first = task.kind == NeedleKind::copy ? 1 : task.first_hay(), end = task.vocab - has_mark(task);
   return static_cast<int32_t>(first + draws.below(end - first));
@@ -56,7 +56,7 @@ void put_pair(std::span<int32_t> tokens, int64_t at, int32_t key, std::span<cons
   std::copy(value.begin(), value.end(), tokens.begin() + at + 1);
 }
 
-// Records which positions of a sequence are occupied by pairs.
+// Records which positions in a sequence pairs occupy.
 class Occupied {
  public:
   Occupied(int64_t length, int64_t width) : occupied_(static_cast<size_t>(length), false), width_(width) {}
@@ -79,10 +79,10 @@ class Occupied {
   int64_t width_;
 };
 
-// A random position at which a pair fits: uniform, or at a log-uniform distance from `other`, the previous position of
-// the same key (0: there is none).
+// A random position at which a pair fits: uniform, or at a log-uniform distance from `other`, the same key's previous
+// position (0: there is none).
 int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, Draws& draws) {
-  // Number of random draws before a search; few are needed while at most half of the positions are occupied.
+  // Random draws before a search; few are needed while at most half the positions are occupied.
   constexpr int kTries = 64;
   for (int i = 0; i < kTries; ++i) {
     const int64_t octave = int64_t{1} << draws.below(std::bit_width(static_cast<uint64_t>(last)));
@@ -103,7 +103,7 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
   const std::vector<int32_t> keys = draw_keys(task, task.pairs, draws);
   for (int64_t k = 0; k < task.pairs; ++k) {
     // Every second key has one question, and its neighbour has twice the mean number less one. So some answers are far
-    // from any other occurrence of their key.
+    // from any other occurrence of the key.
     const bool once = k % 2 == 0 && k + 1 < task.pairs, twice = k % 2 == 1;
     const int64_t questions = once ? 1 : twice ? 2 * task.questions - 1 : task.questions;
     std::vector<int64_t> places;
@@ -123,19 +123,19 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
 // Whether questions are at any position, not at the end.
 bool many_questions(const NeedleTask& task) { return task.kind == NeedleKind::keys && task.depth < 0; }
 
-// The sizes of a task's needles and questions, in tokens unless they are numbers of something.
+// The sizes of a task's needles and questions, in tokens unless they count something.
 struct NeedleSizes {
-  int64_t needles;     // per training sequence
-  int64_t questions;   // number of them at the end
+  int64_t needles;     // needles per training sequence
+  int64_t questions;   // questions at the end
   int64_t keys;        // different keys that a needle needs
-  int64_t statements;  // the most statements of a needle
-  int64_t width;       // of a statement, the longest
+  int64_t statements;  // the most statements per needle
+  int64_t width;       // longest statement's tokens
   int64_t prompt, answer;
 
   // What precedes the questions ends here, in a sequence of `length` tokens. The last token of all is not in it.
   int64_t end(int64_t length) const { return length + 1 - questions * (prompt + answer); }
-  // The fewest tokens that hold n needles and the questions. A placed statement leaves no room for another one to begin
-  // at up to 2 * width - 1 positions, so with this length the last statement too finds one.
+  // The fewest tokens that hold n needles and the questions. Once a statement is placed, another cannot begin at up to
+  // 2 * width - 1 positions, so with this length the last statement too finds one.
   int64_t tokens_for(int64_t n) const {
     return 1 + (n * statements - 1) * (2 * width - 1) + width + questions * (prompt + answer) - 1;
   }
@@ -173,7 +173,7 @@ NeedleSizes sizes_of(const NeedleTask& task) {
   return sizes;
 }
 
-// Throws a UsageError unless a sequence of `length` tokens can hold the needles that are asked.
+// Throws a UsageError unless a sequence of `length` tokens can hold the needles asked for.
 void check_questions(const NeedleTask& task, int64_t length) {
   const NeedleSizes sizes = sizes_of(task);
   const std::string_view word = word_of(task.kind);
@@ -208,7 +208,7 @@ struct Needle {
   std::vector<std::vector<int32_t>> statements;
   std::vector<int32_t> prompt, answer;
 };
-// keys: as many as NeedleSizes says. any_name: in the task variables, the question is about any name of the chain; else
+// keys: as many as NeedleSizes says. any_name: in the task variables, the question is about any name in the chain; else
 // about the last one.
 Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool any_name, Draws& draws) {
   Needle needle;
@@ -245,7 +245,7 @@ Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool a
   return needle;
 }
 
-// Positions of n statements of `width` tokens before `end`: the first is at `first`, the others follow at random.
+// Positions for n statements of `width` tokens before `end`: the first is at `first`, the others follow at random.
 std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end, Draws& draws) {
   std::vector<int64_t> places = {0};
   const int64_t room = end - first - n * width;
@@ -398,7 +398,7 @@ int64_t shortest_probe(const NeedleTask& task) {
 
 NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {
   if (!(depth >= 0 && depth <= 1)) fail_usage("a needle's depth is {}: a number in [0, 1] is needed", depth);
-  // Each combination of length and depth has its own random streams.
+  // Each length and depth has its own random streams.
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
   return make_probe(task, length, depth,
                     Draws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)));

@@ -1,7 +1,7 @@
-// Sequences of `data.kind: needle`, tasks of recall over a distance. Statements (the needles), such as keys followed by
-// their values, are placed among random tokens (the hay). Questions about some of them follow, and the model must
-// predict the answers. Only the answers are targets, because everything else is unpredictable. needle_task.h lists the
-// kinds of task.
+// Sequences of `data.kind: needle`, tasks that recall over a distance. Statements (the needles), such as keys followed
+// by their values, are placed among random tokens (the hay). Questions about some follow, and the model must predict
+// the answers. Only the answers are targets, because everything else is unpredictable. needle_task.h lists the task
+// kinds.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,29 +11,29 @@
 
 namespace triad {
 
-// Training and validation sequences of the task. Sequences of keys without a depth have random positions: half of a
+// Training and validation sequences for the task. Without a depth, sequences of keys have random positions: half of a
 // key's occurrences are at a uniform position, half at a log-uniform distance from the key's previous occurrence, so
-// that short distances, which are learned first, are frequent enough. All other sequences are as those of needle_probe,
-// without a depth at a random position of the same kind.
+// that short distances, which are learned first, are frequent enough. All other sequences are as in needle_probe,
+// without a depth at a random position in the same range.
 DataSplit needle_data(const NeedleTask&, double val_fraction);
 
 // A test sequence with a needle at one depth. It has `length` tokens and ends in the questions with their answers, but
-// for the last token of the last answer. Depth 0 is the position after the token that begins the sequence, depth 1 the
-// last position before the questions that has room. At `depth` is what the first question is about:
+// for the very last token. Depth 0 is the position after the token that begins the sequence, depth 1 the last position
+// before the questions that has room. At `depth` is what the first question is about:
 //   keys, queries  the key's first occurrence,
-//   variables      the assignment of the value; the chain's other assignments follow in order, at random positions,
-//   counting       the key's first occurrence; the others follow at random positions,
+//   variables      the value's assignment; the chain's other assignments follow in order, at random positions, counting
+//         the key's first occurrence; the others follow at random positions,
 //   copy           the mark before the span.
-// Other needles surround it, as densely as in training. Those of the other questions are at random positions.
+// Other needles surround it, as densely as in training. The other questions' needles are at random positions.
 struct NeedleProbe {
   std::vector<int32_t> tokens, targets;  // targets are -1, except for the answers
-  int64_t needle = 0;                    // position of the first question's needle
+  int64_t needle = 0;                    // the first question's needle begins here
 };
-// The fewest tokens of a probe that can hold what is asked.
+// The fewest tokens a probe needs to hold what is asked.
 int64_t shortest_probe(const NeedleTask&);
 // Makes a probe. number: the probe's number for this length and depth. A probe is unlikely to equal a training or
-// validation sequence. Throws a UsageError for a depth outside [0, 1], a length that is too short for the needles that
-// are asked, or a vocabulary that is too small for them.
+// validation sequence. Throws a UsageError for a depth outside [0, 1], a length too short for the needles asked for, or
+// a vocabulary that is too small for them.
 NeedleProbe needle_probe(const NeedleTask&, int64_t length, double depth, uint64_t number);
 
 }  // namespace triad

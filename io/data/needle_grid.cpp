@@ -28,7 +28,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-// How many of `count` sequences have only correct answers.
+// How many among `count` sequences have only correct answers.
 int64_t count_right(std::span<const int32_t> targets, std::span<const int32_t> answers, int64_t count) {
   const auto length = static_cast<int64_t>(targets.size()) / count;
   int64_t right = 0, next = 0;
@@ -91,7 +91,7 @@ std::string NeedleGrid::csv() const {
   return out;
 }
 
-// Styles are written as `style` attributes, because the rules of an enclosing HTML page do not override these.
+// Styles are written as `style` attributes, because an enclosing HTML page's rules do not override these.
 std::string NeedleGrid::svg(const std::string& title) const {
   constexpr int kCellWidth = 64, kCellHeight = 26, kLeft = 62, kTop = 44, kRight = 12, kBottom = 44;
   constexpr const char* kText = "font:12px system-ui,sans-serif;fill:{}";

@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// The number of the range that holds a position.
+// Which range holds a position.
 int64_t range_of(int64_t position, int64_t first_end) {
   return std::bit_width(static_cast<uint64_t>(position / first_end));
 }
@@ -49,7 +49,7 @@ PositionLosses::Difference PositionLosses::minus(const PositionLosses& other, in
   TRIAD_CHECK(seq_len_ == other.seq_len_ && sums_.size() == other.sums_.size(),
               "losses of {} rows of {} tokens minus those of {} rows of {}", rows(), seq_len_, other.rows(),
               other.seq_len_);
-  std::vector<Sum> differences;  // of each row that has predictions
+  std::vector<Sum> differences;  // differences in each row that has predictions
   Sum all;
   for (int64_t row = 0; row < rows(); ++row) {
     Sum sum;

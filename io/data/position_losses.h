@@ -13,19 +13,19 @@ namespace triad {
 // The file in a run's folder in which `triad report` looks for PositionLosses::csv().
 inline constexpr const char* kPositionsCsv = "positions.csv";
 
-// Losses of the predictions of a source that is evaluated in rows of seq_len tokens, which begin at its multiples. A
-// prediction's position is that of the last token that the model has read for it, counted from 0 at the beginning of
-// its row, or if attention stays within documents, at the beginning of its document in this row.
+// Losses of a source's predictions, evaluated in rows of seq_len tokens, which begin at multiples. A prediction's
+// position is that of the last token that the model has read for it, counted from 0 at the row's beginning, or if
+// attention stays within documents, at its document's beginning in this row.
 class PositionLosses {
  public:
   // within: the documents that attention stays within, or null.
   PositionLosses(int64_t seq_len, const DocumentIndex* within);
-  // Adds the loss of the prediction that follows the token at `position` of the source. Positions ascend.
+  // Adds the loss for the prediction after the token at `position` in the source. Positions ascend.
   void add(int64_t position, double loss);
 
-  // The mean difference of two models' losses, and its standard error. The predictions of a row depend on each other,
-  // so the error is estimated from the rows: with n rows that hold D_r as the sum of differences of N_r predictions,
-  // the mean is d = sum D_r / sum N_r, and the error sqrt(n / (n - 1) sum (D_r - d N_r)^2) / sum N_r; NaN for one row.
+  // The mean difference between two models' losses, and its standard error. Predictions in a row depend on each other,
+  // so the error is estimated from the rows: if row r of n has N_r predictions whose differences sum to D_r, the mean
+  // is d = sum D_r / sum N_r, and the error sqrt(n / (n - 1) sum (D_r - d N_r)^2) / sum N_r; NaN for one row.
   struct Difference {
     double mean = 0, standard_error = 0;
     int64_t rows = 0;
@@ -59,7 +59,7 @@ class PositionLosses {
 
   int64_t seq_len_, ranges_;
   const DocumentIndex* within_;
-  int64_t document_ = 0;   // of the last position
+  int64_t document_ = 0;   // document that holds the last position
   std::vector<Sum> sums_;  // [rows, ranges]
 };
 

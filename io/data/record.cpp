@@ -21,7 +21,7 @@ using Object = nlohmann::json;
 // would overflow the stack.
 std::string shown(const Object& value) { return value.is_structured() ? value.type_name() : brief(value); }
 
-// The string under a key of an object.
+// The string under an object's key.
 const std::string& string_in(const Object& object, const char* key, const std::string& place) {
   const auto found = object.find(key);
   if (found == object.end()) fail("{}: `{}` is missing", place, key);
@@ -36,7 +36,7 @@ void append(Record& record, std::string_view text, bool learned) {
   record.parts.back().text += text;
 }
 
-// Whether a value says nothing: what a table writes where a record has no such key, or a factor of 1.
+// Whether a value says nothing: what a table writes where a record has no such key, or a factor 1.
 bool says_nothing(std::string_view key, const Object& value) {
   const bool factor = key.ends_with("_weight") || key.ends_with("_scale");
   return value.is_null() || (factor && value.is_number() && value.get<double>() == 1) ||
@@ -44,8 +44,8 @@ bool says_nothing(std::string_view key, const Object& value) {
          (value.is_string() && value.get_ref<const std::string&>().empty()) || (value.is_structured() && value.empty());
 }
 
-// Keys that change what is learned, or the text before it, and that Triad does not support: `tools` of OpenAI's format,
-// `train_detail` of axolotl's, `loss_scale` of ms-swift's, `suffix` of fill-in-the-middle, ...
+// Keys that change what is learned, or the text before it, and that Triad does not support: `tools` (OpenAI's format),
+// `train_detail` (axolotl's), `loss_scale` (ms-swift's), `suffix` (fill-in-the-middle), ...
 constexpr const char* kOfMessages[] = {"tool_calls",   "function_call", "tools",       "functions", "reasoning_content",
                                        "reasoning",    "thinking",      "audio",       "images",    "refusal",
                                        "train_detail", "loss_scale",    "loss_weight", "loss_mask", "mask",
@@ -61,7 +61,7 @@ void refuse_keys(const char* const (&keys)[N], const Object& object, const std::
       fail("{}: `{}` is {}: this key changes what is learned, and is not supported", place, key, shown(*found));
 }
 
-// The value of a key that says whether something is learned: 0, 1, true or false; nullopt if it is absent or null.
+// A key's value that says whether something is learned: 0, 1, true or false; nullopt if it is absent or null.
 std::optional<bool> learned_by(const Object& object, const char* key, const std::string& place) {
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return std::nullopt;
@@ -77,7 +77,7 @@ void check_record_weight(const Object& object, const std::string& place) {
     if (const auto found = object.find(key); found != object.end() && (found->is_number() || found->is_boolean()))
       if (!learned_by(object, key, place).value_or(true))
         fail("{}: `{}` is {}: records that are not learned are not supported", place, key, shown(*found));
-  // A number of this name may be the loss that another model had.
+  // A number with this name may be the loss that another model had.
   if (const auto found = object.find("loss"); found != object.end() && found->is_boolean() && !found->get<bool>())
     fail("{}: `loss` is false: records that are not learned are not supported", place);
 }
@@ -126,7 +126,7 @@ bool is_used(std::string_view key) {
 }
 
 // Rewrites a line that strict JSON refuses, so that what other programs write in keys that are not used does not end a
-// run: numbers that no double holds, NaN and Infinity become null, and strings of unused keys lose what is no text.
+// run: numbers that no double holds, NaN and Infinity become null, and strings in unused keys lose what is no text.
 class Tolerant {
  public:
   explicit Tolerant(std::string_view line) : line_(line) {}
@@ -167,7 +167,7 @@ class Tolerant {
     const std::string_view word = line_.substr(at_, end - at_);
     const bool is_number = word.find_first_not_of("+-.eE0123456789") == std::string_view::npos;
     const bool infinite = is_number && std::isinf(std::strtod(std::string(word).c_str(), nullptr));
-    // An infinite number of a key that is used is refused as any wrong one; NaN is what pandas writes for nothing.
+    // An infinite number in a used key is refused like any wrong one; NaN is what pandas writes for nothing.
     if (infinite || word == "Infinity" || word == "-Infinity")
       out_ += used_ ? "-1" : "null";
     else

@@ -1,4 +1,4 @@
-// A record of a JSONL file, one a line: its text, and which of it the model learns to predict.
+// A record in a JSONL file, one a line: its text, and which part of it the model learns to predict.
 #pragma once
 #include <string>
 #include <string_view>
@@ -12,7 +12,7 @@ struct Record {
     bool learned = true;
   };
   std::vector<Part> parts;  // one after the other they are the document
-  bool masked = false;      // of a kind whose documents have a loss mask
+  bool masked = false;      // whether documents of this kind have a loss mask
 
   bool empty() const;  // no text at all
 };
@@ -21,10 +21,10 @@ struct Record {
 bool is_blank_line(std::string_view line);
 
 // Reads a line, which is a JSON object with one of:
-//   text: a string, all of which is learned;
-//   prompt, completion: strings, of which the completion is learned;
-//   messages: a list of {role, content}, each written as role, line feed, content, line feed. Learned are the contents
-//     of the role `assistant` and the line feeds after them, but not of a message with weight 0 or train false.
+//   text: a string, all learned;
+//   prompt, completion: strings; the completion is learned;
+//   messages: a list of {role, content}, each written as role, line feed, content, line feed. Learned are contents with
+//     the role `assistant` and the line feeds after them, except in a message with weight 0 or train false.
 // Other keys are ignored with any value (also NaN, Infinity, 1e400, half a surrogate pair), except those that in
 // known formats change what is learned or what comes before it: these throw unless they are null, empty or false.
 // Anything else throws an Error that begins with `place`, the file and line.

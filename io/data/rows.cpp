@@ -27,13 +27,13 @@ class StreamRows final : public RowSource {
 
  private:
   int64_t begin(int64_t number) const {
-    const int64_t rows = options_.block / options_.seq_len;  // of a block
+    const int64_t rows = options_.block / options_.seq_len;  // rows per block
     return sequence_position(number / rows, blocks_, options_.seed) * options_.block + number % rows * options_.seq_len;
   }
 
   std::shared_ptr<const TokenSource> source_;
   RowOptions options_;
-  int64_t blocks_;  // of an epoch
+  int64_t blocks_;  // blocks per epoch
 };
 
 }  // namespace

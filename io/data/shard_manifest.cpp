@@ -27,10 +27,10 @@ std::string sibling(const fs::path& manifest, const std::string& name) {
   return (manifest.parent_path() / name).string();
 }
 
-// An object of a manifest. Its values are checked for their type; an error names file, key and value.
+// An object in a manifest. Its values are checked for their type; an error names file, key and value.
 class Fields {
  public:
-  // name: the object's key with those that lead to it, "train"; empty for the whole file.
+  // name: the object's key after those that lead to it, "train"; empty for the whole file.
   Fields(const std::string& path, std::string name, const Json& json)
       : path_(path), name_(std::move(name)), json_(json) {
     if (!json.is_object()) refuse(name_, json, "an object");
@@ -52,7 +52,7 @@ class Fields {
   std::optional<int64_t> optional_integer(const char* key, int64_t most) const {
     return has(key) ? std::optional(integer(key, 0, most)) : std::nullopt;
   }
-  // The name of a file in the manifest's folder.
+  // A file name in the manifest's folder.
   std::string file_name(const char* key) const {
     const std::string name = text(key);
     if (!is_file_name(name)) refuse(name_of(key), at(key), "a file name without a path");
@@ -71,7 +71,7 @@ class Fields {
     return value;
   }
   Fields object(const char* key) const { return {path_, name_of(key), at(key)}; }
-  // The elements of a list, each of which is an object.
+  // A list's elements, each an object.
   std::vector<Fields> objects(const char* key) const {
     const Json& list = at(key);
     if (!list.is_array()) refuse(name_of(key), list, "a list");
@@ -97,7 +97,7 @@ class Fields {
 
 constexpr int64_t kMostCount = int64_t{1} << 53;
 
-// Reads a split's shards and its number of documents.
+// Reads a split's shards and document count.
 void read_split(ShardManifest& manifest, const Fields& root, ShardSplit which) {
   const bool train = which == ShardSplit::train;
   const Fields split = root.object(train ? "train" : "val");
@@ -116,7 +116,7 @@ void read_split(ShardManifest& manifest, const Fields& root, ShardSplit which) {
   (train ? manifest.train_documents : manifest.val_documents) = split.optional_integer("documents", kMostCount);
 }
 
-// eot: a token of the vocabulary, or -1 (unknown), which is also the default.
+// eot: a token in the vocabulary, or -1 (unknown), which is also the default.
 void read_separator(ShardManifest& manifest, const Fields& fields) {
   if (fields.has("eot")) manifest.eot = static_cast<int32_t>(fields.integer("eot", -1, manifest.vocab_size - 1));
   const std::string position = fields.has("eot_position") ? fields.text("eot_position") : "first";
@@ -125,7 +125,7 @@ void read_separator(ShardManifest& manifest, const Fields& fields) {
   manifest.separator = position == "last" ? Separator::last : Separator::first;
 }
 
-// Sizes and checksums of the files without their names, because a tokenizer may be read from files of other names.
+// Sizes and checksums of the files without their names, because a tokenizer may be read from files with other names.
 std::vector<Json> checksums(const Json& files) {
   std::vector<Json> sums;
   for (const Json& file : files) sums.push_back({file.at("bytes"), file.at("crc32")});
@@ -140,7 +140,7 @@ Json files_in(const std::string& folder) {
   } catch (const UsageError&) { return nullptr; }  // the folder has no tokenizer files
 }
 
-// `tokenizer_files` of a manifest, or those in its folder if it has no such key; null: unknown.
+// A manifest's `tokenizer_files`, or those in its folder if it has no such key; null: unknown.
 Json read_tokenizer_files(const ShardManifest& manifest, const Fields& fields, const Json& json) {
   if (!fields.has("tokenizer_files")) return files_in(manifest.folder());
   for (const Fields& file : fields.objects("tokenizer_files")) {
@@ -219,7 +219,7 @@ ShardOrigin find_manifests(std::span<const std::string> shards) {
     if (fresh) it->second = read_manifest(folder);
     return it->second;
   };
-  std::unordered_map<std::string, size_t> numbers;  // by the manifest's path, its number in origin.manifests
+  std::unordered_map<std::string, size_t> numbers;  // manifest path -> number in origin.manifests
   ShardOrigin origin;
   for (const std::string& shard : shards) {
     // The manifest that lists this shard. The shard may be a symbolic link: the link's folder is searched first, then

@@ -1,5 +1,5 @@
 // manifest.json: `triad data` writes it next to its shards. It lists the training and validation shards, and identifies
-// the tokenizer of their tokens by the checksums of the tokenizer's files.
+// their tokenizer by its files' checksums.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -16,7 +16,7 @@ namespace triad {
 
 enum class ShardSplit { train, val };
 
-// What a manifest says of a shard. Only `triad data` writes the numbers.
+// What a manifest says about a shard. Only `triad data` writes the numbers.
 struct ListedShard {
   ShardSplit split = ShardSplit::train;
   std::optional<int64_t> tokens, bytes, learned;
@@ -25,42 +25,42 @@ struct ListedShard {
 
 struct ShardManifest {
   std::string path;                     // path of manifest.json
-  std::string tokenizer;                // "byte", or the path of a tokenizer file in the manifest's folder; "": unknown
+  std::string tokenizer;                // "byte", or a tokenizer file's path in the manifest's folder; "": unknown
   Json tokenizer_files;                 // what describe_files() returns; empty for the byte tokenizer
-  int64_t vocab_size = 0;               // size of the tokenizer's vocabulary
-  std::vector<std::string> train, val;  // paths of the shards
-  std::optional<int64_t> train_documents, val_documents;  // the numbers of documents in these
-  std::unordered_map<std::string, ListedShard> listed;    // by file name, the shards of both splits
+  int64_t vocab_size = 0;               // tokenizer's vocabulary size
+  std::vector<std::string> train, val;  // shard paths
+  std::optional<int64_t> train_documents, val_documents;  // document counts in these
+  std::unordered_map<std::string, ListedShard> listed;    // both splits' shards, by file name
   // The token that separates documents; -1: unknown.
   int32_t eot = -1;
   Separator separator = Separator::first;  // the manifest's `eot_position`: "first", the default, or "last"
 
   std::string folder() const;
-  // Whether the shards may hold tokens of this tokenizer: compares the contents of its files, not their names. True if
-  // the manifest does not know its tokenizer.
+  // Whether the shards may hold this tokenizer's tokens: compares its files' contents, not their names. True if the
+  // manifest does not know its tokenizer.
   bool is_of(const Tokenizer&) const;
   // The manifest's tokenizer as a value for data.tokenizer. Throws an Error that names the file if it is missing or has
   // changed.
   std::string checked_tokenizer() const;
 };
 
-// Name, size in bytes and CRC-32 of each file.
+// Each file's name, size in bytes and CRC-32.
 Json describe_files(const std::vector<Tokenizer::File>&);
 
-// Reads the manifest in a folder; nullopt if the folder has no manifest.json, or one of another program. A damaged
-// manifest throws, with the key and its value.
+// Reads the manifest in a folder; nullopt if the folder has no manifest.json, or another program's. A damaged manifest
+// throws, with the key and its value.
 std::optional<ShardManifest> read_manifest(const std::string& folder);
 
-// The shards of a manifest's split, all of them, by their numbers among the shards asked for.
+// All shards in a manifest's split, by their numbers among the shards asked for.
 struct WholeSplit {
   std::string manifest;  // path of manifest.json
   std::vector<size_t> shards = {};
-  int64_t documents = 0;  // the number of documents that the manifest counts in them
+  int64_t documents = 0;  // the documents that the manifest counts in them
 };
 
 // Where shards come from: the manifests that list them, each once, and the shards whose tokenizer is unknown.
 struct ShardOrigin {
-  // A shard's manifest, by its number, and what that says of it.
+  // A shard's manifest, by number, and what that says about it.
   struct Entry {
     size_t manifest = 0;
     ListedShard shard;
@@ -72,12 +72,12 @@ struct ShardOrigin {
   std::vector<std::string> without_separator;
 
   bool has_separator() const { return without_separator.empty(); }  // manifests.front() has it, too, for all shards
-  // The splits all of whose shards are there, and whose documents their manifest counts.
+  // The splits whose shards are all there, and whose documents their manifest counts.
   std::vector<WholeSplit> whole_splits() const;
 };
 ShardOrigin find_manifests(std::span<const std::string> shards);
 
-// Expands patterns as expand_globs does. A folder with a manifest is replaced by the manifest's shards of this split.
+// Expands patterns as expand_globs does. A folder with a manifest is replaced by the manifest's shards for this split.
 std::vector<std::string> expand_shards(std::span<const std::string> patterns, ShardSplit);
 
 }  // namespace triad

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 namespace {
 constexpr int64_t kCopyTokens = 1 << 20;
 
-// Calls body(tokens, learned) for the tokens [begin, end) of a shard, piece by piece; the arguments are as for
+// Calls body(tokens, learned) for a shard's tokens [begin, end), piece by piece; the arguments are as for
 // ShardWriter::append.
 template <class F>
 void for_each_piece(const Shard& shard, int64_t begin, int64_t end, F&& body) {
@@ -130,8 +130,8 @@ std::optional<int64_t> ShardRow::number_of(std::string_view name) const {
 
 std::string ShardRow::name_of(size_t number) const { return fmt::format("{}_{:06}.bin", prefix_, number); }
 
-// Compares the finished shards of a saved state with their files, whole, because the manifest will list what the state
-// says. Shards that cut() may have changed or removed are left out.
+// Compares a saved state's finished shards with their files, whole, because the manifest will list what the state says.
+// Shards that cut() may have changed or removed are left out.
 void ShardRow::check_finished(const Json& shards, int64_t cut) const {
   int64_t end = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -173,7 +173,7 @@ void ShardRow::resume(const Json& paused, int64_t cut) {
 }
 
 void ShardRow::copy_tail(int64_t begin, ShardRow& to) const {
-  int64_t first = 0;  // position of the shard's first token within all shards of this prefix
+  int64_t first = 0;  // the shard's first token among all shards with this prefix
   for (const Json& entry : shards_) {
     const Shard shard(path(entry["file"].get<std::string>()));
     for_each_piece(shard, std::max<int64_t>(0, begin - first), shard.size(),

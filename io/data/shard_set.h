@@ -1,4 +1,4 @@
-// The shards that one call of `triad data` writes: two streams of tokens, train and val, divided into files of a chosen
+// The shards that one `triad data` call writes: two token streams, train and val, divided into files with a chosen
 // size. Also the state with which a later call resumes after the process was killed.
 #pragma once
 #include <memory>
@@ -12,8 +12,9 @@
 
 namespace triad {
 
-// Chooses validation documents in a stream whose length is not known yet. Of each 1/val_fraction consecutive documents,
-// the seed chooses one, but never the very first document. So n * val_fraction documents are chosen among n, +- 1.
+// Chooses validation documents in a stream whose length is not known yet. From each 1/val_fraction consecutive
+// documents, the seed chooses one, but never the very first document. So n * val_fraction documents are chosen among n,
+// +- 1.
 class HeldOutStream {
  public:
   HeldOutStream(double val_fraction, uint64_t seed);
@@ -26,14 +27,14 @@ class HeldOutStream {
   Philox random_;
 };
 
-// ShardRow: writes the files FOLDER/PREFIX_000000.bin and so on, of exactly shard_tokens tokens each, except for the
+// ShardRow: writes the files FOLDER/PREFIX_000000.bin and so on, with exactly shard_tokens tokens each, except for the
 // last one. A document may span two files.
 class ShardRow {
  public:
   ShardRow(std::string folder, std::string prefix, const ShardLayout&, int64_t shard_tokens);
   // Changes the layout; before the first token.
   void lay_out(const ShardLayout& layout) { layout_ = layout; }
-  // Continues from the state that pause() returned; files of this prefix that were written later are removed. cut: as
+  // Continues from the state that pause() returned; files with this prefix that were written later are removed. cut: as
   // in cut(), which may have begun; -1: none. Throws an Error that names the shard if the state names a file that is
   // not this row's next one, or if a file's content has changed since.
   void resume(const Json& paused, int64_t cut = -1);
@@ -50,17 +51,17 @@ class ShardRow {
 
   int64_t tokens() const { return tokens_; }
   int64_t documents() const { return documents_; }
-  // Position of the first token of the last document in the row.
+  // Where the row's last document begins.
   int64_t last_document() const { return last_document_; }
   void set_documents(int64_t n) { documents_ = n; }
-  Json report() const;  // for the manifest
+  Json report() const;  // split's entry for the manifest
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
-  // The file name of the row's shard of this number.
+  // The file name of the row's shard `number`.
   std::string name_of(size_t number) const;
   void check_finished(const Json& shards, int64_t cut) const;
-  // Number of the shard called `file` in this row, finished or not.
+  // The number of the shard called `file` in this row, finished or not.
   std::optional<int64_t> number_of(std::string_view file) const;
   void finish_shard();
 

@@ -31,15 +31,15 @@ constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}
 constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
 constexpr int32_t kLlmqVersion = 2;
 
-constexpr int64_t kHeadBytes = 4096;  // number of bytes that suffices to recognize any format
+constexpr int64_t kHeadBytes = 4096;  // bytes that suffice to recognize any format
 
 int64_t mask_bytes(int64_t tokens) { return (tokens + 7) / 8; }
 
-// The file of the mask of a shard that is not finished.
+// An unfinished shard's mask file.
 std::string mask_path(const std::string& shard) { return shard + ".mask"; }
 
-// The mask of the first n tokens of a shard that an earlier process began. If it also finished the shard, but its state
-// is from before, the mask may be in the shard alone.
+// The mask for the first n tokens in a shard that an earlier process began. If it also finished the shard, but its
+// state is from before, the mask may be in the shard alone.
 LossMask paused_mask(const std::string& path, const ShardLayout& layout, int64_t n) {
   LossMask mask;
   if (!layout.masked || n == 0) return mask;
@@ -71,7 +71,7 @@ T largest(std::span<const T> tokens) {
   return most;
 }
 
-// Appends to `marks` the positions of `mark` in the tokens; `first` is the position of the first token. Counts piece by
+// Appends to `marks` the positions of `mark` in the tokens; `first` is the first token's position. Counts piece by
 // piece by a plain loop, which the compiler vectorizes, because separators are rare.
 template <class T>
 void find_marks(std::span<const T> tokens, T mark, int64_t first, std::vector<int64_t>& marks) {
@@ -85,8 +85,8 @@ void find_marks(std::span<const T> tokens, T mark, int64_t first, std::vector<in
   }
 }
 
-// Whether a file is one of nanoGPT's, which have no header and are recognized by their names, train.bin and val.bin.
-// Excluded are text, which is recognized by its bytes, and u32 tokens, whose upper halves are mostly 0.
+// Whether a file is nanoGPT's; those have no header and are recognized by their names, train.bin and val.bin. Excluded
+// are text, which is recognized by its bytes, and u32 tokens, whose upper halves are mostly 0.
 bool is_nanogpt(const std::string& path, std::string_view head) {
   const std::string name = std::filesystem::path(path).filename().string();
   if (name != "train.bin" && name != "val.bin") return false;
@@ -97,7 +97,7 @@ bool is_nanogpt(const std::string& path, std::string_view head) {
     ++upper;
     empty += head[i] == 0 && head[i + 1] == 0;
   }
-  constexpr size_t kFew = 16;  // with fewer 4-byte words, the number of zeros decides nothing
+  constexpr size_t kFew = 16;  // zeros among fewer 4-byte words decide nothing
   return !head.empty() && !text && packed_format(head).empty() && (upper < kFew || empty * 10 < upper * 9);
 }
 
@@ -190,8 +190,8 @@ void Shard::read_llmc_header(std::string_view head) {
   TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path(), size_);
 }
 
-// Reads the header of llmq's format. After the magic number it holds: version, bytes per token, number of tokens,
-// vocabulary size, and whether a mask follows the tokens.
+// Reads the header of llmq's format. After the magic number it holds: version, bytes per token, token count, vocabulary
+// size, and whether a mask follows the tokens.
 void Shard::read_llmq_header(std::string_view head) {
   need_header(head);
   constexpr int64_t kBytes = 4;

@@ -116,7 +116,7 @@ std::byte* allocate_large(int64_t bytes) {
   const size_t size = (static_cast<size_t>(bytes) + kHugePage - 1) / kHugePage * kHugePage;
   void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) fail("{} bytes of host memory: {}", size, std::strerror(errno));
-  madvise(p, size, MADV_HUGEPAGE);  // without huge pages it is only slower
+  madvise(p, size, MADV_HUGEPAGE);  // huge pages only make it faster
   auto* const begin = static_cast<std::byte*>(p);
   const size_t threads = std::clamp(std::thread::hardware_concurrency() / 2, 1u, 16u);
   const size_t part = (size / kHugePage + threads - 1) / threads * kHugePage;

@@ -15,7 +15,7 @@ using WriteValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 WriteValue find_write_value() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
-  constexpr unsigned kVersion = 12000;  // from this CUDA version on, a graph may record cuStreamWriteValue32
+  constexpr unsigned kVersion = 12000;  // first CUDA version with which a graph may record cuStreamWriteValue32
   CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, kVersion, cudaEnableDefault, &result));
   if (result != cudaDriverEntryPointSuccess) fail("the CUDA driver has no cuStreamWriteValue32");
   return reinterpret_cast<WriteValue>(function);

@@ -15,7 +15,7 @@ namespace triad {
 
 namespace {
 constexpr int64_t kBufferBytes = int64_t{8} << 20;
-constexpr int kThreads = 2, kBuffers = kThreads + 2;  // one buffer more is filled, and one is ready
+constexpr int kThreads = 2, kBuffers = kThreads + 2;  // one more buffer is filled, and one is ready
 }  // namespace
 
 void DirectWriter::Free::operator()(std::byte* memory) const { std::free(memory); }
@@ -36,7 +36,7 @@ std::pair<int64_t, int64_t> DirectWriter::write(int64_t offset, std::span<const 
   const auto size = static_cast<int64_t>(piece.size());
   const int64_t first = (kBlock - offset % kBlock) % kBlock, last = (offset + size) / kBlock * kBlock - offset;
   if (file_.get() < 0 || last <= first) return {0, 0};
-  settle(offset, offset + size);  // the threads may write two blocks in either order
+  wait_until_written(offset, offset + size);  // the threads may write two blocks in either order
   if (threads_.empty()) {
     for (int i = 0; i < kBuffers; ++i)
       free_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kBlock, static_cast<size_t>(kBufferBytes))));
@@ -62,7 +62,7 @@ DirectWriter::Buffer DirectWriter::take() {
   return buffer;
 }
 
-void DirectWriter::settle(int64_t begin, int64_t end) {
+void DirectWriter::wait_until_written(int64_t begin, int64_t end) {
   const auto overlaps = [&](int64_t b, int64_t e) { return b < e && b < end && begin < e; };
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] {
@@ -102,7 +102,7 @@ void DirectWriter::write_block(const Full& full) {
     const ssize_t n =
         ::pwrite(file_.get(), full.buffer.get() + done, static_cast<size_t>(full.bytes - done), full.offset + done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EINVAL) {  // blocks of this file system are larger, or a short write ended within one
+    if (n < 0 && errno == EINVAL) {  // this file system's blocks are larger, or a short write ended within one
       ::fcntl(file_.get(), F_SETFL, ::fcntl(file_.get(), F_GETFL) & ~O_DIRECT);
       errno = 0;
       const ssize_t rest =

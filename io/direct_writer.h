@@ -1,6 +1,6 @@
-// DirectWriter: writes whole blocks of a file past the page cache (O_DIRECT), on two threads of its own, so that the
-// disk has the next block when it has finished one. Large files reach the disk's rate that way, also while training
-// fills memory; through the page cache the kernel slows the writer down once too many pages wait to be written.
+// DirectWriter: writes a file's whole blocks past the page cache (O_DIRECT), on two separate threads, so that the disk
+// has the next block when one is finished. Large files reach the disk's rate that way, also while training fills
+// memory; through the page cache the kernel slows the writer down once too many pages wait to be written.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -30,13 +30,12 @@ class DirectWriter {
   ~DirectWriter();
   DirectWriter(const DirectWriter&) = delete;
 
-  // Copies the whole blocks of a piece that begins at `offset` in the file, to be written soon, and returns which of
-  // its bytes these are: [first, second), empty if the file system has no direct writes. Throws the error of an earlier
-  // write.
+  // Copies the whole blocks in a piece that begins at `offset` in the file, to be written soon, and returns which bytes
+  // these are: [first, second), empty if the file system has no direct writes. Throws an earlier write's error.
   std::pair<int64_t, int64_t> write(int64_t offset, std::span<const std::byte> piece);
-  // Waits until no write to bytes [begin, end) of the file, or to any bytes, is pending; throws the error of a write.
-  void settle(int64_t begin, int64_t end);
-  void finish() { settle(0, std::numeric_limits<int64_t>::max()); }
+  // Waits until no write to the file's bytes [begin, end), or to any bytes, is pending; throws a write's error.
+  void wait_until_written(int64_t begin, int64_t end);
+  void finish() { wait_until_written(0, std::numeric_limits<int64_t>::max()); }
 
  private:
   struct Free {
@@ -54,13 +53,13 @@ class DirectWriter {
   std::string name_;
   FileHandle file_;  // opened with O_DIRECT; none if that failed
 
-  std::mutex mutex_;  // of all that follows, except the threads
+  std::mutex mutex_;  // guards all that follows, except the threads
   std::condition_variable changed_;
   std::vector<Buffer> free_;
   std::deque<Full> full_;
   bool stop_ = false;
   std::exception_ptr error_;
-  std::vector<std::pair<int64_t, int64_t>> writing_;  // for each thread: the bytes [first, second) that it is writing
+  std::vector<std::pair<int64_t, int64_t>> writing_;  // each thread's bytes [first, second) that it is writing
   std::vector<std::thread> threads_;                  // started by the first write
 };
 

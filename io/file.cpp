@@ -162,7 +162,7 @@ void AtomicFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
   }
   const auto write_part = [&](int64_t begin, int64_t end) {
     if (begin == end) return;
-    if (direct_) direct_->settle(offset + begin, offset + end);
+    if (direct_) direct_->wait_until_written(offset + begin, offset + end);
     write_all(file_.get(), path_, offset + begin,
               bytes.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
   };
@@ -209,7 +209,7 @@ void truncate_file(const std::string& path, int64_t bytes) {
 
 void make_folders(const std::string& path) {
   std::error_code error;
-  std::vector<std::string> parents;  // of the folders that are made
+  std::vector<std::string> parents;  // parents of the folders that are made
   fs::path above = fs::absolute(path, error).lexically_normal();
   for (; above.has_relative_path() && !fs::exists(fs::symlink_status(above, error)); above = above.parent_path())
     parents.push_back(above.parent_path().string());
@@ -291,7 +291,7 @@ class Glob {
       if (part != kAnyDepth && part.find(kAnyDepth) != std::string::npos)
         fail("{}: ** matches folders at any depth only if it stands alone, as in DIR/**/*.txt", pattern);
   }
-  // The files that match, sorted. Folders do not.
+  // The files that match, sorted. Folders do not match.
   std::vector<std::string> files() {
     if (!parts_.empty()) match("", 0);
     std::sort(found_.begin(), found_.end());
@@ -358,7 +358,7 @@ class Glob {
       }
   }
 
-  // ** is no folder at all or any number of them, but not those whose names begin with a point. Links to folders are
+  // ** is no folder or any number of folders, but not those whose names begin with a point. Links to folders are
   // followed, except back to a folder on the way.
   void match_any_depth(const std::string& folder, size_t part) {
     std::error_code error;

@@ -1,4 +1,4 @@
-// Files of the operating system: checked reads, atomic writes, appended lines, globs, folders. Every failure throws an
+// The operating system's files: checked reads, atomic writes, appended lines, globs, folders. Every failure throws an
 // Error with the path, the operation and the system's reason.
 #pragma once
 #include <cstddef>
@@ -34,7 +34,7 @@ class InputFile {
  public:
   explicit InputFile(const std::string& path);
   const std::string& path() const { return path_; }
-  int64_t size() const { return size_; }  // size in bytes at the time when the file was opened
+  int64_t size() const { return size_; }  // size in bytes when the file was opened
   // Fills `out` with the bytes from `offset` on. Throws if the file ends earlier.
   void read(int64_t offset, std::span<std::byte> out) const;
   // Bytes from `offset` on; fewer than `bytes` only at the file's end.
@@ -49,7 +49,7 @@ class InputFile {
 class DirectWriter;
 
 // A file that appears under its name completely or not at all: it is written under temporary_name() in the same folder,
-// and commit() renames it. Without commit() the destructor removes the temporary file, and an older file of that name
+// and commit() renames it. Without commit() the destructor removes the temporary file, and an older file with that name
 // is kept.
 class AtomicFile {
  public:
@@ -60,9 +60,9 @@ class AtomicFile {
   AtomicFile(AtomicFile&&) = delete;
   ~AtomicFile();
 
-  void write(std::span<const std::byte> bytes);  // appends at the end of the file
+  void write(std::span<const std::byte> bytes);  // appends at the file's end
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  // Writes at any offset; size() grows to include it. Of pieces of some MiB, most bytes go past the page cache
+  // Writes at any offset; size() grows to include it. In pieces of some MiB, most bytes go past the page cache
   // (io/direct_writer.h), and their errors may appear in a later call.
   void write_at(int64_t offset, std::span<const std::byte> bytes);
   int64_t size() const { return size_; }
@@ -77,8 +77,8 @@ class AtomicFile {
   bool left_ = false;
 };
 
-// A file to which pieces of text are appended. Each piece is one write(2), so it is in the file even if this process
-// then aborts.
+// A file to which text pieces are appended. Each piece is one write(2), so it is in the file even if this process then
+// aborts.
 class AppendFile {
  public:
   explicit AppendFile(const std::string& path);  // existing content is kept
@@ -91,13 +91,13 @@ class AppendFile {
 };
 
 std::string read_file(const std::string& path);
-void write_file_atomically(const std::string& path, std::string_view text);  // through an AtomicFile
+void write_file_atomically(const std::string& path, std::string_view text);  // uses an AtomicFile
 
 void truncate_file(const std::string& path, int64_t bytes);
 
-// Creates parents too; existing folders are no error, a file of that name is.
+// Creates parents too; existing folders are no error, a file with that name is.
 void make_folders(const std::string& path);
-void sync_folder(const std::string& path);  // afterwards a rename or new file in the folder survives a power failure
+void sync_folder(const std::string& path);  // a rename or new file in the folder then survives a power failure
 void sync_tree(const std::string& path);    // syncs all files below the folder, then the folders
 void remove_tree(const std::string& path);  // an absent path is no error; symbolic links are removed, not followed
 
@@ -108,9 +108,9 @@ bool is_temporary(const std::string& name, std::string* target = nullptr);
 // containers a process id.
 std::string temporary_name(const std::string& name);
 
-// The files (not folders) that match the patterns, in the order of the patterns, sorted within each. A file that
-// several patterns or links lead to is listed once. A part ** matches folders at any depth. A pattern without a match
-// throws an Error that names it, and so does a folder that cannot be listed or a link without a target.
+// The files (not folders) that match the patterns, in pattern order, sorted within each. A file that several patterns
+// or links lead to is listed once. A part ** matches folders at any depth. A pattern without a match throws an Error
+// that names it, and so does a folder that cannot be listed or a link without a target.
 std::vector<std::string> expand_globs(std::span<const std::string> patterns);
 
 }  // namespace triad

@@ -1,4 +1,4 @@
-// Whether a string is the name of a file in a folder, without a path.
+// Whether a string is a file name in a folder, without a path.
 #pragma once
 #include <string_view>
 

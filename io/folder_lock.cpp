@@ -51,8 +51,8 @@ bool FolderLock::take_within(double seconds, const std::string& folder) {
 std::string lock_holder(const std::string& folder) {
   struct stat info {};
   if (::stat(folder.c_str(), &info) != 0) return "";
-  // What to find in /proc/locks. The line of a lock is "1: FLOCK  ADVISORY  WRITE 8806 fe:00:10952755 0 EOF"; lines of
-  // waiting processes look different.
+  // What to find in /proc/locks. A lock's line is "1: FLOCK  ADVISORY  WRITE 8806 fe:00:10952755 0 EOF"; waiting
+  // processes' lines look different.
   const std::string wanted = fmt::format("{:02x}:{:02x}:{}", major(info.st_dev), minor(info.st_dev), info.st_ino);
   std::ifstream locks("/proc/locks");
   for (std::string line; std::getline(locks, line);) {

@@ -1,6 +1,6 @@
 // FolderLock: lets at most one process write in a folder. The lock is flock(2) on the folder itself: it creates no
-// file, survives the removal of the folder's files, and ends with the process. Processes on other hosts see the lock
-// only if the file system supports that; NFS does not.
+// file, survives removing the folder's files, and ends with the process. Processes on other hosts see the lock only if
+// the file system supports that; NFS does not.
 #pragma once
 #include <string>
 

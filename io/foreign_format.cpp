@@ -61,7 +61,7 @@ std::string_view find_magic(const Format (&formats)[N], std::string_view head) {
   return {};
 }
 
-// A tar header: its checksum is the sum of its 512 bytes, in which the checksum's own 8 bytes count as blanks.
+// A tar header: its checksum sums its 512 bytes, in which the checksum's own 8 bytes count as blanks.
 bool is_tar(std::string_view head) {
   constexpr size_t kHeader = 512, kSum = 148, kSumBytes = 8;
   if (head.size() < kHeader || head[0] == '\0') return false;
@@ -78,25 +78,25 @@ bool is_tar(std::string_view head) {
   return digits && sum == stored;
 }
 
-// A pickle of protocol 2 or later: the protocol, then an opcode with which the pickles of dicts, lists, tuples, classes
+// A pickle with protocol 2 or later: the protocol, then an opcode with which pickles of dicts, lists, tuples, classes
 // and torch.save begin.
 bool is_pickle(std::string_view head) {
   if (head.size() < 3 || head[0] != '\x80' || head[1] < 2 || head[1] > 5) return false;
   return "\x95\x8a}])(cXK\x8c"sv.find(head[2]) != std::string_view::npos;
 }
 
-// A stream of Arrow messages, as Hugging Face's datasets write it: a continuation mark, then the message's length.
+// An Arrow message stream, as Hugging Face's datasets write it: a continuation mark, then the message's length.
 bool is_arrow_stream(std::string_view head) {
   return head.size() >= 8 && head.starts_with("\xff\xff\xff\xff"sv) && head[6] == '\0' && head[7] == '\0';
 }
 
-// The length of a safetensors header is at most 100,000,000, so its upper four bytes are zero.
+// A safetensors header's length is at most 100,000,000, so its upper four bytes are zero.
 bool is_safetensors_head(std::string_view head) {
   return head.size() > 8 && head.substr(4, 4) == "\0\0\0\0"sv && head[8] == '{';
 }
 
-// UTF-16 without a byte-order mark, from its bytes of one parity: of Latin text these are mostly NUL, of other
-// alphabets nearly always one of two values, which are NUL at blanks and line ends. The bytes of the other parity vary.
+// UTF-16 without a byte-order mark, from its bytes at even or odd places: in Latin text these are mostly NUL, in other
+// alphabets nearly always one of two values, which are NUL at blanks and line ends. The bytes at the other places vary.
 bool is_utf16(std::string_view head) {
   const size_t units = head.size() / 2;
   if (units < 2 || (head.size() < kFormatBytes && head.size() % 2 != 0)) return false;
@@ -108,7 +108,7 @@ bool is_utf16(std::string_view head) {
     const size_t nul = uppers[0];
     if (nul == 0 || lowers[0] * 8 > nul) continue;
     if (nul * 4 >= units * 3) return true;
-    constexpr size_t kFewest = 16;  // of fewer units the spread of values says little
+    constexpr size_t kFewest = 16;  // spread of values says little with fewer units
     const auto top_two = [](const size_t(&values)[256]) {
       size_t sorted[256];
       std::copy(std::begin(values), std::end(values), sorted);
@@ -123,7 +123,7 @@ bool is_utf16(std::string_view head) {
 }  // namespace
 
 std::string_view packed_format(std::string_view head) {
-  // bzip2: three letters that a text may begin with, too, a digit, and the first bytes of a block or of the end.
+  // bzip2: three letters that a text may begin with, too, a digit, and the first bytes of a block or the end.
   if (head.starts_with("BZh") && (head.substr(4).starts_with("1AY") || head.substr(4).starts_with("\x17rE")))
     return "bzip2";
   return find_magic(kPacked, head);

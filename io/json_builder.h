@@ -1,7 +1,6 @@
-// Builds a JSON value from the events of nlohmann's SAX parser, in time linear in the length of the text. The library's
-// own parsers are slower: with a callback they visit all elements of an object at the end of each element, and an
-// ordered_json compares a new key with all keys before it. Works for any basic_json type; callers use parse_json of
-// io/json_config.h.
+// Builds a JSON value from nlohmann's SAX parser events, in time linear in the text's length. The library's own parsers
+// are slower: with a callback they visit all of an object's elements after each element, and an ordered_json compares a
+// new key with all keys before it. Works for any basic_json type; callers use parse_json (io/json_config.h).
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -50,7 +49,7 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
  private:
   struct Open {
     AnyJson* value;
-    std::unordered_set<std::string> keys;  // the keys of an open object so far; empty for a list
+    std::unordered_set<std::string> keys;  // an open object's keys so far; empty for a list
   };
 
   explicit JsonBuilder(const std::string& what) : what_(what) {}

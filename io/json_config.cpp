@@ -30,7 +30,7 @@ template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments) {
   if (const std::string_view packed = packed_format(text.substr(0, kFormatBytes)); !packed.empty())
     fail("{}: is {}, no JSON", what, packed);
-  // The parser takes a NUL after a value for the end of the text, and so would leave out what follows.
+  // The parser takes a NUL after a value for the text's end, and so would leave out what follows.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     fail("{}: byte {} is NUL, which no JSON holds", what, nul + 1);
   return JsonBuilder<AnyJson>::build(text, what, comments);
@@ -87,7 +87,8 @@ namespace json_config {
 
 void wrong_value(const std::string& key, const Json& value, const std::string& allowed) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
-  const bool broken = text.starts_with('[') || text.starts_with('{');  // by --set, which reads it as JSON if it is
+  const bool broken = text.starts_with('[') || text.starts_with('{');  // what --set passes, which is read as JSON if it
+                                                                       // is
   fail_usage("{} is {}: {} is allowed{}", key, brief(value), allowed,
              broken ? "; it is a string, because it is not valid JSON" : "");
 }

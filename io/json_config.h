@@ -32,20 +32,19 @@ void visit(KernelChoices& c, V&& v) {
   v("matmul", c.matmul, "matrix products", Rule{});
 }
 
-// Limit on the nesting of objects and lists, because copying and dumping them recurses. Triad's own files are nested 3
-// deep.
+// How deep objects and lists may nest, because copying and dumping them recurses. Triad's own files are nested 3 deep.
 inline constexpr int kMaxJsonDepth = 64;
 enum class JsonComments { refused, allowed };
 // Parses JSON text in linear time. Throws an Error that begins with `what` if the text is not JSON, is nested deeper
-// than kMaxJsonDepth, or has a key twice in one object. AnyJson is Json, which keeps the order of keys, or
-// nlohmann::json, which finds a key among many in logarithmic time.
+// than kMaxJsonDepth, or has a key twice in one object. AnyJson is Json, which keeps key order, or nlohmann::json,
+// which finds a key among many in logarithmic time.
 template <class AnyJson = Json>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments = JsonComments::refused);
 
 // The value as JSON text, on one line if indent < 0. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& value, int indent);
 
-// The beginning of a value's JSON text, for messages.
+// How a value's JSON text begins, for messages.
 template <class AnyJson>
 std::string brief(const AnyJson& value) {
   constexpr size_t kBytes = 80;
@@ -53,7 +52,7 @@ std::string brief(const AnyJson& value) {
 }
 
 // Reads a config file: one JSON object, with // and /* */ comments. A file that is missing, empty, cut or not an object
-// throws a UsageError that names it, and so does the config.json of a transformers folder.
+// throws a UsageError that names it, and so does a transformers folder's config.json.
 Json read_json_file(const std::string& path);
 // Applies an option `--set group.key=value`. The value is parsed as JSON; if it is not JSON, it is a string, which must
 // be UTF-8.
@@ -67,7 +66,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, int64_t& out
 void read_value(const std::string& key, const Json& j, const Rule&, double& out);
 void read_value(const std::string& key, const Json& j, const Rule&, std::string& out);
 void read_value(const std::string& key, const Json& j, const Rule&, std::vector<std::string>& out);
-void read_value(const std::string& key, const Json& j, const Rule&, std::vector<double>& out);  // rule: of each number
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<double>& out);  // rule: each number's
 Json choices_to_json(const KernelChoices&);
 template <class E>
 requires std::is_enum_v<E>
@@ -78,17 +77,17 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
   wrong_value(key, j, all_words<E>());
 }
 
-// Reads one word for the kernels of all operations, or an object with a word for some of them; the others become auto.
+// Reads one word for all operations' kernels, or an object with a word for some of them; the others become auto.
 void read_value(const std::string& key, const Json& j, const Rule&, KernelChoices& out);
 
-// A list of structs with visited fields.
+// Lists of structs with visited fields.
 template <class T>
 inline constexpr bool is_object_list = false;
 template <class T>
 inline constexpr bool is_object_list<std::vector<T>> = std::is_class_v<T> && !std::is_same_v<T, std::string>;
 template <class T>
 Json objects_to_json(const std::vector<T>& objects);
-// Reads a list of objects, not empty, or null for an empty list. Absent keys of an object have their defaults.
+// Reads a list of objects, not empty, or null for an empty list. An object's absent keys have their defaults.
 template <class T>
 requires is_object_list<std::vector<T>>
 void read_value(const std::string& key, const Json& j, const Rule&, std::vector<T>& out);
@@ -105,8 +104,7 @@ Json to_json(const T& value) {
     return value;
 }
 
-// Visitor that reads the fields of a group of a config. It collects the known keys, and the required keys that are
-// absent.
+// Visitor that reads the fields in a config group. It collects the known keys, and the required keys that are absent.
 struct Reader {
   const std::string& group;
   const Json& object;
@@ -125,8 +123,8 @@ struct Reader {
   }
 };
 
-// Throws for a key that is not in `known`. elsewhere: full names (group.key) of the keys of other groups, one of which
-// may be suggested.
+// Throws for a key that is not in `known`. elsewhere: other groups' keys by full name (group.key), one of which may be
+// suggested.
 void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
                  const std::vector<std::string>& elsewhere = {});
 const Json& group_object(const Json& root, const std::string& group);
@@ -165,8 +163,8 @@ Json objects_to_json(const std::vector<T>& objects) {
 
 }  // namespace json_config
 
-// Reads one group of a config. require: absent required keys throw (false for the group nsa of a dense model).
-// elsewhere: see check_known.
+// Reads one config group. require: absent required keys throw (false for the group nsa in a dense model). elsewhere:
+// see check_known.
 template <class Group>
 void read_group(const Json& root, const std::string& name, Group& group, bool require,
                 const std::vector<std::string>& elsewhere = {}) {

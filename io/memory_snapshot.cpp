@@ -18,7 +18,7 @@ constexpr const char* kUnknown = "unknown";  // the category "unknown", which th
 
 // ---- statistics for memory_stats ----
 
-// all: of all memory; large: of requests above 1 MiB (the "large pool"); small: of the others (the "small pool").
+// all: all memory; large: requests above 1 MiB (the "large pool"); small: the others (the "small pool").
 struct Stat {
   Total all, large, small;
 };
@@ -48,7 +48,7 @@ Stats count(const MemorySnapshot& s) {
   sum(stats.count, &MemoryLog::Pool::count);
   sum(stats.bytes, &MemoryLog::Pool::bytes);
   sum(stats.requested, &MemoryLog::Pool::requested);
-  // The arena is one device allocation, which belongs to the large pool. Its inactive bytes are those that no tensor
+  // The arena is one device allocation, which belongs to the large pool. Inactive bytes are those that no tensor
   // occupies: they grow when temporaries are freed and shrink when temporaries are allocated.
   stats.segments.all = stats.segments.large = {1, 1, 1, 0};
   stats.reserved.all = stats.reserved.large = {s.arena_bytes, s.arena_bytes, s.arena_bytes, 0};
@@ -65,20 +65,20 @@ Stats count(const MemorySnapshot& s) {
 
 constexpr int kWidth = 75;
 
-// A size as a cell of the table. The unit is that of of_all, the row's first line, so that all lines of a row have the
-// same unit.
-std::string size_cell(int64_t bytes, int64_t of_all) {
+// A size as a table cell. The unit comes from `total`, the row's first line, so that all lines in a row have the same
+// unit.
+std::string size_cell(int64_t bytes, int64_t total) {
   constexpr const char* kUnits[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
   constexpr double kStep = 768 * 1024;
-  double scale = static_cast<double>(of_all);
+  double scale = static_cast<double>(total);
   int unit = 0;
   for (; unit < 5 && scale >= kStep; ++unit) scale /= 1024, bytes /= 1024;
   return fmt::format("{:6d} {}", bytes, kUnits[unit]);
 }
-std::string count_cell(int64_t n, int64_t of_all) {
+std::string count_cell(int64_t n, int64_t total) {
   constexpr const char* kUnits[] = {" ", "K", "M"};
   constexpr double kStep = 750 * 1000;
-  double scale = static_cast<double>(of_all);
+  double scale = static_cast<double>(total);
   int unit = 0;
   for (; unit < 2 && scale >= kStep; ++unit) scale /= 1000, n /= 1000;
   return fmt::format("{:7d} {} ", n, kUnits[unit]);
@@ -212,7 +212,7 @@ class SnapshotPickle {
     frames("arena", "engine/memory.cpp", 0);
     w_.text("blocks");
     w_.begin_list();
-    int64_t end = 0;  // end of the last block; the blocks must cover the segment without gaps
+    int64_t end = 0;  // where the last block ends; the blocks must cover the segment without gaps
     const auto hole_up_to = [&](int64_t offset) {
       if (offset > end) block(at(end), offset - end, 0, "inactive", "", "", 0);
       end = offset;
@@ -385,7 +385,7 @@ Json memory_stats(const MemorySnapshot& s) {
   j["num_device_free"] = 0;
   j["num_ooms"] = s.oom ? 1 : 0;
   j["num_sync_all_streams"] = 0;
-  // Keys of Triad's own, which memory_stats does not have.
+  // Triad's own keys, which memory_stats does not have.
   Json categories = Json::object(), tensors = Json::array();
   for (const MemorySnapshot::Category& c : s.categories()) categories[c.name] = c.bytes;
   for (const MemorySnapshot::Block& b : s.blocks) {

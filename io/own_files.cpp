@@ -27,7 +27,7 @@ bool is_mount(const std::string& path) {
       (info.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) != 0)
     return (info.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 #endif
-  // An older kernel does not say so; a mount of another file system shows itself by its device.
+  // An older kernel does not say so; another file system's mount shows itself by its device.
   struct stat own {
   }, parent{};
   return ::lstat(path.c_str(), &own) == 0 && S_ISDIR(own.st_mode) && ::stat((path + "/..").c_str(), &parent) == 0 &&
@@ -97,7 +97,7 @@ std::vector<std::string> foreign_in_checkpoint(const std::string& folder) {
   std::error_code error;
   if (is_link_or_mount(folder) || !fs::is_directory(folder, error)) return {folder};
   std::vector<std::string> foreign, tokenizer;
-  bool known = false;  // the folder holds a state or tensors of Triad, so the tokenizer is Triad's copy
+  bool known = false;  // the folder holds Triad's state or tensors, so the tokenizer is Triad's copy
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string path = entry.path().string(), name = entry.path().filename().string();
     if (name.starts_with(".nfs")) continue;  // a removed file that a process still reads, on NFS

@@ -13,8 +13,8 @@ constexpr char kProto = '\x80', kMark = '(', kStop = '.';
 constexpr char kEmptyDict = '}', kSetItems = 'u', kEmptyList = ']', kAppends = 'e', kTuple2 = '\x86';
 constexpr char kTrue = '\x88', kFalse = '\x89', kBinInt = 'J', kBinInt1 = 'K', kLong1 = '\x8a', kBinFloat = 'G';
 constexpr char kBinUnicode = 'X', kBinPut = 'q', kLongBinPut = 'r', kBinGet = 'h', kLongBinGet = 'j';
-// Number of list items written as one batch. PyTorch's viewer passes the items of a batch as arguments of one
-// JavaScript call, which may have some 120,000.
+// How many list items are written as one batch. PyTorch's viewer passes a batch's items as arguments to one JavaScript
+// call, which may have some 120,000.
 constexpr int64_t kBatch = 1000;
 constexpr uint32_t kShortIds = 256;
 }  // namespace
@@ -106,7 +106,7 @@ void PickleWriter::text(std::string_view value) {
 
 void PickleWriter::pair(int64_t first, int64_t second) {
   item();
-  open_.push_back({.list = false});  // marks that the pair's two values are not items of the enclosing list
+  open_.push_back({.list = false});  // marks that the pair's two values are not items in the enclosing list
   integer(first);
   integer(second);
   open_.pop_back();

@@ -8,7 +8,7 @@
 
 namespace triad {
 
-// Writes values in sequence. In a dict, keys and values alternate. Each call of a begin_ function needs a call of its
+// Writes values in sequence. In a dict, keys and values alternate. Each call to a begin_ function needs a call to its
 // end_ function.
 class PickleWriter {
  public:
@@ -35,10 +35,10 @@ class PickleWriter {
   bool again(const std::string& name);
   void keep(const std::string& name);
 
-  std::string finish();  // the bytes of the file
+  std::string finish();  // the file's bytes
 
  private:
-  // Every value is written after a call of item(). In a list, which is written in batches, it begins a new batch where
+  // Every value is written after a call to item(). In a list, which is written in batches, it begins a new batch where
   // needed.
   void item();
   void little_endian(uint64_t value, int bytes);

@@ -27,7 +27,7 @@ constexpr const char* kMetadataKey = "__metadata__";
 
 struct FileType {
   const char* word;
-  int64_t bits;  // size of an element
+  int64_t bits;  // bits per element
   std::optional<DType> engine;
 };
 const std::array<FileType, 22> kTypes = {
@@ -47,7 +47,7 @@ const char* word_of_dtype(DType dtype) {
   return std::find_if(kTypes.begin(), kTypes.end(), [&](const FileType& t) { return t.engine == dtype; })->word;
 }
 
-// The header's length in bytes, which the first 8 bytes of the file hold. The file must have 8 bytes.
+// The header's length in bytes, which the file's first 8 bytes hold. The file must have 8 bytes.
 uint64_t header_length(const InputFile& file) {
   uint64_t bytes = 0;
   file.read(0, std::as_writable_bytes(std::span(&bytes, 1)));
@@ -62,8 +62,8 @@ int64_t size_value(const std::string& path, const std::string& name, const char*
   return static_cast<int64_t>(value.get<uint64_t>());
 }
 
-// Parses one entry of the header and checks it without regard to the others. Its offsets are relative to the start of
-// the data.
+// Parses one header entry and checks it without regard to the others. Its offsets are relative to the start of the
+// data.
 TensorEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value) {
   const std::string called = shortened(name);  // the tensor's name, shortened for messages
   TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, called, brief(value));
@@ -228,7 +228,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     places_.push_back({.spec = std::move(spec)});
     places_.back().bytes = places_.back().spec.shape.numel() * size_of(places_.back().spec.dtype);
   }
-  // Offsets are relative to the end of the header, so the header's length does not depend on them.
+  // Offsets are relative to the header's end, so the header's length does not depend on them.
   int64_t offset = 0;
   for (Place& place : places_) {
     place.begin = offset;
@@ -272,7 +272,7 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
   Place& place = places_[it->second];
   TRIAD_CHECK(place.written + static_cast<int64_t>(piece.size()) <= place.bytes, "{}: tensor {} has {} bytes, not {}",
               path_, name, place.bytes, place.written + static_cast<int64_t>(piece.size()));
-  // In slices that stay in the cache between the checksum and the copy, and end with a block of the file.
+  // In slices that stay in the cache between the checksum and the copy, and end with a file block.
   constexpr int64_t kSlice = int64_t{8} << 20;
   while (!piece.empty()) {
     const int64_t at = place.begin + place.written, end = (at + kSlice) / DirectWriter::kBlock * DirectWriter::kBlock;

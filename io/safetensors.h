@@ -1,5 +1,5 @@
-// Reads and writes safetensors files: a JSON header with the name, dtype, shape and offsets of each tensor, then the
-// tensors' bytes, little-endian. Files written here hold a CRC-32 of every tensor in `__metadata__` (key "crc32/NAME",
+// Reads and writes safetensors files: a JSON header with each tensor's name, dtype, shape and offsets, then the
+// tensors' bytes, little-endian. Files written here hold every tensor's CRC-32 in `__metadata__` (key "crc32/NAME",
 // eight hex digits). Files without checksums can be read too.
 #pragma once
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace triad {
 
-// A tensor of an opened file. `dtype` is the format's word ("F32", "BF16", "F16", ...), which the engine may not
+// A tensor in an opened file. `dtype` is the format's word ("F32", "BF16", "F16", ...), which the engine may not
 // support.
 struct TensorEntry {
   std::string name, dtype;
   std::vector<int64_t> shape;
-  int64_t begin = 0, end = 0;  // range of the tensor's bytes, counted from the start of the file
+  int64_t begin = 0, end = 0;  // the tensor's byte range, counted from the start of the file
 
   int64_t bytes() const { return end - begin; }
   int64_t numel() const;
@@ -37,21 +37,21 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
-  const std::vector<TensorEntry>& entries() const { return entries_; }  // in the order in which they are stored
+  const std::vector<TensorEntry>& entries() const { return entries_; }  // order: as stored
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const TensorEntry* find(std::string_view name) const;  // nullptr if absent
   const TensorEntry& at(std::string_view name) const;    // throws an Error with tensor and file if there is none
-  // Fills `out`, whose size must be the tensor's, with the tensor's bytes. If the file has a checksum of the tensor, it
-  // is verified; a mismatch throws an Error that names the tensor.
+  // Fills `out`, whose size must be the tensor's, with the tensor's bytes. If the file has the tensor's checksum, it is
+  // verified; a mismatch throws an Error that names the tensor.
   void read(const TensorEntry&, std::span<std::byte> out) const;
   std::vector<std::byte> read(const TensorEntry&) const;
-  // Fills `out` with bytes of the tensor from its byte `first` on. No checksum is verified, which needs the whole
-  // tensor; verify() does so, given the CRC-32 of all its bytes, if the file has one of the tensor.
+  // Fills `out` with the tensor's bytes from byte `first` on. No checksum is verified, which needs the whole tensor;
+  // verify() does so, given the CRC-32 over all its bytes, if the file has the tensor's.
   void read_bytes(const TensorEntry&, int64_t first, std::span<std::byte> out) const;
   bool has_checksum(const TensorEntry&) const;
   void verify(const TensorEntry&, uint32_t crc) const;
-  // A checksum of the whole content, computed from the header alone: from the tensors' names, dtypes, shapes and
-  // checksums, in any order. nullopt if the file lacks the checksum of a tensor.
+  // The whole content's checksum, computed from the header alone: from the tensors' names, dtypes, shapes and
+  // checksums, in any order. nullopt if the file lacks a tensor's checksum.
   std::optional<uint32_t> checksum() const;
 
  private:
@@ -73,8 +73,8 @@ struct TensorSpec {
 };
 
 // SafetensorsWriter: writes a file tensor by tensor, so that no second copy of a model is needed: declare all tensors,
-// pass the bytes of each in pieces, finish. Tensors are ordered by descending alignment, then by name, so that each is
-// aligned in a mapped file. Equal tensors and metadata give equal bytes, for any order of the calls.
+// pass each one's bytes in pieces, finish. Tensors are ordered by descending alignment, then by name, so that each is
+// aligned in a mapped file. Equal tensors and metadata give equal bytes, in any call order.
 class SafetensorsWriter {
  public:
   // metadata: added to the header's metadata, next to "format": "pt" and the checksums.
@@ -95,7 +95,7 @@ class SafetensorsWriter {
 
   std::string path_;
   std::map<std::string, std::string> metadata_;
-  std::vector<Place> places_;  // in the order in which they are stored
+  std::vector<Place> places_;  // order: as stored
   std::map<std::string, size_t, std::less<>> index_;
   AtomicFile file_;
 };

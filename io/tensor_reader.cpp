@@ -42,7 +42,7 @@ void convert(std::span<const std::byte> raw, std::span<float> out) {
   for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(from[i]);
 }
 
-// The pieces of all ranges: those of one file in the order of the ranges, and one of each file in turn, so that several
+// The pieces of all ranges: one file's in the order of the ranges, and one from each file in turn, so that several
 // files are read at a time.
 std::vector<Piece> pieces_of(std::span<const TensorRange> ranges, int64_t most) {
   std::map<std::string, std::deque<Piece>> by_file;
@@ -105,7 +105,7 @@ class ParallelReader {
     return {reinterpret_cast<float*>(memory_.data()) + buffer * largest_, static_cast<size_t>(piece.end - piece.begin)};
   }
 
-  // The next full buffer. Throws the error of a thread.
+  // The next full buffer. Throws a thread's error.
   Full take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !full_.empty() || error_ != nullptr; });
@@ -116,7 +116,7 @@ class ParallelReader {
   }
 
   void work() {
-    std::vector<std::byte> raw;  // the bytes of a piece that is not f32
+    std::vector<std::byte> raw;  // bytes of a piece that is not f32
     try {
       for (;;) {
         Full full;
@@ -172,10 +172,10 @@ class ParallelReader {
   std::span<const TensorRange> ranges_;
   std::vector<Piece> pieces_;
   int64_t largest_, buffers_;
-  PinnedMemory memory_;  // buffers_ pieces of largest_ floats
+  PinnedMemory memory_;  // buffers_ pieces, largest_ floats each
   std::vector<PartialSum> sums_;
 
-  std::mutex mutex_;  // of all that follows, except the threads
+  std::mutex mutex_;  // guards all that follows, except the threads
   std::condition_variable changed_;
   size_t next_ = 0;  // the first piece that no thread has begun
   std::vector<int64_t> free_;

@@ -1,5 +1,5 @@
 // Reads ranges of float tensors from safetensors files as f32, with several threads: each range is cut into pieces,
-// which the threads read, convert and checksum in buffers of their own. So host memory holds a few pieces and no whole
+// which the threads read, convert and checksum in their own buffers. So host memory holds a few pieces and no whole
 // model, and large tensors and several files are read in parallel.
 #pragma once
 #include <cstdint>
@@ -12,15 +12,15 @@
 
 namespace triad {
 
-// The elements [begin, end) of a tensor of a file, both of which must outlive the call.
+// A tensor's elements [begin, end) in a file, both of which must outlive the call.
 struct TensorRange {
   const SafetensorsFile* file = nullptr;
   const TensorEntry* entry = nullptr;
   int64_t begin = 0, end = 0;
 };
 
-// What some ranges of a tensor contribute to its CRC-32. A CRC-32 is linear: if ranges, read by one process or by
-// several, cover a tensor exactly once, the sum of their PartialSums is that of the tensor, in any order.
+// What some of a tensor's ranges contribute to its CRC-32. A CRC-32 is linear: if ranges, read by one process or by
+// several, cover a tensor exactly once, their PartialSums add up to the tensor's, in any order.
 struct PartialSum {
   int64_t bytes = 0;
   uint32_t crc = 0;
@@ -30,11 +30,11 @@ struct PartialSum {
     return *this;
   }
 };
-// Throws an Error that names the tensor if the file has a checksum of it and the sum is another. A sum over less or
-// more than the tensor's bytes passes: nothing is known of it.
+// Throws an Error that names the tensor if the file has its checksum and the sum is another. A sum over less or more
+// than the tensor's bytes passes: nothing is known about it.
 void check_sum(const SafetensorsFile&, const TensorEntry&, const PartialSum&);
 
-// Receives elements of range number `range`, from element `first` of the tensor on.
+// Receives elements in range number `range`, from the tensor's element `first` on.
 using FloatSink = std::function<void(size_t range, int64_t first, std::span<const float> values)>;
 
 struct ReadOptions {
@@ -43,9 +43,9 @@ struct ReadOptions {
   int64_t piece_elements = 1 << 21;
 };
 
-// Passes every element of the ranges to the sink once, in any order of pieces, on the calling thread. The values are
-// valid until the sink returns. Verifies the checksum of a tensor that a range covers from begin to end; the results,
-// one PartialSum for each range, are for the others. Throws Error for a tensor that is not F32, BF16, F16 or F64, for a
+// Passes every element of the ranges to the sink once, in any piece order, on the calling thread. The values are valid
+// until the sink returns. Verifies a tensor's checksum if a range covers it from begin to end; the results, one
+// PartialSum for each range, are for the others. Throws Error for a tensor that is not F32, BF16, F16 or F64, for a
 // failed read, and what the sink throws.
 std::vector<PartialSum> read_ranges(std::span<const TensorRange>, const FloatSink&, const ReadOptions& = {});
 

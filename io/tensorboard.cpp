@@ -58,7 +58,7 @@ void put_doubles(std::string& out, int field, std::span<const double> values) {
   put_bytes(out, field, packed);
 }
 
-// Field numbers of the messages Event, Summary, Summary.Value, HistogramProto and SessionLog.
+// Field numbers in the messages Event, Summary, Summary.Value, HistogramProto and SessionLog.
 enum EventField { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7, kSourceMetadata = 10 };
 constexpr int kWriter = 1;
 constexpr int kSummaryValue = 1;
@@ -66,13 +66,13 @@ enum ValueField { kTag = 1, kSimpleValue = 2, kHistogram = 5, kTensor = 8, kMeta
 enum HistogramField { kMin = 1, kMax, kNum, kSum, kSumSquares, kBucketLimit, kBucket };
 constexpr int kSessionStatus = 1, kSessionStart = 1;
 
-// Field numbers of SummaryMetadata, its PluginData, TensorProto and TensorShapeProto.
+// Field numbers in SummaryMetadata, its PluginData, TensorProto and TensorShapeProto.
 enum MetadataField { kPluginData = 1, kDataClass = 4 };
 enum PluginField { kPluginName = 1, kPluginContent = 2 };
 enum TensorField { kType = 1, kShape = 2, kStrings = 8 };
 constexpr int kDim = 2, kDimSize = 1;
 constexpr int64_t kTypeFloat = 1, kTypeString = 7, kClassTensor = 2;
-// Field numbers of HParamsPluginData, SessionStartInfo, SessionEndInfo, of a map's entry, and of google.protobuf.Value.
+// Field numbers in HParamsPluginData, SessionStartInfo, SessionEndInfo, a map's entry, and google.protobuf.Value.
 enum HParamsField { kStartInfo = 3, kEndInfo = 4 };
 enum StartField { kHParams = 1, kStartTime = 5 };
 enum EndField { kStatus = 1, kEndTime = 2 };
@@ -80,8 +80,7 @@ enum MapField { kKey = 1, kMapValue = 2 };
 enum AnyField { kNumber = 2, kString = 3, kBool = 4 };
 constexpr int64_t kSuccess = 1;
 
-// Clamps a finite value to the range of float, so that a loss of 1e300 is drawn at the top instead of dropped as
-// infinite.
+// Clamps a finite value to float's range, so that a loss of 1e300 is drawn at the top instead of dropped as infinite.
 float nearest_float(double v) {
   constexpr double kMost = std::numeric_limits<float>::max();
   return static_cast<float>(std::isfinite(v) ? std::clamp(v, -kMost, kMost) : v);
@@ -94,7 +93,7 @@ std::string event(double wall_time, int64_t step) {
   return out;
 }
 
-// An Event message with one tensor value, which the named plugin of TensorBoard reads.
+// An Event message with one tensor value, which the named TensorBoard plugin reads.
 std::string plugin_event(double wall_time, int64_t step, std::string_view tag, std::string_view plugin,
                          std::string_view content, std::string_view tensor) {
   std::string data, metadata, value, summary, out = event(wall_time, step);
@@ -122,7 +121,7 @@ std::string hparams_event(double wall_time, std::string_view tag, std::string_vi
 
 // ---- histograms ----
 
-// The bucket limits of TensorFlow's own histograms: ratio 1.1, symmetric around zero.
+// TensorFlow's own histogram bucket limits: ratio 1.1, symmetric around zero.
 const std::vector<double>& bucket_limits() {
   static const std::vector<double> limits = [] {
     constexpr double kFirst = 1e-12, kLast = 1e20, kRatio = 1.1;
@@ -192,12 +191,11 @@ uint32_t masked_crc(std::string_view bytes) {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// The path of a new event file; readers look for "tfevents" in the name, and read a folder's files in the order of
-// their names. So this one sorts after those of earlier runs, even if the clock was put back or another host's is
-// ahead.
+// A new event file's path; readers look for "tfevents" in the name, and read a folder's files in name order. So this
+// one sorts after earlier runs', even if the clock was put back or another host's is ahead.
 std::string new_file(const std::string& folder) {
   constexpr std::string_view kPrefix = "events.out.tfevents.";
-  constexpr int64_t kLargest = 9'999'999'999;  // the largest time of ten digits
+  constexpr int64_t kLargest = 9'999'999'999;  // the largest ten-digit time
   make_folders(folder);
   std::string last;
   std::error_code unreadable;

@@ -27,7 +27,7 @@ struct Scalar {
 namespace tensorboard {
 std::string file_version(double wall_time);  // the first record of every file
 std::string scalars(double wall_time, int64_t step, std::span<const Scalar>);
-// A histogram of the finite values; values that are not finite are dropped.
+// A histogram over the finite values; others are dropped.
 std::string histogram(double wall_time, int64_t step, std::string_view tag, std::span<const double> values);
 // A text for the plugin "text", which renders it as Markdown.
 std::string text(double wall_time, int64_t step, std::string_view tag, std::string_view markdown);
@@ -35,7 +35,7 @@ std::string text(double wall_time, int64_t step, std::string_view tag, std::stri
 using HParam = std::pair<std::string, std::variant<bool, double, std::string>>;
 std::string session_start(double wall_time, std::span<const HParam>);
 std::string session_end(double wall_time);
-// A message after which readers drop the events of earlier files from this step on.
+// A message after which readers drop earlier files' events from this step on.
 std::string restart(double wall_time, int64_t step);
 // Names the program that has written a file.
 std::string written_by(double wall_time, std::string_view writer);
@@ -46,7 +46,7 @@ std::string record(std::string_view message);
 // Each call is one write(2).
 class EventFile {
  public:
-  // resume_step >= 0: makes readers drop the events of earlier files after that step.
+  // resume_step >= 0: makes readers drop earlier files' events after that step.
   EventFile(const std::string& folder, int64_t resume_step);
 
   void add(int64_t step, std::span<const Scalar>);

@@ -124,7 +124,7 @@ void WeightIndex::open_indexed() {
   const fs::path folder = fs::path(path_).parent_path();
   const std::string index = fs::path(path_).filename().string();
   const std::map<std::string, std::string> map = read_weight_map(path_);
-  std::map<std::string, size_t> positions;  // of each file in files_
+  std::map<std::string, size_t> positions;  // position of each file in files_
   for (const auto& [tensor, file] : map) positions.emplace(file, 0);
   for (auto& [name, position] : positions) {
     const fs::path path = folder / name;

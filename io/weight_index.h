@@ -1,6 +1,6 @@
-// The tensors of a model, or of an optimizer's moments, in one safetensors file or in several. The layout is that of
-// Hugging Face's transformers: STEM.safetensors, or files STEM-00001-of-0000N.safetensors and
-// STEM.safetensors.index.json, which says in which file each tensor is.
+// A model's tensors, or an optimizer's moments, in one safetensors file or several. The layout is that of Hugging
+// Face's transformers: STEM.safetensors, or files STEM-00001-of-0000N.safetensors and STEM.safetensors.index.json,
+// which says in which file each tensor is.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -23,7 +23,7 @@ std::string index_file_name(const std::string& stem);                           
 // Whether a file has one of these names, for any number of parts.
 bool is_tensor_file_name(const std::string& name, const std::string& stem);
 
-// The path of a folder's tensors, for WeightIndex: of STEM.safetensors, unless the folder has only
+// The path of a folder's tensors, for WeightIndex: STEM.safetensors, unless the folder has only
 // STEM.safetensors.index.json. If it has both, the first is read, as by transformers.
 std::string tensors_path(const std::string& folder, const std::string& stem = kWeightsStem);
 bool has_tensors(const std::string& folder, const std::string& stem = kWeightsStem);
@@ -31,10 +31,10 @@ bool has_tensors(const std::string& folder, const std::string& stem = kWeightsSt
 // Throws if the folder holds an adapter (PEFT's adapter_config.json), which changes a model, without the model itself.
 void refuse_adapter(const std::string& folder);
 
-// The file of each tensor, from an index file: {"weight_map": {"TENSOR": "FILE", ...}}. A FILE is a name in the index's
+// Each tensor's file, from an index file: {"weight_map": {"TENSOR": "FILE", ...}}. A FILE is a name in the index's
 // folder, without a path. Throws an Error with the index's path, and the tensor or file, for anything else.
 std::map<std::string, std::string> read_weight_map(const std::string& path);
-// The text of an index file. total_bytes: of all tensors, without headers.
+// An index file's text. total_bytes: all tensors, without headers.
 std::string weight_map_json(const std::map<std::string, std::string>& file_of, int64_t total_bytes);
 
 // WeightIndex: all tensors at a path. The constructor reads the headers of all files, so that a missing or truncated
@@ -45,11 +45,11 @@ class WeightIndex {
   // path: a safetensors file, an index file, or a folder with model.safetensors or its index.
   explicit WeightIndex(const std::string& path);
 
-  const std::string& path() const { return path_; }                     // of the file or the index
+  const std::string& path() const { return path_; }                     // path of the file or the index
   const std::vector<SafetensorsFile>& files() const { return files_; }  // sorted by name
-  size_t count() const { return file_of_.size(); }                      // number of tensors
-  int64_t bytes() const;                                                // of all tensors
-  // The entry of a tensor, nullptr if there is none; at() throws an Error if there is none.
+  size_t count() const { return file_of_.size(); }                      // tensor count
+  int64_t bytes() const;                                                // all tensors' size
+  // A tensor's entry, nullptr if there is none; at() throws an Error if there is none.
   const TensorEntry* find(std::string_view name) const;
   const TensorEntry& at(std::string_view name) const;
   const SafetensorsFile& file_of(std::string_view name) const;  // throws an Error if there is no such tensor

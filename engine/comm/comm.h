@@ -160,7 +160,7 @@ class Comm {
   std::vector<Peer> peers_;
   double waited_ms_ = 0;
   bool recording_ = false;
-  Comm* const all_ = nullptr;                                    // for a group: the Comm to which it belongs
+  Comm* const all_ = nullptr;                                    // the Comm to which this group belongs; null: no group
   std::map<std::pair<int, int>, std::unique_ptr<Comm>> groups_;  // key: count and stride
 };
 

@@ -49,7 +49,7 @@ class CommGuard {
     std::string what = "none";
     bool under_way = false;
   };
-  Last last() const;  // on a stream, as the guard last saw it, at most 0.2 s ago
+  Last last() const;  // what the guard last saw on a stream, at most 0.2 s ago
   // Sets the file that receives the last collectives when the guard ends the process: one row for each, with the
   // seconds of its start and observed end.
   void record_to(std::string path);

@@ -144,9 +144,9 @@ class BestFitRows final : public RowSource {
   // A row's pieces; valid until the next call.
   const std::vector<Piece>& find(int64_t number) {
     const int64_t group = find_group(number);
-    const Packed& of_group = packed(group);
-    const auto rows = static_cast<int64_t>(of_group.rows.size());
-    return of_group.rows[groups_.shuffled(group, rows, number - first_row(group))];
+    const Packed& packed_group = packed(group);
+    const auto rows = static_cast<int64_t>(packed_group.rows.size());
+    return packed_group.rows[groups_.shuffled(group, rows, number - first_row(group))];
   }
   int64_t find_group(int64_t number) {
     if (number < first_rows_.front()) first_group_ = 0, first_rows_ = {0};

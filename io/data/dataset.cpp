@@ -238,12 +238,12 @@ class TokenRange final : public TokenSource {
  public:
   TokenRange(std::shared_ptr<const TokenSource> whole, int64_t begin, int64_t end, std::string what)
       : whole_(std::move(whole)), begin_(begin), end_(end), what_(std::move(what)) {
-    if (const DocumentIndex* of_whole = whole_->documents()) index_ = of_whole->part(begin, end);
+    if (const DocumentIndex* whole_index = whole_->documents()) index_ = whole_index->part(begin, end);
   }
   const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
   MaskView mask() const override {
-    const MaskView of_whole = whole_->mask();
-    return {.mask = of_whole.mask, .first = of_whole.first + begin_};
+    const MaskView whole_mask = whole_->mask();
+    return {.mask = whole_mask.mask, .first = whole_mask.first + begin_};
   }
   std::string warning() const override { return whole_->warning(); }
   DataFiles files() const override { return whole_->files(); }

@@ -13,10 +13,10 @@ namespace {
 
 // A batch's row number `row`, to be filled.
 Row row_of(Batch& batch, int64_t row, int64_t seq_len) {
-  const auto of_row = [&](std::vector<int32_t>& of_batch) {
-    return std::span(of_batch).subspan(static_cast<size_t>(row * seq_len), static_cast<size_t>(seq_len));
+  const auto row_span = [&](std::vector<int32_t>& values) {
+    return std::span(values).subspan(static_cast<size_t>(row * seq_len), static_cast<size_t>(seq_len));
   };
-  return {of_row(batch.tokens), of_row(batch.targets)};
+  return {row_span(batch.tokens), row_span(batch.targets)};
 }
 
 // Appends the document bounds in row number `row`; for a row without a sequence, `begins` is {0}.
@@ -69,9 +69,10 @@ Loader::~Loader() {
 
 int64_t Loader::Shared::count_targets(int64_t step) {
   if (step == counted_step) return n_targets;
-  const int64_t of_step = options.world * options.micro_steps * options.micro_batch;
+  const int64_t step_sequences = options.world * options.micro_steps * options.micro_batch;
   n_targets = 0;
-  for (int64_t i = 0; i < of_step; ++i) n_targets += rows->count_targets(options.first_sequence + step * of_step + i);
+  for (int64_t i = 0; i < step_sequences; ++i)
+    n_targets += rows->count_targets(options.first_sequence + step * step_sequences + i);
   counted_step = step;
   return n_targets;
 }

@@ -103,14 +103,14 @@ Record record_of_messages(const Object& messages, const std::string& place) {
   Record record{.parts = {}, .masked = true};
   for (size_t i = 0; i < messages.size(); ++i) {
     const Object& message = messages[i];
-    const std::string of_message = fmt::format("{}: message {}", place, i + 1);
-    if (!message.is_object()) fail("{} is {}: an object is needed", of_message, shown(message));
-    const std::string& role = string_in(message, "role", of_message);
+    const std::string message_place = fmt::format("{}: message {}", place, i + 1);
+    if (!message.is_object()) fail("{} is {}: an object is needed", message_place, shown(message));
+    const std::string& role = string_in(message, "role", message_place);
     if (role.empty() || role.find('\n') != std::string::npos)
-      fail("{}: `role` is \"{}\": one line is needed", of_message, shortened(role));
-    refuse_keys(kOfMessages, message, of_message);
+      fail("{}: `role` is \"{}\": one line is needed", message_place, shortened(role));
+    refuse_keys(kOfMessages, message, message_place);
     append(record, role + "\n", false);
-    append(record, string_in(message, "content", of_message) + "\n", is_learned(message, role, of_message));
+    append(record, string_in(message, "content", message_place) + "\n", is_learned(message, role, message_place));
   }
   return record;
 }

@@ -21,17 +21,17 @@ namespace {
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kGenerationFile = "generation_config.json";
-// Keys of an origin.
+// An origin's keys.
 constexpr const char *kConfig = "config", *kGeneration = "generation_config", *kEos = "eos_token_id";
 constexpr const char *kFiles = "files", *kTokenizer = "tokenizer";
 
-// An object of the file, with the prefix of its keys in messages.
+// An object in the file, with the prefix for its keys in messages.
 class Object {
  public:
   Object(const std::string& path, const Json& json, std::string prefix = "")
       : path_(path), json_(json), prefix_(std::move(prefix)) {}
 
-  // The value of a key; nullptr if it is absent or null, which transformers treats alike.
+  // A key's value; nullptr if it is absent or null, which transformers treats alike.
   const Json* find(const char* key) const {
     const auto it = json_.find(key);
     return it == json_.end() || it->is_null() ? nullptr : &*it;
@@ -85,7 +85,7 @@ class Object {
 
 constexpr double kMostPositions = 1e12;  // far above real lengths; exact as double and as int64_t
 
-// Whether `triad export` wrote the folder and import does not take it: the model is in no class of transformers.
+// Whether `triad export` wrote the folder and import does not take it: the model is in none of transformers' classes.
 bool is_triad_export(const Json& config) {
   const auto type = config.find("model_type");
   return type != config.end() && *type == "triad";
@@ -133,7 +133,7 @@ void refuse_unknown_arithmetic(const Object& file, HuggingFaceClass model_class)
 // Throws an Error if a layer attends within a sliding window that is shorter than the model's positions.
 void refuse_sliding_windows(const Object& file, const HuggingFaceConfig& c) {
   const std::string wanted = "layers with a sliding window cannot be taken";
-  constexpr int64_t kDefaultWindow = 4096, kDefaultFirstLayer = 28;  // of transformers
+  constexpr int64_t kDefaultWindow = 4096, kDefaultFirstLayer = 28;  // transformers' defaults
   const Json* types = file.find("layer_types");
   if (types != nullptr) {
     if (!types->is_array()) file.refuse("layer_types", *types, "a list is needed");
@@ -153,7 +153,7 @@ void refuse_sliding_windows(const Object& file, const HuggingFaceConfig& c) {
         fmt::format("null is needed, or a number not below max_position_embeddings = {}; {}", c.max_positions, wanted));
 }
 
-// transformers' factor of cos and sin for yarn, if neither attention_factor nor mscale sets another one.
+// transformers' factor on cos and sin for yarn, if neither attention_factor nor mscale sets another one.
 double yarn_scale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1; }
 
 void refuse_yarn_variants(const Object& rope, double factor) {
@@ -171,7 +171,7 @@ void refuse_yarn_variants(const Object& rope, double factor) {
   if (!rope.flag("truncate", true)) rope.refuse("truncate", false, "true is needed");
 }
 
-// The rotation's parameters: `rope_scaling` (files of the Hub, with rope_theta next to it) or `rope_parameters`
+// The rotation's parameters: `rope_scaling` (the Hub's files, with rope_theta next to it) or `rope_parameters`
 // (transformers 5). If a file has both, the first one counts, as in transformers.
 HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_positions) {
   static const Json kNone = Json::object();
@@ -209,7 +209,7 @@ HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_posi
       rope.refuse("high_freq_factor", r.high_freq, fmt::format("more than low_freq_factor = {} is needed", r.low_freq));
     return r;
   }
-  // transformers allows a null factor, for which it takes the quotient of the lengths.
+  // transformers allows a null factor, for which it takes the lengths' quotient.
   const double quotient = static_cast<double>(max_positions) / static_cast<double>(r.original_len);
   r.factor = rope.has("factor") ? rope.number("factor", at_least(1), quotient) : rope.number("factor", at_least(1));
   TRIAD_CHECK(r.factor >= 1, "{}: {} is null, and max_position_embeddings / {} is {}: 1 or more is needed", rope.path(),
@@ -271,7 +271,7 @@ void read_shape(const Object& file, HuggingFaceConfig& c) {
   c.max_positions = file.integer("max_position_embeddings", 1, kMostPositions, defaults.max_positions);
 }
 
-// CRC-32 of the files of a tokenizer, one after the other, in hexadecimal.
+// The CRC-32 over a tokenizer's files, one after the other, in hexadecimal.
 std::string checksum_of(const std::vector<Tokenizer::File>& files) {
   uLong crc = 0;
   for (const Tokenizer::File& file : files)
@@ -286,7 +286,7 @@ Json identity_of(const Tokenizer& tokenizer) {
   return checksum_of(files.empty() ? std::vector<Tokenizer::File>{{"", byte_tokenizer_json()}} : files);
 }
 
-// The same for the tokenizer's files in a folder, which need not be of a kind that Triad has.
+// The same for the tokenizer's files in a folder, which need not be a kind that Triad has.
 Json identity_in(const std::string& folder) {
   const fs::path path = find_tokenizer(folder);
   if (path.empty()) return Json();
@@ -373,7 +373,7 @@ Json read_origin(const std::string& folder, const HuggingFaceConfig& config, con
 }
 
 Json origin_for_tokens(Json origin, const Tokenizer& tokenizer, const std::string& name) {
-  // A checkpoint of an older program does not say which tokenizer was imported.
+  // An older program's checkpoint does not say which tokenizer was imported.
   if (!origin.is_object() || !origin.contains(kTokenizer) || name == kNoTokenizer) return origin;
   if (origin[kTokenizer] == identity_of(tokenizer)) return origin;
   origin.erase(kFiles);

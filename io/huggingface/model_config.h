@@ -1,6 +1,6 @@
-// Reads config.json of a model folder that Hugging Face's transformers has written: the classes whose arithmetic Triad
-// has. What Triad cannot compute is an Error that names the file, the key and the value. The struct has no types of
-// model/; tools/import.cpp maps it to a Config.
+// Reads config.json in a model folder that Hugging Face's transformers has written: the classes whose arithmetic Triad
+// has. What Triad cannot compute is an Error that names the file, the key and the value. The struct has no model/
+// types; tools/import.cpp maps it to a Config.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace triad {
 
-// The classes of transformers that `triad import` takes.
+// transformers' classes that `triad import` takes.
 enum class HuggingFaceClass { llama, mistral, qwen2, qwen3 };
 template <>
 struct EnumWords<HuggingFaceClass> {
@@ -25,7 +25,7 @@ struct EnumWords<HuggingFaceClass> {
       {"Qwen3ForCausalLM", HuggingFaceClass::qwen3}};
 };
 
-// The rotation of queries and keys. `type` is transformers' rope_type: default, linear, llama3 or yarn. The fields
+// How queries and keys are rotated. `type` is transformers' rope_type: default, linear, llama3 or yarn. The fields
 // after theta are used by the types that their comments name.
 struct HuggingFaceRope {
   std::string type = "default";
@@ -43,39 +43,38 @@ struct HuggingFaceConfig {
   double norm_eps = 1e-6, init_std = 0.02;
   bool tie_embeddings = false;
   bool qkv_bias = false;  // q_proj, k_proj and v_proj have biases (Qwen2)
-  bool qk_norm = false;   // RMSNorm of every head of q and k (Qwen3)
+  bool qk_norm = false;   // RMSNorm on every q and k head (Qwen3)
   HuggingFaceRope rope;
   Json json;  // the whole file, which an export keeps
 };
 
 // Reads and checks folder/config.json.
 HuggingFaceConfig read_huggingface_config(const std::string& folder);
-// Checks the JSON of a config.json; `path` is its name in messages.
+// Checks a config.json's JSON; `path` is its name in messages.
 HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path);
 
-// Whether the folder has a config.json with one of the keys `architectures` and `model_type`, which Triad's own configs
-// do not have. False too if the file cannot be read as JSON.
+// Whether the folder has a config.json with a key `architectures` or `model_type`, which Triad's own configs do not
+// have. False too if the file cannot be read as JSON.
 bool is_huggingface_folder(const std::string& folder);
-// Refuses such a folder where a checkpoint or a config of Triad is needed, and says how to get one. config: its
-// config.json.
+// Refuses such a folder where a Triad checkpoint or config is needed, and says how to get one. config: its config.json.
 [[noreturn]] void fail_huggingface_folder(const std::string& folder, const Json& config);
 
-// What an export needs of the folder that was imported, as state.json keeps it under `origin` (README.md here): the
-// class, config.json, generation_config.json, which tokenizer the folder has, and the texts of the tokenizer's small
+// What an export needs from the folder that was imported, as state.json keeps it under `origin` (README.md here): the
+// class, config.json, generation_config.json, which tokenizer the folder has, and the texts in the tokenizer's small
 // files, which must be UTF-8. tokenizer: the imported one; if it is NoTokenizer, the folder may hold one all the same.
 Json read_origin(const std::string& folder, const HuggingFaceConfig&, const Tokenizer& tokenizer);
 
-// The origin as far as it holds for a model whose tokens are those of `tokenizer`, named `name` in its config
-// (data.tokenizer; "none" says that the tokens are still the imported ones). If it is not the imported tokenizer, the
-// result lacks generation_config, the small files, and the ids of bos, eos and pad in config, because the model's
-// tokens mean something else now. A null origin stays null.
+// The origin as far as it holds for a model whose tokens are `tokenizer`'s, named `name` in its config (data.tokenizer;
+// "none" says that the tokens are still the imported ones). If it is not the imported tokenizer, the result lacks
+// generation_config, the small files, and config's ids for bos, eos and pad, because the model's tokens mean something
+// else now. A null origin stays null.
 Json origin_for_tokens(Json origin, const Tokenizer& tokenizer, const std::string& name);
-// Whether the result of origin_for_tokens is of a model with the imported tokens.
+// Whether origin_for_tokens's result belongs to a model with the imported tokens.
 bool has_imported_tokens(const Json& origin);
 
-// The tokens at which generation of an imported model ends: eos_token_id of the origin's generation_config, or if that
-// has none, of its config. The value is a number, a list of numbers, or null (none). Throws an Error with key and value
-// for anything else. An origin that is null has none.
+// The tokens that end an imported model's generation: eos_token_id in the origin's generation_config, or if that has
+// none, in its config. The value is a number, a list of numbers, or null (none). Throws an Error with key and value for
+// anything else. An origin that is null has none.
 std::vector<int64_t> eos_tokens(const Json& origin);
 
 }  // namespace triad

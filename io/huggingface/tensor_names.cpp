@@ -16,7 +16,7 @@ constexpr std::array<Names, 3> kOutside = {{{"embed.weight", "model.embed_tokens
                                             {"lm_head.weight", "lm_head.weight"}}};
 
 constexpr Names kLayer = {"blocks.", "model.layers."};  // what precedes the layer's number
-// The names in a layer, after its number. Dense attention's k and v have the names of NSA's window branch.
+// The names in a layer, after its number. Dense attention's k and v are named as in NSA's window branch.
 constexpr std::array<Names, 14> kInLayer = {{{".norm1.weight", ".input_layernorm.weight"},
                                              {".attn.q_proj.weight", ".self_attn.q_proj.weight"},
                                              {".attn.k_win_proj.weight", ".self_attn.k_proj.weight"},

@@ -1,5 +1,5 @@
-// The names of a dense model's tensors: Triad's (model/README.md) and those of transformers' Llama, Mistral, Qwen2 and
-// Qwen3, which are the same in all four.
+// The names of a dense model's tensors: Triad's (model/README.md) and those in transformers' Llama, Mistral, Qwen2 and
+// Qwen3, the same in all four.
 #pragma once
 #include <optional>
 #include <string>

@@ -1,6 +1,6 @@
-// Byte-pair encoding of one word. Each byte begins as one token. Then, again and again, of all adjacent pairs in the
-// table of merges, the pair of the lowest rank (the leftmost of equal ones) is merged into one token, until no pair is
-// in the table.
+// Byte-pair encoding of one word. Each byte begins as one token. Then, again and again, among all adjacent pairs in the
+// merge table, the pair with the lowest rank (in a tie, the leftmost) is merged into one token, until no pair is in the
+// table.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,15 +12,15 @@
 
 namespace triad {
 
-// The buffers of one encoding thread. A Bpe itself is shared by all threads.
+// One encoding thread's buffers. A Bpe itself is shared by all threads.
 struct BpeScratch {
-  // An entry of a direct-mapped cache of encoded words: words of up to 24 bytes and 9 tokens, in one cache line.
+  // An entry in a direct-mapped cache of encoded words: up to 24 bytes and 9 tokens, in one cache line.
   struct Word {
     std::array<uint64_t, 3> text;
-    uint8_t bytes, count;  // lengths of the word and of its tokens; bytes 0: the entry is empty
+    uint8_t bytes, count;  // lengths of the word and its tokens; bytes 0: the entry is empty
     std::array<int32_t, 9> tokens;
   };
-  static constexpr int kWordBits = 15;  // log2 of the number of cache entries, which take 2 MiB
+  static constexpr int kWordBits = 15;  // log2 of the cache's entry count; the entries take 2 MiB
   std::vector<Word> words = std::vector<Word>(size_t{1} << kWordBits);
 
   struct Symbol {
@@ -48,14 +48,14 @@ class Bpe {
   struct Merge {
     int32_t left, right, merged;
   };
-  // merges: in the order of their ranks; of two merges of the same pair, the later one counts. whole_words: words that
-  // are encoded as one token, without merges.
+  // merges: in rank order; if two merge the same pair, the later one counts. whole_words: words that are encoded as one
+  // token, without merges.
   Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges, WordTokens whole_words = {});
 
-  // Appends the tokens of a word. The word may hold any bytes.
+  // Appends a word's tokens. The word may hold any bytes.
   void encode(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
-  // The two algorithms of encode(), public for the test that they agree. encode_short() scans all pairs after each
-  // merge; encode_long() keeps candidate pairs in a heap.
+  // encode()'s two algorithms, public for the test that they agree. encode_short() scans all pairs after each merge;
+  // encode_long() keeps candidate pairs in a heap.
   void encode_short(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
   void encode_long(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
@@ -70,8 +70,8 @@ class Bpe {
   void encode_unknown(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
   std::array<int32_t, 256> byte_tokens_;
-  std::vector<Entry> table_;  // hash table of the merges, with open addressing, at most half full
-  // Ranks of the pairs of single bytes, so that the first lookups of a word need no hashing.
+  std::vector<Entry> table_;  // merge hash table, with open addressing, at most half full
+  // Ranks for pairs of single bytes, so that the first lookups of a word need no hashing.
   std::vector<uint32_t> byte_pair_ranks_;
   int shift_ = 0;
   WordTokens whole_words_;

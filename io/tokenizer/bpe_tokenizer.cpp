@@ -9,7 +9,7 @@ namespace triad {
 
 namespace {
 
-std::vector<AddedToken> of_kind(const BpeSpec& spec, bool normalized) {
+std::vector<AddedToken> added_tokens(const BpeSpec& spec, bool normalized) {
   std::vector<AddedToken> tokens;
   for (AddedToken token : spec.added) {
     if (token.normalized != normalized) continue;
@@ -31,7 +31,7 @@ struct BpeTokenizer::Workspace {
     }
   }
   BpeScratch bpe;
-  std::vector<std::optional<Pattern::Matcher>> matchers;  // one per step of the pre-tokenizer
+  std::vector<std::optional<Pattern::Matcher>> matchers;  // one per pre-tokenizer step
 };
 
 class BpeTokenizer::Lease {
@@ -62,14 +62,14 @@ BpeTokenizer::BpeTokenizer(BpeSpec spec, const TokenizerOptions& options)
     : spec_(std::move(spec)),
       options_(options),
       bpe_(spec_.byte_tokens, spec_.merges, std::move(spec_.whole_words)),
-      raw_(of_kind(spec_, false)),
-      normalized_(of_kind(spec_, true)) {
+      raw_(added_tokens(spec_, false)),
+      normalized_(added_tokens(spec_, true)) {
   for (const BpeSpec::Split& s : spec_.splits) {
     Step& step = steps_.emplace_back(Step{std::nullopt, s.behavior, s.invert});
     if (!s.prefix_space) step.pattern.emplace(s.pattern, spec_.name);
   }
-  // True if the beginning of a text can be encoded before the rest is known: no normalizer and no added token may
-  // depend on text on the other side of the cut.
+  // True if a text's beginning can be encoded before the rest is known: no normalizer and no added token may depend on
+  // text beyond the cut.
   has_final_prefixes_ = spec_.normalizers.empty() && !raw_.depends_on_context() && !normalized_.depends_on_context() &&
                         splits_prefixes(0);
 }
@@ -118,7 +118,7 @@ size_t BpeTokenizer::append_prefix(std::string_view text, std::vector<int32_t>& 
 template <class Section>
 size_t BpeTokenizer::cut_out(const AddedTokens& tokens, std::string_view text, bool more_follows,
                              std::vector<int32_t>& out, Section&& section) const {
-  // The end of the bytes in which an added token is searched. If more text follows, a token that begins in the last
+  // Where the bytes end in which an added token is searched. If more text follows, a token that begins in the last
   // bytes may be incomplete.
   size_t limit = text.size();
   if (more_follows && !tokens.empty()) limit -= std::min(limit, tokens.longest() - 1);
@@ -178,7 +178,7 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool more_follows
     done = from = match.end;
     if (match.begin == match.end && from < text.size()) from += character_bytes(text, from);
   }
-  if (more_follows) {  // the next step may be able to encode a prefix of the text after the last match
+  if (more_follows) {  // the next step may be able to encode a prefix after the last match
     if (!splits_prefixes(step + 1)) return done;
     return done + split(step + 1, text.substr(done, gap_end - done), true, workspace, out);
   }

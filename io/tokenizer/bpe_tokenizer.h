@@ -4,8 +4,8 @@
 //   3. added tokens that are matched in normalized text are cut out;
 //   4. the pre-tokenizer's patterns split the text between them into words;
 //   5. each word's bytes are merged (io/tokenizer/bpe.h).
-// Bytes that are not UTF-8, which the library does not accept, are words of their own. So decode(encode(x)) == x for
-// any bytes, unless a normalizer, a prefix space or a token with lstrip or rstrip changed the text.
+// Bytes that are not UTF-8, which the library does not accept, are separate words. So decode(encode(x)) == x for any
+// bytes, unless a normalizer, a prefix space or a token with lstrip or rstrip changed the text.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -24,11 +24,11 @@ namespace triad {
 // How a split treats a pattern's matches and the text between them.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-// The contents of the tokenizer's files.
+// What the tokenizer's files contain.
 struct BpeSpec {
   std::string name;
   std::vector<Tokenizer::File> files;
-  std::vector<std::optional<std::string>> texts;  // for each token id, the token's bytes; nullopt for an unused id
+  std::vector<std::optional<std::string>> texts;  // [token id]: the token's bytes; nullopt for an unused id
   std::array<int32_t, 256> byte_tokens{};
   std::vector<Bpe::Merge> merges;
   std::vector<AddedToken> added;
@@ -85,13 +85,13 @@ class BpeTokenizer final : public Tokenizer {
   mutable std::vector<std::unique_ptr<Workspace>> idle_;  // unused workspaces; each concurrent call takes one
 };
 
-// Throws the UsageError of a tokenizer that takes no separator but its own.
+// Throws a UsageError for a tokenizer that takes no separator but its own.
 [[noreturn]] void refuse_separator(const std::string& name, const std::string& separator);
 
-// Reads a tokenizer.json of the `tokenizers` library. Supported: the model BPE, Unicode's normal forms as normalizers,
-// and the pre-tokenizers Split, Digits and ByteLevel, where ByteLevel must be the last. Anything else throws an Error
-// that names it. Truncation, padding and the post-processor do not affect a document's tokens and are ignored. A file
-// with the vocabulary of byte_tokenizer_json() is a ByteTokenizer.
+// Reads the `tokenizers` library's tokenizer.json. Supported: the model BPE, Unicode's normal forms as normalizers, and
+// the pre-tokenizers Split, Digits and ByteLevel, where ByteLevel must be the last. Anything else throws an Error that
+// names it. Truncation, padding and the post-processor do not affect a document's tokens and are ignored. A file with
+// byte_tokenizer_json()'s vocabulary is a ByteTokenizer.
 std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const std::string& path,
                                                const TokenizerOptions&);
 // Reads GPT-2's encoder.json and vocab.bpe. <|endoftext|> is a special token, and the pattern is GPT-2's.

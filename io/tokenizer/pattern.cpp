@@ -16,7 +16,7 @@ namespace triad {
 
 namespace {
 
-// The characters of Unicode's property White_Space. PCRE2's \s also includes U+180E, which has not been white space
+// The characters with Unicode's property White_Space. PCRE2's \s also includes U+180E, which has not been white space
 // since Unicode 6.3.
 constexpr std::string_view kSpaces =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
@@ -62,7 +62,7 @@ class Translator {
   // Refuses a character for which the two fold case differently. Oniguruma folds ss to U+00DF and back, which PCRE2
   // does not. next: the pattern after the character.
   void character(uint32_t point, std::string_view next) {
-    if (!ignores_case_) return forget();
+    if (!ignores_case_) return separate();
     if (in_class_) {
       check_case_of(in_range_ ? range_begin_ : point, point);
       in_range_ = false;
@@ -71,8 +71,8 @@ class Translator {
     }
     check_case_of(point, point);
     const uint32_t folded = case_fold(point).front();
-    // Of several characters before a quantifier, Oniguruma repeats the last one alone, so the others do not join it.
-    if (!next.empty() && std::string_view("?*+").find(next[0]) != std::string_view::npos) return forget();
+    // Oniguruma repeats only the last of several characters before a quantifier, so the others do not join it.
+    if (!next.empty() && std::string_view("?*+").find(next[0]) != std::string_view::npos) return separate();
     if (previous_ != kNone && begins_case_fold(previous_, folded))
       refuse(fmt::format("U+{:04X} and U+{:04X} in (?i), for which one character may stand,", previous_, folded));
     previous_ = folded;
@@ -85,15 +85,15 @@ class Translator {
     }
   }
   // The next character does not join the one before.
-  void forget() {
+  void separate() {
     previous_ = range_begin_ = kNone;
     in_range_ = false;
   }
 
-  // Writes a set of characters. A negated set inside a class is refused, because PCRE2 has no \P{L} that excludes the
-  // letters of newer Unicode versions.
+  // Writes a character set. A negated set inside a class is refused, because PCRE2 has no \P{L} that excludes newer
+  // Unicode versions' letters.
   void put_set(std::string_view set, bool negated) {
-    forget();
+    separate();
     if (in_class_ && negated) refuse("a negated set inside a class");
     if (in_class_)
       out_ += set;
@@ -111,12 +111,12 @@ class Translator {
     } else if (c == 'p' || c == 'P') {
       return property(c == 'P');
     } else if (c == 'v') {
-      forget();
+      separate();
       out_ += "\\x0b";
     } else if (c == 'u' || c == 'x') {
       return code_point(c);
     } else if (std::string_view("rntfae").find(c) != std::string_view::npos) {
-      forget();
+      separate();
       return copy(2);
     } else if (std::isalnum(static_cast<unsigned char>(c)) == 0) {
       copy(1);
@@ -137,7 +137,7 @@ class Translator {
         " L Lu Ll Lt Lm Lo N Nd Nl No M Mn Mc Me P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp ";
     if (name.empty() || kCategories.find(fmt::format(" {} ", name)) == std::string_view::npos)
       refuse(fmt::format("\\p{{{}}}", shortened(name)));
-    // Oniguruma folds the case of a set's characters, and PCRE2 does not: U+0345, a mark, is a form of a letter.
+    // Oniguruma folds the case of a set's characters, and PCRE2 does not: U+0345, a mark, is a letter's other form.
     if (ignores_case_ && (name[0] == 'L' || name[0] == 'M')) refuse(fmt::format("\\p{{{}}} in (?i)", name));
     put_set(fmt::format("\\p{{{}}}{}", name, new_characters(name)), negated);
     at_ = end + 1;
@@ -160,13 +160,13 @@ class Translator {
   void open_class() {
     if (in_class_) refuse("a [ inside a class");  // Oniguruma: begins a nested class; PCRE2: is a plain [
     in_class_ = true;
-    forget();
+    separate();
     copy(from_.substr(at_ + 1, 1) == "^" ? 2 : 1);
     if (at_ < from_.size() && from_[at_] == ']') refuse("an empty class");
   }
   void close_class() {
     in_class_ = false;
-    forget();
+    separate();
     copy(1);
   }
   void in_class(char c) {
@@ -190,7 +190,7 @@ class Translator {
     }
     outer_ignores_case_.push_back(ignores_case_);
     if (group == "(?i:") ignores_case_ = true;
-    if (group != "(?:" && group != "(?i:") forget();
+    if (group != "(?:" && group != "(?i:") separate();
     copy(group.size());
   }
   void close_group() {
@@ -202,7 +202,7 @@ class Translator {
 
   void outside(char c) {
     if (c == '^' || c == '$') refuse(std::string(1, c));  // Oniguruma: matches at a line's ends; PCRE2: at the text's
-    if (at_ == 0 && from_.starts_with("(?i)")) {          // elsewhere the two end its scope at different places
+    if (at_ == 0 && from_.starts_with("(?i)")) {          // the two end its scope at different places elsewhere
       ignores_case_ = true;
       return copy(4);
     }
@@ -219,7 +219,7 @@ class Translator {
     if (c == '{') return copy(std::min(from_.find_first_not_of("0123456789,", at_ + 1), from_.size()) - at_);
     if (c == '}') return copy(1);
     if (std::string_view("|*+?.").find(c) == std::string_view::npos) return copy_character();
-    forget();
+    separate();
     copy(1);
   }
 
@@ -231,7 +231,7 @@ class Translator {
   const std::string& where_;
   size_t at_ = 0;
   bool in_class_ = false, ignores_case_ = false;
-  std::vector<bool> outer_ignores_case_;  // ignores_case_ outside of each open group
+  std::vector<bool> outer_ignores_case_;  // ignores_case_ outside each open group
   uint32_t previous_ = kNone;             // folded character that the next one may join; kNone: none
   uint32_t range_begin_ = kNone;          // last character in a class
   bool in_range_ = false;                 // whether a - follows it
@@ -275,15 +275,15 @@ Pattern::Pattern(const std::string& oniguruma, const std::string& where) : where
   TRIAD_CHECK(code_ != nullptr, "{}: the pattern {} cannot be compiled: {} (offset {} of {})", where,
               shortened(oniguruma), error_text(error), offset, shortened(pattern));
   compiled_ = pcre2_jit_compile(code_of(code_), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
-  uint32_t behind = 0, empty = 0;
+  uint32_t lookbehind = 0, empty = 0;
   pcre2_pattern_info(code_of(code_), PCRE2_INFO_MATCHEMPTY, &empty);
   TRIAD_CHECK(
       empty == 0,
       "{}: the pattern {} can match an empty text, after which other programs search on in other ways: a pattern "
       "is needed that takes a character with each match",
       where, shortened(oniguruma));
-  pcre2_pattern_info(code_of(code_), PCRE2_INFO_MAXLOOKBEHIND, &behind);
-  looks_behind_ = behind > 0;
+  pcre2_pattern_info(code_of(code_), PCRE2_INFO_MAXLOOKBEHIND, &lookbehind);
+  looks_behind_ = lookbehind > 0;
 }
 
 Pattern::Matcher::Matcher(const Pattern& pattern)
@@ -304,9 +304,9 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   auto* data = static_cast<pcre2_match_data*>(m.data_.get());
   auto* context = static_cast<pcre2_match_context*>(m.context_.get());
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  // Limit on the number of PCRE2's match steps: proportional to the remaining text, several times what a sound pattern
-  // needs. A pattern with exponential backtracking fails here instead of running for hours. The limit applies to each
-  // match, so a pattern with a long lookahead at each position still takes quadratic time.
+  // Limit on PCRE2's match steps: proportional to the remaining text, several times what a sound pattern needs. A
+  // pattern with exponential backtracking fails here instead of running for hours. The limit applies to each match, so
+  // a pattern with a long lookahead at each position still takes quadratic time.
   constexpr size_t kLeastSteps = 20'000, kStepsPerByte = 4;
   const size_t steps = kLeastSteps + kStepsPerByte * (text.size() - from);
   pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
@@ -314,7 +314,7 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
                      : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);
   std::shared_ptr<pcre2_match_data> on_heap;  // freed after this match, because PCRE2 would not release its memory
-  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // the stack was too small: each iteration of a group uses some of it
+  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // the stack was too small: each group iteration uses some
     on_heap.reset(pcre2_match_data_create_from_pattern(code_of(code_), nullptr), pcre2_match_data_free);
     TRIAD_CHECK(on_heap, "{}: no memory to match", where_);
     data = on_heap.get();

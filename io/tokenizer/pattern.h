@@ -1,4 +1,4 @@
-// The regular expressions of a tokenizer.json. They are written for Oniguruma, which the `tokenizers` library uses.
+// The regular expressions in a tokenizer.json. They are written for Oniguruma, which the `tokenizers` library uses.
 // Here they are translated to PCRE2 and compiled to machine code. A construct that means different things in the two is
 // refused.
 #pragma once
@@ -12,7 +12,7 @@ namespace triad {
 
 class Pattern {
  public:
-  // oniguruma: the pattern. where: names the entry of tokenizer.json that holds it, for error messages.
+  // oniguruma: the pattern. where: names the tokenizer.json entry that holds it, for error messages.
   Pattern(const std::string& oniguruma, const std::string& where);
 
   // The memory that matching needs, for one thread.
@@ -22,7 +22,7 @@ class Pattern {
 
    private:
     friend class Pattern;
-    std::shared_ptr<void> data_, stack_, context_;  // declared in the order in which they are constructed
+    std::shared_ptr<void> data_, stack_, context_;  // declared in construction order
   };
 
   enum class Found { none, match, cut };

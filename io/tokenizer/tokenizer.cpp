@@ -45,7 +45,7 @@ namespace {
 
 constexpr std::pair<const char*, const char*> kPairs[] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
 
-// Whether a file has the form of the separator files that are written here.
+// Whether a file looks like the separator files that are written here.
 bool is_separator_file(const std::string& path) {
   try {
     const Json json = fs::is_regular_file(path) ? parse_json(read_file(path), path) : Json();
@@ -105,7 +105,7 @@ void write_tokenizer_files(const std::vector<Tokenizer::File>& files, const std:
     write_file_atomically(folder + "/" + file.name, file.content);
     has_separator = has_separator || file.name == kSeparatorFile;
   }
-  // That of another tokenizer, which was in the folder before, would be read with these files.
+  // Another tokenizer's separator, which was in the folder before, would be read with these files.
   const std::string separator = folder + "/" + kSeparatorFile;
   if (!files.empty() && !has_separator && is_separator_file(separator)) fs::remove(separator);
 }

@@ -25,21 +25,21 @@ class Tokenizer {
   // The files from which make_tokenizer can rebuild this tokenizer in any folder.
   virtual std::vector<File> files() const = 0;
 
-  // Appends the tokens of a text, which may hold any bytes; adds no eot.
+  // Appends a text's tokens; the text may hold any bytes; adds no eot.
   virtual void append(std::string_view text, std::vector<int32_t>& out) const = 0;
-  // Encodes the beginning of a text of which more will follow: appends the tokens that later text cannot change, and
-  // returns how many bytes they encode. The caller passes the remaining bytes again, with more text. Returns 0 if no
-  // token is certain.
+  // Encodes the beginning of a text that will continue: appends the tokens that later text cannot change, and returns
+  // how many bytes they encode. The caller passes the remaining bytes again, with more text. Returns 0 if no token is
+  // certain.
   virtual size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const;
-  // Concatenates the bytes of the tokens. Throws for a token outside the vocabulary.
+  // Concatenates the tokens' bytes. Throws for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   // Whether the vocabulary has this token. A model may have more: its vocabulary is often padded.
   virtual bool has(int32_t token) const = 0;
   virtual bool available() const { return true; }  // false for NoTokenizer only
 };
 
-// A tokenizer whose tokens are bytes: vocabulary 256, end of text 0. decode(encode(x)) == x for any bytes.
+// A tokenizer whose tokens are bytes: vocabulary 256, end-of-text token 0. decode(encode(x)) == x for any bytes.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "byte"; }
@@ -51,11 +51,11 @@ class ByteTokenizer final : public Tokenizer {
   std::string decode(std::span<const int32_t> tokens) const override;
   bool has(int32_t token) const override { return token >= 0 && token < vocab_size(); }
 };
-// The tokenizer.json that gives the tokens of the byte tokenizer in the `tokenizers` library. make_tokenizer recognizes
-// it. Its token 0 is the character U+0000, special, and the others are spelled as in every byte-level vocabulary.
+// The tokenizer.json that gives the byte tokenizer's tokens in the `tokenizers` library. make_tokenizer recognizes it.
+// Its token 0 is the character U+0000, special, and the others are spelled as in every byte-level vocabulary.
 std::string byte_tokenizer_json();
 
-// Stands for the tokenizer of a model that has none: every function that needs text throws an Error which says so.
+// Stands in where a model has no tokenizer: every function that needs text throws an Error which says so.
 inline constexpr const char* kNoTokenizer = "none";
 class NoTokenizer final : public Tokenizer {
  public:
@@ -79,15 +79,15 @@ struct TokenizerOptions {
 };
 // Written next to a tokenizer.json whose separator was chosen: {"separator": "<|doc|>"}.
 inline constexpr const char* kSeparatorFile = "separator.json";
-// Makes a tokenizer from a value of data.tokenizer or --tokenizer: `byte`, `none`, a tokenizer.json, GPT-2's
-// encoder.json (or vocab.json) with vocab.bpe (merges.txt) in the same folder, or a folder that holds one of them.
-// Anything else throws a UsageError.
+// Makes a tokenizer from a data.tokenizer or --tokenizer value: `byte`, `none`, a tokenizer.json, GPT-2's encoder.json
+// (or vocab.json) with vocab.bpe (merges.txt) in the same folder, or a folder that holds one. Anything else throws a
+// UsageError.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& = {});
 
 // The file in a folder from which make_tokenizer(folder) reads its tokenizer; "" if there is none.
 std::string find_tokenizer(const std::string& folder);
-// tokenizer_of_checkpoint: the copy in the checkpoint's folder, unless name is "byte"; without a copy, the tokenizer of
-// that name; "" means "byte".
+// tokenizer_of_checkpoint: the copy in the checkpoint's folder, unless name is "byte"; without a copy, the tokenizer
+// with that name; "" means "byte".
 void write_tokenizer_files(const std::vector<Tokenizer::File>&, const std::string& folder);
 std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name);
 

@@ -1,4 +1,4 @@
-// Reads the files of byte-level BPE tokenizers: tokenizer.json, and GPT-2's encoder.json with vocab.bpe.
+// Reads byte-level BPE tokenizer files: tokenizer.json, and GPT-2's encoder.json with vocab.bpe.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -19,11 +19,11 @@ namespace {
 using TokenJson = nlohmann::json;  // not ordered, because the ordered triad::Json would search keys linearly
 
 constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// Limit on token ids, far above real vocabularies. It bounds the table of the tokens' texts, which a wrong id would
-// make huge, to 84 MB.
+// Limit on token ids, far above real vocabularies. It bounds the token text table, which a wrong id would make huge, to
+// 84 MB.
 constexpr int64_t kMaxTokens = 1 << 21;
 
-// A value of the JSON file, with its key for messages.
+// A value in the JSON file, with its key for messages.
 class Value {
  public:
   Value(const std::string& path, const TokenJson& json, std::string key)
@@ -41,7 +41,7 @@ class Value {
     if (!json_->is_object()) refuse("an object is needed");
     return *json_;
   }
-  // The value of a key in this object; null if the key is absent.
+  // A key's value in this object; null if the key is absent.
   Value operator[](const char* key) const {
     static const TokenJson kNull;
     const auto found = object().find(key);
@@ -67,7 +67,7 @@ class Value {
       refuse(fmt::format("a token's number below {} is needed", kMaxTokens));
     return json_->get<int32_t>();
   }
-  // The value of this object's key `type`.
+  // This object's `type`.
   std::string type() const { return (*this)["type"].text(); }
 
  private:
@@ -76,8 +76,8 @@ class Value {
   std::string key_;
 };
 
-// The vocabulary of byte_tokenizer_json(). It spells byte 0 as itself, so that the character whose UTF-8 is that byte
-// can be a special token, and no other character is one.
+// byte_tokenizer_json()'s vocabulary. It spells byte 0 as itself, so that the character whose UTF-8 is that byte can be
+// a special token, and no other character is one.
 TokenJson byte_vocabulary() {
   TokenJson vocab = TokenJson::object();
   vocab[std::string(1, '\0')] = 0;
@@ -111,7 +111,7 @@ class Vocabulary {
     spec_.texts[at] = unspell_bytes(token).value_or(token);
     ids_.emplace(token, id);
   }
-  // The id of a token, or -1 if the vocabulary lacks it.
+  // A token's id, or -1 if the vocabulary lacks it.
   int32_t find(const std::string& token) const {
     const auto found = ids_.find(token);
     return found == ids_.end() ? -1 : found->second;
@@ -266,7 +266,7 @@ int32_t find_eot(const BpeSpec& spec) {
   return -1;
 }
 
-// The separator named in the folder of the tokenizer's file; "" if there is none.
+// The separator named in the tokenizer file's folder; "" if there is none.
 std::string read_separator(const std::string& path) {
   const std::string file = (std::filesystem::path(path).parent_path() / kSeparatorFile).string();
   std::error_code ignored;
@@ -277,8 +277,8 @@ std::string read_separator(const std::string& path) {
   return json["separator"].get<std::string>();
 }
 
-// Sets the end-of-text token: `separator`, or if that is "" the one named in the folder of the file `path`, or the
-// usual one. A tokenizer with an unusual one has separator.json among its files.
+// Sets the end-of-text token: `separator`, or if that is "" the one named in the folder that holds `path`, or the usual
+// one. A tokenizer with an unusual one has separator.json among its files.
 void choose_eot(BpeSpec& spec, const Vocabulary& vocabulary, const std::string& path, std::string separator) {
   const int32_t usual = find_eot(spec);
   if (separator.empty()) separator = read_separator(path);
@@ -306,7 +306,7 @@ void choose_eot(BpeSpec& spec, const Vocabulary& vocabulary, const std::string& 
 std::string byte_tokenizer_json() {
   const Json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  // In the order of the ids, which a reader of the file expects.
+  // In id order, which the file's readers expect.
   Json vocab = Json::object();
   std::vector<std::string> tokens(256);
   const auto numbers = byte_vocabulary();

@@ -18,14 +18,14 @@ namespace triad {
 
 namespace {
 
-// Length of a UTF-8 character in bytes, from its first byte; 0 if no character begins with this byte.
+// A UTF-8 character's length in bytes, from its first byte; 0 if no character begins with this byte.
 int length_by_lead(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead < 0xc2) return 0;  // a continuation byte, or the first byte of an overlong form
   return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
 }
 
-// Whether `byte` may be byte number i of a UTF-8 character whose first byte is `lead`. The rule for byte 1 excludes
+// Whether `byte` may be byte number i in a UTF-8 character whose first byte is `lead`. The rule for byte 1 excludes
 // overlong forms, surrogates and code points above U+10FFFF.
 bool continues(uint8_t lead, int i, uint8_t byte) {
   uint8_t least = 0x80, most = 0xbf;
@@ -48,8 +48,8 @@ struct Addition {
   uint32_t first, last;
   const char* category;
 };
-// The characters of Unicode 16, which the `tokenizers` library uses, that are missing in Unicode 14, which PCRE2 10.42
-// uses (Debian 12, Ubuntu 24.04). The list was made by comparing both for every character. Newer versions of PCRE2 have
+// The characters in Unicode 16, which the `tokenizers` library uses, that are missing in Unicode 14, which PCRE2 10.42
+// uses (Debian 12, Ubuntu 24.04). The list was made by comparing both for every character. Newer PCRE2 versions have
 // them already.
 constexpr Addition kAdditions[] = {
     {0x897, 0x897, "Mn"},     {0xcf3, 0xcf3, "Mc"},     {0xece, 0xece, "Mn"},     {0x1b4e, 0x1b4f, "Po"},
@@ -86,7 +86,7 @@ constexpr Addition kAdditions[] = {
     {0x2ebf0, 0x2ee5d, "Lo"}, {0x31350, 0x323af, "Lo"},
 };
 
-// The category of one of these characters; "" for any other.
+// The category for one of these characters; "" for any other.
 std::string_view category_of_addition(uint32_t point) {
   const auto* found = std::upper_bound(std::begin(kAdditions), std::end(kAdditions), point,
                                        [](uint32_t p, const Addition& a) { return p < a.first; });
@@ -116,7 +116,7 @@ bool is_normalized_by_none(uint32_t point) {
   return point <= std::prev(range)->second;
 }
 
-// Appends the normal form of a text that has none of the characters in kNotNormalized.
+// Appends the normal form of a text without characters from kNotNormalized.
 void append_normalized(int options, std::string_view text, std::string& out) {
   if (text.empty()) return;
   utf8proc_uint8_t* raw = nullptr;
@@ -196,7 +196,7 @@ size_t length_without_trailing_space(std::string_view text) {
 
 namespace {
 
-// Whether a character could disguise a line of text: direction marks and overrides, line and paragraph separators.
+// Whether a character could disguise a text line: direction marks and overrides, line and paragraph separators.
 bool disguises(uint32_t point) {
   return point == 0x61c || (point >= 0x200e && point <= 0x200f) || (point >= 0x2028 && point <= 0x202e) ||
          (point >= 0x2066 && point <= 0x2069);

@@ -36,9 +36,9 @@ inline cudaLaunchAttribute pdl_attribute() {
 template <class... Params, class... Args>
 void launch_pdl(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                 Args&&... args) {
-  cudaLaunchAttribute behind = pdl_attribute();
+  cudaLaunchAttribute attribute = pdl_attribute();
   const size_t count = ctx.may_use_sm90() ? 1 : 0;
-  launch_with(ctx, {&behind, count}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
+  launch_with(ctx, {&attribute, count}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
 }  // namespace triad::cuda

@@ -36,7 +36,7 @@ std::string numbers(const int64_t* first, int n) {
   return text + ")";
 }
 
-// Throws if the elements are too far apart for addresses to be computed.
+// Throws if the elements are so far from each other that addresses cannot be computed.
 void check_extent(const std::string& name, const Tensor& t, const triad_nsa_tensor& from) {
   int64_t last = 0;  // last element's index in memory
   for (int i = 0; i < t.rank; ++i) {

@@ -27,13 +27,13 @@ class Outputs {
   // one in scratch. wanted may be absent.
   Tensor target(const Tensor& wanted, DType dtype, const Shape& shape) {
     if (!wanted.empty() && wanted.dtype == dtype && rows_aligned(wanted)) return wanted;
-    return apart(wanted, dtype, shape, 1);
+    return in_scratch(wanted, dtype, shape, 1);
   }
   // The same for dq, which the ops need contiguous and in acc; finish() multiplies it by factor.
   Tensor target_dq(const Tensor& wanted, DType acc, const Shape& shape, double factor) {
     if (!wanted.empty() && wanted.dtype == acc && wanted.contiguous() && rows_aligned(wanted) && factor == 1)
       return wanted;
-    return apart(wanted, acc, shape, factor);
+    return in_scratch(wanted, acc, shape, factor);
   }
   // Returns tensors for the three branches' gradients when keys or values are shared: column blocks in one tensor [B*T,
   // 3*W] of the element type. finish() writes their sum to `wanted`. zero_first: sets them to 0.
@@ -48,7 +48,7 @@ class Outputs {
     }
     if (!wanted.empty()) {
       const bool direct = wanted.dtype == type && wanted.contiguous();
-      const Tensor sum = direct ? wanted : apart(wanted, type, shape, 1);
+      const Tensor sum = direct ? wanted : in_scratch(wanted, type, shape, 1);
       sums_.push_back({sum.view({N, W}), parts});
     }
     return to;
@@ -60,7 +60,7 @@ class Outputs {
   }
 
  private:
-  Tensor apart(const Tensor& wanted, DType dtype, const Shape& shape, double factor) {
+  Tensor in_scratch(const Tensor& wanted, DType dtype, const Shape& shape, double factor) {
     const Tensor t = scope_.alloc(dtype, shape);
     if (!wanted.empty()) conversions_.push_back({wanted, t, factor});
     return t;

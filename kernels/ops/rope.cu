@@ -65,14 +65,14 @@ __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 :
   const uint32_t row = block_from_end() * blockDim.y + threadIdx.y, b = row / T, t = row % T;
   if (row >= rows) return;
   const uint32_t at = table.begin == nullptr ? t : t - table.begin[row];  // the token's position
-  const int vectors = half / V, apart = ceil_div(all_heads, kHeads);
-  for (int pair = threadIdx.x; pair < apart * vectors; pair += blockDim.x) {
+  const int vectors = half / V, head_step = ceil_div(all_heads, kHeads);
+  for (int pair = threadIdx.x; pair < head_step * vectors; pair += blockDim.x) {
     const int h0 = pair / vectors, j = pair % vectors * V;
     Held<V> held[kHeads][2], shared[kHeads][2];
     Out* place[kHeads];
 #pragma unroll
     for (int k = 0; k < kHeads; ++k) {
-      int h = h0 + k * apart;
+      int h = h0 + k * head_step;
       if (h < s.heads) {
         const In* from = s.x.row(b, t, h) + j;
         held[k][0].load(from), held[k][1].load(from + half);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 :
     load_vector<V>(sin, table.sin + at * table.sin_stride + j);
 #pragma unroll
     for (int k = 0; k < kHeads; ++k) {
-      const int h = h0 + k * apart;
+      const int h = h0 + k * head_step;
       if (h >= all_heads) break;
       float first[V], second[V];
       if (h < s.heads) {

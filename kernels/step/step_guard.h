@@ -8,13 +8,13 @@ namespace triad {
 // Columns of `numbers`, a step's tensor of numbers.
 struct StepNumbers {
   enum : int64_t {
-    loss,          // in: loss sum over all of the step's positions
-    norm_squared,  // in: the whole gradient's squared norm
-    applied,       // out: norm_squared if the step may be applied, else NaN, by which AdamW skips the update
-    halted,        // in and out: 1 after a step that was not finite with `halt` set; no later step is applied
-    bad_part,      // out: index of the first gradient part that is not finite; -1: none
-    bad_rank,      // out: first rank whose loss or probe is not finite; -1: none, or without `ranks`
-    stop,          // out: not 0 if a rank asked that the run end after this step
+    loss,          // input: loss sum over all of the step's positions
+    norm_squared,  // input: the whole gradient's squared norm
+    applied,       // output: norm_squared if the step may be applied, else NaN, by which AdamW skips the update
+    halted,        // both: 1 after a step that was not finite with `halt` set; no later step is applied
+    bad_part,      // output: index of the first gradient part that is not finite; -1: none
+    bad_rank,      // output: first rank whose loss or probe is not finite; -1: none, or without `ranks`
+    stop,          // output: not 0 if a rank asked that the run end after this step
     count
   };
 };

@@ -4,7 +4,7 @@
 // tensor is larger than the L2 cache, L2 then holds the last rows only. A kernel that begins with the last rows finds
 // them in L2; a kernel that begins with the first rows finds nothing, and replaces the last rows before it gets to
 // them. So kernels that memory bandwidth limits begin with the last rows. GPUs start a grid's CTAs by ascending
-// blockIdx.x in practice; results do not depend on it. Measurements are in tests/baselines/notes/step.md.
+// blockIdx.x in practice; results do not depend on it. Measurements are in tests/baselines/findings/step.md.
 #pragma once
 #include <cstdint>
 

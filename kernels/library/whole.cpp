@@ -85,7 +85,7 @@ Inputs read_inputs(const Call& call, const triad_nsa_inputs* from) {
 // The streams for q's row count, tokens times heads. From kAll on, kernels run for longer than the host takes to queue
 // them. Below kSides side-stream events take longer than the kernels could overlap; backward, which has more kernels
 // and overlaps more of them, needs fewer rows for side streams. From kLong q elements on, every forward kernel fills
-// all SMs for many waves, and overlap saves less than 1% (tests/baselines/notes/forward.md).
+// all SMs for many waves, and overlap saves less than 1% (tests/baselines/findings/attention.md).
 Streams streams_for(const triad_nsa_tensor& q, bool is_backward) {
   constexpr double kAll = 1 << 17, kSides = 1 << 15, kSidesBackward = 1 << 13, kLong = 1 << 26;
   const double rows = static_cast<double>(q.size[0]) * static_cast<double>(q.size[1]) * static_cast<double>(q.size[2]);

@@ -5,7 +5,7 @@
 //
 // Every warp sends its exponential sum to all of the cluster's CTAs by st.async, and each CTA waits until all warps'
 // sums have arrived in its shared memory. sync_cluster() would do as well, but it makes every thread wait until its
-// gradient stores for the previous row are visible (measured: tests/baselines/notes/ops.md).
+// gradient stores for the previous row are visible (measured: tests/baselines/findings/ops.md).
 //
 // Bound: memory. A cluster runs within a GPC, whose SM count is not always a multiple of the cluster size, so some SMs
 // are idle.

@@ -22,8 +22,8 @@
 // three pieces ahead, and the warp overwrites it with dpre. TMA reads zeros outside the tensors and does not write
 // there, so M, N and K need not be multiples of the tile sizes.
 //
-// Bound: the tensor cores in forward, memory traffic in backward (tests/baselines/notes/ops.md). With inner dimension
-// 768, SiLU's epilogue adds a fifth to the products' time in forward, more than half in backward.
+// Bound: the tensor cores in forward, memory traffic in backward (tests/baselines/findings/ops.md). With inner
+// dimension 768, SiLU's epilogue adds a fifth to the products' time in forward, more than half in backward.
 #include <algorithm>
 #include <array>
 
@@ -329,8 +329,8 @@ bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor
   if (!fits) return false;
   const auto bands = static_cast<int>(ceil_div(y.size(0), kTileM * kCluster));
   const auto columns = static_cast<int>(ceil_div(y.size(1), E::kColumns));
-  // An H100's 66 clusters then work on about 4 x 16 or 8 x 8 neighbouring pairs (tests/baselines/notes/ops.md has times
-  // for other heights).
+  // An H100's 66 clusters then work on about 4 x 16 or 8 x 8 neighbouring pairs (tests/baselines/findings/ops.md has
+  // times for other heights).
   const Tiles tiles{bands, columns, static_cast<int>(ceil_div(a.size(1), kTileK)), columns <= 16 ? 4 : 8};
   const int64_t turns = int64_t{bands} * columns;
   if (ctx.planning || turns == 0) return true;

@@ -1,7 +1,7 @@
 // Chooses cuBLASLt's algorithm for a linear layer in bf16, where measurements suggest a faster one than the first in
 // cuBLASLt's heuristic. The choice is a pure function of the sizes, so a product has the same algorithm, and therefore
 // the same bits, in every run. The table was measured on an H200 and the rule on an H100 SXM
-// (tests/baselines/notes/ops.md), which both have 132 SMs. On other cards the heuristic chooses.
+// (tests/baselines/findings/ops.md), which both have 132 SMs. On other cards the heuristic chooses.
 #pragma once
 #include <algorithm>
 #include <cstdint>

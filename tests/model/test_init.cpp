@@ -114,7 +114,7 @@ TEST_CASE("init: random bits become the same uniform numbers as by a conversion"
 }
 
 TEST_CASE("init: at most one weight in ten million differs from the C library's formula, by one unit", "[model]") {
-  // TRIAD_INIT_NUMBERS: how many numbers are compared (tests/baselines/notes/start.md has a long run).
+  // TRIAD_INIT_NUMBERS: how many numbers are compared (tests/baselines/findings/start.md has a long run).
   const char* const wanted = std::getenv("TRIAD_INIT_NUMBERS");
   const int64_t numbers = wanted != nullptr ? std::stoll(wanted) : 3'000'000;
   constexpr int64_t kAtATime = 1'000'000;

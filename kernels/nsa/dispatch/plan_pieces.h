@@ -56,7 +56,7 @@ inline PiecePlan plan_pieces(const ListedWork& w, Backward kernels) {
   if (w.is_part)
     while (cut < parts && too_short()) parts > kParts ? parts = std::max(kParts, parts / 2) : cut *= 2;
   // The documents' lengths are known on the GPU alone. Most are shorter than a row, so there are fewer and longer spans
-  // (measured, tests/baselines/notes/documents.md).
+  // (measured, tests/baselines/findings/documents.md).
   if (w.has_documents) return {kParts, std::max<int64_t>(cut, 2), long_piece, /*merges=*/kernels == Backward::sm90_d64};
   return {parts, cut, cut < parts ? short_piece : long_piece};
 }

@@ -15,7 +15,7 @@
 // row_max is raised.
 //
 // Memory: per stage 64 keys and values; 6 stages and two tiles of q at d = 64, see launch_forward_sm90. Registers: 160
-// per consumer thread, 32 per producer thread. Bound: issue slots and exponentials; tests/baselines/notes/forward.md
+// per consumer thread, 32 per producer thread. Bound: issue slots and exponentials; tests/baselines/findings/forward.md
 // has the figures.
 #pragma once
 #include "kernels/hopper/warpgroup.cuh"
@@ -66,7 +66,7 @@ __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const Com
 
 // Computes all tiles of a CTA; w is the number of the consumer warpgroup. This is one function with lambdas: as a
 // struct with members, the loops over skipped steps were not unrolled, and the forward was 2 to 4% slower
-// (tests/baselines/notes/forward.md).
+// (tests/baselines/findings/forward.md).
 template <class Shape, class Keys>
 __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
                                               int w) {

@@ -17,7 +17,7 @@
 //   fwd_kv_stationary_near: a CTA computes the tokens of one or two blocks with all their near blocks.
 //   fwd_kv_stationary_gather: a CTA computes one item: a far block and up to 16 tiles of its entries.
 //   fwd_kv_stationary_merge: dv / 8 lanes per row, all partial sums in flight. Combines the branches if requested.
-// Bound: merge by device memory; gather by no single unit. tests/baselines/notes/selected.md has the figures.
+// Bound: merge by device memory; gather by no single unit. tests/baselines/findings/selected.md has the figures.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -133,7 +133,7 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   return (kNear + in_union) / static_cast<double>(n);
 }
 // The KV-stationary forward is faster if the union of a tile's lists is larger than this many lists (measured,
-// tests/baselines/notes/selected.md).
+// tests/baselines/findings/selected.md).
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
 // The GPU compares the lists only if the union of random lists would exceed union_limit by this factor: the comparison
 // costs time even if it finds the lists alike.

@@ -15,7 +15,7 @@
 //
 // Memory: as many stages of 64 keys and values as fit, after the lists. Bound: at 65,536 tokens with random lists, L2
 // bandwidth, because the lists of 12 neighbours have few blocks in common; else latencies of the ring.
-// tests/baselines/notes/selected.md has the figures.
+// tests/baselines/findings/selected.md has the figures.
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -34,7 +34,7 @@
 // together take 9 KB at heads of 128, and up to 12 KB at heads of 64. The masks take one bit for each block of the
 // sequence and each token of the tile.
 //
-// Speed (tests/baselines/notes/selected.md). At heads of 64 the kernel is limited by latency: an SM finishes an item
+// Speed (tests/baselines/findings/selected.md). At heads of 64 the kernel is limited by latency: an SM finishes an item
 // every 800 clocks, for which each of its schedulers issues 420 instructions, most of them not arithmetic. Three
 // measures reduce instructions and waits. The numbers that describe an item are uniform registers, so addresses,
 // descriptors and branches that depend on them are uniform too. Stores are predicated, without branches. A warpgroup
@@ -447,9 +447,9 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
 }
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // The limits are measured for whole sequences (tests/baselines/notes/selected.md). If the call computes a part of a
-  // sequence, both conditions are those of a whole sequence of first_token + end_token tokens, because its tokens see
-  // as many blocks on average.
+  // The limits are measured for whole sequences (tests/baselines/findings/selected.md). If the call computes a part of
+  // a sequence, both conditions are those of a whole sequence of first_token + end_token tokens, because its tokens
+  // see as many blocks on average.
   const int64_t head = in.q.size(3), G = in.q.size(2) / in.k.size(2), n = block_index.size(3);
   const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel);
   // If a sequence has fewer than `least` blocks for each list entry, and neighbouring tokens list nearly the same

@@ -18,7 +18,7 @@
 // dynamically; the next tile's queries are loaded while lists are written. Scores (T / l' * 4 bytes per token) are in
 // shared memory if a full SM has room for them, else in a slab of scratch that stays in L2.
 // Bound: exponentials, T^2 / (2d) * Hq of them, and tensor cores, which slow each other down;
-// tests/baselines/notes/select.md.
+// tests/baselines/findings/select.md.
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -1,14 +1,14 @@
 // Dense attention for one new token, over all keys in the cache. There are two chunk kernels, both followed by the
 // combination (decode/decode.cuh). dense_decode_chunks_kernel takes any shape, as NSA's branches do (attend_chunk).
 // dense_decode_kernel takes bf16 and heads of 64 or 128, on tensor cores. It is bound by memory. Its chunks, here
-// called runs, are longer, since combining many short ones would take longer than reading them. A product has 16 heads
+// called spans, are longer, since combining many short ones would take longer than reading them. A product has 16 heads
 // (zero rows if a group has fewer) and 16 keys.
-//   A CTA processes one run. Each warp independently processes every eighth 16-key tile. Keys and values are loaded
+//   A CTA processes one span. Each warp independently processes every eighth 16-key tile. Keys and values are loaded
 //   directly into the MMA operands' registers: the next keys during the softmax of
 //   the current ones, the next values after the current ones have been used. Element order along k does not matter as
 //   long as keys and queries share it; value column order does not matter as long as the sums are stored in that order.
 //   So a lane loads whole 16-byte vectors.
-//   At the run's end a CTA combines its warps' sums and writes a chunk's partial sums (decode/decode.cuh).
+//   At the span's end a CTA combines its warps' sums and writes a chunk's partial sums (decode/decode.cuh).
 // Probabilities are rounded to bf16 for their product with the values, as in the forward pass; their sum is not
 // rounded.
 #include <algorithm>
@@ -23,7 +23,7 @@ using bf16 = __nv_bfloat16;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTile = 16;               // keys that a warp processes at a time; heads per product
 constexpr int kRound = kWarps * kTile;  // keys that a CTA processes at a time
-constexpr int kMaxRuns = 128;           // most runs per (sequence, group): with two groups, two CTAs per SM
+constexpr int kMaxSpans = 128;          // most spans per (sequence, group): with two groups, two CTAs per SM
 
 // Shared memory where the warps' results are combined: each head's maximum, exponential sum and value sum.
 template <int kDv>
@@ -169,20 +169,20 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_deco
 }
 
 template <int kDk, int kDv>
-void launch_runs(Context& ctx, const DenseDecode<bf16>& a) {
+void launch_spans(Context& ctx, const DenseDecode<bf16>& a) {
   const size_t o = sizeof(float) * static_cast<size_t>(kWarps * (a.G - 1) * kDv);
   launch_pdl(ctx, "dense_decode", dense_decode_kernel<kDk, kDv>,
              dim3(static_cast<unsigned>(a.chunks[0]), static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)),
              dim3(kThreads), sizeof(DenseMemory<kDv>) + o, a);
 }
 
-// Launches dense_decode_kernel, with runs as chunks. Returns false and does nothing if it does not support the shape.
+// Launches dense_decode_kernel, with spans as chunks. Returns false and does nothing if it does not support the shape.
 bool launch_on_tensor_cores(Context& ctx, DenseDecode<bf16>& a, bool vectors) {
   const bool heads_of_64 = a.dk == 64 && a.dv == 64, heads_of_128 = a.dk == 128 && a.dv == 128;
   if (!vectors || a.G > kTile || !(heads_of_64 || heads_of_128)) return false;
-  a.chunk_keys = round_up(ceil_div(a.rows[0], kMaxRuns), kRound);
+  a.chunk_keys = round_up(ceil_div(a.rows[0], kMaxSpans), kRound);
   a.chunks[0] = ceil_div(a.rows[0], a.chunk_keys);
-  heads_of_64 ? launch_runs<64, 64>(ctx, a) : launch_runs<128, 128>(ctx, a);
+  heads_of_64 ? launch_spans<64, 64>(ctx, a) : launch_spans<128, 128>(ctx, a);
   return true;
 }
 
@@ -214,7 +214,7 @@ void decode(Context& ctx, const Tensor& out, const DenseDecodeIn& in, const Deco
   if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>()) + kWin;
   const bool vectors = set_branch(a, 0, in.cache.k, in.cache.v, in.cache.k.size(1), probe.run[kWin]);
   Scratch::Scope scope(ctx.scratch);
-  alloc_partials(scope, a);  // enough for runs too, since they are longer and fewer than chunks of kBranchChunk
+  alloc_partials(scope, a);  // enough for spans too, since they are longer and fewer than chunks of kBranchChunk
   const bool launched = [&] {
     if constexpr (std::is_same_v<T, bf16>)
       return launch_on_tensor_cores(ctx, a, vectors && has_vectors(in.q, kVector<T>));

@@ -1,6 +1,6 @@
-// What the backward kernels of the attention branches on Hopper share (bf16 heads of (64, 64), (128, 128) and
-// (192, 128)): two kernels for all widths (dq: nsa/sm90/dq.cu, dk and dv: nsa/sm90/dkdv.cu), or one kernel for dq, dk
-// and dv together (backward_d64.cu, backward_d128.cu).
+// What the attention branches' backward kernels on Hopper share (bf16 heads (64, 64), (128, 128) and (192, 128)): two
+// kernels for all widths (dq: nsa/sm90/dq.cu, dk and dv: nsa/sm90/dkdv.cu), or one kernel for dq, dk and dv together
+// (backward_d64.cu, backward_d128.cu).
 // nsa/gpu/row_stats.cuh has their formulas.
 #pragma once
 #include "kernels/hopper/reduce.cuh"
@@ -10,10 +10,10 @@
 
 namespace triad::cuda {
 
-using RowSource = HeadRows<const __nv_bfloat16>;  // the query rows of one sequence and group
+using RowSource = HeadRows<const __nv_bfloat16>;  // the query rows in one sequence and group
 
-// The range of keys that each row of sequence b sees (DocumentRange). The tokens that list a block belong to the
-// block's document, so that listed rows of packed rows need no tables: they see the block's keys up to their own token.
+// The key range that each row in sequence b sees (DocumentRange). The tokens that list a block belong to the block's
+// document, so listed rows in packed rows need no tables: they see the block's keys up to their own token.
 template <bool kListed>
 __device__ __forceinline__ decltype(auto) range_of_rows(const KeyRange& range, int b) {
   if constexpr (kListed)
@@ -22,7 +22,7 @@ __device__ __forceinline__ decltype(auto) range_of_rows(const KeyRange& range, i
     return DocumentRange(range, b);
 }
 
-// Calls f.template operator()<dk / 64, dv / 64>(), for heads of (64, 64), (128, 128) and (192, 128).
+// Calls f.template operator()<dk / 64, dv / 64>(), for heads (64, 64), (128, 128) and (192, 128).
 template <class F>
 void dispatch_panels(const AttendIn& in, F&& f) {
   switch (in.q.size(3)) {

@@ -1,23 +1,23 @@
-// dq, dk and dv of the branches and of dense attention on Hopper by one kernel (bf16, heads of 128): five products.
+// dq, dk and dv for the branches and dense attention on Hopper by one kernel (bf16, head width 128): five products.
 //
-// A CTA owns keys of one (sequence, group) and loops over the query rows that see them, 64 rows per stage. Its
+// A CTA owns keys in one (sequence, group) and loops over the query rows that see them, 64 rows per stage. Its
 // warpgroups:
-//   0, 1  MMA (KeyMma): 64 keys and the 64 rows of a stage each. s^T = k q^T and dp^T = v dout^T; with p^T and ds^T as
-//         left operands in registers, dv += p^T dout and dk += ds^T q. They also store ds to shared memory.
-//   2     dQ (reduce_dq): dq = ds k, added to global memory by bulk additions in L2, the heads of a token together.
+//   0, 1  MMA (KeyMma): 64 keys and a stage's 64 rows each. s^T = k q^T and dp^T = v dout^T; with p^T and ds^T as left
+//         operands in registers, dv += p^T dout and dk += ds^T q. They also store ds to shared memory.
+//   2     dQ (reduce_dq): dq = ds k, added to global memory by bulk additions in L2, a token's heads together.
 //   3     producer (produce_stages): q, dout and row statistics by cp.async.
 // The MMA warpgroups share
 //   contiguous rows (window, compressed, dense): the stage; they have 128 keys: q, dout and dq move once per 128 keys;
-//   listed rows (selected): the 64 keys of a block; they alternate stages, and add up dk and dv at the end.
+//   listed rows (selected): a block's 64 keys; they alternate stages, and add up dk and dv at the end.
 //
 // CTAs add to dq in any order, and the bits repeat: each addend is rounded to a multiple of the row's rounding unit
 // (nsa/attend.h), which keeps every partial sum exact. CTAs that run at the same time process rows close together, so
 // that q, dout and dq move to and from memory about once: see find_piece and CtaTask::start.
 //
-// Bound: 10.5 MFLOP per stage and 128 keys, 2,570 clocks of the tensor cores, for 32 KB read from L2 and 32 KB added.
-// Shared memory is closer: the products read 256 KB per stage and all else moves 140 KB, 3,100 clocks at 128 bytes.
-// What limits the kernel is the chain of dq (products that share the tensor cores with four others, rounding, draining
-// to L2), and the chain of scores, softmax and sums takes as long. So values are read before the products that use them
+// Bound: 10.5 MFLOP per stage and 128 keys, 2,570 tensor core clocks, for 32 KB read from L2 and 32 KB added. Shared
+// memory is closer: the products read 256 KB per stage and all else moves 140 KB, 3,100 clocks at 128 bytes. What
+// limits the kernel is the dq chain (products that share the tensor cores with four others, rounding, draining to L2);
+// the chain from scores through softmax to sums takes as long. So values are read before the products that use them
 // start, and barriers are waited for while products run.
 #include "kernels/nsa/sm90/launch_backward.h"
 
@@ -27,23 +27,22 @@
 namespace triad::cuda {
 namespace {
 
-// What a CTA computes: the keys [key0, key_end) of sequence b and group g, and the `rows` query rows of the piece of
+// What a CTA computes: the keys [key0, key_end) in sequence b and group g, and the `rows` query rows in the piece of
 // work `work`.
 struct CtaTask {
   int bg, b, g;
   KeyWork work;
   int key0, key_end, rows, steps;
-  int block0;  // the first key of the block
-  int start;   // the stage of rows that is processed first
-  // The first row of the stage that is processed in this step. After the last stage, processing continues with stage 0:
-  // all CTAs that share contiguous rows process the same rows at the same time.
+  int block0;  // the block's first key
+  int start;   // the row stage that is processed first
+  // The first row in the stage that this step processes. After the last stage, processing continues with stage 0: all
+  // CTAs that share contiguous rows process the same rows at the same time.
   __device__ __forceinline__ int stage_row(int step) const {
     return (step + start < steps ? step + start : step + start - steps) * kStageRows;
   }
 };
 
-// Copies k and v of the CTA's keys to shared memory. The keys past the end are copies of the last one; their sums are
-// not stored.
+// Copies the CTA's k and v to shared memory. Keys past the end are copies of the last one; their sums are not stored.
 template <bool kListed>
 __device__ __forceinline__ void load_keys(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task) {
   const RowSource k_rows(a.in.k, task.b, task.g), v_rows(a.in.v, task.b, task.g);
@@ -59,7 +58,7 @@ __device__ __forceinline__ void load_keys(Shared<kListed>& shared, const BwdD128
   }
   barrier_arrive_after_copies(&shared.keys_full);
 }
-// Waits until the barrier's phase of this parity has ended. Data that cp.async has copied before is then visible to
+// Waits until the barrier's phase with this parity has ended. Data that cp.async has copied before is then visible to
 // wgmma.
 __device__ __forceinline__ void wait_copies(Barrier& barrier, int parity) {
   barrier_wait(&barrier, parity);
@@ -68,8 +67,8 @@ __device__ __forceinline__ void wait_copies(Barrier& barrier, int parity) {
 
 // ---- producer warpgroup ----
 
-// Loads the stages, 16 rows per warp: a lane computes the address of one row, and eight lanes copy it. The rows past
-// the end are copies of the last row, with statistics that make p = 0.
+// Loads the stages, 16 rows per warp: a lane computes one row's address, and eight lanes copy it. Rows past the end are
+// copies of the last row, with statistics that make p = 0.
 template <bool kListed>
 __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task,
                                                int warp, int lane) {
@@ -77,7 +76,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int G = a.in.heads.value(), rows = task.rows, steps = task.steps;
   const int chunk = lane % 8, r = warp * kWarpRows + lane % kWarpRows;
   const int to_row = swizzled(warp * kWarpRows + lane / 8, chunk);
-  // Rows of tensors with one row per query are counted from the call's first token.
+  // In tensors with one row per query, rows are counted from the call's first token.
   const int first_token = a.in.first_token;
   const bf16* const q_chunk = a.in.q.at(task.b, first_token, task.g * G) + 8 * chunk;
   const bf16* const dout_chunk = a.dout.at(task.b, first_token, task.g * G) + 8 * chunk;
@@ -101,7 +100,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
         copy_async_16(rows_to.dout[panel] + to, dout_from + panel * kPanel, 16);
       }
     }
-    // Consecutive heads of a token whose rows of dq are neighbours in memory form a run. One bulk reduction adds a run.
+    // A token's consecutive heads whose dq rows are neighbours in memory form a strip. One bulk reduction adds a strip.
     const bool exists = row0 + r < rows;
     const int dq_at = a.dq_steps.at(at, h), before = __shfl_up_sync(kFullWarp, dq_at, 1);
     const bool begins = lane == 0 || !exists || dq_at != before + kWidth / 4;
@@ -109,13 +108,13 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
     if (warp == 0 && lane == 0) {
       const int last = a.in.heads.quotient(min(row0 + kStageRows, rows) - 1);
       const int last_token = kListed ? shared.listed[last] : task.work.first + last;
-      // The keys of a later token begin and end later. So all rows see the keys from the last token's first key to the
-      // first token's last key.
+      // A later token's keys begin and end later. So all rows see the keys from the last token's first key to the first
+      // token's last key.
       shared.seen_by_all[stage] = make_int2(visible.low(last_token), visible.high(t));
     }
     if (lane < kWarpRows) {
-      const int run = begins && exists ? __ffs(begin_of >> (lane + 1)) : 0;
-      shared.dq_run[step % kRecent][r] = make_int2(dq_at, run * kWidth * static_cast<int>(sizeof(float)));
+      const int strip = begins && exists ? __ffs(begin_of >> (lane + 1)) : 0;
+      shared.dq_strip[step % kRecent][r] = make_int2(dq_at, strip * kWidth * static_cast<int>(sizeof(float)));
       if (exists) {
         const float* const stats =
             &a.row_stats[(static_cast<int64_t>(task.bg) * (a.in.tokens - first_token) + at) * G + h].x;
@@ -136,9 +135,9 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
 
 // ---- dQ warpgroup ----
 
-// Rounds a panel (64 columns) of dq and stores this lane's two rows of it to shared memory. Rows are 512 bytes apart,
-// so all of them begin in the same bank. To avoid conflicts, a lane begins with the 32-byte chunk j that its row's
-// number selects; two rounds of swaps move that chunk to the front.
+// Rounds a dq panel (64 columns) and stores this lane's two rows to shared memory. Each row takes 512 bytes, so all
+// begin in the same bank. To avoid conflicts, a lane begins with the 32-byte chunk j that its row's number selects; two
+// rounds of swaps move that chunk to the front.
 template <bool kListed>
 __device__ __forceinline__ void store_dq_panel(Shared<kListed>& shared, const float (&dq)[8][4],
                                                const float (&rounding_unit)[2], float scale, int row, int panel) {
@@ -217,8 +216,8 @@ __device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128
     // Each warp adds the 16 rows that it has written, so it waits for no other warp.
     if (lane < kWarpRows) {
       const int r = warp * kWarpRows + lane;
-      const int2 run = shared.dq_run[step % kRecent][r];
-      if (run.y > 0) add_bulk(dq_first + 4 * static_cast<int64_t>(run.x), shared.dq[r], run.y);
+      const int2 strip = shared.dq_strip[step % kRecent][r];
+      if (strip.y > 0) add_bulk(dq_first + 4 * static_cast<int64_t>(strip.x), shared.dq[r], strip.y);
       bulk_commit();
     }
   }
@@ -236,20 +235,20 @@ struct KeyMma {
   Memory& shared;
   const CtaTask& task;
   int warpgroup;
-  int key0, key_end, warp_key;  // keys [key0, key_end) of this warpgroup; the first key of this lane
+  int key0, key_end, warp_key;  // this warpgroup's keys [key0, key_end); this lane's first key
   float scale;                  // score scale times log2(e)
-  // wgmma descriptors of tiles in shared memory. They are members that are computed once, from values equal in all
+  // wgmma descriptors for tiles in shared memory. They are members that are computed once, from values equal in all
   // lanes, so that the products read them from uniform registers; otherwise each product would need a move.
   uint32_t k, v, stages_at;
-  int ds_to;  // byte offset in ds where this lane's row of the four stored 8 x 8 matrices begins; 16 rows further: 2048
+  int ds_to;  // byte offset in ds where this lane's row in the four stored 8 x 8 matrices begins; 16 rows further: 2048
               // bytes more
   int stage;
-  int phases = 0;  // bit 0: steps done, modulo 2; bit 1: how often the ring of stages has been passed, modulo 2
+  int phases = 0;  // bit 0: steps done, modulo 2; bit 1: how often the stage ring has been passed, modulo 2
   // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
   // registers before the loops are unrolled. p is kept in bf16 too, as the product for dv needs it; ds then needs 32
   // registers less.
   float (&dk)[kWidth / 8][4], (&dv)[kWidth / 8][4], (&p)[8][4];
-  uint32_t (&operand_p)[4][4], (&operand_ds)[4][4];  // p^T and ds^T, packed as left operands of wgmma
+  uint32_t (&operand_p)[4][4], (&operand_ds)[4][4];  // p^T and ds^T, packed as left operands for wgmma
 
   __device__ __forceinline__ uint32_t q_of(int stage) const {
     return stages_at + static_cast<uint32_t>(stage) * (sizeof(RowStage) >> 4);
@@ -270,11 +269,11 @@ struct KeyMma {
     for (int i = 0; i < 4; ++i) wgmma<Major::mn>(d, left[i], right + (i * 16 * kPanelRowBytes >> 4));
     wgmma_commit();
   }
-  // Reads one statistic of a stage's rows. It is called before the products whose results need it: their operands keep
+  // Reads one statistic for a stage's rows. It is called before the products whose results need it: their operands keep
   // shared memory busy.
-  __device__ __forceinline__ void read_stats(float2 (&to)[8], const float (&of_rows)[kStageRows]) const {
+  __device__ __forceinline__ void read_stats(float2 (&to)[8], const float (&values)[kStageRows]) const {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(&of_rows[8 * j + fragment_column()]);
+    for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(&values[8 * j + fragment_column()]);
   }
   // Turns scores into probabilities: p = 2^(s scale - lse), and 0 for keys that the row does not see.
   __device__ __forceinline__ void softmax(const float2 (&lse)[8]) {
@@ -317,9 +316,9 @@ struct KeyMma {
     for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, operand_ds[i]);
   }
 
-  // Each step queues two rounds of products: s^T of this step with dk of the last one, then dp^T with dv. A round ends
-  // before the next left operand is packed, because ptxas writes no left operand while products run. The products of
-  // the other warpgroup fill these gaps.
+  // Each step queues two rounds of products: this step's s^T with the last one's dk, then dp^T with dv. A round ends
+  // before the next left operand is packed, because ptxas writes no left operand while products run. The other
+  // warpgroup's products fill these gaps.
   __device__ __forceinline__ void loop() {
     const int steps = task.steps;
     int step = stage;
@@ -342,8 +341,8 @@ struct KeyMma {
       wgmma_fence();
       scores(ds, v, kReadAlong | dout_of(stage));
       add(dv, operand_p, kReadAcross | dout_of(stage));
-      // While the products run, this warpgroup waits until the next stage is loaded and the dQ warpgroup has read ds of
-      // the previous step. Stages of listed rows (kListed) load more slowly, so that wait is further down, after ds is
+      // While the products run, this warpgroup waits until the next stage is loaded and the dQ warpgroup has read the
+      // previous step's ds. Listed rows' stages (kListed) load more slowly, so that wait is further down, after ds is
       // stored.
       const int last = stage;
       step += kStride, stage += kStride;
@@ -373,7 +372,7 @@ struct KeyMma {
       float2 lse[8];
       read_stats(lse, shared.lse[stage]);
       wgmma_fence();
-      // In the last step the stage still holds rows of an earlier step, and p is not used.
+      // In the last step the stage still holds an earlier step's rows, and p is not used.
       scores(p, k, kReadAlong | q_of(stage));
       add(dk, operand_ds, kReadAcross | q_of(last));
       wgmma_wait<1>();
@@ -407,7 +406,7 @@ __device__ __forceinline__ void exchange_sums(Shared<kListed>& shared, float (&d
       x[i][0] += y.x, x[i][1] += y.y, x[i][2] += y.z, x[i][3] += y.w;
     }
   };
-  mma_barrier();  // after it, no product reads the stages any more
+  mma_barrier();  // now no product reads the stages any more
   if (stores_dk)
     send(dv_at, dv);
   else
@@ -419,7 +418,7 @@ __device__ __forceinline__ void exchange_sums(Shared<kListed>& shared, float (&d
     receive(dv, dv_at);
 }
 
-// Stores dk and dv of this lane's two keys, or, if the block has several pieces, stores them as partial sums to the
+// Stores this lane's two keys' dk and dv, or, if the block has several pieces, stores them as partial sums to the
 // piece's slot.
 __device__ __forceinline__ void store_dkdv(const BwdD128Args& a, const CtaTask& task, int warp_key,
                                            const float (&dk)[kWidth / 8][4], const float (&dv)[kWidth / 8][4],
@@ -572,14 +571,14 @@ void backward_d128_range(Context& ctx, const char* op, const AttendGradOut& out,
   constexpr int64_t kBlockKeys = 2 * kRows, kMostParts = 64;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // The rows of a block are cut into pieces of at least 32 stages, such that each SM gets 16 pieces with work. About
-  // half of the pieces are empty, because their tokens precede the block.
+  // A block's rows are cut into pieces, at least 32 stages each, so that each SM gets 16 pieces with work. About half
+  // the pieces are empty, because their tokens precede the block.
   const int64_t G = in.q.size(2) / in.k.size(2), least_tokens = std::max<int64_t>(1, 32 * kStageRows / G);
   const bool limited = range.window < T;
-  // number of tokens that see a given block, at most
-  const int64_t run = limited ? std::min(T, range.window + kBlockKeys * range.d) : T;
+  // the most tokens that see a given block
+  const int64_t viewers = limited ? std::min(T, range.window + kBlockKeys * range.d) : T;
   const int64_t wanted = ceil_div((limited ? 2 : 32) * int64_t{ctx.num_sms}, bgs * blocks);
-  const int64_t parts = std::max<int64_t>(1, std::min({kMostParts, wanted, run / least_tokens}));
+  const int64_t parts = std::max<int64_t>(1, std::min({kMostParts, wanted, viewers / least_tokens}));
   KeyWorkList list{};
   list.block_keys = kBlockKeys;
   list.blocks = static_cast<int>(blocks);

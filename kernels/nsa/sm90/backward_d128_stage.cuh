@@ -1,4 +1,4 @@
-// The backward for heads of 128 (nsa/sm90/backward_d128.cu has the design): its arguments, shared memory, and a CTA's
+// The backward for head width 128 (nsa/sm90/backward_d128.cu has the design): its arguments, shared memory, and a CTA's
 // piece of work.
 #pragma once
 #include "kernels/hopper/tma.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-// The strides of tokens and heads, in units (of 16 bytes) in which the offsets within a sequence fit into 31 bits.
+// Token and head strides, in units (16 bytes) in which the offsets within a sequence fit into 31 bits.
 struct Steps {
   int row, head;
   template <class T>
@@ -23,20 +23,19 @@ struct BwdD128Args {
   const RowStats* row_stats;
   View<const float> rounding_unit;
   View<float> dq;
-  Steps q_steps, dout_steps, dq_steps;  // in units of 16 bytes
+  Steps q_steps, dout_steps, dq_steps;  // strides in units of 16 bytes
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
-  int part_tokens;  // contiguous rows are cut into pieces at multiples of this number of tokens; 0: each block's rows
-                    // form equal pieces
+  int part_tokens;  // contiguous rows are cut into pieces every so many tokens; 0: each block's rows form equal pieces
   int sequences_and_groups;
 };
 
 constexpr int kWidth = 128, kPanels = kWidth / kPanel, kStageRows = 64, kWarpRows = kStageRows / 4;
-constexpr int kPanelBytes = 64 * kPanelRowBytes;  // a panel of 64 keys, or of a stage's 64 rows
+constexpr int kPanelBytes = 64 * kPanelRowBytes;  // a panel for 64 keys, or for a stage's 64 rows
 constexpr int kCtaThreads = 4 * kWarpgroup, kKeyThreads = 3 * kWarpgroup;  // kKeyThreads load the keys
 constexpr int kMmaRegisters = 208, kDqRegisters = 64, kProducerRegisters = 32;
-constexpr int kRecent = 8;  // the offsets in dq of this many steps are kept: more than can be in flight
+constexpr int kRecent = 8;  // the dq offsets for this many steps are kept: more than can be in flight
 
 struct __align__(1024) RowStage {
   unsigned char q[kPanels][kPanelBytes], dout[kPanels][kPanelBytes];
@@ -49,28 +48,28 @@ struct __align__(1024) Shared {
   static constexpr int kStages = kListed ? 4 : 3, kKeyTiles = kListed ? 1 : 2;
   KeyPanels keys[kKeyTiles];
   RowStage stages[kStages];
-  unsigned char ds[2][kPanelBytes];                            // ds of each MMA warpgroup, [row][key]
-  float dq[kStageRows][kWidth];                                // dq of the stage, before it is added to global memory
-  float lse[kStages][kStageRows], dpsum[kStages][kStageRows];  // the statistics (RowStats) of each row
-  // The first key that the row sees, and the end of its keys.
+  unsigned char ds[2][kPanelBytes];                            // each MMA warpgroup's ds, [row][key]
+  float dq[kStageRows][kWidth];                                // the stage's dq, before it is added to global memory
+  float lse[kStages][kStageRows], dpsum[kStages][kStageRows];  // each row's statistics (RowStats)
+  // The first key that the row sees, and where its keys end.
   int2 range[kStages][kStageRows];
-  int2 seen_by_all[kStages];  // the same for the keys that all rows of the stage see
-  // Neighbouring rows whose dq are neighbours in global memory too form a run, which one bulk addition adds. For the
-  // first row of a run: the offset of its dq within the sequence, in units of 16 bytes, and the length of the run in
-  // bytes. For the other rows the length is 0.
-  int2 dq_run[kRecent][kStageRows];
+  int2 seen_by_all[kStages];  // the same for the keys that all rows in the stage see
+  // Neighbouring rows whose dq are neighbours in global memory too form a strip, which one bulk addition adds. For the
+  // strip's first row: the offset of its dq within the sequence, in units of 16 bytes, and the strip's length in bytes.
+  // For the other rows the length is 0.
+  int2 dq_strip[kRecent][kStageRows];
   float rounding_unit[kRecent][kStageRows];
   Barrier full[kStages], empty[kStages], ds_full[2], ds_empty[2], keys_full;
   int listed[kListed ? kWorkTokens / 2 : 1];
 };
 
-// The bits of a wgmma descriptor (hopper/wgmma.cuh) that hold its leading offset, for tiles that are read along their
-// rows, and for tiles that are read across them, in panels.
+// The bits in a wgmma descriptor (hopper/wgmma.cuh) that hold the leading offset, for tiles read along their rows, and
+// for tiles read across them, in panels.
 constexpr uint32_t kReadAlong = 1u << 16, kReadAcross = static_cast<uint32_t>(kPanelBytes >> 4) << 16;
 
-// The work of CTA number i of a sequence and group. For contiguous rows without a window, the CTAs of one range of
-// tokens have consecutive numbers, for all blocks of keys, so that the rows stay in L2. The last tokens, which see most
-// keys, start first.
+// CTA number i's work in a sequence and group. For contiguous rows without a window, the CTAs for one token range have
+// consecutive numbers, for all key blocks, so that the rows stay in L2. The last tokens, which see most keys, start
+// first.
 __device__ __forceinline__ KeyWork find_piece(const BwdD128Args& a, int i, int bg) {
   const DocumentRange range(a.range, bg / a.in.groups);
   if (a.part_tokens == 0)

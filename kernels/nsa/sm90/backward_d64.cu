@@ -1,24 +1,24 @@
-// dq, dk and dv of the branches and of dense attention on Hopper by one kernel (bf16, heads of 64): five products,
-// where the two kernels of nsa/sm90/dkdv.cu and nsa/sm90/dq.cu compute seven.
+// dq, dk and dv for the branches and dense attention on Hopper by one kernel (bf16, head width 64): five products,
+// where the two kernels in nsa/sm90/dkdv.cu and nsa/sm90/dq.cu compute seven.
 //
-// A CTA owns a tile of keys and loops over the query rows (t, h) that see them, 64 rows per stage. Its warpgroups:
-//   0, 1  MMA (KeyMma): 64 keys each, the rows of wgmma. s^T = k q^T and dp^T = v dout^T, 32 rows per step; with p^T
-//         and ds^T as left operands in registers, dv += p^T dout and dk += ds^T q. They also store ds^T to shared
-//         memory. A tile of contiguous rows has 128 keys, and both warpgroups use each stage. A listed block has 64
-//         keys: the warpgroups alternate stages, and their sums are added at the end.
-//   2     dQ (mma_dq): dq = ds k for 64 rows and all keys of the tile, added to global memory by red.v4. The columns
-//         of its copy of k are permuted, so that a lane's four columns are neighbours.
+// A CTA owns a key tile and loops over the query rows (t, h) that see its keys, 64 rows per stage. Its warpgroups:
+//   0, 1  MMA (KeyMma): 64 keys each, wgmma's rows. s^T = k q^T and dp^T = v dout^T, 32 rows per step; with p^T and
+//         ds^T as left operands in registers, dv += p^T dout and dk += ds^T q. They also store ds^T to shared memory. A
+//         tile for contiguous rows has 128 keys, and both warpgroups use each stage. A listed block has 64 keys: the
+//         warpgroups alternate stages, and their sums are added at the end.
+//   2     dQ (mma_dq): dq = ds k for 64 rows and all the tile's keys, added to global memory by red.v4. The columns in
+//         its copy of k are permuted, so that a lane's four columns are neighbours.
 //   3     producer (produce_stages): q, dout and row statistics by cp.async; each warp loads every fourth stage.
-// Barriers: full[] / empty[] of the stages, ds_full[] / ds_empty[] of the buffers of ds.
+// Barriers: full[] / empty[] for the stages, ds_full[] / ds_empty[] for the ds buffers.
 //
-// CTAs add to dq in any order, and the bits repeat: each addend is first rounded to a multiple of a power of two u that
-// is the same for all addends of a row, and so large that no sum of addends exceeds 2^24 u. Every fp32 addition is then
+// CTAs add to dq in any order, and the bits repeat: each addend is first rounded to a multiple of u, a power of two
+// that is the same for all of a row's addends, and so large that no sum exceeds 2^24 u. Every fp32 addition is then
 // exact. The bound, summed over the branches, is
 //   |sum over any keys of ds k / sqrt(dk)| <= (gate |dout| max|v| + |delta|) max_j|k_j| / sqrt(dk).
-// For random rows it is about 2^11 |dq|, so u is 2^-13 |dq|: the rounding noise of 40 addends (2^-12) is below that of
-// p and ds in bf16 (2^-10). nsa/gpu/rounding_unit.cu computes it.
+// For random rows it is about 2^11 |dq|, so u is 2^-13 |dq|: the rounding noise from 40 addends (2^-12) is below p's
+// and ds's in bf16 (2^-10). nsa/gpu/rounding_unit.cu computes it.
 //
-// Bound: 1,280 tensor-core clocks for 64 rows and 128 keys; about half of that rate is reached.
+// Bound: 1,280 tensor-core clocks for 64 rows and 128 keys; about half that rate is reached.
 #include "kernels/nsa/sm90/launch_backward.h"
 
 #include <cstddef>
@@ -31,8 +31,8 @@ namespace {
 
 // ---- dk and dv ----
 
-// Stores the dk and dv of one key, row lane / 4 + 8 i of the products. A single branch selects the dtype for all
-// columns: one branch per pair of columns would add 2,700 instructions.
+// Stores one key's dk and dv, the products' row lane / 4 + 8 i. A single branch selects the dtype for all columns: one
+// branch per column pair would add 2,700 instructions.
 __device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task, int key, int lane, int i,
                                           const float (&dk)[kPanel / 8][4], const float (&dv)[kPanel / 8][4]) {
   const auto each_pair = [&](auto&& store) {
@@ -65,9 +65,9 @@ __device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task,
   }
 }
 
-// The work of one MMA warpgroup, whose 64 keys are the rows of its products. If kListed, two warpgroups have the same
-// 64 keys and process alternate stages. kTurn is the first stage of this warpgroup; it is a template parameter so that
-// the stage's address stays in uniform registers.
+// One MMA warpgroup's work; its 64 keys are its products' rows. If kListed, two warpgroups have the same 64 keys and
+// process alternate stages. kTurn is this warpgroup's first stage; it is a template parameter so that the stage's
+// address stays in uniform registers.
 template <bool kListed, int kTurn>
 struct KeyMma {
   using Memory = Shared<kListed>;
@@ -81,23 +81,23 @@ struct KeyMma {
   const BwdD64Args& a;
   const Task& task;
   int tile, warp, lane;
-  int key_end, warp_key;  // end of the tile's keys; the first key of this lane
+  int key_end, warp_key;  // where the tile's keys end; this lane's first key
   float scale;            // score scale times log2(e)
-  bool all_seen;          // whether every row of the step sees all keys of the tile
+  bool all_seen;          // whether all the step's rows see all the tile's keys
   // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
   // registers before the loops are unrolled.
   uint32_t (&k)[kStepsD][4], (&v)[kStepsD][4];
   float (&dk)[kPanel / 8][4], (&dv)[kPanel / 8][4];
   float (&p)[kN][4], (&ds)[kN][4];                           // p and ds hold s^T and dp^T first, then p^T and ds^T
-  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T, packed as left operands of wgmma
-  float4 (&stats)[kN];                                       // (lse, dpsum) of two rows in each float4
+  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T, packed as left operands for wgmma
+  float4 (&stats)[kN];                                       // (lse, dpsum) for two rows in each float4
 
   __device__ __forceinline__ void init() {
     const int key0 = task.tile0 + kRows * tile;
     key_end = min(task.tile_end, key0 + kRows), warp_key = key0 + 16 * warp + lane / 4;
     const bf16 *k_rows[2], *v_rows[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // the keys past the end are copies of the last one, with p = 0
+    for (int i = 0; i < 2; ++i) {  // keys past the end are copies of the last one, with p = 0
       const int key = min(warp_key + 8 * i, task.tile_end - 1);
       k_rows[i] = a.in.k.at(task.b, key, task.g), v_rows[i] = a.in.v.at(task.b, key, task.g);
     }
@@ -106,7 +106,7 @@ struct KeyMma {
     scale = a.in.scale_log2();
   }
 
-  // ---- products with the rows row0 to row0 + 31 of a stage ----
+  // ---- products with a stage's rows row0 to row0 + 31 ----
 
   __device__ __forceinline__ void scores(const Stage& stage, int row0) {
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
@@ -190,8 +190,8 @@ struct KeyMma {
     for (int i = 0; i < kDeep; ++i)
       store_matrices(shared.ds[n % kBuffers][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), operand_ds[i]);
   }
-  // Signals that buffer n of ds is full. The fence makes ds visible to the products of the dQ warpgroup and, after
-  // wait_full, the next stage's rows to this warp's own products.
+  // Signals that ds buffer n is full. The fence makes ds visible to the dQ warpgroup's products and, after wait_full,
+  // the next stage's rows to this warp's own products.
   __device__ __forceinline__ void signal_ds_full(int n) {
     fence_async_proxy();
     __syncwarp();
@@ -200,8 +200,8 @@ struct KeyMma {
 
   // ---- the loop over stages ----
 
-  // Processes the second 32 rows of a stage. The scores of these rows are queued together with the dk and dv of the
-  // first 32 rows, and their softmax runs while dk and dv are computed.
+  // Processes a stage's second 32 rows. These rows' scores are queued together with the first 32 rows' dk and dv, and
+  // their softmax runs while dk and dv are computed.
   __device__ __forceinline__ void second_half(int n, bool has_next) {
     const Stage& stage = stage_of(n);
     scores(stage, kStepRows);
@@ -256,15 +256,14 @@ struct KeyMma {
 
   // ---- epilogue ----
 
-  // Adds the dk and dv of the second warpgroup to those of the first one. They pass through the shared memory of the
-  // first two stages.
+  // Adds the second warpgroup's dk and dv to the first one's. They pass through the first two stages' shared memory.
   __device__ __forceinline__ void add_turns() {
     const auto sums = [&](int j) -> float4& {
       return reinterpret_cast<float4*>(
           &shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
     };
     static_assert(offsetof(Stage, row_stats) == kPanel / 8 * kWarpgroup * sizeof(float4));
-    named_barrier_sync<2 * kWarpgroup>(1);  // after it, both warpgroups have read all rows
+    named_barrier_sync<2 * kWarpgroup>(1);  // now both warpgroups have read all rows
     if constexpr (kTurn == 1) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
@@ -335,7 +334,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < Memory::kStages; ++i) {
-      barrier_init(&shared.full[i], 2 * 32);  // every lane of the producer warp arrives twice
+      barrier_init(&shared.full[i], 2 * 32);  // every lane in the producer warp arrives twice
       barrier_init(&shared.empty[i], 32 * (Memory::kMmaWarps + kRoleWarps));
     }
     for (int i = 0; i < Memory::kBuffers; ++i) {
@@ -348,8 +347,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;
     for (int i = threadIdx.x; i < task.count; i += kCtaThreads) shared.listed[i] = tokens[i];
   }
-  if (warpgroup < Memory::kTiles) {  // k for the products of dq. The keys past the end are copies of the last one, with
-                                     // ds = 0.
+  if (warpgroup < Memory::kTiles) {  // k for dq's products. Keys past the end are copies of the last one, with ds = 0.
     const int r = thread / 2, key = min(task.tile0 + kRows * warpgroup + r, task.tile_end - 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -387,7 +385,7 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
   constexpr int64_t kNearBytes = 48 << 20;
   const int64_t bgs = in.k.size(0) * in.k.size(2);
-  // bytes of q, dout and dq per sequence and group
+  // q, dout and dq bytes per sequence and group
   const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;
   const BwdD64Args a{make_attend<bf16>(op, in),
                      make_query_view<const bf16>(in, grad.dout),
@@ -411,13 +409,13 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
 void backward_d64_range(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                         const AttendIn& in, const KeyRange& range) {
   constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 128, kLongPiece = 512, kPiecesPerSm = 16,
-                    kPackedPiece = 1024, kPackedPieces = 4096;  // 64 KB of scratch each, 256 MB
+                    kPackedPiece = 1024, kPackedPieces = 4096;  // 64 KB scratch each, 256 MB
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // If there are fewer blocks of keys than SMs (the compressed branch has few keys), their rows are cut into pieces. A
-  // short sequence has one piece per SM. A long one has many, to balance the load: about half of the pieces do not
-  // exist, because their tokens precede the block. Each piece writes 64 KB of partial sums, which are read again. In a
-  // packed row only the pieces of a block's own document exist, so there they are shorter, if memory allows.
+  // If there are fewer key blocks than SMs (the compressed branch has few keys), their rows are cut into pieces. A
+  // short sequence has one piece per SM. A long one has many, to balance the load: about half the pieces don't exist,
+  // because their tokens precede the block. Each piece writes 64 KB of partial sums, which are read again. In a packed
+  // row only the pieces in a block's own document exist, so there they are shorter, if memory allows.
   int64_t piece_tokens = T;
   if (const int64_t per_block = ctx.num_sms / std::max<int64_t>(1, bgs * blocks); per_block > 0) {
     piece_tokens = ceil_div(T, per_block);

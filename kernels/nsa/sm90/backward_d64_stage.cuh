@@ -1,5 +1,5 @@
-// The backward for heads of 64 (nsa/sm90/backward_d64.cu has the design): its arguments, the stages in shared memory, a
-// CTA's work, the producer warpgroup and the dQ warpgroup.
+// The backward for head width 64 (nsa/sm90/backward_d64.cu has the design): its arguments, the stages in shared memory,
+// a CTA's work, the producer warpgroup and the dQ warpgroup.
 #pragma once
 #include "kernels/hopper/tma.cuh"
 #include "kernels/nsa/sm90/backward.cuh"
@@ -21,24 +21,23 @@ struct BwdD64Args {
   KeyRange range;
   KeyWorkList list;
   int bgs;
-  int piece_tokens;  // contiguous rows are cut into pieces of this many tokens
-  int near;          // for listed rows: the number of groups (of all sequences) that run at the same time
+  int piece_tokens;  // contiguous rows are cut into pieces this many tokens long
+  int near;          // listed rows: how many groups (over all sequences) run at the same time
 };
 
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
 constexpr int kCtaThreads = 4 * kWarpgroup, kRoleWarps = 4;
-// Registers per thread of each role. Their sum over the four warpgroups must not exceed 4 x 128, what the launch
+// Registers per thread for each role. Their sum over the four warpgroups must not exceed 4 x 128, what the launch
 // assigns.
 constexpr int kMmaRegisters = 192, kDqRegisters = 72, kProducerRegisters = 56;
 
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];
   RowStats row_stats[kStageRows];
-  int2 range[kStageRows];  // the first key that the row sees, and the end of its keys
+  int2 range[kStageRows];  // the first key that the row sees, and where its keys end
   float rounding_unit[kStageRows];
-  int dq_at[kStageRows];                      // offset of the row's dq, in units of 16 bytes; -1: the row does not
-                                              // exist
-  unsigned all_seen[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
+  int dq_at[kStageRows];                      // the row's dq offset, in units of 16 bytes; -1: the row doesn't exist
+  unsigned all_seen[kStageRows / kStepRows];  // bit i: all the step's rows see all 64 keys in tile i
 };
 
 template <bool kListed>
@@ -52,10 +51,10 @@ struct Shared {
   int listed[kListed ? kWorkTokens : 1];
 };
 
-// A CTA's work: the keys [tile0, tile_end) of sequence b and group g, and the rows of `count` tokens that see them.
-// `first` is the first token, or for a listed block the first entry of its list. slot: where the partial sums are
-// stored; negative if this task has all rows of the block. block0: the block's first key. merged: whether the keys are
-// those of several short documents (KeyWork::merged).
+// A CTA's work: the keys [tile0, tile_end) in sequence b and group g, and the rows for `count` tokens that see them.
+// `first` is the first token, or for a listed block the first entry in its list. slot: where the partial sums are
+// stored; negative if this task has all the block's rows. block0: the block's first key. merged: whether the keys come
+// from several short documents (KeyWork::merged).
 struct Task {
   int b, g, bg, tile0, tile_end, first, count, slot, block0;
   bool merged;
@@ -63,8 +62,8 @@ struct Task {
 
 template <bool kListed>
 __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
-  // For listed rows, a few groups (of all sequences) run at a time, so that the rows that the running CTAs gather fit
-  // into L2. Within these groups the first blocks of keys start first, because most rows list them.
+  // For listed rows, a few groups (over all sequences) run at a time, so that the rows that the running CTAs gather fit
+  // into L2. Within these groups the first key blocks start first, because most rows list them.
   const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
   const int at_work = kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
   const int in_order = blockIdx.x - first_bg * pieces, bg = first_bg + in_order % at_work, piece = in_order / at_work;
@@ -89,14 +88,14 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
                                                int lane) {
   constexpr int kStages = Shared<kListed>::kStages;
   const int G = a.in.heads.value(), rows = task.count * G, steps = ceil_div(rows, kStageRows);
-  // Rows of tensors with one row per query are counted from the call's first token.
+  // In tensors with one row per query, rows are counted from the call's first token.
   const int first_token = a.in.first_token;
   const RowStats* const row_stats = a.row_stats + static_cast<int64_t>(task.bg) * (a.in.tokens - first_token) * G;
   const float* const rounding_unit = a.rounding_unit.at(task.b, first_token, task.g * G);
   const int chunk = lane % 8;
   const bf16* const q_chunk = a.in.q.at(task.b, first_token, task.g * G) + 8 * chunk;
   const bf16* const dout_chunk = a.dout.at(task.b, first_token, task.g * G) + 8 * chunk;
-  // strides of q in units of 16 bytes
+  // q's strides in units of 16 bytes
   const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
@@ -109,8 +108,8 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
     Stage& stage = shared.stages[slot];
 #pragma unroll 1
     for (int half = 0; half < kStageRows; half += 32) {
-      // A lane computes the address of one row, and eight lanes copy it. The rows past the end are copies of the last
-      // row, with statistics that make p = 0.
+      // A lane computes one row's address, and eight lanes copy it. Rows past the end are copies of the last row, with
+      // statistics that make p = 0.
       const int r = half + lane, row = min(row0 + r, rows - 1), in_list = a.in.heads.quotient(row);
       const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
       const int at = t - first_token, q_at = at * q_row + h * q_head, dout_at = at * dout_row + h * dout_head;
@@ -148,9 +147,9 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
 
 // ---- dQ warpgroup: MMA, then additions to global memory ----
 
-// Column 16 i + 2 q + e of the permuted k is column 16 i + 4 q + e of k, and column 16 i + 8 + 2 q + e is column 16 i +
-// 4 q + 2 + e of k (q < 4, e < 2). Lane q of a quad receives two values from each 8-column group of the product: with
-// this order, those of two neighbouring groups are four neighbouring columns of dq.
+// The permuted k's column 16 i + 2 q + e is k's column 16 i + 4 q + e, and column 16 i + 8 + 2 q + e is k's column 16 i
+// + 4 q + 2 + e (q < 4, e < 2). Lane q in a quad receives two values from each 8-column group in the product: with this
+// order, two neighbouring groups' values are four neighbouring dq columns.
 template <bool kListed>
 __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
                                        int lane) {

@@ -1,15 +1,15 @@
-// dk and dv of the branches and of dense attention on Hopper (bf16, heads of 64 to 192 in panels of 64 columns).
+// dk and dv for the branches and dense attention on Hopper (bf16, head widths 64 to 192 in 64-column panels).
 //
-// A CTA is one warpgroup and owns 64 keys of one (sequence, group), the rows of wgmma: k and v in shared memory, dk and
-// dv accumulate in registers. It loops over the query rows (t, h) that see these keys, one stage at a time (cp.async,
+// A CTA is one warpgroup and owns 64 keys in one (sequence, group), wgmma's rows: k and v in shared memory, dk and dv
+// accumulate in registers. It loops over the query rows (t, h) that see these keys, one stage at a time (cp.async,
 // three stages, 128-byte swizzle), 32 rows per step:
 //   s^T = k q^T,  dp^T = v dout^T,  p^T and ds^T (softmax_backward),  dv += p^T dout,  dk += ds^T q.
-// s^T has keys as rows, so p^T and ds^T are already laid out in registers as left operands of the last two products:
-// they never pass through shared memory.
+// s^T has keys as rows, so p^T and ds^T are already laid out in registers as the last two products' left operands: they
+// never pass through shared memory.
 //
-// Steps of 32 rows keep a thread at 168 registers, three CTAs per SM (heads of 128 and 192: 227 and 255 registers, two
-// CTAs). One step's scores and the previous step's dk and dv are queued together, and the softmax of the former runs
-// while the latter are computed.
+// 32-row steps keep a thread at 168 registers, three CTAs per SM (head widths 128 and 192: 227 and 255 registers, two
+// CTAs). One step's scores and the previous step's dk and dv are queued together, and the former's softmax runs while
+// the latter are computed.
 //
 // If several CTAs share a block's rows, each stores fp32 partial sums, and bwd_dkdv_merge_kernel
 // (nsa/gpu/dkdv_merge.cu) adds them in order.
@@ -34,9 +34,8 @@ struct BwdDkdvArgs {
 
 constexpr int kStages = 3;
 constexpr int kStepRows = 32;
-constexpr int kTileBytes = kRows * kPanelRowBytes;  // a panel (64 columns) of the CTA's keys
-// The number of rows of a stage. Heads of 128 and 192 have half as many rows as heads of 64, so that two CTAs still fit
-// on an SM.
+constexpr int kTileBytes = kRows * kPanelRowBytes;  // a panel (64 columns) for the CTA's keys
+// Rows per stage. Head widths 128 and 192 have half as many rows as 64, so that two CTAs still fit on an SM.
 template <int kPanelsK>
 constexpr int kStageRows = kPanelsK == 1 ? 64 : 32;
 template <int kPanelsK, int kPanelsV>
@@ -44,15 +43,15 @@ struct __align__(1024) Stage {
   static constexpr int kCount = kStageRows<kPanelsK>, kPanelBytes = kCount * kPanelRowBytes;
   unsigned char q[kPanelsK * kPanelBytes], dout[kPanelsV * kPanelBytes];
   RowStats row_stats[kCount];
-  int2 range[kCount];  // the first key that the row sees, and the end of its keys
+  int2 range[kCount];  // the first key that the row sees, and where its keys end
 };
 
-// What a CTA computes: the keys [key0, key_end) of sequence b and group g, and the `rows` query rows of the piece of
+// What a CTA computes: the keys [key0, key_end) in sequence b and group g, and the `rows` query rows in the piece of
 // work `work`.
 struct CtaTask {
   KeyWork work;
   int bg, b, g, key0, key_end, rows;
-  // The index of `key` within the block, of which this CTA has the 64 keys of number blockIdx.y.
+  // The index of `key` within the block; this CTA has the block's blockIdx.y-th 64 keys.
   __device__ __forceinline__ int in_block(int key) const { return key - key0 + static_cast<int>(blockIdx.y) * kRows; }
 };
 __device__ __forceinline__ CtaTask find_task(const BwdDkdvArgs& a) {
@@ -67,15 +66,14 @@ __device__ __forceinline__ CtaTask find_task(const BwdDkdvArgs& a) {
   return task;
 }
 
-// Loads stages of query rows, a quarter of a stage per warp: a lane computes the address of one row, and eight lanes
-// copy it.
+// Loads stages of query rows, a quarter stage per warp: a lane computes one row's address, and eight lanes copy it.
 template <int kPanelsK, int kPanelsV>
 struct RowLoader {
   using Stage = Stage<kPanelsK, kPanelsV>;
   static constexpr int kStageRows = Stage::kCount, kWarpRows = kStageRows / 4;
   const BwdDkdvArgs& a;
   const CtaTask& task;
-  const int* listed;  // the tokens of the piece, if is_listed; otherwise unused, because the tokens are contiguous
+  const int* listed;  // the piece's tokens, if is_listed; otherwise unused, because the tokens are contiguous
   bool is_listed;
   const RowStats* row_stats;
   const bf16 *q_chunk, *dout_chunk;
@@ -96,8 +94,8 @@ struct RowLoader {
   }
   __device__ __forceinline__ int steps() const { return ceil_div(task.rows, kStageRows); }
 
-  // Starts the copies of a step's rows, as one cp.async group; after the last step the group is empty. The rows past
-  // the end are copies of the last row, with statistics that make p = 0.
+  // Starts the copies of a step's rows, as one cp.async group; after the last step the group is empty. Rows past the
+  // end are copies of the last row, with statistics that make p = 0.
   __device__ __forceinline__ void load(int step, Stage& stage) const {
     if (step < steps()) {
       const int r = warp_row + lane % kWarpRows, row = min(step * kStageRows + r, task.rows - 1);
@@ -129,8 +127,8 @@ struct RowLoader {
   }
 };
 
-// Copies k, then v, of the CTA's keys to shared memory. The keys past the end are copies of the last one; their sums
-// are not stored.
+// Copies the CTA's k, then v, to shared memory. Keys past the end are copies of the last one; their sums are not
+// stored.
 template <int kPanelsK, int kPanelsV>
 __device__ __forceinline__ void load_keys(const BwdDkdvArgs& a, const CtaTask& task, unsigned char* keys) {
   const RowSource k_rows(a.in.k, task.b, task.g), v_rows(a.in.v, task.b, task.g);
@@ -147,20 +145,20 @@ __device__ __forceinline__ void load_keys(const BwdDkdvArgs& a, const CtaTask& t
   }
 }
 
-// Computes the products of the warpgroup's 64 keys with 32 rows of a stage, row0 to row0 + 31.
+// Multiplies the warpgroup's 64 keys with 32 rows in a stage, row0 to row0 + 31.
 template <int kPanelsK, int kPanelsV>
 struct KeyMma {
   using Stage = Stage<kPanelsK, kPanelsV>;
   static constexpr int kStepsD = kPanel / 16, kN = kStepRows / 8, kDeep = kStepRows / 16;
   const CtaTask& task;
-  uint32_t k, v;  // wgmma descriptors of the tiles of keys and values
+  uint32_t k, v;  // wgmma descriptors for the key and value tiles
   float scale;    // score scale times log2(e)
-  int warp_key;   // the first key of this lane
+  int warp_key;   // this lane's first key
   // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
   // registers before the loops are unrolled.
   float (&dk)[kPanelsK][kPanel / 8][4], (&dv)[kPanelsV][kPanel / 8][4];
   float (&p)[kN][4], (&ds)[kN][4];                           // p and ds hold s^T and dp^T first, then p^T and ds^T
-  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T, packed as left operands of wgmma
+  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T, packed as left operands for wgmma
 
   __device__ __forceinline__ void scores(const Stage& stage, int row0) {
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
@@ -205,7 +203,7 @@ struct KeyMma {
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       const int column = row0 + 8 * j + fragment_column();
-      const float4 stats = *reinterpret_cast<const float4*>(&stage.row_stats[column]);  // (lse, dpsum) of two rows
+      const float4 stats = *reinterpret_cast<const float4*>(&stage.row_stats[column]);  // (lse, dpsum) for two rows
 #pragma unroll
       for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -stats.x : -stats.z));
       if (!all_seen) {
@@ -238,7 +236,7 @@ struct KeyMma {
   }
 };
 
-// Stores dk and dv of this lane's two keys, or, if the block has several pieces, stores them as partial sums to the
+// Stores this lane's two keys' dk and dv, or, if the block has several pieces, stores them as partial sums to the
 // piece's slot.
 template <int kPanelsK, int kPanelsV>
 __device__ __forceinline__ void store_dkdv(const BwdDkdvArgs& a, const CtaTask& task,
@@ -282,7 +280,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
   if (work.count < 0 || task.key0 >= task.key_end) return;
 
   Stage* const stages = reinterpret_cast<Stage*>(aligned_shared());
-  unsigned char* const keys = reinterpret_cast<unsigned char*>(stages + kStages);  // k of the CTA's keys, then v
+  unsigned char* const keys = reinterpret_cast<unsigned char*>(stages + kStages);  // the CTA's k, then v
   int* const listed = reinterpret_cast<int*>(keys + (kPanelsK + kPanelsV) * kTileBytes);
   const bool is_listed = a.list.tokens != nullptr;
   if (is_listed) {
@@ -333,7 +331,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
         mma.pack();
       }
       wait_stage();
-      mma.scores(next, 0);  // after the last step the rows are old ones, and the result is not used
+      mma.scores(next, 0);  // the rows are old ones after the last step, and the result is not used
       mma.dkdv(now, kStageRows - kStepRows);
       loader.load(step + 2, stages[s2]);
       wgmma_wait<1>();

@@ -1,16 +1,16 @@
-// dq of the branches and of dense attention on Hopper (bf16, heads of 64 to 192 in panels of 64 columns), for any walk
-// over key tiles (nsa/gpu/fwd_dq.cuh): one visible range of keys per row, or the union of the blocks that a tile's
-// tokens list.
+// dq for the branches and dense attention on Hopper (bf16, head widths 64 to 192 in 64-column panels), for any walk
+// over key tiles (nsa/gpu/fwd_dq.cuh): one visible key range per row, or the union of the blocks that a tile's tokens
+// list.
 //
-// A CTA is one warpgroup and owns 64 rows (t, h) of one (sequence, group): q and dout are left operands in registers,
-// dq accumulates in registers and is added to global memory at the end. Tiles of 64 keys (heads of 128 and 192: 32) and
-// their values are loaded by cp.async, four stages, 128-byte swizzle; 32 keys per step:
+// A CTA is one warpgroup and owns 64 rows (t, h) in one (sequence, group): q and dout are left operands in registers,
+// dq accumulates in registers and is added to global memory at the end. Tiles of 64 keys (head widths 128 and 192: 32)
+// and their values are loaded by cp.async, four stages, 128-byte swizzle; 32 keys per step:
 //   s = q k^T,  dp = dout v^T,  ds (softmax_backward),  dq += ds k.
-// ds is already laid out in registers as the left operand of the last product. One step's scores and the previous
-// step's dq are queued together, and the softmax of the former runs while the latter is computed.
+// ds is already laid out in registers as the last product's left operand. One step's scores and the previous step's dq
+// are queued together, and the former's softmax runs while the latter is computed.
 //
-// Bound: 16 KB from L2 per 1.6 MFLOP and CTA; three CTAs per SM (heads of 128 and 192: two). In the selected branch a
-// tile computes every block that any of its tokens lists, so rows of disjoint lists multiply the work.
+// Bound: 16 KB from L2 per 1.6 MFLOP and CTA; three CTAs per SM (head widths 128 and 192: two). In the selected branch
+// a tile computes every block that any of its tokens lists, so rows with disjoint lists multiply the work.
 #include "kernels/hopper/warpgroup.cuh"
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 #include "kernels/nsa/gpu/selected_walk.cuh"
@@ -36,7 +36,7 @@ struct __align__(1024) KeyStage {
   unsigned char k[kPanelsK * kPanelBytes], v[kPanelsV * kPanelBytes];
 };
 
-// Loads tiles of keys and values into the ring of stages; eight lanes copy one row.
+// Loads key and value tiles into the stage ring; eight lanes copy one row.
 template <int kPanelsK, int kPanelsV>
 struct KeyLoader {
   using KeyStage = KeyStage<kPanelsK, kPanelsV>;
@@ -50,7 +50,7 @@ struct KeyLoader {
     r0 = threadIdx.x / 8, to = swizzled(r0, chunk);
     k_rows.base += 8 * chunk, v_rows.base += 8 * chunk;
   }
-  // Starts the copies of one tile as one cp.async group, which is empty if the tile does not exist.
+  // Starts one tile's copies as one cp.async group, which is empty if the tile does not exist.
   __device__ __forceinline__ void load(bool exists, const KeyTile& keys, int stage) const {
     if (exists) copy(keys, stage);
     copy_async_commit();
@@ -60,7 +60,7 @@ struct KeyLoader {
   __device__ __forceinline__ void copy(const KeyTile& keys, int stage) const {
 #pragma unroll
     for (int i = 0; i < KeyStage::kTileKeys / 16; ++i) {
-      // the keys past the end are copies of the last one; their scores are masked
+      // keys past the end are copies of the last one; their scores are masked
       const int key = min(keys.first + r0 + 16 * i, keys.end - 1);
 #pragma unroll
       for (int panel = 0; panel < kPanelsK; ++panel)
@@ -74,21 +74,21 @@ struct KeyLoader {
   }
 };
 
-// Computes the products of the warpgroup's 64 rows with 32 keys of a stage, key0 to key0 + 31.
+// Multiplies the warpgroup's 64 rows with 32 keys in a stage, key0 to key0 + 31.
 template <int kPanelsK, int kPanelsV>
 struct RowMma {
   using KeyStage = KeyStage<kPanelsK, kPanelsV>;
   static constexpr int kSteps = kPanel / 16, kN = kStepKeys / 8, kDeep = kStepKeys / 16;
   const LaneRows& rows;
   float scale;               // score scale times log2(e)
-  int last_low, first_high;  // every row of the tile sees the keys [last_low, first_high)
+  int last_low, first_high;  // all the tile's rows see the keys [last_low, first_high)
   // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
   // registers before the loops are unrolled.
   uint32_t (&q)[kPanelsK * kSteps][4], (&dout)[kPanelsV * kSteps][4];
   float (&lse)[2], (&dpsum)[2];
   float (&dq)[kPanelsK][kPanel / 8][4];
   float (&p)[kN][4], (&ds)[kN][4];  // p and ds hold s and dp first; then ds replaces dp
-  uint32_t (&operand)[kDeep][4];    // ds, packed as the left operand of wgmma
+  uint32_t (&operand)[kDeep][4];    // ds, packed as the left operand for wgmma
 
   __device__ __forceinline__ void load_rows(const BwdDqArgs& a, const RowTile& tile) {
     const bf16 *q_rows[2] = {}, *dout_rows[2] = {};
@@ -172,7 +172,7 @@ struct RowMma {
     for (int i = 0; i < kDeep; ++i) pack_operand(operand[i], ds, i);
   }
 
-  // Adds dq of the tile's rows to global memory.
+  // Adds the tile rows' dq to global memory.
   __device__ __forceinline__ void reduce_dq(const BwdDqArgs& a, const RowTile& tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
   const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);
   constexpr bool kListed = !std::is_same_v<Keys, RangeKeys>;
   decltype(auto) visible = range_of_rows<kListed>(keys.range, tile.b);
-  const auto of_tile = [](int bound) { return kListed ? bound : static_cast<int>(uniform(bound)); };
+  const auto tile_bound = [](int bound) { return kListed ? bound : static_cast<int>(uniform(bound)); };
   const LaneRows rows(a.in, tile, visible);
   using Mma = RowMma<kPanelsK, kPanelsV>;
   uint32_t q[kPanelsK * Mma::kSteps][4], dout[kPanelsV * Mma::kSteps][4], operand[Mma::kDeep][4];
@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
   float dq[kPanelsK][kPanel / 8][4] = {}, p[Mma::kN][4], ds[Mma::kN][4];
   Mma mma{.rows = rows,
           .scale = a.in.scale_log2(),
-          .last_low = of_tile(visible.low(tile.last_token)),
-          .first_high = of_tile(visible.high(tile.first_token)),
+          .last_low = tile_bound(visible.low(tile.last_token)),
+          .first_high = tile_bound(visible.high(tile.first_token)),
           .q = q,
           .dout = dout,
           .lse = lse,

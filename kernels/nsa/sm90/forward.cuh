@@ -1,21 +1,21 @@
-// Forward of the attention branches on Hopper (bf16): each row (t, h) attends to a range of keys, or to listed blocks.
+// The attention branches' forward on Hopper (bf16): each row (t, h) attends to a key range, or to listed blocks.
 //
-// A tile is as many tokens of one (sequence, group) as have at most 192 rows. Its plan (nsa/sm90/forward_plan.cuh) is
-// the sequence of KV tiles that any of its rows sees: its steps. A CTA is persistent, or computes one tile.
+// A tile is as many tokens in one (sequence, group) as have at most 192 rows. Its plan (nsa/sm90/forward_plan.cuh)
+// lists the KV tiles that any of its rows sees: its steps. A CTA is persistent, or computes one tile.
 //
-// Roles. Producer warpgroup: one thread loads q, and K and V into a ring of stages, by TMA; another stores o. Three
+// Roles. Producer warpgroup: one thread loads q, and K and V into a stage ring, by TMA; another stores o. Three
 // consumer warpgroups, 64 rows each: q stays in shared memory; scores, probabilities and sums are in registers:
-//   s = q k^T;  p = 2^(scale s - row_max);  o += p v, with p packed as a left operand;  o / sum of rounded p
-//   (hopper/wgmma_ones.cuh);  lse from the sum of unrounded p.
-// A consumer issues the scores of the next step before o += p v of this one, so that the tensor cores work during its
-// softmax. It leaves o in the memory of q.
+//   s = q k^T;  p = 2^(scale s - row_max);  o += p v, with p packed as a left operand;  o / (rounded p, summed)
+//   (hopper/wgmma_ones.cuh);  lse from unrounded p's sum.
+// A consumer issues the next step's scores before this one's o += p v, so that the tensor cores work during its
+// softmax. It leaves o in q's memory.
 //
 // row_max is the largest of the first scores that a row sees, times scale, and is then kept: p has a relative rounding
-// error, so it may exceed 1. Only if the powers of a later step exceed 2^60, that step's scores are recomputed and
-// row_max is raised.
+// error, so it may exceed 1. Only if a later step's powers exceed 2^60, that step's scores are recomputed and row_max
+// is raised.
 //
-// Memory: per stage 64 keys and values; 6 stages and two tiles of q at d = 64, see launch_forward_sm90. Registers: 160
-// per consumer thread, 32 per producer thread. Bound: issue slots and exponentials; tests/baselines/findings/forward.md
+// Memory: per stage 64 keys and values; 6 stages and two q tiles at d = 64, see launch_forward_sm90. Registers: 160 per
+// consumer thread, 32 per producer thread. Bound: issue slots and exponentials; tests/baselines/findings/forward.md
 // has the figures.
 #pragma once
 #include "kernels/hopper/warpgroup.cuh"
@@ -25,16 +25,16 @@
 namespace triad::cuda {
 namespace {
 
-// A mask of the lowest n bits. n may be negative (then no bit) or above 32 (then all bits).
+// A mask for the lowest n bits. n may be negative (then no bit) or above 32 (then all bits).
 __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
 __device__ __forceinline__ void warpgroup_barrier(int w) { named_barrier_sync<kWarpgroup>(1 + w); }
 
-// A lane adds up the powers 2^(score - maximum) that it has of a row in one step. Up to this sum, the powers in bf16
+// A lane adds up the powers 2^(score - maximum) that it has for a row in one step. Up to this sum, the powers in bf16
 // and their products with the values are finite. If the sum is larger, the row is computed again with a larger maximum.
 constexpr float kMostSum = 0x1p60f;
 
-// Prefetches the rows of the other branches' outputs that combine_panel will read for a warpgroup.
+// Prefetches the other branches' output rows that combine_panel will read for a warpgroup.
 template <int kPanelsV>
 __device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const CombineRows& combine,
                                                 const CtaRows& tile, int w) {
@@ -44,8 +44,8 @@ __device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const C
   for (int panel = threadIdx.x % kWarpgroup / 64; panel < kPanelsV; panel += 2)
     combine.prefetch(tile.b, t, h, kPanel * panel);
 }
-// Computes the gated sum of the branches for 64 columns of a warp's 16 rows. This branch's o is at `o` in shared
-// memory, the others are in global memory. Eight lanes process a row, and four rows are in flight.
+// Computes the branches' gated sum for 64 columns in a warp's 16 rows. This branch's o is at `o` in shared memory, the
+// others are in global memory. Eight lanes process a row, and four rows are in flight.
 __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const CombineRows& combine, const CtaRows& tile,
                                               int w, int panel, const unsigned char* o) {
   const int chunk = threadIdx.x % 8, first = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 8;
@@ -64,8 +64,8 @@ __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const Com
       rows[i].store(column, *reinterpret_cast<const uint4*>(o + swizzled(first + 4 * i, chunk)), others[i]);
 }
 
-// Computes all tiles of a CTA; w is the number of the consumer warpgroup. This is one function with lambdas: as a
-// struct with members, the loops over skipped steps were not unrolled, and the forward was 2 to 4% slower
+// Computes all of a CTA's tiles; w is the consumer warpgroup's number. This is one function with lambdas: as a struct
+// with members, the loops over skipped steps were not unrolled, and the forward was 2 to 4% slower
 // (tests/baselines/findings/forward.md).
 template <class Shape, class Keys>
 __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
@@ -75,13 +75,13 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
   const int G = a.in.heads.value(), lane = threadIdx.x % 32;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32);
   using State = PipelineState<kStages>;
-  State state, next_state;  // positions in the ring of the steps `now` and `next`
+  State state, next_state;  // ring positions for the steps `now` and `next`
   const WarpgroupTurns<Shape::kWarpgroups> turns{w};
   turns.begin();
   for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
     const CtaRows tile(a, index);
     int low[2], high[2];      // each of the lane's two rows sees the keys [low, high)
-    unsigned token_bits = 0;  // for each row, the index of its token within the CTA: 16 bits per row
+    unsigned token_bits = 0;  // each row's token, as its index within the CTA: 16 bits per row
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
@@ -109,9 +109,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
     };
 
     // ---- products ----
-    // State of the lane's rows. rounded: the sums of p rounded to bf16, by which o is divided. sum: this lane's share
-    // of the sums of unrounded p, from which lse is computed. row_max: largest score, times scale. rescale: if `moved`,
-    // the factor by which o and `rounded` shrink.
+    // State for the lane's rows. rounded: p rounded to bf16 and summed, by which o is divided. sum: this lane's share
+    // of the sums over unrounded p, from which lse is computed. row_max: largest score, times scale. rescale: if
+    // `moved`, the factor by which o and `rounded` shrink.
     float s[kKeys / 8][4], o[kPanelsV][8][4] = {}, rounded[1][4] = {};
     uint32_t p[kKeys / 16][4];
     float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, rescale[2];
@@ -143,8 +143,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       for (auto& panel : o) pin(panel);
       pin(rounded);
     };
-    // Packs p, which is in s, as the left operand of the next product. All products have to end first, because ptxas
-    // writes no left operand while one runs.
+    // Packs p, which is in s, as the next product's left operand. All products have to end first, because ptxas writes
+    // no left operand while one runs.
     const auto pack = [&] {
       pin(s);
       wgmma_wait<0>();
@@ -154,13 +154,13 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
     };
 
     // ---- softmax ----
-    // Sets the scores of keys that row i does not see to -inf.
+    // Sets scores to -inf for keys that row i doesn't see.
     const auto mask_row = [&](int n, int i) {
       const int first = plan.first(n) + fragment_column();
       const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
 #pragma unroll
       for (int word = 0; word < kKeys / 32; ++word) {
-        // Bit c is set if the row sees the key 32 word + c of this lane.
+        // Bit c is set if the row sees this lane's key 32 word + c.
         const unsigned visible = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
@@ -169,7 +169,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
             if ((visible & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
       }
     };
-    // If `raise`, raises row_max of row i to its largest score. Sets rescale, the factor by which the row's previous
+    // If `raise`, raises row i's row_max to its largest score. Sets rescale, the factor by which the row's previous
     // sums change.
     const auto update_max = [&](int i, bool raise) {
       float best = -INFINITY;
@@ -181,8 +181,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       sum[i] *= rescale[i];
       row_max[i] = higher;
     };
-    // Replaces the scores of row i by their powers, unless `keep` says that they are powers already. Returns this
-    // lane's share of the sum of the powers.
+    // Replaces row i's scores by their powers, unless `keep` says that they are powers already. Returns this lane's
+    // share of the powers' sum.
     const auto exponentiate = [&](int i, float minus, bool keep) {
       float add[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -196,10 +196,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
         }
       return add[0] + add[1];
     };
-    // Turns the scores of step n into probabilities relative to row_max, the largest of the first scores that the row
-    // saw. If the powers of a row are huge, its scores are recomputed by mma.sync (the powers have replaced them) and
-    // its row_max is raised. The result of a row does not depend on other rows. moved: whether row_max of a row has
-    // changed in this step.
+    // Turns step n's scores into probabilities relative to row_max, the largest of the first scores that the row saw.
+    // If a row's powers are huge, its scores are recomputed by mma.sync (the powers have replaced them) and its row_max
+    // is raised. A row's result doesn't depend on other rows. moved: whether any row_max has changed in this step.
     bool all_have_max = false, moved;
     const auto softmax = [&](int n, auto is_first) {
       constexpr bool kFirst = decltype(is_first)::value;
@@ -221,7 +220,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       for (int i = 0; i < 2; ++i)
         add[i] = exponentiate(i, listed[i] && row_max[i] != -INFINITY ? -row_max[i] : -INFINITY, false);
       // The warp's vote also keeps ptxas from moving the exponentials after the wait below; before it they overlap with
-      // the products of the last step. With a branch per lane instead of a vote, the loop's addresses would leave the
+      // the last step's products. With a branch per lane instead of a vote, the loop's addresses would leave the
       // uniform registers (10% slower).
       if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
         const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
@@ -275,7 +274,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
         next_state = state;
         next_state.advance();
         // Skips steps in which this warpgroup sees no key, but only as far as their stages can be in the ring while
-        // this warpgroup holds the stage of `now`. A later step is computed even if no key is visible, with all scores
+        // this warpgroup holds the stage for `now`. A later step is computed even if no key is visible, with all scores
         // masked.
         if constexpr (kListed)
           for (; !plan.sees(next) && next < now + kStages - 1; ++next) skip(next_state);
@@ -312,8 +311,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
     }
     for (; now < plan.steps; ++now) skip(state);  // the remaining steps, which only other warpgroups see
 
-    // ---- epilogue: lse, and o to the memory of q, from where the producer stores it ----
-    warpgroup_barrier(w);  // after it, all warps have read q
+    // ---- epilogue: lse, and o to q's memory, from where the producer stores it ----
+    warpgroup_barrier(w);  // now all warps have read q
     int again = index;
     asm volatile(""
                  : "+r"(again));  // makes the compiler recompute the tile: keeping it would take registers from the
@@ -374,7 +373,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     barrier_init_done();
   }
-  // The rows of q past the tile's last row are set to zero, so that their scores are finite.
+  // q rows past the tile's last row are set to zero, so that their scores are finite.
   const int filled = a.tile_tokens * a.in.heads.value() * kPanelRowBytes;
   for (int i = 16 * threadIdx.x; i < static_cast<int>(sizeof(shared.q)); i += 16 * Shape::kThreads)
     if (i % Shape::kPanelBytes >= filled) *reinterpret_cast<uint4*>(shared.q[0][0] + i) = make_uint4(0, 0, 0, 0);
@@ -395,7 +394,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // ---- launcher ----
 
-// Makes a TMA map for boxes of box_tokens tokens and box_heads heads, in the order [token][head].
+// Makes a TMA map for boxes with box_tokens tokens and box_heads heads, in the order [token][head].
 inline CUtensorMap make_query_map(View<const __nv_bfloat16> q, int64_t batch, int64_t tokens, int64_t heads,
                                   int box_heads, int box_tokens) {
   std::swap(q.row, q.head);
@@ -428,7 +427,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     };
     a.q_map = map(make_view<const bf16>(in.q)), a.o_map = map(make_view<const bf16>(out.o));
   }
-  if (!ctx.planning && keys.range.keys > 0) {  // without keys no map is needed, because nothing is loaded
+  if (!ctx.planning && keys.range.keys > 0) {  // nothing is loaded without keys, so no map is needed
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
@@ -441,8 +440,8 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
 // SharedTileKeys or BitmapKeys for the selected branch (nsa/sm90/shared_tile.cuh).
 template <class Keys>
 void launch_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
-  // The number of tiles of q in shared memory. With kMadeTogether a CTA computes a single tile, and its plan uses the
-  // memory that a second tile of q would need.
+  // How many q tiles are in shared memory. With kMadeTogether a CTA computes a single tile, and its plan uses the
+  // memory that a second q tile would need.
   constexpr int kQueries = Plan<Keys, ForwardShape<64, 64, 64, 6, 1>>::kMadeTogether ? 1 : 2;
   if (in.q.size(3) == 64)
     launch_row_forward<ForwardShape<64, 64, 64, 6, kQueries>>(ctx, op, out, in, keys);

@@ -1,6 +1,5 @@
-// Forward of the attention branches on Hopper (nsa/sm90/forward.cuh): the tile of rows that a CTA computes, the plan of
-// its steps, shared memory, and the producer warpgroup, in which one thread loads q, K and V by TMA and another stores
-// o.
+// The attention branches' forward on Hopper (nsa/sm90/forward.cuh): the row tile that a CTA computes, its step plan,
+// shared memory, and the producer warpgroup, in which one thread loads q, K and V by TMA and another stores o.
 #pragma once
 #include "kernels/hopper/tma.cuh"
 #include "kernels/hopper/warpgroup.cuh"
@@ -10,20 +9,20 @@
 namespace triad::cuda {
 namespace {
 
-// The range of keys that each row sees (DocumentRange), with a precomputed divisor.
+// The key range that each row sees (DocumentRange), with a precomputed divisor.
 struct VisibleKeys {
   KeyRange range;
   Divisor d;
-  // The keys [x, y) that token t of sequence b sees; none if y <= x. Both bounds grow with t. t may be past the end of
-  // the sequence. kPacked: whether rows are packed.
+  // The keys [x, y) that token t in sequence b sees; none if y <= x. Both bounds grow with t. t may be past the
+  // sequence's end. kPacked: whether rows are packed.
   template <bool kPacked>
   __device__ __forceinline__ int2 of(int b, int t) const {
     return seen(t, kPacked ? document_begin(b, t) : 0);
   }
-  // As of() for four tokens that are equal in all lanes of the warp, which must all call it: the results are in uniform
-  // registers. The beginnings of their documents are loaded at once, because each load would delay the tile.
+  // Same as of() for four tokens that are equal in all the warp's lanes, which must all call it: the results are in
+  // uniform registers. Their documents' beginnings are loaded at once, because each load would delay the tile.
   template <bool kPacked>
-  __device__ __forceinline__ void of_warp(int b, const int (&t)[4], int2 (&seen_by)[4]) const {
+  __device__ __forceinline__ void warp_ranges(int b, const int (&t)[4], int2 (&seen_by)[4]) const {
     int begin = 0;
     if constexpr (kPacked) {
       const int lane = threadIdx.x % 32;
@@ -51,13 +50,12 @@ struct RowForwardArgs {
   Attend<__nv_bfloat16> in;
   View<float> lse;
   VisibleKeys visible;
-  int tiles, tile_tokens, all_tiles;  // tiles per sequence and group; tokens per tile; tiles of all sequences and
+  int tiles, tile_tokens, all_tiles;  // tiles per sequence and group; tokens per tile; tiles in all sequences and
                                       // groups
   Divisor sequences_and_groups, groups;
 };
 
-// The sizes of a tile for heads (dk, dv). kKeys: keys per step; kStages: stages of the ring; kQueries: tiles of q in
-// shared memory.
+// Tile sizes for heads (dk, dv). kKeys: keys per step; kStages: stages in the ring; kQueries: q tiles in shared memory.
 template <int kDk_, int kDv_, int kKeys_, int kStages_, int kQueries_>
 struct ForwardShape {
   static constexpr int kDk = kDk_, kDv = kDv_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
@@ -65,7 +63,7 @@ struct ForwardShape {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kPanelBytes = kRowsCta * kPanelRowBytes, kKeyBytes = kKeys * kDk * 2,
                        kValueBytes = kKeys * kDv * 2;
-  static_assert((kPanelBytes | kKeyBytes | kValueBytes) % 1024 == 0);  // all tiles of Shared are 1024-byte aligned
+  static_assert((kPanelBytes | kKeyBytes | kValueBytes) % 1024 == 0);  // all tiles in Shared are 1024-byte aligned
   struct Shared {
     unsigned char q[kQueries][kPanelsK][kPanelBytes];  // later holds o
     struct {
@@ -78,7 +76,7 @@ struct ForwardShape {
   };
 };
 
-// A position in a ring of kCount stages, and the phase parity of its barriers.
+// A position in a ring of kCount stages, and its barriers' phase parity.
 template <int kCount>
 struct PipelineState {
   int index = 0;
@@ -88,8 +86,8 @@ struct PipelineState {
   }
 };
 
-// The query rows of tile number `index`. They are the rows [first, rows) of sequence b and group g, of the tokens
-// [first_token, last_token].
+// Tile number `index`'s query rows: the rows [first, rows) in sequence b and group g, for the tokens [first_token,
+// last_token].
 struct CtaRows {
   int b, g, first, rows, first_token, last_token;
   __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int index) {
@@ -110,22 +108,22 @@ __device__ __forceinline__ int tile_of_round(int round) {
   return round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta);
 }
 
-// The plan of a tile: the steps over its keys, at most Shape::kKeys of them each.
-//   steps                number of steps
+// A tile's plan: the steps over its keys, at most Shape::kKeys each.
+//   steps                step count
 //   first(n), end(n)     step n has the keys [first(n), end(n))
 //   nothing_to_do(a, keys)  whether the CTA returns at once
 //   kListed              rows have block lists
-//   kMadeTogether        all threads of the CTA build one plan in shared memory, and the CTA computes one tile;
+//   kMadeTogether        all the CTA's threads build one plan in shared memory, and the CTA computes one tile;
 //                        otherwise each warp builds its own plan
-//   bytes(keys)          size of the plan in shared memory, where it follows Shape::Shared
-// For the 64 rows of consumer warpgroup w, an argument of the constructor (the producer uses steps and first() only):
-//   steps_seen           no row sees a key of the steps from steps_seen on
-//   sees(n)              false if no row sees a key of step n
-//   needs_mask(n)        whether some row does not see all keys of step n
+//   bytes(keys)          the plan's size in shared memory, where it follows Shape::Shared
+// For consumer warpgroup w's 64 rows, w a constructor argument (the producer uses steps and first() only):
+//   steps_seen           no row sees a key in the steps from steps_seen on
+//   sees(n)              false if no row sees a key in step n
+//   needs_mask(n)        whether some row doesn't see all keys in step n
 template <class Keys, class Shape>
 class Plan;
 
-// The keys of the branches in which a token sees one range. kPacked: whether rows are packed (common/documents.h).
+// The keys for branches in which a token sees one range. kPacked: whether rows are packed (common/documents.h).
 template <bool kPacked_>
 struct RowRangeKeys {
   static constexpr bool kPacked = kPacked_;
@@ -142,16 +140,16 @@ class Plan<RowRangeKeys<kPacked>, Shape> {
   }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RowRangeKeys<kPacked>&, const CtaRows& tile, int w,
                                   unsigned char*) {
-    // The first and last token of the tile, and those of the warpgroup's rows.
+    // The tile's first and last token, and the warpgroup's.
     const int first_row = tile.first + 64 * w, last_row = min(first_row + 64, tile.rows) - 1;
     const int tokens[4] = {tile.first_token, tile.last_token, a.in.heads.quotient(first_row),
                            a.in.heads.quotient(max(last_row, 0))};
     int2 seen[4];
-    a.visible.of_warp<kPacked>(tile.b, tokens, seen);
+    a.visible.warp_ranges<kPacked>(tile.b, tokens, seen);
     begin_ = seen[0].x, end_ = seen[1].y, steps = steps_to(end_);
     if (first_row >= tile.rows) return;
-    // The ranges of the warpgroup's rows together are [low of the first, high of the last); the keys that all of its
-    // rows see are [low of the last, high of the first).
+    // The warpgroup's rows together see [the first's low, the last's high); the keys that all of them see are [the
+    // last's low, the first's high).
     first_seen_ = (seen[2].x - begin_) / Shape::kKeys;
     first_whole_ = steps_to(seen[3].x);
     end_whole_ = max(0, seen[2].y - begin_) / Shape::kKeys;
@@ -172,7 +170,7 @@ class Plan<RowRangeKeys<kPacked>, Shape> {
   int steps, steps_seen = 0;
 };
 
-// Waits until TMA has read all the data that this thread told it to store, so that their shared memory may be
+// Waits until TMA has read all the data that this thread told it to store, so that the shared memory may be
 // overwritten.
 __device__ __forceinline__ void await_stores_read() {
   bulk_commit();
@@ -183,10 +181,10 @@ template <class Shape, class Keys>
 __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Keys& keys,
                                               typename Shape::Shared& shared) {
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages;
-  constexpr int kLoadThread = 0, kStoreThread = 32;  // two threads of different warps, because they wait for different
+  constexpr int kLoadThread = 0, kStoreThread = 32;  // two threads in different warps, because they wait for different
                                                      // barriers
   const int G = a.in.heads.value(), thread = threadIdx.x % kWarpgroup;
-  PipelineState<Shape::kQueries> query;  // the position in the ring of q, for the load thread or the store thread
+  PipelineState<Shape::kQueries> query;  // the position in q's ring, for the load thread or the store thread
   PipelineState<kStages> state;
   for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
     const CtaRows tile(a, index);
@@ -203,8 +201,8 @@ __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Key
       query.advance();
     }
     if (thread != kLoadThread) continue;  // the other threads only help to build the plan
-    // With one tile of q in shared memory, the next q can be loaded only after o is stored. The keys and values of the
-    // next tile's first steps are loaded before.
+    // With one q tile in shared memory, the next q can be loaded only after o is stored. Keys and values for the next
+    // tile's first steps are loaded before.
     const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);
 #pragma unroll 1
     for (int n = 0; n <= plan.steps; ++n) {

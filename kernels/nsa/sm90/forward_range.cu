@@ -1,12 +1,12 @@
-// Forward of the window branch, the compressed branch and dense attention on Hopper: nsa/sm90/forward.cuh with one
-// range of keys for each row.
+// Forward for the window branch, the compressed branch and dense attention on Hopper: nsa/sm90/forward.cuh with one key
+// range per row.
 #include "kernels/nsa/sm90/forward.cuh"
 #include "kernels/nsa/sm90/launch_forward.h"
 
 namespace triad::cuda {
 namespace {
 
-// Whether TMA and 16-byte vectors can read the tensor's rows, and the strides of its rows and heads fit into 31 bits.
+// Whether TMA and 16-byte vectors can read the tensor's rows, and its row and head strides fit into 31 bits.
 bool rows_fit(const ConstTensor& t) {
   return t.dtype == DType::bf16 && make_view<const __nv_bfloat16>(t).vector && t.stride[0] < (int64_t{1} << 38) &&
          t.stride[1] < (int64_t{1} << 31) && t.stride[2] < (int64_t{1} << 31);
@@ -15,8 +15,8 @@ bool rows_fit(const ConstTensor& t) {
 }  // namespace
 
 bool forward_sm90_supports(const AttendOut& out, const AttendIn& in) {
-  constexpr int64_t kMostHeads = 128;  // largest number of heads per group: a tile consists of whole tokens, each with
-                                       // all heads of the group
+  constexpr int64_t kMostHeads = 128;  // the most heads per group: a tile consists of whole tokens, each with all the
+                                       // group's heads
   const int64_t dk = in.q.size(3), dv = in.v.size(3);
   const bool heads = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return heads && rows_fit(in.q) && rows_fit(in.k) && rows_fit(in.v) && rows_fit(out.o) &&

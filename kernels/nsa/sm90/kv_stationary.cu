@@ -1,21 +1,21 @@
-// KV-stationary forward of the selected branch on Hopper (bf16), split-KV and merge, for long sequences whose
+// The selected branch's KV-stationary forward on Hopper (bf16), split-KV and merge, for long sequences whose
 // neighbouring tokens list different blocks. There a tile with the union of its tokens' lists would compute mostly
 // masked scores: 7 times too many for ten tokens with random lists at T = 65536.
 //
-// Keys and values of a far block stay in shared memory, and the rows (t, h) of the tokens that list it are gathered, 64
+// A far block's keys and values stay in shared memory, and the rows (t, h) for the tokens that list it are gathered, 64
 // per tile, for any G without waste: s = q k^T, softmax over this block, o = p v. The result for a row is a partial
-// sum. Partial sums are stored block by block; the merge kernel looks up those of a token. Near blocks, which all
-// neighbours list, are computed for neighbouring tokens at once and stored to o and lse; the merge kernel adds the
-// partial sums to them in list order.
+// sum. Partial sums are stored block by block; the merge kernel looks up a token's. Near blocks, which all neighbours
+// list, are computed for neighbouring tokens at once and stored to o and lse; the merge kernel adds the partial sums to
+// them in list order.
 //
-// Partial sums of all tokens would take n * dv * 2 bytes per row: 1.6 GB at 65536 x 12 x 64. The sequence is therefore
-// cut into ranges of tokens, and a launch computes as many ranges as fit kPartialBytes. Kernels:
+// Partial sums for all tokens would take n * dv * 2 bytes per row: 1.6 GB at 65536 x 12 x 64. The sequence is therefore
+// cut into token ranges, and a launch computes as many ranges as fit kPartialBytes. Kernels:
 //   kv_stationary_read_lists: decides whether neighbours' lists differ enough, in packed rows for each document; if
-//       not, another kernel computes the tokens, and the kernels below leave them out. Counts the entries (t, place) of
-//       each block.
-//   kv_stationary_plan_items, kv_stationary_fill_entries: the entries of each range by block, cut into items.
-//   fwd_kv_stationary_near: a CTA computes the tokens of one or two blocks with all their near blocks.
-//   fwd_kv_stationary_gather: a CTA computes one item: a far block and up to 16 tiles of its entries.
+//       not, another kernel computes the tokens, and the kernels below leave them out. Counts each block's entries (t,
+//       place).
+//   kv_stationary_plan_items, kv_stationary_fill_entries: each range's entries by block, cut into items.
+//   fwd_kv_stationary_near: a CTA computes one or two blocks' tokens with all their near blocks.
+//   fwd_kv_stationary_gather: a CTA computes one item: a far block and up to 16 tiles for its entries.
 //   fwd_kv_stationary_merge: dv / 8 lanes per row, all partial sums in flight. Combines the branches if requested.
 // Bound: merge by device memory; gather by no single unit. tests/baselines/findings/selected.md has the figures.
 #include <algorithm>
@@ -32,9 +32,8 @@ namespace {
 
 // ---- merging ----
 
-// Adds the partial sums of a row to the result of its near blocks. A lane has 16 bytes of the row, in the column order
-// of the gather kernel, and kPlaces partial sums in flight. The lanes of a row share the work of looking up entries and
-// sums.
+// Adds a row's partial sums to its near blocks' result. A lane has 16 bytes of the row, in the gather kernel's column
+// order, and kPlaces partial sums in flight. A row's lanes share the work of looking up entries and sums.
 constexpr int kMergeThreads = 128, kPlaces = 8;
 template <int kDv>
 __global__ void __launch_bounds__(kMergeThreads, 8)
@@ -63,7 +62,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   for (int place0 = 0; any_merges && place0 < n; place0 += kPlaces) {
     const int place = place0 + lane;
     const int entry = merges && lane < kPlaces && place < n ? __ldg(entry_of + place) : -1;
-    // row_max (in powers of 2) and the sum of probabilities, of one partial sum
+    // one partial sum's row_max (in powers of 2) and probability sum
     const float2 sums =
         entry >= 0 ? __ldcs(a.partial_sums + first + static_cast<int64_t>(entry) * G) : make_float2(-INFINITY, 0.0f);
     uint4 partial[kPlaces];
@@ -118,14 +117,14 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   }
 }
 
-// Approximate limit on the bytes of the partial sums of one launch.
+// Approximate limit on one launch's partial sums, in bytes.
 constexpr int64_t kPartialBytes = int64_t{416} << 20;
-// The largest number of blocks. The index kernels have tables of all blocks in shared memory; at this number the counts
-// [T / 1024, blocks] of a sequence and group take half the memory of its q.
+// The most blocks. The index kernels have tables for all blocks in shared memory; at this number a sequence and group's
+// counts [T / 1024, blocks] take half as much memory as its q.
 constexpr int kMaxBlocks = 16 * 1024;
 
-// Estimates the size of the union of the lists of a tile's 64 rows, divided by the size of one list. The lists are
-// assumed to be random, for tokens in the middle of the sequence.
+// Estimates how large the union of the lists of a tile's 64 rows is, divided by one list's size. The lists are assumed
+// to be random, for tokens in the sequence's middle.
 double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads) {
   const double far = static_cast<double>(std::max<int64_t>(n - kNear, 0));
   const double blocks = std::max(static_cast<double>(tokens) / (2.0 * static_cast<double>(block_keys)), far + 1);
@@ -135,13 +134,13 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
 // The KV-stationary forward is faster if the union of a tile's lists is larger than this many lists (measured,
 // tests/baselines/findings/selected.md).
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
-// The GPU compares the lists only if the union of random lists would exceed union_limit by this factor: the comparison
-// costs time even if it finds the lists alike.
+// The GPU compares the lists only if random lists' union would exceed union_limit by this factor: the comparison costs
+// time even if it finds the lists alike.
 constexpr double kWorthComparing = 1.8;
 bool is_worth_comparing(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads, int64_t dk) {
   return random_union(tokens, block_keys, n, heads) > kWorthComparing * union_limit(dk);
 }
-// The number of tokens, at most `most`, from which on it is worth comparing the lists of a document.
+// From how many tokens on, at most `most`, it is worth comparing a document's lists.
 int64_t least_tokens(int64_t block_keys, int64_t n, int64_t heads, int64_t dk, int64_t most) {
   int64_t low = 0, high = ceil_div(most, block_keys);
   while (high - low > 1) {
@@ -160,15 +159,15 @@ int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
 }
 
-// The number of tokens of a CTA of the near kernel: those of two blocks if two such CTAs with their keys fit on an SM;
-// otherwise those of one block or less.
+// Tokens per CTA in the near kernel: two blocks' tokens if two such CTAs with their keys fit on an SM; otherwise one
+// block's or fewer.
 int near_tokens_of(int64_t dk, int64_t block_keys, int64_t heads) {
   const int64_t most = kItemTiles * kTileRows / heads;
   int64_t tokens = dk == 64 && block_keys <= kTileRows ? 2 * block_keys : block_keys;
   while (tokens > most) tokens /= 2;
   return static_cast<int>(tokens);
 }
-// Bytes of shared memory of the near kernel. It holds the blocks of the CTA's tokens, the block before them, and block
+// The near kernel's shared memory in bytes. It holds the blocks of the CTA's tokens, the block before them, and block
 // 0.
 template <int kDk, int kDv>
 int near_bytes_of(int near_tokens, int64_t block_keys) {
@@ -183,8 +182,8 @@ bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
 }
 
 // Computes the near blocks on a side stream, concurrently with the index and the first gather: it needs neither the
-// rest of the index nor partial sums. The kernels of forward_alike run there too, because even if they return at once,
-// their launches take time.
+// rest of the index nor partial sums. forward_alike's kernels run there too, because even if they return at once, their
+// launches take time.
 template <int kDk, int kDv>
 void launch_kv_stationary(Context& ctx, const char* op, const KvStationaryArgs& a, const CombineRows& combine,
                           int64_t block_keys, int64_t G, const ForwardAlike& forward_alike) {
@@ -235,7 +234,7 @@ bool kv_stationary_supports(const AttendOut& out, const AttendIn& in, const Cons
 }
 
 bool kv_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // The lists of a part of a row are as those of a row in whose middle the part's middle is.
+  // A part's lists are like those in a row in whose middle the part's middle is.
   return is_worth_comparing(first_token(in) + end_token(in), l_sel, block_index.size(3), in.q.size(2) / in.k.size(2),
                             in.q.size(3));
 }
@@ -250,7 +249,7 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, parts = ceil_div(range_tokens, kPartTokens);
   const int64_t launch_steps = std::clamp<int64_t>(kPartialBytes / (range_tokens * token_bytes), 1, steps);
   const int64_t launches = ceil_div(steps, launch_steps), entries = range_tokens * n;
-  // The number of tokens of an item makes whole tiles, so that only the last item of a block has a partial tile.
+  // An item's tokens make whole tiles, so that only a block's last item has a partial tile.
   const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
   const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
   const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);

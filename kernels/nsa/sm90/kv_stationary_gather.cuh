@@ -1,6 +1,6 @@
-// KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the attention kernels. A CTA keeps
-// keys and values of blocks in shared memory and computes the query rows of tokens that list them. For a far block
-// these rows are gathered from the sequence; for near blocks they belong to consecutive tokens.
+// The selected branch's KV-stationary forward (nsa/sm90/kv_stationary.cu): the attention kernels. A CTA keeps blocks'
+// keys and values in shared memory and computes the query rows for tokens that list them. For a far block these rows
+// are gathered from the sequence; for near blocks they belong to consecutive tokens.
 #pragma once
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 #include "kernels/nsa/sm90/kv_stationary_index.cuh"
@@ -8,9 +8,9 @@
 namespace triad::cuda {
 namespace {
 
-// Sizes of shared memory, and CTAs per SM. ctas: CTAs of the gather kernel per SM; the six at d = 64 hide each other's
+// Shared memory sizes, and CTAs per SM. ctas: the gather kernel's CTAs per SM; the six at d = 64 hide each other's
 // latency. kNear... and near_bytes are for the near kernel.
-constexpr int kStages = 2;  // tiles of rows in flight
+constexpr int kStages = 2;  // row tiles in flight
 template <int kDk, int kDv>
 struct KvStationaryShape {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
@@ -29,8 +29,8 @@ struct KvStationaryShape {
   }
 };
 
-// Loads the keys and values of the block that begins at token `begin` into shared memory: for every 64 keys, the panels
-// of k and then those of v. Keys past the row's end are set to zero.
+// Loads the keys and values in the block that begins at token `begin` into shared memory: for every 64 keys, k's panels
+// and then v's. Keys past the row's end are set to zero.
 template <int kDk, int kDv, int kThreads>
 __device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int g, int begin, int key_tiles,
                                            unsigned char* to) {
@@ -51,21 +51,21 @@ __device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int
     }
 }
 
-// The running softmax of one tile of rows over tiles of 64 keys: o += p v, with p = 2^(score - row_max), and the row
-// sums of p. The sums add p in fp32: the tensor cores could multiply p by ones instead, but they read p rounded to
-// bf16, and the lse would be less accurate.
+// One row tile's running softmax over 64-key tiles: o += p v, with p = 2^(score - row_max), and p's row sums. The sums
+// add p in fp32: the tensor cores could multiply p by ones instead, but they read p rounded to bf16, and the lse would
+// be less accurate.
 template <int kDk, int kDv>
 struct RowSums {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
-  float o[kPanelsV][8][4], sums[2] = {}, row_max[2];  // sums: this lane's share of the row sums of p
+  float o[kPanelsV][8][4], sums[2] = {}, row_max[2];  // sums: this lane's share of p's row sums
 
   __device__ __forceinline__ RowSums() {
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
     row_max[0] = row_max[1] = -INFINITY;
   }
-  // Adds one tile of keys to the sums. Row i of the lane (0 or 1) sees seen[i] keys. kAll: all rows see all keys, and
-  // this is the only tile. add: this is not the first tile. last: this is the last tile; after it, sums[i] covers all
+  // Adds one key tile to the sums. The lane's row i (0 or 1) sees seen[i] keys. kAll: all rows see all keys, and this
+  // is the only tile. add: this is not the first tile. last: this is the last tile; after it, sums[i] covers all
   // columns. meanwhile() runs during the first product.
   template <bool kAll, class Meanwhile>
   __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, float scale,
@@ -133,10 +133,9 @@ struct RowSums {
     for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
   }
 
-  // Stores row i of this lane, multiplied by factor. A lane's columns in four neighbouring 8 x 8 products, eight in
-  // all, are stored as 16 contiguous bytes; a quad of lanes then writes 64 bytes of a row at once. The columns are
-  // permuted by this; the merge kernel restores their order. The stores have an evict-first hint, so that q stays in
-  // L2.
+  // Stores this lane's row i, multiplied by factor. A lane's columns in four neighbouring 8 x 8 products, eight in all,
+  // are stored as 16 contiguous bytes; a lane quad then writes 64 bytes of a row at once. The columns are permuted by
+  // this; the merge kernel restores their order. The stores have an evict-first hint, so that q stays in L2.
   __device__ __forceinline__ void store(bf16* row, int i, float factor) const {
     uint4* const to = reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8);
 #pragma unroll
@@ -152,14 +151,14 @@ struct RowSums {
   }
 };
 
-// Loads the 16 rows of a warp in each tile, two tiles ahead, and reads them into registers as the left operand. Each
-// warp loads its own rows, so that warps synchronize only within wgmma.
+// Loads a warp's 16 rows in each tile, two tiles ahead, and reads them into registers as the left operand. Each warp
+// loads its own rows, so that warps synchronize only within wgmma.
 template <int kDk>
 struct RowLoads {
   static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
   unsigned char* stages;  // the warpgroup's ring of row tiles, [kStages]
-  const int* rows;        // offsets of the rows from q in units of 16 bytes: 16 per tile, tile_rows from tile to tile
-  const bf16* q;          // this lane's 16 bytes of the row at offset 0
+  const int* rows;        // row offsets from q in units of 16 bytes: 16 per tile, tile_rows from tile to tile
+  const bf16* q;          // this lane's 16 bytes in the row at offset 0
   int tile_rows, warp_row, to_stage, from_stage;
   __device__ __forceinline__ RowLoads(unsigned char* stages, const int* rows, int tile_rows, const bf16* q)
       : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8), tile_rows(tile_rows) {
@@ -167,13 +166,13 @@ struct RowLoads {
     warp_row = threadIdx.x % kWarpgroup / 32 * 16;
     to_stage = swizzled(warp_row + lane / 8 * 4, lane % 8), from_stage = swizzled(warp_row + lane % 16, lane / 16);
   }
-  // Starts the loads of a tile. Lanes 8 i .. 8 i + 7 load rows 4 i .. 4 i + 3. Every call commits one cp.async group,
-  // even if the tile does not exist.
+  // Starts a tile's loads. Lanes 8 i .. 8 i + 7 load rows 4 i .. 4 i + 3. Every call commits one cp.async group, even
+  // if the tile does not exist.
   __device__ __forceinline__ void load(int tile, int stage, bool exists) const {
     if (exists) {
       unsigned char* const to = stages + stage * kStageBytes;
-      const int4 of_lane = *reinterpret_cast<const int4*>(rows + tile * tile_rows + threadIdx.x % 32 / 8 * 4);
-      const int from_row[4] = {of_lane.x, of_lane.y, of_lane.z, of_lane.w};
+      const int4 lane_offsets = *reinterpret_cast<const int4*>(rows + tile * tile_rows + threadIdx.x % 32 / 8 * 4);
+      const int from_row[4] = {lane_offsets.x, lane_offsets.y, lane_offsets.z, lane_offsets.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bf16* const from = q + 8 * static_cast<int64_t>(from_row[i]);
@@ -189,9 +188,9 @@ struct RowLoads {
     copy_async_wait_group<kStages - 1>();
     __syncwarp();
   }
-  // Reads the left operand of a product from shared memory. It is read again for every product of a loop: when it
-  // stayed in registers around the loop, ptxas 13.0 assigned the same registers to p, which the loop packs, and the
-  // sums were wrong.
+  // Reads a product's left operand from shared memory. It is read again for every product in a loop: when it stayed in
+  // registers around the loop, ptxas 13.0 assigned the same registers to p, which the loop packs, and the sums were
+  // wrong.
   __device__ __forceinline__ void take(uint32_t (&left)[kDk / 16][4], int stage) const {
     const unsigned char* const from = stages + stage * kStageBytes;
 #pragma unroll
@@ -213,12 +212,12 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
   const int key_tiles = kWhole ? 1 : ceil_div(a.block_keys.value(), kTileRows);
   unsigned char *const stages = aligned_shared(), *const keys = stages + kStages * Shape::kStageBytes;
   const int n_rows = count * G, tiles = ceil_div(n_rows, kTileRows);
-  // Each warp computes the offsets of its own 16 rows of every tile. The offsets of the first two tiles are computed
-  // first, so that their loads start early. The rows past the last one repeat it.
+  // Each warp computes the offsets for its own 16 rows in every tile. The first two tiles' offsets are computed first,
+  // so that their loads start early. The rows past the last one repeat it.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int* const rows = reinterpret_cast<int*>(keys + key_tiles * Shape::kKeyBytes) + warp * (kItemTiles * 16);
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
-  // strides of q in units of 16 bytes
+  // q's strides in units of 16 bytes
   const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);
   const auto row_of = [&](int i) { return min(i / 16 * kTileRows + warp * 16 + i % 16, n_rows - 1); };
   const auto token_at = [&](int i) { return __ldg(entries + a.heads.quotient(row_of(i))); };
@@ -239,7 +238,7 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
   for (int i = kStages * 16 + lane; i < tiles * 16; i += 32) place(i, token_at(i));
   copy_async_wait_group<kStages>();
   fence_async_proxy();
-  __syncthreads();  // after it, the keys and values are in shared memory
+  __syncthreads();  // now the keys and values are in shared memory
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   const int64_t first_row = a.first_row(step) + static_cast<int64_t>(item.y) * G;
@@ -256,7 +255,7 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
       sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, {here, here}, i > 0, last,
                                    [&] {
                                      if (!last) return;
-                                     __syncwarp();  // after it, all lanes have read the tile's rows
+                                     __syncwarp();  // now all lanes have read the tile's rows
                                      loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
                                    });
     }
@@ -272,49 +271,50 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
 
 // ---- near blocks ----
 
-// The tokens that a CTA of the near kernel computes, and their near blocks. The tokens are consecutive, at most
+// The tokens that a CTA in the near kernel computes, and their near blocks. The tokens are consecutive, at most
 // near_tokens: a part of a block, a block, or two blocks. The two blocks may belong to different documents; a block
-// whose tokens are not in the share is left out, and so are tokens before the first query of the call. Shared memory
-// has at most four near blocks, in this order: `count` consecutive blocks, which end with the last token's own block;
-// then the first block of the document, if it is not one of these. The index of a block in this order is its place.
+// whose tokens are not in the share is left out, and so are tokens before the call's first query. Shared memory has at
+// most four near blocks, in this order: `count` consecutive blocks, which end with the last token's own block; then the
+// document's first block, if it isn't one of these. A block's index in this order is its place.
 struct NearBlocks {
   int t0, tokens;       // the tokens [t0, t0 + tokens); if `tokens` is not positive, the other members are not set
   int first, count;     // the consecutive blocks [first, first + count)
-  int first_begin;      // the first token of block `first`
-  int last_begin;       // the first token of the last of the consecutive blocks
-  int document_begin;   // the first token of the document of token t0
+  int first_begin;      // block `first`'s first token
+  int last_begin;       // the last consecutive block's first token
+  int document_begin;   // the first token in t0's document
   bool begins_earlier;  // whether the document begins before block `first`
-  // part: which part of near_tokens tokens, if block ids were positions; in packed rows the ids run ahead of these.
+  // part: which part, near_tokens tokens long, if block ids were positions; in packed rows the ids run ahead of
+  // positions.
   __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, const DocumentRow<int>& row, int b, int part) {
     const int block_keys = a.block_keys.value(), ids = a.lists.blocks;
     const int id = a.block_keys.quotient(part * a.near_tokens), offset = part * a.near_tokens - id * block_keys;
     const auto begin_of = [&](int block) { return block < ids ? row.block_begin(block, block_keys) : a.lists.tokens; };
-    const auto is_of_share = [&](int begin) { return begin < a.lists.tokens && a.share.has(b, begin); };
+    const auto in_share = [&](int begin) { return begin < a.lists.tokens && a.share.has(b, begin); };
     const int begin = begin_of(id), next_begin = a.near_tokens > block_keys ? begin_of(id + 1) : a.lists.tokens;
-    const bool has = is_of_share(begin), has_next = is_of_share(next_begin);
+    const bool has = in_share(begin), has_next = in_share(next_begin);
     const int end = has ? min(row.block_end(id, block_keys), begin + offset + a.near_tokens) : 0;
     t0 = max(has ? begin + offset : next_begin, a.lists.first_token);
     tokens = (has_next ? row.block_end(id + 1, block_keys) : end) - t0;
     if (tokens <= 0) return;
-    const int of_document = row.first_block(t0);
-    first = max((has ? id : id + 1) - 1, of_document), count = (has_next ? id + 1 : id) - first + 1;
+    const int document_block = row.first_block(t0);
+    first = max((has ? id : id + 1) - 1, document_block), count = (has_next ? id + 1 : id) - first + 1;
     first_begin = row.block_begin(first, block_keys), last_begin = has_next ? next_begin : begin;
-    document_begin = row.begin(t0), begins_earlier = first > of_document;
+    document_begin = row.begin(t0), begins_earlier = first > document_block;
   }
-  __device__ __forceinline__ int all() const { return count + begins_earlier; }  // number of blocks in shared memory
-  // The first token of the block at this place.
+  __device__ __forceinline__ int all() const { return count + begins_earlier; }  // blocks in shared memory
+  // The first token in the block at this place.
   __device__ __forceinline__ int begin_of(int place, int block_keys) const {
     return place >= count ? document_begin : place == count - 1 ? last_begin : first_begin + place * block_keys;
   }
-  // Returns which of the blocks in shared memory a token lists, as a mask by place. near: the token's value in
-  // KvStationaryArgs::near. own: the place of the token's own block.
+  // Returns which blocks in shared memory a token lists, as a mask by place. near: the token's value in
+  // KvStationaryArgs::near. own: where the token's own block is.
   __device__ __forceinline__ int listed(int near, int own) const {
     const int own_and_before = own > 0 ? (near & 1) << own | (near >> 1 & 1) << (own - 1) : near;
     return own_and_before | (near >> 2) << (begins_earlier ? count : 0);
   }
 };
 
-// The near kernel: a CTA computes the tokens of NearBlocks, and its warpgroups alternate row tiles. Grid: x the tokens,
+// The near kernel: a CTA computes the tokens in NearBlocks, and its warpgroups alternate row tiles. Grid: x the tokens,
 // y the sequence and group.
 template <int kDk, int kDv>
 __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvStationaryShape<kDk, kDv>::kNearCtas)
@@ -328,21 +328,21 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   const NearBlocks blocks(a, a.share.documents.row(b), b, a.first_near_part() + static_cast<int>(blockIdx.x));
   const int t0 = blocks.t0, count = blocks.tokens, own_last = blocks.count - 1;
   if (count <= 0) return;
-  __shared__ int begins[4];  // the first tokens of the blocks in shared memory
+  __shared__ int begins[4];  // first tokens of the blocks in shared memory
   if (static_cast<int>(threadIdx.x) < blocks.all()) begins[threadIdx.x] = blocks.begin_of(threadIdx.x, block_keys);
   __syncthreads();
-  // The place in shared memory of the block that contains token t, one of the CTA's.
+  // The place of the block that contains token t, one of the CTA's.
   const auto place_of = [&](int t) { return t >= begins[own_last] ? own_last : own_last - 1; };
   unsigned char* const keys = aligned_shared();
   unsigned char* const stages = keys + blocks.all() * key_tiles * Shape::kKeyBytes;
   int* const rows = reinterpret_cast<int*>(stages + kGroups * kStages * Shape::kStageBytes);
-  int* const outs = rows + kItemTiles * kTileRows;  // for each row: its position (t - t0, h) and the mask of its near
-                                                    // blocks; -1: the row does not exist
+  int* const outs = rows + kItemTiles * kTileRows;  // each row's position (t - t0, h) and near block mask; -1: the row
+                                                    // doesn't exist
   for (int i = 0; i < blocks.all(); ++i)
     load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, begins[i], key_tiles, keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
   const int n_rows = count * G, tiles = ceil_div(n_rows, kTileRows);
-  // strides of q in units of 16 bytes
+  // q's strides in units of 16 bytes
   const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);
   const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;
   for (int r = threadIdx.x; r < tiles * kTileRows; r += Shape::kNearThreads) {
@@ -357,18 +357,18 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   for (int i = 0; i < kStages; ++i) loads.load(group + i * kGroups, i, group + i * kGroups < tiles);
   copy_async_wait_group<kStages>();
   fence_async_proxy();
-  __syncthreads();  // after it, the keys and values are in shared memory
+  __syncthreads();  // now the keys and values are in shared memory
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     loads.await();
-    int to[2], own[2];  // to: the row's value in outs; own: its token
+    int to[2], own[2];  // outs: the row's value (to), and its token (own)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];
       own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits);
     }
-    // The tokens of this tile list only blocks at the places [from, end), and the one at place `count`, if it exists.
+    // This tile's tokens list only blocks at the places [from, end), and the one at place `count`, if it exists.
     const int last_row = min(tile * kTileRows + kTileRows, n_rows) - 1;
     const int from = blocks.begins_earlier ? max(place_of(t0 + a.heads.quotient(tile * kTileRows)) - 1, 0) : 0;
     const int end = place_of(t0 + a.heads.quotient(last_row)) + 1;
@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
       sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, seen, add, false, [] {});
       add = true;
     }
-    __syncwarp();  // after it, all lanes have read the tile's rows
+    __syncwarp();  // now all lanes have read the tile's rows
     loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

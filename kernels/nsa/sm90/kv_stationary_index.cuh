@@ -1,6 +1,6 @@
-// KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the parameters of its kernels, and the
-// index kernels. These decide whether the lists of neighbouring tokens differ enough, and sort the list entries of each
-// range of tokens by block. nsa/gpu/inverse_index.cu explains why backward has an index of its own.
+// The selected branch's KV-stationary forward (nsa/sm90/kv_stationary.cu): kernel parameters, and the index kernels.
+// These decide whether neighbouring tokens' lists differ enough, and sort each token range's list entries by block.
+// nsa/gpu/inverse_index.cu explains why backward has a different index.
 #pragma once
 #include <algorithm>
 #include <numbers>
@@ -16,27 +16,27 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 constexpr int kTileRows = 64;
-constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // a panel: 64 columns of 64 rows or keys
+constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // a panel: 64 columns for 64 rows or keys
 constexpr int kItemTiles = 16;                           // row tiles per item, at most; a block may have several items
-constexpr int kPartTokens = 1024;                        // tokens per CTA of the index kernels
+constexpr int kPartTokens = 1024;                        // tokens per CTA in the index kernels
 constexpr int kIndexThreads = 1024;
 constexpr float kLn2 = std::numbers::ln2_v<float>;
 
-// The number of near blocks of a token: the block that contains it, the block before that one, and the first block of
-// its document. With the default selection rule (1 initial and 2 local blocks) every token lists them, so neighbouring
-// tokens share them. All other blocks of a list are far blocks: they are complete and precede the token. Results are
-// correct for any number of near blocks; with this one, only far blocks differ between neighbours.
+// How many near blocks a token has: the block that contains it, the block before that one, and its document's first
+// block. With the default selection rule (1 initial and 2 local blocks) every token lists them, so neighbouring tokens
+// share them. All other blocks in a list are far blocks: they are complete and precede the token. Results are correct
+// for any number of near blocks; with this one, only far blocks differ between neighbours.
 constexpr int kNear = 3;
-// own: the block of a token; first: the first block of its document.
+// own: a token's block; first: its document's first block.
 struct TokenBlocks {
-  static constexpr int kNoFar = 1 << 30;  // a value of `first` for which no block is far
+  static constexpr int kNoFar = 1 << 30;  // a `first` for which no block is far
   int own, first;
   __device__ __forceinline__ bool is_far(int block) const { return block > first && block + 1 < own; }
 };
 
-// Arguments of the KV-stationary kernels. A step is a range of tokens of one sequence and group; a launch computes
-// several consecutive steps. An entry is a far block in the list of one token. An item is the work of one CTA: up to
-// piece_tokens entries of one block.
+// Arguments for the KV-stationary kernels. A step is a token range in one sequence and group; a launch computes several
+// consecutive steps. An entry is a far block in one token's list. An item is one CTA's work: up to piece_tokens entries
+// for one block.
 struct KvStationaryArgs {
   View<const bf16> q, k, v;
   View<bf16> o;
@@ -44,30 +44,30 @@ struct KvStationaryArgs {
   BlockLists lists;
   Divisor n, heads, block_keys;
   float scale_log2;
-  int range_tokens, ranges, steps, launch_steps;  // ranges: per sequence and group; steps: ranges of all groups, group
+  int range_tokens, ranges, steps, launch_steps;  // ranges: per sequence and group; steps: all groups' ranges, group
                                                   // after group; launch_steps: steps per launch
-  int parts;                                      // parts (of kPartTokens tokens each) per range
-  int piece_tokens;                               // largest number of tokens per item
+  int parts;                                      // parts (kPartTokens tokens each) per range
+  int piece_tokens;                               // the most tokens per item
   KvStationaryShare share;                        // the tokens that these kernels compute
-  int least_tokens;                               // in packed rows, the share has no documents of fewer tokens
-  int near_tokens;                                // tokens per CTA of the near kernel
+  int least_tokens;                               // the share has no documents with fewer tokens (packed rows)
+  int near_tokens;                                // tokens per CTA in the near kernel
   int* near;  // [B*Hkv,lists.tokens] near blocks that the token lists: bit 0: its own, 1: the one before, 2: the first
               // one
-  int* counts;       // [steps, parts, blocks] number of entries; after plan_items, index of the first of them
+  int* counts;       // [steps, parts, blocks] entry count; after plan_items, the first entry's index
   int* entries;      // [steps, entries_stride] sorted by block: the entry's token minus the range's first token
-  int* entry_of;     // [steps, range_tokens, n] index of the entry at each place of a list; -1: no far block
-  int* item_counts;  // number of items of each launch
-  int4* items;       // [launches, items_stride] (block, first entry, number of entries, step)
+  int* entry_of;     // [steps, range_tokens, n] the entry's index for each place in a list; -1: no far block
+  int* item_counts;  // item count per launch
+  int4* items;       // [launches, items_stride] (block, first entry, entry count, step)
   int items_stride, entries_stride;
-  bf16* partial;         // [launch_steps, entries_stride, G, dv] partial sums of o
-  float2* partial_sums;  // for the same rows, x: row_max, y: the sum of p (see RowSums)
+  bf16* partial;         // [launch_steps, entries_stride, G, dv] o's partial sums
+  float2* partial_sums;  // row_max (x) and the sum of p (y) for the same rows, see RowSums
   __device__ __forceinline__ int first_token(int step) const {
     return lists.first_token + step % ranges * range_tokens;
   }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
   }
-  // The first part of near_tokens tokens that the near kernel computes.
+  // The first part, near_tokens tokens long, that the near kernel computes.
   __host__ __device__ __forceinline__ int first_near_part() const { return lists.first_token / near_tokens; }
   __device__ __forceinline__ int64_t first_row(int step) const {
     return static_cast<int64_t>(step % launch_steps) * entries_stride * heads.value();
@@ -82,12 +82,12 @@ struct KvStationaryArgs {
 
 // ---- the index ----
 
-// Returns the sum of `mine` over the threads before this one. total: the sum over all threads.
+// Returns `mine` summed over the threads before this one. total: the sum over all threads.
 __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
   return exclusive_scan<kIndexThreads>(mine, total, [](int2 a, int2 b) { return make_int2(a.x + b.x, a.y + b.y); });
 }
 
-// Calls f(token within the part, place in its list, block) for each list entry of a part's tokens.
+// Calls f(token within the part, place in its list, block) for each list entry in a part's tokens.
 template <class F>
 __device__ __forceinline__ void for_entries(const KvStationaryArgs& a, int step, int first, int tokens, F&& f) {
   constexpr int kAtOnce = 8;
@@ -105,9 +105,9 @@ __device__ __forceinline__ void for_entries(const KvStationaryArgs& a, int step,
       if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u]);
   }
 }
-// A part of a step's range of tokens, which one CTA of an index kernel processes. index: number of the part, counted
-// over all steps. in_range, first: its first token, counted from the start of the range and of the sequence. tokens:
-// how many tokens it has.
+// A part of a step's token range, which one CTA in an index kernel processes. index: the part's number, counted over
+// all steps. in_range, first: its first token, counted from the range's and the sequence's start. tokens: how many
+// tokens it has.
 struct Part {
   int step, b, in_range, first, tokens;
   __device__ __forceinline__ Part(const KvStationaryArgs& a, int index)
@@ -116,7 +116,7 @@ struct Part {
         in_range(index % a.parts * kPartTokens),
         first(a.first_token(step) + in_range),
         tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
-  // Writes the TokenBlocks of the part's tokens to `to`, in shared memory. If !has_far(t), t has no far blocks.
+  // Writes the part's tokens' TokenBlocks to `to`, in shared memory. If !has_far(t), t has no far blocks.
   template <class HasFar>
   __device__ __forceinline__ void list_token_blocks(const KvStationaryArgs& a, const DocumentRow<int>& row,
                                                     TokenBlocks* to, HasFar&& has_far) const {
@@ -128,9 +128,9 @@ struct Part {
   }
 };
 
-// Compares the lists of the tile of tokens that begins with t0. Returns this lane's part of two counts: how many
-// blocks the tokens list (x), and how many without repetition (y). All lanes of a warp call it. The warp uses `seen`,
-// in shared memory, which has one bit for each block of the row.
+// Compares the lists in the token tile that begins with t0. Returns this lane's part of two counts: how many blocks the
+// tokens list (x), and how many without repetition (y). All the warp's lanes call it. The warp uses `seen`, in shared
+// memory, which has one bit for each block in the row.
 __device__ __forceinline__ int2 compare_tile(const KvStationaryArgs& a, int b, int g, int t0, unsigned* seen) {
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, n = a.n.value();
   const int count = min(a.share.tile_tokens, a.lists.tokens - t0) * n;
@@ -158,9 +158,9 @@ __device__ __forceinline__ int2 compare_tile(const KvStationaryArgs& a, int b, i
   return listed;
 }
 
-// Sets *share.all: whether the lists of neighbouring tokens differ enough for the KV-stationary forward. They do if, on
-// average over kComparedTiles tiles of all sequences, the union of a tile's lists has more than union_limit times the
-// blocks of one list. Counts are exact, so the same lists give the same decision.
+// Sets *share.all: whether neighbouring tokens' lists differ enough for the KV-stationary forward. They do if, on
+// average over kComparedTiles tiles from all sequences, the union of a tile's lists has more than union_limit times one
+// list's blocks. Counts are exact, so the same lists give the same decision.
 constexpr int kComparedTiles = 64;
 __device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   __shared__ int in_unions, in_lists;
@@ -168,7 +168,8 @@ __device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   __syncthreads();
   const int warp = threadIdx.x / 32, words = (a.lists.blocks + 31) / 32;
   unsigned* const seen = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = ceil_div(a.lists.tokens - a.lists.first_token, a.share.tile_tokens);  // per sequence and group
+  const int tiles = ceil_div(a.lists.tokens - a.lists.first_token, a.share.tile_tokens);  // tiles per sequence and
+                                                                                          // group
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
     const int bg = static_cast<int>(tile / tiles), b = bg / a.lists.groups, g = bg % a.lists.groups;
@@ -181,8 +182,8 @@ __device__ __forceinline__ void compare_rows(const KvStationaryArgs& a) {
   if (threadIdx.x == 0) *a.share.all = a.share.exceeds(in_lists, in_unions);
 }
 
-// Compares lists in one part of a packed row: adds the counts of kPartTiles tiles to share.listed of their documents.
-// It leaves out tiles that span several documents, and documents of fewer than least_tokens tokens.
+// Compares lists in one part of a packed row: adds kPartTiles tiles' counts to their documents' share.listed. It leaves
+// out tiles that span several documents, and documents with fewer than least_tokens tokens.
 constexpr int kPartTiles = 4;
 __device__ __forceinline__ void compare_part(const KvStationaryArgs& a, const Part& part, const DocumentRow<int>& row) {
   const int warp = threadIdx.x / 32, t0 = part.first + warp * (kPartTokens / kPartTiles);
@@ -203,9 +204,9 @@ __global__ void __launch_bounds__(kIndexThreads) kv_stationary_clear_kernel(int2
   if (i < count) listed[i] = {0, 0};
 }
 
-// The first index kernel. CTA 0 compares lists, unless the rows are packed. Each other CTA counts, for one part, the
-// far entries of each block, and records which near blocks its tokens list. In packed rows it also compares its part's
-// lists. read_lists_bytes is the size of its dynamic shared memory.
+// The first index kernel. CTA 0 compares lists, unless the rows are packed. Each other CTA counts, for one part, each
+// block's far entries, and records which near blocks its tokens list. In packed rows it also compares its part's lists.
+// read_lists_bytes is its dynamic shared memory size.
 inline int64_t read_lists_bytes(int64_t blocks) {
   return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }
@@ -218,13 +219,13 @@ __global__ void __launch_bounds__(kIndexThreads)
   }
   __shared__ unsigned listed_near[kPartTokens];
   __shared__ TokenBlocks token_blocks[kPartTokens];
-  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // the number of entries of each block
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // each block's entry count
   const int index = blockIdx.x - 1;
   const Part part(a, index);
   const DocumentRow<int> row = a.share.documents.row(part.b);
   if (a.share.is_packed()) {
     compare_part(a, part, row);
-    __syncthreads();  // by_block uses the memory of compare_part
+    __syncthreads();  // by_block uses compare_part's memory
   }
   part.list_token_blocks(a, row, token_blocks,
                          [&](int t) { return !row.packed() || row.end(t) - row.begin(t) >= a.least_tokens; });
@@ -245,8 +246,8 @@ __global__ void __launch_bounds__(kIndexThreads)
   for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
 }
 
-// The second index kernel: computes by prefix sums the index of the first entry of each block and part, and cuts each
-// block's entries into items. The order of the items depends on the order in which the CTAs run; the results do not.
+// The second index kernel: computes by prefix sums each block and part's first entry index, and cuts each block's
+// entries into items. The items' order depends on the order in which the CTAs run; the results do not.
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_plan_items_kernel(const __grid_constant__ KvStationaryArgs a) {
   __shared__ int first_item;
@@ -281,10 +282,10 @@ __global__ void __launch_bounds__(kIndexThreads)
 }
 
 // The third index kernel: writes the entries, sorted by block. Their order within a block and part is arbitrary: the
-// merge kernel looks up the partial sums of each entry and adds them in list order.
+// merge kernel looks up each entry's partial sums and adds them in list order.
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_fill_entries_kernel(const __grid_constant__ KvStationaryArgs a) {
-  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // for each block, the index of its next entry
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // each block's next entry index
   __shared__ TokenBlocks token_blocks[kPartTokens];
   if (a.nothing_to_do()) return;
   const Part part(a, blockIdx.x);

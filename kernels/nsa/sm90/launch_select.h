@@ -1,4 +1,4 @@
-// The launcher of the selection on Hopper (nsa/sm90/select.cu). Its arguments are those of nsa_select (nsa/select.h).
+// Launches the selection on Hopper (nsa/sm90/select.cu). The arguments are nsa_select's (nsa/select.h).
 #pragma once
 #include "kernels/nsa/select.h"
 

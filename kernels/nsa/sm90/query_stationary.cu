@@ -1,20 +1,20 @@
-// Query-stationary forward of the selected branch on Hopper (bf16), for groups of many heads, and for sequences of more
-// blocks than a shared KV tile supports.
+// The selected branch's query-stationary forward on Hopper (bf16), for groups with many heads, and for sequences with
+// more blocks than a shared KV tile supports.
 //
-// A warp has one token's heads, up to 16, as the 16 rows of mma.sync: a unit; q and o stay in its registers. The twelve
-// warps of a CTA have neighbouring tokens and share the union of their lists: each block is loaded once from L2 into a
-// ring of stages, and only the warps whose tokens list it wait for it and compute. No score is computed to be masked,
-// as with a shared KV tile, and nothing but q, o, K and V is read or written, unlike KV-stationary with many heads.
+// A warp has one token's heads, up to 16, as mma.sync's 16 rows: a unit; q and o stay in its registers. A CTA's twelve
+// warps have neighbouring tokens and share the union of their lists: each block is loaded once from L2 into a stage
+// ring, and only the warps whose tokens list it wait for it and compute. No score is computed to be masked, as with a
+// shared KV tile, and nothing but q, o, K and V is read or written, unlike KV-stationary with many heads.
 //
 // A CTA is persistent, one per SM. It has twelve consumer warps and a producer warpgroup: one thread loads
 // blocks, one warp makes the lists (nsa/sm90/query_stationary_lists.cuh).
 //
-// If all four warps of a warpgroup list a block (the first block, the last two, and most blocks if neighbours choose
-// alike), they multiply by one wgmma: their rows are the 64 rows of its tile, in the same registers. K and V are then
-// read once for the four warps.
+// If all four warps in a warpgroup list a block (the first block, the last two, and most blocks if neighbours choose
+// alike), they multiply by one wgmma: their rows are its tile's 64 rows, in the same registers. K and V are then read
+// once for the four warps.
 //
-// Memory: as many stages of 64 keys and values as fit, after the lists. Bound: at 65,536 tokens with random lists, L2
-// bandwidth, because the lists of 12 neighbours have few blocks in common; else latencies of the ring.
+// Memory: as many stages, each with 64 keys and values, as fit after the lists. Bound: L2 bandwidth at 65,536 tokens
+// with random lists, where 12 neighbours' lists have few blocks in common; in other cases, the ring's latencies.
 // tests/baselines/findings/selected.md has the figures.
 #include <algorithm>
 #include <bit>
@@ -26,12 +26,12 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kUnitRows = 16;  // heads per warp, a unit: the rows of mma.m16n8k16
+constexpr int kUnitRows = 16;  // heads per warp, a unit: mma.m16n8k16's rows
 constexpr int kStepKeys = 32;  // keys per matrix product
 
 // A warp's registers for its token: q as left operands, o, and for each row row_max (in powers of 2), sum, and rounded.
-// sum is the lane's share of the sum of the probabilities, from which lse is computed. rounded is the sum of the
-// probabilities rounded to bf16, by which o is divided; it is a product with ones, so all its columns are equal.
+// sum is the lane's share of the probabilities' sum, from which lse is computed. rounded sums the probabilities rounded
+// to bf16, and divides o; it is a product with ones, so all its columns are equal.
 template <class Shape>
 struct Unit {
   uint32_t q[Shape::kDk / 16][4];
@@ -39,7 +39,7 @@ struct Unit {
   float row_max[2], sum[2], rounded[2];
 };
 
-// Turns the scores of kStepKeys keys into probabilities and packs them as the next left operand p. The token sees the
+// Turns kStepKeys keys' scores into probabilities and packs them as the next left operand p. The token sees the
 // first `seen` of these keys. row_max is close to the largest score: o is rescaled only if a score exceeds row_max by
 // kSlack powers of 2.
 template <class Shape>
@@ -99,8 +99,8 @@ __device__ __forceinline__ void softmax(Unit<Shape>& unit, float (&s)[kStepKeys 
   for (int i = 0; i < 2; ++i) unit.rounded[i] += rounded[2 * i];
 }
 
-// Computes the first `keys` keys of a stage by one warp, with mma.sync. k and v are the shared memory addresses that
-// this lane passes to ldmatrix.
+// Computes a stage's first `keys` keys by one warp, with mma.sync. k and v are the shared memory addresses that this
+// lane passes to ldmatrix.
 template <class Shape>
 __device__ __forceinline__ void multiply_by_warp(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
                                                  float scale) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_by_warp(Unit<Shape>& unit, uint32_t k, 
   }
 }
 
-// Computes the same for the four warps of a warpgroup together, by wgmma. k and v are the descriptors of the panels.
+// Computes the same for a warpgroup's four warps together, by wgmma. k and v are the panels' descriptors.
 template <class Shape>
 __device__ __forceinline__ void multiply_by_warpgroup(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
                                                       float scale) {
@@ -168,20 +168,20 @@ struct QueryConsumer : BlockRing<Shape> {
   using typename BlockRing<Shape>::Tile;
   using BlockRing<Shape>::a, BlockRing<Shape>::stages, BlockRing<Shape>::control;
 
-  // Whether all four warps of a warpgroup list a block. The lowest bits of `four` are their bits of the list entry.
+  // Whether all four warps in a warpgroup list a block. The lowest bits of `four` are their bits in the list entry.
   static __device__ __forceinline__ bool are_together(unsigned four) { return (four & 15) == 15; }
 
-  // Computes the units of this warp (a unit is 16 heads of one token): warp w has unit w of each tile of this CTA.
+  // Computes this warp's units (a unit is one token's 16 heads): warp w has unit w in each of this CTA's tiles.
   __device__ __forceinline__ void attend(int warp) const {
     const int lane = threadIdx.x % 32;
     const uint32_t k_panels = shared_address(stages), v_panels = k_panels + Shape::kPanelsK * Shape::kPanelBytes;
-    // The addresses that this lane passes to ldmatrix, such that the 8 x 8 matrices arrive in the order of mma
-    // fragments. For k, keys vary first (8 keys after 8 keys), then columns; for v, columns vary first.
+    // The addresses that this lane passes to ldmatrix, so that the 8 x 8 matrices arrive in mma fragment order. For k,
+    // keys vary first (8 keys after 8 keys), then columns; for v, columns vary first.
     const uint32_t k_lane = k_panels + swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     const uint32_t v_lane = v_panels + swizzled(lane % 16, lane / 16);
     const int in_tile = a.units.quotient(warp), head0 = (warp - in_tile * a.units.value()) * kUnitRows;
-    int first_step = 0;  // number of the tile's first step, counted over all tiles of this CTA
-    int requested = 0;   // number of stages that the load thread has requested, when this warp last read it
+    int first_step = 0;  // the tile's first step, counted over all this CTA's tiles
+    int requested = 0;   // how many stages the load thread had requested when this warp last read it
     this->for_tiles([&](const Tile& tile, int turn) {
       const int token = tile.first + in_tile;
       const bool exists = in_tile < a.tile_tokens.value() && token < a.lists.tokens;
@@ -191,18 +191,19 @@ struct QueryConsumer : BlockRing<Shape> {
       const int count = control.counts[turn & 1];
       const unsigned* const entries = this->list(turn);
       for (int base = 0; base < count; base += 32) {
-        const unsigned of_lane = base + lane < count ? entries[base + lane] : 0;
+        const unsigned lane_entry = base + lane < count ? entries[base + lane] : 0;
         if (base + 32 >= count && exists && a.combine.active()) prefetch_others(tile, token, head0);
-        const unsigned listed = __ballot_sync(kFullWarp, (of_lane >> warp & 1) != 0);
-        const unsigned together = __ballot_sync(kFullWarp, are_together(of_lane >> (warp & ~3)));
+        const unsigned listed = __ballot_sync(kFullWarp, (lane_entry >> warp & 1) != 0);
+        const unsigned together = __ballot_sync(kFullWarp, are_together(lane_entry >> (warp & ~3)));
         for (unsigned left = listed; left != 0; left &= left - 1) {
           const int j = __ffs(left) - 1;
           const int first_key = static_cast<int>(entries[base + j] >> kWarpBits) * a.entry_keys;
           for (int piece = 0; piece < a.pieces; ++piece) {
             const int step = first_step + (base + j) * a.pieces + piece, lap = a.stages.quotient(step);
             const int stage = step - lap * a.stages.value(), key0 = first_key + piece * kStageKeys;
-            // A barrier has only a phase parity, and this warp may have skipped whole laps of the ring. It therefore
-            // waits first until the load thread has begun this lap. The lap cannot end before this warp arrives.
+            // A barrier has only a phase parity, and this warp may have skipped whole laps around the ring. It
+            // therefore waits first until the load thread has begun this lap. The lap cannot end before this warp
+            // arrives.
             while (requested <= step) requested = await_requested(requested);
             barrier_wait(&control.full[stage], lap & 1);
             const int seen = token + 1 - key0;
@@ -229,7 +230,7 @@ struct QueryConsumer : BlockRing<Shape> {
   __device__ __forceinline__ int await_requested(int requested) const {
     int now = 0;
     if (threadIdx.x % 32 == 0) now = read_count(control.requested);
-    __syncwarp();  // orders the acquire of lane 0 before the reads of the other lanes
+    __syncwarp();  // orders lane 0's acquire before the other lanes' reads
     now = __reduce_max_sync(kFullWarp, now);
     if (now == requested) __nanosleep(32);
     return now;
@@ -256,7 +257,7 @@ struct QueryConsumer : BlockRing<Shape> {
     unit.sum[0] = unit.sum[1] = unit.rounded[0] = unit.rounded[1] = 0.0f;
   }
 
-  // Prefetches into L2 the rows of the other branches' outputs that combine() will read.
+  // Prefetches into L2 the other branches' output rows that combine() will read.
   __device__ __forceinline__ void prefetch_others(const Tile& tile, int token, int head0) const {
     const int lane = threadIdx.x % 32, h = head0 + lane / 2;
     if (h >= a.G) return;
@@ -268,7 +269,7 @@ struct QueryConsumer : BlockRing<Shape> {
     }
   }
 
-  // Stores o and lse. Of every eight columns, four lanes have two each; they exchange them so that each lane stores
+  // Stores o and lse. In every eight columns, four lanes have two each; they exchange them so that each lane stores
   // eight neighbouring columns.
   __device__ __forceinline__ void store(const Unit<Shape>& unit, const Tile& tile, int token, int head0) const {
     const int c = threadIdx.x % 4;
@@ -294,15 +295,15 @@ struct QueryConsumer : BlockRing<Shape> {
             total == 0.0f ? -INFINITY : (unit.row_max[i] + log2f(total)) * 0.69314718055994531f;
     }
   }
-  // For two lanes whose numbers differ in bit `by`: swaps x of the upper lane with y of the lower one.
+  // For two lanes whose numbers differ in bit `by`: swaps the upper lane's x with the lower one's y.
   static __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int by) {
     const bool upper = (threadIdx.x & by) != 0;
     const uint32_t got = __shfl_xor_sync(kFullWarp, upper ? x : y, by);
     (upper ? x : y) = got;
   }
 
-  // Computes the gated sum of the branches for the rows of o that this warp has stored. This is separate from store(),
-  // which has no registers left: here several rows are in flight.
+  // Computes the branches' gated sum for the o rows that this warp has stored. This is separate from store(), which has
+  // no registers left: here several rows are in flight.
   __device__ __forceinline__ void combine(const Tile& tile, int token, int head0) const {
     constexpr int kLanes = Shape::kDv / 8;  // lanes per row
     const int lane = threadIdx.x % 32, column = lane % kLanes * 8, heads = min(kUnitRows, a.G - head0);
@@ -359,7 +360,7 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
   const int64_t blocks = in.documents.empty() ? ceil_div(T, l_sel) : in.documents.ids();
   const int64_t list_room = std::min(tile_tokens * n, blocks);
   const int64_t table_bits =
-      // Log2 of the size of the hash table, which is at most half full.
+      // The hash table's size as log2; it is at most half full.
       std::bit_width(static_cast<uint64_t>(2 * list_room));
   const int64_t stage_keys = std::min<int64_t>(l_sel, kStageKeys), control = control_bytes(list_room, table_bits);
   const int64_t stages = std::min<int64_t>((227 * 1024 - control) / Shape::kStageBytes, kMaxStages);
@@ -409,12 +410,12 @@ bool query_stationary_supports(const AttendOut& out, const AttendIn& in, const C
          ceil_div(end_token(in), in.documents.empty() ? l_sel : 1) <= kMostBlocks;
 }
 
-// If the heads of a group fill their units of 16, this kernel is the fastest for any lists. A missing head costs as
-// much as a present one: with up to a quarter missing, the kernel is still as fast as others if the sequence has many
-// more blocks than a list.
+// If a group's heads fill their units of 16, this kernel is the fastest for any lists. A missing head costs as much as
+// a present one: with up to a quarter missing, the kernel is still as fast as others if the sequence has many more
+// blocks than a list.
 bool query_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   const int64_t G = in.q.size(2) / in.k.size(2), rows = ceil_div(G, kUnitRows) * kUnitRows;
-  constexpr int64_t kManyMore = 6;  // this many blocks of the sequence per list entry
+  constexpr int64_t kManyMore = 6;  // this many of the sequence's blocks per list entry
   return G == rows || (4 * G >= 3 * rows && ceil_div(end_token(in), l_sel) >= kManyMore * block_index.size(3));
 }
 
@@ -428,7 +429,7 @@ void forward_query_stationary(Context& ctx, const char* op, const AttendOut& out
     attend.operator()<QueryStationaryShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)
     attend.operator()<QueryStationaryShape<128, 128, 12, 152, 56>>();
-  else  // heads of dk = 192, for which twelve warps would have too few registers each
+  else  // dk = 192, where twelve warps would have too few registers each
     attend.operator()<QueryStationaryShape<192, 128, 8, 208, 88>>();
 }
 

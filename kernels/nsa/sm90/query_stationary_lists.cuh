@@ -1,16 +1,16 @@
-// Query-stationary forward of the selected branch (nsa/sm90/query_stationary.cu): the producer warps, which make the
-// list of blocks of each tile of tokens and load the blocks into a ring.
+// The selected branch's query-stationary forward (nsa/sm90/query_stationary.cu): the producer warps, which make each
+// token tile's block list and load the blocks into a ring.
 //
-// One thread loads the blocks by TMA; one warp makes the list of the next tile while the current one is computed. A
-// list entry is a block and a mask of the warps whose tokens list it; of packed rows, whose blocks begin anywhere, the
-// block's number in the entry is its first key. Each warp reads the list at its own pace, within the ring: for the
-// warps that do not need a stage, the load thread arrives at its `empty` barrier.
+// One thread loads the blocks by TMA; one warp makes the next tile's list while the current one is computed. A list
+// entry is a block and a mask with the warps whose tokens list it; in packed rows, whose blocks begin anywhere, the
+// block's number in the entry is its first key. Each warp reads the list at its own pace, within the ring: for warps
+// that don't need a stage, the load thread arrives at its `empty` barrier.
 //
-// The blocks of a list may have any order. It is chosen so that the blocks in the ring belong to many warps: first
-// every token's first block, then every token's second block, and so on, without repetition. Short lists are then
-// reordered by the number of blocks that each warp has had so far.
+// A list's blocks may have any order. It is chosen so that the blocks in the ring belong to many warps: first every
+// token's first block, then every token's second block, and so on, without repetition. Short lists are then reordered
+// by how many blocks each warp has had so far.
 //
-// A hash table in shared memory maps a block to its list entry, so the memory does not depend on the number of blocks.
+// A hash table in shared memory maps a block to its list entry, so the memory doesn't depend on the block count.
 #pragma once
 #include "kernels/nsa/gpu/branch.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
@@ -22,12 +22,12 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kStageKeys = 64;  // keys per stage of the ring, at most
-constexpr int kMaxStages = 16;  // stages of the ring, at most
-constexpr int kWarpBits = 12;   // bits of a list entry that are the mask of warps; the higher bits are the block
-// Largest number of blocks per sequence that fits into a list entry; of packed rows, of keys.
+constexpr int kStageKeys = 64;  // keys per ring stage, at most
+constexpr int kMaxStages = 16;  // ring stages, at most
+constexpr int kWarpBits = 12;   // bits in a list entry that hold the warp mask; the higher bits are the block
+// The most blocks per sequence that a list entry can number; for packed rows, the most keys.
 constexpr int64_t kMostBlocks = int64_t{1} << (32 - kWarpBits);
-constexpr unsigned short kEmptySlot = 0xffff;  // marks an empty slot of the hash table
+constexpr unsigned short kEmptySlot = 0xffff;  // marks an empty slot in the hash table
 
 struct QueryStationaryArgs {
   CUtensorMap k_map, v_map;
@@ -36,28 +36,28 @@ struct QueryStationaryArgs {
   View<float> lse;
   CombineRows combine;
   BlockLists lists;
-  Divisor n, stages, tiles;  // n, stages of the ring, tiles per sequence and group
-  Divisor units;             // units per token; a unit is 16 heads of a group
+  Divisor n, stages, tiles;  // n, ring stages, tiles per sequence and group
+  Divisor units;             // units per token; a unit is 16 heads in a group
   Divisor tile_tokens;
   int G, all_tiles;
-  const int* block_begins;  // [B,ids] of packed rows, else nullptr: the first key of each block
+  const int* block_begins;  // [B,ids] for packed rows, else nullptr: each block's first key
   int ids;
   int entry_keys;          // a list entry's block begins at its number times this: l', or 1 if it is a key
   int stage_keys, pieces;  // keys per stage; stages per block
   int list_room;           // entries per list, at most
-  int table_bits;          // log2 of the slots of the hash table
+  int table_bits;          // log2 of the hash table's slots
   float scale_log2;
   KvStationaryShare elsewhere;  // tokens whose results other kernels write afterwards
 };
 
-// The sizes of a CTA, which has kWarps consumer warps and a producer warpgroup. Registers are per thread.
+// CTA sizes: kWarps consumer warps and a producer warpgroup. Registers are per thread.
 template <int kDk_, int kDv_, int kWarps_, int kConsumerRegisters_, int kProducerRegisters_>
 struct QueryStationaryShape {
   static constexpr int kDk = kDk_, kDv = kDv_, kWarps = kWarps_;
   static constexpr int kConsumerRegisters = kConsumerRegisters_, kProducerRegisters = kProducerRegisters_;
   static constexpr int kThreads = 32 * kWarps + kWarpgroup;
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelBytes = kStageKeys * kPanelRowBytes;
-  static constexpr int kStageBytes = (kPanelsK + kPanelsV) * kPanelBytes;  // panels of k, then panels of v
+  static constexpr int kStageBytes = (kPanelsK + kPanelsV) * kPanelBytes;  // k's panels, then v's
   static_assert(kWarps <= kWarpBits && kWarps % 4 == 0);
 };
 
@@ -65,8 +65,8 @@ struct QueryStationaryShape {
 // hash table.
 struct Control {
   Barrier full[kMaxStages], empty[kMaxStages], list_full[2], list_empty[2];
-  int counts[2];  // number of entries of each list
-  int requested;  // number of stages that the load thread has requested, over all tiles
+  int counts[2];  // each list's entry count
+  int requested;  // how many stages the load thread has requested, over all tiles
 };
 // count_up and read_count: a counter that one thread increments and others read without a barrier. With release and
 // acquire, a thread that has read a count also observes the barrier phases that ended before the increment.
@@ -91,7 +91,7 @@ struct BlockRing {
   __device__ __forceinline__ unsigned* list(int turn) const {
     return reinterpret_cast<unsigned*>(&control + 1) + (turn & 1) * a.list_room;
   }
-  // A tile: the tokens from `first` on, of one sequence and group. The tiles of the last tokens, which see most keys,
+  // A tile: the tokens from `first` on, in one sequence and group. Tiles with the last tokens, which see most keys,
   // start first.
   struct Tile {
     int b, g, first;
@@ -101,7 +101,7 @@ struct BlockRing {
       first = a.lists.first_token + (a.tiles.value() - 1 - (i - bg * a.tiles.value())) * a.tile_tokens.value();
     }
   };
-  // Calls f(tile, turn) for each tile of this CTA, with turn = 0, 1, ...
+  // Calls f(tile, turn) for each of this CTA's tiles, with turn = 0, 1, ...
   template <class F>
   __device__ __forceinline__ void for_tiles(F&& f) const {
     for (int i = blockIdx.x, turn = 0; i < a.all_tiles; i += gridDim.x) {
@@ -118,7 +118,7 @@ struct Producer : BlockRing<Shape> {
   using typename BlockRing<Shape>::Tile;
   using BlockRing<Shape>::a, BlockRing<Shape>::stages, BlockRing<Shape>::control;
 
-  // Loads the blocks of each tile's list into the ring. Called by one thread.
+  // Loads the blocks in each tile's list into the ring. Called by one thread.
   __device__ __forceinline__ void load() const {
     int stage = 0, lap = 0;
     this->for_tiles([&](const Tile& tile, int turn) {
@@ -149,11 +149,11 @@ struct Producer : BlockRing<Shape> {
     });
   }
 
-  // Returns, for each lane's block, its index in a list of `count` entries, or -1 for block -1. Blocks that are not yet
-  // in the list are appended. The hash table uses linear probing.
+  // Returns, for each lane's block, its index in a list with `count` entries, or -1 for block -1. Blocks that are not
+  // yet in the list are appended. The hash table uses linear probing.
   __device__ __forceinline__ int find_or_append(int block, unsigned short* table, unsigned* entries, int& count) const {
     const int lane = threadIdx.x % 32, last = (1 << a.table_bits) - 1;
-    // Of the lanes that have the same block, the first searches the table.
+    // Among lanes that have the same block, the first searches the table.
     const int first = __ffs(__match_any_sync(kFullWarp, block)) - 1;
     int at = kEmptySlot, slot = static_cast<unsigned>(block) * 0x9e3779b1u >> (32 - a.table_bits);
     __syncwarp();
@@ -173,7 +173,7 @@ struct Producer : BlockRing<Shape> {
     return __shfl_sync(kFullWarp, at, first);
   }
 
-  // The warps of a list entry, as one byte per warp: 1 if its token lists the block, else 0.
+  // A list entry's warps, as one byte per warp: 1 if its token lists the block, else 0.
   struct Warps {
     unsigned bytes[3] = {};
     __device__ __forceinline__ explicit Warps(unsigned entry) {
@@ -186,7 +186,7 @@ struct Producer : BlockRing<Shape> {
   // take longer than computing the previous tile.
   __device__ __forceinline__ void order(unsigned* entries, int count) const {
     constexpr int kPerLane = 3, kWhole = 27720;  // kPerLane: list entries per lane; kWhole: a common multiple of 1 ..
-                                                 // 12, to divide by the number of warps
+                                                 // 12, to divide by the warp count
     static_assert(kWarpBits == 12);
     const int lane = threadIdx.x % 32;
     if (count > 32 * kPerLane) return;
@@ -194,15 +194,15 @@ struct Producer : BlockRing<Shape> {
     unsigned entry[kPerLane] = {entry_of(0), entry_of(1), entry_of(2)};
     const Warps warps[kPerLane] = {Warps(entry[0]), Warps(entry[1]), Warps(entry[2])};
     int share[kPerLane];
-    unsigned key0[kPerLane];  // the constant part of the sort key; its low byte is the entry's index, for ties. ~0:
-                              // already placed
+    unsigned key0[kPerLane];  // the sort key's constant part; its low byte is the entry's index, for ties. ~0: already
+                              // placed
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int n = __popc(entry[i] & ((1 << kWarpBits) - 1));
       share[i] = (kWhole / max(n, 1)) << 8;
       key0[i] = n == 0 ? ~0u : (kWhole / 10 * (20 - n)) << 8 | (32 * i + lane);
     }
-    unsigned had[3] = {};  // number of blocks that each warp has had so far, one byte per warp
+    unsigned had[3] = {};  // how many blocks each warp has had so far, one byte per warp
     __syncwarp();
 #pragma unroll 1
     for (int at = 0; at < count; ++at) {
@@ -215,8 +215,8 @@ struct Producer : BlockRing<Shape> {
         for (int j = 0; j < 3; ++j) sum = __dp4a(warps[i].bytes[j], had[j], sum);
         best = min(best, key0[i] == ~0u ? ~0u : sum * share[i] + key0[i]);
       }
-      const int from = static_cast<int>(__reduce_min_sync(kFullWarp, best) &
-                                        255);  // index of the chosen entry in the original order
+      const int from =
+          static_cast<int>(__reduce_min_sync(kFullWarp, best) & 255);  // the chosen entry's index in the original order
       unsigned taken = entry[0];
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
@@ -225,21 +225,21 @@ struct Producer : BlockRing<Shape> {
       }
       taken = __shfl_sync(kFullWarp, taken, from % 32);
       if (lane == 0) entries[at] = taken;
-      const Warps of_taken(taken);
+      const Warps taken_warps(taken);
 #pragma unroll
-      for (int j = 0; j < 3; ++j) had[j] += of_taken.bytes[j];
+      for (int j = 0; j < 3; ++j) had[j] += taken_warps.bytes[j];
     }
   }
 
-  // Makes the list of each tile: the blocks that its tokens list. Called by one warp.
+  // Makes each tile's list: the blocks that its tokens list. Called by one warp.
   __device__ __forceinline__ void make_lists() const {
     const int lane = threadIdx.x % 32, n = a.n.value();
     const unsigned units = (1u << a.units.value()) - 1;
     unsigned short* const table = reinterpret_cast<unsigned short*>(this->list(0) + 2 * a.list_room);
     this->for_tiles([&](const Tile& tile, int turn) {
       const int tokens = min(a.tile_tokens.value(), a.lists.tokens - tile.first);
-      // The number of the block at one place of a token's list, as an entry has it; -1 if there is none or if the block
-      // begins after the token.
+      // The block number at one place in a token's list, as an entry has it; -1 if there is none or if the block begins
+      // after the token.
       const auto block_at = [&](int token, int place) {
         const int block = a.lists.at(tile.b, tile.first + token, tile.g)[place];
         int number = block;
@@ -252,7 +252,7 @@ struct Producer : BlockRing<Shape> {
       barrier_wait(&control.list_empty[turn & 1], (turn >> 1 & 1) ^ 1);
       unsigned* const entries = this->list(turn);
       int count = 0;
-      // The first blocks of all tokens, then their second blocks, ...
+      // All tokens' first blocks, then their second blocks, ...
       for (int e0 = 0; e0 < a.tile_tokens.value() * n; e0 += 32) {
         const int place = a.tile_tokens.quotient(e0 + lane), token = e0 + lane - place * a.tile_tokens.value();
         const int block = place < n && token < tokens ? block_at(token, place) : -1;

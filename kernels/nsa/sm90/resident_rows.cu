@@ -1,45 +1,45 @@
-// Forward of the selected branch on Hopper (bf16) with resident rows, for groups of up to 8 heads of 64 or 128.
+// The selected branch's forward on Hopper (bf16) with resident rows, for groups with up to 8 heads, 64 or 128 wide.
 //
-// Tile. A CTA computes the query rows (t, h) of neighbouring tokens of one sequence and group: up to 384 rows at heads
-// of 64, up to 192 at heads of 128. Their q and their outputs stay in shared memory, the outputs in fp32, until all
-// blocks are added.
+// Tile. A CTA computes the query rows (t, h) for neighbouring tokens in one sequence and group: up to 384 rows at head
+// width 64, up to 192 at 128. Their q and their outputs stay in shared memory, the outputs in fp32, until all blocks
+// are added.
 //
-// Steps and items. The CTA visits each block that any token of the tile lists, in ascending order; a visit is a step.
-// In a step, only the rows whose tokens list the block are computed. They are divided into items of 64 rows, and a
-// warpgroup computes an item by wgmma: the rows of an item need not be neighbours, because ldmatrix can load the left
-// operand from any 64 rows of q. The last item of a step may have fewer than 64 rows. No partial sums go to device
-// memory, unlike in KV-stationary (nsa/sm90/kv_stationary.cu).
+// Steps and items. The CTA visits each block that any token in the tile lists, in ascending order; a visit is a step.
+// In a step, only the rows whose tokens list the block are computed. They are divided into 64-row items, and a
+// warpgroup computes an item by wgmma: an item's rows need not be neighbours, because ldmatrix can load the left
+// operand from any 64 rows of q. A step's last item may have fewer than 64 rows. No partial sums go to device memory,
+// unlike in KV-stationary (nsa/sm90/kv_stationary.cu).
 //
-// Softmax. Let s be the score of a row and a key, scaled so that the key's weight is 2^s, and v the key's value. The
-// base b of a row is its largest s in the first block that it lists. The output of the row is O / L, with
-//   L = sum of 2^(s - b),   O = sum of 2^(s - b) v
-// over all keys that the row sees in the blocks of its list. An item computes the part of these sums that belongs to
-// its block, l and o. Then it merges: it adds l to L and o to O in shared memory.
+// Softmax. Let s be the score for a row and a key, scaled so that the key's weight is 2^s, and v the key's value. A
+// row's base b is its largest s in the first block that it lists. The row's output is O / L, with
+//   L = sum 2^(s - b),   O = sum 2^(s - b) v
+// over all keys that the row sees in its listed blocks. An item computes its block's part of these sums, l and o. Then
+// it merges: it adds l to L and o to O in shared memory.
 //
-// Overflow. A later block may have scores far above b. If the part of l in one lane exceeds 2^60, the item computes the
+// Overflow. A later block may have scores far above b. If one lane's part of l exceeds 2^60, the item computes the
 // row's 2^(s - e) again, where e is the row's largest s in this block; otherwise e = b. L and O are relative to an
 // exponent M, at first b. Merging sets
 //   M' = max(M, e),   L' = 2^(M - M') L + 2^(e - M') l,   O' = 2^(M - M') O + 2^(e - M') o.
 //
-// Order. The consumer warpgroups take the items in turn and compute them concurrently. Two items of one block have no
-// row in common, but items of different blocks may. So an item waits twice: before it reads the bases of its rows,
-// until all items of earlier blocks have set bases; and before it merges, until all items of earlier blocks have
-// merged. A row's blocks are therefore added in ascending order, and its bits depend neither on its place in the tile
-// nor on other rows.
+// Order. The consumer warpgroups take the items in turn and compute them concurrently. Two items in one block have no
+// row in common, but items in different blocks may. So an item waits twice: before it reads its rows' bases, until all
+// earlier blocks' items have set bases; and before it merges, until all earlier blocks' items have merged. A row's
+// blocks are therefore added in ascending order, and its bits depend neither on its place in the tile nor on other
+// rows.
 //
-// Producers (nsa/sm90/resident_rows.cuh). Loaders, one or two warps, load keys and values by TMA into a ring of stages.
-// The remaining two or three producer warps, the listers, write the items.
+// Producers (nsa/sm90/resident_rows.cuh). Loaders, one or two warps, load keys and values by TMA into a stage ring. The
+// remaining two or three producer warps, the listers, write the items.
 //
-// Shared memory of a CTA: q takes 48 KB, the outputs 96 KB and the stages 64 KB. Items, sums, token lists and barriers
-// together take 9 KB at heads of 128, and up to 12 KB at heads of 64. The masks take one bit for each block of the
-// sequence and each token of the tile.
+// A CTA's shared memory: q takes 48 KB, the outputs 96 KB and the stages 64 KB. Items, sums, token lists and barriers
+// together take 9 KB at head width 128, and up to 12 KB at 64. The masks take one bit for each block in the sequence
+// and each token in the tile.
 //
-// Speed (tests/baselines/findings/selected.md). At heads of 64 the kernel is limited by latency: an SM finishes an item
-// every 800 clocks, for which each of its schedulers issues 420 instructions, most of them not arithmetic. Three
-// measures reduce instructions and waits. The numbers that describe an item are uniform registers, so addresses,
-// descriptors and branches that depend on them are uniform too. Stores are predicated, without branches. A warpgroup
-// reads its next item while a product runs. At heads of 128 the kernel is also limited by the traffic of shared memory,
-// which is at 70% of its rate.
+// Speed (tests/baselines/findings/selected.md). At head width 64 the kernel is limited by latency: an SM finishes an
+// item every 800 clocks, for which each scheduler issues 420 instructions, most of them not arithmetic. Three measures
+// reduce instructions and waits. The numbers that describe an item are uniform registers, so addresses, descriptors and
+// branches that depend on them are uniform too. Stores are predicated, without branches. A warpgroup reads its next
+// item while a product runs. At head width 128 the kernel is also limited by shared memory traffic, which is at 70% of
+// its rate.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -57,25 +57,25 @@ __device__ __forceinline__ T keep(T x) {
   return x;
 }
 
-// The attention of the 64 rows of an item to the keys of its block. A warpgroup holds it in registers, and a lane has
-// parts of two rows, i = 0 and 1. If an item has fewer than 64 rows, the rows that it lacks are replaced by copies of
-// its last row. In a warp that has at least one row, p of the copies is 0. A warp that has none only issues the
-// products: its p is not set, and its o is not used.
+// The attention from an item's 64 rows to its block's keys. A warpgroup holds it in registers, and a lane has parts of
+// two rows, i = 0 and 1. If an item has fewer than 64 rows, copies of its last row replace the rows that it lacks. In a
+// warp that has at least one row, the copies' p is 0. A warp that has none only issues the products: its p is not set,
+// and its o is not used.
 template <class Shape>
 struct Product {
-  int rows[2];     // number of row i in the tile
+  int rows[2];     // row i's number in the tile
   bool exists[2];  // false if row i is a copy
   float s[kBlockKeys / 8][4], o[Shape::kPanels][kPanel / 8][4];
-  float exponent[2];  // the exponent e of row i
-  float sum[2];       // this lane's part of l of row i, added up before p is rounded to bf16
+  float exponent[2];  // row i's exponent e
+  float sum[2];       // this lane's part of row i's l, added up before p is rounded to bf16
   uint32_t queries[Shape::kHead / 16][4], p[kBlockKeys / 16][4];
 
-  // Loads q of the rows. q: the shared_address() of columns 0 to 15 of the row that this lane passes to ldmatrix.
+  // Loads the rows' q. q: the shared_address() where the row that this lane passes to ldmatrix has columns 0 to 15.
   __device__ __forceinline__ void load_queries(uint32_t q) {
 #pragma unroll
     for (int i = 0; i < Shape::kHead / 16; ++i) load_matrices(queries[i], query_columns(q, i));
   }
-  // Computes s = q k^T and waits for it. k: the descriptor of the keys.
+  // Computes s = q k^T and waits for it. k: the keys' descriptor.
   __device__ __forceinline__ void multiply_scores(uint32_t k) {
     wgmma_fence();
     wgmma_begin<Major::k>(s, queries[0], k);
@@ -85,8 +85,7 @@ struct Product {
     wgmma_wait<0>();
     pin(s);
   }
-  // Sets the scores of the keys that a row does not see to -inf. Row i sees the first seen[i] keys of the block, and at
-  // least one.
+  // Sets scores to -inf for keys that a row doesn't see. Row i sees the block's first seen[i] keys, and at least one.
   __device__ __forceinline__ void mask(const int (&seen)[2]) {
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j)
@@ -94,14 +93,14 @@ struct Product {
       for (int e = 0; e < 4; ++e)
         if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
   }
-  // Sets the exponent of each row to its base b, which is in shared memory. If a row has no base yet, this block is its
+  // Sets each row's exponent to its base b, which is in shared memory. If a row has no base yet, this block is its
   // first: its largest score becomes its base, and is stored.
   __device__ __forceinline__ void set_base(Shared<Shape>& shared, float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) exponent[i] = exists[i] ? shared.base[rows[i]] : INFINITY;
     if (!__any_sync(kFullWarp, fminf(exponent[0], exponent[1]) == -INFINITY)) return;
     const float largest[2] = {row_max(0) * scale, row_max(1) * scale};
-    __syncwarp();  // all four lanes of a row have read its base before one of them writes
+    __syncwarp();  // a row's four lanes have all read its base before one writes
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (exponent[i] == -INFINITY) {
@@ -128,9 +127,8 @@ struct Product {
     }
     sum[0] = add[0][0] + add[0][1], sum[1] = add[1][0] + add[1][1];
   }
-  // If the sum of a row is too large, sets the row's exponent e to the row's largest score in this block. The exponent
-  // of the other rows remains their base b. Returns whether any row of the warp has a new exponent. If so, the caller
-  // computes p again.
+  // If a row's sum is too large, sets the row's exponent e to its largest score in this block. Other rows' exponents
+  // remain their base b. Returns whether any row in the warp has a new exponent. If so, the caller computes p again.
   __device__ __forceinline__ bool raise_exponents(float scale) {
     if (!__any_sync(kFullWarp, fmaxf(sum[0], sum[1]) > kMostSum)) return false;
 #pragma unroll
@@ -138,8 +136,8 @@ struct Product {
       if (const float largest = row_max(i) * scale; quad_max(sum[i]) > kMostSum) exponent[i] = largest;
     return true;
   }
-  // Begins to compute o = p v. end_values() waits for it; before that, o and p must not be used. v: the descriptor of
-  // the values.
+  // Begins to compute o = p v. end_values() waits for it; before that, o and p must not be used. v: the values'
+  // descriptor.
   __device__ __forceinline__ void begin_values(uint32_t v) {
 #pragma unroll
     for (auto& panel : o) leave_unset(panel);
@@ -156,7 +154,7 @@ struct Product {
 #pragma unroll
     for (auto& panel : o) pin(panel);
   }
-  // Adds l and o of the item's rows to their L and O in shared memory.
+  // Adds the item's rows' l and o to their L and O in shared memory.
   __device__ __forceinline__ void merge(Shared<Shape>& shared) {
     const uint32_t at[2] = {keep(output_address(shared, rows[0])), keep(output_address(shared, rows[1]))};
     float2 before[2];
@@ -166,7 +164,7 @@ struct Product {
     for (int i = 0; i < 2; ++i) before[i] = exists[i] ? shared.sums[rows[i]] : make_float2(exponent[i], 0.0f);
     sum[0] = quad_sum(sum[0]), sum[1] = quad_sum(sum[1]);
     const bool same = __all_sync(kFullWarp, before[0].x == exponent[0] && before[1].x == exponent[1]);
-    __syncwarp();  // all four lanes of a row have read its sums before one of them writes
+    __syncwarp();  // a row's four lanes have all read its sums before one writes
     if (same) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -187,10 +185,10 @@ struct Product {
   }
 
  private:
-  static constexpr int kPanelStep = kBlockKeys * kPanelRowBytes >> 4;  // between descriptors of panels of k or v
-  static constexpr int kGroups = 2;  // how many groups of 16 columns of O are loaded at a time
+  static constexpr int kPanelStep = kBlockKeys * kPanelRowBytes >> 4;  // descriptor step between k or v panels
+  static constexpr int kGroups = 2;  // how many of O's 16-column groups are loaded at a time
 
-  // The address of columns [16 i, 16 i + 16) of the query row at address q.
+  // The address where the query row at address q has columns [16 i, 16 i + 16).
   static __device__ __forceinline__ uint32_t query_columns(uint32_t q, int i) {
     return (q ^ i % 4 << 5) + i / 4 * (Shape::kRows * kPanelRowBytes);
   }
@@ -200,7 +198,7 @@ struct Product {
     for (int j = 0; j < kBlockKeys / 8; ++j) largest = fmaxf(largest, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
     return quad_max(largest);
   }
-  // Loads the rows' groups of columns [first, first + kGroups) of O into x.
+  // Loads the rows' column groups [first, first + kGroups) in O into x.
   __device__ __forceinline__ void load_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], int first) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -208,7 +206,7 @@ struct Product {
       for (int m = 0; m < kGroups; ++m)
         if (exists[i]) x[i][m] = load_shared(output_group(at[i], first + m));
   }
-  // Stores O' = add(O, o, i) for both rows i. x: the first kGroups groups of O, which the caller has loaded.
+  // Stores O' = add(O, o, i) for both rows i. x: O's first kGroups groups, which the caller has loaded.
   template <class Add>
   __device__ __forceinline__ void add_outputs(float4 (&x)[2][kGroups], const uint32_t (&at)[2], Add add) const {
 #pragma unroll
@@ -228,17 +226,17 @@ struct Product {
   }
 };
 
-// What a lane reads of an item.
+// What a lane reads from an item.
 struct ItemOfLane {
   unsigned header;    // an ItemHeader
-  int first;          // the index in the item of the first of the 16 rows that the lane's warp computes
-  int query_chunk;    // row_chunk() of row lane % 16 of the warp, whose address the lane passes to ldmatrix
-  int row_chunks[2];  // row_chunk() of the two rows of which the lane has parts in a Product
+  int first;          // the index in the item where the 16 rows begin that the lane's warp computes
+  int query_chunk;    // row_chunk() for the warp's row lane % 16, whose address the lane passes to ldmatrix
+  int row_chunks[2];  // row_chunk() for the two rows that the lane has parts of in a Product
 };
 
-// Computes the items of warpgroup w: every kWarpgroups-th item. Each thread arrives at the barriers by itself. One
-// arrival for a warp would be enough, but compute-sanitizer would then report races: it orders the accesses of a thread
-// only by the arrivals of that thread.
+// Computes warpgroup w's items: every kWarpgroups-th item. Each thread arrives at the barriers by itself. One arrival
+// for a warp would be enough, but compute-sanitizer would then report races: it orders a thread's accesses only by that
+// thread's arrivals.
 template <class Shape>
 __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared,
                                              int w) {
@@ -250,10 +248,10 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
   const auto read_item = [&](unsigned n) {
     ring_wait(shared.item_full, n);
     const Item& item = shared.items[n % kSlots];
-    // Each warp of the warpgroup computes 16 of the 64 rows. If the item has fewer rows, some warps have none. Which
-    // warp gets the first 16 rows changes from item to item. Otherwise the last warp of every warpgroup would often
-    // have no rows; these warps run on the same scheduler of the SM, which would have less work than the others. If
-    // there are four warpgroups, n % 4 is the same for all items of a warpgroup, so n / 4 is added to n.
+    // Each warp in the warpgroup computes 16 of the 64 rows. If the item has fewer rows, some warps have none. Which
+    // warp gets the first 16 rows changes from item to item. Otherwise every warpgroup's last warp would often have no
+    // rows; these warps run on the same SM scheduler, which would have less work than the others. If there are four
+    // warpgroups, n % 4 is the same for all a warpgroup's items, so n / 4 is added to n.
     const int first = (warp + n + (kWarpgroups == 4 ? n / 4 : 0)) % 4 * 16, row = first + fragment_row();
     return ItemOfLane{item.header, first, item.chunks[first + lane % 16], {item.chunks[row], item.chunks[row + 8]}};
   };
@@ -286,8 +284,8 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
     barrier_arrive(&shared.base_set[step % kSlots], arrivals);
     if (used) {
       // p is computed again at most once. After that a sum is too large only if scores exceed some 2^31: the exponent e
-      // is a rounded score, and then the rounding error of e alone can make 2^(s - e) overflow, however often p is
-      // computed. The outputs of such a row may be infinite or NaN.
+      // is a rounded score, and then e's rounding error alone can make 2^(s - e) overflow, however often p is computed.
+      // Such a row's outputs may be infinite or NaN.
       bool again = false;
       do product.softmax(a.scale_log2);
       while (!again && (again = product.raise_exponents(a.scale_log2)));
@@ -303,11 +301,11 @@ __device__ __forceinline__ void attend_items(const ResidentRowsArgs& a, const To
   }
 }
 
-// Writes o and lse of the tile's rows and, if requested, the gated sum of the branches. A warp writes eight rows at a
-// time, four lanes each.
+// Writes the tile rows' o and lse and, if requested, the branches' gated sum. A warp writes eight rows at a time, four
+// lanes each.
 template <class Shape>
 __device__ __forceinline__ void store_rows(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared) {
-  constexpr int kVectors = Shape::kHead / 32;  // 16-byte vectors of a lane
+  constexpr int kVectors = Shape::kHead / 32;  // 16-byte vectors per lane
   const int lane = threadIdx.x % 32, c = lane % 4, G = a.heads.value(), rows = tile.tokens * G;
   __nv_bfloat16* const o = a.o.at(tile.b, tile.first, tile.g * G) + 8 * c;
   float* const lse = a.lse.at(tile.b, tile.first, tile.g * G);
@@ -355,9 +353,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   ListReader<Shape> reader{a, tile};
   reader.load(0);  // the entries arrive while barriers and sums are initialized
-  // Initializes the barriers of a ring, all by one thread, the first lane of warp `by`. Using all 32 lanes of a warp
-  // would take longer: mbarrier.init takes an address that is uniform in the warp, so the lanes would execute the
-  // instruction one after the other.
+  // Initializes a ring's barriers, all by one thread, warp `by`'s first lane. Using all 32 lanes would take longer:
+  // mbarrier.init takes an address that is uniform in the warp, so the lanes would execute the instruction one after
+  // the other.
   const auto init_ring = [&](int by, Barrier* ring, int arrivals) {
     if (threadIdx.x == 32 * by)
       for (unsigned i = 0; i < kSlots; ++i) barrier_init(&ring[i], arrivals);
@@ -409,20 +407,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                              panel * kPanel);
       }
     attend_items(a, tile, shared, warp / 4);
-    named_barrier_sync<kConsumers>(1);  // after it, all items are merged
+    named_barrier_sync<kConsumers>(1);  // now all items are merged
     store_rows(a, tile, shared);
     __syncwarp();
   }
 }
 
-// The tokens of a tile, for groups of G heads.
+// Tokens per tile, for groups of G heads.
 template <class Shape>
 int64_t tile_tokens(int64_t G) {
   return std::min<int64_t>(Shape::kTokens, Shape::kRows / G);
 }
-// Calls f with the shape for heads of `head` columns, groups of G heads and sequences of `blocks` blocks. A tile has as
-// many rows as fit shared memory, so the fewer heads a group has, the more tokens the tile needs. With more tokens the
-// masks of the blocks take more memory, so very long sequences have tiles of fewer tokens.
+// Calls f with the shape for heads with `head` columns, groups of G heads and sequences of `blocks` blocks. A tile has
+// as many rows as fit shared memory, so the fewer heads a group has, the more tokens the tile needs. With more tokens
+// the block masks take more memory, so very long sequences have tiles with fewer tokens.
 template <class F>
 auto with_shape(int64_t head, int64_t G, int64_t blocks, F&& f) {
   using Tokens96 = ResidentRowsShape<64, 96>;
@@ -438,7 +436,7 @@ auto with_shape(int64_t head, int64_t G, int64_t blocks, F&& f) {
 }  // namespace
 
 bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  // The kernel itself has no limit on list entries. Tests have lists of up to 64 entries.
+  // The kernel itself has no limit on list entries. Tests have lists with up to 64 entries.
   constexpr int64_t kMostHeads = 8, kMostEntries = 64;
   const int64_t head = in.q.size(3), G = in.q.size(2) / in.k.size(2), blocks = ceil_div(end_token(in), l_sel);
   return forward_sm90_supports(out, in) && (head == 64 || head == 128) && G <= kMostHeads && l_sel == kBlockKeys &&
@@ -448,15 +446,15 @@ bool resident_rows_supports(const AttendOut& out, const AttendIn& in, const Cons
 
 bool resident_rows_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   // The limits are measured for whole sequences (tests/baselines/findings/selected.md). If the call computes a part of
-  // a sequence, both conditions are those of a whole sequence of first_token + end_token tokens, because its tokens
-  // see as many blocks on average.
+  // a sequence, both conditions apply to a whole sequence of first_token + end_token tokens, because its tokens see as
+  // many blocks on average.
   const int64_t head = in.q.size(3), G = in.q.size(2) / in.k.size(2), n = block_index.size(3);
   const int64_t blocks = ceil_div(first_token(in) + end_token(in), l_sel);
   // If a sequence has fewer than `least` blocks for each list entry, and neighbouring tokens list nearly the same
   // blocks, the shared tile is faster.
   const int64_t least = G > 4 ? 8 : head == 128 ? 6 : G == 1 ? 4 : 5;
   // In the last tiles, a step has tile_rows * n / blocks rows on average. With fewer than kLeastRows, more than four
-  // fifths of the 64 rows of an item would be copies.
+  // fifths of an item's 64 rows would be padding (copies of its last row).
   constexpr int64_t kLeastRows = 12;
   const int64_t tile_rows = with_shape(head, G, ceil_div(end_token(in), l_sel),
                                        [&](auto shape) { return G * tile_tokens<decltype(shape)>(G); });
@@ -469,8 +467,8 @@ void launch_resident_rows(Context& ctx, const char* op, const AttendOut& out, co
   using bf16 = __nv_bfloat16;
   const int64_t B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t tile = tile_tokens<Shape>(G);
-  // A TMA box has at most 256 elements in each dimension. Only tiles of 384 tokens exceed this limit; each of them is
-  // loaded as two boxes of 192 tokens.
+  // A TMA box has at most 256 elements in each dimension. Only 384-token tiles exceed this limit; each is loaded as two
+  // 192-token boxes.
   const int64_t box_tokens = tile <= 256 ? tile : tile / 2;
   const int64_t tiles = ceil_div(in.q.size(1), tile), all = B * groups * tiles;
   TRIAD_CHECK(all < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, all);

@@ -1,5 +1,5 @@
-// Forward of the selected branch with resident rows (nsa/sm90/resident_rows.cu explains tiles, steps, items and sums):
-// the tile of a CTA, its shared memory, and the producer warps. Loaders load keys and values, listers write the items.
+// The selected branch's forward with resident rows (nsa/sm90/resident_rows.cu explains tiles, steps, items and sums): a
+// CTA's tile, its shared memory, and the producer warps. Loaders load keys and values, listers write the items.
 #pragma once
 #include <algorithm>
 
@@ -9,8 +9,8 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kBlockKeys = 64;  // keys of a block; a step visits one block
-constexpr int kItemRows = 64;   // rows of an item
+constexpr int kBlockKeys = 64;  // keys per block; a step visits one block
+constexpr int kItemRows = 64;   // rows per item
 
 struct ResidentRowsArgs {
   CUtensorMap q_map, k_map, v_map;
@@ -21,58 +21,58 @@ struct ResidentRowsArgs {
   Divisor n, heads, sequences_and_groups;
   int tile_tokens;  // tokens per CTA
   int box_tokens;   // tokens that one TMA instruction loads
-  int tiles;        // per sequence and group
+  int tiles;        // tiles per sequence and group
   float scale_log2;
 };
 
-// The sizes of a CTA for heads of kColumns columns and tiles of up to kTileTokens tokens.
+// CTA sizes for heads with kColumns columns and tiles with up to kTileTokens tokens.
 template <int kColumns, int kTileTokens>
 struct ResidentRowsShape {
   static_assert(kColumns == 64 || kColumns == 128);
   static constexpr bool kWide = kColumns == 128;
-  // The columns of a row of q, k, v and o, and the panels of kPanel columns that these are.
+  // Columns per row of q, k, v and o, and how many kPanel-column panels these are.
   static constexpr int kHead = kColumns, kPanels = kHead / kPanel;
-  static constexpr int kRows = kWide ? 192 : 384, kTokens = kTileTokens;  // the most rows and tokens of a tile
-  static constexpr int kStages = kWide ? 2 : 4;                           // stages of keys and values
+  static constexpr int kRows = kWide ? 192 : 384, kTokens = kTileTokens;  // the most rows and tokens in a tile
+  static constexpr int kStages = kWide ? 2 : 4;                           // key and value stages
   static constexpr int kWarpgroups = kWide ? 3 : 4;                       // consumer warpgroups
-  // Whether one warp loads the keys and another one the values. At heads of 128 there is room for only two stages.
-  // There the loader of the keys loads a stage again as soon as the scores of the step that used it are computed,
-  // before the values of that step are used.
+  // Whether one warp loads the keys and another one the values. At head width 128 there is room for only two stages.
+  // There the key loader loads a stage again as soon as the step that used it has its scores, before that step's values
+  // are used.
   static constexpr bool kApart = kWide;
   static constexpr int kLoaders = kApart ? 2 : 1, kListers = 4 - kLoaders;  // the four producer warps
   static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
   static constexpr int kWords = (kTokens + 31) / 32;             // a block's mask has a bit for each token
-  static constexpr int kStepItems = ceil_div(kRows, kItemRows);  // the most items of a step
-  static constexpr int kOutputGroups = kHead / 16;               // o consists of groups of 16 columns
+  static constexpr int kStepItems = ceil_div(kRows, kItemRows);  // the most items in a step
+  static constexpr int kOutputGroups = kHead / 16;               // o consists of 16-column groups
 };
 
-// The length of a ring, of items or of barriers: item or step n uses entry n % kSlots, and phase n / kSlots of its
-// barrier. A thread that waits for a phase gives only the parity of the phase. The wait is right if the phase before is
-// complete when the wait begins, and the phase after is not. The order of items and steps ensures this, except in two
-// cases, where kSlots has to be large enough.
+// The length of the item and barrier rings: item or step n uses entry n % kSlots, and its barrier's phase n / kSlots. A
+// thread that waits for a phase gives only the phase's parity. The wait is right if the phase before is complete when
+// the wait begins, and the phase after is not. The order of items and steps ensures this, except in two cases, where
+// kSlots has to be large enough.
 //
-// Before a loader loads step n, it waits for the items of step n - kStages. The phase after belongs to an item whose
-// number is larger by kSlots. This item is in step n or later, since kStages steps have at most kSlots items. It cannot
-// be computed yet, because step n is not loaded.
+// Before a loader loads step n, it waits for step n - kStages's items. The phase after belongs to an item whose number
+// is larger by kSlots. This item is in step n or later, since kStages steps have at most kSlots items. It cannot be
+// computed yet, because step n is not loaded.
 //
 // Before a lister writes item i, it waits for item i - kSlots. The phase before is complete when item i - 2 kSlots is
 // done. This lister may never have waited for item i - 2 kSlots itself, but three facts ensure that the item is done.
-// First, the item that this lister wrote last has a number j of at least i - (kListers - 1) * kStepItems - 1, and the
-// lister wrote it only after item j - kSlots was done. Second, an item is done only after all items of earlier steps
-// have set their bases. Third, a warpgroup sets the bases of an item only when its earlier items are done. list_items()
-// asserts that kSlots is large enough in both cases.
+// First, the item that this lister wrote last has a number j >= i - (kListers - 1) * kStepItems - 1, and the lister
+// wrote it only after item j - kSlots was done. Second, an item is done only after all earlier steps' items have set
+// their bases. Third, a warpgroup sets an item's bases only when its earlier items are done. list_items() asserts that
+// kSlots is large enough in both cases.
 constexpr unsigned kSlots = 32;
 static_assert((kSlots & (kSlots - 1)) == 0);  // ring_wait() counts modulo 2^32
 
-// An item: up to 64 rows of the tile, whose tokens list the block of the item's step.
+// An item: up to 64 rows in the tile, whose tokens list the block of the item's step.
 struct Item {
   unsigned header;                   // an ItemHeader
-  unsigned short chunks[kItemRows];  // row_chunk() of the rows in ascending order, and then of the last row repeatedly
+  unsigned short chunks[kItemRows];  // row_chunk() for the rows in ascending order, then for the last row repeatedly
 };
-// The numbers that describe an item. They are packed into one word, so that a warp can move all of them to uniform
-// registers by one instruction.
+// The numbers that describe an item. They are packed into one word, so that a warp can move all to uniform registers by
+// one instruction.
 struct ItemHeader {
-  int count;     // number of rows; 0: there are no more items
+  int count;     // row count; 0: there are no more items
   int arrivals;  // how often each thread that computes the item arrives at base_set and at merged (struct Shared)
   unsigned step;
   int block;
@@ -83,38 +83,38 @@ struct ItemHeader {
   }
 };
 static_assert(kItemRows < 128);
-// An ItemHeader has 9 bits for the number of a step. A sequence of 512 blocks has at most 512 steps.
+// An ItemHeader has 9 bits for a step's number. A sequence of 512 blocks has at most 512 steps.
 constexpr int kMostSteps = 512;
-// A tile of q consists of chunks of 16 bytes (hopper/shared_memory.cuh). row_chunk: the number of the chunk that holds
-// the first columns of a row. row_of: the row of such a chunk.
+// A q tile consists of 16-byte chunks (hopper/shared_memory.cuh). row_chunk: the number of the chunk that holds a row's
+// first columns. row_of: the row in such a chunk.
 __device__ __forceinline__ int row_chunk(int row) { return 8 * row + row % 8; }
 __device__ __forceinline__ int row_of(int chunk) { return chunk / 8; }
 
 template <class Shape>
 struct Shared {
   unsigned char q[Shape::kPanels][Shape::kRows * kPanelRowBytes];
-  float o[Shape::kRows * Shape::kHead];  // in the order of output_address()
+  float o[Shape::kRows * Shape::kHead];  // ordered as in output_address()
   struct {
     unsigned char k[Shape::kPanels][kBlockKeys * kPanelRowBytes], v[Shape::kPanels][kBlockKeys * kPanelRowBytes];
   } stage[Shape::kStages];
   Item items[kSlots];
-  float2 sums[Shape::kRows];  // x: the exponent M of a row, y: its sum L
-  float base[Shape::kRows];   // the base b of a row; -inf before its first item
-  // For each lister: the tokens that list the block of the step whose items it writes.
+  float2 sums[Shape::kRows];  // x: a row's exponent M, y: its sum L
+  float base[Shape::kRows];   // a row's base b; -inf before its first item
+  // For each lister: the tokens that list the block in the step whose items it writes.
   short tokens[Shape::kListers][Shape::kTokens];
-  // Barriers. Those of an item or a step are rings.
-  //   q_full     completes when q of the tile is loaded.
-  //   item_full  of an item completes when a lister has written the item.
-  //   kv_full    of a step completes when the keys and values of the step's block are loaded. With kApart, it completes
-  //              when the keys are loaded.
-  //   v_full     of a step completes when the values of the step's block are loaded (only if kApart).
-  //   k_done     of an item completes when its scores are computed (only if kApart).
-  //   item_done  of an item completes when the consumers no longer need the item, nor the keys and values of its block.
-  //   base_set   of a step completes when every row of every item of the step has a base.
-  //   merged     of a step completes when every item of the step has merged.
-  // At base_set and merged, the 128 threads of a warpgroup arrive once for each item of the step that it computes. The
-  // number of items varies, but a barrier expects a fixed number of arrivals: those of kStepItems items. The threads
-  // that compute the first item of a step therefore also arrive for the missing items.
+  // Barriers; the ones per item or step are rings.
+  //   q_full     completes when the tile's q is loaded.
+  //   item_full  (per item) completes when a lister has written the item.
+  //   kv_full    (per step) completes when the keys and values in the step's block are loaded. With kApart, it
+  //              completes when the keys are loaded.
+  //   v_full     (per step) completes when the values in the step's block are loaded (only if kApart).
+  //   k_done     (per item) completes when its scores are computed (only if kApart).
+  //   item_done  (per item) completes when the consumers no longer need the item, nor its block's keys and values.
+  //   base_set   (per step) completes when every row in every item in the step has a base.
+  //   merged     (per step) completes when every item in the step has merged.
+  // At base_set and merged, a warpgroup's 128 threads arrive once for each item in the step that it computes. The item
+  // count varies, but a barrier expects a fixed number of arrivals, enough for kStepItems items. The threads that
+  // compute a step's first item therefore also arrive for the missing items.
   Barrier q_full, item_full[kSlots], kv_full[kSlots], item_done[kSlots], base_set[kSlots], merged[kSlots];
   Barrier v_full[Shape::kApart ? kSlots : 1], k_done[Shape::kApart ? kSlots : 1];
 
@@ -123,16 +123,16 @@ struct Shared {
   }
   __device__ __forceinline__ unsigned* block_masks() { return reinterpret_cast<unsigned*>(this + 1); }
 };
-// The most blocks of a sequence. Two things limit it: the bits of an ItemHeader, and the shared memory for the masks,
-// of which each block has one.
+// The most blocks in a sequence. Two things limit it: the bits in an ItemHeader, and the shared memory for the masks,
+// one per block.
 template <class Shape>
 constexpr int64_t most_blocks() {
   return std::min<int64_t>(kMostSteps, (227 * 1024 - sizeof(Shared<Shape>)) / (Shape::kWords * sizeof(unsigned)));
 }
-// A row of o consists of groups of 16 columns, 64 bytes each. Four lanes share a row: lane c has bytes [16 c, 16 c +
-// 16) of each group, the four columns that it has in the sums of a product (wgmma.cuh). The groups of a row are
-// permuted, differently in neighbouring rows, so that these are in different banks. output_address: the address of this
-// lane's part of group 0 of a row. output_group: the address of the same part of `group`.
+// An o row consists of 16-column groups, 64 bytes each. Four lanes share a row: lane c has bytes [16 c, 16 c + 16) in
+// each group, the four columns that it has in a product's sums (wgmma.cuh). A row's groups are permuted, differently in
+// neighbouring rows, so that these are in different banks. output_address: the address of this lane's part in a row's
+// group 0. output_group: the address of the same part in `group`.
 template <class Shape>
 __device__ __forceinline__ uint32_t output_address(Shared<Shape>& shared, int row) {
   return shared_address(shared.o + threadIdx.x % 4 * 4) + row * (Shape::kHead * sizeof(float)) +
@@ -140,13 +140,13 @@ __device__ __forceinline__ uint32_t output_address(Shared<Shape>& shared, int ro
 }
 __device__ __forceinline__ uint32_t output_group(uint32_t address, int group) { return address ^ group << 6; }
 
-// Waits until the barrier of item or step n is complete (kSlots explains rings). It returns at once for n from -kSlots
-// to -1, which precede the first one.
+// Waits until item or step n's barrier is complete (kSlots explains rings). It returns at once for n from -kSlots to
+// -1, which precede the first one.
 __device__ __forceinline__ void ring_wait(Barrier* ring, unsigned n) {
   barrier_wait(&ring[n % kSlots], n / kSlots & 1);
 }
 
-// The tokens [first, first + tokens) of sequence b and group g, which this CTA computes. The tiles of the last tokens,
+// The tokens [first, first + tokens) in sequence b and group g, which this CTA computes. Tiles with the last tokens,
 // which see most keys, start first.
 struct TokenTile {
   int b, g, first, tokens;
@@ -160,13 +160,13 @@ struct TokenTile {
   __device__ __forceinline__ int blocks() const { return (first + tokens - 1) / kBlockKeys + 1; }
 };
 
-// Reads the lists of the tile's tokens, kAtOnce entries per thread at a time. All threads of the CTA use it.
+// Reads the tile's tokens' lists, kAtOnce entries per thread at a time. All the CTA's threads use it.
 template <class Shape>
 struct ListReader {
   static constexpr int kAtOnce = 4, kEntries = kAtOnce * Shape::kThreads;
   const ResidentRowsArgs& a;
   const TokenTile& tile;
-  int block[kAtOnce];  // the entries of this thread
+  int block[kAtOnce];  // this thread's entries
 
   __device__ __forceinline__ int entries() const { return tile.tokens * a.n.value(); }
   // Loads kEntries entries from number `first` on. A thread without an entry gets -1.
@@ -178,8 +178,8 @@ struct ListReader {
       block[k] = i < entries() ? __ldg(lists + token * a.lists.row + i - token * a.n.value()) : -1;
     }
   }
-  // For each entry that was loaded: sets bit t of the block's mask, where t is the token of the tile that lists the
-  // block. An entry is left out if its block begins after the token, or if it is -1, which fills up short lists.
+  // For each entry that was loaded: sets bit t in the block's mask, where t is the tile's token that lists the block.
+  // An entry is left out if its block begins after the token, or if it is -1, which fills up short lists.
   __device__ __forceinline__ void mark(int first, unsigned* masks) const {
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
@@ -207,8 +207,8 @@ __device__ __forceinline__ void load_queries(const ResidentRowsArgs& a, const To
                tile.first + token - a.lists.first_token, tile.b, &shared.q_full);
 }
 
-// Calls step(block, tokens) for each block that a token of the tile lists, in ascending order. tokens: the number of
-// tokens that list it. All lanes of a warp call it.
+// Calls step(block, tokens) for each block that a token in the tile lists, in ascending order. tokens: how many tokens
+// list it. All the warp's lanes call it.
 template <int kWords, class Step>
 __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks, Step&& step) {
   const int lane = threadIdx.x % 32;
@@ -224,8 +224,8 @@ __device__ __forceinline__ void for_each_step(const unsigned* masks, int blocks,
   }
 }
 
-// A loader, one warp: loads the keys, the values, or both, of each step n into stage n % kStages. The stage still holds
-// what was loaded for step n - kStages, so the loader first waits until the items of that step no longer need it.
+// A loader, one warp: loads each step n's keys, values, or both into stage n % kStages. The stage still holds what was
+// loaded for step n - kStages, so the loader first waits until that step's items no longer need it.
 template <class Shape, bool kKeys, bool kValues>
 __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const TokenTile& tile, Shared<Shape>& shared) {
   constexpr int kStages = Shape::kStages;
@@ -233,8 +233,8 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
   Barrier* const done = kValues ? shared.item_done : shared.k_done;
   Barrier* const full = kKeys ? shared.kv_full : shared.v_full;
   unsigned n = 0, item = 0;
-  unsigned first = 0;  // in lane i: the number of the first item of the step that stage i is loaded for
-  int items = 0;       // in lane i: how many items that step has
+  unsigned first = 0;  // lane i: the first item's number in the step that stage i is loaded for
+  int items = 0;       // lane i: how many items that step has
   for_each_step<Shape::kWords>(shared.block_masks(), tile.blocks(), [&](int block, int tokens) {
     const int stage = n % kStages;
     const unsigned before = __shfl_sync(kFullWarp, first, stage) + lane;
@@ -256,7 +256,7 @@ __device__ __forceinline__ void load_steps(const ResidentRowsArgs& a, const Toke
   });
 }
 
-// A lister, one warp: writes the items of every kListers-th step. There are several listers, each with its own number
+// A lister, one warp: writes the items in every kListers-th step. There are several listers, each with its own number
 // `lister` from 0 on, because the consumers would have to wait for a single one. After the last step, lister 0 writes
 // one item without rows for each consumer warpgroup, which then stops.
 template <class Shape>

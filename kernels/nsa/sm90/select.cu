@@ -1,23 +1,23 @@
 // NSA's selection on Hopper for bf16: block scores by wgmma, then the top n, in one kernel.
 //
-// A CTA of four warps computes 8, 16 or 32 tokens of one (sequence, group), all within one selection block, so that
+// A CTA with four warps computes 8, 16 or 32 tokens in one (sequence, group), all within one selection block, so that
 // they have the same candidates. Each warp processes a stripe of the compressed keys, 32 keys per step:
-//   1. Keys are the rows of the product, in registers, loaded through a buffer in shared memory one step ahead. Queries
-//      are its columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every head,
-//      so the sum over heads is an addition in a register. Each step is split into two products; one runs during the
-//      exponentials of the other.
-//   2. A lane has four neighbouring keys of a token: the pooling of Eq. 9 is an addition of registers, and one shuffle
-//      for the key that overlaps the previous block. Across stripes it goes through shared memory.
-//   3. A warp writes the lists of its tokens together. The n-th best of the maxima of 32 groups of candidates (64 for
-//      long lists) is a lower bound of the n-th best score. If at most 32 candidates reach it, the lowest are removed
-//      as long as n are left; up to 64 are sorted; if more reach it (nearly equal scores, n above 32), all scores are
+//   1. Keys are the product's rows, in registers, loaded through a buffer in shared memory one step ahead. Queries are
+//      its columns, in shared memory: a tile's tokens x heads. A lane's column is the same token for every head, so the
+//      sum over heads is an addition in a register. Each step is split into two products; one runs during the other's
+//      exponentials.
+//   2. A lane has four neighbouring keys for a token: Eq. 9's pooling is register additions, and one shuffle for the
+//      key that overlaps the previous block. Across stripes it goes through shared memory.
+//   3. A warp writes its tokens' lists together. Candidates form 32 groups (64 for long lists); the n-th best group
+//      maximum is a lower bound on the n-th best score. If at most 32 candidates reach it, the lowest are removed as
+//      long as n are left; up to 64 are sorted; if more reach it (nearly equal scores, n above 32), all scores are
 //      searched by bisection.
-// All sums are fp32, in an order that does not depend on the block: equal scores stay equal, and the lower block wins.
+// All sums are fp32, in an order that doesn't depend on the block: equal scores stay equal, and the lower block wins.
 //
-// CTAs are persistent and compute the longest tiles first. CTAs of an SM progress unevenly, so items are assigned
+// CTAs are persistent and compute the longest tiles first. An SM's CTAs progress unevenly, so items are assigned
 // dynamically; the next tile's queries are loaded while lists are written. Scores (T / l' * 4 bytes per token) are in
-// shared memory if a full SM has room for them, else in a slab of scratch that stays in L2.
-// Bound: exponentials, T^2 / (2d) * Hq of them, and tensor cores, which slow each other down;
+// shared memory if a full SM has room for them, else in a scratch slab that stays in L2.
+// Bound: T^2 / (2d) * Hq exponentials, and tensor cores, which slow each other down;
 // tests/baselines/findings/select.md.
 #include <algorithm>
 #include <bit>
@@ -29,7 +29,7 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kLongRow = 256;  // rows of at least this many blocks are read four blocks at a time
+constexpr int kLongRow = 256;  // rows with at least this many blocks are read four blocks at a time
 constexpr int kMaxSlots = 64;
 constexpr int64_t kTakes = 4;  // items are assigned dynamically if there are at least this many per CTA
 
@@ -37,15 +37,15 @@ __device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item
   return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
 }
 
-// Writes the block lists of kWarpTokens tokens of the tile from number token0 on, from their rows of scores. work is
-// this warp's part of shared memory: kFound * 8 bytes per token, or kFound * 12 for long rows.
+// Writes the block lists for the tile's kWarpTokens tokens from number token0 on, from their score rows. work is this
+// warp's part of shared memory: kFound * 8 bytes per token, or kFound * 12 for long rows.
 template <int kWarpTokens, int kBatch>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
                                             const float (&ends)[kWarps][kMaxTokens], int steps, int token0,
                                             unsigned char* work) {
   const int lane = threadIdx.x % 32;
   float* rows = scores + token0 * a.row_floats;
-  if (lane < kWarpTokens * kWarps) {  // adds the contributions of keys that overlap the border between two stripes
+  if (lane < kWarpTokens * kWarps) {  // adds the contributions from keys that overlap the border between two stripes
     const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
     if (stripe > 0 && block >= c.begin && block < c.end) rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
   }
@@ -98,13 +98,13 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
   }
 }
 
-// Writes the lists of one run of kListedTokens tokens, except tokens that need scores: a token with at most n blocks
-// lists all blocks up to its own. item: the index of the run, over all sequences and groups.
+// Writes the lists for one span of kListedTokens tokens, except tokens that need scores: a token with at most n blocks
+// lists all blocks up to its own. item: the span's index, over all sequences and groups.
 __device__ __forceinline__ void list_all(const SelectArgs& a, unsigned item) {
   const int b = static_cast<int>(item % a.bgs / a.groups), g = static_cast<int>(item % a.groups);
   const int first = a.first_token + static_cast<int>(item / a.bgs) * kListedTokens,
             end = min(first + kListedTokens, a.scored_from);
-  const int width = a.n_sel <= 16 ? 16 : 32;  // number of lanes per token
+  const int width = a.n_sel <= 16 ? 16 : 32;  // lanes per token
   const DocumentRow<int> row = a.documents.row(b);
   int t = first + static_cast<int>(threadIdx.x) / width;
   int32_t* list = a.block_index.row(b, t, g);
@@ -115,9 +115,9 @@ __device__ __forceinline__ void list_all(const SelectArgs& a, unsigned item) {
   }
 }
 
-// Writes the tiles of packed rows that need scores to `list` (SelectArgs::packed_tiles), in any order, and adds their
-// number to *count. Each thread tests one tile. Every block id has l' / tile_tokens tiles; a tile past the block's end,
-// or before first_token, where the call has no queries, has no tokens and is not listed.
+// Writes packed rows' tiles that need scores to `list` (SelectArgs::packed_tiles), in any order, and adds their number
+// to *count. Each thread tests one tile. Every block id has l' / tile_tokens tiles; a tile past the block's end, or
+// before first_token, where the call has no queries, has no tokens and is not listed.
 constexpr int kListThreads = 256;
 __global__ void __launch_bounds__(kListThreads)
     list_tiles_kernel(const DocumentView documents, int first_token, int tile_tokens, int token_shift, int n_sel,
@@ -126,15 +126,15 @@ __global__ void __launch_bounds__(kListThreads)
   const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
   int4 tile = {};
   if (at < int64_t{batch} * per_row) {
-    // The first threads have the last tiles of each row. These see the most keys, and the longest tiles should be among
-    // the first of the list.
-    const int b = static_cast<int>(at % batch), of_row = per_row - 1 - static_cast<int>(at / batch);
+    // The first threads have each row's last tiles. These see the most keys, and the longest tiles should be among the
+    // list's first.
+    const int b = static_cast<int>(at % batch), row_tile = per_row - 1 - static_cast<int>(at / batch);
     const DocumentRow<int> row = documents.row(b);
-    const int begin = row.block_begins[of_row / per_block], of_tile = begin + of_row % per_block * tile_tokens;
-    const int first = max(of_tile, first_token);
+    const int begin = row.block_begins[row_tile / per_block], tile_begin = begin + row_tile % per_block * tile_tokens;
+    const int first = max(tile_begin, first_token);
     if (begin < row.T) {
       const int document = row.begin(begin),
-                end = min(of_tile + tile_tokens, row.block_end(of_row / per_block, 1 << token_shift));
+                end = min(tile_begin + tile_tokens, row.block_end(row_tile / per_block, 1 << token_shift));
       if (first < end && first - document >> token_shift >= n_sel)
         tile = make_int4(first, document, row.first_block(begin), 32 * b + end - first);
     }
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kListThreads)
   if (tile.w != 0) list[to] = tile;
 }
 
-// The number of tokens whose lists a warp writes together.
+// How many tokens' lists a warp writes together.
 constexpr int listed_at_once(int64_t tile_tokens) {
   return static_cast<int>(tile_tokens / kWarps < 4 ? tile_tokens / kWarps : 4);
 }
@@ -157,7 +157,7 @@ constexpr int kResident = kPanels == 1   ? 4
                           : kPanels == 2 ? 3
                                          : 2;
 
-// The selection kernel. Its items are tiles that need scores, the longest first, and then runs of tokens that need
+// The selection kernel. Its items are tiles that need scores, the longest first, and then spans of tokens that need
 // none. The next tile's queries and first keys are loaded while a tile's lists are written.
 template <int kPanels, int kTokens, int kColumns, bool kInShared, bool kPacked>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
@@ -175,8 +175,8 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     scores = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes);
   else
     scores = a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
-  // For packed rows, the number of items that need scores is kept in shared memory, because the loop over keys needs
-  // all registers.
+  // For packed rows, the count of items that need scores is kept in shared memory, because the loop over keys needs all
+  // registers.
   if constexpr (kPacked) {
     if (threadIdx.x == 0) ends.scored_items = static_cast<unsigned>(*a.packed_count) * a.groups;
     __syncthreads();
@@ -232,18 +232,18 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   }
 }
 
-// What a launch needs to know: sizes of shared memory, whether the scores fit there (in_shared), and whether items are
+// What a launch needs to know: shared memory sizes, whether the scores fit there (in_shared), and whether items are
 // assigned to CTAs dynamically (takes).
 struct Plan {
   int64_t columns, turns;
   int64_t query_bytes, list_bytes, work_bytes, row_floats;
-  int64_t tokens, ctas;  // tokens per tile; largest number of CTAs
+  int64_t tokens, ctas;  // tokens per tile; the most CTAs
   bool in_shared, takes;
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
-// The tokens of a tile for rows that are not packed. The more tokens, the less often are the keys read from L2. Groups
-// of 1 or 2 heads of 64, and of 1 to 8 heads of 128, have wide tiles.
+// Tokens per tile for rows that are not packed. The more tokens, the less often are the keys read from L2. Groups with
+// 1 or 2 heads of width 64, or 1 to 8 heads of width 128, have wide tiles.
 int64_t tile_tokens(int64_t panels, int64_t heads, const SelectOptions& o, int64_t first_query) {
   const int64_t usual = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
   if (o.l_sel % kMaxTokens != 0 || first_query % kMaxTokens != 0) return usual;
@@ -252,7 +252,7 @@ int64_t tile_tokens(int64_t panels, int64_t heads, const SelectOptions& o, int64
   return usual;
 }
 
-// queries: tokens that have queries, of those up to number `tokens`.
+// queries: tokens up to number `tokens` that have queries.
 Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, int64_t heads, int64_t bgs,
                const SelectOptions& o, bool packed) {
   constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
@@ -261,7 +261,7 @@ Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, 
   Plan p{};
   const int64_t usual = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
   p.tokens = packed ? usual : tile_tokens(panels, heads, o, tokens - queries);
-  // Chooses the number of columns per turn that needs the least padding; if equal, the one with the fewest turns.
+  // Chooses the columns per turn that need the least padding; if equal, the one with the fewest turns.
   for (const int64_t columns : {32, 64, 96, 128}) {
     if (panels == 2 && p.tokens == 16 && columns != 128) continue;  // run() has only this instance
     const int64_t all = align_up(heads * p.tokens, columns);
@@ -270,9 +270,9 @@ Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, 
   const int64_t rows = p.columns;
   p.query_bytes = panels * rows * kPanelRowBytes;
   const int64_t blocks =
-      std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // largest number of candidates of a token
+      std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // the most candidates per token
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
-  p.row_floats = align_up(stored - 4, 16) + 4;  // a stride of 4 modulo 16 avoids bank conflicts
+  p.row_floats = align_up(stored - 4, 16) + 4;  // stride 4 modulo 16 avoids bank conflicts
   p.list_bytes = listed_at_once(p.tokens) * kFound * (blocks < kLongRow ? 8 : 12);
   p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows +
                  static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;
@@ -344,7 +344,7 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
   }
   const Tensor taken = p.takes ? scope.alloc(DType::i32, {1}) : Tensor{};
   if (p.takes) zero(ctx, taken);
-  // Row t of these views is that of token t; rows before the first query's do not exist.
+  // Row t in these views belongs to token t; rows before the first query's don't exist.
   const auto from_first = [&](auto view) {
     view.data -= first * view.stride_t;
     return view;
@@ -395,7 +395,8 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
 bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o,
                           const Documents& documents) {
   const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
-  const int64_t tokens = documents.empty() ? q.size(1) : documents.ids() * o.l_sel;  // of a sequence, as tiles cut it
+  const int64_t tokens = documents.empty() ? q.size(1) : documents.ids() * o.l_sel;  // tokens per sequence, as tiles
+                                                                                     // cut it
   return q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) && (dk == 64 || dk == 128 || dk == 192) &&
          heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) && o.l_sel == size * o.d &&
          (size == 2 || size == 4 || size == 8) && o.l_sel % kTokensOf<1> == 0 &&

@@ -1,6 +1,6 @@
-// Selects the n best of each row of scores, by one warp (nsa/sm90/select.cu): collects the candidates that reach a
-// lower bound of the n-th best score, finds the n-th best among them, and writes the blocks that reach it. The warp
-// processes all of its tokens in lockstep, which hides latency.
+// Selects the n best in each score row, by one warp (nsa/sm90/select.cu): collects the candidates that reach a lower
+// bound on the n-th best score, finds the n-th best among them, and writes the blocks that reach it. The warp processes
+// all its tokens in lockstep, which hides latency.
 #pragma once
 #include <cstdint>
 
@@ -9,27 +9,27 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kFound = 64;  // largest number of candidates that are collected per token
+constexpr int kFound = 64;  // the most candidates that are collected per token
 
-// Which values of a token are chosen: all above `threshold`, and the first `equals` of those that equal it. Scores are
-// >= 0, so their bits compare like integers.
+// Which of a token's values are chosen: all above `threshold`, and the first `equals` that equal it. Scores are >= 0,
+// so their bits compare like integers.
 struct Cut {
   int threshold, equals;
 };
 
-// The larger and the smaller of two values.
+// max and min.
 struct Words {
   __device__ __forceinline__ static int larger(int a, int b) { return max(a, b); }
   __device__ __forceinline__ static int smaller(int a, int b) { return min(a, b); }
 };
-// The larger and the smaller of both 16-bit halves of two words. The halves are compared as signed integers.
+// max and min for both 16-bit halves in two words. The halves are compared as signed integers.
 struct Halves {
   __device__ __forceinline__ static int larger(int a, int b) { return static_cast<int>(__vmaxs2(a, b)); }
   __device__ __forceinline__ static int smaller(int a, int b) { return static_cast<int>(__vmins2(a, b)); }
 };
 
-// One compare-exchange step of a bitonic sort of 32 values, one per lane. Of lanes i and i ^ distance, the lower one
-// gets the larger value, or the upper one if `up`.
+// One compare-exchange step in a bitonic sort over 32 values, one per lane. Between lanes i and i ^ distance, the lower
+// one gets the larger value, or the upper one if `up`.
 template <class Of = Words, int kCount>
 __device__ __forceinline__ void exchange(int (&value)[kCount], int distance, bool up) {
   const bool keep_high = ((threadIdx.x & distance) == 0) != up;
@@ -39,8 +39,8 @@ __device__ __forceinline__ void exchange(int (&value)[kCount], int distance, boo
     value[i] = keep_high ? Of::larger(value[i], other) : Of::smaller(value[i], other);
   }
 }
-// Sorts 32 values of each token in descending order, one value per lane (Batcher's bitonic sort). With Halves, a lane
-// has one value of each of two tokens in value[i].
+// Sorts each token's 32 values in descending order, one value per lane (Batcher's bitonic sort). With Halves, a lane
+// has one value for each of two tokens in value[i].
 template <class Of = Words, int kCount>
 __device__ __forceinline__ void sort_down(int (&value)[kCount]) {
 #pragma unroll 1
@@ -50,15 +50,15 @@ __device__ __forceinline__ void sort_down(int (&value)[kCount]) {
       exchange<Of>(value, distance, size < 32 && (threadIdx.x & size) != 0);
 }
 
-// Finds the n-th largest of each token's values, which are spread over the lanes of a warp. If `two`, each lane has two
-// values of a token, and n <= 64; otherwise only value[0], and n <= 32.
+// Finds the n-th largest of each token's values, which are spread over a warp's lanes. If `two`, each lane has two
+// values per token, and n <= 64; otherwise only value[0], and n <= 32.
 template <int kWarpTokens>
 __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const int (&value)[2][kWarpTokens], bool two) {
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = value[0][t];
   sort_down(nth);
-  if (two) {  // a compare-exchange of two sorted sequences separates the upper 32 values from the lower 32; then one
-              // half is sorted
+  if (two) {  // a compare-exchange between two sorted sequences separates the upper 32 values from the lower 32; then
+              // one half is sorted
     int second[kWarpTokens];
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t) second[t] = value[1][t];
@@ -75,9 +75,9 @@ __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const i
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = __shfl_sync(kFullWarp, nth[t], (n - 1) % 32);
 }
 
-// Finds the n-th largest of each token's values, of which lanes 0 to count - 1 have one each, n <= count <= 32. The
-// smallest value, and all that equal it, are removed repeatedly, as long as at least n values remain. The smallest
-// value that remains is the n-th. count is little more than n, so this is faster than a sort.
+// Finds the n-th largest of each token's values; lanes 0 to count - 1 have one each, n <= count <= 32. The smallest
+// value, and all that equal it, are removed repeatedly, as long as at least n values remain. The smallest value that
+// remains is the n-th. count is little more than n, so this is faster than a sort.
 template <int kWarpTokens>
 __device__ __forceinline__ void find_nth_of_few(int (&nth)[kWarpTokens], int n, const int (&value)[kWarpTokens],
                                                 const int (&count)[kWarpTokens]) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void find_nth_of_few(int (&nth)[kWarpTokens], int n, 
 }
 
 // Writes the blocks that the cut chooses from 32 values, one per lane. listed and equals count the blocks written so
-// far, and those of them that equal the threshold.
+// far, and how many of them equal the threshold.
 __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut& cut, int value, int block, int& listed,
                                             int& equals) {
   const unsigned lower_lanes = (1u << threadIdx.x % 32) - 1;
@@ -115,8 +115,8 @@ __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut&
   listed += __popc(taken);
 }
 
-// Writes the list of one token by bisection over the scores of all its candidates. It is used if more than kFound
-// candidates reach the lower bound: with many ties, or n above 32. block0: the id of the row's first score.
+// Writes one token's list by bisection over all its candidates' scores. It is used if more than kFound candidates reach
+// the lower bound: with many ties, or n above 32. block0: the row's first score's id.
 __device__ __noinline__ void write_searched(int32_t* list, const float* row, int begin, int end, int slots, int low,
                                             int block0) {
   const auto value = [&](int j) { return __float_as_int(row[j]); };
@@ -141,15 +141,15 @@ __device__ __noinline__ void write_searched(int32_t* list, const float* row, int
   }
 }
 
-// Collects, for a warp's tokens, the candidates that reach a lower bound of the n-th best score, in ascending order of
-// blocks. The first kFound of each token go to `found` (score, block), their number to `count`. The blocks are divided
-// into 32 groups, or 64 for n above 16 in a row that is long enough; the bound is the n-th best of the groups' maxima.
-// Unused scores of a row are -1. kBatch is the number of reads of a row in flight.
+// Collects, for a warp's tokens, the candidates that reach a lower bound on the n-th best score, in ascending block
+// order. Each token's first kFound go to `found` (score, block), their number to `count`. The blocks are divided into
+// 32 groups, or 64 for n above 16 in a row that is long enough; the bound is the groups' n-th best maximum. A row's
+// unused scores are -1. kBatch is how many reads per row are in flight.
 template <int kWarpTokens, int kBatch>
 struct Collector {
   const float* rows;
   int row_floats, end;
-  int2* found;  // (score, block) of each collected candidate: [token][kFound]
+  int2* found;  // each collected candidate's (score, block): [token][kFound]
   int bound[kWarpTokens], count[kWarpTokens];
 
   __device__ __forceinline__ int score(int t, int j) const {
@@ -161,7 +161,7 @@ struct Collector {
   }
   __device__ __forceinline__ static int highest(const int4& x) { return max(max(x.x, x.y), max(x.z, x.w)); }
   // Returns the index at which this lane appends to a token's list, or kFound if it has nothing to append. `count`, the
-  // length of the list, grows by the number of lanes that append.
+  // list's length, grows by the number of lanes that append.
   __device__ __forceinline__ static int place(bool has, int& count) {
     const unsigned lanes = __ballot_sync(kFullWarp, has);
     const int place = count + __popc(lanes & ((1u << threadIdx.x % 32) - 1));
@@ -169,10 +169,10 @@ struct Collector {
     return has ? place : kFound;
   }
 
-  // Sets `bound` of each token to a lower bound of its n-th best score, n = slots: the n-th largest of the groups'
-  // maxima. If n is at most 16, the maxima are first rounded down to half precision, and those of two tokens are sorted
-  // at once. Before rounding, the maxima are multiplied by kScale. So all maxima from 2^-22 to 2^8 keep the 11 bits of
-  // half precision; larger ones are rounded down to 255.9.
+  // Sets each token's `bound` to a lower bound on its n-th best score, n = slots: the groups' n-th largest maximum. If
+  // n is at most 16, the maxima are first rounded down to half precision, and two tokens' are sorted at once. Before
+  // rounding, the maxima are multiplied by kScale. So all maxima from 2^-22 to 2^8 keep half precision's 11 bits;
+  // larger ones are rounded down to 255.9.
   __device__ __forceinline__ void find_bound(int slots, const int (&best)[2][kWarpTokens], bool two) {
     static_assert(kWarpTokens % 2 == 0);
     constexpr float kScale = 256.0f;
@@ -231,7 +231,7 @@ struct Collector {
         best[1][t] = max(best[1][t], highest(scores(t, j + 128 + 4 * lane)));
     find_bound(slots, best, true);
   }
-  // For long rows: collects the groups of four blocks whose maximum reaches the bound, then the blocks within them.
+  // For long rows: collects the four-block groups whose maximum reaches the bound, then the blocks within them.
   __device__ __forceinline__ void collect_long(int* groups) {
     const int lane = threadIdx.x % 32;
     int hits[kWarpTokens] = {};
@@ -258,9 +258,7 @@ struct Collector {
       }
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t)
-      if (hits[t] > kFound)
-        count[t] = kFound + 1;  // too many groups reach the bound, and not all of them were
-                                // collected
+      if (hits[t] > kFound) count[t] = kFound + 1;  // too many groups reach the bound, and not all were collected
   }
 };
 

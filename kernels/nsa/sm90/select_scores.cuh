@@ -1,5 +1,5 @@
-// Computes the block scores of a tile of tokens, by one CTA (nsa/sm90/select.cu): products of keys and queries,
-// probabilities summed over heads, and the pooling of Eq. 9 into blocks. Only block scores are stored.
+// Computes the block scores for a token tile, by one CTA (nsa/sm90/select.cu): key-query products, probabilities summed
+// over heads, and Eq. 9's pooling into blocks. Only block scores are stored.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/documents.cuh"
@@ -11,8 +11,8 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 32;
-// The usual number of tokens in a tile, for kPanels = dk / 64: so few that the queries of three CTAs fit on an SM, even
-// for large groups. Small groups may have up to kMaxTokens, so that fewer tiles read the keys of the group from L2.
+// The usual token count per tile, for kPanels = dk / 64: so few that three CTAs' queries fit on an SM, even for large
+// groups. Small groups may have up to kMaxTokens, so that fewer tiles read the group's keys from L2.
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // tokens per work item, for tokens that need no scores
@@ -25,29 +25,28 @@ struct SelectArgs {
   int keys, heads;
   int key_bytes;         // stride between neighbouring keys, bytes
   unsigned groups, bgs;  // groups is Hkv, bgs is B * Hkv
-  int columns, turns;    // columns: tokens per tile times heads, rounded up; turns: number of parts in which they are
-                         // multiplied
+  int columns, turns;    // columns: tokens per tile times heads, rounded up; turns: how many parts they are multiplied
+                         // in
   int l, d, n_sel, init_blocks, local_blocks;
   int token_shift, key_shift;  // log2 of the tokens, and of the 2, 4 or 8 compressed keys, per block
-  float whole, over;           // weights of Eq. 9: whole, of a key inside its block; over, of a block's last key in the
-                               // next block
-  float scale;                 // factor of q.k, times log2(e)
+  float whole, over;           // Eq. 9's weights: whole, for a key inside its block; over, for a block's last key in
+                               // the next block
+  float scale;                 // q.k's factor, times log2(e)
   int scored_from;             // tokens before this one need no scores, because they list all their blocks; T in packed
                                // rows, where the kernel looks at each token
-  int scored_tiles;            // tiles that need scores, of a sequence and group, and
-  const int4* packed_tiles;    // for packed rows, where the GPU lists those of all rows (list_tiles_kernel): for each
-                               // its first token, its document's first token and first block, and 32 b + its tokens
+  int scored_tiles;            // tiles that need scores, in a sequence and group
+  const int4* packed_tiles;    // all packed rows' tiles that need scores, which the GPU lists (list_tiles_kernel): each
+                               // tile's first token, its document's first token and first block, and 32 b + its tokens
   const int* packed_count;     // how many these are
   int query_bytes, list_bytes,
-      row_floats;  // bytes of q in shared memory; bytes of a warp's lists; floats per token's row of scores, with
-                   // padding
+      row_floats;  // q's bytes in shared memory; bytes for a warp's lists; floats per token's score row, with padding
   float* slab;     // scores [CTA][tokens per tile][row_floats]; nullptr: scores are in shared memory
-  int* taken;      // counter of the items that have been assigned; nullptr: items are assigned round robin
+  int* taken;      // counts the items that have been assigned; nullptr: items are assigned round robin
   DocumentView documents;
 };
 
-// The queries of a tile are columns of the products, in the order [head][token of the tile]. A turn multiplies kColumns
-// of them with 64 keys in two products; the first product has kFirstOf columns.
+// A tile's queries are the products' columns, in the order [head][token in the tile]. A turn multiplies kColumns of
+// them with 64 keys in two products; the first product has kFirstOf columns.
 constexpr int kColumnUnits = kPanelRowBytes / 16;
 template <int kColumns>
 constexpr int kFirstOf = kColumns == 96 ? 64 : kColumns / 2;
@@ -56,15 +55,15 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// A warp's 32 keys of one step. They are copied to the warp's buffer in shared memory, then read into registers as left
-// operands. Lane 4r + q gets keys 4r .. 4r + 3: key 4r + c is row 8c + r of a swizzled panel, so that keys 4r + 2p and
-// 4r + 2p + 1 are rows r and r + 8 of product p.
+// A warp's 32 keys in one step. They are copied to the warp's buffer in shared memory, then read into registers as left
+// operands. Lane 4r + q gets keys 4r .. 4r + 3: key 4r + c is row 8c + r in a swizzled panel, so that keys 4r + 2p and
+// 4r + 2p + 1 are rows r and r + 8 in product p.
 template <int kPanels>
 struct WarpKeys {
   static constexpr int kPanelBytes = kWarpKeys * kPanelRowBytes, kBytes = kPanels * kPanelBytes;
-  uint32_t a[4 * kPanels][4];  // the left operand of one product
+  uint32_t a[4 * kPanels][4];  // one product's left operand
 
-  // The 16 bytes that this lane copies of the group's first key.
+  // The 16 bytes that this lane copies from the group's first key.
   __device__ __forceinline__ static const unsigned char* lane_part(const __nv_bfloat16* k) {
     return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 8 * 16;
   }
@@ -90,8 +89,8 @@ struct WarpKeys {
     for (int i = 0; i < 4 * kPanels; ++i)
       load_matrices(a[i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
   }
-  // Starts the product of the keys in `a` and 8 kN rows of q in shared memory, which are its columns. queries: the
-  // wgmma descriptor of these rows. finish() waits for the product.
+  // Starts to multiply the keys in `a` with 8 kN rows of q in shared memory, which are the columns. queries: these
+  // rows' wgmma descriptor. finish() waits for the product.
   template <int kColumns, int kN>
   __device__ __forceinline__ void multiply(float (&product)[kN][4], uint32_t queries) const {
     wgmma_fence();
@@ -107,13 +106,13 @@ __device__ __forceinline__ void finish(float (&product)[kN][4]) {
   pin(product);
 }
 
-// A tile of tokens that need scores: [first, first + count) of sequence b and group g, all of one document. Keys and
-// blocks are counted within the document, whose first ones are key0 and block0 of the row; `position` is that of the
-// first token.
+// A tile of tokens that need scores: [first, first + count) in sequence b and group g, all in one document. Keys and
+// blocks are counted within the document, whose first ones are the row's key0 and block0; `position` is the first
+// token's.
 struct Tile {
   int b, g, first, count, position, key0 = 0, block0 = 0;
-  // The tile of an item. packed: std::true_type for packed rows. The loop over keys needs all registers, so that the
-  // kernel has an instance for each.
+  // An item's tile. packed: std::true_type for packed rows. The loop over keys needs all registers, so that the kernel
+  // has an instance for each.
   template <class Packed>
   __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens, Packed packed) {
     if constexpr (packed) {
@@ -134,7 +133,7 @@ struct Tile {
 };
 
 // The blocks from which a tile's tokens choose. The forced blocks are [0, begin) and the local_blocks blocks from `end`
-// on. Of the candidates [begin, end), `slots` are chosen, which is fewer than there are.
+// on. Among the candidates [begin, end), `slots` are chosen, which is fewer than there are.
 struct Candidates {
   int begin, end, slots;
   __device__ Candidates(const SelectArgs& a, const Tile& tile)
@@ -143,13 +142,13 @@ struct Candidates {
         slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
-// Where a column's lse is stored: the lse of columns 2q and 2q + 1 of one group of eight and of the next group are
-// contiguous.
+// Where a column's lse is stored: columns 2q and 2q + 1 in one group of eight and in the next group have contiguous
+// lse.
 __device__ __forceinline__ int place_of_shift(int column) {
   return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
-// Starts the copies of the tile's queries and of their lse. The queries become columns of the products,
-// [turn][panel][column]. Columns without a head or token are set to zero.
+// Starts to copy the tile's queries and their lse. The queries become the products' columns, [turn][panel][column].
+// Columns without a head or token are set to zero.
 template <int kPanels, int kTokens, int kColumns>
 __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
@@ -186,8 +185,8 @@ __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& 
   fence_async_proxy();
 }
 
-// Adds the probabilities 2^(product * scale - lse) of a turn's heads to the sums of this lane, [eight tokens][key,
-// token]. kFrom: which eight of a head's tokens are the product's first columns.
+// Adds the probabilities 2^(product * scale - lse) for a turn's heads to this lane's sums, [eight tokens][key, token].
+// kFrom: which eight of a head's tokens are the product's first columns.
 template <int kFrom, int kEights, int kN>
 __device__ __forceinline__ void add_probabilities(float (&sum)[kEights][4], const float (&product)[kN][4],
                                                   const float4* shifts, float scale) {
@@ -204,8 +203,8 @@ __device__ __forceinline__ void add_probabilities(float (&sum)[kEights][4], cons
 }
 
 // Stores the block scores that a warp's 32 keys contribute to. sum: the lane's keys 4r .. 4r + 3, with r = lane / 4, as
-// [key pair][token]. Blocks that are no candidates get -1. last: for each token, the contribution of the warp's last
-// key to the next block (in lanes 28 .. 31).
+// [key pair][token]. Blocks that are no candidates get -1. last: for each token, what the warp's last key contributes
+// to the next block (in lanes 28 .. 31).
 template <int kSize, int kEights>
 __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c,
                                              const float (&sum)[2][kEights][4], int first_key,
@@ -239,22 +238,22 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
   }
 }
 
-// Values that the warps of a CTA exchange.
+// Values that a CTA's warps exchange.
 struct SharedEnds {
-  float last[kWarps][kMaxTokens];  // what each stripe's last key contributes to the first block of the next stripe
+  float last[kWarps][kMaxTokens];  // what each stripe's last key contributes to the next stripe's first block
   unsigned next_item;
-  unsigned scored_items;  // of packed rows: how many items are tiles that need scores
+  unsigned scored_items;  // packed rows: how many items are tiles that need scores
   unsigned unused[2];
 };
 
-// Computes the scores of a tile. Each warp processes a stripe of the keys, `steps` times 32 keys. A step multiplies
-// keys 4r and 4r + 1 with all columns, in turns, then keys 4r + 2 and 4r + 3. The next product runs during the
-// exponentials of the current one.
+// Computes a tile's scores. Each warp processes a stripe of the keys, `steps` times 32 keys. A step multiplies keys 4r
+// and 4r + 1 with all columns, in turns, then keys 4r + 2 and 4r + 3. The next product runs during the current one's
+// exponentials.
 template <int kPanels, int kTokens, int kColumns>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, unsigned char* key_buffers,
                                            float* scores, float (&ends)[kWarps][kMaxTokens], int steps) {
-  // A turn's first product begins with the first tokens of a head, its second one with the tokens 8 * kSecondFrom on.
+  // A turn's first product begins with a head's first tokens, its second one with the tokens 8 * kSecondFrom on.
   constexpr int kEights = kTokens / 8, kFirst = kFirstOf<kColumns>, kSecondFrom = kFirst / 8 % kEights;
   static_assert(kColumns % kTokens == 0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

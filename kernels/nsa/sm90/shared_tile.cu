@@ -1,4 +1,4 @@
-// Launchers of the selected branch's forward with a shared KV tile (nsa/sm90/shared_tile.cuh).
+// Launchers for the selected branch's forward with a shared KV tile (nsa/sm90/shared_tile.cuh).
 #include "kernels/nsa/sm90/shared_tile.cuh"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace triad::cuda {
 namespace {
 
 // The most blocks that a tile's plan may have, because its tables have to fit into shared memory. A block needs 6 words
-// of bits and one for each of its steps; of packed rows, one for its first key too.
+// of bits and one for each of its steps; in packed rows, one for its first key too.
 int64_t most_plan_blocks(const AttendIn& in, int64_t l_sel) {
   constexpr int64_t kMaxBlocks = 1024;
   const int64_t parts = ceil_div(std::min(l_sel, in.q.size(1)), kTileKeys);
@@ -31,7 +31,7 @@ bool shared_tile_supports(const AttendOut& out, const AttendIn& in, int64_t l_se
 int64_t shared_tile_longest(const AttendIn& in, int64_t l_sel) {
   const int64_t most = most_plan_blocks(in, l_sel);
   if (blocks_of_row(in, l_sel) <= most) return in.q.size(1);
-  // Besides the blocks of the document, a tile's plan has those of the documents that begin in the tile.
+  // Besides the document's blocks, a tile's plan has the blocks of documents that begin in the tile.
   const int64_t tile_tokens = ceil_div(ForwardShape<64, 64, 64, 6, 1>::kRowsCta, in.q.size(2) / in.k.size(2));
   return std::max<int64_t>((most - tile_tokens - 2) * l_sel - tile_tokens, 0);
 }

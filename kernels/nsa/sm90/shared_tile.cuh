@@ -1,10 +1,9 @@
-// Forward of the selected branch on Hopper with a shared KV tile and a per-row mask: the plans for
-// nsa/sm90/forward.cuh.
+// The selected branch's forward on Hopper with a shared KV tile and a per-row mask: the plans for nsa/sm90/forward.cuh.
 //
-// The tokens of a CTA share the union of their lists. A mask in shared memory has, for each block, a bit per token that
-// lists it; the steps are the blocks with any bit set, in ascending order. Scores of rows whose token does not list the
-// block are computed and masked. A warpgroup skips blocks that none of its own tokens lists. At T = 2048 and random
-// lists, a tile of 21 tokens computes about 1.35 times the blocks of one list.
+// A CTA's tokens share the union of their lists. A mask in shared memory has, for each block, a bit per token that
+// lists it; the steps are the blocks with any bit set, in ascending order. Where a row's token doesn't list the block,
+// scores are computed and masked. A warpgroup skips blocks that none of its own tokens lists. At T = 2048 and random
+// lists, a 21-token tile computes about 1.35 times one list's blocks.
 #pragma once
 #include "kernels/nsa/sm90/forward.cuh"
 #include "kernels/nsa/sm90/kv_stationary_share.cuh"
@@ -12,9 +11,9 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kTileKeys = 64;  // keys of a step
+constexpr int kTileKeys = 64;  // keys per step
 
-// The block lists for plans of any number of blocks whose masks fit into shared memory.
+// The block lists for plans with any number of blocks whose masks fit into shared memory.
 template <bool kPacked_>
 struct SharedTileKeys {
   static constexpr bool kPacked = kPacked_;  // whether rows are packed
@@ -25,7 +24,7 @@ struct SharedTileKeys {
   int blocks, block_size;  // blocks: the most that a tile's plan has; block_size: l', the same as block_keys
   CombineRows combine;
   KvStationaryShare elsewhere;  // tokens whose results other kernels write afterwards
-  int steps;                    // of all blocks
+  int steps;                    // all blocks' steps
 };
 // most_blocks: see SharedTileKeys::blocks.
 template <bool kPacked>
@@ -69,8 +68,8 @@ class Plan<SharedTileKeys<kPacked>, Shape> {
     unsigned* const entries = masks + keys.blocks * kWords;
     masks_ = masks, entries_ = entries;
     const DocumentRow<int> row = kPacked ? keys.range.documents.row(tile.b) : DocumentRow<int>{.T = a.in.tokens};
-    // The blocks are counted from the first one that a token of the tile can list to the last token's own. If other
-    // kernels compute the document of the tile's first token, its blocks are left out.
+    // The blocks are counted from the first one that a token in the tile can list to the last token's own. If other
+    // kernels compute the document with the tile's first token, its blocks are left out.
     const bool begins_elsewhere = kPacked && keys.elsewhere.has(tile.b, tile.first_token);
     const int block0 = row.first_block(begins_elsewhere ? row.end(tile.first_token) : tile.first_token);
     const int blocks = row.first_block(tile.last_token) - block0 +
@@ -81,7 +80,7 @@ class Plan<SharedTileKeys<kPacked>, Shape> {
     const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
     for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
       const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n] - block0;
-      if (0 <= block && block < blocks)  // -1 fills up the end of a list
+      if (0 <= block && block < blocks)  // -1 fills up a list's end
         atomicOr(&masks[block * kWords + token / 32], 1u << token % 32);
     }
     __syncthreads();
@@ -95,13 +94,13 @@ class Plan<SharedTileKeys<kPacked>, Shape> {
   __device__ __forceinline__ int end(int n) const { return block_begin(n) + keys_.block_size; }
   __device__ __forceinline__ bool sees(int n) const { return (entries_[n] >> kSeenShift >> w_ & 1) != 0; }
   __device__ __forceinline__ bool needs_mask(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
-  // Whether token number `token` of this CTA lists the block of step n.
+  // Whether this CTA's token number `token` lists step n's block.
   __device__ __forceinline__ bool lists(int n, int token) const {
     return (masks_[block_of(n) * kWords + token / 32] >> token % 32 & 1) != 0;
   }
 
-  // An entry describes a step in 32 bits: its block, counted from block0 (12 bits), the number of the step in the block
-  // (12 bits), which warpgroups see any of its keys (4 bits), and which need a mask (4 bits).
+  // An entry describes a step in 32 bits: its block, counted from block0 (12 bits), the step's number in the block (12
+  // bits), which warpgroups see any of its keys (4 bits), and which need a mask (4 bits).
   static constexpr int kBlockBits = 12, kMostParts = (1 << 12) - 1;
   int steps, steps_seen;
 
@@ -113,14 +112,14 @@ class Plan<SharedTileKeys<kPacked>, Shape> {
   };
 
   __device__ __forceinline__ int block_of(int n) const { return entries_[n] & ((1 << kBlockBits) - 1); }
-  // The first key of the block of step n. Blocks of packed rows begin anywhere: shared memory has a table of them.
+  // The first key in step n's block. In packed rows blocks begin anywhere: shared memory has a table of them.
   __device__ __forceinline__ int block_begin(int n) const {
     const int block = block_of(n);
     return kPacked ? static_cast<int>(entries_[keys_.steps + block]) : block * keys_.block_size;
   }
 
-  // Writes the entries of the steps in ascending order of keys. Called by one warp; each lane processes one of 32
-  // blocks at a time.
+  // Writes the steps' entries in ascending key order. Called by one warp; each lane processes one of 32 blocks at a
+  // time.
   __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, const DocumentRow<int>& row,
                                               int block0, int blocks, Head& head, const unsigned* masks,
                                               unsigned* entries) const {
@@ -130,7 +129,7 @@ class Plan<SharedTileKeys<kPacked>, Shape> {
       const int block = first_block + lane;
       const int begin = block < blocks ? row.block_begin(block0 + block, block_keys) : 0;
       unsigned seen_by = 0;
-      int all_see[Shape::kWarpgroups] = {};  // every row of the warpgroup sees the keys of the block before this one
+      int all_see[Shape::kWarpgroups] = {};  // all the warpgroup's rows see the keys in the block before this one
 #pragma unroll
       for (int v = 0; v < Shape::kWarpgroups; ++v) {
         const int first_row = tile.first + 64 * v;
@@ -177,10 +176,10 @@ class Plan<SharedTileKeys<kPacked>, Shape> {
   const unsigned *masks_, *entries_;
 };
 
-// The block lists for plans of up to 32 blocks of 64 or 128 keys: a list is then a word of 32 bits. At T = 2048 and n =
+// The block lists for plans with up to 32 blocks of 64 or 128 keys: a list is then a 32-bit word. At T = 2048 and n =
 // 16 nearly every block before a tile's own is listed by some of its tokens, so the steps are all key tiles up to the
-// last token's. Nothing has to be ordered before the first load, and the mask of a row is one bit. Each warp builds the
-// plan by itself, so CTAs are persistent.
+// last token's. Nothing has to be ordered before the first load, and a row's mask is one bit. Each warp builds the plan
+// by itself, so CTAs are persistent.
 struct BitmapKeys {
   static constexpr bool kPacked = false;
   KeyRange range;
@@ -204,8 +203,8 @@ inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
 }
 
-// Each warp of a warpgroup holds the words of the warpgroup's tokens in its lanes, one or two tokens per lane. lists()
-// reads them by shuffle, without shared memory or synchronization.
+// Each warp in a warpgroup holds the warpgroup's tokens' words in its lanes, one or two tokens per lane. lists() reads
+// them by shuffle, without shared memory or synchronization.
 template <class Shape>
 class Plan<BitmapKeys, Shape> {
  public:
@@ -229,7 +228,7 @@ class Plan<BitmapKeys, Shape> {
 #pragma unroll 16
       for (int j = 0; j < keys.n; ++j) {
         const int block = __ldg(list + j);
-        if (block >= 0) words_[i] |= 1u << block;  // -1 fills up the end of a list
+        if (block >= 0) words_[i] |= 1u << block;  // -1 fills up a list's end
       }
     }
     // A list may contain blocks after the tile's last token; the plan has no steps for them.
@@ -241,7 +240,7 @@ class Plan<BitmapKeys, Shape> {
   __device__ __forceinline__ int end(int) const { return keys_end_; }
   __device__ __forceinline__ bool sees(int n) const { return (listed_ >> (n >> part_bits_) & 1) != 0; }
   __device__ __forceinline__ bool needs_mask(int n) const { return first(n) + Shape::kKeys > all_see_; }
-  // Whether token number `token` of this CTA lists the block of step n. All lanes of a warp must call it together.
+  // Whether this CTA's token number `token` lists step n's block. All the warp's lanes must call it together.
   __device__ __forceinline__ bool lists(int n, int token) const {
     const int at = token - before_;
     unsigned word = __shfl_sync(kFullWarp, words_[0], at);
@@ -257,7 +256,7 @@ class Plan<BitmapKeys, Shape> {
  private:
   int keys_end_, part_bits_, all_see_ = 0, before_ = 0;
   bool many_ = false;                    // whether the warpgroup has more than 32 tokens
-  unsigned words_[2] = {}, listed_ = 0;  // listed_: the blocks that any token of the warpgroup lists
+  unsigned words_[2] = {}, listed_ = 0;  // listed_: the blocks that any token in the warpgroup lists
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Reads the file of `triad grads --documents`.
+// Reads `triad grads --documents`'s file.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace triad {
 
-// Returns the 32-bit integers of a file: the bounds of the documents of one row of T tokens, as check_bounds
+// Returns a file's 32-bit integers: the document bounds in one row of T tokens, as check_bounds
 // (kernels/nsa/document_bounds.h) requires. Throws a UsageError that names the file.
 std::vector<int32_t> read_document_bounds(const std::string& path, int64_t T);
 

@@ -15,15 +15,15 @@ namespace triad {
 class LoadedModel {
  public:
   struct Options {
-    std::string checkpoint;  // path of a checkpoint, a run's folder or a weights file (find_model)
+    std::string checkpoint;  // path to a checkpoint, a run's folder or a weights file (find_model)
     Device device;
     DType dtype = DType::f32;
-    int64_t batch = 1, seq_len = 0;  // number of sequences; tokens per sequence, 0: train.seq_len
+    int64_t batch = 1, seq_len = 0;  // sequences; tokens per sequence, 0: train.seq_len
     bool training = false;           // allocate what backward needs: kept activations, and gradients
-    int64_t most_documents = 0;      // largest number of documents in a row; 0: every row is one document
+    int64_t most_documents = 0;      // most documents in a row; 0: every row is one document
     Comm* comm = nullptr;            // its ranks share each sequence (dist.context); null: this process has whole ones
-    // If set, the checkpoint must be of a dense model. An NSA model of this shape is loaded instead: its weights are
-    // made from the checkpoint's by load_dense_weights(), with the seed of the checkpoint's run.
+    // If set, the checkpoint must have a dense model. An NSA model with this shape is loaded instead:
+    // load_dense_weights() makes its weights from the checkpoint's, with the seed of the checkpoint's run.
     std::optional<ModelConfig> begun = {};
   };
   explicit LoadedModel(const Options&);
@@ -36,13 +36,13 @@ class LoadedModel {
   Context& ctx() { return runtime_->ctx(); }
   Model& model() { return *model_; }
   Activations& activations() { return *activations_; }
-  // Copies tokens [B*T] of whole sequences, and targets [B*T] if given, to the device for the next forward.
+  // Copies whole sequences' tokens [B*T], and targets [B*T] if given, to the device for the next forward.
   void set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets = {});
-  const ContextLayout& layout() const { return layout_; }  // which tokens of the sequences this rank has
-  // Copies the bounds of the documents (nsa/document_tables.h) to the device for the next forward. Throws a UsageError
-  // if they are not the bounds of at most Options::most_documents documents in each row.
+  const ContextLayout& layout() const { return layout_; }  // which sequence tokens this rank has
+  // Copies document bounds (nsa/document_tables.h) to the device for the next forward. Throws a UsageError if they
+  // aren't bounds of at most Options::most_documents documents in each row.
   void set_documents(std::span<const int32_t> bounds);
-  // Call after forward. Returns the logits of rows [begin, begin + n) of this rank's part of the batch, n * V values,
+  // Call after forward. Returns logits for rows [begin, begin + n) in this rank's part of the batch, n * V values,
   // where V is the vocabulary size. n <= kLogitRows.
   static constexpr int64_t kLogitRows = 256;
   std::vector<double> logits(int64_t begin, int64_t n);
@@ -52,7 +52,7 @@ class LoadedModel {
   std::vector<double> logits(Context&, int64_t begin, int64_t n);
 
   ModelSource source_;
-  int64_t seq_len_ = 0;  // tokens of a sequence
+  int64_t seq_len_ = 0;  // tokens per sequence
   ContextLayout layout_;
   std::unique_ptr<ContextGroup> group_;
   std::unique_ptr<Runtime> runtime_;
@@ -60,7 +60,7 @@ class LoadedModel {
   std::unique_ptr<Activations> activations_;
 };
 
-// Copies a contiguous tensor of any float dtype to the host and converts its elements to double.
+// Copies a contiguous tensor with any float dtype to the host and converts its elements to double.
 std::vector<double> read_floats(Context&, ConstTensor);
 
 // Parse the options that several verbs share: --device auto|cpu|cuda and --dtype f64|f32|bf16.

@@ -1,6 +1,6 @@
-// Checkpointer: writes this rank's files of checkpoints while training continues. save() queues a copy of the state to
-// host memory and returns; a thread of its own waits for the copy, then writes and syncs the files. If one rank writes
-// whole checkpoints, the thread also renames the folder, and removes the checkpoints that train.keep_last and
+// Checkpointer: writes this rank's checkpoint files while training continues. save() queues a copy of the state to host
+// memory and returns; a separate thread waits for the copy, then writes and syncs the files. If one rank writes whole
+// checkpoints, the thread also renames the folder, and removes the checkpoints that train.keep_last and
 // train.keep_every do not keep. If all ranks write, the first rank does this in publish(), after the last rank.
 #pragma once
 #include <chrono>
@@ -22,7 +22,7 @@ namespace triad {
 class Checkpointer {
  public:
   // parent: the folder for checkpoints in the run's folder. tokenizer: files copied into each checkpoint. plan, rank:
-  // this rank writes file number `rank` of the plan. Allocates host memory for three fp32 copies of that file's
+  // this rank writes file number `rank` of the plan. Allocates host memory for three fp32 copies of the file's
   // parameters; for a GPU the memory is pinned.
   Checkpointer(const Config&, const Params&, Device, std::string parent, std::vector<Tokenizer::File> tokenizer,
                FilePlan plan, int64_t rank);
@@ -33,22 +33,22 @@ class Checkpointer {
   };
   // Begins a checkpoint of the state that the work queued on ctx.stream so far will produce. take() must have returned
   // the previous checkpoint. temporary: the folder from begin_checkpoint(), the same on all ranks; empty if this rank
-  // writes the checkpoint alone. With shards the other ranks call Optimizer::gather for each of its states meanwhile.
+  // writes the checkpoint alone. With shards the other ranks call Optimizer::gather for each state meanwhile.
   void save(Context&, Optimizer&, const RunState&, const std::string& temporary);
   // Writes later checkpoints to another folder than `parent`. take() must have returned the previous one.
   void write_to(std::string parent) { parent_ = std::move(parent); }
-  // Begins to put the checkpoint in place, in the thread. Call on the first rank, after the threads of all ranks.
+  // Begins to put the checkpoint in place, in the thread. Call on the first rank, after all ranks' threads.
   void publish();
 
   // Waits for the thread, at most this long.
   WorkState progress(std::chrono::milliseconds wait);
-  // Ends the thread's work, for which it waits if `wait` is set; nullopt if it has not ended. Returns the checkpoint if
-  // it is in place now. Rethrows the error of a failed write, which leaves the older checkpoints unchanged.
+  // Ends the thread's work, for which it waits if `wait` is set; nullopt if it hasn't ended. Returns the checkpoint if
+  // it is in place now. Rethrows a failed write's error, which leaves the older checkpoints unchanged.
   std::optional<Written> take(bool wait);
-  // Removes the folder of a save that has failed on some rank.
+  // Removes the folder after a save has failed on some rank.
   void drop() const;
-  // take(), after publish() if all ranks write: waits until the files of all ranks are in the folder, which other ranks
-  // must be alive to write. For a rank that cannot talk to the others any more.
+  // take(), after publish() if all ranks write: waits until all ranks' files are in the folder, which other ranks must
+  // be alive to write. For a rank that can't talk to the others any more.
   void finish_alone();
 
  private:
@@ -72,7 +72,7 @@ class Checkpointer {
   double stall_ms_ = 0;
   std::chrono::steady_clock::time_point began_;
   std::optional<Written> written_;
-  std::exception_ptr error_;   // of the thread's work; read once that has ended
+  std::exception_ptr error_;   // error in the thread's work; read once that has ended
   std::future<void> working_;  // the last member, because its destructor waits for the thread, which uses the others
 };
 

@@ -9,7 +9,7 @@ namespace triad {
 
 namespace {
 
-// How many ranges of at most `most` the sizes need, each filled before the next begins. No size exceeds `most`.
+// How many ranges, up to `most` each, the sizes need; each is filled before the next begins. No size exceeds `most`.
 int64_t ranges_needed(std::span<const int64_t> sizes, int64_t most) {
   int64_t ranges = 1, filled = 0;
   for (const int64_t size : sizes) {
@@ -39,7 +39,7 @@ std::vector<ParamRange> split_evenly(std::span<const int64_t> sizes, int64_t par
   int64_t begin = 0, filled = 0;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t size = sizes[static_cast<size_t>(i)];
-    // A range ends where it is full, or where each of the remaining items has to begin one.
+    // A range ends where it is full, or where each remaining item has to begin one.
     const bool last_chance = n - i <= parts - 1 - static_cast<int64_t>(ranges.size());
     if (i > begin && (filled + size > low || last_chance)) {
       ranges.push_back({begin, i});

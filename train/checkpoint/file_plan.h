@@ -1,5 +1,5 @@
-// FilePlan: into how many files the parameters of a run are divided, which file holds which, and which rank writes it.
-// Each file holds whole tensors. Pure.
+// FilePlan: into how many files a run's parameters are divided, which file holds which, and which rank writes it. Each
+// file holds whole tensors. Pure.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,18 +12,18 @@
 
 namespace triad {
 
-// The parameters [begin, end) of a model, in the order of its specs.
+// A model's parameters [begin, end), in spec order.
 struct ParamRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
   bool contains(int64_t i) const { return i >= begin && i < end; }
 };
 
-// Divides items of these sizes, in their order, into `parts` ranges, so that the largest is as small as possible. No
-// range is empty: with fewer items than parts there are as many ranges as items.
+// Divides items with these sizes, in order, into `parts` ranges, so that the largest is as small as possible. No range
+// is empty: with fewer items than parts there are as many ranges as items.
 std::vector<ParamRange> split_evenly(std::span<const int64_t> sizes, int64_t parts);
 
-// What the files of one kind hold of each parameter NAME: tensors PREFIX + NAME from buffers of a StatePart.
+// What one kind of file holds for each parameter NAME: tensors PREFIX + NAME from a StatePart's buffers.
 struct NamedBuffer {
   std::string prefix;
   int buffer = 0;
@@ -39,11 +39,11 @@ class FilePlan {
 
   int64_t files() const { return static_cast<int64_t>(ranges_.size()); }
   bool whole() const { return files() == 1; }
-  // The parameters of a file; an empty range if there are fewer files.
+  // A file's parameters; an empty range if there are fewer files.
   ParamRange params(int64_t file) const;
   std::string name(const std::string& stem, int64_t file) const;
-  // The text of the index file (io/weight_index.h): in which file of this plan each tensor is, for a tensor of each
-  // parameter and buffer.
+  // The index file's text (io/weight_index.h): in which of the plan's files each tensor is, one tensor per parameter
+  // and buffer.
   std::string index(const Params&, const std::string& stem, const std::vector<NamedBuffer>&, DType) const;
 
  private:

@@ -15,7 +15,7 @@ namespace triad {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr int64_t kMostBytes = 5'000'000'000;  // of one file
+constexpr int64_t kMostBytes = 5'000'000'000;  // bytes in one file
 const std::vector<NamedBuffer> kBuffers = {{"", 0}};
 }  // namespace
 

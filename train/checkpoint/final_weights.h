@@ -1,4 +1,4 @@
-// The files of a run's final weights: one file, or several with an index, in the dtype train.final_dtype.
+// A run's final weight files: one file, or several with an index, in the dtype train.final_dtype.
 #pragma once
 #include <functional>
 #include <string>
@@ -12,18 +12,18 @@ namespace triad {
 struct FinalFiles {
   int64_t files = 1, writers = 1;
 };
-// bytes: of all weights, in their dtype. One file unless they exceed 5 GB, or no rank has them whole (dist.zero 3).
-// writers: the number of ranks that can write.
+// bytes: all weights together, in their dtype. One file unless they exceed 5 GB, or no rank has them whole (dist.zero
+// 3). writers: how many ranks can write.
 FinalFiles final_files(int64_t bytes, bool sharded_weights, int64_t writers);
 
-// Writes the weights to the folder, in a dtype. Files of another layout, which readers would find first, are removed.
+// Writes the weights to the folder, in a dtype. Files in another layout, which readers would find first, are removed.
 // gather passes the parameters, in the dtype `held`, to its visitor (Optimizer::gather); it is called once for every
 // `writers` files. Collective: all ranks call it.
 void write_weight_files(Context&, const Params&, Comm&, const FinalFiles&, DType held, DType, const std::string& folder,
                         const std::function<void(const BucketVisitor&)>& gather);
 
-// The files of weights in a folder, of any layout, whole or not, as paths; the one that makes readers see the weights
-// comes first, so that removing or moving them in this order never leaves a model that looks whole.
+// Paths of the weight files in a folder, in any layout, whole or not; the one that makes readers see the weights comes
+// first, so removing or moving them in this order never leaves a model that looks whole.
 std::vector<std::string> weight_files_in(const std::string& folder);
 
 }  // namespace triad

@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// The entry of the tensor from which a parameter is read. Throws Error if its shape is not the parameter's.
+// The entry for the tensor from which a parameter is read. Throws Error if its shape is not the parameter's.
 const TensorEntry& entry_of(const WeightIndex& index, const ParamSpec& spec, const std::string& name) {
   const TensorEntry& entry = index.at(name);
   const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
@@ -39,13 +39,13 @@ void check_names(const WeightIndex& index, const Params& params, const std::vect
 std::vector<PartialSum> read_params(const WeightIndex& index, const Params& params, const NameOf& name_of,
                                     std::span<const ElementRange> ranges, Device device, const FlatSink& sink) {
   std::vector<TensorRange> reads;
-  std::vector<int64_t> param_of;  // of each read
+  std::vector<int64_t> param_of;  // parameter by read
   for (int64_t i = 0; i < params.count(); ++i) {
     const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
     const std::string name = name_of(spec);
     if (name.empty()) continue;
     const TensorEntry& entry = entry_of(index, spec, name);
-    // The values without padding are the first of the stored ones.
+    // The values without padding are the first stored ones.
     const int64_t first = params.offset(i), n = spec.shape.numel();
     for (const ElementRange& range : ranges) {
       const int64_t begin = std::max(range.begin, first), end = std::min(range.end, first + n);

@@ -1,5 +1,5 @@
-// Reads a model's parameters, or values of their layout such as an optimizer's moments, from files into any part of the
-// flat parameter buffer, piece by piece, so that a rank reads only what it keeps and needs no copy of the model.
+// Reads a model's parameters, or values with their layout such as an optimizer's moments, from files into any part of
+// the flat parameter buffer, piece by piece, so a rank reads only what it keeps and needs no copy of the model.
 #pragma once
 #include <functional>
 #include <span>
@@ -14,25 +14,25 @@
 
 namespace triad {
 
-// The name of the files' tensor from which a parameter is read; empty if the parameter keeps its values.
+// Names the tensor in the files from which a parameter is read; empty if the parameter keeps its values.
 using NameOf = std::function<std::string(const ParamSpec&)>;
 NameOf with_prefix(const std::string& prefix);
 
-// Throws Error if the files have a tensor that none of the names gives.
+// Throws Error if the files have a tensor that no name gives.
 void check_names(const WeightIndex&, const Params&, const std::vector<NameOf>& names);
 
-// Receives elements of the flat buffer, from element `begin` on: a part of one parameter.
+// Receives elements in the flat buffer, from element `begin` on: a part of one parameter.
 using FlatSink = std::function<void(int64_t begin, std::span<const float> values)>;
 
 // Passes each element of the ranges, which must not overlap, to the sink once, in any order, on the calling thread. The
-// padding of the flat buffer is in no file and not passed. device: where the values go. Throws Error with the name of a
-// missing or misshapen tensor, even one outside the ranges. Verifies the checksums of the tensors that the ranges
-// cover. Returns what was read of each parameter, for check_sums().
+// flat buffer's padding is in no file and not passed. device: where the values go. Throws an Error that names a missing
+// or misshapen tensor, even one outside the ranges. Verifies the checksums of tensors that the ranges cover. Returns
+// what was read for each parameter, for check_sums().
 std::vector<PartialSum> read_params(const WeightIndex&, const Params&, const NameOf&,
                                     std::span<const ElementRange> ranges, Device device, const FlatSink&);
 
-// Verifies the checksums of tensors that no rank has read alone: sums are the results of read_params() on this rank,
-// and the ranges of all ranks together hold each element once. Collective: all ranks call it.
+// Verifies checksums for tensors that no rank has read alone: sums come from read_params() on this rank, and all ranks'
+// ranges together hold each element once. Collective: all ranks call it.
 void check_sums(const WeightIndex&, const Params&, const NameOf&, const std::vector<PartialSum>& sums, Comm&);
 
 }  // namespace triad

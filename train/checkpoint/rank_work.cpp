@@ -11,7 +11,7 @@ namespace triad {
 
 void run_on_ranks(Comm& comm, bool chosen, const std::function<void()>& work, const std::string& what) {
   if (comm.world() == 1) return chosen ? work() : void();
-  std::exception_ptr error;  // of this rank's work; read once that has ended
+  std::exception_ptr error;  // error in this rank's work; read once that has ended
   std::future<void> working;
   if (chosen)
     working = std::async(std::launch::async, [&] {

@@ -24,7 +24,7 @@ RunCheckpoints::RunCheckpoints(RunSetup& setup, RunReporter& reporter)
       plan_(setup.step.model().params(), shard_count(setup.config, setup.comm->world())) {}
 
 void RunCheckpoints::begin() {
-  constexpr int64_t kMostBytes = 5'000'000'000;  // of a first checkpoint that the run waits for
+  constexpr int64_t kMostBytes = 5'000'000'000;  // most bytes of a first checkpoint that the run waits for
   report_stage(setup_.runtime->ctx(), Stage::checkpoint);
   if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) saved_at_ = setup_.initial_state.step;
   if (setup_.resumed()) checkpoint_is_whole(setup_.initial_state.step);
@@ -44,7 +44,7 @@ void RunCheckpoints::begin() {
   wait(setup_.initial_state.step);
 }
 
-// Bytes of a checkpoint, of all ranks together.
+// Bytes in a checkpoint, all ranks together.
 int64_t RunCheckpoints::bytes() const {
   int64_t bytes = 0;
   for (const Optimizer::State state : Optimizer::kStates)
@@ -88,7 +88,7 @@ void RunCheckpoints::start(const RunState& state, const std::string& parent) {
   for (const Optimizer::State which : Optimizer::kStates) optimizer.gather(ctx, which, [](auto&&...) {});
 }
 
-// The first rank makes the folder for the files of all ranks.
+// The first rank makes the folder for all ranks' files.
 std::string RunCheckpoints::begin_shared(int64_t step, const std::string& parent) {
   std::string name;
   std::exception_ptr error;
@@ -120,8 +120,8 @@ void RunCheckpoints::wait(int64_t step) {
   while (pending_) advance(step, milliseconds(1000));
 }
 
-// Exchanges the ranks' progress with a checkpoint that all of them write, after waiting for this rank's own. Once all
-// are done, the first rank puts the checkpoint in place; once that is done, nothing is pending.
+// Exchanges the ranks' progress with a checkpoint that all write, after waiting for this rank's own. Once all are done,
+// the first rank puts the checkpoint in place; once that is done, nothing is pending.
 void RunCheckpoints::advance(int64_t step, milliseconds wait) {
   const std::vector<WorkState> all =
       setup_.comm->all_gather_host(checkpointer_->progress(wait), "a checkpoint being written");
@@ -136,7 +136,7 @@ void RunCheckpoints::advance(int64_t step, milliseconds wait) {
   take(step, /*wait=*/true);
 }
 
-// All ranks come here together, after the threads of all. The first one removes the folder before any of them ends.
+// All ranks come here together, after all threads. The first one removes the folder before any rank ends.
 void RunCheckpoints::fail_shared(int64_t step, int64_t rank) {
   pending_ = publishing_ = false;
   if (setup_.first()) checkpointer_->drop();

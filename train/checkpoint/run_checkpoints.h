@@ -1,6 +1,6 @@
-// RunCheckpoints: writes the checkpoints and final weights of a run. Without dist.zero the first rank writes whole
-// files; with it every rank writes a file of its own, and the first rank puts the checkpoint in place once the last one
-// is written. The ranks learn that from each other where all of them call poll(), wait() or save().
+// RunCheckpoints: writes a run's checkpoints and final weights. Without dist.zero the first rank writes whole files;
+// with it every rank writes its own file, and the first rank puts the checkpoint in place once the last one is written.
+// The ranks learn that from each other where they all call poll(), wait() or save().
 #pragma once
 #include <chrono>
 #include <future>
@@ -19,14 +19,14 @@ class RunCheckpoints {
   RunCheckpoints(RunSetup& setup, RunReporter& reporter);
 
   // Call before the first step. If train.save_every is set, saves a checkpoint of the initial state, unless the run
-  // resumes in its own folder. The run can then be resumed from its start, and an error of the disk appears now, not
-  // later. A state of more than 5 GB, and that of a run that resumes, are not saved now; instead this throws if the
-  // disk has no room for a checkpoint. Collective: all ranks call it.
+  // resumes in its own folder. The run can then be resumed from its start, and a disk error appears now, not later. A
+  // state over 5 GB, or a resumed run's, isn't saved now; instead this throws if the disk has no room for a checkpoint.
+  // Collective: all ranks call it.
   void begin();
   // Waits until the previous checkpoint is written and begins one. Collective: all ranks call it.
   void save(const RunState&);
   // If a checkpoint has been completed on disk since the last call, reports it; throws if writing it failed. step:
-  // number of steps done. Collective: all ranks call it.
+  // steps done. Collective: all ranks call it.
   void poll(int64_t step);
   // Waits for the pending checkpoint, then reports it as poll() does. Collective: all ranks call it.
   void wait(int64_t step);
@@ -63,7 +63,7 @@ class RunCheckpoints {
   const FilePlan plan_;
   std::unique_ptr<Checkpointer> checkpointer_;       // present on the ranks that write
   std::future<std::unique_ptr<Checkpointer>> made_;  // the same while it is being made
-  std::optional<int64_t> saved_at_;                  // step of the newest checkpoint in this run's folder
+  std::optional<int64_t> saved_at_;                  // the newest checkpoint's step in this run's folder
   // A checkpoint that several ranks write: pending until it is in place; publishing once all files are written.
   bool pending_ = false, publishing_ = false;
 };

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A JSON object that holds all of these keys; null for anything else.
+// A JSON object that holds all these keys; null for anything else.
 Json object_with(const std::string& path, std::initializer_list<const char*> keys,
                  JsonComments comments = JsonComments::refused) {
   if (head_of(path).empty()) return nullptr;
@@ -39,8 +39,8 @@ Json object_with(const std::string& path, std::initializer_list<const char*> key
   } catch (const std::exception&) { return nullptr; }
 }
 
-// The config of a run: all groups, in a folder with env.json or formatted as a run formats it. A user's own config is
-// not a run's file.
+// A run's config: all groups, in a folder with env.json or formatted as a run formats it. A user's own config is not a
+// run's file.
 bool is_run_config(const std::string& path, bool marked) {
   const Json json = object_with(path, {"model", "nsa", "data", "train", "runtime", "log"});
   return !json.is_null() && (marked || read_file(path) == dump_json(json, 2) + "\n");
@@ -94,14 +94,14 @@ bool is_marked_name(const std::string& name) {
   return std::regex_match(name, kNames);
 }
 
-// The files of one folder.
+// One folder's files.
 class Files {
  public:
   explicit Files(const std::string& folder) : folder_(folder), env_(object_with(at("env.json"), {})) {
     if (!is_env(at("env.json"))) env_ = nullptr;
   }
 
-  // Whether a run writes a file of this name, directly in its folder.
+  // Whether a run writes a file by this name, directly in its folder.
   static bool is_name(const std::string& name) {
     static const std::regex kJson("(config|env|metrics)\\.json");
     const auto matches = [&](const Known& known) { return std::regex_match(name, known.name); };
@@ -133,7 +133,7 @@ class Files {
   std::string at(const std::string& name) const { return (fs::path(folder_) / name).string(); }
 
  private:
-  // env.json has the tokenizer's checksums; runs of earlier versions did not record them, but copied the tokenizer into
+  // env.json has the tokenizer's checksums; earlier versions' runs did not record them, but copied the tokenizer into
   // each checkpoint.
   bool is_own_tokenizer(const std::string& name) const {
     try {
@@ -234,7 +234,7 @@ void list_ranks(RunFiles& found, const Files& files) {
   }
 }
 
-// Event files of other programs have other names than a new run's, and stay.
+// Other programs' event files have other names than a new run's, and stay.
 void list_events(RunFiles& found, const Files& files, const std::string& folder) {
   static const std::regex kNames("events\\.out\\.tfevents\\.\\d+\\..*");
   for (const std::string& name : names_in(folder)) {

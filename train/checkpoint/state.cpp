@@ -27,11 +27,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kOrigin = "origin";  // keys of state.json
+constexpr const char* kOrigin = "origin";  // keys in state.json
 constexpr const char* kData = "data";
 constexpr const char* kFiles = "files";
 constexpr const char* kGroup = "packed_group";
-constexpr const char* kInitial = "init";  // checksums of the files of `triad init`
+constexpr const char* kInitial = "init";  // checksums of `triad init`'s files
 
 // Reads the values that this rank keeps.
 void read_state(Context& ctx, const Params& params, Optimizer& optimizer, Optimizer::State state,
@@ -113,7 +113,7 @@ Json object_of(const Json& state, const std::string& folder, const char* key) {
               brief(object));
   return object;
 }
-// Sets the weights, and master weights if there are any, that the files of the index have under the names of name_of.
+// Sets weights, and master weights if there are any, from what the index's files have under name_of's names.
 void load_all(Context& ctx, Params& params, const WeightIndex& index, const NameOf& name_of) {
   const ElementRange all{0, params.stored_elements()};
   read_params(index, params, name_of, {&all, 1}, ctx.device,
@@ -122,7 +122,7 @@ void load_all(Context& ctx, Params& params, const WeightIndex& index, const Name
 
 Json origin_of(const Json& state, const std::string& folder) { return object_of(state, folder, kOrigin); }
 
-// `data` of a checkpoint's state.json, which has an object for each split.
+// `data` in a checkpoint's state.json, which has an object for each split.
 Json data_of(const Json& state, const std::string& folder) {
   const Json data = object_of(state, folder, kData);
   for (const auto& [split, counts] : data.items())
@@ -134,8 +134,8 @@ Json data_of(const Json& state, const std::string& folder) {
 std::string file_name_of(const SafetensorsFile& file) { return fs::path(file.path()).filename().string(); }
 std::string text_of_checksum(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
 
-// Throws if a file of the index is not the one that was there when state.json was written: the folder then holds files
-// of several saves, after a copy that was cut short, for example. Checkpoints from before `files` existed pass.
+// Throws if a file in the index isn't the one that was there when state.json was written: the folder then holds files
+// from several saves, after a copy that was cut short, for example. Checkpoints from before `files` existed pass.
 void check_files(const Json& state, const std::string& folder, const std::vector<const WeightIndex*>& indices) {
   const Json files = object_of(state, folder, kFiles);
   if (files.is_null()) return;
@@ -165,8 +165,8 @@ bool knows_files(const Json& state, const std::string& folder) {
   return data_of(state, folder).value("train", Json::object()).contains("files");
 }
 
-// Throws if a run from before data.documents existed has JSONL among its texts: it read such a file as one document of
-// plain text, but today each line is parsed.
+// Throws if a run from before data.documents existed has JSONL among its texts: it read such a file as one plain-text
+// document, but today each line is parsed.
 void check_jsonl(const Json& state, const Config& config, const std::string& folder) {
   const Json& root = state["config"];
   if (config.data.kind != DataKind::text || (root.contains("data") && root["data"].contains("documents"))) return;
@@ -316,8 +316,8 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 
 namespace {
 
-// A checksum by which a file of `triad init` is recognised: of a file of tensors that of the checksums in its header,
-// else that of the content.
+// A checksum by which a `triad init` file is recognised: for a tensor file, over the checksums in its header; else over
+// the content.
 std::string initial_sum(const std::string& path) {
   if (fs::path(path).filename() != whole_file_name(kWeightsStem)) return content_checksum(read_file(path));
   const SafetensorsFile file(path);
@@ -369,7 +369,7 @@ ModelSource find_model(const std::string& path) {
     }
     return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder));
   };
-  // The folder of a run: its own weights have no state.json, but its checkpoints have.
+  // A run's folder: its own weights have no state.json, but its checkpoints have.
   const auto run = [&](const std::string& folder) {
     const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
     const std::string file = folder + "/config.json";

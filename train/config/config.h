@@ -1,4 +1,4 @@
-// The config of a run: every field of its seven groups, declared once. io/json_config.h reads, echoes and explains it.
+// A run's config: every field in its seven groups, declared once. io/json_config.h reads, echoes and explains it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -35,7 +35,7 @@ struct DataConfig {
   std::vector<std::string> paths, val_paths;
   double val_fraction = 0.1;
   TextFormat format = TextFormat::automatic;
-  // Name or path of the tokenizer. If the config has none, resolve() sets "byte", and resolve_shards() the one that the
+  // Tokenizer name or path. If the config has none, resolve() sets "byte", and resolve_shards() the one that the
   // shards' manifest names; it stays empty if the shards' tokenizer is unknown.
   std::string tokenizer;
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
@@ -76,12 +76,12 @@ struct TrainConfig {
   MasterDType master_dtype = MasterDType::fp32;
   Precision final_dtype = Precision::fp32;
 
-  // The longest sequence of all stages, in tokens.
+  // The longest sequence in any stage, in tokens.
   int64_t longest_seq_len() const;
   // Tokens per optimizer step on one rank, or on the ranks that share their sequences (dist.context). With
-  // train.stages, ask the config of a stage (in_stage() in schedule.h).
+  // train.stages, ask a stage's config (in_stage() in schedule.h).
   int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
-  // The steps at the end in which the learning rate of schedule wsd falls.
+  // Steps at the end in which schedule wsd's learning rate falls.
   int64_t decay_steps() const { return std::llround(decay_fraction * static_cast<double>(steps)); }
 };
 
@@ -112,8 +112,8 @@ struct LogConfig {
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
   }
-  double hang_s = 30, slow_s = 10, slow_factor = 5;  // thresholds of the watchdog (train/monitor/watchdog.h)
-  double throughput_drop = 0.5, creep_mib = 256;     // thresholds of the anomaly rules (anomaly.h)
+  double hang_s = 30, slow_s = 10, slow_factor = 5;  // watchdog thresholds (train/monitor/watchdog.h)
+  double throughput_drop = 0.5, creep_mib = 256;     // anomaly rule thresholds (anomaly.h)
   int64_t plateau_steps = 1000;
   OnAnomaly on_anomaly = OnAnomaly::report;
 };
@@ -132,8 +132,8 @@ struct Config {
   RecomputePlan recompute;  // resolve() parses it from runtime.recompute
   // Fills in what depends on other fields. Throws UsageError if the config describes an impossible model.
   void resolve();
-  // Throws UsageError if a training run of this config is impossible or unsafe. Verbs that only use weights (init,
-  // eval, ...) do not need this check.
+  // Throws UsageError if a training run with this config is impossible or unsafe. Verbs that only use weights (init,
+  // eval, ...) don't need this check.
   void check_run() const;
 };
 
@@ -444,7 +444,7 @@ void visit(LogConfig& c, V&& v) {
     "report: log an anomaly; stop: also end the run, with a checkpoint, exit code 1 and .anomaly_type", Rule{});
 }
 
-// Calls v(name, group) for each group of a config file, in the order in which config.json lists them.
+// Calls v(name, group) for each group in a config file, in the order in which config.json lists them.
 template <class V>
 void visit_groups(Config& c, V&& v) {
   v("model", c.model);

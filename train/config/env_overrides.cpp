@@ -1,4 +1,4 @@
-// Environment variables of other NSA trainers, which users may have set. Each sets the config key that has the same
+// Other NSA trainers' environment variables, which users may have set. Each sets the config key that has the same
 // meaning.
 #include <algorithm>
 #include <cctype>
@@ -26,8 +26,8 @@ enum class Effect {
   joins,         // "1" appends `word` to the key's list; "0" has no effect
   flag,          // "1" sets the key to true, "0" to false
   negated_flag,  // "1" sets the key to false
-  minutes,       // the variable is a number of minutes, which are converted to seconds
-  backend,       // the variable is PyTorch's name of a backend: nccl or gloo
+  minutes,       // the variable is in minutes, which are converted to seconds
+  backend,       // the variable is PyTorch's backend name: nccl or gloo
   none,          // the variable is accepted without effect: Triad always behaves this way
 };
 struct Variable {

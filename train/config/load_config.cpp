@@ -39,8 +39,8 @@ LoadedConfig load_config(Json root, const std::string& name, const std::vector<s
 
 namespace {
 
-// Adds the train.steps that a config with train.stages leaves out, or has as null: the sum of their steps. Malformed
-// steps count as 0, and their stage's error follows.
+// Adds the train.steps that a config with train.stages leaves out, or has as null: their steps summed. Malformed steps
+// count as 0, and their stage's error follows.
 Json with_steps(Json root) {
   const auto has = [](const Json& object, const char* key) {
     return object.is_object() && object.contains(key) && !object[key].is_null();
@@ -100,7 +100,7 @@ std::string describe_config() {
   Config defaults;
   std::string out = "Config keys (file, --set group.key=value):\n";
   visit_groups(defaults, [&](const std::string& group, auto& fields) {
-    // Adds the line of help of one key: its name, help, allowed values, and that it is required, or else its default.
+    // Adds one key's help line: its name, help, allowed values, and that it is required, or else its default.
     const auto add = [&]<class T>(const std::string& key, const T&, const char* help, const Rule& rule,
                                   const std::string& default_text) {
       std::string allowed;
@@ -115,7 +115,7 @@ std::string describe_config() {
       using T = std::decay_t<decltype(field)>;
       add(name, field, help, rule, "; default " + json_config::to_json(field).dump());
       if constexpr (json_config::is_object_list<T>) {
-        typename T::value_type item;  // its defaults are those of other keys, or in the help
+        typename T::value_type item;  // defaults come from other keys, or are in the help
         visit(item, [&](const std::string& key, auto& part, const char* text, const Rule& limit) {
           add(name + "[]." + key, part, text, limit, "");
         });

@@ -16,7 +16,7 @@ struct LoadedConfig {
   std::string file = {};                 // the config file's path
 };
 
-// The value of the environment variable CONFIG, the path of a config file; empty if the variable is not set.
+// The environment variable CONFIG, a config file's path; empty if not set.
 std::string config_of_environment();
 // Builds the config. path: a config file; if empty, the one that the variable CONFIG names. sets: the --set options.
 // Throws UsageError.
@@ -32,15 +32,15 @@ Json with_later_keys(Json root);
 // The text about config keys in `triad train --help`: every field with its default and rule.
 std::string describe_config();
 
-// Applies the environment variables NSA_* and TORCH_BACKEND to the JSON; with only_group, only those that set keys of
+// Applies the environment variables NSA_* and TORCH_BACKEND to the JSON; with only_group, only those that set keys in
 // this group. Returns a line for each variable applied. Throws UsageError for an unknown NSA_* variable and for
 // variables that contradict each other.
 std::vector<std::string> apply_environment(Json& root, std::string_view only_group = {});
 // Throws if apply_environment would throw, and changes nothing.
 void check_environment();
 
-// The environment variables that env.json records: those of launchers, CUDA, NCCL, OpenMP and Triad. shown_value()
-// replaces the value by "(set)" if the variable's name looks like that of a secret (token, key, password).
+// The environment variables that env.json records: launchers', CUDA's, NCCL's, OpenMP's and Triad's. shown_value()
+// replaces the value by "(set)" if the variable's name looks like a secret's (token, key, password).
 Json shown_environment();
 std::string shown_value(std::string_view variable, std::string_view value);
 

@@ -1,4 +1,4 @@
-// What depends on the number of an optimizer step: its stage (train.stages) and its learning rate.
+// What depends on an optimizer step's number: its stage (train.stages) and its learning rate.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace triad {
 
-// A stage of a run, with the values of train.* where train.stages has none.
+// A stage in a run, with train.*'s values where train.stages has none.
 struct TrainStage {
   size_t index = 0;
   int64_t begin = 0, end = 0;  // its steps, 0-based
@@ -18,7 +18,7 @@ struct TrainStage {
   StageAttention attention = StageAttention::configured;
 
   int64_t steps() const { return end - begin; }
-  // Whether a step (0-based) of the stage is dense. With `alternate`, steps with odd numbers in the log are, which
+  // Whether a step (0-based) in the stage is dense. With `alternate`, steps with odd numbers in the log are, which
   // counts from 1.
   bool is_dense(int64_t step) const {
     return attention == StageAttention::dense || (attention == StageAttention::alternate && step % 2 == 0);
@@ -26,17 +26,17 @@ struct TrainStage {
   bool has_dense_steps() const { return attention == StageAttention::dense || attention == StageAttention::alternate; }
 };
 
-// The stages of a run in order; one stage if train.stages is not set.
+// A run's stages in order; one stage if train.stages is not set.
 std::vector<TrainStage> stages_of(const TrainConfig&);
-// The stage of a step (0-based); the last stage for steps after the run's end.
+// A step's stage (0-based); the last stage for steps after the run's end.
 TrainStage stage_at(const TrainConfig&, int64_t step);
-// The config of a run all of whose steps are like those of the stage, without train.stages.
+// The config for a run in which all steps are like the stage's, without train.stages.
 Config in_stage(const Config&, const TrainStage&);
 // A line about a stage, for the log: "stage 2 of 3: steps 101 to 200 of 4 x 8192 tokens, attention dense".
 std::string stage_text(const Config&, const TrainStage&);
 
-// Learning rate of optimizer step s (0-based) before the factor of its stage: linear warmup over train.warmup_steps to
-// lr, then by train.schedule:
+// Learning rate at optimizer step s (0-based) before its stage's factor: linear warmup over train.warmup_steps to lr,
+// then by train.schedule:
 //   cosine, linear: falls to min_lr_fraction * lr at train.steps
 //   wsd (warmup, stable, decay): lr, then falls linearly to min_lr_fraction * lr in the last decay_steps() steps.
 //   Before these it does not depend on train.steps, so a run can continue from there with more steps.
@@ -52,7 +52,7 @@ inline double scheduled_rate(const TrainConfig& c, int64_t s) {
   return lowest + 0.5 * (c.lr - lowest) * (1 + std::cos(std::numbers::pi * progress));
 }
 
-// The learning rate of optimizer step s (0-based).
+// The learning rate at optimizer step s (0-based).
 inline double learning_rate(const TrainConfig& c, int64_t s) { return scheduled_rate(c, s) * stage_at(c, s).lr_factor; }
 
 }  // namespace triad

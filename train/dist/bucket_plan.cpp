@@ -16,8 +16,8 @@ constexpr int64_t kElementAlign = 128;
 }  // namespace
 
 int64_t segment_unit(int64_t world) {
-  // Boundaries are multiples of kSumPiece: a rank then holds whole pieces of the sum of squares, so that the gradient
-  // norm has the same bits for every dist.zero.
+  // Boundaries are multiples of kSumPiece: a rank then holds whole pieces of the sum of squares, so the gradient norm
+  // has the same bits for every dist.zero.
   return world > 1 ? kSumPiece * world : kElementAlign;
 }
 
@@ -27,8 +27,8 @@ bool has_grad_windows(const Config& c, int64_t world) {
 bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 3 && is_sharded(c, world); }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
-  // A graph that holds exchanges of dist.context ends before the gradients are summed (ContextGroup::launch), so no
-  // kernel of backward needs the SMs while they are.
+  // A graph with dist.context's exchanges ends before the gradients are summed (ContextGroup::launch), so no backward
+  // kernel needs the SMs meanwhile.
   if (config.dist.context > 1 && config.runtime.cuda_graph && !has_grad_windows(config, world)) return CommCtas::all;
   const TrainConfig t = in_stage(config, stages_of(config.train).back()).train;
   const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) /

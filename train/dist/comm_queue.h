@@ -34,7 +34,7 @@ class CommQueue {
     join();
   }
   // Queues an all-gather of `values`, in which each rank has written an equal share. It starts after earlier work on
-  // the compute stream; join() makes the compute stream wait for its end.
+  // the compute stream; join() makes the compute stream wait for it.
   void all_gather(Tensor values, const std::string& what) {
     wait_for_compute();
     if (!ctx_.planning) comm_.all_gather(values, what);

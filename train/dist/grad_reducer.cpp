@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// The parameter whose gradient shows whether this rank's backward was finite: the gain of the first norm. Its gradient
-// is computed from the last dx of backward, which any earlier NaN or infinity reaches.
+// The parameter whose gradient shows whether this rank's backward was finite: the first norm's gain. Its gradient is
+// computed from backward's last dx, which any earlier NaN or infinity reaches.
 constexpr const char* kProbe = "blocks.0.norm1.weight";
 
 }  // namespace
@@ -88,7 +88,7 @@ void GradReducer::begin(bool recorded, const MicroStep& micro_step) {
   }
 }
 
-// With windows: the segment that has a bucket's elements.
+// With a layer ring: the segment that has a bucket's elements.
 int64_t GradReducer::segment_of(const GradBucket& bucket) const {
   const Segments& segments = params_.segments();
   int64_t segment = 0;
@@ -151,7 +151,7 @@ void GradReducer::reduce(int64_t index) {
     square_pieces(queue_.ctx(), squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
 }
 
-// With windows: adds a micro-step's sum over the ranks to the step's sums, and returns these.
+// With a layer ring: adds a micro-step's sum over the ranks to the step's sums, and returns these.
 Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& micro_step_grads) {
   const Parts::Part& part = parts_[sharded_ ? static_cast<size_t>(index) : 0];
   const Tensor sums = Parts::of(sums_, part, held);
@@ -166,9 +166,9 @@ Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& 
 }
 
 // Sums a bucket over the ranks: its gradients as they are sent, into the gradients in f32. With shards, only this
-// rank's part of it has the sum afterwards. If the ranks of a host can access each other's memory: by peer copies and
-// one short kernel, which leaves the SMs to concurrent work. In bf16 always with this kernel, since NCCL would round
-// every partial sum. Otherwise by NCCL, or on the host.
+// rank's part has the sum afterwards. If ranks on one host can access each other's memory: by peer copies and one short
+// kernel, which leaves the SMs to concurrent work. In bf16 always with this kernel, since NCCL would round every
+// partial sum. Otherwise by NCCL, or on the host.
 void GradReducer::sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas ctas) {
   if (ctx_.planning) return;
   const bool with_kernel = by_copies() || !sent_bf16_.empty();
@@ -186,8 +186,8 @@ void GradReducer::sum(const Tensor& grads, const Tensor& sent, const std::string
   if (!sharded_) comm_.all_gather(grads, what);
 }
 
-// Exchanges `sent` [n] between the ranks of comm and writes the sum of this rank's part of it to the same part of grads
-// [n] f32: rank_sum() adds in f32 and in the order of ranks.
+// Exchanges `sent` [n] between comm's ranks and writes this rank's part, summed, to the same part of grads [n] f32:
+// rank_sum() adds in f32 and in rank order.
 void GradReducer::sum_own_part(Comm& comm, const Tensor& grads, const Tensor& sent, const std::string& what) {
   const int64_t world = comm.world(), part = grads.numel() / world, begin = comm.rank() * part;
   const auto own = [&](const Tensor& bucket) { return bucket.slice(0, begin, begin + part); };
@@ -208,8 +208,8 @@ std::string GradReducer::why_no_copies() const {
 std::string GradReducer::table() const {
   const DType sent = sent_bf16_.empty() ? params_.grad_buffer().memory().dtype : DType::bf16;
   const bool in_two = sharded_ || by_copies() || replicas_ != nullptr;
-  // Without windows, in addition to those of the buckets: one collective for the ranks' RankNumbers and, with shards,
-  // one for the sums of squares of the shards. With windows, those that sum a micro-step's gradients.
+  // Without a layer ring, besides the buckets' collectives: one for the ranks' RankNumbers and, with shards, one for
+  // the shards' sums of squares. With one, those that sum a micro-step's gradients.
   const size_t buckets = plan_.buckets().size(), over_replicas = replicas_ == nullptr ? 0 : 2 * buckets,
                collectives = over_replicas +
                              (windows_ && sharded_ ? buckets : buckets * (in_two ? 2 : 1) + 1 + (sharded_ ? 1 : 0));

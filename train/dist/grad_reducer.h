@@ -1,11 +1,11 @@
 // GradReducer: sums gradients over the ranks while backward still runs. The flat gradient buffer is divided into
-// buckets. A bucket's collective starts on the comm stream as soon as backward has finished the last gradient of the
-// bucket, so that only the last collectives do not overlap with backward.
+// buckets. A bucket's collective starts on the comm stream as soon as backward has finished the bucket's last gradient,
+// so only the last collectives don't overlap with backward.
 //
-// Without windows, backward adds the micro-steps' gradients up in the whole flat buffer, where the last micro-step's
-// are summed over the ranks. With windows (has_grad_windows) every micro-step's gradients are summed over the ranks and
-// then added to sums(), which has only this rank's shards (dist.zero 2 and 3), or another dtype (train.grads_dtype). A
-// segment's window is free for the next segment when this has happened.
+// Without a layer ring, backward adds the micro-steps' gradients up in the whole flat buffer, where they are summed
+// over the ranks in the last micro-step. With a layer ring (has_grad_windows) every micro-step's gradients are summed
+// over the ranks and then added to sums(), which has only this rank's shards (dist.zero 2 and 3), or another dtype
+// (train.grads_dtype). A segment's memory is free for the next segment when this has happened.
 #pragma once
 #include <fmt/format.h>
 
@@ -26,21 +26,21 @@ namespace triad {
 
 class GradReducer final : public GradSink {
  public:
-  // probe [1] f64: receives the sum of squares of this rank's gradient of the first norm before the sum over ranks
+  // probe [1] f64: receives the sum of squares of this rank's first-norm gradient before the sum over ranks
   // (RankNumbers::probe), which shows whether this rank's backward was finite.
   GradReducer(Context&, Arena&, const Params&, const RankGroups&, const Config&, Tensor probe);
 
-  // Records times and checksums of each bucket's collective in *trace, which must outlive the reducer's last step.
+  // Records each bucket's collective (times and checksums) in *trace, which must outlive the reducer's last step.
   void trace(BucketTrace* trace) { trace_ = trace; }
 
-  // With windows: whether a micro-step is the first of its step, which overwrites sums(), or the last, after which they
-  // are complete; and its number from the beginning of the run.
+  // With a layer ring: whether a micro-step is the first in its step, which overwrites sums(), or the last, after which
+  // they are complete; and its number from the run's beginning.
   struct MicroStep {
     bool first = true, last = true;
     int64_t number = 0;
   };
   // Call before a backward whose gradients are to be summed. recorded: this backward is being captured as a CUDA graph,
-  // which contains no collectives; call reduce_recorded() after each launch of the graph instead.
+  // which contains no collectives; call reduce_recorded() after each graph launch instead.
   void begin(bool recorded, const MicroStep&);
   void begin() { begin(/*recorded=*/false, {}); }
   void reduce_recorded();
@@ -52,25 +52,25 @@ class GradReducer final : public GradSink {
 
   const BucketPlan& plan() const { return plan_; }
   CommQueue& queue() { return queue_; }
-  // Queues an all-gather of `values` [elements of the bucket], in which each rank of this rank's replica has written
-  // its shard, on the comm stream after earlier work on ctx.stream. queue().join() makes ctx.stream wait for it. what:
-  // the name of the values in reports.
+  // Queues an all-gather of `values` [bucket elements], in which each rank in this replica has written its shard, on
+  // the comm stream after earlier work on ctx.stream. queue().join() makes ctx.stream wait for it. what: the values'
+  // name in reports.
   void gather(const GradBucket& bucket, Tensor values, const char* what) {
     queue_.all_gather(values, fmt::format("{} of bucket {}", what, plan_.index_of(bucket)));
   }
-  // The gradients of a step, summed over its micro-steps and all ranks, in sums() [parts().size()]; with dist.zero 1 in
-  // the whole flat buffer, of which only this rank's shards have sums.
+  // A step's gradients, summed over its micro-steps and all ranks, in sums() [parts().size()]; with dist.zero 1 in the
+  // whole flat buffer, where only this rank's shards have sums.
   Tensor sums() const { return sums_; }
   const Parts& parts() const { return parts_; }
-  // With shards: [stored elements / kSumPiece] f64, for each piece of kSumPiece summed gradients the sum of their
-  // squares. Only the pieces that this rank owns are written.
+  // With shards: [stored elements / kSumPiece] f64, for each piece (kSumPiece summed gradients) the sum of squares.
+  // Only the pieces that this rank owns are written.
   Tensor squares() const { return squares_; }
-  // Staging buffer [elements of the largest bucket] f32. It holds the other ranks' shards of a bucket where one of
-  // Triad's own kernels adds them; between steps, others may use it.
+  // Staging buffer [largest bucket's elements] f32. It holds other ranks' shards of a bucket where one of Triad's own
+  // kernels adds them; between steps, others may use it.
   Tensor staging() const { return staging_; }
   // Why a sum does not use copies between GPUs, or none over the replicas does; empty if all do, or on the CPU.
   std::string why_no_copies() const;
-  std::string table() const;  // the text of the file ddp_buckets.txt
+  std::string table() const;  // ddp_buckets.txt's text
 
  private:
   void full(int64_t bucket);
@@ -83,7 +83,7 @@ class GradReducer final : public GradSink {
 
   Context& ctx_;
   const Params& params_;
-  Comm& comm_;      // of this rank's replica
+  Comm& comm_;      // ranks in this rank's replica
   Comm* replicas_;  // RankGroups::replicas
   bool sharded_, windows_;
   CommCtas ctas_;
@@ -93,25 +93,25 @@ class GradReducer final : public GradSink {
   CommQueue queue_;
   int64_t probe_param_;
   Tensor probe_;
-  // [elements of the largest bucket] bf16: the bucket that is being summed, with dist.grad_dtype bf16
+  // [largest bucket's elements] bf16: the bucket being summed, with dist.grad_dtype bf16
   Tensor sent_bf16_;
   Tensor squares_;  // [stored elements / kSumPiece] f64: sums of squares, see squares()
   Tensor staging_;  // staging(); empty where NCCL or the host sums whole buckets
   BucketTrace* trace_ = nullptr;
 
   GradFinder finder_;
-  std::vector<size_t> missing_;         // for each bucket: number of its gradients that backward has not reported yet
+  std::vector<size_t> missing_;         // by bucket: gradients that backward has not reported yet
   std::vector<const Stream*> streams_;  // the streams on which backward computed the reported gradients
   bool recorded_ = false;
   MicroStep micro_step_;
   uint64_t seed_;
-  // With windows, by segment: its number of buckets that are not yet summed, and the end of the last one's sum on the
-  // comm stream. pending_: the window must not be overwritten before that.
+  // With a layer ring, by segment: how many of its buckets aren't summed yet, and when the last one's sum ends on the
+  // comm stream. pending_: the segment's memory must not be overwritten before that.
   std::vector<int64_t> buckets_left_;
   std::vector<Event> summed_;
   std::vector<bool> pending_;
-  std::vector<int64_t> order_;  // indices of the buckets, in the order in which they became full
-  // for each bucket: events on each of streams_, recorded when it became full
+  std::vector<int64_t> order_;  // bucket indices, in the order in which buckets became full
+  // by bucket: events on each of streams_, recorded when it became full
   std::vector<std::vector<GraphEvent>> filled_;
 };
 

@@ -39,7 +39,7 @@ MuonShards::MuonShards(Context& ctx, Arena& arena, const MuonPlan& plan, GradRed
       if (!share.runs.empty()) shares.push_back(std::move(share));
     }
   }
-  // Room for as many pieces as any rank can have, so that all ranks allocate the same.
+  // Room for as many pieces as any rank can have, so all ranks allocate the same.
   const auto most = static_cast<int64_t>(plan.pieces().size() + buckets.size());
   const auto table = [&](const char* name, const std::vector<MuonPiece>& rows) {
     const Tensor room = arena.alloc(MemTag::optimizer, name, DType::i64, {most, MuonPiece::kFields});

@@ -1,6 +1,6 @@
-// How a run's ranks are divided (dist.replicas): into replicas of the model's state, each with the same number of
-// adjacent ranks. What dist.zero divides is divided among the ranks of a replica. A step's gradients are summed within
-// each replica, and then these sums over the replicas, in their order. So all replicas make the same update.
+// How a run's ranks are divided (dist.replicas): into replicas of the model's state, each with equally many adjacent
+// ranks. What dist.zero divides is divided among a replica's ranks. A step's gradients are summed within each replica,
+// and then these sums over the replicas, in order. So all replicas make the same update.
 #pragma once
 #include "engine/comm/comm.h"
 #include "train/config/config.h"
@@ -9,10 +9,10 @@ namespace triad {
 
 // Throws UsageError if dist.context or dist.replicas does not divide the ranks.
 void check_ranks(const Config&, int64_t world);
-// The number of ranks of a replica; one rank alone is a replica for any dist.replicas. Throws UsageError if
-// dist.replicas does not divide the ranks.
+// How many ranks a replica has; one rank alone is a replica for any dist.replicas. Throws UsageError if dist.replicas
+// does not divide the ranks.
 int64_t ranks_of_replica(const Config&, int64_t world);
-// The number of ranks among which the state is divided; 1 if each has all of it, as with dist.zero 0.
+// How many ranks divide the state among them; 1 if each has all, as with dist.zero 0.
 int64_t shard_count(const Config&, int64_t world);
 bool is_sharded(const Config&, int64_t world);
 

@@ -54,7 +54,8 @@ void WeightGather::begin(bool forward) {
   if (forward) waited_.assign(waited_.size(), false);
 }
 
-// Fills a segment's window, after all work on ctx.stream so far, which may read the window's former weights.
+// Fills a segment's memory in the weight ring, after all work on ctx.stream so far, which may read the former weights
+// there.
 void WeightGather::fetch(int64_t segment) {
   const Segments& segments = params_.segments();
   if (!windowed(segment) || present_[static_cast<size_t>(segment)]) return;
@@ -72,7 +73,7 @@ void WeightGather::need(int64_t segment, const Stream& on) {
     arrived_[static_cast<size_t>(b)].block(on);
     waited_[static_cast<size_t>(b)] = true;
   }
-  // The next segments that the pass reads, in windows that earlier segments of the pass no longer need.
+  // The next segments that the pass reads, in ring memory that its earlier segments no longer need.
   const Segments& segments = params_.segments();
   if (forward_) {
     const int64_t next = segment == segments.embed() ? 0 : segment + 1;

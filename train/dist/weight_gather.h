@@ -1,9 +1,9 @@
-// WeightGather: all-gathers weights of which each rank has computed only its own shards. The all-gathers run on the
-// comm stream while forward or backward already runs, which wait for each weight when they first read it.
+// WeightGather: all-gathers weights; each rank has computed only its own shards. The all-gathers run on the comm stream
+// while forward or backward already runs, which wait for each weight when they first read it.
 //
 // dist.zero 1 and 2: the weights are whole on every rank, and gathered once, bucket by bucket, after each update.
-// dist.zero 3: the weights are in windows (FlatBuffer), which are filled a layer ahead of its forward and of its
-// backward. The small parameters (Segments::rest) are gathered once there too.
+// dist.zero 3: the weights are in a weight ring (windowed FlatBuffer), filled a layer ahead of forward and backward.
+// The small parameters (Segments::rest) are gathered once there too.
 #pragma once
 #include <vector>
 
@@ -15,12 +15,12 @@ namespace triad {
 
 class WeightGather final : public WeightGate {
  public:
-  // own [reducer.plan().shards().size()] f32 or the weights' dtype: with windows, this rank's shards of the parameters,
-  // from which its weights are cast. Empty without windows: the update writes its shards into the whole weights.
+  // own [reducer.plan().shards().size()] f32 or the weights' dtype: with a weight ring, this rank's parameter shards,
+  // from which its weights are cast. Empty without one: the update writes its shards into the whole weights.
   WeightGather(Context&, const Params&, GradReducer&, Tensor own);
 
-  // Call for each bucket, from the last to the first, after the update of this rank's shard, on ctx.stream: queues the
-  // bucket's all-gather, or marks its window as out of date and fills the windows that the next forward reads first.
+  // Call for each bucket, from the last to the first, after this rank's shard was updated, on ctx.stream: queues the
+  // bucket's all-gather, or marks its ring memory as out of date and fills what the next forward reads first.
   void updated(int64_t bucket);
   // A forward that is recorded as a graph contains its waits, so each launch waits again.
   void begin_forward() override { begin(/*forward=*/true); }
@@ -39,10 +39,10 @@ class WeightGather final : public WeightGate {
   GradReducer& reducer_;
   Tensor own_;
   Parts shards_;
-  std::vector<GraphEvent> arrived_;            // for each bucket: the end of its last all-gather on the comm stream
-  std::vector<bool> waited_;                   // for each bucket: whether the current pass already waits for it
-  std::vector<bool> present_;                  // for each segment with a window: whether the window has its weights
-  std::vector<std::vector<int64_t>> buckets_;  // for each segment: the buckets with some of its elements
+  std::vector<GraphEvent> arrived_;            // by bucket: the last all-gather has ended, on the comm stream
+  std::vector<bool> waited_;                   // by bucket: whether the current pass already waits for it
+  std::vector<bool> present_;                  // by segment in the weight ring: whether its memory has its weights
+  std::vector<std::vector<int64_t>> buckets_;  // by segment: the buckets with some of its elements
   bool forward_ = true;
 };
 

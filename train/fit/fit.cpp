@@ -19,8 +19,8 @@ constexpr int64_t kMostRanks = 1024;
 
 int64_t ranks_of(const Comm* comm) { return comm == nullptr ? 1 : comm->world(); }
 
-// A recompute setting to try. Those of a family recompute more layers one after another: the first k layers recompute
-// one stage, or the first k layers recompute the whole block and the others their MLP.
+// A recompute setting to try. A family's members recompute more and more layers: the first k layers recompute one part,
+// or the first k layers recompute the whole block and the others their MLP.
 enum class Family { pointwise, mlp, attention, block, block_and_mlp };
 struct Candidate {
   std::string text;
@@ -89,14 +89,14 @@ std::optional<Recomputed> cheapest_recompute(Config& config, int64_t bytes, cons
   return best;
 }
 
-// The most sequences in a micro-step that the range of train.micro_batch_size and the kernels allow.
+// The most sequences in a micro-step that train.micro_batch_size's range and the kernels allow.
 int64_t most_in_micro_step(const Config& config, Device device) {
   return std::min({int64_t{1} << 20, kMostTokens / config.train.seq_len, most_sequences(device, config.model)});
 }
 
-// The sizes of micro-batches with which a step keeps its sequences, the largest first.
+// Micro-batch sizes with which a step keeps its sequences, the largest first.
 std::vector<int64_t> sizes_of(const Config& config, Device device) {
-  constexpr int64_t kMostMicroSteps = 1 << 20;  // of train.accumulate_grad_batches
+  constexpr int64_t kMostMicroSteps = 1 << 20;  // most train.accumulate_grad_batches
   const int64_t sequences = config.train.micro_batch_size * config.train.accumulate_grad_batches;
   std::vector<int64_t> sizes;
   for (int64_t size = std::min(sequences, most_in_micro_step(config, device)); size >= 1; --size)
@@ -104,7 +104,7 @@ std::vector<int64_t> sizes_of(const Config& config, Device device) {
   return sizes;
 }
 
-// The values of dist.zero to choose from.
+// dist.zero values to choose from.
 std::vector<int64_t> zeros_of(const Config& config, int64_t ranks) {
   return ranks > 1 ? std::vector<int64_t>{0, 1, 2, 3} : std::vector{config.dist.zero};
 }
@@ -119,7 +119,7 @@ Least least_memory(Config config, Device device, Comm* comm, int64_t most_docume
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
   set_recompute(config, "block");
   std::optional<Least> least;
-  // The smallest micro-batch, and the largest: a step of one micro-step lends memory of gradients.
+  // The smallest micro-batch, and the largest: a step with one micro-step lets activations use gradient memory.
   const std::vector<int64_t> sizes = sizes_of(config, device);
   for (const int64_t size : {sizes.back(), sizes.front()})
     for (const int64_t zero : zeros_of(config, ranks_of(comm))) {
@@ -186,7 +186,7 @@ std::optional<Settings> fit_settings(const Config& given, Device device, int64_t
   };
   struct Choice {
     int64_t zero, batch;
-    double least_cost;  // without recomputation
+    double least_cost;  // least cost, without recomputation
   };
   std::vector<Choice> choices;
   for (const int64_t zero : zeros_of(given, ranks))
@@ -196,8 +196,8 @@ std::optional<Settings> fit_settings(const Config& given, Device device, int64_t
                    [](const auto& a, const auto& b) { return a.least_cost < b.least_cost; });
 
   std::optional<Settings> best;
-  // By dist.zero: a micro-batch of which not even whole blocks recomputed fit; larger ones do not either. The largest
-  // may need less if it is the only one of its step (model/lent_grads.h), but it costs the least, so it comes first.
+  // By dist.zero: a micro-batch that doesn't fit even with whole blocks recomputed; nor do larger ones. The largest may
+  // need less if it's the only one in its step (model/lent_grads.h), but it costs the least, so it comes first.
   std::array<int64_t, 4> too_large;
   too_large.fill(sequences + 1);
   for (const auto& [zero, batch, least_cost] : choices) {
@@ -275,7 +275,7 @@ std::string least_need(const Config& given, Device device, int64_t bytes, Comm* 
       {"train.master_dtype=none", [](Config& c) { c.train.master_dtype = MasterDType::none; }, bf16},
   };
   Config small = given;
-  std::string together;  // the changes of `small`
+  std::string together;  // `small`'s changes
   if (bf16)
     add("train.master_dtype=split",
         bytes_with([](Config& c) { c.train.master_dtype = MasterDType::split; }, least.config));

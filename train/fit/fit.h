@@ -1,5 +1,5 @@
-// Finds settings of a config whose planned memory fits into a number of bytes, for `triad plan --fit` and for the error
-// of a run that does not fit. Each search makes a few dozen plans (memory_plan.h). comm and most_documents: as in
+// Finds settings for a config whose planned memory fits into a given size, for `triad plan --fit` and for the error
+// when a run doesn't fit. Each search makes a few dozen plans (memory_plan.h). comm and most_documents: as in
 // plan_memory.
 #pragma once
 #include <optional>
@@ -18,12 +18,12 @@ struct BatchFit {
 };
 std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
 
-// The value of runtime.recompute that recomputes the fewest FLOPs of all whose peak memory fits into `bytes`, with all
-// other keys unchanged (`pointwise`, which recomputes none, for the fewest layers); nullopt if even recomputing every
-// block does not fit. Expects that the more layers recompute a stage, the less memory is needed.
+// The runtime.recompute value that recomputes the fewest FLOPs among those whose peak memory fits into `bytes`, with
+// all other keys unchanged (`pointwise`, which recomputes none, for the fewest layers); nullopt if even recomputing
+// every block does not fit. Expects that the more layers recompute a part, the less memory is needed.
 struct RecomputeFit {
   std::string recompute;
-  double replayed_share;  // recomputed FLOPs as a fraction of a step's FLOPs without recomputation
+  double replayed_share;  // recomputed FLOPs relative to a step's FLOPs without recomputation
   MemoryPlan plan;
 };
 std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes, Comm* comm = nullptr,
@@ -44,21 +44,21 @@ struct Settings {
   StepCost cost;
   MemoryPlan plan;
 };
-// The settings with the lowest step_cost of all that fit into `bytes`: of dist.zero (with several ranks),
-// train.micro_batch_size and runtime.recompute. A step keeps its tokens, so the sizes of micro-batches are the divisors
-// of a step's sequences, and train.accumulate_grad_batches follows. Of equal costs: the smallest dist.zero, then the
-// largest micro-batch. nullopt if nothing fits.
+// The settings with the lowest step_cost among all that fit into `bytes`: dist.zero (with several ranks),
+// train.micro_batch_size and runtime.recompute. A step keeps its tokens, so micro-batch sizes divide a step's
+// sequences, and train.accumulate_grad_batches follows. With equal costs: the smallest dist.zero, then the largest
+// micro-batch. nullopt if nothing fits.
 std::optional<Settings> fit_settings(const Config&, Device, int64_t bytes, Comm* comm = nullptr,
                                      int64_t most_documents = 0, const DocumentMix& = {});
-// The settings as arguments of a command: "--set dist.zero=1 --set ...". Without dist.zero for one rank.
+// The settings as command arguments: "--set dist.zero=1 --set ...". Without dist.zero for one rank.
 std::string arguments_of(const Settings&, int64_t ranks);
 
-// Config changes that make a run fit into `bytes`, as text for an error message: one key changed, or else those of
-// fit_settings.
+// Config changes that make a run fit into `bytes`, as text for an error message: one key changed, or else fit_settings'
+// changes.
 std::string fit_advice(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
 
 // For settings that do not fit into `bytes`: the least memory that the config needs, and what would need less: split
-// masters, state and gradients in bf16, state on the host, more ranks. A part of a sentence.
+// masters, state and gradients in bf16, state on the host, more ranks. Part of a sentence.
 std::string least_need(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
 
 }  // namespace triad

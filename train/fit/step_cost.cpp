@@ -10,7 +10,7 @@ namespace triad {
 
 namespace {
 
-// The part of a communication of `s` seconds that does not overlap with `compute` seconds.
+// The part of `s` seconds of communication that doesn't overlap with `compute` seconds.
 double shown(double s, double compute) { return std::max(kH200Rates.shown * s, s - compute / 2); }
 
 }  // namespace
@@ -20,7 +20,7 @@ double StepCost::exchange_shown() const { return shown(exchange, compute + recom
 BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
   const int64_t replica_ranks = ranks_of_replica(config, ranks);
   const auto size = [](Precision p) -> double { return p == Precision::bf16 ? 2 : 4; };
-  // What is sent of a number that each of n ranks has a part of.
+  // The fraction of a total, divided among n ranks, that the others have.
   const auto others_share = [](int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
   const double parameters = static_cast<double>(count_parameters(config.model)),
                elements = parameters * others_share(replica_ranks),
@@ -41,8 +41,7 @@ BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
 
 namespace {
 
-// Bytes that a micro-step's recomputation of q and k alone moves: their norm and their rotation each read and write
-// all of them.
+// Bytes that recomputing q and k alone moves in a micro-step: norm and rotation each read and write them all.
 double pointwise_bytes(const Config& config) {
   const ModelConfig& c = config.model;
   const RecomputePlan& plan = config.recompute;

@@ -1,4 +1,4 @@
-// A simple model of a step's time, which compares settings of one config before a run. It is no prediction of tokens/s.
+// A simple model for a step's time, which compares one config's settings before a run. It doesn't predict tokens/s.
 // Pure functions.
 #pragma once
 #include <cstdint>
@@ -8,32 +8,32 @@
 
 namespace triad {
 
-// Rates of H200 GPUs, in hosts of eight with NVLink and a network adapter for each GPU. To compare settings, only their
-// ratios matter. By NVIDIA's data sheet of the DGX H200, a GPU's NVLink has 450 GB/s each way, and its adapter 50 GB/s;
-// collectives reach a part of that.
+// H200 rates, in eight-GPU hosts with NVLink and a network adapter per GPU. To compare settings, only their ratios
+// matter. By NVIDIA's DGX H200 data sheet, a GPU's NVLink has 450 GB/s each way, and its adapter 50 GB/s; collectives
+// reach part of that.
 struct CardRates {
-  double flops = 400e12;                // FLOP/s of a step
-  double memory = 4e12;                 // bytes/s of kernels that only read and write memory
-  double few_ctas = 60e9;               // bytes/s of NCCL within a host with few CTAs
-  double host = 200e9, network = 40e9;  // bytes/s of one rank's collectives within a host; of several hosts
+  double flops = 400e12;                // FLOP/s in a step
+  double memory = 4e12;                 // bytes/s in kernels that only read and write memory
+  double few_ctas = 60e9;               // NCCL's bytes/s within a host with few CTAs
+  double host = 200e9, network = 40e9;  // bytes/s in one rank's collectives: within a host; across hosts
   int64_t host_ranks = 8;               // more ranks are on several hosts
-  double layer_s = 2e-4;                // per layer and micro-step: launches, and kernels too small to fill the card
-  double shown = 0.1;                   // the least share of communication that does not overlap
-  double update_bytes = 30;             // per parameter: what AdamW reads and writes
-  double accumulate_bytes = 8;          // per parameter and further micro-step: its gradient is read and written
+  double layer_s = 2e-4;                // launches, and kernels too small to fill the card; per layer and micro-step
+  double shown = 0.1;                   // least share of communication that doesn't overlap
+  double update_bytes = 30;             // what AdamW reads and writes per parameter
+  double accumulate_bytes = 8;          // a gradient read and written, per parameter and further micro-step
 
   double links(int64_t ranks) const { return ranks > host_ranks ? network : host; }
 };
 inline constexpr CardRates kH200Rates;
 
-// Seconds per token of one rank, in parts.
+// One rank's seconds per token, in parts.
 struct StepCost {
   double compute = 0;        // FLOPs without recomputation
-  double recompute = 0;      // recomputed FLOPs; bytes of `pointwise`
-  double communication = 0;  // of gradients and weights: the part that does not overlap with computation
-  double exchange = 0;       // of ranks that share sequences: all of it, as if none overlapped
-  double overhead = 0;       // per micro-step: small kernels, and sums of gradients; per step: the update
-  // The part of `exchange` that shows, if exchanges overlap with computation as the sums of gradients do (below).
+  double recompute = 0;      // recomputed FLOPs; `pointwise` bytes
+  double communication = 0;  // gradients and weights: the part that doesn't overlap with computation
+  double exchange = 0;       // ranks that share sequences: all exchanges, as if none overlapped
+  double overhead = 0;       // small kernels and gradient sums per micro-step; the update per step
+  // The part of `exchange` that shows, if exchanges overlap with computation as gradient sums do (below).
   double exchange_shown() const;
   double total() const { return compute + recompute + communication + exchange + overhead; }
 };
@@ -44,16 +44,16 @@ struct StepCost {
 //   1: the last micro-step scatters the sums, and the next forward gathers the new weights.
 //   2: every micro-step scatters the sums.
 //   3: every micro-step also gathers the weights, in forward and in backward.
-// And to other replicas, with each sum of its part of the gradients, that part twice, in fp32.
+// And to other replicas, whenever its part of the gradients is summed, that part twice, in fp32.
 struct BytesSent {
   double within = 0, to_others = 0;
 };
 BytesSent bytes_sent(const Config&, int64_t ranks, bool last);
 
-// The cost of a step of `ranks` ranks. Communication overlaps with half of its micro-step's computation, and at most
-// all but kH200Rates.shown of it does; the total has exchanges without overlap. Larger micro-batches have fewer
-// micro-steps per token, and so less overhead and, with dist.zero 2 and 3, less communication. Never falls when more is
-// recomputed. exchanged: bytes of a micro-step's exchanges (most_bytes() in planned_exchanges.h).
+// The cost of a step on `ranks` ranks. Communication overlaps with half its micro-step's computation, and at least
+// kH200Rates.shown of it shows; the total has exchanges without overlap. Larger micro-batches have fewer micro-steps
+// per token, and so less overhead and, with dist.zero 2 and 3, less communication. Never falls when more is recomputed.
+// exchanged: bytes in a micro-step's exchanges (most_bytes() in planned_exchanges.h).
 StepCost step_cost(const Config&, int64_t ranks, const DocumentMix& = {}, int64_t exchanged = 0);
 
 }  // namespace triad

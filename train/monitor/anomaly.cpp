@@ -14,19 +14,18 @@ namespace triad {
 
 namespace {
 
-// The throughput rule compares windows of at least 20 steps and 10 s, so that a single slow step does not trigger it.
-// The usual rate is the median of at least 5 windows.
+// The throughput rule compares spans of at least 20 steps and 10 s, so a single slow step doesn't trigger it. The usual
+// rate is the median over at least 5 spans.
 constexpr int64_t kRateSteps = 20;
 constexpr double kRateSeconds = 10;
-constexpr size_t kUsualWindows = 5, kMostWindows = 200;
-// The rule for growing memory compares the minima of successive windows of 100 steps: five rises in a row are an
-// anomaly.
-constexpr int64_t kCreepWindow = 100;
-constexpr size_t kCreepWindows = 6;
+constexpr size_t kUsualSpans = 5, kMostSpans = 200;
+// The rule for growing memory compares the minima in successive 100-step spans: five rises in a row are an anomaly.
+constexpr int64_t kCreepSpan = 100;
+constexpr size_t kCreepSpans = 6;
 // A layer's gates count as collapsed or dead if they exceed a bound in three consecutive steps. The entropy is in nats.
 constexpr double kLeastEntropy = 0.5, kMostMaxMean = 0.9, kMostCollapse = 0.5;
-// Bound on the fraction of rows whose gates are all 0. No healthy run has such rows: a sigmoid gate is 0 in fp32 only
-// below a logit of -88. The bound of 1% tolerates unusual data.
+// Bound on the fraction of rows with all gates 0. No healthy run has such rows: a sigmoid gate is 0 in fp32 only below
+// a logit of -88. The 1% bound tolerates unusual data.
 constexpr double kMostDead = 0.01;
 constexpr int kGatesInRow = 3;
 
@@ -54,14 +53,14 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
 void AnomalyRules::stage() {
   rate_steps_ = 0;
   rate_tokens_ = rate_seconds_ = 0;
-  window_rates_.clear();
+  span_rates_.clear();
   losses_.clear();
   plateau_text_.reset();
   throughput_text_.reset();
 }
 
-// Describes the anomaly if the rate (tokens/s) of the last full window is below log.throughput_drop times the median of
-// earlier windows.
+// Describes the anomaly if the last full span's rate (tokens/s) is below log.throughput_drop times the earlier spans'
+// median.
 std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double seconds) {
   rate_tokens_ += tokens, rate_seconds_ += seconds;
   if (++rate_steps_ < kRateSteps || rate_seconds_ < kRateSeconds) return throughput_text_;
@@ -69,8 +68,8 @@ std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double s
   const int64_t steps = std::exchange(rate_steps_, 0);
   rate_tokens_ = rate_seconds_ = 0;
   throughput_text_.reset();
-  if (window_rates_.size() >= kUsualWindows) {
-    std::vector<double> sorted = window_rates_;
+  if (span_rates_.size() >= kUsualSpans) {
+    std::vector<double> sorted = span_rates_;
     std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(sorted.size() / 2), sorted.end());
     const double usual = sorted[sorted.size() / 2];
     if (now < config_.log.throughput_drop * usual)
@@ -79,49 +78,49 @@ std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double s
           "(log.throughput_drop = {})",
           now, steps, usual, config_.log.throughput_drop);
   }
-  // A slow window is not added to the windows that define the usual rate.
+  // A slow span isn't added to those that define the usual rate.
   if (throughput_text_) return throughput_text_;
-  window_rates_.push_back(now);
-  if (window_rates_.size() > kMostWindows) window_rates_.erase(window_rates_.begin());
+  span_rates_.push_back(now);
+  if (span_rates_.size() > kMostSpans) span_rates_.erase(span_rates_.begin());
   return throughput_text_;
 }
 
-// Describes the anomaly if the mean loss of the last log.plateau_steps steps is not significantly (2 standard errors)
-// below the mean of as many steps before.
+// Describes the anomaly if the mean loss over the last log.plateau_steps steps isn't significantly (2 standard errors)
+// below the mean over as many steps before.
 std::optional<std::string> AnomalyRules::plateau(double loss) {
-  const auto window = static_cast<size_t>(config_.log.plateau_steps);
-  if (window == 0 || !std::isfinite(loss)) return plateau_text_;
+  const auto span = static_cast<size_t>(config_.log.plateau_steps);
+  if (span == 0 || !std::isfinite(loss)) return plateau_text_;
   losses_.push_back(loss);
-  if (losses_.size() > 2 * window) losses_.pop_front();
-  if (losses_.size() < 2 * window || until_plateau_look_-- > 0) return plateau_text_;
-  // The sums cost O(window), so they are computed only every window / 10 steps.
-  until_plateau_look_ = static_cast<int64_t>(window / 10);
-  const auto middle = losses_.begin() + static_cast<int64_t>(window);
-  const double n = static_cast<double>(window), before = std::accumulate(losses_.begin(), middle, 0.0) / n,
+  if (losses_.size() > 2 * span) losses_.pop_front();
+  if (losses_.size() < 2 * span || until_plateau_look_-- > 0) return plateau_text_;
+  // The sums cost O(span), so they are computed only every span / 10 steps.
+  until_plateau_look_ = static_cast<int64_t>(span / 10);
+  const auto middle = losses_.begin() + static_cast<int64_t>(span);
+  const double n = static_cast<double>(span), before = std::accumulate(losses_.begin(), middle, 0.0) / n,
                after = std::accumulate(middle, losses_.end(), 0.0) / n;
   double squares = 0;
   for (auto it = losses_.begin(); it != losses_.end(); ++it) {
     const double d = *it - (it < middle ? before : after);
     squares += d * d;
   }
-  constexpr double kErrors = 2;  // the difference must exceed this many of its standard errors
+  constexpr double kErrors = 2;  // the difference must exceed this many standard errors
   const double error = std::sqrt(squares / n / n);
   plateau_text_.reset();
   if (before - after <= kErrors * error)
     plateau_text_ = fmt::format("the loss is on a plateau: {:.4f} on average over the last {} steps, {:.4f} before",
-                                after, window, before);
+                                after, span, before);
   return plateau_text_;
 }
 
 std::optional<std::string> AnomalyRules::creep(Creep& c, const std::optional<double>& mib) const {
   if (!mib) return {};
   c.least_now = c.steps == 0 ? *mib : std::min(c.least_now, *mib);
-  if (++c.steps == kCreepWindow) {
+  if (++c.steps == kCreepSpan) {
     c.least.push_back(c.least_now);
-    if (c.least.size() > kCreepWindows) c.least.pop_front();
+    if (c.least.size() > kCreepSpans) c.least.pop_front();
     c.steps = 0;
   }
-  if (c.least.size() < kCreepWindows) return {};
+  if (c.least.size() < kCreepSpans) return {};
   for (size_t i = 1; i < c.least.size(); ++i)
     if (c.least[i] <= c.least[i - 1]) return {};
   const double growth = c.least.back() - c.least.front();
@@ -129,7 +128,7 @@ std::optional<std::string> AnomalyRules::creep(Creep& c, const std::optional<dou
   return fmt::format(
       "memory creeps: {:.0f} MiB more in {} steps, each {} of them more than those before "
       "(log.creep_mib = {}): {:.0f} MiB now",
-      growth, kCreepWindow * (kCreepWindows - 1), kCreepWindow, config_.log.creep_mib, c.least.back());
+      growth, kCreepSpan * (kCreepSpans - 1), kCreepSpan, config_.log.creep_mib, c.least.back());
 }
 
 std::optional<std::string> AnomalyRules::collapsed(std::span<const GateHealth> gates) {

@@ -1,5 +1,5 @@
-// AnomalyRules: detects from the numbers of each step that a run is failing although it still advances. Pure: no clock
-// and no files. A rule reports once, and again only after its condition has ended in between.
+// AnomalyRules: detects from each step's numbers that a run is failing although it still advances. Pure: no clock and
+// no files. A rule reports once, and again only after its condition has ended in between.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -21,33 +21,32 @@ struct Anomaly {
   bool single_rank = false;
 };
 
-// Gate statistics of a layer (kernels/nsa/stats.h defines them). If all rows are dead, all values but dead_frac are
-// NaN.
+// A layer's gate statistics (kernels/nsa/stats.h defines them). If all rows are dead, all values but dead_frac are NaN.
 struct GateHealth {
   int64_t layer = 0;
   double entropy_mean = 0, max_mean = 0, collapse_frac = 0, dead_frac = 0;
 };
 
-// The numbers of one step that the rules read; unknown numbers are absent.
+// One step's numbers that the rules read; unknown numbers are absent.
 struct StepHealth {
   int64_t step = 0;  // steps done, this one included
   double loss = 0, grad_norm = 0;
-  double tokens = 0, seconds = 0;                        // tokens of the step on all ranks; duration of the step
+  double tokens = 0, seconds = 0;                        // the step's tokens on all ranks, and duration
   std::optional<double> host_mib = {}, device_mib = {};  // memory in use on the host and on the device, MiB
   std::span<const GateHealth> gates = {};
-  std::span<const std::string> zero_grads = {};  // unexpected_zeros() (grad_report.h) of the newest measured step
+  std::span<const std::string> zero_grads = {};  // unexpected_zeros() (grad_report.h) in the newest measured step
 };
 
 class AnomalyRules {
  public:
   explicit AnomalyRules(const Config& config) : config_(config) {}
   std::vector<Anomaly> step(const StepHealth&);
-  // Forgets earlier losses and rates, with which those of a new stage (train.stages) do not compare.
+  // Drops earlier losses and rates, with which a new stage's (train.stages) don't compare.
   void stage();
 
  private:
-  // Detects memory growth: keeps the minimum of each of the last windows of steps, so that memory that is freed between
-  // peaks does not count as growth.
+  // Detects memory growth: keeps the minimum in each of the last spans of steps, so memory that is freed between peaks
+  // doesn't count as growth.
   struct Creep {
     std::deque<double> least;
     double least_now = 0;
@@ -62,14 +61,14 @@ class AnomalyRules {
 
   const Config& config_;
   std::map<std::string, bool> is_on_;  // rule name: whether its condition held in the previous step
-  int64_t rate_steps_ = 0;             // number of steps in the current throughput window
+  int64_t rate_steps_ = 0;             // steps in the current throughput span
   double rate_tokens_ = 0, rate_seconds_ = 0;
-  std::vector<double> window_rates_;  // tokens/s of each earlier throughput window
-  std::deque<double> losses_;         // losses of the last 2 * log.plateau_steps steps
+  std::vector<double> span_rates_;  // tokens/s in each earlier throughput span
+  std::deque<double> losses_;       // losses in the last 2 * log.plateau_steps steps
   int64_t until_plateau_look_ = 0;
   std::optional<std::string> plateau_text_, throughput_text_;
   Creep host_, device_;
-  // layer: number of consecutive steps in which its gates exceeded the bound
+  // layer -> consecutive steps in which its gates exceeded the bound
   std::map<int64_t, int> collapsed_in_row_, dead_in_row_;
 };
 

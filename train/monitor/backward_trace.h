@@ -1,5 +1,5 @@
-// BackwardTrace: records the ops of a backward in the order in which they are queued, with layer and device time of
-// each. Uses two timed events per op. The host does not wait: times are read together with the step's results.
+// BackwardTrace: records a backward's ops in the order in which they are queued, each with layer and device time. Uses
+// two timed events per op. The host does not wait: times are read together with the step's results.
 #pragma once
 #include <deque>
 #include <string>
@@ -19,9 +19,9 @@ class BackwardTrace final : public OpListener {
   void stop();
 
   struct Op {
-    int64_t layer;  // index of the op's layer; -1: outside the layers
+    int64_t layer;  // the op's layer; -1: outside the layers
     std::string name, stream;
-    double begin_ms, ms;  // start of the op since the start of the trace; duration of the op
+    double begin_ms, ms;  // the op's start since the trace began; its duration
   };
   // Returns the ops recorded in a slot, whose work the device must have finished, and clears the slot. Empty if nothing
   // was traced.
@@ -51,7 +51,7 @@ class BackwardTrace final : public OpListener {
 
 // The text that traces.log receives: a heading, a line per op, and a line per layer with its total time.
 std::string trace_text(int64_t step, const std::vector<BackwardTrace::Op>&);
-// The part of traces.log that belongs to steps up to `step`. file: the content of traces.log.
+// The part of traces.log that belongs to steps up to `step`. file: traces.log's content.
 std::string traces_until(int64_t step, std::string_view file);
 
 }  // namespace triad

@@ -19,7 +19,7 @@ namespace triad {
 
 namespace {
 
-// The fraction of a GPU's peak FLOP/s that a step is expected to reach, for the estimate of the run's duration.
+// The fraction of a GPU's peak FLOP/s that a step is expected to reach, to estimate the run's duration.
 constexpr double kExpectedShare = 0.35;
 
 // "1 step", "12,000 steps".
@@ -61,8 +61,8 @@ std::string flops_text(double flops) {
   return fmt::format("{:.3g} {}FLOP", flops, prefixes[i]);
 }
 
-// The estimated duration of the run as text. If the device's peak FLOP/s is unknown, the text refers to the progress
-// lines. flops: FLOPs of a step of one rank.
+// The run's estimated duration as text. If the device's peak FLOP/s is unknown, the text refers to the progress lines.
+// flops: FLOPs per step on one rank.
 std::string time_text(const Config& c, Device device, int world, int64_t steps, double flops) {
   const std::string work = flops_text(flops * world) + " a step";
   const double peak = device.is_cuda() ? peak_bf16_flops(backend::info(device).name) : 0;
@@ -90,8 +90,8 @@ std::string ranks_text(const Config& c, const Comm& comm) {
   return fmt::format("{} ranks on {}{}, {}", comm.world(), counted(hosts.size(), "host"), replicas, comm.name());
 }
 
-// The number of CPU cores that this process may use if they are fewer than the threads of a rank (step, loader, comm
-// guard, NCCL), else 0.
+// How many CPU cores this process may use if they are fewer than a rank's threads (step, loader, comm guard, NCCL),
+// else 0.
 int too_few_cores(Device device, const Comm& comm) {
   constexpr int kFewCores = 4;
   cpu_set_t cores;
@@ -152,7 +152,7 @@ std::string grouped(int64_t number) {
 }
 
 std::string duration_text(double seconds) {
-  constexpr double kMost = 1e15;  // largest number of seconds that is shown; it fits into int64_t
+  constexpr double kMost = 1e15;  // most seconds shown; fits into int64_t
   const auto s = static_cast<int64_t>(seconds > 0 ? std::min(seconds, kMost) : 0);
   constexpr int64_t kMinute = 60, kHour = 3600, kDay = 86400;
   if (s >= 3 * kDay) return fmt::format("{}d{:02}h", s / kDay, s % kDay / kHour);

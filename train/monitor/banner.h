@@ -13,15 +13,15 @@ namespace triad {
 struct RunSummary {
   int64_t parameters = 0, first_step = 0;
   double planned_mib = 0;
-  double step_flops = 0;                 // FLOPs of a step of one rank
+  double step_flops = 0;                 // FLOPs per step on one rank
   std::string data, documents;           // documents: DataSource::documents
   std::string start;                     // StartTimes::text
   std::vector<std::string> environment;  // one line for each config key that the environment changed
 };
 
-// The banner: at most thirteen lines of the form "word  text", and one for each stage of train.stages.
+// The banner: at most thirteen lines, each "word text", and one per stage in train.stages.
 std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const RunSummary&);
-// Details of the run for the log: the ranks and the whole config.
+// Run details for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);
 
 std::string grouped(int64_t number);        // 1234567 as "1,234,567"

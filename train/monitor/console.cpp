@@ -46,7 +46,7 @@ void Console::detail(const std::string& said) {
 void Console::alert(const std::string& said) {
   const std::string text = printable_lines(said);
   std::string line = "triad: " + text;
-  constexpr int kRows = 3;  // maximum number of terminal rows that an alert fills
+  constexpr int kRows = 3;  // most terminal rows that an alert fills
   if (is_terminal(STDERR_FILENO))
     line =
         cut_line(line, kRows * terminal_columns(STDERR_FILENO), fmt::format("... (ranks/rank_{}.log)", comm_.rank()));

@@ -1,4 +1,4 @@
-// Console: writes the lines that people read: the log of each rank, stdout of the first rank, and alerts on stderr.
+// Console: writes the lines that people read: each rank's log, the first rank's stdout, and alerts on stderr.
 #pragma once
 #include <chrono>
 #include <mutex>
@@ -22,7 +22,7 @@ class Console {
   void detail(const std::string& text);   // writes a line to the log
   // Reports a problem on any rank: shortened on stderr, whole in the rank's log. Any thread may call it.
   void alert(const std::string& text);
-  // Prints or redraws the progress line of a step. steps: the value of train.steps.
+  // Prints or redraws a step's progress line. steps: train.steps.
   void progress(const StepRecord&, int64_t steps);
 
  private:

@@ -45,7 +45,7 @@ Json document_lengths(const DocumentIndex& index, const DocumentMix& row_parts) 
   for (int64_t i = 0; i < index.count(); ++i) {
     const int64_t length = index.length(i);
     longest = std::max(longest, length);
-    if (length > 0) all.add(length);  // an empty source has one document of no tokens
+    if (length > 0) all.add(length);  // an empty source has one document without tokens
   }
   for (const auto& [length, number] : row_parts.documents) parts.add(length, number);
   return {{"schema", kSchema},     {"documents", index.count()},

@@ -1,4 +1,4 @@
-// env.json: describes the machine and the environment of a run.
+// env.json: describes a run's machine and environment.
 #pragma once
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace triad {
 
-// The content of env.json: machine, ranks, libraries, build and the environment variables that affect a run.
+// env.json's content: machine, ranks, libraries, build and the environment variables that affect a run.
 Json environment_report(Device, const Comm&, const std::string& build);
 
 }  // namespace triad

@@ -25,7 +25,7 @@ Tensor upload(Context& ctx, Arena& arena, const char* name, const std::vector<in
 GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, Tensor sums, const Parts& parts)
     : params_(params), arrivals_(params), sums_(sums) {
   std::vector<int64_t> pieces, first_piece = {0};
-  // number of ranges for which memory is allocated: the same on all ranks, and enough for each
+  // ranges for which memory is allocated: the same on all ranks, and enough for each
   int64_t most = static_cast<int64_t>(parts.count());
   for (int64_t i = 0; i < params.count(); ++i) {
     const int64_t begin = params.offset(i), end = begin + params.specs()[static_cast<size_t>(i)].shape.numel();
@@ -60,17 +60,17 @@ GradNorms GradLedger::read(const double* norms) const {
 
 namespace {
 
-// Whether the gradient of the keys or values of one NSA branch must be 0: the gates force the branch off, or its
-// queries attend to nothing. With one key the softmax is constant 1, so the key's gradient is 0.
+// Whether one NSA branch's key or value gradient must be 0: the gates force the branch off, or its queries attend to
+// nothing. With one key the softmax is constant 1, so the key's gradient is 0.
 bool branch_is_zero(const ModelConfig& c, int64_t seq_len, Branch branch, bool key) {
   if (c.nsa.gate.force != Branch::none && c.nsa.gate.force != branch) return true;
-  int64_t most = std::min(seq_len, c.nsa.w);  // maximum number of keys that a query attends to in this branch
+  int64_t most = std::min(seq_len, c.nsa.w);  // most keys that a query attends to in this branch
   if (branch == Branch::cmp) most = compressed_length(seq_len, c.nsa.l, c.nsa.d);
   if (branch == Branch::sel) most = std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel);
   return most == 0 || (most == 1 && key);
 }
 
-// Whether a parameter makes the keys or values that all branches of an NSA layer share.
+// Whether a parameter makes the keys or values that all branches in an NSA layer share.
 bool feeds_all_branches(const ModelConfig& c, const ParamSpec& param) {
   using enum ParamRole;
   const bool in_pair = param.role == k_proj || param.role == v_proj || param.role == k_bias || param.role == v_bias ||

@@ -1,5 +1,5 @@
 // GradLedger: records for each parameter whether backward has reported its gradient (GradSink::ready). On request it
-// computes on the device each gradient's norm and number of non-finite elements, after the sums over ranks and before
+// computes on the device each gradient's norm and its non-finite element count, after the sums over ranks and before
 // clipping.
 #pragma once
 #include <string>
@@ -11,23 +11,23 @@
 
 namespace triad {
 
-// Numbers about the gradients of one step, on the host, indexed by parameter.
+// Numbers about one step's gradients, on the host, indexed by parameter.
 struct GradNorms {
   std::vector<double> norm;
-  std::vector<int64_t> not_finite;  // for each parameter: number of gradient elements that are NaN or infinite
+  std::vector<int64_t> not_finite;  // NaN or infinite gradient elements
   bool is_zero(size_t i) const { return norm[i] == 0; }
 };
 
 class GradLedger final : public GradSink {
  public:
-  // sums: the summed gradients, of which this rank has the given parts.
+  // sums: the summed gradients; this rank has the given parts.
   GradLedger(Context&, Arena&, const Params&, Tensor sums, const Parts& parts);
-  GradLedger(Context& ctx, Arena& arena, const Params& params)  // of one rank
+  GradLedger(Context& ctx, Arena& arena, const Params& params)  // one rank has all
       : GradLedger(ctx, arena, params, params.grads(), Parts::whole(params)) {}
 
-  // Call before queuing a backward. Each call of ready() is forwarded to `next` unless it is null, and throws Error if
-  // the gradient was reported before. A replayed graph does not call ready(), so what the recorded backward has
-  // reported stays valid.
+  // Call before queuing a backward. Each ready() call is forwarded to `next` unless it is null, and throws Error if the
+  // gradient was reported before. A replayed graph does not call ready(), so what the recorded backward has reported
+  // stays valid.
   void begin(GradSink* next) {
     next_ = next;
     arrivals_.begin();
@@ -36,12 +36,12 @@ class GradLedger final : public GradSink {
     if (next_ != nullptr) next_->open(segment, on);
   }
   void ready(ConstTensor grad, const Stream& on) override;
-  // Names of the parameters whose gradients the last backward did not report.
+  // Names of parameters whose gradients the last backward did not report.
   std::vector<std::string> missing() const { return arrivals_.missing(); }
   void require_all() const { arrivals_.require_all(); }  // throws MissingGradients
 
-  // Queues the computation of norms() [parameters, ParamNorms::count] f64 from the current gradients. Each rank covers
-  // only its own parts; the caller adds up the tensors of the ranks.
+  // Queues computing norms() [parameters, ParamNorms::count] f64 from the current gradients. Each rank covers only its
+  // own parts; the caller adds up the ranks' tensors.
   void measure(Context&);
   Tensor norms() const { return norms_; }
   GradNorms read(const double* norms) const;
@@ -53,10 +53,9 @@ class GradLedger final : public GradSink {
   Tensor sums_, pieces_, first_piece_, norms_;
 };
 
-// Whether the parameter's gradient must be zero: that of a forced or detached gate; of a branch that is forced off or
-// attends to no block; of keys where every query attends to at most one key; and of the gate's first matrix in the
-// first update, because the second matrix is initialised to zero. step: number of updates since fresh weights, this one
-// included.
+// Whether the parameter's gradient must be zero: in a forced or detached gate; in a branch that is forced off or
+// attends to no block; for keys where every query attends to at most one key; and for the gate's first matrix in the
+// first update, because the second matrix is initialised to zero. step: updates since fresh weights, this one included.
 bool expects_zero_gradient(const ModelConfig&, int64_t seq_len, int64_t step, const ParamSpec&);
 
 }  // namespace triad

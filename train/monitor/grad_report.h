@@ -10,13 +10,12 @@
 
 namespace triad {
 
-// Names of the parameters whose gradient is zero although nothing in the config or in the length of the documents makes
-// it zero. step: number of updates since fresh weights, this one included. longest: tokens of the longest document
-// within which attention stays; 0: rows are one sequence. dense: of a dense step, without the parameters that it does
-// not use.
+// Names of parameters whose gradient is zero although nothing in the config or in document lengths makes it zero. step:
+// updates since fresh weights, this one included. longest: tokens in the longest document within which attention stays;
+// 0: rows are one sequence. dense: for a dense step, without the parameters that it doesn't use.
 std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradNorms&,
                                           int64_t longest = 0, bool dense = false);
-// L2 norm of all gradients of a layer, for each layer [n_layers].
+// L2 norm over all gradients in a layer, for each layer [n_layers].
 std::vector<double> layer_norms(const Params&, const ModelConfig&, const GradNorms&);
 
 class GradReport {
@@ -25,14 +24,14 @@ class GradReport {
   // resume. longest: as above.
   GradReport(const Config&, const RunFolder&, const Params&, bool first, int64_t resume_step, int64_t longest);
 
-  // Whether the gradients of this step are measured, and whether its backward is traced. step: number of optimizer
-  // steps done, this one included.
+  // Whether this step's gradients are measured, and whether its backward is traced. step: optimizer steps done, this
+  // one included.
   bool measures(int64_t step) const;
   bool traces(int64_t step) const;
-  // Reports the result of a step and returns fields for the step's heartbeat. updates: number of earlier updates that
-  // changed the weights.
+  // Reports a step's result and returns fields for the step's heartbeat. updates: earlier updates that changed the
+  // weights.
   Json step(int64_t step, int64_t updates, const TrainStep::Result&, Telemetry&);
-  // unexpected_zeros() of the newest measured step.
+  // unexpected_zeros() in the newest measured step.
   const std::vector<std::string>& zeros() const { return zeros_; }
   // Writes the parameters that the exception names to all_missing_params.txt.
   void missing(int64_t step, const MissingGradients&) const;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// Version of the format of heartbeat lines; increase it when a field changes its meaning or is removed.
+// Heartbeat format version; increase it when a field changes its meaning or is removed.
 constexpr int kHeartbeatSchema = 1;
 
 std::string iso_time(std::time_t now) {

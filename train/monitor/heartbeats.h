@@ -1,4 +1,4 @@
-// Heartbeats: writes heartbeat_rank{R}.jsonl, one JSON line per event of this rank, for programs that watch a run.
+// Heartbeats: writes heartbeat_rank{R}.jsonl, one JSON line per event on this rank, for programs that watch a run.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -24,7 +24,7 @@ class Heartbeats {
   Heartbeats(const Config&, const RunFolder&, Device, const Comm&, const Arena&);
 
   void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // later lines include the watchdog's samples
-  // Writes a line with the fields that every line has, and those of `more`. Any thread may call it.
+  // Writes a line with the fields that every line has, and `more`'s. Any thread may call it.
   void write(int64_t step, const std::string& msg, const Json& more = Json::object());
   // Writes a line for a finished step if one is due (heartbeat_due in pace.h).
   void step(const StepRecord&);
@@ -39,7 +39,7 @@ class Heartbeats {
   // Atomic, because the watchdog's thread may call write() before watched_by() is called.
   std::atomic<const Watchdog*> watchdog_ = nullptr;
   std::vector<double> fetch_ms_;                // times that micro-steps waited for tokens since the last line, ms
-  Clock::time_point last_step_ = Clock::now();  // time of the last line for a step
+  Clock::time_point last_step_ = Clock::now();  // when the last step line was written
 };
 
 }  // namespace triad

@@ -17,14 +17,14 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// The elements [begin, end) of a flat buffer that belong to one parameter.
+// Elements [begin, end) in a flat buffer that belong to one parameter.
 struct NamedRange {
   std::string name;
   int64_t begin, end;
   Shape shape;
 };
 
-// The ranges of all parameters in the order in which they are stored, without padding.
+// All parameters' ranges in storage order, without padding.
 std::vector<NamedRange> ranges_of(const Params& params) {
   std::vector<NamedRange> all;
   for (int64_t i = 0; i < params.count(); ++i) {
@@ -36,7 +36,7 @@ std::vector<NamedRange> ranges_of(const Params& params) {
   return all;
 }
 
-// The ranges of the parameters that parts of the flat buffer contain, as elements of a buffer of these parts.
+// Ranges of the parameters that parts of the flat buffer contain, as elements in a buffer with these parts.
 std::vector<NamedRange> ranges_in(const std::vector<NamedRange>& params, const Parts& parts) {
   std::vector<NamedRange> all;
   for (const Parts::Part& part : parts)
@@ -51,12 +51,12 @@ std::vector<NamedRange> ranges_in(const std::vector<NamedRange>& params, const P
   return all;
 }
 
-// Splits the block of a flat buffer into one block per range; alignment bytes after a range belong to it. The padding
-// that makes the ranks' shards equally large becomes a block of its own.
+// Splits a flat buffer's block into one block per range; alignment bytes after a range belong to it. The padding that
+// makes the ranks' shards equally large becomes a separate block.
 void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Block& buffer, const std::string& prefix,
            const std::vector<NamedRange>& ranges) {
   constexpr int64_t kAlignment = 4096;
-  const bool wide = buffer.shape.rank == 2;  // [elements, values of each]
+  const bool wide = buffer.shape.rank == 2;  // [elements, values per element]
   const int64_t element = size_of(buffer.dtype) * (wide ? buffer.shape[1] : 1);
   const auto shape_in = [&](Shape elements) {
     if (wide) elements.dim[static_cast<size_t>(elements.rank++)] = buffer.shape[1];
@@ -124,7 +124,7 @@ std::vector<MemorySnapshot::Block> name_blocks(const Arena& arena, TrainStep& st
         a.name,    name_of(a.tag),      a.offset,      a.bytes, align_up(a.bytes), a.dtype, a.shape,
         a.time_us, a.where.file_name(), a.where.line()};
     if (is(b, MemTag::workspace, kScratchName)) continue;
-    // Windows, which several layers use in turn, stay one block.
+    // A layer ring, which several layers use in turn, stays one block.
     if (is(b, MemTag::params, "weights") && b.shape.numel() == whole)
       split(blocks, b, "", ranges);
     else if (is(b, MemTag::master, "master weights"))
@@ -212,7 +212,7 @@ void MemoryReport::write_tables() const {
                         optimizer_report(step_.model().params().specs(), step_.optimizer().kind(),
                                          step_.optimizer().moments_dtype(), kept, comm_.world()));
 
-  // Role: dtype: number of tensors, bytes.
+  // Role -> dtype -> (tensors, bytes).
   std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;
   for (const MemorySnapshot::Block& b : blocks_) {
     auto& [tensors, bytes] = roles[b.category][name_of(b.dtype)];

@@ -1,6 +1,6 @@
 // MemoryReport: reports a run's memory tensor by tensor in mem_*.{txt,json,pickle}, opt_state_mb.txt and
-// dtypes_report.txt. The sizes are those of the allocations that the host has recorded; the device is queried only for
-// its total memory in use.
+// dtypes_report.txt. Sizes come from allocations that the host has recorded; the device is queried only for its total
+// memory in use.
 #pragma once
 #include <string>
 #include <utility>
@@ -14,8 +14,8 @@
 
 namespace triad {
 
-// Device memory that a run uses outside its arena (by libraries and the driver), measured as the growth of the device's
-// memory in use.
+// Device memory that a run uses outside its arena (by libraries and the driver), measured by how the device's memory in
+// use grows.
 class OutsideMemory {
  public:
   explicit OutsideMemory(Device);  // the memory in use now (CUDA context, other processes) is the first entry
@@ -35,15 +35,14 @@ class OutsideMemory {
   std::vector<MemorySnapshot::Outside> parts_;
 };
 
-// One block for every tensor of the arena; the flat buffers of weights, gradients and moments are split into one block
-// per parameter.
+// One block for every tensor in the arena; the flat buffers (weights, gradients, moments) are split into one block per
+// parameter.
 std::vector<MemorySnapshot::Block> name_blocks(const Arena&, TrainStep&);
 
 // The layer that a tensor's name contains, as "layer 7"; empty for tensors outside the layers.
 std::string layer_of(const std::string& tensor);
 
-// The text of opt_state_mb.txt. Its first line is the number of MiB of the moments of all ranks together, without
-// padding.
+// opt_state_mb.txt's text. The first line is all ranks' moments together in MiB, without padding.
 std::string optimizer_report(const std::vector<ParamSpec>&, OptimizerKind, DType moments, int64_t kept_bytes,
                              int64_t ranks);
 
@@ -67,10 +66,10 @@ class MemoryReport {
   const OutsideMemory& outside_;
   const RunFolder& folder_;
   const Comm& comm_;
-  std::vector<MemorySnapshot::Block> blocks_;  // one per tensor of the arena; constant, because the arena is sealed
+  std::vector<MemorySnapshot::Block> blocks_;  // one per tensor in the arena; constant, because the arena is sealed
 };
 
-// Writes the three files of a snapshot: FOLDER/mem_{when}{suffix}.{txt,json,pickle}.
+// Writes a snapshot's three files: FOLDER/mem_{when}{suffix}.{txt,json,pickle}.
 void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot&);
 
 }  // namespace triad

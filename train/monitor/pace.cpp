@@ -6,8 +6,8 @@
 namespace triad {
 
 namespace {
-constexpr size_t kFew = 5;      // minimum number of step times in a median, once the run has had so many steps
-constexpr size_t kMost = 1000;  // maximum number of step times in a median, because they are sorted in every step
+constexpr size_t kFew = 5;      // fewest step times in a median, once the run has had so many steps
+constexpr size_t kMost = 1000;  // most step times in a median, because they are sorted in every step
 }  // namespace
 
 void StepTimes::add(double ms) {

@@ -13,9 +13,9 @@
 
 namespace triad {
 
-// StepTimes: computes the step time that a row of training.csv prints: the median over the steps since the last row,
-// and over earlier steps if these are fewer than 5. Single times are unreliable, because the results of a GPU's last
-// steps arrive together.
+// StepTimes: computes the step time that a training.csv row prints: the median over the steps since the last row, and
+// over earlier steps if these are fewer than 5. Single times are unreliable, because a GPU's last steps' results arrive
+// together.
 class StepTimes {
  public:
   void add(double ms);
@@ -27,25 +27,25 @@ class StepTimes {
   size_t since_row_ = 0;
 };
 
-// FLOPs of a step of one rank. The mix: the documents within which attention stays (DataSource::attended).
+// FLOPs per step on one rank. The mix: the documents within which attention stays (DataSource::attended).
 double step_flops(const Config&, const DocumentMix& = {});
-// The same on average over the steps of a stage; the mix is that of its rows.
+// The same on average over a stage's steps; the mix is its rows'.
 double stage_flops(const Config&, const TrainStage&, const DocumentMix& = {});
 
-// ThroughputMeter: computes the rates and averages of a StepRecord.
+// ThroughputMeter: computes a StepRecord's rates and averages.
 class ThroughputMeter {
  public:
   using Clock = std::chrono::steady_clock;
-  // step_flops: FLOPs of a step of this rank. peak_flops: the card's peak in FLOP/s; 0: unknown. run_tokens: number of
-  // tokens that the run had trained on before this process.
+  // step_flops: FLOPs per step on this rank. peak_flops: the card's peak in FLOP/s; 0: unknown. run_tokens: tokens that
+  // the run had trained on before this process.
   ThroughputMeter(const Config&, double step_flops, double peak_flops, int64_t run_tokens);
-  // A stage of steps with these FLOPs begins, which ends after step `end`; later stages have later_flops in all. Times
-  // of earlier steps do not count for its step time.
+  // A stage begins whose steps have these FLOPs and which ends after step `end`; later stages have later_flops in all.
+  // Earlier steps' times don't count for its step time.
   void stage(double step_flops, int64_t end, double later_flops) {
     step_flops_ = step_flops, stage_end_ = end, later_flops_ = later_flops;
     times_ = {};
   }
-  // Fills in the second half of the record (see StepRecord). now: the time at which the step's result arrived.
+  // Fills in the record's second half (see StepRecord). now: the time at which the step's result arrived.
   void measure(StepRecord&, Clock::time_point now);
 
  private:
@@ -55,7 +55,7 @@ class ThroughputMeter {
   const double peak_flops_;
   StepTimes times_;
   Clock::time_point first_step_;
-  double flops_ = 0;  // of the steps since the first one
+  double flops_ = 0;  // FLOPs in the steps since the first one
   int64_t steps_ = 0, steps_since_row_ = 0, run_tokens_;
   double comm_ms_since_row_ = 0;
 };

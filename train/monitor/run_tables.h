@@ -1,4 +1,4 @@
-// RunTables: writes the CSV tables of a run, training.csv, val.csv and fallback_counters.csv, on the first rank.
+// RunTables: writes a run's CSV tables, training.csv, val.csv and fallback_counters.csv, on the first rank.
 #pragma once
 #include <vector>
 
@@ -11,17 +11,17 @@ namespace triad {
 
 class RunTables {
  public:
-  // resume_step: the step from which the run resumes; rows of later steps are cut. -1: not a resume.
+  // resume_step: the step from which the run resumes; later steps' rows are cut. -1: not a resume.
   RunTables(const RunFolder&, int64_t resume_step);
 
-  void step(const StepRecord&);  // writes a row of training.csv if StepRecord::row is true
+  void step(const StepRecord&);  // writes a training.csv row if StepRecord::row is true
   void evaluation(int64_t step, double loss);
   // Writes the fallbacks that were counted since the last call, by layer, op, kernel and reason.
   void fallbacks(int64_t step, const Routes&);
 
  private:
   CsvFile training_, validation_, fallbacks_;
-  // For each entry of Routes::counts(): number of its calls already in fallback_counters.csv.
+  // By entry in Routes::counts(): calls already in fallback_counters.csv.
   std::vector<int64_t> fallbacks_written_;
 };
 

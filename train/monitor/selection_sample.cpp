@@ -10,14 +10,14 @@ namespace triad {
 namespace {
 
 constexpr int kSchema = 2;
-// Limits on the size of a sample: queries; selected blocks over all layers and groups.
+// Limits on a sample's size: queries; selected blocks over all layers and groups.
 constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
 
-// The tokens of the batch's first row that are sampled: all, or of a row that ranks share (dist.context), those of the
-// first rank's first run.
+// Which tokens in the batch's first row are sampled: all, or, if ranks share the row (dist.context), the first rank's
+// first run.
 int64_t sampled_tokens(const Activations& act) { return act.layout().run(0).size(); }
 
-// The bounds of the documents in the sampled tokens; without packed documents, those of the tokens.
+// Document bounds in the sampled tokens; without packed documents, the bounds of the tokens.
 std::vector<int32_t> bounds_of_first_row(Context& ctx, const Activations& act) {
   const auto T = static_cast<int32_t>(sampled_tokens(act));
   if (act.bounds.empty()) return {0, T};
@@ -28,7 +28,7 @@ std::vector<int32_t> bounds_of_first_row(Context& ctx, const Activations& act) {
   return bounds;
 }
 
-// For each token of the batch's first row, the id of the first block of its document.
+// For each token in the batch's first row, the id of its document's first block.
 std::vector<int32_t> first_blocks(Context& ctx, const Activations& act) {
   std::vector<int32_t> first(static_cast<size_t>(sampled_tokens(act)), 0);
   if (!act.documents.first_block.empty())

@@ -1,5 +1,5 @@
-// selection_sample.json: the blocks that a sample of queries of one validation sequence selected in the last
-// evaluation, by layer and KV group. The file's size is bounded for any sequence length.
+// selection_sample.json: the blocks that sampled queries in one validation sequence selected in the last evaluation, by
+// layer and KV group. The file's size is bounded for any sequence length.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,15 +11,15 @@ namespace triad {
 
 inline constexpr const char* kSelectionSample = "selection_sample.json";
 
-// The positions of the sampled queries in a sequence of seq_len tokens: at most `most`, evenly spaced, ascending, the
+// Positions of the sampled queries in a sequence with seq_len tokens: at most `most`, evenly spaced, ascending, the
 // last position included. The distance between them is odd, so that they fall on different positions within a block.
 std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most);
 
-// Call after a forward that keeps activations. Returns the selection lists of the batch's first row as {schema, step,
+// Call after a forward that keeps activations. Returns the selection lists for the batch's first row as {schema, step,
 // seq_len, bounds: [0, .., seq_len], l_sel, init_blocks, local_blocks, queries: [t, ..], layers: [layer, ..], lists:
-// [i][group][query] = [block, ..]}; lists[i] are those of layers[i], the layers with NSA. bounds: of the documents in
-// the row; one if the row is one sequence. t: a position in the row. Blocks are counted from the first token of the
-// query's document. (Schema 1 had no bounds, and blocks counted from the row's first token.)
+// [i][group][query] = [block, ..]}; lists[i] belong to layers[i], the layers with NSA. bounds: document bounds in the
+// row; one document if the row is one sequence. t: a position in the row. Blocks are counted from the first token in
+// the query's document. (Schema 1 had no bounds, and blocks counted from the row's first token.)
 Json selection_sample(Context&, Activations&, const ModelConfig&, int64_t step);
 
 }  // namespace triad

@@ -8,7 +8,7 @@ namespace {
 
 using F = NsaStats::Field;
 
-// Adds the TensorBoard scalars of one layer, named gates/layerNN/... and selection/layerNN/...
+// Adds one layer's TensorBoard scalars, named gates/layerNN/... and selection/layerNN/...
 void add_scalars(std::vector<Scalar>& scalars, int64_t layer, const NsaStats& s) {
   const auto add = [&](const char* group, const char* name, double value) {
     scalars.push_back({fmt::format("{}/layer{:02}/{}", group, layer, name), value});

@@ -1,6 +1,6 @@
-// StatsReport: reports the statistics of gates and selection (log.stats), computed over all micro-steps and ranks of a
-// step. In steps with a row in training.csv it writes them by layer to gates.csv, k_stats.csv and TensorBoard; each
-// step's heartbeat receives them over all layers.
+// StatsReport: reports gate and selection statistics (log.stats), computed over all micro-steps and ranks in a step. In
+// steps with a row in training.csv it writes them by layer to gates.csv, k_stats.csv and TensorBoard; each step's
+// heartbeat receives them over all layers.
 #pragma once
 #include <memory>
 #include <span>
@@ -25,7 +25,7 @@ class StatsReport {
   // layers: a step's statistics by layer; empty without NSA or without log.stats. Layers with dense attention have no
   // rows and are left out of every report. Returns the fields for the step's heartbeat.
   Json step(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);
-  std::span<const GateHealth> gates() const { return gates_; }  // of the NSA layers, of the last call of step()
+  std::span<const GateHealth> gates() const { return gates_; }  // NSA layers' gates in the last step() call
 
  private:
   void rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);

@@ -20,10 +20,10 @@ class StepChecks {
   StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step)
       : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config) {}
 
-  // Writes ddp_buckets.txt, the table of gradient buckets. With log.diagnostics "buckets" every rank writes a table of
-  // its own, with a row for each bucket of each step. resumed_at: rows up to this step are kept; nullopt: not a resume.
+  // Writes ddp_buckets.txt, the gradient bucket table. With log.diagnostics "buckets" every rank writes its own table,
+  // with a row per step and bucket. resumed_at: rows up to this step are kept; nullopt: not a resume.
   void begin_bucket_table(std::optional<int64_t> resumed_at);
-  // Appends a step's rows to this rank's table of buckets. If the sums differ between ranks, returns a description, the
+  // Appends a step's rows to this rank's bucket table. If the sums differ between ranks, returns a description, the
   // same on all ranks; the run must then end, because the ranks' weights would become different.
   std::optional<std::string> buckets(Telemetry&, int64_t step, const BucketTrace::Step&);
 

@@ -8,7 +8,7 @@ namespace triad {
 
 std::string text_until(std::string_view text, int64_t step, const StepOfLine& step_of) {
   std::string kept;
-  // Step of the current line; lines before the first step are always kept.
+  // The current line's step; lines before the first step are always kept.
   int64_t now = std::numeric_limits<int64_t>::min();
   for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
     const std::string_view line = text.substr(0, end + 1);

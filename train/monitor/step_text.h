@@ -1,4 +1,4 @@
-// Text files of a run that grow with each step and are not CSV (for CSV see io/csv.h): a resume cuts them back to its
+// A run's text files that grow with each step and aren't CSV (for CSV see io/csv.h): a resume cuts them back to its
 // step.
 #pragma once
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace triad {
 using StepOfLine = std::function<std::optional<int64_t>(std::string_view line)>;
 std::string text_until(std::string_view text, int64_t step, const StepOfLine& step_of);
 
-// The number between the texts `before` and `after` at the beginning of a line: 12 for the line "step 12: ..." with
-// "step " and ":".
+// The number between the texts `before` and `after` where a line begins: 12 for the line "step 12: ..." with "step "
+// and ":".
 std::optional<int64_t> number_between(std::string_view line, std::string_view before, std::string_view after);
 
 }  // namespace triad

@@ -71,7 +71,7 @@ void Telemetry::routes(const Routes& routes) {
   if (route_steps_logged_++ >= config_.log.route_steps) return;
   struct Line {
     std::string text;
-    int64_t first, last;  // range of layers to which the text applies
+    int64_t first, last;  // layer range to which the text applies
   };
   std::vector<Line> lines;
   for (; routes_logged_ < routes.counts().size(); ++routes_logged_) {

@@ -23,22 +23,22 @@ namespace triad {
 // On the first rank it prints to stdout and writes the run's tables; on every rank it writes a log and heartbeats.
 class Telemetry {
  public:
-  // The state from which a run resumes: rows of later steps are cut from the CSV files.
+  // The state from which a run resumes: later steps' rows are cut from the CSV files.
   struct Resume {
     int64_t step = -1, tokens = 0;  // -1: a fresh run
   };
-  // step_flops: FLOPs of a step of this rank. verbose: detail() prints to stdout too.
+  // step_flops: FLOPs per step on this rank. verbose: detail() prints to stdout too.
   Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, Resume, double step_flops,
             bool verbose);
 
   void banner(RunSummary);  // completes the summary's planned_mib and step_flops, then prints the banner
   void stage(double step_flops, int64_t end, double later_flops) { meter_.stage(step_flops, end, later_flops); }
-  void step(StepRecord);  // completes the second half of the record, then passes it on
+  void step(StepRecord);  // completes the record's second half, then passes it on
   void evaluation(int64_t step, double loss);
   // Writes to fallback_counters.csv the fallbacks that were counted since the last call.
   void fallbacks(int64_t step, const Routes&);
-  // Logs the kernels that were not logged before, but only in the first log.route_steps steps of this process; those of
-  // matmul only if runtime.kernels sets them.
+  // Logs the kernels that were not logged before, but only in this process's first log.route_steps steps; matmul's only
+  // if runtime.kernels sets them.
   void routes(const Routes&);
   void message(const std::string& text) { console_.message(text); }
   void detail(const std::string& text) { console_.detail(text); }
@@ -48,7 +48,7 @@ class Telemetry {
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object()) {
     heartbeats_.write(step, msg, more);
   }
-  double peak_mib() const;                             // peak of the planned memory
+  double peak_mib() const;                             // planned memory peak
   TensorBoardWriter* board() { return board_.get(); }  // null on other ranks and without log.tensorboard
 
  private:
@@ -58,12 +58,12 @@ class Telemetry {
   const Arena& arena_;
   const double step_flops_;
   ThroughputMeter meter_;
-  int64_t run_tokens_;  // number of tokens trained on so far
+  int64_t run_tokens_;  // tokens trained on so far
   Console console_;
   std::optional<RunTables> tables_;  // present on the first rank, with log.csv
   Heartbeats heartbeats_;
   std::unique_ptr<TensorBoardWriter> board_;
-  size_t routes_logged_ = 0;  // number of entries of Routes::counts() that are in the log already
+  size_t routes_logged_ = 0;  // entries in Routes::counts() that are logged already
   int64_t route_steps_logged_ = 0;
 };
 

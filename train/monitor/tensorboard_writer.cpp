@@ -12,13 +12,13 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// The folder of the event file whose axis is tokens. It is separate, because a resume discards a file's events by their
+// The folder for the event file whose axis is tokens. It's separate, because a resume discards a file's events by their
 // position on its axis.
 std::string by_tokens(const std::string& folder) { return folder + "/by_tokens"; }
 int64_t tokens_or_none(int64_t resume_step, int64_t resume_tokens) { return resume_step >= 0 ? resume_tokens : -1; }
 
-// The run's hyperparameters: every scalar config key except those of the groups log and dist, which do not affect what
-// the run learns.
+// The run's hyperparameters: every scalar config key except in the groups log and dist, which don't affect what the run
+// learns.
 std::vector<tensorboard::HParam> hparams_of(const Json& config) {
   std::vector<tensorboard::HParam> all;
   for (const auto& [group, fields] : config.items()) {

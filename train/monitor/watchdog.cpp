@@ -35,7 +35,7 @@ double anonymous_mib() {
   return 0;
 }
 
-// The newest heartbeat in the file of a rank; nullopt if no line of it can be read.
+// The newest heartbeat in a rank's file; nullopt if no line can be read.
 std::optional<Json> last_heartbeat(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return {};
@@ -82,10 +82,10 @@ StallRule::State StallRule::look(double now_s, const Progress::Position& place) 
     const auto steps = static_cast<double>(place.steps - last_->steps);
     step_times_.push_back((now_s - step_began_) / steps);
     if (step_times_.size() > kMostTimes) step_times_.pop_front();
-    if (stage_of(place) != stage_of(*last_)) step_times_.clear();  // the stage's steps may have other sizes
+    if (stage_of(place) != stage_of(*last_)) step_times_.clear();  // this stage's steps may have other sizes
     step_began_ = now_s;
   }
-  // The time of evaluations and checkpoints does not count as step time.
+  // Time in evaluations and checkpoints doesn't count as step time.
   if (!in_step(place.stage)) step_began_ = now_s;
   last_ = place;
   if (still_s() >= hang_s(place)) return State::hung;
@@ -196,8 +196,8 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
     if (config_.log.on_anomaly == OnAnomaly::stop) end_process_within(kReportS);
     std::string text = fmt::format("rank {}: HUNG: no progress for {:.1f} s in step {}; {}", comm_.rank(),
                                    rule_.still_s(), step + 1, at);
-    // Runs an action and ignores its failure: the disk or the GPU driver may be the cause of the hang, and the other
-    // actions must still run.
+    // Runs an action and ignores its failure: the disk or the GPU driver may cause the hang, and the other actions must
+    // still run.
     const auto attempt = [&](auto&& work) {
       try {
         work();
@@ -219,7 +219,7 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
           {{"at", at}, {"still_s", rule_.still_s()}, {"waits_in_collective", last.under_way}, {"file", file}});
     });
     if (config_.log.on_anomaly != OnAnomaly::stop) return;
-    _exit(1);  // without cleanup, because the main thread is hung
+    _exit(1);  // no cleanup, because the main thread is hung
   }
 }
 

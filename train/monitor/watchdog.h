@@ -1,7 +1,7 @@
-// Watchdog: a thread of each rank that checks the rank's progress (engine/process/progress.h) a few times per second
+// Watchdog: a thread on each rank that checks the rank's progress (engine/process/progress.h) a few times per second
 // and reports whether the rank advances, is slow or hangs. If the rank hangs, and on SIGUSR1, the watchdog writes
-// stackdump_rank{R}_{unix}.txt with the current op and the stacks of all threads. It also samples NVML and the
-// process's memory, which would take too long in a step.
+// stackdump_rank{R}_{unix}.txt with the current op and all threads' stacks. It also samples NVML and the process's
+// memory, which would take too long in a step.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -20,19 +20,19 @@
 
 namespace triad {
 
-// StallRule: classifies a rank as advancing, slow or hung from samples of its progress. Pure: the caller passes the
-// time. Slow: the current step has taken at least log.slow_s and at least log.slow_factor times the median step time of
-// its stage (train.stages), but progress continues. Hung: no progress for log.hang_s; in a checkpoint, where storage
-// may be slow, no progress for dist.timeout_s if that is longer.
+// StallRule: classifies a rank as advancing, slow or hung from progress samples. Pure: the caller passes the time.
+// Slow: the current step has taken at least log.slow_s and at least log.slow_factor times its stage's median step time
+// (train.stages), but progress continues. Hung: no progress for log.hang_s; in a checkpoint, where storage may be slow,
+// no progress for dist.timeout_s if that is longer.
 class StallRule {
  public:
   enum class State { advancing, slow, hung };
-  // first_step: number of steps done before this process.
+  // first_step: steps done before this process.
   explicit StallRule(const Config& config, int64_t first_step = 0) : config_(config), first_step_(first_step) {}
   State look(double now_s, const Progress::Position&);
   double still_s() const { return now_ - moved_; }      // time since the last progress
   double step_s() const { return now_ - step_began_; }  // time since the current step began
-  std::optional<double> usual_s() const;                // median step time; nullopt in the first steps of a stage
+  std::optional<double> usual_s() const;                // median step time; nullopt in a stage's first steps
   double hang_s(const Progress::Position&) const;
 
  private:
@@ -54,15 +54,15 @@ class Watchdog {
     std::function<void(const std::string&)> alert;
     std::function<void(int64_t step)> after_dump = {};
   };
-  // first_step: number of steps done before this process. folder: the run's folder.
+  // first_step: steps done before this process. folder: the run's folder.
   Watchdog(const Progress&, const Comm&, Device, const Config&, std::string folder, int64_t first_step, Callbacks);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
 
-  // The newest sample of the watchdog, at most about a second old.
+  // The watchdog's newest sample, at most about a second old.
   struct Sample {
     GpuUse gpu;
-    double host_mib = 0;  // anonymous memory of this process
+    double host_mib = 0;  // this process's anonymous memory
   };
   Sample sample() const;
   // Whether a slow step requests an orderly stop, which it does with log.on_anomaly stop. (A hung run is ended
@@ -98,7 +98,7 @@ class Watchdog {
   std::thread thread_;  // the last member, because the thread uses all others
 };
 
-// Writes the file .anomaly_type: the type of the anomaly that stopped the run, then its description.
+// Writes the file .anomaly_type: the anomaly type that stopped the run, then its description.
 void write_anomaly_type(const std::string& folder, const std::string& type, const std::string& text);
 
 }  // namespace triad

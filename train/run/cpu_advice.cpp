@@ -27,10 +27,10 @@ std::string duration_text(double s) {
   return fmt::format("{:.0f} days", s / kDay);
 }
 
-// Measured FLOP/s of a matmul of this dtype on this CPU.
+// Measured FLOP/s in a matmul with this dtype on this CPU.
 double measure_product_rate(DType dtype) {
   constexpr int64_t kSize = 512;
-  // Number of timed matmuls; the first one is slower, because it allocates memory and starts threads.
+  // Timed matmuls; the first one is slower, because it allocates memory and starts threads.
   constexpr int kRuns = 3;
   const int64_t operand = align_up(kSize * kSize * size_of(dtype)), scratch = 3 * align_up(kSize * kSize * 4);
   Runtime runtime({.device = Device::cpu(), .arena_bytes = 3 * operand + scratch, .scratch_bytes = scratch});

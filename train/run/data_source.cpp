@@ -37,7 +37,7 @@ NeedleTask needle_task(const Config& c) {
 
 namespace {
 
-// Whether it is known where the documents of both splits begin.
+// Whether it is known where documents begin in both splits.
 bool knows_documents(const DataConfig& data) {
   if (data.kind != DataKind::shards) return data.kind == DataKind::text;
   const auto known = [](const std::vector<std::string>& patterns, ShardSplit split) {
@@ -55,7 +55,7 @@ bool attends_within(const DataConfig& data) {
 
 namespace {
 
-// Throws a UsageError if the documents of a split are not known.
+// Throws a UsageError if a split's documents are not known.
 const DocumentIndex& known_documents(const Config& c, const TokenSource& source) {
   if (source.documents() != nullptr) return *source.documents();
   const bool within = c.data.documents == DocumentScope::attend_within;
@@ -70,8 +70,8 @@ const DocumentIndex& known_documents(const Config& c, const TokenSource& source)
       key, source.name(), remedy);
 }
 
-// The most documents in a row of T consecutive tokens of a source. limit: throws a UsageError that names the row if
-// there are more; 0: none.
+// The most documents in a row of T consecutive source tokens. limit: throws a UsageError that names the row if there
+// are more; 0: none.
 RowDivision divide_stream(const Config& c, const TokenSource& source, int64_t T, int64_t limit) {
   const RowDivision division = divide_rows(known_documents(c, source), (source.size() - 1) / T, T);
   if (limit > 0 && division.most > limit)
@@ -156,8 +156,8 @@ void describe_documents(const Config& c, DataSource& data) {
   data.documents = fmt::format("{} of {:.0f} tokens on average; attention {} them; ", grouped(index.count()),
                                ratio(index.size, index.count()), within ? "stays within" : "crosses");
   if (packs && data.rows.max_documents == 0) data.rows.max_documents = default_max_documents(c.train.longest_seq_len());
-  // Validation rows are consecutive tokens for either packing, and have the length of their stage. Short rows lie
-  // within the long ones except those after the last long one.
+  // Validation rows are consecutive tokens for either packing, and have their stage's length. Short rows lie within the
+  // long ones except those after the last long one.
   const int64_t limit = packs ? 0 : c.data.max_documents;
   int64_t val = 0;
   if (within && data.val->size() > 0) {
@@ -175,8 +175,8 @@ void describe_documents(const Config& c, DataSource& data) {
   describe_stream(c, data, index, division);
 }
 
-// Describes the share of the tokens that a mask leaves; empty without a mask. Throws an Error if it leaves none to
-// train on, or none in all rows of an evaluation.
+// Describes what share of the tokens a mask leaves; empty without a mask. Throws an Error if it leaves none to train
+// on, or none in all rows of an evaluation.
 std::string describe_mask(const Config& c, const TokenSource& train, const TokenSource& val) {
   const auto learned = [](const TokenSource& source) { return source.mask().count(1, source.size()); };
   if (!train.mask().empty() && learned(train) == 0)

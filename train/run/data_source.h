@@ -17,7 +17,7 @@ struct DataSource {
   std::shared_ptr<const TokenSource> train, val;
   std::string description, summary;  // the data's file names and counts: in full for the log, in short for the terminal
   std::string warning;               // a problem with the data, for the user; empty if there is none
-  // The most documents in a row of either split, padding included; 0: attention crosses documents, so a row counts as
+  // The most documents in a row in either split, padding included; 0: attention crosses documents, so a row counts as
   // one document.
   int64_t most_documents = 0;
   // The data's documents and how rows hold them: as a sentence for the user, and as numbers. Empty if the rows do not
@@ -25,20 +25,20 @@ struct DataSource {
   std::string documents;
   Json document_stats;
   // The documents that the training rows hold, and with padding, as attention sees them (empty unless attention stays
-  // within documents). With train.stages all numbers here are of the longest rows.
+  // within documents). With train.stages all numbers here are for the longest rows.
   DocumentMix parts, attended;
-  RowOptions rows;  // of the training rows
+  RowOptions rows;  // options for the training rows
 
   bool within() const { return most_documents > 0; }  // attention stays within documents
 };
-// For data of kind shards: fills in data.tokenizer and data.val_paths from manifest.json in the shards' folder. Throws
+// For shards data: fills in data.tokenizer and data.val_paths from manifest.json in the shards' folder. Throws
 // UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
 void resolve_shards(Config&);
 // The same for the config of a run to resume, in which an earlier start has filled these in. Only those whose files are
 // gone, because the shards were moved and data.paths was set anew, are filled in again.
 void resolve_moved_shards(Config&);
 // Whether attention stays within documents. The only place that decides what an unset data.documents means: within, if
-// the documents of both splits are known. Then reads the manifests of shards.
+// both splits' documents are known. Then reads the shards' manifests.
 bool attends_within(const DataConfig&);
 // Replaces an unset data.documents by the word for what it means for this data. resume: what --resume names, or empty;
 // a resumed run keeps what its checkpoint says.
@@ -47,9 +47,9 @@ void resolve_documents(Config&, const std::string& resume = "");
 // SplitOptions.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr, bool accept_changed = false);
 
-// How a rank reads the training rows of a fresh run; ranks that share sequences (dist.context) read the same ones.
+// How a rank reads a fresh run's training rows; ranks that share sequences (dist.context) read the same ones.
 LoaderOptions loader_options(const Config&, const DataSource&, int64_t rank, int64_t world);
-// DataSource::attended, of the rows of a stage.
+// DataSource::attended for a stage's rows.
 DocumentMix attended_in(const DataSource&, const TrainStage&);
 
 // What a plan needs to know about a run's documents.
@@ -59,7 +59,7 @@ struct PlannedDocuments {
   // False: `attended` is not known, because the data was not opened.
   bool known = true;
 };
-// Opens the data only if the config does not determine the largest number of documents in a row.
+// Opens the data only if the config doesn't determine the most documents in a row.
 PlannedDocuments planned_documents(const Config&);
 
 // The needle retrieval task that the config's keys data.needle_* describe.

@@ -15,7 +15,7 @@ namespace {
 
 void sample_selection(RunSetup& run, int64_t step) {
   if (!run.config.log.stats || !run.config.model.has_nsa()) return;
-  if (run.folder.lost()) return;  // during the evaluation; the trainer finds it before the next write
+  if (run.folder.lost()) return;  // lost during evaluation; the trainer finds it before the next write
   const Json sample = selection_sample(run.runtime->ctx(), run.step.activations(), run.config.model, step);
   write_file_atomically(run.folder.file(kSelectionSample), dump_json(sample, -1) + "\n");
 }
@@ -24,7 +24,7 @@ void sample_selection(RunSetup& run, int64_t step) {
 
 double evaluate(RunSetup& run, int64_t step) {
   report_stage(run.runtime->ctx(), Stage::evaluation);
-  // The rows of the stage that the step before ended.
+  // The rows of the stage that the step before was in.
   const TrainStage stage = stage_at(run.config.train, std::max<int64_t>(0, step - 1));
   const TrainConfig t = in_stage(run.config, stage).train;
   run.step.enter(stage);
@@ -32,7 +32,7 @@ double evaluate(RunSetup& run, int64_t step) {
   const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
   std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
   // With dist.zero 3 every forward gathers weights from all ranks, and with dist.context ranks exchange keys and
-  // values, so a group of ranks that has no batch left evaluates the last one again, and leaves it out.
+  // values, so a rank group that has no batch left evaluates the last one again, and leaves it out.
   const int64_t context = run.config.dist.context, groups = run.comm->world() / context,
                 group = run.comm->rank() / context;
   const bool together = has_weight_windows(run.config, run.comm->world()) || context > 1;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kSameFiles = "do they see the same files?";
 
-// CRC-32 of the parameters that all ranks together have, as fp32.
+// CRC-32 over the parameters that all ranks together have, as fp32.
 int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
   constexpr int64_t kAtATime = 1 << 24;
   std::vector<float> host;
@@ -39,7 +39,7 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
   return static_cast<int64_t>(crc);
 }
 
-// Loads the weights of train.init_from. Those of a dense model can begin an NSA model (model/from_dense.h).
+// Loads train.init_from's weights. A dense model's can begin an NSA model (model/from_dense.h).
 void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config, const ModelSource& from,
                Comm* shards) {
   if (config.model.has_nsa() && !from.config.model.has_nsa())
@@ -48,15 +48,14 @@ void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const C
     read_weights(ctx, params, optimizer, from.weights, shards);
 }
 
-// CRC-32 of a source's tokens: of all of them, or if there are more than `most`, of pieces from its beginning to its
-// end.
+// CRC-32 over a source's tokens: all, or if there are more than `most`, pieces from its beginning to its end.
 uint32_t checksum_of(const TokenSource& source, int64_t most) {
   constexpr int64_t kPiece = 4096;
   const int64_t size = source.size(), all = ceil_div(size, kPiece), pieces = std::min(all, ceil_div(most, kPiece));
   std::vector<int32_t> tokens;
   uLong crc = 0;
   for (int64_t i = 0; i < pieces; ++i) {
-    // The first and the last piece are always among them.
+    // The first and the last piece are always included.
     const int64_t piece = pieces == 1 ? 0 : static_cast<int64_t>(static_cast<__int128>(i) * (all - 1) / (pieces - 1));
     const int64_t begin = piece * kPiece;
     tokens.resize(static_cast<size_t>(std::min(kPiece, size - begin)));
@@ -66,8 +65,8 @@ uint32_t checksum_of(const TokenSource& source, int64_t most) {
   return static_cast<uint32_t>(crc);
 }
 
-// What of a split the ranks must agree on, because each rank computes the order of the rows and counts the targets of
-// a step (Batch::step_targets) for all ranks from its own files. use: train or evaluate.
+// What the ranks must agree on in a split, because each rank computes the row order and counts a step's targets
+// (Batch::step_targets) for all ranks from its own files. use: train or evaluate.
 void add_facts(std::vector<RankFact>& facts, const Config& config, const TokenSource& source, const char* use) {
   const auto add = [&](const char* what, const auto& value) {
     facts.push_back({fmt::format(fmt::runtime(what), use), fmt::format("{}", value)});
@@ -82,7 +81,7 @@ void add_facts(std::vector<RankFact>& facts, const Config& config, const TokenSo
       index == nullptr ? -1 : static_cast<int64_t>(index->separator));
   add("the documents to {} on are", index == nullptr ? -1 : index->count());
   add("the beginnings of the documents to {} on have checksum", index == nullptr ? 0 : index->checksum());
-  // Generated tokens follow from the config. Of shards, which may be larger than memory, a sample.
+  // Generated tokens follow from the config. Shards, which may be larger than memory, are sampled.
   constexpr int64_t kMostOfShards = int64_t{1} << 24;
   if (config.data.kind == DataKind::text || config.data.kind == DataKind::shards)
     add("the checksum of the tokens to {} on is",
@@ -106,8 +105,8 @@ void compare_ranks(Context& ctx, Comm& comm, Optimizer& optimizer, const RunStat
   require_alike(comm, facts, kSameFiles);
 }
 
-// RunState::data of a run on this data: the numbers of tokens, learned tokens and documents (null: unknown) of each
-// split, and its files. Null for generated data, which its config determines.
+// RunState::data for a run on this data: each split's tokens, learned tokens and documents (null: unknown), counted,
+// and its files. Null for generated data, which its config determines.
 Json describe_data(const Config& config, const DataSource& data) {
   if (config.data.kind != DataKind::text && config.data.kind != DataKind::shards) return {};
   const auto describe = [](const TokenSource& source) {
@@ -123,8 +122,8 @@ Json describe_data(const Config& config, const DataSource& data) {
   return json;
 }
 
-// In what a checkpoint's data differ from those of now, a line each. Documents that were unknown then or are now are
-// not compared: the rows of such a run do not depend on them. Nor are files that a checkpoint does not know.
+// In what a checkpoint's data differ from today's, a line each. Documents that were unknown then or are now are not
+// compared: such a run's rows don't depend on them. Nor are files that a checkpoint does not know.
 std::vector<std::string> changed_data_since(const Json& before, const Json& now, const std::string& state_path,
                                             const DataSource& data) {
   std::vector<std::string> changed;
@@ -184,7 +183,7 @@ DataSource open_data_for(const TrainRequest& request, const Tokenizer& tokenizer
 
 void compare_data(Comm& comm, const Config& config, const Tokenizer& tokenizer, const DataSource& data) {
   if (comm.world() == 1) return;
-  // The tokenizer first, because another one makes other tokens of the same text.
+  // The tokenizer first, because another one turns the same text into other tokens.
   std::vector<RankFact> facts = {{"the tokenizer is", describe(tokenizer)}};
   add_facts(facts, config, *data.train, "train");
   add_facts(facts, config, *data.val, "evaluate");

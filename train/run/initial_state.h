@@ -1,5 +1,5 @@
-// The initial state of a run: fresh weights, the weights of another run (train.init_from), or a checkpoint to resume.
-// The state is found, read and compared between the ranks before any file of the run's folder changes.
+// A run's initial state: fresh weights, another run's weights (train.init_from), or a checkpoint to resume. The state
+// is found, read and compared between the ranks before any file in the run's folder changes.
 #pragma once
 #include <optional>
 #include <string>
@@ -19,14 +19,14 @@ std::optional<ModelSource> find_init(const Config&, const std::string& resume_fr
 DataSource open_data_for(const TrainRequest&, const Tokenizer&, const std::string& resume_from,
                          const std::optional<ModelSource>& init_from);
 
-// Throws an Error on every rank if the ranks differ in the tokenizer, or in tokens, loss masks or documents of the
-// data. Collective.
+// Throws an Error on every rank if the ranks differ in the tokenizer, or in the data's tokens, loss masks or documents.
+// Collective.
 void compare_data(Comm&, const Config&, const Tokenizer&, const DataSource&);
 
 // Loads or initializes the parameters, and on a resume the optimizer's moments. If the ranks differ in the first step
-// or in the weights' checksum, throws Error on every rank; also if the data differ from those of the checkpoint to
-// resume in their files, or in the numbers of tokens, learned tokens or documents. If the request accepts that,
-// changed_data receives what differs.
+// or in the weights' checksum, throws Error on every rank; also if the data differ from the resumed checkpoint's in
+// their files, or in how many tokens, learned tokens or documents they have. If the request accepts that, changed_data
+// receives what differs.
 RunState begin_run(Context&, TrainStep&, Comm&, const TrainRequest&, const DataSource&, const std::string& resume_from,
                    const std::optional<ModelSource>& init_from, std::string& changed_data);
 

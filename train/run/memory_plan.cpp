@@ -20,7 +20,7 @@ constexpr double kMiB = 1024.0 * 1024.0;
 // Beyond any machine's memory; bounds the time that planning takes.
 constexpr int64_t kMostParameters = int64_t{1} << 40;
 
-// Throws if the product of individually valid sizes overflows or is impossibly large.
+// Throws if individually valid sizes multiply to one that overflows or is impossibly large.
 void check_sizes(const Config& run_config, const TrainStage& stage, const Comm* comm) {
   const Config config = in_stage(run_config, stage);
   const TrainConfig& t = config.train;
@@ -41,8 +41,8 @@ void check_sizes(const Config& run_config, const TrainStage& stage, const Comm* 
         config.model.dim, config.model.n_layers, config.model.vocab_size, parameters, kMostParameters);
 }
 
-// Bytes that a run leaves unused: on a GPU for the code of kernels, which the driver loads when they first run; on a
-// host for threads and batches.
+// Bytes that a run leaves unused: on a GPU for kernel code, which the driver loads when they first run; on a host for
+// threads and batches.
 int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes); }
 
 // Builds the error for a run that does not fit. Lays out the planned memory, scratch first, then tensor after tensor,
@@ -97,7 +97,7 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t 
 
 namespace {
 
-// The plan of one rank of a group that shares its sequences (dist.context).
+// The plan for one rank in a group that shares sequences (dist.context).
 MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t most_documents,
                         std::vector<MemorySnapshot::Block>* blocks, int64_t rank) {
   Runtime runtime(
@@ -108,7 +108,7 @@ MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t
   // With several ranks the last micro-step also queues collectives. Those between the first and the last are all equal.
   const bool alone = comm == nullptr || comm->world() == 1;
   for (const TrainStage& stage : stages_of(config.train)) {
-    // Of a stage that alternates, one step of each kind.
+    // In a stage that alternates, one step of each kind.
     for (int64_t at = stage.begin; at < stage.begin + (stage.attention == StageAttention::alternate ? 2 : 1); ++at) {
       step.begin(/*trace=*/false, at);
       for (int64_t i = 0; i < (alone ? 1 : short_step.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
@@ -127,8 +127,8 @@ MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t
 
 }  // namespace
 
-// All ranks get the memory of the one that needs the most. Ranks that share sequences see as many keys in all, but
-// their two runs round the sizes of scratch up differently, so any of them may need the most.
+// All ranks get as much memory as the one that needs most. Ranks that share sequences see as many keys in all, but
+// their two runs (spans of tokens) round scratch sizes up differently, so any rank may need the most.
 MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t most_documents,
                        std::vector<MemorySnapshot::Block>* blocks) {
   for (const TrainStage& stage : stages_of(config.train)) check_sizes(config, stage, comm);

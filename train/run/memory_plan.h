@@ -1,4 +1,4 @@
-// Computes the memory that a run of a config needs before the run starts: a dry step on a planning context counts every
+// Computes the memory that a config's run needs before it starts: a dry step on a planning context counts every
 // allocation, without memory or a GPU. fit/fit.h finds settings that fit.
 #pragma once
 #include <limits>
@@ -15,16 +15,16 @@
 namespace triad {
 
 struct MemoryPlan {
-  int64_t arena_bytes = 0;      // bytes of the whole arena, scratch included
-  int64_t scratch_bytes = 0;    // bytes of scratch: the temporaries of the ops
-  int64_t workspace_bytes = 0;  // bytes of cuBLASLt's workspace
-  std::string report;           // a table of bytes by category
+  int64_t arena_bytes = 0;      // bytes in the whole arena, scratch included
+  int64_t scratch_bytes = 0;    // scratch bytes: the ops' temporaries
+  int64_t workspace_bytes = 0;  // cuBLASLt's workspace, bytes
+  std::string report;           // a table: bytes by category
   int64_t peak_bytes() const { return arena_bytes + workspace_bytes; }
 };
 // Kernels index rows with 32 bits, so a micro-step has at most this many tokens.
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
-// comm: for a run of several ranks; their communication buffers are counted, but nothing is sent. blocks: if given,
-// receives the planned tensors with their names. most_documents, here and below: of TrainStep.
+// comm: for a run on several ranks; their communication buffers are counted, but nothing is sent. blocks: if given,
+// receives the planned tensors with their names. most_documents, here and below: as in TrainStep.
 MemoryPlan plan_memory(const Config&, Device, Comm* comm = nullptr, int64_t most_documents = 0,
                        std::vector<MemorySnapshot::Block>* blocks = nullptr);
 

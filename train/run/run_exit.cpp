@@ -21,7 +21,7 @@ void begin_end(const RunSetup& run) {
 template <class Wait>
 void finish_checkpoint(RunSetup& run, Wait&& wait) {
   try {
-    report_stage(run.runtime->ctx(), Stage::checkpoint);  // in this stage the watchdog waits for up to dist.timeout_s
+    report_stage(run.runtime->ctx(), Stage::checkpoint);  // the watchdog waits up to dist.timeout_s in this stage
   } catch (const Error&) {}  // ignored: after a failure the GPU may be unable to record the stage
   report_also(wait);
 }

@@ -1,8 +1,8 @@
-// The three ways in which a run ends before it is complete. Orderly stop, requested on any rank by a signal, by the
-// file .HALT, or by an anomaly with log.on_anomaly stop: all ranks stop after the same step, with a checkpoint;
-// StopPolicy decides when, and why. A run whose folder is lost stops in the same way, but saves elsewhere and fails.
-// Failure of one rank, an exception: abandon() prints it and ends the process. Failure of all ranks, an error that all
-// detect in the same step: fail_together() ends them together.
+// Three ways in which a run ends before it is complete. Orderly stop, requested on any rank by a signal, by the file
+// .HALT, or by an anomaly with log.on_anomaly stop: all ranks stop after the same step, with a checkpoint; StopPolicy
+// decides when, and why. A run whose folder is lost stops in the same way, but saves elsewhere and fails. One rank
+// fails with an exception: abandon() prints it and ends the process. All ranks fail with an error that they detect in
+// the same step: fail_together() ends them together.
 #pragma once
 #include <fmt/format.h>
 
@@ -22,7 +22,7 @@ class StopPolicy {
 
   // Whether this rank requests a stop. anomaly: whether an anomaly on this rank requests one.
   bool requested(bool anomaly) const;
-  // Call with the result of each finished step: with several ranks it contains the stop requests of all ranks.
+  // Call with each finished step's result: with several ranks it contains all ranks' stop requests.
   void settled(const TrainStep::Result& result) { agreed_ = agreed_ || result.stop; }
   // Whether the run stops now; the answer is the same on all ranks.
   bool stops(bool anomaly) const { return setup_.comm->world() == 1 ? requested(anomaly) : agreed_; }
@@ -40,10 +40,10 @@ class StopPolicy {
   bool agreed_ = false, halted_ = false;
 };
 
-// Prints why the run fails, waits for a pending checkpoint of this rank, at most dist.timeout_s, and ends the process.
+// Prints why the run fails, waits for this rank's pending checkpoint, at most dist.timeout_s, and ends the process.
 // checkpoints: may be null.
 [[noreturn]] void abandon(RunSetup&, RunCheckpoints* checkpoints, const char* why, int exit_code);
-// Ends the run as abandon() does, but called by all ranks, which wait for each other first. step: number of steps done.
+// Ends the run as abandon() does, but called by all ranks, which wait for each other first. step: steps done.
 [[noreturn]] void fail_together(RunSetup&, RunCheckpoints&, int64_t step, const std::string& why);
 
 // Runs extra reporting, work(), about an error that ends the run. If work() throws too, prints that error, so that the

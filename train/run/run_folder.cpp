@@ -49,7 +49,7 @@ void remove_run(const RunFiles& files) {
   for (const std::string& folder : files.folders) ::rmdir(folder.c_str());
 }
 
-// The step of the selection sample in a file; -1 if the file does not exist; the largest integer if it is damaged.
+// The selection sample's step in a file; -1 if the file does not exist; the largest integer if it is damaged.
 int64_t selection_sample_step(const std::string& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown)) return -1;
@@ -138,8 +138,8 @@ std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
 std::string RunFolder::rewind(int64_t step) const {
   // A save that was killed may have left a complete later checkpoint under its temporary name: it gets its name back.
   remove_leftovers(checkpoints());
-  // The files to move. Those that mark the end of a run are moved first: if this process is killed in between, the
-  // folder does not look complete and can be resumed from its newest checkpoint.
+  // The files to move. Those that mark a run's end are moved first: if this process is killed in between, the folder
+  // does not look complete and can be resumed from its newest checkpoint.
   std::vector<std::string> later;
   if (has_tensors(path_) && complete_at(path_) != step) {
     if (fs::exists(file("metrics.json"))) later.push_back(file("metrics.json"));
@@ -168,7 +168,7 @@ std::string RunFolder::rewind(int64_t step) const {
   if (selection_sample_step(file(kSelectionSample)) > step) ends.push_back(kSelectionSample);
   for (const std::string& name : ends)
     if (is_own_run_file(path_, name)) fs::remove(file(name));
-  // Rewinds every table that a run may have written: this run may write fewer of them than the earlier one did.
+  // Rewinds every table that a run may have written: this run may write fewer than the earlier one did.
   for (const char* name :
        {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})
     cut_csv(file(name), step);

@@ -1,5 +1,5 @@
-// RunFolder: the folder of a run. It decides whether a run may start in the folder, removes the files of an earlier
-// run, and locks the folder.
+// RunFolder: a run's folder. It decides whether a run may start in the folder, removes an earlier run's files, and
+// locks the folder.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -27,25 +27,24 @@ class RunFolder {
   // final weights (the message names --resume and --overwrite). fresh and overwrite: remove all files and folders that
   // a run has made; other files stay. resume: removes only temporary files that a killed run has left. join, for other
   // ranks: does nothing, because the first rank has prepared and locked the folder. Throws Error before any change if
-  // path is not a writable folder, is itself a checkpoint, holds a .HALT of an earlier run, is locked by another run,
-  // or holds files in this run's way that Triad has not made (train/checkpoint/run_files.h).
+  // path is not a writable folder, is itself a checkpoint, holds an earlier run's .HALT, is locked by another run, or
+  // holds files in this run's way that Triad has not made (train/checkpoint/run_files.h).
   RunFolder(const std::string& path, Start start, FolderLock& lock);
-  // Throws the constructor's errors about the content of the folder, without changing it. A folder that does not exist
+  // Throws the constructor's errors about the folder's content, without changing it. A folder that does not exist
   // passes.
   static void refuse(const std::string& path, Start start);
-  // For a resume from resume_from, a checkpoint of the run in path: throws Error with the list of newer complete
+  // For a resume from resume_from, a checkpoint of the run in path: throws an Error that lists newer complete
   // checkpoints if there are any.
   static void refuse_older(const std::string& path, const std::string& resume_from);
 
-  // Whether a checkpoint is one of the run in path, under any path.
+  // Whether a checkpoint belongs to the run in path, under any path.
   static bool is_checkpoint_of(const std::string& path, const std::string& checkpoint);
 
-  // If path is the folder of a completed run (it has metrics.json and final weights), the run's last step; else
-  // nullopt.
+  // If path is a completed run's folder (it has metrics.json and final weights), the run's last step; else nullopt.
   static std::optional<int64_t> complete_at(const std::string& path);
 
-  // Returns the folder to its state at this step, from which the run resumes: removes memory snapshots and table rows
-  // of later steps, and moves later checkpoints and the final weights of another step to a new folder (set_aside of
+  // Returns the folder to its state at this step, from which the run resumes: removes later steps' memory snapshots and
+  // table rows, and moves later checkpoints and another step's final weights to a new folder (set_aside in
   // io/checkpoint.h). Returns the new folder's path; empty if nothing was moved.
   std::string rewind(int64_t step) const;
 
@@ -54,7 +53,7 @@ class RunFolder {
   void hold(const std::string& run_id);
   // Whether path() leads to this run's folder no more: the folder was moved, removed or replaced by another run's.
   bool lost() const;
-  std::string whereabouts() const;  // of a lost folder, for a message
+  std::string whereabouts() const;  // where a lost folder is, for a message
   // Makes a new folder next to this one, or where that fails in the current or the temporary folder; for what a run
   // whose folder is lost saves. Returns its path.
   std::string make_rescue_folder() const;
@@ -69,7 +68,7 @@ class RunFolder {
   std::string path_;
   FileHandle held_;  // keeps the folder's inode number, by which it is recognised, from being used again
   std::string run_id_;
-  mutable std::pair<uint64_t, int64_t> known_env_;  // inode and time of the env.json that was read last
+  mutable std::pair<uint64_t, int64_t> known_env_;  // inode and time of the last env.json read
 };
 
 inline constexpr const char* kRunId = "run";  // the key in env.json

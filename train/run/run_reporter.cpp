@@ -19,7 +19,7 @@ Telemetry::Resume resume_of(const RunSetup& run) {
   return run.resumed() ? Telemetry::Resume{run.initial_state.step, run.initial_state.tokens} : Telemetry::Resume{};
 }
 
-// The number of steps before this one that were not dense.
+// How many steps before this one were not dense.
 int64_t steps_before(const TrainConfig& train, int64_t step) {
   int64_t steps = 0;
   for (const TrainStage& stage : stages_of(train)) {
@@ -36,15 +36,15 @@ double flops_of(const RunSetup& run, const TrainStage& stage) {
   return stage_flops(run.config, stage, attended_in(run.data, stage));
 }
 
-// Whether `after` is a learning rate that follows neither a step of rate `before` nor one whose next rate would be
+// Whether `after` is a learning rate that follows neither a step with rate `before` nor one whose next rate would be
 // `expected`.
 bool jumps(double after, double before, double expected) {
   constexpr double kMost = 1.2;
   return after > kMost * std::max(before, expected) || kMost * after < std::min(before, expected);
 }
 
-// A warning about a resume at `step` whose changed config lets the learning rate jump, as that of a finished cosine
-// schedule does with more steps; empty if it does not. A change of train.lr alone is no surprise.
+// A warning if a resume at `step` changes the config so that the learning rate jumps, as a finished cosine schedule's
+// does with more steps; empty if it doesn't. Changing train.lr alone is no surprise.
 std::string rate_warning(const TrainConfig& then, const TrainConfig& now, int64_t step) {
   if (step == 0 || step >= now.steps) return "";
   TrainConfig scaled = then;
@@ -72,7 +72,7 @@ std::string rate_warning(const TrainConfig& then, const TrainConfig& now, int64_
   return text;
 }
 
-// FLOPs of one rank in the steps after the first `done` ones.
+// One rank's FLOPs in the steps after the first `done` ones.
 double flops_after(const RunSetup& run, int64_t done) {
   double flops = 0;
   for (const TrainStage& stage : stages_of(run.config.train))
@@ -80,14 +80,14 @@ double flops_after(const RunSetup& run, int64_t done) {
   return flops;
 }
 
-// FLOPs of a step of one rank, on average over the steps that the run has left.
+// FLOPs per step on one rank, averaged over the steps that the run has left.
 double mean_step_flops(const RunSetup& run) {
   const int64_t first = run.initial_state.step, steps = run.config.train.steps - first;
   if (run.config.train.stages.empty() || steps <= 0) return flops_of(run, stage_at(run.config.train, first));
   return flops_after(run, first) / static_cast<double>(steps);
 }
 
-// What this rank's rows of a step hold of documents, for its heartbeat.
+// Which documents this rank's rows hold in a step, for its heartbeat.
 Json documents_of_step(const TrainConfig& t, const RowDocuments& documents) {
   const auto rows = static_cast<double>(t.micro_batch_size * t.accumulate_grad_batches);
   const double tokens = rows * static_cast<double>(t.seq_len);
@@ -217,7 +217,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                       result, watchdog_->sample());
   updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();
-  constexpr int64_t kWarmUpSteps = 5;  // left out of the means of a run with more steps
+  constexpr int64_t kWarmUpSteps = 5;  // left out of the means if the run has more steps
   if (settled_++ == kWarmUpSteps) comm_ms_ = gather_ms_ = 0, comm_steps_ = 0;
   comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};

@@ -24,7 +24,7 @@ class RunReporter {
   // Writes the lines and files that belong to the run's start, and starts the watchdog. set_aside: the folder to which
   // later checkpoints were moved; empty if none were.
   void begin(const std::string& set_aside);
-  // Reports the begin of a stage, or of its rest. Does nothing without train.stages.
+  // Reports that a stage, or the rest of one, begins. Does nothing without train.stages.
   void stage(const TrainStage&);
   // Whether the next step is to be traced, or measured. step: its number.
   bool traces(int64_t step) const { return grad_report_.traces(step); }
@@ -52,10 +52,10 @@ class RunReporter {
   void print_start(const std::string& set_aside);
   void warn_of_rate();  // reports a learning rate that jumps at a resume
   void start_watchdog();
-  void first_step_done();  // logs the phases of the start that the banner could not have
+  void first_step_done();  // logs start phases that the banner could not have
   // Reports a step whose loss or gradient is not finite. If the run must end, returns the reason.
   std::optional<std::string> not_finite(int64_t step, const TrainStep::Result&);
-  void without_targets(int64_t step);  // reports a step all of whose targets are masked
+  void without_targets(int64_t step);  // reports a step with all targets masked
   double mean(double sum) const { return comm_steps_ > 0 ? sum / static_cast<double>(comm_steps_) : 0; }
 
   RunSetup& setup_;
@@ -67,13 +67,13 @@ class RunReporter {
   StatsReport stats_report_;
   Progress progress_;
   std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
-  int64_t without_targets_ = 0;       // steps of this process that had no target
-  // Number of finished steps that changed the weights, those before a resume included; without dense steps, which do
-  // not change the gates.
+  int64_t without_targets_ = 0;       // this process's steps without a target
+  // Finished steps that changed the weights, including those before a resume, without dense steps, which don't change
+  // the gates.
   int64_t updates_;
   int64_t settled_ = 0, comm_steps_ = 0;
-  size_t phases_of_banner_ = 0;              // number of phases of the start that the banner shows
-  double comm_ms_ = 0, gather_ms_ = 0;       // sums of the fields of TrainStep::Times over comm_steps_ steps
+  size_t phases_of_banner_ = 0;              // start phases that the banner shows
+  double comm_ms_ = 0, gather_ms_ = 0;       // TrainStep::Times fields summed over comm_steps_ steps
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN until the first value is known; metrics.json then has null
 };
 

@@ -69,7 +69,7 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
 std::string RunSetup::write_initial_files() {
   if (first()) {
     make_folders(folder.file("ranks"));
-    // The first file, because it marks the other files of the folder as a run's (train/checkpoint/run_files.h).
+    // The first file, because it marks the folder's other files as a run's (train/checkpoint/run_files.h).
     std::random_device draw;
     Json env = environment_report(device, *comm, request.build);
     env[kRunId] = fmt::format("{:08x}{:08x}", draw(), draw());
@@ -84,7 +84,7 @@ std::string RunSetup::write_initial_files() {
   if (!first()) return "";
   std::string set_aside = resumed() ? folder.rewind(initial_state.step) : "";
   write_file_atomically(folder.file("config.json"), dump_json(config_to_json(config), 2) + "\n");
-  // Copied so that users of the final weights have the tokenizer.
+  // Copied so users of the final weights have the tokenizer.
   write_tokenizer_files(tokenizer->files(), folder.path());
   if (data.train->documents() != nullptr)
     write_file_atomically(folder.file(kDocumentLengths),

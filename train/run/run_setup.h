@@ -18,7 +18,7 @@
 namespace triad {
 
 struct RunSetup {
-  // Throws if the run is impossible; in that case no file of the run's folder has changed.
+  // Throws if the run is impossible; in that case no file in the run's folder has changed.
   RunSetup(const TrainRequest&, Device, StartTimes, OutsideMemory, std::unique_ptr<Comm>, FolderLock);
   RunSetup(const RunSetup&) = delete;
 
@@ -30,9 +30,9 @@ struct RunSetup {
   bool first() const { return comm->first(); }
   bool resumed() const { return !resume_from.empty(); }
   int64_t resume_step() const { return resumed() ? initial_state.step : -1; }  // -1 if the run does not resume
-  // Tokens of a step of a stage, of all ranks.
+  // Tokens per step in a stage, on all ranks.
   int64_t step_tokens(const TrainStage& stage) const { return in_stage(config, stage).tokens_per_step(comm->world()); }
-  // Batches of a stage's rows from RunState::cursor on.
+  // Batches with a stage's rows from RunState::cursor on.
   LoaderOptions loader_options(const TrainStage&, const RunState&) const;
 
   const TrainRequest& request;
@@ -42,15 +42,15 @@ struct RunSetup {
   OutsideMemory outside;
   std::unique_ptr<Comm> comm;
   FolderLock lock;  // declared before all members that write to the folder, so that the lock is released after them
-  const std::string resume_from;  // path of the checkpoint from which the run resumes; empty: not a resume
+  const std::string resume_from;  // path to the checkpoint from which the run resumes; empty: not a resume
   const std::optional<ModelSource> init_from;
-  // Holds the content of its files, so later changes to the files have no effect.
+  // Holds its files' content, so later changes to the files have no effect.
   const std::unique_ptr<Tokenizer> tokenizer;
   const DataSource data;
   const std::unique_ptr<OpListener> nvtx;
   const std::unique_ptr<Runtime> runtime;
   TrainStep step;
-  std::string changed_data;  // in what the data differ from the resumed checkpoint's, accepted by the user; else empty
+  std::string changed_data;  // how the data differ from the resumed checkpoint's, accepted by the user; else empty
   const RunState initial_state;
   // The last member: its constructor changes files, and every other constructor may still refuse the run.
   RunFolder folder;

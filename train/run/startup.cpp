@@ -99,7 +99,7 @@ std::unique_ptr<Comm> connect_ranks(const LaunchEnv& launch, Device device, cons
                                     const std::string& build) {
   std::unique_ptr<Comm> comm =
       open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
-  std::string program = build;  // in one line
+  std::string program = build;  // one line
   for (size_t at; (at = program.find('\n')) != std::string::npos;) program.replace(at, 1, ", ");
   // First, because another build's config may have other keys.
   require_alike(*comm, {{"the program is", program}}, "ranks of two builds do not train together");
@@ -124,7 +124,7 @@ LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std
     fail_usage("--resume latest needs a config, for its log.out_dir; --resume RUN, with the run's folder, needs none");
   fs::path run(resume);
   if (!run.has_filename()) run = run.parent_path();
-  // The parent folder, also of a path that is a single name.
+  // The parent folder, also for a path that is a single name.
   const auto up = [](const fs::path& path) {
     return path.has_parent_path() ? path.parent_path() : fs::absolute(path).parent_path();
   };

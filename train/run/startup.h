@@ -13,7 +13,7 @@
 namespace triad {
 
 // Locks log.out_dir on the first rank if the folder exists. Call before reading from it and before allocating memory,
-// most of which another run in the folder may hold.
+// since another run in the folder may hold most of it.
 FolderLock lock_folder_for(const Config&, const Comm&);
 // The checkpoint to resume from, found by the first rank; empty for a fresh run. Throws Error if the run may not start
 // in the folder, before data are read and before a failed memory plan is written there. Collective.
@@ -26,20 +26,20 @@ std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
 // The run's device. Refuses a long fp32 run on a GPU unless train.allow_unsafe is set. If the config requires a GPU and
 // none is usable, the error says what would run instead.
 Device choose_run_device(const TrainRequest&, const LaunchEnv&);
-// Connects the ranks. Throws on all of them if their builds or configs differ: an error that names two ranks and their
+// Connects the ranks. Throws on all ranks if their builds or configs differ: an error that names two ranks and their
 // builds, or a UsageError with the differing keys. build: TrainRequest::build.
 std::unique_ptr<Comm> connect_ranks(const LaunchEnv&, Device, const Config&, const std::string& build);
-// Something on which the ranks of a run must agree: what it is, for the message "WHAT VALUE on rank 0", and its value
-// on this rank.
+// Something on which a run's ranks must agree: what it is, for the message "WHAT VALUE on rank 0", and its value on
+// this rank.
 struct RankFact {
   std::string what, value;
 };
 // Throws an Error on every rank, with two ranks and their values, if the ranks differ in a fact. All ranks list the
-// same facts; advice: the end of the message. Collective.
+// same facts; advice: ends the message. Collective.
 void require_alike(Comm&, const std::vector<RankFact>& facts, const std::string& advice);
 RunFolder::Start start_of(const TrainRequest&, const std::string& resume_from);
 
-// The config of a resume whose command names none: config.json of the run's folder, or the config in state.json if
+// The config for a resume whose command names none: config.json in the run's folder, or the config in state.json if
 // resume is a checkpoint. log.out_dir becomes the run's current folder; the environment and sets override it as they
 // override a file. Throws UsageError for `latest`, which names no folder.
 LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std::string>& sets);

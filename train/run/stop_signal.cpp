@@ -21,7 +21,7 @@ namespace {
 constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR2, SIGXCPU};
 
 std::atomic<int> last_signal{0};
-// The bits of the next variable: a signal other than SIGINT received, SIGINT received, SIGINT received after another.
+// Bits in the next variable: a signal other than SIGINT received, SIGINT received, SIGINT received after another.
 constexpr int kTerm = 1, kInt = 2, kTermThenInt = 4;
 std::atomic<int> received{0};
 std::atomic<int64_t> step_under_way{0}, whole_checkpoint{-1};
@@ -109,7 +109,7 @@ std::string time_before_kill(const std::string& launcher) {
 void await_stop_signals(bool acknowledge, const std::string& launcher, const std::string& run_folder) {
   promise = "triad: stops with a checkpoint";
   if (!launcher.empty()) {
-    constexpr size_t kMostShown = 200;  // characters of the folder's name
+    constexpr size_t kMostShown = 200;  // characters shown of the folder's name
     promise = "triad: tries to save a checkpoint";
     limits = fmt::format(". {}; a run that makes the file {}/.HALT stops in time{}", time_before_kill(launcher),
                          shortened(run_folder, kMostShown),
@@ -118,7 +118,7 @@ void await_stop_signals(bool acknowledge, const std::string& launcher, const std
   for (const int number : kStopSignals) {
     struct sigaction now = {};
     const bool is_ignored = sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
-    if (number == SIGHUP && is_ignored) continue;  // by nohup
+    if (number == SIGHUP && is_ignored) continue;  // nohup ignores it
     std::signal(number, acknowledge ? on_stop_signal<true> : on_stop_signal<false>);
   }
 }

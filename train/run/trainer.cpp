@@ -113,7 +113,7 @@ class Trainer {
     finish(std::chrono::duration<double>(StepQueue::Clock::now() - began).count());
   }
 
-  // The rest of a stage. Returns false if the run stops in it.
+  // Runs the rest of a stage. Returns false if the run stops in it.
   bool run_stage(const TrainStage& stage) {
     settle(/*leave=*/0);
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
@@ -147,8 +147,8 @@ class Trainer {
     }
   }
 
-  // Waits for the results of all queued steps except the last `leave`, and reports them. The remaining step keeps a GPU
-  // busy while the host reports.
+  // Waits for all queued steps' results except the last `leave`, and reports them. The remaining step keeps a GPU busy
+  // while the host reports.
   void settle(int64_t leave) {
     while (queue_.queued() > leave) {
       const SettledStep settled = queue_.settle();
@@ -195,8 +195,8 @@ class Trainer {
     fail_together(setup_, *checkpoints_, state().step, text + ". log.on_anomaly is stop");
   }
 
-  // The end of a complete run. The last checkpoint is written after the final weights, so that a disk without space for
-  // both has the weights.
+  // Ends a complete run. The last checkpoint is written after the final weights, so a disk without space for both has
+  // the weights.
   void finish(double seconds) {
     check_folder();
     checkpoints_->write_final_weights();
@@ -212,7 +212,7 @@ class Trainer {
   const Config& config_ = setup_.config;
   StepQueue queue_{setup_};
   StopPolicy stop_{setup_};
-  bool stopping_ = false;                      // by a signal to this rank, after this step
+  bool stopping_ = false;                      // a signal to this rank stops it after this step
   std::optional<RunReporter> reporter_;        // made in run_steps(), after the folder's files
   std::optional<RunCheckpoints> checkpoints_;  // made in run_steps()
 };

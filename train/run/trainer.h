@@ -12,11 +12,11 @@ struct TrainRequest {
   std::vector<std::string> environment;  // keys changed by the environment, a line each
   std::string resume;                    // a checkpoint, a run's folder, or "latest"; empty: none
   bool overwrite = false;
-  bool accept_changed_data = false;  // resume although the data differ from those of the checkpoint
+  bool accept_changed_data = false;  // resume although the data differ from the checkpoint's
   bool verbose = false;              // also print lines that otherwise go only to the log
-  std::string build;                 // description of the build, for env.json
+  std::string build;                 // build description, for env.json
   std::string program = "triad";     // argv[0], for the printed command that resumes the run
-  std::string config_file;           // path of the config file; empty: the config is from a run's folder
+  std::string config_file;           // config file path; empty: the config is from a run's folder
 };
 
 // Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws errors found

@@ -1,5 +1,5 @@
 // Parts of the flat buffers in which Params stores all parameters (or their gradients) one after the other: element
-// ranges, the parameters of a part, and the list of parameters whose gradients a backward has reported.
+// ranges, a part's parameters, and which parameters' gradients a backward has reported.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -15,7 +15,7 @@ class Parts {
  public:
   struct Part {
     ElementRange elements;  // range in the flat buffer
-    int64_t at = 0;         // index of its first element in a buffer of size() elements
+    int64_t at = 0;         // where its first element is in a buffer with size() elements
   };
   static Parts whole(const Params& params) {
     Parts parts;
@@ -43,7 +43,7 @@ class Parts {
     const auto it = std::find_if(begin(), end(), [&](const Part& part) { return part.elements.contains(range); });
     return it == end() ? nullptr : &*it;
   }
-  // The elements of a range, which lies in one part, in `buffer` [size()].
+  // A range's elements in `buffer` [size()]; the range lies in one part.
   static Tensor of(const Tensor& buffer, const Part& part, const ElementRange& range) {
     const int64_t shift = part.at - part.elements.begin;
     return buffer.slice(0, range.begin + shift, range.end + shift);
@@ -55,7 +55,7 @@ class Parts {
   int64_t size_ = 0;
 };
 
-// The range of elements in which parameter i is stored, padding rows included.
+// The element range in which parameter i is stored, padding rows included.
 ElementRange range_of(const Params&, int64_t i);
 int64_t index_of_param(const Params&, const std::string& name);
 
@@ -63,12 +63,12 @@ int64_t index_of_param(const Params&, const std::string& name);
 class GradFinder {
  public:
   explicit GradFinder(const Params&);
-  // Returns the indices of the parameters whose gradients begin in `grad`, in the order of storage.
+  // Returns the indices of parameters whose gradients begin in `grad`, in storage order.
   std::vector<int64_t> find(ConstTensor grad) const;
 
  private:
   const Params& params_;
-  std::vector<int64_t> by_offset_;  // indices of the parameters, sorted by their offset in the flat buffer
+  std::vector<int64_t> by_offset_;  // parameter indices, sorted by offset in the flat buffer
 };
 
 // Thrown if a backward has not reported every gradient.
@@ -76,7 +76,7 @@ class MissingGradients : public Error {
  public:
   MissingGradients(std::vector<std::string> names, int64_t of);
   std::vector<std::string> names;
-  int64_t of;  // number of parameters
+  int64_t of;  // parameter count
 };
 
 // GradArrivals: records which parameters' gradients the current backward has reported, that is, passed to
@@ -87,15 +87,15 @@ class GradArrivals {
 
   void begin() { arrived_.assign(arrived_.size(), false); }
   // Records that backward has reported the gradients that begin in `grad`, a part of Params::grads(). Throws Error if
-  // one of them was reported before.
+  // one was reported before.
   void add(ConstTensor grad);
-  std::vector<std::string> missing() const;  // names of the parameters whose gradients were not reported
+  std::vector<std::string> missing() const;  // names of parameters without a reported gradient
   void require_all() const;                  // throws MissingGradients
 
  private:
   const Params& params_;
   GradFinder finder_;
-  std::vector<bool> arrived_;  // for each parameter: whether its gradient was reported
+  std::vector<bool> arrived_;  // by parameter: whether its gradient was reported
 };
 
 }  // namespace triad

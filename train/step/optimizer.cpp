@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// The elements of all layers' matrices, which are contiguous in the flat buffer; none if AdamW updates them.
+// All layers' matrix elements, which are contiguous in the flat buffer; none if AdamW updates them.
 ElementRange matrices_of(const Params& params, OptimizerKind kind) {
   if (kind != OptimizerKind::muon) return {};
   const Segments& segments = params.segments();
@@ -35,7 +35,7 @@ MuonPlan plan_of(const Params& params, OptimizerKind kind, int64_t ranks, bool d
   return MuonPlan(matrices, ranks);
 }
 
-// The elements of the parameters that a dense step does not use, ascending; adjacent ranges are merged.
+// Elements in parameters that a dense step doesn't use, ascending; adjacent ranges are merged.
 std::vector<ElementRange> unused_by_dense_step(const Params& params) {
   std::vector<ElementRange> ranges, merged;
   for (int64_t i = 0; i < params.count(); ++i)
@@ -49,7 +49,7 @@ std::vector<ElementRange> unused_by_dense_step(const Params& params) {
   return merged;
 }
 
-// Calls f(range) for the ranges of `all` that are in none of `ranges`, which are ascending.
+// Calls f(range) for the ranges in `all` outside `ranges`, which are ascending.
 template <class F>
 void for_each_rest(const ElementRange& all, const std::vector<ElementRange>& ranges, F&& f) {
   int64_t at = all.begin;
@@ -61,7 +61,7 @@ void for_each_rest(const ElementRange& all, const std::vector<ElementRange>& ran
   if (at < all.end) f(ElementRange{at, all.end});
 }
 
-// The parts without the elements of a range, which may lie inside one of them.
+// The parts without a range's elements; the range may lie inside a part.
 Parts without(const Parts& parts, const ElementRange& range) {
   Parts rest;
   for (const Parts::Part& part : parts) {
@@ -73,11 +73,11 @@ Parts without(const Parts& parts, const ElementRange& range) {
   return rest;
 }
 
-// Elements of split masters that are joined at a time.
+// Split masters' elements joined at a time.
 constexpr int64_t kMostJoined = int64_t{1} << 20;
 
-// Whether masters are split. With windowed weights (dist.zero 3) they are only with runtime.offload: without it a rank
-// stores its shard of the weights as masters alone, so there is no bf16 weight to store less of them for.
+// Whether masters are split. With a weight ring (dist.zero 3) they are only with runtime.offload: without it a rank
+// stores its weight shard as masters alone, so no bf16 weight exists that could store part of them.
 bool splits_masters(const Config& config, const FlatBuffer& weights) {
   return config.train.master_dtype == MasterDType::split && weights.memory().dtype == DType::bf16 &&
          (!weights.is_windowed() || config.runtime.offload == Offload::optimizer);
@@ -229,14 +229,14 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
     for_each_piece(on, parts_[i], range, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
       const auto& [parameter, exp_avg, exp_avg_sq] = states;
       const Tensor weights = weights_of(parts_[i], elements);
-      const bool rounds = weights.dtype != parameter.dtype;  // else the parameters are the weights, or a copy of them
+      const bool rounds = weights.dtype != parameter.dtype;  // else the parameters are the weights, or their copy
       own.first_element = elements.begin;
       adamw(on, parameter, rounds ? weights : Tensor{}, exp_avg, exp_avg_sq, Parts::of(sums, grad_parts[i], elements),
             grad_norm_squared, own, ties_of(parts_[i], elements));
       if (!rounds && weights.data != parameter.data) copy(on, weights, parameter);
     });
   };
-  // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
+  // In reverse: buckets are in backward order, and the next forward needs the weights in the opposite order.
   const auto update_by_adamw = [&](Context& on) {
     for (size_t i = parts_.count(); i-- > 0;) {
       for_each_of_adamw(scope, parts_[i].elements, [&](const ElementRange& range, bool decays) {
@@ -360,7 +360,7 @@ void Optimizer::set(Context& ctx, State state, int64_t begin, std::span<const fl
 
 void Optimizer::publish(Context& ctx) {
   for (const Parts::Part& part : parts_)
-    if (!split_)  // else the weights are a part of the masters
+    if (!split_)  // else the weights are part of the masters
       for_each_piece(ctx, part, part.elements, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
         const Tensor weights = weights_of(part, elements);
         if (weights.data != states[0].data) cast(ctx, weights, states[0]);

@@ -13,7 +13,7 @@ double ms(StepQueue::Clock::duration d) { return std::chrono::duration<double, s
 
 void StepQueue::push(Loader& loader, const Options& options) {
   const TrainStage stage = stage_at(setup_.config.train, state_.step);
-  int64_t targets = 0;  // number of targets of the whole step, on all ranks
+  int64_t targets = 0;  // targets in the whole step, on all ranks
   TrainStep& step = setup_.step;
   step_begins(next());
   std::vector<double>& fetch_ms = fetch_ms_.emplace_back();

@@ -13,7 +13,7 @@ namespace triad {
 struct SettledStep {
   int64_t number = 0;            // 1-based
   double step_ms = 0;            // time since the previous step's result, without the time passed to exclude(), ms
-  std::vector<double> fetch_ms;  // for each micro-step: time that it waited for its tokens, ms
+  std::vector<double> fetch_ms;  // how long each micro-step waited for its tokens, ms
   RowDocuments documents;        // sums over this rank's rows
   TrainStep::Result result;
 };
@@ -23,21 +23,21 @@ class StepQueue {
   explicit StepQueue(RunSetup& setup) : setup_(setup), state_(setup.initial_state) {}
 
   struct Options {
-    bool trace = false, measure = false;  // arguments of TrainStep::begin and TrainStep::update
+    bool trace = false, measure = false;  // arguments for TrainStep::begin and TrainStep::update
     std::function<bool()> stop;           // called before the update: whether this rank requests an orderly stop
   };
-  // Queues the next step on the device, with batches of its stage. state() counts the step from then on; settle()
+  // Queues the next step on the device, with its stage's batches. state() counts the step from then on; settle()
   // returns its result. Throws MissingGradients.
   void push(Loader&, const Options&);
   // Waits for the oldest queued step and returns its result.
   SettledStep settle();
 
   const RunState& state() const { return state_; }
-  int64_t queued() const { return queued_; }  // number of steps whose results settle() has not returned yet
+  int64_t queued() const { return queued_; }  // steps whose results settle() has not returned yet
   int64_t next() const { return state_.step + 1; }
 
   using Clock = std::chrono::steady_clock;
-  // Starts the clock of step times.
+  // Starts the clock for step times.
   void start_clock() { settled_at_ = Clock::now(); }
   // Subtracts time spent between steps from the next step time.
   void exclude(Clock::duration time) { settled_at_ += time; }
@@ -46,8 +46,8 @@ class StepQueue {
   RunSetup& setup_;
   RunState state_;
   int64_t queued_ = 0;
-  std::deque<std::vector<double>> fetch_ms_;  // fetch_ms of each queued step, oldest first
-  std::deque<RowDocuments> documents_;        // documents of each queued step, oldest first
+  std::deque<std::vector<double>> fetch_ms_;  // queued steps' fetch_ms, oldest first
+  std::deque<RowDocuments> documents_;        // queued steps' documents, oldest first
   Clock::time_point settled_at_;
 };
 

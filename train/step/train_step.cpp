@@ -20,15 +20,15 @@ namespace {
 
 constexpr size_t kBatchSlots = 4;  // micro-batches whose copies to the device may be queued
 
-// [1] f64: one of a rank's numbers (RankNumbers).
+// [1] f64: a number from a rank (RankNumbers).
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
-// Statistics of gates and selection lists per rank, which follow RankNumbers in a row of ranks_.
+// Gate and selection list statistics per rank, which follow RankNumbers in a ranks_ row.
 int64_t stats_numbers(const Config& config) {
   return config.log.stats && config.model.has_nsa() ? config.model.n_layers * NsaStats::count : 0;
 }
 
-// With shards, each rank checks only its own sums: the smallest index of a bad tensor over all ranks, -1 if none.
+// With shards, each rank checks only its own sums: the smallest bad tensor's index over all ranks, -1 if none.
 int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   int64_t first = -1;
   for (const int64_t other : comm.all_gather_host(bad, "the first bad tensor"))
@@ -36,7 +36,7 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   return first;
 }
 
-// The tokens of this rank.
+// This rank's tokens.
 ContextLayout layout_of(const Context& ctx, const Config& config, int64_t seq_len, const Comm* comm,
                         int64_t planned_rank) {
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
@@ -109,7 +109,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
 }
 
 std::deque<TrainStep::Form> TrainStep::make_forms(int64_t most_documents, int64_t planned_rank) {
-  std::vector<TrainStage> different;  // with the first stage of each form
+  std::vector<TrainStage> different;  // each form's first stage
   for (const TrainStage& stage : stages_of(config_.train))
     if (std::ranges::none_of(different, [&](const TrainStage& other) {
           return stage.seq_len == other.seq_len && stage.micro_batch_size == other.micro_batch_size;
@@ -213,7 +213,7 @@ TrainStep::ResultLayout TrainStep::lay_out_result() const {
   return layout;
 }
 
-// Merges the ranks' statistics in the order of ranks.
+// Merges the ranks' statistics in rank order.
 std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
   std::vector<NsaStats> layers(static_cast<size_t>(config_.model.n_layers));
   if (world_ > 1) copied += RankNumbers::count * sizeof(double);
@@ -287,7 +287,7 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act.row_loss, /*add=*/true);
 }
 
-// With windows, work on the comm stream has to end before later work of the same micro-step begins, which a graph
+// With a layer ring, work on the comm stream has to end before later work in the same micro-step begins, which a graph
 // cannot wait for.
 bool TrainStep::records_graphs() const {
   return config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning && !windows();
@@ -354,7 +354,7 @@ void TrainStep::measure_gradients() {
 
 // Without any target, AdamW would still move the weights by its moments and the weight decay.
 void TrainStep::forbid_update(const Tensor& applied) {
-  constexpr int kNanByte = 0xff;  // as all bytes of an f64: a NaN
+  constexpr int kNanByte = 0xff;  // an f64 made of these bytes is a NaN
   if (!ctx_.planning) backend::fill(applied.data, applied.device, kNanByte, applied.bytes(), ctx_.stream.handle());
 }
 

@@ -1,6 +1,6 @@
 // TrainStep: one optimizer step on one device: micro-steps that accumulate gradients, then the update. Owns the model,
-// its activations and the optimizer. With train.stages, activations of all stages share memory. With several ranks,
-// gradients are summed over the ranks (train/dist/), and each rank updates all parameters or its shards of them.
+// its activations and the optimizer. With train.stages, all stages' activations share memory. With several ranks,
+// gradients are summed over the ranks (train/dist/), and each rank updates all parameters or its shards.
 //
 // The host queues a step without waiting for the device: tokens are copied from pinned memory, the device itself skips
 // the update if the gradient is not finite (kernels/step/step_guard.h), and the step's numbers are copied to pinned
@@ -29,15 +29,15 @@ namespace triad {
 
 class TrainStep {
  public:
-  // comm: null with one rank. most_documents: the largest number of documents in a row; 0: every row is one document.
-  // planned_rank: while memory is planned, the rank of a group that shares its sequences (dist.context).
+  // comm: null with one rank. most_documents: most documents in a row; 0: every row is one document. planned_rank:
+  // while memory is planned, the rank within a group that shares sequences (dist.context).
   TrainStep(Runtime&, const Config&, Comm* comm = nullptr, int64_t most_documents = 0, int64_t planned_rank = 0);
 
-  // Times of a step in ms.
+  // A step's times in ms.
   struct Times {
-    double compute = 0, update = 0;  // of the device: micro-steps; norm, step guard and optimizer
+    double compute = 0, update = 0;  // device time: micro-steps; norm, step guard and optimizer
     double comm = 0;                 // wait for other ranks after this rank's own work
-    double gather = 0;               // from the end of the update until the weights gathered after it have arrived
+    double gather = 0;               // time after the update until the weights gathered then have arrived
   };
   struct Result {
     double loss = 0;         // mean over the step's targets; 0 if there are none
@@ -52,19 +52,19 @@ class TrainStep {
     Times times;
     std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
-    std::optional<BucketTrace::Step> buckets;  // with several ranks and log.diagnostics "buckets"
+    std::optional<BucketTrace::Step> buckets;  // present with several ranks and log.diagnostics "buckets"
     // With log.stats: by layer, over micro-steps and ranks; dense layers: no rows. Empty for a dense step.
     std::vector<NsaStats> stats;
   };
 
-  // Begins a step: clears gradients and loss. trace: records the times of the first micro-step's backward, op by op
-  // (which is then not replayed from a graph). step: as in update(); it decides the stage and whether the step is
-  // dense, and with train.grads_dtype bf16 how sums of gradients are rounded.
+  // Begins a step: clears gradients and loss. trace: records times in the first micro-step's backward, op by op (which
+  // is then not replayed from a graph). step: as in update(); it decides the stage and whether the step is dense, and
+  // with train.grads_dtype bf16 how gradient sums are rounded.
   void begin(bool trace = false, int64_t step = 0);
-  // Queues forward and backward of tokens and targets [B*T], whole sequences also if ranks share them. The step's
-  // gradient is that of the sum of losses divided by step_positions, the number of targets other than -1 in all ranks'
-  // micro-steps, which may differ from step to step; 0 if the step has none. With several ranks a step has exactly
-  // train.accumulate_grad_batches micro-steps, and with one rank at most one if this is 1. bounds: of the documents in
+  // Queues forward and backward on tokens and targets [B*T], whole sequences even if ranks share them. The step's
+  // gradient is for the summed losses divided by step_positions, the targets other than -1 in all ranks' micro-steps,
+  // which may differ from step to step; 0 if the step has none. With several ranks a step has exactly
+  // train.accumulate_grad_batches micro-steps, and with one rank at most one if this is 1. bounds: document bounds in
   // the B*T tokens (nsa/document_tables.h), needed if the step was built with most_documents.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                   std::span<const int32_t> bounds = {});
@@ -72,7 +72,7 @@ class TrainStep {
   // this rank requests an orderly stop. measure: the result has each gradient's norm. Throws MissingGradients if
   // backward did not announce every gradient.
   void update(int64_t step, int64_t step_positions, bool stop = false, bool measure = false);
-  // Waits for and returns the result of the oldest queued update; at most kMaxQueued may be queued. Throws if
+  // Waits for the oldest queued update and returns its result; at most kMaxQueued may be queued. Throws if
   // runtime.asserts has found a violation in that step.
   Result result();
   static constexpr size_t kMaxQueued = 2;
@@ -81,16 +81,16 @@ class TrainStep {
     update(step, step_positions);
     return result();
   }
-  // From here on batches have the sequences of this stage; begin() does this too.
+  // From here on batches have this stage's sequences; begin() does this too.
   void enter(const TrainStage&);
-  // Runs a forward, with the attention of model.*, and returns the sum of the losses of one micro-batch of the current
-  // stage. Waits for the device. With dist.zero 3 all ranks call it. Not between micro_step() and update(): activations
-  // may have the memory of gradients.
+  // Runs a forward, with model.*'s attention, and returns the losses of one micro-batch, summed, in the current stage.
+  // Waits for the device. With dist.zero 3 all ranks call it. Not between micro_step() and update(): activations may be
+  // in gradient memory.
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                   std::span<const int32_t> bounds = {});
 
   Model& model() { return model_; }
-  // Of the last micro-step or evaluation. Backward overwrites the tensors of the layers.
+  // From the last micro-step or evaluation. Backward overwrites the layers' tensors.
   Activations& activations() { return form().act; }
   Optimizer& optimizer() { return optimizer_; }
   ContextGroup* context_group() { return group_ ? &*group_ : nullptr; }                  // null with dist.context 1
@@ -103,7 +103,7 @@ class TrainStep {
   const GradLedger& ledger() const { return ledger_; }
 
  private:
-  // Recorded graphs of a step's first micro-step, of later ones, and with several ranks of the last one.
+  // Recorded graphs for a step's first micro-step, for later ones, and with several ranks for the last one.
   struct Recording {
     explicit Recording(Device device) : graph(device) {}
     Graph graph;
@@ -113,16 +113,16 @@ class TrainStep {
     explicit Recordings(Device device) : first(device), later(device), summed(device) {}
     Recording first, later, summed;
   };
-  // What depends on the number and length of a micro-step's sequences.
+  // What depends on how many and how long a micro-step's sequences are.
   struct Form {
     int64_t sequences, seq_len;
     Activations act;
-    Recordings nsa, dense;  // of steps as the model is configured, and of dense steps
+    Recordings nsa, dense;  // for steps as the model is configured, for dense steps
   };
   Form& form() { return forms_[form_]; }
   std::deque<Form> make_forms(int64_t most_documents, int64_t planned_rank);
 
-  // A pinned buffer of a ring, with an event that marks the end of its copy.
+  // A pinned buffer in a ring, with an event that marks that its copy has ended.
   struct Slot {
     Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
     PinnedMemory memory;
@@ -135,8 +135,8 @@ class TrainStep {
           computed(device, true),
           summed(device, true),
           gathered(device, true) {}
-    Event began, computed, summed;  // the step began; this rank's gradients are done; those of all ranks are summed
-    Event gathered;                 // weights of all ranks have arrived; on the comm stream, with shards
+    Event began, computed, summed;  // the step began; this rank's gradients are done; all ranks' are summed
+    Event gathered;                 // all ranks' weights have arrived; on the comm stream, with shards
     double host_ms = 0;             // time that the host waited for other ranks in this step, ms
     double inside_ms = 0;           // its part before `computed`, ms: on the CPU, the host thread computes
   };
@@ -144,7 +144,7 @@ class TrainStep {
   class ResultLayout {
    public:
     struct Region {
-      ConstTensor from;  // on the device; may be empty
+      ConstTensor from;  // device memory; may be empty
       int64_t offset = 0;
     };
     Region add(ConstTensor from) { return {from, std::exchange(bytes_, bytes_ + (from.empty() ? 0 : from.bytes()))}; }
@@ -161,9 +161,9 @@ class TrainStep {
   bool sharded() const { return is_sharded(config_, world_); }
   bool windows() const { return has_grad_windows(config_, world_); }
   bool records_graphs() const;
-  // Whether activations may have the memory of gradients (model/lent_grads.h).
+  // Whether activations may be in gradient memory (model/lent_grads.h).
   bool lends_grads() const { return !windows() && config_.train.accumulate_grad_batches == 1; }
-  // This step's gradients, summed over micro-steps and ranks, and the parts of them that this rank has.
+  // This step's gradients, summed over micro-steps and ranks, and the parts that this rank has.
   Tensor sums() { return reducer_ ? reducer_->sums() : model_.params().grads(); }
   Parts grad_parts() { return reducer_ ? reducer_->parts() : Parts::whole(model_.params()); }
   void sum_over_ranks(bool stop);
@@ -173,7 +173,7 @@ class TrainStep {
   Tensor make_grad_ranges();
   void measure_gradients();
   std::unique_ptr<LayerStats> make_stats();
-  Tensor all_stats() const;  // the tensor that holds the statistics of all ranks
+  Tensor all_stats() const;  // the tensor with all ranks' statistics
   ResultLayout lay_out_result() const;
   Times times_of(const ResultSlot&) const;
   std::vector<NsaStats> read_stats(const std::byte* copied) const;
@@ -183,15 +183,15 @@ class TrainStep {
   const Config& config_;
   Comm* comm_;
   int64_t world_;
-  ContextLayout context_layout_;       // of the longest sequences
+  ContextLayout context_layout_;       // layout of the longest sequences
   std::optional<ContextGroup> group_;  // the ranks that share each sequence; absent with dist.context 1
   Model model_;
   // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n statistics (log.stats). Empty if there
   // is one rank.
   Tensor ranks_;
-  std::unique_ptr<Comm> alone_;                // with windows, if there is no comm
-  std::optional<RankGroups> groups_;           // with comm_ or alone_
-  std::unique_ptr<GradReducer> reducer_;       // null with one rank, unless gradients have windows
+  std::unique_ptr<Comm> alone_;                // a single rank's, with a layer ring and without comm
+  std::optional<RankGroups> groups_;           // present with comm_ or alone_
+  std::unique_ptr<GradReducer> reducer_;       // null with one rank, unless gradients have a layer ring
   std::unique_ptr<BucketTrace> bucket_trace_;  // log.diagnostics "buckets"
   Optimizer optimizer_;
   std::unique_ptr<LayerStats> stats_;  // log.stats
@@ -203,7 +203,7 @@ class TrainStep {
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
   Tensor loss_scale_;                 // [1] f64: 1 / step_positions; 0 if the step has no position with a target
-  // [ranges, 2] i64: first element and size of each range of this rank's sums that belongs to one parameter, for the
+  // [ranges, 2] i64: first element and size for each range in this rank's sums that belongs to one parameter, for the
   // step guard; and the parameters' numbers.
   std::vector<int64_t> param_of_range_;
   Tensor grad_ranges_;
@@ -223,11 +223,11 @@ class TrainStep {
   bool dense_ = false;  // the current step is dense
   bool trace_wanted_ = false;
   int64_t step_ = 0;
-  int64_t micro_steps_ = 0;  // micro-steps of this step so far; the first one overwrites the matrices' gradients
+  int64_t micro_steps_ = 0;  // micro-steps in this step so far; the first one overwrites the matrices' gradients
 };
 
 // automatic: a GPU if one is usable, else the CPU. cuda: throws Error without a usable GPU. With several GPUs, the one
-// of the process's local rank.
+// for the process's local rank.
 Device choose_device(DeviceChoice, const LaunchEnv& env = {});
 DType compute_dtype(Precision);
 

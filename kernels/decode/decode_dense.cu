@@ -4,10 +4,10 @@
 // called spans, are longer, since combining many short ones would take longer than reading them. A product has 16 heads
 // (zero rows if a group has fewer) and 16 keys.
 //   A CTA processes one span. Each warp independently processes every eighth 16-key tile. Keys and values are loaded
-//   directly into the MMA operands' registers: the next keys during the softmax of
-//   the current ones, the next values after the current ones have been used. Element order along k does not matter as
-//   long as keys and queries share it; value column order does not matter as long as the sums are stored in that order.
-//   So a lane loads whole 16-byte vectors.
+//   directly into the MMA operands' registers: the next keys during the softmax of the current ones, the next values
+//   after the current ones have been used. Element order along k does not matter as long as keys and queries share it;
+//   value column order does not matter as long as the sums are stored in that order. So a lane loads whole 16-byte
+//   vectors.
 //   At the span's end a CTA combines its warps' sums and writes a chunk's partial sums (decode/decode.cuh).
 // Probabilities are rounded to bf16 for their product with the values, as in the forward pass; their sum is not
 // rounded.

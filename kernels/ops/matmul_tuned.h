@@ -11,7 +11,7 @@
 
 namespace triad::cuda {
 
-// A linear layer's three products: y = x w^T, where x is [rows,in], w is [out,in] and y is [rows,out]. dy, dx and dw
+// The three products in a linear layer y = x w^T, where x is [rows,in], w is [out,in] and y is [rows,out]. dy, dx and dw
 // are the gradients for y, x and w.
 //   forward   y  [rows,out] = x w^T    each element sums `in` terms
 //   dx        dx [rows,in]  = dy w     each element sums `out` terms

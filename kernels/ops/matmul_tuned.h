@@ -11,8 +11,8 @@
 
 namespace triad::cuda {
 
-// The three products in a linear layer y = x w^T, where x is [rows,in], w is [out,in] and y is [rows,out]. dy, dx and dw
-// are the gradients for y, x and w.
+// The three products in a linear layer y = x w^T, where x is [rows,in], w is [out,in] and y is [rows,out]. dy, dx and
+// dw are the gradients for y, x and w.
 //   forward   y  [rows,out] = x w^T    each element sums `in` terms
 //   dx        dx [rows,in]  = dy w     each element sums `out` terms
 //   dw        dw [out,in]   = dy^T x   each element sums `rows` terms

@@ -45,7 +45,7 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
     int64_t bytes;
   };
   const Row table[] = {
-      // Hopper: two stages where 113 KiB suffice, otherwise one CTA with up to 227 KiB.
+      // Hopper: two pipeline stages where 113 KiB suffice, otherwise one CTA with up to 227 KiB.
       {90, forward, {2, 64, 64}, small_heads, 2, 46080},
       {90, forward, {4, 64, 64}, small_heads, 2, 87040},
       {90, dq, {2, 64, 64}, small_heads, 2, 55296},
@@ -95,7 +95,7 @@ TEST_CASE("cards: the tile of the portable attention kernels, by shared memory a
       CHECK(plan.bytes <= shared_limits(card).cta_bytes);
       CHECK(plan.shape != compact);
     }
-  // WideTile runs where two CTAs with two stages fit on an SM, for bf16 heads up to 64 wide and many keys.
+  // WideTile runs where two CTAs with two pipeline stages fit on an SM, for bf16 heads up to 64 wide and many keys.
   constexpr int64_t kManyKeys = 1024;
   for (const int card : kCards) {
     const auto wide = plan_wide_tile({2, 64, 64}, kManyKeys, shared_limits(card));

@@ -16,8 +16,8 @@ using namespace triad::test::large;
 struct Sample {
   int64_t t, h;
 };
-// Returns pairs of a row in [t0, T) and a head: rows near powers of two, where tiles, blocks and windows end, and
-// evenly spread rows. Successive pairs cycle through the heads.
+// Returns pairs of a row in [t0, T) and a head: rows near powers of two, where tiles, blocks and sliding windows end,
+// and evenly spread rows. Successive pairs cycle through the heads.
 std::vector<Sample> sample_rows(const Sizes& n, int64_t t0) {
   std::vector<int64_t> rows = {t0, t0 + 1, n.T - 2, n.T - 1};
   for (int64_t power = 16; power < n.T; power *= 2) rows.insert(rows.end(), {power - 1, power});

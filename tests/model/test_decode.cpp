@@ -77,8 +77,8 @@ TEST_CASE("decode: steps give the forward pass's logits at every position", "[de
 }
 
 TEST_CASE("decode: after a prefill of any length, steps give the forward pass's logits", "[decode]") {
-  // Lengths near where these end: first compressed block (8 tokens), second (12), window (11), n_sel-th selection block
-  // (32). After 309 tokens one is left to decode.
+  // Lengths near where these end: first compressed block (8 tokens), second (12), sliding window (11), n_sel-th
+  // selection block (32). After 309 tokens one is left to decode.
   const auto prefills = {1, 7, 8, 12, 10, 11, 31, 32, 33, 200, 309};
   const ModelConfig c = config_of(Phi::conv, GateKind::softmax, 6, 2);
   for (const int64_t n : prefills) check_agreement(c, Device::cpu(), DType::f64, 1e-12, {n}, "f64");

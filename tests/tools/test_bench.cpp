@@ -125,7 +125,7 @@ TEST_CASE("bench: attention is timed on random and on trained inputs, and invali
   const Json results = parse_json(outcome.standard_output, "the output of bench")["results"];
   CHECK(results.size() == 30);
   CHECK(results[0]["case"] == "2x48x4x2x8 trained l8 d4 l'8 n4 w16");  // the options are the checkpoint's
-  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // with 20 tokens every list contains all blocks
+  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // every list contains all blocks of 20 tokens
   check(trained + "1x48x4x1x8 --text " + text, 2, {"1x48x4x1x8", "4x2x8v8"});
   check(trained + "1x48x4x2x8", 2, {"--text"});
   check(trained + "9x48x4x2x8 --text " + text, 1, {"201 tokens"});

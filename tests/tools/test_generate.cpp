@@ -149,7 +149,7 @@ TEST_CASE("bench prefill and decode count the keys that are read", "[generate]")
         CHECK(cells[5] == cells[6]);
         CHECK(cells[7] == cells[8]);
         // With l 8, d 4, l' 8, n 4 and w 16 a step reads 24 compressed keys, 3*8 + 4 selected ones and 16 in the
-        // window, if the context has 100 tokens.
+        // sliding window, if the context has 100 tokens.
         if (cells[0] == "100") CHECK(cells[6] == (kind == "dense" ? "100" : "68"));
       }
       CHECK(rows == 4);

@@ -311,5 +311,5 @@ TEST_CASE("fit: if nothing fits, triad plan names the least need and what needs 
   CHECK(!has(fp32.output, "train.grads_dtype"));
   CHECK(!has(fp32.output, "train.master_dtype"));
   CHECK(run_program("plan " + kTiny + " --fit --memory-gb -1").exit_code == 2);
-  CHECK(run_program("plan " + kTiny + " --memory-gb 8").exit_code == 2);  // without --fit
+  CHECK(run_program("plan " + kTiny + " --memory-gb 8").exit_code == 2);  // --fit is missing
 }

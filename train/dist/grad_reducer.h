@@ -100,7 +100,7 @@ class GradReducer final : public GradSink {
   BucketTrace* trace_ = nullptr;
 
   GradFinder finder_;
-  std::vector<size_t> missing_;         // by bucket: gradients that backward has not reported yet
+  std::vector<size_t> missing_;         // gradients that backward has not reported yet, by bucket
   std::vector<const Stream*> streams_;  // the streams on which backward computed the reported gradients
   bool recorded_ = false;
   MicroStep micro_step_;

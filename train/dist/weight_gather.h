@@ -39,10 +39,10 @@ class WeightGather final : public WeightGate {
   GradReducer& reducer_;
   Tensor own_;
   Parts shards_;
-  std::vector<GraphEvent> arrived_;            // by bucket: the last all-gather has ended, on the comm stream
-  std::vector<bool> waited_;                   // by bucket: whether the current pass already waits for it
-  std::vector<bool> present_;                  // by segment in the weight ring: whether its memory has its weights
-  std::vector<std::vector<int64_t>> buckets_;  // by segment: the buckets with some of its elements
+  std::vector<GraphEvent> arrived_;            // last all-gather has ended, by bucket, on the comm stream
+  std::vector<bool> waited_;                   // whether the current pass already waits, by bucket
+  std::vector<bool> present_;                  // whether a segment's ring memory has its weights
+  std::vector<std::vector<int64_t>> buckets_;  // buckets with some of a segment's elements
   bool forward_ = true;
 };
 

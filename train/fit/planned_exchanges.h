@@ -18,7 +18,8 @@ struct PlannedExchange {
     int64_t rank = 0, sent = 0, received = 0;
   };
   // For each rank in a group, in a micro-step. With more than eight ranks only for the first, the last, and one in the
-  // middle: the first receives the most keys, the last sends the most, and the middle has the most whole windows.
+  // middle: the first receives the most keys, the last sends the most, and the middle has the most whole sliding
+  // windows.
   std::vector<Bytes> ranks;
   // The most that a rank sends or receives. Links carry both at a time.
   int64_t most_bytes() const;

@@ -12,8 +12,8 @@
 
 namespace triad {
 
-// Whether path is inside the folder once symbolic links are resolved, or is one of the folders two levels below it
-// under another path, through a mount.
+// Whether path is inside the folder once symbolic links are resolved, or is the same as something up to two levels
+// below it, under another path through a mount.
 bool is_inside(const std::string& path, const std::string& folder);
 
 // Locks the folder, so that a second run cannot overwrite its files. Waits up to 10 s for another run in it to end,

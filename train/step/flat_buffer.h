@@ -95,7 +95,7 @@ class GradArrivals {
  private:
   const Params& params_;
   GradFinder finder_;
-  std::vector<bool> arrived_;  // by parameter: whether its gradient was reported
+  std::vector<bool> arrived_;  // whether a parameter's gradient was reported
 };
 
 }  // namespace triad

@@ -123,7 +123,7 @@ class Optimizer {
   // which masters are joined.
   Tensor ties_, joined_;
   std::optional<HostState> host_;
-  Tensor own_weights_;  // with a weight ring: this rank's weight shards; without offload, kept(State::parameter)
+  Tensor own_weights_;  // this rank's weight shards, with a weight ring; without offload, kept(State::parameter)
   std::optional<WeightGather> gather_;
 };
 

@@ -117,7 +117,7 @@ class TrainStep {
   struct Form {
     int64_t sequences, seq_len;
     Activations act;
-    Recordings nsa, dense;  // for steps as the model is configured, for dense steps
+    Recordings nsa, dense;  // graphs for steps as the model is configured, for dense steps
   };
   Form& form() { return forms_[form_]; }
   std::deque<Form> make_forms(int64_t most_documents, int64_t planned_rank);

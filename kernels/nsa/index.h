@@ -27,7 +27,7 @@ struct IndexForward {
 // What the backward of a branch computes for its index.
 struct IndexBackward {
   IndexIn in;
-  ConstTensor lse;      // from forward
+  ConstTensor lse;      // forward's
   Tensor dq;            // [B,T,Hkv,di] acc, overwritten
   Tensor dk;            // [B,S,1,di], overwritten; T, or acc
   Tensor loss;          // [1] f64, added to; without `scale`

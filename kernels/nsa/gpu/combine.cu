@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
   const T *from = dout.row(b, t, head0) + lane * V, *from_branch[kBranches];
 #pragma unroll
   for (int k = 0; k < kBranches; ++k) from_branch[k] = in.o[k].row(b, t, head0) + lane * V;
-  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept, kept_norm: this lane's head's results
+  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept, kept_norm: results for this lane's head
   for (int first = 0; first < s.heads; first += kHeads) {
     uint4 upstream[kHeads], o[kHeads][kBranches];
 #pragma unroll

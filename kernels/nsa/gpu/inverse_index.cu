@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
   const int most_of_warp = ceil_div(end - begin, kFillWarps);              // tokens
   const int first = min(begin + warp * most_of_warp, end);                 // the warp's first token
   const int entries = (min(first + most_of_warp, end) - first) * lists.n;  // entries in the warp's lists
-  // The warp's tokens' lists, one after the other, form one sequence of entries. for_entries(visit) takes 32
+  // The lists of the warp's tokens, one after the other, form one sequence of entries. for_entries(visit) takes 32
   // consecutive entries at a time, one in each lane, and every lane calls visit(row, block) for its entry:
   //   row    the entry's token minus `first`
   //   block  the entry's block minus block0. It is -1 if the block isn't the CTA's, or if the token sees no key in the

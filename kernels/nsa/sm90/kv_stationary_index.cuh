@@ -116,7 +116,7 @@ struct Part {
         in_range(index % a.parts * kPartTokens),
         first(a.first_token(step) + in_range),
         tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
-  // Writes the part's tokens' TokenBlocks to `to`, in shared memory. If !has_far(t), t has no far blocks.
+  // Writes TokenBlocks for the part's tokens to `to`, in shared memory. If !has_far(t), t has no far blocks.
   template <class HasFar>
   __device__ __forceinline__ void list_token_blocks(const KvStationaryArgs& a, const DocumentRow<int>& row,
                                                     TokenBlocks* to, HasFar&& has_far) const {

@@ -154,7 +154,7 @@ struct Product {
 #pragma unroll
     for (auto& panel : o) pin(panel);
   }
-  // Adds the item's rows' l and o to their L and O in shared memory.
+  // Adds l and o of the item's rows to their L and O in shared memory.
   __device__ __forceinline__ void merge(Shared<Shape>& shared) {
     const uint32_t at[2] = {keep(output_address(shared, rows[0])), keep(output_address(shared, rows[1]))};
     float2 before[2];

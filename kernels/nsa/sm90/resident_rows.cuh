@@ -160,7 +160,7 @@ struct TokenTile {
   __device__ __forceinline__ int blocks() const { return (first + tokens - 1) / kBlockKeys + 1; }
 };
 
-// Reads the tile's tokens' lists, kAtOnce entries per thread at a time. All the CTA's threads use it.
+// Reads the lists of the tile's tokens, kAtOnce entries per thread at a time. All the CTA's threads use it.
 template <class Shape>
 struct ListReader {
   static constexpr int kAtOnce = 4, kEntries = kAtOnce * Shape::kThreads;

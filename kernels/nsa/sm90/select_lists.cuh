@@ -116,7 +116,7 @@ __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut&
 }
 
 // Writes one token's list by bisection over all its candidates' scores. It is used if more than kFound candidates reach
-// the lower bound: with many ties, or n above 32. block0: the row's first score's id.
+// the lower bound: with many ties, or n above 32. block0: the id for the row's first score.
 __device__ __noinline__ void write_searched(int32_t* list, const float* row, int begin, int end, int slots, int low,
                                             int block0) {
   const auto value = [&](int j) { return __float_as_int(row[j]); };

@@ -203,8 +203,8 @@ inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
 }
 
-// Each warp in a warpgroup holds the warpgroup's tokens' words in its lanes, one or two tokens per lane. lists() reads
-// them by shuffle, without shared memory or synchronization.
+// Each warp in a warpgroup holds the words for the warpgroup's tokens in its lanes, one or two tokens per lane. lists()
+// reads them by shuffle, without shared memory or synchronization.
 template <class Shape>
 class Plan<BitmapKeys, Shape> {
  public:

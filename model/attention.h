@@ -57,8 +57,8 @@ struct AttentionGrads {
   Tensor dq, dq_group;  // see NsaGrad; dense: dq_group is absent
   Tensor out;           // attend_forward's result
 };
-// The gradients of k and v in din are overwritten, those of weights added to <- dout [B,T,Hq,dv] T A pair that the
-// branches share gets their summed gradients (nsa/branch_sum.h).
+// Backward for dout [B,T,Hq,dv] T: overwrites the gradients of k and v in din, adds those of the weights. A pair that
+// the branches share gets their summed gradients (nsa/branch_sum.h).
 AttentionGrads attend_backward(Context&, const LayerContext&, const QkvViews& din, const NsaWeightGrads& dw,
                                ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
                                UnusedMemory&);

@@ -186,7 +186,7 @@ constexpr int64_t kVocabularies[] = {256, 16000, 25000, 32000, 50304, 58000, 128
 // Prints what every op launches on TRIAD_CARD's card, at the OpCases' shapes and at those above:
 //   case <TAB> op, shape and dtype
 //   launch <TAB> ...        by tests/fault_injection/cuda_card.cpp
-//   refused <TAB> message that an op threw in that case
+//   refused <TAB> message   that an op threw in that case
 void print_launches() {
   constexpr int64_t kArena = int64_t{1} << 41, kScratch = int64_t{1} << 40;
   const auto run = [&](const std::string& label, auto&& body, bool portable_only = true) {

@@ -7,7 +7,7 @@
 namespace triad {
 
 // The bounds (cu_seqlens, nsa/document_tables.h) of the documents that a mix describes, in B rows of T tokens. A mix is
-//   NxL + NxL + ... N documents with L tokens each, in this order
+//   NxL + NxL + ...                N documents with L tokens each, in this order
 //   lognormal:MEAN:TOTAL[:SIGMA]   lengths of a lognormal distribution with a fixed seed, TOTAL tokens in all; SIGMA is
 //                                  the standard deviation of the lengths' logarithm (default 1)
 // A document that a row's end cuts continues in the next row as another one. Throws a UsageError that names the mix if

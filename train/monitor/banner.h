@@ -19,7 +19,7 @@ struct RunSummary {
   std::vector<std::string> environment;  // one line for each config key that the environment changed
 };
 
-// The banner: at most thirteen lines, each "word text", and one per stage in train.stages.
+// The banner: at most thirteen lines, each "word  text", and one per stage in train.stages.
 std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const RunSummary&);
 // Run details for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);

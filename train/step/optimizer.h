@@ -63,7 +63,7 @@ class Optimizer {
   void for_each_own(Context&, State, const WithValues& f);
   // Sets values of elements from `begin` on; this rank keeps them all. Call publish() after the last parameters.
   void set(Context&, State, int64_t begin, std::span<const float> values);
-  // Makes the weights that the model computes with from the parameters. Collective with shards.
+  // Derives the weights that the model computes with from the parameters. Collective with shards.
   void publish(Context&);
   // Initializes the parameters, and the weights, from a seed (Params::init).
   void init(Context&, uint64_t seed);

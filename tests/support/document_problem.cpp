@@ -36,14 +36,14 @@ class Run {
 
   void run_nsa(const Values* lists, Values* selected) {
     const int64_t keys = compressed_length(T_, s_.c.l, s_.c.d);
-    const Shape head_count = {1, T_, s_.Hq()};
+    const Shape lse_shape = {1, T_, s_.Hq()};
     NsaSaved saved{poisoned({1, keys, s_.Hkv, s_.dk}),
                    poisoned({1, keys, s_.Hkv, s_.dv}),
                    poisoned({1, T_, s_.Hkv, s_.c.n_sel}, DType::i32),
                    poisoned({3, 1, T_, s_.Hkv}, acc()),
                    {},
                    {}};
-    for (int b = 0; b < 3; ++b) saved.o[b] = poisoned(heads(s_.dv)), saved.lse[b] = poisoned(head_count, acc());
+    for (int b = 0; b < 3; ++b) saved.o[b] = poisoned(heads(s_.dv)), saved.lse[b] = poisoned(lse_shape, acc());
     NsaIn in{token_input("q", s_.Hq(), s_.dk), {}, {}, tables_};
     for (int b = 0; b < 3; ++b) {
       in.k[b] = token_input("k" + kBranches[b], s_.Hkv, s_.dk);

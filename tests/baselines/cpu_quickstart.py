@@ -3,7 +3,7 @@
 
     tests/baselines/cpu_quickstart.py [--triad build/cpu/triad] [--config configs/quickstart.json] [--threads N]
 
-The PyTorch model has the config's dimensions: RMSNorm, rotary embedding, grouped causal attention
+The PyTorch model (peers/decoder.py) has the config's dimensions: RMSNorm, rotary embedding, grouped causal attention
 (scaled_dot_product_attention), the same MLP, gradient clipping and fused AdamW, in fp32. The three programs run
 alternately, one process each, for several rounds; a row is the median over all steps except the first WARM_UP of each
 process. There is one run at the config's length and one at T = 512, with the same number of tokens a step.
@@ -43,83 +43,22 @@ def usable_threads():
 def train_pytorch(config, batch, length, steps, threads):
     """Trains on random tokens; returns wall and CPU seconds of each step."""
     import torch
-    from torch import nn
-    from torch.nn import functional as F
+    from peers import decoder
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
-    m, t = config["model"], config["train"]
-    dim, heads, groups, width, vocab = m["dim"], m["n_heads"], m["n_kv_groups"], m["d_k"], m["vocab_size"]
-    assert m["d_v"] == width, "d_k and d_v must be equal"
-    swiglu = m.get("mlp", "silu") == "swiglu"
-    hidden = m.get("mlp_hidden") or (-(-8 * dim // 3 // 64) * 64 if swiglu else 4 * dim)
-
-    positions, pairs = torch.arange(length), torch.arange(0, width, 2)
-    angles = torch.outer(positions.float(), m.get("rope_theta", 10000.0) ** (-pairs.float() / width))
-    cos, sin = angles.cos(), angles.sin()
-
-    def rotate(x):  # [B, H, T, width]
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm1, self.norm2 = nn.RMSNorm(dim, eps=1e-6), nn.RMSNorm(dim, eps=1e-6)
-            self.qkv = nn.Linear(dim, (heads + 2 * groups) * width, bias=False)
-            self.out = nn.Linear(heads * width, dim, bias=False)
-            self.fc1 = nn.Linear(dim, hidden * (2 if swiglu else 1), bias=False)
-            self.fc2 = nn.Linear(hidden, dim, bias=False)
-
-        def forward(self, x):
-            rows, tokens = x.shape[:2]
-            q, k, v = self.qkv(self.norm1(x)).split([heads * width, groups * width, groups * width], dim=-1)
-            q = rotate(q.view(rows, tokens, heads, width).transpose(1, 2))
-            k = rotate(k.view(rows, tokens, groups, width).transpose(1, 2))
-            v = v.view(rows, tokens, groups, width).transpose(1, 2)
-            # On a CPU at least as fast as enable_gqa=True.
-            k, v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))
-            o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(o.transpose(1, 2).reshape(rows, tokens, heads * width))
-            h = self.fc1(self.norm2(x))
-            if swiglu:
-                gate, up = h.chunk(2, dim=-1)
-                return x + self.fc2(F.silu(gate) * up)
-            return x + self.fc2(F.silu(h))
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(vocab, dim)
-            self.layers = nn.ModuleList(Layer() for _ in range(m["n_layers"]))
-            self.norm = nn.RMSNorm(dim, eps=1e-6)
-            self.head = nn.Linear(dim, vocab, bias=False)
-            if m.get("tie_embeddings", False):
-                self.head.weight = self.embed.weight
-
-        def forward(self, tokens, targets):
-            x = self.embed(tokens)
-            for layer in self.layers:
-                x = layer(x)
-            return F.cross_entropy(self.head(self.norm(x)).reshape(-1, vocab), targets.reshape(-1))
-
-    model = Model()
+    t, sizes = config["train"], decoder.Sizes.of_config(config["model"])
+    model = decoder.Decoder(sizes, length, decoder.DenseOnCpu)
     optimizer = torch.optim.AdamW(model.parameters(), lr=t["lr"], betas=(0.9, 0.95),
                                   weight_decay=t.get("weight_decay", 0.1), fused=True)
     walls, cpus = [], []
     for _ in range(steps):
-        tokens = torch.randint(0, vocab, (batch, length + 1))
+        tokens = torch.randint(0, sizes.vocab, (batch, length + 1))
         begin, cpu = time.perf_counter(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        loss = model(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss.item()
+        decoder.training_step(model, optimizer, tokens[:, :-1], tokens[:, 1:]).item()
         walls.append(time.perf_counter() - begin)
         cpus.append(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - cpu)
-    return {"version": torch.__version__, "parameters": sum(p.numel() for p in model.parameters()), "wall": walls,
-            "cpu": cpus}
+    return {"version": torch.__version__, "parameters": decoder.count(model), "wall": walls, "cpu": cpus}
 
 
 def run_pytorch(args, batch, length):

@@ -1,5 +1,5 @@
-// A config's fields. A config struct S declares them once, in a free function template <class V> void visit(S& s, V&&
-//   v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
+// A config's fields. A config struct S declares them once, in a free function
+//   template <class V> void visit(S& s, V&& v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
 // Parsing, range checks, --help, the config echo and the check of a resumed run's config all visit this list. A field
 // is a bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>, an enum whose words are in
 // EnumWords, KernelChoices (routes.h), or a std::vector of structs with their own visit().

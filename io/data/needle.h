@@ -21,8 +21,8 @@ DataSplit needle_data(const NeedleTask&, double val_fraction);
 // for the very last token. Depth 0 is the position after the token that begins the sequence, depth 1 the last position
 // before the questions that has room. At `depth` is what the first question is about:
 //   keys, queries  the key's first occurrence,
-//   variables      the value's assignment; the chain's other assignments follow in order, at random positions, counting
-//         the key's first occurrence; the others follow at random positions,
+//   variables      the value's assignment; the chain's other assignments follow in order, at random positions,
+//   counting       the key's first occurrence; the others follow at random positions,
 //   copy           the mark before the span.
 // Other needles surround it, as densely as in training. The other questions' needles are at random positions.
 struct NeedleProbe {

@@ -42,7 +42,7 @@ class Routes {
     int64_t layer;                   // layer number; -1: outside the layers
     std::string op, kernel, reason;  // reason: why the call is a fallback; empty: it is not one
     DType dtype;
-    Shape first, second;  // q's and k's shapes, or a matrix product's result and left operand
+    Shape first, second;  // shapes: q and k, or a matrix product's result and left operand
     int64_t calls;
     bool is_fallback() const { return !reason.empty(); }
     std::string shapes() const;  // "bf16 [2,128,12,64] [2,128,2,64]"

@@ -34,7 +34,7 @@ class LossMask {
 // The mask for a source's tokens, which may be part of a longer mask. Without a mask, every token is learned.
 struct MaskView {
   const LossMask* mask = nullptr;
-  int64_t first = 0;  // the source's first token's bit
+  int64_t first = 0;  // bit for the source's first token
 
   bool empty() const { return mask == nullptr; }
   bool learned(int64_t token) const { return empty() || mask->learned(first + token); }

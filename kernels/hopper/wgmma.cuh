@@ -80,7 +80,7 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
   "%88,%89,%90,%91,%92,%93,%94,%95"
 // One product's text. The parameters after `text` are PTX operand numbers: a0 .. a3: a's registers; a or low, and high:
-// the halves of a's or b's descriptor; add: whether the product is added to d; major_a, major_b: how the tile is read.
+// the descriptor halves of a or b; add: whether the product is added to d; major_a, major_b: how the tile is read.
 // `text` lists d's operands.
 #define TRIAD_WGMMA_REGISTERS(n, text, a0, a1, a2, a3, low, high, add, major_b)                            \
   "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #add ", 0;\nmov.b64 b, {%" #low ", %" #high           \

@@ -60,7 +60,7 @@ void cast(Context& ctx, Tensor dst, ConstTensor src) {
 
 namespace {
 
-// Checks upcast's and downcast's operands.
+// Checks the operands for upcast and downcast.
 void check_pair(const char* op, const ConstTensor& f32, const ConstTensor& bf16) {
   TRIAD_CHECK((bf16.rank == 2 || bf16.rank == 4) && bf16.dtype == DType::bf16, "{}: {} is no bf16 of two or four axes",
               op, bf16.str());

@@ -38,7 +38,7 @@ void check_backward(const char* op, int64_t parts, const Tensor& dpre, const Ten
 
 // Tries the fused kernel if runtime.kernels.matmul allows it for `first`'s dtype. `fused` launches the kernel, or
 // returns false if the kernel does not support the call. Returns whether the kernel was launched. The recorded route
-// contains first's and second's shapes.
+// contains the shapes of `first` and `second`.
 template <class Fused>
 bool runs_fused(Context& ctx, const char* op, const ConstTensor& first, const ConstTensor& second,
                 [[maybe_unused]] Fused&& fused) {

@@ -100,7 +100,7 @@ struct MuonTensors {
   TieBits ties = {};
 };
 
-// u's and o's dtype: bf16 on a GPU, f32 on the CPU, f64 if the state is.
+// The dtype of u and o: bf16 on a GPU, f32 on the CPU, f64 if the state is.
 inline DType muon_dtype(const Context& ctx, DType state = DType::f32) {
   return ctx.device.is_cuda() ? DType::bf16 : acc_dtype(state);
 }

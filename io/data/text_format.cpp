@@ -22,7 +22,7 @@ constexpr const char* kSays = "--format or data.format, jsonl or text, says what
 
 enum class Named { nothing, json, jsonl };
 
-// What a file name says, without the extensions of compression: "a.JSONL.gz" is JSONL.
+// What a file name says, without compression extensions: "a.JSONL.gz" is JSONL.
 Named named(const std::string& path) {
   std::filesystem::path name(path);
   const auto ending = [&] {
@@ -37,7 +37,7 @@ Named named(const std::string& path) {
   return ending() == ".json" ? Named::json : Named::nothing;
 }
 
-// The text that decides: the first bytes of an input, more of them on demand.
+// The text that decides: an input's first bytes, more on demand.
 class Head {
  public:
   explicit Head(TextInput& input) : input_(input) { grow(kHeadBytes); }
@@ -50,10 +50,9 @@ class Head {
     at(i);
     return i < text_.size();
   }
-  // Position of the first nonblank character from `i` on, or size(). Blank is what a blank line may hold
-  // (is_blank_line).
+  // Where the first nonblank character is from `i` on, or size(). Blank is what a blank line may hold (is_blank_line).
   size_t skip_blanks(size_t i) {
-    constexpr size_t kLongest = 3;  // bytes of a blank character
+    constexpr size_t kLongest = 3;  // bytes in a blank character
     while (has(i)) {
       has(i + kLongest);
       size_t bytes = 1;
@@ -134,7 +133,7 @@ Shape object_shape(Head& head, size_t begin) {
 // Plain text may begin with a bracket, too: "[1] A footnote". It is an array only if the brackets hold valid JSON.
 Shape array_shape(Head& head, size_t begin) {
   const char first = head.at(head.skip_blanks(begin + 1));
-  if (first == '{') {  // of records; Markdown, templates and code may begin so, too, but no quote follows
+  if (first == '{') {  // it begins records; Markdown, templates and code may begin so, too, but no quote follows
     const char next = head.at(head.skip_blanks(head.skip_blanks(begin + 1) + 1));
     if (next == '"' || next == '}') return Shape::array;
     return Shape::no_json;

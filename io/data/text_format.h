@@ -11,7 +11,7 @@ class TextInput;
 
 // data.format and --format: which documents a text file holds.
 enum class TextFormat {
-  automatic,  // by content and name
+  automatic,  // content and name decide
   text,       // one document
   jsonl       // each line a record (io/data/record.h)
 };

@@ -75,14 +75,14 @@ class TextInput::Gzip final : public Unpacker {
   const TextInput& owner_;
   z_stream stream_{};
   bool ended_ = false;
-  int64_t zeros_ = 0;  // number of zero bytes after the last member
+  int64_t zeros_ = 0;  // zero bytes after the last member
 };
 
 class TextInput::Zstd final : public Unpacker {
  public:
   explicit Zstd(const TextInput& owner) : owner_(owner), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
     TRIAD_CHECK(stream_ != nullptr, "{}: zstd has no memory", owner.name());
-    // Accepts files of `zstd --long`, whose windows exceed the default limit.
+    // Accepts `zstd --long` files, whose windows exceed the default limit.
     ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
   }
   void step(std::string_view& in, std::span<char>& out) override {
@@ -128,7 +128,7 @@ bool TextInput::refill() {
   buffer_.resize(kBufferBytes);
   at_ = 0;
   size_t have = 0;
-  while (have < 4) {  // the first read of a pipe may return fewer bytes than a magic number has
+  while (have < 4) {  // a pipe's first read may return fewer bytes than a magic number has
     constexpr int kPollMs = 100;
     pollfd ready{file_.get(), POLLIN, 0};
     while (stopped_ && ::poll(&ready, 1, kPollMs) == 0)

@@ -24,19 +24,18 @@ class TextInput {
   ~TextInput();
   const std::string& path() const { return path_; }
   const std::string& name() const { return name_; }
-  // Fills `to`; returns fewer bytes only at the end of the text. A cut or damaged compressed file throws.
+  // Fills `to`; returns fewer bytes only at the text's end. A cut or damaged compressed file throws.
   size_t read(std::span<char> to);
-  // The next `bytes` bytes of the text, which later reads still return; fewer only at the end. Valid until the next
-  // call.
+  // The text's next `bytes` bytes, which later reads still return; fewer only at the end. Valid until the next call.
   std::string_view look(size_t bytes);
-  int64_t bytes_taken() const { return taken_; }  // number of bytes read so far of the file as stored (compressed)
+  int64_t bytes_taken() const { return taken_; }  // bytes read so far from the file as stored (compressed)
 
  private:
   class Unpacker;
   class Gzip;
   class Zstd;
-  bool refill();                      // reads more input into buffer_; false at the end of the file
-  size_t unpack(std::span<char> to);  // as read(), after what look() has taken
+  bool refill();                      // reads more input into buffer_; false at the file's end
+  size_t unpack(std::span<char> to);  // like read(), after what look() has taken
 
   std::string path_, name_;
   std::function<bool()> stopped_;

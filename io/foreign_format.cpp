@@ -6,6 +6,8 @@
 #include <initializer_list>
 #include <iterator>
 
+#include "io/tokenizer/unicode.h"
+
 namespace triad {
 
 namespace {
@@ -16,42 +18,46 @@ struct Format {
   std::string_view magic, what;
 };
 constexpr Format kPacked[] = {
-    {"version https://git-lfs.github.com/spec/v1\noid "sv,
-     "a git-lfs pointer (git lfs pull fetches the file itself)"sv},
-    {"version https://hawser.github.com/spec/"sv, "a git-lfs pointer (git lfs pull fetches the file itself)"sv},
     {"\xfd"
      "7zXZ"sv,
      "xz"sv},
     {"]\0\0\x80\0\xff\xff\xff\xff"sv, "lzma"sv},
     {"PK\x03\x04"sv, "zip (as torch.save, numpy.savez and archives write it)"sv},
     {"PK\x05\x06"sv, "zip (an empty archive)"sv},
-    {"PAR1"sv, "parquet (tools/fineweb.py reads it)"sv},
     {"\x04\x22\x4d\x18"sv, "lz4"sv},
     {"\xff\x06\0\0sNaPpY"sv, "snappy"sv},
     {"\x1f\x9d\x90"sv, "compress (.Z)"sv},
     {"7z\xbc\xaf\x27\x1c"sv, "7z"sv},
     {"Rar!\x1a\x07"sv, "rar"sv},
+    {"LZIP\x01"sv, "lzip"sv},
 };
+constexpr std::string_view kParquet = "PAR1"sv;
 constexpr Format kForeign[] = {
-    {"ARROW1"sv, "an Arrow file"sv},
+    {"ARROW1\0\0"sv, "an Arrow file"sv},
     {"\xff\xfe\0\0"sv, "UTF-32 text (UTF-8 is read)"sv},
     {"\0\0\xfe\xff"sv, "UTF-32 text (UTF-8 is read)"sv},
     {"\xff\xfe"sv, "UTF-16 text (UTF-8 is read)"sv},
     {"\xfe\xff"sv, "UTF-16 text (UTF-8 is read)"sv},
-    {"%PDF-"sv, "a PDF document"sv},
     {"\x89PNG\r\n"sv, "a PNG image"sv},
     {"\xff\xd8\xff"sv, "a JPEG image"sv},
-    {"GIF8"sv, "a GIF image"sv},
     {"\x93NUMPY"sv, "a NumPy array (.npy)"sv},
     {"SQLite format 3\0"sv, "an SQLite database"sv},
     {"\x89HDF\r\n"sv, "an HDF5 file"sv},
     {"\x7f"
      "ELF"sv,
      "an ELF program"sv},
-    {"GGUF"sv, "GGUF weights"sv},
     {"Obj\x01"sv, "an Avro file"sv},
-    {"ORC\x0a"sv, "an ORC file"sv},
     {"MMIDIDX\0"sv, "an index of Megatron-LM"sv},
+};
+// Beginnings of git-lfs pointers, with the line feed of Unix or Windows after them.
+constexpr std::string_view kPointers[] = {"version https://git-lfs.github.com/spec/v1"sv,
+                                          "version https://hawser.github.com/spec/v1"sv};
+// Letters that a text may begin with, too: what follows decides.
+constexpr Format kLetters[] = {
+    {"GIF87a"sv, "a GIF image"sv},
+    {"GIF89a"sv, "a GIF image"sv},
+    {"GGUF"sv, "GGUF weights"sv},
+    {"ORC"sv, "an ORC file"sv},
 };
 
 template <size_t N>
@@ -59,6 +65,32 @@ std::string_view find_magic(const Format (&formats)[N], std::string_view head) {
   for (const Format& format : formats)
     if (head.starts_with(format.magic)) return format.what;
   return {};
+}
+
+// Whether bytes hold what no text does: control characters, or no UTF-8.
+bool has_binary(std::string_view bytes) {
+  const auto is_control = [](unsigned char c) { return c < 0x20 && (c < 0x08 || c > 0x0d) && c != 0x1b; };
+  const size_t valid = utf8_prefix(bytes);
+  return std::any_of(bytes.begin(), bytes.end(), is_control) ||
+         (valid < bytes.size() && !is_cut_character(bytes.substr(valid)));
+}
+
+bool is_lfs_pointer(std::string_view head) {
+  return std::any_of(std::begin(kPointers), std::end(kPointers), [&](std::string_view pointer) {
+    if (!head.starts_with(pointer)) return false;
+    const std::string_view rest = head.substr(pointer.size());
+    return rest.starts_with("\noid "sv) || rest.starts_with("\r\noid "sv);
+  });
+}
+
+// A PDF document: its version, then a comment or the first object.
+bool is_pdf(std::string_view head) {
+  constexpr size_t kVersion = 8;  // length of "%PDF-1.7"
+  if (!head.starts_with("%PDF-"sv) || head.size() < kVersion) return false;
+  const std::string_view rest = head.substr(kVersion);
+  const size_t next = rest.find_first_not_of(" \r\n"sv);
+  if (next == 0 || next == rest.npos || rest.substr(0, next).find_first_of("\r\n"sv) == rest.npos) return false;
+  return rest[next] == '%' || (rest[next] >= '0' && rest[next] <= '9' && rest.find(" obj"sv) != rest.npos);
 }
 
 // A tar header: its checksum sums its 512 bytes, in which the checksum's own 8 bytes count as blanks.
@@ -120,22 +152,49 @@ bool is_utf16(std::string_view head) {
   return false;
 }
 
+// UTF-32 without a byte-order mark: every four bytes are a character.
+bool is_utf32(std::string_view head) {
+  constexpr size_t kUnit = 4;
+  const size_t units = head.size() / kUnit;
+  if (units < 2 || (head.size() < kFormatBytes && head.size() % kUnit != 0)) return false;
+  for (const bool big_endian : {false, true}) {
+    size_t characters = 0;
+    for (size_t i = 0; i < units; ++i) {
+      uint32_t point = 0;
+      for (size_t j = 0; j < kUnit; ++j) {
+        const size_t byte = big_endian ? kUnit - 1 - j : j;
+        point |= uint32_t{static_cast<unsigned char>(head[kUnit * i + byte])} << (8 * j);
+      }
+      constexpr uint32_t kLast = 0x10ffff, kFirstSurrogate = 0xd800, kLastSurrogate = 0xdfff;
+      characters += point > 0 && point <= kLast && (point < kFirstSurrogate || point > kLastSurrogate) ? 1 : 0;
+    }
+    if (characters == units) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string_view packed_format(std::string_view head) {
+  if (is_lfs_pointer(head)) return "a git-lfs pointer (git lfs pull fetches the file itself)";
   // bzip2: three letters that a text may begin with, too, a digit, and the first bytes of a block or the end.
   if (head.starts_with("BZh") && (head.substr(4).starts_with("1AY") || head.substr(4).starts_with("\x17rE")))
     return "bzip2";
+  if (head.starts_with(kParquet) && has_binary(head.substr(kParquet.size())))
+    return "parquet (tools/fineweb.py reads it)";
   return find_magic(kPacked, head);
 }
 
 std::string_view foreign_format(std::string_view head) {
   if (const std::string_view packed = packed_format(head); !packed.empty()) return packed;
   if (const std::string_view found = find_magic(kForeign, head); !found.empty()) return found;
+  if (const std::string_view found = find_magic(kLetters, head); !found.empty() && has_binary(head)) return found;
+  if (is_pdf(head)) return "a PDF document";
   if (is_tar(head)) return "a tar archive";
   if (is_pickle(head)) return "a pickle of Python (as torch.save wrote it)";
   if (is_arrow_stream(head)) return "an Arrow stream (as Hugging Face's datasets write it)";
   if (is_safetensors_head(head)) return "a safetensors file";
+  if (is_utf32(head)) return "UTF-32 text without a byte-order mark (UTF-8 is read)";
   if (is_utf16(head)) return "UTF-16 text without a byte-order mark (UTF-8 is read)";
   return {};
 }

@@ -279,7 +279,9 @@ void inspect_index(const std::string& path) {
 // Prints what `triad data` would read from a text or JSONL file. A line that is no record throws.
 void inspect_text(const std::string& path, TextFormat format) {
   int64_t documents = 0, bytes = 0, tokens = 0, learned = 0;
+  bool jsonl = format == TextFormat::jsonl;
   encode_corpus({.files = {path}, .format = format}, ByteTokenizer(), {}, [&](const EncodedPiece& piece) {
+    jsonl = piece.jsonl;
     for (const EncodedPiece::Part& part : piece.parts) documents += part.begins ? 1 : 0;
     bytes += piece.text_bytes;
     tokens += static_cast<int64_t>(piece.tokens.size());
@@ -287,7 +289,7 @@ void inspect_text(const std::string& path, TextFormat format) {
                                      : std::count(piece.learned.begin(), piece.learned.end(), 1);
   });
   fmt::print("{}\n{}: {}, {} of text\n", printable(path == kStandardInput ? "standard input" : path),
-             format == TextFormat::jsonl ? "JSONL" : "text", counted(documents, "document"), counted(bytes, "byte"));
+             jsonl ? "JSONL" : "text", counted(documents, "document"), counted(bytes, "byte"));
   if (learned < tokens)
     fmt::print("loss mask: {:.2f}% of the bytes are learned\n",
                100.0 * static_cast<double>(learned) / static_cast<double>(tokens));

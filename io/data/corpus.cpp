@@ -36,7 +36,7 @@ struct Work {
   };
   std::vector<Line> lines;  // lines of `text`, for a JSONL file
   EncodedPiece piece;       // a text file's only part, which may be encoded already
-  bool jsonl = false, encoded = false;
+  bool encoded = false;
   bool skip_bad = false;  // CorpusOptions::skip_bad
 };
 
@@ -55,7 +55,7 @@ std::optional<Record> record_of(const Work& work, const Work::Line& line, const 
 void encode(Work& work, const Tokenizer& tokenizer) {
   EncodedPiece& piece = work.piece;
   if (work.encoded) return;
-  if (!work.jsonl) {
+  if (!work.piece.jsonl) {
     tokenizer.append(work.text, piece.tokens);
     piece.parts[0].end = piece.tokens.size();
     return;
@@ -216,7 +216,7 @@ class Pipeline {
       if (text.empty()) break;
       Work work;
       work.file = input.name();
-      work.jsonl = jsonl;
+      work.piece.jsonl = jsonl;
       work.skip_bad = options_.skip_bad;
       const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
       if (used == 0) {  // the first line or word does not end within `text`

@@ -275,6 +275,8 @@ struct SplitFiles {
 };
 SplitFiles checked_split(const SplitOptions& options, SplitFiles files) {
   if (options.paths.empty()) fail_usage("data.paths is empty: files or globs are needed");
+  refuse_streams(files.train);
+  refuse_streams(files.val);
   std::set<std::string> train;
   for (const std::string& file : files.train) train.insert(std::filesystem::canonical(file).string());
   for (const std::string& file : files.val)
@@ -447,6 +449,7 @@ std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& p
                                                int64_t vocab, TextFormat format) {
   const std::vector<std::string> files = expand_globs(paths);
   TRIAD_CHECK(!files.empty(), "no file is named");
+  refuse_streams(files);
   const auto shards = static_cast<size_t>(std::count_if(files.begin(), files.end(), is_shard));
   if (shards == files.size()) return std::make_shared<ShardTokens>(files, vocab);
   TRIAD_CHECK(vocab >= tokenizer.vocab_size(), "the tokenizer {} has {} tokens, the model's vocabulary only {}",

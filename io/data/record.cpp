@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "engine/check.h"
+#include "io/data/text_format.h"
 #include "io/json_config.h"
 #include "io/tokenizer/unicode.h"
 
@@ -115,6 +116,11 @@ Record record_of_messages(const Object& messages, const std::string& place) {
   return record;
 }
 
+// The end of an error: what a line has to be, and what to do if the file is no JSONL.
+const std::string kNeeded =
+    fmt::format("a JSON object with a string `text`, with `prompt` and `completion`, or with `messages` is needed; {}",
+                kTakenAsText);
+
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 bool is_used(std::string_view key) {
@@ -189,10 +195,10 @@ Object parse_object(std::string_view line, const std::string& place) {
     return Object::parse(line);
   } catch (const Object::exception& e) {
     const std::string tolerant = Tolerant(line).rewrite();
-    if (tolerant == line) fail("{}: {}", place, shortened(e.what()));
+    if (tolerant == line) fail("{}: {}: {}", place, shortened(e.what()), kNeeded);
     try {
       return Object::parse(tolerant);
-    } catch (const Object::exception& rest) { fail("{}: {}", place, shortened(rest.what())); }
+    } catch (const Object::exception& rest) { fail("{}: {}: {}", place, shortened(rest.what()), kNeeded); }
   }
 }
 
@@ -225,9 +231,8 @@ bool is_blank_line(std::string_view line) {
 
 Record parse_record(std::string_view line, const std::string& place) {
   Object object = parse_object(line, place);
-  if (!object.is_object())
-    fail("{}: is {}: a JSON object with a string `text`, with `prompt` and `completion`, or with `messages` is needed",
-         place, shown(object));
+  if (object.is_array()) fail("{}: is a JSON array (jq -c '.[]' writes its elements, one a line): {}", place, kNeeded);
+  if (!object.is_object()) fail("{}: is {}: {}", place, shown(object), kNeeded);
   const auto has = [&](const char* key) { return object.contains(key); };
   refuse_keys(kOfRecords, object, place);
   check_record_weight(object, place);
@@ -238,8 +243,7 @@ Record parse_record(std::string_view line, const std::string& place) {
   }
   const bool prompt = has("prompt") || has("completion");
   if (prompt && has("messages")) fail("{}: has both `messages` and `prompt` or `completion`", place);
-  if (!prompt && !has("messages"))
-    fail("{}: a JSON object with a string `text`, with `prompt` and `completion`, or with `messages` is needed", place);
+  if (!prompt && !has("messages")) fail("{}: {}", place, kNeeded);
   refuse_keys(kOfChats, object, place);
   if (const auto label = object.find("label"); label != object.end() && label->is_boolean() && !label->get<bool>())
     fail("{}: `label` is false, an answer that is not to be learned: not supported", place);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/file_name.h"
 #include "io/tokenizer/unicode.h"
@@ -273,7 +274,9 @@ std::vector<std::string> expand_shards(std::span<const std::string> patterns, Sh
     TRIAD_CHECK(!listed.empty(), "{} lists no {} shards", manifest->path, split == ShardSplit::train ? "train" : "val");
     files.insert(files.end(), listed.begin(), listed.end());
   }
-  return expand_globs(files);
+  files = expand_globs(files);
+  refuse_streams(files);
+  return files;
 }
 
 }  // namespace triad

@@ -20,7 +20,13 @@ namespace triad {
 
 namespace {
 constexpr size_t kBufferBytes = 1 << 18;
+
+bool begins_gzip(std::string_view bytes) { return bytes.starts_with("\x1f\x8b"); }
+bool begins_zstd(std::string_view bytes) {
+  const bool skippable = bytes.size() >= 4 && (bytes[0] & 0xf0) == 0x50 && bytes.substr(1, 3) == "\x2a\x4d\x18";
+  return bytes.starts_with("\x28\xb5\x2f\xfd") || skippable;
 }
+}  // namespace
 
 // A decompressor. step() consumes bytes of `in` and fills `out` as far as possible, and shortens both spans
 // accordingly.
@@ -109,15 +115,24 @@ bool is_stream(const std::string& path) {
   return path == kStandardInput || !std::filesystem::is_regular_file(path, error);
 }
 
+void refuse_streams(std::span<const std::string> files) {
+  for (const std::string& file : files)
+    if (is_stream(file))
+      fail(
+          "{}: is a pipe or a device, and data are read more than once: store them in a file, or make token shards of "
+          "them (`triad data --input -`)",
+          file);
+}
+
 TextInput::TextInput(const std::string& path, std::function<bool()> stopped)
     : path_(path), name_(path == kStandardInput ? "standard input" : path), stopped_(std::move(stopped)) {
   file_ = FileHandle(path == kStandardInput ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file_.get() < 0) fail("{}: cannot be opened: {}", name_, std::strerror(errno));
   refill();
-  const auto begins = [&](std::string_view magic) { return std::string_view(buffer_).starts_with(magic); };
-  if (begins("\x1f\x8b")) unpacker_ = std::make_unique<Gzip>(*this);
-  const bool skippable = buffer_.size() >= 4 && (buffer_[0] & 0xf0) == 0x50 && buffer_.substr(1, 3) == "\x2a\x4d\x18";
-  if (begins("\x28\xb5\x2f\xfd") || skippable) unpacker_ = std::make_unique<Zstd>(*this);
+  if (begins_gzip(buffer_)) unpacker_ = std::make_unique<Gzip>(*this);
+  if (begins_zstd(buffer_)) unpacker_ = std::make_unique<Zstd>(*this);
+  if (unpacker_ && (begins_gzip(look(kFormatBytes)) || begins_zstd(look(kFormatBytes))))
+    fail("{}: was compressed twice: unpack it once", name_);
   if (const std::string_view packed = packed_format(look(kFormatBytes)); !packed.empty())
     fail("{}: is {}, no text: plain, gzip and zstd are read", name_, packed);
 }

@@ -14,6 +14,8 @@ namespace triad {
 inline constexpr const char* kStandardInput = "-";
 // True for an input that can be read only once and has no known size: standard input, or a pipe such as bash's <(...).
 bool is_stream(const std::string& path);
+// Throws if one of the files is a stream: for data that are read more than once.
+void refuse_streams(std::span<const std::string> files);
 
 class TextInput {
  public:

@@ -92,6 +92,28 @@ TEST_CASE("corpus: --skip-bad leaves out bad records and counts them", "[data]")
       run_program("data --skip-bad --input " + folder.file("b.jsonl") + " --out " + folder.file("none"));
   CHECK(none.exit_code == 1);
   CHECK(has(none.output, "1 bad record skipped"));
+  // A bad first line is skipped, too, whatever it is.
+  for (const auto& [first, bad] : std::vector<std::pair<std::string, int>>{{"[1]", 1},
+                                                                           {"[{\"text\":\"x\"}]", 1},
+                                                                           {"[", 1},
+                                                                           {"[\"cut", 1},
+                                                                           {"{\"cut", 1},
+                                                                           {"{\n\"text\": \"x\"\n}", 3},
+                                                                           {"null", 1},
+                                                                           {"7", 1},
+                                                                           {"\"one\"", 1},
+                                                                           {"# a comment", 1}}) {
+    write_text(folder.file("first.jsonl"), first + "\n{\"text\":\"one\"}\n{\"text\":\"two\"}\n");
+    for (const std::string& from : {folder.file("first.jsonl"), "- --format jsonl < " + folder.file("first.jsonl")}) {
+      const Outcome outcome =
+          run_program("data --val-fraction 0 --skip-bad --out " + folder.file("first") + " --input " + from);
+      INFO(from << " " << first << "\n" << outcome.output);
+      CHECK(outcome.exit_code == 0);
+      CHECK(has(outcome.output, fmt::format("{} bad record{} skipped", bad, bad == 1 ? "" : "s")));
+      CHECK(shard_text(folder.file("first"), "train") == std::string("\0one\0two", 8));
+      fs::remove_all(folder.file("first"));
+    }
+  }
 }
 
 TEST_CASE("corpus: empty documents at the beginning do not hold out everything", "[data]") {
@@ -291,13 +313,14 @@ TEST_CASE("corpus: damaged input is refused, with file and position", "[data]") 
   run_data("--val-fraction 0 --input " + folder.file("tape.gz") + " --out " + folder.file("tape"));
   CHECK(shard_text(folder.file("tape"), "train") == std::string("\0ab", 3));
   refused("number.jsonl", "{\"text\":\"fine\"}\n{\"text\":7}\n",
-          {"number.jsonl", "line 2", "offset 16", "string `text`"});
+          {"number.jsonl", "line 2", "offset 16", "string `text`", "--format text or data.format text"});
+  refused("words.jsonl", "no JSON\n", {"words.jsonl", "line 1", "--format text or data.format text"});
   refused("array.jsonl", "[1]\n", {"array.jsonl", "JSON array"});
   refused("utf8.jsonl", "{\"text\":\"\xff\"}\n", {"utf8.jsonl", "line 1", "UTF-8"});
   refused("bz2.txt", "BZh91AY", {"bz2.txt", "bzip2"});
   refused("xz.txt", std::string("\xfd") + "7zXZ", {"xz.txt", "is xz"});
   refused("zip.txt", "PK\x03\x04 and more", {"zip.txt", "is zip"});
-  refused("a.parquet", "PAR1 and more", {"a.parquet", "fineweb.py"});
+  refused("a.parquet", "PAR1\x15\x04", {"a.parquet", "fineweb.py"});
   refused("binary.txt", std::string("\0\xff\1 and more", 12), {"binary.txt", "NUL", "--format text"});
   refused("a.json", "{\"text\":\"one\"}", {"a.json", "--format"});
   refused("a.json.gz", gzip("{\"text\":\"one\"}"), {"a.json.gz", "--format"});

@@ -167,8 +167,27 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   CHECK(json_lines(none.standard_output).size() == 1);
   write_text(t.folder.file("bad"), "");
   CHECK(run_program(score + t.folder.file("bad")).exit_code == 1);
-  write_text(t.folder.file("bad"), R"([{"context": "a", "continuation": "b"}])");
+  write_text(t.folder.file("bad"),
+             "[\n"
+             R"({"context": "a", "continuation": "b"})"
+             "\n]");
   CHECK(has(run_program(score + t.folder.file("bad")).output, "JSON array"));
+  // So also if the first line is one that the whole file could be known by.
+  for (const std::string first :
+       {"[1, NaN]", R"([{"context": "a", "continuation": "b"}])", "[", "[\"cut", "[{\"cut\": 1},", "{", "{\"cut", "7",
+        "\"one\"", "null", "# a comment", "{\n\"context\": \"a\",\n\"continuation\": \"b\"\n}"}) {
+    write_text(t.folder.file("first"), first + "\n" + read_text(t.folder.file("good")) + "\n");
+    for (const std::string& from : {t.folder.file("first"), "- < " + t.folder.file("first")}) {
+      const Outcome outcome = run_command(TRIAD_PROGRAM " " + score + from + " 2>/dev/null");
+      INFO(from << " " << first << "\n" << outcome.standard_output);
+      CHECK(outcome.exit_code == 1);
+      const std::vector<Json> lines = json_lines(outcome.standard_output);
+      REQUIRE(lines.size() >= 3);
+      CHECK(has(lines[0].value("error", ""), " line 1: "));
+      CHECK(lines[lines.size() - 2] == json_lines(piped.standard_output)[0]);
+      CHECK(lines.back() == json_lines(piped.standard_output)[1]);
+    }
+  }
   // Whitespace lines are no requests, and a character that ends a line elsewhere is none within a text.
   write_text(t.folder.file("blank"),
              "\xef\xbb\xbf\n\u00a0\n"

@@ -22,7 +22,7 @@ constexpr const char* kSays = "--format or data.format, jsonl or text, says what
 
 enum class Named { nothing, json, jsonl };
 
-// What a file name says, without the extensions of compression: "a.JSONL.gz" is JSONL.
+// What a file name says, without compression extensions: "a.JSONL.gz" is JSONL.
 Named named(const std::string& path) {
   std::filesystem::path name(path);
   const auto ending = [&] {

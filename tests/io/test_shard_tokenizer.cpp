@@ -6,6 +6,7 @@
 #include "io/data/shards.h"
 #include "io/file.h"
 #include "io/json_config.h"
+#include "tests/support/checked_run.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
 #include "train/config/load_config.h"
@@ -16,22 +17,6 @@ using namespace triad::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-void run_ok(const std::string& args) {
-  const Outcome outcome = run_program(args);
-  INFO("triad " << args << "\n" << outcome.output);
-  REQUIRE(outcome.exit_code == 0);
-}
-
-void refused(const std::string& args, int exit_code, const std::vector<std::string>& words) {
-  const Outcome outcome = run_program(args);
-  INFO("triad " << args << "\n" << outcome.output);
-  CHECK(outcome.exit_code == exit_code);
-  for (const std::string& part : words) {
-    INFO("expected: " << part);
-    CHECK(has(outcome.output, part));
-  }
-}
 
 // Two shard folders: `words`, made with the BPE tokenizer tokenizer.json (about 300 tokens), and `bytes`, made with the
 // byte tokenizer.

@@ -10,9 +10,7 @@
 
 namespace triad::test {
 
-std::string train_args(const std::string& out, const std::string& more) {
-  return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more;
-}
+std::string train_args(const std::string& out, const std::string& more) { return train_on(out, "cpu", more); }
 
 std::string run(const std::string& out, int ranks, const std::string& more) {
   const std::string args =
@@ -52,13 +50,6 @@ Difference difference(const std::string& a_path, const std::string& b_path) {
 bool same_file(const std::string& a, const std::string& b) {
   const std::string text = read_text(a);
   return !text.empty() && text == read_text(b);
-}
-
-std::vector<std::string> lines(const std::string& path) {
-  std::vector<std::string> out;
-  std::istringstream in(read_text(path));
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
 }
 
 std::map<int, double> column(const std::string& path, const std::string& name) {

@@ -4,11 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/program.h"
+#include "tests/support/train_run.h"
 
 namespace triad::test {
 
-inline const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 inline constexpr const char* kWeights = "/model.safetensors";
 
 // A rank count, and the keys that divide the work and the model's state among ranks.
@@ -35,7 +34,6 @@ struct Difference {
 Difference difference(const std::string& a_path, const std::string& b_path);
 
 bool same_file(const std::string& a, const std::string& b);  // true if the bytes are equal and the file is not empty
-std::vector<std::string> lines(const std::string& path);
 
 // A CSV file's column `name`, by step.
 std::map<int, double> column(const std::string& path, const std::string& name);

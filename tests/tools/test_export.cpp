@@ -10,6 +10,7 @@
 #include "io/safetensors.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/weight_index.h"
+#include "tests/support/checked_run.h"
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
@@ -23,6 +24,7 @@ using triad::test::HuggingFaceFolder;
 using triad::test::kBpeTokens;
 using triad::test::Outcome;
 using triad::test::read_text;
+using triad::test::run_ok;
 using triad::test::run_program;
 using triad::test::TemporaryFolder;
 using triad::test::tiny_llama;
@@ -33,13 +35,6 @@ namespace {
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kPython = TRIAD_SOURCE_DIR "/tools/huggingface/";
-
-std::string run_ok(const std::string& args) {
-  const Outcome outcome = run_program(args);
-  INFO("triad " << args << "\n" << outcome.output);
-  REQUIRE(outcome.exit_code == 0);
-  return outcome.output;
-}
 
 Json json_of(const std::string& path) { return parse_json(read_text(path), path); }
 

@@ -37,6 +37,8 @@
  *    later, and does not survive cudaDeviceReset: make no calls after it.
  *  - Equal inputs give equal bits on a given device.
  */
+/* Columns are aligned by hand. */
+/* clang-format off */
 #ifndef TRIAD_NSA_H
 #define TRIAD_NSA_H
 #include <stddef.h>

@@ -37,11 +37,11 @@ void silu_forward(Context& ctx, Tensor y, ConstTensor x) {
   const int64_t H = x.size(1);
   dispatch_float(x.dtype, [&]<class T>() {
     using A = acc_t<T>;
-    const auto row = [H](T* y, const T* x) {
+    const auto row = [H](T* y_row, const T* x_row) {
 #pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
-        const A v = static_cast<A>(x[j]);
-        y[j] = static_cast<T>(v * sigmoid_of(v));
+        const A v = static_cast<A>(x_row[j]);
+        y_row[j] = static_cast<T>(v * sigmoid_of(v));
       }
     };
     for_each_row<T>(ctx, x.size(0), row, y, x);
@@ -60,12 +60,12 @@ void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tenso
   const int64_t H = x.size(1);
   dispatch_float(x.dtype, [&]<class T>() {
     using A = acc_t<T>;
-    const auto row = [H](T* dx, const T* dy, const T* x, T* y) {
+    const auto row = [H](T* dx_row, const T* dy_row, const T* x_row, T* y_row) {
 #pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
-        const A v = static_cast<A>(x[j]), s = sigmoid_of(v);
-        dx[j] = static_cast<T>(static_cast<A>(dy[j]) * silu_slope(v, s));
-        if (y != nullptr) y[j] = static_cast<T>(v * s);
+        const A v = static_cast<A>(x_row[j]), s = sigmoid_of(v);
+        dx_row[j] = static_cast<T>(static_cast<A>(dy_row[j]) * silu_slope(v, s));
+        if (y_row != nullptr) y_row[j] = static_cast<T>(v * s);
       }
     };
     for_each_row<T>(ctx, x.size(0), row, dx, dy, x, y);
@@ -83,11 +83,11 @@ void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
   const int64_t H = gate.size(1);
   dispatch_float(gate.dtype, [&]<class T>() {
     using A = acc_t<T>;
-    const auto row = [H](T* y, const T* gate, const T* up) {
+    const auto row = [H](T* y_row, const T* gate_row, const T* up_row) {
 #pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
-        const A g = static_cast<A>(gate[j]);
-        y[j] = static_cast<T>(g * sigmoid_of(g) * static_cast<A>(up[j]));
+        const A g = static_cast<A>(gate_row[j]);
+        y_row[j] = static_cast<T>(g * sigmoid_of(g) * static_cast<A>(up_row[j]));
       }
     };
     for_each_row<T>(ctx, gate.size(0), row, y, gate, up);
@@ -109,13 +109,14 @@ void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, Con
   const int64_t H = gate.size(1);
   dispatch_float(gate.dtype, [&]<class T>() {
     using A = acc_t<T>;
-    const auto row = [H](T* dgate, T* dup, const T* dy, const T* gate, const T* up, T* y) {
+    const auto row = [H](T* dgate_row, T* dup_row, const T* dy_row, const T* gate_row, const T* up_row, T* y_row) {
 #pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
-        const A g = static_cast<A>(gate[j]), u = static_cast<A>(up[j]), d = static_cast<A>(dy[j]), s = sigmoid_of(g);
-        dgate[j] = static_cast<T>(d * u * silu_slope(g, s));
-        dup[j] = static_cast<T>(d * g * s);
-        if (y != nullptr) y[j] = static_cast<T>(g * s * u);
+        const A g = static_cast<A>(gate_row[j]), u = static_cast<A>(up_row[j]), d = static_cast<A>(dy_row[j]),
+                s = sigmoid_of(g);
+        dgate_row[j] = static_cast<T>(d * u * silu_slope(g, s));
+        dup_row[j] = static_cast<T>(d * g * s);
+        if (y_row != nullptr) y_row[j] = static_cast<T>(g * s * u);
       }
     };
     for_each_row<T>(ctx, gate.size(0), row, dgate, dup, dy, gate, up, y);

@@ -16,5 +16,5 @@ cd "$tree"
 cmake --preset cpu -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON >"$scratch.log" 2>&1 &&
   cmake --build --preset cpu --target revision triad_faults >>"$scratch.log" 2>&1 || { cat "$scratch.log"; exit 1; }
 rm "$scratch.log"
-grep -qE '^#define TRIAD_GIT "[0-9a-f]*"$' build/cpu/revision.h || { echo "revision.h: $(cat build/cpu/revision.h)"; exit 1; }
+grep -qE '^#define TRIAD_GIT "[0-9a-f]*"$' build/cpu/tools/revision.h || { echo "revision.h: $(cat build/cpu/tools/revision.h)"; exit 1; }
 mv build "$scratch.build" && [ "$(ls "$tree" "$scratch")" = "$there" ] || { echo "not there before:"; ls "$tree" "$scratch"; exit 1; }

@@ -4,7 +4,7 @@
 tests/checks/counts.py                       all counts
 tests/checks/counts.py --comments SEED [N]   N comments drawn at random (40), each with the code it is about, and the ten longest
                                              lines of help and log
-tests/checks/counts.py --words               every line that holds an odd word
+tests/checks/counts.py --words               "of" by file, every trailing comment that begins with a preposition, every name of_x and its_x
 """
 import collections
 import os
@@ -14,31 +14,33 @@ import subprocess
 import sys
 
 LIMITS = {
-    "sources in one folder": 48,
-    "lines in one guide": 120,
+    "sources in one folder": 44,
+    "rooms without a README.md": 0,
+    "words in one guide, outside tables": 900,
+    "lines of guides over 140 columns, outside tables": 0,
     "times in one guide, outside tables": 15,
     "faults in the shape of guides": 0,
     "times in comments": 0,
     "citations of files that do not exist": 0,
-    "odd words in 1,000 comment lines": 8,
+    '"of" in 1,000 comment words': 30,
+    "trailing comments that begin with a preposition": 15,
+    "names of_x and its_x": 5,
     "kernels that share a name": 0,
     "host functions over 80 lines": 5,
-    "device functions over 150 lines": 3,
+    "device functions over 150 lines that do not say why": 0,
     "runs of 8 lines that stand twice": 0,
 }
 OTHER_HEADINGS = ("README.md", "tools/pytorch/README.md")  # the project's, and the Python package's
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
-# Words that make a stranger read a sentence twice: things that act like people, and idioms of this house.
-ODD = re.compile(
-    r"\b(tells?|telling|told|asks? (?:for|of|the|it|whether|to)|asked (?:for|of|to|whether|in)|"
-    r"comes? (?:to|with|in|behind|out|back|over|there|along|beside|after|next|last|first)|came|"
-    r"stands? (?:for|in|there|beside|behind|by|at|on|next|alone|since|still)|stood|whoever|whichever|whatever|beside|besides|behind|"
-    r"of one mind|makes? of|takes? (?:away|along|turns|part)|lies?|lay|goes on|go on|went on|at hand|"
-    r"meets?|met|nobody|somebody|nothing else|looked at|looks at|is there|are there|hands? (?:on|back|out|over)|"
-    r"has of|have of|is of|are of|by itself|for itself|in its place|"
-    r"way (?:out|back|in|there)|knows? of|heard|hears?|sees to|sight|wants?|wanted)\b", re.I)
+# Native writers of this field use "of" 12 to 21 times in 1,000 words of comments; a genitive that could be a compound ("query rows")
+# is read twice. A trailing comment begins with its noun.
+OF = re.compile(r"\bof\b", re.I)
+WORD = re.compile(r"[A-Za-z][\w'-]*")
+PREPOSITION = re.compile(r"(?:of|for|in|by|with|to|from|on|at|as|over|per|after|before|between|into|without|within|under|behind|during|through|"
+                         r"than|until|upon|across)\b", re.I)
+GENITIVE_NAME = re.compile(r"\b(?:of|its)_[a-z]\w*")
 TIME = re.compile(r"(?<![\w.])\d[\d,.]*\s?(?:us|µs|ms|microseconds?|milliseconds?)\b")
 CITATION = re.compile(r"(?<![\w/.*<{-])((?:[\w-]+/)*[\w-]+\.(?:h|cpp|cu|cuh|md|py|sh|js|css|jsonl))(?![\w*])")
 # Files that others write, or that a run, a test or another project names.
@@ -133,6 +135,16 @@ def functions_of(code):
     return found
 
 
+def says_why_long(where):
+    """Whether the comment above a function (FILE:LINE NAME) gives the reason for its length: a sentence with "one function"."""
+    path, line = re.match(r"(\S+):(\d+) ", where).groups()
+    lines, at, comment = read(path).split("\n"), int(line) - 2, []
+    while at >= 0 and (lines[at].startswith("//") or lines[at].startswith("template")):
+        comment.insert(0, lines[at])
+        at -= 1
+    return re.search(r"\bone function\b", re.sub(r"\s*\n//\s*", " ", "\n".join(comment))) is not None
+
+
 def prose_of(text):
     """A guide without its code blocks and generated parts; tables apart."""
     text = re.sub(r"```.*?```", "", text, flags=re.S)
@@ -209,9 +221,15 @@ def main():
         lists["sources in one folder"].append("kernels/ itself holds sources")
         totals["sources in one folder"] = max(totals["sources in one folder"], 1000)
 
-    longest_guide = max(guides, key=lambda f: read(f).count("\n"))
-    totals["lines in one guide"] = read(longest_guide).count("\n")
-    lists["lines in one guide"] = [f"{f}: {read(f).count(chr(10))}" for f in guides if read(f).count("\n") > 120]
+    lists["rooms without a README.md"] = [room for room in rooms if room + "/README.md" not in guides and not room.startswith("tests/")]
+    totals["rooms without a README.md"] = len(lists["rooms without a README.md"])
+
+    words = {f: len(prose_of(read(f)).split()) for f in guides}
+    totals["words in one guide, outside tables"] = max(words.values())
+    lists["words in one guide, outside tables"] = [f"{f}: {n}" for f, n in words.items() if n > 900]
+    lists["lines of guides over 140 columns, outside tables"] = [
+        f"{f}: {line}" for f in guides for line in prose_of(read(f)).split("\n") if len(line) > 140]
+    totals["lines of guides over 140 columns, outside tables"] = len(lists["lines of guides over 140 columns, outside tables"])
     times = {f: len(TIME.findall(prose_of(read(f)))) for f in guides}
     totals["times in one guide, outside tables"] = max(times.values())
     lists["times in one guide, outside tables"] = [f"{f}: {n}" for f, n in times.items() if n > 15]
@@ -219,15 +237,11 @@ def main():
     lists["faults in the shape of guides"] = [fault for f in guides for fault in shape_faults(f, read(f))]
     totals["faults in the shape of guides"] = len(lists["faults in the shape of guides"])
 
-    comment_lines = 0
     for f in sources:
         for at, text in parsed[f][1]:
-            comment_lines += text.count("\n") + 1
             if not f.startswith("tests/"):
                 for m in TIME.finditer(text):
                     lists["times in comments"].append(f"{f}:{at}: {m.group(0)}")
-            for m in ODD.finditer(text):
-                lists["odd words in 1,000 comment lines"].append(f"{f}:{at}: {m.group(0)} | {text.strip()}")
     totals["times in comments"] = len(lists["times in comments"])
 
     known, names = set(files), {os.path.basename(f) for f in files}
@@ -242,8 +256,24 @@ def main():
                     continue
                 lists["citations of files that do not exist"].append(f"{f}:{at}: {cited}")
     totals["citations of files that do not exist"] = len(lists["citations of files that do not exist"])
-    odd = lists["odd words in 1,000 comment lines"]
-    totals["odd words in 1,000 comment lines"] = round(1000 * len(odd) / max(1, comment_lines), 1)
+
+    trailing, names = "trailing comments that begin with a preposition", "names of_x and its_x"
+    all_words, all_ofs, ofs, known_names = 0, 0, collections.Counter(), collections.Counter()
+    for f in sources:
+        text = read(f)
+        for at, block in blocks_of(parsed[f][1], text):
+            all_words += len(WORD.findall(block))
+            ofs[f] += len(OF.findall(block))
+            line = text.split("\n")[at - 1]
+            if line.split("//")[0].strip() and PREPOSITION.match(block.strip()):
+                lists[trailing].append(f"{f}:{at}: {line.strip()}")
+        known_names.update(GENITIVE_NAME.findall(parsed[f][0]))
+    all_ofs = sum(ofs.values())
+    totals['"of" in 1,000 comment words'] = round(1000 * all_ofs / max(1, all_words), 1)
+    lists['"of" in 1,000 comment words'] = [f"{f}: {n}" for f, n in ofs.most_common(40)]
+    totals[trailing] = len(lists[trailing])
+    lists[names] = [f"{name}: {n} times" for name, n in known_names.most_common()]
+    totals[names] = len(known_names)
 
     functions, kernels = [], collections.defaultdict(set)
     for f in sources:
@@ -252,12 +282,12 @@ def main():
         flat = re.sub(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)", " ", code)
         for m in re.finditer(r"__global__\s+(?:void|static|inline|\s)+(\w+)\s*\(", flat):
             kernels[m.group(1)].add(f)
-    for device, limit, title in ((False, 80, "host functions over 80 lines"), (True, 150, "device functions over 150 lines")):
+    for device, limit, title in ((False, 80, "host functions over 80 lines"), (True, 150, "device functions over 150 lines that do not say why")):
         mine = sorted((x for x in functions if x[2] == device and not (not device and x[1].startswith("tests/"))), reverse=True)
         print(f"the ten longest {'device' if device else 'host'} functions:")
         for lines, where, _ in mine[:10]:
             print(f"  {lines:4} {where}")
-        lists[title] = [f"{where}: {lines}" for lines, where, _ in mine if lines > limit]
+        lists[title] = [f"{where}: {lines}" for lines, where, _ in mine if lines > limit and not (device and says_why_long(where))]
         totals[title] = len(lists[title])
     lists["kernels that share a name"] = [f"{k}: {', '.join(sorted(v))}" for k, v in kernels.items() if len(v) > 1]
     totals["kernels that share a name"] = len(lists["kernels that share a name"])
@@ -289,13 +319,10 @@ def main():
         print(f"  {totals[title]:8} of {limit:4}  {title}{'   <-- over' if over else ''}")
         status |= over
     for title in LIMITS:
-        if (totals[title] > LIMITS[title] and title != "odd words in 1,000 comment lines") or (title.startswith("odd") and "--words" in sys.argv):
+        if totals[title] > LIMITS[title] or (title in ('"of" in 1,000 comment words', trailing, names) and "--words" in sys.argv):
             print(f"{title}:")
             for line in lists[title]:
                 print(f"  {line}")
-    if odd and "--words" not in sys.argv:
-        by_file = collections.Counter(l.split(":")[0] for l in odd)
-        print("odd words, the files with most:", ", ".join(f"{f} {n}" for f, n in by_file.most_common(12)))
     return status
 
 

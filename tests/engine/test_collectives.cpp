@@ -467,7 +467,7 @@ TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist][build]")
     REQUIRE(outcome.exit_code == 0);
     return Json::parse(outcome.standard_output);
   };
-  const auto bytes = [](const Json& plan) { return plan["peak_bytes"].get<int64_t>(); };
+  const auto bytes = [](const Json& planned) { return planned["peak_bytes"].get<int64_t>(); };
   const Json one = plan("--ranks 1"), two = plan("--ranks 2 --set dist.zero=0"), shards = plan("--ranks 2"),
              eight = plan("--ranks 8"), half = plan("--ranks 2 --set dist.zero=0 --set dist.grad_dtype=bf16");
   CHECK(one == plan(""));

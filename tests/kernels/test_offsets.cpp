@@ -326,8 +326,8 @@ void check_cross_entropy(int64_t Vp, bool one_pass) {
     CHECK(error < 1e-4);
     check_rows(rt, logits.tensor, tolerance(dtype), [&](int64_t i) {
       Expected want(Vp);
-      const double lse = lse_of(i);
-      for (int64_t j = 0; j < vocab; ++j) want.value[j] = kScale * std::exp(logits.row(i)[j] - lse);
+      const double row_lse = lse_of(i);
+      for (int64_t j = 0; j < vocab; ++j) want.value[j] = kScale * std::exp(logits.row(i)[j] - row_lse);
       want.value[target[static_cast<size_t>(i)]] -= kScale;
       return want;
     });

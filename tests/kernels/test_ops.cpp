@@ -266,6 +266,16 @@ void run_op_test() {
 
 constexpr size_t kMaxOpTests = 160;
 
+// The tests that take longest: nsa_attend_selected cuda three minutes, the others a minute or two.
+constexpr std::array<std::string_view, 8> kSlow = {"nsa_attend_selected cpu",
+                                                   "nsa_attend_selected gradients",
+                                                   "nsa_attend_selected cuda",
+                                                   "nsa gradients",
+                                                   "nsa cuda",
+                                                   "nsa_attend_compressed cuda",
+                                                   "nsa_attend_window cuda",
+                                                   "linear_silu cuda"};
+
 template <size_t... I>
 constexpr std::array<void (*)(), sizeof...(I)> make_runners(std::index_sequence<I...>) {
   return {&run_op_test<I>...};
@@ -276,10 +286,14 @@ constexpr std::array<void (*)(), sizeof...(I)> make_runners(std::index_sequence<
 void register_op_tests() {
   static constexpr auto kRunners = make_runners(std::make_index_sequence<kMaxOpTests>());
   TRIAD_CHECK(op_tests().size() <= kMaxOpTests, "{} tests of ops for {} runners", op_tests().size(), kMaxOpTests);
+  size_t slow_tests = 0;
   for (size_t i = 0; i < op_tests().size(); ++i) {
     const std::string name = op_tests()[i].name;
-    REGISTER_TEST_CASE(kRunners[i], name, "[ops]");
+    const bool slow = std::find(kSlow.begin(), kSlow.end(), name) != kSlow.end();
+    slow_tests += slow;
+    REGISTER_TEST_CASE(kRunners[i], name, slow ? "[ops][slow]" : "[ops]");
   }
+  TRIAD_CHECK(slow_tests == kSlow.size(), "{} of the {} slow tests of ops exist", slow_tests, kSlow.size());
 }
 
 }  // namespace triad::test

@@ -90,9 +90,9 @@ TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
   shard.append(std::vector<int32_t>{7, 7, 7, 0, 7});
   shard.finish();
   // In a text the first token (end of text) is no target, and the end-of-text token between two texts has no bytes.
-  const auto is_over = [](const Json& r, double bytes) {
+  const auto is_over = [](const Json& r, double text_bytes) {
     const double bits = r["loss"].get<double>() * r["positions"].get<double>() / std::numbers::ln2;
-    return std::abs(r["bits_per_byte"].get<double>() * bytes - bits) < 1e-9;
+    return std::abs(r["bits_per_byte"].get<double>() * text_bytes - bits) < 1e-9;
   };
   const Json one = evaluated(bytes, folder.file("a.txt")), both = evaluated(words, folder.file("?.txt"));
   CHECK(one["positions"] == 14);

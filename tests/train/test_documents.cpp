@@ -181,7 +181,7 @@ TEST_CASE("documents: ranks with other masks, documents or separators of the sam
   const auto answer = [](const char* prompt, const char* completion) {
     return Json{{"prompt", prompt}, {"completion", completion}}.dump() + "\n";
   };
-  const auto text = [](const char* text) { return Json{{"text", text}}.dump() + "\n"; };
+  const auto text = [](const char* content) { return Json{{"text", content}}.dump() + "\n"; };
   for (const int rank : {0, 1}) {  // each rank has its own working directory
     const std::string here = folder.file(std::to_string(rank));
     fs::create_directory(here);

@@ -225,7 +225,7 @@ void add_bench(CLI::App& app) {
   const std::array subcommands = {add_bench_attention(*verb), add_bench_step(*verb), add_bench_prefill(*verb),
                                   add_bench_decode(*verb)};
   verb->callback([=] {
-    if (std::none_of(subcommands.begin(), subcommands.end(), [](CLI::App* app) { return app->parsed(); }))
+    if (std::none_of(subcommands.begin(), subcommands.end(), [](CLI::App* subcommand) { return subcommand->parsed(); }))
       run_bench(*options);
   });
 }

@@ -54,10 +54,10 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
     if (!weights.empty()) cast(ctx, weights, param);  // weights keep these values if the norm is not finite
     const bool rounded = !weights.empty() && weights.dtype == DType::bf16;
     if (split && rounded) {
-      const int64_t n = param.numel();
+      const int64_t count = param.numel();
       Scratch::Scope scope(ctx.scratch);
       const SplitMaster master = {
-          scope.alloc(DType::u8, {n, 2}), weights, {scope.alloc(DType::i32, {TieBits::words_for(n)})}};
+          scope.alloc(DType::u8, {count, 2}), weights, {scope.alloc(DType::i32, {TieBits::words_for(count)})}};
       split_master(ctx, master, param);
       adamw(ctx, master.remainder, weights, t["m"], t["v"], t["grad"], t["norm_squared"], o, master.ties);
       return join_master(ctx, param, master);

@@ -11,7 +11,7 @@
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 
 namespace triad {
 

@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <iterator>
 
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 
 namespace triad {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/json_config.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

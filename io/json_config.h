@@ -10,8 +10,8 @@
 
 #include "engine/check.h"
 #include "engine/fields.h"
+#include "engine/process/text.h"
 #include "engine/routes.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

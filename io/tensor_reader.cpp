@@ -13,8 +13,8 @@
 
 #include "engine/check.h"
 #include "engine/memory.h"
+#include "engine/process/text.h"
 #include "io/crc32.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

@@ -11,8 +11,8 @@
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
+#include "engine/process/text.h"
 #include "io/file.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

@@ -12,9 +12,9 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
-#include "io/tokenizer/unicode.h"
 #include "tools/huggingface/code.h"
 #include "tools/huggingface/model_card.h"
 #include "tools/huggingface/model_files.h"

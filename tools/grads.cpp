@@ -73,23 +73,24 @@ class Ranks {
 
   // Whole sequences' values [B, T, ..]; mine: this rank's [B, part, ..].
   template <class T>
-  std::vector<T> whole(const std::vector<T>& mine, const ContextLayout& layout, int64_t B, int64_t tokens) {
+  std::vector<T> whole(const std::vector<T>& mine, const SequenceLayout& layout, int64_t B, int64_t tokens) {
     if (comm_ == nullptr) return mine;
-    const size_t row = mine.size() / static_cast<size_t>(B * layout.part());
+    const size_t row = mine.size() / static_cast<size_t>(B * layout.local_tokens());
     std::vector<T> all(static_cast<size_t>(B * layout.tokens()) * row);  // [B, ranks, part, ..]
-    const size_t part = static_cast<size_t>(layout.part()) * row;
+    const size_t part = static_cast<size_t>(layout.local_tokens()) * row;
     for (int64_t b = 0; b < B; ++b)
       gather(mine.data() + static_cast<size_t>(b) * part, part, all, static_cast<size_t>(b));
     std::vector<T> cut(static_cast<size_t>(B * tokens) * row);
     for (int64_t b = 0; b < B; ++b)
       for (int64_t r = 0; r < layout.ranks; ++r)
-        for (int64_t i = 0; i < layout.runs(); ++i) {
-          const RowRange run = layout.run_of(r, i);
-          const auto from = static_cast<size_t>((b * layout.ranks + r) * layout.part() + i * layout.run_tokens) * row;
-          const int64_t rows = std::min(run.end, tokens) - std::min(run.begin, tokens);
+        for (int64_t i = 0; i < layout.chunks(); ++i) {
+          const RowRange chunk = layout.chunk_of(r, i);
+          const auto from =
+              static_cast<size_t>((b * layout.ranks + r) * layout.local_tokens() + i * layout.chunk_tokens) * row;
+          const int64_t rows = std::min(chunk.end, tokens) - std::min(chunk.begin, tokens);
           std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(from), static_cast<size_t>(rows) * row,
                       cut.begin() + static_cast<std::ptrdiff_t>(
-                                        static_cast<size_t>(b * tokens + std::min(run.begin, tokens)) * row));
+                                        static_cast<size_t>(b * tokens + std::min(chunk.begin, tokens)) * row));
         }
     return cut;
   }

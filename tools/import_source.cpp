@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/huggingface/tensor_names.h"
-#include "io/tokenizer/unicode.h"
 #include "model/params.h"
 #include "train/config/load_config.h"
 

@@ -14,6 +14,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/data/corpus.h"
 #include "io/data/shards.h"
@@ -22,7 +23,6 @@
 #include "io/file.h"
 #include "io/json_config.h"
 #include "io/safetensors.h"
-#include "io/tokenizer/unicode.h"
 #include "io/weight_index.h"
 #include "model/params.h"
 #include "tools/import_source.h"

@@ -18,7 +18,7 @@
 #include "engine/check.h"
 #include "engine/process/did_you_mean.h"
 #include "engine/process/dump_request.h"
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 #include "kernels/ops/blas_core.h"
 #include "tools/verbs.h"
 #include "tools/version.h"

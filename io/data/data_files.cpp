@@ -12,9 +12,9 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
 #include "io/crc32.h"
 #include "io/file.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/data/text_format.h"
 #include "io/json_config.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

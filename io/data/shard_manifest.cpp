@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/file_name.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

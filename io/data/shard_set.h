@@ -2,6 +2,7 @@
 // size. Also the state with which a later call resumes after the process was killed.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 

@@ -6,12 +6,12 @@
 #include <filesystem>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/data/json_shape.h"
 #include "io/data/shards.h"
 #include "io/data/text_head.h"
 #include "io/data/text_input.h"
 #include "io/foreign_format.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

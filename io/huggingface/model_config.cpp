@@ -10,8 +10,8 @@
 #include <system_error>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/file.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

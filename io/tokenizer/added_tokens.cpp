@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/process/text.h"
 #include "io/tokenizer/unicode.h"
 
 namespace triad {

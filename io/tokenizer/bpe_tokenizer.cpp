@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 
 namespace triad {
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/tokenizer/unicode.h"
 
 namespace triad {

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/file.h"
 #include "io/json_config.h"
 #include "io/tokenizer/bpe_tokenizer.h"
-#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

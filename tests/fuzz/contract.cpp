@@ -8,7 +8,7 @@
 #include <fstream>
 #include <system_error>
 
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 
 namespace triad::fuzz {
 

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "engine/process/text.h"
 #include "io/data/text_format.h"
-#include "io/tokenizer/unicode.h"
 #include "tests/support/corpus.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"

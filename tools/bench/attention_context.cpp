@@ -23,17 +23,18 @@ class SharedRun {
   // p: the whole sequences. rank: this rank within the group; while memory is planned, any rank.
   SharedRun(Runtime& runtime, Comm& group, const AttentionProblem& p, DType dtype, int64_t rank)
       : ctx_(runtime.ctx()),
-        layout_(ContextLayout::of(p.T, group.world(), rank, ctx_.device)),
+        layout_(SequenceLayout::of(p.T, group.world(), rank, ctx_.device)),
         part_(part_of(p, layout_)),
         tensors_(allocate_attention(runtime.arena(), part_, dtype, layout_.tokens())),
         group_(ctx_, group, layout_),
+        exec_(shared_sequences(group_)),
         lc_{.config = part_.config,
+            .exec = *exec_,
             .rope_cos = {},
             .rope_sin = {},
             .B = part_.B,
             .T = part_.T,
             .layout = layout_,
-            .group = &group_,
             .layer = 0},
         in_(split_qkv(tensors_.qkv, part_.config, part_.config.attention, part_.B, part_.T)),
         din_(split_qkv(tensors_.dqkv, part_.config, part_.config.attention, part_.B, part_.T)) {
@@ -47,35 +48,36 @@ class SharedRun {
     const uint64_t stream = 2 + kStreams * static_cast<uint64_t>(layout_.rank);
     fill_attention(ctx_, tensors_, part_, random_qkv(part_, tensors_.qkv.dtype, drift, Normals(stream)), stream + 1);
   }
-  ContextGroup& group() { return group_; }
+  SequenceGroup& group() { return group_; }
   void forward() {
     report_stage(ctx_, Stage::forward, lc_.layer);
     if (part_.config.has_nsa())
-      context_nsa_forward(ctx_, lc_, tensors_.out, tensors_.saved.nsa, in_, tensors_.weights);
+      exec_->nsa_forward(ctx_, lc_, tensors_.out, tensors_.saved.nsa, in_, tensors_.weights);
     else
-      context_dense_forward(ctx_, lc_, tensors_.saved.dense, in_);
+      exec_->dense_forward(ctx_, lc_, tensors_.saved.dense, in_);
   }
   void backward() {
     report_stage(ctx_, Stage::backward, lc_.layer);
     if (part_.config.has_nsa())
-      context_nsa_backward(ctx_, lc_, {tensors_.dq, tensors_.dq_group, din_.k, din_.v, {}}, tensors_.weight_grads,
-                           tensors_.dout, in_, tensors_.saved.nsa, tensors_.weights);
+      exec_->nsa_backward(ctx_, lc_, {tensors_.dq, tensors_.dq_group, din_.k, din_.v, {}}, tensors_.weight_grads,
+                          tensors_.dout, in_, tensors_.saved.nsa, tensors_.weights);
     else
-      context_dense_backward(ctx_, lc_, {tensors_.dq, din_.k[0], din_.v[0]}, tensors_.dout, in_, tensors_.saved.dense);
+      exec_->dense_backward(ctx_, lc_, {tensors_.dq, din_.k[0], din_.v[0]}, tensors_.dout, in_, tensors_.saved.dense);
   }
 
  private:
-  static AttentionProblem part_of(const AttentionProblem& p, const ContextLayout& layout) {
+  static AttentionProblem part_of(const AttentionProblem& p, const SequenceLayout& layout) {
     AttentionProblem part = p;
-    part.T = layout.part();
+    part.T = layout.local_tokens();
     return part;
   }
 
   Context& ctx_;
-  const ContextLayout layout_;
+  const SequenceLayout layout_;
   const AttentionProblem part_;
   const AttentionTensors tensors_;
-  ContextGroup group_;
+  SequenceGroup group_;
+  const std::unique_ptr<const AttentionExec> exec_;
   LayerContext lc_;
   const QkvViews in_, din_;
 };

@@ -17,6 +17,7 @@
 #include "model/decode_session.h"
 #include "tools/bench/bench.h"
 #include "tools/options.h"
+#include "train/config/device_choice.h"
 #include "train/config/load_config.h"
 #include "train/step/train_step.h"
 

@@ -30,6 +30,7 @@
 #include "tools/options.h"
 #include "tools/version.h"
 #include "train/checkpoint/state.h"
+#include "train/config/device_choice.h"
 #include "train/config/load_config.h"
 #include "train/dist/rank_groups.h"
 #include "train/run/data_source.h"
@@ -142,7 +143,7 @@ class Steps {
 
   Context& ctx() { return runtime_->ctx(); }
   Comm& comm() { return comm_; }
-  ContextGroup* context_group() { return step_.context_group(); }
+  SequenceGroup* sequence_group() { return step_.sequence_group(); }
   int64_t peak_bytes() const {
     return runtime_->arena().capacity_bytes() + (device_.is_cuda() ? kMatmulWorkspaceBytes : 0);
   }
@@ -380,7 +381,7 @@ std::string write_trace(std::optional<AtomicFile>& file, Steps& steps) {
 Json measure_exchanges(Steps& steps) {
   steps.drain();
   steps.leave_graph();  // the meter counts exchanges as they are queued
-  ExchangeMeter meter(steps.ctx(), *steps.context_group());
+  ExchangeMeter meter(steps.ctx(), *steps.sequence_group());
   steps.take();
   steps.drain();
   meter.time_waits(kTracedSteps);

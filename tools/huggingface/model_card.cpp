@@ -11,9 +11,9 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
-#include "io/tokenizer/unicode.h"
 #include "train/config/load_config.h"
 #include "train/config/schedule.h"
 

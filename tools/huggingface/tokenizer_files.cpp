@@ -4,7 +4,7 @@
 #include <array>
 
 #include "engine/check.h"
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 
 namespace triad {
 

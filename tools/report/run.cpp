@@ -13,10 +13,10 @@
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
+#include "engine/process/text.h"
 #include "io/data/needle_grid.h"
 #include "io/data/position_losses.h"
 #include "io/file.h"
-#include "io/tokenizer/unicode.h"
 #include "tools/csv_table.h"
 #include "tools/report/facts.h"
 #include "tools/report/series.h"

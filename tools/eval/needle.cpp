@@ -1,4 +1,4 @@
-#include "tools/eval_needle.h"
+#include "tools/eval/needle.h"
 
 #include <fmt/format.h>
 

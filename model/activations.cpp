@@ -88,17 +88,18 @@ Tensor ActivationMemory::take(MemTag tag, const std::string& name, DType dtype, 
 }
 
 Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t row_tokens, DType dtype, bool keep,
-                         const RecomputePlan& recompute, int64_t most_documents, const ContextLayout& layout)
+                         const RecomputePlan& recompute, int64_t most_documents, const SequenceLayout& layout)
     : Activations([&](MemTag tag, const std::string& name, DType type, const Shape& shape,
                       int64_t) { return arena.alloc(tag, name, type, shape); },
                   c, B, row_tokens, dtype, keep, recompute, most_documents, layout) {}
 
 Activations::Activations(const AllocActivation& alloc, const ModelConfig& c, int64_t B, int64_t row_tokens, DType dtype,
-                         bool keep, const RecomputePlan& recompute, int64_t most_documents, const ContextLayout& layout)
+                         bool keep, const RecomputePlan& recompute, int64_t most_documents,
+                         const SequenceLayout& layout)
     : n_layers_(c.n_layers),
-      layout_(layout.run_tokens == 0 ? ContextLayout::of(row_tokens, 1, 0) : layout),
+      layout_(layout.chunk_tokens == 0 ? SequenceLayout::of(row_tokens, 1, 0) : layout),
       recompute_(recompute) {
-  const int64_t T = layout_.part(), all = layout_.tokens();
+  const int64_t T = layout_.local_tokens(), all = layout_.tokens();
   tokens = alloc(MemTag::io, "tokens", DType::i32, {B, T}, kNoLayer);
   check_sequences(tokens.device, c, B);
   targets = alloc(MemTag::io, "targets", DType::i32, {B, T}, kNoLayer);

@@ -41,18 +41,18 @@ class Activations {
   // most_documents: the most documents in a row; 0: every row is one document. layout: which tokens this rank has of
   // T-token sequences; by default all.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
-              int64_t most_documents = 0, const ContextLayout& layout = {});
-  // The same with another memory source than an arena. layer: the layer whose backward uses the tensor last; the layer
-  // count for the final norm's input; kNoLayer for tensors without such a layer. Calls with layers come in descending
-  // order.
+              int64_t most_documents = 0, const SequenceLayout& layout = {});
+  // The same with another source of memory than an arena. layer: the layer whose backward is the last that uses the
+  // tensor; the number of layers for the input of the final norm; kNoLayer for tensors that have no such layer. The
+  // calls with layers are in descending order.
   static constexpr int64_t kNoLayer = -1;
   using AllocActivation = std::function<Tensor(MemTag, const std::string& name, DType, const Shape&, int64_t layer)>;
   Activations(const AllocActivation&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep,
-              const RecomputePlan&, int64_t most_documents, const ContextLayout& layout);
+              const RecomputePlan&, int64_t most_documents, const SequenceLayout& layout);
 
   int64_t B() const { return tokens.size(0); }
-  int64_t T() const { return tokens.size(1); }  // tokens per sequence on this rank
-  const ContextLayout& layout() const { return layout_; }
+  int64_t T() const { return tokens.size(1); }  // tokens of a sequence that this rank has
+  const SequenceLayout& layout() const { return layout_; }
   int64_t rows() const { return B() * T(); }
   const RecomputePlan& recompute() const { return recompute_; }
   LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
@@ -70,7 +70,7 @@ class Activations {
 
  private:
   int64_t n_layers_;
-  ContextLayout layout_;
+  SequenceLayout layout_;
   RecomputePlan recompute_;
   Tensor x_final_;  // [N,C] in the compute dtype
   std::vector<LayerActivations> layers_;

@@ -5,36 +5,10 @@
 #include <functional>
 #include <string>
 
-#include "kernels/nsa/dense_attention.h"
-#include "kernels/ops/qk_norm.h"
-#include "model/layer_context.h"
+#include "model/attention_exec.h"
 #include "model/unused_memory.h"
 
 namespace triad {
-
-// Key/value pairs in the fused projection: NSA has one for each branch, dense attention and NSA with nsa.shared_kv one.
-int kv_pairs(const ModelConfig&, AttentionKind);
-int64_t kv_width(const ModelConfig&);  // columns per pair: Hkv*(dk+dv)
-int64_t qkv_width(const ModelConfig&, AttentionKind);
-
-// Views of q and the (k, v) pairs in the fused projection's rows (activations or gradients).
-struct QkvViews {
-  Tensor q;                    // [B,T,Hq,dk]
-  std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; NSA: indexed by Branch; a single pair: only the first
-  Tensor pairs;                // [B*T, pairs * kv_width]: k and v columns
-};
-QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
-// With model.qk_norm, a layer's q and all k after the norm, as columns of one matrix: its width, and split_qkv()'s
-// views with q and k replaced by columns in qk [N, qk_width].
-int64_t qk_width(const ModelConfig&, AttentionKind);
-QkvViews with_qk(QkvViews, const Tensor& qk);
-QkHeads qk_heads(const QkvViews&);  // q and k, for qk_norm
-ConstQkHeads const_qk_heads(const QkvViews&);
-NsaIn nsa_in(const QkvViews&, const Documents& documents = {});
-AttendIn dense_in(const QkvViews&, const Documents& documents = {});
-
-// Views that a layer attends with in a dense pass: q, and the last pair (the window branch's) as the first.
-QkvViews dense_views(const QkvViews&, int pairs);
 
 // What forward saves for backward: `nsa` in an NSA layer, `dense` in a dense one. An NSA layer has both, for dense
 // passes: there `dense` shares memory with the window branch's tensors in `nsa`.

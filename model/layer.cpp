@@ -22,24 +22,24 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
-// Calls rotate(rows, cos, sin, begin), which rotates q and keys by their positions, for each run of this rank's tokens.
-// rows(t): the run's rows in tensor t. A token's position is its number in the run minus its entry in `begin`, or if
-// `begin` is absent that number; cos and sin are the tables from position 0 on.
+// Calls rotate(rows, cos, sin, begin), which rotates q and keys by their positions, for each chunk of this rank's
+// tokens. rows(t): the chunk's rows of a tensor t. A token's position is its number in the chunk minus its entry in
+// `begin`, or if `begin` is absent that number; cos and sin are the tables from position 0 on.
 template <class Rotate>
-void rotate_runs(Context& ctx, const LayerContext& lc, Rotate&& rotate) {
-  const ContextLayout& layout = lc.layout;
-  for (int64_t i = 0; i < layout.runs(); ++i) {
-    const RowRange run = layout.run(i);
+void rotate_chunks(Context& ctx, const LayerContext& lc, Rotate&& rotate) {
+  const SequenceLayout& layout = lc.layout;
+  for (int64_t i = 0; i < layout.chunks(); ++i) {
+    const RowRange chunk = layout.chunk(i);
     const auto rows = [&]<class TensorType>(const TensorType& t) {
-      return t.empty() ? t : t.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens);
+      return t.empty() ? t : t.slice(1, i * layout.chunk_tokens, (i + 1) * layout.chunk_tokens);
     };
     if (lc.documents.empty()) {
-      const auto from_run = [&](const ConstTensor& table) { return table.slice(0, run.begin, table.size(0)); };
-      rotate(rows, from_run(lc.rope_cos), from_run(lc.rope_sin), ConstTensor{});
+      const auto from_chunk = [&](const ConstTensor& table) { return table.slice(0, chunk.begin, table.size(0)); };
+      rotate(rows, from_chunk(lc.rope_cos), from_chunk(lc.rope_sin), ConstTensor{});
     } else {
       Scratch::Scope scope(ctx.scratch);
       const Documents documents =
-          layout.shared() ? cut_documents(ctx, scope, lc.documents, run.begin, run.end) : lc.documents;
+          layout.shared() ? cut_documents(ctx, scope, lc.documents, chunk.begin, chunk.end) : lc.documents;
       rotate(rows, lc.rope_cos, lc.rope_sin, documents.begin);
     }
   }
@@ -61,7 +61,7 @@ void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, Lay
   if (c.qk_norm)
     qk_norm_forward(ctx, qk_heads(all), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
-  rotate_runs(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+  rotate_chunks(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     const Tensor q = rows(views.q);
     rope_forward(ctx, q, q, cos, sin, rows_of_keys(views.k, rows), begin);
   });
@@ -124,14 +124,14 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T)),
                    all_dviews = split_qkv(dqkv, c, lc.kind(), lc.B, lc.T), dviews = attended(lc, all_dviews);
     const Tensor dout = inner_memory.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
-    const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
-    linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
+    const Shape matrix = {lc.B * lc.T, c.n_heads * c.d_v};
+    linear_backward_input(ctx, dout.view(matrix), dx, w.out_proj);
     lc.expect_finite(ctx, {{"out_proj backward", "dout", dout}});
     const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner_memory);
-    linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(rows), lc.add_products);
+    linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(matrix), lc.add_products);
     report(ctx, lc, {g.out_proj});
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
-    rotate_runs(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+    rotate_chunks(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
       rope_backward(ctx, rows(dviews.q), rows(ConstTensor(grads.dq)), cos, sin, rows_of_keys(dviews.k, rows),
                     rows(ConstTensor(grads.dq_group)), begin);
     });

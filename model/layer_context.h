@@ -3,21 +3,23 @@
 #include "model/asserts.h"
 #include "model/grad_sink.h"
 #include "model/layer_stats.h"
-#include "model/sequence/group.h"
+#include "model/sequence/layout.h"
 
 namespace triad {
+
+class AttentionExec;
 
 // The same for all layers, except `layer`.
 struct LayerContext {
   const ModelConfig& config;
+  const AttentionExec& exec;
   ConstTensor rope_cos, rope_sin;  // [positions, dk/2], accumulation dtype
   int64_t B, T;                    // T: tokens per sequence on this rank
   // The documents in packed rows, absent if every row is one document; and which tokens of each sequence this rank has.
   Documents documents = {};
-  ContextLayout layout = {};
-  ContextGroup* group = nullptr;  // the ranks that share the sequences; null: this rank has whole ones
-  // true: attend to the selection lists in LayerActivations instead of selecting, so finite differences hold the lists
-  // fixed.
+  SequenceLayout layout = {};
+  // true: attend to the selection lists in LayerActivations instead of selecting, so that finite differences hold the
+  // lists fixed.
   bool keep_block_index = false;
   bool dense = false;           // attend as a dense layer, with the window branch's keys and values
   bool add_products = true;     // false: gradients with ParamSpec::product hold no values yet and are overwritten

@@ -7,6 +7,7 @@
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
+#include "model/sequence/attention.h"
 
 namespace triad {
 
@@ -22,6 +23,7 @@ void need(WeightGate* gate, const Context& ctx, std::initializer_list<int64_t> s
 Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Options& options)
     : config_(config),
       options_(options),
+      exec_(options.group == nullptr ? whole_sequences() : shared_sequences(*options.group)),
       params_(arena, config,
               {.dtype = options.dtype,
                .master = options.training && options.master && options.dtype == DType::bf16,
@@ -38,19 +40,19 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
 }
 
 LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
-  const ContextLayout& layout = act.layout();
+  const SequenceLayout& layout = act.layout();
   TRIAD_CHECK(layout.shared() == (options_.group != nullptr), "{} ranks share a sequence, and the model has {} group",
               layout.ranks, options_.group == nullptr ? "no" : "a");
   Documents documents = act.documents;
   documents.part = layout.row_part();
   return {.config = config_,
+          .exec = *exec_,
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
           .B = act.B(),
           .T = act.T(),
           .documents = documents,
           .layout = layout,
-          .group = options_.group,
           .keep_block_index = keep_block_index_,
           .dense = dense_,
           .asserts = asserts_,

@@ -10,6 +10,8 @@
 
 namespace triad {
 
+class SequenceGroup;
+
 class Model {
  public:
   struct Options {
@@ -20,7 +22,7 @@ class Model {
     int64_t shard_elements = 1;
     bool master = true;  // only used when training in bf16
     bool weight_windows = false, grad_windows = false;
-    ContextGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
+    SequenceGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
 
@@ -66,6 +68,7 @@ class Model {
 
   ModelConfig config_;
   Options options_;
+  std::unique_ptr<const AttentionExec> exec_;
   Params params_;
   ModelTensors<ConstTensor> w_;
   ModelTensors<Tensor> g_;

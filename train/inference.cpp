@@ -4,16 +4,17 @@
 #include <utility>
 
 #include "engine/check.h"
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 #include "kernels/common/parallel.h"
 #include "kernels/nsa/document_bounds.h"
+#include "train/config/device_choice.h"
 #include "train/step/train_step.h"
 
 namespace triad {
 
 void LoadedModel::build(Runtime& runtime, const Options& o) {
   const ModelConfig& config = source_.config.model;
-  if (layout_.shared()) group_ = std::make_unique<ContextGroup>(runtime.ctx(), *o.comm, layout_);
+  if (layout_.shared()) group_ = std::make_unique<SequenceGroup>(runtime.ctx(), *o.comm, layout_);
   model_ = std::make_unique<Model>(
       runtime.ctx(), runtime.arena(), config,
       Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = layout_.tokens(), .group = group_.get()});
@@ -27,8 +28,8 @@ LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.ch
   if (o.seq_len == 0) o.seq_len = source_.config.train.longest_seq_len();
   if (o.device.is_cuda() && o.dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
   seq_len_ = o.seq_len;
-  layout_ = ContextLayout::of(seq_len_, o.comm == nullptr ? 1 : o.comm->world(), o.comm == nullptr ? 0 : o.comm->rank(),
-                              o.device);
+  layout_ = SequenceLayout::of(seq_len_, o.comm == nullptr ? 1 : o.comm->world(),
+                               o.comm == nullptr ? 0 : o.comm->rank(), o.device);
   int64_t arena_bytes = 0, scratch_bytes = 0;
   {
     Runtime planned({.device = o.device, .planning = true});

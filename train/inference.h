@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/model.h"
+#include "model/sequence/group.h"
 #include "train/checkpoint/state.h"
 
 namespace triad {
@@ -38,9 +39,9 @@ class LoadedModel {
   Activations& activations() { return *activations_; }
   // Copies whole sequences' tokens [B*T], and targets [B*T] if given, to the device for the next forward.
   void set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets = {});
-  const ContextLayout& layout() const { return layout_; }  // which sequence tokens this rank has
-  // Copies document bounds (nsa/document_tables.h) to the device for the next forward. Throws a UsageError if they
-  // aren't bounds of at most Options::most_documents documents in each row.
+  const SequenceLayout& layout() const { return layout_; }  // which tokens of the sequences this rank has
+  // Copies the bounds of the documents (nsa/document_tables.h) to the device for the next forward. Throws a UsageError
+  // if they are not the bounds of at most Options::most_documents documents in each row.
   void set_documents(std::span<const int32_t> bounds);
   // Call after forward. Returns logits for rows [begin, begin + n) in this rank's part of the batch, n * V values,
   // where V is the vocabulary size. n <= kLogitRows.
@@ -52,9 +53,9 @@ class LoadedModel {
   std::vector<double> logits(Context&, int64_t begin, int64_t n);
 
   ModelSource source_;
-  int64_t seq_len_ = 0;  // tokens per sequence
-  ContextLayout layout_;
-  std::unique_ptr<ContextGroup> group_;
+  int64_t seq_len_ = 0;  // tokens of a sequence
+  SequenceLayout layout_;
+  std::unique_ptr<SequenceGroup> group_;
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Activations> activations_;

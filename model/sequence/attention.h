@@ -5,20 +5,15 @@
 // gathered, and returns the gathered keys' and values' gradients to the ranks that own them, which add them in rank
 // order.
 #pragma once
-#include "model/attention.h"
+#include <memory>
+
+#include "model/attention_exec.h"
+#include "model/sequence/group.h"
 
 namespace triad {
 
-// Like nsa_forward() and dense_attention_forward(). in: this rank's tokens; in.k[0] and v[0], for the compressed
-// branch, aren't compressed yet.
-void context_nsa_forward(Context&, const LayerContext&, Tensor out, const NsaSaved&, const QkvViews& in,
-                         const NsaWeights&);
-void context_dense_forward(Context&, const LayerContext&, const DenseSaved&, const QkvViews& in);
-// Like nsa_backward() and dense_attention_backward(). The k and v gradients are for this rank's tokens, over all ranks'
-// queries.
-void context_nsa_backward(Context&, const LayerContext&, const NsaGrad&, const NsaWeightGrads& dw, ConstTensor dout,
-                          const QkvViews& in, const NsaSaved&, const NsaWeights&);
-void context_dense_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
-                            const DenseSaved&);
+// group: outlives the result. Compressed keys and values in NsaSaved are those of the whole sequence, on every rank;
+// the gradients of k and v are those of this rank's tokens, over all ranks' queries.
+std::unique_ptr<const AttentionExec> shared_sequences(SequenceGroup& group);
 
 }  // namespace triad

@@ -6,7 +6,7 @@
 
 namespace triad {
 
-ExchangeMeter::ExchangeMeter(Context& ctx, ContextGroup& group) : ctx_(ctx), group_(group) {
+ExchangeMeter::ExchangeMeter(Context& ctx, SequenceGroup& group) : ctx_(ctx), group_(group) {
   TRIAD_CHECK(ctx.listeners != nullptr, "a context without listeners cannot be measured");
   ctx.listeners->push_back(this);
   group_.measure(this);

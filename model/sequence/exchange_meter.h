@@ -1,5 +1,6 @@
-// ExchangeMeter: counts the bytes that a ContextGroup's exchanges move, and measures how long streams wait for them. It
-// counts a dry step's too, so a plan has a run's bytes. A ContextGroup without a meter measures nothing.
+// ExchangeMeter: counts the bytes that the exchanges of a SequenceGroup move, and measures how long streams wait for
+// them. It counts those of a dry step too, so a plan has the bytes of a run. A SequenceGroup without a meter measures
+// nothing.
 #pragma once
 #include <set>
 #include <string>
@@ -22,8 +23,8 @@ struct ExchangeTotals {
 
 class ExchangeMeter final : public StageListener {
  public:
-  // Measures this group's exchanges, queued on this context or, while memory is planned, accounted for on it.
-  ExchangeMeter(Context&, ContextGroup&);
+  // Measures the exchanges of this group, queued on this context or, while memory is planned, accounted for on it.
+  ExchangeMeter(Context&, SequenceGroup&);
   ~ExchangeMeter() override;
   ExchangeMeter(const ExchangeMeter&) = delete;
 
@@ -33,8 +34,8 @@ class ExchangeMeter final : public StageListener {
   // The totals since the last clear, in the order in which the kinds occurred. Call it when all work has ended.
   std::vector<ExchangeTotals> totals() const;
 
-  // Called by ContextGroup: an exchange begins. what: its kind, and ", layer " with the layer's index. Returns the
-  // kind's number.
+  // Called by SequenceGroup: an exchange begins. what: its kind, and ", layer " with the layer's index. Returns the
+  // number of the kind.
   size_t moved(const std::string& what, int64_t sent, int64_t received);
   // Lives while a stream's wait for such an exchange is queued. meter: null if nothing is measured.
   class Wait {
@@ -66,7 +67,7 @@ class ExchangeMeter final : public StageListener {
   size_t kind_of(const std::string& what);
 
   Context& ctx_;
-  ContextGroup& group_;
+  SequenceGroup& group_;
   std::vector<Kind> kinds_;
   std::vector<TimedWait> waits_;
   size_t waited_ = 0;  // waits since the last clear; all are timed, or none

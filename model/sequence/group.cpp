@@ -70,13 +70,13 @@ class Staging {
  public:
   // sends(a, b): the ranges that rank a sends to rank b. in_place: whether rows may be received in `to`.
   template <class Sends>
-  Staging(Scratch::Scope& scope, const std::vector<ContextGroup::Rows>& tensors, int64_t ranks, const Sends& sends,
+  Staging(Scratch::Scope& scope, const std::vector<SequenceGroup::Rows>& tensors, int64_t ranks, const Sends& sends,
           bool in_place) {
     int64_t most = 0;
     for (int64_t me = 0; me < ranks; ++me) {
       int64_t elements = 0;
       for (int64_t r = 0; r < ranks; ++r)
-        for (const ContextGroup::Rows& t : tensors) {
+        for (const SequenceGroup::Rows& t : tensors) {
           if (r == me) continue;
           const auto add = [&](const std::vector<Common>& ranges) {
             for (const Common& range : ranges) elements += align_up(elements_of(t.from, range.rows));
@@ -99,8 +99,8 @@ class Staging {
   int64_t next_ = 0;
 };
 
-// Most bytes that a rank sends to another one.
-int64_t most_bytes(const std::vector<ContextGroup::Rows>& tensors, const RowLists& has, const RowLists& needs) {
+// The bytes of the rows that a rank sends to another one, at most.
+int64_t most_bytes(const std::vector<SequenceGroup::Rows>& tensors, const RowLists& has, const RowLists& needs) {
   int64_t most = 0;
   for (size_t i = 0; i < has.size(); ++i)
     for (size_t j = 0; j < needs.size(); ++j) {
@@ -109,7 +109,7 @@ int64_t most_bytes(const std::vector<ContextGroup::Rows>& tensors, const RowList
       if (i != j) most = std::max(most, rows);
     }
   int64_t bytes = 0;
-  for (const ContextGroup::Rows& t : tensors) bytes += elements_of(t.from, most) * size_of(t.from.dtype);
+  for (const SequenceGroup::Rows& t : tensors) bytes += elements_of(t.from, most) * size_of(t.from.dtype);
   return bytes;
 }
 
@@ -122,7 +122,7 @@ int64_t bytes_of(const Pieces& pieces) {
 
 }  // namespace
 
-ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout& layout)
+SequenceGroup::SequenceGroup(const Context& ctx, Comm& group, const SequenceLayout& layout)
     : comm_(group), ranks_(layout.ranks), rank_(layout.rank) {
   TRIAD_CHECK(group.world() == ranks_, "{} ranks share sequences, and their group has {}", ranks_, group.world());
   if (ctx.planning) return;
@@ -131,7 +131,7 @@ ContextGroup::ContextGroup(const Context& ctx, Comm& group, const ContextLayout&
   for (size_t i = 0; i < kOpen; ++i) done_.emplace_back(ctx.device);
 }
 
-void ContextGroup::Transfer::finish(Context& ctx) const {
+void SequenceGroup::Transfer::finish(Context& ctx) const {
   if (done_ != nullptr) {
     const ExchangeMeter::Wait wait(meter_, kind_, ctx.stream);
     done_->block(ctx.stream);
@@ -141,8 +141,8 @@ void ContextGroup::Transfer::finish(Context& ctx) const {
   for (const std::vector<RowPair>& rank_rows : added_) add_rows(ctx, rank_rows);
 }
 
-void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& pieces, int64_t most_bytes,
-                            const std::string& what) {
+void SequenceGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& pieces, int64_t most_bytes,
+                             const std::string& what) {
   if (most_bytes == 0) return;
   transfer.meter_ = meter_;
   if (meter_ != nullptr) transfer.kind_ = meter_->moved(what, bytes_of(pieces.to), bytes_of(pieces.from));
@@ -159,8 +159,8 @@ void ContextGroup::exchange(Context& ctx, Transfer& transfer, const Pieces& piec
   transfer.done_ = &done;
 }
 
-ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
-                                            const RowLists& has, const RowLists& needs, const std::string& what) {
+SequenceGroup::Transfer SequenceGroup::gather(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
+                                              const RowLists& has, const RowLists& needs, const std::string& what) {
   const auto sends = [&](int64_t a, int64_t b) { return common_rows(at(has, a), at(needs, b)); };
   Staging staging(scope, tensors, ranks_, sends, /*in_place=*/true);
   Pieces pieces;
@@ -191,8 +191,8 @@ ContextGroup::Transfer ContextGroup::gather(Context& ctx, Scratch::Scope& scope,
   return transfer;
 }
 
-ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
-                                            const RowLists& has, const RowLists& needs, const std::string& what) {
+SequenceGroup::Transfer SequenceGroup::reduce(Context& ctx, Scratch::Scope& scope, const std::vector<Rows>& tensors,
+                                              const RowLists& has, const RowLists& needs, const std::string& what) {
   const auto sends = [&](int64_t a, int64_t b) { return common_rows(at(has, b), at(needs, a)); };
   Staging staging(scope, tensors, ranks_, sends, /*in_place=*/false);
   // Whether a rank has an addend for each of this rank's rows; then the first one's are copied.
@@ -241,7 +241,7 @@ ContextGroup::Transfer ContextGroup::reduce(Context& ctx, Scratch::Scope& scope,
   return transfer;
 }
 
-void ContextGroup::launch(Context& ctx, const std::function<void()>& launch) {
+void SequenceGroup::launch(Context& ctx, const std::function<void()>& launch) {
   ready_->record(comm_.stream());
   ready_->block(ctx.stream);
   comm_.launch_recorded("a recorded micro-step", ctx.stream, launch);

@@ -1,5 +1,5 @@
-// ContextGroup: the ranks that share each sequence (dist.context), and what they exchange. Every rank in the run calls
-// the same functions in the same order, with the same layout's lists. The ranks' links carry rows while the device
+// SequenceGroup: the ranks that share each sequence (dist.context), and what they exchange. Every rank of the run calls
+// the same functions in the same order, with the lists of the same layout. The ranks' links carry rows while the device
 // computes: gather() and reduce() begin a transfer, and its finish() makes the context wait for it.
 #pragma once
 #include <functional>
@@ -16,10 +16,10 @@ namespace triad {
 
 class ExchangeMeter;
 
-class ContextGroup {
+class SequenceGroup {
  public:
-  // group: the ranks that share the sequences (Comm::group). layout: this rank's.
-  ContextGroup(const Context&, Comm& group, const ContextLayout& layout);
+  // group: the ranks that share the sequences (Comm::group). layout: of this rank.
+  SequenceGroup(const Context&, Comm& group, const SequenceLayout& layout);
 
   // A tensor [B, rows, ..] that receives rows, and one that has them. All in a call have one dtype and one B.
   struct Rows {
@@ -33,7 +33,7 @@ class ContextGroup {
     void finish(Context&) const;
 
    private:
-    friend ContextGroup;
+    friend SequenceGroup;
     std::vector<Tensor> cleared_;              // what finish() queues: set to zero,
     std::vector<RowPair> copied_;              // then copied,
     std::vector<std::vector<RowPair>> added_;  // then added, rank after rank

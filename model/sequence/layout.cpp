@@ -9,12 +9,13 @@ namespace triad {
 
 namespace {
 
-// Lists with one range per rank and run: range_of(run).
+// Lists with one range for each chunk of each rank: range_of(chunk).
 template <class RangeOf>
-RowLists ranges_by_run(const ContextLayout& layout, RangeOf&& range_of) {
+RowLists chunk_lists(const SequenceLayout& layout, RangeOf&& range_of) {
   RowLists lists(static_cast<size_t>(layout.ranks));
   for (int64_t r = 0; r < layout.ranks; ++r)
-    for (int64_t i = 0; i < layout.runs(); ++i) lists[static_cast<size_t>(r)].push_back(range_of(layout.run_of(r, i)));
+    for (int64_t i = 0; i < layout.chunks(); ++i)
+      lists[static_cast<size_t>(r)].push_back(range_of(layout.chunk_of(r, i)));
   return lists;
 }
 
@@ -26,50 +27,50 @@ int64_t row_count(const RowList& list) {
   return rows;
 }
 
-ContextLayout ContextLayout::of(int64_t T, int64_t ranks, int64_t world_rank, Device device) {
-  ContextLayout layout{ranks, world_rank % ranks, T};
-  if (layout.shared()) layout.run_tokens = round_up(ceil_div(T, 2 * ranks), device.is_cuda() ? kGpuUnit : 1);
+SequenceLayout SequenceLayout::of(int64_t T, int64_t ranks, int64_t world_rank, Device device) {
+  SequenceLayout layout{ranks, world_rank % ranks, T};
+  if (layout.shared()) layout.chunk_tokens = round_up(ceil_div(T, 2 * ranks), device.is_cuda() ? kGpuUnit : 1);
   return layout;
 }
 
-RowRange ContextLayout::run_of(int64_t which_rank, int64_t i) const {
-  const int64_t number = i == 0 ? which_rank : 2 * ranks - 1 - which_rank;
-  return {number * run_tokens, (number + 1) * run_tokens};
+RowRange SequenceLayout::chunk_of(int64_t owner, int64_t i) const {
+  const int64_t number = i == 0 ? owner : 2 * ranks - 1 - owner;
+  return {number * chunk_tokens, (number + 1) * chunk_tokens};
 }
 
-RowPart ContextLayout::row_part() const {
+RowPart SequenceLayout::row_part() const {
   if (!shared()) return {};
-  return {run(0).begin, 0, tokens(), /*split=*/run_tokens, run(1).begin};
+  return {chunk(0).begin, 0, tokens(), /*split=*/chunk_tokens, chunk(1).begin};
 }
 
-RowLists ContextLayout::parts() const {
-  return ranges_by_run(*this, [](const RowRange& run) { return run; });
+RowLists SequenceLayout::tokens_by_rank() const {
+  return chunk_lists(*this, [](const RowRange& chunk) { return chunk; });
 }
 
-RowLists ContextLayout::prefixes() const {
+RowLists SequenceLayout::prefixes() const {
   RowLists lists;
-  for (int64_t r = 0; r < ranks; ++r) lists.push_back({{0, run_of(r, runs() - 1).end}});
+  for (int64_t r = 0; r < ranks; ++r) lists.push_back({{0, chunk_of(r, chunks() - 1).end}});
   return lists;
 }
 
-RowLists ContextLayout::windows(int64_t w) const {
-  return ranges_by_run(*this, [&](const RowRange& run) {
-    return RowRange{std::max(int64_t{0}, run.begin - w + 1), run.end};
+RowLists SequenceLayout::windows(int64_t w) const {
+  return chunk_lists(*this, [&](const RowRange& chunk) {
+    return RowRange{std::max(int64_t{0}, chunk.begin - w + 1), chunk.end};
   });
 }
 
-RowLists ContextLayout::blocks(int64_t l, int64_t d) const {
+RowLists SequenceLayout::blocks(int64_t l, int64_t d) const {
   const int64_t all = compressed_length(tokens(), l, d);
-  return ranges_by_run(*this, [&](const RowRange& run) {
-    return RowRange{std::min(all, ceil_div(run.begin, d)), std::min(all, ceil_div(run.end, d))};
+  return chunk_lists(*this, [&](const RowRange& chunk) {
+    return RowRange{std::min(all, ceil_div(chunk.begin, d)), std::min(all, ceil_div(chunk.end, d))};
   });
 }
 
-RowLists ContextLayout::all_blocks(int64_t l, int64_t d) const {
+RowLists SequenceLayout::all_blocks(int64_t l, int64_t d) const {
   return RowLists(static_cast<size_t>(ranks), {{0, compressed_length(tokens(), l, d)}});
 }
 
-RowLists ContextLayout::edges(int64_t l, int64_t d) const {
+RowLists SequenceLayout::block_tokens(int64_t l, int64_t d) const {
   RowLists lists = blocks(l, d);
   for (RowList& list : lists)
     for (RowRange& range : list) {
@@ -79,19 +80,19 @@ RowLists ContextLayout::edges(int64_t l, int64_t d) const {
   return lists;
 }
 
-std::vector<int32_t> ContextLayout::cut(std::span<const int32_t> batch, int64_t B, int32_t fill) const {
+std::vector<int32_t> SequenceLayout::cut(std::span<const int32_t> batch, int64_t B, int32_t fill) const {
   const int64_t T = static_cast<int64_t>(batch.size()) / B;
-  std::vector<int32_t> mine(static_cast<size_t>(B * part()), fill);
+  std::vector<int32_t> local(static_cast<size_t>(B * local_tokens()), fill);
   for (int64_t b = 0; b < B; ++b)
-    for (int64_t i = 0; i < runs(); ++i) {
-      const RowRange own = run(i);
+    for (int64_t i = 0; i < chunks(); ++i) {
+      const RowRange own = chunk(i);
       std::copy(batch.begin() + b * T + std::min(own.begin, T), batch.begin() + b * T + std::min(own.end, T),
-                mine.begin() + b * part() + i * run_tokens);
+                local.begin() + b * local_tokens() + i * chunk_tokens);
     }
-  return mine;
+  return local;
 }
 
-std::vector<int32_t> ContextLayout::extend(std::span<const int32_t> bounds, int64_t B) const {
+std::vector<int32_t> SequenceLayout::extend(std::span<const int32_t> bounds, int64_t B) const {
   TRIAD_CHECK(!bounds.empty() && bounds.back() % B == 0, "{} bounds of documents in {} sequences", bounds.size(), B);
   const int64_t T = bounds.back() / B;
   std::vector<int32_t> extended;

@@ -63,15 +63,15 @@ double distance(const Values& a, const Values& b) {
 }
 
 // Shape of this rank's tokens in t [B,T,...].
-Shape shape_of_rank(const Tensor& t, const ContextLayout& layout) {
+Shape shape_of_rank(const Tensor& t, const SequenceLayout& layout) {
   Shape shape = t.shape();
-  shape.dim[1] = layout.part();
+  shape.dim[1] = layout.local_tokens();
   return shape;
 }
-Tensor copy_of_rank(Context& ctx, const Tensor& to, const Tensor& t, const ContextLayout& layout) {
-  for (int64_t i = 0; i < layout.runs(); ++i)
-    copy(ctx, to.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens),
-         t.slice(1, layout.run(i).begin, layout.run(i).end));
+Tensor copy_of_rank(Context& ctx, const Tensor& to, const Tensor& t, const SequenceLayout& layout) {
+  for (int64_t i = 0; i < layout.chunks(); ++i)
+    copy(ctx, to.slice(1, i * layout.chunk_tokens, (i + 1) * layout.chunk_tokens),
+         t.slice(1, layout.chunk(i).begin, layout.chunk(i).end));
   return to;
 }
 
@@ -174,7 +174,7 @@ void check_parts(const Setting& setting, const PartsCase& p) {
     const double bound = setting.dtype == DType::f64 ? 1e-13 : setting.dtype == DType::f32 ? 1e-5 : 1e-2;
     Values dk(static_cast<size_t>(kind.k.numel())), dv(static_cast<size_t>(kind.v.numel()));
     for (int64_t rank = 0; rank < kRanks; ++rank) {
-      const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
+      const SequenceLayout layout = SequenceLayout::of(n.T, kRanks, rank, setting.device);
       REQUIRE(layout.tokens() == n.T);
       // A rank's tokens have their own memory.
       const auto mine = [&](const Tensor& t) {
@@ -191,26 +191,27 @@ void check_parts(const Setting& setting, const PartsCase& p) {
       const AttendOut part_out{result_like(out.o), result_like(out.lse)};
       const Tensor part_dq = result_like(whole.dq), part_lists = result_like(lists);
       zero(ctx, part_dq);
-      for (int64_t i = 0; i < layout.runs(); ++i) {
-        const RowRange run = layout.run(i);
+      for (int64_t i = 0; i < layout.chunks(); ++i) {
+        const RowRange run = layout.chunk(i);
         INFO("queries " << run.begin << " to " << run.end);
         const int64_t first = kind.prefix ? 0 : std::max<int64_t>(run.begin - kind.before, 0);
         const int64_t end = kind.d > 1 ? Tc : run.end;
-        const auto run_rows = [&](const Tensor& t) {
-          return t.empty() ? t : t.slice(1, i * layout.run_tokens, (i + 1) * layout.run_tokens);
+        const auto chunk_rows = [&](const Tensor& t) {
+          return t.empty() ? t : t.slice(1, i * layout.chunk_tokens, (i + 1) * layout.chunk_tokens);
         };
-        AttendIn its{run_rows(rank_q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
+        AttendIn its{chunk_rows(rank_q), kind.k.slice(1, first, end), kind.v.slice(1, first, end),
                      cut_documents(ctx, scope, documents, first, run.end)};
-        its.documents.part = layout.run_part(i, first);
-        const AttendOut run_out{run_rows(part_out.o), run_rows(part_out.lse)};
-        kind.forward(run_out, its, run_rows(rank_lists));
-        if (kind.d > 1) nsa_select(ctx, run_rows(part_lists), its.q, k_cmp, run_rows(whole_lse), p.c, its.documents);
-        const AttendGradOut grad{run_rows(part_dq), outputs.alloc(its.k.shape(), acc),
+        its.documents.part = layout.chunk_part(i, first);
+        const AttendOut chunk_out{chunk_rows(part_out.o), chunk_rows(part_out.lse)};
+        kind.forward(chunk_out, its, chunk_rows(rank_lists));
+        if (kind.d > 1)
+          nsa_select(ctx, chunk_rows(part_lists), its.q, k_cmp, chunk_rows(whole_lse), p.c, its.documents);
+        const AttendGradOut grad{chunk_rows(part_dq), outputs.alloc(its.k.shape(), acc),
                                  outputs.alloc(its.v.shape(), acc)};
-        kind.backward(
-            grad,
-            {run_rows(rank_dout), run_rows(rank_gate), run_rows(rank_delta), run_rows(whole_lse), run_rows(rank_unit)},
-            its, run_out, run_rows(rank_lists));
+        kind.backward(grad,
+                      {chunk_rows(rank_dout), chunk_rows(rank_gate), chunk_rows(rank_delta), chunk_rows(whole_lse),
+                       chunk_rows(rank_unit)},
+                      its, chunk_out, chunk_rows(rank_lists));
         const auto add = [&](Values& sum, const Tensor& addend) {
           const Values x = lab.values(addend);
           const int64_t row = addend.size(2) * addend.size(3), keys = addend.size(1), all = kind.k.size(1);
@@ -259,25 +260,25 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
   Values part_y(static_cast<size_t>(y.numel())), part_dx(static_cast<size_t>(x.numel()));
   const int64_t row = n.Hkv * n.dk;
   for (int64_t rank = 0; rank < kRanks; ++rank) {
-    const ContextLayout layout = ContextLayout::of(n.T, kRanks, rank, setting.device);
+    const SequenceLayout layout = SequenceLayout::of(n.T, kRanks, rank, setting.device);
     const auto rank_index = static_cast<size_t>(rank);
-    const RowList edges = layout.edges(c.l, c.d)[rank_index], blocks = layout.blocks(c.l, c.d)[rank_index];
+    const RowList edges = layout.block_tokens(c.l, c.d)[rank_index], blocks = layout.blocks(c.l, c.d)[rank_index];
     for (size_t i = 0; i < edges.size(); ++i) {
-      const RowRange edge = edges[i], run_rows = blocks[i];
-      if (run_rows.size() == 0) continue;
+      const RowRange edge = edges[i], chunk_rows = blocks[i];
+      if (chunk_rows.size() == 0) continue;
       Scratch::Scope scope(ctx.scratch);
       Documents its = cut_documents(ctx, scope, documents, edge.begin, edge.end);
-      its.part = layout.run_part(static_cast<int64_t>(i), edge.begin);
+      its.part = layout.chunk_part(static_cast<int64_t>(i), edge.begin);
       const auto own = [&](const Tensor& t, const RowRange& rows) {
         const Tensor copied = lab.poisoned({kRows, rows.size(), n.Hkv, n.dk}, t.dtype);
         copy(ctx, copied, t.slice(1, rows.begin, rows.end));
         return copied;
       };
       const Tensor run_x = own(x, edge);
-      const Tensor run_y = lab.poisoned({kRows, run_rows.size(), n.Hkv, n.dk}, T),
+      const Tensor run_y = lab.poisoned({kRows, chunk_rows.size(), n.Hkv, n.dk}, T),
                    run_dx = lab.poisoned(run_x.shape(), T);
       nsa_compress_forward(ctx, run_y, run_x, w, phi, its);
-      nsa_compress_backward(ctx, run_dx, part_dw, own(dy, run_rows), run_x, w, phi, its);
+      nsa_compress_backward(ctx, run_dx, part_dw, own(dy, chunk_rows), run_x, w, phi, its);
       const auto add = [&](Values& sum, const Tensor& addend, int64_t first, int64_t all) {
         const Values values = lab.values(addend);
         const int64_t rows = addend.size(1);
@@ -285,7 +286,7 @@ void check_compression(const Setting& setting, const PartsCase& p, Phi kind) {
           for (int64_t j = 0; j < rows * row; ++j)
             sum[static_cast<size_t>((b * all + first) * row + j)] += values[static_cast<size_t>(b * rows * row + j)];
       };
-      add(part_y, run_y, run_rows.begin, Tc), add(part_dx, run_dx, edge.begin, n.T);
+      add(part_y, run_y, chunk_rows.begin, Tc), add(part_dx, run_dx, edge.begin, n.T);
     }
   }
   const double bound = T == DType::f64 ? 1e-13 : T == DType::f32 ? 1e-5 : 1e-2;

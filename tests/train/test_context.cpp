@@ -125,7 +125,7 @@ TEST_CASE("context: documents stay apart across cuts, and a resume takes another
 TEST_CASE("context: ranges of rows cover a sequence once, and hold what each rank's tokens see", "[dist]") {
   for (const int64_t T : {5, 48, 61})
     for (const int64_t ranks : {2, 4}) {
-      const ContextLayout layout = ContextLayout::of(T, ranks, 0);
+      const SequenceLayout layout = SequenceLayout::of(T, ranks, 0);
       INFO(T << " tokens on " << ranks << " ranks");
       CHECK(layout.tokens() >= T);
       CHECK(layout.tokens() < T + 2 * ranks);
@@ -142,9 +142,9 @@ TEST_CASE("context: ranges of rows cover a sequence once, and hold what each ran
         }
         CHECK(next == all);
       };
-      covers_once(layout.parts(), layout.tokens());
+      covers_once(layout.tokens_by_rank(), layout.tokens());
       for (const auto& [l, d] : {std::pair<int64_t, int64_t>{8, 4}, {24, 12}, {1, 1}}) {
-        const RowLists blocks = layout.blocks(l, d), edges = layout.edges(l, d);
+        const RowLists blocks = layout.blocks(l, d), edges = layout.block_tokens(l, d);
         covers_once(blocks, compressed_length(layout.tokens(), l, d));
         for (size_t r = 0; r < blocks.size(); ++r)
           for (size_t i = 0; i < 2; ++i) {
@@ -156,19 +156,19 @@ TEST_CASE("context: ranges of rows cover a sequence once, and hold what each ran
       }
       for (int64_t r = 0; r < ranks; ++r)
         for (int64_t i = 0; i < 2; ++i) {
-          const RowRange run = layout.run_of(r, i);
+          const RowRange run = layout.chunk_of(r, i);
           CHECK(layout.windows(7)[static_cast<size_t>(r)][static_cast<size_t>(i)] ==
                 RowRange{std::max<int64_t>(0, run.begin - 6), run.end});
         }
       // All ranks see equally many token pairs in causal attention.
-      const auto pairs = [&](int64_t r) { return layout.run_of(r, 0).begin + layout.run_of(r, 1).begin; };
+      const auto pairs = [&](int64_t r) { return layout.chunk_of(r, 0).begin + layout.chunk_of(r, 1).begin; };
       for (int64_t r = 0; r < ranks; ++r) CHECK(pairs(r) == pairs(0));
     }
 }
 
 TEST_CASE("context: a batch is cut into runs, and its documents are extended with their sequence", "[dist]") {
   const std::vector<int32_t> batch = {0, 1, 2, 3, 4, 10, 11, 12, 13, 14};
-  const ContextLayout first = ContextLayout::of(5, 2, 4), second = ContextLayout::of(5, 2, 5);
+  const SequenceLayout first = SequenceLayout::of(5, 2, 4), second = SequenceLayout::of(5, 2, 5);
   CHECK(first.cut(batch, 2, -1) == std::vector<int32_t>{0, 1, -1, -1, 10, 11, -1, -1});
   CHECK(second.cut(batch, 2, -1) == std::vector<int32_t>{2, 3, 4, -1, 12, 13, 14, -1});
   CHECK(first.extend(std::vector<int32_t>{0, 2, 5, 9, 10}, 2) == std::vector<int32_t>{0, 2, 8, 12, 16});

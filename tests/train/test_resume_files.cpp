@@ -9,8 +9,8 @@
 #include <set>
 #include <thread>
 
+#include "engine/process/text.h"
 #include "io/json_config.h"
-#include "io/tokenizer/unicode.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
 #include "train/monitor/bucket_trace.h"

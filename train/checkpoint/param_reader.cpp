@@ -5,7 +5,7 @@
 #include <set>
 
 #include "engine/check.h"
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 
 namespace triad {
 

@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/data/dataset.h"
 #include "io/file.h"
 #include "io/own_files.h"
 #include "io/safetensors.h"
-#include "io/tokenizer/unicode.h"
 #include "io/weight_index.h"
 #include "model/from_dense.h"
 #include "train/checkpoint/param_reader.h"
@@ -363,8 +363,9 @@ ModelSource find_model(const std::string& path) {
   const auto checkpoint = [&](const std::string& folder) {
     const Json state = read_state(folder);
     // Several files are a model only together; a whole one is whatever the user has put there.
-    if (const std::string path = tensors_path(folder); path.ends_with(index_file_name("")) && has_tensors(folder)) {
-      const WeightIndex weights(path);
+    if (const std::string tensors = tensors_path(folder);
+        tensors.ends_with(index_file_name("")) && has_tensors(folder)) {
+      const WeightIndex weights(tensors);
       check_files(state, folder, {&weights});
     }
     return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder));

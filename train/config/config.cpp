@@ -4,8 +4,8 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
 #include "io/tokenizer/tokenizer.h"
-#include "io/tokenizer/unicode.h"
 #include "train/config/schedule.h"
 
 namespace triad {

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "engine/process/did_you_mean.h"
+#include "train/config/config_fields.h"
 
 namespace triad {
 

@@ -27,8 +27,8 @@ bool has_grad_windows(const Config& c, int64_t world) {
 bool has_weight_windows(const Config& c, int64_t world) { return c.dist.zero == 3 && is_sharded(c, world); }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
-  // A graph with dist.context's exchanges ends before the gradients are summed (ContextGroup::launch), so no backward
-  // kernel needs the SMs meanwhile.
+  // A graph that holds exchanges of dist.context ends before the gradients are summed (SequenceGroup::launch), so no
+  // kernel of backward needs the SMs while they are.
   if (config.dist.context > 1 && config.runtime.cuda_graph && !has_grad_windows(config, world)) return CommCtas::all;
   const TrainConfig t = in_stage(config, stages_of(config.train).back()).train;
   const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) /

@@ -15,7 +15,7 @@ std::vector<ExchangeTotals> exchanges_of_rank(const Config& config, Device devic
                                               int64_t rank) {
   Runtime runtime({.device = device, .planning = true});
   TrainStep step(runtime, config, comm, most_documents, rank);
-  ExchangeMeter meter(runtime.ctx(), *step.context_group());
+  ExchangeMeter meter(runtime.ctx(), *step.sequence_group());
   step.micro_step({}, {}, 1);
   return meter.totals();
 }

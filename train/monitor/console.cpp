@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/process/progress_line.h"
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 #include "train/monitor/banner.h"
 
 namespace triad {

@@ -13,9 +13,9 @@ constexpr int kSchema = 2;
 // Limits on a sample's size: queries; selected blocks over all layers and groups.
 constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
 
-// Which tokens in the batch's first row are sampled: all, or, if ranks share the row (dist.context), the first rank's
-// first run.
-int64_t sampled_tokens(const Activations& act) { return act.layout().run(0).size(); }
+// The tokens of the batch's first row that are sampled: all, or of a row that ranks share (dist.context), those of the
+// first rank's first run.
+int64_t sampled_tokens(const Activations& act) { return act.layout().chunk(0).size(); }
 
 // Document bounds in the sampled tokens; without packed documents, the bounds of the tokens.
 std::vector<int32_t> bounds_of_first_row(Context& ctx, const Activations& act) {

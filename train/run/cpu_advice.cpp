@@ -12,6 +12,7 @@
 #include "engine/process/counted.h"
 #include "kernels/ops/matmul.h"
 #include "model/flops.h"
+#include "train/config/device_choice.h"
 #include "train/step/train_step.h"
 
 namespace triad {

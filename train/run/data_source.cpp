@@ -10,12 +10,12 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/data/best_fit.h"
 #include "io/data/documents.h"
 #include "io/data/shard_manifest.h"
 #include "io/tokenizer/tokenizer.h"
-#include "io/tokenizer/unicode.h"
 #include "train/checkpoint/state.h"
 #include "train/config/load_config.h"
 #include "train/monitor/banner.h"

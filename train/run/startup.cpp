@@ -7,10 +7,11 @@
 
 #include "engine/backend.h"
 #include "engine/check.h"
+#include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
-#include "io/tokenizer/unicode.h"
 #include "train/checkpoint/state.h"
+#include "train/config/device_choice.h"
 #include "train/config/load_config.h"
 #include "train/dist/rank_groups.h"
 #include "train/run/cpu_advice.h"

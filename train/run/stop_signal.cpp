@@ -12,7 +12,7 @@
 #include <initializer_list>
 
 #include "engine/process/progress_line.h"
-#include "io/tokenizer/unicode.h"
+#include "engine/process/text.h"
 
 namespace triad {
 

@@ -9,18 +9,16 @@
 
 #include "engine/check.h"
 #include "engine/process/progress.h"
-#include "kernels/nsa/document_bounds.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/step/reduce.h"
 #include "kernels/step/step_guard.h"
+#include "train/config/device_choice.h"
 
 namespace triad {
 
 namespace {
 
-constexpr size_t kBatchSlots = 4;  // micro-batches whose copies to the device may be queued
-
-// [1] f64: a number from a rank (RankNumbers).
+// [1] f64: one of a rank's numbers (RankNumbers).
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
 // Gate and selection list statistics per rank, which follow RankNumbers in a ranks_ row.
@@ -36,13 +34,13 @@ int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   return first;
 }
 
-// This rank's tokens.
-ContextLayout layout_of(const Context& ctx, const Config& config, int64_t seq_len, const Comm* comm,
-                        int64_t planned_rank) {
+// The tokens of this rank.
+SequenceLayout layout_of(const Context& ctx, const Config& config, int64_t seq_len, const Comm* comm,
+                         int64_t planned_rank) {
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
   check_ranks(config, world);
   const int64_t rank = ctx.planning ? planned_rank : comm == nullptr ? 0 : comm->rank();
-  return ContextLayout::of(seq_len, ranks, rank, ctx.device);
+  return SequenceLayout::of(seq_len, ranks, rank, ctx.device);
 }
 
 }  // namespace
@@ -53,14 +51,14 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       config_(config),
       comm_(comm),
       world_(comm == nullptr ? 1 : comm->world()),
-      context_layout_(layout_of(ctx_, config, config.train.longest_seq_len(), comm, planned_rank)),
-      group_(context_layout_.shared() ? std::make_optional<ContextGroup>(
-                                            ctx_, comm->group(static_cast<int>(config.dist.context)), context_layout_)
-                                      : std::nullopt),
+      sequence_layout_(layout_of(ctx_, config, config.train.longest_seq_len(), comm, planned_rank)),
+      group_(sequence_layout_.shared() ? std::make_optional<SequenceGroup>(
+                                             ctx_, comm->group(static_cast<int>(config.dist.context)), sequence_layout_)
+                                       : std::nullopt),
       model_(ctx_, runtime.arena(), config.model,
              {.dtype = compute_dtype(config.runtime.precision),
               .training = true,
-              .max_seq_len = context_layout_.tokens(),
+              .max_seq_len = sequence_layout_.tokens(),
               .shard_elements = segment_unit(world_),
               .master = !sharded() && config.train.master_dtype == MasterDType::fp32 &&
                         config.runtime.offload == Offload::none,
@@ -97,15 +95,12 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
   if (group_ && records_graphs() && !group_->can_record())
     fail_usage("dist.context is {}: with runtime.cuda_graph the ranks must be connected by NCCL, not by {}",
                config.dist.context, comm->name());
-  layout_ = lay_out_result();
   int64_t batch_bytes = 0;
-  for (const Form& form : forms_) {
-    const Activations& act = form.act;
-    const int64_t bounds_bytes = act.bounds.empty() ? 0 : act.bounds.bytes();
-    batch_bytes = std::max(batch_bytes, act.tokens.bytes() + act.targets.bytes() + bounds_bytes + loss_scale_.bytes());
-  }
-  for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
-  for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, layout_.bytes());
+  for (const Form& form : forms_) batch_bytes = std::max(batch_bytes, BatchRing::bytes(form.act, loss_scale_));
+  batches_.emplace(ctx_.device, batch_bytes);
+  const StepResults::Tensors tensors = {numbers_, asserts_ ? asserts_->first() : Tensor{}, ledger_.norms(),
+                                        all_stats()};
+  results_.emplace(ctx_.device, tensors, world_, sharded());
 }
 
 std::deque<TrainStep::Form> TrainStep::make_forms(int64_t most_documents, int64_t planned_rank) {
@@ -116,7 +111,7 @@ std::deque<TrainStep::Form> TrainStep::make_forms(int64_t most_documents, int64_
         }))
       different.push_back(stage);
   const auto alloc_form = [&](const TrainStage& stage, const Activations::AllocActivation& alloc) {
-    const ContextLayout layout = layout_of(ctx_, config_, stage.seq_len, comm_, planned_rank);
+    const SequenceLayout layout = layout_of(ctx_, config_, stage.seq_len, comm_, planned_rank);
     return Activations(alloc, config_.model, stage.micro_batch_size, stage.seq_len, model_.dtype(), /*keep=*/true,
                        config_.recompute, most_documents, layout);
   };
@@ -143,8 +138,7 @@ std::deque<TrainStep::Form> TrainStep::make_forms(int64_t most_documents, int64_
   std::deque<Form> forms;
   for (const TrainStage& stage : different) {
     Activations act = different.size() == 1 ? alloc_form(stage, alloc) : alloc_form(stage, shared);
-    forms.push_back(
-        {stage.micro_batch_size, stage.seq_len, std::move(act), Recordings(ctx_.device), Recordings(ctx_.device)});
+    forms.push_back({stage.micro_batch_size, stage.seq_len, std::move(act), MicroStepGraphs(ctx_.device)});
   }
   return forms;
 }
@@ -204,16 +198,7 @@ Tensor TrainStep::all_stats() const {
   return ranks_;
 }
 
-TrainStep::ResultLayout TrainStep::lay_out_result() const {
-  ResultLayout layout;
-  layout.numbers = layout.add(numbers_);
-  layout.asserts = layout.add(asserts_ ? asserts_->first() : Tensor{});
-  layout.norms = layout.add(ledger_.norms());
-  layout.stats = layout.add(all_stats());
-  return layout;
-}
-
-// Merges the ranks' statistics in rank order.
+// Merges the ranks' statistics in the order of ranks.
 std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
   std::vector<NsaStats> layers(static_cast<size_t>(config_.model.n_layers));
   if (world_ > 1) copied += RankNumbers::count * sizeof(double);
@@ -232,7 +217,7 @@ void TrainStep::begin(bool trace, int64_t step) {
   const TrainStage stage = stage_at(config_.train, step);
   enter(stage);
   dense_ = config_.model.has_nsa() && stage.is_dense(step);
-  if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
+  if (!ctx_.planning) results_->open().began.record(ctx_.stream);
   trace_wanted_ = trace && !ctx_.planning;
   if (comm_ != nullptr) comm_->take_waited_ms();  // resets the counter: waits between steps do not count
   if (asserts_) asserts_->clear(ctx_);
@@ -242,36 +227,9 @@ void TrainStep::begin(bool trace, int64_t step) {
   if (sharded()) triad::zero(ctx_, reducer_->squares());
 }
 
-void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                       std::span<const int32_t> bounds, int64_t step_positions) {
+void TrainStep::upload(const HostBatch& batch, int64_t step_positions) {
   if (ctx_.planning) return;
-  const Activations& act = form().act;
-  const int64_t capacity = act.bounds.empty() ? 0 : act.bounds.size(0), B = act.B(), T = form().seq_len;
-  if (capacity > 0) check_bounds(bounds, B, T, (capacity - 1) / B);
-  Slot& slot = batches_[next_batch_];
-  next_batch_ = (next_batch_ + 1) % batches_.size();
-  slot.done.synchronize();  // the slot was used kBatchSlots micro-steps ago, so this seldom waits
-  std::byte* at = slot.memory.data();
-  const auto put = [&](Tensor to, const void* from) {
-    std::memcpy(at, from, static_cast<size_t>(to.bytes()));
-    backend::copy(to.data, to.device, at, Device::cpu(), to.bytes(), ctx_.stream.handle());
-    at += to.bytes();
-  };
-  const auto put_tokens = [&](Tensor to, std::span<const int32_t> from, int32_t fill) {
-    TRIAD_CHECK(static_cast<int64_t>(from.size()) == B * T, "a batch of {} tokens for {}", from.size(), to.str());
-    if (act.layout().shared()) return put(to, act.layout().cut(from, B, fill).data());
-    put(to, from.data());
-  };
-  const double scale = step_positions > 0 ? 1.0 / static_cast<double>(step_positions) : 0;
-  put(loss_scale_, &scale);
-  put_tokens(act.tokens, tokens, 0);
-  put_tokens(act.targets, targets, -1);
-  if (capacity > 0) {
-    std::vector<int32_t> padded = act.layout().extend(bounds, B);
-    padded.resize(static_cast<size_t>(capacity), padded.back());
-    put(act.bounds, padded.data());
-  }
-  slot.done.record(ctx_.stream);
+  batches_->upload(ctx_, form().act, loss_scale_, batch, form().seq_len, step_positions);
 }
 
 void TrainStep::forward_backward(bool first, GradSink* sink) {
@@ -281,7 +239,7 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   model_.forward(ctx_, act, dense_ ? nullptr : stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
-  if (trace) trace_.start(next_result_);
+  if (trace) trace_.start(results_->open().index);
   model_.loss_and_backward(ctx_, act, LossScale(loss_scale_), first, &ledger_, optimizer_.weights());
   if (trace) trace_.stop();
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act.row_loss, /*add=*/true);
@@ -295,7 +253,7 @@ bool TrainStep::records_graphs() const {
 
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
                            std::span<const int32_t> bounds) {
-  upload(tokens, targets, bounds, step_positions);
+  upload({tokens, targets, bounds}, step_positions);
   TRIAD_CHECK(micro_steps_ == 0 || !lends_grads(),
               "a second micro-step in a step of train.accumulate_grad_batches 1: it would overwrite gradients");
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
@@ -308,10 +266,8 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
                              .number = step_ * config_.train.accumulate_grad_batches + micro_steps_ - 1});
   };
   if (last && bucket_trace_) bucket_trace_->begin(ctx_.stream);
-  Recordings& recordings = dense_ ? form().dense : form().nsa;
-  Recording& recording = sums != nullptr ? recordings.summed : first ? recordings.first : recordings.later;
-  if (trace_wanted_ || !records_graphs() ||
-      !std::exchange(recording.ran, true)) {  // a graph's ops cannot be timed one by one
+  MicroStepGraphs::Recording& recording = form().graphs.recording(dense_, first, /*summed=*/sums != nullptr);
+  if (trace_wanted_ || !records_graphs() || !recording.ran_before()) {  // a graph's ops cannot be timed one by one
     begin_sums(/*recorded=*/false);
     return work();
   }
@@ -326,10 +282,7 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
 }
 
 void TrainStep::forget_graphs() {
-  for (Form& form : forms_)
-    for (Recordings* recordings : {&form.nsa, &form.dense})
-      for (Recording* recording : {&recordings->first, &recordings->later, &recordings->summed})
-        recording->graph.clear();
+  for (Form& form : forms_) form.graphs.clear();
 }
 
 void TrainStep::sum_over_ranks(bool stop) {
@@ -343,7 +296,7 @@ void TrainStep::sum_over_ranks(bool stop) {
   reducer_->queue().run([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
     if (sharded()) shards()->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
-    results_[next_result_].summed.record(comm_->stream());
+    results_->open().summed.record(comm_->stream());
   });
 }
 
@@ -359,13 +312,12 @@ void TrainStep::forbid_update(const Tensor& applied) {
 }
 
 void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool measure) {
-  TRIAD_CHECK(ctx_.planning || queued_.size() < kMaxQueued, "{} steps are queued without a look at their results",
-              queued_.size());
+  TRIAD_CHECK(ctx_.planning || !results_->full(), "{} steps are queued without a look at their results", kMaxQueued);
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   report_stage(ctx_, Stage::update);
   if (!ctx_.planning) {
-    results_[next_result_].computed.record(ctx_.stream);
-    results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
+    results_->open().computed.record(ctx_.stream);
+    results_->open().inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
   }
   if (micro_steps_ > 0) ledger_.require_all();
   TRIAD_CHECK(world_ == 1 || ctx_.planning || micro_steps_ == config_.train.accumulate_grad_batches,
@@ -386,49 +338,34 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (step_positions == 0) forbid_update(number(StepNumbers::applied));
   optimizer_.step(ctx_, sums(), grad_parts(), number(StepNumbers::applied), config_.train, step, dense_);
   if (ctx_.planning) return;
-  ResultSlot& slot = results_[next_result_];
+  StepResults::Slot& slot = results_->open();
   if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
-  const auto fetch = [&](const ResultLayout::Region& r) {
-    if (!r.from.empty())
-      backend::copy(slot.memory.data() + r.offset, Device::cpu(), r.from.data, r.from.device, r.from.bytes(),
-                    ctx_.stream.handle());
-  };
-  fetch(layout_.numbers);
-  fetch(layout_.asserts);
-  if (measure) fetch(layout_.norms);
-  fetch(layout_.stats);
-  slot.done.record(ctx_.stream);
+  results_->push(ctx_, {.number = step, .positions = step_positions, .measured = measure, .dense = dense_});
   if (sharded()) slot.gathered.record(comm_->stream());
-  queued_.push_back({next_result_, step, step_positions, measure, dense_});
-  next_result_ = (next_result_ + 1) % kMaxQueued;
 }
 
 TrainStep::Result TrainStep::result() {
   if (ctx_.planning) return {};
-  TRIAD_CHECK(!queued_.empty(), "the result of a step was asked for, and none is queued");
-  const Queued queued = queued_.front();
-  queued_.pop_front();
-  const ResultSlot& slot = results_[queued.slot];
-  slot.done.synchronize();
-  const auto at = [&](const ResultLayout::Region& r) { return slot.memory.data() + r.offset; };
+  const StepResults::Slot& slot = results_->pop();
+  const StepResults::Step& step = slot.step;
   double numbers[StepNumbers::count];
-  std::memcpy(numbers, at(layout_.numbers), sizeof numbers);
+  std::memcpy(numbers, results_->numbers(slot), sizeof numbers);
   if (asserts_) {
     int64_t first = kNoViolation;
-    std::memcpy(&first, at(layout_.asserts), sizeof first);
-    asserts_->require_none(first, fmt::format("step {}", queued.step + 1));
+    std::memcpy(&first, results_->asserts(slot), sizeof first);
+    asserts_->require_none(first, fmt::format("step {}", step.number + 1));
   }
   Result result;
-  result.targets = queued.step_positions;
+  result.targets = step.positions;
   result.loss = numbers[StepNumbers::loss] / static_cast<double>(std::max<int64_t>(1, result.targets));
   result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
-  if (queued.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(at(layout_.norms)));
-  if (stats_ && !queued.dense) result.stats = read_stats(at(layout_.stats));
-  result.trace = trace_.take(queued.slot);
+  if (step.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(results_->norms(slot)));
+  if (stats_ && !step.dense) result.stats = read_stats(results_->stats(slot));
+  result.trace = trace_.take(slot.index);
   if (bucket_trace_) result.buckets = bucket_trace_->take();
-  result.times = times_of(slot);
+  result.times = results_->times(slot);
   if (result.finite) return result;
   result.bad_rank = world_ > 1 ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
   auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);
@@ -439,23 +376,9 @@ TrainStep::Result TrainStep::result() {
   return result;
 }
 
-// On the CPU, compute includes the host's waits for other ranks, which are subtracted.
-TrainStep::Times TrainStep::times_of(const ResultSlot& slot) const {
-  const bool on_gpu = ctx_.device.is_cuda();
-  Times times;
-  times.compute = slot.computed.ms_since(slot.began) - (on_gpu ? 0 : slot.inside_ms);
-  times.update = slot.done.ms_since(world_ > 1 ? slot.summed : slot.computed);
-  if (world_ > 1) times.comm = slot.host_ms + (on_gpu ? slot.summed.ms_since(slot.computed) : 0);
-  if (sharded() && on_gpu) {
-    slot.gathered.synchronize();
-    times.gather = std::max(0.0, slot.gathered.ms_since(slot.done));
-  }
-  return times;
-}
-
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                            std::span<const int32_t> bounds) {
-  upload(tokens, targets, bounds, /*step_positions=*/1);
+  upload({tokens, targets, bounds}, /*step_positions=*/1);
   if (asserts_) asserts_->clear(ctx_);
   Activations& act = form().act;
   model_.attend_densely(false);
@@ -467,15 +390,5 @@ double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int3
   if (asserts_) asserts_->require_none(ctx_, "an evaluation");
   return loss;
 }
-
-Device choose_device(DeviceChoice choice, const LaunchEnv& env) {
-  if (choice == DeviceChoice::cpu) return Device::cpu();
-  if (backend::cuda_device_count() > 0) return device_of(env);
-  if (choice == DeviceChoice::cuda)
-    fail("device cuda was asked for (runtime.device, --device), but {}", backend::why_no_cuda());
-  return Device::cpu();
-}
-
-DType compute_dtype(Precision precision) { return precision == Precision::bf16 ? DType::bf16 : DType::f32; }
 
 }  // namespace triad

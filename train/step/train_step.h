@@ -15,15 +15,18 @@
 #include <vector>
 
 #include "engine/comm/comm.h"
-#include "engine/graph.h"
 #include "model/layer_stats.h"
 #include "model/lent_grads.h"
 #include "model/model.h"
+#include "model/sequence/group.h"
 #include "train/config/config.h"
 #include "train/config/schedule.h"
 #include "train/monitor/backward_trace.h"
 #include "train/monitor/grad_ledger.h"
+#include "train/step/batch_ring.h"
+#include "train/step/micro_step_graphs.h"
 #include "train/step/optimizer.h"
+#include "train/step/step_results.h"
 
 namespace triad {
 
@@ -33,12 +36,7 @@ class TrainStep {
   // while memory is planned, the rank within a group that shares sequences (dist.context).
   TrainStep(Runtime&, const Config&, Comm* comm = nullptr, int64_t most_documents = 0, int64_t planned_rank = 0);
 
-  // A step's times in ms.
-  struct Times {
-    double compute = 0, update = 0;  // device time: micro-steps; norm, step guard and optimizer
-    double comm = 0;                 // wait for other ranks after this rank's own work
-    double gather = 0;               // time after the update until the weights gathered then have arrived
-  };
+  using Times = StepResults::Times;
   struct Result {
     double loss = 0;         // mean over the step's targets; 0 if there are none
     int64_t targets = 0;     // the step's targets on all ranks; without any, the update was skipped
@@ -75,7 +73,7 @@ class TrainStep {
   // Waits for the oldest queued update and returns its result; at most kMaxQueued may be queued. Throws if
   // runtime.asserts has found a violation in that step.
   Result result();
-  static constexpr size_t kMaxQueued = 2;
+  static constexpr size_t kMaxQueued = StepResults::kMaxQueued;
   // update(), then result().
   Result finish(int64_t step, int64_t step_positions) {
     update(step, step_positions);
@@ -93,7 +91,7 @@ class TrainStep {
   // From the last micro-step or evaluation. Backward overwrites the layers' tensors.
   Activations& activations() { return form().act; }
   Optimizer& optimizer() { return optimizer_; }
-  ContextGroup* context_group() { return group_ ? &*group_ : nullptr; }                  // null with dist.context 1
+  SequenceGroup* sequence_group() { return group_ ? &*group_ : nullptr; }                // null with dist.context 1
   const GradReducer* reducer() const { return world_ == 1 ? nullptr : reducer_.get(); }  // null with one rank
   // The ranks among which the parameters are divided; null if each rank has all.
   Comm* shards() { return sharded() ? &groups_->replica : nullptr; }
@@ -103,60 +101,16 @@ class TrainStep {
   const GradLedger& ledger() const { return ledger_; }
 
  private:
-  // Recorded graphs for a step's first micro-step, for later ones, and with several ranks for the last one.
-  struct Recording {
-    explicit Recording(Device device) : graph(device) {}
-    Graph graph;
-    bool ran = false;  // the micro-step ran once without a graph, which loads its kernels
-  };
-  struct Recordings {
-    explicit Recordings(Device device) : first(device), later(device), summed(device) {}
-    Recording first, later, summed;
-  };
-  // What depends on how many and how long a micro-step's sequences are.
+  // What depends on the number and length of a micro-step's sequences.
   struct Form {
     int64_t sequences, seq_len;
     Activations act;
-    Recordings nsa, dense;  // graphs for steps as the model is configured, for dense steps
+    MicroStepGraphs graphs;
   };
   Form& form() { return forms_[form_]; }
   std::deque<Form> make_forms(int64_t most_documents, int64_t planned_rank);
 
-  // A pinned buffer in a ring, with an event that marks that its copy has ended.
-  struct Slot {
-    Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
-    PinnedMemory memory;
-    Event done;
-  };
-  struct ResultSlot : Slot {
-    ResultSlot(Device device, int64_t bytes)
-        : Slot(device, bytes, true),
-          began(device, true),
-          computed(device, true),
-          summed(device, true),
-          gathered(device, true) {}
-    Event began, computed, summed;  // the step began; this rank's gradients are done; all ranks' are summed
-    Event gathered;                 // all ranks' weights have arrived; on the comm stream, with shards
-    double host_ms = 0;             // time that the host waited for other ranks in this step, ms
-    double inside_ms = 0;           // its part before `computed`, ms: on the CPU, the host thread computes
-  };
-  // A step's results in pinned memory: the tensors that are copied there, and the byte where each begins.
-  class ResultLayout {
-   public:
-    struct Region {
-      ConstTensor from;  // device memory; may be empty
-      int64_t offset = 0;
-    };
-    Region add(ConstTensor from) { return {from, std::exchange(bytes_, bytes_ + (from.empty() ? 0 : from.bytes()))}; }
-    int64_t bytes() const { return bytes_; }
-    Region numbers, asserts, norms, stats;
-
-   private:
-    int64_t bytes_ = 0;
-  };
-
-  void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets, std::span<const int32_t> bounds,
-              int64_t step_positions);
+  void upload(const HostBatch&, int64_t step_positions);
   void forward_backward(bool first, GradSink* sink = nullptr);
   bool sharded() const { return is_sharded(config_, world_); }
   bool windows() const { return has_grad_windows(config_, world_); }
@@ -173,9 +127,7 @@ class TrainStep {
   Tensor make_grad_ranges();
   void measure_gradients();
   std::unique_ptr<LayerStats> make_stats();
-  Tensor all_stats() const;  // the tensor with all ranks' statistics
-  ResultLayout lay_out_result() const;
-  Times times_of(const ResultSlot&) const;
+  Tensor all_stats() const;  // the tensor that holds the statistics of all ranks
   std::vector<NsaStats> read_stats(const std::byte* copied) const;
 
   Runtime& runtime_;
@@ -183,8 +135,8 @@ class TrainStep {
   const Config& config_;
   Comm* comm_;
   int64_t world_;
-  ContextLayout context_layout_;       // layout of the longest sequences
-  std::optional<ContextGroup> group_;  // the ranks that share each sequence; absent with dist.context 1
+  SequenceLayout sequence_layout_;      // layout of the longest sequences
+  std::optional<SequenceGroup> group_;  // the ranks that share each sequence; absent with dist.context 1
   Model model_;
   // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n statistics (log.stats). Empty if there
   // is one rank.
@@ -208,27 +160,13 @@ class TrainStep {
   std::vector<int64_t> param_of_range_;
   Tensor grad_ranges_;
 
-  std::deque<Slot> batches_;
-  std::deque<ResultSlot> results_;
-  ResultLayout layout_;
-  size_t next_batch_ = 0;
-  struct Queued {
-    size_t slot;
-    int64_t step, step_positions;
-    bool measured, dense;
-  };
-  std::deque<Queued> queued_;
-  size_t next_result_ = 0;
+  std::optional<BatchRing> batches_;  // absent while memory is planned, as are the results
+  std::optional<StepResults> results_;
 
   bool dense_ = false;  // the current step is dense
   bool trace_wanted_ = false;
   int64_t step_ = 0;
   int64_t micro_steps_ = 0;  // micro-steps in this step so far; the first one overwrites the matrices' gradients
 };
-
-// automatic: a GPU if one is usable, else the CPU. cuda: throws Error without a usable GPU. With several GPUs, the one
-// for the process's local rank.
-Device choose_device(DeviceChoice, const LaunchEnv& env = {});
-DType compute_dtype(Precision);
 
 }  // namespace triad

@@ -7,8 +7,9 @@
 //   2     dQ (reduce_dq): dq = ds k, added to global memory by bulk additions in L2, a token's heads together.
 //   3     producer (produce_stages): q, dout and row statistics by cp.async.
 // The MMA warpgroups share
-//   contiguous rows (window, compressed, dense): the stage; they have 128 keys: q, dout and dq move once per 128 keys;
-//   listed rows (selected): a block's 64 keys; they alternate stages, and add up dk and dv at the end.
+//   contiguous rows (window, compressed, dense), and rows that list blocks of more than 64 keys: the stage; they have
+//   128 keys: q, dout and dq move once per 128 keys;
+//   rows that list blocks of 64 keys (selected): the block; they alternate stages, and add up dk and dv at the end.
 //
 // CTAs add to dq in any order, and the bits repeat: each addend is rounded to a multiple of the row's rounding unit
 // (nsa/attend.h), which keeps every partial sum exact. CTAs that run at the same time process rows close together, so
@@ -43,11 +44,11 @@ struct CtaTask {
 };
 
 // Copies the CTA's k and v to shared memory. Keys past the end are copies of the last one; their sums are not stored.
-template <bool kListed>
-__device__ __forceinline__ void load_keys(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task) {
+template <class Rows>
+__device__ __forceinline__ void load_keys(Shared<Rows>& shared, const BwdD128Args& a, const CtaTask& task) {
   const RowSource k_rows(a.in.k, task.b, task.g), v_rows(a.in.v, task.b, task.g);
   const int chunk = threadIdx.x % 8;
-  for (int r = threadIdx.x / 8; r < Shared<kListed>::kKeyTiles * kRows; r += kKeyThreads / 8) {
+  for (int r = threadIdx.x / 8; r < Shared<Rows>::kKeyTiles * kRows; r += kKeyThreads / 8) {
     const int key = min(task.key0 + r, task.key_end - 1), to = swizzled(r % kRows, chunk);
     KeyPanels& tile = shared.keys[r / kRows];
 #pragma unroll
@@ -69,10 +70,10 @@ __device__ __forceinline__ void wait_copies(Barrier& barrier, int parity) {
 
 // Loads the stages, 16 rows per warp: a lane computes one row's address, and eight lanes copy it. Rows past the end are
 // copies of the last row, with statistics that make p = 0.
-template <bool kListed>
-__device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task,
+template <class Rows>
+__device__ __forceinline__ void produce_stages(Shared<Rows>& shared, const BwdD128Args& a, const CtaTask& task,
                                                int warp, int lane) {
-  constexpr int kStages = Shared<kListed>::kStages;
+  constexpr int kStages = Shared<Rows>::kStages;
   const int G = a.in.heads.value(), rows = task.rows, steps = task.steps;
   const int chunk = lane % 8, r = warp * kWarpRows + lane % kWarpRows;
   const int to_row = swizzled(warp * kWarpRows + lane / 8, chunk);
@@ -80,11 +81,11 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int first_token = a.in.first_token;
   const bf16* const q_chunk = a.in.q.at(task.b, first_token, task.g * G) + 8 * chunk;
   const bf16* const dout_chunk = a.dout.at(task.b, first_token, task.g * G) + 8 * chunk;
-  decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
+  decltype(auto) visible = range_of_rows<Rows::kListed>(a.range, task.b);
   for (int step = 0, stage = 0, round = 1; step < steps; ++step) {
     if (step >= kStages) barrier_wait(&shared.empty[stage], round);
     const int row0 = task.stage_row(step), row = min(row0 + r, rows - 1);
-    const int in_list = a.in.heads.quotient(row), t = kListed ? shared.listed[in_list] : task.work.first + in_list;
+    const int in_list = a.in.heads.quotient(row), t = Rows::kListed ? shared.listed[in_list] : task.work.first + in_list;
     const int h = row - in_list * G, at = t - first_token;
     const int q_at = a.q_steps.at(at, h), dout_at = a.dout_steps.at(at, h);
     RowStage& rows_to = shared.stages[stage];
@@ -107,7 +108,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
     const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
     if (warp == 0 && lane == 0) {
       const int last = a.in.heads.quotient(min(row0 + kStageRows, rows) - 1);
-      const int last_token = kListed ? shared.listed[last] : task.work.first + last;
+      const int last_token = Rows::kListed ? shared.listed[last] : task.work.first + last;
       // A later token's keys begin and end later. So all rows see the keys from the last token's first key to the first
       // token's last key.
       shared.seen_by_all[stage] = make_int2(visible.low(last_token), visible.high(t));
@@ -138,8 +139,8 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
 // Rounds a dq panel (64 columns) and stores this lane's two rows to shared memory. Each row takes 512 bytes, so all
 // begin in the same bank. To avoid conflicts, a lane begins with the 32-byte chunk j that its row's number selects; two
 // rounds of swaps move that chunk to the front.
-template <bool kListed>
-__device__ __forceinline__ void store_dq_panel(Shared<kListed>& shared, const float (&dq)[8][4],
+template <class Rows>
+__device__ __forceinline__ void store_dq_panel(Shared<Rows>& shared, const float (&dq)[8][4],
                                                const float (&rounding_unit)[2], float scale, int row, int panel) {
   const int turn = fragment_row() & 3;
 #pragma unroll
@@ -167,16 +168,16 @@ __device__ __forceinline__ void store_dq_panel(Shared<kListed>& shared, const fl
   }
 }
 
-template <bool kListed>
-__device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task, int warp,
+template <class Rows>
+__device__ __forceinline__ void reduce_dq(Shared<Rows>& shared, const BwdD128Args& a, const CtaTask& task, int warp,
                                           int lane) {
   // kSources: the MMA warpgroups that write ds in a step
-  constexpr int kSteps = kPanel / 16, kSources = kListed ? 1 : 2;
+  constexpr int kSteps = kPanel / 16, kSources = Rows::kAlternates ? 1 : 2;
   float* const dq_first = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value());
   const int row = warp * kWarpRows + fragment_row();  // this lane has the rows `row` and row + 8
   wait_copies(shared.keys_full, 0);
   for (int step = 0; step < task.steps; ++step) {
-    const int first_source = kListed ? step % 2 : 0, parity = (kListed ? step / 2 : step) & 1;
+    const int first_source = Rows::kAlternates ? step % 2 : 0, parity = (Rows::kAlternates ? step / 2 : step) & 1;
 #pragma unroll
     for (int i = 0; i < kSources; ++i) barrier_wait(&shared.ds_full[first_source + i], parity);
     const float rounding_unit[2] = {shared.rounding_unit[step % kRecent][row],
@@ -226,11 +227,11 @@ __device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128
 
 // ---- MMA warpgroups ----
 
-template <bool kListed>
+template <class Rows>
 struct KeyMma {
-  using Memory = Shared<kListed>;
+  using Memory = Shared<Rows>;
   static constexpr int kStages = Memory::kStages, kSteps = kPanel / 16;
-  static constexpr int kStride = kListed ? 2 : 1;  // a warpgroup processes every kStride-th stage
+  static constexpr int kStride = Rows::kAlternates ? 2 : 1;  // a warpgroup processes every kStride-th stage
 
   Memory& shared;
   const CtaTask& task;
@@ -347,7 +348,7 @@ struct KeyMma {
       const int last = stage;
       step += kStride, stage += kStride;
       if (stage >= kStages) stage -= kStages, phases ^= 2;
-      if (!kListed && step < steps) barrier_wait(&shared.full[stage], phases >> 1);
+      if (!Rows::kListed && step < steps) barrier_wait(&shared.full[stage], phases >> 1);
       barrier_wait(&shared.ds_empty[warpgroup], ~phases & 1);  // returns at once in the first step
       phases ^= 1;
       wgmma_wait<1>();
@@ -368,7 +369,7 @@ struct KeyMma {
       fence_async_proxy();  // makes ds visible to the dQ warpgroup's products, and the next stage to this warp's
                             // products
       barrier_arrive_warp(&shared.ds_full[warpgroup]);
-      if (kListed && step < steps) wait_copies(shared.full[stage], phases >> 1);
+      if (Rows::kListed && step < steps) wait_copies(shared.full[stage], phases >> 1);
       float2 lse[8];
       read_stats(lse, shared.lse[stage]);
       wgmma_fence();
@@ -388,8 +389,8 @@ struct KeyMma {
 
 // For listed rows, whose dk and dv both MMA warpgroups have summed in part: the first warpgroup receives the second
 // one's dk, the second one the first one's dv.
-template <bool kListed>
-__device__ __forceinline__ void exchange_sums(Shared<kListed>& shared, float (&dk)[kWidth / 8][4],
+template <class Rows>
+__device__ __forceinline__ void exchange_sums(Shared<Rows>& shared, float (&dk)[kWidth / 8][4],
                                               float (&dv)[kWidth / 8][4], bool stores_dk) {
   const auto mma_barrier = [] { named_barrier_sync<2 * kWarpgroup>(1); };
   constexpr int kCount = kWidth / 8 * kWarpgroup;
@@ -455,16 +456,16 @@ __device__ __forceinline__ void store_dkdv(const BwdD128Args& a, const CtaTask& 
   }
 }
 
-template <bool kListed>
-__device__ __forceinline__ void mma_keys(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task,
+template <class Rows>
+__device__ __forceinline__ void mma_keys(Shared<Rows>& shared, const BwdD128Args& a, const CtaTask& task,
                                          int warpgroup, int warp, int lane) {
-  const int my_key0 = kListed ? task.key0 : task.key0 + warpgroup * kRows;
+  const int my_key0 = Rows::kAlternates ? task.key0 : task.key0 + warpgroup * kRows;
   const int my_key_end = min(task.key_end, my_key0 + kRows), warp_key = my_key0 + 16 * warp + fragment_row();
   float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {}, p[8][4];
   uint32_t operand_p[4][4], operand_ds[4][4];
   const uint32_t shared_at = shared_address(&shared) >> 4;
-  const uint32_t k = kReadAlong | (shared_at + (kListed ? 0 : uniform(warpgroup)) * (sizeof(KeyPanels) >> 4));
-  KeyMma<kListed> mma{.shared = shared,
+  const uint32_t k = kReadAlong | (shared_at + (Rows::kAlternates ? 0 : uniform(warpgroup)) * (sizeof(KeyPanels) >> 4));
+  KeyMma<Rows> mma{.shared = shared,
                       .task = task,
                       .warpgroup = warpgroup,
                       .key0 = my_key0,
@@ -473,26 +474,26 @@ __device__ __forceinline__ void mma_keys(Shared<kListed>& shared, const BwdD128A
                       .scale = a.in.scale_log2(),
                       .k = k,
                       .v = k + (kPanels * kPanelBytes >> 4),
-                      .stages_at = shared_at + static_cast<uint32_t>(offsetof(Shared<kListed>, stages) >> 4),
+                      .stages_at = shared_at + static_cast<uint32_t>(offsetof(Shared<Rows>, stages) >> 4),
                       .ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2),
-                      .stage = kListed ? static_cast<int>(uniform(warpgroup)) : 0,
+                      .stage = Rows::kAlternates ? static_cast<int>(uniform(warpgroup)) : 0,
                       .dk = dk,
                       .dv = dv,
                       .p = p,
                       .operand_p = operand_p,
                       .operand_ds = operand_ds};
   mma.loop();
-  const bool stores_dk = !kListed || warpgroup == 0, stores_dv = !kListed || warpgroup == 1;
-  if (kListed) exchange_sums(shared, dk, dv, stores_dk);
+  const bool stores_dk = !Rows::kAlternates || warpgroup == 0, stores_dv = !Rows::kAlternates || warpgroup == 1;
+  if (Rows::kAlternates) exchange_sums(shared, dk, dv, stores_dk);
   store_dkdv(a, task, warp_key, dk, dv, stores_dk, stores_dv);
 }
 
 // ---- the kernel ----
 
-template <bool kListed>
+template <class Rows>
 __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_constant__ BwdD128Args a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
-  using Shared = Shared<kListed>;
+  using Shared = Shared<Rows>;
   constexpr int kStages = Shared::kStages, kKeys = Shared::kKeyTiles * kRows;
   CtaTask task;
   // CTAs are ordered by sequence and group: those that run at the same time add to the same part of dq, which stays in
@@ -508,15 +509,15 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
   Shared& shared = *reinterpret_cast<Shared*>(aligned_shared());
   const int G = a.in.heads.value();
   task.rows = work.count * G, task.steps = ceil_div(task.rows, kStageRows);
-  task.start = kListed || task.steps == 0 ? 0 : task.steps - 1 - work.first * G / kStageRows % task.steps;
+  task.start = Rows::kListed || task.steps == 0 ? 0 : task.steps - 1 - work.first * G / kStageRows % task.steps;
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
-      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], 32 * (kListed ? 4 : 8));
+      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], 32 * (Rows::kAlternates ? 4 : 8));
     for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 32 * 4);
     barrier_init(&shared.keys_full, kKeyThreads);
   }
-  if (kListed) {
+  if (Rows::kListed) {
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + work.first;
     for (int i = threadIdx.x; i < work.count; i += kCtaThreads) shared.listed[i] = tokens[i];
   }
@@ -536,7 +537,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
 #endif
 }
 
-template <bool kListed>
+template <class Rows>
 void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                   const KeyRange& range, const KeyWorkList& list, int part_tokens) {
   Scratch::Scope scope(ctx.scratch);
@@ -559,8 +560,8 @@ void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const 
                       list,
                       part_tokens,
                       static_cast<int>(bgs)};
-  const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
-  launch(ctx, op, bwd_d128_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
+  const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<Rows>::kKeyTiles * kRows));
+  launch(ctx, op, bwd_d128_kernel<Rows>, grid, dim3(kCtaThreads), sizeof(Shared<Rows>), a);
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens, a.in.first_token}, bgs);
 }
 
@@ -585,12 +586,15 @@ void backward_d128_range(Context& ctx, const char* op, const AttendGradOut& out,
   list.pieces = static_cast<int>(blocks * parts);
   Scratch::Scope scope(ctx.scratch);
   if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kWidth}).ptr<float>();
-  run_bwd_d128<false>(ctx, op, out, grad, in, range, list, limited ? 0 : static_cast<int>(ceil_div(T, parts)));
+  run_bwd_d128<ContiguousRows>(ctx, op, out, grad, in, range, list, limited ? 0 : static_cast<int>(ceil_div(T, parts)));
 }
 
 void backward_d128_listed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                           const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
-  run_bwd_d128<true>(ctx, op, out, grad, in, range, list, 0);
+  if (list.block_keys > kRows)
+    run_bwd_d128<WideListedRows>(ctx, op, out, grad, in, range, list, 0);
+  else
+    run_bwd_d128<ListedRows>(ctx, op, out, grad, in, range, list, 0);
 }
 
 }  // namespace triad::cuda

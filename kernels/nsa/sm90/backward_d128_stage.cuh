@@ -43,9 +43,20 @@ struct __align__(1024) RowStage {
 struct __align__(1024) KeyPanels {
   unsigned char k[kPanels][kPanelBytes], v[kPanels][kPanelBytes];
 };
-template <bool kListed>
+// How a CTA's rows and keys are given. kListed: its rows are those of listed tokens, not contiguous. kAlternates: it
+// has 64 keys, and the MMA warpgroups alternate stages; otherwise 128 keys, 64 for each, and they share the stages.
+struct ContiguousRows {
+  static constexpr bool kListed = false, kAlternates = false;
+};
+struct ListedRows {  // blocks of up to 64 keys
+  static constexpr bool kListed = true, kAlternates = true;
+};
+struct WideListedRows {  // longer blocks
+  static constexpr bool kListed = true, kAlternates = false;
+};
+template <class Rows>
 struct __align__(1024) Shared {
-  static constexpr int kStages = kListed ? 4 : 3, kKeyTiles = kListed ? 1 : 2;
+  static constexpr int kStages = Rows::kAlternates ? 4 : 3, kKeyTiles = Rows::kAlternates ? 1 : 2;
   KeyPanels keys[kKeyTiles];
   RowStage stages[kStages];
   unsigned char ds[2][kPanelBytes];                            // each MMA warpgroup's ds, [row][key]
@@ -60,7 +71,7 @@ struct __align__(1024) Shared {
   int2 dq_strip[kRecent][kStageRows];
   float rounding_unit[kRecent][kStageRows];
   Barrier full[kStages], empty[kStages], ds_full[2], ds_empty[2], keys_full;
-  int listed[kListed ? kWorkTokens / 2 : 1];
+  int listed[Rows::kListed ? kWorkTokens / 2 : 1];
 };
 
 // The bits in a wgmma descriptor (hopper/wgmma.cuh) that hold the leading offset, for tiles read along their rows, and

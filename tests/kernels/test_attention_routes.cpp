@@ -6,7 +6,9 @@
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/gate.h"
+#include "kernels/nsa/index.h"
 #include "kernels/nsa/select.h"
+#include "kernels/nsa/select_index.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -138,6 +140,45 @@ TEST_CASE("routes: the kernels of a table of problems", "[routes]") {
     CHECK(got.selected == expected.selected);
     CHECK(got.backward == expected.backward);
     CHECK(got.select == expected.select);
+  }
+}
+
+// The taught index's rows of that table.
+TEST_CASE("routes: the kernels of a taught index", "[routes]") {
+  if (!require_hopper_plan()) return;
+  struct Problem {
+    int64_t di, l_sel, n, dk;
+    std::string select, forward, backward;
+  };
+  const Problem table[] = {
+      {64, 128, 16, 128, "sm90", "sm90", "sm90"},        {128, 64, 16, 64, "sm90", "sm90", "sm90"},
+      {16, 128, 33, 64, "sm90", "sm90", "sm90"},         {64, 64, 34, 64, "general", "sm90", "sm90"},
+      {64, 64, 16, 192, "sm90", "sm90", "general"},      {64, 32, 16, 64, "general", "general", "general"},
+      {40, 64, 16, 64, "general", "general", "general"}, {144, 64, 16, 64, "general", "general", "general"},
+  };
+  for (const Problem& p : table) {
+    Runtime plan({.device = Device::cuda(), .planning = true});
+    Context& ctx = plan.ctx();
+    const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
+    const int64_t T = 8192, G = 4;
+    const DType bf16 = DType::bf16, acc = DType::f32;
+    const Tensor q = alloc(bf16, {1, T, G, p.dk}), k = alloc(bf16, {1, T, 1, p.dk}), v = alloc(bf16, {1, T, 1, p.dk}),
+                 lse = alloc(acc, {1, T, G}), iq = alloc(bf16, {1, T, 1, p.di}), ik = alloc(bf16, {1, T, 1, p.di}),
+                 index_lse = alloc(acc, {1, T, 1}), lists = alloc(DType::i32, {1, T, 1, p.n});
+    const AttendIn in{q, k, v};
+    SelectOptions options;
+    options.l_sel = p.l_sel, options.n_sel = p.n, options.init_blocks = 0, options.local_blocks = 1;
+    nsa_select_index(ctx, lists, iq, ik, options);
+    index_forward_routed(ctx, {{iq, ik}, index_lse}, in, lists, p.l_sel);
+    index_backward_routed(
+        ctx, {{iq, ik}, index_lse, alloc(acc, iq.shape()), alloc(bf16, ik.shape()), alloc(DType::f64, {1}), 1.0}, in,
+        lse, lists, p.l_sel);
+    const std::vector<Routes::Count>& counts = ctx.routes.counts();
+    REQUIRE(counts.size() == 3);
+    INFO("an index of " << p.di << ", " << p.n << " blocks of " << p.l_sel << ", heads of " << p.dk);
+    CHECK(counts[0].kernel == p.select);
+    CHECK(counts[1].kernel == p.forward);
+    CHECK(counts[2].kernel == p.backward);
   }
 }
 

@@ -107,6 +107,7 @@ std::vector<OpCase> index_cases() {
       index_case("sel_63_all_blocks_G6", {{1, 63, 63, 6, 1, 32, 32}, 16, 50, 16}),
       index_case("sel_127_l16_strided", {{1, 127, 127, 4, 2, 64, 64}, 64, 4, 16}, 1.0, 8),
       index_case("sel_90_60x100_di6", {{1, 90, 90, 8, 1, 60, 100}, 6, 6, 8}),
+      index_case("sel_40_G20_di200", {{1, 40, 40, 20, 1, 16, 16}, 200, 4, 8}),
       index_case("sel_70_G1_peaked", {{1, 70, 70, 3, 3, 16, 16}, 10, 4, 8}, 4.0),
       padded(index_case("sel_2x33", {{2, 33, 33, 4, 2, 8, 8}, 8, 4, 4}), {20, 33}),
       packed(index_case("sel_docs_33_64_65_127", {{1, 127, 127, 4, 2, 8, 8}, 8, 4, 8}), kMixed, 8),
@@ -127,6 +128,11 @@ std::vector<OpCase> index_cases() {
       gpu_sized(index_case("dense_700_G16_128x128_di64", {{1, 700, 700, 32, 2, 128, 128}, 64})),
       gpu_sized(index_case("dense_2x600_G6_64x64_di128", {{2, 600, 600, 12, 2, 64, 64}, 128})),
       gpu_sized(packed(index_case("dense_docs_781_2048_G2_64x64", {{1, 2048, 2048, 2, 1, 64, 64}, 64}), kTwoLong, 128)),
+      // The portable kernels, with several pieces of work a block.
+      portable_case(
+          gpu_sized(index_case("sel_1200_l64_n4_G6_64x64_di64", {{1, 1200, 1200, 12, 2, 64, 64}, 64, 4, 64}))),
+      portable_case(gpu_sized(index_case("dense_1100_G16_128x128_di128", {{1, 1100, 1100, 16, 1, 128, 128}, 128}))),
+      small_card_case(index_case("sel_70_256x256_di254", {{1, 70, 70, 8, 2, 256, 256}, 254, 4, 16})),
       index_case("sel_8k_n16_l128_G16", {{1, 8192, 8192, 64, 4, 128, 128}, 64, 16, 128}),
   };
   cases.back().bench = true;

@@ -51,6 +51,9 @@ std::vector<OpCase> select_index_cases() {
       packed(select_case("docs_33_64_65_127_l1_no_init", 1, 127, 1, 8, {1, 6, 0, 1}), kMixed, 1),
       packed(select_case("docs_empty_tail", 1, 127, 1, 10, {8, 4}), kMixedPadded, 8),
       packed(select_case("docs_two_rows", 2, 127, 2, 8, {8, 5}), kTwoRows, 8),
+      // More blocks than shared memory holds scores of; more slots than the warp collects at once; more than one chunk.
+      select_case("3000_l1_n40_no_init", 1, 3000, 1, 4, {1, 40, 0, 1}),
+      select_case("700_l16_n5_di250", 1, 700, 1, 250, {16, 5}),
       // Shapes of Hopper: blocks of 128 and of 64, widths of 16 to 128, more blocks than a tile of keys has.
       gpu_sized(select_case("1100_l128_n4_di64", 1, 1100, 4, 64, {128, 4, 0, 1})),
       gpu_sized(select_case("2x3000_l64_n8_di128", 2, 3000, 2, 128, {64, 8})),
@@ -59,6 +62,9 @@ std::vector<OpCase> select_index_cases() {
       gpu_sized(packed(select_case("docs_130_131_700_1333_l128", 1, 1333, 2, 64, {128, 3, 0, 1}),
                        {0, 130, 131, 700, 1333}, 128)),
       gpu_sized(packed(select_case("docs_3001_9000_l64", 1, 9000, 1, 64, {64, 8}), {0, 3001, 9000}, 64)),
+      portable_case(gpu_sized(select_case("2x3000_l64_n8_di128", 2, 3000, 2, 128, {64, 8}))),
+      gpu_sized(select_case("9000_l64_n33_no_init", 1, 9000, 5, 64, {64, 33, 0, 1})),
+      gpu_sized(select_case("9000_l128_n40_di80", 1, 9000, 1, 80, {128, 40, 0, 1})),
       select_case("8k_l128_n16", 1, 8192, 4, 64, {128, 16, 0, 1}),
   };
   cases.back().bench = true;

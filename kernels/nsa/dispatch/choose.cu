@@ -2,6 +2,7 @@
 
 #include "kernels/nsa/gpu/rounding_unit.h"
 #include "kernels/nsa/sm90/launch_forward.h"
+#include "kernels/nsa/sm90/launch_index.h"
 #include "kernels/nsa/sm90/launch_select.h"
 
 namespace triad::cuda {
@@ -99,6 +100,21 @@ Select choose_select(const Context& ctx, const ConstTensor& q, const ConstTensor
   return ctx.may_use_sm90() && select_sm90_supports(q, k_cmp, o, documents) ? Select::sm90 : Select::portable;
 }
 
+Index choose_select_index(const Context& ctx, const ConstTensor& iq, const ConstTensor& ik, const SelectOptions& o) {
+  return ctx.may_use_sm90() && select_index_sm90_supports(iq, ik, o) ? Index::sm90 : Index::portable;
+}
+
+Index choose_index_forward(const Context& ctx, const IndexForward& index, const ConstTensor& block_index,
+                           int64_t l_sel) {
+  return ctx.may_use_sm90() && index_forward_sm90_supports(index, block_index, l_sel) ? Index::sm90 : Index::portable;
+}
+
+Index choose_index_backward(const Context& ctx, const IndexBackward& index, const AttendIn& in,
+                            const ConstTensor& block_index, int64_t l_sel) {
+  return ctx.may_use_sm90() && index_backward_sm90_supports(index, in, block_index, l_sel) ? Index::sm90
+                                                                                           : Index::portable;
+}
+
 const char* fused_name(RangeForward kernel) {
   switch (kernel) {
     case RangeForward::portable:
@@ -146,6 +162,16 @@ const char* fused_name(Select kernel) {
     case Select::portable:
       return nullptr;
     case Select::sm90:
+      return "sm90";
+  }
+  return nullptr;
+}
+
+const char* fused_name(Index kernel) {
+  switch (kernel) {
+    case Index::portable:
+      return nullptr;
+    case Index::sm90:
       return "sm90";
   }
   return nullptr;

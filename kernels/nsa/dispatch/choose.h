@@ -8,6 +8,7 @@
 
 #include "engine/context.h"
 #include "kernels/nsa/attend.h"
+#include "kernels/nsa/index.h"
 #include "kernels/nsa/select.h"
 
 namespace triad::cuda {
@@ -50,11 +51,19 @@ enum class Select { portable, sm90 };
 Select choose_select(const Context&, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&,
                      const Documents&);
 
+// A taught index: its selection, the student's lse, and its loss and gradients.
+enum class Index { portable, sm90 };
+Index choose_select_index(const Context&, const ConstTensor& iq, const ConstTensor& ik, const SelectOptions&);
+Index choose_index_forward(const Context&, const IndexForward&, const ConstTensor& block_index, int64_t l_sel);
+Index choose_index_backward(const Context&, const IndexBackward&, const AttendIn&, const ConstTensor& block_index,
+                            int64_t l_sel);
+
 // The chosen kernels' name in the route record (engine/routes.h), which the log and `triad bench` print: the
 // enumerator's, or nullptr for the portable kernels.
 const char* fused_name(RangeForward);
 const char* fused_name(const SelectedForwardChoice&);
 const char* fused_name(Backward);
 const char* fused_name(Select);
+const char* fused_name(Index);
 
 }  // namespace triad::cuda

@@ -143,8 +143,9 @@ struct KeyWorkList {
 };
 // Builds the selected branch's work list on the GPU: for each block the tokens that list it (the inverse of the block
 // lists), cut into pieces. Tables and partial sums are allocated from `scope`. `op` names the caller in errors.
+// has_partial: false if the caller stores no partial sums.
 KeyWorkList build_inverse_index(Context&, Scratch::Scope&, const char* op, const AttendIn&, const SelectedKeys&,
-                                const PiecePlan&);
+                                const PiecePlan&, bool has_partial = true);
 // The work list for a branch whose tokens see one key range (window, compressed, dense). Without keys it has no blocks.
 KeyWorkList contiguous_work(Scratch::Scope&, const AttendIn&, const KeyRange&);
 

@@ -290,7 +290,7 @@ SelectedKeys make_selected_keys(const char* op, const AttendIn& in, const ConstT
 }
 
 KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char* op, const AttendIn& in,
-                                const SelectedKeys& keys, const PiecePlan& plan) {
+                                const SelectedKeys& keys, const PiecePlan& plan, bool has_partial) {
   const BlockLists& lists = keys.lists;
   const int64_t T = lists.tokens, bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
   const int64_t queries = T - lists.first_token, capacity = queries * lists.n;
@@ -335,7 +335,7 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
                    .tokens_stride = capacity,
                    .block_slots = index.block_slots,
                    .partial = nullptr};
-  if (slots > 0) {
+  if (has_partial && slots > 0) {
     const int64_t width = in.k.size(3) + in.v.size(3);
     list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
   }

@@ -13,25 +13,40 @@ namespace {
 // Accesses to several tokens and several blocks have two-lane conflicts.
 constexpr int kScoreStride = 17;
 
-// Maps a score, which is >= 0, to an integer, so that scores and integers have the same order. NaN is mapped to 0.
-__device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
+// How scores are mapped to integers that have their order: of(score) maps one, kHighestBit is the integers' highest
+// bit. A NaN is mapped to the integer of the lowest score, or below it. Scores that are sums of probabilities, and so
+// >= 0.
+struct ProbabilityOrder {
+  static constexpr int kHighestBit = 30;
+  __device__ __forceinline__ static unsigned of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
+};
+// Any scores. -0 is equal to 0, and a NaN to -inf.
+struct SignedOrder {
+  static constexpr int kHighestBit = 31;
+  __device__ __forceinline__ static unsigned of(float score) {
+    const unsigned bits = __float_as_uint(fmaxf(score, -INFINITY) + 0.0f);  // fmaxf() drops a NaN; -0 + 0 is 0
+    return bits >> 31 != 0 ? ~bits : bits | 1u << 31;
+  }
+};
 
-// Returns block j's score, mapped by order_of(), or 0 if j is after the last candidate.
+// Returns block j's score, mapped by Order, or 0 if j is after the last candidate.
+template <class Order>
 __device__ __forceinline__ unsigned order_at(const float* scores, const SelectionRule<int>& rule, int j) {
-  return j < rule.candidate_end ? order_of(scores[j * kScoreStride]) : 0;
+  return j < rule.candidate_end ? Order::of(scores[j * kScoreStride]) : 0;
 }
 
-// Returns this lane's highest candidate score, mapped by order_of(), or 0 if the lane has none. Lane i has every 32nd
+// Returns this lane's highest candidate score, mapped by Order, or 0 if the lane has none. Lane i has every 32nd
 // candidate, beginning with number i.
+template <class Order>
 __device__ __forceinline__ unsigned highest_of_lane(const float* scores, const SelectionRule<int>& rule) {
   unsigned highest = 0;
 #pragma unroll 4
   for (int j = rule.init_end + static_cast<int>(threadIdx.x % 32); j < rule.candidate_end; j += 32)
-    highest = max(highest, order_of(scores[j * kScoreStride]));
+    highest = max(highest, Order::of(scores[j * kScoreStride]));
   return highest;
 }
 
-// A block with its score, mapped by order_of().
+// A block with its score, mapped by Order.
 struct Candidate {
   unsigned score;
   int block;
@@ -49,15 +64,16 @@ constexpr int kMostCollectedSlots = 24;
 //   scores      the token's score for each block, spaced by kScoreStride floats
 //   highest     highest_of_lane()'s result in this lane
 //   collected   this warp's shared memory for kCandidates candidates
+template <class Order>
 __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, const SelectionRule<int>& rule,
                                            int first_block, unsigned highest, Candidate* collected) {
   constexpr unsigned kNone = ~0u;  // above all scores
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
   unsigned bound = 0;
-  constexpr int kHighestBit = 30, kBits = 18;  // bits in a positive float: all 8 for the exponent, 10 for the fraction
+  constexpr int kBits = 18;  // bits that tell scores apart here: the exponent's 8, and 9 or 10 of the fraction
 #pragma unroll
-  for (int bit = kHighestBit; bit > kHighestBit - kBits; --bit) {
+  for (int bit = Order::kHighestBit; bit > Order::kHighestBit - kBits; --bit) {
     const unsigned higher = bound | 1u << bit;
     if (__popc(__ballot_sync(kFullWarp, highest >= higher)) >= rule.slots) bound = higher;
   }
@@ -67,7 +83,7 @@ __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, c
 #pragma unroll 2
   for (int j0 = rule.init_end; j0 < rule.candidate_end; j0 += 32) {
     const int j = j0 + lane;
-    const unsigned score = order_at(scores, rule, j);
+    const unsigned score = order_at<Order>(scores, rule, j);
     const bool take = j < rule.candidate_end && score >= bound;
     const unsigned taken = __ballot_sync(kFullWarp, take);
     const int at = count + __popc(taken & lower_lanes);
@@ -109,7 +125,7 @@ __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, c
 }
 
 // A Cut says which candidates a list contains: all candidates whose score is above `threshold`, and the first `equals`
-// candidates whose score equals `threshold`. The threshold is mapped by order_of(), as scores are.
+// candidates whose score equals `threshold`. The threshold is mapped by Order, as scores are.
 struct Cut {
   unsigned threshold;
   int equals;
@@ -122,6 +138,7 @@ struct Cut {
 //   above   is the number of candidates that reach `high`.
 // The loop ends early if exactly rule.slots candidates reach `low`. The argument `highest` is highest_of_lane()'s
 // result in this lane.
+template <class Order>
 __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, unsigned highest) {
   const int lane = threadIdx.x % 32;
   unsigned high = __reduce_max_sync(kFullWarp, highest) + 1;
@@ -134,7 +151,7 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, uns
     int count = 0;
 #pragma unroll 4
     for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
-      count += order_of(scores[j * kScoreStride]) >= bound;
+      count += Order::of(scores[j * kScoreStride]) >= bound;
     count = __reduce_add_sync(kFullWarp, count);
     if (count >= rule.slots)
       low = bound;
@@ -147,6 +164,7 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, uns
 
 // One warp appends the candidates within the cut to a list with `listed` entries, in ascending block order, and returns
 // the new entry count.
+template <class Order>
 __device__ int write_within_cut(int32_t* list, int listed, const float* scores, const SelectionRule<int>& rule,
                                 int first_block, const Cut& cut) {
   const int lane = threadIdx.x % 32;
@@ -156,7 +174,7 @@ __device__ int write_within_cut(int32_t* list, int listed, const float* scores, 
   for (int j0 = rule.init_end; j0 < rule.candidate_end && listed < end; j0 += 32) {
     const int j = j0 + lane;
     const bool exists = j < rule.candidate_end;
-    const unsigned score = order_at(scores, rule, j);
+    const unsigned score = order_at<Order>(scores, rule, j);
     const bool equal = exists && score == cut.threshold;
     bool take = exists && score > cut.threshold;
     if (!__any_sync(kFullWarp, take || equal)) continue;
@@ -175,6 +193,7 @@ __device__ int write_within_cut(int32_t* list, int listed, const float* scores, 
 //   list, n     the list and its length
 //   scores      the token's score for each block, spaced by kScoreStride floats
 //   collected   this warp's shared memory for kCandidates candidates
+template <class Order>
 __device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block,
                            Candidate* collected) {
   const int lane = threadIdx.x % 32;
@@ -188,11 +207,12 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Sele
   if (rule.lists_all()) {
     write_all(rule.init_end, rule.candidate_end);
   } else if (rule.slots > 0) {
-    const unsigned highest = highest_of_lane(scores, rule);
-    if (rule.slots <= kMostCollectedSlots && write_best(list + listed, scores, rule, first_block, highest, collected)) {
+    const unsigned highest = highest_of_lane<Order>(scores, rule);
+    if (rule.slots <= kMostCollectedSlots &&
+        write_best<Order>(list + listed, scores, rule, first_block, highest, collected)) {
       listed += rule.slots;
     } else {
-      listed = write_within_cut(list, listed, scores, rule, first_block, find_cut(scores, rule, highest));
+      listed = write_within_cut<Order>(list, listed, scores, rule, first_block, find_cut<Order>(scores, rule, highest));
     }
   }
   write_all(rule.local_begin, rule.current + 1);

@@ -6,7 +6,7 @@
 
 #include "engine/check.h"
 #include "engine/fields.h"
-#include "io/data/text_format.h"
+#include "io/data/format/text_format.h"
 
 namespace triad {
 
@@ -31,7 +31,7 @@ inline CLI::Validator named() {
   return {[](const std::string& text) { return text.empty() ? "a path is needed" : ""; }, ""};
 }
 
-// Adds --format, which overrides what the data's content and names say (io/data/text_format.h).
+// Adds --format, which overrides what the data's content and names say (io/data/format/text_format.h).
 inline CLI::Option* add_format(CLI::App& verb, TextFormat& format) {
   return verb
       .add_option_function<std::string>(

@@ -10,8 +10,8 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "io/data/format/text_format.h"
 #include "io/data/record.h"
-#include "io/data/text_format.h"
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"

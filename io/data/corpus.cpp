@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "io/data/format/text_format.h"
 #include "io/data/record.h"
-#include "io/data/text_format.h"
 #include "io/data/text_input.h"
 
 namespace triad {

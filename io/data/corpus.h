@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "io/data/text_format.h"
+#include "io/data/format/text_format.h"
 #include "io/tokenizer/tokenizer.h"
 
 namespace triad {

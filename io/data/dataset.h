@@ -9,9 +9,9 @@
 
 #include "io/data/data_files.h"
 #include "io/data/documents.h"
+#include "io/data/format/text_format.h"
 #include "io/data/loss_mask.h"
 #include "io/data/permutation.h"
-#include "io/data/text_format.h"
 #include "io/tokenizer/tokenizer.h"
 
 namespace triad {

@@ -9,7 +9,7 @@
 
 #include "engine/check.h"
 #include "engine/process/text.h"
-#include "io/data/text_format.h"
+#include "io/data/format/text_format.h"
 #include "io/json_config.h"
 
 namespace triad {

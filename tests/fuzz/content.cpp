@@ -1,8 +1,8 @@
-// Fuzzes deciding what a data file holds (io/data/text_format.h): nothing that is JSON is text, and what is JSONL
-// without a name is so with one.
+// Fuzzes deciding what a data file holds (io/data/format/text_format.h): nothing that is JSON is text, and what is
+// JSONL without a name is so with one.
 #include <nlohmann/json.hpp>
 
-#include "io/data/text_format.h"
+#include "io/data/format/text_format.h"
 #include "io/data/text_input.h"
 #include "tests/fuzz/contract.h"
 

@@ -1,5 +1,5 @@
-// What is JSON or meant to be (io/data/json_shape.h), and what is prose or code that begins like it: the same from a
-// file as from a pipe.
+// What is JSON or meant to be (io/data/format/json_shape.h), and what is prose or code that begins like it: the same
+// from a file as from a pipe.
 #include <unistd.h>
 
 #include <string>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/process/text.h"
-#include "io/data/text_format.h"
+#include "io/data/format/text_format.h"
 #include "tests/support/corpus.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"

@@ -1,12 +1,12 @@
-// What a file holds (io/data/text_format.h): a table of contents and names, and what is refused in which words.
+// What a file holds (io/data/format/text_format.h): a table of contents and names, and what is refused in which words.
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "io/data/format/text_format.h"
 #include "io/data/shards.h"
-#include "io/data/text_format.h"
 #include "io/data/text_input.h"
 #include "io/json_config.h"
 #include "io/safetensors.h"

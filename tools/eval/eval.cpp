@@ -1,7 +1,7 @@
 // triad eval: the loss of a checkpoint on text, JSONL or token shards (loss.h), its difference from another's
 // (compare.h), the price of sparse layers (sparse_layers.h), or with --needle how often a model answers from its
 // context (needle.h). Every token is predicted once, except the first and those that a loss mask excludes.
-// io/data/text_format.h decides what a file holds; gzip and zstd are decompressed.
+// io/data/format/text_format.h decides what a file holds; gzip and zstd are decompressed.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>

@@ -10,9 +10,9 @@
 #include "engine/comm/comm.h"
 #include "engine/fields.h"
 #include "engine/routes.h"
+#include "io/data/format/text_format.h"
 #include "io/data/needle_task.h"
 #include "io/data/rows.h"
-#include "io/data/text_format.h"
 #include "model/config.h"
 #include "model/recompute.h"
 

@@ -1,4 +1,4 @@
-#include "io/data/text_format.h"
+#include "io/data/format/text_format.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 
 #include "engine/check.h"
 #include "engine/process/text.h"
-#include "io/data/json_shape.h"
+#include "io/data/format/json_shape.h"
+#include "io/data/format/text_head.h"
 #include "io/data/shards.h"
-#include "io/data/text_head.h"
 #include "io/data/text_input.h"
 #include "io/foreign_format.h"
 

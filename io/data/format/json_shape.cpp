@@ -1,11 +1,11 @@
-#include "io/data/json_shape.h"
+#include "io/data/format/json_shape.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
 
-#include "io/data/loose_json.h"
-#include "io/data/text_head.h"
+#include "io/data/format/loose_json.h"
+#include "io/data/format/text_head.h"
 
 namespace triad {
 

@@ -1,4 +1,4 @@
-#include "io/data/loose_json.h"
+#include "io/data/format/loose_json.h"
 
 #include <algorithm>
 #include <array>

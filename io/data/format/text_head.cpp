@@ -1,4 +1,4 @@
-#include "io/data/text_head.h"
+#include "io/data/format/text_head.h"
 
 #include <algorithm>
 

@@ -45,8 +45,8 @@ class SafetensorsFile {
   // verified; a mismatch throws an Error that names the tensor.
   void read(const TensorEntry&, std::span<std::byte> out) const;
   std::vector<std::byte> read(const TensorEntry&) const;
-  // Fills `out` with the tensor's bytes from byte `first` on. No checksum is verified, which needs the whole tensor;
-  // verify() does so, given the CRC-32 over all its bytes, if the file has the tensor's.
+  // Fills `out` with the tensor's bytes from byte `first` on, unchecked. To check a tensor that was read in pieces,
+  // pass the CRC-32 over all its bytes to verify(), which does nothing if the file has no checksum for it.
   void read_bytes(const TensorEntry&, int64_t first, std::span<std::byte> out) const;
   bool has_checksum(const TensorEntry&) const;
   void verify(const TensorEntry&, uint32_t crc) const;

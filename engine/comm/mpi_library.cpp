@@ -1,5 +1,5 @@
-// libtriad_mpi.so: mpi_functions.h over the MPI it was built with. MPI handles its errors itself: by default it prints
-// them and ends the run, as intended.
+// libtriad_mpi.so implements mpi_functions.h with the MPI it is linked to. MPI's own error handler prints an error and
+// ends the run, which is what a failed call should do.
 #include <mpi.h>
 
 #include <chrono>

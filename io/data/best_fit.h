@@ -32,7 +32,7 @@ struct Packed {
 // row has padding only if it is closed, or if no documents are left.
 Packed pack_best_fit(std::span<const Piece> documents, const PackingLimits&);
 
-// The max_documents that data.max_documents = 0 means.
+// The limit that data.max_documents = 0 stands for.
 int64_t default_max_documents(int64_t seq_len);
 
 // Rows with packed documents. An epoch deals the documents in shuffled order into groups much larger than a row, each

@@ -44,7 +44,7 @@ struct EncodedPiece {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> learned;  // a byte for each token, 1 if it is learned; empty: all are
   std::string first_masked;      // file and line of the first masked record; empty: there is none
-  bool jsonl = false;            // from a file of JSONL
+  bool jsonl = false;            // whether the file is JSONL
   int64_t skipped = 0;           // lines that are no records (CorpusOptions::skip_bad)
   std::string first_skipped;     // what is wrong with the first one
   int64_t text_bytes = 0;

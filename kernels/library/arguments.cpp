@@ -194,7 +194,8 @@ Tensor Call::tensor(const std::string& name, const triad_nsa_tensor& from, int r
     reject(TRIAD_NSA_ERROR_STRIDE, "{}: strides {} of sizes {}: it has to be contiguous", name,
            numbers(from.stride, rank), numbers(from.size, rank));
   t.data = address(name, from.data, t.dtype, numel);
-  // A workspace is planned from strides, without addresses. So output addresses must suit every kernel.
+  // Planning a workspace chooses kernels by strides, before it knows addresses. So outputs must be aligned as the
+  // strictest kernel needs.
   if (written && strides == Strides::heads && ctx.device.is_cuda() && reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
     reject(TRIAD_NSA_ERROR_ARGUMENT, "{}: data is {}, no multiple of 16 bytes", name,
            static_cast<const void*>(from.data));

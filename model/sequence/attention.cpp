@@ -111,7 +111,7 @@ Documents chunk_documents(Context& ctx, const LayerContext& lc, Scratch::Scope& 
   return documents;
 }
 
-// The rows that an NSA layer exchanges.
+// The rows of keys and values that an NSA layer exchanges with the ranks that share its sequences.
 struct NsaRows {
   RowLists selected, window, edges, blocks, all_blocks;
   RowLists selected_of_first_chunk;  // what the queries of a rank's first chunk see
@@ -222,7 +222,7 @@ class BranchInputs {
   ConstTensor q_;
   KvRows blocks_, selected_, window_;
   RowList windows_;
-  std::vector<Documents> documents_, window_documents_;  // of each chunk's queries
+  std::vector<Documents> documents_, window_documents_;  // tables for each chunk's queries
 };
 
 // Adds addends of the first rows to those of all.

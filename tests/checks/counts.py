@@ -265,7 +265,7 @@ def main():
             all_words += len(WORD.findall(block))
             ofs[f] += len(OF.findall(block))
             line = text.split("\n")[at - 1]
-            if line.split("//")[0].strip() and PREPOSITION.match(block.strip()):
+            if "//" in line and line.split("//")[0].strip() and PREPOSITION.match(block.strip()):
                 lists[trailing].append(f"{f}:{at}: {line.strip()}")
         known_names.update(GENITIVE_NAME.findall(parsed[f][0]))
     all_ofs = sum(ofs.values())

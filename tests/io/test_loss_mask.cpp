@@ -185,7 +185,7 @@ TEST_CASE("mask: rows of packed documents have the targets and counts of brute f
       for (size_t d = 0; d + 1 < row.begins.size(); ++d) {
         const auto begin = tokens.begin() + row.begins[d], end = tokens.begin() + row.begins[d + 1];
         const auto known = std::find_if(begin, end, [](int32_t token) { return token != kEot; });
-        if (known == end) continue;  // padding, or a document cut to its separator
+        if (known == end) continue;  // nothing to check: padding, or a document with only its separator left
         std::vector<int64_t> positions;
         for (auto at = begin; at != end; ++at) positions.push_back(*known - 100 + (at - known));
         check_targets(all, Tokens(targets.begin() + row.begins[d], targets.begin() + row.begins[d + 1]), positions,

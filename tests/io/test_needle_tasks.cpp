@@ -271,8 +271,8 @@ TEST_CASE("needle tasks: training sequences hold all needles at any depth, to th
     CHECK(check_sequence(fixed, middle.tokens, middle.targets, task.pairs) ==
           1 + std::llround(0.5 * static_cast<double>(last - 1)));
 
-    // The fewest tokens in which each statement finds room wherever the others are.
     const int64_t needles = kind == NeedleKind::copy ? 1 : task.pairs;
+    // The shortest sequence in which a statement can be placed however the others are placed.
     task.seq_len = layout.width + (needles * layout.statements - 1) * (2 * layout.width - 1) +
                    task.questions * (layout.prompt + layout.answer);
     const DataSplit dense = needle_data(task, 0);

@@ -10,7 +10,7 @@ namespace triad::test {
 constexpr int64_t kTokens = 310;  // crosses these models' l, d, l_sel and w boundaries many times
 // A model with 2 layers and odd widths.
 ModelConfig config_of(Phi, GateKind, int64_t heads, int64_t groups);
-// The same with a shape that the GPU's fused kernels support. width: head width.
+// Such a model in a shape that the GPU's fused kernels support. width: head width.
 ModelConfig gpu_config(Phi, GateKind, int64_t heads, int64_t groups, int64_t width);
 
 // A model with random weights (norms around 1, the others around 0), a decoder for B sequences, and activations for a

@@ -352,7 +352,8 @@ bool is_initial_file(const std::string& folder, const std::string& name) {
 }
 
 ModelSource find_model(const std::string& path) {
-  // Environment variables that set nsa.* keys (for example, to force a branch) apply to a trained model too.
+  // The config that a checkpoint holds, changed by environment variables for nsa.* keys (to force a branch, say), which
+  // apply to a trained model too.
   const auto source = [](Json config, const std::string& folder, const std::string& file, Json origin) {
     apply_environment(config, "nsa");
     try {

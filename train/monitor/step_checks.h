@@ -23,8 +23,9 @@ class StepChecks {
   // Writes ddp_buckets.txt, the gradient bucket table. With log.diagnostics "buckets" every rank writes its own table,
   // with a row per step and bucket. resumed_at: rows up to this step are kept; nullopt: not a resume.
   void begin_bucket_table(std::optional<int64_t> resumed_at);
-  // Appends a step's rows to this rank's bucket table. If the sums differ between ranks, returns a description, the
-  // same on all ranks; the run must then end, because the ranks' weights would become different.
+  // Appends the checksums of a step's summed gradient buckets to this rank's bucket table. If they differ between
+  // ranks, returns a description, the same on all ranks; the run must then end, because the ranks' weights would
+  // differ.
   std::optional<std::string> buckets(Telemetry&, int64_t step, const BucketTrace::Step&);
 
   // Checks a step for anomalies. The caller fills in the StepHealth except for loss, norm and memory, which are added

@@ -19,7 +19,7 @@ class StepResults {
     double compute = 0;  // micro-steps on the device
     double update = 0;   // norm, step guard and optimizer on the device
     double comm = 0;     // wait for other ranks after this rank's own work
-    double gather = 0;   // from the end of the update until the weights gathered after it have arrived
+    double gather = 0;   // time after the update until the weights gathered then have arrived
   };
   // The device tensors whose values a result holds; empty ones are left out.
   struct Tensors {

@@ -9,7 +9,7 @@ struct LooseValue {
   enum class Ending {
     whole,
     cut,    // the text ends within the value
-    broken  // at `end` is what no such value holds
+    broken  // the text at `end` cannot follow in a value
   };
   Ending ending;
   size_t end;

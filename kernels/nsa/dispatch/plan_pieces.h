@@ -15,7 +15,7 @@ namespace triad::cuda {
 struct ListedWork {
   int64_t B, T, Hq, Hkv, dk, dv, n;
   int64_t blocks, block_keys;  // block ids per row; keys per block
-  bool is_part;                // the queries are a part of a row (RowPart)
+  bool is_part;                // the queries are only some of a sequence's tokens (RowPart)
   bool has_documents;          // the rows are packed
 };
 

@@ -181,8 +181,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       sum[i] *= rescale[i];
       row_max[i] = higher;
     };
-    // Replaces row i's scores by their powers, unless `keep` says that they are powers already. Returns this lane's
-    // share of the powers' sum.
+    // Replaces row i's scores s by exp2(scale * s - minus), unless `keep` says that this is done. Returns this lane's
+    // share of the row's sum.
     const auto exponentiate = [&](int i, float minus, bool keep) {
       float add[2] = {0.0f, 0.0f};
 #pragma unroll

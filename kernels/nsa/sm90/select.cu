@@ -263,7 +263,7 @@ Plan make_plan(const Context& ctx, int64_t queries, int64_t tokens, int64_t dk, 
   p.tokens = packed ? usual : tile_tokens(panels, heads, o, tokens - queries);
   // Chooses the columns per turn that need the least padding; if equal, the one with the fewest turns.
   for (const int64_t columns : {32, 64, 96, 128}) {
-    if (panels == 2 && p.tokens == 16 && columns != 128) continue;  // run() has only this instance
+    if (panels == 2 && p.tokens == 16 && columns != 128) continue;  // run() exists for 128 columns alone here
     const int64_t all = align_up(heads * p.tokens, columns);
     if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
   }

@@ -65,8 +65,8 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
     adamw(ctx, param, rounded ? weights : Tensor{}, t["m"], t["v"], t["grad"], t["norm_squared"], o);
     if (!weights.empty() && !rounded) copy(ctx, weights, param);
   };
-  // Bytes in bf16: three copies, a cast to bf16 if there are weights, and the update. For f32 `triad bench` doubles the
-  // number, which is too high, since the state is then no larger and the update writes no weights.
+  // Bytes moved in bf16: the copies of param, m and v, a cast to bf16 if there are weights, and the update. For f32
+  // `triad bench` doubles these bytes, which is too many, since the state isn't larger then and no weights are written.
   const double elements = static_cast<double>(n);
   const auto width = [](ArgType type) { return type == ArgType::acc ? 4.0 : 2.0; };
   const double state = width(types.param) + width(types.m) + width(types.v);

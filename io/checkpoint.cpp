@@ -146,11 +146,13 @@ std::string begin_checkpoint(const std::string& parent, const std::string& name)
 }
 
 std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary,
-                              const std::string& state) {
+                              const std::string& state, const std::function<void()>& check) {
   const std::string place = join(parent, name);
   sync_tree(temporary);
   write_file_atomically(join(temporary, kStateFile), state);
+  check();
   put_in_place(parent, temporary, place);
+  check();  // the disk may have taken long to sync the folder
   point_latest_at(parent, name);
   return place;
 }

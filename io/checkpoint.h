@@ -24,12 +24,14 @@ inline constexpr const char* kLatest = "latest";
 std::string write_checkpoint(const std::string& parent, const std::string& name,
                              const std::function<std::string(const std::string& folder)>& write);
 
-// write_checkpoint()'s parts, for files that several processes write: begin_checkpoint() makes the temporary folder,
-// and parent, but not the folder around it, and returns its path; finish_checkpoint() adds state.json, puts the folder
-// in place and returns parent/name. drop_checkpoint() removes the temporary folder after an error, and ignores its own.
+// The parts of write_checkpoint(), for files that several processes write: begin_checkpoint() makes the temporary
+// folder, and parent, but not the folder around it, and returns its path; finish_checkpoint() adds state.json, puts the
+// folder in place and returns parent/name; before it changes anything else in parent, it calls check(), which throws if
+// that may not be. drop_checkpoint() removes the temporary folder after an error, and ignores its own.
 std::string begin_checkpoint(const std::string& parent, const std::string& name);
-std::string finish_checkpoint(const std::string& parent, const std::string& name, const std::string& temporary,
-                              const std::string& state);
+std::string finish_checkpoint(
+    const std::string& parent, const std::string& name, const std::string& temporary, const std::string& state,
+    const std::function<void()>& check = [] {});
 void drop_checkpoint(const std::string& temporary);
 
 // Removes a checkpoint. state.json is removed first, and that is synced to disk, so that a removal which a kill or a

@@ -30,6 +30,7 @@ bool FolderLock::take(const std::string& folder) {
   if (status != 0)
     fmt::print(stderr, "triad: {}: cannot be locked ({}), so another process that writes there would not be noticed\n",
                folder, std::strerror(errno));
+  exclusive_ = status == 0;
   file_ = std::move(file);
   return true;
 }

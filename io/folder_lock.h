@@ -16,9 +16,12 @@ class FolderLock {
   // Tries for up to `seconds`, and prints once on stderr which folder it waits for.
   bool take_within(double seconds, const std::string& folder);
   bool held() const { return file_.get() >= 0; }
+  // Whether no other process holds the lock: false of one that is held on a file system without locks.
+  bool exclusive() const { return exclusive_; }
 
  private:
   FileHandle file_;
+  bool exclusive_ = false;
 };
 
 // The process that holds the folder's lock, as " (pid 123)"; "" if /proc/locks does not list it.

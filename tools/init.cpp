@@ -27,21 +27,37 @@ bool is_part_of_model(const std::string& name) {
          name.ends_with(".safetensors") || name.starts_with("pytorch_model") || name == "checkpoints";
 }
 
-// Throws an Error that lists model files in the folder that `triad init` has not made. Its own may be replaced.
-void refuse_others(const std::string& folder) {
+[[noreturn]] void refuse(const std::string& folder, const std::vector<std::string>& others) {
+  fail(
+      "{} holds a model that `triad init` has not made, or which changed since ({}): fresh weights would replace it; "
+      "choose another --out",
+      folder, listed(others));
+}
+
+// Whether a `triad init` that was killed may have left this file: the same tokenizer, or weights, which save_initial()
+// compares with the fresh ones.
+bool may_be_left(const std::string& folder, const std::string& name, const std::vector<Tokenizer::File>& tokenizer) {
+  const std::string path = folder + "/" + name;
+  if (is_link_or_mount(path)) return false;
+  if (name == whole_file_name(kWeightsStem)) return is_own_tensor_file(path);
+  return std::ranges::any_of(tokenizer, [&](const Tokenizer::File& file) {
+    return file.name == name && std::filesystem::is_regular_file(path) && read_file(path) == file.content;
+  });
+}
+
+// Throws an Error that lists the files of a model in the folder that `triad init` has not made. Its own may be
+// replaced.
+void refuse_others(const std::string& folder, const std::vector<Tokenizer::File>& tokenizer) {
   std::vector<std::string> others;
   std::error_code absent;
   for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, absent)) {
     const std::string name = entry.path().filename().string();
-    if (is_part_of_model(name) && !is_initial_file(folder, name)) others.push_back(name);
+    if (is_part_of_model(name) && !is_initial_file(folder, name) && !may_be_left(folder, name, tokenizer))
+      others.push_back(name);
   }
   if (is_huggingface_folder(folder)) others.push_back("config.json");
   std::sort(others.begin(), others.end());
-  if (!others.empty())
-    fail(
-        "{} holds a model that `triad init` has not made, or which changed since ({}): fresh weights would replace it; "
-        "choose another --out",
-        folder, listed(others));
+  if (!others.empty()) refuse(folder, others);
 }
 
 }  // namespace
@@ -60,13 +76,13 @@ void add_init(CLI::App& app) {
   verb->add_option("--out", o->out, "folder to write; only what `triad init` has made there is replaced")->required();
   verb->callback([o] {
     const Config config = load_config(o->config, o->sets).config;
-    refuse_others(o->out);
+    refuse_others(o->out, open_tokenizer(config.data)->files());
     Arena counted = Arena::planned(Device::cpu());
     Params(counted, config.model, {});
     Runtime runtime({.device = Device::cpu(), .arena_bytes = counted.used_bytes()});
     Params params(runtime.arena(), config.model, {});
     params.init(runtime.ctx(), static_cast<uint64_t>(config.train.seed));
-    save_initial(runtime.ctx(), o->out, params, config);
+    if (!save_initial(runtime.ctx(), o->out, params, config)) refuse(o->out, {whole_file_name(kWeightsStem)});
     fmt::print("{}: {} parameters in {} tensors\n", o->out, count_parameters(config.model), params.count());
   });
 }

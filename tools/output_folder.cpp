@@ -1,5 +1,6 @@
 #include "tools/output_folder.h"
 
+#include <fmt/format.h>
 #include <stdio.h>
 
 #include <cerrno>
@@ -22,7 +23,21 @@ namespace {
 // Marks an unfinished folder as one that may be removed.
 constexpr const char* kUnfinished = ".triad_unfinished";
 
-// Removes what killed processes left of this folder: folders with a temporary name and the mark, which no running
+// Removes an unfinished folder, unless a process is writing it. Whatever keeps it from being removed is a warning.
+void remove_unfinished_folder(const std::string& path) {
+  std::error_code unknown;
+  try {
+    FolderLock lock;
+    if (!lock.take(path)) return;
+    if (!lock.exclusive()) fail("{}: is not removed, because it cannot be locked", path);
+    remove_tree(path);
+  } catch (const Error& e) {
+    if (fs::exists(path, unknown))  // else its process has just put it in place, or removed it
+      fmt::print(stderr, "triad: {} (left by a process that was killed, if none is writing it; it stays)\n", e.what());
+  }
+}
+
+// Removes what killed processes have left of this folder: folders of a temporary name with the mark, which no running
 // process has locked.
 void remove_unfinished(const fs::path& out) {
   std::vector<std::string> found;
@@ -34,8 +49,7 @@ void remove_unfinished(const fs::path& out) {
         !is_link_or_mount(path) && fs::is_regular_file(fs::symlink_status(entry.path() / kUnfinished, error)))
       found.push_back(path);
   }
-  for (const std::string& path : found)
-    if (FolderLock lock; lock.take(path)) remove_tree(path);
+  for (const std::string& path : found) remove_unfinished_folder(path);
 }
 
 }  // namespace

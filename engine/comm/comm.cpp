@@ -240,8 +240,8 @@ void Comm::expect_end() {
   barrier("the guards' end");  // a rank may exit once it has passed this barrier
 }
 
-void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {
-  abandon(why, 1, [&] {
+void Comm::fail_together(const std::string& why, int exit_code, const std::function<void()>& last_work) {
+  abandon(why, exit_code, [&] {
     last_work();
     try {
       barrier("the same error");  // a rank exits only when no other rank's guard watches it

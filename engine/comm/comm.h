@@ -129,7 +129,7 @@ class Comm {
   // threads that a slow disk may block.
   [[noreturn]] void abandon(const std::string& why, int exit_code, const std::function<void()>& last_work);
   // As abandon(), for an error that all ranks have: no rank exits before every rank has called its last_work().
-  [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
+  [[noreturn]] void fail_together(const std::string& why, int exit_code, const std::function<void()>& last_work);
 
  protected:
   virtual void do_all_reduce(Tensor, CommCtas) = 0;

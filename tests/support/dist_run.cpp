@@ -1,14 +1,19 @@
 #include "tests/support/dist_run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 
 #include "io/weight_index.h"
 #include "tests/support/test.h"
 
 namespace triad::test {
+
+namespace fs = std::filesystem;
 
 std::string train_args(const std::string& out, const std::string& more) { return train_on(out, "cpu", more); }
 
@@ -19,6 +24,13 @@ std::string run(const std::string& out, int ranks, const std::string& more) {
   INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
   return out;
+}
+
+std::string as_torchrun_would(int rank) {
+  return fmt::format(
+      "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
+      "MASTER_PORT={1}; ",
+      rank, reserved_port());
 }
 
 std::map<std::string, std::vector<float>> tensors(const std::string& path) {
@@ -45,6 +57,14 @@ Difference difference(const std::string& a_path, const std::string& b_path) {
     worst = std::max(worst, std::sqrt(e / std::max(s, 1e-30)));
   }
   return {std::sqrt(error / size), worst};
+}
+
+std::map<std::string, std::string> contents(const std::string& folder) {
+  std::map<std::string, std::string> all;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
+    all[entry.path().lexically_relative(folder).string()] =
+        fs::is_regular_file(entry.symlink_status()) ? read_text(entry.path().string()) : "";
+  return all;
 }
 
 bool same_file(const std::string& a, const std::string& b) {

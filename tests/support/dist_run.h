@@ -23,7 +23,11 @@ std::string train_args(const std::string& out, const std::string& more = "");
 // folder.
 std::string run(const std::string& out, int ranks, const std::string& more = "");
 
-// Tensors by name in a safetensors file, or in several with an index; all must be F32. path: as in WeightIndex.
+// A shell prefix that starts one of two ranks as torchrun would, without torchrun's agent: mpirun itself would end a
+// rank that hangs because the other is gone.
+std::string as_torchrun_would(int rank);
+
+// The tensors of a safetensors file, or of several with an index, by name; all must be F32. path: as in WeightIndex.
 std::map<std::string, std::vector<float>> tensors(const std::string& path);
 
 // Relative difference |a - b| / |a| between two safetensors files: over all elements (all), and in the tensor where
@@ -32,6 +36,9 @@ struct Difference {
   double all = 0, worst = 0;
 };
 Difference difference(const std::string& a_path, const std::string& b_path);
+
+// The files and folders below a folder, by their paths in it: the text of each file.
+std::map<std::string, std::string> contents(const std::string& folder);
 
 bool same_file(const std::string& a, const std::string& b);  // true if the bytes are equal and the file is not empty
 

@@ -1,5 +1,7 @@
-// triad export: which class a model leaves as, its tensors' files, names and bits, the way back through `triad import`,
-// and what is refused. tests/tools/test_huggingface_export.py tests that transformers computes the same.
+// triad export: which class a model leaves as, the files, names and bits of its tensors, the way back through `triad
+// import`, and what is refused. tests/tools/test_huggingface_export.py tests that transformers computes the same.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -332,6 +334,30 @@ TEST_CASE("export: format triad is a checkpoint with the same weights", "[export
   const std::string small = e.folder.file("small");
   run_ok("export " + e.checkpoint + " --format triad --dtype bf16 --out " + small);
   CHECK(SafetensorsFile(small + "/model.safetensors").at("embed.weight").dtype == "BF16");
+}
+
+TEST_CASE("export: what another process may be writing stays, with a warning", "[export]") {
+  const Exported model;
+  const std::string left = model.folder.file("next.tmp.471101234567890123456789");
+  fs::create_directories(left);
+  write_text(left + "/.triad_unfinished", "");
+  const auto stays = [&](const std::string& before, const std::string& why) {
+    const std::string out = model.folder.file("next");
+    const Outcome outcome =
+        triad::test::run_command(before + TRIAD_PROGRAM " export " + model.checkpoint + " --out " + out);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(has(outcome.output, "triad: " + left + ": " + why));
+    CHECK(fs::exists(left + "/.triad_unfinished"));
+    fs::remove_all(out);
+  };
+  stays(triad::test::with_faults("TRIAD_NO_LOCKS=1"), "is not removed, because it cannot be locked");
+  fs::permissions(left, fs::perms::owner_write | fs::perms::owner_exec);
+  stays(geteuid() == 0 ? "setpriv --bounding-set=-dac_override,-dac_read_search,-fowner " : "",
+        "the folder cannot be opened: Permission denied");
+  fs::permissions(left, fs::perms::owner_all);
+  run_ok("export " + model.checkpoint + " --out " + model.folder.file("next"));
+  CHECK_FALSE(fs::exists(left));
 }
 
 TEST_CASE("export: tokenizers and the model card", "[export]") {

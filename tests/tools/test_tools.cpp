@@ -245,7 +245,17 @@ TEST_CASE("tools: init replaces fresh weights, never trained ones", "[tools]") {
   check(into + run + "/checkpoints/step_1", 1, {"step_1", "optimizer.safetensors"});
   fs::remove(run + "/checkpoints/step_1/optimizer.safetensors");
   check(into + run + "/checkpoints/step_1", 1, {"model.safetensors, state.json", "fresh weights would replace it"});
-  // Others' weights: in place of the fresh ones, and in other programs' folders.
+  // What a killed init leaves, weights without state.json, may be repeated: by the same weights alone.
+  const std::string weights = triad::test::read_text(fresh + "/model.safetensors"),
+                    state = triad::test::read_text(fresh + "/state.json");
+  fs::remove(fresh + "/state.json");
+  check(into + fresh + " --set train.seed=77", 1, {fresh, "(model.safetensors)"});
+  CHECK(triad::test::count_files(fresh) == 1);
+  CHECK(triad::test::read_text(fresh + "/model.safetensors") == weights);
+  check(into + fresh, 0, {});
+  CHECK(triad::test::read_text(fresh + "/model.safetensors") == weights);
+  CHECK(triad::test::read_text(fresh + "/state.json") == state);
+  // Others' weights: in place of the fresh ones, and in folders of other programs.
   fs::copy_file(run + "/model.safetensors", fresh + "/model.safetensors", fs::copy_options::overwrite_existing);
   check(into + fresh, 1, {fresh, "(model.safetensors)"});
   for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",

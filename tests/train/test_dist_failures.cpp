@@ -52,14 +52,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Returns a shell prefix that starts one rank (of two) as torchrun would, without torchrun's agent. (mpirun itself
-// would end a rank that hangs because the other is gone.)
-std::string as_torchrun_would(int rank) {
-  return fmt::format(
-      "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
-      "MASTER_PORT={1}; ",
-      rank, reserved_port());
-}
 const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
 
 constexpr Arrangement kArrangements[] = {{2, "--set dist.zero=0"},
@@ -178,6 +170,27 @@ TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all ranks after one step, 
       const std::string last = lines(out + "/ranks/rank_" + rank + ".log").back();
       CHECK(last.find("after step " + std::to_string(state["step"].get<int64_t>())) != std::string::npos);
     }
+  }
+}
+
+TEST_CASE("dist: ranks of which one got the signal end alike when the checkpoint cannot be written", "[dist]") {
+  for (const char* keys : {"--set dist.zero=0 ", "--set dist.zero=1 "}) {
+    const TemporaryFolder folder;
+    const std::string out = folder.file("run"), log = folder.file("log"),
+                      args = train_args(out, kLong + "--set train.save_every=0 " + keys);
+    const std::string limited = "exec timeout -s KILL 300 ";
+    BackgroundProgram first(args, as_torchrun_would(0) + with_faults("TRIAD_FULL_DISK='checkpoints model'") + limited,
+                            log),
+        other(args, as_torchrun_would(1) + limited);
+    const std::vector<int> pids = pids_of(out, 2, 3);
+    kill(pids[1], SIGTERM);
+    CHECK(first.wait() == 128 + SIGTERM);
+    CHECK(other.wait() == 128 + SIGTERM);
+    const std::string text = read_text(log);
+    INFO(keys << text);
+    CHECK(has(text, "No space left on device"));
+    CHECK(has(text, "; the run was stopped by signal 15 after step "));
+    CHECK(has(text, " lost: there is no checkpoint"));
   }
 }
 

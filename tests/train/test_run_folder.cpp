@@ -37,13 +37,6 @@ void wait_for_stop(int pid) {
   FAIL("process " << pid << " does not stop");
 }
 
-std::map<std::string, std::string> contents(const std::string& folder) {
-  std::map<std::string, std::string> all;
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
-    all[entry.path().string()] = entry.is_regular_file() ? read_text(entry.path().string()) : "";
-  return all;
-}
-
 }  // namespace
 
 TEST_CASE("run folder: of two runs in one folder the second ends without changing a file", "[train]") {

@@ -49,10 +49,7 @@ bool has_temporary(const std::string& folder) {
 
 // A shell prefix that starts one rank (of two) as torchrun would, with its own faults.
 std::string as_rank(int rank, const std::string& faults) {
-  return fmt::format(
-      "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
-      "MASTER_PORT={1}; {2} exec timeout -s KILL 200 ",
-      rank, reserved_port(), with_faults(faults));
+  return as_torchrun_would(rank) + with_faults(faults) + "exec timeout -s KILL 200 ";
 }
 
 Outcome train(int ranks, const std::string& out, const std::string& more, const std::string& before = "") {

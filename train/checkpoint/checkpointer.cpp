@@ -41,11 +41,11 @@ std::string name_of(const RunState& state) { return fmt::format("step_{}", state
 
 }  // namespace
 
-Checkpointer::Checkpointer(const Config& config, const Params& params, Device device, std::string parent,
+Checkpointer::Checkpointer(const Config& config, const Params& params, Device device, Place place,
                            std::vector<Tokenizer::File> tokenizer, FilePlan plan, int64_t rank)
     : config_(config),
       params_(params),
-      parent_(std::move(parent)),
+      place_(std::move(place)),
       tokenizer_(std::move(tokenizer)),
       plan_(std::move(plan)),
       rank_(rank),
@@ -67,7 +67,8 @@ void Checkpointer::save(Context& ctx, Optimizer& optimizer, const RunState& stat
     copied_.synchronize();
     began_ = Clock::now();
     if (!temporary_.empty()) return write_files(temporary_);
-    temporary_ = begin_checkpoint(parent_, name_of(state_));
+    place_.check();
+    temporary_ = begin_checkpoint(place_.parent, name_of(state_));
     try {
       write_files(temporary_);
       put_in_place();
@@ -119,8 +120,10 @@ void Checkpointer::put_in_place_with_indices() {
 void Checkpointer::put_in_place() {
   write_tokenizer_files(tokenizer_, temporary_);
   const Json state = state_json(config_, state_, checksums_of_files(temporary_));
-  const std::string folder = finish_checkpoint(parent_, name_of(state_), temporary_, dump_json(state, 2) + "\n");
-  thin_out_checkpoints(parent_, config_.train.keep_last, config_.train.keep_every);
+  const std::string folder =
+      finish_checkpoint(place_.parent, name_of(state_), temporary_, dump_json(state, 2) + "\n", place_.check);
+  place_.check();  // before other checkpoints there are removed
+  thin_out_checkpoints(place_.parent, config_.train.keep_last, config_.train.keep_every);
   written_ = Written{folder, stall_ms_, seconds_since(began_)};
 }
 

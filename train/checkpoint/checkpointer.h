@@ -5,6 +5,7 @@
 #pragma once
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
@@ -21,11 +22,16 @@ namespace triad {
 
 class Checkpointer {
  public:
-  // parent: the folder for checkpoints in the run's folder. tokenizer: files copied into each checkpoint. plan, rank:
-  // this rank writes file number `rank` of the plan. Allocates host memory for three fp32 copies of the file's
-  // parameters; for a GPU the memory is pinned.
-  Checkpointer(const Config&, const Params&, Device, std::string parent, std::vector<Tokenizer::File> tokenizer,
-               FilePlan plan, int64_t rank);
+  // The folder for checkpoints, and what throws Error if nothing may be written or removed there now, because the run's
+  // folder is lost; it is called in the thread.
+  struct Place {
+    std::string parent;
+    std::function<void()> check = [] {};
+  };
+  // tokenizer: files copied into each checkpoint. plan, rank: this rank writes file number `rank` of the plan.
+  // Allocates host memory for three fp32 copies of that file's parameters; for a GPU the memory is pinned.
+  Checkpointer(const Config&, const Params&, Device, Place, std::vector<Tokenizer::File> tokenizer, FilePlan plan,
+               int64_t rank);
 
   struct Written {
     std::string folder;
@@ -35,9 +41,9 @@ class Checkpointer {
   // the previous checkpoint. temporary: the folder from begin_checkpoint(), the same on all ranks; empty if this rank
   // writes the checkpoint alone. With shards the other ranks call Optimizer::gather for each state meanwhile.
   void save(Context&, Optimizer&, const RunState&, const std::string& temporary);
-  // Writes later checkpoints to another folder than `parent`. take() must have returned the previous one.
-  void write_to(std::string parent) { parent_ = std::move(parent); }
-  // Begins to put the checkpoint in place, in the thread. Call on the first rank, after all ranks' threads.
+  // Writes later checkpoints to another place. take() must have returned the previous one.
+  void write_to(Place place) { place_ = std::move(place); }
+  // Begins to put the checkpoint in place, in the thread. Call on the first rank, after the threads of all ranks.
   void publish();
 
   // Waits for the thread, at most this long.
@@ -60,7 +66,7 @@ class Checkpointer {
 
   const Config& config_;
   const Params& params_;
-  std::string parent_;
+  Place place_;
   std::vector<Tokenizer::File> tokenizer_;
   FilePlan plan_;
   int64_t rank_;

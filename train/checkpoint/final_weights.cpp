@@ -25,7 +25,8 @@ FinalFiles final_files(int64_t bytes, bool sharded_weights, int64_t writers) {
 }
 
 void write_weight_files(Context& ctx, const Params& params, Comm& comm, const FinalFiles& how, DType held, DType dtype,
-                        const std::string& folder, const std::function<void(const BucketVisitor&)>& gather) {
+                        const std::string& folder, const std::function<void(const BucketVisitor&)>& gather,
+                        const std::function<void()>& check) {
   constexpr const char* kWhat = "the final weights being written";
   const FilePlan plan(params, how.files);
   for (int64_t first = 0; first < plan.files(); first += how.writers) {
@@ -34,11 +35,14 @@ void write_weight_files(Context& ctx, const Params& params, Comm& comm, const Fi
     const StatePart part(params, writes ? plan.params(file) : ParamRange{}, Device::cpu(), {{held}});
     gather([&](const ElementRange& elements, const Tensor& values) { part.copy(ctx, 0, elements, values); });
     ctx.stream.synchronize();
-    run_on_ranks(
-        comm, writes, [&] { write_part(part, params, kBuffers, folder + "/" + plan.name(kWeightsStem, file), dtype); },
-        kWhat);
+    const auto write = [&] {
+      check();
+      write_part(part, params, kBuffers, folder + "/" + plan.name(kWeightsStem, file), dtype);
+    };
+    run_on_ranks(comm, writes, write, kWhat);
   }
   const auto finish = [&] {
+    check();
     const std::string index = index_file_name(kWeightsStem);
     if (!plan.whole()) write_file_atomically(folder + "/" + index, plan.index(params, kWeightsStem, kBuffers, dtype));
     for (const std::string& path : weight_files_in(folder)) {

@@ -18,9 +18,11 @@ FinalFiles final_files(int64_t bytes, bool sharded_weights, int64_t writers);
 
 // Writes the weights to the folder, in a dtype. Files in another layout, which readers would find first, are removed.
 // gather passes the parameters, in the dtype `held`, to its visitor (Optimizer::gather); it is called once for every
-// `writers` files. Collective: all ranks call it.
-void write_weight_files(Context&, const Params&, Comm&, const FinalFiles&, DType held, DType, const std::string& folder,
-                        const std::function<void(const BucketVisitor&)>& gather);
+// `writers` files. check() is called before each change of the folder, and throws Error if the folder is lost. An error
+// of any rank is thrown as by run_on_ranks() (train/checkpoint/rank_work.h). Collective: all ranks call it.
+void write_weight_files(
+    Context&, const Params&, Comm&, const FinalFiles&, DType held, DType, const std::string& folder,
+    const std::function<void(const BucketVisitor&)>& gather, const std::function<void()>& check = [] {});
 
 // Paths of the weight files in a folder, in any layout, whole or not; the one that makes readers see the weights comes
 // first, so removing or moving them in this order never leaves a model that looks whole.

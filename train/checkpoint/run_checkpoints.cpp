@@ -66,9 +66,12 @@ void RunCheckpoints::check_space() const {
 }
 
 std::unique_ptr<Checkpointer> RunCheckpoints::make_checkpointer() const {
-  return std::make_unique<Checkpointer>(setup_.config, setup_.step.model().params(), setup_.device,
-                                        setup_.folder.checkpoints(), setup_.tokenizer->files(), plan_,
-                                        setup_.comm->rank());
+  return std::make_unique<Checkpointer>(setup_.config, setup_.step.model().params(), setup_.device, own_place(),
+                                        setup_.tokenizer->files(), plan_, setup_.comm->rank());
+}
+
+Checkpointer::Place RunCheckpoints::own_place() const {
+  return {setup_.folder.checkpoints(), [this] { setup_.folder.require(); }};
 }
 
 void RunCheckpoints::save(const RunState& state) {
@@ -76,39 +79,49 @@ void RunCheckpoints::save(const RunState& state) {
   saved_at_ = state.step;
   if (made_.valid()) checkpointer_ = made_.get();
   if (checkpointer_ == nullptr && writes_files()) checkpointer_ = make_checkpointer();
-  start(state, setup_.folder.checkpoints());
+  start(state, own_place());
 }
 
-void RunCheckpoints::start(const RunState& state, const std::string& parent) {
+void RunCheckpoints::start(const RunState& state, const Checkpointer::Place& place) {
   Context& ctx = setup_.runtime->ctx();
   Optimizer& optimizer = setup_.step.optimizer();
-  const std::string temporary = shared() ? begin_shared(state.step, parent) : "";
+  const std::string temporary = shared() ? begin_shared(state.step, place) : "";
   pending_ = shared();
   if (checkpointer_) return checkpointer_->save(ctx, optimizer, state, temporary);
   for (const Optimizer::State which : Optimizer::kStates) optimizer.gather(ctx, which, [](auto&&...) {});
 }
 
-// The first rank makes the folder for all ranks' files.
-std::string RunCheckpoints::begin_shared(int64_t step, const std::string& parent) {
+// The first rank makes the folder for the files of all ranks.
+std::string RunCheckpoints::begin_shared(int64_t step, const Checkpointer::Place& place) {
   std::string name;
-  std::exception_ptr error;
+  std::string why =
+      fmt::format("the checkpoint of step {} is not written: the first rank could not make its folder", step);
   if (setup_.first()) {
     try {
-      const std::string made = begin_checkpoint(parent, fmt::format("step_{}", step));
+      place.check();
+      const std::string made = begin_checkpoint(place.parent, fmt::format("step_{}", step));
       name = std::filesystem::path(made).filename().string();
-    } catch (...) { error = std::current_exception(); }
+    } catch (const std::exception& e) { why = e.what(); }
   }
   name = setup_.comm->all_gather_host_text(name, "the folder of a checkpoint").front();
-  if (error != nullptr) std::rethrow_exception(error);
-  if (name.empty()) fail("the checkpoint of step {} is not written: the first rank could not make its folder", step);
-  return parent + "/" + name;
+  if (name.empty()) throw FailedTogether(why);
+  return place.parent + "/" + name;
 }
 
 void RunCheckpoints::poll(int64_t step) {
   // An error in making it appears now, not at the first save.
   if (made_.valid() && made_.wait_for(milliseconds(0)) == std::future_status::ready) checkpointer_ = made_.get();
-  if (!shared()) return take(step, /*wait=*/false);
+  if (!shared()) return poll_alone(step);
   if (pending_) advance(step, milliseconds(0));
+}
+
+void RunCheckpoints::poll_alone(int64_t step) {
+  // An error is left to wait(), because the other ranks do not take part here.
+  const bool several = setup_.comm->world() > 1;
+  if (several && checkpointer_ && checkpointer_->progress(milliseconds(0)) == WorkState::failed)
+    failed_ = true;
+  else
+    take(step, /*wait=*/false);
 }
 
 void RunCheckpoints::wait(int64_t step) {
@@ -141,8 +154,12 @@ void RunCheckpoints::fail_shared(int64_t step, int64_t rank) {
   pending_ = publishing_ = false;
   if (setup_.first()) checkpointer_->drop();
   setup_.comm->barrier("a failed checkpoint");
-  checkpointer_->take(/*wait=*/true);  // throws this rank's own error
-  fail("the checkpoint of step {} is not written: rank {} could not write its files", step, rank);
+  std::string why =
+      fmt::format("the checkpoint of step {} is not written: rank {} could not write its files", step, rank);
+  try {
+    checkpointer_->take(/*wait=*/true);
+  } catch (const std::exception& e) { why = e.what(); }  // this rank's own error
+  throw FailedTogether(why);
 }
 
 void RunCheckpoints::take(int64_t step, bool wait) {
@@ -162,16 +179,17 @@ std::string RunCheckpoints::rescue(const RunState& state, bool alone) {
   }
   if (!alone) folder = setup_.comm->all_gather_host_text(folder, "the folder for a rescued checkpoint").front();
   if (folder.empty()) fail("{}", why.empty() ? "nothing could be saved by the first rank" : why);
+  const Checkpointer::Place place = {.parent = folder + "/checkpoints"};
   if (made_.valid()) checkpointer_ = made_.get();
   if (checkpointer_ == nullptr && writes_files()) checkpointer_ = make_checkpointer();
   if (checkpointer_ != nullptr) {
     try {
       checkpointer_->take(/*wait=*/true);
     } catch (const std::exception&) {}  // it was written to the lost folder
-    checkpointer_->write_to(folder + "/checkpoints");
+    checkpointer_->write_to(place);
   }
-  publishing_ = false;
-  start(state, folder + "/checkpoints");
+  publishing_ = failed_ = false;
+  start(state, place);
   if (alone)
     take(state.step, /*wait=*/true);
   else
@@ -190,7 +208,8 @@ void RunCheckpoints::write_final_weights() {
                                        shard_count(config, setup_.comm->world()));
   write_weight_files(
       ctx, params, *setup_.comm, files, held, dtype, setup_.folder.path(),
-      [&](const BucketVisitor& visitor) { setup_.step.optimizer().gather(ctx, Optimizer::State::parameter, visitor); });
+      [&](const BucketVisitor& visitor) { setup_.step.optimizer().gather(ctx, Optimizer::State::parameter, visitor); },
+      [&] { setup_.folder.require(); });
 }
 
 }  // namespace triad

@@ -1,6 +1,7 @@
 // RunCheckpoints: writes a run's checkpoints and final weights. Without dist.zero the first rank writes whole files;
 // with it every rank writes its own file, and the first rank puts the checkpoint in place once the last one is written.
-// The ranks learn that from each other where they all call poll(), wait() or save().
+// The ranks learn that from each other where they all call poll(), wait() or save(). If any rank fails to write, all
+// throw FailedTogether.
 #pragma once
 #include <chrono>
 #include <future>
@@ -25,13 +26,16 @@ class RunCheckpoints {
   void begin();
   // Waits until the previous checkpoint is written and begins one. Collective: all ranks call it.
   void save(const RunState&);
-  // If a checkpoint has been completed on disk since the last call, reports it; throws if writing it failed. step:
-  // steps done. Collective: all ranks call it.
+  // If a checkpoint has been completed on disk since the last call, reports it; throws if writing it failed, and all
+  // ranks know that. step: steps done. Collective: all ranks call it.
   void poll(int64_t step);
   // Waits for the pending checkpoint, then reports it as poll() does. Collective: all ranks call it.
   void wait(int64_t step);
   // Whether a checkpoint is being written that all ranks write; the answer is the same on all ranks.
   bool exchanges() const { return pending_; }
+  // Whether a checkpoint that the first rank writes alone has failed, of which the other ranks have not learned yet: it
+  // requests a stop, in which wait() throws on all ranks.
+  bool failed() const { return failed_; }
   bool saved(int64_t step) const { return saved_at_ == step; }
   // Writes the final weights. Collective: all ranks call it.
   void write_final_weights();
@@ -52,10 +56,12 @@ class RunCheckpoints {
   int64_t bytes() const;
   void check_space() const;
   std::unique_ptr<Checkpointer> make_checkpointer() const;
-  void start(const RunState&, const std::string& parent);
-  std::string begin_shared(int64_t step, const std::string& parent);
+  Checkpointer::Place own_place() const;
+  void start(const RunState&, const Checkpointer::Place&);
+  std::string begin_shared(int64_t step, const Checkpointer::Place&);
   void advance(int64_t step, std::chrono::milliseconds wait);
   [[noreturn]] void fail_shared(int64_t step, int64_t rank);
+  void poll_alone(int64_t step);
   void take(int64_t step, bool wait);
 
   RunSetup& setup_;
@@ -64,6 +70,7 @@ class RunCheckpoints {
   std::unique_ptr<Checkpointer> checkpointer_;       // present on the ranks that write
   std::future<std::unique_ptr<Checkpointer>> made_;  // the same while it is being made
   std::optional<int64_t> saved_at_;                  // the newest checkpoint's step in this run's folder
+  bool failed_ = false;
   // A checkpoint that several ranks write: pending until it is in place; publishing once all files are written.
   bool pending_ = false, publishing_ = false;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <regex>
 #include <span>
@@ -52,9 +53,12 @@ bool is_edited_config(const std::string& path) {
 }
 
 bool is_env(const std::string& path) {
-  return !object_with(path, {"build", "libraries", "device", "world", "environment"}).is_null();
+  return !object_with(path, {"build", "kernel", "device", "environment"}).is_null();  // as the first version had them
 }
 bool is_metrics(const std::string& path) { return !object_with(path, {"step", "train_loss"}).is_null(); }
+
+// What the head of a rank's ranks/rank_R_collectives.csv has (engine/comm/comm_guard.cpp).
+constexpr const char* kCollectivesHeader = "number,what,bytes";
 
 // Files that are recognised by their first bytes: those with this name hold one of these words, at the beginning if
 // `first` is set.
@@ -77,21 +81,20 @@ const std::vector<Known>& known_files() {
       {std::regex("needle(_(queries|variables|counting|copy))?\\.csv"), true, {"length,depth,samples"}},
       {std::regex("needle(_(queries|variables|counting|copy))?\\.svg"), false, {"style=\"max-width:"}},
       {std::regex("dtypes_report\\.txt"), true, {"role "}},
-      {std::regex("opt_state_mb\\.txt"), false, {"\n\nmoments of "}},
+      {std::regex("opt_state_mb\\.txt"), false, {"\n\nmoments of ", "\n\nAdamW's moments of "}},
       {std::regex("all_missing_params\\.txt"), false, {": arrived="}},
       {std::regex("heartbeat_rank\\d+\\.jsonl"), false, {"\"ts\":"}},
       {std::regex("stackdump_rank\\d+_\\d+\\.txt"), false, {"\nwhy: "}},
       {std::regex("traces\\.log"), false, {": backward of its first micro-step"}},
+      {std::regex("ddp_buckets(_rank\\d+)?\\.txt"), false, {"\nbucket,elements,mib"}},
+      {std::regex("\\.anomaly_type"),
+       true,
+       {"throughput_flat\n", "loss_plateau\n", "host_memory_creep\n", "device_memory_creep\n", "gate_collapse\n",
+        "gate_dead\n", "zero_gradients\n", "hung\n"}},
       {std::regex("mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.txt"), false, {"memory summary"}},
       {std::regex("mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.json"), false, {"\"allocation.all.current\""}},
       {std::regex("mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.pickle"), true, {"\x80\x02"}}};
   return kAll;
-}
-
-// Files without a typical content, which are recognised only by env.json in the same folder.
-bool is_marked_name(const std::string& name) {
-  static const std::regex kNames("\\.anomaly_type|ddp_buckets(_rank\\d+)?\\.txt");
-  return std::regex_match(name, kNames);
 }
 
 // One folder's files.
@@ -106,7 +109,7 @@ class Files {
     static const std::regex kJson("(config|env|metrics)\\.json");
     const auto matches = [&](const Known& known) { return std::regex_match(name, known.name); };
     return std::regex_match(name, kJson) || is_tokenizer_file_name(name) || is_tensor_file_name(name, kWeightsStem) ||
-           is_marked_name(name) || std::ranges::any_of(known_files(), matches);
+           std::ranges::any_of(known_files(), matches);
   }
 
   bool is_own(const std::string& name) const {
@@ -119,7 +122,6 @@ class Files {
     if (name == "metrics.json") return is_metrics(path);
     if (is_tokenizer_file_name(name)) return is_own_tokenizer(name);
     if (is_tensor_file_name(name, kWeightsStem)) return is_own_tensor_file(path);
-    if (is_marked_name(name)) return marked();
     const std::string head = head_of(path);
     for (const Known& known : known_files())
       if (std::regex_match(name, known.name))
@@ -207,12 +209,23 @@ class Checkpoints {
     const Files files(folder);
     for (const std::string& name : names_in(folder)) {
       const std::string path = files.at(name);
-      if (is_folder(path) || fs::is_symlink(fs::symlink_status(path)))
+      if (is_moved_link(name, path))
+        own_.push_back(path);
+      else if (is_folder(path) || fs::is_symlink(fs::symlink_status(path)))
         add(path, foreign_in_checkpoint(path));
       else
         add(path, files.is_own(name) ? std::vector<std::string>{} : std::vector{path});
     }
     found_.folders.push_back(folder);
+  }
+
+  // Whether set_aside() has made this link, in place of one that the user had made in `checkpoints`. It can be removed;
+  // what it leads to stays.
+  static bool is_moved_link(const std::string& name, const std::string& path) {
+    static const std::regex kStep("step_\\d+");
+    std::error_code error;
+    const fs::path target = fs::read_symlink(path, error);
+    return !error && target.is_absolute() && (std::regex_match(name, kStep) || name == "latest");
   }
 
   void latest(const std::string& parent, const std::string& path) {
@@ -223,14 +236,19 @@ class Checkpoints {
   std::vector<std::string> own_;
 };
 
+// Whether a run has made a file in ranks/. A log is known only by env.json.
+bool is_own_of_rank(const Files& files, const std::string& path) {
+  if (!is_file(path) || is_link_or_mount(path)) return false;
+  return files.marked() || is_empty_file(path) || head_of(path).find(kCollectivesHeader) != std::string::npos;
+}
+
 void list_ranks(RunFiles& found, const Files& files) {
   static const std::regex kNames("rank_\\d+(\\.log|_collectives\\.csv)");
   const std::string folder = files.at("ranks");
   for (const std::string& name : names_in(folder)) {
     const std::string path = folder + "/" + name;
     if (!std::regex_match(name, kNames)) continue;
-    const bool own = is_file(path) && !is_link_or_mount(path) && (files.marked() || is_empty_file(path));
-    (own ? found.own : found.foreign).push_back(path);
+    (is_own_of_rank(files, path) ? found.own : found.foreign).push_back(path);
   }
 }
 
@@ -290,11 +308,14 @@ std::vector<std::string> in_way_of_resume(const std::string& folder) {
   std::vector<std::string> foreign;
   const Files files(folder);
   for (const std::string& name : names_in(folder)) {
-    const bool replaced = name == "config.json" || name == "env.json" || name == "metrics.json" ||
-                          is_tokenizer_file_name(name) || is_tensor_file_name(name, kWeightsStem);
     const bool edited = name == "config.json" && is_edited_config(files.at(name));
-    if (replaced && !edited && !files.is_own(name)) foreign.push_back(files.at(name));
+    if (Files::is_name(name) && !edited && !files.is_own(name)) foreign.push_back(files.at(name));
   }
+  // A rank's log, without env.json, may be a run's or not: a resume appends to it, and replaces nothing.
+  RunFiles ranks;
+  list_ranks(ranks, files);
+  std::ranges::copy_if(ranks.foreign, std::back_inserter(foreign),
+                       [](const std::string& path) { return path.ends_with(".csv"); });
   return foreign;
 }
 

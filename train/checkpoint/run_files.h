@@ -18,8 +18,8 @@ struct RunFiles {
 // What a new run would remove, and what is in its way. A file is known by its content, and where that is not enough
 // (logs, the tokenizer) by env.json in the same folder, which a run writes first.
 RunFiles list_run_files(const std::string& folder);
-// Files in a resume's way, which replaces fewer files: config.json, env.json, metrics.json, the tokenizer and final
-// weights. A config.json may have been edited by hand.
+// The files in the way of a resume: all those of a run's names that a run has not made, because a resume replaces or
+// shortens some, and appends to others. A config.json may have been edited by hand.
 std::vector<std::string> in_way_of_resume(const std::string& folder);
 // Whether a run has made the file by this name.
 bool is_own_run_file(const std::string& folder, const std::string& name);

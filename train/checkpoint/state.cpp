@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "engine/check.h"
@@ -326,18 +327,47 @@ std::string initial_sum(const std::string& path) {
   return content_checksum(sums);
 }
 
+bool have_same_bytes(const std::string& a_path, const std::string& b_path) {
+  constexpr int64_t kBytes = int64_t{1} << 20;
+  const InputFile a(a_path), b(b_path);
+  if (a.size() != b.size()) return false;
+  for (int64_t at = 0; at < a.size(); at += kBytes)
+    if (a.text(at, kBytes) != b.text(at, kBytes)) return false;
+  return true;
+}
+
+// Whether the file is what save_weights() would write.
+bool holds_weights(Context& ctx, const Params& params, const std::string& path) {
+  const std::string compared = temporary_name(path);
+  save_weights(ctx, params, compared);
+  try {
+    const bool same = have_same_bytes(compared, path);
+    remove_tree(compared);
+    return same;
+  } catch (...) {
+    remove_tree(compared);
+    throw;
+  }
+}
+
 }  // namespace
 
-void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
+bool save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
-  const std::string weights = whole_file_name(kWeightsStem);
-  save_weights(ctx, params, folder + "/" + weights);
+  const std::string weights = whole_file_name(kWeightsStem), path = folder + "/" + weights;
+  std::error_code unknown;
+  if (fs::exists(fs::symlink_status(path, unknown)) && !is_initial_file(folder, weights)) {
+    if (!holds_weights(ctx, params, path)) return false;
+  } else {
+    save_weights(ctx, params, path);
+  }
   const std::vector<Tokenizer::File> tokenizer = open_tokenizer(config.data)->files();
   write_tokenizer_files(tokenizer, folder);
   Json state = state_json(config, {});
   state[kInitial][weights] = initial_sum(folder + "/" + weights);
   for (const Tokenizer::File& file : tokenizer) state[kInitial][file.name] = content_checksum(file.content);
   write_file_atomically(folder + "/" + kStateFile, dump_json(state, 2) + "\n");
+  return true;
 }
 
 bool is_initial_file(const std::string& folder, const std::string& name) {

@@ -78,9 +78,11 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 // The keys in which two configs differ, a line each: "train.lr 1e-3 -> 2e-3".
 std::vector<std::string> differences(const Config& before, const Config& now);
 
-// `triad init`: a folder with model.safetensors, state.json and the tokenizer. state.json has a checksum for each.
-void save_initial(Context&, const std::string& folder, const Params&, const Config&);
-// Whether save_initial() has written the file by this name, and nothing has changed it since.
+// `triad init`: a folder with model.safetensors, state.json and the tokenizer. state.json, the last of them, has a
+// checksum of each. Returns false, and changes nothing, if the folder holds other weights: neither is_initial_file()
+// nor with the bytes of these, as a killed `triad init` leaves them.
+bool save_initial(Context&, const std::string& folder, const Params&, const Config&);
+// Whether save_initial() has written the file of this name, and nothing has changed it since.
 bool is_initial_file(const std::string& folder, const std::string& name);
 
 // Finds a model: a checkpoint or `triad init`'s folder (with state.json), a finished run's folder (with config.json and

@@ -178,7 +178,7 @@ MemorySnapshot MemoryReport::snapshot(const std::string& when) const {
 }
 
 void MemoryReport::write_snapshot(const std::string& when) const {
-  write_memory_snapshot(folder_.file(""), suffix(comm_), snapshot(when));
+  write_memory_snapshot(folder_.file(""), suffix(comm_), snapshot(when), [&] { folder_.require(); });
 }
 
 void MemoryReport::write_oom(const OutOfMemory& e) const {
@@ -229,14 +229,19 @@ void MemoryReport::write_tables() const {
   write_file_atomically(folder_.file("dtypes_report.txt"), text);
 }
 
-void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot& s) {
+void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot& s,
+                           const std::function<void()>& check) {
   // The main thread and the watchdog would otherwise use the same temporary file names at the same time.
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const std::string path = fmt::format("{}/mem_{}{}.", folder, s.when, suffix);
-  write_file_atomically(path + "txt", memory_summary(s));
-  write_file_atomically(path + "json", dump_json(memory_stats(s), 1) + "\n");
-  write_file_atomically(path + "pickle", memory_pickle(s));
+  const auto write = [&](const char* extension, const std::string& text) {
+    check();
+    write_file_atomically(path + extension, text);
+  };
+  write("txt", memory_summary(s));
+  write("json", dump_json(memory_stats(s), 1) + "\n");
+  write("pickle", memory_pickle(s));
 }
 
 }  // namespace triad

@@ -2,6 +2,7 @@
 // dtypes_report.txt. Sizes come from allocations that the host has recorded; the device is queried only for its total
 // memory in use.
 #pragma once
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,7 +70,10 @@ class MemoryReport {
   std::vector<MemorySnapshot::Block> blocks_;  // one per tensor in the arena; constant, because the arena is sealed
 };
 
-// Writes a snapshot's three files: FOLDER/mem_{when}{suffix}.{txt,json,pickle}.
-void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot&);
+// Writes the three files of a snapshot: FOLDER/mem_{when}{suffix}.{txt,json,pickle}. check() is called before each, and
+// throws Error if the folder may not be written now.
+void write_memory_snapshot(
+    const std::string& folder, const std::string& suffix, const MemorySnapshot&,
+    const std::function<void()>& check = [] {});
 
 }  // namespace triad

@@ -15,9 +15,14 @@ namespace {
 
 void sample_selection(RunSetup& run, int64_t step) {
   if (!run.config.log.stats || !run.config.model.has_nsa()) return;
-  if (run.folder.lost()) return;  // lost during evaluation; the trainer finds it before the next write
   const Json sample = selection_sample(run.runtime->ctx(), run.step.activations(), run.config.model, step);
-  write_file_atomically(run.folder.file(kSelectionSample), dump_json(sample, -1) + "\n");
+  try {
+    run.folder.require();
+    write_file_atomically(run.folder.file(kSelectionSample), dump_json(sample, -1) + "\n");
+  } catch (const Error&) {
+    // Lost during the evaluation: the other ranks are in it, and the trainer finds this before the next write.
+    if (!run.folder.lost_after_failure()) throw;
+  }
 }
 
 }  // namespace

@@ -32,18 +32,22 @@ bool StopPolicy::requested(bool anomaly) const {
   return stop_signal() != 0 || anomaly || (setup_.first() && (setup_.folder.halt_requested() || setup_.folder.lost()));
 }
 
+void StopPolicy::exchange_signals() {
+  const std::vector<int> all = setup_.comm->all_gather_host(stop_signal(), "the signals that stop the run");
+  const auto first = std::ranges::find_if(all, [](int number) { return number != 0; });
+  signal_ = first == all.end() ? 0 : *first;
+}
+
 void StopPolicy::consume_halt() {
-  halted_ = setup_.first() && setup_.folder.halt_requested();
-  if (halted_) setup_.folder.clear_halt();
+  if (setup_.first() && setup_.folder.halt_requested()) setup_.folder.clear_halt();
 }
 
 StopPolicy::Reason StopPolicy::reason(bool own_anomaly) const {
   const std::vector<char> anomalies = setup_.comm->all_gather_host(char{own_anomaly}, "why the run stops");
   const bool anomaly = std::count(anomalies.begin(), anomalies.end(), 1) > 0;
-  return {anomaly              ? "an anomaly, which .anomaly_type names"
-          : stop_signal() != 0 ? fmt::format("signal {}", stop_signal())
-          : halted_            ? ".HALT"
-                               : "another rank's signal or .HALT",
+  return {anomaly        ? "an anomaly, which .anomaly_type names"
+          : signal_ != 0 ? fmt::format("signal {}", signal_)
+                         : ".HALT",
           anomaly};
 }
 
@@ -55,9 +59,9 @@ void abandon(RunSetup& run, RunCheckpoints* checkpoints, const char* why, int ex
   });
 }
 
-void fail_together(RunSetup& run, RunCheckpoints& checkpoints, int64_t step, const std::string& why) {
+void fail_together(RunSetup& run, RunCheckpoints& checkpoints, int64_t step, const std::string& why, int exit_code) {
   begin_end(run);
-  run.comm->fail_together(why, [&] { finish_checkpoint(run, [&] { checkpoints.wait(step); }); });
+  run.comm->fail_together(why, exit_code, [&] { finish_checkpoint(run, [&] { checkpoints.wait(step); }); });
 }
 
 }  // namespace triad

@@ -1,8 +1,8 @@
-// Three ways in which a run ends before it is complete. Orderly stop, requested on any rank by a signal, by the file
-// .HALT, or by an anomaly with log.on_anomaly stop: all ranks stop after the same step, with a checkpoint; StopPolicy
-// decides when, and why. A run whose folder is lost stops in the same way, but saves elsewhere and fails. One rank
-// fails with an exception: abandon() prints it and ends the process. All ranks fail with an error that they detect in
-// the same step: fail_together() ends them together.
+// Three ways in which a run ends before it is complete. Orderly stop, requested on any rank by a signal, by the
+// file .HALT, or by an anomaly with log.on_anomaly stop: all ranks stop after the same step, with a checkpoint;
+// StopPolicy decides when, and why. A run whose folder is lost stops in the same way, but saves elsewhere and fails.
+// One rank fails with an exception: abandon() prints it and ends the process. All ranks fail with an error that they
+// detect in the same step, or learn of together (FailedTogether): fail_together() ends them with one exit code.
 #pragma once
 #include <fmt/format.h>
 
@@ -26,6 +26,10 @@ class StopPolicy {
   void settled(const TrainStep::Result& result) { agreed_ = agreed_ || result.stop; }
   // Whether the run stops now; the answer is the same on all ranks.
   bool stops(bool anomaly) const { return setup_.comm->world() == 1 ? requested(anomaly) : agreed_; }
+  // Call when the run stops, before its checkpoint: exchanges the signals that the ranks have received, so that all
+  // of them end alike. Collective: all ranks call it.
+  void exchange_signals();
+  int signal() const { return signal_; }  // that has stopped the run, whichever rank received it; 0: none
   // Removes the file .HALT; called when the run stops.
   void consume_halt();
 
@@ -37,14 +41,15 @@ class StopPolicy {
 
  private:
   const RunSetup& setup_;
-  bool agreed_ = false, halted_ = false;
+  bool agreed_ = false;
+  int signal_ = 0;
 };
 
 // Prints why the run fails, waits for this rank's pending checkpoint, at most dist.timeout_s, and ends the process.
 // checkpoints: may be null.
 [[noreturn]] void abandon(RunSetup&, RunCheckpoints* checkpoints, const char* why, int exit_code);
 // Ends the run as abandon() does, but called by all ranks, which wait for each other first. step: steps done.
-[[noreturn]] void fail_together(RunSetup&, RunCheckpoints&, int64_t step, const std::string& why);
+[[noreturn]] void fail_together(RunSetup&, RunCheckpoints&, int64_t step, const std::string& why, int exit_code = 1);
 
 // Runs extra reporting, work(), about an error that ends the run. If work() throws too, prints that error, so that the
 // first one is not hidden.

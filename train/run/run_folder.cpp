@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <regex>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "engine/check.h"
@@ -49,7 +51,11 @@ void remove_run(const RunFiles& files) {
   for (const std::string& folder : files.folders) ::rmdir(folder.c_str());
 }
 
-// The selection sample's step in a file; -1 if the file does not exist; the largest integer if it is damaged.
+bool is_absent(const std::string& path) {
+  return access(path.c_str(), F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR);
+}
+
+// The step of the selection sample in a file; -1 if the file does not exist; the largest integer if it is damaged.
 int64_t selection_sample_step(const std::string& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown)) return -1;
@@ -179,9 +185,11 @@ void RunFolder::hold(const std::string& run_id) {
   held_ = FileHandle(::open(path_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (held_.get() < 0) fail("log.out_dir {} cannot be opened: {}", path_, std::strerror(errno));
   run_id_ = run_id;
+  has_env_ = !is_absent(file("env.json"));
 }
 
 bool RunFolder::lost() const {
+  const std::lock_guard lock(mutex_);
   struct stat own {
   }, now{};
   if (held_.get() < 0 || ::fstat(held_.get(), &own) != 0) return false;
@@ -189,7 +197,7 @@ bool RunFolder::lost() const {
   if (own.st_dev != now.st_dev || own.st_ino != now.st_ino) return true;
   // The folder is the same one, but its files may be another run's.
   const std::string env = file("env.json");
-  if (::stat(env.c_str(), &now) != 0) return false;
+  if (::stat(env.c_str(), &now) != 0) return has_env_ && is_absent(env) && is_absent(file("config.json"));
   const std::pair<uint64_t, int64_t> found = {now.st_ino,
                                               int64_t{now.st_mtim.tv_sec} * 1'000'000'000 + now.st_mtim.tv_nsec};
   if (found == known_env_) return false;
@@ -201,13 +209,32 @@ bool RunFolder::lost() const {
   return false;
 }
 
+bool RunFolder::lost_after_failure() const {
+  if (held_.get() < 0) return false;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (!lost() && !(has_env_ && is_absent(file("env.json")))) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
+std::string RunFolder::lost_text() const {
+  return fmt::format("log.out_dir {} is not this run's folder any more: {}", path_, whereabouts());
+}
+
+void RunFolder::require() const {
+  if (lost()) fail("{}", lost_text());
+}
+
 std::string RunFolder::whereabouts() const {
   std::error_code error;
   const std::string link = fmt::format("/proc/self/fd/{}", held_.get());
   const std::string now = fs::read_symlink(link, error).string();
   struct stat info {};
   const bool there = fs::exists(path_, error);
-  if (there && is_same(path_, link)) return "the files in it are another run's";
+  if (there && is_same(path_, link))
+    return fs::exists(file("env.json"), error) ? "the files in it are another run's" : "its files are being removed";
   const bool removed = now.empty() || (::fstat(held_.get(), &info) == 0 && info.st_nlink == 0);
   return (removed ? std::string("it was removed") : "it is now " + now) +
          (there ? ", and another folder is in its place" : "");

@@ -2,6 +2,7 @@
 // locks the folder.
 #pragma once
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,11 +50,16 @@ class RunFolder {
   std::string rewind(int64_t step) const;
 
   // From here on, lost() compares the folder with the one that is at path() now. run_id: what env.json in it holds
-  // under kRunId.
+  // under kRunId. Each rank holds the folder.
   void hold(const std::string& run_id);
-  // Whether path() leads to this run's folder no more: the folder was moved, removed or replaced by another run's.
+  // Whether path() leads to this run's folder no more: the folder was moved, removed or replaced by another run's. One
+  // whose env.json and config.json are gone counts as removed: rm -r leaves it if the run has made a file in the
+  // meantime. May be called from any thread.
   bool lost() const;
-  std::string whereabouts() const;  // where a lost folder is, for a message
+  // The same after a write in it has failed: env.json alone may be gone so far, or not yet, so this waits a second.
+  bool lost_after_failure() const;
+  std::string lost_text() const;  // why a lost folder is, for a message
+  void require() const;           // throws Error with that text if the folder is lost
   // Makes a new folder next to this one, or where that fails in the current or the temporary folder; for what a run
   // whose folder is lost saves. Returns its path.
   std::string make_rescue_folder() const;
@@ -65,10 +71,14 @@ class RunFolder {
   void clear_halt() const;
 
  private:
+  std::string whereabouts() const;  // of a lost folder
+
   std::string path_;
   FileHandle held_;  // keeps the folder's inode number, by which it is recognised, from being used again
   std::string run_id_;
-  mutable std::pair<uint64_t, int64_t> known_env_;  // inode and time of the last env.json read
+  bool has_env_ = false;                            // env.json was in the folder, as this rank saw it, when it was held
+  mutable std::mutex mutex_;                        // guards known_env_
+  mutable std::pair<uint64_t, int64_t> known_env_;  // inode and time of the env.json that was read last
 };
 
 inline constexpr const char* kRunId = "run";  // the key in env.json

@@ -276,6 +276,7 @@ void RunReporter::stopped(int64_t step, const std::string& why) {
 
 void RunReporter::write_metrics(const RunState& state, double seconds) {
   if (!setup_.first()) return;
+  setup_.folder.require();
   const auto tokens = static_cast<double>(state.tokens - setup_.initial_state.tokens);
   Json metrics = {{"step", state.step},
                   {"train_loss", last_loss_},

@@ -67,19 +67,21 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
 }
 
 std::string RunSetup::write_initial_files() {
+  std::string run_id;
   if (first()) {
     make_folders(folder.file("ranks"));
     // The first file, because it marks the folder's other files as a run's (train/checkpoint/run_files.h).
     std::random_device draw;
     Json env = environment_report(device, *comm, request.build);
-    env[kRunId] = fmt::format("{:08x}{:08x}", draw(), draw());
+    run_id = fmt::format("{:08x}{:08x}", draw(), draw());
+    env[kRunId] = run_id;
     env[kTokenizerSums] = Json::object();
     for (const Tokenizer::File& file : tokenizer->files())
       env[kTokenizerSums][file.name] = content_checksum(file.content);
     write_file_atomically(folder.file("env.json"), dump_json(env, 2) + "\n");
-    folder.hold(env[kRunId]);
   }
-  comm->barrier("the run's folder");  // the first rank has prepared the folder
+  // After this the first rank has prepared the folder.
+  folder.hold(comm->all_gather_host_text(run_id, "the run's folder").front());
   comm->record_collectives(folder.file(fmt::format("ranks/rank_{}_collectives.csv", comm->rank())));
   if (!first()) return "";
   std::string set_aside = resumed() ? folder.rewind(initial_state.step) : "";

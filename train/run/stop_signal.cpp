@@ -87,7 +87,7 @@ void on_stop_signal(int number) {
   const int before = received.fetch_or(own);
   if ((before & ends) != 0) {
     if (kAcknowledge) say_what_is_lost();
-    _exit(stopped_exit_code());
+    _exit(stopped_exit_code(number));
   }
   if (number == SIGINT && (before & kTerm) != 0) received |= kTermThenInt;
   if (kAcknowledge && (before & own) == 0) acknowledge_signal();
@@ -124,7 +124,7 @@ void await_stop_signals(bool acknowledge, const std::string& launcher, const std
 }
 
 int stop_signal() { return last_signal; }
-int stopped_exit_code() { return 128 + last_signal; }
+int stopped_exit_code(int signal) { return 128 + signal; }
 void step_begins(int64_t step) { step_under_way = step; }
 void checkpoint_is_whole(int64_t step) { whole_checkpoint = step; }
 std::optional<int64_t> last_whole_checkpoint() {

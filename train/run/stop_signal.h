@@ -13,8 +13,8 @@ namespace triad {
 // only. launcher: LaunchEnv's. A process without one promises the checkpoint; under a launcher, which may kill it after
 // a time that it cannot know, it says so, and how to stop in time.
 void await_stop_signals(bool acknowledge, const std::string& launcher, const std::string& run_folder);
-int stop_signal();        // the last signal received; 0: none
-int stopped_exit_code();  // 128 + stop_signal(), as in a shell: for a process whose steps a signal loses
+int stop_signal();                  // the last signal received; 0: none
+int stopped_exit_code(int signal);  // 128 + signal, as in a shell: for a process whose steps a signal loses
 // For the messages: the step that is under way, and the newest checkpoint's step that is whole on disk.
 void step_begins(int64_t step);
 void checkpoint_is_whole(int64_t step);

@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "engine/process/progress.h"
+#include "train/checkpoint/rank_work.h"
 #include "train/checkpoint/run_checkpoints.h"
 #include "train/run/cpu_advice.h"
 #include "train/run/evaluation.h"
@@ -48,32 +49,48 @@ class Trainer {
       throw;
     } catch (const FolderLost& e) {
       fail_together(setup_, *checkpoints_, state().step, rescue(e.what(), /*alone=*/false));
-    } catch (const std::exception& e) {  // a write may have failed because the folder was lost just before
-      if (!checkpoints_ || !checkpoints_->rescues_alone() || !setup_.folder.lost()) throw;
-      while (queue_.queued() > 0) queue_.settle();
-      fail("{}", rescue(fmt::format("{}. {}", e.what(), lost_text()), /*alone=*/true));
+    } catch (const FailedTogether& e) { fail_all_ranks(e.what()); } catch (const std::exception& e) {
+      if (!checkpoints_ || !checkpoints_->rescues_alone() || !is_lost_after_failure()) throw;
+      finish_steps();
+      fail("{}", rescue(setup_.folder.lost_text(), /*alone=*/true));
     }
   }
 
-  // Ends the run after an error. If a signal has stopped it and the error keeps its checkpoint from being written, the
-  // signal has lost steps, which the message and the exit code say.
-  [[noreturn]] void fail_run(std::string why) {
-    const int64_t lost = state().step - last_whole_checkpoint().value_or(0);
-    if (!stopping_ || (setup_.first() && lost <= 0)) abandon(setup_, checkpoints(), why.c_str(), 1);
-    if (setup_.first())
-      why += fmt::format("; the run was stopped by signal {} after step {}, and {} {} lost: {}", stop_signal(),
-                         state().step, counted(lost, "step"), lost == 1 ? "is" : "are", whole_checkpoint_text());
-    abandon(setup_, checkpoints(), why.c_str(), stopped_exit_code());
+  // Ends the run after an error that all ranks have thrown together: with a rescue if the folder is lost, because the
+  // write may have failed for that reason, and with the first rank's exit code on all.
+  [[noreturn]] void fail_all_ranks(const std::string& why) {
+    const std::string lost =
+        first_text([&] { return setup_.folder.lost_after_failure() ? setup_.folder.lost_text() : std::string(); });
+    if (!lost.empty()) {
+      finish_steps();
+      fail_together(setup_, *checkpoints_, state().step, rescue(lost, /*alone=*/false));
+    }
+    const int code = setup_.comm->all_gather_host(exit_code(), "the exit code").front();
+    fail_together(setup_, *checkpoints_, state().step, with_lost_steps(why), code);
+  }
+
+  // Ends the run after an error of this rank.
+  [[noreturn]] void fail_run(const std::string& why) {
+    abandon(setup_, checkpoints(), with_lost_steps(why).c_str(), exit_code());
+  }
+
+  // If a signal has stopped the run and an error keeps its checkpoint from being written, the signal has lost steps,
+  // which the message and the exit code say. Only the first rank knows their number.
+  int64_t lost_steps() const { return state().step - last_whole_checkpoint().value_or(0); }
+  int exit_code() const {
+    const bool saved = setup_.first() && lost_steps() <= 0;
+    return stop_.signal() == 0 || saved ? 1 : stopped_exit_code(stop_.signal());
+  }
+  std::string with_lost_steps(const std::string& why) const {
+    if (!setup_.first() || exit_code() == 1) return why;
+    const int64_t lost = lost_steps();
+    return fmt::format("{}; the run was stopped by signal {} after step {}, and {} {} lost: {}", why, stop_.signal(),
+                       state().step, counted(lost, "step"), lost == 1 ? "is" : "are", whole_checkpoint_text());
   }
 
   static std::string whole_checkpoint_text() {
     const std::optional<int64_t> whole = last_whole_checkpoint();
     return whole ? fmt::format("the last whole checkpoint is that of step {}", *whole) : "there is no checkpoint";
-  }
-
-  std::string lost_text() const {
-    return fmt::format("log.out_dir {} is not this run's folder any more: {}", config_.log.out_dir,
-                       setup_.folder.whereabouts());
   }
 
   // Saves what a run whose folder is lost has trained. Returns why the run fails, and where that is.
@@ -87,11 +104,29 @@ class Trainer {
 
   // Throws FolderLost if the run's folder is lost. Collective: all ranks call it, before they write to paths in it.
   void check_folder() {
-    const std::string own = setup_.first() && setup_.folder.lost() ? lost_text() : "";
-    const std::string lost = setup_.comm->all_gather_host_text(own, "whether the run's folder is lost").front();
+    const std::string lost =
+        first_text([&] { return setup_.folder.lost() ? setup_.folder.lost_text() : std::string(); });
     if (lost.empty()) return;
     settle(/*leave=*/0);
     throw FolderLost(lost);
+  }
+
+  // What the first rank says about the run's folder. Collective: all ranks call it.
+  template <class Text>
+  std::string first_text(Text&& text) {
+    const std::string own = setup_.first() ? text() : std::string();
+    return setup_.comm->all_gather_host_text(own, "whether the run's folder is lost").front();
+  }
+
+  // Whether this rank's error may come from the loss of the folder. Of several ranks another one may have failed too,
+  // whose end does not wait.
+  bool is_lost_after_failure() const {
+    return setup_.comm->world() == 1 ? setup_.folder.lost_after_failure() : setup_.folder.lost();
+  }
+
+  // Waits for the queued steps, without reports.
+  void finish_steps() {
+    while (queue_.queued() > 0) queue_.settle();
   }
 
   // The whole run. Not inlined, so that stack dumps show this name (gcc 14 would inline everything from here to
@@ -139,7 +174,7 @@ class Trainer {
     const int64_t step = queue_.next();
     try {
       queue_.push(loader, {.trace = reporter_->traces(step), .measure = reporter_->measures(step), .stop = [this] {
-                             return stop_.requested(reporter_->anomaly_stops());
+                             return stop_.requested(reporter_->anomaly_stops()) || checkpoints_->failed();
                            }});
     } catch (const MissingGradients& e) {
       report_also([&] { reporter_->missing_gradients(step, e); });
@@ -170,11 +205,13 @@ class Trainer {
     checkpoints_->poll(step);
     if (eval || save || last) settle(/*leave=*/0);
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
-    if (snapshot) reporter_->memory_snapshot(fmt::format("step{}", step));
+    if (snapshot)
+      run_on_all_ranks(
+          *setup_.comm, [&] { reporter_->memory_snapshot(fmt::format("step{}", step)); }, "a memory snapshot");
     if (eval) evaluate_and_report();
     if (save || last || stop) report_stage(setup_.runtime->ctx(), Stage::checkpoint);
     reporter_->kernels(step, /*with_fallbacks=*/due(config_.log.every) || last || stop);
-    stopping_ = stop && stop_signal() != 0;
+    if (stop) stop_.exchange_signals();
     if (save) checkpoints_->save(state());
     if (last || stop) checkpoints_->wait(step);
     if (stop) stop_.consume_halt();
@@ -200,7 +237,8 @@ class Trainer {
   void finish(double seconds) {
     check_folder();
     checkpoints_->write_final_weights();
-    reporter_->write_metrics(state(), seconds);
+    run_on_all_ranks(
+        *setup_.comm, [&] { reporter_->write_metrics(state(), seconds); }, "metrics.json");
     if (config_.train.save_last && !checkpoints_->saved(state().step)) {
       checkpoints_->save(state());
       checkpoints_->wait(state().step);
@@ -212,7 +250,6 @@ class Trainer {
   const Config& config_ = setup_.config;
   StepQueue queue_{setup_};
   StopPolicy stop_{setup_};
-  bool stopping_ = false;                      // a signal to this rank stops it after this step
   std::optional<RunReporter> reporter_;        // made in run_steps(), after the folder's files
   std::optional<RunCheckpoints> checkpoints_;  // made in run_steps()
 };

@@ -49,15 +49,17 @@ bool may_be_left(const std::string& folder, const std::string& name, const std::
 // replaced.
 void refuse_others(const std::string& folder, const std::vector<Tokenizer::File>& tokenizer) {
   std::vector<std::string> others;
+  bool all_left = true;  // a `triad init` that was killed may have left them all
   std::error_code absent;
   for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, absent)) {
     const std::string name = entry.path().filename().string();
-    if (is_part_of_model(name) && !is_initial_file(folder, name) && !may_be_left(folder, name, tokenizer))
-      others.push_back(name);
+    if (!is_part_of_model(name) || is_initial_file(folder, name)) continue;
+    others.push_back(name);
+    all_left = all_left && may_be_left(folder, name, tokenizer);
   }
-  if (is_huggingface_folder(folder)) others.push_back("config.json");
+  if (is_huggingface_folder(folder)) others.push_back("config.json"), all_left = false;
   std::sort(others.begin(), others.end());
-  if (!others.empty()) refuse(folder, others);
+  if (!all_left) refuse(folder, others);
 }
 
 }  // namespace

@@ -180,6 +180,11 @@ std::vector<OpCase> packed_cases() {
                        {0, 130, 131, 400, 700}, 64)),
       gpu_sized(packed(selected_case("docs_130_131_400_700_G6_tails_64x64", {1, 700, 700, 6, 1, 64, 64}, 6, 32),
                        {0, 130, 131, 400, 700}, 32, true)),
+      // Blocks of more than 64 keys, whose backward keeps 128 keys in a CTA.
+      gpu_sized(selected_case("1100_l128_n4_G16_128x128", {1, 1100, 1100, 32, 2, 128, 128}, 4, 128)),
+      gpu_sized(selected_case("900_l96_n3_G6_128x128", {1, 900, 900, 6, 1, 128, 128}, 3, 96, nullptr, 8)),
+      gpu_sized(packed(selected_case("docs_781_2048_l128_G4_128x128", {1, 2048, 2048, 4, 1, 128, 128}, 4, 128),
+                       kTwoLong, 128)),
       gpu_sized(packed(selected_case("docs_130_131_400_700_G16_128x128", {1, 700, 700, 16, 1, 128, 128}, 4, 32),
                        {0, 130, 131, 400, 700}, 32)),
       gpu_sized(packed(selected_case("docs_130_131_400_700_G4_128x128", {1, 700, 700, 4, 1, 128, 128}, 3, 64),

@@ -123,6 +123,8 @@ std::vector<OpCase> index_cases() {
       gpu_sized(index_case("sel_1000_l64_n4_G6_64x64_di64", {{1, 1000, 1000, 12, 2, 64, 64}, 64, 4, 64})),
       gpu_sized(index_case("sel_900_l128_n4_G1_64x64_di16", {{1, 900, 900, 2, 2, 64, 64}, 16, 4, 128})),
       gpu_sized(index_case("sel_700_l64_n5_G4_128x128_di48", {{1, 700, 700, 4, 1, 128, 128}, 48, 5, 64})),
+      padded(gpu_sized(index_case("sel_2x600_l128_n3_G4_64x64", {{2, 600, 600, 8, 2, 64, 64}, 64, 3, 128})),
+             {333, 600}),
       gpu_sized(packed(index_case("sel_docs_781_2048_l128_G4_128x128", {{1, 2048, 2048, 4, 1, 128, 128}, 64, 4, 128}),
                        kTwoLong, 128)),
       gpu_sized(index_case("dense_700_G16_128x128_di64", {{1, 700, 700, 32, 2, 128, 128}, 64})),

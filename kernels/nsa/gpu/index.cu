@@ -78,20 +78,6 @@ __global__ void __launch_bounds__(kThreads) index_forward_kernel(const __grid_co
 
 // ---- backward ----
 
-template <class T>
-struct IndexBackwardArgs {
-  Attend<T> in;
-  IndexView<T> index;
-  View<const float> lse, index_lse;
-  CountedRows counts;
-  KeyRange range;
-  KeyWorkList list;
-  IndexSums sums;
-  View<float> dq;
-  LossScale scale;
-  int sequences_and_groups;
-};
-
 constexpr int kStepRows = 16;  // query rows of a step
 // Keys of a CTA, of which each warp multiplies a quarter. More would not fit into shared memory in f32.
 template <class T>
@@ -233,7 +219,7 @@ __global__ void __launch_bounds__(kThreads) index_backward_kernel(const __grid_c
       const int r = i / di, c = i - r * di, t = shared.token[r];
       float sum = 0.0f;
       for (int key = 0; key < keys; ++key) sum = fmaf(shared.ds[r][key], to_float(shared.ik[key * stride_i + c]), sum);
-      const float most = a.sums.bounds.of_k(b, range.row().begin(t));
+      const float most = a.sums.bounds.key(b, range.row().begin(t));
       if constexpr (std::is_same_v<T, float>)
         FixedPoint(most, 1).add(a.sums.dq + ((int64_t{b} * a.in.tokens + t) * a.in.groups + g) * di + c, sum);
       else
@@ -242,7 +228,7 @@ __global__ void __launch_bounds__(kThreads) index_backward_kernel(const __grid_c
   }
   if (my_key < keys) {
     const int key = key0 + my_key;
-    const FixedPoint point(a.sums.bounds.of_q(b, range.row().begin(key)), int64_t{a.in.tokens} * a.in.groups);
+    const FixedPoint point(a.sums.bounds.query(b, range.row().begin(key)), int64_t{a.in.tokens} * a.in.groups);
     int64_t* const to = a.sums.dk + (int64_t{b} * a.in.tokens + key) * di + my_first;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i)
@@ -328,17 +314,7 @@ void index_backward_portable(Context& ctx, const IndexBackward& index, const Att
     const dim3 grid(list.pieces, ceil_div(list.block_keys, kKeys), bgs);
     const IndexSums sums =
         make_index_sums(ctx, scope, index, in, int64_t{grid.x} * grid.y * grid.z, std::is_same_v<T, float>);
-    const IndexBackwardArgs<T> a{make_attend<T>(op, in),
-                                 make_index_view<T>(index.in, in),
-                                 make_query_view<const float>(in, lse),
-                                 make_query_view<const float>(in, index.lse),
-                                 counted_rows(index, in),
-                                 keys.range,
-                                 list,
-                                 sums,
-                                 make_query_view<float>(in, index.dq),
-                                 index.scale,
-                                 static_cast<int>(bgs)};
+    const IndexBackwardArgs<T> a = make_backward_args<T>(op, index, in, lse, keys.range, list, sums);
     const int64_t bytes = TaughtShared<T>::bytes(a.in.depth_k, static_cast<int>(di),
                                                  static_cast<int>(std::max<int64_t>(1, kStepRows / G)));
     check_shared(ctx, op, bytes, "heads of {} and an index of {} in {}", in.q.size(3), di, name_of(in.q.dtype));

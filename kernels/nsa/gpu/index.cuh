@@ -45,10 +45,10 @@ inline CountedRows counted_rows(const IndexBackward& index, const AttendIn& in) 
 struct IndexBounds {
   unsigned *q, *k;
   int tokens;
-  __device__ __forceinline__ float of_q(int b, int document) const {
+  __device__ __forceinline__ float query(int b, int document) const {
     return __uint_as_float(q[int64_t{b} * tokens + document]);
   }
-  __device__ __forceinline__ float of_k(int b, int document) const {
+  __device__ __forceinline__ float key(int b, int document) const {
     return __uint_as_float(k[int64_t{b} * tokens + document]);
   }
 };
@@ -78,8 +78,8 @@ __device__ __forceinline__ float diq_unit(float most, float factor) {
 
 // The sums of backward's kernels, in scratch, zero at first.
 struct IndexSums {
-  int64_t* dk;     // [B,tokens,di] of FixedPoint(bounds.of_q, tokens * groups), without `scale` / sqrt(di)
-  int64_t* dq;     // [B,tokens,Hkv,di] of FixedPoint(bounds.of_k, 1), likewise; nullptr: CTAs add to dq itself
+  int64_t* dk;     // [B,tokens,di] of FixedPoint(bounds.query, tokens * groups), without `scale` / sqrt(di)
+  int64_t* dq;     // [B,tokens,Hkv,di] of FixedPoint(bounds.key, 1), likewise; nullptr: CTAs add to dq itself
   double* losses;  // [ctas]: each CTA's part of the loss, zero where it has none
   int64_t ctas;
   IndexBounds bounds;
@@ -104,6 +104,37 @@ __device__ __forceinline__ float learn(float teacher, float log_q, float& kl) {
   const float log_p = std::is_same_v<T, float> ? logf(teacher) : log2_approx(teacher);
   kl += teacher > kLeast ? teacher * (log_p - log_q) : 0.0f;
   return index_exp<T>(log_q) - teacher;
+}
+
+// The arguments of backward's kernels.
+template <class T>
+struct IndexBackwardArgs {
+  Attend<T> in;
+  IndexView<T> index;
+  View<const float> lse, index_lse;  // of the branch and of the student
+  CountedRows counts;
+  KeyRange range;
+  KeyWorkList list;
+  IndexSums sums;
+  View<float> dq;
+  LossScale scale;
+  int sequences_and_groups;
+};
+template <class T>
+IndexBackwardArgs<T> make_backward_args(const char* op, const IndexBackward& index, const AttendIn& in,
+                                        const ConstTensor& lse, const KeyRange& range, const KeyWorkList& list,
+                                        const IndexSums& sums) {
+  return {make_attend<T>(op, in),
+          make_index_view<T>(index.in, in),
+          make_query_view<const float>(in, lse),
+          make_query_view<const float>(in, index.lse),
+          counted_rows(index, in),
+          range,
+          list,
+          sums,
+          make_query_view<float>(in, index.dq),
+          index.scale,
+          static_cast<int>(in.k.size(0) * in.k.size(2))};
 }
 
 // ---- launchers of the portable kernels: any card, f32 and bf16, any even width of the index ----

@@ -25,7 +25,7 @@ template <class T, int kVectors>
 __global__ void __launch_bounds__(kSumThreads)
     index_bounds_kernel(const __grid_constant__ BoundedRows<T> q, const __grid_constant__ BoundedRows<T> k, int tokens,
                         const DocumentView documents) {
-  __shared__ float of_warp[kSumWarps];
+  __shared__ float warp_most[kSumWarps];
   const BoundedRows<T>& x = blockIdx.z == 0 ? q : k;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, b = blockIdx.y;
   const int cta_begin = x.first + static_cast<int>(blockIdx.x) * kSumWarps * kBoundTokens,
@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(kSumThreads)
   }
   if (!one_document) return;
   most = warp_max(most);
-  if (lane == 0) of_warp[warp] = most;
+  if (lane == 0) warp_most[warp] = most;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int i = 1; i < kSumWarps; ++i) most = fmaxf(most, of_warp[i]);
+  for (int i = 1; i < kSumWarps; ++i) most = fmaxf(most, warp_most[i]);
   add(cta_begin, most);
 }
 
@@ -75,13 +75,13 @@ __global__ void __launch_bounds__(kSumThreads) index_finish_kernel(const __grid_
   const double factor = a.scale.value() * static_cast<double>(a.index_scale);
   const int document = t < a.tokens ? a.documents.row(b).begin(t) : 0;
   if (t < a.keys) {
-    const FixedPoint point(a.sums.bounds.of_q(b, document), int64_t{a.tokens} * a.groups);
+    const FixedPoint point(a.sums.bounds.query(b, document), int64_t{a.tokens} * a.groups);
     const int64_t* from = a.sums.dk + (int64_t{b} * a.tokens + t) * a.width;
     for (int i = threadIdx.x; i < a.width; i += kSumThreads)
       a.dk.store(b, t, 0, i, t < a.tokens ? static_cast<float>(factor * point.value(from[i])) : 0.0f);
   }
   if (a.sums.dq != nullptr && t >= a.first_token && t < a.tokens) {
-    const FixedPoint point(a.sums.bounds.of_k(b, document), 1);
+    const FixedPoint point(a.sums.bounds.key(b, document), 1);
     const int64_t* from = a.sums.dq + (int64_t{b} * a.tokens + t) * a.groups * a.width;
     for (int i = threadIdx.x; i < a.groups * a.width; i += kSumThreads)
       a.dq.at(b, t, i / a.width)[i % a.width] = static_cast<float>(factor * point.value(from[i]));

@@ -58,8 +58,9 @@ __device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& sh
   }
   for (int i = threadIdx.x / 32; i <= tile.last - tile.first; i += kWarps) {
     const int t = tile.first + i;
-    write_list<ProbabilityOrder>(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.rule(t - tile.begin),
-               tile.first_block, shared.candidates + threadIdx.x / 32 * kCandidates);
+    write_list<ProbabilityOrder>(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i,
+                                 s.rule(t - tile.begin), tile.first_block,
+                                 shared.candidates + threadIdx.x / 32 * kCandidates);
   }
   __syncthreads();  // all warps have read the scores before the next tile overwrites them
 }

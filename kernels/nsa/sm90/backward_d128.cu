@@ -10,6 +10,7 @@
 //   contiguous rows (window, compressed, dense), and rows that list blocks of more than 64 keys: the stage; they have
 //   128 keys: q, dout and dq move once per 128 keys;
 //   rows that list blocks of 64 keys (selected): the block; they alternate stages, and add up dk and dv at the end.
+// With blocks of 128, the former takes two thirds of the time that two CTAs of 64 keys for each block take.
 //
 // CTAs add to dq in any order, and the bits repeat: each addend is rounded to a multiple of the row's rounding unit
 // (nsa/attend.h), which keeps every partial sum exact. CTAs that run at the same time process rows close together, so
@@ -85,7 +86,8 @@ __device__ __forceinline__ void produce_stages(Shared<Rows>& shared, const BwdD1
   for (int step = 0, stage = 0, round = 1; step < steps; ++step) {
     if (step >= kStages) barrier_wait(&shared.empty[stage], round);
     const int row0 = task.stage_row(step), row = min(row0 + r, rows - 1);
-    const int in_list = a.in.heads.quotient(row), t = Rows::kListed ? shared.listed[in_list] : task.work.first + in_list;
+    const int in_list = a.in.heads.quotient(row),
+              t = Rows::kListed ? shared.listed[in_list] : task.work.first + in_list;
     const int h = row - in_list * G, at = t - first_token;
     const int q_at = a.q_steps.at(at, h), dout_at = a.dout_steps.at(at, h);
     RowStage& rows_to = shared.stages[stage];
@@ -457,8 +459,8 @@ __device__ __forceinline__ void store_dkdv(const BwdD128Args& a, const CtaTask& 
 }
 
 template <class Rows>
-__device__ __forceinline__ void mma_keys(Shared<Rows>& shared, const BwdD128Args& a, const CtaTask& task,
-                                         int warpgroup, int warp, int lane) {
+__device__ __forceinline__ void mma_keys(Shared<Rows>& shared, const BwdD128Args& a, const CtaTask& task, int warpgroup,
+                                         int warp, int lane) {
   const int my_key0 = Rows::kAlternates ? task.key0 : task.key0 + warpgroup * kRows;
   const int my_key_end = min(task.key_end, my_key0 + kRows), warp_key = my_key0 + 16 * warp + fragment_row();
   float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {}, p[8][4];
@@ -466,22 +468,22 @@ __device__ __forceinline__ void mma_keys(Shared<Rows>& shared, const BwdD128Args
   const uint32_t shared_at = shared_address(&shared) >> 4;
   const uint32_t k = kReadAlong | (shared_at + (Rows::kAlternates ? 0 : uniform(warpgroup)) * (sizeof(KeyPanels) >> 4));
   KeyMma<Rows> mma{.shared = shared,
-                      .task = task,
-                      .warpgroup = warpgroup,
-                      .key0 = my_key0,
-                      .key_end = my_key_end,
-                      .warp_key = warp_key,
-                      .scale = a.in.scale_log2(),
-                      .k = k,
-                      .v = k + (kPanels * kPanelBytes >> 4),
-                      .stages_at = shared_at + static_cast<uint32_t>(offsetof(Shared<Rows>, stages) >> 4),
-                      .ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2),
-                      .stage = Rows::kAlternates ? static_cast<int>(uniform(warpgroup)) : 0,
-                      .dk = dk,
-                      .dv = dv,
-                      .p = p,
-                      .operand_p = operand_p,
-                      .operand_ds = operand_ds};
+                   .task = task,
+                   .warpgroup = warpgroup,
+                   .key0 = my_key0,
+                   .key_end = my_key_end,
+                   .warp_key = warp_key,
+                   .scale = a.in.scale_log2(),
+                   .k = k,
+                   .v = k + (kPanels * kPanelBytes >> 4),
+                   .stages_at = shared_at + static_cast<uint32_t>(offsetof(Shared<Rows>, stages) >> 4),
+                   .ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2),
+                   .stage = Rows::kAlternates ? static_cast<int>(uniform(warpgroup)) : 0,
+                   .dk = dk,
+                   .dv = dv,
+                   .p = p,
+                   .operand_p = operand_p,
+                   .operand_ds = operand_ds};
   mma.loop();
   const bool stores_dk = !Rows::kAlternates || warpgroup == 0, stores_dv = !Rows::kAlternates || warpgroup == 1;
   if (Rows::kAlternates) exchange_sums(shared, dk, dv, stores_dk);

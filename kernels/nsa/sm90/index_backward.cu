@@ -5,9 +5,9 @@
 // are the rows of all products, tokens their columns, and the group's heads take turns: a lane has the same keys and
 // tokens for every head and for the index. So the teacher, a mean over heads, is a sum in registers, whatever their
 // number, and meets the student's scores without any exchange. Warpgroups:
-//   0, 1  per head s^T = k q^T, teacher += 2^(s - lse); two sets of sums, so that the next head's product runs during
-//         the exponentials. Then the student's s^T = ik iq^T as one more turn; the loss; ds^T = Q - P as left operand
-//         in registers for dik += ds^T iq, and through shared memory for diq = ds ik.
+//   0, 1  per head s^T = k q^T, with k in registers, and teacher += 2^(s - lse); two sets of sums, so that the next
+//         head's product runs during the exponentials. Then the student's s^T = ik iq^T; the loss; ds^T = Q - P as left
+//         operand in registers for dik += ds^T iq, and through shared memory for diq = ds ik.
 //   2     producer: q of one head, a stage; iq and the tokens' statistics, a chunk; by cp.async.
 // Blocks of 128 keys and dense attention (kPair): both warpgroups process every chunk, with 64 keys each, and share
 // diq's columns. Blocks of 64 keys: they alternate chunks.
@@ -16,7 +16,9 @@
 // rounded to a multiple of the row's unit (nsa/gpu/index.cuh). So the bits repeat although CTAs add in any order.
 //
 // Bound: per (token, group, key) G products of dk and G exponentials; 128 keys x 64 tokens of one head of 128 take 512
-// clocks of the tensor cores and as many of the exponential units. q is read from L2 once per listed block.
+// clocks of the tensor cores and as many of the exponential units. q is read from L2 once per listed block, 16 KB a
+// stage. A third of that rate is reached, and as much without exponentials: the gathered rows are what the kernel waits
+// for.
 #include "kernels/nsa/sm90/launch_index.h"
 
 #include "kernels/hopper/reduce.cuh"
@@ -27,31 +29,17 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kChunkTokens = 64, kTaughtThreads = 3 * kWarpgroup, kMostHeads = 16;  // heads of a group
-constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
+constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 constexpr int kTileBytes = 64 * kPanelRowBytes;  // a panel of 64 rows
 
-struct TaughtArgs {
-  Attend<bf16> in;
-  IndexView<bf16> index;
-  View<const float> lse, index_lse;
-  CountedRows counts;
-  KeyRange range;
-  KeyWorkList list;
-  IndexSums sums;
-  View<float> dq;
-  LossScale scale;
-  int sequences_and_groups;
-};
+using TaughtArgs = IndexBackwardArgs<bf16>;
 
 // kTileKeys: keys of the CTA. A ring of q belongs to both warpgroups, or each has its own.
 template <int kPanels, int kIndexPanels, bool kPair>
 struct __align__(1024) TaughtShared {
-  static constexpr int kTileKeys = kPair ? 128 : 64, kRings = kPair ? 1 : 2,
-                       kAllStages = kPanels == 1                 ? 8
-                                    : kPair && kIndexPanels == 2 ? 5
-                                                                 : 6,
-                       kStages = kAllStages / kRings;
-  unsigned char k[kPanels][kTileKeys * kPanelRowBytes], ik[kIndexPanels][kTileKeys * kPanelRowBytes];
+  static constexpr int kTileKeys = kPair ? 128 : 64, kRings = kPair ? 1 : 2;
+  static constexpr int kStages = (kPair && kPanels == 2 && kIndexPanels == 2 ? 7 : 8) / kRings;
+  unsigned char ik[kIndexPanels][kTileKeys * kPanelRowBytes];
   unsigned char q[kRings][kStages][kPanels][kTileBytes];
   unsigned char iq[2][kIndexPanels][kTileBytes];
   unsigned char ds[2][2][kTileBytes];  // [key][token]; [chunk % 2][warpgroup]
@@ -85,18 +73,37 @@ __device__ __forceinline__ void produce(TaughtShared<kPanels, kIndexPanels, kPai
       a.list.tokens == nullptr ? nullptr : a.list.tokens + task.bg * a.list.tokens_stride + task.work.first;
   const DocumentRange range(a.range, task.b);
   const float factor = fabsf(static_cast<float>(a.scale.value())) * a.index.scale;
-  int stage = 0, parity = 0, other_stage = 0, other_parity = 0;  // of this chunk's ring, and of the next one's
+  // Places in the ring of this chunk, and in that of the next one.
+  int stage = 0, parity = 0, other_stage = 0, other_parity = 0;
+  // Stages whose copies are under way are passed on later, when they are complete and this thread has made them visible
+  // to wgmma: the consumers, which are the bottleneck, then need no fence.
+  constexpr int kUnderWay = Memory::kStages - 3;
+  int passed = 0, under_way = 0;  // the next stage to pass on; how many wait for it
+  const auto pass_on = [&](int ring) {
+    barrier_arrive_warp(&shared.full[ring][passed]);
+    if (++passed == Memory::kStages) passed = 0;
+    --under_way;
+  };
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
     const int at = chunk % 2, ring = kPair ? 0 : at, first = chunk * kChunkTokens;
     const auto token_of = [&](int r) {
       const int i = min(first + r, task.work.count - 1);
-      return listed != nullptr ? listed[i] : task.work.first + i;
+      return listed != nullptr ? __ldg(listed + i) : task.work.first + i;
     };
+    int token[4], lse_token[kChunkTokens / 8];  // all loads first: no load passes a wait or a copy
+#pragma unroll
+    for (int i = 0; i < 4; ++i) token[i] = token_of(row0 + 16 * i);
+#pragma unroll
+    for (int i = 0; i < kChunkTokens / 8; ++i) lse_token[i] = token_of(8 * i + thread / kMostHeads);
+    const int my_token = token_of(thread % kChunkTokens);  // the row whose statistics this thread loads
+    const bool counts = first + thread % kChunkTokens < task.work.count && a.counts(task.b, my_token);
+    const float index_lse = *a.index_lse.at(task.b, my_token, task.g) * kLog2e,
+                unit = diq_unit(a.sums.bounds.key(task.b, range.row().begin(my_token)), factor);
     barrier_wait(&shared.chunk_empty[at], chunk / 2 % 2 ^ 1);
     const bf16* q[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int r = row0 + 16 * i, t = token_of(r);
+      const int r = row0 + 16 * i, t = token[i];
       q[i] = a.in.q.at(task.b, t, task.g * G) + 8 * chunk16;
       const bf16* iq = a.index.q.at(task.b, t, task.g) + 8 * chunk16;
 #pragma unroll
@@ -108,7 +115,7 @@ __device__ __forceinline__ void produce(TaughtShared<kPanels, kIndexPanels, kPai
     const int lane = thread % 32, head = lane % kMostHeads;
 #pragma unroll
     for (int i = 0; i < kChunkTokens / 8; ++i) {
-      const int r = 8 * i + thread / kMostHeads, t = token_of(r);
+      const int r = 8 * i + thread / kMostHeads, t = lse_token[i];
       if (head >= G) continue;
       if (first + r < task.work.count && a.counts(task.b, t))
         copy_async_4(&shared.lse[at][head][r], a.lse.at(task.b, t, task.g * G + head), true);
@@ -116,14 +123,11 @@ __device__ __forceinline__ void produce(TaughtShared<kPanels, kIndexPanels, kPai
         shared.lse[at][head][r] = INFINITY;
     }
     if (thread < kChunkTokens) {
-      const int t = token_of(thread);
-      const bool counts = first + thread < task.work.count && a.counts(task.b, t);
-      const int low = range.low(t) - task.key0, high = min(range.high(t) - task.key0, task.keys);
+      const int low = range.low(my_token) - task.key0, high = min(range.high(my_token) - task.key0, task.keys);
       shared.low[at][thread] = low, shared.high[at][thread] = high;
-      shared.index_lse[at][thread] = counts ? *a.index_lse.at(task.b, t, task.g) * kLog2e : INFINITY;
-      const float most = a.sums.bounds.of_k(task.b, range.row().begin(t));
-      shared.unit[at][thread] = diq_unit(most, factor);
-      shared.token[at][thread] = counts ? t : -1;
+      shared.index_lse[at][thread] = counts ? index_lse : INFINITY;
+      shared.unit[at][thread] = unit;
+      shared.token[at][thread] = counts ? my_token : -1;
       // The keys of a later token begin and end later.
       if (thread == 0) shared.seen_by_all[at].y = high;
       if (thread == kChunkTokens - 1) shared.seen_by_all[at].x = low;
@@ -138,19 +142,28 @@ __device__ __forceinline__ void produce(TaughtShared<kPanels, kIndexPanels, kPai
         for (int panel = 0; panel < kPanels; ++panel)
           copy_async_16(shared.q[ring][stage][panel] + swizzled(row0 + 16 * i, chunk16),
                         q[i] + h * a.in.q.head + panel * kPanel, 16);
-      barrier_arrive_after_copies(&shared.full[ring][stage]);
+      copy_async_commit();
       if (++stage == Memory::kStages) stage = 0, parity ^= 1;
+      if (++under_way <= kUnderWay) continue;
+      copy_async_wait_group<kUnderWay>();
+      fence_async_proxy();
+      pass_on(ring);
     }
+    copy_async_wait_group<0>();  // the next chunk may have to wait for the end of this one
+    fence_async_proxy();
+    while (under_way > 0) pass_on(ring);
     if constexpr (!kPair) {
       const int s = stage, p = parity;
       stage = other_stage, parity = other_parity, other_stage = s, other_parity = p;
+      passed = stage;
     }
   }
 }
 
 // ---- consumers ----
 
-// d[64 x 64] = left right^T, summed over kSteps * 16 columns in panels of these sizes.
+// d[64 x 64] = left right^T, summed over kSteps * 16 columns in panels of these sizes; left is in shared memory, or in
+// registers.
 template <int kSteps>
 __device__ __forceinline__ void multiply_tiles(float (&d)[8][4], uint32_t left, int left_panel, uint32_t right,
                                                int right_panel) {
@@ -159,6 +172,14 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[8][4], uint32_t left, 
   for (int i = 0; i < kSteps; ++i)
     wgmma<Major::k, Major::k>(d, left + i / 4 * (left_panel >> 4) + i % 4 * 2,
                               right + i / 4 * (right_panel >> 4) + i % 4 * 2, i > 0);
+  wgmma_commit();
+}
+template <int kSteps>
+__device__ __forceinline__ void multiply_tiles(float (&d)[8][4], const uint32_t (&left)[kSteps][4], uint32_t right,
+                                               int right_panel) {
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) wgmma<Major::k>(d, left[i], right + i / 4 * (right_panel >> 4) + i % 4 * 2, i > 0);
   wgmma_commit();
 }
 
@@ -173,7 +194,7 @@ __device__ __forceinline__ void add_diq(const TaughtArgs& a, const TaughtTask& t
     float* const to = a.dq.at(task.b, max(token[i], 0), task.g) + column0 + threadIdx.x % 4 / 2 * 4;
 #pragma unroll
     for (int j = 0; j < kJ; j += 2) {
-      float x[2][2];  // of columns j and j + 1
+      float x[2][2];  // columns j and j + 1
 #pragma unroll
       for (int k = 0; k < 2; ++k)
 #pragma unroll
@@ -190,34 +211,32 @@ __device__ __forceinline__ void add_diq(const TaughtArgs& a, const TaughtTask& t
   }
 }
 
+// The work of one consumer warpgroup. It is one function with lambdas, because its sums and operands stay in registers
+// from one phase to the next.
 template <int kPanels, int kIndexPanels, bool kPair>
 __device__ __forceinline__ void consume(TaughtShared<kPanels, kIndexPanels, kPair>& shared, const TaughtArgs& a,
                                         const TaughtTask& task, int warpgroup) {
   using Memory = TaughtShared<kPanels, kIndexPanels, kPair>;
   constexpr int kKeyPanel = Memory::kTileKeys * kPanelRowBytes, kStages = Memory::kStages;
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32, G = a.in.heads.value();
-  const int of_pair = kPair ? warpgroup : 0, ring = kPair ? 0 : warpgroup;
-  for (int i = threadIdx.x; i < Memory::kTileKeys * (kPanels + kIndexPanels) * 8; i += 2 * kWarpgroup) {
-    constexpr int kRowChunks = (kPanels + kIndexPanels) * 8;
-    const int r = i / kRowChunks, chunk = i % kRowChunks, in_index = chunk - kPanels * 8;
+  const int half_tile = kPair ? warpgroup : 0, ring = kPair ? 0 : warpgroup;
+  for (int i = threadIdx.x; i < Memory::kTileKeys * kIndexPanels * 8; i += 2 * kWarpgroup) {
+    const int r = i / (kIndexPanels * 8), chunk = i % (kIndexPanels * 8);
     uint4 x = make_uint4(0, 0, 0, 0);
-    const bool is_index = in_index >= 0;
-    if (r < task.keys && (!is_index || in_index * 8 < a.index.k.width))
-      x = *reinterpret_cast<const uint4*>(is_index ? a.index.k.at(task.b, task.key0 + r, 0) + in_index * 8
-                                                   : a.in.k.at(task.b, task.key0 + r, task.g) + chunk * 8);
-    unsigned char* const panel = is_index ? shared.ik[in_index / 8] : shared.k[chunk / 8];
-    *reinterpret_cast<uint4*>(panel + swizzled(r, chunk % 8)) = x;
+    if (r < task.keys && chunk * 8 < a.index.k.width)
+      x = *reinterpret_cast<const uint4*>(a.index.k.at(task.b, task.key0 + r, 0) + chunk * 8);
+    *reinterpret_cast<uint4*>(shared.ik[chunk / 8] + swizzled(r, chunk % 8)) = x;
   }
   for (int i = threadIdx.x; i < 2 * kChunkTokens; i += 2 * kWarpgroup)
     shared.lse[i / kChunkTokens][kMostHeads][i % kChunkTokens] = INFINITY;
   fence_async_proxy();
   named_barrier_sync<2 * kWarpgroup>(1);
 
-  const uint32_t k = uniform(tile_descriptor(shared_address(shared.k)) + of_pair * (kTileBytes >> 4)),
-                 ik = uniform(tile_descriptor(shared_address(shared.ik))),
-                 ik_mine = uniform(ik + of_pair * (kTileBytes >> 4)),
+  const uint32_t ik = uniform(tile_descriptor(shared_address(shared.ik))),
+                 ik_mine = uniform(ik + half_tile * (kTileBytes >> 4)),
                  q_ring = uniform(tile_descriptor(shared_address(shared.q[ring])));
-  const int my_key = of_pair * 64 + warp * 16 + fragment_row();  // this lane has keys my_key and my_key + 8 of the tile
+  const int my_key =
+      half_tile * 64 + warp * 16 + fragment_row();  // this lane has keys my_key and my_key + 8 of the tile
   const int store_row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
   const float score_units = a.in.scale_log2(), index_units = a.index.scale * kLog2e, share = 1.0f / G,
               factor = static_cast<float>(a.scale.value()) * a.index.scale;
@@ -225,18 +244,36 @@ __device__ __forceinline__ void consume(TaughtShared<kPanels, kIndexPanels, kPai
   leave_unset(even);
   leave_unset(odd);
   double loss = 0;
-  int stage = 0, parity = 0, reading = 0;  // of the stage that is multiplied next; the stage whose scores are read next
+  int stage = 0, parity = 0, reading = 0;  // the stage that is multiplied next; the stage that is released next
   // Products are queued and read without a branch; with one, ptxas would let no product run during the exponentials. So
-  // an odd number of heads gets one more, which does not exist: it is the last one again, with an lse of infinity.
-  const auto multiply_head = [&](float(&d)[8][4], bool exists) {
-    if (exists) barrier_wait(&shared.full[ring][stage], parity);
-    fence_async_proxy();
-    const int from = exists ? stage : stage == 0 ? kStages - 1 : stage - 1;
-    multiply_tiles<4 * kPanels>(d, k, kKeyPanel, q_ring + from * (kPanels * kTileBytes >> 4), kTileBytes);
-    if (exists && ++stage == kStages) stage = 0, parity ^= 1;
+  // an odd number of heads gets one more, which does not exist: it is an earlier one again, with an lse of infinity.
+  uint32_t k[4 * kPanels][4];
+  {
+    const bf16* rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      rows[i] = my_key + 8 * i < task.keys ? a.in.k.at(task.b, task.key0 + my_key + 8 * i, task.g) : nullptr;
+    load_operand(k, rows);
+  }
+  const auto multiply_head = [&](float(&d)[8][4], int from) {
+    multiply_tiles(d, k, q_ring + from * (kPanels * kTileBytes >> 4), kTileBytes);
   };
+  // Waits for the next head's stage and returns it, or, if there is no such head, any stage that has been full.
+  const auto next_stage = [&](bool exists) {
+    if (!exists) return stage == 0 ? kStages - 1 : stage - 1;
+    const int next = stage;
+    barrier_wait(&shared.full[ring][next], parity);
+    if (++stage == kStages) stage = 0, parity ^= 1;
+    return next;
+  };
+  const auto release = [&](bool exists) {
+    if (!exists) return;
+    barrier_arrive_warp(&shared.empty[ring][reading]);
+    if (++reading == kStages) reading = 0;
+  };
+  const auto begin_chunk = [&] { multiply_head(even, next_stage(true)); };
   const int first_chunk = kPair ? 0 : warpgroup;
-  if constexpr (kPair) multiply_head(even, first_chunk < task.chunks);
+  if constexpr (kPair) begin_chunk();
 #pragma unroll 1
   for (int chunk = first_chunk; chunk < task.chunks; chunk += kPair ? 1 : 2) {
     const int at = chunk % 2;
@@ -244,8 +281,7 @@ __device__ __forceinline__ void consume(TaughtShared<kPanels, kIndexPanels, kPai
     // takes the place of this one in shared memory, and so cannot be loaded yet.
     const bool has_next = kPair && chunk + 1 < task.chunks;
     const auto teach = [&](const float(&s)[8][4], int h) {
-      const bool exists = h < G;
-      const float* const lse = shared.lse[at][exists ? h : kMostHeads] + fragment_column();
+      const float* const lse = shared.lse[at][h < G ? h : kMostHeads] + fragment_column();
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j), shift = make_float2(x.x * kLog2e, x.y * kLog2e);
@@ -253,27 +289,29 @@ __device__ __forceinline__ void consume(TaughtShared<kPanels, kIndexPanels, kPai
         for (int e = 0; e < 4; ++e)
           teacher[j][e] += exp2_approx(fmaf(s[j][e], score_units, e % 2 == 0 ? -shift.x : -shift.y));
       }
-      if (exists) {
-        barrier_arrive_warp(&shared.empty[ring][reading]);
-        if (++reading == kStages) reading = 0;
-      }
+      pin(teacher);  // the exponentials come before the next wait
     };
-    if constexpr (!kPair) multiply_head(even, true);
+    if constexpr (!kPair) begin_chunk();
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) teacher[j][e] = 0.0f;
     barrier_wait(&shared.chunk_full[at], chunk / 2 % 2);
+    fence_async_proxy();  // towards iq
     // `even` has the first head's product. The loop leaves that of the next chunk's first head there, if has_next.
 #pragma unroll 1
     for (int h = 0; h < G; h += 2) {
+      const bool has_odd = h + 1 < G, has_even = h + 2 < G || has_next;
       wgmma_wait<0>();
       pin(even);
-      multiply_head(odd, h + 1 < G);
+      release(true);
+      const int odd_from = next_stage(has_odd), even_from = next_stage(has_even);
+      multiply_head(odd, odd_from);
       teach(even, h);
       wgmma_wait<0>();
       pin(odd);
-      multiply_head(even, h + 2 < G || has_next);
+      release(has_odd);
+      multiply_head(even, even_from);
       teach(odd, h + 1);
     }
     multiply_tiles<4 * kIndexPanels>(odd, ik_mine, kKeyPanel, tile_descriptor(shared_address(shared.iq[at])),
@@ -284,7 +322,7 @@ __device__ __forceinline__ void consume(TaughtShared<kPanels, kIndexPanels, kPai
 
     // The lesson. teacher becomes ds; `odd` has the student's scores.
     const int2 common = shared.seen_by_all[at];
-    const bool all_seen = common.x <= 0 && common.y >= of_pair * 64 + 64;
+    const bool all_seen = common.x <= 0 && common.y >= half_tile * 64 + 64;
     float kl = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -357,7 +395,7 @@ __device__ __forceinline__ void consume(TaughtShared<kPanels, kIndexPanels, kPai
   for (int half = 0; half < 2; ++half) {
     const int key = my_key + 8 * half;
     if (key >= task.keys) continue;
-    const FixedPoint point(a.sums.bounds.of_q(task.b, documents.begin(task.key0 + key)),
+    const FixedPoint point(a.sums.bounds.query(task.b, documents.begin(task.key0 + key)),
                            int64_t{a.in.tokens} * a.in.groups);
     int64_t* const to = a.sums.dk + (int64_t{task.b} * a.in.tokens + task.key0 + key) * a.index.k.width;
 #pragma unroll
@@ -397,7 +435,7 @@ __global__ void __launch_bounds__(kTaughtThreads, 1) index_backward_sm90_kernel(
     constexpr int kReaders = kPair ? 8 : 4;  // warps
     for (int ring = 0; ring < Memory::kRings; ++ring)
       for (int i = 0; i < Memory::kStages; ++i)
-        barrier_init(&shared.full[ring][i], kWarpgroup), barrier_init(&shared.empty[ring][i], kReaders);
+        barrier_init(&shared.full[ring][i], 4), barrier_init(&shared.empty[ring][i], kReaders);
     for (int i = 0; i < 2; ++i)
       barrier_init(&shared.chunk_full[i], kWarpgroup + 4), barrier_init(&shared.chunk_empty[i], kReaders);
   }
@@ -449,17 +487,8 @@ void index_backward_sm90(Context& ctx, const IndexBackward& index, const AttendI
       std::clamp<int64_t>(ceil_div(int64_t{16} * ctx.num_sms, dense_blocks), 1, std::max<int64_t>(1, T / 512));
   const KeyWorkList list = make_taught_work(ctx, scope, op, in, keys, plan_taught_pieces(in), kDenseKeys, parts);
   const auto ctas = static_cast<unsigned>(bgs * list.pieces);
-  const TaughtArgs a{make_attend<bf16>(op, in),
-                     make_index_view<bf16>(index.in, in),
-                     make_query_view<const float>(in, lse),
-                     make_query_view<const float>(in, index.lse),
-                     counted_rows(index, in),
-                     keys.range,
-                     list,
-                     make_index_sums(ctx, scope, index, in, ctas, /*sums_dq=*/false),
-                     make_query_view<float>(in, index.dq),
-                     index.scale,
-                     static_cast<int>(bgs)};
+  const IndexSums sums = make_index_sums(ctx, scope, index, in, ctas, /*sums_dq=*/false);
+  const TaughtArgs a = make_backward_args<bf16>(op, index, in, lse, keys.range, list, sums);
   const auto run = [&]<int kPanels, int kIndexPanels, bool kPair>() {
     launch(ctx, op, index_backward_sm90_kernel<kPanels, kIndexPanels, kPair>, dim3(ctas), dim3(kTaughtThreads),
            sizeof(TaughtShared<kPanels, kIndexPanels, kPair>), a);
@@ -473,7 +502,7 @@ void index_backward_sm90(Context& ctx, const IndexBackward& index, const AttendI
     wide ? run_paired.operator()<1, 2>() : run_paired.operator()<1, 1>();
   else
     wide ? run_paired.operator()<2, 2>() : run_paired.operator()<2, 1>();
-  finish_index_sums(ctx, a.sums, index, in);
+  finish_index_sums(ctx, sums, index, in);
 }
 
 }  // namespace triad::cuda

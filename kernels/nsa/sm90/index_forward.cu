@@ -99,9 +99,9 @@ __global__ void __launch_bounds__(kSweepThreads, 1) index_dense_lse_kernel(const
                     sum = __shfl_xor_sync(kFullWarp, sums[i].sum, lanes);
         sums[i].merge(most, sum, a.scale_log2);
       }
-      const int r = row0 + 8 * i, of_tile = token[i] - tile.first;
-      if (threadIdx.x % 4 == 0 && of_tile < a.sweep.tile_tokens && token[i] < tile.end)
-        *a.lse.at(tile.b, token[i], r - of_tile * a.sweep.groups.value()) =
+      const int r = row0 + 8 * i, in_tile = token[i] - tile.first;
+      if (threadIdx.x % 4 == 0 && in_tile < a.sweep.tile_tokens && token[i] < tile.end)
+        *a.lse.at(tile.b, token[i], r - in_tile * a.sweep.groups.value()) =
             sums[i].sum > 0.0f ? (sums[i].most * a.scale_log2 + log2_approx(sums[i].sum)) / kLog2e : -INFINITY;
     }
   }

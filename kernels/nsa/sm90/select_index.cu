@@ -7,8 +7,8 @@
 // fill: the warp finds each row's n-th best by bisection and keeps n candidates, in the order of their blocks. So a
 // list costs a few refreshes however many blocks there are, and the loop has no branches that depend on a single row.
 //
-// Bound: tensor cores, T^2 / 2 * Hkv * di * 2 FLOP a sequence; the maxima take half as many issue slots as the products
-// take time, and run beside the other warpgroup's.
+// Bound: tensor cores, T^2 / 2 * Hkv * di * 2 FLOP per sequence; the maxima take half as many issue slots as the
+// products take time, and run beside the other warpgroup's.
 #include "kernels/nsa/sm90/launch_index.h"
 
 #include "kernels/nsa/gpu/select_best.cuh"
@@ -17,9 +17,9 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kListCandidates = 64;               // of a row, at most
-constexpr int kMostSlots = 32;                    // of them the best that are kept
-constexpr int kRefreshAt = kListCandidates - 4;   // between refreshes, a row gets at most 4 candidates
+constexpr int kListCandidates = 64;               // a row's candidates, at most
+constexpr int kMostSlots = 32;                    // the best candidates, which a refresh keeps
+constexpr int kRefreshAt = kListCandidates - 4;   // a row gets at most 4 candidates between refreshes
 constexpr int kListStride = kListCandidates + 1;  // candidates from row to row, against bank conflicts
 
 struct SelectIndexArgs {
@@ -37,7 +37,7 @@ struct SelectIndexShared {
 // The candidates of a warp's 16 rows. Each lane has the state of one row, lane / 4 + 8 (lane % 2), so that two lanes
 // have the same one; the lower of them writes.
 struct RowLists {
-  int2 (*candidates)[kListStride];  // of the warp's first row
+  int2 (*candidates)[kListStride];  // those of the warp's first row
   int slots;
   int count = 0, end = INT_MIN;  // candidates so far; the row's blocks from `end` on are none
   float bound = NAN;             // a candidate's maximum is above it; a NaN: every block is a candidate
@@ -79,7 +79,7 @@ struct RowLists {
           high = middle, above = reach;
         if (reach == slots) break;
       }
-      int equals = slots - above, kept = 0;  // of the candidates between low and high, the first ones are kept
+      int equals = slots - above, kept = 0;  // the first candidates between low and high are kept
       float least = INFINITY;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -40,6 +40,10 @@ LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int
   a.rrms1 = kept("rrms1", acc, {N});
   a.rrms2 = kept("rrms2", acc, {N});
   a.qkv = alloc_of(LayerPart::attention)("qkv", dtype, {N, qkv_width(c, kind)});
+  if (c.has_index(layer)) {
+    a.index = alloc_of(LayerPart::attention)("index", dtype, {N, index_width(c)});
+    if (c.qk_norm) a.index_qk = alloc_of(LayerPart::qk)("index_qk", dtype, {N, index_width(c)});
+  }
   if (c.qk_norm) a.qk = alloc_of(LayerPart::qk)("qk", dtype, {N, qk_width(c, kind)});
   a.attention = alloc_attention(c, kind, B, T, row_tokens, dtype, kept, alloc_of(LayerPart::attention));
   a.x_mid = alloc_of(LayerPart::out_proj)("x_mid", dtype, {N, c.dim});
@@ -66,8 +70,9 @@ void check_sequences(Device device, const ModelConfig& c, int64_t B) {
 }
 
 QkvViews attended_qkv(const LayerActivations& a, const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T) {
-  const QkvViews views = split_qkv(a.qkv, c, kind, B, T);
-  return a.qk.empty() ? views : with_qk(views, a.qk);
+  QkvViews views = split_qkv(a.qkv, c, kind, B, T);
+  if (!a.qk.empty()) views = with_qk(views, a.qk);
+  return a.index.empty() ? views : with_index(views, a.index_qk.empty() ? a.index : a.index_qk, c);
 }
 
 void ActivationMemory::reserve(const Arena& planned) {
@@ -103,6 +108,7 @@ Activations::Activations(const AllocActivation& alloc, const ModelConfig& c, int
   tokens = alloc(MemTag::io, "tokens", DType::i32, {B, T}, kNoLayer);
   check_sequences(tokens.device, c, B);
   targets = alloc(MemTag::io, "targets", DType::i32, {B, T}, kNoLayer);
+  if (c.has_index()) padding_begin = alloc(MemTag::io, "first padded tokens", DType::i32, {B}, kNoLayer);
   if (most_documents > 0) {
     const auto table = [&](const char* name, const Shape& shape) {
       return alloc(MemTag::io, name, DType::i32, shape, kNoLayer);

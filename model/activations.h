@@ -24,8 +24,10 @@ void check_sequences(Device, const ModelConfig&, int64_t B);
 struct LayerActivations {
   Tensor x;  // [N,C]: the layer's input, which the previous layer writes
   Tensor rrms1, rrms2;
-  Tensor qkv;  // [N, fused projection rows]: q, k and v; without model.qk_norm, q and k are rotated in place
-  Tensor qk;   // [N, qk_width]: with model.qk_norm, q and k after norm and rotation; qkv then keeps the projected ones
+  Tensor qkv;    // [N, rows of the fused projection]: q, k and v; without model.qk_norm, q and k are rotated in place
+  Tensor index;  // [N, index_width], with a taught index: its queries and keys, rotated in place as those in qkv
+  Tensor index_qk;  // [N, index_width]: with model.qk_norm, as qk
+  Tensor qk;  // [N, qk_width]: with model.qk_norm, q and k after norm and rotation; qkv then keeps the projected ones
   AttentionSaved attention;
   Tensor x_mid;    // [N,C]: the sum after attention
   Tensor mlp_pre;  // [N,H], for swiglu [N,2H]: the MLP before its activation
@@ -60,6 +62,9 @@ class Activations {
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
 
   Tensor tokens, targets;  // [B,T] i32
+  // [B] i32, with a taught index: the first padded token of each sequence, whose rows teach nothing from there on; the
+  // number of tokens if there is none.
+  Tensor padding_begin;
   // For packed rows; absent if every row is one document. [B * most_documents + 1] i32: document bounds in all
   // sequences' tokens, then the document count. Bounds and tables are for whole sequences, with layout().tokens()
   // tokens each.

@@ -23,6 +23,15 @@ void expect_sound(Context& ctx, const LayerContext& lc, const NsaSaved& s, Const
 
 constexpr int kBranches = 3;
 
+// The index's lse that this forward computes; absent if it computes none.
+Tensor taught_lse(const LayerContext& lc, const AttentionSaved& saved) {
+  return lc.teaches_index ? saved.nsa.index_lse : Tensor{};
+}
+
+SelectedSaved selected_saved(const LayerContext& lc, const AttentionSaved& saved) {
+  return {saved.nsa.block_index, saved.dense.o, saved.dense.lse, taught_lse(lc, saved)};
+}
+
 Shape out_shape(const LayerContext& lc) { return {lc.B, lc.T, lc.config.n_heads, lc.config.d_v}; }
 
 // The attention of a rank that holds whole sequences.
@@ -36,12 +45,21 @@ class WholeSequences : public AttentionExec {
                     ConstTensor dout, const QkvViews& in, const NsaSaved& s, const NsaWeights& w) const override {
     triad::nsa_backward(ctx, grad, dw, dout, nsa_in(in, lc.documents), s, w, lc.config.nsa);
   }
-  void dense_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s, const QkvViews& in) const override {
-    dense_attention_forward(ctx, s, dense_in(in, lc.documents));
+  void dense_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s, const QkvViews& in,
+                     const IndexForward* index) const override {
+    dense_attention_forward(ctx, s, dense_in(in, lc.documents), index);
   }
   void dense_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout, const QkvViews& in,
-                      const DenseSaved& s) const override {
-    dense_attention_backward(ctx, grad, dout, dense_in(in, lc.documents), s);
+                      const DenseSaved& s, const IndexBackward* index) const override {
+    dense_attention_backward(ctx, grad, dout, dense_in(in, lc.documents), s, index);
+  }
+  void selected_forward(Context& ctx, const LayerContext& lc, const SelectedSaved& s,
+                        const QkvViews& in) const override {
+    selected_attention_forward(ctx, s, dense_in(in, lc.documents), index_in(in), lc.config.nsa, lc.keep_block_index);
+  }
+  void selected_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout,
+                         const QkvViews& in, const SelectedSaved& s, const IndexBackward* index) const override {
+    selected_attention_backward(ctx, grad, dout, dense_in(in, lc.documents), s, lc.config.nsa.l_sel, index);
   }
 };
 
@@ -54,13 +72,20 @@ AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t
   const DType acc = acc_dtype(dtype);
   const Shape o = {B, T, c.n_heads, c.d_v}, lse = {B, T, c.n_heads};
   AttentionSaved saved;
+  const auto keep_lists = [&] {
+    saved.nsa.block_index = kept("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
+    if (c.has_index()) saved.nsa.index_lse = kept("index_lse", acc, {B, T, c.n_kv_groups});
+  };
   switch (kind) {
+    case AttentionKind::selected:
+      keep_lists();
+      [[fallthrough]];
     case AttentionKind::dense:
       saved.dense = {alloc("o", dtype, o), alloc("lse", acc, lse)};
       break;
     case AttentionKind::nsa: {
       NsaSaved& s = saved.nsa;
-      s.block_index = kept("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
+      keep_lists();
       for (int b = 0; b < 3; ++b) {
         const std::string_view branch = word_of(static_cast<Branch>(b));
         s.o[b] = alloc(fmt::format("o_{}", branch), dtype, o);
@@ -80,17 +105,35 @@ AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t
 
 Tensor attend_forward(Context& ctx, const LayerContext& lc, const NsaWeights& w, const QkvViews& in,
                       const AttentionSaved& saved, Scratch::Scope& scope) {
+  const Tensor index_lse = taught_lse(lc, saved);
+  const auto expect_sound_index = [&] { lc.expect_finite(ctx, {{"nsa_index_forward", "index_lse", index_lse}}); };
   switch (lc.attention()) {
-    case AttentionKind::dense:
-      lc.exec.dense_forward(ctx, lc, saved.dense, in);
+    case AttentionKind::dense: {
+      const IndexForward index{index_in(in), index_lse};
+      lc.exec.dense_forward(ctx, lc, saved.dense, in, index_lse.empty() ? nullptr : &index);
       lc.expect_finite(ctx, {{"dense_attention", "o", saved.dense.o}});
+      expect_sound_index();
       return saved.dense.o;
+    }
+    case AttentionKind::selected: {
+      const SelectedSaved s = selected_saved(lc, saved);
+      lc.exec.selected_forward(ctx, lc, s, in);
+      if (lc.stats != nullptr) lc.stats->add(ctx, lc.layer, {}, s.block_index, lc.documents);
+      if (lc.asserts != nullptr)
+        lc.asserts->lists(ctx, lc.layer, "nsa_select_index", "block_index", s.block_index, lc.config.nsa.l_sel,
+                          lc.documents);
+      lc.expect_finite(ctx, {{"nsa_attend_selected", "o", s.o}});
+      expect_sound_index();
+      return s.o;
+    }
     case AttentionKind::nsa: {
-      const NsaSaved& s = saved.nsa;
+      NsaSaved s = saved.nsa;
+      s.index_lse = index_lse;
       const Tensor out = scope.alloc(in.q.dtype, out_shape(lc), "attention");
       lc.exec.nsa_forward(ctx, lc, out, s, in, w);
       if (lc.stats != nullptr) lc.stats->add(ctx, lc.layer, s.gate, s.block_index, lc.documents);
       expect_sound(ctx, lc, s, out);
+      expect_sound_index();
       return out;
     }
   }
@@ -103,11 +146,29 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
   const DType acc = acc_dtype(in.q.dtype);
   AttentionGrads grads;
   grads.dq = memory.alloc(acc, in.q.shape(), "dq");
+  IndexBackward taught;
+  const IndexBackward* index = nullptr;
+  if (!in.index_q.empty()) {
+    grads.index_dq = memory.alloc(acc, in.index_q.shape(), "dq of the index");
+    taught = {.in = index_in(in),
+              .lse = saved.nsa.index_lse,
+              .dq = grads.index_dq,
+              .dk = din.index_k,
+              .loss = lc.index_loss.slice(0, lc.layer, lc.layer + 1),
+              .scale = lc.index_scale,
+              .padding_begin = lc.padding_begin};
+    index = &taught;
+  }
   switch (lc.attention()) {
     case AttentionKind::dense:
       grads.out = saved.dense.o;
-      lc.exec.dense_backward(ctx, lc, {grads.dq, din.k[0], din.v[0]}, dout, in, saved.dense);
+      lc.exec.dense_backward(ctx, lc, {grads.dq, din.k[0], din.v[0]}, dout, in, saved.dense, index);
       lc.expect_finite(ctx, {{"dense_attention backward", "dq", grads.dq}});
+      break;
+    case AttentionKind::selected:
+      grads.out = saved.dense.o;
+      lc.exec.selected_backward(ctx, lc, {grads.dq, din.k[0], din.v[0]}, dout, in, selected_saved(lc, saved), index);
+      lc.expect_finite(ctx, {{"nsa_attend_selected backward", "dq", grads.dq}});
       break;
     case AttentionKind::nsa:
       grads.out = memory.alloc(in.q.dtype, out_shape(lc), "attention");
@@ -116,16 +177,18 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
         Scratch::Scope inner(ctx.scratch);
         const Tensor pairs = inner.alloc(in.q.dtype, {lc.B * lc.T, kBranches * kv_width(lc.config)}, "dk, dv");
         const QkvViews dbranches = split_branch_pairs(pairs, lc.config, lc.B, lc.T);
-        lc.exec.nsa_backward(ctx, lc, {grads.dq, grads.dq_group, dbranches.k, dbranches.v, grads.out}, dw, dout, in,
-                             saved.nsa, w);
+        lc.exec.nsa_backward(ctx, lc, {grads.dq, grads.dq_group, dbranches.k, dbranches.v, grads.out, index}, dw, dout,
+                             in, saved.nsa, w);
         branch_sum(ctx, din.pairs, pairs);
       } else {
-        lc.exec.nsa_backward(ctx, lc, {grads.dq, grads.dq_group, din.k, din.v, grads.out}, dw, dout, in, saved.nsa, w);
+        lc.exec.nsa_backward(ctx, lc, {grads.dq, grads.dq_group, din.k, din.v, grads.out, index}, dw, dout, in,
+                             saved.nsa, w);
       }
       lc.expect_finite(
           ctx, {{"nsa_gate backward", "dq_group", grads.dq_group}, {"backward of the branches", "dq", grads.dq}});
       break;
   }
+  lc.expect_finite(ctx, {{"nsa_index_backward", "dq of the index", grads.index_dq}});
   return grads;
 }
 

@@ -36,12 +36,31 @@ std::string joined(const std::vector<double>& numbers) {
   return text;
 }
 
+// Throws for a key of the gates that says what one softmax, without gates, cannot do.
+void check_one_softmax(const NsaConfig& c) {
+  const GateOptions none;
+  const auto refuse = [](bool set, const char* key, const auto& value) {
+    if (set) fail_usage("nsa.{} is {}: it needs nsa.branches cmp,sel,win, and that is sel, without gates", key, value);
+  };
+  refuse(c.gate.kind != none.kind, "gate", word_of(c.gate.kind));
+  refuse(c.gate.temperature != none.temperature, "gate_temperature", c.gate.temperature);
+  refuse(!c.gate_init.empty(), "gate_init", fmt::format("[{}]", joined(c.gate_init)));
+  refuse(c.gate.force != none.force, "force_branch", word_of(c.gate.force));
+  refuse(c.gate.uniform, "uniform_gate", c.gate.uniform);
+  refuse(c.gate.stop_gradient, "stopgrad_gates", c.gate.stop_gradient);
+  if (c.selector != Selector::index)
+    fail_usage("nsa.branches is sel: it needs nsa.selector index, and that is {}", word_of(c.selector));
+}
+
 void check_nsa(const NsaConfig& c) {
-  if (c.l % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l {}", c.d, c.l);
-  if (c.l_sel % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l_sel {}", c.d, c.l_sel);
   if (c.n_sel < c.init_blocks + c.local_blocks)
     fail_usage("nsa.n_sel is {}: at least init_blocks + local_blocks = {} are needed", c.n_sel,
                c.init_blocks + c.local_blocks);
+  if (c.selector == Selector::index && c.d_index % 2 != 0)
+    fail_usage("nsa.d_index is {}: it must be even, for the rotation turns pairs", c.d_index);
+  if (c.branches == Branches::selected) return check_one_softmax(c);
+  if (c.l % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l {}", c.d, c.l);
+  if (c.l_sel % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l_sel {}", c.d, c.l_sel);
   if (c.gate.uniform && c.gate.force != Branch::none)
     fail_usage("nsa.uniform_gate is true and nsa.force_branch is {}: only one of them can hold", word_of(c.gate.force));
   if (c.gate_init.empty()) return;
@@ -57,7 +76,7 @@ void check_nsa(const NsaConfig& c) {
 
 int64_t ModelConfig::count_nsa_layers() const {
   int64_t count = 0;
-  for (int64_t i = 0; i < n_layers; ++i) count += attention_of(i) == AttentionKind::nsa;
+  for (int64_t i = 0; i < n_layers; ++i) count += attention_of(i) != AttentionKind::dense;
   return count;
 }
 

@@ -11,7 +11,8 @@
 namespace triad {
 
 enum class MlpKind { silu, swiglu };
-enum class AttentionKind { nsa, dense };
+// selected: NSA with nsa.branches sel. A config says nsa for it.
+enum class AttentionKind { nsa, dense, selected };
 
 struct ModelConfig {
   int64_t dim = 0, n_layers = 0, n_heads = 0, n_kv_groups = 0, d_k = 0, d_v = 0, vocab_size = 0;
@@ -30,8 +31,12 @@ struct ModelConfig {
   int64_t group_size() const { return n_heads / n_kv_groups; }  // G: query heads per key/value group
   AttentionKind attention_of(int64_t layer) const {
     const auto i = static_cast<size_t>(layer);
-    return i < dense_.size() && dense_[i] ? AttentionKind::dense : attention;
+    if (i < dense_.size() && dense_[i]) return AttentionKind::dense;
+    return has_nsa() && nsa.branches == Branches::selected ? AttentionKind::selected : attention;
   }
+  // Whether a layer selects by a taught index; whether any layer does.
+  bool has_index(int64_t layer) const { return has_index() && attention_of(layer) != AttentionKind::dense; }
+  bool has_index() const { return has_nsa() && nsa.selector == Selector::index; }
   bool has_nsa() const { return attention == AttentionKind::nsa; }  // whether any layer has NSA
   int64_t count_nsa_layers() const;
   RopeOptions rope() const;
@@ -78,6 +83,17 @@ struct EnumWords<Branch> {
       {"none", Branch::none}, {"cmp", Branch::cmp}, {"sel", Branch::sel}, {"win", Branch::win}};
 };
 
+template <>
+struct EnumWords<Selector> {
+  static constexpr std::pair<std::string_view, Selector> words[] = {{"compressed", Selector::compressed},
+                                                                    {"index", Selector::index}};
+};
+template <>
+struct EnumWords<Branches> {
+  static constexpr std::pair<std::string_view, Branches> words[] = {{"cmp,sel,win", Branches::all},
+                                                                    {"sel", Branches::selected}};
+};
+
 template <class V>
 void visit(ModelConfig& c, V&& v) {
   v("dim", c.dim, "model width C", required(at_least(1).up_to(1 << 20)));
@@ -112,11 +128,17 @@ void visit(ModelConfig& c, V&& v) {
 
 template <class V>
 void visit(NsaConfig& c, V&& v) {
-  v("l", c.l, "compression block, tokens", required(at_least(1).up_to(1 << 20)));
-  v("d", c.d, "compression stride, tokens; divides l and l_sel", required(at_least(1).up_to(1 << 20)));
+  // First, because it decides which keys after it are required and checked.
+  v("branches", c.branches,
+    "cmp,sel,win, or sel: one softmax over the selected blocks, with k_win and v_win, without gate; needs selector "
+    "index, and no l, d, w or phi",
+    Rule{});
+  const auto three_branches = [&](const Rule& rule) { return c.branches == Branches::all ? required(rule) : Rule{}; };
+  v("l", c.l, "compression block, tokens", three_branches(at_least(1).up_to(1 << 20)));
+  v("d", c.d, "compression stride, tokens; divides l and l_sel", three_branches(at_least(1).up_to(1 << 20)));
   v("l_sel", c.l_sel, "selection block l', tokens", required(at_least(1).up_to(1 << 20)));
   v("n_sel", c.n_sel, "selected blocks n a query, forced ones included", required(at_least(1).up_to(1 << 20)));
-  v("w", c.w, "sliding window, tokens", required(at_least(1).up_to(1 << 30)));
+  v("w", c.w, "sliding window, tokens", three_branches(at_least(1).up_to(1 << 30)));
   v("phi", c.phi, "compression: mean, learned per-channel weights, or learned map", Rule{});
   v("gate", c.gate.kind, "how the branches are weighed", Rule{});
   v("gate_temperature", c.gate.temperature, "divides the gate's logits", above(0));
@@ -127,6 +149,14 @@ void visit(NsaConfig& c, V&& v) {
   v("stopgrad_gates", c.gate.stop_gradient, "no gradient through the gates", Rule{});
   v("gate_init", c.gate_init, "gates of cmp, sel and win that fresh weights begin with; none: all equal", above(0));
   v("shared_kv", c.shared_kv, "one k and one v, those of the window branch, for all three branches", Rule{});
+  v("selector", c.selector,
+    "what scores the blocks: the compressed branch's probabilities, or an index, a small head of its own that learns "
+    "by "
+    "a KL loss where the selected branch looks",
+    Rule{});
+  v("d_index", c.d_index, "selector index: width of its queries and its key; even", at_least(2).up_to(256));
+  v("index_loss", c.index_loss, "selector index: weight of its loss, summed over the layers, in the objective",
+    at_least(0));
 }
 
 }  // namespace triad

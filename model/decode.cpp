@@ -14,16 +14,20 @@ namespace triad {
 
 Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, AttentionKind kind, int64_t B, int64_t S,
                                          DType dtype, int64_t layer) {
+  const auto alloc_heads = [&](const char* name, int64_t rows, int64_t heads, int64_t width) {
+    return arena.alloc(MemTag::activations, fmt::format("cache{:02}.{}", layer, name), dtype, {B, rows, heads, width});
+  };
   const auto alloc = [&](const char* name, int64_t rows, int64_t width) {
-    return arena.alloc(MemTag::activations, fmt::format("cache{:02}.{}", layer, name), dtype,
-                       {B, rows, c.n_kv_groups, width});
+    return alloc_heads(name, rows, c.n_kv_groups, width);
   };
   const NsaConfig& n = c.nsa;
-  const int64_t W = std::min(n.w, S), Tc = compressed_length(S, n.l, n.d);
+  const Tensor index_k = c.has_index(layer) ? alloc_heads("index_k", S, 1, n.d_index) : Tensor{};
   switch (kind) {
     case AttentionKind::dense:
-      return {.nsa = {}, .dense = {alloc("k", S, c.d_k), alloc("v", S, c.d_v)}};
-    case AttentionKind::nsa:
+    case AttentionKind::selected:
+      return {.nsa = {}, .dense = {alloc("k", S, c.d_k), alloc("v", S, c.d_v)}, .index_k = index_k};
+    case AttentionKind::nsa: {
+      const int64_t W = std::min(n.w, S), Tc = compressed_length(S, n.l, n.d);
       return {.nsa = {.k_sel = alloc("k_sel", S, c.d_k),
                       .v_sel = alloc("v_sel", S, c.d_v),
                       .k_win = alloc("k_win", W, c.d_k),
@@ -32,7 +36,9 @@ Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, Att
                       .v_cmp = alloc("v_cmp", Tc, c.d_v),
                       .k_raw = alloc("k_raw", n.l, c.d_k),
                       .v_raw = alloc("v_raw", n.l, c.d_v)},
-              .dense = {}};
+              .dense = {},
+              .index_k = index_k};
+    }
   }
   return {};
 }
@@ -54,6 +60,10 @@ Decoder::Decoder(Context& ctx, Arena& arena, Model& model, int64_t B, int64_t S)
   qkv_ = arena.alloc(MemTag::activations, "step.qkv", dtype, {B * widest});
   attended_ = arena.alloc(MemTag::activations, "step.attended", dtype, {B, c.n_heads * c.d_v});
   hidden_ = arena.alloc(MemTag::activations, "step.hidden", dtype, {B, c.mlp_hidden});
+  if (c.has_index()) {
+    index_ = arena.alloc(MemTag::activations, "step.index", dtype, {B, index_width(c)});
+    lists_ = arena.alloc(MemTag::activations, "step.block_index", DType::i32, {B, 1, c.n_kv_groups, c.nsa.n_sel});
+  }
   for (int64_t i = 0; i < c.n_layers; ++i) caches_.push_back(alloc_cache(arena, c, c.attention_of(i), B, S, dtype, i));
 }
 
@@ -69,8 +79,10 @@ void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
     const AttentionKind kind = model_.config().attention_of(layer);
     const QkvViews views = attended_qkv(a, model_.config(), kind, 1, act.T());
     const LayerCache& cache = caches_[static_cast<size_t>(layer)];
+    if (!cache.index_k.empty()) index_cache_fill(ctx, cache.index_k, b, n, views.index_k);
     switch (kind) {
       case AttentionKind::dense:
+      case AttentionKind::selected:
         return dense_cache_fill(ctx, cache.dense, b, n, views.k[0], views.v[0]);
       case AttentionKind::nsa:
         return nsa_cache_fill(ctx, cache.nsa, b, n, nsa_in(views), a.attention.nsa.k_cmp, a.attention.nsa.v_cmp);
@@ -93,12 +105,26 @@ void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) 
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
   const Tensor qkv = qkv_of(layer);
   skinny_linear(ctx, qkv, x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps, .addend = repeat_row(w.qkv_bias, B())});
+  if (c.has_index(layer)) list_by_index(ctx, layer);
   attend(ctx, layer, probe);
   skinny_linear(ctx, x_, attended_, w.out_proj, {.addend = x_});
   const auto activation =
       c.mlp == MlpKind::silu ? SkinnyLinearOptions::Activation::silu : SkinnyLinearOptions::Activation::swiglu;
   skinny_linear(ctx, hidden_, x_, w.mlp_in, {.norm = w.norm2, .eps = c.norm_eps, .activation = activation});
   skinny_linear(ctx, x_, hidden_, w.mlp_out, {.addend = x_});
+}
+
+// Extends the layer's cache of index keys by the token whose input is x_, and computes its lists_.
+void Decoder::list_by_index(Context& ctx, int64_t layer) {
+  const ModelConfig& c = model_.config();
+  const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
+  skinny_linear(ctx, index_, x_, w.index, {.norm = w.norm1, .eps = c.norm_eps});
+  const QkvViews views = with_index(split_qkv(qkv_of(layer), c, c.attention_of(layer), B(), 1), index_, c);
+  const QkHeads heads = {views.index_q, views.index_k};
+  if (c.qk_norm) qk_norm_forward(ctx, heads, {views.index_q, views.index_k}, w.index_norm, c.norm_eps);
+  const Tensor& cache = caches_[static_cast<size_t>(layer)].index_k;
+  index_cache_append(ctx, cache, views.index_q, views.index_k, position, model_.index_cos(), model_.index_sin());
+  index_decode(ctx, lists_, views.index_q, cache, position, c.nsa);
 }
 
 // Extends the layer's cache by the token in qkv_, and computes attended_.
@@ -116,10 +142,14 @@ void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
       dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(),
                          model_.rope_sin());
       return dense_decode(ctx, out, {views.q, cache.dense, position}, probe);
+    case AttentionKind::selected:
+      dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(),
+                         model_.rope_sin());
+      return selected_decode(ctx, out, {views.q, cache.dense, position}, lists_, c.nsa.l_sel, probe);
     case AttentionKind::nsa:
       nsa_cache_append(ctx, cache.nsa, views.q, nsa_in(views), position, model_.rope_cos(), model_.rope_sin(), w,
                        c.nsa);
-      return nsa_decode(ctx, out, {views.q, cache.nsa, position}, w.gate, c.nsa, probe);
+      return nsa_decode(ctx, out, {views.q, cache.nsa, position, lists_}, w.gate, c.nsa, probe);
   }
 }
 

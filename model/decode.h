@@ -49,17 +49,22 @@ class Decoder {
   Model& model_;
   int64_t capacity_;
   std::vector<int64_t> length_;
-  // A layer's cache: nsa or dense, by the layer's kind. Branches that share keys and values have separate caches too:
-  // the window branch's and the raw rows' are short rings, so that only k_sel and v_sel grow with S.
+  // The cache of a layer: nsa or dense, by the layer's kind, and a taught index. Branches that share keys and values
+  // have caches of their own too: those of the window and the raw rows are short rings, so that only k_sel and v_sel
+  // grow with S.
   struct LayerCache {
     NsaCache nsa;
-    DenseCache dense;
+    DenseCache dense;  // also of one softmax over selected blocks
+    Tensor index_k;    // [B,S,1,d_index]: the keys of a taught index; absent without one
   };
   static LayerCache alloc_cache(Arena&, const ModelConfig&, AttentionKind, int64_t B, int64_t S, DType, int64_t layer);
 
   std::vector<LayerCache> caches_;
-  // A step's buffers, compute dtype: [B,C], [B * the widest layer's qkv rows], [B,Hq*dv], [B,H].
-  Tensor x_, qkv_, attended_, hidden_;
+  void list_by_index(Context&, int64_t layer);
+
+  // Buffers of a step, compute dtype: [B,C], [B * rows of the widest layer's qkv], [B,Hq*dv], [B,H]; with a taught
+  // index [B, index_width], and its lists [B,1,Hkv,n] i32.
+  Tensor x_, qkv_, attended_, hidden_, index_, lists_;
 };
 
 }  // namespace triad

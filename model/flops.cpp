@@ -11,22 +11,34 @@ namespace {
 
 double triangle(double n) { return n * (n + 1) / 2; }
 
-AttendedPairs nsa_pairs(const ModelConfig& c, int64_t T) {
-  AttendedPairs pairs;
+// Products for a taught index: with its weights in forward and backward, where the layer's input gets no gradient; and
+// per pair that teaches it, the student in forward and backward and two gradients.
+constexpr double kIndexWeightProducts = 2, kIndexProducts = 4;
+
+// The pairs of the selected branch, and of a taught index.
+AttendedPairs selected_pairs(const ModelConfig& c, int64_t T) {
   const NsaConfig& n = c.nsa;
-  // Compressed block k (0-based) is visible to the queries at positions from k*d + l - 1 on.
-  const int64_t Tc = compressed_length(T, n.l, n.d);
-  pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) -
-              static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
-  if (Tc == 0) pairs.cmp = 0;
   // A query selects min(n_sel, number of blocks up to its own) blocks. All are full except its own, where it sees the
   // keys up to itself. Queries in block i see min(n_sel - 1, i) full ones; in the first `growing` blocks they see i.
   const int64_t blocks = T / n.l_sel, growing = std::min(blocks, n.n_sel);
   const double block = static_cast<double>(n.l_sel), rest = static_cast<double>(T % n.l_sel);
   const double full = triangle(static_cast<double>(growing - 1)) +
                       static_cast<double>(blocks - growing) * static_cast<double>(n.n_sel - 1);
+  AttendedPairs pairs;
   pairs.sel = block * block * full + static_cast<double>(blocks) * triangle(block) +
               rest * block * static_cast<double>(std::min(n.n_sel - 1, blocks)) + triangle(rest);
+  if (c.has_index()) pairs.index = triangle(static_cast<double>(T));
+  return pairs;
+}
+
+AttendedPairs nsa_pairs(const ModelConfig& c, int64_t T) {
+  AttendedPairs pairs = selected_pairs(c, T);
+  const NsaConfig& n = c.nsa;
+  // Compressed block k (0-based) is visible to the queries at positions from k*d + l - 1 on.
+  const int64_t Tc = compressed_length(T, n.l, n.d);
+  pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) -
+              static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
+  if (Tc == 0) pairs.cmp = 0;
   const double w = static_cast<double>(std::min(n.w, T));
   pairs.win = static_cast<double>(T) * w - w * (w - 1) / 2;
   return pairs;
@@ -38,6 +50,8 @@ AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T
   switch (kind) {
     case AttentionKind::nsa:
       return nsa_pairs(c, T);
+    case AttentionKind::selected:
+      return selected_pairs(c, T);
     case AttentionKind::dense:
       return {.dense = triangle(static_cast<double>(T))};
   }
@@ -51,7 +65,7 @@ AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T
     const AttendedPairs one = attended_pairs(c, kind, length);
     const double per_row = static_cast<double>(number) / static_cast<double>(mix.rows);
     mean.cmp += per_row * one.cmp, mean.sel += per_row * one.sel, mean.win += per_row * one.win;
-    mean.dense += per_row * one.dense;
+    mean.dense += per_row * one.dense, mean.index += per_row * one.index;
   }
   return mean;
 }
@@ -62,7 +76,10 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   // Only the head: the embedding is a lookup without FLOPs.
   flops.head = 6 * tokens * static_cast<double>(c.vocab_size * c.dim);
   for (const ParamSpec& p : param_specs(c))
-    if (p.is_layer_product()) flops.layers += 6 * tokens * static_cast<double>(p.shape.numel());
+    if (p.is_layer_product())
+      flops.layers += 6 * tokens * static_cast<double>(p.shape.numel());
+    else if (is_index(p.role) && p.decays())
+      flops.layers += kIndexWeightProducts * 2 * tokens * static_cast<double>(p.shape.numel());
   return flops;
 }
 
@@ -72,9 +89,10 @@ namespace {
 double part_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, LayerPart part,
                   const DocumentMix& mix) {
   const double product = 2 * static_cast<double>(B * T) * static_cast<double>(c.dim);  // FLOPs per matrix row
+  const bool has_index = c.has_index() && kind != AttentionKind::dense;
   switch (part) {
     case LayerPart::attention:
-      return product * static_cast<double>(qkv_width(c, kind)) +
+      return product * static_cast<double>(qkv_width(c, kind) + (has_index ? index_width(c) : 0)) +
              2 * attended_pairs(c, kind, T, mix).all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
     case LayerPart::qk:
       return 0;  // no product
@@ -100,13 +118,28 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
                       const DocumentMix& mix) {
   const ProductFlops products = product_flops(c, B, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
-  double attention = 0;  // FLOPs per head and sequence, in all layers
+  // FLOPs in all layers of one head and sequence; of the index of one group and sequence.
+  double attention = 0, index = 0;
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AttendedPairs p = attended_pairs(c, c.attention_of(i), T, mix);
-    attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv) + 2 * p.cmp * dk;
+    attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv);
+    if (c.has_index(i))
+      index += 2 * static_cast<double>(c.nsa.d_index) * (p.index + kIndexProducts * p.sel);
+    else
+      attention += 2 * p.cmp * dk;
   }
   return products.layers + products.head + static_cast<double>(B * c.n_heads) * attention +
-         replay_flops(c, B, T, recompute, mix);
+         static_cast<double>(B * c.n_kv_groups) * index + replay_flops(c, B, T, recompute, mix);
+}
+
+double dense_index_flops(const ModelConfig& c, int64_t B, int64_t T, const DocumentMix& mix) {
+  double weights = 0, layers = 0;
+  for (const ParamSpec& p : param_specs(c))
+    if (is_index(p.role) && p.decays()) weights += static_cast<double>(p.shape.numel());
+  for (int64_t i = 0; i < c.n_layers; ++i) layers += c.has_index(i);
+  const double pairs = attended_pairs(c, AttentionKind::dense, T, mix).dense;
+  return kIndexWeightProducts * 2 * static_cast<double>(B * T) * weights +
+         kIndexProducts * 2 * pairs * layers * static_cast<double>(B * c.n_kv_groups * c.nsa.d_index);
 }
 
 double dense_equivalent_flops(const ModelConfig& c, int64_t B, int64_t T) {

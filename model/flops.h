@@ -12,6 +12,8 @@ namespace triad {
 // Attended (query, key) pairs per head over one T-token sequence: in each NSA branch, or in dense attention.
 struct AttendedPairs {
   double cmp = 0, sel = 0, win = 0, dense = 0;
+  // Pairs of one group that a taught index scores to select; no attention.
+  double index = 0;
   double all() const { return cmp + sel + win + dense; }
 };
 AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T);
@@ -34,6 +36,8 @@ AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const
 // per pair where backward uses two kernels (fp32, heads other than (64, 64) and (128, 128); kernels/README.md). The mix
 // tells which documents the sequences hold, on average.
 double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {}, const DocumentMix& = {});
+// A taught index's FLOPs in a dense pass (Model::attend_densely), which the dense model's training_flops() lacks.
+double dense_index_flops(const ModelConfig&, int64_t B, int64_t T, const DocumentMix& = {});
 // FLOPs for what backward computes again.
 double replay_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan&, const DocumentMix& = {});
 

@@ -5,7 +5,7 @@
 namespace triad {
 
 std::string dense_source(const ParamSpec& spec) {
-  if (is_gate(spec.role) || is_phi(spec.role)) return "";
+  if (is_gate(spec.role) || is_phi(spec.role) || is_index(spec.role)) return "";
   std::string name = spec.name;
   for (const Branch branch : {Branch::cmp, Branch::sel}) {
     // All names for one branch's keys and values: attn.k_cmp_proj.weight, attn.k_cmp_norm.weight, ...

@@ -22,25 +22,30 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
+// Tables of cosines and sines for heads of one width.
+struct Angles {
+  ConstTensor cos, sin;
+};
+Angles angles_of(const LayerContext& lc) { return {lc.rope_cos, lc.rope_sin}; }
+Angles index_angles(const LayerContext& lc) { return {lc.index_cos, lc.index_sin}; }
+
 // Calls rotate(rows, cos, sin, begin), which rotates q and keys by their positions, for each chunk of this rank's
 // tokens. rows(t): the chunk's rows of a tensor t. A token's position is its number in the chunk minus its entry in
 // `begin`, or if `begin` is absent that number; cos and sin are the tables from position 0 on.
 template <class Rotate>
-void rotate_chunks(Context& ctx, const LayerContext& lc, Rotate&& rotate) {
+void rotate_chunks(Context& ctx, const LayerContext& lc, const Angles& angles, Rotate&& rotate) {
   const SequenceLayout& layout = lc.layout;
   for (int64_t i = 0; i < layout.chunks(); ++i) {
     const RowRange chunk = layout.chunk(i);
-    const auto rows = [&]<class TensorType>(const TensorType& t) {
-      return t.empty() ? t : t.slice(1, i * layout.chunk_tokens, (i + 1) * layout.chunk_tokens);
-    };
+    const auto rows = [&](const auto& t) { return layout.rows_of_chunk(t, i); };
     if (lc.documents.empty()) {
       const auto from_chunk = [&](const ConstTensor& table) { return table.slice(0, chunk.begin, table.size(0)); };
-      rotate(rows, from_chunk(lc.rope_cos), from_chunk(lc.rope_sin), ConstTensor{});
+      rotate(rows, from_chunk(angles.cos), from_chunk(angles.sin), ConstTensor{});
     } else {
       Scratch::Scope scope(ctx.scratch);
       const Documents documents =
           layout.shared() ? cut_documents(ctx, scope, lc.documents, chunk.begin, chunk.end) : lc.documents;
-      rotate(rows, lc.rope_cos, lc.rope_sin, documents.begin);
+      rotate(rows, angles.cos, angles.sin, documents.begin);
     }
   }
 }
@@ -54,6 +59,21 @@ QkvViews attended(const LayerContext& lc, const QkvViews& all) {
   return lc.dense ? dense_views(all, kv_pairs(lc.config, lc.kind())) : all;
 }
 
+// The same for the index's queries and keys.
+void norm_and_rotate_index(Context& ctx, const LayerContext& lc, const Weights& w, const LayerActivations& a,
+                           const QkvViews& views) {
+  if (lc.config.qk_norm) {
+    const QkvViews projected = with_index(views, a.index, lc.config);
+    qk_norm_forward(ctx, {views.index_q, views.index_k}, {projected.index_q, projected.index_k}, w.index_norm,
+                    lc.config.norm_eps);
+  }
+  rotate_chunks(ctx, lc, index_angles(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+    const Tensor q = rows(views.index_q);
+    rope_forward(ctx, q, q, cos, sin, {rows(views.index_k)}, begin);
+  });
+  lc.expect_finite(ctx, {{"projections of the index, rope", "index", a.index_qk.empty() ? a.index : a.index_qk}});
+}
+
 // Norm (with model.qk_norm) and rotation of q and k: from a.qkv to a.qk, without the norm within a.qkv.
 void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   const ModelConfig& c = lc.config;
@@ -61,10 +81,11 @@ void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, Lay
   if (c.qk_norm)
     qk_norm_forward(ctx, qk_heads(all), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
-  rotate_chunks(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+  rotate_chunks(ctx, lc, angles_of(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     const Tensor q = rows(views.q);
     rope_forward(ctx, q, q, cos, sin, rows_of_keys(views.k, rows), begin);
   });
+  if (!a.index.empty()) norm_and_rotate_index(ctx, lc, w, a, views);
   if (c.qk_norm)
     lc.expect_finite(ctx, {{"qk_norm, rope", "qk", a.qk}});
   else
@@ -79,6 +100,7 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
   Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
   linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
+  if (!a.index.empty()) linear_forward(ctx, a.index, h, w.index);
   if (c.qk_norm) lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
   norm_and_rotate(ctx, lc, w, a);
   const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T));
@@ -99,14 +121,30 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
 
 // Backward of y = linear(norm(x)) with a residual: adds x's gradient to dx, which has the residual's. dy: y's gradient.
 // The weight gradient needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x) again and writes it over
-// h, norm(x)'s gradient.
+// h, norm(x)'s gradient. index_dw, index_dy: a second linear layer's, which sends no gradient to norm(x); may be
+// absent.
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
-                          ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add) {
+                          ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add, Tensor index_dw = {},
+                          ConstTensor index_dy = {}) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
   linear_backward_input(ctx, h, dy, w);
   rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
   linear_backward_weight(ctx, dw, dy, h, add);
+  if (!index_dw.empty()) linear_backward_weight(ctx, index_dw, index_dy, h, /*add=*/true);
+}
+
+// From the gradients of the index's rotated queries, dq in acc, and keys, within dindex: those of what was projected.
+void index_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, const LayerActivations& a,
+                    const QkvViews& dviews, ConstTensor dq) {
+  rotate_chunks(ctx, lc, index_angles(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+    rope_backward(ctx, rows(dviews.index_q), rows(dq), cos, sin, {rows(dviews.index_k)}, {}, begin);
+  });
+  if (!lc.config.qk_norm) return;
+  const QkvViews projected = with_index(dviews, a.index, lc.config);
+  qk_norm_backward(ctx, {dviews.index_q, dviews.index_k}, g.index_norm, {dviews.index_q, dviews.index_k},
+                   {projected.index_q, projected.index_k}, w.index_norm, lc.config.norm_eps);
+  report(ctx, lc, {g.index_norm});
 }
 
 // Attention's backward. dx: on entry x_mid's gradient, on return x's.
@@ -116,13 +154,16 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   const DType dtype = a.x.dtype;
   Scratch::Scope scope(ctx.scratch);
   UnusedMemory memory(a.mlp_pre, scope);  // this layer's MLP was the first in backward
-  Tensor dqkv = memory.alloc(dtype, a.qkv.shape(), "dqkv");
+  const Tensor dqkv = memory.alloc(dtype, a.qkv.shape(), "dqkv");
+  const Tensor dindex = a.index.empty() ? Tensor{} : memory.alloc(dtype, a.index.shape(), "dindex");
   {
     Scratch::Scope inner(ctx.scratch);
     UnusedMemory inner_memory = memory.in(inner);
     if (lc.dense) zero(ctx, dqkv);  // the other branches' keys and values have no gradient
     const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T)),
-                   all_dviews = split_qkv(dqkv, c, lc.kind(), lc.B, lc.T), dviews = attended(lc, all_dviews);
+                   projected_dviews = split_qkv(dqkv, c, lc.kind(), lc.B, lc.T),
+                   all_dviews = dindex.empty() ? projected_dviews : with_index(projected_dviews, dindex, c),
+                   dviews = attended(lc, all_dviews);
     const Tensor dout = inner_memory.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape matrix = {lc.B * lc.T, c.n_heads * c.d_v};
     linear_backward_input(ctx, dout.view(matrix), dx, w.out_proj);
@@ -131,11 +172,13 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(matrix), lc.add_products);
     report(ctx, lc, {g.out_proj});
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
-    rotate_chunks(ctx, lc, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+    if (!dindex.empty()) index_backward(ctx, lc, w, g, a, dviews, grads.index_dq);
+    rotate_chunks(ctx, lc, angles_of(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
       rope_backward(ctx, rows(dviews.q), rows(ConstTensor(grads.dq)), cos, sin, rows_of_keys(dviews.k, rows),
                     rows(ConstTensor(grads.dq_group)), begin);
     });
-    lc.expect_finite(ctx, {{"backward of the branches and rope", "dqkv", dqkv}});
+    lc.expect_finite(ctx, {{"backward of the branches and rope", "dqkv", dqkv},
+                           {"backward of the index and rope", "dindex", dindex}});
     if (c.qk_norm) {
       qk_norm_backward(ctx, qk_heads(all_dviews), g.qk_norm, const_qk_heads(all_dviews),
                        const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm, c.norm_eps);
@@ -147,9 +190,9 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     column_sum(ctx, g.qkv_bias, dqkv);
     report(ctx, lc, {g.qkv_bias});
   }
-  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products);
+  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products, g.index, dindex);
   lc.expect_finite(ctx, {{"backward of the projections and rmsnorm", "dx", dx}});
-  report(ctx, lc, {g.norm1, g.qkv});
+  report(ctx, lc, {g.norm1, g.qkv, g.index});
 }
 
 // The MLP up to its activation: reads a.x_mid, writes a.mlp_pre and act, the activation's output.
@@ -203,7 +246,7 @@ void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, 
                   const RecomputePlan& plan) {
   const auto replays = [&](LayerPart part) { return plan.replays(lc.layer, part); };
   LayerContext with_lists = lc;
-  with_lists.keep_block_index = true;
+  with_lists.keep_block_index = true, with_lists.teaches_index = false;  // lists and the index's lse are kept
   Scratch::Scope scope(ctx.scratch);
   if (replays(LayerPart::attention)) {
     Scratch::Scope inner(ctx.scratch);

@@ -13,14 +13,21 @@ class AttentionExec;
 struct LayerContext {
   const ModelConfig& config;
   const AttentionExec& exec;
-  ConstTensor rope_cos, rope_sin;  // [positions, dk/2], accumulation dtype
-  int64_t B, T;                    // T: tokens per sequence on this rank
+  ConstTensor rope_cos, rope_sin;              // [positions, dk/2], accumulation dtype
+  ConstTensor index_cos = {}, index_sin = {};  // [positions, d_index/2]; absent without a taught index
+  int64_t B, T;                                // T: tokens per sequence on this rank
   // The documents in packed rows, absent if every row is one document; and which tokens of each sequence this rank has.
   Documents documents = {};
   SequenceLayout layout = {};
   // true: attend to the selection lists in LayerActivations instead of selecting, so that finite differences hold the
   // lists fixed.
   bool keep_block_index = false;
+  // For a taught index: whether forward computes what backward needs; the objective's gradient with respect to the sums
+  // in index_loss [layers] f64, to which backward adds; each sequence's first padded token (nsa/index.h).
+  bool teaches_index = false;
+  LossScale index_scale = 0.0;
+  Tensor index_loss = {};
+  ConstTensor padding_begin = {};
   bool dense = false;           // attend as a dense layer, with the window branch's keys and values
   bool add_products = true;     // false: gradients with ParamSpec::product hold no values yet and are overwritten
   GradSink* sink = nullptr;     // receives each gradient when it is finished; may be null

@@ -33,10 +33,20 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
                .grad_windows = options.grad_windows}),
       w_(params_.weight_tensors()) {
   if (options.training) g_ = params_.grad_tensors();
-  const Shape table = {options.max_seq_len, config.d_k / 2};
-  rope_cos_ = arena.alloc(MemTag::workspace, "rope cos", acc_dtype(options.dtype), table);
-  rope_sin_ = arena.alloc(MemTag::workspace, "rope sin", acc_dtype(options.dtype), table);
-  rope_table(ctx, rope_cos_, rope_sin_, config.d_k, config.rope());
+  const auto tables = [&](Tensor& cos, Tensor& sin, const char* const(&names)[2], int64_t width) {
+    const Shape shape = {options.max_seq_len, width / 2};
+    cos = arena.alloc(MemTag::workspace, names[0], acc_dtype(options.dtype), shape);
+    sin = arena.alloc(MemTag::workspace, names[1], acc_dtype(options.dtype), shape);
+    rope_table(ctx, cos, sin, width, config.rope());
+  };
+  tables(rope_cos_, rope_sin_, {"rope cos", "rope sin"}, config.d_k);
+  if (!config.has_index()) return;
+  index_cos_ = rope_cos_, index_sin_ = rope_sin_;
+  if (config.nsa.d_index != config.d_k)
+    tables(index_cos_, index_sin_, {"rope cos of the index", "rope sin of the index"}, config.nsa.d_index);
+  if (!options.training) return;
+  index_loss_ = arena.alloc(MemTag::workspace, "index loss", DType::f64, {config.n_layers});
+  zero(ctx, index_loss_);
 }
 
 LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
@@ -49,11 +59,16 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .exec = *exec_,
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
+          .index_cos = index_cos_,
+          .index_sin = index_sin_,
           .B = act.B(),
           .T = act.T(),
           .documents = documents,
           .layout = layout,
           .keep_block_index = keep_block_index_,
+          .teaches_index = options_.training && config_.has_index(),
+          .index_loss = index_loss_,
+          .padding_begin = act.padding_begin,
           .dense = dense_,
           .asserts = asserts_,
           .layer = layer};
@@ -114,7 +129,7 @@ void Model::open_grads(Context& ctx, GradSink* sink, int64_t segment) {
   params_.open_grads(ctx, segment);
 }
 
-void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, bool first, GradSink* sink,
+void Model::loss_and_backward(Context& ctx, Activations& act, const LossScales& scales, bool first, GradSink* sink,
                               WeightGate* gate) {
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
   const Segments& segments = params_.segments();
@@ -129,7 +144,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
   const Tensor x = act.x(config_.n_layers);
   Tensor dx = scope.alloc(x.dtype, x.shape(), "dx");
   rmsnorm_forward(ctx, dx, act.rrms_final, x, w_.norm_f, config_.norm_eps);  // the classifier overwrites it
-  classifier_forward_backward(ctx, act.row_loss, dx, g_.head, dx, w_.head, act.targets.view({act.rows()}), scale,
+  classifier_forward_backward(ctx, act.row_loss, dx, g_.head, dx, w_.head, act.targets.view({act.rows()}), scales.loss,
                               {.vocab = config_.vocab_size, .add_dw = !first});
   outside.expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
   if (sink != nullptr && !config_.tie_embeddings) sink->ready(g_.head, ctx.stream);
@@ -143,6 +158,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, b
     report_stage(ctx, Stage::backward, i);
     LayerContext lc = layer_context(act, i);
     lc.add_products = !first;
+    lc.index_scale = scales.index;
     lc.sink = sink;
     need(gate, ctx, {i});
     open_grads(ctx, sink, i);

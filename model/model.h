@@ -10,6 +10,14 @@
 
 namespace triad {
 
+// The objective's gradients with respect to two loss sums: the language model's over its rows, and the taught indices'
+// over rows and groups.
+struct LossScales {
+  LossScale loss, index = 0.0;
+  LossScales(double number) : loss(number) {}
+  LossScales(LossScale to_loss, LossScale to_index = 0.0) : loss(to_loss), index(to_index) {}
+};
+
 class SequenceGroup;
 
 class Model {
@@ -34,6 +42,12 @@ class Model {
   const ModelTensors<ConstTensor>& weights() const { return w_; }
   ConstTensor rope_cos() const { return rope_cos_; }
   ConstTensor rope_sin() const { return rope_sin_; }
+  // With a taught index, the same for its width.
+  ConstTensor index_cos() const { return index_cos_; }
+  ConstTensor index_sin() const { return index_sin_; }
+  // [layers] f64, in a model for training with a taught index: loss_and_backward() adds each layer's index loss, summed
+  // over the batch's rows and groups.
+  Tensor index_loss() const { return index_loss_; }
   // true: forward attends to the selection lists in the activations instead of selecting, for finite differences and
   // comparisons.
   void keep_block_index(bool keep) { keep_block_index_ = keep; }
@@ -52,12 +66,13 @@ class Model {
   // Call after forward: computes act.row_loss[i], which is 0 where the target is -1.
   void loss(Context&, Activations& act);
   // Call once after each forward, because it overwrites tensors in act: computes act.row_loss, and adds the gradients
-  // of scale * sum(row_loss) to params().grads(). first: matrix product gradients hold no values yet and are
-  // overwritten, so only params().added_grads() must be zeroed before; gradients in the layer ring are overwritten in
-  // every pass; with lent gradients (Params::lend_grads) every pass must be a first one. sink: receives each gradient
-  // when it is finished, the head's first and the embedding's last. gate: called before a layer's weights are read.
-  void loss_and_backward(Context&, Activations& act, LossScale scale, bool first = false, GradSink* sink = nullptr,
-                         WeightGate* gate = nullptr);
+  // of scales.loss * sum(row_loss) + scales.index * sum(index_loss()) to params().grads(). first: matrix product
+  // gradients hold no values yet and are overwritten, so only params().added_grads() must be zeroed before; gradients
+  // in the layer ring are overwritten in every pass; with lent gradients (Params::lend_grads) every pass must be a
+  // first one. sink: receives each gradient when it is finished, the head's first and the embedding's last. gate:
+  // called before a layer's weights are read.
+  void loss_and_backward(Context&, Activations& act, const LossScales& scales, bool first = false,
+                         GradSink* sink = nullptr, WeightGate* gate = nullptr);
   // Call after forward: computes logits [n, padded vocabulary], compute dtype, for rows [begin, begin + n) in act.
   void logits(Context&, Activations& act, int64_t begin, Tensor logits);
 
@@ -72,7 +87,9 @@ class Model {
   Params params_;
   ModelTensors<ConstTensor> w_;
   ModelTensors<Tensor> g_;
-  Tensor rope_cos_, rope_sin_;  // [max_seq_len, dk/2] acc
+  Tensor rope_cos_, rope_sin_;    // [max_seq_len, dk/2] acc
+  Tensor index_cos_, index_sin_;  // [max_seq_len, d_index/2] acc; absent without a taught index
+  Tensor index_loss_;             // see index_loss()
   bool keep_block_index_ = false, dense_ = false;
   Asserts* asserts_ = nullptr;
 };

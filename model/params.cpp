@@ -8,6 +8,7 @@
 #include "engine/random_streams.h"
 #include "kernels/ops/cast.h"
 #include "kernels/step/initial_values.h"
+#include "kernels/step/reduce.h"
 
 namespace triad {
 
@@ -94,7 +95,7 @@ struct KvPair {
 };
 std::vector<KvPair> pairs_of(const ModelConfig& c, AttentionKind kind) {
   // What dense attention has, and what all branches share, has the window branch's names.
-  if (kind == AttentionKind::dense || c.nsa.shared_kv) return {{"win", Branch::none}};
+  if (kind != AttentionKind::nsa || c.nsa.shared_kv) return {{"win", Branch::none}};
   return {{"cmp", Branch::cmp}, {"sel", Branch::sel}, {"win", Branch::win}};
 }
 
@@ -127,6 +128,7 @@ void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
   add_qkv(list, c, pairs_of(c, kind));
   switch (kind) {
     case AttentionKind::dense:
+    case AttentionKind::selected:
       break;
     case AttentionKind::nsa:
       add_phi(list, kPhiK, "attn.phi_k", c, c.d_k);
@@ -138,6 +140,17 @@ void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
       break;
   }
   list.residual_linear(out_proj, "attn.out_proj.weight", c.dim, c.n_heads * c.d_v);
+}
+
+// The index of a layer. Its gradients are added up outside of the layers' segments, like those of gates.
+void add_index(SpecList& list, const ModelConfig& c) {
+  using enum ParamRole;
+  const int64_t width = c.nsa.d_index;
+  list.normal(index_q_proj, "attn.index_q_proj.weight", {c.n_kv_groups * width, c.dim});
+  list.normal(index_k_proj, "attn.index_k_proj.weight", {width, c.dim}).joins_previous = true;
+  if (!c.qk_norm) return;
+  list.constant(index_q_norm, "attn.index_q_norm.weight", {width}, 1);
+  list.constant(index_k_norm, "attn.index_k_norm.weight", {width}, 1).joins_previous = true;
 }
 
 void add_mlp(SpecList& list, const ModelConfig& c) {
@@ -171,6 +184,10 @@ std::vector<ParamSpec> param_specs(const ModelConfig& c) {
   }
   outside.constant(norm_f, "norm_f.weight", {c.dim}, 1);
   if (!c.tie_embeddings) outside.linear(head, "lm_head.weight", c.vocab_size, c.dim).padded_rows = c.padded_vocab();
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    SpecList list(all, c, fmt::format("blocks.{}.", i), i);
+    if (c.has_index(i)) add_index(list, c);
+  }
   return all;
 }
 
@@ -235,8 +252,12 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
       segments_(config.n_layers, config.tie_embeddings) {
   constexpr int64_t kElementAlign = 128;  // parameter alignment in elements: 256 bytes in bf16
   int64_t end = 0, segment = -1;
-  const auto group = [](const ParamSpec& p) { return p.product ? 0 : p.decays() ? 1 : 2; };
-  int64_t* const ends[] = {&products_end_, &decay_end_, &stored_elements_};
+  // The groups, in this order. The index's begin and end at whole pieces of the sum of squares.
+  enum Group { products, decaying, decaying_index, constant_index, constant, groups };
+  const auto group_of = [](const ParamSpec& p) {
+    if (is_index(p.role)) return p.decays() ? decaying_index : constant_index;
+    return p.product ? products : p.decays() ? decaying : constant;
+  };
   const auto enter = [&](int64_t next) {
     if (segment == next) return;
     end = align_up(end, std::max(kElementAlign, options.shard_elements));
@@ -244,16 +265,24 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
     segment = next;
     if (segment >= 0) segments_[segment].begin = end;
   };
-  for (int g = 0; g < 3; ++g) {
+  for (int g = 0; g < groups; ++g) {
+    if (config.has_index() && (g == decaying_index || g == constant)) {
+      enter(segments_.rest());
+      end = align_up(end, kSumPiece);
+    }
+    if (g == decaying_index) index_.begin = end;
+    if (g == constant) index_.end = end;
     for (size_t i = 0; i < specs_.size(); ++i) {
-      if (group(specs_[i]) != g) continue;
+      if (group_of(specs_[i]) != g) continue;
       enter(segments_.of(specs_[i]));
       if (!specs_[i].joins_previous) end = align_up(end, kElementAlign);
       offset_[i] = end;
       end += specs_[i].stored().numel();
     }
-    if (g == 0) enter(-1);
-    *ends[g] = end = align_up(end, kElementAlign);
+    if (g == products) enter(-1);
+    end = align_up(end, kElementAlign);
+    if (g == products) products_end_ = end;
+    if (g == decaying_index) decay_end_ = end;
   }
   enter(-1);
   stored_elements_ = end;

@@ -39,6 +39,11 @@ enum class ParamRole : uint8_t {
   gate_fc1_bias,
   gate_fc2_weight,
   gate_fc2_bias,
+  // index_q_proj, index_q_norm: their tensors in LayerTensors are index and index_norm, which contain those of k too.
+  index_q_proj,
+  index_k_proj,
+  index_q_norm,
+  index_k_norm,
   out_proj,
   norm2,
   mlp_in,
@@ -50,6 +55,8 @@ enum class ParamRole : uint8_t {
 };
 constexpr bool is_gate(ParamRole r) { return r >= ParamRole::gate_fc1_weight && r <= ParamRole::gate_fc2_bias; }
 constexpr bool is_phi(ParamRole r) { return r >= ParamRole::phi_k_conv && r <= ParamRole::phi_v_fc2; }
+// Whether a parameter belongs to a taught index: it learns from a loss of its own, which moves no other parameter.
+constexpr bool is_index(ParamRole r) { return r >= ParamRole::index_q_proj && r <= ParamRole::index_k_norm; }
 // Whether parameters with this role only compute keys: the projection with its bias, the norm, and the keys' phi.
 constexpr bool is_key(ParamRole r) {
   return r == ParamRole::k_proj || r == ParamRole::k_bias || r == ParamRole::k_norm ||
@@ -83,7 +90,8 @@ inline bool used_by_dense_pass(const ParamSpec& spec) {
   return !is_gate(spec.role) && spec.branch != Branch::cmp && spec.branch != Branch::sel;
 }
 
-// All parameters' specs in forward order, which all files and reports use.
+// All parameters' specs in forward order, which all files and reports use; those of taught indices follow all others,
+// whose initial values are therefore the same with and without an index.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);
 // out [n] overwritten with elements [first, first + n) of the initial values for a model's parameter number `index`.
@@ -95,7 +103,9 @@ template <class TensorType>
 struct LayerTensors {
   TensorType norm1, qkv, out_proj, norm2;  // qkv: [Hq*dk + Hkv*(dk+dv) summed over branches, C]
   TensorType qkv_bias;                     // [qkv rows]; absent without model.qkv_bias
-  TensorType qk_norm;  // [(1 + branches)*dk]: weights for q, then for each branch's k; absent without model.qk_norm
+  TensorType qk_norm;     // [(1 + branches)*dk]: weights for q, then for each branch's k; absent without model.qk_norm
+  TensorType index;       // [(Hkv+1)*d_index, C]: its queries' rows, then its key's; absent without an index
+  TensorType index_norm;  // [2*d_index]: weights for its queries, then for its key; absent without model.qk_norm
   TensorType mlp_in, mlp_out;  // mlp_in: fc1 [H,C], for swiglu gate and up [2H,C]; mlp_out: fc2 or down [C,H]
   NsaWeightTensors<TensorType> nsa;
 };
@@ -122,6 +132,8 @@ void for_each_tensor(Layer& layer, F&& f) {
   f(ParamRole::q_proj, layer.qkv);
   f(ParamRole::q_bias, layer.qkv_bias);
   f(ParamRole::q_norm, layer.qk_norm);
+  f(ParamRole::index_q_proj, layer.index);
+  f(ParamRole::index_q_norm, layer.index_norm);
   f(ParamRole::out_proj, layer.out_proj);
   f(ParamRole::norm2, layer.norm2);
   f(ParamRole::mlp_in, layer.mlp_in);
@@ -209,8 +221,9 @@ class Params {
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t count() const { return static_cast<int64_t>(specs_.size()); }
   // Whole buffers, each [stored elements], in three groups: matrix product parameters, other parameters with weight
-  // decay, which end at decay_end(), and parameters without weight decay. weights() and grads() throw for windowed
-  // buffers.
+  // decay, which end at decay_end(), and parameters without weight decay. Those of taught indices are next to
+  // one another at decay_end(), in index_range(), which has whole pieces of kSumPiece elements. weights() and grads()
+  // throw for windowed buffers.
   Tensor weights() const { return whole(weights_, "weights"); }
   Tensor master() const { return master_.empty() ? weights() : master_; }
   Tensor grads() const { return whole(grads_, "gradients"); }
@@ -232,6 +245,7 @@ class Params {
   Tensor added_grads() const { return grads().slice(0, products_end_, stored_elements_); }
   bool has_master() const { return !master_.empty(); }
   int64_t decay_end() const { return decay_end_; }
+  const ElementRange& index_range() const { return index_; }  // empty without an index
   int64_t stored_elements() const { return stored_elements_; }
   // Parameter i in its logical shape, as part of the flat buffer `whole` (weights(), grads(), an optimizer's moments,
   // ...).
@@ -266,6 +280,7 @@ class Params {
   std::vector<int64_t> offset_;
   Segments segments_;
   int64_t products_end_ = 0, decay_end_ = 0, stored_elements_ = 0;
+  ElementRange index_;
   FlatBuffer weights_, grads_;
   Tensor master_;
   bool lent_ = false;

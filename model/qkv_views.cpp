@@ -35,6 +35,7 @@ int kv_pairs(const ModelConfig& c, AttentionKind kind) {
     case AttentionKind::nsa:
       return c.nsa.shared_kv ? 1 : kBranches;
     case AttentionKind::dense:
+    case AttentionKind::selected:
       return 1;
   }
   return 0;
@@ -73,14 +74,30 @@ QkvViews with_qk(QkvViews views, const Tensor& qk) {
 
 QkvViews dense_views(const QkvViews& views, int pairs) {
   const auto last = static_cast<size_t>(pairs - 1);
-  return {.q = views.q, .k = {views.k[last]}, .v = {views.v[last]}, .pairs = {}};
+  return {.q = views.q,
+          .k = {views.k[last]},
+          .v = {views.v[last]},
+          .pairs = {},
+          .index_q = views.index_q,
+          .index_k = views.index_k};
 }
+
+int64_t index_width(const ModelConfig& c) { return (c.n_kv_groups + 1) * c.nsa.d_index; }
+
+QkvViews with_index(QkvViews views, const Tensor& index, const ModelConfig& c) {
+  Columns columns(index, views.q.size(0), views.q.size(1));
+  views.index_q = columns.take(c.n_kv_groups, c.nsa.d_index);
+  views.index_k = columns.take(1, c.nsa.d_index);
+  return views;
+}
+
+IndexIn index_in(const QkvViews& views) { return {views.index_q, views.index_k}; }
 
 QkHeads qk_heads(const QkvViews& views) { return {views.q, views.k[0], views.k[1], views.k[2]}; }
 ConstQkHeads const_qk_heads(const QkvViews& views) { return {views.q, views.k[0], views.k[1], views.k[2]}; }
 
 NsaIn nsa_in(const QkvViews& views, const Documents& documents) {
-  NsaIn in{views.q, {}, {}, documents};
+  NsaIn in{views.q, {}, {}, documents, index_in(views)};
   for (int b = 0; b < kBranches; ++b) {
     const int pair = views.k[b].empty() ? 0 : b;  // a single pair feeds all branches
     in.k[b] = views.k[pair], in.v[b] = views.v[pair];

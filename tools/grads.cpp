@@ -24,6 +24,7 @@ namespace {
 struct Options {
   std::string checkpoint, tokens, documents, out, device = "auto", dtype = "f32";
   int64_t batch = 1, seq = 0, context = 1;
+  bool dense = false;
 };
 
 // Collects the result file's tensors and writes it: floats as F64 if the run computes in f64, else as F32.
@@ -197,6 +198,7 @@ void add_selection(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& result
     std::vector<std::byte> bytes(lists.size() * sizeof(int32_t));
     std::memcpy(bytes.data(), lists.data(), bytes.size());
     results.add(fmt::format("block_index/{}", i), DType::i32, {B, T, groups, model.nsa.n_sel}, std::move(bytes));
+    if (saved.gate.empty()) continue;
     // The gates, transposed from [3,B,T,Hkv] to [B,T,Hkv,3].
     const std::vector<double> planes = ranks.whole(read_floats(loaded.ctx(), saved.gate), loaded.layout(), 3 * B, T);
     const size_t n = planes.size() / 3;
@@ -205,6 +207,16 @@ void add_selection(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& result
       for (size_t branch = 0; branch < 3; ++branch) gates[3 * j + branch] = planes[branch * n + j];
     results.add(fmt::format("gate/{}", i), {B, T, groups, 3}, gates);
   }
+}
+
+// Adds the mean index loss of each layer with an index; rows: all rows and groups.
+void add_index_loss(LoadedModel& loaded, Ranks& ranks, double rows, Results& results) {
+  ranks.sum(loaded.model().index_loss(), "the index loss");
+  const std::vector<double> sums = read_floats(loaded.ctx(), loaded.model().index_loss());
+  std::vector<double> means;
+  for (int64_t i = 0; i < loaded.config().model.n_layers; ++i)
+    if (loaded.config().model.has_index(i)) means.push_back(sums[static_cast<size_t>(i)] / rows);
+  results.add("index_loss", {static_cast<int64_t>(means.size())}, means);
 }
 
 void grads(const Options& o) {
@@ -226,6 +238,7 @@ void grads(const Options& o) {
                       .seq_len = o.seq,
                       .training = true,
                       .most_documents = static_cast<int64_t>(bounds.size()) - (bounds.empty() ? 0 : 1),
+                      .dense = o.dense,
                       .comm = ranks.comm()});
   const auto counted = static_cast<double>(load_batch(loaded, o.tokens, o.seq, bounds));
   Context& ctx = loaded.ctx();
@@ -233,7 +246,9 @@ void grads(const Options& o) {
   Activations& act = loaded.activations();
   zero(ctx, model.params().grads());
   model.forward(ctx, act);
-  model.loss_and_backward(ctx, act, 1.0 / counted);
+  const ModelConfig& config = loaded.config().model;
+  const auto index_rows = static_cast<double>(o.batch * o.seq * config.n_kv_groups);
+  model.loss_and_backward(ctx, act, {1.0 / counted, config.nsa.index_loss / index_rows});
 
   Results results(model.dtype());
   double loss = 0;
@@ -242,7 +257,8 @@ void grads(const Options& o) {
   ranks.sum(model.params().grads(), "the gradients");
   results.add("loss", {1}, {loss / counted});
   add_logits(loaded, ranks, o.seq, results);
-  if (loaded.config().model.has_nsa()) add_selection(loaded, ranks, o.seq, results);
+  if (config.has_index()) add_index_loss(loaded, ranks, index_rows, results);
+  if (config.has_nsa() && !o.dense) add_selection(loaded, ranks, o.seq, results);
   const Params& params = model.params();
   for (int64_t i = 0; i < params.count(); ++i)
     results.add("grad/" + params.specs()[i].name, params.specs()[i].shape,
@@ -270,6 +286,8 @@ void add_grads(CLI::App& app) {
                    "a file of 32-bit integers, the bounds of the documents of one row: 0, ascending, the last T; no "
                    "document's last token has a target")
       ->check(named());
+  verb->add_flag("--dense", o->dense,
+                 "attend as in a stage of train.stages with attention dense; lists and gates are not written");
   verb->add_option("--context", o->context,
                    "number of ranks that share each row, started by mpirun -np; rank 0 writes the file")
       ->check(within(at_least(1).up_to(1 << 16)));

@@ -191,7 +191,7 @@ void run_import(const Options& o) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   fmt::print("{}: {} of {}, {} attention, {} parameters in {} tensors{}; tokenizer: {}; {:.1f} s\n", o.out,
              word_of(source.config.model_class), source.dtypes(), o.attention, count_parameters(config.model),
-             copy.count(), copy.fresh() > 0 ? fmt::format(" ({} begin fresh: the gates and phi)", copy.fresh()) : "",
+             copy.count(), copy.fresh() > 0 ? fmt::format(" ({} begin fresh: gates, phi and index)", copy.fresh()) : "",
              describe(*source.tokenizer), seconds.count());
   const bool texts = source.tokenizer->available();  // only tokens can be read without a tokenizer
   fmt::print("train it: triad train {}/config.json --set data.kind={} --set 'data.paths=[\"my/*.{}\"]'\n", o.out,

@@ -18,6 +18,7 @@ void LoadedModel::build(Runtime& runtime, const Options& o) {
   model_ = std::make_unique<Model>(
       runtime.ctx(), runtime.arena(), config,
       Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = layout_.tokens(), .group = group_.get()});
+  model_->attend_densely(o.dense);
   activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training,
                                                RecomputePlan(), o.most_documents, layout_);
 }
@@ -59,6 +60,9 @@ void LoadedModel::set_tokens(std::span<const int32_t> tokens, std::span<const in
                 config().model.vocab_size);
   write(ctx(), activations_->tokens, layout_.cut(tokens, B, 0).data());
   if (!targets.empty()) write(ctx(), activations_->targets, layout_.cut(targets, B, -1).data());
+  if (activations_->padding_begin.empty()) return;
+  const std::vector<int32_t> no_padding(static_cast<size_t>(B), static_cast<int32_t>(seq_len_));
+  write(ctx(), activations_->padding_begin, no_padding.data());
 }
 
 void LoadedModel::set_documents(std::span<const int32_t> bounds) {

@@ -22,6 +22,7 @@ class LoadedModel {
     int64_t batch = 1, seq_len = 0;  // sequences; tokens per sequence, 0: train.seq_len
     bool training = false;           // allocate what backward needs: kept activations, and gradients
     int64_t most_documents = 0;      // most documents in a row; 0: every row is one document
+    bool dense = false;              // all passes attend densely (Model::attend_densely)
     Comm* comm = nullptr;            // its ranks share each sequence (dist.context); null: this process has whole ones
     // If set, the checkpoint must have a dense model. An NSA model with this shape is loaded instead:
     // load_dense_weights() makes its weights from the checkpoint's, with the seed of the checkpoint's run.

@@ -120,6 +120,12 @@ class BestFitRows final : public RowSource {
     return targets;
   }
 
+  int64_t count_padding(int64_t number) override {
+    int64_t padding = options_.seq_len;
+    for (const Piece& piece : find(number)) padding -= piece.length;
+    return padding;
+  }
+
  private:
   bool last_has_target(const Piece& piece) const {
     const int64_t end = piece.begin + piece.length;

@@ -67,14 +67,16 @@ Loader::~Loader() {
   shared_->changed.notify_all();
 }
 
-int64_t Loader::Shared::count_targets(int64_t step) {
-  if (step == counted_step) return n_targets;
+void Loader::Shared::count(int64_t step) {
+  if (step == counted_step) return;
   const int64_t step_sequences = options.world * options.micro_steps * options.micro_batch;
-  n_targets = 0;
-  for (int64_t i = 0; i < step_sequences; ++i)
-    n_targets += rows->count_targets(options.first_sequence + step * step_sequences + i);
+  n_targets = 0, n_tokens = step_sequences * options.seq_len;
+  for (int64_t i = 0; i < step_sequences; ++i) {
+    const int64_t row = options.first_sequence + step * step_sequences + i;
+    n_targets += rows->count_targets(row);
+    n_tokens -= rows->count_padding(row);
+  }
   counted_step = step;
-  return n_targets;
 }
 
 Batch Loader::Shared::read(int64_t index) {
@@ -83,13 +85,15 @@ Batch Loader::Shared::read(int64_t index) {
   const int64_t first = o.first_sequence + ((step * o.world + o.rank) * o.micro_steps + micro_step) * o.micro_batch;
   Batch batch = empty_batch(o.micro_batch, o.seq_len);
   batch.rows = o.micro_batch;
-  batch.step_targets = count_targets(step);
+  count(step);
+  batch.step_targets = n_targets, batch.step_tokens = n_tokens;
   batch.group = rows->group_of(first);
   for (int64_t i = 0; i < o.micro_batch; ++i) {
     Row row = row_of(batch, i, o.seq_len);
     rows->read(first + i, row);
     add_bounds(batch, i, o.seq_len, row.begins);
     batch.documents.add(row.documents);
+    batch.padding_begin.push_back(static_cast<int32_t>(o.seq_len - row.documents.padded));
   }
   if (o.within) end_bounds(batch, o.micro_batch, o.seq_len);
   return batch;

@@ -23,7 +23,11 @@ struct Batch {
   int64_t rows = 0;
   RowDocuments documents = {};  // training batch: sums over its rows
   int64_t step_targets = 0;     // training batch: targets other than -1 in its whole step, on all ranks
-  RowGroup group = {};          // training batch: the group of its first row
+  // Training batch: each row's first padded token, seq_len if it has none; and the tokens without padding in its whole
+  // step, on all ranks.
+  std::vector<int32_t> padding_begin = {};
+  int64_t step_tokens = 0;
+  RowGroup group = {};  // training batch: the group of its first row
 };
 
 struct LoaderOptions {
@@ -64,8 +68,9 @@ class Loader {
   struct Shared {
     std::shared_ptr<const TokenSource> source;
     LoaderOptions options;
-    std::unique_ptr<RowSource> rows;           // used by the reading thread alone
-    int64_t counted_step = -1, n_targets = 0;  // step whose targets were counted last, and their number
+    std::unique_ptr<RowSource> rows;  // used by the reading thread alone
+    // The step that was counted last, its targets, and its tokens without padding.
+    int64_t counted_step = -1, n_targets = 0, n_tokens = 0;
 
     std::mutex mutex;
     std::condition_variable changed;
@@ -75,7 +80,7 @@ class Loader {
 
     void read_ahead();
     Batch read(int64_t index);
-    int64_t count_targets(int64_t step);
+    void count(int64_t step);
   };
 
   std::shared_ptr<Shared> shared_;

@@ -58,6 +58,8 @@ class RowSource {
   virtual void read(int64_t number, Row& row) = 0;  // overwrites the row
   // How many targets other than -1 a row has.
   virtual int64_t count_targets(int64_t number) = 0;
+  // How many padded tokens a row ends with.
+  virtual int64_t count_padding(int64_t /*number*/) { return 0; }
   // A row's group.
   virtual RowGroup group_of(int64_t /*number*/) { return {}; }
   // How many groups are packed so far. Any thread may call it while another one reads: it tells that a search for the

@@ -67,11 +67,11 @@ class TokenWriter {
     rope_forward(ctx_, to.slice(0, b_, b_ + 1), from.slice(0, b_, b_ + 1), cos_, sin_);
   }
   // Token s is stored in row s modulo the row count.
+  Tensor row_of(const Tensor& rows) const {
+    const int64_t row = at_ % rows.size(1);
+    return rows.slice(1, row, row + 1);
+  }
   void store(const Tensor& k_rows, const Tensor& v_rows, const ConstTensor& k, const ConstTensor& v) const {
-    const auto row_of = [&](const Tensor& rows) {
-      const int64_t row = at_ % rows.size(1);
-      return rows.slice(1, row, row + 1);
-    };
     rotate(row_of(k_rows), k);
     copy(ctx_, row_of(v_rows)[b_], v[b_]);
   }
@@ -154,6 +154,28 @@ void dense_cache_append(Context& ctx, const DenseCache& cache, Tensor q, ConstTe
     const TokenWriter token(ctx, b, ctx.planning ? 0 : position.ptr<int32_t>()[b], cos, sin);
     token.rotate(q, q);
     token.store(cache.k, cache.v, k, v);
+  }
+}
+
+void index_cache_fill(Context& ctx, Tensor cache, int64_t b, int64_t n, ConstTensor k) {
+  const OpScope op_scope(ctx, "index_cache_fill");
+  TRIAD_CHECK(n <= cache.size(1), "index_cache: {} tokens for a cache of {}", n, cache.size(1));
+  cache_rows(ctx, cache[b], k[0], n);
+}
+
+void index_cache_append(Context& ctx, Tensor cache, Tensor q, ConstTensor k, ConstTensor position, ConstTensor cos,
+                        ConstTensor sin) {
+  const OpScope op_scope(ctx, "index_cache_append");
+  check_tokens("index_cache", q, position, cos, sin, cache.size(1));
+  check_tensor("index_cache", cache, {q.size(0), cache.size(1), 1, q.size(3)}, q.dtype);
+  check_tensor("index_cache: a row", k, {q.size(0), 1, 1, q.size(3)}, q.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::index_cache_append(ctx, cache, q, k, position, cos, sin);
+  }
+  for (int64_t b = 0; b < q.size(0); ++b) {
+    const TokenWriter token(ctx, b, ctx.planning ? 0 : position.ptr<int32_t>()[b], cos, sin);
+    token.rotate(q, q);
+    token.rotate(token.row_of(cache), k);
   }
 }
 

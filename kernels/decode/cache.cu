@@ -255,4 +255,13 @@ void dense_cache_append(Context& ctx, const DenseCache& cache, Tensor q, ConstTe
   });
 }
 
+void index_cache_append(Context& ctx, Tensor cache, Tensor q, ConstTensor k, ConstTensor position, ConstTensor cos,
+                        ConstTensor sin) {
+  dispatch_gpu_float(q.dtype, [&]<class T>() {
+    Append<T> a = append_args<T>(q, position, cos, sin, cache.size(2));
+    a.stored[0] = stored_keys<T>(cache, k);
+    launch_append(ctx, "index_cache_append", a, 1, q.size(0));
+  });
+}
+
 }  // namespace triad::cuda

@@ -33,7 +33,15 @@ void dense_cache_fill(Context&, const DenseCache&, int64_t b, int64_t n, ConstTe
 void dense_cache_append(Context&, const DenseCache&, Tensor q, ConstTensor k, ConstTensor v, ConstTensor position,
                         ConstTensor cos, ConstTensor sin);
 
+// The same for the keys of a taught index, one head for all groups: cache [B,S,1,di] T, token s in row s; k
+// [1,>=n,1,di] of the pass, already rotated, and q [B,1,Hkv,di], k [B,1,1,di] of the new tokens.
+void index_cache_fill(Context&, Tensor cache, int64_t b, int64_t n, ConstTensor k);
+void index_cache_append(Context&, Tensor cache, Tensor q, ConstTensor k, ConstTensor position, ConstTensor cos,
+                        ConstTensor sin);
+
 namespace cuda {
+void index_cache_append(Context&, Tensor cache, Tensor q, ConstTensor k, ConstTensor position, ConstTensor cos,
+                        ConstTensor sin);
 // Copies rows [n - min(n, R), n) of `from` [T,H,D] to the ring `to` [R,H,D], row s to row s % R.
 void cache_rows(Context&, Tensor to, ConstTensor from, int64_t n);
 void nsa_cache_append(Context&, const NsaCache&, Tensor q, const NsaIn& rows, ConstTensor position, ConstTensor cos,

@@ -6,7 +6,7 @@
 
 #include "engine/op_scope.h"
 #include "kernels/nsa/cpu/attend_forward.h"
-#include "kernels/nsa/cpu/select.h"
+#include "kernels/nsa/cpu/select_index.h"
 
 namespace triad {
 
@@ -62,7 +62,15 @@ class DecodeCpu {
     attend(kWin, {out, lse}, cache.k, cache.v, tokens_up_to(cache.k));
   }
 
-  void nsa(Tensor out, const NsaCache& cache, const GateWeights& gate_weights, const NsaConfig& c) {
+  // kSel: the branch whose reads are counted.
+  void selected(Tensor out, const DenseCache& cache, const ConstTensor& lists, int64_t l_sel) {
+    Scratch::Scope scope(ctx_.scratch);
+    const Tensor lse = scope.alloc(dtype_of<acc_t<T>>, {B_, 1, q_.size(2)}, "lse");
+    attend_listed({out, lse}, cache.k, cache.v, lists, l_sel);
+  }
+
+  void nsa(Tensor out, const DecodeIn& in, const GateWeights& gate_weights, const NsaConfig& c) {
+    const NsaCache& cache = in.cache;
     const DType acc = dtype_of<acc_t<T>>;
     Scratch::Scope scope(ctx_.scratch);
     const Tensor lse = scope.alloc(acc, {3, B_, 1, q_.size(2)}, "lse");
@@ -75,11 +83,11 @@ class DecodeCpu {
     attend(kCmp, {o[kCmp], lse[kCmp]}, cache.k_cmp, cache.v_cmp, blocks);
     const int64_t most = *std::max_element(blocks.count.begin(), blocks.count.end());
     const int32_t* const position = position_.ptr<int32_t>();
-    select_cpu::select<T>(ctx_, lists, q_, cache.k_cmp.slice(1, 0, most), lse[kCmp], c,
-                          [&](int64_t b, int64_t) { return select_cpu::Position{position[b]}; });
-    const ListedRows listed{lists.ptr<int32_t>(), position, Hkv_, c.n_sel, c.l_sel};
-    const int64_t tokens = used(tokens_up_to(cache.k_sel));
-    attend(kSel, {o[kSel], lse[kSel]}, cache.k_sel.slice(1, 0, tokens), cache.v_sel.slice(1, 0, tokens), listed);
+    if (in.lists.empty())
+      select_cpu::select<T>(ctx_, lists, q_, cache.k_cmp.slice(1, 0, most), lse[kCmp], c,
+                            [&](int64_t b, int64_t) { return select_cpu::Position{position[b]}; });
+    attend_listed({o[kSel], lse[kSel]}, cache.k_sel, cache.v_sel, in.lists.empty() ? ConstTensor(lists) : in.lists,
+                  c.l_sel);
     attend(kWin, {o[kWin], lse[kWin]}, cache.k_win, cache.v_win, tokens_up_to(cache.k_win));
     nsa_gate_forward(ctx_, gate, q_, gate_weights, c.gate);
     nsa_combine_forward(ctx_, out, {o[kCmp], o[kSel], o[kWin]}, gate);
@@ -95,6 +103,12 @@ class DecodeCpu {
     return r;
   }
   static int64_t used(const FirstRows& r) { return *std::max_element(r.count.begin(), r.count.end()); }
+
+  void attend_listed(const AttendOut& out, const Tensor& k, const Tensor& v, const ConstTensor& lists, int64_t l_sel) {
+    const ListedRows listed{lists.ptr<int32_t>(), position_.ptr<int32_t>(), Hkv_, lists.size(3), l_sel};
+    const int64_t tokens = used(tokens_up_to(k));
+    attend(kSel, out, k.slice(1, 0, tokens), v.slice(1, 0, tokens), listed);
+  }
 
   template <class Pattern>
   void attend(int branch, const AttendOut& out, Tensor k, Tensor v, const Pattern& pattern) {
@@ -121,11 +135,13 @@ void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights&
                 const DecodeProbe& probe) {
   const OpScope op_scope(ctx, "nsa_decode");
   check_decode("nsa_decode", out, in.q, in.position, in.cache.k_win, in.cache.v_win);
+  if (!in.lists.empty())
+    check_tensor("nsa_decode: lists", in.lists, {in.q.size(0), 1, in.cache.k_win.size(2), c.n_sel}, DType::i32);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_decode(ctx, out, in, gate, c, probe);
   }
   dispatch_float(in.q.dtype, [&]<class T>() {
-    DecodeCpu<T>(ctx, in.q, in.position, in.cache.k_win.size(2), probe).nsa(out, in.cache, gate, c);
+    DecodeCpu<T>(ctx, in.q, in.position, in.cache.k_win.size(2), probe).nsa(out, in, gate, c);
   });
 }
 
@@ -137,6 +153,40 @@ void dense_decode(Context& ctx, Tensor out, const DenseDecodeIn& in, const Decod
   }
   dispatch_float(in.q.dtype, [&]<class T>() {
     DecodeCpu<T>(ctx, in.q, in.position, in.cache.k.size(2), probe).dense(out, in.cache);
+  });
+}
+
+void selected_decode(Context& ctx, Tensor out, const DenseDecodeIn& in, ConstTensor lists, int64_t l_sel,
+                     const DecodeProbe& probe) {
+  const OpScope op_scope(ctx, "selected_decode");
+  check_decode("selected_decode", out, in.q, in.position, in.cache.k, in.cache.v);
+  const int64_t Hkv = in.cache.k.size(2);
+  check_tensor("selected_decode: lists", lists, {in.q.size(0), 1, Hkv, lists.size(3)}, DType::i32);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::selected_decode(ctx, out, in, lists, l_sel, probe);
+  }
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    DecodeCpu<T>(ctx, in.q, in.position, Hkv, probe).selected(out, in.cache, lists, l_sel);
+  });
+}
+
+void index_decode(Context& ctx, Tensor lists, ConstTensor iq, ConstTensor ik, ConstTensor position,
+                  const SelectOptions& o) {
+  const OpScope op_scope(ctx, "index_decode");
+  TRIAD_CHECK(iq.rank == 4 && iq.size(1) == 1 && is_float(iq.dtype), "index_decode: iq is {}, not one row a sequence",
+              iq.str());
+  const int64_t B = iq.size(0);
+  check_tensor("index_decode: ik", ik, {B, ik.size(1), 1, iq.size(3)}, iq.dtype);
+  check_tensor("index_decode: lists", lists, {B, 1, iq.size(2), o.n_sel}, DType::i32);
+  check_tensor("index_decode: position", position, {B}, DType::i32);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::index_decode(ctx, lists, iq, ik, position, o);
+  }
+  const int32_t* const at = position.ptr<int32_t>();
+  const int64_t tokens = ctx.planning ? ik.size(1) : std::min<int64_t>(*std::max_element(at, at + B) + 1, ik.size(1));
+  dispatch_float(iq.dtype, [&]<class T>() {
+    select_cpu::select_by_index<T>(ctx, lists, iq, ik.slice(1, 0, tokens), o,
+                                   [&](int64_t b, int64_t) { return select_cpu::IndexPosition{at[b]}; });
   });
 }
 

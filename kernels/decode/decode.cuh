@@ -45,6 +45,7 @@ struct DecodeArgs {
 // NSA's arguments.
 template <class T>
 struct Decode : DecodeArgs<T, 3> {
+  const int32_t* lists;  // [B,Hkv,n_sel]: given lists; null: the compressed branch selects
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
   int tile_blocks;  // blocks that the selection scores at a time
   float* scores;    // [B,Hq,rows[0]]: the compressed branch's scores, times log2(e)

@@ -47,12 +47,12 @@ struct SelectMemory {
 // other blocks.
 struct ListPlan : SelectionRule<int> {
   int free;
-  bool scored;  // whether scores decide, because there are more candidates than free entries
+  bool scored;  // whether scores decide: no list is given, and there are more candidates than free entries
   template <class T>
   __device__ ListPlan(const Decode<T>& a, int at)
       : SelectionRule<int>(at, a.l_sel, a.n_sel, a.init_blocks, a.local_blocks),
         free(min(candidates(), slots)),
-        scored(!lists_all() && free > 0) {}
+        scored(a.lists == nullptr && !lists_all() && free > 0) {}
   __device__ int listed() const { return init_end + free + current + 1 - local_begin; }
 };
 
@@ -158,10 +158,15 @@ __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMem
   if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
 }
 
-// Merges all shares' best, and writes the selected blocks to memory.list in ascending order.
+// Merges all shares' best, or reads the given list, and writes the selected blocks to memory.list in ascending order.
 template <class T>
 __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g) {
   const int r = threadIdx.x;
+  if (a.lists != nullptr) {
+    if (r < plan.listed()) memory.list[r] = a.lists[(int64_t{b} * a.Hkv + g) * a.n_sel + r];
+    __syncthreads();
+    return;
+  }
   int* const free = memory.list + plan.init_end;
   if (plan.scored) {
     const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kClusterCtas * a.n_sel;

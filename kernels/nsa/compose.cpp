@@ -5,6 +5,7 @@
 
 #include "engine/fork_join.h"
 #include "kernels/nsa/gate_factors.h"
+#include "kernels/nsa/select_index.h"
 
 namespace triad {
 
@@ -29,7 +30,14 @@ void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaI
     nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
   });
   nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in.q, s.k_cmp, s.v_cmp, in.documents}, c);
-  if (!c.keep_block_index) nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp], c, in.documents);
+  if (!c.keep_block_index) {
+    if (in.index.q.empty())
+      nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp], c, in.documents);
+    else
+      nsa_select_index(ctx, s.block_index, in.index.q, in.index.k, c, in.documents);
+  }
+  const IndexForward taught{in.index, s.index_lse};
+  const IndexForward* const index = s.index_lse.empty() ? nullptr : &taught;
   const AttendOut selected{s.o[kSel], s.lse[kSel]};
   const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel], in.documents};
   const CombineAlong combine{out, s.o[kCmp], s.o[kWin], s.gate};
@@ -40,9 +48,9 @@ void nsa_compose_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaI
   const bool gate_per_group = s.gate.size(3) == in.k[kSel].size(2);
   if (gate_per_group && nsa_attend_selected_combines(ctx, selected, selected_in, s.block_index, c.l_sel, combine)) {
     join();
-    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel, &combine);
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel, &combine, index);
   } else {
-    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel);
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel, nullptr, index);
     join();
     nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
   }
@@ -107,7 +115,7 @@ void nsa_compose_backward(Context& ctx, const NsaGrad& grad, ConstTensor dout, c
       },
       any_order);
   nsa_attend_selected_backward(ctx, {grad.dq, grad.k[kSel], grad.v[kSel]}, upstream(kSel),
-                               {in.q, in.k[kSel], in.v[kSel], in.documents}, s.block_index, c.l_sel);
+                               {in.q, in.k[kSel], in.v[kSel], in.documents}, s.block_index, c.l_sel, grad.index);
   compressed.join();
   if (!steps.compress_on_side) steps.compress(ctx, dk_cmp, dv_cmp);
   window.join();

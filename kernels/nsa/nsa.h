@@ -12,19 +12,30 @@
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/compress.h"
 #include "kernels/nsa/gate.h"
+#include "kernels/nsa/index.h"
 #include "kernels/nsa/select.h"
 
 namespace triad {
+
+// What chooses the selected blocks: the compressed branch's probabilities, or a taught index.
+enum class Selector { compressed, index };
+// The branches of attention: NSA's three with gates, or the selected one alone (nsa/selected_attention.h).
+enum class Branches { all, selected };
 
 // The bases are the compression and selection options, so you can pass an NsaConfig to these ops.
 struct NsaConfig : SelectOptions {
   int64_t w = 512;  // tokens of the sliding window
   Phi phi = Phi::avg;
   GateOptions gate;
-  // For the model's parameters, not the ops: the gates that fresh weights begin with, in Branch order (empty: equal
-  // gates), and whether the branches share one k and one v.
+  // For a model, not for the ops: the gates with which fresh weights begin, in the order of Branch (empty: equal
+  // gates); whether the branches share one k and one v; the selector, the width of its index, and the weight of the
+  // index's loss in the objective; the branches.
   std::vector<double> gate_init;
   bool shared_kv = false;
+  Selector selector = Selector::compressed;
+  int64_t d_index = 64;
+  double index_loss = 1;
+  Branches branches = Branches::all;
 
   PhiOptions phi_options() const { return {*this, phi}; }
 };
@@ -42,6 +53,7 @@ struct NsaIn {
   ConstTensor q;                    // [B,T,Hq,dk] T
   std::array<ConstTensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
   Documents documents = {};         // packed rows' tables
+  IndexIn index = {};               // if given, it selects, and not the compressed branch
 };
 // What forward saves for backward. block_index is a constant in backward: no gradient flows through the selection.
 struct NsaSaved {
@@ -49,14 +61,16 @@ struct NsaSaved {
   Tensor block_index;            // [B,T,Hkv,n] i32
   Tensor gate;                   // [3,B,T,Hkv] acc
   std::array<Tensor, 3> o, lse;  // [B,T,Hq,dv] T, [B,T,Hq] acc
+  Tensor index_lse = {};         // [B,T,Hkv] acc: of the index that is taught; absent if it is not
 };
 // All overwritten. Head h's query gradient is dq[h] + dq_group[h / G]. The consumer (rope_backward) adds the two parts,
 // which saves a pass over dq.
 struct NsaGrad {
-  Tensor dq;                   // [B,T,Hq,dk] acc: the gradient through the branches
-  Tensor dq_group;             // [B,T,Hkv,dk] acc: the gradient through the gates
-  std::array<Tensor, 3> k, v;  // gradients for NsaIn::k and v, shaped like them
-  Tensor out;                  // [B,T,Hq,dv] T, optional: forward's out, recomputed bit for bit
+  Tensor dq;                             // [B,T,Hq,dk] acc: the gradient through the branches
+  Tensor dq_group;                       // [B,T,Hkv,dk] acc: the gradient through the gates
+  std::array<Tensor, 3> k, v;            // gradients for NsaIn::k and v, shaped like them
+  Tensor out;                            // [B,T,Hq,dv] T, optional: forward's out, recomputed bit for bit
+  const IndexBackward* index = nullptr;  // of the index that the selected branch teaches; null: none
 };
 
 // out [B,T,Hq,dv] T and everything in saved are overwritten. keep_block_index: saved.block_index is an input and the

@@ -1,11 +1,8 @@
 // The selection by a taught index: checks, dispatch, and the CPU reference.
 #include "kernels/nsa/select_index.h"
 
-#include <cmath>
-#include <limits>
-
 #include "engine/op_scope.h"
-#include "kernels/nsa/cpu/select.h"
+#include "kernels/nsa/cpu/select_index.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {
@@ -24,41 +21,6 @@ void check_select(const ConstTensor& block_index, const ConstTensor& iq, const C
   check_tensor("nsa_select_index: ik", ik, {iq.size(0), ik.size(1), 1, iq.size(3)}, iq.dtype);
   check_keys_held(op, {iq, ik, ik, documents}, 0);
   check_tensor("nsa_select_index: block_index", block_index, {iq.size(0), iq.size(1), iq.size(2), o.n_sel}, DType::i32);
-}
-
-// A work item is one token and group.
-template <class T>
-void select_cpu_by_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTensor ik, const SelectOptions& o,
-                         const Documents& documents) {
-  using A = acc_t<T>;
-  using namespace attend_cpu;
-  const int64_t B = iq.size(0), N = iq.size(1), groups = iq.size(2), di = iq.size(3), q_row = round_up<A>(di);
-  const int64_t tokens = documents.part.first_query + N;
-  const A scale = A{1} / std::sqrt(static_cast<A>(di));
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor k_tiles = pack_tiles<T>(ctx, scope, ik);
-  const Rows<const T> q_rows(iq);
-  const Rows<int32_t> lists(block_index);
-  parallel_for(ctx, B * N * groups, [&](int64_t i) {
-    const int64_t g = i % groups, n = i / groups % N, b = i / groups / N, token = documents.part.first_query + n;
-    const DocumentRow<int64_t> row = host_row(documents, b, tokens);
-    const int64_t begin = row.begin(token), t = token - begin;
-    ThreadBuffer<A> buffer(q_row + kChunk);
-    A *q = buffer.take(q_row), *s = buffer.take(kChunk);
-    load_row(q, q_rows(b, n, g), di, scale);
-    const Right<A> k = tiles_of<A>(k_tiles, b, 0);
-    const bool any_score = !o.rule(t).lists_all();
-    select_cpu::list_blocks<A>(lists(b, n, g), t, row.first_block(token), o, [&](int64_t j) {
-      A best = -std::numeric_limits<A>::infinity();
-      if (!any_score) return best;
-      const int64_t first_token = begin + j * o.l_sel;
-      for_each_chunk<A>(first_token, first_token + o.l_sel, [&](int64_t c0, int64_t c1, int64_t first, int64_t last) {
-        scores(s, kChunk, 1, q, q_row, di, k, c0, c1);
-        for (int64_t key = first; key < last; ++key) best = s[key - c0] > best ? s[key - c0] : best;
-      });
-      return best;
-    });
-  });
 }
 
 }  // namespace
@@ -80,7 +42,14 @@ void nsa_select_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTen
     }
   }
   record_cpu(ctx, "nsa_select_index", iq, ik);
-  dispatch_float(iq.dtype, [&]<class T>() { select_cpu_by_index<T>(ctx, block_index, iq, ik, o, documents); });
+  const int64_t tokens = documents.part.first_query + iq.size(1);
+  dispatch_float(iq.dtype, [&]<class T>() {
+    select_cpu::select_by_index<T>(ctx, block_index, iq, ik, o, [&](int64_t b, int64_t i) -> select_cpu::IndexPosition {
+      const DocumentRow<int64_t> row = host_row(documents, b, tokens);
+      const int64_t t = documents.part.first_query + i, begin = row.begin(t);
+      return {t - begin, begin, row.first_block(t)};
+    });
+  });
 }
 
 }  // namespace triad

@@ -44,7 +44,10 @@ void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
     for (int64_t r = rows * piece / kStatsPieces; r < rows * (piece + 1) / kStatsPieces; ++r) {
       const int64_t i = r / groups % T, t = documents.part.token(i);
       const DocumentRow<int64_t> row = host_row(documents, r / groups / T, tokens);
-      add_gates(mine, gate.ptr<A>() + r, rows);
+      if (gate.empty())
+        mine.add_dead_gates();
+      else
+        add_gates(mine, gate.ptr<A>() + r, rows);
       const int64_t at = t - row.begin(t);
       mine.add_list(lists + r * n, at == 0 || documents.part.begins(i) ? nullptr : lists + (r - groups) * n, at, n, o,
                     row.first_block(t));
@@ -59,12 +62,12 @@ void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
 void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o,
                const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_stats");
-  TRIAD_CHECK(block_index.rank == 4 && block_index.contiguous() && gate.contiguous(),
+  TRIAD_CHECK(block_index.rank == 4 && block_index.contiguous() && (gate.empty() || gate.contiguous()),
               "nsa_stats: gates {} and lists {} have to be contiguous", gate.str(), block_index.str());
   const int64_t B = block_index.size(0), T = block_index.size(1), groups = block_index.size(2);
   check_tensor("nsa_stats: pieces", pieces, {kStatsPieces, NsaStats::count}, DType::f64);
   check_tensor("nsa_stats: lists", block_index, {B, T, groups, o.n_sel}, DType::i32);
-  check_tensor("nsa_stats: gate", gate, {3, B, T, groups}, gate.dtype);
+  if (!gate.empty()) check_tensor("nsa_stats: gate", gate, {3, B, T, groups}, gate.dtype);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_stats(ctx, pieces, gate, block_index, o, documents);
   }

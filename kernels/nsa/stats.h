@@ -66,8 +66,8 @@ struct NsaStats {
     at[collapsed] += row_entropy < kCollapsedEntropy;
     at[share] += cmp, at[share + 1] += sel, at[share + 2] += win;
   }
-  constexpr void add_dead_gates() { at[rows] += 1, at[dead] += 1; }
-  // Adds the list [n] for a row whose token is at position t in its document. before [n] is the previous token's list,
+  constexpr void add_dead_gates() { at[rows] += 1, at[dead] += 1; }  // also for a row without gates
+  // Adds the list [n] of a row whose token is at position t of its document. before [n] is the previous token's list,
   // nullptr for t = 0; first_block is the id of the document's first block.
   constexpr void add_list(const int32_t* list, const int32_t* before, int64_t t, int64_t n, const SelectOptions& o,
                           int64_t first_block = 0) {
@@ -116,9 +116,9 @@ static_assert(sizeof(NsaStats) == NsaStats::count * sizeof(double));  // tensors
 // Rows are summed in this fixed number of pieces, so the sums have the same bits in every run.
 inline constexpr int64_t kStatsPieces = 256;
 
-// Adds a layer's rows to pieces [kStatsPieces, NsaStats::count] f64, which have to be zeros before the first call
-//   <-  gate [3,B,T,Hkv] acc, block_index [B,T,Hkv,n] i32, both contiguous
-// With documents.part, the first rows of each token span have no previous token.
+// Adds the rows of a layer to pieces [kStatsPieces, NsaStats::count] f64, which have to be zeros before the first call
+//   <-  gate [3,B,T,Hkv] acc, or absent: attention without gates; block_index [B,T,Hkv,n] i32; both contiguous
+// With documents.part, the first rows of each run of tokens have no previous token.
 void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&,
                const Documents& documents = {});
 // Merges the pieces of L layers: out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces,

@@ -65,9 +65,9 @@ void square_pieces(Context& ctx, Tensor partials, ConstTensor x) {
   const OpScope op_scope(ctx, "sum");
   piece_sums(ctx, partials, x, /*squares=*/true);
 }
-void sum_pieces(Context& ctx, Tensor out, ConstTensor partials) {
+void sum_pieces(Context& ctx, Tensor out, ConstTensor partials, bool add) {
   const OpScope op_scope(ctx, "sum");
-  finish_sum(ctx, out, partials, /*add=*/false);
+  finish_sum(ctx, out, partials, add);
 }
 
 }  // namespace triad

@@ -13,7 +13,7 @@ void sum_of_squares(Context&, Tensor out, ConstTensor x, bool add = false);
 // partials [pieces] f64: one for each kSumPiece elements of x.
 inline constexpr int64_t kSumPiece = 1 << 14;
 void square_pieces(Context&, Tensor partials, ConstTensor x);
-void sum_pieces(Context&, Tensor out, ConstTensor partials);
+void sum_pieces(Context&, Tensor out, ConstTensor partials, bool add = false);
 
 namespace cuda {
 void piece_sums(Context&, Tensor partials, ConstTensor x, bool squares);

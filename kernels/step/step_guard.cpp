@@ -25,14 +25,16 @@ int64_t first_bad_part(ConstTensor grads, ConstTensor parts) {
 // Sums the ranks' losses and stop requests, and finds the first rank whose numbers are not finite.
 void read_ranks(double* numbers, ConstTensor ranks) {
   const int64_t world = ranks.empty() ? 0 : ranks.size(0);
-  if (world > 0) numbers[StepNumbers::loss] = 0;
+  if (world > 0) numbers[StepNumbers::loss] = numbers[StepNumbers::index_loss] = 0;
   numbers[StepNumbers::bad_rank] = -1;
   numbers[StepNumbers::stop] = 0;
   for (int64_t r = 0; r < world; ++r) {
     const double* own = ranks.ptr<double>() + r * ranks.stride[0];
     numbers[StepNumbers::loss] += own[RankNumbers::loss];
+    numbers[StepNumbers::index_loss] += own[RankNumbers::index_loss];
     numbers[StepNumbers::stop] += own[RankNumbers::stop];
-    const bool bad = !std::isfinite(own[RankNumbers::loss]) || !std::isfinite(own[RankNumbers::probe]);
+    const bool bad = !std::isfinite(own[RankNumbers::loss]) || !std::isfinite(own[RankNumbers::index_loss]) ||
+                     !std::isfinite(own[RankNumbers::probe]);
     if (bad && numbers[StepNumbers::bad_rank] < 0) numbers[StepNumbers::bad_rank] = static_cast<double>(r);
   }
 }
@@ -51,10 +53,14 @@ void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor par
   parallel_for(ctx, 1, [&](int64_t) {
     double* const n = numbers.ptr<double>();
     read_ranks(n, ranks);
-    const bool finite = std::isfinite(n[StepNumbers::loss]) && std::isfinite(n[StepNumbers::norm_squared]);
+    const bool finite = std::isfinite(n[StepNumbers::loss]) && std::isfinite(n[StepNumbers::index_loss]) &&
+                        std::isfinite(n[StepNumbers::norm_squared]) &&
+                        std::isfinite(n[StepNumbers::index_norm_squared]);
     if (!finite && halt) n[StepNumbers::halted] = 1;
     const bool apply = finite && n[StepNumbers::halted] == 0;
-    n[StepNumbers::applied] = apply ? n[StepNumbers::norm_squared] : std::numeric_limits<double>::quiet_NaN();
+    constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+    n[StepNumbers::applied] = apply ? n[StepNumbers::norm_squared] : kNaN;
+    n[StepNumbers::index_applied] = apply ? n[StepNumbers::index_norm_squared] : kNaN;
     int64_t bad = -1;
     if (!finite) dispatch_float(grads.dtype, [&]<class T>() { bad = first_bad_part<T>(grads, parts); });
     n[StepNumbers::bad_part] = static_cast<double>(bad);

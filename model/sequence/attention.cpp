@@ -6,7 +6,9 @@
 
 #include "engine/fork_join.h"
 #include "kernels/nsa/document_tables.h"
+#include "kernels/nsa/select_index.h"
 #include "kernels/step/rows.h"
+#include "model/sequence/index_keys.h"
 
 namespace triad {
 
@@ -100,7 +102,7 @@ void store(Context& ctx, Tensor dk, Tensor dv, const PendingRows& sums) { copy_k
 // The rows of chunk i of a tensor whose axis 1 is this rank's tokens.
 template <class TensorType>
 TensorType chunk_rows(const LayerContext& lc, const TensorType& t, int64_t i) {
-  return t.slice(1, i * lc.layout.chunk_tokens, (i + 1) * lc.layout.chunk_tokens);
+  return lc.layout.rows_of_chunk(t, i);
 }
 
 // The documents of chunk i's queries, for keys from token first_key to `end`. Tables are allocated in `scope`.
@@ -225,6 +227,9 @@ class BranchInputs {
   std::vector<Documents> documents_, window_documents_;  // tables for each chunk's queries
 };
 
+// Whether a forward uses the index: it selects or teaches. A recomputation has kept what both have given.
+bool uses_index(const LayerContext& lc) { return !lc.keep_block_index || lc.teaches_index; }
+
 // Adds addends of the first rows to those of all.
 void add_first(Context& ctx, const KvRows& all, const KvRows& first) {
   const KvRows rows = all.rows(0, first.k.size(1));
@@ -255,11 +260,24 @@ class SharedSequences : public AttentionExec {
                    const NsaWeights&) const override;
   void nsa_backward(Context&, const LayerContext&, const NsaGrad&, const NsaWeightGrads& dw, ConstTensor dout,
                     const QkvViews& in, const NsaSaved&, const NsaWeights&) const override;
-  void dense_forward(Context&, const LayerContext&, const DenseSaved&, const QkvViews& in) const override;
+  void dense_forward(Context&, const LayerContext&, const DenseSaved&, const QkvViews& in,
+                     const IndexForward* index) const override;
   void dense_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
-                      const DenseSaved&) const override;
+                      const DenseSaved&, const IndexBackward* index) const override;
+  void selected_forward(Context&, const LayerContext&, const SelectedSaved&, const QkvViews& in) const override;
+  void selected_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
+                         const SelectedSaved&, const IndexBackward* index) const override;
 
  private:
+  // Attention with one softmax. attend(chunk, out, in) computes a chunk's forward, attend(chunk, grad, dout, in, saved)
+  // its backward.
+  template <class Attend>
+  void one_softmax_forward(Context&, const LayerContext&, const DenseSaved&, const QkvViews& in, const char* branch,
+                           const Attend& attend) const;
+  template <class Attend>
+  void one_softmax_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
+                            const DenseSaved&, const char* branch, const Attend& attend) const;
+
   SequenceGroup& group_;
 };
 
@@ -272,6 +290,7 @@ void SharedSequences::nsa_forward(Context& ctx, const LayerContext& lc, Tensor o
   const Exchange exchange(group_, lc, scope);
   const NsaRows rows(lc.layout, c);
   const NsaIn local = nsa_in(views, lc.documents);
+  const IndexKeys index(ctx, group_, lc, scope, uses_index(lc) ? views : QkvViews{});
   const PendingRows edges = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], rows.edges, "cmp, not yet compressed");
   const PendingRows near = exchange.gather(ctx, local.k[kWin], local.v[kWin], rows.window, "win");
   const KvRows all = exchange.alloc(local.k[kSel].dtype, rows.selected);
@@ -289,13 +308,17 @@ void SharedSequences::nsa_forward(Context& ctx, const LayerContext& lc, Tensor o
   const PendingRows blocks = exchange.gather_blocks(ctx, {s.k_cmp, s.v_cmp}, mine, rows.blocks, rows.all_blocks);
   const PendingRows selected = exchange.gather(ctx, all, local.k[kSel], local.v[kSel], rows.selected, "sel");
   blocks.finish(ctx);
+  index.finish(ctx);
   for_each_chunk(ctx, lc, [&](Context& on, int64_t i) {
     const AttendIn compressed = in.compressed_in(i);
     const AttendOut compressed_out = out_of(kCmp, i);
     nsa_attend_compressed_forward(on, compressed_out, compressed, c);
-    if (!lc.keep_block_index)
-      nsa_select(on, chunk_rows(lc, s.block_index, i), compressed.q, s.k_cmp, compressed_out.lse, c,
-                 compressed.documents);
+    if (lc.keep_block_index) return;
+    const Tensor lists = chunk_rows(lc, s.block_index, i);
+    if (const IndexIn from = index.in(i); !from.q.empty())
+      nsa_select_index(on, lists, from.q, from.k, c, compressed.documents);
+    else
+      nsa_select(on, lists, compressed.q, s.k_cmp, compressed_out.lse, c, compressed.documents);
   });
   selected.finish(ctx);
   window.join();
@@ -305,10 +328,12 @@ void SharedSequences::nsa_forward(Context& ctx, const LayerContext& lc, Tensor o
                                s.gate.slice(2, i * lc.layout.chunk_tokens, (i + 1) * lc.layout.chunk_tokens)};
     const AttendIn selected_in = in.selected_in(i);
     const AttendOut selected_out = out_of(kSel, i);
+    const std::optional<IndexForward> taught = index.forward(i, s.index_lse);
+    const IndexForward* const along = taught ? &*taught : nullptr;
     if (nsa_attend_selected_combines(on, selected_out, selected_in, lists, c.l_sel, combine)) {
-      nsa_attend_selected_forward(on, selected_out, selected_in, lists, c.l_sel, &combine);
+      nsa_attend_selected_forward(on, selected_out, selected_in, lists, c.l_sel, &combine, along);
     } else {
-      nsa_attend_selected_forward(on, selected_out, selected_in, lists, c.l_sel);
+      nsa_attend_selected_forward(on, selected_out, selected_in, lists, c.l_sel, nullptr, along);
       nsa_combine_forward(on, combine.out, {combine.o_cmp, selected_out.o, combine.o_win}, combine.gate);
     }
   });
@@ -326,6 +351,7 @@ void SharedSequences::nsa_backward(Context& ctx, const LayerContext& lc, const N
   const NsaIn local = nsa_in(views, lc.documents);
   const PendingRows pending_window = exchange.gather(ctx, local.k[kWin], local.v[kWin], rows.window, "win");
   const PendingRows pending_keys = exchange.gather(ctx, local.k[kSel], local.v[kSel], rows.selected, "sel");
+  const IndexKeys index(ctx, group_, lc, scope, views);
   const PendingRows edges = exchange.gather(ctx, local.k[kCmp], local.v[kCmp], rows.edges, "cmp, not yet compressed");
   const DType acc = acc_dtype(local.q.dtype);
   const Tensor dgate = scope.alloc(acc, s.gate.shape()), dout_norm = scope.alloc(acc, s.lse[kCmp].shape());
@@ -381,16 +407,19 @@ void SharedSequences::nsa_backward(Context& ctx, const LayerContext& lc, const N
   // The selected branch's partial sums of dk and dv take the most memory of all. Long chunks are computed one after the
   // other, so that only one has them at a time: SMs that stay free at a long chunk's end cost it nothing.
   constexpr int64_t kLongChunk = 1 << 16;
+  index.finish(ctx);
+  const IndexGradients index_grads(ctx, lc, scope, index, grad.index);
   for_each_chunk(
       ctx, lc,
       [&](Context& on, int64_t i) {
         const KvRows sums = i == last ? dkeys.rows(0, lc.layout.chunk(i).end) : dkeys_earlier;
         nsa_attend_selected_backward(on, to(sums, i), upstream(kSel, i), in.selected_in(i),
-                                     chunk_rows(lc, s.block_index, i), c.l_sel);
+                                     chunk_rows(lc, s.block_index, i), c.l_sel, index_grads.chunk(i));
       },
       any_order && lc.layout.chunk_tokens < kLongChunk);
   add_first(ctx, dkeys, dkeys_earlier);
   const PendingRows sel = exchange.reduce(ctx, dkeys, rows.selected, "sel");
+  index_grads.reduce(ctx, group_);
   compressed.join();
   const PendingRows dmine = exchange.reduce(ctx, dblocks, rows.blocks, rows.all_blocks, "cmp");
   window.join();
@@ -403,26 +432,29 @@ void SharedSequences::nsa_backward(Context& ctx, const LayerContext& lc, const N
   store(ctx, grad.k[kCmp], grad.v[kCmp], cmp);
 }
 
-void SharedSequences::dense_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s,
-                                    const QkvViews& views) const {
+template <class Attend>
+void SharedSequences::one_softmax_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s,
+                                          const QkvViews& views, const char* branch, const Attend& attend) const {
   Scratch::Scope scope(ctx.scratch);
   const Exchange exchange(group_, lc, scope);
-  const PendingRows pending = exchange.gather(ctx, views.k[0], views.v[0], lc.layout.prefixes(), "dense attention");
+  const PendingRows pending = exchange.gather(ctx, views.k[0], views.v[0], lc.layout.prefixes(), branch);
   const KvRows& all = pending.finish(ctx);
   for (int64_t i = 0; i < lc.layout.chunks(); ++i) {
     const KvRows seen = all.rows(0, lc.layout.chunk(i).end);
-    dense_attention_forward(
-        ctx, {chunk_rows(lc, s.o, i), chunk_rows(lc, s.lse, i)},
-        {chunk_rows(lc, views.q, i), seen.k, seen.v, chunk_documents(ctx, lc, scope, i, 0, lc.layout.chunk(i).end)});
+    attend(i, DenseSaved{chunk_rows(lc, s.o, i), chunk_rows(lc, s.lse, i)},
+           AttendIn{chunk_rows(lc, views.q, i), seen.k, seen.v,
+                    chunk_documents(ctx, lc, scope, i, 0, lc.layout.chunk(i).end)});
   }
 }
 
-void SharedSequences::dense_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout,
-                                     const QkvViews& views, const DenseSaved& s) const {
+template <class Attend>
+void SharedSequences::one_softmax_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad,
+                                           ConstTensor dout, const QkvViews& views, const DenseSaved& s,
+                                           const char* branch, const Attend& attend) const {
   Scratch::Scope scope(ctx.scratch);
   const Exchange exchange(group_, lc, scope);
   const RowLists needs = lc.layout.prefixes();
-  const PendingRows pending = exchange.gather(ctx, views.k[0], views.v[0], needs, "dense attention");
+  const PendingRows pending = exchange.gather(ctx, views.k[0], views.v[0], needs, branch);
   const KvRows& all = pending.finish(ctx);
   const KvRows addends = exchange.alloc(acc_dtype(views.q.dtype), needs);
   for (int64_t i = lc.layout.chunks() - 1; i >= 0; --i) {
@@ -431,12 +463,68 @@ void SharedSequences::dense_backward(Context& ctx, const LayerContext& lc, const
     const int64_t end = lc.layout.chunk(i).end;
     const KvRows seen = all.rows(0, end);
     const KvRows its = (last ? addends : exchange.in(inner).alloc(addends.k.dtype, needs)).rows(0, end);
-    dense_attention_backward(ctx, {chunk_rows(lc, grad.dq, i), its.k, its.v}, chunk_rows(lc, dout, i),
-                             {chunk_rows(lc, views.q, i), seen.k, seen.v, chunk_documents(ctx, lc, inner, i, 0, end)},
-                             {chunk_rows(lc, s.o, i), chunk_rows(lc, s.lse, i)});
+    attend(i, DenseGrad{chunk_rows(lc, grad.dq, i), its.k, its.v}, chunk_rows(lc, dout, i),
+           AttendIn{chunk_rows(lc, views.q, i), seen.k, seen.v, chunk_documents(ctx, lc, inner, i, 0, end)},
+           DenseSaved{chunk_rows(lc, s.o, i), chunk_rows(lc, s.lse, i)});
     if (!last) add_first(ctx, addends, its);
   }
-  store(ctx, grad.dk, grad.dv, exchange.reduce(ctx, addends, needs, "dense attention"));
+  store(ctx, grad.dk, grad.dv, exchange.reduce(ctx, addends, needs, branch));
+}
+
+SelectedSaved chunk_saved(const LayerContext& lc, const SelectedSaved& s, int64_t i) {
+  return {chunk_rows(lc, s.block_index, i), chunk_rows(lc, s.o, i), chunk_rows(lc, s.lse, i),
+          chunk_rows(lc, s.index_lse, i)};
+}
+
+void SharedSequences::dense_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s, const QkvViews& views,
+                                    const IndexForward* index) const {
+  Scratch::Scope scope(ctx.scratch);
+  const IndexKeys keys(ctx, group_, lc, scope, index == nullptr ? QkvViews{} : views);
+  keys.finish(ctx);
+  one_softmax_forward(ctx, lc, s, views, "dense attention", [&](int64_t i, const DenseSaved& out, const AttendIn& in) {
+    const std::optional<IndexForward> taught = keys.forward(i, index == nullptr ? Tensor{} : index->lse);
+    dense_attention_forward(ctx, out, in, taught ? &*taught : nullptr);
+  });
+}
+
+void SharedSequences::dense_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout,
+                                     const QkvViews& views, const DenseSaved& s, const IndexBackward* index) const {
+  Scratch::Scope scope(ctx.scratch);
+  const IndexKeys keys(ctx, group_, lc, scope, index == nullptr ? QkvViews{} : views);
+  keys.finish(ctx);
+  const IndexGradients index_grads(ctx, lc, scope, keys, index);
+  one_softmax_backward(
+      ctx, lc, grad, dout, views, s, "dense attention",
+      [&](int64_t i, const DenseGrad& to, ConstTensor upstream, const AttendIn& in, const DenseSaved& saved) {
+        dense_attention_backward(ctx, to, upstream, in, saved, index_grads.chunk(i));
+      });
+  index_grads.reduce(ctx, group_);
+}
+
+void SharedSequences::selected_forward(Context& ctx, const LayerContext& lc, const SelectedSaved& s,
+                                       const QkvViews& views) const {
+  Scratch::Scope scope(ctx.scratch);
+  const IndexKeys keys(ctx, group_, lc, scope, uses_index(lc) ? views : QkvViews{});
+  keys.finish(ctx);
+  one_softmax_forward(ctx, lc, {s.o, s.lse}, views, "sel", [&](int64_t i, const DenseSaved&, const AttendIn& in) {
+    selected_attention_forward(ctx, chunk_saved(lc, s, i), in, keys.in(i), lc.config.nsa, lc.keep_block_index);
+  });
+}
+
+void SharedSequences::selected_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout,
+                                        const QkvViews& views, const SelectedSaved& s,
+                                        const IndexBackward* index) const {
+  Scratch::Scope scope(ctx.scratch);
+  const IndexKeys keys(ctx, group_, lc, scope, views);
+  keys.finish(ctx);
+  const IndexGradients index_grads(ctx, lc, scope, keys, index);
+  one_softmax_backward(
+      ctx, lc, grad, dout, views, {s.o, s.lse}, "sel",
+      [&](int64_t i, const DenseGrad& to, ConstTensor upstream, const AttendIn& in, const DenseSaved&) {
+        selected_attention_backward(ctx, to, upstream, in, chunk_saved(lc, s, i), lc.config.nsa.l_sel,
+                                    index_grads.chunk(i));
+      });
+  index_grads.reduce(ctx, group_);
 }
 
 }  // namespace

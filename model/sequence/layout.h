@@ -44,6 +44,12 @@ struct SequenceLayout {
   // For attention of chunk i, with keys from token first_key on.
   RowPart chunk_part(int64_t i, int64_t first_key = 0) const { return {chunk(i).begin, first_key, tokens()}; }
 
+  // Chunk i's rows in a tensor whose axis 1 is this rank's tokens.
+  template <class TensorType>
+  TensorType rows_of_chunk(const TensorType& t, int64_t i) const {
+    return t.empty() ? t : t.slice(1, i * chunk_tokens, (i + 1) * chunk_tokens);
+  }
+
   // Each rank's tokens.
   RowLists tokens_by_rank() const;
   // All tokens up to each rank's last one: the keys of selected blocks and of dense attention.

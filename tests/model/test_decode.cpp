@@ -45,8 +45,16 @@ std::vector<std::pair<const char*, ModelConfig>> layer_variants(ModelConfig c) {
   ModelConfig mixed = c, shared = c;
   mixed.dense_layers = "0:1,2:3", mixed.rope_scaling = RopeScaling::yarn;
   shared.dense_layers = "1:2", shared.nsa.shared_kv = true, shared.rope_scaling = RopeScaling::llama3;
-  mixed.resolve(), shared.resolve();
-  return {{"mixed layers, yarn", mixed}, {"shared k and v, mixed layers, llama3", shared}};
+  ModelConfig index = c, one_softmax = mixed;
+  index.nsa.selector = one_softmax.nsa.selector = Selector::index;
+  index.nsa.d_index = 10, index.qk_norm = true;
+  one_softmax.nsa.branches = Branches::selected, one_softmax.nsa.init_blocks = 0, one_softmax.nsa.local_blocks = 1;
+  one_softmax.nsa.gate = {};
+  for (ModelConfig* each : {&mixed, &shared, &index, &one_softmax}) each->resolve();
+  return {{"mixed layers, yarn", mixed},
+          {"shared k and v, mixed layers, llama3", shared},
+          {"a taught index, qk_norm", index},
+          {"one softmax, mixed layers, yarn", one_softmax}};
 }
 
 void check_agreement(const ModelConfig& config, Device device, DType dtype, double tolerance,

@@ -1,7 +1,9 @@
-"""modeling_triad.py (tools/huggingface) with the kernels of triad_nsa and without them: logits, gradients, generated tokens."""
+"""modeling_triad.py (tools/huggingface): logits, gradients and generated tokens with the kernels of triad_nsa and without them;
+with a taught index, those of `triad`."""
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -19,6 +21,14 @@ MODELS = {
     "shared, mixed layers": ["nsa.shared_kv=true", "model.n_layers=3", 'model.dense_layers="1:2"'],
     "forced branch": ["nsa.force_branch=sel"],
 }
+INDEX = ["nsa.selector=index", "nsa.d_index=6"]
+ONE_SOFTMAX = INDEX + ["nsa.branches=sel", "nsa.init_blocks=0", "nsa.local_blocks=1"]
+TAUGHT = {
+    "index": INDEX,
+    "index, norms, shared": INDEX + ["model.qk_norm=true", "nsa.shared_kv=true"],
+    "one softmax, norms": ONE_SOFTMAX + ["model.qk_norm=true"],
+    "one softmax, biases, mixed layers": ONE_SOFTMAX + ["model.qkv_bias=true", "model.n_layers=3", 'model.dense_layers="1:2"'],
+}
 
 
 class HuggingFace(unittest.TestCase):
@@ -27,14 +37,16 @@ class HuggingFace(unittest.TestCase):
         if not self.program:
             self.skipTest("no program `triad` was given")
         try:
+            import safetensors
             import transformers
         except ImportError as missing:
             self.skipTest(str(missing))
-        self.transformers = transformers
+        self.transformers, self.safetensors = transformers, safetensors
 
     def triad(self, *arguments):
         done = subprocess.run([self.program, *map(str, arguments)], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, f"{arguments}\n{done.stdout}{done.stderr}")
+        return done.stdout
 
     def load(self, folder, sets):
         options = [word for each in SHAPE + sets for word in ("--set", each)]
@@ -70,3 +82,27 @@ class HuggingFace(unittest.TestCase):
                 self.assertLessEqual(((a - c).norm() / c.norm()).item(), 1e-5)
                 self.assertLessEqual(((b - d).norm() / d.norm()).item(), 1e-4)
                 self.assertTrue(torch.equal(tokens, expected))
+
+    def test_taught_index(self):
+        self.transformers.logging.set_verbosity_error()
+        self.transformers.logging.disable_progress_bar()
+        x = [(7 * i * i + 3 * i) % 251 for i in range(200)]
+        prompt = x[:50]
+        for name, sets in TAUGHT.items():
+            with self.subTest(name), tempfile.TemporaryDirectory() as path:
+                path = pathlib.Path(path)
+                model = self.load(path, sets).eval()
+                shard = struct.pack("<3i", 20240520, 1, len(x) + 1).ljust(1024, b"\0")
+                (path / "tokens.bin").write_bytes(shard + struct.pack(f"<{len(x) + 1}H", *x, 1))
+                self.triad("grads", "--checkpoint", path / "checkpoint", "--tokens", path / "tokens.bin", "--batch", 1,
+                           "--seq", len(x), "--out", path / "grads.safetensors")
+                with self.safetensors.safe_open(path / "grads.safetensors", "pt") as file:
+                    expected = file.get_tensor("logits").flatten()
+                logits = model(torch.tensor([x])).logits.detach().flatten()
+                self.assertLessEqual(((logits - expected).norm() / expected.norm()).item(), 1e-5)
+                ids = self.triad("generate", "--checkpoint", path / "checkpoint", "--context", 100, "--temperature", 0,
+                                 "--tokens", 20, "--prompt-ids", ",".join(map(str, prompt)))
+                tokens = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0].tolist()
+                while tokens[-1] == model.generation_config.eos_token_id:
+                    tokens.pop()
+                self.assertEqual([int(i) for i in ids.strip().split(",")], tokens)

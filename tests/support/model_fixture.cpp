@@ -53,6 +53,9 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
     }
   write(ctx(), act_->tokens, tokens.data());
   write(ctx(), act_->targets, targets.data());
+  if (act_->padding_begin.empty()) return;
+  const std::vector<int32_t> no_padding(static_cast<size_t>(B), static_cast<int32_t>(T));
+  write(ctx(), act_->padding_begin, no_padding.data());
 }
 
 void ModelFixture::set_documents(std::vector<int32_t> bounds) {

@@ -85,6 +85,9 @@ std::string case_name(const AttentionProblem& p, const std::string& data) {
   if (p.config.has_nsa() &&
       (n.l != usual.l || n.d != usual.d || n.l_sel != usual.l_sel || n.n_sel != usual.n_sel || n.w != usual.w))
     name += fmt::format(" l{} d{} l'{} n{} w{}", n.l, n.d, n.l_sel, n.n_sel, n.w);
+  if (n.init_blocks != usual.init_blocks || n.local_blocks != usual.local_blocks)
+    name += fmt::format(" init{} local{}", n.init_blocks, n.local_blocks);
+  if (p.config.has_index()) name += fmt::format(" {}index{}", n.branches == Branches::all ? "" : "sel ", n.d_index);
   return name;
 }
 
@@ -285,8 +288,24 @@ CLI::App* add_bench_attention(CLI::App& bench) {
           [o](const std::string& word) { o->attention = word == "dense" ? AttentionKind::dense : AttentionKind::nsa; },
           "nsa or dense (default: nsa)")
       ->check(CLI::IsMember({"nsa", "dense"}));
-  const auto size = [&](const char* name, int64_t& value, const char* what) {
-    verb->add_option(name, value, what)->check(within(at_least(1).up_to(1 << 20)))->capture_default_str();
+  verb->add_option_function<std::string>(
+          "--branches",
+          [o](const std::string& word) {
+            if (word == "sel") o->nsa.branches = Branches::selected, o->nsa.selector = Selector::index;
+          },
+          "cmp,sel,win, or sel: one softmax over blocks that a taught index selects (default: cmp,sel,win)")
+      ->check(CLI::IsMember({"cmp,sel,win", "sel"}));
+  verb->add_option_function<std::string>(
+          "--selector",
+          [o](const std::string& word) {
+            if (word == "index") o->nsa.selector = Selector::index;
+          },
+          "compressed or index (default: compressed; index with --branches sel)")
+      ->check(CLI::IsMember({"compressed", "index"}));
+  const auto size = [&](const char* name, int64_t& value, const char* what, int64_t least = 1) {
+    verb->add_option(name, value, what)
+        ->check(within(at_least(static_cast<double>(least)).up_to(1 << 20)))
+        ->capture_default_str();
   };
   verb->add_option("--context", o->context,
                    "number of ranks that share each sequence, started by mpirun -np: times the whole attention alone, "
@@ -298,6 +317,9 @@ CLI::App* add_bench_attention(CLI::App& bench) {
   size("--l-sel", o->nsa.l_sel, "selection block, tokens");
   size("--n-sel", o->nsa.n_sel, "selected blocks for each query");
   size("--w", o->nsa.w, "sliding window, tokens");
+  size("--init-blocks", o->nsa.init_blocks, "first blocks, always selected", 0);
+  size("--local-blocks", o->nsa.local_blocks, "current and preceding blocks, always selected");
+  size("--d-index", o->nsa.d_index, "width of a taught index's queries and key; even");
   o->common.add_to(*verb);
   verb->callback([o] { run_attention(*o); });
   return verb;

@@ -36,9 +36,12 @@ class SharedRun {
             .T = part_.T,
             .layout = layout_,
             .layer = 0},
-        in_(split_qkv(tensors_.qkv, part_.config, part_.config.attention, part_.B, part_.T)),
-        din_(split_qkv(tensors_.dqkv, part_.config, part_.config.attention, part_.B, part_.T)) {
+        in_(views_of(tensors_.qkv, tensors_.index)),
+        din_(views_of(tensors_.dqkv, tensors_.dindex)) {
     lc_.documents.part = layout_.row_part();
+    if (!part_.config.has_index()) return;
+    lc_.teaches_index = true;
+    index_ = {index_in(in_), tensors_.saved.nsa.index_lse, tensors_.index_dq, din_.index_k, tensors_.index_loss};
   }
   SharedRun(const SharedRun&) = delete;
 
@@ -51,21 +54,39 @@ class SharedRun {
   SequenceGroup& group() { return group_; }
   void forward() {
     report_stage(ctx_, Stage::forward, lc_.layer);
-    if (part_.config.has_nsa())
-      exec_->nsa_forward(ctx_, lc_, tensors_.out, tensors_.saved.nsa, in_, tensors_.weights);
-    else
-      exec_->dense_forward(ctx_, lc_, tensors_.saved.dense, in_);
+    switch (part_.kind()) {
+      case AttentionKind::nsa:
+        return exec_->nsa_forward(ctx_, lc_, tensors_.out, tensors_.saved.nsa, in_, tensors_.weights);
+      case AttentionKind::selected:
+        return exec_->selected_forward(ctx_, lc_, selected_saved(), in_);
+      case AttentionKind::dense:
+        return exec_->dense_forward(ctx_, lc_, tensors_.saved.dense, in_, /*index=*/nullptr);
+    }
   }
   void backward() {
     report_stage(ctx_, Stage::backward, lc_.layer);
-    if (part_.config.has_nsa())
-      exec_->nsa_backward(ctx_, lc_, {tensors_.dq, tensors_.dq_group, din_.k, din_.v, {}}, tensors_.weight_grads,
-                          tensors_.dout, in_, tensors_.saved.nsa, tensors_.weights);
-    else
-      exec_->dense_backward(ctx_, lc_, {tensors_.dq, din_.k[0], din_.v[0]}, tensors_.dout, in_, tensors_.saved.dense);
+    const IndexBackward* const index = lc_.teaches_index ? &index_ : nullptr;
+    const DenseGrad grad{tensors_.dq, din_.k[0], din_.v[0]};
+    switch (part_.kind()) {
+      case AttentionKind::nsa:
+        return exec_->nsa_backward(ctx_, lc_, {tensors_.dq, tensors_.dq_group, din_.k, din_.v, {}, index},
+                                   tensors_.weight_grads, tensors_.dout, in_, tensors_.saved.nsa, tensors_.weights);
+      case AttentionKind::selected:
+        return exec_->selected_backward(ctx_, lc_, grad, tensors_.dout, in_, selected_saved(), index);
+      case AttentionKind::dense:
+        return exec_->dense_backward(ctx_, lc_, grad, tensors_.dout, in_, tensors_.saved.dense, /*index=*/nullptr);
+    }
   }
 
  private:
+  QkvViews views_of(const Tensor& qkv, const Tensor& index) const {
+    const QkvViews views = split_qkv(qkv, part_.config, part_.kind(), part_.B, part_.T);
+    return index.empty() ? views : with_index(views, index, part_.config);
+  }
+  SelectedSaved selected_saved() const {
+    const AttentionSaved& s = tensors_.saved;
+    return {s.nsa.block_index, s.dense.o, s.dense.lse, s.nsa.index_lse};
+  }
   static AttentionProblem part_of(const AttentionProblem& p, const SequenceLayout& layout) {
     AttentionProblem part = p;
     part.T = layout.local_tokens();
@@ -80,6 +101,7 @@ class SharedRun {
   const std::unique_ptr<const AttentionExec> exec_;
   LayerContext lc_;
   const QkvViews in_, din_;
+  IndexBackward index_;  // with a taught index
 };
 
 // Memory on the rank that needs most (plan_memory()).

@@ -54,7 +54,7 @@ std::vector<std::byte> random_qkv(const AttentionProblem& p, DType dtype, double
     for (int64_t h = 0; h < count; ++h, columns += width) heads.push_back({columns, width, drifts});
   };
   add(p.config.n_heads, p.config.d_k, true);
-  for (int pair = 0; pair < kv_pairs(p.config, p.config.attention); ++pair) {
+  for (int pair = 0; pair < kv_pairs(p.config, p.kind()); ++pair) {
     add(p.config.n_kv_groups, p.config.d_k, true);
     add(p.config.n_kv_groups, p.config.d_v, false);
   }
@@ -84,6 +84,8 @@ int64_t timed_layer(const ModelConfig& c, const AttentionProblem& p, const std::
                word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
   if (layer < 0) layer = c.n_layers / 2;
   if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
+  if (c.has_index() || p.config.has_index())
+    fail_usage("--data {}: it must be randn or local with nsa.selector index", checkpoint);
   if (c.attention_of(layer) != p.config.attention)
     fail_usage("--layer is {}: this layer of {} has {} attention", layer, checkpoint, word_of(c.attention_of(layer)));
   return layer;

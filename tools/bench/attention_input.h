@@ -19,6 +19,7 @@ struct AttentionProblem {
   std::string documents = {};        // length mix (document_mix.h)
   std::vector<int32_t> bounds = {};  // document bounds (nsa/document_tables.h); empty: every row is one document
 
+  AttentionKind kind() const { return config.attention_of(0); }
   // The most documents in a row; 0 without bounds.
   int64_t most_documents() const;
 };

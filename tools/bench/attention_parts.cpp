@@ -1,6 +1,7 @@
 #include "tools/bench/attention_parts.h"
 
 #include "kernels/common/op_case_args.h"
+#include "kernels/nsa/select_index.h"
 
 namespace triad {
 
@@ -49,14 +50,14 @@ void allocate_nsa(AttentionTensors& t, Arena& arena, const AttentionProblem& p, 
 // One head's attended pairs: the sum over all documents divided by the sequence count.
 AttendedPairs mean_pairs(const AttentionProblem& p) {
   const ModelConfig& c = p.config;
-  if (p.bounds.empty()) return attended_pairs(c, c.attention, p.T);
+  if (p.bounds.empty()) return attended_pairs(c, p.kind(), p.T);
   AttendedPairs sum;
   for (size_t i = 1; i < p.bounds.size(); ++i) {
-    const AttendedPairs one = attended_pairs(c, c.attention, p.bounds[i] - p.bounds[i - 1]);
-    sum.cmp += one.cmp, sum.sel += one.sel, sum.win += one.win, sum.dense += one.dense;
+    const AttendedPairs one = attended_pairs(c, p.kind(), p.bounds[i] - p.bounds[i - 1]);
+    sum.cmp += one.cmp, sum.sel += one.sel, sum.win += one.win, sum.dense += one.dense, sum.index += one.index;
   }
   const double B = static_cast<double>(p.B);
-  return {sum.cmp / B, sum.sel / B, sum.win / B, sum.dense / B};
+  return {sum.cmp / B, sum.sel / B, sum.win / B, sum.dense / B, sum.index / B};
 }
 
 }  // namespace
@@ -65,7 +66,7 @@ int64_t saved_bytes(const AttentionSaved& saved) {
   const NsaSaved& s = saved.nsa;
   int64_t bytes = 0;
   for (const Tensor& t : {s.k_cmp, s.v_cmp, s.block_index, s.gate, s.o[0], s.o[1], s.o[2], s.lse[0], s.lse[1], s.lse[2],
-                          saved.dense.o, saved.dense.lse})
+                          saved.dense.o, saved.dense.lse, s.index_lse})
     if (!t.empty()) bytes += t.bytes();
   return bytes;
 }
@@ -79,17 +80,23 @@ ModelConfig separate(ModelConfig c) {
 
 AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DType dtype, int64_t row_tokens) {
   const ModelConfig& c = p.config;
-  const int64_t B = p.B, T = p.T, Hq = c.n_heads, width = qkv_width(c, c.attention);
+  const int64_t B = p.B, T = p.T, Hq = c.n_heads, width = qkv_width(c, p.kind());
   const AllocTensor alloc = [&](const std::string& name, DType type, const Shape& shape) {
     return arena.alloc(MemTag::activations, name, type, shape);
   };
   AttentionTensors t;
   t.qkv = alloc("qkv", dtype, {B * T, width});
-  t.dqkv = alloc("dqkv", dtype, {B * T, qkv_width(separate(c), c.attention)});
+  t.dqkv = alloc("dqkv", dtype, {B * T, qkv_width(separate(c), p.kind())});
   t.dout = alloc("dout", dtype, {B, T, Hq, c.d_v});
   t.dq = alloc("dq", acc_dtype(dtype), {B, T, Hq, c.d_k});
-  t.saved = alloc_attention(c, c.attention, B, T, row_tokens, dtype, alloc, alloc);
-  if (c.attention == AttentionKind::nsa) allocate_nsa(t, arena, p, dtype);
+  t.saved = alloc_attention(c, p.kind(), B, T, row_tokens, dtype, alloc, alloc);
+  if (p.kind() == AttentionKind::nsa) allocate_nsa(t, arena, p, dtype);
+  if (c.has_index()) {
+    t.index = alloc("index", dtype, {B * T, index_width(c)});
+    t.dindex = alloc("dindex", dtype, t.index.shape());
+    t.index_dq = alloc("dq of the index", acc_dtype(dtype), {B, T, c.n_kv_groups, c.nsa.d_index});
+    t.index_loss = alloc("index loss", DType::f64, {1});
+  }
   if (!p.bounds.empty()) {
     const auto table = [&](const char* name, const Shape& shape) { return alloc(name, DType::i32, shape); };
     t.bounds = table("bounds", {static_cast<int64_t>(p.bounds.size())});
@@ -101,16 +108,25 @@ AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DTy
 
 AttentionParts::AttentionParts(Device device, const AttentionProblem& p, const AttentionTensors& t, DType dtype)
     : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))), pairs_(mean_pairs(p)) {
-  const QkvViews views = split_qkv(t.qkv, c_, c_.attention, p.B, p.T),
-                 dviews = split_qkv(t.dqkv, separate(c_), c_.attention, p.B, p.T);
+  const QkvViews views = split_qkv(t.qkv, c_, p.kind(), p.B, p.T),
+                 dviews = split_qkv(t.dqkv, separate(c_), p.kind(), p.B, p.T);
   if (!p.bounds.empty()) add_document_tables();
-  switch (c_.attention) {
+  if (c_.has_index()) {
+    const QkvViews from = with_index(views, t.index, c_), to = with_index(views, t.dindex, c_);
+    index_ = {from.index_q, from.index_k};
+    index_grad_ = {index_, t.saved.nsa.index_lse, t.index_dq, to.index_k, t.index_loss};
+  }
+  switch (p.kind()) {
     case AttentionKind::dense:
       add_dense(dense_in(views, t.documents), {t.dq, dviews.k[0], dviews.v[0]});
       break;
+    case AttentionKind::selected:
+      add_selected(dense_in(views, t.documents), {t.dq, dviews.k[0], dviews.v[0]});
+      break;
     case AttentionKind::nsa: {
       in_ = nsa_in(views, t.documents);
-      grad_ = {t.dq, t.dq_group, dviews.k, dviews.v, {}};
+      in_.index = index_;
+      grad_ = {t.dq, t.dq_group, dviews.k, dviews.v, {}, c_.has_index() ? &index_grad_ : nullptr};
       Runtime dry({.device = device, .planning = true});
       Scratch::Scope scope(dry.scratch());
       has_rounding_unit_ = !make_rounding_unit(dry.ctx(), scope).empty();
@@ -156,9 +172,13 @@ void AttentionParts::add_nsa_forward() {
       [=, this](Context& ctx) {
         nsa_attend_compressed_backward(ctx, {t_.dq, t_.dk_cmp, t_.dv_cmp}, upstream(kCmp), branch_in(kCmp), n);
       });
-  add("select", true, products(pairs_.cmp, dk()),
-      element_ * (rows(dk()) + compressed(dk())) + rows(4) + keys(4.0 * static_cast<double>(n.n_sel)),
-      [=, this](Context& ctx) { nsa_select(ctx, s.block_index, in_.q, s.k_cmp, s.lse[kCmp], n, in_.documents); });
+  const double select_flops = c_.has_index() ? 0 : products(pairs_.cmp, dk());
+  if (c_.has_index())
+    add_index();
+  else
+    add("select", true, select_flops,
+        element_ * (rows(dk()) + compressed(dk())) + rows(4) + keys(4.0 * static_cast<double>(n.n_sel)),
+        [=, this](Context& ctx) { nsa_select(ctx, s.block_index, in_.q, s.k_cmp, s.lse[kCmp], n, in_.documents); });
   add_branch(
       "selected", pairs_.sel, keys(widths),
       [=, this](Context& ctx) {
@@ -180,7 +200,9 @@ void AttentionParts::add_nsa_forward() {
       [=, this](Context& ctx) { nsa_gate_forward(ctx, s.gate, in_.q, t_.weights.gate, n.gate); });
   add("combine", true, 0, element_ * rows(4 * dv()) + keys(12),
       [=, this](Context& ctx) { nsa_combine_forward(ctx, t_.out, branch_outputs(), s.gate); });
-  add("nsa", true, products(pairs_.cmp + pairs_.sel + pairs_.win, widths) + products(pairs_.cmp, dk()),
+  add("nsa", true,
+      products(pairs_.cmp + pairs_.sel + pairs_.win, widths) + select_flops + index_products(pairs_.index) +
+          (c_.has_index() ? index_products(pairs_.sel) : 0),
       element_ * (rows(dk() + 4 * dv()) + 3 * keys(widths)) + rows(12),
       [=, this](Context& ctx) { nsa_forward(ctx, t_.out, s, in_, t_.weights, n); });
 }
@@ -211,7 +233,9 @@ void AttentionParts::add_nsa_backward() {
   add("gate", false, 0, element_ * rows(dk()) + keys(24 + 4 * dk()), [=, this](Context& ctx) {
     nsa_gate_backward(ctx, t_.dq_group, t_.weight_grads.gate, t_.dgate, s.gate, in_.q, t_.weights.gate, n.gate);
   });
-  add("nsa", false, products(pairs_.cmp + pairs_.sel + pairs_.win, 3 * dk() + 2 * dv()),
+  add("nsa", false,
+      products(pairs_.cmp + pairs_.sel + pairs_.win, 3 * dk() + 2 * dv()) +
+          (c_.has_index() ? index_products(3 * pairs_.sel) : 0),
       element_ * (rows(dk() + 4 * dv()) + 6 * keys(widths)) + rows(12 + 4 * dk()),
       [=, this](Context& ctx) { nsa_backward(ctx, grad_, t_.weight_grads, t_.dout, in_, s, t_.weights, n); });
 }
@@ -222,6 +246,36 @@ void AttentionParts::add_dense(const AttendIn& in, const DenseGrad& grad) {
       "dense", pairs_.dense, keys(dk() + dv()), [=](Context& ctx) { dense_attention_forward(ctx, saved, in); },
       [=, this](Context& ctx) { dense_attention_backward(ctx, grad, t_.dout, in, saved); });
   parts_.insert(parts_.end(), backward_.begin(), backward_.end());
+}
+
+// The selection by a taught index.
+void AttentionParts::add_index() {
+  const double width = static_cast<double>(c_.nsa.d_index), groups = static_cast<double>(c_.n_kv_groups);
+  add("index", true, index_products(pairs_.index),
+      element_ * keys(width) * (1 + 1 / groups) + keys(4.0 * static_cast<double>(c_.nsa.n_sel)), [this](Context& ctx) {
+        nsa_select_index(ctx, t_.saved.nsa.block_index, index_.q, index_.k, c_.nsa, t_.documents);
+      });
+}
+
+// "selected" is the selected branch without the index's lse, loss and gradients, "sel" the whole with them.
+void AttentionParts::add_selected(const AttendIn& in, const DenseGrad& grad) {
+  const NsaConfig& n = c_.nsa;
+  const NsaSaved& lists = t_.saved.nsa;
+  const SelectedSaved untaught{lists.block_index, t_.saved.dense.o, t_.saved.dense.lse},
+      saved{lists.block_index, t_.saved.dense.o, t_.saved.dense.lse, lists.index_lse};
+  const double widths = dk() + dv(), index_rows = keys(static_cast<double>(n.d_index));
+  add_index();
+  add_branch(
+      "selected", pairs_.sel, keys(widths),
+      [=, this](Context& ctx) { selected_attention_forward(ctx, untaught, in, index_, n, /*keep_block_index=*/true); },
+      [=, this](Context& ctx) { selected_attention_backward(ctx, grad, t_.dout, in, untaught, n.l_sel); });
+  add("sel", true, products(pairs_.sel, widths) + index_products(pairs_.index + pairs_.sel),
+      element_ * (rows(widths) + keys(widths) + index_rows) + rows(4),
+      [=, this](Context& ctx) { selected_attention_forward(ctx, saved, in, index_, n); });
+  parts_.insert(parts_.end(), backward_.begin(), backward_.end());
+  add("sel", false, products(pairs_.sel, 3 * dk() + 2 * dv()) + index_products(3 * pairs_.sel),
+      element_ * (rows(2 * dk() + 3 * dv()) + 2 * keys(widths) + 2 * index_rows) + rows(8),
+      [=, this](Context& ctx) { selected_attention_backward(ctx, grad, t_.dout, in, saved, n.l_sel, &index_grad_); });
 }
 
 }  // namespace triad

@@ -17,6 +17,7 @@ namespace triad {
 // All tensors in a layer's attention.
 struct AttentionTensors {
   Tensor qkv, dqkv, dout, dq;
+  Tensor index, dindex, index_dq, index_loss;  // absent without a taught index
   Tensor bounds;             // document bounds, i32; bounds and tables are absent if every row is one document
   DocumentTables documents;  // packed rows' tables; the first AttentionPart fills them
   AttentionSaved saved;
@@ -39,7 +40,7 @@ struct AttentionPart {
   bool forward;
   double flops, bytes;
   Work work;
-  bool whole() const { return name == "nsa" || name == "dense"; }  // the whole attention
+  bool whole() const { return name == "nsa" || name == "dense" || name == "sel"; }  // the whole attention
 };
 
 // AttentionParts: the parts with their FLOPs and bytes, which are closed forms. A matrix product costs 2 FLOPs per
@@ -79,6 +80,12 @@ class AttentionParts {
   void add_nsa_forward();
   void add_nsa_backward();
   void add_dense(const AttendIn&, const DenseGrad&);
+  void add_selected(const AttendIn&, const DenseGrad&);
+  void add_index();
+  // FLOPs for index products over `pairs` scored (query, key) pairs per group, each as wide as the index.
+  double index_products(double pairs) const {
+    return 2 * pairs * static_cast<double>(p_.B * c_.n_kv_groups * c_.nsa.d_index);
+  }
   std::array<ConstTensor, 3> branch_outputs() const {
     const std::array<Tensor, 3>& o = t_.saved.nsa.o;
     return {o[0], o[1], o[2]};
@@ -99,6 +106,8 @@ class AttentionParts {
   AttendedPairs pairs_;  // one head's attended pairs, averaged over sequences
   NsaIn in_;
   NsaGrad grad_;
+  IndexIn index_;  // absent without a taught index, like the next
+  IndexBackward index_grad_;
   bool has_rounding_unit_ = false;
   std::vector<AttentionPart> parts_;     // ordered so that each part runs after those that compute its inputs
   std::vector<AttentionPart> backward_;  // the branches' backward, which parts_ receives after delta

@@ -46,6 +46,12 @@ void fill_attention(Context& ctx, const AttentionTensors& t, const AttentionProb
   write(ctx, t.dout.view({p.B * p.T, p.config.n_heads * p.config.d_v}),
         random_rows(p.B * p.T, p.config.n_heads, p.config.d_v, t.dout.dtype, Normals(stream)).data());
   zero(ctx, t.dq);
+  if (!t.index.empty()) {
+    write(
+        ctx, t.index,
+        random_rows(p.B * p.T, p.config.n_kv_groups + 1, p.config.nsa.d_index, t.index.dtype, Normals(stream)).data());
+    zero(ctx, t.index_loss);
+  }
   for (const Tensor& w : t.drawn_weights) write(ctx, w, random_weight(w).data());
   if (!p.bounds.empty()) write(ctx, t.bounds, p.bounds.data());
 }

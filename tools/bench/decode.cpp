@@ -14,6 +14,7 @@
 
 #include "engine/check.h"
 #include "engine/rng.h"
+#include "kernels/nsa/select_index.h"
 #include "model/decode_session.h"
 #include "tools/bench/bench.h"
 #include "tools/options.h"
@@ -49,6 +50,7 @@ int64_t expected_reads(const ModelConfig& c, AttentionKind kind, int64_t S) {
   if (kind == AttentionKind::dense) return S;
   const NsaConfig& n = c.nsa;
   const int64_t selected = S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S;
+  if (kind == AttentionKind::selected) return selected;
   return compressed_length(S, n.l, n.d) + selected + std::min(n.w, S);
 }
 // The mean over the layers.
@@ -66,7 +68,7 @@ struct LayersOfKind {
 };
 std::vector<LayersOfKind> layers_by_kind(const ModelConfig& c) {
   std::vector<LayersOfKind> found;
-  for (const AttentionKind kind : {AttentionKind::nsa, AttentionKind::dense}) {
+  for (const AttentionKind kind : {AttentionKind::nsa, AttentionKind::selected, AttentionKind::dense}) {
     LayersOfKind layers{.kind = kind};
     for (int64_t i = 0; i < c.n_layers; ++i)
       if (c.attention_of(i) == kind) layers.last = i, ++layers.count;
@@ -165,6 +167,14 @@ class DecodeBench {
       row.ms[kWin] += layers([&] { dense_attention_forward(ctx(), saved.dense, dense_in(views(kind_layers))); });
       return;
     }
+    if (kind_layers.kind == AttentionKind::selected) {
+      row.ms[kSel] += layers([&] {
+        const QkvViews from = views(kind_layers);
+        selected_attention_forward(ctx(), {saved.nsa.block_index, saved.dense.o, saved.dense.lse}, dense_in(from),
+                                   {from.index_q, from.index_k}, c_.nsa);
+      });
+      return;
+    }
     const NsaWeights& w = session_->model().weights().layers[static_cast<size_t>(kind_layers.last)].nsa;
     const NsaConfig& n = c_.nsa;
     const NsaIn from = nsa_in(views(kind_layers));
@@ -179,7 +189,10 @@ class DecodeBench {
       nsa_attend_compressed_forward(ctx(), out(kCmp), {from.q, s.k_cmp, s.v_cmp}, n);
     });
     row.ms[kSel] += layers([&] {
-      nsa_select(ctx(), s.block_index, from.q, s.k_cmp, s.lse[kCmp], n);
+      if (from.index.q.empty())
+        nsa_select(ctx(), s.block_index, from.q, s.k_cmp, s.lse[kCmp], n);
+      else
+        nsa_select_index(ctx(), s.block_index, from.index.q, from.index.k, n);
       nsa_attend_selected_forward(ctx(), out(kSel), {from.q, from.k[kSel], from.v[kSel]}, s.block_index, n.l_sel);
     });
   }
@@ -201,6 +214,11 @@ class DecodeBench {
     switch (kind_layers.kind) {
       case AttentionKind::dense:
         dense_attention_forward(ctx(), {out_, saved.dense.lse}, dense_in(from));
+        all_lse = {saved.dense.lse};
+        break;
+      case AttentionKind::selected:
+        selected_attention_forward(ctx(), {saved.nsa.block_index, out_, saved.dense.lse}, dense_in(from), {}, c_.nsa,
+                                   /*keep_block_index=*/true);
         all_lse = {saved.dense.lse};
         break;
       case AttentionKind::nsa:

@@ -63,6 +63,7 @@ const std::vector<Family>& families() {
       {"compressed forward", {"nsa_attend_compressed_forward"}},
       {"compressed backward", {"nsa_attend_compressed_backward"}},
       {"select", {"nsa_select"}},
+      {"index loss", {"nsa_index"}},
       {"selected forward", {"nsa_attend_selected_forward"}},
       {"selected backward", {"nsa_attend_selected_backward"}},
       {"window forward", {"nsa_attend_window_forward"}},
@@ -106,19 +107,28 @@ std::map<std::string, double> family_flops(const Config& config) {
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
   const double share = share_of(config);
   const ProductFlops products = product_flops(c, B, t.seq_len);
-  AttendedPairs pairs;  // attended pairs per head and sequence, in all layers
+  AttendedPairs pairs;            // attended pairs per head and sequence, in all layers
+  double scored = 0, taught = 0;  // pairs scored by the selections' heads; pairs per group that teach an index
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AttendedPairs p = attended_pairs(c, c.attention_of(i), t.seq_len);
-    pairs.cmp += p.cmp, pairs.sel += p.sel, pairs.win += p.win, pairs.dense += p.dense;
+    pairs.cmp += p.cmp, pairs.sel += p.sel, pairs.win += p.win, pairs.dense += p.dense, pairs.index += p.index;
+    (c.has_index(i) ? taught : scored) += c.has_index(i) ? p.sel : p.cmp;
   }
   const double heads = static_cast<double>(B * c.n_heads) * share;
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
+  const double index = 2 * static_cast<double>(B * c.n_kv_groups * c.nsa.d_index) * share;
   const double forward = 2 * heads * (dk + dv), backward = 2 * heads * (3 * dk + 2 * dv);
-  return {{"matmul", products.layers * share},         {"classifier", products.head * share},
-          {"compressed forward", pairs.cmp * forward}, {"compressed backward", pairs.cmp * backward},
-          {"select", pairs.cmp * 2 * heads * dk},      {"selected forward", pairs.sel * forward},
-          {"selected backward", pairs.sel * backward}, {"window forward", pairs.win * forward},
-          {"window backward", pairs.win * backward},   {"dense forward", pairs.dense * forward},
+  return {{"matmul", products.layers * share},
+          {"classifier", products.head * share},
+          {"compressed forward", pairs.cmp * forward},
+          {"compressed backward", pairs.cmp * backward},
+          {"select", scored * 2 * heads * dk + pairs.index * index},
+          {"index loss", taught * 4 * index},
+          {"selected forward", pairs.sel * forward},
+          {"selected backward", pairs.sel * backward},
+          {"window forward", pairs.win * forward},
+          {"window backward", pairs.win * backward},
+          {"dense forward", pairs.dense * forward},
           {"dense backward", pairs.dense * backward}};
 }
 
@@ -153,7 +163,7 @@ class Steps {
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
       const Batch batch = loader_.next();
       positions = batch.step_targets;
-      step_.micro_step(batch.tokens, batch.targets, positions, batch.bounds);
+      step_.micro_step(batch.tokens, batch.targets, positions, batch.bounds, {batch.padding_begin, batch.step_tokens});
     }
     step_.update(taken_++, positions);
     if (++queued_ > 1) settle();  // one step stays queued while the host reads the previous result, as in the trainer

@@ -15,6 +15,9 @@ NSA_KEYS = {
     "force_branch": "none", "uniform_gate": False, "stopgrad_gates": False,
     "gate_init": (),  # gates of cmp, sel and win that fresh weights begin with; empty: all equal
     "shared_kv": False,  # k_win_proj and v_win_proj feed all branches
+    "branches": "cmp,sel,win",  # or sel: one softmax over the selected blocks, without gates
+    "selector": "compressed", "d_index": 64,  # what selects: the compressed branch, or an index of this width
+    "index_loss": 1.0,  # how Triad weighs the index's loss; here the index does not learn
 }
 # Key: default of the group `rope`. scaling: none, llama3 or yarn. scale divides positions, and only with none.
 ROPE_KEYS = {
@@ -95,5 +98,10 @@ class TriadConfig(PretrainedConfig):
         one_of("nsa.phi", self.nsa["phi"], ("avg", "conv", "mlp"))
         one_of("nsa.gate", self.nsa["gate"], ("softmax", "sigmoid"))
         one_of("nsa.force_branch", self.nsa["force_branch"], ("none", "cmp", "sel", "win"))
+        one_of("nsa.branches", self.nsa["branches"], ("cmp,sel,win", "sel"))
+        one_of("nsa.selector", self.nsa["selector"], ("compressed", "index"))
+        if self.nsa["branches"] == "sel":
+            one_of("nsa.selector, with nsa.branches sel,", self.nsa["selector"], ("index",))
+            return
         if self.nsa["l"] % self.nsa["d"] or self.nsa["l_sel"] % self.nsa["d"]:
             raise ValueError("nsa.d {d} does not divide nsa.l {l} and nsa.l_sel {l_sel}".format(**self.nsa))

@@ -88,16 +88,18 @@ class History:
 
 class LayerCache:
     """What one layer keeps: raw keys and values of the compressed branch only until their blocks are complete, its
-    compressed blocks, all keys and values of the selected branch, and the last ones of the window branch."""
+    compressed blocks, all keys and values of the selected branch, the last ones of the window branch, and all keys of
+    the index."""
 
     def __init__(self):
         self.raw = {"k": History(), "v": History()}
         self.blocks = {"k": History(), "v": History()}
         self.sel = {"k": History(), "v": History()}
         self.win = {"k": History(), "v": History()}
+        self.index = {"k": History()}
 
     def reorder(self, order):
-        for histories in (self.raw, self.blocks, self.sel, self.win):
+        for histories in (self.raw, self.blocks, self.sel, self.win, self.index):
             for history in histories.values():
                 history.reorder(order)
 
@@ -154,21 +156,25 @@ class Rotation:
 
     def __init__(self, config):
         self.config, self.tables = config, {}
+        self.widths = {config.head_dim} | ({config.nsa["d_index"]} if config.nsa["selector"] == "index" else set())
 
     def at(self, positions, dtype):
-        """positions [B, T]; returns cos and sin as [B, T, 1, D/2]."""
+        """positions [B, T]; returns by width of the heads cos and sin as [B, T, 1, D/2]."""
+        return {width: self.of_width(width, positions, dtype) for width in self.widths}
+
+    def of_width(self, width, positions, dtype):
         dtype = torch.promote_types(dtype, torch.float32)
-        key, length = (positions.device, dtype), int(positions.max()) + 1
+        key, length = (width, positions.device, dtype), int(positions.max()) + 1
         if key not in self.tables or self.tables[key][0].size(0) < length:
-            frequency, factor = rope_frequencies(self.config.head_dim, self.config.rope)
+            frequency, factor = rope_frequencies(width, self.config.rope)
             angles = torch.arange(max(2 * length, 1024), dtype=torch.float64, device="cpu")[:, None] * frequency
             self.tables[key] = tuple((factor * x).to(dtype).to(positions.device) for x in (angles.cos(), angles.sin()))
         return tuple(table[positions.clamp(min=0)][:, :, None] for table in self.tables[key])
 
 
 def rotate(x, cos_sin):
-    """x [B, T, heads, D]: rotates the pairs (j, j + D/2)."""
-    cos, sin = cos_sin
+    """x [B, T, heads, D]: rotates the pairs (j, j + D/2). cos_sin: as Rotation.at returns them."""
+    cos, sin = cos_sin[x.size(-1)]
     u, v = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((u * cos - v * sin, v * cos + u * sin), -1).to(x.dtype)
 
@@ -217,12 +223,8 @@ class Compression(nn.Module):
         return self.fc2(F.silu(self.fc1((blocks + self.pos).flatten(-2))))
 
 
-def select_blocks(p, t, blocks, nsa):
-    """Chooses the selection blocks of each query, the same ones for all heads of a group. No gradient flows here.
-
-    p [B, H, G, T, Tc]: probabilities of the compressed blocks; t [B, T]: positions of the queries. Returns block
-    numbers [B, H, T, n], ascending; `blocks` fills up lists of fewer than n.
-    """
+def importance(p, blocks, nsa):
+    """Scores of the selection blocks [B, H, T, blocks] from the probabilities of the compressed ones [B, H, G, T, Tc]."""
     l, d, l_sel = nsa["l"], nsa["d"], nsa["l_sel"]
     # Importance of block j: the sum over compressed blocks c of p[c] times the share of c that is in j. In units of d,
     # such a c begins at offset -(l/d - 1) .. l_sel/d - 1 from the beginning of j.
@@ -231,9 +233,26 @@ def select_blocks(p, t, blocks, nsa):
     share = (torch.clamp(begin + l, max=l_sel) - torch.clamp(begin, min=0)).to(p.dtype) / l
     p = p.detach().sum(2)
     p = F.pad(p, (before, blocks * inside - p.size(-1)))  # negative: cuts blocks that nobody sees
-    score = (p.unfold(-1, before + inside, inside) * share).sum(-1)  # [B, H, T, blocks]
+    return (p.unfold(-1, before + inside, inside) * share).sum(-1)
 
-    j = torch.arange(blocks, device=p.device)
+
+def index_scores(q, k, t, blocks, l_sel):
+    """The same by an index, whose best token is a block's score: q [B, T, H, D] and k [B, 1, N, D] of it."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = torch.einsum("bthd,bnd->bhtn", q.detach().to(wide), k[:, 0].detach().to(wide)) / math.sqrt(q.size(-1))
+    n = torch.arange(k.size(2), device=q.device)
+    scores = scores.masked_fill((n > t[..., None])[:, None], -math.inf)
+    return F.pad(scores, (0, blocks * l_sel - k.size(2)), value=-math.inf).unflatten(-1, (blocks, l_sel)).amax(-1)
+
+
+def select_blocks(score, t, nsa):
+    """Chooses the selection blocks of each query, the same ones for all heads of a group. No gradient flows here.
+
+    score [B, H, T, blocks]; t [B, T]: positions of the queries. Returns block numbers [B, H, T, n], ascending; the
+    number `blocks` fills up lists of fewer than n.
+    """
+    blocks, l_sel = score.size(-1), nsa["l_sel"]
+    j = torch.arange(blocks, device=score.device)
     t = t[:, None, :, None]
     current = t.div(l_sel, rounding_mode="floor")
     forced = (j <= current) & ((j < nsa["init_blocks"]) | (j > current - nsa["local_blocks"]))
@@ -242,6 +261,15 @@ def select_blocks(p, t, blocks, nsa):
     best = score.sort(dim=-1, descending=True, stable=True)  # stable: of equal scores the smaller number is first
     best_score, number = best.values[..., : nsa["n_sel"]], best.indices[..., : nsa["n_sel"]]
     return number.masked_fill(best_score == -math.inf, blocks).sort(-1).values
+
+
+def attend_selected(q, chosen, k, v, t, l_sel):
+    """Attention to the tokens of the chosen blocks [B, H, T, n]: q [B, H, G, T, D], k and v [B, N, H, D]."""
+    token = (chosen[..., None] * l_sel + torch.arange(l_sel, device=q.device)).flatten(-2)
+    inside = token.clamp(max=k.size(1) - 1)  # the current block may be incomplete, and `blocks` fills lists
+    b = torch.arange(q.size(0), device=q.device)[:, None, None, None]
+    h = torch.arange(q.size(1), device=q.device)[:, None, None]
+    return attend(q, k[b, inside, h], v[b, inside, h], (token <= t[:, None, :, None])[:, :, None])[0]
 
 
 class Gate(nn.Module):
@@ -299,21 +327,37 @@ class Attention(nn.Module):
                 setattr(self, f"{name}_norm", RMSNorm(self.width_k, config.rms_norm_eps))
         self.out_proj = residual_linear(config, self.heads * self.width_v)
 
-    def rotated(self, x, name, cos_sin):
-        y = getattr(self, f"{name}_proj")(x).unflatten(-1, (-1, self.width_k))
+    def add_index(self, config):
+        """A small head of its own, with one key for all groups, that selects. It learns in Triad alone."""
+        width = config.nsa["d_index"]
+        self.index_q_proj = nn.Linear(config.hidden_size, self.groups * width, bias=False)
+        self.index_k_proj = nn.Linear(config.hidden_size, width, bias=False)
+        if self.qk_norm:
+            self.index_q_norm = RMSNorm(width, config.rms_norm_eps)
+            self.index_k_norm = RMSNorm(width, config.rms_norm_eps)
+
+    def index_queries(self, x, span, cache, cos_sin):
+        """Appends to the index's keys; returns its queries [B, T, H, D]."""
+        width = self.index_k_proj.out_features
+        cache.index["k"].append(self.rotated(x, "index_k", cos_sin, width), span)
+        return self.rotated(x, "index_q", cos_sin, width)
+
+    def rotated(self, x, name, cos_sin, width=None):
+        y = getattr(self, f"{name}_proj")(x).unflatten(-1, (-1, width or self.width_k))
         return rotate(getattr(self, f"{name}_norm")(y) if self.qk_norm else y, cos_sin)
 
     def keys_and_values(self, x, branch, cos_sin):
         v = getattr(self, f"v_{branch}_proj")(x).unflatten(-1, (-1, self.width_v))
         return self.rotated(x, f"k_{branch}", cos_sin), v
 
-    def in_chunks(self, q, span, chunk, attend_chunk):
-        """Calls attend_chunk(q, positions, bounds) for chunks of queries; q [B, T, H, G, D]. When training, a chunk is
+    def in_chunks(self, q, span, chunk, attend_chunk, *more):
+        """Calls attend_chunk(q, positions, bounds, *more) for chunks of queries; q [B, T, H, G, D]. When training, a chunk is
         computed again in backward, so that only one chunk's keys exist at a time."""
         T, outputs = q.size(1), []
         for begin in range(0, T, chunk):
             end = min(T, begin + chunk)
-            inputs = q[:, begin:end], span.positions[:, begin:end], span.bounds(begin, end)
+            inputs = (q[:, begin:end], span.positions[:, begin:end], span.bounds(begin, end),
+                      *(x[:, begin:end] for x in more))
             again = torch.is_grad_enabled() and chunk < T
             outputs.append(checkpoint(attend_chunk, *inputs, use_reentrant=False) if again else attend_chunk(*inputs))
         return torch.cat(outputs, 1)
@@ -344,6 +388,29 @@ class DenseAttention(Attention):
         return self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * self.heads * span.longest)), attend_chunk)
 
 
+class SelectedAttention(Attention):
+    """One softmax over the blocks that the index selects (nsa.branches sel), with the names of the window branch."""
+
+    def __init__(self, config):
+        super().__init__(config, ("win",))
+        self.nsa = config.nsa
+        self.add_index(config)
+
+    def branches(self, x, q, span, cache, cos_sin):
+        index_q = self.index_queries(x, span, cache, cos_sin)
+        for name, new in zip("kv", self.keys_and_values(x, "win", cos_sin)):
+            cache.sel[name].append(new, span)
+        k, v, keys, l_sel = cache.sel["k"].rows, cache.sel["v"].rows, cache.index["k"], self.nsa["l_sel"]
+
+        def attend_chunk(q, t, bounds, index_q):
+            blocks = -(-bounds[1] // l_sel)
+            chosen = select_blocks(index_scores(index_q, keys.get(0, bounds[1]), t, blocks, l_sel), t, self.nsa)
+            return attend_selected(q.permute(0, 2, 3, 1, 4), chosen, k, v, t, l_sel).permute(0, 3, 1, 2, 4)
+
+        per_query = self.groups * (self.nsa["n_sel"] * l_sel * (self.width_k + self.width_v) + span.longest)
+        return self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * per_query)), attend_chunk, index_q)
+
+
 class NativeSparseAttention(Attention):
     """Three branches: compressed blocks of the whole past, a few selected blocks in full, a sliding window; the gate
     weighs their outputs."""
@@ -357,15 +424,19 @@ class NativeSparseAttention(Attention):
         self.phi_k = Compression(config, self.width_k)
         self.phi_v = Compression(config, self.width_v)
         self.gate = Gate(config)
+        self.taught = self.nsa["selector"] == "index"
+        if self.taught:
+            self.add_index(config)
 
     def branches(self, x, q, span, cache, cos_sin):
+        index_q = (self.index_queries(x, span, cache, cos_sin),) if self.taught else ()
         new = {b: self.keys_and_values(x, b, cos_sin) for b in (("win",) if self.shared else BRANCHES)}
         for name, i in (("k", 0), ("v", 1)):
             cache.raw[name].append(new["win" if self.shared else "cmp"][i], span)
             cache.sel[name].append(new["win" if self.shared else "sel"][i], span)
             cache.win[name].append(new["win"][i], span)
         k_cmp, v_cmp = self.compressed(cache, span, "k", self.phi_k), self.compressed(cache, span, "v", self.phi_v)
-        if self.use_kernels and span.uniform and span.first == 0 and triad_nsa.supports(q):
+        if self.use_kernels and not self.taught and span.uniform and span.first == 0 and triad_nsa.supports(q):
             o = self.attend_by_kernels(q, new, k_cmp.transpose(1, 2), v_cmp.transpose(1, 2))
             for name in "kv":
                 cache.win[name].drop_before(span.shortest - self.nsa["w"] + 1)
@@ -374,12 +445,15 @@ class NativeSparseAttention(Attention):
         # The closures below hold these tensors, which drop_before() replaces in the cache.
         win = {name: (cache.win[name].rows, cache.win[name].begin) for name in "kv"}
 
-        def attend_chunk(q, t, bounds):
-            return self.attend_chunk(q, t, bounds, (k_cmp, v_cmp), (k_sel, v_sel), win)
+        keys = cache.index["k"]
+
+        def attend_chunk(q, t, bounds, *index_q):
+            index = (*index_q, keys.get(0, bounds[1])) if index_q else None
+            return self.attend_chunk(q, t, bounds, (k_cmp, v_cmp), (k_sel, v_sel), win, index)
 
         per_query = self.groups * self.nsa["n_sel"] * self.nsa["l_sel"] * (self.width_k + self.width_v)
-        per_query += self.heads * min(span.longest, self.nsa["w"])
-        o = self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * per_query)), attend_chunk)
+        per_query += self.heads * min(span.longest, self.nsa["w"]) + self.taught * self.groups * span.longest
+        o = self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * per_query)), attend_chunk, *index_q)
         for name in "kv":
             cache.win[name].drop_before(span.shortest - self.nsa["w"] + 1)
         return o
@@ -405,8 +479,9 @@ class NativeSparseAttention(Attention):
         raw.drop_before(done * phi.d)
         return blocks.transpose(1, 2)
 
-    def attend_chunk(self, q, t, bounds, cmp, sel, win):
-        """The three branches and their gated sum for one chunk: q [B, T, H, G, D] -> [B, T, H, G, Dv]."""
+    def attend_chunk(self, q, t, bounds, cmp, sel, win, index):
+        """The three branches and their gated sum for one chunk: q [B, T, H, G, D] -> [B, T, H, G, Dv]. index: queries
+        and keys of the index, if it selects."""
         nsa, (first, end) = self.nsa, bounds
         gates = self.gate(q).permute(3, 0, 2, 1)[:, :, :, None, :, None]  # [3, B, H, 1, T, 1]
         q = q.permute(0, 2, 3, 1, 4)  # [B, H, G, T, D]
@@ -417,12 +492,8 @@ class NativeSparseAttention(Attention):
         o_cmp, p = attend(q, cmp[0][:, :, :Tc], cmp[1][:, :, :Tc], c * nsa["d"] + nsa["l"] <= at + 1)
 
         blocks = -(-end // nsa["l_sel"])
-        chosen = select_blocks(p, t, blocks, nsa)  # [B, H, T, n]
-        token = (chosen[..., None] * nsa["l_sel"] + torch.arange(nsa["l_sel"], device=q.device)).flatten(-2)
-        inside = token.clamp(max=sel[0].size(1) - 1)  # the current block may be incomplete, and `blocks` fills lists
-        b = torch.arange(q.size(0), device=q.device)[:, None, None, None]
-        h = torch.arange(q.size(1), device=q.device)[:, None, None]
-        o_sel, _ = attend(q, sel[0][b, inside, h], sel[1][b, inside, h], (token <= t[:, None, :, None])[:, :, None])
+        score = index_scores(*index, t, blocks, nsa["l_sel"]) if index else importance(p, blocks, nsa)
+        o_sel = attend_selected(q, select_blocks(score, t, nsa), *sel, t, nsa["l_sel"])
 
         low = max(first - nsa["w"] + 1, 0)
         k_win, v_win = (rows[:, max(low - begin, 0) : end - begin].transpose(1, 2) for rows, begin in win.values())
@@ -473,7 +544,8 @@ class TriadBlock(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.norm1 = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attn = DenseAttention(config) if layer in config.dense_layers else NativeSparseAttention(config)
+        sparse = SelectedAttention if config.nsa["branches"] == "sel" else NativeSparseAttention
+        self.attn = DenseAttention(config) if layer in config.dense_layers else sparse(config)
         self.norm2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwigluMLP(config) if config.mlp == "swiglu" else SiluMLP(config)
 

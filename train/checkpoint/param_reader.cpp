@@ -26,8 +26,10 @@ NameOf with_prefix(const std::string& prefix) {
   return [prefix](const ParamSpec& spec) { return prefix + spec.name; };
 }
 
-void check_names(const WeightIndex& index, const Params& params, const std::vector<NameOf>& names) {
+void check_names(const WeightIndex& index, const Params& params, const std::vector<NameOf>& names,
+                 const std::vector<ParamSpec>& unread) {
   std::set<std::string> expected;
+  for (const ParamSpec& p : unread) expected.insert(p.name);
   for (const NameOf& name_of : names)
     for (const ParamSpec& p : params.specs()) expected.insert(name_of(p));
   index.for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {

@@ -18,8 +18,9 @@ namespace triad {
 using NameOf = std::function<std::string(const ParamSpec&)>;
 NameOf with_prefix(const std::string& prefix);
 
-// Throws Error if the files have a tensor that no name gives.
-void check_names(const WeightIndex&, const Params&, const std::vector<NameOf>& names);
+// Throws Error if the files have a tensor that no name gives and that is not in `unread`.
+void check_names(const WeightIndex&, const Params&, const std::vector<NameOf>& names,
+                 const std::vector<ParamSpec>& unread = {});
 
 // Receives elements in the flat buffer, from element `begin` on: a part of one parameter.
 using FlatSink = std::function<void(int64_t begin, std::span<const float> values)>;

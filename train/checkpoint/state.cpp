@@ -236,12 +236,12 @@ void read_weights(Context& ctx, const Params& params, Optimizer& optimizer, cons
   optimizer.publish(ctx);
 }
 
-void read_dense_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path,
-                        uint64_t seed, Comm* shards) {
+void read_other_weights(Context& ctx, const Params& params, Optimizer& optimizer, const std::string& path,
+                        const NameOf& name_of, const std::vector<ParamSpec>& unread, uint64_t seed, Comm* shards) {
   const WeightIndex index(path);
-  check_names(index, params, {dense_source});
+  check_names(index, params, {name_of}, unread);
   optimizer.init(ctx, seed);
-  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, dense_source, shards);
+  read_state(ctx, params, optimizer, Optimizer::State::parameter, index, name_of, shards);
   optimizer.publish(ctx);
 }
 

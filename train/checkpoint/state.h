@@ -9,6 +9,7 @@
 #include "io/json_config.h"
 #include "io/tokenizer/tokenizer.h"
 #include "model/params.h"
+#include "train/checkpoint/param_reader.h"
 #include "train/config/config.h"
 #include "train/step/optimizer.h"
 
@@ -49,8 +50,10 @@ void load_dense_weights(Context&, Params&, const std::string& path, uint64_t see
 // The same into the parameters that this rank keeps, and from them into the weights. shards: the ranks among which the
 // parameters are divided (TrainStep::shards), who all call it; null if each rank keeps all.
 void read_weights(Context&, const Params&, Optimizer&, const std::string& path, Comm* shards);
-// Like read_weights(), but path has a dense model's weights, and missing ones are made as in load_dense_weights().
-void read_dense_weights(Context&, const Params&, Optimizer&, const std::string& path, uint64_t seed, Comm* shards);
+// Like read_weights(), but of another model's weights: each parameter begins with the tensor that name_of names, or
+// fresh if that is empty, with values drawn from the seed. unread: tensors that may be left over.
+void read_other_weights(Context&, const Params&, Optimizer&, const std::string& path, const NameOf& name_of,
+                        const std::vector<ParamSpec>& unread, uint64_t seed, Comm* shards);
 
 // {NAME: checksum} for the tensor files in a checkpoint's folder (SafetensorsFile::checksum), which state.json keeps as
 // `files`. By these a reader knows files that another save has written. They are kept there, not in the files, because

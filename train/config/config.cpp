@@ -108,6 +108,8 @@ void Config::resolve() {
   check_fp32("train.lr", train.lr);
   check_fp32("train.eps", train.eps);
   check_fp32("train.weight_decay", train.weight_decay);
+  check_fp32("train.index_lr_factor times train.lr", train.index_lr_factor * train.lr);
+  check_fp32("nsa.index_loss", model.nsa.index_loss);
   check_fp32("train.grad_clip", train.grad_clip);
   if (data.seed < 0) data.seed = train.seed;
   if (data.kind != DataKind::shards) data.tokenizer = data.tokenizer_or_bytes();

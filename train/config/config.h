@@ -65,7 +65,7 @@ struct TrainConfig {
   Schedule schedule = Schedule::cosine;
   double decay_fraction = 0.2;
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1, index_lr_factor = 1;
   int64_t seed = 1337;
   std::string init_from;
   int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 3, keep_every = 0;

@@ -116,10 +116,15 @@ void visit(TrainConfig& c, V&& v) {
   v("eps", c.eps, "AdamW: added to the denominator", above(0));
   v("weight_decay", c.weight_decay, "weight decay of tensors with two or more dimensions", at_least(0));
   v("grad_clip", c.grad_clip, "global gradient norm above which gradients are clipped; 0: no clipping", at_least(0));
+  v("index_lr_factor", c.index_lr_factor,
+    "nsa.selector index: multiplies the learning rate of the index, which AdamW updates and which is clipped by a norm "
+    "of its own",
+    at_least(0));
   v("seed", c.seed, "seed of the initial weights, and of the data unless data.seed is set", at_least(0));
   v("init_from", c.init_from,
     "path of a run or checkpoint whose weights this run starts from. Its parameters and tokenizer must be the same; "
-    "any other key may differ. A dense model may begin an NSA model, whose gates and phi then start fresh. Optimizer "
+    "any other key may differ. A dense model may begin an NSA model, whose gates, phi and index then start fresh, and "
+    "three branches one softmax. Optimizer "
     "state, schedule and data start anew. A resumed run ignores this key",
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));

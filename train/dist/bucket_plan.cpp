@@ -53,7 +53,8 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
       for (int64_t i = 0; i < params.count(); ++i) {
         if (range_of(params, i).overlaps(bucket.elements)) bucket.params.push_back(i);
       }
-      buckets.push_back(bucket);
+      // The index's padding to whole pieces may be longer than a bucket.
+      if (!bucket.params.empty()) buckets.push_back(bucket);
     }
   };
   const auto cut_segments = [&](int64_t begin, int64_t end, bool late) {

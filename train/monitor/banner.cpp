@@ -29,8 +29,11 @@ std::string model_text(const Config& c, int64_t parameters) {
   const ModelConfig& m = c.model;
   return fmt::format("{}: {} of width {}, {} in {}, {} attention{}", grouped_count(parameters, "parameter"),
                      counted(m.n_layers, "layer"), m.dim, counted(m.n_heads, "head"), counted(m.n_kv_groups, "group"),
-                     m.has_nsa() ? "NSA" : "dense",
-                     m.has_nsa() && !m.dense_layers.empty() ? ", dense in layers " + m.dense_layers : "");
+                     !m.has_nsa()                           ? "dense"
+                     : m.nsa.branches == Branches::selected ? "selected"
+                                                            : "NSA",
+                     m.has_nsa() && !m.dense_layers.empty() ? ", dense in layers " + m.dense_layers : "") +
+         (m.has_index() ? fmt::format(", an index of width {}", m.nsa.d_index) : "");
 }
 
 std::string steps_text(const Config& c, int world, int64_t first_step) {

@@ -85,6 +85,8 @@ bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, 
     const bool fc1 = param.role == ParamRole::gate_fc1_weight || param.role == ParamRole::gate_fc1_bias;
     return !c.nsa.gate.has_gradient() || (step <= 1 && fc1);
   }
+  // With one key the student is 1, as the teacher is.
+  if (is_index(param.role)) return c.nsa.index_loss == 0 || std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel) == 1;
   const auto zero_in = [&](Branch branch) { return branch_is_zero(c, seq_len, branch, is_key(param.role)); };
   if (feeds_all_branches(c, param)) return zero_in(Branch::cmp) && zero_in(Branch::sel) && zero_in(Branch::win);
   return param.branch != Branch::none && zero_in(param.branch);

@@ -35,7 +35,10 @@ double stage_flops(const Config& run, const TrainStage& stage, const DocumentMix
   const double configured = step_flops(config, mix);
   if (!stage.has_dense_steps()) return configured;
   config.model.attention = AttentionKind::dense;
-  const double dense = step_flops(config, mix);
+  const TrainConfig& t = config.train;
+  const double index = dense_index_flops(run.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, mix) /
+                       static_cast<double>(run.dist.context);
+  const double dense = step_flops(config, mix) + index;
   return stage.attention == StageAttention::dense ? dense : (configured + dense) / 2;
 }
 

@@ -50,7 +50,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
   const int64_t groups = c.n_kv_groups, n = c.nsa.n_sel;
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < c.n_layers; ++i)
-    if (c.attention_of(i) == AttentionKind::nsa) layers.push_back(i);
+    if (c.attention_of(i) != AttentionKind::dense) layers.push_back(i);
   const auto count = static_cast<int64_t>(layers.size());
   const std::vector<int64_t> queries =
       sampled_queries(sampled_tokens(act), std::clamp<int64_t>(kMostBlocks / (count * groups * n), 1, kMostQueries));

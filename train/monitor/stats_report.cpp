@@ -9,18 +9,20 @@ namespace {
 using F = NsaStats::Field;
 
 // Adds one layer's TensorBoard scalars, named gates/layerNN/... and selection/layerNN/...
-void add_scalars(std::vector<Scalar>& scalars, int64_t layer, const NsaStats& s) {
+void add_scalars(std::vector<Scalar>& scalars, int64_t layer, const NsaStats& s, bool gated) {
   const auto add = [&](const char* group, const char* name, double value) {
     scalars.push_back({fmt::format("{}/layer{:02}/{}", group, layer, name), value});
   };
-  add("gates", "entropy_mean", s.gate_mean(F::entropy));
-  add("gates", "entropy_min", s.gate_extreme(F::entropy_min));
-  add("gates", "max_mean", s.gate_mean(F::largest));
-  add("gates", "max_max", s.gate_extreme(F::largest_max));
-  add("gates", "collapse_frac", s.gate_mean(F::collapsed));
-  add("gates", "dead_frac", s.mean(F::dead));
-  constexpr const char* kBranches[] = {"cmp", "sel", "win"};
-  for (int b = 0; b < 3; ++b) add("gates", kBranches[b], s.gate_mean(F::share + b));
+  if (gated) {
+    add("gates", "entropy_mean", s.gate_mean(F::entropy));
+    add("gates", "entropy_min", s.gate_extreme(F::entropy_min));
+    add("gates", "max_mean", s.gate_mean(F::largest));
+    add("gates", "max_max", s.gate_extreme(F::largest_max));
+    add("gates", "collapse_frac", s.gate_mean(F::collapsed));
+    add("gates", "dead_frac", s.mean(F::dead));
+    constexpr const char* kBranches[] = {"cmp", "sel", "win"};
+    for (int b = 0; b < 3; ++b) add("gates", kBranches[b], s.gate_mean(F::share + b));
+  }
   add("selection", "k_mean", s.mean(F::tokens));
   add("selection", "k_max", s.at[F::tokens_max]);
   add("selection", "pct_at_max", s.mean(F::at_max));
@@ -47,28 +49,35 @@ Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, TensorBoa
   for (size_t i = 0; i < layers.size(); ++i) {
     if (config_.model.attention_of(static_cast<int64_t>(i)) == AttentionKind::dense) continue;
     const NsaStats& s = layers[i];
-    gates_.push_back({.layer = static_cast<int64_t>(i),
-                      .entropy_mean = s.gate_mean(F::entropy),
-                      .max_mean = s.gate_mean(F::largest),
-                      .collapse_frac = s.gate_mean(F::collapsed),
-                      .dead_frac = s.mean(F::dead)});
+    if (gated())
+      gates_.push_back({.layer = static_cast<int64_t>(i),
+                        .entropy_mean = s.gate_mean(F::entropy),
+                        .max_mean = s.gate_mean(F::largest),
+                        .collapse_frac = s.gate_mean(F::collapsed),
+                        .dead_frac = s.mean(F::dead)});
     all.merge(s);
   }
   if (step % config_.log.every == 0 || step == config_.train.steps) rows(step, layers, board);
-  return {{"gate_entropy_mean", all.gate_mean(F::entropy)},
-          {"gate_entropy_min", all.gate_extreme(F::entropy_min)},
-          {"gate_max_gate", all.gate_extreme(F::largest_max)},
-          {"gate_max_mean", all.gate_mean(F::largest)},
-          {"gate_collapse_frac", all.gate_mean(F::collapsed)},
-          {"gate_dead_frac", all.mean(F::dead)},
-          {"gate_branch_shares", {all.gate_mean(F::share), all.gate_mean(F::share + 1), all.gate_mean(F::share + 2)}},
-          {"sel_k_mean", all.mean(F::tokens)},
-          {"sel_k_max", static_cast<int64_t>(all.at[F::tokens_max])},
-          {"sel_rows", static_cast<int64_t>(all.at[F::rows])},
-          {"sel_pct_at_max", all.mean(F::at_max)},
-          {"sel_overlap", all.overlap()},
-          {"sel_forced_frac", all.forced_share()}};
+  Json json = {{"sel_k_mean", all.mean(F::tokens)},
+               {"sel_k_max", static_cast<int64_t>(all.at[F::tokens_max])},
+               {"sel_rows", static_cast<int64_t>(all.at[F::rows])},
+               {"sel_pct_at_max", all.mean(F::at_max)},
+               {"sel_overlap", all.overlap()},
+               {"sel_forced_frac", all.forced_share()}};
+  if (!gated()) return json;
+  Json with_gates = {
+      {"gate_entropy_mean", all.gate_mean(F::entropy)},
+      {"gate_entropy_min", all.gate_extreme(F::entropy_min)},
+      {"gate_max_gate", all.gate_extreme(F::largest_max)},
+      {"gate_max_mean", all.gate_mean(F::largest)},
+      {"gate_collapse_frac", all.gate_mean(F::collapsed)},
+      {"gate_dead_frac", all.mean(F::dead)},
+      {"gate_branch_shares", {all.gate_mean(F::share), all.gate_mean(F::share + 1), all.gate_mean(F::share + 2)}}};
+  with_gates.update(json);
+  return with_gates;
 }
+
+bool StatsReport::gated() const { return config_.model.nsa.branches == Branches::all; }
 
 void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter* board) {
   std::vector<Scalar> scalars;
@@ -76,19 +85,20 @@ void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoa
   for (size_t i = 0; i < layers.size(); ++i) {
     if (config_.model.attention_of(static_cast<int64_t>(i)) == AttentionKind::dense) continue;
     const NsaStats& s = layers[i];
-    add_scalars(scalars, static_cast<int64_t>(i), s);
-    entropies.push_back(s.gate_mean(F::entropy));
-    largest.push_back(s.gate_mean(F::largest));
+    add_scalars(scalars, static_cast<int64_t>(i), s, gated());
+    if (gated()) entropies.push_back(s.gate_mean(F::entropy)), largest.push_back(s.gate_mean(F::largest));
     if (!gates_csv_) continue;
-    gates_csv_->row(fmt::format("{},{},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f}", step, i,
-                                s.gate_mean(F::entropy), s.gate_extreme(F::entropy_min), s.gate_mean(F::largest),
-                                s.gate_extreme(F::largest_max), s.gate_mean(F::collapsed), s.gate_mean(F::share),
-                                s.gate_mean(F::share + 1), s.gate_mean(F::share + 2)));
+    if (gated())
+      gates_csv_->row(fmt::format("{},{},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f}", step, i,
+                                  s.gate_mean(F::entropy), s.gate_extreme(F::entropy_min), s.gate_mean(F::largest),
+                                  s.gate_extreme(F::largest_max), s.gate_mean(F::collapsed), s.gate_mean(F::share),
+                                  s.gate_mean(F::share + 1), s.gate_mean(F::share + 2)));
     lists_csv_->row(fmt::format("{},{},{:.4f},{:.0f},{:.0f},{:.6f}", step, i, s.mean(F::tokens), s.at[F::tokens_max],
                                 s.at[F::rows], s.mean(F::at_max)));
   }
   if (board == nullptr) return;
   board->file().add(step, scalars);
+  if (!gated()) return;
   board->file().add(step, "gates/entropy_mean_of_layers", entropies);
   board->file().add(step, "gates/max_mean_of_layers", largest);
 }

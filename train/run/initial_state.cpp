@@ -14,6 +14,7 @@
 #include "io/data/data_files.h"
 #include "kernels/common/integer.h"
 #include "kernels/ops/cast.h"
+#include "model/from_dense.h"
 #include "train/run/run_folder.h"
 #include "train/run/startup.h"
 
@@ -39,13 +40,26 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
   return static_cast<int64_t>(crc);
 }
 
-// Loads train.init_from's weights. A dense model's can begin an NSA model (model/from_dense.h).
+// Loads the weights of train.init_from. A dense model's can begin an NSA model (model/from_dense.h), those of three
+// branches one softmax over selected blocks (its k_win and v_win), and any a model with a taught index, which is fresh
+// where the checkpoint has none.
 void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config, const ModelSource& from,
                Comm* shards) {
-  if (config.model.has_nsa() && !from.config.model.has_nsa())
-    read_dense_weights(ctx, params, optimizer, from.weights, static_cast<uint64_t>(config.train.seed), shards);
-  else
-    read_weights(ctx, params, optimizer, from.weights, shards);
+  const ModelConfig &ours = config.model, &theirs = from.config.model;
+  const bool begins_index = ours.has_index() && !theirs.has_index();
+  NameOf name_of = dense_source;
+  std::vector<ParamSpec> unread;
+  if (!ours.has_nsa() || theirs.has_nsa()) {
+    if (!begins_index && ours.nsa.branches == theirs.nsa.branches)
+      return read_weights(ctx, params, optimizer, from.weights, shards);
+    name_of = [begins_index](const ParamSpec& spec) {
+      return begins_index && is_index(spec.role) ? std::string() : spec.name;
+    };
+    for (const ParamSpec& spec : param_specs(theirs))
+      if (spec.name.find(".attn.") != std::string::npos) unread.push_back(spec);
+  }
+  read_other_weights(ctx, params, optimizer, from.weights, name_of, unread, static_cast<uint64_t>(config.train.seed),
+                     shards);
 }
 
 // CRC-32 over a source's tokens: all, or if there are more than `most`, pieces from its beginning to its end.

@@ -87,6 +87,11 @@ double mean_step_flops(const RunSetup& run) {
   return flops_after(run, first) / static_cast<double>(steps);
 }
 
+// A taught index's numbers in a step, for heartbeats and TensorBoard.
+Json index_of_step(const TrainStep::Result& result) {
+  return {{"index_loss", result.index_loss}, {"index_grad_norm", result.index_grad_norm}};
+}
+
 // Which documents this rank's rows hold in a step, for its heartbeat.
 Json documents_of_step(const TrainConfig& t, const RowDocuments& documents) {
   const auto rows = static_cast<double>(t.micro_batch_size * t.accumulate_grad_batches);
@@ -188,6 +193,12 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   if (result.targets > 0) last_loss_ = result.loss;
   Json more = grad_report_.step(step, updates_, result, telemetry_);
   more.update(stats_report_.step(step, result.stats, telemetry_.board()));
+  if (config_.model.has_index()) {
+    more.update(index_of_step(result));
+    if (TensorBoardWriter* const board = telemetry_.board(); board != nullptr && step % config_.log.every == 0)
+      board->file().add(step, std::vector<Scalar>{{"train/index_loss", result.index_loss},
+                                                  {"train/index_grad_norm", result.index_grad_norm}});
+  }
   if (!setup_.data.document_stats.is_null())
     more.update(documents_of_step(in_stage(config_, stage).train, settled.documents));
   if (!result.finite)
@@ -231,9 +242,11 @@ void RunReporter::first_step_done() {
 std::optional<std::string> RunReporter::not_finite(int64_t step, const TrainStep::Result& result) {
   const std::string where =
       result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
+  const bool index = !std::isfinite(result.index_loss) || !std::isfinite(result.index_grad_norm);
   const std::string what =
-      fmt::format("step {}: {}: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step, where,
-                  result.loss, result.grad_norm, result.bad_tensor);
+      fmt::format("step {}: {}: {}loss {} and gradient norm {} are not both finite; first bad tensor: {}", step, where,
+                  index ? "the index's " : "", index ? result.index_loss : result.loss,
+                  index ? result.index_grad_norm : result.grad_norm, result.bad_tensor);
   telemetry_.heartbeat(step, "nonfinite", {{"text", what}});
   if (config_.train.on_nonfinite == OnNonfinite::stop) return what + ". train.on_nonfinite is stop";
   telemetry_.message(what + ". The step is skipped");

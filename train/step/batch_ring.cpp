@@ -20,12 +20,13 @@ BatchRing::BatchRing(Device device, int64_t bytes) {
   for (size_t i = 0; i < kSlots; ++i) slots_.emplace_back(device, bytes);
 }
 
-int64_t BatchRing::bytes(const Activations& act, const Tensor& loss_scale) {
-  return act.tokens.bytes() + act.targets.bytes() + bytes_or_none(act.bounds) + loss_scale.bytes();
+int64_t BatchRing::bytes(const Activations& act, const ScaleTensors& scales) {
+  return act.tokens.bytes() + act.targets.bytes() + bytes_or_none(act.bounds) + bytes_or_none(act.padding_begin) +
+         scales.loss.bytes() + bytes_or_none(scales.index);
 }
 
-void BatchRing::upload(Context& ctx, const Activations& act, const Tensor& loss_scale, const HostBatch& batch,
-                       int64_t seq_len, int64_t step_positions) {
+void BatchRing::upload(Context& ctx, const Activations& act, const ScaleTensors& scale_tensors, const HostBatch& batch,
+                       int64_t seq_len, const StepScales& scales) {
   const int64_t capacity = act.bounds.empty() ? 0 : act.bounds.size(0), B = act.B();
   if (capacity > 0) check_bounds(batch.bounds, B, seq_len, (capacity - 1) / B);
   Slot& slot = slots_[next_];
@@ -42,10 +43,16 @@ void BatchRing::upload(Context& ctx, const Activations& act, const Tensor& loss_
     if (act.layout().shared()) return put(to, act.layout().cut(from, B, fill).data());
     put(to, from.data());
   };
-  const double scale = step_positions > 0 ? 1.0 / static_cast<double>(step_positions) : 0;
-  put(loss_scale, &scale);
+  put(scale_tensors.loss, &scales.loss);
+  if (!scale_tensors.index.empty()) put(scale_tensors.index, &scales.index);
   put_tokens(act.tokens, batch.tokens, 0);
   put_tokens(act.targets, batch.targets, -1);
+  if (!act.padding_begin.empty()) {
+    const std::vector<int32_t> none(static_cast<size_t>(B), static_cast<int32_t>(seq_len));
+    TRIAD_CHECK(batch.padding_begin.empty() || batch.padding_begin.size() == none.size(),
+                "{} first padded tokens for {} sequences", batch.padding_begin.size(), B);
+    put(act.padding_begin, batch.padding_begin.empty() ? none.data() : batch.padding_begin.data());
+  }
   if (capacity > 0) {
     std::vector<int32_t> padded = act.layout().extend(batch.bounds, B);
     padded.resize(static_cast<size_t>(capacity), padded.back());

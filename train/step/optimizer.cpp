@@ -163,10 +163,13 @@ void Optimizer::for_each_of_adamw(const Update& update, const ElementRange& part
     return ElementRange{std::max(begin, part.begin), std::min(end, part.end)};
   };
   const int64_t decay_end = params_.decay_end();
-  for (const auto& [range, decays] : {std::pair{clipped(0, matrices_.begin), true},
-                                      {clipped(matrices_.end, decay_end), true},
-                                      {clipped(decay_end, part.end), false}})
-    for_each_rest(range, update.unused, [&](const ElementRange& rest) { f(rest, decays); });
+  const ElementRange& index = params_.index_range();
+  for (const auto& [range, kind] : {std::pair{clipped(0, matrices_.begin), Group{.decays = true}},
+                                    {clipped(matrices_.end, index.begin), Group{.decays = true}},
+                                    {clipped(index.begin, decay_end), Group{.decays = true, .index = true}},
+                                    {clipped(decay_end, index.end), Group{.decays = false, .index = true}},
+                                    {clipped(index.end, part.end), Group{.decays = false}}})
+    for_each_rest(range, update.unused, [&](const ElementRange& rest) { f(rest, kind); });
 }
 
 void Optimizer::for_each_piece(Context& ctx, const Parts::Part& part, const ElementRange& range, const WithStates& f) {
@@ -212,7 +215,7 @@ void Optimizer::for_each_run(const Parts::Part& part, const ElementRange& range,
   }
 }
 
-void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
+void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, const SquaredNorms& norms,
                      const TrainConfig& c, int64_t step, bool dense) {
   Update& scope = dense ? dense_ : whole_;
   const AdamWOptions options{.lr = learning_rate(c, step),
@@ -223,25 +226,25 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
                              .grad_clip = c.grad_clip,
                              .step = step + 1,
                              .seed = static_cast<uint64_t>(c.seed)};
-  const auto update = [&](Context& on, size_t i, const ElementRange& range, double weight_decay) {
+  const auto update = [&](Context& on, size_t i, const ElementRange& range, const Group& group) {
     AdamWOptions own = options;
-    own.weight_decay = weight_decay;
+    own.weight_decay = group.decays ? c.weight_decay : 0;
+    if (group.index) own.lr *= c.index_lr_factor;
     for_each_piece(on, parts_[i], range, [&](const ElementRange& elements, const Tensor(&states)[kCount]) {
       const auto& [parameter, exp_avg, exp_avg_sq] = states;
       const Tensor weights = weights_of(parts_[i], elements);
       const bool rounds = weights.dtype != parameter.dtype;  // else the parameters are the weights, or their copy
       own.first_element = elements.begin;
       adamw(on, parameter, rounds ? weights : Tensor{}, exp_avg, exp_avg_sq, Parts::of(sums, grad_parts[i], elements),
-            grad_norm_squared, own, ties_of(parts_[i], elements));
+            group.index ? norms.index : norms.grad, own, ties_of(parts_[i], elements));
       if (!rounds && weights.data != parameter.data) copy(on, weights, parameter);
     });
   };
   // In reverse: buckets are in backward order, and the next forward needs the weights in the opposite order.
   const auto update_by_adamw = [&](Context& on) {
     for (size_t i = parts_.count(); i-- > 0;) {
-      for_each_of_adamw(scope, parts_[i].elements, [&](const ElementRange& range, bool decays) {
-        update(on, i, range, decays ? c.weight_decay : 0);
-      });
+      for_each_of_adamw(scope, parts_[i].elements,
+                        [&](const ElementRange& range, const Group& group) { update(on, i, range, group); });
       if (gather_) gather_->updated(static_cast<int64_t>(i));
     }
   };
@@ -250,7 +253,7 @@ void Optimizer::step(Context& ctx, Tensor sums, const Parts& grad_parts, ConstTe
   std::optional<ForkJoin> adamw_apart;
   if (matrices_.size() > 0) {
     if (!gather_) adamw_apart.emplace(ctx, 0, update_by_adamw);
-    update_matrices(ctx, scope, sums, grad_parts, grad_norm_squared, options);
+    update_matrices(ctx, scope, sums, grad_parts, norms.grad, options);
   }
   if (adamw_apart)
     adamw_apart->join();

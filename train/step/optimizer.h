@@ -29,6 +29,11 @@ inline bool is_updated_by_muon(const ParamSpec& spec, OptimizerKind kind) {
   return kind == OptimizerKind::muon && spec.is_layer_product();
 }
 
+// Squared norms, each [1] f64, by which gradients are clipped: a taught index's by its own, all others by theirs.
+struct SquaredNorms {
+  ConstTensor grad, index;
+};
+
 class Optimizer {
  public:
   // reducer: given with shards, so this rank keeps only the state for its shards of the reducer's buckets; null: all
@@ -36,11 +41,11 @@ class Optimizer {
   Optimizer(Context&, Arena&, Params&, const Config&, GradReducer* reducer = nullptr, CommQueue* ranks = nullptr);
 
   // Queues the update with the gradients `sums` (this rank has grad_parts), clipped to c.grad_clip by the global norm,
-  // whose square is in grad_norm_squared [1] f64. step: optimizer steps before this one, skipped ones included. With
+  // whose square is in norms. step: optimizer steps before this one, skipped ones included. With
   // shards, each part's all-gather is queued directly after its update, in the order in which the next forward reads
   // the weights. dense: a dense step (train.stages), whose unused parameters keep their values and moments.
-  void step(Context&, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared, const TrainConfig&,
-            int64_t step, bool dense = false);
+  void step(Context&, Tensor sums, const Parts& grad_parts, const SquaredNorms& norms, const TrainConfig&, int64_t step,
+            bool dense = false);
   // The object that makes passes wait for the gathered weights layer by layer; null without shards.
   WeightGather* weights() { return gather_ ? &*gather_ : nullptr; }
 
@@ -86,7 +91,11 @@ class Optimizer {
   void prepare(Context&, Arena&, Update&, bool dense);
   void update_matrices(Context&, Update&, Tensor sums, const Parts& grad_parts, ConstTensor grad_norm_squared,
                        const AdamWOptions&);
-  // Calls f(range, decays) for a part's elements that AdamW updates.
+  // What the elements of a range have in common for AdamW.
+  struct Group {
+    bool decays = false, index = false;  // with weight decay; parameters of a taught index
+  };
+  // Calls f(range, group) for a part's elements that AdamW updates.
   template <class F>
   void for_each_of_adamw(const Update&, const ElementRange& part, F&& f) const;
   // Whether the state is kept for all elements in parts_: Muon has no exp_avg_sq.

@@ -27,7 +27,7 @@ void StepQueue::push(Loader& loader, const Options& options) {
     targets = batch.step_targets;
     documents.add(batch.documents);
     state_.group = batch.group;
-    step.micro_step(batch.tokens, batch.targets, targets, batch.bounds);
+    step.micro_step(batch.tokens, batch.targets, targets, batch.bounds, {batch.padding_begin, batch.step_tokens});
   }
   step.update(state_.step, targets, options.stop(), options.measure);
   ++state_.step;

@@ -30,7 +30,7 @@ class StepResults {
 
   // What the reader of a step's values has to know about it.
   struct Step {
-    int64_t number = 0, positions = 0;
+    int64_t number = 0, positions = 0, index_rows = 0;
     bool measured = false, dense = false;
   };
   struct Slot {

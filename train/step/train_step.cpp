@@ -80,7 +80,9 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       asserts_(config.runtime.asserts ? std::make_unique<Asserts>(runtime.arena()) : nullptr),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
-      loss_scale_(runtime.arena().alloc(MemTag::io, "loss scale", DType::f64, {1})),
+      scales_{.loss = runtime.arena().alloc(MemTag::io, "loss scale", DType::f64, {1}),
+              .index = config.model.has_index() ? runtime.arena().alloc(MemTag::io, "index loss scale", DType::f64, {1})
+                                                : Tensor{}},
       grad_ranges_(make_grad_ranges()) {
   if (world_ > 1 && config.log.diagnoses("buckets")) {
     bucket_trace_ = std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm,
@@ -96,7 +98,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
     fail_usage("dist.context is {}: with runtime.cuda_graph the ranks must be connected by NCCL, not by {}",
                config.dist.context, comm->name());
   int64_t batch_bytes = 0;
-  for (const Form& form : forms_) batch_bytes = std::max(batch_bytes, BatchRing::bytes(form.act, loss_scale_));
+  for (const Form& form : forms_) batch_bytes = std::max(batch_bytes, BatchRing::bytes(form.act, scales_));
   batches_.emplace(ctx_.device, batch_bytes);
   const StepResults::Tensors tensors = {numbers_, asserts_ ? asserts_->first() : Tensor{}, ledger_.norms(),
                                         all_stats()};
@@ -223,13 +225,17 @@ void TrainStep::begin(bool trace, int64_t step) {
   if (asserts_) asserts_->clear(ctx_);
   if (stats_) stats_->clear(ctx_);
   if (!windows()) triad::zero(ctx_, model_.params().added_grads());
-  triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
+  triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::index_loss + 1));
+  if (config_.model.has_index()) triad::zero(ctx_, model_.index_loss());
   if (sharded()) triad::zero(ctx_, reducer_->squares());
 }
 
-void TrainStep::upload(const HostBatch& batch, int64_t step_positions) {
+void TrainStep::upload(const HostBatch& batch, int64_t step_positions, int64_t index_rows) {
   if (ctx_.planning) return;
-  batches_->upload(ctx_, form().act, loss_scale_, batch, form().seq_len, step_positions);
+  const auto share = [](double weight, int64_t of) { return of > 0 ? weight / static_cast<double>(of) : 0; };
+  const StepScales scales{.loss = share(1, step_positions),
+                          .index = share(config_.model.nsa.index_loss, index_rows * config_.model.n_kv_groups)};
+  batches_->upload(ctx_, form().act, scales_, batch, form().seq_len, scales);
 }
 
 void TrainStep::forward_backward(bool first, GradSink* sink) {
@@ -240,7 +246,8 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(results_->open().index);
-  model_.loss_and_backward(ctx_, act, LossScale(loss_scale_), first, &ledger_, optimizer_.weights());
+  const LossScales scales(LossScale(scales_.loss), scales_.index.empty() ? LossScale(0.0) : LossScale(scales_.index));
+  model_.loss_and_backward(ctx_, act, scales, first, &ledger_, optimizer_.weights());
   if (trace) trace_.stop();
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act.row_loss, /*add=*/true);
 }
@@ -252,8 +259,12 @@ bool TrainStep::records_graphs() const {
 }
 
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
-                           std::span<const int32_t> bounds) {
-  upload({tokens, targets, bounds}, step_positions);
+                           std::span<const int32_t> bounds, const IndexRows& index_rows) {
+  const Form& now = form();
+  index_rows_ = index_rows.in_step > 0 ? index_rows.in_step
+                                       : now.sequences * now.seq_len * config_.train.accumulate_grad_batches *
+                                             (world_ / config_.dist.context);
+  upload({tokens, targets, bounds, index_rows.padding_begin}, step_positions, index_rows_);
   TRIAD_CHECK(micro_steps_ == 0 || !lends_grads(),
               "a second micro-step in a step of train.accumulate_grad_batches 1: it would overwrite gradients");
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
@@ -287,8 +298,9 @@ void TrainStep::forget_graphs() {
 
 void TrainStep::sum_over_ranks(bool stop) {
   const auto own = [&](int64_t which) { return own_number(ranks_, comm_->rank(), which); };
-  const auto loss = numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1);
-  copy(ctx_, own(RankNumbers::loss), loss);
+  const auto number = [&](int64_t which) { return numbers_.slice(0, which, which + 1); };
+  copy(ctx_, own(RankNumbers::loss), number(StepNumbers::loss));
+  copy(ctx_, own(RankNumbers::index_loss), number(StepNumbers::index_loss));
   constexpr int kFlagByte = 0x3f;  // an f64 whose eight bytes have this value is finite and not 0
   const Tensor flag = own(RankNumbers::stop);
   if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kFlagByte : 0, flag.bytes(), ctx_.stream.handle());
@@ -305,9 +317,28 @@ void TrainStep::measure_gradients() {
   if (sharded()) reducer_->queue().run([&] { shards()->all_reduce(ledger_.norms(), "the gradients' norms"); });
 }
 
+// The gradient's squared norm without a taught index, and the index's. With shards the pieces are the same, and so the
+// bits.
+void TrainStep::sum_squares() {
+  const auto squares = [&](int64_t which, const ElementRange& range, bool add) {
+    const Tensor out = numbers_.slice(0, which, which + 1);
+    if (sharded())
+      sum_pieces(ctx_, out, reducer_->squares().slice(0, range.begin / kSumPiece, range.end / kSumPiece), add);
+    else
+      sum_of_squares(ctx_, out, sums().slice(0, range.begin, range.end), add);
+  };
+  const int64_t all = model_.params().stored_elements();
+  if (!config_.model.has_index()) return squares(StepNumbers::norm_squared, {0, all}, /*add=*/false);
+  const ElementRange& index = model_.params().index_range();
+  squares(StepNumbers::norm_squared, {0, index.begin}, /*add=*/false);
+  squares(StepNumbers::norm_squared, {index.end, all}, /*add=*/true);
+  squares(StepNumbers::index_norm_squared, index, /*add=*/false);
+}
+
 // Without any target, AdamW would still move the weights by its moments and the weight decay.
-void TrainStep::forbid_update(const Tensor& applied) {
+void TrainStep::forbid_update() {
   constexpr int kNanByte = 0xff;  // an f64 made of these bytes is a NaN
+  const Tensor applied = numbers_.slice(0, StepNumbers::applied, StepNumbers::index_applied + 1);
   if (!ctx_.planning) backend::fill(applied.data, applied.device, kNanByte, applied.bytes(), ctx_.stream.handle());
 }
 
@@ -324,23 +355,24 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
               "{} micro-steps in a step of {}: the gradients of the last one are summed over the ranks", micro_steps_,
               config_.train.accumulate_grad_batches);
   if (stats_ && !dense_) stats_->finish(ctx_);
+  if (config_.model.has_index()) triad::sum(ctx_, number(StepNumbers::index_loss), model_.index_loss());
   if (world_ > 1)
     sum_over_ranks(stop);
   else if (reducer_)
     reducer_->queue().join();
   if (measure || ctx_.planning) measure_gradients();  // a plan always includes its memory
-  if (sharded())
-    sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // same pieces, same bits as unsharded
-  else
-    sum_of_squares(ctx_, number(StepNumbers::norm_squared), sums());
+  sum_squares();
   judge_step(ctx_, numbers_, sums(), grad_ranges_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
              config_.train.on_nonfinite == OnNonfinite::stop);
-  if (step_positions == 0) forbid_update(number(StepNumbers::applied));
-  optimizer_.step(ctx_, sums(), grad_parts(), number(StepNumbers::applied), config_.train, step, dense_);
+  if (step_positions == 0) forbid_update();
+  optimizer_.step(ctx_, sums(), grad_parts(), {number(StepNumbers::applied), number(StepNumbers::index_applied)},
+                  config_.train, step, dense_);
   if (ctx_.planning) return;
   StepResults::Slot& slot = results_->open();
   if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
-  results_->push(ctx_, {.number = step, .positions = step_positions, .measured = measure, .dense = dense_});
+  results_->push(
+      ctx_,
+      {.number = step, .positions = step_positions, .index_rows = index_rows_, .measured = measure, .dense = dense_});
   if (sharded()) slot.gathered.record(comm_->stream());
 }
 
@@ -359,7 +391,11 @@ TrainStep::Result TrainStep::result() {
   result.targets = step.positions;
   result.loss = numbers[StepNumbers::loss] / static_cast<double>(std::max<int64_t>(1, result.targets));
   result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
-  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  const int64_t index_terms = std::max<int64_t>(1, step.index_rows * config_.model.n_kv_groups);
+  result.index_loss = numbers[StepNumbers::index_loss] / static_cast<double>(index_terms);
+  result.index_grad_norm = std::sqrt(numbers[StepNumbers::index_norm_squared]);
+  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm) && std::isfinite(result.index_loss) &&
+                  std::isfinite(result.index_grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
   if (step.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(results_->norms(slot)));
   if (stats_ && !step.dense) result.stats = read_stats(results_->stats(slot));
@@ -378,7 +414,7 @@ TrainStep::Result TrainStep::result() {
 
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                            std::span<const int32_t> bounds) {
-  upload({tokens, targets, bounds}, /*step_positions=*/1);
+  upload({tokens, targets, bounds}, /*step_positions=*/1, /*index_rows=*/0);
   if (asserts_) asserts_->clear(ctx_);
   Activations& act = form().act;
   model_.attend_densely(false);

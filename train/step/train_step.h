@@ -30,6 +30,12 @@
 
 namespace triad {
 
+// Which rows teach a taught index: all but padding, whether they have targets or not.
+struct IndexRows {
+  std::span<const int32_t> padding_begin = {};  // each sequence's first padded token; empty: no padding
+  int64_t in_step = 0;                          // tokens in all ranks' micro-steps that are not padding; 0: all tokens
+};
+
 class TrainStep {
  public:
   // comm: null with one rank. most_documents: most documents in a row; 0: every row is one document. planned_rank:
@@ -38,9 +44,11 @@ class TrainStep {
 
   using Times = StepResults::Times;
   struct Result {
-    double loss = 0;         // mean over the step's targets; 0 if there are none
-    int64_t targets = 0;     // the step's targets on all ranks; without any, the update was skipped
-    double grad_norm = 0;    // global L2 norm before clipping
+    double loss = 0;       // mean over the step's targets; 0 if there are none
+    int64_t targets = 0;   // the step's targets on all ranks; without any, the update was skipped
+    double grad_norm = 0;  // global L2 norm before clipping, without a taught index's gradients
+    // For a taught index: mean loss over rows and groups, summed over layers; and its gradients' norm before clipping.
+    double index_loss = 0, index_grad_norm = 0;
     bool finite = true;      // false: the update was skipped, and with on_nonfinite stop so are all later ones
     std::string bad_tensor;  // if not finite: the first gradient that is not, or "the loss" if all gradients are finite
     // If not finite: the first rank whose own gradient or loss is not. -1: each rank's own is finite, only the sum is
@@ -65,7 +73,7 @@ class TrainStep {
   // train.accumulate_grad_batches micro-steps, and with one rank at most one if this is 1. bounds: document bounds in
   // the B*T tokens (nsa/document_tables.h), needed if the step was built with most_documents.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions,
-                  std::span<const int32_t> bounds = {});
+                  std::span<const int32_t> bounds = {}, const IndexRows& index_rows = {});
   // Queues the update, which changes nothing if step_positions is 0. step: optimizer steps done before this one. stop:
   // this rank requests an orderly stop. measure: the result has each gradient's norm. Throws MissingGradients if
   // backward did not announce every gradient.
@@ -110,7 +118,7 @@ class TrainStep {
   Form& form() { return forms_[form_]; }
   std::deque<Form> make_forms(int64_t most_documents, int64_t planned_rank);
 
-  void upload(const HostBatch&, int64_t step_positions);
+  void upload(const HostBatch&, int64_t step_positions, int64_t index_rows);
   void forward_backward(bool first, GradSink* sink = nullptr);
   bool sharded() const { return is_sharded(config_, world_); }
   bool windows() const { return has_grad_windows(config_, world_); }
@@ -121,7 +129,8 @@ class TrainStep {
   Tensor sums() { return reducer_ ? reducer_->sums() : model_.params().grads(); }
   Parts grad_parts() { return reducer_ ? reducer_->parts() : Parts::whole(model_.params()); }
   void sum_over_ranks(bool stop);
-  void forbid_update(const Tensor& applied);
+  void sum_squares();
+  void forbid_update();
   std::optional<RankGroups> make_groups();
   std::unique_ptr<GradReducer> make_reducer();
   Tensor make_grad_ranges();
@@ -154,7 +163,9 @@ class TrainStep {
   std::unique_ptr<Asserts> asserts_;  // runtime.asserts
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
-  Tensor loss_scale_;                 // [1] f64: 1 / step_positions; 0 if the step has no position with a target
+  // 1 / step_positions, and nsa.index_loss / (rows of the step * groups); 0 if the step has no such position, or no
+  // row.
+  ScaleTensors scales_;
   // [ranges, 2] i64: first element and size for each range in this rank's sums that belongs to one parameter, for the
   // step guard; and the parameters' numbers.
   std::vector<int64_t> param_of_range_;
@@ -166,6 +177,7 @@ class TrainStep {
   bool dense_ = false;  // the current step is dense
   bool trace_wanted_ = false;
   int64_t step_ = 0;
+  int64_t index_rows_ = 0;   // this step's IndexRows::in_step
   int64_t micro_steps_ = 0;  // micro-steps in this step so far; the first one overwrites the matrices' gradients
 };
 

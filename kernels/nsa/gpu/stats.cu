@@ -47,7 +47,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t end = rows * (blockIdx.x + 1) / gridDim.x;
   for (int64_t r = rows * blockIdx.x / gridDim.x + threadIdx.x; r < end; r += kThreads) {
     const int64_t i = r / groups % tokens, t = part.token(i);
-    add_gates(mine, gate + r, rows);
+    if (gate == nullptr)
+      mine.add_dead_gates();
+    else
+      add_gates(mine, gate + r, rows);
     const DocumentRow<int> row = documents.row(static_cast<int>(r / groups / tokens));
     const int64_t at = t - row.begin(static_cast<int>(t));
     mine.add_list(lists + r * n, at == 0 || part.begins(i) ? nullptr : lists + (r - groups) * n, at, n, o,
@@ -73,9 +76,9 @@ NsaStats* stats_of(const Tensor& t) { return reinterpret_cast<NsaStats*>(t.ptr<d
 void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o,
                const Documents& documents) {
   const int64_t T = block_index.size(1), groups = block_index.size(2);
-  launch(ctx, "nsa_stats", nsa_stats_kernel, dim3(kStatsPieces), dim3(kThreads), 0, stats_of(pieces), gate.ptr<float>(),
-         block_index.ptr<int32_t>(), block_index.size(0) * T * groups, T, documents.part, groups, block_index.size(3),
-         o, document_view(documents, documents.part.tokens_or(T)));
+  launch(ctx, "nsa_stats", nsa_stats_kernel, dim3(kStatsPieces), dim3(kThreads), 0, stats_of(pieces),
+         gate.empty() ? nullptr : gate.ptr<float>(), block_index.ptr<int32_t>(), block_index.size(0) * T * groups, T,
+         documents.part, groups, block_index.size(3), o, document_view(documents, documents.part.tokens_or(T)));
 }
 
 void nsa_stats_merge(Context& ctx, Tensor out, ConstTensor pieces) {

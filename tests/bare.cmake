@@ -14,7 +14,7 @@ if(bare_engine_sources OR bare_kernel_sources)
   list(TRANSFORM bare_library_sources REPLACE ".*/" "" OUTPUT_VARIABLE replaced)
   list(APPEND replaced device_cuda.cpp)
   list(JOIN replaced "|" replaced)
-  set(replaced "/bench/kernel_trace_cupti|/triad_nsa_objects[.]dir/(${replaced})")
+  set(replaced "/bench/kernel_trace_cupti|/triad_nsa_objects[.]dir/(.*/)?(${replaced})[.]o$")
   # triad_bare_program(NAME TARGETS...): adds the program bare/NAME of these targets' objects, but for what is replaced.
   function(triad_bare_program name)
     list(TRANSFORM ARGN REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)

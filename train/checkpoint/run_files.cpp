@@ -12,6 +12,7 @@
 #include <system_error>
 #include <vector>
 
+#include "engine/process/parse.h"
 #include "io/checkpoint.h"
 #include "io/crc32.h"
 #include "io/file.h"
@@ -304,12 +305,24 @@ RunFiles list_run_files(const std::string& folder) {
   return found;
 }
 
+namespace {
+
+// Whether a number in the name is larger than a run's steps and ranks can be: no run writes such a file.
+bool has_impossible_number(const std::string& name) {
+  static const std::regex kDigits("\\d+");
+  return std::any_of(std::sregex_iterator(name.begin(), name.end(), kDigits), std::sregex_iterator(),
+                     [](const std::smatch& digits) { return !parse_number<int64_t>(digits.str()); });
+}
+
+}  // namespace
+
 std::vector<std::string> in_way_of_resume(const std::string& folder) {
   std::vector<std::string> foreign;
   const Files files(folder);
   for (const std::string& name : names_in(folder)) {
     const bool edited = name == "config.json" && is_edited_config(files.at(name));
-    if (Files::is_name(name) && !edited && !files.is_own(name)) foreign.push_back(files.at(name));
+    if (Files::is_name(name) && !has_impossible_number(name) && !edited && !files.is_own(name))
+      foreign.push_back(files.at(name));
   }
   // A rank's log, without env.json, may be a run's or not: a resume appends to it, and replaces nothing.
   RunFiles ranks;

@@ -250,7 +250,7 @@ void index_forward_sm90(Context& ctx, const IndexForward& index, const AttendIn&
   const View<float> lse = make_query_view<float>(in, index.lse);
   const float scale_log2 = kLog2e / std::sqrt(static_cast<float>(index.in.q.size(3)));
   if (block_index.empty()) {
-    const DenseLseArgs a{make_sweep(q, index.in.q, index.in.k, first_token(in), in.documents), lse, scale_log2};
+    const DenseLseArgs a{make_sweep(ctx, q, index.in.q, index.in.k, first_token(in), in.documents), lse, scale_log2};
     const auto run = [&]<int kPanels>() {
       launch(ctx, op, index_dense_lse_kernel<kPanels>, sweep_grid(a.sweep), dim3(kSweepThreads),
              sizeof(SweepShared<kPanels>), a);

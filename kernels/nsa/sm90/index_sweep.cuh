@@ -165,11 +165,11 @@ inline bool sweep_supports(const ConstTensor& q, const ConstTensor& k) {
   return q.dtype == DType::bf16 && di % 16 == 0 && di <= 128 && q.size(2) <= 64 && make_view<const bf16>(q).vector &&
          make_view<const bf16>(k).vector && q.size(1) * q.size(2) < (int64_t{1} << 31) - kSweepRows;
 }
-// q_rows: a view of q whose row t is that of token t.
-inline SweepArgs make_sweep(const View<const bf16>& q_rows, const ConstTensor& q, const ConstTensor& k,
-                            int64_t first_token, const Documents& documents) {
+// q_rows: a view of q whose row t is that of token t. A plan needs no map, which only a driver can make.
+inline SweepArgs make_sweep(const Context& ctx, const View<const bf16>& q_rows, const ConstTensor& q,
+                            const ConstTensor& k, int64_t first_token, const Documents& documents) {
   const int64_t tokens = first_token + q.size(1);
-  return {make_box_map(make_view<const bf16>(k), k.size(0), k.size(1), 1, kSweepKeys),
+  return {ctx.planning ? CUtensorMap{} : make_box_map(make_view<const bf16>(k), k.size(0), k.size(1), 1, kSweepKeys),
           q_rows,
           Divisor(static_cast<int>(q.size(2))),
           static_cast<int>(first_token),

@@ -200,7 +200,7 @@ void select_index_sm90(Context& ctx, Tensor block_index, ConstTensor iq, ConstTe
   q.data -= first * q.row;
   View<int32_t> lists = make_view<int32_t>(block_index);
   lists.data -= first * lists.row;
-  const SelectIndexArgs a{make_sweep(q, iq, ik, first, documents), lists, static_cast<int>(o.n_sel),
+  const SelectIndexArgs a{make_sweep(ctx, q, iq, ik, first, documents), lists, static_cast<int>(o.n_sel),
                           static_cast<int>(o.init_blocks), static_cast<int>(o.local_blocks)};
   const auto run = [&]<int kPanels, int kBlock>() {
     launch(ctx, "nsa_select_index", select_index_sm90_kernel<kPanels, kBlock>, sweep_grid(a.sweep), dim3(kSweepThreads),

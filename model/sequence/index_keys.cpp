@@ -73,7 +73,7 @@ void IndexGradients::reduce(Context& ctx, SequenceGroup& group) const {
   group.reduce(ctx, scope_, {{sums, all_keys}}, has, needs, fmt::format("gradients of the index, layer {}", lc_.layer))
       .finish(ctx);
   copy_rows(ctx, all_->dk, sums);
-  sum(ctx, all_->loss, losses_, /*add=*/true);
+  sum_pieces(ctx, all_->loss, losses_, /*add=*/true);
 }
 
 }  // namespace triad

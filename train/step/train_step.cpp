@@ -355,7 +355,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
               "{} micro-steps in a step of {}: the gradients of the last one are summed over the ranks", micro_steps_,
               config_.train.accumulate_grad_batches);
   if (stats_ && !dense_) stats_->finish(ctx_);
-  if (config_.model.has_index()) triad::sum(ctx_, number(StepNumbers::index_loss), model_.index_loss());
+  if (config_.model.has_index()) sum_pieces(ctx_, number(StepNumbers::index_loss), model_.index_loss());
   if (world_ > 1)
     sum_over_ranks(stop);
   else if (reducer_)

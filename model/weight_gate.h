@@ -9,12 +9,13 @@ namespace triad {
 class WeightGate {
  public:
   virtual ~WeightGate() = default;
-  // Call when a forward begins. It reads the rest (the small parameters), the embedding, the layers, and the head.
+  // Call when a forward begins. It reads the segments in this order: the small parameters (Segments::rest), the
+  // embedding, the layers, the head.
   virtual void begin_forward() = 0;
-  // Call when a backward begins, which reads the rest, the head, and the layers from the last to the first.
+  // Call when a backward begins. It reads the small parameters, the head, then the layers from the last to the first.
   virtual void begin_backward() = 0;
   // Work that is queued on stream `on` after this call reads the segment's gathered values. All work that reads
-  // segments needed earlier in the pass, except the rest, is queued on the stream already.
+  // segments needed earlier in the pass, except the small parameters, is queued on the stream already.
   virtual void need(int64_t segment, const Stream& on) = 0;
 };
 

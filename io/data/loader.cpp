@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// A batch's row number `row`, to be filled.
+// Views of the tokens and targets in row number `row`, for the token source to fill.
 Row row_of(Batch& batch, int64_t row, int64_t seq_len) {
   const auto row_span = [&](std::vector<int32_t>& values) {
     return std::span(values).subspan(static_cast<size_t>(row * seq_len), static_cast<size_t>(seq_len));
@@ -24,7 +24,7 @@ void add_bounds(Batch& batch, int64_t row, int64_t seq_len, const std::vector<in
   for (const int32_t begin : begins) batch.bounds.push_back(static_cast<int32_t>(row * seq_len) + begin);
 }
 
-// Ends the bounds after all rows, those without a sequence included.
+// Completes batch.bounds: adds a bound for each row without a sequence, and the last one, the batch's token count.
 void end_bounds(Batch& batch, int64_t micro_batch, int64_t seq_len) {
   for (int64_t row = batch.rows; row < micro_batch; ++row) add_bounds(batch, row, seq_len, {0});
   batch.bounds.push_back(static_cast<int32_t>(micro_batch * seq_len));

@@ -132,7 +132,8 @@ struct NeedleSizes {
   int64_t width;       // longest statement's tokens
   int64_t prompt, answer;
 
-  // What precedes the questions ends here, in a sequence of `length` tokens. The last token of all is not in it.
+  // Where the questions begin in a sequence of `length` tokens. The sequence lacks the last answer's last token, which
+  // is only a target.
   int64_t end(int64_t length) const { return length + 1 - questions * (prompt + answer); }
   // The fewest tokens that hold n needles and the questions. Once a statement is placed, another cannot begin at up to
   // 2 * width - 1 positions, so with this length the last statement too finds one.
@@ -208,8 +209,8 @@ struct Needle {
   std::vector<std::vector<int32_t>> statements;
   std::vector<int32_t> prompt, answer;
 };
-// keys: as many as NeedleSizes says. any_name: in the task variables, the question is about any name in the chain; else
-// about the last one.
+// keys: the needle's keys, NeedleSizes::keys of them. any_name: in the task variables, the question is about a random
+// name in the chain; otherwise about the last one.
 Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool any_name, Draws& draws) {
   Needle needle;
   const auto state = [&needle](std::vector<int32_t> statement, std::span<const int32_t> rest = {}) {
@@ -255,7 +256,8 @@ std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end
   return places;
 }
 
-// depth: as in NeedleTask; -1: random, and variables are asked anywhere in their chains.
+// Makes a sequence with the questions at its end. depth: as in NeedleTask; if it is -1, the first question's needle is
+// at a random position, and in the task variables a question may be about any name in a chain.
 NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Draws draws) {
   check_questions(task, length);
   const NeedleSizes sizes = sizes_of(task);

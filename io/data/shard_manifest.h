@@ -29,7 +29,7 @@ struct ShardManifest {
   Json tokenizer_files;                 // what describe_files() returns; empty for the byte tokenizer
   int64_t vocab_size = 0;               // tokenizer's vocabulary size
   std::vector<std::string> train, val;  // shard paths
-  std::optional<int64_t> train_documents, val_documents;  // document counts in these
+  std::optional<int64_t> train_documents, val_documents;  // document counts in train's and val's shards
   std::unordered_map<std::string, ListedShard> listed;    // both splits' shards, by file name
   // The token that separates documents; -1: unknown.
   int32_t eot = -1;
@@ -51,16 +51,16 @@ Json describe_files(const std::vector<Tokenizer::File>&);
 // throws, with the key and its value.
 std::optional<ShardManifest> read_manifest(const std::string& folder);
 
-// All shards in a manifest's split, by their numbers among the shards asked for.
+// A manifest's split, if find_manifests() was given all its shards.
 struct WholeSplit {
-  std::string manifest;  // path of manifest.json
-  std::vector<size_t> shards = {};
-  int64_t documents = 0;  // the documents that the manifest counts in them
+  std::string manifest;             // path of manifest.json
+  std::vector<size_t> shards = {};  // indices into the given list
+  int64_t documents = 0;            // document count, from the manifest
 };
 
 // Where shards come from: the manifests that list them, each once, and the shards whose tokenizer is unknown.
 struct ShardOrigin {
-  // A shard's manifest, by number, and what that says about it.
+  // A shard's manifest (an index into manifests), and what the manifest says about the shard.
   struct Entry {
     size_t manifest = 0;
     ListedShard shard;
@@ -68,11 +68,11 @@ struct ShardOrigin {
   std::vector<ShardManifest> manifests;
   std::vector<std::optional<Entry>> entries;  // one for each shard; none: no manifest lists it
   std::vector<std::string> unlisted;
-  // The shards that no manifest with a separator lists, or whose manifest has another one than the first manifest.
+  // Shards that no manifest lists, or whose manifest has no separator, or another one than the first manifest.
   std::vector<std::string> without_separator;
 
   bool has_separator() const { return without_separator.empty(); }  // manifests.front() has it, too, for all shards
-  // The splits whose shards are all there, and whose documents their manifest counts.
+  // The splits that are whole and whose manifest has a document count.
   std::vector<WholeSplit> whole_splits() const;
 };
 ShardOrigin find_manifests(std::span<const std::string> shards);

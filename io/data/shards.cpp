@@ -97,7 +97,7 @@ bool is_nanogpt(const std::string& path, std::string_view head) {
     ++upper;
     empty += head[i] == 0 && head[i + 1] == 0;
   }
-  constexpr size_t kFew = 16;  // zeros among fewer 4-byte words decide nothing
+  constexpr size_t kFew = 16;  // with fewer 4-byte words, zero upper halves prove nothing
   return !head.empty() && !text && packed_format(head).empty() && (upper < kFew || empty * 10 < upper * 9);
 }
 

@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// factors(i, k), i counting the rows (b, t, h) and k the branches.
+// Row i's gate factor for branch k. Rows are numbered in the order of t's axes: (b * T + t) * H + h.
 template <class T, class TensorType>
 auto& factor(const TensorType& t, int64_t i, int64_t k) {
   const int64_t H = t.size(2), T_ = t.size(1);

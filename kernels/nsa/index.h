@@ -41,9 +41,9 @@ struct IndexBackward {
 void check_index(const char* op, const IndexForward&, const AttendIn&);
 void check_index(const char* op, const IndexBackward&, const AttendIn&);
 
-// For the branches, on a GPU: queue the index's part of forward and backward as calls of their own, whose route is that
-// of the selected branch (runtime.kernels). block_index and l_sel: the lists of the selected branch
-// (nsa/attend_selected.h); block_index is absent in dense attention. lse: of the branch.
+// Called by the branches' GPU code: queue the index kernels for forward or backward, on the route that runtime.kernels
+// names for the selected branch. block_index and l_sel: the selected branch's block lists (nsa/attend_selected.h);
+// block_index is absent for dense attention. lse: the branch's.
 void index_forward_routed(Context&, const IndexForward&, const AttendIn&, ConstTensor block_index, int64_t l_sel);
 void index_backward_routed(Context&, const IndexBackward&, const AttendIn&, ConstTensor lse, ConstTensor block_index,
                            int64_t l_sel);

@@ -61,16 +61,16 @@ struct NsaSaved {
   Tensor block_index;            // [B,T,Hkv,n] i32
   Tensor gate;                   // [3,B,T,Hkv] acc
   std::array<Tensor, 3> o, lse;  // [B,T,Hq,dv] T, [B,T,Hq] acc
-  Tensor index_lse = {};         // [B,T,Hkv] acc: of the index that is taught; absent if it is not
+  Tensor index_lse = {};         // [B,T,Hkv] acc; the index's lse; absent unless a branch teaches it
 };
 // All overwritten. Head h's query gradient is dq[h] + dq_group[h / G]. The consumer (rope_backward) adds the two parts,
 // which saves a pass over dq.
 struct NsaGrad {
-  Tensor dq;                             // [B,T,Hq,dk] acc: the gradient through the branches
-  Tensor dq_group;                       // [B,T,Hkv,dk] acc: the gradient through the gates
+  Tensor dq;                             // [B,T,Hq,dk] acc; gradient through the branches
+  Tensor dq_group;                       // [B,T,Hkv,dk] acc; gradient through the gates
   std::array<Tensor, 3> k, v;            // gradients for NsaIn::k and v, shaped like them
   Tensor out;                            // [B,T,Hq,dv] T, optional: forward's out, recomputed bit for bit
-  const IndexBackward* index = nullptr;  // of the index that the selected branch teaches; null: none
+  const IndexBackward* index = nullptr;  // gradients for the index that the selected branch teaches; null: none
 };
 
 // out [B,T,Hq,dv] T and everything in saved are overwritten. keep_block_index: saved.block_index is an input and the

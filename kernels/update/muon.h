@@ -7,8 +7,8 @@
 // start.
 //
 // The matrices are in the flat buffers; u and o are in a separate buffer, where matrices of one shape are contiguous. A
-// table of pieces maps the two, so that one kernel updates many matrices. State in bf16 is computed in f32, p from
-// unrounded values, and rounded stochastically with the random bits that AdamW would use.
+// table of pieces maps the two, so that one kernel updates many matrices. p and m in bf16 are updated in f32 and
+// rounded stochastically, with the random bits that AdamW would use; u is computed from m before its rounding.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -67,7 +67,7 @@ class MuonPlan {
     int64_t elements = 0;  // elements in the whole buffer
     int64_t part = 0;      // elements in one rank's part
     std::vector<Group> groups;
-    // Where the first matrix that a rank iterates in a group is in the updates.
+    // Index in the updates, for the first of the group's matrices that a rank iterates.
     int64_t at(const Group& g, int64_t rank) const { return g.at + (g.per_rank == 0 ? 0 : rank * part); }
   };
   // The most elements in a batch's updates, unless one matrix has more: all of the M7C model's matrices fit, whose
@@ -104,9 +104,9 @@ struct MuonTensors {
 inline DType muon_dtype(const Context& ctx, DType state = DType::f32) {
   return ctx.device.is_cuda() ? DType::bf16 : acc_dtype(state);
 }
-// Updates all matrices in the plan. With several ranks, which have equal tensors: `rank` is this one, and gather(parts)
-// queues an all-gather for parts [ranks * part], in which each rank has written its part, before later work on
-// ctx.stream.
+// Updates all matrices in the plan. If several ranks have the same tensors and share the work, `rank` is this rank, and
+// gather(parts) must queue an all-gather on parts [ranks * part], into which each rank has written its part. Later work
+// on ctx.stream must wait for it.
 using GatherParts = std::function<void(const Tensor& parts)>;
 void muon(Context&, const MuonPlan&, const MuonTensors&, const MuonOptions&, int64_t rank = 0,
           const GatherParts& gather = {});

@@ -28,7 +28,7 @@ void copy_kv(Context& ctx, const KvRows& to, const KvRows& from) {
   copy_rows(ctx, pairs);
 }
 
-// Rows of other ranks on their way into `pair`.
+// Rows from other ranks, in transfer into `pair`.
 struct PendingRows {
   KvRows pair;
   SequenceGroup::Transfer transfer;
@@ -47,7 +47,8 @@ class Exchange {
   Exchange in(Scratch::Scope& scope) const { return {group_, lc_, scope}; }
 
   const RowList& local(const RowLists& lists) const { return lists[static_cast<size_t>(layout_.rank)]; }
-  // Contiguous tensors for this rank's rows. All ranks allocate as much, as the plan of memory is that of one of them.
+  // Contiguous tensors for this rank's rows. All ranks allocate the most that any rank needs, because memory is planned
+  // for one rank and the plan must fit all.
   KvRows alloc(DType dtype, const RowLists& lists) const {
     int64_t most = 0;
     for (const RowList& list : lists) most = std::max(most, row_count(list));
@@ -58,7 +59,7 @@ class Exchange {
     };
     return {alloc_width(lc_.config.d_k, "keys of the group"), alloc_width(lc_.config.d_v, "values of the group")};
   }
-  // This rank's rows of `needs`, from the tokens of all ranks.
+  // Gathers the tokens that this rank needs (its list in `needs`) from all ranks.
   PendingRows gather(Context& ctx, const KvRows& to, ConstTensor k, ConstTensor v, const RowLists& needs,
                      const char* branch) const {
     return {to, group_.gather(ctx, scope_, {{to.k, k}, {to.v, v}}, tokens_, needs, what(kKeys, branch))};
@@ -66,19 +67,20 @@ class Exchange {
   PendingRows gather(Context& ctx, ConstTensor k, ConstTensor v, const RowLists& needs, const char* branch) const {
     return gather(ctx, alloc(k.dtype, needs), k, v, needs, branch);
   }
-  // The blocks of all ranks, from this rank's.
+  // Gathers all ranks' compressed blocks. from: this rank's blocks.
   PendingRows gather_blocks(Context& ctx, const KvRows& to, const KvRows& from, const RowLists& blocks,
                             const RowLists& all) const {
     return {to, group_.gather(ctx, scope_, {{to.k, from.k}, {to.v, from.v}}, blocks, all, what(kKeys, "cmp"))};
   }
-  // The sums over the ranks of the gradients of this rank's rows of `has`, in acc. addends: of its rows of `needs`.
+  // Gradient sums over the ranks, in the accumulator type, for this rank's rows in `has`. addends: what this rank's
+  // queries contribute, for its rows in `needs`.
   PendingRows reduce(Context& ctx, const KvRows& addends, const RowLists& has, const RowLists& needs,
                      const char* branch) const {
     const KvRows sums = alloc(addends.k.dtype, has);
     return {sums, group_.reduce(ctx, scope_, {{sums.k, addends.k}, {sums.v, addends.v}}, has, needs,
                                 what("gradients", branch))};
   }
-  // The same for this rank's tokens.
+  // The same, with this rank's tokens as its rows in `has`.
   PendingRows reduce(Context& ctx, const KvRows& addends, const RowLists& needs, const char* branch) const {
     return reduce(ctx, addends, tokens_, needs, branch);
   }
@@ -96,16 +98,16 @@ class Exchange {
   const RowLists tokens_;
 };
 
-// Ends a reduction: dk and dv, overwritten, are the sums in fp32, rounded to their dtype.
+// Ends a reduction: overwrites dk and dv with the sums, rounded to the dtype of dk and dv.
 void store(Context& ctx, Tensor dk, Tensor dv, const PendingRows& sums) { copy_kv(ctx, {dk, dv}, sums.finish(ctx)); }
 
-// The rows of chunk i of a tensor whose axis 1 is this rank's tokens.
+// Chunk i's rows in a tensor whose axis 1 is this rank's tokens.
 template <class TensorType>
 TensorType chunk_rows(const LayerContext& lc, const TensorType& t, int64_t i) {
   return lc.layout.rows_of_chunk(t, i);
 }
 
-// The documents of chunk i's queries, for keys from token first_key to `end`. Tables are allocated in `scope`.
+// Document tables for chunk i's queries and the keys [first_key, end), allocated in `scope`.
 Documents chunk_documents(Context& ctx, const LayerContext& lc, Scratch::Scope& scope, int64_t i, int64_t first_key,
                           int64_t end) {
   Documents documents = cut_documents(ctx, scope, lc.documents, first_key, end);
@@ -113,10 +115,10 @@ Documents chunk_documents(Context& ctx, const LayerContext& lc, Scratch::Scope& 
   return documents;
 }
 
-// The rows of keys and values that an NSA layer exchanges with the ranks that share its sequences.
+// The key and value rows that an NSA layer exchanges with the ranks that share its sequences.
 struct NsaRows {
   RowLists selected, window, edges, blocks, all_blocks;
-  RowLists selected_of_first_chunk;  // what the queries of a rank's first chunk see
+  RowLists selected_of_first_chunk;  // what queries in a rank's first chunk see
   NsaRows(const SequenceLayout& layout, const NsaConfig& c)
       : selected(layout.prefixes()),
         window(layout.windows(c.w)),
@@ -127,8 +129,8 @@ struct NsaRows {
   }
 };
 
-// One call of compression for each chunk: f(documents, the rows of the chunk's tokens, those of its blocks), as rows of
-// tensors for all chunks.
+// Calls call(documents, tokens, blocks) for each chunk that has blocks: the row ranges of its tokens and blocks in
+// tensors that hold all chunks' rows, one chunk after the other.
 template <class Call>
 void for_each_compression(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaRows& rows,
                           Call&& call) {
@@ -143,12 +145,12 @@ void for_each_compression(Context& ctx, const LayerContext& lc, const Exchange& 
   }
 }
 
-// The tensor itself if it is contiguous, else a new one with its shape: phi mlp needs contiguous blocks.
+// Returns t if it is contiguous, otherwise a new tensor with the same shape: phi mlp needs contiguous blocks.
 Tensor contiguous(Scratch::Scope& scope, const Tensor& t) {
   return t.contiguous() ? t : scope.alloc(t.dtype, t.shape());
 }
 
-// This rank's compressed blocks, of the keys and values x of its edges.
+// Computes this rank's compressed blocks from x, the keys and values in the blocks' tokens (NsaRows::edges).
 KvRows compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, const KvRows& x, const NsaWeights& w,
                 const NsaRows& rows) {
   const PhiOptions phi = lc.config.nsa.phi_options();
@@ -164,7 +166,7 @@ KvRows compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, 
   return y;
 }
 
-// This rank's addends of the gradients of x, from the gradients dy of its blocks.
+// Computes this rank's addends to x's gradients from dy, its blocks' gradients.
 KvRows compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaWeightGrads& dw,
                          const KvRows& dy, const KvRows& x, const NsaWeights& w, const NsaRows& rows) {
   const PhiOptions phi = lc.config.nsa.phi_options();
@@ -183,11 +185,11 @@ KvRows compress_backward(Context& ctx, const LayerContext& lc, const Exchange& e
   return sums;
 }
 
-// The inputs of the branches for each chunk.
+// The branches' inputs for each chunk.
 class BranchInputs {
  public:
-  // blocks, selected, window: the keys and values that this rank reads, with rows as in NsaRows. Tables of documents
-  // are allocated in `scope`.
+  // blocks, selected, window: the keys and values that this rank reads, with rows as in NsaRows. Document tables are
+  // allocated in `scope`.
   BranchInputs(Context& ctx, const LayerContext& lc, Scratch::Scope& scope, ConstTensor q, KvRows blocks,
                KvRows selected, KvRows window, RowList windows)
       : lc_(lc),
@@ -203,7 +205,7 @@ class BranchInputs {
     }
   }
 
-  // The rows of chunk i in a tensor for the rows of all windows.
+  // Chunk i's rows in the tensor that holds both chunks' windows.
   RowRange window_rows(int64_t i) const {
     const int64_t begin = i == 0 ? 0 : windows_[0].size();
     return {begin, begin + windows_[static_cast<size_t>(i)].size()};
@@ -227,10 +229,10 @@ class BranchInputs {
   std::vector<Documents> documents_, window_documents_;  // tables for each chunk's queries
 };
 
-// Whether a forward uses the index: it selects or teaches. A recomputation has kept what both have given.
+// Whether a forward needs the index, to select blocks or to compute the index's lse. A recomputation has both results.
 bool uses_index(const LayerContext& lc) { return !lc.keep_block_index || lc.teaches_index; }
 
-// Adds addends of the first rows to those of all.
+// Adds `first`, addends for the first rows only, to `all`.
 void add_first(Context& ctx, const KvRows& all, const KvRows& first) {
   const KvRows rows = all.rows(0, first.k.size(1));
   const RowPair pairs[] = {{rows.k, first.k}, {rows.v, first.v}};
@@ -238,8 +240,8 @@ void add_first(Context& ctx, const KvRows& all, const KvRows& first) {
 }
 
 // Calls work(context, chunk) for each chunk. The chunks before the last one are computed on a side stream, where they
-// fill the SMs that the last CTAs of the last chunk leave free. apart: whether they may be; their scratch memory is
-// then beside that of the last chunk.
+// fill the SMs that the last chunk's last CTAs leave free. apart: whether to use the side stream, which needs scratch
+// memory for two chunks at a time; otherwise all chunks run one after the other.
 template <class Work>
 void for_each_chunk(Context& ctx, const LayerContext& lc, Work&& work, bool apart = true) {
   const int64_t last = lc.layout.chunks() - 1;
@@ -281,7 +283,7 @@ class SharedSequences : public AttentionExec {
   SequenceGroup& group_;
 };
 
-// The order of nsa/compose.cpp, with each branch once for each chunk. The links carry the keys of the selected branch
+// Computes in the order of nsa/compose.cpp, each branch once per chunk. The selected branch's keys are transferred
 // while the compressed branch computes.
 void SharedSequences::nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const NsaSaved& s,
                                   const QkvViews& views, const NsaWeights& w) const {
@@ -339,8 +341,8 @@ void SharedSequences::nsa_forward(Context& ctx, const LayerContext& lc, Tensor o
   });
 }
 
-// The links carry the keys while the gradients of the gates are computed, and the gradients of each branch's keys while
-// the next branch computes.
+// Keys are transferred while the gates' gradients are computed, and each branch's key gradients while the next branch
+// computes.
 void SharedSequences::nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& grad, const NsaWeightGrads& dw,
                                    ConstTensor dout, const QkvViews& views, const NsaSaved& s,
                                    const NsaWeights& w) const {
@@ -360,8 +362,8 @@ void SharedSequences::nsa_backward(Context& ctx, const LayerContext& lc, const N
   zero(ctx, grad.dq);
   const KvRows &near = pending_window.finish(ctx), &keys = pending_keys.finish(ctx);
   const BranchInputs in(ctx, lc, scope, local.q, {s.k_cmp, s.v_cmp}, keys, near, exchange.local(rows.window));
-  // The rounding unit of a query's dq bounds all keys that this rank reads, of whatever document: the query sees no
-  // other.
+  // Document tables are not passed here, so a dq row's rounding unit allows for every key that this rank has gathered.
+  // The keys that the row's query sees are among these.
   const std::vector<RoundingUnitBranch> branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp], c.d},
                                                     {keys.k, keys.v, s.gate[kSel], delta[kSel]},
                                                     {near.k, near.v, s.gate[kWin], delta[kWin]}};
@@ -377,8 +379,8 @@ void SharedSequences::nsa_backward(Context& ctx, const LayerContext& lc, const N
     return AttendGradOut{chunk_rows(lc, grad.dq, i), pair.k, pair.v};
   };
 
-  // The gradients of gathered keys and values, over the queries of this rank's last chunk and of the earlier one. The
-  // last chunk sees the most keys.
+  // Gradients for the gathered keys and values: from the last chunk's queries, which see the most keys, and from the
+  // earlier chunk's (_earlier).
   const bool any_order = !unit.empty();
   const int64_t last = lc.layout.chunks() - 1;
   const KvRows dkeys = exchange.alloc(acc, rows.selected), dnear = exchange.alloc(acc, rows.window);

@@ -20,7 +20,8 @@ struct Trained {
   int64_t bytes;                // activation memory
 };
 
-// Three steps, one micro-step each. Without `lends`, the config has two micro-steps per step.
+// Trains three steps with one micro-step each. Only a config with one micro-step per step lets activations use gradient
+// memory. So without `lends` the config has two, although only one of them is executed.
 Trained train(Device device, bool lends, std::vector<std::string> sets) {
   sets.insert(sets.end(),
               {"model.n_layers=4", "train.seq_len=32", "train.micro_batch_size=1", "runtime.cuda_graph=true",

@@ -140,7 +140,7 @@ TEST_CASE("own files: other files in a run's folder stay, and --overwrite remove
   CHECK_FALSE(fs::exists(out + "/gates.csv"));
   for (const std::string& name : others) CHECK(read_text(out + "/" + name) == "precious");
 
-  // A checkpoint to which something was added is not removed: by --overwrite, or to keep the last ones only.
+  // If someone has added a file to a checkpoint's folder, neither --overwrite nor train.keep_last removes it.
   run(out, 1, kSaves + "--overwrite --set train.steps=4");
   put(out + "/checkpoints/step_2/optimizer.pt", "precious");
   const auto before = contents(out);
@@ -181,7 +181,7 @@ TEST_CASE("own files: a resume in a folder without env.json replaces nothing of 
     CHECK(contents(copy) == before);
     fs::remove_all(copy);
   }
-  // What a run has made passes without a mark too, as earlier versions wrote it.
+  // A resume accepts a run's own files without env.json too, by their content, also as earlier versions wrote them.
   const std::map<std::string, std::string> earlier = {
       {"opt_state_mb.txt", "1.25\n\nAdamW's moments of 163840 parameters, MiB\n  exp_avg           0.62 f32\n"},
       {"ddp_buckets.txt", "1 bucket, 2 collectives a step on 2 ranks\nbucket,elements,mib,dtype\n"},
@@ -208,7 +208,7 @@ TEST_CASE("own files: --overwrite removes links that a resume has moved aside, n
   run(out, 1, "--set train.steps=1 --overwrite");
   CHECK_FALSE(fs::exists(checkpoints + "/set_aside_0"));
   CHECK(contents(archive) == archived);
-  // A link of the user's own in that folder is no checkpoint that was moved.
+  // The user puts a link into set_aside_0. It is not a checkpoint that a resume moved there, so a new run is refused.
   run(out, 1, kSaves + "--set train.steps=4 --overwrite");
   run(out, 1, kSaves + "--set train.steps=3 --overwrite --resume " + checkpoints + "/step_2");
   fs::create_directory_symlink(archive, checkpoints + "/set_aside_0/mine");
@@ -228,7 +228,8 @@ TEST_CASE("own files: what links and mounts in checkpoints lead to is never remo
     fs::create_directory_symlink("../../archive" + std::string(name), checkpoints + name);
   }
   const auto archived = contents(archive);
-  // Back to an older one, which is a link, as the run's own: newer ones are set aside, links among them too.
+  // A resume from step_4, a link, is one from this run's own older checkpoint: without --overwrite it is refused, and
+  // with it the newer checkpoints are set aside, links too.
   const Outcome refused = run_program(train_args(out, kSaves + "--resume " + checkpoints + "/step_4"));
   CHECK(refused.exit_code == 1);
   CHECK(has(refused.output, "is not the newest checkpoint of " + out));
@@ -240,7 +241,7 @@ TEST_CASE("own files: what links and mounts in checkpoints lead to is never remo
   for (const char* name : {"/step_6", "/step_8", "/step_10", "/step_12"})
     CHECK(is_checkpoint(checkpoints + "/set_aside_0" + name));
   CHECK(contents(archive) == archived);
-  // Keeping the last only, and starting anew.
+  // train.keep_last = 1 removes nothing in the archive. A new run with --overwrite is refused because of the links.
   const std::string thin = "--set train.save_every=1 --set train.keep_last=1 --set train.steps=8 --resume latest";
   CHECK(run_program(train_args(out, thin)).exit_code == 0);
   CHECK(contents(archive) == archived);
@@ -276,7 +277,7 @@ TEST_CASE("own files: checkpoints that are mount points stay, whatever path lead
   INFO(anew.output);
   CHECK(anew.exit_code == 1);
   CHECK(contents(archive) == archived);
-  // The run's checkpoint under another path to the same folder.
+  // `other` is the run's folder, mounted a second time: a resume by that path is a resume of the same run.
   const size_t states = count_states(folder.path());
   const Outcome back = run_command(mounted + train_args(out, kSaves + "--overwrite --set train.steps=11 ") +
                                    "--resume " + folder.file("other") + "/checkpoints/step_9'");

@@ -1,5 +1,5 @@
-// Cases of the index that the selected branch or dense attention teaches: its loss, as the output of forward, and its
-// gradients. The branch's q, k and v are constants, since the teacher has no gradient.
+// Cases for the index that the selected branch or dense attention teaches: forward's output is the index loss, and
+// backward's the index gradients. The branch's q, k and v are constants, since the teacher has no gradient.
 #include "kernels/common/portable_case.h"
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/cases/branch_cases.h"
@@ -12,13 +12,13 @@ namespace {
 struct IndexSizes {
   AttendSizes branch;
   int64_t di;
-  int64_t n_sel = 0, l_sel = 0;  // lists of the selected branch; 0: dense attention
+  int64_t n_sel = 0, l_sel = 0;  // block lists for the selected branch; 0: dense attention
 };
 
 IndexIn index_in(const Args& a) { return {a["iq"], a["ik"]}; }
 
-// Backward of the branch with that of its index. The gradients of the branch, and those of the index with `dq` absent,
-// are in scratch memory.
+// Runs the backward of the branch and its index. The branch's gradients go to scratch memory, and so do the index's if
+// dik is empty.
 void run_backward(Context& ctx, const Args& a, int64_t l_sel, const LossScale& scale, Tensor loss, Tensor dik) {
   Scratch::Scope scope(ctx.scratch);
   const AttendIn in{a["q"], a["k"], a["v"], documents_of(a)};
@@ -52,7 +52,7 @@ OpCase index_case(std::string name, const IndexSizes& n, double std = 1.0, int64
     c.args.push_back(std::move(arg));
   }
   c.args.push_back({.name = "index lse", .role = ArgRole::saved, .shape = {s.B, s.T, s.Hkv}, .type = ArgType::acc});
-  // The gradient of the objective with respect to the loss is as the argument: 0.7.
+  // The loss's upstream gradient `dloss` is filled like this argument, so it is 0.7.
   c.args.push_back(
       {.name = "loss", .role = ArgRole::output, .shape = {1}, .type = ArgType::f64, .std = 0.0, .mean = 0.7});
   c.args.push_back(
@@ -87,7 +87,7 @@ OpCase index_case(std::string name, const IndexSizes& n, double std = 1.0, int64
   return c;
 }
 
-// The rows of sequence b from token begins[b] on are padding.
+// In sequence b, the rows from token begins[b] on are padding.
 OpCase padded(OpCase c, const std::vector<double>& begins) {
   c.name += "_padded";
   c.args.push_back({.name = "padding begin",
@@ -117,7 +117,8 @@ std::vector<OpCase> index_cases() {
       index_case("dense_90_60x100_di6", {{1, 90, 90, 8, 2, 60, 100}, 6}),
       padded(index_case("dense_2x31", {{2, 31, 31, 4, 2, 8, 8}, 8}), {0, 17}),
       packed(index_case("dense_docs_33_64_65_127", {{1, 127, 127, 4, 2, 8, 8}, 8}), kMixed, 8),
-      // Shapes of Hopper: blocks of 128 and of 64, heads of 64 and of 128, groups of 1 to 16, indices of 64 and of 128.
+      // Hopper's kernels: 128-key and 64-key blocks, heads 64 and 128 wide, 1 to 16 heads per group, index widths up to
+      // 128.
       gpu_sized(index_case("sel_1100_l128_n4_G16_128x128_di64", {{1, 1100, 1100, 32, 2, 128, 128}, 64, 4, 128})),
       gpu_sized(index_case("sel_2x700_l128_n3_G8_128x128_di128", {{2, 700, 700, 16, 2, 128, 128}, 128, 3, 128})),
       gpu_sized(index_case("sel_1000_l64_n4_G6_64x64_di64", {{1, 1000, 1000, 12, 2, 64, 64}, 64, 4, 64})),
@@ -130,7 +131,7 @@ std::vector<OpCase> index_cases() {
       gpu_sized(index_case("dense_700_G16_128x128_di64", {{1, 700, 700, 32, 2, 128, 128}, 64})),
       gpu_sized(index_case("dense_2x600_G6_64x64_di128", {{2, 600, 600, 12, 2, 64, 64}, 128})),
       gpu_sized(packed(index_case("dense_docs_781_2048_G2_64x64", {{1, 2048, 2048, 2, 1, 64, 64}, 64}), kTwoLong, 128)),
-      // The portable kernels, with several pieces of work a block.
+      // The portable kernels, with several work items per block.
       portable_case(
           gpu_sized(index_case("sel_1200_l64_n4_G6_64x64_di64", {{1, 1200, 1200, 12, 2, 64, 64}, 64, 4, 64}))),
       portable_case(gpu_sized(index_case("dense_1100_G16_128x128_di128", {{1, 1100, 1100, 16, 1, 128, 128}, 128}))),

@@ -296,7 +296,8 @@ template <int kWidth>
 struct GateBackwardShared {
   using Tiles = GateTiles<kWidth>;
   static constexpr int kColumnTiles = kWidth / 16, kUnitSteps = Tiles::kHidden / 16;
-  // One warp's operands for fc1's gradient, by lane: d, and the transposed mean. x: the high word, y: the low word.
+  // One warp's operands for fc1's gradient: each lane's words in d and in the transposed mean. Each fp32 value is split
+  // in two bf16, so the uint2's x holds the high parts and its y the low parts.
   struct Operands {
     uint2 d[Tiles::kUnits][32], mean[Tiles::kWords][32];
   };

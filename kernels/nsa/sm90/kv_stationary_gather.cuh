@@ -157,8 +157,8 @@ template <int kDk>
 struct RowLoads {
   static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
   unsigned char* stages;  // the warpgroup's ring of row tiles, [kStages]
-  const int* rows;        // row offsets from q in units of 16 bytes: 16 per tile, tile_rows from tile to tile
-  const bf16* q;          // this lane's 16 bytes in the row at offset 0
+  const int* rows;  // the warp's row offsets from q in units of 16 bytes: tile i's 16 begin at rows[i * tile_rows]
+  const bf16* q;    // this lane's 16 bytes in the row at offset 0
   int tile_rows, warp_row, to_stage, from_stage;
   __device__ __forceinline__ RowLoads(unsigned char* stages, const int* rows, int tile_rows, const bf16* q)
       : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8), tile_rows(tile_rows) {
@@ -283,8 +283,8 @@ struct NearBlocks {
   int last_begin;       // the last consecutive block's first token
   int document_begin;   // the first token in t0's document
   bool begins_earlier;  // whether the document begins before block `first`
-  // part: which part, near_tokens tokens long, if block ids were positions; in packed rows the ids run ahead of
-  // positions.
+  // part: counts near_tokens tokens per part and block_keys tokens per block id. In packed rows this runs ahead of the
+  // tokens' positions, because a document's last block may be short.
   __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, const DocumentRow<int>& row, int b, int part) {
     const int block_keys = a.block_keys.value(), ids = a.lists.blocks;
     const int id = a.block_keys.quotient(part * a.near_tokens), offset = part * a.near_tokens - id * block_keys;
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     loads.await();
-    int to[2], own[2];  // outs: the row's value (to), and its token (own)
+    int to[2], own[2];  // the row's value in outs (to), and its token (own)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];

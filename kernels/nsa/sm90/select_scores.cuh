@@ -25,8 +25,7 @@ struct SelectArgs {
   int keys, heads;
   int key_bytes;         // stride between neighbouring keys, bytes
   unsigned groups, bgs;  // groups is Hkv, bgs is B * Hkv
-  int columns, turns;    // columns: tokens per tile times heads, rounded up; turns: how many parts they are multiplied
-                         // in
+  int columns, turns;    // columns: tokens per tile times heads, rounded up; they are multiplied in `turns` parts
   int l, d, n_sel, init_blocks, local_blocks;
   int token_shift, key_shift;  // log2 of the tokens, and of the 2, 4 or 8 compressed keys, per block
   float whole, over;           // Eq. 9's weights: whole, for a key inside its block; over, for a block's last key in
@@ -35,9 +34,9 @@ struct SelectArgs {
   int scored_from;             // tokens before this one need no scores, because they list all their blocks; T in packed
                                // rows, where the kernel looks at each token
   int scored_tiles;            // tiles that need scores, in a sequence and group
-  const int4* packed_tiles;    // all packed rows' tiles that need scores, which the GPU lists (list_tiles_kernel): each
-                               // tile's first token, its document's first token and first block, and 32 b + its tokens
-  const int* packed_count;     // how many these are
+  const int4* packed_tiles;  // packed rows' tiles that need scores, listed by list_tiles_kernel; x: first token; y, z:
+                             // the document's first token and first block; w: 32 * sequence + token count
+  const int* packed_count;   // number of packed_tiles
   int query_bytes, list_bytes,
       row_floats;  // q's bytes in shared memory; bytes for a warp's lists; floats per token's score row, with padding
   float* slab;     // scores [CTA][tokens per tile][row_floats]; nullptr: scores are in shared memory
@@ -106,9 +105,9 @@ __device__ __forceinline__ void finish(float (&product)[kN][4]) {
   pin(product);
 }
 
-// A tile of tokens that need scores: [first, first + count) in sequence b and group g, all in one document. Keys and
-// blocks are counted within the document, whose first ones are the row's key0 and block0; `position` is the first
-// token's.
+// A tile of tokens that need scores: [first, first + count) in sequence b and group g, all in one document. Keys,
+// blocks and `position`, the first token's, are counted from the document's start. key0 and block0 are the document's
+// first key and block in the row.
 struct Tile {
   int b, g, first, count, position, key0 = 0, block0 = 0;
   // An item's tile. packed: std::true_type for packed rows. The loop over keys needs all registers, so that the kernel

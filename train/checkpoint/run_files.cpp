@@ -76,6 +76,8 @@ const std::vector<Known>& known_files() {
       {std::regex("val\\.csv"), true, {"step,val_loss"}},
       {std::regex("k_stats\\.csv"), true, {"step,layer,k_mean"}},
       {std::regex("gates\\.csv"), true, {"step,layer,entropy_mean"}},
+      {std::regex("index\\.csv"), true, {"step,layer,index_loss"}},
+      {std::regex("index_recall\\.csv"), true, {"step,layer,distance"}},
       {std::regex("fallback_counters\\.csv"), true, {"step,layer,branch"}},
       {std::regex("grad_ledger\\.csv"), true, {"step,parameter,norm"}},
       {std::regex("positions\\.csv"), true, {"from,to,positions,loss"}},

@@ -220,7 +220,9 @@ void visit(LogConfig& c, V&& v) {
     Rule{});
   v("tensorboard", c.tensorboard, "write TensorBoard event files to tb/", Rule{});
   v("stats", c.stats,
-    "statistics of gates and selection lists by layer: gates.csv, k_stats.csv, heartbeats, TensorBoard", Rule{});
+    "statistics of gates, selection lists and a taught index by layer: gates.csv, k_stats.csv, index.csv, heartbeats, "
+    "TensorBoard",
+    Rule{});
   v("hang_s", c.hang_s, "seconds without progress after which a rank counts as hung", above(0).up_to(1 << 20));
   v("slow_s", c.slow_s, "a step counts as slow if it takes at least this many seconds", above(0).up_to(1 << 20));
   v("slow_factor", c.slow_factor,

@@ -30,6 +30,10 @@ struct TrainStage {
 std::vector<TrainStage> stages_of(const TrainConfig&);
 // A step's stage (0-based); the last stage for steps after the run's end.
 TrainStage stage_at(const TrainConfig&, int64_t step);
+// Whether the validation loss is computed after this many steps: every train.eval_every ones, and at the end.
+inline bool evaluates_after(const TrainConfig& c, int64_t steps) {
+  return c.eval_every > 0 && (steps % c.eval_every == 0 || steps == c.steps);
+}
 // The config for a run in which all steps are like the stage's, without train.stages.
 Config in_stage(const Config&, const TrainStage&);
 // A line about a stage, for the log: "stage 2 of 3: steps 101 to 200 of 4 x 8192 tokens, attention dense".

@@ -35,9 +35,10 @@ void add_scalars(std::vector<Scalar>& scalars, int64_t layer, const NsaStats& s,
 StatsReport::StatsReport(const Config& config, const RunFolder& folder, bool first, int64_t resume_step)
     : config_(config) {
   if (!first || !config.log.stats || !config.log.csv) return;
-  gates_csv_ = std::make_unique<CsvFile>(
-      folder.file("gates.csv"), "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win",
-      resume_step);
+  if (gated())
+    gates_csv_ = std::make_unique<CsvFile>(
+        folder.file("gates.csv"), "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win",
+        resume_step);
   lists_csv_ =
       std::make_unique<CsvFile>(folder.file("k_stats.csv"), "step,layer,k_mean,k_max,rows,pct_at_max", resume_step);
 }
@@ -87,8 +88,8 @@ void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoa
     const NsaStats& s = layers[i];
     add_scalars(scalars, static_cast<int64_t>(i), s, gated());
     if (gated()) entropies.push_back(s.gate_mean(F::entropy)), largest.push_back(s.gate_mean(F::largest));
-    if (!gates_csv_) continue;
-    if (gated())
+    if (!lists_csv_) continue;
+    if (gates_csv_)
       gates_csv_->row(fmt::format("{},{},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f}", step, i,
                                   s.gate_mean(F::entropy), s.gate_extreme(F::entropy_min), s.gate_mean(F::largest),
                                   s.gate_extreme(F::largest_max), s.gate_mean(F::collapsed), s.gate_mean(F::share),

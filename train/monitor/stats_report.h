@@ -28,7 +28,7 @@ class StatsReport {
   std::span<const GateHealth> gates() const { return gates_; }  // NSA layers' gates in the last step() call
 
  private:
-  bool gated() const;  // whether the model's sparse layers have gates
+  bool gated() const;  // whether the model's sparse layers have gates; without, there is no gates.csv
   void rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);
 
   const Config& config_;

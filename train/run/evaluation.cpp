@@ -25,9 +25,17 @@ void sample_selection(RunSetup& run, int64_t step) {
   }
 }
 
+// The tokens of a batch in which a taught index is sampled: evenly spaced positions, in each sequence in turn.
+std::vector<int32_t> tokens_to_sample(const Batch& batch, int64_t seq_len) {
+  std::vector<int32_t> tokens;
+  for (const int64_t t : sampled_queries(seq_len, IndexSample::kMostRows))
+    tokens.push_back(static_cast<int32_t>(static_cast<int64_t>(tokens.size()) % batch.rows * seq_len + t));
+  return tokens;
+}
+
 }  // namespace
 
-double evaluate(RunSetup& run, int64_t step) {
+Evaluation evaluate(RunSetup& run, int64_t step) {
   report_stage(run.runtime->ctx(), Stage::evaluation);
   // The rows of the stage that the step before was in.
   const TrainStage stage = stage_at(run.config.train, std::max<int64_t>(0, step - 1));
@@ -41,21 +49,29 @@ double evaluate(RunSetup& run, int64_t step) {
   const int64_t context = run.config.dist.context, groups = run.comm->world() / context,
                 group = run.comm->rank() / context;
   const bool together = has_weight_windows(run.config, run.comm->world()) || context > 1;
+  Evaluation evaluation;
   for (int64_t first = 0; first < batches; first += groups) {
     const bool counts_here = first + group < batches;
     if (!counts_here && !together) continue;
     const int64_t i = std::min(first + group, batches - 1);
     const Batch batch = validation_batch(data, t.seq_len, t.micro_batch_size, i, run.data.within());
-    const double loss = run.step.evaluate(batch.tokens, batch.targets, batch.bounds);
+    const bool samples = run.comm->first() && i == 0 && counts_here;
+    std::vector<int32_t> sampled;
+    if (samples && run.step.samples_index()) sampled = tokens_to_sample(batch, t.seq_len);
+    const double loss = run.step.evaluate(batch.tokens, batch.targets, batch.bounds,
+                                          {sampled, stage.attention == StageAttention::dense});
     if (!counts_here) continue;
     losses[static_cast<size_t>(i)] = loss;
     if (run.comm->rank() % context == 0)
       for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
-    if (run.comm->first() && i == 0) sample_selection(run, step);
+    if (samples) sample_selection(run, step);
+    if (!sampled.empty()) evaluation.index = run.step.index_recall();
   }
   run.comm->add(losses, "the evaluation's losses");
   run.comm->add(counts, "the evaluation's positions");
-  return std::accumulate(losses.begin(), losses.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
+  evaluation.loss =
+      std::accumulate(losses.begin(), losses.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
+  return evaluation;
 }
 
 }  // namespace triad

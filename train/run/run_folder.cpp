@@ -175,8 +175,8 @@ std::string RunFolder::rewind(int64_t step) const {
   for (const std::string& name : ends)
     if (is_own_run_file(path_, name)) fs::remove(file(name));
   // Rewinds every table that a run may have written: this run may write fewer than the earlier one did.
-  for (const char* name :
-       {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})
+  for (const char* name : {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "index.csv", "index_recall.csv",
+                           "fallback_counters.csv", "grad_ledger.csv"})
     cut_csv(file(name), step);
   return aside;
 }

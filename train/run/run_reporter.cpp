@@ -113,6 +113,7 @@ RunReporter::RunReporter(RunSetup& setup)
       grad_report_(config_, setup.folder, setup.step.model().params(), setup.first(), setup.resume_step(),
                    setup.data.attended.longest()),
       stats_report_(config_, setup.folder, setup.first(), setup.resume_step()),
+      index_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       progress_(setup.device),
       updates_(steps_before(config_.train, setup.initial_state.step)) {}
 
@@ -193,6 +194,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   if (result.targets > 0) last_loss_ = result.loss;
   Json more = grad_report_.step(step, updates_, result, telemetry_);
   more.update(stats_report_.step(step, result.stats, telemetry_.board()));
+  index_report_.step(step, result.index_losses, telemetry_.board());
   if (config_.model.has_index()) {
     more.update(index_of_step(result));
     if (TensorBoardWriter* const board = telemetry_.board(); board != nullptr && step % config_.log.every == 0)
@@ -268,9 +270,11 @@ void RunReporter::kernels(int64_t step, bool with_fallbacks) {
   if (with_fallbacks) telemetry_.fallbacks(step, routes);
 }
 
-void RunReporter::evaluation(int64_t step, double loss) {
-  val_loss_ = loss;
-  telemetry_.evaluation(step, loss);
+void RunReporter::evaluation(int64_t step, const Evaluation& evaluation) {
+  val_loss_ = evaluation.loss;
+  telemetry_.evaluation(step, evaluation.loss);
+  if (const Json index = index_report_.evaluation(step, evaluation.index, telemetry_.board()); !index.empty())
+    telemetry_.heartbeat(step, "evaluation", index);
 }
 
 void RunReporter::checkpoint(int64_t step, const Checkpointer::Written& written) {

@@ -7,11 +7,13 @@
 
 #include "train/checkpoint/checkpointer.h"
 #include "train/monitor/grad_report.h"
+#include "train/monitor/index_report.h"
 #include "train/monitor/memory_report.h"
 #include "train/monitor/stats_report.h"
 #include "train/monitor/step_checks.h"
 #include "train/monitor/telemetry.h"
 #include "train/monitor/watchdog.h"
+#include "train/run/evaluation.h"
 #include "train/run/run_setup.h"
 #include "train/step/step_queue.h"
 
@@ -34,7 +36,7 @@ class RunReporter {
   // Logs kernels that were chosen for the first time. with_fallbacks: also writes the fallbacks counted since the last
   // call.
   void kernels(int64_t step, bool with_fallbacks);
-  void evaluation(int64_t step, double loss);
+  void evaluation(int64_t step, const Evaluation&);
   void checkpoint(int64_t step, const Checkpointer::Written&);
   void memory_snapshot(const std::string& when) { memory_.write_snapshot(when); }
   // Whether an anomaly on this rank requests an orderly stop.
@@ -65,6 +67,7 @@ class RunReporter {
   Telemetry telemetry_;
   GradReport grad_report_;
   StatsReport stats_report_;
+  IndexReport index_report_;
   Progress progress_;
   std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
   int64_t without_targets_ = 0;       // this process's steps without a target

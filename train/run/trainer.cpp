@@ -198,7 +198,7 @@ class Trainer {
     const TrainConfig& t = config_.train;
     const int64_t step = state().step;
     const bool last = step == t.steps, stop = stop_.stops(reporter_->anomaly_stops());
-    const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
+    const bool eval = evaluates_after(t, step);
     const bool save = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
     const bool snapshot = step == 1 || due(config_.log.memory_every);
     if (eval || save || last || snapshot || checkpoints_->exchanges()) check_folder();

@@ -21,10 +21,14 @@ namespace {
 // [1] f64: one of a rank's numbers (RankNumbers).
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
-// Gate and selection list statistics per rank, which follow RankNumbers in a ranks_ row.
+// Per rank, behind RankNumbers in a ranks_ row: statistics of gates and selection lists, and losses of the index.
 int64_t stats_numbers(const Config& config) {
   return config.log.stats && config.model.has_nsa() ? config.model.n_layers * NsaStats::count : 0;
 }
+int64_t index_numbers(const Config& config) {
+  return config.log.stats && config.model.has_index() ? config.model.n_layers : 0;
+}
+int64_t layer_numbers(const Config& config) { return stats_numbers(config) + index_numbers(config); }
 
 // With shards, each rank checks only its own sums: the smallest bad tensor's index over all ranks, -1 if none.
 int64_t first_bad_of_all(Comm& comm, int64_t bad) {
@@ -67,13 +71,15 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
               .group = group_ ? &*group_ : nullptr}),
       ranks_(world_ == 1 ? Tensor{}
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
-                                                 {world_, RankNumbers::count + stats_numbers(config)})),
+                                                 {world_, RankNumbers::count + layer_numbers(config)})),
+      layer_numbers_(make_layer_numbers()),
       alone_(comm == nullptr && windows() ? make_self_comm(ctx_.device) : nullptr),
       groups_(make_groups()),
       reducer_(make_reducer()),
       optimizer_(ctx_, runtime.arena(), model_.params(), config, sharded() ? reducer_.get() : nullptr,
                  world_ == 1 ? nullptr : &reducer_->queue()),
       stats_(make_stats()),
+      index_sample_(make_index_sample()),
       ledger_(ctx_, runtime.arena(), model_.params(), sums(), grad_parts()),
       trace_(ctx_),
       forms_(make_forms(most_documents, planned_rank)),
@@ -101,7 +107,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
   for (const Form& form : forms_) batch_bytes = std::max(batch_bytes, BatchRing::bytes(form.act, scales_));
   batches_.emplace(ctx_.device, batch_bytes);
   const StepResults::Tensors tensors = {numbers_, asserts_ ? asserts_->first() : Tensor{}, ledger_.norms(),
-                                        all_stats()};
+                                        all_layer_numbers()};
   results_.emplace(ctx_.device, tensors, world_, sharded());
 }
 
@@ -187,18 +193,26 @@ Tensor TrainStep::make_grad_ranges() {
   return used;
 }
 
+Tensor TrainStep::make_layer_numbers() {
+  const int64_t count = layer_numbers(config_);
+  if (count == 0) return {};
+  if (world_ == 1) return runtime_.arena().alloc(MemTag::workspace, "gates and lists", DType::f64, {count});
+  return ranks_[comm_->rank()].slice(0, RankNumbers::count, RankNumbers::count + count);
+}
+
 std::unique_ptr<LayerStats> TrainStep::make_stats() {
   const int64_t count = stats_numbers(config_), layers = config_.model.n_layers;
   if (count == 0) return nullptr;
-  const Tensor own = world_ == 1 ? runtime_.arena().alloc(MemTag::workspace, "gates and lists", DType::f64, {count})
-                                 : ranks_[comm_->rank()].slice(0, RankNumbers::count, RankNumbers::count + count);
-  return std::make_unique<LayerStats>(runtime_.arena(), config_.model, own.view({layers, NsaStats::count}));
+  return std::make_unique<LayerStats>(runtime_.arena(), config_.model,
+                                      layer_numbers_.slice(0, 0, count).view({layers, NsaStats::count}));
 }
 
-Tensor TrainStep::all_stats() const {
-  if (!stats_ || world_ == 1) return stats_ ? stats_->result() : Tensor{};
-  return ranks_;
+std::unique_ptr<IndexSample> TrainStep::make_index_sample() {
+  if (index_numbers(config_) == 0 || config_.train.eval_every == 0 || group_) return nullptr;
+  return std::make_unique<IndexSample>(runtime_.arena(), config_.model, model_.dtype());
 }
+
+Tensor TrainStep::all_layer_numbers() const { return world_ == 1 || layer_numbers_.empty() ? layer_numbers_ : ranks_; }
 
 // Merges the ranks' statistics in the order of ranks.
 std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
@@ -212,6 +226,20 @@ std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
       layers[static_cast<size_t>(i)].merge(its);
     }
   return layers;
+}
+
+// Each layer's loss, summed over the ranks in their order.
+std::vector<double> TrainStep::read_index_losses(const std::byte* copied) const {
+  std::vector<double> losses(static_cast<size_t>(index_numbers(config_)));
+  if (world_ > 1) copied += RankNumbers::count * sizeof(double);
+  for (int64_t rank = 0; rank < world_; ++rank)
+    for (size_t i = 0; i < losses.size(); ++i) {
+      double loss = 0;
+      const auto at = static_cast<size_t>(rank * ranks_.stride[0] + stats_numbers(config_)) + i;
+      std::memcpy(&loss, copied + at * sizeof loss, sizeof loss);
+      losses[i] += loss;
+    }
+  return losses;
 }
 
 void TrainStep::begin(bool trace, int64_t step) {
@@ -356,6 +384,8 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
               config_.train.accumulate_grad_batches);
   if (stats_ && !dense_) stats_->finish(ctx_);
   if (config_.model.has_index()) sum_pieces(ctx_, number(StepNumbers::index_loss), model_.index_loss());
+  if (const int64_t first = stats_numbers(config_), count = index_numbers(config_); count > 0)
+    copy(ctx_, layer_numbers_.slice(0, first, first + count), model_.index_loss());
   if (world_ > 1)
     sum_over_ranks(stop);
   else if (reducer_)
@@ -399,6 +429,8 @@ TrainStep::Result TrainStep::result() {
   result.stop = numbers[StepNumbers::stop] != 0;
   if (step.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(results_->norms(slot)));
   if (stats_ && !step.dense) result.stats = read_stats(results_->stats(slot));
+  result.index_losses = read_index_losses(results_->stats(slot));
+  for (double& loss : result.index_losses) loss /= static_cast<double>(index_terms);
   result.trace = trace_.take(slot.index);
   if (bucket_trace_) result.buckets = bucket_trace_->take();
   result.times = results_->times(slot);
@@ -413,12 +445,17 @@ TrainStep::Result TrainStep::result() {
 }
 
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                           std::span<const int32_t> bounds) {
+                           std::span<const int32_t> bounds, const SampledRows& sampled) {
   upload({tokens, targets, bounds}, /*step_positions=*/1, /*index_rows=*/0);
   if (asserts_) asserts_->clear(ctx_);
   Activations& act = form().act;
   model_.attend_densely(false);
-  model_.forward(ctx_, act, /*stats=*/nullptr, optimizer_.weights());
+  Model::AfterLayer sample;
+  if (!sampled.tokens.empty()) {
+    index_sample_->begin(ctx_, sampled.tokens);
+    sample = [&](int64_t layer, LayerActivations&) { index_sample_->add(ctx_, layer, act, sampled.dense); };
+  }
+  model_.forward(ctx_, act, /*stats=*/nullptr, optimizer_.weights(), sample);
   model_.loss(ctx_, act);
   sum(ctx_, eval_loss_, act.row_loss);
   double loss = 0;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/comm/comm.h"
+#include "model/index_sample.h"
 #include "model/layer_stats.h"
 #include "model/lent_grads.h"
 #include "model/model.h"
@@ -36,6 +37,12 @@ struct IndexRows {
   int64_t in_step = 0;                          // tokens in all ranks' micro-steps that are not padding; 0: all tokens
 };
 
+// Rows of an evaluation in which a taught index's lists are compared with dense attention (model/index_sample.h).
+struct SampledRows {
+  std::span<const int32_t> tokens = {};  // numbered in the batch's tokens; at most IndexSample::kMostRows
+  bool dense = false;                    // see IndexSample::add
+};
+
 class TrainStep {
  public:
   // comm: null with one rank. most_documents: most documents in a row; 0: every row is one document. planned_rank:
@@ -49,6 +56,7 @@ class TrainStep {
     double grad_norm = 0;  // global L2 norm before clipping, without a taught index's gradients
     // For a taught index: mean loss over rows and groups, summed over layers; and its gradients' norm before clipping.
     double index_loss = 0, index_grad_norm = 0;
+    std::vector<double> index_losses;  // log.stats: index_loss by layer, 0 in layers without an index
     bool finite = true;      // false: the update was skipped, and with on_nonfinite stop so are all later ones
     std::string bad_tensor;  // if not finite: the first gradient that is not, or "the loss" if all gradients are finite
     // If not finite: the first rank whose own gradient or loss is not. -1: each rank's own is finite, only the sum is
@@ -92,8 +100,12 @@ class TrainStep {
   // Runs a forward, with model.*'s attention, and returns the losses of one micro-batch, summed, in the current stage.
   // Waits for the device. With dist.zero 3 all ranks call it. Not between micro_step() and update(): activations may be
   // in gradient memory.
+  // sampled: only if samples_index().
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                  std::span<const int32_t> bounds = {});
+                  std::span<const int32_t> bounds = {}, const SampledRows& sampled = {});
+  // Whether evaluations can sample a taught index; and the last such sample.
+  bool samples_index() const { return index_sample_ != nullptr; }
+  std::vector<IndexRecall> index_recall() { return index_sample_->read(ctx_); }
 
   Model& model() { return model_; }
   // From the last micro-step or evaluation. Backward overwrites the layers' tensors.
@@ -135,9 +147,12 @@ class TrainStep {
   std::unique_ptr<GradReducer> make_reducer();
   Tensor make_grad_ranges();
   void measure_gradients();
+  Tensor make_layer_numbers();
   std::unique_ptr<LayerStats> make_stats();
-  Tensor all_stats() const;  // the tensor that holds the statistics of all ranks
+  std::unique_ptr<IndexSample> make_index_sample();
+  Tensor all_layer_numbers() const;  // the tensor that holds layer_numbers_ of all ranks
   std::vector<NsaStats> read_stats(const std::byte* copied) const;
+  std::vector<double> read_index_losses(const std::byte* copied) const;
 
   Runtime& runtime_;
   Context& ctx_;
@@ -147,15 +162,18 @@ class TrainStep {
   SequenceLayout sequence_layout_;      // layout of the longest sequences
   std::optional<SequenceGroup> group_;  // the ranks that share each sequence; absent with dist.context 1
   Model model_;
-  // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n statistics (log.stats). Empty if there
-  // is one rank.
+  // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n layer_numbers_. Empty if there is one
+  // rank.
   Tensor ranks_;
+  // With log.stats: [n] f64, this rank's statistics by layer, then a taught index's losses by layer.
+  Tensor layer_numbers_;
   std::unique_ptr<Comm> alone_;                // a single rank's, with a layer ring and without comm
   std::optional<RankGroups> groups_;           // present with comm_ or alone_
   std::unique_ptr<GradReducer> reducer_;       // null with one rank, unless gradients have a layer ring
   std::unique_ptr<BucketTrace> bucket_trace_;  // log.diagnostics "buckets"
   Optimizer optimizer_;
-  std::unique_ptr<LayerStats> stats_;  // log.stats
+  std::unique_ptr<LayerStats> stats_;          // log.stats
+  std::unique_ptr<IndexSample> index_sample_;  // log.stats, in runs with evaluations and without dist.context
   GradLedger ledger_;
   BackwardTrace trace_;
   std::deque<Form> forms_;

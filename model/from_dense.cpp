@@ -1,6 +1,12 @@
 #include "model/from_dense.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/process/counted.h"
 
 namespace triad {
 
@@ -16,6 +22,20 @@ std::string dense_source(const ParamSpec& spec) {
     }
   }
   return name;
+}
+
+std::string describe_fresh(std::span<const ParamSpec> fresh) {
+  if (fresh.empty()) return "";
+  struct Kind {
+    const char* name;
+    bool (*holds)(ParamRole);
+  };
+  constexpr Kind kKinds[] = {{"gates", is_gate}, {"phi", is_phi}, {"index", is_index}};
+  std::vector<std::string> kinds;
+  for (const Kind& kind : kKinds)
+    if (std::ranges::any_of(fresh, kind.holds, &ParamSpec::role)) kinds.push_back(kind.name);
+  return fmt::format("{} {} fresh ({})", counted(static_cast<int64_t>(fresh.size()), "tensor"),
+                     fresh.size() == 1 ? "begins" : "begin", fmt::join(kinds, ", "));
 }
 
 }  // namespace triad

@@ -115,7 +115,12 @@ class WeightsCopy {
     writer.finish();
   }
 
-  size_t fresh() const { return fresh_.size(); }
+  // What begins fresh, for the log; empty if nothing does.
+  std::string fresh() const {
+    std::vector<ParamSpec> specs;
+    for (const size_t i : fresh_) specs.push_back(specs_[i]);
+    return describe_fresh(specs);
+  }
   size_t count() const { return specs_.size(); }
 
  private:
@@ -191,8 +196,8 @@ void run_import(const Options& o) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   fmt::print("{}: {} of {}, {} attention, {} parameters in {} tensors{}; tokenizer: {}; {:.1f} s\n", o.out,
              word_of(source.config.model_class), source.dtypes(), o.attention, count_parameters(config.model),
-             copy.count(), copy.fresh() > 0 ? fmt::format(" ({} begin fresh: gates, phi and index)", copy.fresh()) : "",
-             describe(*source.tokenizer), seconds.count());
+             copy.count(), copy.fresh().empty() ? "" : ", " + copy.fresh(), describe(*source.tokenizer),
+             seconds.count());
   const bool texts = source.tokenizer->available();  // only tokens can be read without a tokenizer
   fmt::print("train it: triad train {}/config.json --set data.kind={} --set 'data.paths=[\"my/*.{}\"]'\n", o.out,
              texts ? "text" : "shards", texts ? "txt" : "bin");

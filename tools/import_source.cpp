@@ -19,6 +19,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
+Json nsa_group(Branches branches) {
+  // MSA's blocks, as in configs/m7c_125m_msa.json.
+  if (branches == Branches::selected) return {{"l_sel", 128}, {"n_sel", 16}, {"init_blocks", 0}, {"local_blocks", 1}};
+  // The window branch begins with most of the weight, because it alone has the dense model's keys without choosing or
+  // averaging them; equal gates would begin with a worse model.
+  return {
+      {"l", 32}, {"d", 16}, {"l_sel", 64}, {"n_sel", 16}, {"w", 512}, {"phi", "avg"}, {"gate_init", {0.1, 0.3, 0.6}}};
+}
+
 // The groups model and nsa.
 Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
   Json model = {{"dim", c.dim},
@@ -51,11 +60,7 @@ Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
     model["rope_beta_fast"] = c.rope.beta_fast;
     model["rope_beta_slow"] = c.rope.beta_slow;
   }
-  // The window branch begins with most of the weight, because it alone has the dense model's keys without choosing or
-  // averaging them; equal gates would begin with a worse model.
-  const Json nsa = {
-      {"l", 32}, {"d", 16}, {"l_sel", 64}, {"n_sel", 16}, {"w", 512}, {"phi", "avg"}, {"gate_init", {0.1, 0.3, 0.6}}};
-  return {{"model", std::move(model)}, {"nsa", nsa}};
+  return {{"model", std::move(model)}, {"nsa", nsa_group(Branches::all)}};
 }
 
 // Adds a run's groups. Synthetic tokens, so that the config trains as it is; the user sets data.* and train.*.
@@ -160,9 +165,18 @@ ImportSource open_import(const std::string& folder, bool with_tokenizer) {
 }
 
 Config config_of_import(const ImportSource& source, const ImportedConfig& o) {
-  Json root = with_run_groups(model_groups(source.config, o.attention), source, o.out);
-  Config before = config_from_json(root);
-  for (const std::string& assignment : o.sets) set_json_key(root, assignment);
+  const Json unset = with_run_groups(model_groups(source.config, o.attention), source, o.out);
+  Config before = config_from_json(unset);
+  const auto with_sets = [&](Json root) {
+    for (const std::string& assignment : o.sets) set_json_key(root, assignment);
+    return root;
+  };
+  Json root = with_sets(unset);
+  if (root["nsa"].value("branches", Json()) == word_of(Branches::selected)) {
+    root = unset;
+    root["nsa"] = nsa_group(Branches::selected);
+    root = with_sets(std::move(root));
+  }
   Config config = config_from_json(root);
   const Json was = group_to_json(before.model), now = group_to_json(config.model);
   for (const auto& [key, value] : was.items()) {

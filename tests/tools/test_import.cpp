@@ -192,6 +192,57 @@ TEST_CASE("import: every branch of NSA begins with the dense keys and values", "
   CHECK(!fs::exists(folder.file("x")));
 }
 
+TEST_CASE("import: a taught index begins with dense weights, trains after a warm-up, leaves and generates",
+          "[import]") {
+  const TemporaryFolder folder;
+  const HuggingFaceFolder f = tiny_llama();
+  f.write(folder.file("hf"));
+  run_ok("import " + folder.file("hf") + " --out " + folder.file("dense"));
+  const std::string index = "import --attention nsa " + folder.file("hf") + " --set nsa.selector=index --out ",
+                    one_softmax = index + folder.file("sel") + " --set nsa.branches=sel";
+  CHECK(has(run_ok(one_softmax), "25 tensors, 4 tensors begin fresh (index)"));
+  const SafetensorsFile weights(folder.file("sel/model.safetensors"));
+  for (const auto& [name, tensor] : f.tensors) {
+    INFO(name);
+    CHECK(floats_of(weights, *triad_name(name)) == tensor.values);
+  }
+  CHECK(weights.find("blocks.1.attn.index_q_proj.weight") != nullptr);
+  const Json nsa = parse_json(read_text(folder.file("sel/config.json")), "config.json")["nsa"];
+  CHECK(nsa["l_sel"] == 128);
+  CHECK(nsa["init_blocks"] == 0);
+  CHECK(nsa["local_blocks"] == 1);
+  // A text that fits into the lists has the dense model's logits.
+  CHECK(relative_difference(logits_of(folder.file("sel"), folder, 48), logits_of(folder.file("dense"), folder, 48)) <
+        2e-5);
+  // With blocks that hold a quarter of each row: a dense warm-up, then sparse steps.
+  fs::remove_all(folder.file("sel"));
+  run_ok(one_softmax + " --set nsa.l_sel=8 --set nsa.n_sel=2 --set nsa.d_index=8");
+  run_ok("train " + folder.file("sel/config.json") +
+         R"( --set 'train.stages=[{"steps": 2, "attention": "dense"}, {"steps": 2}]' --set train.steps=null)" +
+         " --set train.lr=1e-3 --set train.warmup_steps=0 --set train.seq_len=64 --set runtime.device=cpu" +
+         " --set log.out_dir=" + folder.file("run"));
+  const SafetensorsFile trained(folder.file("run/model.safetensors")), begun(folder.file("sel/model.safetensors"));
+  for (const char* name :
+       {"blocks.0.attn.index_q_proj.weight", "blocks.1.attn.index_k_proj.weight", "blocks.1.attn.k_win_proj.weight"}) {
+    INFO(name);
+    CHECK(relative_difference(floats_of(trained, name), floats_of(begun, name)) > 1e-3);
+  }
+  run_ok("export " + folder.file("run") + " --out " + folder.file("left"));
+  const Json left = parse_json(read_text(folder.file("left/config.json")), "config.json");
+  CHECK(left["model_type"] == "triad");
+  CHECK(left["nsa"]["branches"] == "sel");
+  CHECK(left["nsa"]["selector"] == "index");
+  CHECK(run_ok("generate --device cpu --tokens 20 --prompt-ids 1,2,3 --checkpoint " + folder.file("run"))
+            .starts_with("1,2,3,"));
+  // Three branches keep their gates and their blocks.
+  CHECK(has(run_ok(index + folder.file("three")), "12 tensors begin fresh (gates, index)"));
+  refused("import --attention nsa " + folder.file("hf") + " --set nsa.branches=sel --out " + folder.file("x"), 2,
+          {"nsa.branches is sel", "nsa.selector index", "compressed"});
+  refused(index + folder.file("x") + " --set nsa.branches=sel --set 'nsa.gate_init=[1,1,2]'", 2,
+          {"nsa.gate_init is [1, 1, 2]", "nsa.branches"});
+  CHECK(!fs::exists(folder.file("x")));
+}
+
 TEST_CASE("import: rotations of the Hub's files and of transformers 5 become the same keys", "[import]") {
   using Check = std::function<void(const Json& model)>;
   const auto number = [](const char* key, double value) {

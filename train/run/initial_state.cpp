@@ -40,24 +40,26 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
   return static_cast<int64_t>(crc);
 }
 
-// Loads the weights of train.init_from. A dense model's can begin an NSA model (model/from_dense.h), those of three
-// branches one softmax over selected blocks (its k_win and v_win), and any a model with a taught index, which is fresh
-// where the checkpoint has none.
+// The tensor of train.init_from with which each parameter begins. A dense model's can begin an NSA model
+// (model/from_dense.h), those of three branches one softmax over selected blocks (its k_win and v_win), and any a model
+// with a taught index, which is fresh where the checkpoint has none. Null if they are those of the same model.
+NameOf init_names(const ModelConfig& ours, const ModelConfig& theirs) {
+  if (ours.has_nsa() && !theirs.has_nsa()) return dense_source;
+  const bool begins_index = ours.has_index() && !theirs.has_index();
+  if (!begins_index && ours.nsa.branches == theirs.nsa.branches) return nullptr;
+  return
+      [begins_index](const ParamSpec& spec) { return begins_index && is_index(spec.role) ? std::string() : spec.name; };
+}
+
 void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config, const ModelSource& from,
                Comm* shards) {
-  const ModelConfig &ours = config.model, &theirs = from.config.model;
-  const bool begins_index = ours.has_index() && !theirs.has_index();
-  NameOf name_of = dense_source;
+  const ModelConfig& theirs = from.config.model;
+  const NameOf name_of = init_names(config.model, theirs);
+  if (!name_of) return read_weights(ctx, params, optimizer, from.weights, shards);
   std::vector<ParamSpec> unread;
-  if (!ours.has_nsa() || theirs.has_nsa()) {
-    if (!begins_index && ours.nsa.branches == theirs.nsa.branches)
-      return read_weights(ctx, params, optimizer, from.weights, shards);
-    name_of = [begins_index](const ParamSpec& spec) {
-      return begins_index && is_index(spec.role) ? std::string() : spec.name;
-    };
+  if (theirs.has_nsa())
     for (const ParamSpec& spec : param_specs(theirs))
       if (spec.name.find(".attn.") != std::string::npos) unread.push_back(spec);
-  }
   read_other_weights(ctx, params, optimizer, from.weights, name_of, unread, static_cast<uint64_t>(config.train.seed),
                      shards);
 }
@@ -177,6 +179,15 @@ std::optional<ModelSource> find_init(const Config& config, const std::string& re
     fail_usage("train.init_from is {}, in log.out_dir = {}, which this run begins anew", config.train.init_from,
                config.log.out_dir);
   return source;
+}
+
+std::string describe_init(const Config& config, const ModelSource& from) {
+  std::vector<ParamSpec> fresh;
+  if (const NameOf name_of = init_names(config.model, from.config.model))
+    for (const ParamSpec& spec : param_specs(config.model))
+      if (name_of(spec).empty()) fresh.push_back(spec);
+  const std::string text = describe_fresh(fresh);
+  return fmt::format("begins with the weights of {}{}", from.weights, text.empty() ? "" : "; " + text);
 }
 
 DataSource open_data_for(const TrainRequest& request, const Tokenizer& tokenizer, const std::string& resume_from,

@@ -15,6 +15,9 @@ namespace triad {
 // model is in log.out_dir.
 std::optional<ModelSource> find_init(const Config&, const std::string& resume_from);
 
+// A line for the log: the weights with which the run begins, and what begins fresh.
+std::string describe_init(const Config&, const ModelSource& init_from);
+
 // Opens the run's data. Throws Error if the initial weights were trained with another tokenizer.
 DataSource open_data_for(const TrainRequest&, const Tokenizer&, const std::string& resume_from,
                          const std::optional<ModelSource>& init_from);

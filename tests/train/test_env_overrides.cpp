@@ -192,6 +192,21 @@ TEST_CASE("environment: every variable is recognized, and logged with its key", 
     CHECK(prints(flash, std::string("environment: NSA_SDPA_FLASH_ONLY=1 -> ") + key + "\n"));
 }
 
+TEST_CASE("environment: an error about a key names the variable that has set it", "[environment]") {
+  const auto refused = [](const std::string& environment, const std::string& sets) {
+    const Outcome outcome = run_program("plan " + kTiny + " " + sets, environment);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 2);
+    return outcome.output;
+  };
+  CHECK(refused("NSA_LR=-1", "").find("(set by the environment: NSA_LR=-1)") != std::string::npos);
+  CHECK(refused("NSA_FORCE_BRANCH=sel NSA_FORCE_UNIFORM_GATE=1", "")
+            .find("NSA_FORCE_BRANCH=sel, NSA_FORCE_UNIFORM_GATE=1)") != std::string::npos);
+  // The last word is --set's; and an error about another key is not the variable's.
+  CHECK(refused("NSA_LR=0.5", "--set train.lr=-1").find("NSA_LR") == std::string::npos);
+  CHECK(refused("NSA_LR=0.5", "--set train.steps=-1").find("NSA_LR") == std::string::npos);
+}
+
 TEST_CASE("environment: secrets are shown as set, never by value", "[environment]") {
   const TemporaryFolder folder;
   const std::string secret = "eyJhbGciOiJIUzI1NiJ9";

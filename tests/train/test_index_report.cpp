@@ -59,7 +59,7 @@ std::vector<std::vector<std::string>> by_distance(const std::string& out) {
 }
 
 // The sample that the run's last evaluation should have made, with its final weights.
-std::vector<IndexRecall> last_sample(const std::string& out) {
+std::vector<IndexRecall> last_sample(const std::string& out, bool dense = false) {
   LoadedModel loaded({.checkpoint = out, .device = Device::cpu(), .batch = 2, .training = true});
   const Batch batch = validation_batch(*open_data(loaded.config()).val, 48, 2, 0);
   std::vector<int32_t> rows;  // each position, in the first sequence and the second in turn
@@ -69,7 +69,7 @@ std::vector<IndexRecall> last_sample(const std::string& out) {
   sample.begin(loaded.ctx(), rows);
   loaded.set_tokens(batch.tokens);
   loaded.model().forward(loaded.ctx(), loaded.activations(), nullptr, nullptr, [&](int64_t layer, LayerActivations&) {
-    sample.add(loaded.ctx(), layer, loaded.activations(), /*dense=*/false);
+    sample.add(loaded.ctx(), layer, loaded.activations(), dense);
   });
   return sample.read(loaded.ctx());
 }
@@ -78,7 +78,8 @@ std::vector<IndexRecall> last_sample(const std::string& out) {
 
 TEST_CASE("index report: losses at log steps, recall and largest logits at evaluations", "[stats]") {
   const TemporaryFolder folder;
-  for (const auto& [name, keys] : {std::pair{"three", kIndex}, {"sel", kOneSoftmax}}) {
+  for (const auto& [name, keys] :
+       {std::pair{"three", kIndex}, {"sel", kOneSoftmax + "--set runtime.recompute=block "}}) {
     INFO(name);
     const std::string out = train(folder.file(name), keys +
                                                          "--set train.steps=10 --set log.every=3 --set "
@@ -206,6 +207,18 @@ TEST_CASE("index report: a dense warm-up shows the index learn before it is used
       CHECK(row[3].empty() == (std::stoi(row[0]) % 10 != 0 && std::stoi(row[0]) != 22));
     }
     CHECK(by_distance(out).size() == 2 * 7 * 3);
+  }
+  // Lists are the index's in a dense stage too; with three branches the keys are those of dense passes.
+  const std::string out =
+      train(folder.file("only"),
+            kIndex + R"(--set 'train.stages=[{"steps": 20, "attention": "dense"}]' )" + "--set train.eval_every=20");
+  const std::vector<IndexRecall> last = last_sample(out, /*dense=*/true), other = last_sample(out);
+  for (const std::vector<std::string>& row : by_layer(out)) {
+    if (row[0] != "20") continue;
+    const auto layer = static_cast<size_t>(std::stoi(row[1]));
+    CHECK(std::stod(row[3]) == Approx(last[layer].recall).margin(2e-6));
+    CHECK(std::stod(row[4]) == Approx(last[layer].max_logit).margin(1e-4));
+    CHECK(std::abs(last[layer].recall - other[layer].recall) > 1e-5);
   }
 }
 

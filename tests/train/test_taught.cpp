@@ -162,9 +162,9 @@ TEST_CASE("taught: keys and variables that do not fit name both keys and the val
       {"ONE --set nsa.gate_temperature=2", "", {"nsa.gate_temperature is 2", "nsa.branches"}},
       {"ONE --set nsa.gate_init=[0.2,0.3,0.5]", "", {"nsa.gate_init is [0.2, 0.3, 0.5]", "nsa.branches"}},
       {"ONE --set nsa.force_branch=sel", "", {"nsa.force_branch is sel", "nsa.branches"}},
-      {"ONE", "NSA_FORCE_BRANCH=win", {"nsa.force_branch is win", "nsa.branches"}},
-      {"ONE", "NSA_FORCE_UNIFORM_GATE=1", {"nsa.uniform_gate is true", "nsa.branches"}},
-      {"ONE", "NSA_STOPGRAD_GATES=1", {"nsa.stopgrad_gates is true", "nsa.branches"}},
+      {"ONE", "NSA_FORCE_BRANCH=win", {"nsa.force_branch is win", "nsa.branches", "NSA_FORCE_BRANCH=win"}},
+      {"ONE", "NSA_FORCE_UNIFORM_GATE=1", {"nsa.uniform_gate is true", "nsa.branches", "NSA_FORCE_UNIFORM_GATE=1"}},
+      {"ONE", "NSA_STOPGRAD_GATES=1", {"nsa.stopgrad_gates is true", "nsa.branches", "NSA_STOPGRAD_GATES=1"}},
   };
   const TemporaryFolder folder;
   for (const Refused& r : refused) {

@@ -234,18 +234,20 @@ function blockMap(card, {sample, layer, group, paint, label}) {
 
 // Draws values[layer][bin], in percent, as coloured cells.
 // layers: the number of the layer of each row of values.
-function distanceMap(card, {names, values, layers, label}) {
+function distanceMap(card, {names, values, layers, label, axis = "distance in blocks"}) {
   const cell = cellOf(layers), bottom = kTop + cell * layers.length;
   const [low, high] = [0, Math.max(extent(values.flat())[1], 1e-9)];
   mount(card, label, width => {
     const svg = canvas(width, bottom + kBottom), slot = (width - kLeft - kRight) / names.length, every = Math.ceil(58 / slot);
     layerLabels(svg, layers, cell);
-    values.forEach((row, r) => row.forEach((v, k) => svg.append(node("rect", {
-      x: kLeft + k * slot, y: kTop + r * cell, width: slot + 0.3, height: cell + 0.3, fill: ramp(v / high), "shape-rendering": "crispEdges"}))));
+    values.forEach((row, r) => row.forEach((v, k) => {
+      if (v !== null)
+        svg.append(node("rect", {x: kLeft + k * slot, y: kTop + r * cell, width: slot + 0.3, height: cell + 0.3, fill: ramp(v / high), "shape-rendering": "crispEdges"}));
+    }));
     names.forEach((name, k) => {
       if (k % every === 0) svg.append(node("text", {x: kLeft + (k + 0.5) * slot, y: bottom + 15, "text-anchor": "middle"}, name));
     });
-    svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, "distance in blocks"));
+    svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, axis));
     return {svg, bottom, xs: names.map((_, k) => kLeft + (k + 0.5) * slot), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
             describe: (k, row) => [{text: `distance ${names[k]}`}, ...layers.flatMap((number, r) => (row === null || row === undefined ? r < 12 : r === row)
               ? [{colour: ramp(values[r][k] / high), text: `layer ${number}: ${short(values[r][k])}%`}] : [])]};

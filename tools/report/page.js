@@ -268,5 +268,39 @@ for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists"
                                   ["sel_forced_frac", "Forced blocks", "Share of a row's selected blocks."]])
   lines(selection, title, run => run.ranks[0]?.lines[key], {note, smooth: true});
 
+// ---- taught index ----
+
+const index = section("Index");
+lines(index, "Index loss", run => run.ranks[0]?.lines.index_loss, {name: "sum over the layers", smooth: true, log: true});
+lines(index, "Gradient norm of the index", run => run.ranks[0]?.lines.index_grad_norm, {name: "norm before clipping", smooth: true, log: true});
+heatCards(index, "Index loss by layer", run => run.index?.index_loss);
+heatCards(index, "Recall by layer", run => run.index?.recall,
+          {note: "Share of dense attention's probability that the lists hold, in rows sampled at evaluations."});
+heatCards(index, "Largest attention logit by layer", run => run.index?.max_logit, {note: "In the same rows, over all tokens that they see."});
+// Classes of distances: 0, 1, 2 to 3, 4 to 7, ... On the axis, class 2^(x - 1) to 2^x - 1 is at x.
+const classOf = distance => (distance === 0 ? 0 : Math.log2(distance) + 1);
+const classText = x => (x < 2 ? String(x) : `${kPositions.write(x - 1)} to ${whole(2 ** x - 1)}`);
+const kDistances = {name: "distance in tokens, from", ticks: kAxes.steps.ticks, write: x => (x < 1 ? "0" : kPositions.write(x - 1)),
+                    title: x => `distance ${classText(x)}`};
+const measured = runs.filter(run => run.index?.distances);
+// The layers' mean mass in each class, and the share of it that lists hold.
+const distanceSums = ({distances, mass, recall}) => distances.map((distance, k) => {
+  let all = 0, held = 0;
+  mass.forEach((row, layer) => { all += row[k] ?? 0; held += (row[k] ?? 0) * (recall[layer][k] ?? 0); });
+  return {at: classOf(distance), mass: all / mass.length, recall: all > 0 ? held / all : null};
+});
+card(index, "Recall by distance", made => lineChart(made, {
+  series: measured.flatMap(run => {
+    const i = runs.indexOf(run), sums = distanceSums(run.index.distances), points = key => () => sums.map(sum => [sum.at, sum[key]]);
+    return [{run, name: "recall" + tag(i), colour: colour(i), points: points("recall")},
+            {run, name: "share of the probability" + tag(i), colour: colour(i), dashed: true, points: points("mass")}];
+  }), label: "Recall by distance", zero: true, axis: kDistances}),
+  {note: "Over all layers, at the last evaluation. A low recall matters where the share is large."});
+for (const run of measured) {
+  const {distances, layers, recall} = run.index.distances, title = "Recall by layer and distance" + tag(runs.indexOf(run));
+  card(index, title, made => distanceMap(made, {names: distances.map(d => classText(classOf(d))), layers, label: title, axis: "distance in tokens",
+                                                values: recall.map(row => row.map(v => (v === null ? null : 100 * v)))}), {unit: "%"});
+}
+
 // The first drawing does not wait for the browser's first frame, which a busy machine may delay beyond a printout.
 redraws.forEach(draw => draw());

@@ -19,6 +19,7 @@
 #include "io/file.h"
 #include "tools/csv_table.h"
 #include "tools/report/facts.h"
+#include "tools/report/index_tables.h"
 #include "tools/report/series.h"
 #include "train/config/load_config.h"
 #include "train/monitor/document_lengths.h"
@@ -34,10 +35,11 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 2, kKnownLengthsSchema = 1;
 
 // Heartbeat keys whose numbers the report draws as lines, one per rank.
-constexpr const char* kHeartbeatLines[] = {
-    "step_ms",         "compute_ms",     "update_ms",    "fetch_ms",       "comm_wait_ms",      "tokens_per_s",
-    "host_mib",        "gpu_used_mib",   "gpu_util_pct", "power_w",        "gpu_mem_alloc_mib", "sel_overlap",
-    "sel_forced_frac", "gate_dead_frac", "docs_per_row", "docs_cut_share", "docs_padded_share"};
+constexpr const char* kHeartbeatLines[] = {"step_ms",           "compute_ms",     "update_ms",         "fetch_ms",
+                                           "comm_wait_ms",      "tokens_per_s",   "host_mib",          "gpu_used_mib",
+                                           "gpu_util_pct",      "power_w",        "gpu_mem_alloc_mib", "sel_overlap",
+                                           "sel_forced_frac",   "gate_dead_frac", "docs_per_row",      "docs_cut_share",
+                                           "docs_padded_share", "index_loss",     "index_grad_norm"};
 
 double number_in(const Json& line, const char* key) {
   const auto it = line.find(key);
@@ -102,7 +104,8 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
     const double now = number_in(line, "ts");
     if (msg != "boot" && now > before) seconds += now - before;
     before = now;
-    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint" && msg != "stage" && msg != "lr_jump")
+    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint" && msg != "stage" && msg != "lr_jump" &&
+        msg != "evaluation")
       state = msg;  // the other messages do not change a rank's state
     if (msg == "step_end") {
       for (auto& [key, points] : lines) forget_from(points, step);
@@ -110,7 +113,7 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
         if (const double value = number_in(line, key); std::isfinite(value))
           lines[key].emplace_back(static_cast<double>(step), value);
       if (first != nullptr) add_step(*first, step, line, seconds);
-    } else if (msg != "progress") {
+    } else if (msg != "progress" && msg != "evaluation") {
       Json event = {{"rank", rank}, {"step", step}, {"kind", msg}, {"time", line.value("iso", std::string())}};
       std::string about;
       for (const auto& [key, value] : line.items())
@@ -431,6 +434,7 @@ ReportRun read_run(const std::string& folder) {
   d["lengths"] = lengths_of(file(kDocumentLengths));
   d["positions"] = thinned(position_losses_of(file(kPositionsCsv)));
   add_lines_and_maps(d, tables);
+  d["index"] = index_tables(folder);
   d["memory"] = memory_of(folder);
   d["metrics"] = json_or_null(file("metrics.json"));
   const FirstRank first = add_ranks(d, folder);

@@ -30,11 +30,37 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::string>
   return loaded;
 }
 
+namespace {
+
+// The environment variables that have set a key which the text of an error names, unless --set has set it since:
+// " (set by the environment: NSA_FORCE_BRANCH=win)"; empty without any. environment: as apply_environment() returns it.
+std::string by_variables(const std::string& text, const std::vector<std::string>& environment,
+                         const std::vector<std::string>& sets) {
+  std::string by;
+  for (const std::string& line : environment) {
+    constexpr std::string_view kArrow = " -> ";
+    const size_t arrow = line.rfind(kArrow);
+    if (arrow == std::string::npos) continue;
+    const std::string key = line.substr(arrow + kArrow.size());
+    const bool overridden = std::ranges::any_of(sets, [&](const auto& set) { return set.starts_with(key + "="); });
+    const size_t at = text.find(key), end = at + key.size();
+    const bool names = at != std::string::npos &&
+                       (end == text.size() || text.find_first_of("abcdefghijklmnopqrstuvwxyz_", end) != end);
+    if (overridden || !names) continue;
+    by += fmt::format("{}{}", by.empty() ? " (set by the environment: " : ", ", line.substr(0, arrow));
+  }
+  return by.empty() ? by : by + ")";
+}
+
+}  // namespace
+
 LoadedConfig load_config(Json root, const std::string& name, const std::vector<std::string>& sets) {
   LoadedConfig loaded{.config = {}, .name = name, .environment = {}, .file = {}};
   loaded.environment = apply_environment(root);
   for (const std::string& assignment : sets) set_json_key(root, assignment);
-  loaded.config = config_from_json(root);
+  try {
+    loaded.config = config_from_json(root);
+  } catch (const UsageError& e) { fail_usage("{}{}", e.what(), by_variables(e.what(), loaded.environment, sets)); }
   return loaded;
 }
 

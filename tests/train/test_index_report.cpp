@@ -249,3 +249,31 @@ TEST_CASE("index report: ranks' losses are summed; shared sequences have no reca
   CHECK(by_distance(two).size() == by_distance(one).size());
   CHECK(by_distance(context).empty());
 }
+
+TEST_CASE("index report: a run on a GPU has the CPU's values, and the same bits without them", "[stats][gpu]") {
+  if (!require_gpu()) return;
+  const TemporaryFolder folder;
+  const std::string few =
+      kOneSoftmax + "--set train.steps=6 --set train.eval_every=2 --set train.accumulate_grad_batches=2 ";
+  const auto on_gpu = [&](const std::string& name, const std::string& more) {
+    const Outcome outcome =
+        run_program(train_on(folder.file(name), "cuda", few + "--set runtime.cuda_graph=true " + more));
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return folder.file(name);
+  };
+  const std::string cpu = train(folder.file("cpu"), few), gpu = on_gpu("gpu", ""),
+                    without = on_gpu("without", "--set log.stats=false");
+  CHECK(same_file(gpu + kWeights, without + kWeights));
+  CHECK(same_file(gpu + "/val.csv", without + "/val.csv"));
+  const std::vector<std::vector<std::string>> expected = by_layer(cpu), rows = by_layer(gpu);
+  REQUIRE(rows.size() == expected.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    CHECK(std::stod(rows[i][2]) == Approx(std::stod(expected[i][2])).epsilon(0.02).margin(1e-5));
+    REQUIRE(rows[i][3].empty() == expected[i][3].empty());
+    if (rows[i][3].empty()) continue;
+    CHECK(std::stod(rows[i][3]) == Approx(std::stod(expected[i][3])).epsilon(0.02));
+    CHECK(std::stod(rows[i][4]) == Approx(std::stod(expected[i][4])).epsilon(0.02).margin(1e-3));
+  }
+  CHECK(by_distance(gpu).size() == by_distance(cpu).size());
+}

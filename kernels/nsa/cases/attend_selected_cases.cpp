@@ -239,6 +239,14 @@ std::vector<OpCase> cases_with_unit() {
   return {
       with_unit("2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64, tails, 8),
       with_unit("260_l128_n2_128", {1, 260, 260, 6, 1, 128, 128}, 2, 128),
+      // Blocks of more than 64 keys, whose backward keeps 128 keys in a CTA; the longest have several CTAs.
+      with_unit("1100_l128_n4_G6", {1, 1100, 1100, 12, 2, 64, 64}, 4, 128),
+      with_unit("900_l96_n3_G5", {1, 900, 900, 5, 1, 64, 64}, 3, 96, nullptr, 8),
+      with_unit("700_l300_n2_G3", {1, 700, 700, 3, 1, 64, 64}, 2, 300),
+      with_unit("700_l300_n2_G3_128", {1, 700, 700, 3, 1, 128, 128}, 2, 300),
+      packed(with_unit("docs_781_2048_l128_G6", {1, 2048, 2048, 6, 1, 64, 64}, 4, 128), kTwoLong, 128),
+      packed(with_unit("docs_short_l128_G3", {1, 300, 300, 3, 1, 64, 64}, 2, 128),
+             {0, 1, 2, 5, 40, 64, 65, 70, 129, 130, 131, 200, 255, 256, 300}, 128),
       docs(),
       portable_case(with_unit("2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64, tails, 8)),
       portable_case(with_unit("260_l128_n2_G5", {1, 260, 260, 5, 1, 64, 64}, 2, 128)),

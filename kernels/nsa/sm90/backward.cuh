@@ -12,6 +12,18 @@ namespace triad::cuda {
 
 using RowSource = HeadRows<const __nv_bfloat16>;  // the query rows in one sequence and group
 
+// How a CTA's rows and keys are given. kListed: its rows are those of listed tokens, not contiguous. kAlternates: it
+// has 64 keys, and the MMA warpgroups alternate stages; otherwise 128 keys, 64 for each, and they share the stages.
+struct ContiguousRows {
+  static constexpr bool kListed = false, kAlternates = false;
+};
+struct ListedRows {  // blocks of up to 64 keys
+  static constexpr bool kListed = true, kAlternates = true;
+};
+struct WideListedRows {  // longer blocks
+  static constexpr bool kListed = true, kAlternates = false;
+};
+
 // The key range that each row in sequence b sees (DocumentRange). The tokens that list a block belong to the block's
 // document, so listed rows in packed rows need no tables: they see the block's keys up to their own token.
 template <bool kListed>

@@ -43,17 +43,6 @@ struct __align__(1024) RowStage {
 struct __align__(1024) KeyPanels {
   unsigned char k[kPanels][kPanelBytes], v[kPanels][kPanelBytes];
 };
-// How a CTA's rows and keys are given. kListed: its rows are those of listed tokens, not contiguous. kAlternates: it
-// has 64 keys, and the MMA warpgroups alternate stages; otherwise 128 keys, 64 for each, and they share the stages.
-struct ContiguousRows {
-  static constexpr bool kListed = false, kAlternates = false;
-};
-struct ListedRows {  // blocks of up to 64 keys
-  static constexpr bool kListed = true, kAlternates = true;
-};
-struct WideListedRows {  // longer blocks
-  static constexpr bool kListed = true, kAlternates = false;
-};
 template <class Rows>
 struct __align__(1024) Shared {
   static constexpr int kStages = Rows::kAlternates ? 4 : 3, kKeyTiles = Rows::kAlternates ? 1 : 2;

@@ -4,8 +4,9 @@
 // A CTA owns a key tile and loops over the query rows (t, h) that see its keys, 64 rows per stage. Its warpgroups:
 //   0, 1  MMA (KeyMma): 64 keys each, wgmma's rows. s^T = k q^T and dp^T = v dout^T, 32 rows per step; with p^T and
 //         ds^T as left operands in registers, dv += p^T dout and dk += ds^T q. They also store ds^T to shared memory. A
-//         tile for contiguous rows has 128 keys, and both warpgroups use each stage. A listed block has 64 keys: the
-//         warpgroups alternate stages, and their sums are added at the end.
+//         tile for contiguous rows, or for a listed block longer than 64 keys, has 128 keys, and both warpgroups use
+//         each stage. With listed blocks of up to 64 keys (kAlternates) the warpgroups alternate stages, and their sums
+//         are added at the end.
 //   2     dQ (mma_dq): dq = ds k for 64 rows and all the tile's keys, added to global memory by red.v4. The columns in
 //         its copy of k are permuted, so that a lane's four columns are neighbours.
 //   3     producer (produce_stages): q, dout and row statistics by cp.async; each warp loads every fourth stage.
@@ -65,14 +66,14 @@ __device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task,
   }
 }
 
-// One MMA warpgroup's work; its 64 keys are its products' rows. If kListed, two warpgroups have the same 64 keys and
-// process alternate stages. kTurn is this warpgroup's first stage; it is a template parameter so that the stage's
+// One MMA warpgroup's work; its 64 keys are its products' rows. If kAlternates, two warpgroups have the same 64 keys
+// and process alternate stages. kTurn is this warpgroup's first stage; it is a template parameter so that the stage's
 // address stays in uniform registers.
-template <bool kListed, int kTurn>
+template <class Rows, int kTurn>
 struct KeyMma {
-  using Memory = Shared<kListed>;
+  using Memory = Shared<Rows>;
   static constexpr int kStages = Memory::kStages, kBuffers = Memory::kBuffers, kStepsD = kPanel / 16;
-  static constexpr int kTurns = kListed ? 2 : 1, kN = kStepRows / 8, kDeep = kStepRows / 16;
+  static constexpr int kTurns = Rows::kAlternates ? 2 : 1, kN = kStepRows / 8, kDeep = kStepRows / 16;
   // Whether ds is stored while the next products run, which requires enough buffers for the dQ warpgroup to lag;
   // otherwise ds is stored at once.
   static constexpr bool kLate = kBuffers > 2;
@@ -290,11 +291,11 @@ struct KeyMma {
   }
 };
 
-template <bool kListed, int kTurn>
-__device__ __forceinline__ void mma_keys(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int tile,
+template <class Rows, int kTurn>
+__device__ __forceinline__ void mma_keys(Shared<Rows>& shared, const BwdD64Args& a, const Task& task, int tile,
                                          int warp, int lane) {
   const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
-  using Mma = KeyMma<kListed, kTurn>;
+  using Mma = KeyMma<Rows, kTurn>;
   uint32_t k[Mma::kStepsD][4], v[Mma::kStepsD][4], operand_p[Mma::kDeep][4], operand_ds[Mma::kDeep][4];
   float dk[kPanel / 8][4] = {}, dv[kPanel / 8][4] = {}, p[Mma::kN][4], ds[Mma::kN][4];
   float4 stats[Mma::kN];
@@ -315,16 +316,16 @@ __device__ __forceinline__ void mma_keys(Shared<kListed>& shared, const BwdD64Ar
           .stats = stats};
   mma.init();
   mma.loop(steps);
-  if constexpr (kListed) mma.add_turns();
+  if constexpr (Rows::kAlternates) mma.add_turns();
   if constexpr (kTurn == 0) mma.store();
 }
 
-template <bool kListed>
+template <class Rows>
 __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_constant__ BwdD64Args a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
-  using Memory = Shared<kListed>;
+  using Memory = Shared<Rows>;
   Task task;
-  if (!find_task<kListed>(task, a)) return;
+  if (!find_task<Rows>(task, a)) return;
   auto& shared = *reinterpret_cast<Memory*>(aligned_shared());
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
   // The shuffle makes ptxas keep the value in a register. Otherwise it reads the special register for each use, which
@@ -343,7 +344,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
     }
     barrier_init_done();
   }
-  if constexpr (kListed) {
+  if constexpr (Rows::kListed) {
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;
     for (int i = threadIdx.x; i < task.count; i += kCtaThreads) shared.listed[i] = tokens[i];
   }
@@ -364,21 +365,22 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
 
   if (warpgroup == 3) {
     decrease_registers<kProducerRegisters>();
-    produce_stages<kListed>(shared, a, task, warp, lane);
+    produce_stages<Rows>(shared, a, task, warp, lane);
   } else if (warpgroup == 2) {
     decrease_registers<kDqRegisters>();
-    mma_dq<kListed>(shared, a, task, warp, lane);
+    mma_dq<Rows>(shared, a, task, warp, lane);
   } else {
     increase_registers<kMmaRegisters>();
-    if (kListed && warpgroup == 1)
-      mma_keys<kListed, kListed>(shared, a, task, 0, warp, lane);
+    constexpr bool kAlternates = Rows::kAlternates;
+    if (kAlternates && warpgroup == 1)
+      mma_keys<Rows, kAlternates>(shared, a, task, 0, warp, lane);
     else
-      mma_keys<kListed, 0>(shared, a, task, kListed ? 0 : warpgroup, warp, lane);
+      mma_keys<Rows, 0>(shared, a, task, kAlternates ? 0 : warpgroup, warp, lane);
   }
 #endif
 }
 
-template <bool kListed>
+template <class Rows>
 void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                  const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
   Scratch::Scope scope(ctx.scratch);
@@ -399,8 +401,8 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
                      static_cast<int>(bgs),
                      static_cast<int>(piece_tokens),
                      static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
-  const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
-  launch(ctx, op, bwd_d64_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
+  const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<Rows>::kTiles * kRows));
+  launch(ctx, op, bwd_d64_kernel<Rows>, grid, dim3(kCtaThreads), sizeof(Shared<Rows>), a);
   merge_dkdv(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, a.piece_tokens, a.in.first_token}, bgs);
 }
 
@@ -432,12 +434,15 @@ void backward_d64_range(Context& ctx, const char* op, const AttendGradOut& out, 
   list.pieces = static_cast<int>(blocks * parts);
   Scratch::Scope scope(ctx.scratch);
   if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kPanel}).ptr<float>();
-  run_bwd_d64<false>(ctx, op, out, grad, in, range, list, piece_tokens);
+  run_bwd_d64<ContiguousRows>(ctx, op, out, grad, in, range, list, piece_tokens);
 }
 
 void backward_d64_listed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                          const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
-  run_bwd_d64<true>(ctx, op, out, grad, in, range, list, 0);
+  if (list.block_keys > kRows)
+    run_bwd_d64<WideListedRows>(ctx, op, out, grad, in, range, list, 0);
+  else
+    run_bwd_d64<ListedRows>(ctx, op, out, grad, in, range, list, 0);
 }
 
 }  // namespace triad::cuda

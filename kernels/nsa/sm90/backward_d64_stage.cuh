@@ -40,15 +40,16 @@ struct __align__(1024) Stage {
   unsigned all_seen[kStageRows / kStepRows];  // bit i: all the step's rows see all 64 keys in tile i
 };
 
-template <bool kListed>
+template <class Rows>
 struct Shared {
-  static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
-  static constexpr int kMmaWarps = kListed ? 4 : 8;  // MMA warps that read each stage
+  static constexpr int kTiles = Rows::kAlternates ? 1 : 2, kStages = Rows::kAlternates ? 9 : 8;
+  static constexpr int kBuffers = Rows::kAlternates ? 4 : 2;
+  static constexpr int kMmaWarps = Rows::kAlternates ? 4 : 8;  // MMA warps that read each stage
   Stage stages[kStages];
   unsigned char k[kTiles][kTileBytes];  // the columns are permuted (mma_dq has the reason)
   unsigned char ds[kBuffers][kTiles][kTileBytes];
   Barrier full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
-  int listed[kListed ? kWorkTokens : 1];
+  int listed[Rows::kListed ? kWorkTokens : 1];
 };
 
 // A CTA's work: the keys [tile0, tile_end) in sequence b and group g, and the rows for `count` tokens that see them.
@@ -60,33 +61,33 @@ struct Task {
   bool merged;
 };
 
-template <bool kListed>
+template <class Rows>
 __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
   // For listed rows, a few groups (over all sequences) run at a time, so that the rows that the running CTAs gather fit
   // into L2. Within these groups the first key blocks start first, because most rows list them.
-  const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
-  const int at_work = kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
+  const int pieces = gridDim.x / a.bgs, first_bg = Rows::kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
+  const int at_work = Rows::kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
   const int in_order = blockIdx.x - first_bg * pieces, bg = first_bg + in_order % at_work, piece = in_order / at_work;
   KeyWork work;
-  if constexpr (kListed) {
+  if constexpr (Rows::kListed) {
     work = a.list.work[static_cast<int64_t>(piece) * a.bgs + bg];
   } else {
     work = find_part(a.list, DocumentRange(a.range, bg / a.in.groups), a.range.keys, a.in.tokens, piece, bg,
                      a.piece_tokens, a.in.first_token);
   }
-  const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block, kListed ? work.merged() : 0);
-  const int tile0 = keys.x + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
+  const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block, Rows::kListed ? work.merged() : 0);
+  const int tile0 = keys.x + static_cast<int>(blockIdx.y) * Shared<Rows>::kTiles * kRows;
   task = {bg / a.in.groups, bg % a.in.groups, bg,        tile0,  keys.y,
-          work.first,       work.count,       work.slot, keys.x, kListed && work.merged() > 0};
+          work.first,       work.count,       work.slot, keys.x, Rows::kListed && work.merged() > 0};
   return work.count >= 0 && tile0 < keys.y;
 }
 
 // ---- producer warpgroup ----
 
-template <bool kListed>
-__device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
+template <class Rows>
+__device__ __forceinline__ void produce_stages(Shared<Rows>& shared, const BwdD64Args& a, const Task& task, int warp,
                                                int lane) {
-  constexpr int kStages = Shared<kListed>::kStages;
+  constexpr int kStages = Shared<Rows>::kStages;
   const int G = a.in.heads.value(), rows = task.count * G, steps = ceil_div(rows, kStageRows);
   // In tensors with one row per query, rows are counted from the call's first token.
   const int first_token = a.in.first_token;
@@ -99,8 +100,8 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
-  decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
-  const int start = kListed ? 0 : first_step(a.range, a.in.tokens, steps, task.first * G / kStageRows);
+  decltype(auto) visible = range_of_rows<Rows::kListed>(a.range, task.b);
+  const int start = Rows::kListed ? 0 : first_step(a.range, a.in.tokens, steps, task.first * G / kStageRows);
   for (int n = warp; n < steps; n += kRoleWarps) {
     const int row0 = (n + start) % steps * kStageRows;
     const int slot = n % kStages, use = n / kStages;
@@ -111,7 +112,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       // A lane computes one row's address, and eight lanes copy it. Rows past the end are copies of the last row, with
       // statistics that make p = 0.
       const int r = half + lane, row = min(row0 + r, rows - 1), in_list = a.in.heads.quotient(row);
-      const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
+      const int t = Rows::kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
       const int at = t - first_token, q_at = at * q_row + h * q_head, dout_at = at * dout_row + h * dout_head;
       const int to_row = swizzled(half + lane / 8, chunk);
 #pragma unroll
@@ -128,12 +129,12 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       else
         stage.row_stats[r] = no_weight();
       copy_async_4(&stage.rounding_unit[r], rounding_unit + at * a.rounding_unit.row + h * a.rounding_unit.head, true);
-      const int low = kListed && task.merged ? a.range.documents.row(task.b).begins[t] : visible.low(t);
+      const int low = Rows::kListed && task.merged ? a.range.documents.row(task.b).begins[t] : visible.low(t);
       const int2 range = make_int2(low, visible.high(t));
       stage.range[r] = range;
       unsigned all_seen = 0;
 #pragma unroll
-      for (int tile = 0; tile < Shared<kListed>::kTiles; ++tile) {
+      for (int tile = 0; tile < Shared<Rows>::kTiles; ++tile) {
         const int key0 = task.tile0 + kRows * tile, end = key0 + kRows;
         if (__all_sync(kFullWarp, range.x <= key0 && range.y >= end && task.tile_end >= end)) all_seen |= 1u << tile;
       }
@@ -150,11 +151,11 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
 // The permuted k's column 16 i + 2 q + e is k's column 16 i + 4 q + e, and column 16 i + 8 + 2 q + e is k's column 16 i
 // + 4 q + 2 + e (q < 4, e < 2). Lane q in a quad receives two values from each 8-column group in the product: with this
 // order, two neighbouring groups' values are four neighbouring dq columns.
-template <bool kListed>
-__device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
+template <class Rows>
+__device__ __forceinline__ void mma_dq(Shared<Rows>& shared, const BwdD64Args& a, const Task& task, int warp,
                                        int lane) {
-  constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
-  constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
+  constexpr int kStages = Shared<Rows>::kStages, kBuffers = Shared<Rows>::kBuffers;
+  constexpr int kDeep = Shared<Rows>::kTiles * kRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = ceil_div(rows, kStageRows);
   float* const base = a.dq.at(task.b, a.in.first_token, task.g * a.in.heads.value()) + 4 * (lane % 4);
   const uint32_t k = tile_descriptor(shared_address(shared.k));

@@ -16,9 +16,9 @@
 // rounded to a multiple of the row's unit (nsa/gpu/index.cuh). So the bits repeat although CTAs add in any order.
 //
 // Bound: per (token, group, key) G products of dk and G exponentials; 128 keys x 64 tokens of one head of 128 take 512
-// clocks of the tensor cores and as many of the exponential units. q is read from L2 once per listed block, 16 KB a
-// stage. A third of that rate is reached, and as much without exponentials: the gathered rows are what the kernel waits
-// for.
+// clocks of the tensor cores and as many of the exponential units. A third to a half of that rate is reached, with or
+// without q's copies: each warpgroup's own chain of product, wait and exponentials is what limits it
+// (tests/baselines/findings/taught_index.md).
 #include "kernels/nsa/sm90/launch_index.h"
 
 #include "kernels/hopper/reduce.cuh"

@@ -11,16 +11,7 @@
 #include "tests/support/test.h"
 
 using namespace triad;
-using triad::test::bpe_tokenizer_json;
-using triad::test::count_files;
-using triad::test::has;
-using triad::test::HuggingFaceFolder;
-using triad::test::read_text;
-using triad::test::refused;
-using triad::test::run_ok;
-using triad::test::TemporaryFolder;
-using triad::test::tiny_llama;
-using triad::test::write_text;
+using namespace triad::test;
 namespace fs = std::filesystem;
 
 TEST_CASE("import: what config.json has and Triad cannot compute is named, and nothing is written", "[import]") {

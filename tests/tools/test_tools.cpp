@@ -15,12 +15,7 @@
 #include "tests/support/test.h"
 
 using namespace triad;
-using triad::test::count_files;
-using triad::test::Outcome;
-using triad::test::read_text;
-using triad::test::run_program;
-using triad::test::TemporaryFolder;
-using triad::test::write_text;
+using namespace triad::test;
 namespace fs = std::filesystem;
 
 namespace {

@@ -35,6 +35,14 @@ struct RunningSum {
     sum = sum * exp2_approx((most - higher) * scale) + other_sum * exp2_approx((other_most - higher) * scale);
     most = higher;
   }
+  // Merges the four lanes of a row.
+  __device__ __forceinline__ void merge_lanes(float scale) {
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+      const float other = __shfl_xor_sync(kFullWarp, most, lanes), other_sum = __shfl_xor_sync(kFullWarp, sum, lanes);
+      merge(other, other_sum, scale);
+    }
+  }
 };
 
 template <int kPanels>
@@ -47,10 +55,7 @@ __global__ void __launch_bounds__(kSweepThreads, 1) index_dense_lse_kernel(const
   const int warpgroup = threadIdx.x / kWarpgroup;
   SweepRing<kPanels> ring{shared};
   if (warpgroup == 2) {
-    decrease_registers<kSweepProducerRegisters>();
-    if (threadIdx.x == 2 * kWarpgroup)
-      tile.for_segments(a.sweep, set_keys,
-                        [&](const Segment& segment) { load_segment(ring, a.sweep, tile.b, segment); });
+    produce_sweep(ring, a.sweep, tile, set_keys);
   } else {
     increase_registers<kSweepConsumerRegisters>();
     const int row0 = static_cast<int>(threadIdx.x) / 32 * 16 + fragment_row();  // this lane has row0 and row0 + 8
@@ -93,12 +98,7 @@ __global__ void __launch_bounds__(kSweepThreads, 1) index_dense_lse_kernel(const
     });
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int lanes = 1; lanes <= 2; lanes *= 2) {
-        const float most = __shfl_xor_sync(kFullWarp, sums[i].most, lanes),
-                    sum = __shfl_xor_sync(kFullWarp, sums[i].sum, lanes);
-        sums[i].merge(most, sum, a.scale_log2);
-      }
+      sums[i].merge_lanes(a.scale_log2);
       const int r = row0 + 8 * i, in_tile = token[i] - tile.first;
       if (threadIdx.x % 4 == 0 && in_tile < a.sweep.tile_tokens && token[i] < tile.end)
         *a.lse.at(tile.b, token[i], r - in_tile * a.sweep.groups.value()) =
@@ -195,12 +195,7 @@ __global__ void __launch_bounds__(kLseThreads) index_listed_lse_kernel(const __g
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int lanes = 1; lanes <= 2; lanes *= 2) {
-        const float most = __shfl_xor_sync(kFullWarp, sums[i].most, lanes),
-                    sum = __shfl_xor_sync(kFullWarp, sums[i].sum, lanes);
-        sums[i].merge(most, sum, a.scale_log2);
-      }
+      sums[i].merge_lanes(a.scale_log2);
       if (token[i] < 0) continue;
       // The four lanes of a row search the block's place in its list.
       const int* const blocks = a.lists.at(b, token[i], g);

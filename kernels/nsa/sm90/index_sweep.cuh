@@ -94,18 +94,22 @@ __device__ __forceinline__ void begin_sweep(SweepShared<kPanels>& shared, const 
   __syncthreads();
 }
 
-// Loads the keys of a segment. One thread of the producer warpgroup calls it.
-template <int kPanels>
-__device__ __forceinline__ void load_segment(SweepRing<kPanels>& ring, const SweepArgs& a, int b,
-                                             const Segment& segment) {
-  for (int i = 0; i < segment.tiles(); ++i) {
-    barrier_wait(&ring.shared.empty[ring.stage], ring.parity ^ 1);
-    barrier_expect(&ring.shared.full[ring.stage], kPanels * kSweepPanelBytes);
-    for (int panel = 0; panel < kPanels; ++panel)
-      copy_box(ring.shared.k[ring.stage][panel], a.k_map, panel * kPanel, segment.key0 + i * kSweepKeys, 0, b,
-               &ring.shared.full[ring.stage]);
-    ring.advance();
-  }
+// The producer warpgroup's work: one of its threads loads each segment's keys, which keys(segment) sets.
+template <int kPanels, class Keys>
+__device__ __forceinline__ void produce_sweep(SweepRing<kPanels>& ring, const SweepArgs& a, const SweepTile& tile,
+                                              Keys keys) {
+  decrease_registers<kSweepProducerRegisters>();
+  if (threadIdx.x != 2 * kWarpgroup) return;
+  tile.for_segments(a, keys, [&](const Segment& segment) {
+    for (int i = 0; i < segment.tiles(); ++i) {
+      barrier_wait(&ring.shared.empty[ring.stage], ring.parity ^ 1);
+      barrier_expect(&ring.shared.full[ring.stage], kPanels * kSweepPanelBytes);
+      for (int panel = 0; panel < kPanels; ++panel)
+        copy_box(ring.shared.k[ring.stage][panel], a.k_map, panel * kPanel, segment.key0 + i * kSweepKeys, 0, tile.b,
+                 &ring.shared.full[ring.stage]);
+      ring.advance();
+    }
+  });
 }
 
 // Calls visit(products, i, exists) for tile i of a segment's keys, with the products of this warpgroup's 64 rows, and

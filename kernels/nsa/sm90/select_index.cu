@@ -138,10 +138,7 @@ __global__ void __launch_bounds__(kSweepThreads, 1)
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32;
   SweepRing<kPanels> ring{shared.sweep};
   if (warpgroup == 2) {
-    decrease_registers<kSweepProducerRegisters>();
-    if (threadIdx.x == 2 * kWarpgroup)
-      tile.for_segments(a.sweep, set_keys,
-                        [&](const Segment& segment) { load_segment(ring, a.sweep, tile.b, segment); });
+    produce_sweep(ring, a.sweep, tile, set_keys);
   } else {
     increase_registers<kSweepConsumerRegisters>();
     const int row0 = static_cast<int>(threadIdx.x) / 32 * 16;

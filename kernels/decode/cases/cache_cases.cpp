@@ -149,6 +149,32 @@ OpCase fill_case(std::string name, const CacheSizes& n, int64_t b, int64_t count
   return CacheCase("fill_" + name, n, c, dense, true).fill(b, count, T);
 }
 
+// The keys of a taught index: one head, appended to a cache of S rows.
+OpCase append_index_case(std::string name, int64_t S, int64_t Hkv, int64_t di, const std::vector<int>& positions) {
+  OpCase c{.op = "index_cache", .name = "append_" + std::move(name)};
+  const auto B = static_cast<int64_t>(positions.size());
+  const auto constant = [&](std::string arg, Shape shape, ArgType type = ArgType::element, int64_t row_pad = 0) {
+    c.args.push_back(
+        {.name = std::move(arg), .role = ArgRole::constant, .shape = shape, .type = type, .row_pad = row_pad});
+  };
+  constant("k_before", {B, S, 1, di});
+  constant("q_before", {B, 1, Hkv, di});
+  constant("row", {B, 1, 1, di}, ArgType::element, 8);
+  constant("cos", {S, di / 2}, ArgType::acc);
+  constant("sin", {S, di / 2}, ArgType::acc);
+  constant("position", {B}, ArgType::i32);
+  c.args.back().fill = [positions](int64_t i, uint64_t) { return double(positions[static_cast<size_t>(i)]); };
+  c.args.push_back({.name = "k", .role = ArgRole::saved, .shape = {B, S, 1, di}});
+  c.args.push_back({.name = "q", .role = ArgRole::saved, .shape = {B, 1, Hkv, di}});
+  c.forward = [](Context& ctx, const Args& a) {
+    copy(ctx, a["k"], a["k_before"]);
+    copy(ctx, a["q"], a["q_before"]);
+    index_cache_append(ctx, a["k"], a["q"], a["row"], a["position"], a["cos"], a["sin"]);
+  };
+  c.forward_bytes = 4 * static_cast<double>(B * (Hkv + 1) * di);
+  return c;
+}
+
 }  // namespace
 
 std::vector<OpCase> cache_cases() {
@@ -174,6 +200,9 @@ std::vector<OpCase> cache_cases() {
       fill_case("a_ring_around", {3, 40, 2, 2, 8, 8}, 1, 29, 33, config(Phi::avg, 8, 4, 12)),
       fill_case("all", {2, 100, 2, 2, 64, 64}, 1, 100, 100, config(Phi::avg, 32, 16, 64)),
       fill_case("dense", {2, 50, 2, 2, 60, 100}, 1, 31, 40, NsaConfig{}, true),
+      append_index_case("16", 40, 2, 16, {0, 7, 39}),
+      append_index_case("6_G3", 9, 3, 6, {8, 0}),
+      append_index_case("128", 200, 1, 128, {170}),
       // A one-token cache, so that one step writes everything.
       CacheCase("append_m7c", {1, 1, 12, 2, 64, 64}, config(Phi::avg, 1, 1, 1), false, false).append({0}),
       CacheCase("fill_m7c_64k", {1, 65536, 12, 2, 64, 64}, NsaConfig{}, false, false).fill(0, 65536, 65536),

@@ -12,6 +12,15 @@ struct DecodeSizes {
   int64_t B, S, Hq, Hkv, dk, dv;
 };
 
+Arg positions_arg(const std::vector<int>& positions) {
+  Arg a{.name = "position",
+        .role = ArgRole::constant,
+        .shape = {static_cast<int64_t>(positions.size())},
+        .type = ArgType::i32};
+  a.fill = [positions](int64_t i, uint64_t) { return static_cast<double>(positions[static_cast<size_t>(i)]); };
+  return a;
+}
+
 // positions: the B new tokens' positions.
 OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, const NsaConfig& c,
                    bool dense = false, double q_std = 1) {
@@ -35,9 +44,7 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
     constant("fc2_w", {3, n.dk / 2}, 0.5);
     constant("fc2_b", {3}, 0.5);
   }
-  Arg position{.name = "position", .role = ArgRole::constant, .shape = {n.B}, .type = ArgType::i32};
-  position.fill = [positions](int64_t i, uint64_t) { return static_cast<double>(positions[static_cast<size_t>(i)]); };
-  r.args.push_back(std::move(position));
+  r.args.push_back(positions_arg(positions));
   r.args.push_back({.name = "out", .role = ArgRole::saved, .shape = {n.B, 1, n.Hq, n.dv}});
   r.forward = [c, dense](Context& ctx, const Args& a) {
     if (dense) return dense_decode(ctx, a["out"], {a["q"], {a["k_dense"], a["v_dense"]}, a["position"]});
@@ -58,6 +65,50 @@ OpCase dense_case(std::string name, const DecodeSizes& n, const std::vector<int>
   return decode_case(std::move(name), n, positions, NsaConfig{}, true);
 }
 
+// One softmax over listed blocks of l_sel tokens: in even groups blocks all over the past, in odd ones the last blocks.
+OpCase selected_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, int64_t n_sel,
+                     int64_t l_sel) {
+  OpCase r{.op = "selected_decode", .name = std::move(name)};
+  Arg lists{.name = "lists", .role = ArgRole::constant, .shape = {n.B, 1, n.Hkv, n_sel}, .type = ArgType::i32};
+  lists.fill = [=](int64_t i, uint64_t) -> double {
+    const int64_t own = positions[static_cast<size_t>(i / (n.Hkv * n_sel))] / l_sel, entry = i % n_sel;
+    const int64_t count = std::min(own + 1, n_sel);
+    if (entry >= count) return -1;
+    if (i / n_sel % n.Hkv % 2 == 1) return static_cast<double>(own + 1 - count + entry);
+    return static_cast<double>(count == 1 ? own : own * entry / (count - 1));
+  };
+  r.args = {{.name = "q", .role = ArgRole::constant, .shape = {n.B, 1, n.Hq, n.dk}},
+            {.name = "k", .role = ArgRole::constant, .shape = {n.B, n.S, n.Hkv, n.dk}},
+            {.name = "v", .role = ArgRole::constant, .shape = {n.B, n.S, n.Hkv, n.dv}},
+            positions_arg(positions),
+            lists,
+            {.name = "out", .role = ArgRole::saved, .shape = {n.B, 1, n.Hq, n.dv}}};
+  r.forward = [l_sel](Context& ctx, const Args& a) {
+    selected_decode(ctx, a["out"], {a["q"], {a["k"], a["v"]}, a["position"]}, a["lists"], l_sel);
+  };
+  double keys = 0;
+  for (const int64_t at : positions) keys += static_cast<double>(std::min(at + 1, n_sel * l_sel));
+  r.forward_flops = 2 * keys * static_cast<double>(n.Hq * (n.dk + n.dv));
+  r.forward_bytes = 2 * keys * static_cast<double>(n.Hkv * (n.dk + n.dv)), r.forward_written = 0;
+  return r;
+}
+
+// The lists that a taught index chooses. n: dk is the index's width.
+OpCase index_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, const SelectOptions& o,
+                  double std = 1) {
+  OpCase r{.op = "index_decode", .name = std::move(name)};
+  r.args = {{.name = "iq", .role = ArgRole::constant, .shape = {n.B, 1, n.Hkv, n.dk}, .std = std},
+            {.name = "ik", .role = ArgRole::constant, .shape = {n.B, n.S, 1, n.dk}, .std = std},
+            positions_arg(positions),
+            {.name = "lists", .role = ArgRole::saved, .shape = {n.B, 1, n.Hkv, o.n_sel}, .type = ArgType::i32}};
+  r.forward = [o](Context& ctx, const Args& a) { index_decode(ctx, a["lists"], a["iq"], a["ik"], a["position"], o); };
+  double keys = 0;
+  for (const int64_t at : positions) keys += static_cast<double>(at + 1);
+  r.forward_flops = 2 * keys * static_cast<double>(n.Hkv * n.dk);
+  r.forward_bytes = 2 * keys * static_cast<double>(n.dk), r.forward_written = 0;
+  return r;
+}
+
 // Returns the same case on the portable kernels, without clusters and programmatic dependent launch.
 OpCase any_card_case(OpCase c) {
   c.name += "_any_card";
@@ -75,6 +126,11 @@ std::vector<OpCase> decode_cases() {
     NsaConfig c;
     c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w, c.gate = gate;
     return c;
+  };
+  const auto options = [](int64_t l_sel, int64_t n_sel, int64_t init_blocks = 0, int64_t local_blocks = 1) {
+    SelectOptions o;
+    o.l_sel = l_sel, o.n_sel = n_sel, o.init_blocks = init_blocks, o.local_blocks = local_blocks;
+    return o;
   };
   NsaConfig no_init = config(16, 8, 32, 6, 90);
   no_init.init_blocks = 0, no_init.local_blocks = 1;
@@ -108,11 +164,24 @@ std::vector<OpCase> decode_cases() {
       dense_case("G16_128", {1, 600, 16, 1, 128, 128}, {599}),
       dense_case("G24", {1, 200, 24, 1, 64, 64}, {190}),
       dense_case("60x100", {1, 300, 3, 1, 60, 100}, {299}),
+      selected_case("first_tokens", {3, 40, 4, 2, 8, 8}, {0, 7, 8}, 4, 8),
+      selected_case("ragged", {3, 90, 6, 2, 10, 6}, {31, 77, 89}, 5, 8),
+      selected_case("3000_G6_l128", {2, 3000, 12, 2, 64, 64}, {2999, 130}, 16, 128),
+      selected_case("2000_128_G16_l128", {1, 2000, 16, 1, 128, 128}, {1900}, 4, 128),
+      any_card_case(selected_case("3000_G6_l128", {2, 3000, 12, 2, 64, 64}, {2999, 130}, 16, 128)),
+      index_case("first_tokens", {3, 40, 4, 2, 6, 0}, {0, 7, 8}, options(8, 4)),
+      index_case("ragged_init", {3, 400, 6, 2, 16, 0}, {131, 277, 399}, options(24, 7, 1, 2)),
+      index_case("3000_l128", {2, 3000, 12, 2, 64, 0}, {2999, 2100}, options(128, 4)),
+      index_case("9000_l64_n33_di128", {1, 9000, 5, 5, 128, 0}, {8999}, options(64, 33)),
+      index_case("3000_ties", {2, 3000, 3, 3, 32, 0}, {2999, 700}, options(64, 5), 0),
+      any_card_case(index_case("3000_l128", {2, 3000, 12, 2, 64, 0}, {2999, 2100}, options(128, 4))),
       decode_case("m7c_4k", {1, 65536, 12, 2, 64, 64}, {4095}, NsaConfig{}),
       decode_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}, NsaConfig{}),
       dense_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}),
+      selected_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}, 16, 128),
+      index_case("m7c_64k", {1, 65536, 12, 2, 64, 0}, {65535}, options(128, 16)),
   };
-  for (size_t i = cases.size() - 3; i < cases.size(); ++i) cases[i].bench = true;
+  for (size_t i = cases.size() - 5; i < cases.size(); ++i) cases[i].bench = true;
   return cases;
 }
 

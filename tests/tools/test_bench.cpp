@@ -204,6 +204,35 @@ TEST_CASE("bench: a memory-bound op on the GPU is timed after each kind of cache
   }
 }
 
+TEST_CASE("bench: energy needs a GPU, and is refused before anything is measured", "[bench]") {
+  for (const char* what : {"rope", "attention --shapes 1x64x4x2x16"}) {
+    const Outcome outcome = run_program(fmt::format("bench {} --device cpu --energy", what));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.output.find("--energy: the device is cpu") != std::string::npos);
+    CHECK(outcome.standard_output.empty());
+  }
+  const Outcome shared = run_program("bench attention --context 2 --energy");
+  CHECK(shared.exit_code == 2);
+  CHECK(shared.output.find("--context is 2: --energy") != std::string::npos);
+}
+
+TEST_CASE("bench: the energy of ops and of attention's parts on the GPU", "[bench][gpu]") {
+  if (!test::require_gpu()) return;
+  for (const char* what : {"argmax", "attention --shapes 1x256x4x2x64"}) {
+    const Outcome outcome = run_program(fmt::format("bench {} --device cuda --energy --json", what));
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    for (const Json& row : parse_json(outcome.standard_output, "the output of bench")["results"]) {
+      INFO(row.dump());
+      const double joules = row["power"]["joules"], watts = row["power"]["watts"], limit = row["power"]["limit_w"];
+      CHECK(joules > 0);
+      CHECK(watts > 0);
+      CHECK(watts < 2 * limit);
+    }
+  }
+}
+
 TEST_CASE("bench: the bytes that a case writes are part of those that it moves", "[bench]") {
   for (const OpCase& c : all_op_cases()) {
     INFO(c.op << " " << c.name);

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <cmath>
 #include <ctime>
 #include <filesystem>
 #include <thread>
@@ -385,27 +386,46 @@ TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {
 }
 
 TEST_CASE("power: energy, power and clock of a step, from readings of the card", "[watchdog]") {
-  const auto reading = [](double joules, double mhz, bool capped) {
-    return GpuEnergy{.energy_j = joules, .limit_w = 700, .clock_mhz = mhz, .max_clock_mhz = 1980, .capped = capped};
+  const auto reading = [](double seconds, double joules, double mhz, bool capped) {
+    return TimedEnergy{seconds,
+                       {.energy_j = joules, .limit_w = 700, .clock_mhz = mhz, .max_clock_mhz = 1980, .capped = capped}};
   };
-  // The clocks before and after the steps show an idle card and don't count.
-  const GpuEnergy before = reading(1000, 345, false), after = reading(1600, 345, false);
-  const std::vector<GpuEnergy> during = {reading(1100, 1600, true), reading(1300, 1700, true),
-                                         reading(1400, 1800, false), reading(1500, 1700, true)};
-  const PowerUse use = summarize_power(before, during, after, 4, 1.0);
-  CHECK(use.joules == 150.0);
+  // The first and the last reading show an idle card, and their clocks don't count. The counter is renewed before the
+  // readings at 0.5 and 1.5 s, so these give the power.
+  std::vector<TimedEnergy> readings = {reading(0, 1000, 345, false),   reading(0.25, 1000, 1600, true),
+                                       reading(0.5, 1100, 1700, true), reading(1, 1400, 1800, false),
+                                       reading(1.5, 1700, 1700, true), reading(1.75, 1700, 345, false)};
+  const PowerUse use = summarize_power(readings, 4, 2.0);
   CHECK(use.watts == 600.0);
+  CHECK(use.joules == 300.0);
   CHECK(use.clock_mhz == 1700.0);
   CHECK(use.capped_share == 0.75);
   CHECK(describe(use) ==
-        "600 of 700 W; the power limit lowers the clock 75% of the time; SM clock 1700 of 1980 MHz; 150 J a step");
-  // For a run shorter than kLeastMeteredSeconds, energy and power are absent: the driver updates its energy counter too
-  // rarely to measure them.
-  const PowerUse brief = summarize_power(before, during, after, 4, kLeastMeteredSeconds / 2);
+        "600 of 700 W; the power limit lowers the clock 75% of the time; SM clock 1700 of 1980 MHz; 300 J a step");
+  CHECK(describe(use, "run").ends_with("300 J a run"));
+  // Below kLeastMeteredSeconds between renewed counters, energy and power are absent.
+  readings[4].card.energy_j = 1400, readings[5].card.energy_j = 1400;
+  const PowerUse brief = summarize_power(readings, 4, 2.0);
   CHECK_FALSE(brief.joules);
   CHECK_FALSE(brief.watts);
   CHECK(describe(brief) == "the power limit lowers the clock 75% of the time; SM clock 1700 of 1980 MHz");
-  CHECK(describe(summarize_power({}, {{}, {}}, {}, 2, 1.0)) == "");  // a card that reports nothing
+  CHECK(describe(summarize_power({{}, {}, {}}, 2, 1.0)) == "");  // a card that reports nothing
+  CHECK(describe(summarize_power({}, 2, 1.0)) == "");
+}
+
+TEST_CASE("power: when the card is read does not matter, though its counter is renewed every 100 ms", "[watchdog]") {
+  for (const double phase : {0.0, 13.0, 50.0, 99.0}) {
+    std::vector<TimedEnergy> readings;
+    for (int i = 0; i <= 300; ++i) {  // every 10 ms for 3 s, at 600 W
+      const double ms = 10.0 * i + phase;
+      readings.push_back({ms * 1e-3, {}});
+      readings.back().card.energy_j = 60 * std::floor(ms / 100);
+    }
+    const PowerUse use = summarize_power(readings, 1000, 3.0);
+    REQUIRE(use.watts);
+    CHECK(*use.watts == Approx(600).epsilon(0.004));
+    CHECK(*use.joules == Approx(1.8).epsilon(0.004));
+  }
 }
 
 TEST_CASE("watchdog: a GPU's NVML values, and the position that its stream records, in a graph too",

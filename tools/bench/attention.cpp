@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "engine/check.h"
 #include "engine/comm/comm.h"
@@ -71,6 +72,7 @@ struct AttentionBench {
   Device device;
   DType dtype;
   bool json;
+  std::optional<EnergyMeter> energy;  // with --energy
   Stopwatch stopwatch{device};
   BenchRows rows{
       .what = "attention", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
@@ -121,6 +123,13 @@ void print_case(const std::string& name, const std::vector<Json>& rows, const At
                number(backward, "us", 1e-3, "", 3), number(backward, "tflop_per_s", 1, "", 1),
                number(backward, "share_of_floor", 100, "%", 1));
   }
+  for (const Json& row : rows) {
+    if (!row.contains("power") || !row["power"].contains("joules")) continue;
+    const double joules = row["power"]["joules"], mflop = row["tflop_per_s"].get<double>() * row["us"].get<double>();
+    fmt::print("energy: {} {} {:.4g} mJ, {:.0f} W{}\n", row["part"].get<std::string>(), row["pass"].get<std::string>(),
+               1e3 * joules, row["power"]["watts"].get<double>(),
+               mflop > 0 ? fmt::format(", {:.3g} pJ a FLOP", 1e6 * joules / mflop) : "");
+  }
   fmt::print(
       "memory: kept for backward {:.3f} GB, scratch {:.3f} GB forward and {:.3f} GB backward, peak of both passes "
       "without q, k, v {:.3f} GB\n",
@@ -165,6 +174,7 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
                     {"runs", timing.runs},
                     {"tflop_per_s", part.flops / timing.us * 1e-6},
                     {"share_of_floor", bench.rows.ceiling.floor_us(part.flops, part.bytes) / timing.us}});
+    if (bench.energy) rows.back()["power"] = to_json((*bench.energy)(ctx, timing.us, [&] { part.work(ctx); }));
     if (part.whole() && !part.forward) {
       rows.back()["saved_bytes"] = memory.saved;
       rows.back()["scratch_bytes"] = memory.scratch_backward;
@@ -195,6 +205,7 @@ void bench_shared(BenchRows& rows, SharedAttentionBench& bench, const AttentionP
 
 // The problems that --context times. Throws UsageError if another option or the rank count doesn't go with it.
 std::vector<AttentionProblem> shared_problems(const AttentionOptions& o, const LaunchEnv& launch) {
+  if (o.common.energy) fail_usage("--context is {}: --energy measures one card alone", o.context);
   for (const std::string& data : o.data)
     if (!is_drawn(data)) fail_usage("--context is {}: --data must be randn or local, not {}", o.context, data);
   for (const std::string& mix : o.documents)
@@ -250,7 +261,8 @@ void run_attention(const AttentionOptions& o) {
       if (!is_drawn(data)) check_trained(p, data, {o.text, o.layer});
   o.common.check_files();
   const Device device = o.common.chosen_device();
-  AttentionBench bench{.device = device, .dtype = o.common.chosen_dtype(device), .json = o.common.json};
+  AttentionBench bench{.device = device, .dtype = o.common.chosen_dtype(device), .json = o.common.json, .energy = {}};
+  if (o.common.energy) bench.energy.emplace(device);
   if (!bench.json) fmt::print("{}\n", describe(bench.rows));
   for (const AttentionProblem& p : problems)
     for (const std::string& data : o.data) bench_problem(bench, p, data, o);
@@ -321,6 +333,7 @@ CLI::App* add_bench_attention(CLI::App& bench) {
   size("--local-blocks", o->nsa.local_blocks, "current and preceding blocks, always selected");
   size("--d-index", o->nsa.d_index, "width of a taught index's queries and key; even");
   o->common.add_to(*verb);
+  o->common.add_energy_to(*verb);
   verb->callback([o] { run_attention(*o); });
   return verb;
 }

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 
@@ -86,7 +87,8 @@ struct OpsBench {
   MemoryTimes memory_times{device, stopwatch};
   BenchRows rows{.what = "op", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 
-  std::string fallbacks = {};  // one line for each case in which a kernel fell back to a slower one
+  std::optional<EnergyMeter> energy = {};  // with --energy
+  std::string fallbacks = {};              // one line for each case in which a kernel fell back to a slower one
 
   void skip(const OpCase& c, const std::string& why) {
     rows.rows.push_back({{"op", c.op}, {"case", c.name}, {"skipped", why}});
@@ -96,11 +98,13 @@ struct OpsBench {
   struct Pass {
     double flops, bytes;
     Timing dirty, clean;
+    PowerUse power = {};  // with --energy
   };
   template <class Work>
   Pass time(Context& ctx, double flops, double bytes, Work&& work) {
     Pass pass{.flops = flops, .bytes = bytes, .dirty = stopwatch(ctx, work), .clean = {}};
     if (device.is_cuda() && memory_bound(pass)) pass.clean = stopwatch(ctx, work, Flush::read);
+    if (energy) pass.power = (*energy)(ctx, pass.dirty.us, work);
     return pass;
   }
   bool memory_bound(const Pass& p) const {
@@ -108,7 +112,7 @@ struct OpsBench {
   }
   // Adds a pass's row. written: how many bytes are written; OpCase::kHalf: half of all bytes.
   void add(const OpCase& c, const char* name, double written, const Pass& pass) {
-    const auto& [flops, bytes, t, clean] = pass;
+    const auto& [flops, bytes, t, clean, power] = pass;
     const double memory = bytes / t.us * 1e-3 / rows.ceiling.gb_per_s;
     const double compute = flops / t.us * 1e-6 / rows.ceiling.tflop_per_s;
     Json row = {{"op", c.op},
@@ -129,6 +133,7 @@ struct OpsBench {
       if (written == OpCase::kHalf) written = bytes / 2;
       row["share_of_traffic"] = memory_times.traffic_us(bytes - written, written) / t.us;
     }
+    if (energy) row["power"] = to_json(power);
     rows.rows.push_back(std::move(row));
   }
 };
@@ -172,6 +177,8 @@ void print_table(std::span<const Json> rows) {
                  100 * r["share_of_traffic"].get<double>());
     if (r.contains("us_clean"))
       fmt::print(" {:>10.1f} us {:>5.1f}%", r["us_clean"].get<double>(), 100 * r["share_of_copy_clean"].get<double>());
+    if (r.contains("power") && r["power"].contains("joules"))
+      fmt::print("  {:.4g} mJ, {:.0f} W", 1e3 * r["power"]["joules"].get<double>(), r["power"]["watts"].get<double>());
     fmt::print("\n");
   }
 }
@@ -198,6 +205,7 @@ void run_bench(const OpsOptions& o) {
   o.common.check_files();
   const Device device = o.common.chosen_device();
   OpsBench bench{.device = device, .dtype = o.common.chosen_dtype(device)};
+  if (o.common.energy) bench.energy.emplace(device);
   if (!o.common.json) fmt::print("{}\n", describe(bench.rows));
   for (const OpCase& c : cases) bench_case(bench, c);
   if (!o.common.json) {
@@ -222,6 +230,7 @@ void add_bench(CLI::App& app) {
       "  of a copy, L2 clean  a device copy; the op and the copy begin without modified lines in the L2 cache\n"
       "Only ops that memory limits have the last three columns.\n");
   options->common.add_to(*verb);
+  options->common.add_energy_to(*verb);
   const std::array subcommands = {add_bench_attention(*verb), add_bench_step(*verb), add_bench_prefill(*verb),
                                   add_bench_decode(*verb)};
   verb->callback([=] {

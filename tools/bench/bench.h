@@ -17,11 +17,12 @@ namespace triad {
 
 struct BenchOptions {
   std::string device = "auto", dtype;
-  bool json = false;
+  bool json = false, energy = false;
   std::string compare;  // path to kept rows to compare with
   std::string append;   // path of a file that this run's rows are appended to
 
   void add_to(CLI::App& verb);
+  void add_energy_to(CLI::App& verb);  // adds only the option --energy
   void add_output_to(CLI::App& verb);  // adds only the options --json, --compare and --append
   void add_files_to(CLI::App& verb);   // adds only the options --compare and --append
   void check_files() const;            // throws if a file cannot be used; call it before the measuring

@@ -1,5 +1,8 @@
 #include "tools/bench/measure.h"
 
+#include <deque>
+
+#include "engine/check.h"
 #include "kernels/common/op_case_args.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/step/traffic.h"
@@ -52,6 +55,48 @@ Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
   const Timing copy_time = stopwatch(ctx, [&] { copy(ctx, to, from); });
   const Timing product_time = stopwatch(ctx, [&] { matmul(ctx, d, a, b, {.trans_b = true}); });
   return {2e-3 * static_cast<double>(copied) / copy_time.us, 2e-6 * static_cast<double>(n * n * n) / product_time.us};
+}
+
+EnergyMeter::EnergyMeter(Device device) {
+  if (!device.is_cuda()) fail_usage("--energy: the device is {}, and only a GPU's energy is measured", device.str());
+  nvml_ = std::make_unique<Nvml>(backend::pci_address(device));
+  if (!nvml_->energy().energy_j)
+    fail_usage("--energy: {} reports no energy (NVML, nvmlDeviceGetTotalEnergyConsumption)",
+               backend::info(device).name);
+}
+
+PowerUse EnergyMeter::operator()(Context& ctx, double us, const std::function<void()>& work) const {
+  constexpr double kWarmUp = 0.5, kMeasured = 3, kBatch = 0.01;  // seconds
+  const int64_t batch = std::max<int64_t>(1, static_cast<int64_t>(kBatch * 1e6 / us));
+  std::deque<Event> queued;
+  const auto queue_batch = [&] {
+    for (int64_t i = 0; i < batch; ++i) work();
+    queued.emplace_back(ctx.device, true).record(ctx.stream);
+  };
+  const Seconds now;
+  std::vector<TimedEnergy> readings;
+  int64_t runs = -batch;  // those between the first and the last reading
+  queue_batch();
+  while (readings.empty() || readings.back().seconds - readings.front().seconds < kMeasured) {
+    queue_batch();  // the card has work while the host reads
+    queued.front().synchronize();
+    queued.pop_front();
+    if (now() < kWarmUp) continue;
+    readings.push_back({now(), nvml_->energy()});
+    runs += batch;
+  }
+  ctx.stream.synchronize();
+  return summarize_power(readings, runs, readings.back().seconds - readings.front().seconds);
+}
+
+Json to_json(const PowerUse& use) {
+  Json out = Json::object();
+  const auto add = [&](const char* key, const std::optional<double>& value) {
+    if (value) out[key] = *value;
+  };
+  add("joules", use.joules), add("watts", use.watts), add("limit_w", use.limit_w);
+  add("clock_mhz", use.clock_mhz), add("max_clock_mhz", use.max_clock_mhz), add("capped_share", use.capped_share);
+  return out;
 }
 
 template <class Work>

@@ -2,6 +2,7 @@
 // bandwidth and a large matrix product's rate.
 #pragma once
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "engine/context.h"
+#include "engine/process/power.h"
+#include "io/json_config.h"
 
 namespace triad {
 
@@ -107,6 +110,30 @@ struct Ceiling {
   }
 };
 Ceiling measure_ceiling(Device, DType, Stopwatch&);
+
+// Seconds since the object was made.
+class Seconds {
+ public:
+  double operator()() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_ = Clock::now();
+};
+
+// EnergyMeter: the energy of work on a GPU. The work is queued again and again for some seconds, with whatever the runs
+// before leave in L2, while the card's counter is read; so one measurement takes 3.5 s.
+class EnergyMeter {
+ public:
+  // Throws a UsageError if the device has no energy counter that can be read.
+  explicit EnergyMeter(Device);
+  // us: the time of one run.
+  PowerUse operator()(Context&, double us, const std::function<void()>& work) const;
+
+ private:
+  std::unique_ptr<Nvml> nvml_;
+};
+Json to_json(const PowerUse&);  // without what is absent
 
 // Times reference kernels that move as few bytes as an op does. Small transfers stay below large ones' bandwidth, so a
 // memory-bound op is compared with these. Each call allocates its memory and frees it.

@@ -130,6 +130,13 @@ void BenchOptions::add_files_to(CLI::App& verb) {
   verb.add_option("--append", append, "add this run's results to this file, one line of JSON each");
 }
 
+void BenchOptions::add_energy_to(CLI::App& verb) {
+  verb.add_flag(
+      "--energy", energy,
+      "also measure the energy of each pass on a GPU: it is repeated for 3.5 s, with what the pass before leaves "
+      "in L2");
+}
+
 void BenchOptions::add_to(CLI::App& verb) {
   add_output_to(verb);
   verb.add_option("--device", device, "auto (a GPU if there is one), cpu or cuda")->capture_default_str();

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -215,32 +214,17 @@ class Steps {
 PowerUse measure_power(Steps& steps, int64_t count) {
   steps.drain();
   const Nvml nvml(steps.comm().first() ? backend::pci_address(steps.ctx().device) : "");
-  const GpuEnergy before = nvml.energy();
-  using Clock = std::chrono::steady_clock;
-  // The least time between two readings, so that short steps seldom wait for one.
-  constexpr std::chrono::milliseconds kBetweenReadings(100);
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point last_reading = begin;
-  std::vector<GpuEnergy> during;
+  // The least time between two readings, so that short steps seldom wait for one, s.
+  constexpr double kBetweenReadings = 0.1;
+  const Seconds now;
+  std::vector<TimedEnergy> readings = {{now(), nvml.energy()}};
   for (int64_t i = 0; i < count; ++i) {
     steps.take();
-    if (Clock::now() - last_reading < kBetweenReadings) continue;
-    during.push_back(nvml.energy());
-    last_reading = Clock::now();
+    if (now() - readings.back().seconds >= kBetweenReadings) readings.push_back({now(), nvml.energy()});
   }
   steps.drain();
-  const std::chrono::duration<double> seconds = Clock::now() - begin;
-  return summarize_power(before, during, nvml.energy(), count, seconds.count());
-}
-
-Json to_json(const PowerUse& use) {
-  Json out = Json::object();
-  const auto add = [&](const char* key, const std::optional<double>& value) {
-    if (value) out[key] = *value;
-  };
-  add("joules", use.joules), add("watts", use.watts), add("limit_w", use.limit_w);
-  add("clock_mhz", use.clock_mhz), add("max_clock_mhz", use.max_clock_mhz), add("capped_share", use.capped_share);
-  return out;
+  readings.push_back({now(), nvml.energy()});
+  return summarize_power(readings, count, readings.back().seconds - readings.front().seconds);
 }
 
 // Mean time and launches per traced step.

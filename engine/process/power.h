@@ -29,8 +29,8 @@ struct PowerUse {
 };
 
 // Summarizes readings of a card that did `runs` equal runs of some work in `seconds`. The driver renews the energy
-// counter only every 20 to 100 ms, so the mean power is that between the first and the last reading with a renewed
-// counter. Clock and capped_share leave out the first and the last reading, when the card may be idle.
+// counter only at intervals, so the mean power is that between the first and the last reading with a renewed counter.
+// Clock and capped_share leave out the first and the last reading, when the card may be idle.
 PowerUse summarize_power(const std::vector<TimedEnergy>& readings, int64_t runs, double seconds);
 
 // Returns, for example, "691 of 700 W; the power limit lowers the clock 100% of the time; SM clock 1672 of 1980 MHz;

@@ -72,7 +72,7 @@ struct AttentionBench {
   Device device;
   DType dtype;
   bool json;
-  std::optional<EnergyMeter> energy;  // with --energy
+  std::optional<EnergyMeter> energy;  // absent without --energy
   Stopwatch stopwatch{device};
   BenchRows rows{
       .what = "attention", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};

@@ -87,7 +87,7 @@ struct OpsBench {
   MemoryTimes memory_times{device, stopwatch};
   BenchRows rows{.what = "op", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 
-  std::optional<EnergyMeter> energy = {};  // with --energy
+  std::optional<EnergyMeter> energy = {};  // absent without --energy
   std::string fallbacks = {};              // one line for each case in which a kernel fell back to a slower one
 
   void skip(const OpCase& c, const std::string& why) {
@@ -98,7 +98,7 @@ struct OpsBench {
   struct Pass {
     double flops, bytes;
     Timing dirty, clean;
-    PowerUse power = {};  // with --energy
+    PowerUse power = {};  // empty without --energy
   };
   template <class Work>
   Pass time(Context& ctx, double flops, double bytes, Work&& work) {

@@ -133,7 +133,7 @@ class EnergyMeter {
  private:
   std::unique_ptr<Nvml> nvml_;
 };
-Json to_json(const PowerUse&);  // without what is absent
+Json to_json(const PowerUse&);  // absent values are left out
 
 // Times reference kernels that move as few bytes as an op does. Small transfers stay below large ones' bandwidth, so a
 // memory-bound op is compared with these. Each call allocates its memory and frees it.

@@ -261,6 +261,25 @@ void check_host_bounds(const int32_t* bounds, int64_t count, int64_t B, int64_t 
   } catch (const UsageError& e) { reject(TRIAD_NSA_ERROR_BOUNDS, "{}", e.what()); }
 }
 
+std::vector<int32_t> on_host(const triad_nsa_context& c, void* stream, const void* from, int64_t count) {
+  std::vector<int32_t> host(static_cast<size_t>(count));
+  const CurrentDevice current(c.device);
+  try {
+    backend::copy(reinterpret_cast<std::byte*>(host.data()), Device::cpu(), static_cast<const std::byte*>(from),
+                  c.device, static_cast<int64_t>(host.size() * sizeof(int32_t)), stream);
+    if (c.device.is_cuda()) backend::synchronize(c.device, stream);
+  } catch (const Error& e) { reject(TRIAD_NSA_ERROR_CUDA, "{}", e.what()); }
+  return host;
+}
+
+std::vector<int32_t> host_bounds(const triad_nsa_context& c, void* stream, int64_t B, int64_t T,
+                                 const triad_nsa_documents& d) {
+  if (d.cu_seqlens == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "documents.cu_seqlens is NULL");
+  std::vector<int32_t> host = on_host(c, stream, d.cu_seqlens, d.count + 1);
+  check_host_bounds(host.data(), d.count, B, T, max_documents(d));
+  return host;
+}
+
 }  // namespace triad::library
 
 extern "C" void triad_nsa_default_options(triad_nsa_options* options) {

@@ -257,6 +257,8 @@ const char* triad_nsa_status_name(int status) {
       return "TRIAD_NSA_ERROR_MEMORY";
     case TRIAD_NSA_ERROR_INTERNAL:
       return "TRIAD_NSA_ERROR_INTERNAL";
+    case TRIAD_NSA_ERROR_LISTS:
+      return "TRIAD_NSA_ERROR_LISTS";
     default:
       return "an unknown status";
   }

@@ -169,6 +169,11 @@ std::string build_info();
 
 // Throws TRIAD_NSA_ERROR_BOUNDS unless the bounds, in host memory, are in order.
 void check_host_bounds(const int32_t* bounds, int64_t count, int64_t B, int64_t T, int64_t most);
+// Copies integers on the context's device to the host, and waits for the stream.
+std::vector<int32_t> on_host(const triad_nsa_context&, void* stream, const void* from, int64_t count);
+// Returns the bounds, on the host and checked.
+std::vector<int32_t> host_bounds(const triad_nsa_context&, void* stream, int64_t B, int64_t T,
+                                 const triad_nsa_documents&);
 inline int64_t max_documents(const triad_nsa_documents& d) { return d.max_per_row > 0 ? d.max_per_row : d.count; }
 
 }  // namespace triad::library

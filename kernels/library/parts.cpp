@@ -2,11 +2,8 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/library/library.h"
+#include "kernels/library/branch.h"
 #include "kernels/library/outputs.h"
-#include "kernels/nsa/attend_compressed.h"
-#include "kernels/nsa/attend_selected.h"
-#include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/compress.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/gate_factors.h"
@@ -15,116 +12,12 @@ namespace triad::library {
 
 namespace {
 
-void need(const void* pointer, const char* name) {
-  if (pointer == nullptr) reject(TRIAD_NSA_ERROR_ARGUMENT, "{} is NULL", name);
-}
-
-bool present(const triad_nsa_tensor* t) { return t != nullptr && t->rank != 0; }
-
 // Checks the tensors for compression or its backward: rows [B,T,H,D], and blocks [B,Tc,H,D] in that dtype or or_dtype.
 void expect_blocks(const Call& call, const char* rows_name, const ConstTensor& rows, const char* blocks_name,
                    const ConstTensor& blocks, DType or_dtype) {
   call.expect_element(rows_name, rows);
   const int64_t Tc = compressed_length(rows.size(1), call.options.l, call.options.d);
   call.expect(blocks_name, blocks, {rows.size(0), Tc, rows.size(2), rows.size(3)}, rows.dtype, or_dtype);
-}
-
-// ---- attend ----
-
-// A branch's inputs, checked.
-struct Branch {
-  int branch;
-  ConstTensor q, k, v, block_index;
-  DType type, acc;
-  Shape o_shape, lse_shape;
-};
-
-Branch read_branch(const Call& call, int branch, const triad_nsa_tensor* q, const triad_nsa_tensor* k,
-                   const triad_nsa_tensor* v, const triad_nsa_tensor* block_index) {
-  if (branch < TRIAD_NSA_CMP || branch > TRIAD_NSA_WIN)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "branch is {}: 0 (cmp), 1 (sel) or 2 (win) is allowed", branch);
-  Branch b{};
-  b.branch = branch;
-  b.q = call.tensor("q", q, 4), b.k = call.tensor("k", k, 4), b.v = call.tensor("v", v, 4);
-  call.expect_element("q", b.q);
-  b.type = b.q.dtype, b.acc = acc_dtype(b.type);
-  const int64_t B = b.q.size(0), T = b.q.size(1), Hq = b.q.size(2), Hkv = b.k.size(2), dk = b.q.size(3),
-                dv = b.v.size(3);
-  if (Hkv < 1 || Hq < 1 || Hq % Hkv != 0)
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "q has {} heads, no multiple of the {} groups of k", Hq, Hkv);
-  if (dk < 1 || dv < 1) reject(TRIAD_NSA_ERROR_ARGUMENT, "q is {} and v {}: heads need a width", b.q.str(), b.v.str());
-  call.expect_count(B, T, Hq, std::max(dk, dv));
-  const int64_t S = branch == TRIAD_NSA_CMP ? compressed_length(T, call.options.l, call.options.d) : T;
-  call.expect("k", b.k, {B, S, Hkv, dk}, b.type);
-  call.expect("v", b.v, {B, S, Hkv, dv}, b.type);
-  if (branch == TRIAD_NSA_SEL) {
-    b.block_index = call.tensor("block_index", block_index, 4, Call::Strides::contiguous);
-    call.expect("block_index", b.block_index, {B, T, Hkv, call.options.n_sel}, DType::i32);
-  } else if (present(block_index)) {
-    reject(TRIAD_NSA_ERROR_ARGUMENT, "block_index is given, and branch is {}", branch);
-  }
-  b.o_shape = {B, T, Hq, dv}, b.lse_shape = {B, T, Hq};
-  return b;
-}
-
-void attend(Call& call, const triad_nsa_documents* documents, const Branch& b, const triad_nsa_tensor* o_from,
-            const triad_nsa_tensor* lse_from) {
-  const Tensor o = call.tensor("o", o_from, 4, Call::Strides::heads, true);
-  const Tensor lse = call.tensor("lse", lse_from, 3, Call::Strides::contiguous, true);
-  call.expect("o", o, b.o_shape, b.type);
-  call.expect("lse", lse, b.lse_shape, b.acc);
-  if (o.numel() == 0) return;
-  Scratch::Scope scope(call.ctx.scratch);
-  Outputs to(call, scope);
-  const AttendOut out{to.target(o, b.type, b.o_shape), lse};
-  const AttendIn in{scaled(call, b.q, scope), b.k, b.v, call.documents(documents, b.q.size(0), b.q.size(1), scope)};
-  if (b.branch == TRIAD_NSA_CMP) nsa_attend_compressed_forward(call.ctx, out, in, call.options);
-  if (b.branch == TRIAD_NSA_SEL) nsa_attend_selected_forward(call.ctx, out, in, b.block_index, call.options.l_sel);
-  if (b.branch == TRIAD_NSA_WIN) nsa_attend_window_forward(call.ctx, out, in, call.options.w);
-  to.finish();
-}
-
-struct AttendBackwardArguments {
-  const triad_nsa_tensor *o, *lse, *d_o, *dq, *dk, *dv;
-};
-
-void attend_backward(Call& call, const triad_nsa_documents* documents, const Branch& b,
-                     const AttendBackwardArguments& from) {
-  Context& ctx = call.ctx;
-  const Tensor o = call.tensor("o", from.o, 4), dout = call.tensor("d_o", from.d_o, 4);
-  const Tensor lse = call.tensor("lse", from.lse, 3, Call::Strides::contiguous);
-  call.expect("o", o, b.o_shape, b.type);
-  call.expect("d_o", dout, b.o_shape, b.type);
-  call.expect("lse", lse, b.lse_shape, b.acc);
-  const auto wanted = [&](const char* name, const triad_nsa_tensor* t, const Shape& shape) {
-    if (!present(t)) return Tensor{};
-    const Tensor to = call.tensor(name, t, 4, Call::Strides::heads, true);
-    call.expect(name, to, shape, b.type, b.acc);
-    return to;
-  };
-  const Tensor dq = wanted("dq", from.dq, b.q.shape());
-  const Tensor dk = wanted("dk", from.dk, b.k.shape()), dv = wanted("dv", from.dv, b.v.shape());
-  if (b.q.numel() == 0) return;
-  Scratch::Scope scope(ctx.scratch);
-  Outputs to(call, scope);
-  const double factor = call.options.factor(b.q.size(3));
-  const bool in_acc = (!dk.empty() && dk.dtype == b.acc) || (!dv.empty() && dv.dtype == b.acc);
-  const DType key_type = in_acc ? b.acc : b.type;
-  const AttendGradOut out{to.target_dq(dq, b.acc, b.q.shape(), factor), to.target(dk, key_type, b.k.shape()),
-                          to.target(dv, key_type, b.v.shape())};
-  const AttendIn in{scaled(call, b.q, scope), b.k, b.v, call.documents(documents, b.q.size(0), b.q.size(1), scope)};
-  const Tensor delta = scope.alloc(b.acc, b.lse_shape), norm = scope.alloc(b.acc, b.lse_shape);
-  attention_delta(ctx, delta, dout, o, norm);
-  zero(ctx, out.dq);
-  const int64_t stride = b.branch == TRIAD_NSA_CMP ? call.options.d : 1;
-  const Tensor unit =
-      attend_rounding_unit(ctx, scope, out.dq, dout, in.q, {{in.k, in.v, {}, delta, stride}}, norm, {}, in.documents);
-  const AttendGradIn upstream{dout, {}, delta, lse, unit};
-  if (b.branch == TRIAD_NSA_CMP) nsa_attend_compressed_backward(ctx, out, upstream, in, call.options);
-  if (b.branch == TRIAD_NSA_SEL)
-    nsa_attend_selected_backward(ctx, out, upstream, in, b.block_index, call.options.l_sel);
-  if (b.branch == TRIAD_NSA_WIN) nsa_attend_window_backward(ctx, out, upstream, in, call.options.w);
-  to.finish();
 }
 
 // ---- combine ----
@@ -214,20 +107,9 @@ triad_nsa_status triad_nsa_check_documents(triad_nsa_context* context, void* str
   return guarded([&] {
     need(context, "context");
     if (d == nullptr || d->count == 0) return;
-    need(d->cu_seqlens, "documents.cu_seqlens");
     if (B < 1 || T < 1 || d->count < 0)
       reject(TRIAD_NSA_ERROR_ARGUMENT, "{} documents in {} rows of {} tokens", d->count, B, T);
-    const int64_t most = max_documents(*d);
-    if (!context->device.is_cuda()) return check_host_bounds(d->cu_seqlens, d->count, B, T, most);
-    const CurrentDevice current(context->device);
-    std::vector<int32_t> host(static_cast<size_t>(d->count + 1));
-    try {
-      backend::copy(reinterpret_cast<std::byte*>(host.data()), Device::cpu(),
-                    reinterpret_cast<const std::byte*>(d->cu_seqlens), context->device,
-                    static_cast<int64_t>(host.size() * sizeof(int32_t)), stream);
-      backend::synchronize(context->device, stream);
-    } catch (const Error& e) { reject(TRIAD_NSA_ERROR_CUDA, "{}", e.what()); }
-    check_host_bounds(host.data(), d->count, B, T, most);
+    host_bounds(*context, stream, B, T, *d);
   });
 }
 
@@ -292,8 +174,7 @@ triad_nsa_status triad_nsa_select(triad_nsa_context* context, void* stream, cons
       const Tensor index = call.tensor("block_index", index_from, 4, Call::Strides::contiguous, true);
       call.expect_element("q", q);
       const int64_t B = q.size(0), T = q.size(1), Hq = q.size(2), Hkv = k_cmp.size(2);
-      if (Hkv < 1 || Hq < 1 || Hq % Hkv != 0)
-        reject(TRIAD_NSA_ERROR_ARGUMENT, "q has {} heads, no multiple of the {} groups of k_cmp", Hq, Hkv);
+      expect_groups("k_cmp", Hq, Hkv);
       const int64_t Tc = compressed_length(T, call.options.l, call.options.d);
       call.expect("k_cmp", k_cmp, {B, Tc, Hkv, q.size(3)}, q.dtype);
       call.expect("lse_cmp", lse, {B, T, Hq}, acc_dtype(q.dtype));

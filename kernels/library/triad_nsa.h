@@ -66,7 +66,8 @@ typedef enum triad_nsa_status {
   TRIAD_NSA_ERROR_WORKSPACE = 6,   /* a workspace that is too small */
   TRIAD_NSA_ERROR_CUDA = 7,        /* a CUDA runtime error */
   TRIAD_NSA_ERROR_MEMORY = 8,      /* the host is out of memory */
-  TRIAD_NSA_ERROR_INTERNAL = 9     /* anything else: a defect in the library */
+  TRIAD_NSA_ERROR_INTERNAL = 9,    /* anything else: a defect in the library */
+  TRIAD_NSA_ERROR_LISTS = 10       /* block lists with an entry that no list may have */
 } triad_nsa_status;
 
 /* The message of the calling thread's last error; "" if it had none. Valid until the thread's next call. */
@@ -274,6 +275,58 @@ TRIAD_NSA_API triad_nsa_status triad_nsa_combine_backward(triad_nsa_context*, vo
                                                           const triad_nsa_tensor* gate, const triad_nsa_tensor d_o[3],
                                                           const triad_nsa_tensor* dgate, void* workspace,
                                                           size_t* workspace_bytes);
+
+/* ---- block-sparse attention with one softmax, and an index that is taught to list blocks ----
+ *
+ *   o[t,h] = softmax attention for q[t,h] with scale `scale` over the tokens <= t in the blocks listed for (t, g)
+ *   lse[t,h] = the scaled scores' natural log-sum-exp
+ *
+ * block_index [B,T,Hkv,n] i32, contiguous, n at least 1: the lists, from anywhere. Each is ascending, without
+ * repetitions and padded at the end with -1; it may be empty, which gives o 0 and lse -inf. Block j is the tokens
+ * [j*block, (j+1)*block); packed rows number blocks as triad_nsa_documents says. A block after t's own adds no tokens.
+ * Other entries give undefined results: triad_nsa_check_lists finds them. block_index NULL: all tokens <= t, dense
+ * causal attention. Of the options block, scale, kernels and flags matter; the others have to be valid.
+ *
+ * The index is a small attention with one key head for all groups: iq [B,T,Hkv,di], ik [B,T,1,di] type, di even, 2 to
+ * 256, rotated like q and k if those are. Its scores are s[t,g,j] = iq[t,g] . ik[j] / sqrt(di). */
+
+/* Copies the lists to the host, waits for the stream, and returns TRIAD_NSA_ERROR_LISTS, with the first wrong entry in
+ * the message, unless they are as above and no block is after its token's own. Not allowed in a capture. */
+TRIAD_NSA_API triad_nsa_status triad_nsa_check_lists(triad_nsa_context*, void* stream, const triad_nsa_options*,
+                                                     const triad_nsa_documents*, const triad_nsa_tensor* block_index);
+
+/* block_index [B,T,Hkv,selected] i32 overwritten  <-  iq, ik: the options' init_blocks first and local_blocks last
+ * blocks, then complete blocks by their best token's score, the lower block first if equal. No gradient. */
+TRIAD_NSA_API triad_nsa_status triad_nsa_select_by_index(triad_nsa_context*, void* stream, const triad_nsa_options*,
+                                                         const triad_nsa_documents*, const triad_nsa_tensor* iq,
+                                                         const triad_nsa_tensor* ik,
+                                                         const triad_nsa_tensor* block_index, void* workspace,
+                                                         size_t* workspace_bytes);
+
+/* o [B,T,Hq,dv] type, lse [B,T,Hq] acc overwritten  <-  q [B,T,Hq,dk], k [B,T,Hkv,dk], v [B,T,Hkv,dv] type */
+TRIAD_NSA_API triad_nsa_status triad_nsa_block_sparse_forward(
+    triad_nsa_context*, void* stream, const triad_nsa_options*, const triad_nsa_documents*, const triad_nsa_tensor* q,
+    const triad_nsa_tensor* k, const triad_nsa_tensor* v, const triad_nsa_tensor* block_index,
+    const triad_nsa_tensor* o, const triad_nsa_tensor* lse, void* workspace, size_t* workspace_bytes);
+/* dq, dk, dv overwritten, in the shapes of q, k, v and in type or acc, dk and dv in the same; NULL: not computed
+ *  <-  d_o [B,T,Hq,dv] type and dlse [B,T,Hq] acc, contiguous: the gradients of o and lse; dlse NULL: 0; o and lse from
+ * forward; the rest as in forward */
+TRIAD_NSA_API triad_nsa_status triad_nsa_block_sparse_backward(
+    triad_nsa_context*, void* stream, const triad_nsa_options*, const triad_nsa_documents*, const triad_nsa_tensor* q,
+    const triad_nsa_tensor* k, const triad_nsa_tensor* v, const triad_nsa_tensor* block_index,
+    const triad_nsa_tensor* o, const triad_nsa_tensor* lse, const triad_nsa_tensor* d_o, const triad_nsa_tensor* dlse,
+    const triad_nsa_tensor* dq, const triad_nsa_tensor* dk, const triad_nsa_tensor* dv, void* workspace,
+    size_t* workspace_bytes);
+
+/* The index's loss, sum over all (t, g) of KL(P || Q), in nats: P is the mean over the group's heads of the attention's
+ * probabilities, Q the softmax of s, both over the tokens that (t, g) attends to. P gets no gradient.
+ * loss [1] f64: the sum; its mean is the sum / (B * T * Hkv). diq, dik: the gradients of weight * loss, in the shapes
+ * of iq and ik and in type or acc; NULL: not computed. All overwritten  <-  q, k, block_index, and lse from forward */
+TRIAD_NSA_API triad_nsa_status triad_nsa_index_loss(
+    triad_nsa_context*, void* stream, const triad_nsa_options*, const triad_nsa_documents*, const triad_nsa_tensor* q,
+    const triad_nsa_tensor* k, const triad_nsa_tensor* lse, const triad_nsa_tensor* block_index,
+    const triad_nsa_tensor* iq, const triad_nsa_tensor* ik, double weight, const triad_nsa_tensor* loss,
+    const triad_nsa_tensor* diq, const triad_nsa_tensor* dik, void* workspace, size_t* workspace_bytes);
 
 #ifdef __cplusplus
 }

@@ -32,6 +32,9 @@ struct AttendGradIn {
   // [B,T,Hq] acc, from attend_rounding_unit. If present, several CTAs may add to a dq row, in any order, and dq must be
   // zero before the first branch. If absent, a branch adds to each dq row once, and dq need not be zero before.
   ConstTensor rounding_unit = {};
+  // delta has lse's gradient subtracted, so that a row with a single key has a ds, which is otherwise 0 (kernels in f32
+  // and f64 do not compute it, since it would be rounding errors).
+  bool through_lse = false;
 };
 struct AttendGradOut {
   Tensor dq;      // [B,T,Hq,dk] acc, added to; shared by the branches

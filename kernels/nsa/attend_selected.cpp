@@ -7,6 +7,7 @@
 #include "kernels/nsa/cpu/attend_backward.h"
 #include "kernels/nsa/cpu/attend_forward.h"
 #include "kernels/nsa/cpu/index.h"
+#include "kernels/nsa/index_loss.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {
@@ -152,6 +153,17 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
   dispatch_float(in.q.dtype, [&]<class T>() {
     attend_cpu::backward<T>(ctx, out, grad, in, pattern);
     if (index != nullptr) index_cpu::backward<T>(ctx, *index, in, grad.lse, pattern);
+  });
+}
+
+void index_cpu::selected_loss(Context& ctx, const IndexForward& forward, const IndexBackward& backward,
+                              const AttendIn& in, ConstTensor lse, ConstTensor block_index, int64_t l_sel) {
+  auto pattern = selected_pattern("nsa_index_loss", in, block_index, l_sel);
+  Scratch::Scope scope(ctx.scratch);
+  invert_lists(ctx, scope, pattern.inner, in.q.size(0), in.k.size(2));
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    index_cpu::forward<T>(ctx, forward, pattern);
+    index_cpu::backward<T>(ctx, backward, in, lse, pattern);
   });
 }
 

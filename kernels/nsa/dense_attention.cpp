@@ -7,6 +7,7 @@
 #include "kernels/nsa/cpu/attend_forward.h"
 #include "kernels/nsa/cpu/index.h"
 #include "kernels/nsa/gate.h"
+#include "kernels/nsa/index_loss.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {
@@ -89,6 +90,15 @@ void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor d
   dispatch_float(in.q.dtype, [&]<class T>() {
     attend_cpu::backward<T>(ctx, out, upstream, in, pattern);
     if (index != nullptr) index_cpu::backward<T>(ctx, *index, in, saved.lse, pattern);
+  });
+}
+
+void index_cpu::dense_loss(Context& ctx, const IndexForward& forward, const IndexBackward& backward, const AttendIn& in,
+                           ConstTensor lse) {
+  const auto pattern = causal_pattern("nsa_index_loss", in);
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    index_cpu::forward<T>(ctx, forward, pattern);
+    index_cpu::backward<T>(ctx, backward, in, lse, pattern);
   });
 }
 

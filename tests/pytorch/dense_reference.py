@@ -14,7 +14,7 @@ def softmax_attention(q, k, v, visible, scale):
     some = visible.any(-1, keepdim=True)
     scores = scores.masked_fill(~visible, -math.inf)
     p = torch.softmax(scores.masked_fill(~some, 0), -1) * some
-    lse = torch.logsumexp(scores.detach(), -1)
+    lse = torch.logsumexp(scores.masked_fill(~some, 0), -1).masked_fill(~some[..., 0], -math.inf)
     return torch.einsum("bhgts,bhsd->bhgtd", p, v), p, lse
 
 
@@ -30,6 +30,12 @@ def select(p, T, l, d, block, selected, init_blocks, local_blocks):
     c, j = torch.arange(p.size(-1))[:, None] * d, torch.arange(-(-T // block))[None, :] * block
     share = (torch.minimum(c + l, j + block) - torch.maximum(c, j)).clamp(min=0).to(p.dtype) / l
     score = p.detach().cpu() @ share
+    return best_blocks(score, T, block, selected, init_blocks, local_blocks)
+
+
+def best_blocks(score, T, block, selected, init_blocks, local_blocks):
+    """score [B, Hkv, T, blocks] -> lists [B, T, Hkv, selected], ascending, padded with -1."""
+    score = score.cpu()
     j, t = torch.arange(score.size(-1)), torch.arange(T)[:, None]
     current = t // block
     forced = (j <= current) & ((j < init_blocks) | (j > current - local_blocks))
@@ -42,6 +48,14 @@ def select(p, T, l, d, block, selected, init_blocks, local_blocks):
     return best.transpose(1, 2)
 
 
+def in_listed_blocks(lists, block):
+    """[B, T, Hkv, n] -> bool [B, Hkv, 1, T, T]: whether the list of token t holds the block of token s."""
+    B, T, Hkv, _ = lists.shape
+    listed = torch.zeros(B, T, Hkv, -(-T // block) + 1, dtype=torch.bool, device=lists.device)
+    listed.scatter_(3, lists.long().masked_fill(lists < 0, listed.size(3) - 1), True)
+    return listed[..., torch.arange(T, device=lists.device) // block].permute(0, 2, 1, 3)[:, :, None]
+
+
 def one_document(q, k, v, gate, kc, vc, lists, compress, block, selected, window, init_blocks, local_blocks, scale):
     """k, v: three tensors each; gate [B, T, Hkv or Hq, 3]; kc, vc: compressed keys and values; lists: None, or given."""
     (l, d), (B, T, Hq, dk), Hkv = compress, q.shape, kc.size(2)
@@ -52,10 +66,7 @@ def one_document(q, k, v, gate, kc, vc, lists, compress, block, selected, window
     o_cmp, p, lse_cmp = softmax_attention(grouped, by_head(kc), by_head(vc), blocks_end <= t + 1, scale)
     if lists is None:
         lists = select(p.sum(2), T, l, d, block, selected, init_blocks, local_blocks).to(q.device)
-    listed = torch.zeros(B, T, Hkv, -(-T // block) + 1, dtype=torch.bool, device=q.device)
-    listed.scatter_(3, lists.long().masked_fill(lists < 0, listed.size(3) - 1), True)
-    listed = listed[..., torch.arange(T, device=q.device) // block].permute(0, 2, 1, 3)[:, :, None]
-    o_sel, _, lse_sel = softmax_attention(grouped, by_head(k[1]), by_head(v[1]), listed & (s <= t), scale)
+    o_sel, _, lse_sel = softmax_attention(grouped, by_head(k[1]), by_head(v[1]), in_listed_blocks(lists, block) & (s <= t), scale)
     o_win, _, lse_win = softmax_attention(grouped, by_head(k[2]), by_head(v[2]), (s <= t) & (s > t - window), scale)
     flat = [o.permute(0, 3, 1, 2, 4).reshape(B, T, Hq, vc.size(3)) for o in (o_cmp, o_sel, o_win)]
     lse = [x.permute(0, 3, 1, 2).reshape(B, T, Hq) for x in (lse_cmp, lse_sel, lse_win)]
@@ -92,3 +103,36 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
     joined = lambda parts: torch.cat([x[0] for x in parts])  # noqa: E731
     return (joined([r[0] for r in results]), [joined([r[1][b] for r in results]) for b in range(3)],
             [joined([r[2][b] for r in results]) for b in range(3)], joined([r[3] for r in results]))
+
+
+def select_by_index(iq, ik, block, selected, init_blocks, local_blocks):
+    """iq [B, T, Hkv, di], ik [B, T, 1, di] -> lists [B, T, Hkv, selected]."""
+    T = iq.size(1)
+    scores = torch.einsum("bthd,bsd->bhts", iq, ik[:, :, 0]).detach()
+    scores = torch.nn.functional.pad(scores, (0, -T % block), value=-math.inf).unflatten(-1, (-1, block)).amax(-1)
+    return best_blocks(scores, T, block, selected, init_blocks, local_blocks)
+
+
+def one_softmax(q, k, v, lists, block, scale=None, iq=None, ik=None, cu_seqlens=None):
+    """Attention with one softmax over listed blocks, or (lists None) all tokens. Returns o, lse and the index's mean loss."""
+    if cu_seqlens is not None:
+        cut = lambda x, a, b: None if x is None else x[None, a:b]  # noqa: E731
+        parts = [one_softmax(*(cut(x, a, b) for x in (q, k, v, lists)), block, scale, cut(iq, a, b), cut(ik, a, b))
+                 for a, b in zip(cu_seqlens, cu_seqlens[1:])]
+        losses = [loss * (b - a) / cu_seqlens[-1] for (_, _, loss), a, b in zip(parts, cu_seqlens, cu_seqlens[1:])]
+        return torch.cat([o[0] for o, _, _ in parts]), torch.cat([lse[0] for _, lse, _ in parts]), sum(losses)
+    (B, T, Hq, dk), Hkv = q.shape, k.size(2)
+    grouped = q.reshape(B, T, Hkv, Hq // Hkv, dk).permute(0, 2, 3, 1, 4)
+    visible = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()[None, None, None]
+    if lists is not None:
+        visible = visible & in_listed_blocks(lists, block)
+    o, p, lse = softmax_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), visible, dk ** -0.5 if scale is None else scale)
+    loss = torch.zeros((), dtype=q.dtype, device=q.device)
+    if iq is not None:
+        teacher, seen = p.mean(2).detach(), visible.expand(B, Hkv, 1, T, T)[:, :, 0]
+        scores = torch.einsum("bthd,bsd->bhts", iq, ik[:, :, 0]) * iq.size(-1) ** -0.5
+        some = seen.any(-1, keepdim=True)
+        log_student = torch.log_softmax(scores.masked_fill(~seen, -math.inf).masked_fill(~some, 0), -1)
+        kl = teacher * (teacher.clamp(min=1e-300).log() - log_student.masked_fill(~seen, 0))
+        loss = kl.masked_fill(teacher == 0, 0).sum() / max(1, B * T * Hkv)
+    return o.permute(0, 3, 1, 2, 4).reshape(B, T, Hq, -1), lse.permute(0, 3, 1, 2).reshape(B, T, Hq), loss

@@ -38,14 +38,17 @@ class Block(nn.Module):
             m["dim"], m["n_heads"], m["n_kv_groups"], m["d_k"], m["d_v"], compress=(n["l"], n["d"]), block=n["l_sel"],
             selected=n["n_sel"], window=n["w"], init_blocks=n["init_blocks"], local_blocks=n["local_blocks"], phi=n["phi"],
             gate=n["gate"], gate_temperature=n["gate_temperature"], shared_kv=n["shared_kv"], rope_theta=m["rope_theta"],
-            rope_scale=m["rope_scale"], qkv_bias=m["qkv_bias"], qk_norm=m["qk_norm"], norm_eps=m["norm_eps"])
+            rope_scale=m["rope_scale"], qkv_bias=m["qkv_bias"], qk_norm=m["qk_norm"], norm_eps=m["norm_eps"],
+            selector=n["selector"], branches=n["branches"], d_index=n["d_index"])
         self.mlp = nn.Module()
         self.mlp.fc1 = nn.Linear(m["dim"], m["mlp_hidden"], bias=False)
         self.mlp.fc2 = nn.Linear(m["mlp_hidden"], m["dim"], bias=False)
 
     def forward(self, x):
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp.fc2(F.silu(self.mlp.fc1(self.norm2(x))))
+        """Returns the block's output, and the loss of its index, or 0."""
+        y, index_loss = self.attn(self.norm1(x)) if self.attn.indexed else (self.attn(self.norm1(x)), 0)
+        x = x + y
+        return x + self.mlp.fc2(F.silu(self.mlp.fc1(self.norm2(x)))), index_loss
 
 
 class Model(nn.Module):
@@ -60,10 +63,11 @@ class Model(nn.Module):
         self.lm_head = nn.Linear(m["dim"], m["vocab_size"], bias=False)
 
     def forward(self, tokens):
-        x = self.embed(tokens)
+        x, index_loss = self.embed(tokens), 0
         for block in self.blocks:
-            x = block(x)
-        return self.lm_head(self.norm_f(x))
+            x, loss = block(x)
+            index_loss = index_loss + loss
+        return self.lm_head(self.norm_f(x)), index_loss
 
 
 def philox(seed, stream, counter):
@@ -126,7 +130,9 @@ class Training(unittest.TestCase):
 
     def test_same_losses(self):
         for name, sets in {"apart": [], "shared, conv, norms, sigmoid": [
-                "nsa.shared_kv=true", "nsa.phi=conv", "model.qk_norm=true", "nsa.gate=sigmoid", "model.qkv_bias=true"]}.items():
+                "nsa.shared_kv=true", "nsa.phi=conv", "model.qk_norm=true", "nsa.gate=sigmoid", "model.qkv_bias=true"],
+                           "taught index": ["nsa.selector=index", "nsa.branches=sel", "nsa.d_index=6", "model.qk_norm=true",
+                                            "nsa.init_blocks=0", "nsa.local_blocks=1", "nsa.n_sel=2", "nsa.index_loss=0.5"]}.items():
             with self.subTest(name), tempfile.TemporaryDirectory() as path:
                 self.check(name, pathlib.Path(path), sets)
 
@@ -142,15 +148,18 @@ class Training(unittest.TestCase):
         self.triad("train", tiny, *options, "--set", f"train.init_from={folder}/init")
         steps = [json.loads(line) for line in (folder / "run/heartbeat_rank0.jsonl").read_text().splitlines()]
         theirs = [step["loss"] for step in steps if step["msg"] == "step_end"]
-        ours = self.train(config["train"], Model(config), weights, tokens)
+        ours = self.train(config, Model(config), weights, tokens)
         worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         print(f"{name}: {STEPS} steps, loss {ours[0]:.4f} to {ours[-1]:.4f}, largest difference {worst:.1e}", flush=True)
         self.assertLess(ours[-1], ours[0] - 0.3)
         self.assertLessEqual(worst, MOST)
 
     @staticmethod
-    def train(c, model, weights, tokens):
+    def train(config, model, weights, tokens):
+        c = config["train"]
         model.load_state_dict(weights)
+        index = [p for name, p in model.named_parameters() if ".index_" in name]  # clipped by a norm of its own
+        rest = [p for name, p in model.named_parameters() if ".index_" not in name]
         tokens, n = torch.tensor(tokens), (len(tokens) - 1) // T
         decayed = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() == 1]
@@ -160,9 +169,11 @@ class Training(unittest.TestCase):
         for step in range(STEPS):
             begins = [sequence_of(step * B + b, n) * T for b in range(B)]
             batch = torch.stack([tokens[begin:begin + T + 1] for begin in begins])
-            loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), c["grad_clip"])
+            logits, index_loss = model(batch[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            (loss + config["nsa"]["index_loss"] * index_loss).backward()
+            nn.utils.clip_grad_norm_(rest, c["grad_clip"])
+            nn.utils.clip_grad_norm_(index, c["grad_clip"])
             lowest, warm = c["lr"] * c["min_lr_fraction"], c["warmup_steps"]
             cosine = lowest + 0.5 * (c["lr"] - lowest) * (1 + math.cos(math.pi * (step - warm) / (STEPS - warm)))
             for group in optimizer.param_groups:
@@ -173,7 +184,22 @@ class Training(unittest.TestCase):
         return losses
 
     def test_names_of_checkpoints(self):
-        for sets in ([], ["nsa.phi=mlp"], ["nsa.phi=conv", "nsa.shared_kv=true", "model.qk_norm=true", "model.qkv_bias=true"]):
+        for sets in ([], ["nsa.phi=mlp"], ["nsa.phi=conv", "nsa.shared_kv=true", "model.qk_norm=true", "model.qkv_bias=true"],
+                     ["nsa.selector=index", "nsa.branches=sel", "nsa.d_index=6", "model.qk_norm=true", "model.qkv_bias=true"]):
             with self.subTest(str(sets)), tempfile.TemporaryDirectory() as path:
                 _, _, config, weights = self.start(pathlib.Path(path), sets)
-                Model(config).load_state_dict(weights)
+                model = Model(config)
+                model.load_state_dict(weights)
+                layer = triad_nsa.NSAAttention.from_checkpoint(f"{path}/init", layer=1)
+                self.assertEqual(layer.settings(), model.blocks[1].attn.settings())
+                for (name, mine), (other, theirs) in zip(layer.named_parameters(), model.blocks[1].attn.named_parameters(), strict=True):
+                    self.assertTrue(name == other and torch.equal(mine, theirs), name)
+
+    def test_layers_of_other_kinds_are_refused(self):
+        for key, value, pattern in (("model.attention", "dense", "model.attention is 'dense'"),
+                                    ("model.dense_layers", "1:2", "model.dense_layers is '1:2'"),
+                                    ("nsa.uniform_gate", "true", "nsa.uniform_gate is True"), ("nsa.w", "9", "model.n_layers is 2")):
+            with self.subTest(key), tempfile.TemporaryDirectory() as path:
+                self.start(pathlib.Path(path), [f"{key}={value}"])
+                with self.assertRaisesRegex(ValueError, pattern):
+                    triad_nsa.NSAAttention.from_checkpoint(f"{path}/init", layer=2 if key == "nsa.w" else 1)

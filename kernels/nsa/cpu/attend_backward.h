@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/common/cpu_exp.h"
 #include "kernels/common/integer.h"
@@ -18,7 +19,7 @@ template <class T>
 struct GradRows {
   using A = acc_t<T>;
   int64_t G, dk, dv, q_row, o_row, tokens, groups;
-  A scale;
+  A scale, alone;              // alone: of softmax_gradient
   Tensor q, dout, statistics;  // [B,Hkv,N,G,q_row], [B,Hkv,N,G,o_row], [2,B,Hkv,N,G]: lse, delta
   GradRows(Context& ctx, Scratch::Scope& scope, const AttendGradIn& grad, const AttendIn& in)
       : G(in.q.size(2) / in.k.size(2)),
@@ -29,6 +30,7 @@ struct GradRows {
         tokens(in.q.size(1)),
         groups(in.k.size(2)),
         scale(A{1} / std::sqrt(static_cast<A>(dk))),
+        alone(grad.through_lse ? std::numeric_limits<A>::infinity() : A{1}),
         q(scope.alloc(dtype_of<A>, {in.q.size(0), groups, tokens, G, q_row})),
         dout(scope.alloc(dtype_of<A>, {in.q.size(0), groups, tokens, G, o_row})),
         statistics(scope.alloc(dtype_of<A>, {2, in.q.size(0), groups, tokens, G})) {
@@ -61,14 +63,15 @@ struct GradRows {
   int64_t row(int64_t b, int64_t t, int64_t g) const { return ((b * groups + g) * tokens + t) * G; }
 };
 
-// Replaces s by p = exp(s - lse) and dp by ds = p * (dp - delta). If p is 1, the row sees no other key with weight, so
-// ds is exactly 0; dp - delta would leave two equal numbers' rounding error.
+// Replaces s by p = exp(s - lse) and dp by ds = p * (dp - delta). If p is 1, which is `alone`, the row sees no other
+// key with weight, so ds is exactly 0; dp - delta would leave two equal numbers' rounding error. alone: infinity if
+// delta has a part of lse's gradient, which is then ds.
 template <class A>
-inline void softmax_gradient(A* s, A* dp, int64_t n, A lse, A delta) {
+inline void softmax_gradient(A* s, A* dp, int64_t n, A lse, A delta, A alone) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {
     s[j] = exp_of(s[j] - lse);
-    dp[j] = s[j] >= A{1} ? A{0} : s[j] * (dp[j] - delta);
+    dp[j] = s[j] >= alone ? A{0} : s[j] * (dp[j] - delta);
   }
 }
 
@@ -97,7 +100,8 @@ void backward_queries(Context& ctx, Tensor dq_out, const GradRows<T>& rows, cons
       scores(ds + at, kChunk, G, dout, o_row, dv, vt, c0, c1);
     };
     for_each_chunk_of_row<A>(pattern, b, t, g, score, [&](const Piece* pieces, int64_t count, int64_t columns) {
-      for (int64_t r = 0; r < G; ++r) softmax_gradient(p + r * kChunk, ds + r * kChunk, columns, lse[r], delta[r]);
+      for (int64_t r = 0; r < G; ++r)
+        softmax_gradient(p + r * kChunk, ds + r * kChunk, columns, lse[r], delta[r], rows.alone);
       for (const Piece* piece = pieces; piece < pieces + count; ++piece)
         multiply_add(dq, q_row, G, q_row, Left<A>{ds + piece->at, kChunk, 1},
                      Right<A>{k.p + piece->first * k.row, k.row, k.block}, piece->last - piece->first);
@@ -196,7 +200,7 @@ class KeyBlockGradient {
     scores(ds_, L, M, batch.dout, rows_.o_row, rows_.dv, Right<A>{v_, L, rows_.dv * L}, s, s + L);
     for (int64_t m = 0; m < M; ++m) {
       const Seen& token = seen_[m / rows_.G];
-      softmax_gradient(p_ + m * L, ds_ + m * L, L, batch.lse[m], batch.delta[m]);
+      softmax_gradient(p_ + m * L, ds_ + m * L, L, batch.lse[m], batch.delta[m], rows_.alone);
       if (token.first <= s && s + L <= token.last) continue;
       for (int64_t j = 0; j < L; ++j)
         if (s + j < token.first || s + j >= token.last) p_[m * L + j] = ds_[m * L + j] = 0;

@@ -42,12 +42,11 @@ inline constexpr int kRows = 16 * kWarps;
 //   dp     gate * (the row's dout . the key's value v)
 //   delta  gate * (the row's dout . the row's output o)
 // The function is given dp - delta. If p is 1, all other keys have weight 0, so o equals v, and ds is 0. But dp and
-// delta were rounded differently, so that dp - delta is not exactly 0. In f32 the function therefore returns 0 if
-// p > 1 - 1e-6. In bf16 it doesn't, because rounding q, k, v and dout to bf16 causes far larger errors.
+// delta were rounded differently, so that dp - delta is not exactly 0. In f32 the function therefore returns 0 if p >
+// alone (Attend::alone). In bf16 it doesn't, because rounding q, k, v and dout to bf16 causes far larger errors.
 template <class T>
-__device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
-  constexpr float kAlone = 1 - 1e-6f;
-  if (std::is_same_v<T, float> && p > kAlone) return 0;
+__device__ __forceinline__ float score_gradient(float p, float dp_minus_delta, float alone) {
+  if (std::is_same_v<T, float> && p > alone) return 0;
   return p * dp_minus_delta;
 }
 
@@ -55,12 +54,13 @@ __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
 template <class T>
 struct Attend {
   View<const T> q, k, v;
-  int tokens, groups;    // T (with RowPart: where the call's tokens end), Hkv
-  Divisor heads;         // G, the query heads per group
-  float scale;           // 1 / sqrt(dk)
-  int depth_k, depth_v;  // dk and dv, each rounded up to a multiple of kDepth
-  int stages;            // tiles that are in shared memory at a time: 2 for double buffering, or 1
-  int first_token = 0;   // the first token whose query rows the call computes (RowPart)
+  int tokens, groups;       // T (with RowPart: where the call's tokens end), Hkv
+  Divisor heads;            // G, the query heads per group
+  float scale;              // 1 / sqrt(dk)
+  int depth_k, depth_v;     // dk and dv, each rounded up to a multiple of kDepth
+  int stages;               // tiles that are in shared memory at a time: 2 for double buffering, or 1
+  int first_token = 0;      // the first token whose query rows the call computes (RowPart)
+  float alone = 1 - 1e-6f;  // backward: a larger p counts as 1; infinity for AttendGradIn::through_lse
   __device__ __forceinline__ float scale_log2() const { return scale * kLog2e; }
 };
 
@@ -118,6 +118,14 @@ Attend<T> make_attend(const char* op, const AttendIn& in, int stages = 1) {
           round_up(dv, kDepth),
           stages,
           static_cast<int>(first_token(in))};
+}
+
+// The same for backward.
+template <class T>
+Attend<T> make_attend(const char* op, const AttendIn& in, const AttendGradIn& grad, int stages) {
+  Attend<T> a = make_attend<T>(op, in, stages);
+  if (grad.through_lse) a.alone = INFINITY;
+  return a;
 }
 
 // Calls f.template operator()<T, Tile>(plan) with q's element type, and the tile shape and plan for the problem and the

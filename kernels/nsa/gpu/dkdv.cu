@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(12 * 32
                   ds[j][e] = p[j][e] * (ds[j][e] - (e % 2 == 0 ? stats[j].y : stats[j].w));
                 } else {
                   const float delta = stage_rows.delta[query_row(j, e)], gate = stage_rows.gate[query_row(j, e)];
-                  ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta));
+                  ds[j][e] = score_gradient<T>(p[j][e], fmaf(gate, ds[j][e], -delta), a.in.alone);
                   p[j][e] *= gate;
                 }
           }
@@ -370,7 +370,7 @@ void launch_dkdv(Context& ctx, const char* op, const TilePlan& plan, const Atten
                  const AttendIn& in, const KeyRange& range, const KeyWorkList& list, const Tensor& row_stats,
                  int part_tokens) {
   static_assert(sizeof(StageRows<Tile::kKeys, kAddsDq>) == Tile::kKeys * (kAddsDq ? kDqDkDvRowBytes : kDkdvRowBytes));
-  DkdvArgs<T> a{make_attend<T>(op, in, plan.stages),
+  DkdvArgs<T> a{make_attend<T>(op, in, grad, plan.stages),
                 make_query_view<const T>(in, grad.dout),
                 make_query_view<const float>(in, grad.lse),
                 make_query_view<const float>(in, grad.delta),

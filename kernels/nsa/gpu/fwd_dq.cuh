@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(Tile::kThreads, resident_ctas<T, Tile>(4, 3))
 #pragma unroll
           for (int e = 0; e < 4; ++e)
             ds[j][e] = score_gradient<T>(exp2_approx(fmaf(p[j][e], scale, -lse_log2[e / 2])),
-                                         fmaf(gate[e / 2], ds[j][e], -delta[e / 2]));
+                                         fmaf(gate[e / 2], ds[j][e], -delta[e / 2]), a.in.alone);
         multiply_nn<kKeys, kColumns>(dq, ds, k + column0, stride_k);
       });
 
@@ -369,7 +369,7 @@ template <class Keys>
 void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const Keys& keys) {
   dispatch_attend(ctx, op, PortableKernel::dq, in, 0, [&]<class T, class Tile>(const TilePlan& plan) {
-    const DqArgs<T> a{make_attend<T>(op, in, plan.stages),         make_query_view<const T>(in, grad.dout),
+    const DqArgs<T> a{make_attend<T>(op, in, grad, plan.stages),   make_query_view<const T>(in, grad.dout),
                       make_query_view<const float>(in, grad.lse),  make_query_view<const float>(in, grad.delta),
                       make_query_view<const float>(in, grad.gate), make_query_view<float>(in, out.dq)};
     launch(ctx, op, bwd_dq_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns, Tile::kRows),

@@ -60,7 +60,7 @@ class Sizes:
         return self.B * self.T * self.lists[-2] * self.lists[-1]
 
 
-def _expect(condition, message):
+def expect(condition, message):
     if not condition:
         raise ValueError(f"triad_nsa: {message()}")
 
@@ -74,40 +74,40 @@ def check_inputs(tensors, cu_seqlens, options):
     """Raises a ValueError that names the first argument that does not fit. tensors: in the order of INPUTS."""
     q = tensors[0]
     shape = lambda x: list(x.shape)  # noqa: E731
-    _expect(q.dim() in (3, 4), lambda: f"q is {shape(q)}: [B, T, Hq, dk] is needed, or packed [N, Hq, dk] with cu_seqlens")
-    _expect((cu_seqlens is not None) == (q.dim() == 3), lambda:
+    expect(q.dim() in (3, 4), lambda: f"q is {shape(q)}: [B, T, Hq, dk] is needed, or packed [N, Hq, dk] with cu_seqlens")
+    expect((cu_seqlens is not None) == (q.dim() == 3), lambda:
             f"q is {shape(q)} {'with' if cu_seqlens is not None else 'without'} cu_seqlens: packed tokens [N, Hq, dk] need "
             "cu_seqlens, and only they may have it")
-    _expect(q.dtype in (torch.bfloat16, torch.float32, torch.float64),
+    expect(q.dtype in (torch.bfloat16, torch.float32, torch.float64),
             lambda: f"q is {q.dtype}: bfloat16, float32 or (on the CPU) float64 is needed")
     l, d = options[:2]
-    _expect(d > 0 and l > 0 and l % d == 0, lambda: f"compress is ({l}, {d}): a length and a stride that divides it are needed")
+    expect(d > 0 and l > 0 and l % d == 0, lambda: f"compress is ({l}, {d}): a length and a stride that divides it are needed")
     names = ["q", *names_of("k", tensors[1:4]), *names_of("v", tensors[4:7]), "gate", "k_cmp", "v_cmp"]
     for name, x in zip(("cu_seqlens", *names), (cu_seqlens, *tensors)):
-        _expect(x is None or x.device == q.device, lambda: f"{name} is on {x.device}, and q is on {q.device}")
+        expect(x is None or x.device == q.device, lambda: f"{name} is on {x.device}, and q is on {q.device}")
     k, v = first_given(tensors[1], tensors[2]), first_given(tensors[4], tensors[5])
     lead, Hq, Hkv = q.shape[:-2], q.size(-2), k.size(-2)
-    _expect(k.dim() == q.dim() and Hkv > 0 and Hq % Hkv == 0, lambda:
+    expect(k.dim() == q.dim() and Hkv > 0 and Hq % Hkv == 0, lambda:
             f"q is {shape(q)} and k is {shape(k)}: the number of k's heads has to divide that of q's")
     for i, name in enumerate(names[1:7], 1):
         x, width = tensors[i], q.size(-1) if i < 4 else v.size(-1)
-        _expect(x is None or x.shape == (*lead, Hkv, width), lambda:
+        expect(x is None or x.shape == (*lead, Hkv, width), lambda:
                 f"{name} is {shape(x)}: {[*lead, Hkv, width]} is needed, as q is {shape(q)}")
-        _expect(x is None or x.dtype == q.dtype, lambda: f"{name} is {x.dtype}, and q is {q.dtype}")
+        expect(x is None or x.dtype == q.dtype, lambda: f"{name} is {x.dtype}, and q is {q.dtype}")
     gate, k_cmp, v_cmp = tensors[GATE:]
-    _expect(gate is None or gate.shape in ((*lead, Hkv, 3), (*lead, Hq, 3)), lambda:
+    expect(gate is None or gate.shape in ((*lead, Hkv, 3), (*lead, Hq, 3)), lambda:
             f"gate is {shape(gate)}: {[*lead, Hkv, 3]} is needed, or {[*lead, Hq, 3]}: a factor for each of cmp, sel, win")
-    _expect((k_cmp is None) == (v_cmp is None), lambda: "k_cmp and v_cmp are given both or not at all")
+    expect((k_cmp is None) == (v_cmp is None), lambda: "k_cmp and v_cmp are given both or not at all")
     for name, x, width in (("k_cmp", k_cmp, q.size(-1)), ("v_cmp", v_cmp, v.size(-1))):
         if x is None:
             continue
-        _expect(x.dtype == q.dtype, lambda: f"{name} is {x.dtype}, and q is {q.dtype}")
+        expect(x.dtype == q.dtype, lambda: f"{name} is {x.dtype}, and q is {q.dtype}")
         if cu_seqlens is None:
             needed = (q.size(0), blocks_within(q.size(1), l, d), Hkv, width)
-            _expect(x.shape == needed, lambda: f"{name} is {shape(x)}: {list(needed)} is needed, a row for each block")
+            expect(x.shape == needed, lambda: f"{name} is {shape(x)}: {list(needed)} is needed, a row for each block")
         else:
-            _expect(x.dim() == 3 and x.shape[1:] == (Hkv, width), lambda:
+            expect(x.dim() == 3 and x.shape[1:] == (Hkv, width), lambda:
                     f"{name} is {shape(x)}: [blocks of all documents, {Hkv}, {width}] is needed")
     if cu_seqlens is not None:
-        _expect(cu_seqlens.dim() == 1 and cu_seqlens.dtype == torch.int32 and cu_seqlens.size(0) > 1, lambda:
+        expect(cu_seqlens.dim() == 1 and cu_seqlens.dtype == torch.int32 and cu_seqlens.size(0) > 1, lambda:
                 f"cu_seqlens is {cu_seqlens.dtype} {shape(cu_seqlens)}: int32 [documents + 1] is needed")

@@ -72,7 +72,21 @@ def check_bounds(cu_seqlens, tokens, blocks, compress):
     cu_seqlens._triad_nsa_checked = state
 
 
-def _autocast(tensors, device_type):
+def positions_of(cu_seqlens, tokens):
+    """The position of each token in its document, i64 [tokens], without synchronization."""
+    at = torch.arange(tokens, device=cu_seqlens.device)
+    document = torch.searchsorted(cu_seqlens, at.to(cu_seqlens.dtype), right=True) - 1
+    return at - cu_seqlens[document]
+
+
+def first_blocks(cu_seqlens, tokens, block):
+    """The library's number of the first block in each token's document, i32 [tokens, 1, 1]: it counts blocks in the row."""
+    token = torch.arange(tokens, dtype=torch.int32, device=cu_seqlens.device)
+    document = torch.searchsorted(cu_seqlens, token, right=True, out_int32=True) - 1
+    return (cu_seqlens[document].div(block, rounding_mode="floor") + document)[:, None, None]
+
+
+def autocast(tensors, device_type):
     """Under autocast q, k and v get its dtype; f64 tensors and gates stay as they are."""
     dtype = torch.get_autocast_dtype(device_type)
     if dtype == torch.float16:
@@ -102,7 +116,7 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
     tensors = [q, k0, k1, k2, v0, v1, v2, gate, k_cmp, v_cmp]
     device_type = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
     if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
-        tensors = _autocast(tensors[:7], device_type) + [gate] + _autocast(tensors[8:], device_type)
+        tensors = autocast(tensors[:7], device_type) + [gate] + autocast(tensors[8:], device_type)
         q = tensors[0]
     if gate is not None and gate.dtype not in (q.dtype, accumulator(q.dtype)):
         tensors[7] = gate.to(accumulator(q.dtype))
@@ -120,8 +134,5 @@ def _parts(out, values, lse, lists, cu_seqlens, block):
         return tuple(buffer[at:at + count].view(shape) for at in found)
 
     if cu_seqlens is not None:  # from the library's numbers, which count in the row
-        token = torch.arange(out.size(0), device=out.device)
-        document = torch.searchsorted(cu_seqlens, token.to(torch.int32), right=True) - 1
-        first = cu_seqlens[document].div(block, rounding_mode="floor") + document
-        lists = torch.where(lists < 0, -1, lists - first[:, None, None]).to(torch.int32)
+        lists = torch.where(lists < 0, -1, lists - first_blocks(cu_seqlens, out.size(0), block))
     return Parts(of_branches(values, out.shape), of_branches(lse, out.shape[:-1]), lists)

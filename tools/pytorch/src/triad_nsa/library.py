@@ -7,6 +7,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32
 
 OK, ARGUMENT, STRIDE, BOUNDS, DEVICE = range(5)
 CPU = -1  # the device of a context
+LISTS = 10
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "int32": 3}
 UNCHECKED_POINTERS, SIGNED_GATES = 1, 2
 MAX_RANK = 5
@@ -81,7 +82,7 @@ c = _load()
 def check(status):
     """Raises the library's message unless status is OK."""
     if status != OK:
-        kind = ValueError if status in (ARGUMENT, STRIDE, BOUNDS, DEVICE) else RuntimeError
+        kind = ValueError if status in (ARGUMENT, STRIDE, BOUNDS, DEVICE, LISTS) else RuntimeError
         name = c.triad_nsa_status_name(status).decode()
         raise kind(f"triad_nsa: {c.triad_nsa_last_error().decode()} ({name})")
 

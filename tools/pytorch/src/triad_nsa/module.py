@@ -1,21 +1,34 @@
 """NSAAttention: projections, rotation, compression and gates around triad_nsa.attention, with Triad's parameter names."""
 import json
 import math
+import pathlib
+import struct
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from .attention import attention
+from .attention import attention, positions_of
+from .block_sparse import block_sparse_attention, dense_attention_with_index, indexed_attention, select
 
 BRANCHES = ("cmp", "sel", "win")
+THREE, ONE = ("compressed", "cmp,sel,win"), ("index", "sel")  # selector and branches
 
 
-def positions_of(cu_seqlens, tokens):
-    """The position of each token in its document, i64 [tokens], without synchronization."""
-    at = torch.arange(tokens, device=cu_seqlens.device)
-    document = torch.searchsorted(cu_seqlens, at.to(cu_seqlens.dtype), right=True) - 1
-    return at - cu_seqlens[document]
+def read_tensors(path, prefix):
+    """The tensors of a safetensors file whose names begin with `prefix`, without it."""
+    dtypes = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16}
+    with open(path, "rb") as file:
+        end = 8 + struct.unpack("<Q", file.read(8))[0]
+        entries, found = json.loads(file.read(end - 8)), {}
+        for name, entry in entries.items():
+            if not name.startswith(prefix):
+                continue
+            begin, stop = entry["data_offsets"]
+            file.seek(end + begin)
+            found[name.removeprefix(prefix)] = torch.frombuffer(
+                bytearray(file.read(stop - begin)), dtype=dtypes[entry["dtype"]]).view(entry["shape"])
+    return found
 
 
 def rotate(x, cos, sin):
@@ -84,12 +97,16 @@ class NSAAttention(nn.Module):
 
     phi: how blocks of keys and values are compressed, "avg", "conv" or "mlp". gate: "softmax", "sigmoid", or None, which
     gives every branch 1/3. shared_kv: one pair k, v for all branches. rope_theta: None leaves q and k unrotated.
+
+    selector "index" with branches "sel": one softmax over the blocks that a taught index lists, of width d_index; compress,
+    window, phi, gate and shared_kv then have no meaning. The layer returns (y, index_loss), which belongs in the objective;
+    index_loss is None in eval mode.
     """
 
     def __init__(self, dim, n_heads, n_kv_groups, d_k, d_v=None, *, compress=(32, 16), block=64, selected=16, window=512,
                  init_blocks=1, local_blocks=2, phi="avg", gate="softmax", gate_temperature=1.0, shared_kv=False,
                  rope_theta=10000.0, rope_scale=1.0, qkv_bias=False, qk_norm=False, norm_eps=1e-6, init_std=0.02,
-                 device=None, dtype=None):
+                 selector="compressed", branches="cmp,sel,win", d_index=64, device=None, dtype=None):
         super().__init__()
         if n_heads % n_kv_groups:
             raise ValueError(f"n_heads is {n_heads}: it has to be a multiple of n_kv_groups, which is {n_kv_groups}")
@@ -97,6 +114,14 @@ class NSAAttention(nn.Module):
             raise ValueError(f'phi is {phi!r}: "avg", "conv" or "mlp" is needed')
         if gate not in ("softmax", "sigmoid", None):
             raise ValueError(f'gate is {gate!r}: "softmax", "sigmoid" or None is needed')
+        if (selector, branches) not in (THREE, ONE):
+            raise ValueError(f"selector is {selector!r} and branches {branches!r}: {' with '.join(map(repr, THREE))} is needed, or "
+                             f"{' with '.join(map(repr, ONE))}")
+        self.indexed, self.d_index = (selector, branches) == ONE, d_index
+        if self.indexed and (d_index % 2 or not 2 <= d_index <= 256):
+            raise ValueError(f"d_index is {d_index}: an even number from 2 to 256 is needed")
+        if self.indexed:
+            shared_kv, phi, gate = True, "avg", None
         d_v = d_k if d_v is None else d_v
         self.n_heads, self.n_kv_groups, self.d_k, self.d_v = n_heads, n_kv_groups, d_k, d_v
         self.nsa = dict(compress=tuple(compress), block=block, selected=selected, window=window, init_blocks=init_blocks,
@@ -118,11 +143,54 @@ class NSAAttention(nn.Module):
             self.gate = nn.Module()
             self.gate.fc1 = nn.Linear(d_k, d_k // 2, **where)
             self.gate.fc2 = nn.Linear(d_k // 2, 3, **where)
+        if self.indexed:  # without biases, whatever qkv_bias is
+            self.index_q_proj = nn.Linear(dim, n_kv_groups * d_index, bias=False, **where)
+            self.index_k_proj = nn.Linear(dim, d_index, bias=False, **where)
+            if qk_norm:
+                self.index_q_norm, self.index_k_norm = (RMSNorm(d_index, norm_eps, **where) for _ in range(2))
         self.out_proj = nn.Linear(n_heads * d_v, dim, bias=False, **where)
         self.reset_parameters()
 
+    @classmethod
+    def from_config(cls, config, layer=0, *, device=None, dtype=None):
+        """A fresh layer, as the one of this number in a model of Triad. config: `config` of a checkpoint's state.json."""
+        m, n = config["model"], config["nsa"]
+        dense = [range(*map(int, part.split(":"))) for part in m["dense_layers"].split(",") if part]
+        for key, value, wrong in (
+                ("model.n_layers", m["n_layers"], not 0 <= layer < m["n_layers"]),
+                ("model.attention", m["attention"], m["attention"] != "nsa"),
+                ("model.dense_layers", m["dense_layers"], any(layer in part for part in dense)),
+                ("model.rope_scaling", m["rope_scaling"], m["rope_scaling"] != "none"),
+                ("nsa.force_branch", n["force_branch"], n["force_branch"] != "none"),
+                ("nsa.uniform_gate", n["uniform_gate"], n["uniform_gate"]),
+                ("nsa.stopgrad_gates", n["stopgrad_gates"], n["stopgrad_gates"])):
+            if wrong:
+                raise ValueError(f"layer {layer} of this config is no NSAAttention: {key} is {value!r}")
+        three = {} if n["branches"] == "sel" else dict(
+            compress=(n["l"], n["d"]), window=n["w"], phi=n["phi"], gate=n["gate"], gate_temperature=n["gate_temperature"],
+            shared_kv=n["shared_kv"])
+        return cls(m["dim"], m["n_heads"], m["n_kv_groups"], m["d_k"], m["d_v"], block=n["l_sel"], selected=n["n_sel"],
+                   init_blocks=n["init_blocks"], local_blocks=n["local_blocks"], rope_theta=m["rope_theta"],
+                   rope_scale=m["rope_scale"], qkv_bias=m["qkv_bias"], qk_norm=m["qk_norm"], norm_eps=m["norm_eps"],
+                   init_std=m["init_std"], selector=n["selector"], branches=n["branches"], d_index=n["d_index"], device=device,
+                   dtype=dtype, **three)
+
+    @classmethod
+    def from_checkpoint(cls, folder, layer=0, *, device=None, dtype=None):
+        """The layer of this number in a checkpoint of Triad, with its weights: the folder of state.json and model.safetensors."""
+        folder, prefix = pathlib.Path(folder), f"blocks.{layer}.attn."
+        config = json.loads((folder / "state.json").read_text())["config"]
+        made = cls.from_config(config, layer, device=device, dtype=dtype)
+        made.load_state_dict(read_tensors(folder / "model.safetensors", prefix))
+        return made
+
     def settings(self):
         """What the layer's function depends on and no shape of a parameter shows."""
+        if self.indexed:
+            chosen = {name: self.nsa[name] for name in ("block", "selected", "init_blocks", "local_blocks")}
+            return {**chosen, "selector": "index", "branches": "sel", "d_index": self.d_index, "n_heads": self.n_heads,
+                    "n_kv_groups": self.n_kv_groups, "rope_theta": self.rope_theta, "rope_scale": self.rope_scale,
+                    "norm_eps": self.q_norm.eps if self.qk_norm else None}
         return {**self.nsa, "n_heads": self.n_heads, "n_kv_groups": self.n_kv_groups, "gate": self.gate_kind,
                 "gate_temperature": self.gate_temperature, "rope_theta": self.rope_theta, "rope_scale": self.rope_scale,
                 "norm_eps": self.q_norm.eps if self.qk_norm else None}
@@ -159,13 +227,15 @@ class NSAAttention(nn.Module):
             else:
                 parameter.normal_(std=self.init_std)
 
-    def rotation(self, tokens, cu_seqlens=None, *, device=None, dtype=torch.float32):
-        """cos and sin [tokens, d_k / 2], computed in f64. Layers with equal rotations can share them."""
+    def rotation(self, tokens, cu_seqlens=None, *, device=None, dtype=torch.float32, width=None):
+        """cos and sin [tokens, width / 2], computed in f64, of width d_k if none is given. Layers with equal rotations can
+        share them."""
+        width = self.d_k if width is None else width
         if cu_seqlens is None:
             position = torch.arange(tokens, device=device)
         else:
             position = positions_of(cu_seqlens, tokens)
-        exponent = torch.arange(self.d_k // 2, dtype=torch.float64, device=position.device) * (-2 / self.d_k)
+        exponent = torch.arange(width // 2, dtype=torch.float64, device=position.device) * (-2 / width)
         angle = position.double()[:, None] / self.rope_scale * torch.exp(exponent * math.log(self.rope_theta))
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
@@ -176,25 +246,47 @@ class NSAAttention(nn.Module):
         z = z.to(torch.promote_types(z.dtype, torch.float32)) / self.gate_temperature
         return torch.sigmoid(z) if self.gate_kind == "sigmoid" else torch.softmax(z, -1)
 
-    def forward(self, x, cu_seqlens=None, cos_sin=None):
-        """x [B, T, dim], or packed [N, dim] with cu_seqlens, i32 [documents + 1]. cos_sin: from rotation()."""
+    def rotated(self, x, name, width, cos_sin):
+        """The projection `name` of x, with its norm and rotated: [.., heads, width]."""
+        y = getattr(self, f"{name}_proj")(x).unflatten(-1, (-1, width))
+        y = getattr(self, f"{name}_norm")(y) if self.qk_norm else y
+        return y if self.rope_theta is None else rotate(y, *cos_sin)
+
+    def forward(self, x, cu_seqlens=None, cos_sin=None, *, dense=False):
+        """x [B, T, dim], or packed [N, dim] with cu_seqlens, i32 [documents + 1]. cos_sin: from rotation(); with an index the
+        pair of those of widths d_k and d_index. dense: attention to all tokens, which teaches the index too: its warm-up."""
+        if dense and not self.indexed:
+            raise ValueError("dense=True is for layers with selector 'index'")
         if cos_sin is None and self.rope_theta is not None:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            cos_sin = self.rotation(x.size(-2), cu_seqlens, device=x.device, dtype=dtype)
-
-        def rotated(name):
-            y = getattr(self, f"{name}_proj")(x).unflatten(-1, (-1, self.d_k))
-            y = getattr(self, f"{name}_norm")(y) if self.qk_norm else y
-            return y if self.rope_theta is None else rotate(y, *cos_sin)
-
-        q = rotated("q")
-        k = [rotated(f"k_{branch}") for branch in self.branches]
+            cos_sin, *of_index = (self.rotation(x.size(-2), cu_seqlens, device=x.device, dtype=dtype, width=width)
+                                  for width in (self.d_k, *([self.d_index] if self.indexed else [])))
+            cos_sin = (cos_sin, *of_index) if self.indexed else cos_sin
+        if self.indexed:
+            return self.forward_indexed(x, cu_seqlens, (None, None) if cos_sin is None else cos_sin, dense)
+        q = self.rotated(x, "q", self.d_k, cos_sin)
+        k = [self.rotated(x, f"k_{branch}", self.d_k, cos_sin) for branch in self.branches]
         v = [getattr(self, f"v_{branch}_proj")(x).unflatten(-1, (-1, self.d_v)) for branch in self.branches]
         k_cmp, v_cmp = (None, None) if self.phi_k is None else (self.phi_k(k[0], cu_seqlens), self.phi_v(v[0], cu_seqlens))
         o = attention(q, k[0] if self.shared_kv else k, v[0] if self.shared_kv else v,
                       None if self.gate_kind is None else self.gates(q), cu_seqlens=cu_seqlens, k_cmp=k_cmp, v_cmp=v_cmp,
                       **self.nsa)
         return self.out_proj(o.flatten(-2).to(x.dtype))
+
+    def forward_indexed(self, x, cu_seqlens, cos_sin, dense):
+        q, k = (self.rotated(x, name, self.d_k, cos_sin[0]) for name in ("q", "k_win"))
+        v = self.v_win_proj(x).unflatten(-1, (-1, self.d_v))
+        index = [self.rotated(x.detach(), name, self.d_index, cos_sin[1]) for name in ("index_q", "index_k")]
+        chosen = {name: self.nsa[name] for name in ("block", "selected", "init_blocks", "local_blocks")}
+        loss = None
+        if dense:
+            o, loss = dense_attention_with_index(q, k, v, *index, cu_seqlens=cu_seqlens)
+        elif self.training:
+            o, loss = indexed_attention(q, k, v, *index, cu_seqlens=cu_seqlens, **chosen)
+        else:
+            lists = select(*index, cu_seqlens=cu_seqlens, **chosen)
+            o = block_sparse_attention(q, k, v, lists, block=chosen["block"], cu_seqlens=cu_seqlens)
+        return self.out_proj(o.flatten(-2).to(x.dtype)), loss
 
     def extra_repr(self):
         return f"heads={self.n_heads}/{self.n_kv_groups}, d_k={self.d_k}, d_v={self.d_v}, " + \

@@ -90,13 +90,13 @@ def part(structure, field):
     return structure
 
 
-def describe(target, x):
+def describe(target, x, rank=4):
     """Fills in the view of x but for its address. A packed tensor becomes a batch of one row."""
     size, stride = list(x.shape), list(x.stride())
-    if len(size) == 3:
+    if len(size) == rank - 1:
         size, stride = [1, *size], [max(1, x.numel()), *stride]
-    target.dtype, target.rank = library.DTYPES[str(x.dtype)[6:]], 4
-    target.size[:4], target.stride[:4] = size, stride
+    target.dtype, target.rank = library.DTYPES[str(x.dtype)[6:]], rank
+    target.size[:rank], target.stride[:rank] = size, stride
 
 
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch without CUDA
@@ -106,8 +106,39 @@ def address(structure):
     return ctypes.cast(byref(structure), c_void_p)
 
 
-class Plan:
-    """The library's structures for calls of one key. Each thread has its own, since a call sets their pointers.
+class Prepared:
+    """A call of the library that is prepared for one key: .device, .index, .context and the pointers of its inputs, in the
+    order in which they are given. Each thread has its own, since a call sets its pointers."""
+
+    def on(self, device):
+        self.device, self.index = device, device.index if device.type == "cuda" else library.CPU
+        self.context, self.workspace_bytes, self.pointers = library.context(self.index), c_size_t(), []
+
+    def query(self, function, *arguments):
+        """The library checks the arguments and sets the size of the workspace."""
+        self.function, self.stream, self.workspace = function, c_void_p(), c_void_p()
+        self.arguments = self.context, self.stream, *arguments, self.workspace, address(self.workspace_bytes)
+        library.check(function(*self.arguments))
+        self.needed = self.workspace_bytes.value
+        # A tensor without memory: its new_empty() takes less host time than torch.empty().
+        self.bytes = torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def call(self, given, workspace):
+        """Calls the library, with memory for the workspace at this address."""
+        for pointer, x in zip(self.pointers, given):
+            pointer.value = x.data_ptr()
+        self.workspace.value = workspace
+        if self.index >= 0:
+            self.stream.value = _current_stream(self.index)
+        else:
+            library.set_threads(torch.get_num_threads())
+        status = self.function(*self.arguments)
+        if status:
+            library.check(status)
+
+
+class Plan(Prepared):
+    """The library's structures for calls of attention.
 
     `given` are the inputs that are present, in the order of INPUTS, and cu_seqlens at the end if rows are packed."""
 
@@ -121,14 +152,13 @@ class Plan:
         self.strided_bounds = cu_seqlens is not None and cu_seqlens.stride(0) != 1
         self.as_they_are = not (self.copied or self.spread or self.strided_bounds)
         q = tensors[0]
-        self.device, self.dtype = q.device, q.dtype
+        self.on(q.device)
+        self.dtype = q.dtype
         self.sizes = sizes = Sizes(tensors, options)
         self.compress = options[:2]
         given, _ = self.readable(given)
         self.read = tensors, cu_seqlens = self.all_inputs(given, absent)
 
-        self.index = q.device.index if q.is_cuda else library.CPU
-        self.context = library.context(self.index)
         self.options = library.new(library.Options)
         names = ("compress_length", "compress_stride", "block", "selected", "window", "init_blocks", "local_blocks")
         for name, value in zip(names, options):
@@ -137,7 +167,6 @@ class Plan:
         self.options.flags = library.UNCHECKED_POINTERS | (library.SIGNED_GATES if options[len(names)] else 0)
 
         self.inputs, self.saved, self.out = library.new(library.Inputs), library.new(library.Saved), library.Tensor()
-        self.pointers = []
         for x, field in zip(tensors, FIELDS):
             if x is not None:
                 describe(part(self.inputs, field), x)
@@ -151,7 +180,6 @@ class Plan:
         self.lse_pointers = self.lse.pointers(self.saved, [("lse", b) for b in range(3)])
         self.lists_pointer = library.pointer_in(self.saved, ("block_index",))
         self.out_pointer = library.pointer_in(self.out, ("data",))
-        self.workspace_bytes = c_size_t()
         self.saved_at = None
         self.set_saved((SOME_ADDRESS,) * 3)
 
@@ -187,30 +215,6 @@ class Plan:
             pointer.value = lse + begin
         self.lists_pointer.value = lists
 
-    def query(self, function, *arguments):
-        """The library checks the arguments and sets the size of the workspace."""
-        self.function, self.stream, self.workspace = function, c_void_p(), c_void_p()
-        self.arguments = self.context, self.stream, *arguments, self.workspace, address(self.workspace_bytes)
-        library.check(function(*self.arguments))
-        self.needed = self.workspace_bytes.value
-        # A tensor without memory: its new_empty() takes less host time than torch.empty().
-        self.bytes = torch.empty(0, dtype=torch.uint8, device=self.device)
-        del self.read  # the structures have its shapes; a plan keeps no memory
-
-    def call(self, given, workspace):
-        """Calls the library, with memory for the workspace at this address."""
-        for pointer, x in zip(self.pointers, given):
-            pointer.value = x.data_ptr()
-        self.workspace.value = workspace
-        if self.index >= 0:
-            self.stream.value = _current_stream(self.index)
-        else:
-            library.set_threads(torch.get_num_threads())
-        status = self.function(*self.arguments)
-        if status:
-            library.check(status)
-
-
 class ForwardPlan(Plan):
     def __init__(self, given, absent, options, scale, keep):
         super().__init__(given, absent, options, scale)
@@ -218,6 +222,7 @@ class ForwardPlan(Plan):
         self.nothing = torch.empty(0, dtype=self.dtype, device=self.device)
         self.query(library.c.triad_nsa_forward, address(self.options), address(self.inputs), address(self.out),
                    address(self.saved) if keep else None)
+        del self.read  # the structures have its shapes; a plan keeps no memory
         # One buffer for all that backward needs, where nobody looks at its parts.
         aligned = lambda n: -(-n // ALIGNMENT) * ALIGNMENT  # noqa: E731
         lse_at = aligned(self.values.bytes)
@@ -289,6 +294,7 @@ class BackwardPlan(Plan):
                 self.learned += i >= K_CMP
         self.query(library.c.triad_nsa_backward, address(self.options), address(self.inputs), address(self.saved),
                    address(self.out), address(self.gradients))
+        del self.read
 
     def run(self, given, addresses, dout):
         """Returns the wanted gradients."""

@@ -159,16 +159,13 @@ Json choices_to_json(const KernelChoices& choices) {
 }
 
 void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
-                 const std::vector<std::string>& elsewhere) {
+                 const KeyHint& elsewhere) {
   for (const auto& [key, value] : object.items())
     if (!known.contains(key)) {
       std::string all;
       for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-      // The suggestion for an unknown key: the same key in another group is more likely meant than a similar key in
-      // this one.
-      std::string hint;
-      for (const std::string& other : elsewhere)
-        if (hint.empty() && other.ends_with("." + key)) hint = "; did you mean \"" + other + "\"?";
+      std::string hint = elsewhere ? elsewhere(key) : "";
+      if (!hint.empty()) hint = "; did you mean \"" + hint + "\"?";
       if (hint.empty()) hint = did_you_mean(key, {known.begin(), known.end()}, group + ".");
       fail_usage("unknown key {}.{} (value {}); the keys of {} are {}{}", group, shortened(key), brief(value), group,
                  all, hint);

@@ -2,6 +2,7 @@
 // that names the key, the value and what is allowed.
 #pragma once
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -123,10 +124,11 @@ struct Reader {
   }
 };
 
-// Throws for a key that is not in `known`. elsewhere: other groups' keys by full name (group.key), one of which may be
-// suggested.
+// The full name (group.key) of the key that may be meant by an unknown one, wherever it is; empty: none.
+using KeyHint = std::function<std::string(const std::string& key)>;
+// Throws for a key that is not in `known`. elsewhere: suggests a key before the most similar one of this group.
 void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
-                 const std::vector<std::string>& elsewhere = {});
+                 const KeyHint& elsewhere = {});
 const Json& group_object(const Json& root, const std::string& group);
 
 template <class T>
@@ -167,7 +169,7 @@ Json objects_to_json(const std::vector<T>& objects) {
 // see check_known.
 template <class Group>
 void read_group(const Json& root, const std::string& name, Group& group, bool require,
-                const std::vector<std::string>& elsewhere = {}) {
+                const json_config::KeyHint& elsewhere = {}) {
   const Json& object = json_config::group_object(root, name);
   json_config::Reader reader{name, object, {}, {}};
   visit(group, reader);

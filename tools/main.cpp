@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -22,6 +23,7 @@
 #include "kernels/ops/blas_core.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
+#include "train/config/load_config.h"
 
 namespace {
 
@@ -49,7 +51,12 @@ std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   for (const CLI::App* each : parsed)
     for (const std::string& extra : each->remaining()) {
       if (!extra.starts_with("-")) continue;
-      const std::string hint = triad::did_you_mean(extra.substr(0, extra.find('=')), options);
+      const std::string name = extra.substr(0, extra.find('='));
+      std::string hint = triad::did_you_mean(name, options);
+      // A config key is no option of its own.
+      if (const std::string key = triad::key_named(name.substr(std::min<size_t>(2, name.size())));
+          hint.empty() && !key.empty() && std::find(options.begin(), options.end(), "--set") != options.end())
+        hint = "; did you mean --set " + key + "=VALUE?";
       if (!hint.empty()) text += "triad: " + extra + hint + "\n";
     }
   return text;

@@ -8,6 +8,7 @@
 #include "tests/support/test.h"
 #include "train/checkpoint/state.h"
 #include "train/config/load_config.h"
+#include "train/config/other_names.h"
 #include "train/config/schedule.h"
 
 using namespace triad;
@@ -33,6 +34,21 @@ TEST_CASE("configs: each one loads, begins with a comment and is in the guide", 
     CHECK(test::has(guide, name));
   }
   CHECK(configs > 20);
+}
+
+TEST_CASE("configs: other trainers' names lead to keys, and no key has such a name", "[train]") {
+  std::string last;
+  for (const auto& [other, key] : kOtherNames) {
+    INFO(other << " " << key);
+    CHECK(key_named(other) == key);
+    CHECK(key_named(std::string(key).substr(std::string(key).find('.') + 1)) == key);
+    CHECK(last < other);
+    last = other;
+  }
+  CHECK(key_named("max-seq-len") == "train.seq_len");
+  CHECK(key_named("lr") == "train.lr");
+  CHECK(key_named("") == "");
+  CHECK(key_named("bananas") == "");
 }
 
 TEST_CASE("configs: m7c_bytes_8k_index is m7c_bytes_8k but for attention, with a short dense warm-up", "[train]") {

@@ -7,6 +7,7 @@
 
 #include "engine/process/did_you_mean.h"
 #include "train/config/config_fields.h"
+#include "train/config/other_names.h"
 
 namespace triad {
 
@@ -85,20 +86,31 @@ Json with_steps(Json root) {
 
 }  // namespace
 
+std::string key_named(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  Config config;
+  std::string found;
+  visit_groups(config, [&](const std::string& group_name, auto& group) {
+    visit(group, [&](const char* key, auto&, const char*, const Rule&) {
+      if (found.empty() && key == name) found = group_name + "." + key;
+    });
+  });
+  for (const auto& [other, key] : kOtherNames)
+    if (found.empty() && other == name) found = key;
+  return found;
+}
+
 Config config_from_json(const Json& without_steps) {
   const Json root = with_steps(without_steps);
   Config config;
-  std::vector<std::string> groups, keys;
-  visit_groups(config, [&](const std::string& name, auto& group) {
-    groups.push_back(name);
-    visit(group, [&](const char* key, auto&, const char*, const Rule&) { keys.push_back(name + "." + key); });
-  });
+  std::vector<std::string> groups;
+  visit_groups(config, [&](const std::string& name, auto&) { groups.push_back(name); });
   for (const auto& [group, value] : root.items())
     if (std::find(groups.begin(), groups.end(), group) == groups.end())
       fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log{}", shortened(group),
                  did_you_mean(group, groups));
   visit_groups(config, [&](const std::string& name, auto& group) {
-    read_group(root, name, group, name != "nsa" || config.model.has_nsa(), keys);
+    read_group(root, name, group, name != "nsa" || config.model.has_nsa(), key_named);
   });
   config.resolve();
   return config;

@@ -26,6 +26,10 @@ LoadedConfig load_config(Json root, const std::string& name, const std::vector<s
 // Parses and resolves a config, for example a checkpoint's, without the environment.
 Config config_from_json(const Json& root);
 Json config_to_json(const Config& config);
+// The key (group.key) that ends with this name in any group, or that other trainers call so (other_names.h); empty:
+// none.
+// '-' equals '_'.
+std::string key_named(std::string name);
 // Adds to the config that an earlier run wrote the keys that did not exist then and whose default has another meaning,
 // and replaces the values that are refused today.
 Json with_later_keys(Json root);

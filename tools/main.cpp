@@ -69,6 +69,16 @@ void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
 #endif
 
+// The arguments, with `help VERB ...` for `VERB ... --help`.
+std::vector<char*> with_help(int argc, char** argv) {
+  static char option[] = "--help";
+  std::vector<char*> all(argv, argv + argc);
+  if (argc < 2 || std::strcmp(argv[1], "help") != 0) return all;
+  all.erase(all.begin() + 1);
+  all.push_back(option);
+  return all;
+}
+
 constexpr int kReaderGone = 128 + SIGPIPE;  // exit code that a shell reports for a program that SIGPIPE ended
 
 // Whether a write to standard output failed because it is a pipe that nothing reads any more.
@@ -98,8 +108,10 @@ int main(int argc, char** argv) {
   app.failure_message(failure_text);
   triad::add_verbs(app);
   try {
-    check_verb(app, argc, argv);
-    app.parse(argc, argv);
+    std::vector<char*> arguments = with_help(argc, argv);
+    const int count = static_cast<int>(arguments.size());
+    check_verb(app, count, arguments.data());
+    app.parse(count, arguments.data());
   } catch (const CLI::ParseError& e) {
     constexpr int kUsage = 2;
     if (app.exit(e) != 0) return kUsage;  // 0 after --help and --version

@@ -108,6 +108,17 @@ TEST_CASE("tools: weights that are not finite give an error, not a result", "[to
   check("generate --prompt x --checkpoint " + bad + kOnCpu, 1, {bad, "nan"});
 }
 
+TEST_CASE("tools: help VERB is VERB --help", "[tools]") {
+  for (const std::string verb : {"", "eval", "bench attention"}) {
+    INFO(verb);
+    const Outcome help = run_program("help " + verb), option = run_program(verb + " --help");
+    CHECK(help.exit_code == 0);
+    CHECK(help.output == option.output);
+    CHECK(help.output.find("Usage:") != std::string::npos);
+  }
+  check("help trian", 2, {"unknown verb \"trian\"", "\"train\"?"});
+}
+
 TEST_CASE("tools: output that cannot be written is a failure, except that of a training run", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), run = folder.file("run");

@@ -330,6 +330,25 @@ class Inside(unittest.TestCase):
             finally:
                 dist.destroy_process_group()
 
+    def test_operators_give_the_bits_of_the_calls_around_them(self):
+        """And so does a tensor that functorch has left behind."""
+        operators, left = torch.ops.triad_nsa, []
+        for p in (Listed(), Listed(bounds=SHORT)):
+            lists = operators.select_by_index(p.iq, p.ik, p.cu_seqlens, [8, 4, 1, 2])
+            o, lse = operators.block_sparse(*p.branch(), lists, p.cu_seqlens, 8, 0.0)
+            loss, _, _ = operators.index_loss(p.q, p.k, lse, lists, p.iq, p.ik, p.cu_seqlens, 8, 0.0, True)
+            mine, mine_loss, mine_lse = p.taught(**OPTIONS)
+            self.assertTrue(all(torch.equal(a, b) for a, b in ((o, mine), (lse, mine_lse), (loss, mine_loss))))
+            for a, b in zip(p.gradients(o, lse, p.leaves(), loss), p.gradients(mine, mine_lse, p.leaves(), mine_loss)):
+                self.assertTrue(torch.equal(a, b))
+        p = Listed()
+        torch.func.grad(lambda q: (left.append(q), q.sum())[1])(p.q.detach())
+        with self.assertRaisesRegex(RuntimeError, "storage"):
+            left[0].data_ptr()
+        out = triad_nsa.block_sparse_attention(left[0], p.k, p.v, p.lists, block=8)
+        self.assertTrue(torch.equal(out, p.run()[0]))
+        self.assertTrue(torch.equal(*(torch.autograd.grad(y, p.v, p.d_o)[0] for y in (out, p.run()[0]))))
+
     def test_second_derivative(self):
         p = Listed()
         for output, leaf in ((p.run()[0], p.q), (p.taught(**OPTIONS)[1], p.iq)):

@@ -111,7 +111,8 @@ def indexed_attention(q, k, v, iq, ik, *, block=64, selected=16, init_blocks=1, 
     whether it is used or not: for inference call the two functions.
     """
     q, k, v, iq, ik = _prepared([q, k, v, iq, ik], cu_seqlens)
-    ops.check_taught(q, k, iq, ik, cu_seqlens)
+    if iq.shape[:-1] != k.shape[:-1] or iq.dtype != q.dtype:
+        ops.check_taught(q, k, iq, ik, cu_seqlens)
     lists = _select(iq, ik, cu_seqlens, block, selected, init_blocks, local_blocks)
     o, loss, lse = _taught(q, k, v, lists, iq, ik, cu_seqlens, block, scale)
     return (o, loss, lse) if return_lse else (o, loss)

@@ -3,12 +3,15 @@
 Lists have the library's numbers of blocks here, which count in the row (kernels/library/triad_nsa.h). block_index None:
 dense causal attention. As in ops.py, torch.library registers the operators with fake tensors and a derivative."""
 import math
+import operator
 from ctypes import byref, c_double
 
 import torch
+from torch._functorch.utils import unwrap_dead_wrappers
 
 from . import library
 from .arguments import accumulator, expect
+from .ops import PLAIN, watched
 from .plans import Plan, Prepared, address, describe, plan_of
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
@@ -69,17 +72,37 @@ def _check_index(iq, ik, cu_seqlens):
     return lead
 
 
+def check_taught(q, k, iq, ik, cu_seqlens):
+    """Raises a ValueError unless the index fits the attention."""
+    lead = _check_branch(q, k, k, None, cu_seqlens)
+    _check_index(iq, ik, cu_seqlens)
+    _check(("q", "iq"), (q, iq), (q.shape, (*lead, k.size(-2), None)), (q.dtype, q.dtype), q.device)
+
+
+def _check_loss(q, k, lse, block_index, iq, ik, cu_seqlens):
+    _check_branch(q, k, k, block_index, cu_seqlens)
+    check_taught(q, k, iq, ik, cu_seqlens)
+    _check(("q", "lse"), (q, lse), (q.shape, q.shape[:-1]), (q.dtype, accumulator(q.dtype)), q.device)
+
+
 # ---- calls of the library ----
 
 
 class TensorPlan(Prepared):
     """A call of a function of the library whose arguments are tensors: `given`, then cu_seqlens if rows are packed; then
-    results, which it makes. options: block, selected, init_blocks, local_blocks."""
+    results, which it makes. options: block, selected, init_blocks, local_blocks. Arguments are checked when it is made."""
 
     RANKS = (4, 4, 4, 4)  # of the inputs
+    CONTIGUOUS = ()  # the inputs that have to be; of the others the last axis has to
 
     def __init__(self, given, absent, options, scale, more):
+        tensors, cu_seqlens = Plan.all_inputs(given, absent)
+        self.check(*tensors, cu_seqlens)
         self.on(given[0].device)
+        readable = [x is None or (x.is_contiguous() if i in self.CONTIGUOUS else x.dim() == 0 or x.stride(-1) == 1)
+                    for i, x in enumerate((*tensors, cu_seqlens))]
+        self.copied = [i for i, good in enumerate([good for good, missing in zip(readable, absent) if not missing]) if not good]
+        given = self.readable(given)
         self.options, self.structures, self.results = library.new(library.Options), [], []
         library.c.triad_nsa_default_options(byref(self.options))
         self.options.compress_length = self.options.compress_stride = 1  # divides any block
@@ -92,6 +115,9 @@ class TensorPlan(Prepared):
             self.pointers.append(library.pointer_in(self.documents, ("cu_seqlens",)))
             documents = address(self.documents)
         self.query(self.function_of(), address(self.options), documents, *self.arguments_of(tensors, inputs, more))
+
+    def readable(self, given):
+        return [x.contiguous() if i in self.copied else x for i, x in enumerate(given)] if self.copied else given
 
     def place(self, x, rank):
         """Describes an input; packed tokens are a batch of one row."""
@@ -111,7 +137,7 @@ class TensorPlan(Prepared):
 
     def run(self, given):
         """Returns the results."""
-        made = []
+        given, made = self.readable(given), []
         for nothing, shape, pointer in self.results:
             made.append(nothing.new_empty(shape))
             pointer.value = made[-1].data_ptr()
@@ -121,6 +147,10 @@ class TensorPlan(Prepared):
 
 
 class Select(TensorPlan):
+    @staticmethod
+    def check(*tensors):
+        _check_index(*tensors)
+
     def function_of(self):
         return library.c.triad_nsa_select_by_index
 
@@ -129,6 +159,12 @@ class Select(TensorPlan):
 
 
 class Forward(TensorPlan):  # q, k, v, block_index
+    CONTIGUOUS = (3,)
+
+    @staticmethod
+    def check(*tensors):
+        _check_branch(*tensors)
+
     def function_of(self):
         return library.c.triad_nsa_block_sparse_forward
 
@@ -138,7 +174,11 @@ class Forward(TensorPlan):  # q, k, v, block_index
 
 
 class Backward(TensorPlan):  # q, k, v, block_index, o, lse, d_o, dlse
-    RANKS = (4, 4, 4, 4, 4, 3, 4, 3)
+    RANKS, CONTIGUOUS = (4, 4, 4, 4, 4, 3, 4, 3), (3, 4, 5, 6, 7)
+
+    @staticmethod
+    def check(q, k, v, block_index, o, lse, d_o, dlse, cu_seqlens):
+        _check_branch(q, k, v, block_index, cu_seqlens)
 
     def function_of(self):
         return library.c.triad_nsa_block_sparse_backward
@@ -148,7 +188,11 @@ class Backward(TensorPlan):  # q, k, v, block_index, o, lse, d_o, dlse
 
 
 class Loss(TensorPlan):  # q, k, lse, block_index, iq, ik
-    RANKS = (4, 4, 3, 4, 4, 4)
+    RANKS, CONTIGUOUS = (4, 4, 3, 4, 4, 4), (2, 3)
+
+    @staticmethod
+    def check(*tensors):
+        _check_loss(*tensors)
 
     def function_of(self):
         return library.c.triad_nsa_index_loss
@@ -161,22 +205,17 @@ class Loss(TensorPlan):  # q, k, lse, block_index, iq, ik
 
 
 def _call(kind, tensors, cu_seqlens, options, scale, more):
-    """Inputs that the library cannot read, with a stride on the last axis, are copied."""
-    tensors = [x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous() for x in (*tensors, cu_seqlens)]
     given = [x for x in tensors if x is not None]
-    plan = plan_of(kind, given, tuple([x is None for x in tensors]), options, scale, more)
-    return plan.run(given)
-
-
-def _contiguous(x):
-    return x if x is None else x.contiguous()
+    if cu_seqlens is not None:
+        given.append(cu_seqlens)
+    absent = (*[x is None for x in tensors], cu_seqlens is None)
+    return plan_of(kind, given, absent, options, scale, more).run(given)
 
 
 _ANY = 1, 0, 1  # selected, init_blocks, local_blocks of calls that do not select
 
 
 def _select(iq, ik, cu_seqlens, options):
-    _check_index(iq, ik, cu_seqlens)
     return _call(Select, (iq, ik), cu_seqlens, tuple(options), 0.0, options[1])[0]
 
 
@@ -187,8 +226,7 @@ def _(iq, ik, cu_seqlens, options):
 
 
 def _forward(q, k, v, block_index, cu_seqlens, block, scale):
-    _check_branch(q, k, v, block_index, cu_seqlens)
-    return tuple(_call(Forward, (q, k, v, _contiguous(block_index)), cu_seqlens, (block, *_ANY), scale, None))
+    return tuple(_call(Forward, (q, k, v, block_index), cu_seqlens, (block, *_ANY), scale, None))
 
 
 @torch.library.register_fake("triad_nsa::block_sparse")
@@ -198,9 +236,8 @@ def _(q, k, v, block_index, cu_seqlens, block, scale):
 
 
 def _backward(d_o, dlse, q, k, v, block_index, cu_seqlens, o, lse, block, scale, wanted):
-    d_o = torch.zeros_like(o) if d_o is None else d_o.contiguous()
-    tensors = q, k, v, _contiguous(block_index), o, lse, d_o, _contiguous(dlse)
-    return _call(Backward, tensors, cu_seqlens, (block, *_ANY), scale, wanted)
+    d_o = torch.zeros_like(o) if d_o is None else d_o
+    return _call(Backward, (q, k, v, block_index, o, lse, d_o, dlse), cu_seqlens, (block, *_ANY), scale, wanted)
 
 
 @torch.library.register_fake("triad_nsa::block_sparse_backward")
@@ -208,23 +245,8 @@ def _(d_o, dlse, q, k, v, block_index, cu_seqlens, o, lse, block, scale, wanted)
     return [x.new_empty(x.shape) for i, x in enumerate((q, k, v)) if wanted >> i & 1]
 
 
-def check_taught(q, k, iq, ik, cu_seqlens):
-    """Raises a ValueError unless the index fits the attention."""
-    lead = _check_branch(q, k, k, None, cu_seqlens)
-    _check_index(iq, ik, cu_seqlens)
-    _check(("q", "iq"), (q, iq), (q.shape, (*lead, k.size(-2), None)), (q.dtype, q.dtype), q.device)
-
-
-def _check_loss(q, k, lse, block_index, iq, ik, cu_seqlens):
-    _check_branch(q, k, k, block_index, cu_seqlens)
-    check_taught(q, k, iq, ik, cu_seqlens)
-    _check(("q", "lse"), (q, lse), (q.shape, q.shape[:-1]), (q.dtype, accumulator(q.dtype)), q.device)
-
-
 def _loss(q, k, lse, block_index, iq, ik, cu_seqlens, block, scale, keep):
-    _check_loss(q, k, lse, block_index, iq, ik, cu_seqlens)
-    tensors = q, k, lse.contiguous(), _contiguous(block_index), iq, ik
-    loss, *gradients = _call(Loss, tensors, cu_seqlens, (block, *_ANY), scale, keep)
+    loss, *gradients = _call(Loss, (q, k, lse, block_index, iq, ik), cu_seqlens, (block, *_ANY), scale, keep)
     mean = (loss / max(1, math.prod(iq.shape[:-1]))).to(accumulator(q.dtype)).view(())
     return mean, *(gradients if keep else [mean.new_empty(0) for _ in range(2)])
 
@@ -248,11 +270,23 @@ def _(dloss, diq, dik, iq, ik):
 # ---- derivatives ----
 
 
+def _unseen(inputs):
+    """Whether nothing has to see the operators: no tracing, mode or transform, and no tensor of another kind."""
+    return not watched() and PLAIN.issuperset([type(x) for x in inputs if isinstance(x, torch.Tensor)])
+
+
+def _below(op, device, inputs):
+    """The operator below autograd; where nothing has to see it, around the dispatcher, which saves a third of a call's host time."""
+    if _unseen(inputs):
+        return device(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*inputs)
+
+
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, block_index, cu_seqlens, block, scale):
-        with torch._C._AutoDispatchBelowAutograd():
-            o, lse = block_sparse(q, k, v, block_index, cu_seqlens, block, scale)
+        o, lse = _below(_block_sparse_op, _forward, (q, k, v, block_index, cu_seqlens, block, scale))
         ctx.save_for_backward(q, k, v, block_index, cu_seqlens, o, lse)
         ctx.set_materialize_grads(False)
         ctx.options = block, scale
@@ -263,7 +297,9 @@ class _BlockSparse(torch.autograd.Function):
         if d_o is None and dlse is None:
             return (None,) * 7
         wanted = sum(1 << i for i in range(3) if ctx.needs_input_grad[i])
-        found = iter(_backward_op(d_o, dlse, *ctx.saved_tensors, *ctx.options, wanted))
+        inputs = d_o, dlse, *ctx.saved_tensors, *ctx.options, wanted
+        around = not torch.is_grad_enabled() and _unseen(inputs)
+        found = iter(_backward(*inputs) if around else _backward_op(*inputs))
         return *(next(found) if wanted >> i & 1 else None for i in range(3)), None, None, None, None
 
 
@@ -274,8 +310,7 @@ class _IndexLoss(torch.autograd.Function):
     def forward(ctx, *inputs):
         if not inputs[-1]:
             raise RuntimeError("triad_nsa::index_loss was called with keep=False on an index that requires gradients")
-        with torch._C._AutoDispatchBelowAutograd():
-            loss, diq, dik = index_loss(*inputs)
+        loss, diq, dik = _below(_index_loss_op, _loss, inputs)
         ctx.save_for_backward(diq, dik, *inputs[4:6])
         ctx.mark_non_differentiable(diq, dik)
         ctx.set_materialize_grads(False)
@@ -294,37 +329,63 @@ class _Once(torch.autograd.Function):
     """A backward operator."""
 
     @staticmethod
-    def forward(ctx, operator, *inputs):
+    def forward(ctx, op, *inputs):
         with torch._C._AutoDispatchBelowAutograd():
-            return tuple(operator(*inputs))
+            return tuple(op(*inputs))
 
     @staticmethod
     def backward(ctx, *gradients):
         raise NotImplementedError("triad_nsa: second derivatives are not implemented")
 
 
-def _with_derivative(operator, derivative, inputs_of=slice(None)):
+def _differentiated(inputs):
+    return torch.is_grad_enabled() and any([isinstance(x, torch.Tensor) and x.requires_grad for x in inputs])
+
+
+def _with_derivative(op, derivative, inputs_of=slice(None)):
     """The kernel of the dispatch key Autograd. inputs_of: the arguments that can have gradients."""
 
     def run(*inputs):
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs[inputs_of]):
+        if _differentiated(inputs[inputs_of]):
             return derivative(*inputs)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(*inputs)
+            return op(*inputs)
+
+    return run
+
+
+def _callable(op, device, derivative, inputs_of):
+    """The operator as a function, around the dispatcher where nothing has to see it."""
+
+    def around(inputs):
+        return derivative(*inputs) if _differentiated(inputs[inputs_of]) else device(*inputs)
+
+    def run(*inputs):
+        if not _unseen(inputs):
+            return op(*inputs)
+        try:
+            return around(inputs)
+        except RuntimeError:  # as in ops.py, functorch may have left a wrapper behind
+            inside = unwrap_dead_wrappers(inputs)
+            if all(map(operator.is_, inside, inputs)):
+                raise
+        return around(inside)
 
     return run
 
 
 _operators = torch.ops.triad_nsa
-select_by_index, block_sparse, index_loss = (getattr(_operators, name).default
-                                             for name in ("select_by_index", "block_sparse", "index_loss"))
-_backward_op, _loss_backward_op = _operators.block_sparse_backward.default, _operators.index_loss_backward.default
-for _operator, _device, _derivative, _inputs in (
-        (select_by_index, _select, None, slice(0)),
-        (block_sparse, _forward, _BlockSparse.apply, slice(3)),
-        (_backward_op, _backward, lambda *inputs: list(_Once.apply(_backward_op, *inputs)), slice(None)),
-        (index_loss, _loss, _IndexLoss.apply, slice(4, 6)),
-        (_loss_backward_op, _loss_backward, lambda *inputs: _Once.apply(_loss_backward_op, *inputs), slice(None))):
-    _name = _operator.name().removesuffix(".default")
+_select_op, _block_sparse_op = _operators.select_by_index.default, _operators.block_sparse.default
+_index_loss_op, _backward_op = _operators.index_loss.default, _operators.block_sparse_backward.default
+_loss_backward_op = _operators.index_loss_backward.default
+_KERNELS = (
+    (_select_op, _select, None, slice(0)),
+    (_block_sparse_op, _forward, _BlockSparse.apply, slice(3)),
+    (_index_loss_op, _loss, _IndexLoss.apply, slice(4, 6)),
+    (_backward_op, _backward, lambda *inputs: list(_Once.apply(_backward_op, *inputs)), slice(None)),
+    (_loss_backward_op, _loss_backward, lambda *inputs: _Once.apply(_loss_backward_op, *inputs), slice(None)))
+for _op, _device, _derivative, _inputs in _KERNELS:
+    _name = _op.name().removesuffix(".default")
     torch.library.impl(_name, ("CPU", "CUDA"), _device)
-    torch.library.impl(_name, "Autograd", _with_derivative(_operator, _derivative, _inputs))
+    torch.library.impl(_name, "Autograd", _with_derivative(_op, _derivative, _inputs))
+select_by_index, block_sparse, index_loss = (_callable(*kernel) for kernel in _KERNELS[:3])

@@ -131,12 +131,12 @@ _forward_op, _backward_op = torch.ops.triad_nsa.forward.default, torch.ops.triad
 
 # ---- around the dispatcher ----
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: 1)
 
 
-def _watched():
+def watched():
     """Whether tracing, a dispatch mode or a transform has to see the operators."""
     return torch.compiler.is_compiling() or _modes() != 0 or _transforms() is not None
 
@@ -152,7 +152,7 @@ class _DirectCall:
     def gradients(self, given, kept, dout, needed):
         """The gradients of `given`, where needed; None for the others."""
         wanted = sum([1 << i for i, need in zip(self.present, needed) if need])
-        if torch.is_grad_enabled() or _watched() or not _PLAIN.issuperset(map(type, (*given, kept, dout))):
+        if torch.is_grad_enabled() or watched() or not PLAIN.issuperset(map(type, (*given, kept, dout))):
             tensors, cu_seqlens = self.plan.all_inputs(given, self.absent)
             found = _backward_op(dout, *tensors, cu_seqlens, *self.plan.parts(kept), self.options, self.scale, wanted)
         else:
@@ -190,11 +190,11 @@ def _forward_direct(given, absent, options, scale):
 
 def forward(tensors, cu_seqlens, options, scale, parts):
     """tensors: in the order of INPUTS. Returns the output, and if parts, also values, lse and lists."""
-    if not parts and not _watched():
+    if not parts and not watched():
         given = [x for x in tensors if x is not None]
         if cu_seqlens is not None:
             given.append(cu_seqlens)
-        if _PLAIN.issuperset(map(type, given)):
+        if PLAIN.issuperset(map(type, given)):
             absent = absences(tensors, cu_seqlens)
             try:
                 return _forward_direct(given, absent, options, scale)

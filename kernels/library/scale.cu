@@ -11,9 +11,8 @@ constexpr int kThreads = 256;
 
 // vectors: V-element vectors per row; heads: rows per token; tokens: per sequence; count: vectors in all rows.
 template <class To, class From, int V>
-__global__ void __launch_bounds__(kThreads)
-    scale_kernel(Bthd<To> y, Bthd<const From> x, float factor, bool add, int64_t tokens, int heads, int vectors,
-                 int64_t count) {
+__global__ void __launch_bounds__(kThreads) scale_kernel(Bthd<To> y, Bthd<const From> x, float factor, bool add,
+                                                         int64_t tokens, int heads, int vectors, int64_t count) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const int row_vectors = heads * vectors;

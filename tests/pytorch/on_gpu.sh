@@ -24,13 +24,14 @@ fi
 rm -rf "$logs/site"
 "$python" -m zipfile -e "$wheel" "$logs/site" || exit 1
 export PYTHONPATH="$logs/site${PYTHONPATH:+:$PYTHONPATH}"
-step tests timeout 170 "$python" tests/pytorch/test_pytorch.py --verbose ${program[@]+"${program[@]}"}
+step tests timeout 300 "$python" tests/pytorch/test_pytorch.py --verbose ${program[@]+"${program[@]}"}
 grep -E '^(FAIL|ERROR):|^Ran|^OK|^FAILED|times PyTorch|largest difference' "$logs/tests.log"
-step bench timeout 170 "$python" tools/pytorch/bench.py ${triad[@]+"${triad[@]}"} --json "$logs/bench.jsonl"
+step bench timeout 300 "$python" tools/pytorch/bench.py ${triad[@]+"${triad[@]}"} --json "$logs/bench.jsonl"
 cat "$logs/bench.log"
 if [ "${MEMCHECK:-0}" = 1 ]; then
-  step memcheck env PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 280 compute-sanitizer --tool memcheck --error-exitcode 9 "$python" \
-    tests/pytorch/test_pytorch.py gpu_tests.Gpu.test_matches_cpu gpu_tests.Gpu.test_same_bits
+  step memcheck env PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 500 compute-sanitizer --tool memcheck --error-exitcode 9 "$python" \
+    tests/pytorch/test_pytorch.py gpu_tests.Gpu.test_matches_cpu gpu_tests.Gpu.test_same_bits \
+    block_sparse_gpu_tests.BlockSparseGpu.test_matches_cpu block_sparse_gpu_tests.BlockSparseGpu.test_same_bits
   grep -E 'ERROR SUMMARY|^Ran|^OK|^FAILED' "$logs/memcheck.log"
 fi
 exit $failed

@@ -5,8 +5,10 @@
 
 A time is the median of CUDA events around 15 to 31 calls that are queued without waiting, each after a write that evicts the
 L2 cache, as in `triad bench`. Inputs are bf16 slices of one projection's rows, as a model makes them, with keys and values
-for each branch; forward keeps what backward needs. peak: extra memory of both passes. Peers: SDPA (dense attention) by
-cuDNN and by FlashAttention; flash_nsa; fla (its own NSA: no window, compressed blocks that do not overlap).
+for each branch; forward keeps what backward needs. peak: extra memory of both passes. `indexed` is indexed_attention with 16
+blocks of 128 tokens, next to `triad bench attention --branches sel`, whose backward computes what ours computes of the index's
+loss in forward: compare the sums. `block_sparse` has the same lists, given. Peers: SDPA (dense attention) by cuDNN and by
+FlashAttention; flash_nsa; fla (its own NSA: no window, compressed blocks that do not overlap).
 
 --readme writes the table of times into README.md. Host time: of one forward call while the GPU is idle, next to a trivial
 operator of torch.library.custom_op, at the first of --shapes and at a short one. --host times nothing else."""
@@ -23,7 +25,9 @@ import torch
 
 import triad_nsa
 
-PEERS = ("triad_nsa", "sdpa_cudnn", "sdpa_flash", "flash_nsa", "fla")
+ONE_SOFTMAX = dict(block=128, selected=16, init_blocks=0, local_blocks=1)
+OURS = ("triad_nsa", "indexed", "block_sparse")
+PEERS = (*OURS, "sdpa_cudnn", "sdpa_flash", "flash_nsa", "fla")
 
 
 def inputs(B, T, Hq, Hkv, d):
@@ -41,6 +45,13 @@ def call_of(peer, B, T, Hq, Hkv, d):
     q, k, v, gate = inputs(B, T, Hq, Hkv, d)
     if peer == "triad_nsa":
         return (lambda: triad_nsa.attention(q, k, v, gate)), [q, *k, *v, gate]
+    if peer in OURS:
+        q, k, v = q, k[1], v[1]
+        iq, ik = (torch.randn(B, T, heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (Hkv, 1))
+        if peer == "indexed":
+            return (lambda: triad_nsa.indexed_attention(q, k, v, iq, ik, **ONE_SOFTMAX)), [q, k, v, iq, ik]
+        lists = triad_nsa.select(iq, ik, **ONE_SOFTMAX)
+        return (lambda: triad_nsa.block_sparse_attention(q, k, v, lists, block=ONE_SOFTMAX["block"])), [q, k, v]
     q, k, v = (x.detach().contiguous().requires_grad_() for x in (q, k[1], v[1]))  # as the peers have one k and one v
     if peer.startswith("sdpa"):
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -101,7 +112,7 @@ def measure(peer, shape, clock):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     out = call()
-    dout = torch.randn_like(out)
+    dout = [torch.randn_like(x) for x in out] if isinstance(out, tuple) else torch.randn_like(out)
     torch.autograd.grad(out, leaves, dout, retain_graph=True)
     peak = torch.cuda.max_memory_allocated() - before
     forward = clock(call)
@@ -135,9 +146,9 @@ def trivial_operator():
     return trivial
 
 
-def host_times(shape):
+def host_times(shape, what):
     trivial = trivial_operator()
-    call, leaves = call_of("triad_nsa", *shape)
+    call, leaves = call_of(what, *shape)
     result = {}
     for name, mode in (("training", torch.enable_grad), ("inference", torch.no_grad)):
         with mode():
@@ -146,9 +157,12 @@ def host_times(shape):
     return result
 
 
-def engine(program, shape):
-    """The rows of `triad bench attention` of this shape, in ms."""
-    done = subprocess.run([program, "bench", "attention", "--shapes", "x".join(map(str, shape)), "--json"], capture_output=True, text=True)
+def engine(program, shape, what):
+    """The rows of `triad bench attention` of this shape, in ms; for `indexed` with one softmax."""
+    more = [f"--{key}={value}" for key, value in zip(("l-sel", "n-sel", "init-blocks", "local-blocks"), ONE_SOFTMAX.values())]
+    more = ["--branches=sel", *more] if what == "indexed" else []
+    done = subprocess.run([program, "bench", "attention", "--shapes", "x".join(map(str, shape)), *more, "--json"], capture_output=True,
+                          text=True)
     if done.returncode:
         return {"skipped": done.stderr.strip()[-200:]}
     found = {}
@@ -208,26 +222,28 @@ def main():
         except Exception as error:  # a peer that is missing, or that cannot take the shape
             return {"skipped": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
 
-    for text in shapes if "triad_nsa" in peers and not options.host else []:
-        ours = add(text, "triad_nsa", try_to_measure(text, "triad_nsa"))
-        if options.triad:
+    mine = [peer for peer in OURS if peer in peers]
+    for text, what in [(text, what) for text in shapes for what in mine if not options.host]:
+        ours = add(text, what, try_to_measure(text, what))
+        if options.triad and what != "block_sparse":
             gc.collect()
             torch.cuda.empty_cache()
-            theirs = add(text, "triad bench", engine(options.triad, sizes[text]))
+            theirs = add(text, "triad bench" + (", sel" if what == "indexed" else ""), engine(options.triad, sizes[text], what))
             if "forward_ms" in ours and "forward_ms" in theirs:
+                both = [sum(times[f"{each}_ms"] for each in ("forward", "backward")) for times in (ours, theirs)]
                 print(f"{'':>22} ratio        {ours['forward_ms'] / theirs['forward_ms']:11.3f} "
-                      f"{ours['backward_ms'] / theirs['backward_ms']:12.3f}", flush=True)
-    for text in dict.fromkeys((shapes[0], SHORT)):
-        for name, row in host_times(tuple(map(int, text.split("x")))).items():
-            rows.append({"shape": text, "what": f"host, {name}", **row})
-            print(f"host time of a forward, {text}, {name}: {row['forward_us']:.1f} us, a trivial operator "
+                      f"{ours['backward_ms'] / theirs['backward_ms']:12.3f}, of the sums {both[0] / both[1]:.3f}", flush=True)
+    for text, what in [(text, what) for text in dict.fromkeys((shapes[0], SHORT)) for what in ("triad_nsa", "block_sparse")]:
+        for name, row in host_times(tuple(map(int, text.split("x"))), what).items():
+            rows.append({"shape": text, "what": f"host, {what}, {name}", **row})
+            print(f"host time of a forward, {what}, {text}, {name}: {row['forward_us']:.1f} us, a trivial operator "
                   f"{row['trivial_us']:.1f} us, beyond it {row['beyond_us']:.1f} us", flush=True)
     if options.host:
         peers = []
     # Peers are last: an illegal access of one of them would end the others' measurements, too.
     for text in shapes:
         for peer in peers:
-            if peer != "triad_nsa":
+            if peer not in OURS:
                 add(text, peer, try_to_measure(text, peer))
     rows.sort(key=lambda row: (*shapes, SHORT).index(row["shape"]))
     if options.readme:

@@ -2,8 +2,11 @@
 // library's parts, the engine's ops, central differences, and each other.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 
+#include "engine/with_cuda.h"
+#include "kernels/library/library.h"
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/dense_attention.h"
 #include "kernels/nsa/select_index.h"
@@ -156,7 +159,7 @@ void check_against_parts(const Setting& setting, const SparseCase& n) {
   s.select();
   s.forward();
   s.backward(/*through_lse=*/false);
-  const std::map<std::string, Values> mine = s.results();
+  const auto mine = s.results();
   triad_nsa_options options = p.options;
   options.window = n.base.T;
   const int branch = n.dense ? TRIAD_NSA_WIN : TRIAD_NSA_SEL;
@@ -309,11 +312,10 @@ TEST_CASE("library: lists by an index are the engine's, and documents have those
       if (entry >= 0) entry += first;
     CHECK(rows(together.at("lists")) == results["lists"]);
     loss += results["loss"][0];
-    for (const auto& [name, values] : results)
-      if (name != "loss" && name != "lists") {
-        INFO("document " << i << ", " << name);
-        CHECK(relative_error(rows(together.at(name)), values) <= 1e-12);
-      }
+    for (const auto& [name, values] : results) {
+      INFO("document " << i << ", " << name);
+      if (name != "loss" && name != "lists") CHECK(relative_error(rows(together.at(name)), values) <= 1e-12);
+    }
   }
   CHECK(together.at("loss")[0] == Approx(loss).epsilon(1e-12));
 }
@@ -378,11 +380,12 @@ void check_lists_of(const Setting& setting) {
        69 * 2,
        {4, 5, 7},
        "[0,69,0,2] is 7, which is a block after the token's own; token 69 has the blocks 4 to 6"},
+      {{0, 20, 35, 70}, 40 * 2, {1, -1, -1}, "[1,5,0,0] is 1, which is a block after the token's own"},  // of two rows
   };
   for (const Bad& bad : cases) {
     INFO(bad.words);
-    SparseCase n{{.name = "lists", .B = bad.bounds.empty() ? 2 : 1, .T = 35, .Hkv = 2, .G = 1, .dk = 8, .dv = 8}};
-    if (!bad.bounds.empty()) n.base.T = 70, n.base.bounds = bad.bounds;
+    SparseCase n{{.name = "lists", .B = 2, .T = 35, .Hkv = 2, .G = 1, .dk = 8, .dv = 8, .bounds = bad.bounds}};
+    if (!bad.bounds.empty() && bad.bounds[2] != n.base.T) n.base.B = 1, n.base.T = 70;
     Sparse s(setting, n);
     s.select();
     const triad_nsa_documents documents = s.p.documents();
@@ -453,4 +456,45 @@ TEST_CASE("library errors: arguments of block-sparse attention and of an index")
   check_status(triad_nsa_index_loss(nullptr, nullptr, options, nullptr, &q, &k, &lse, &lists, &iq, &ik, 1, &loss,
                                     nullptr, nullptr, nullptr, &bytes),
                kArgument, "context is NULL");
+}
+
+TEST_CASE("library errors: random bytes as arguments of block-sparse attention are refused or planned", "[build]") {
+  Sparse s(kCpu, sparse_cases()[0]);
+  LibraryProblem& p = s.p;
+  const Philox random(8, 0);
+  uint64_t at = 0, planned = 0;
+  triad_nsa_context gpu(Device::cuda(), false);  // plans for Hopper, with or without a GPU
+  gpu.traits = {132, 90};
+  for (int run = 0; run < 4000; ++run) {
+    triad_nsa_options options = p.options;
+    std::vector<triad_nsa_tensor> t;
+    for (const Tensor& each : {p.in["q"], p.in["k0"], p.in["v0"], s.lists, s.o, s.lse, s.d_o, s.dlse, s.dq, s.dk, s.dv,
+                               s.iq, s.ik, s.loss, s.diq, s.dik})
+      t.push_back(c_tensor(each));
+    for (int i = 0; i < 2; ++i) {  // overwrites 8-byte words with small, large or negative numbers
+      const bool in_options = random.uniform(at++) < 0.2;
+      void* const chosen =
+          in_options ? static_cast<void*>(&options) : &t[static_cast<size_t>(random.uniform(at++) * 16)];
+      const double words = (in_options ? sizeof options : sizeof t[0]) / 8.0, kind = random.uniform(at++),
+                   x = random.uniform(at++);
+      const auto number = static_cast<int64_t>(kind < 0.6 ? x * 70 : kind < 0.8 ? x * 0x1p62 : -x * 100);
+      std::memcpy(static_cast<char*>(chosen) + 8 * static_cast<size_t>(random.uniform(at++) * words), &number, 8);
+    }
+    triad_nsa_context* const c = run % 2 == 0 || !backend::built_with_cuda() ? p.context.get() : &gpu;
+    const auto* const o = &options;
+    size_t bytes = 0;
+    for (const triad_nsa_status status :
+         {triad_nsa_block_sparse_forward(c, nullptr, o, nullptr, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5], nullptr,
+                                         &bytes),
+          triad_nsa_block_sparse_backward(c, nullptr, o, nullptr, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6],
+                                          &t[7], &t[8], &t[9], &t[10], nullptr, &bytes),
+          triad_nsa_select_by_index(c, nullptr, o, nullptr, &t[11], &t[12], &t[3], nullptr, &bytes),
+          triad_nsa_index_loss(c, nullptr, o, nullptr, &t[0], &t[1], &t[5], &t[3], &t[11], &t[12], 1, &t[13], &t[14],
+                               &t[15], nullptr, &bytes)}) {
+      INFO(run << ": " << triad_nsa_status_name(status) << ", " << triad_nsa_last_error());
+      planned += status == TRIAD_NSA_OK;
+      REQUIRE(status != TRIAD_NSA_ERROR_INTERNAL);
+    }
+  }
+  CHECK(planned > 1000);
 }

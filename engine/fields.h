@@ -2,7 +2,8 @@
 //   template <class V> void visit(S& s, V&& v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
 // Parsing, range checks, --help, the config echo and the check of a resumed run's config all visit this list. A field
 // is a bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>, an enum whose words are in
-// EnumWords, KernelChoices (routes.h), or a std::vector of structs with their own visit().
+// EnumWords, KernelChoices (routes.h), a std::optional of one of these (null: absent), or a std::vector of structs with
+// their own visit().
 #pragma once
 #include <limits>
 #include <string>

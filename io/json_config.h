@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -81,6 +82,23 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
 // Reads one word for all operations' kernels, or an object with a word for some of them; the others become auto.
 void read_value(const std::string& key, const Json& j, const Rule&, KernelChoices& out);
 
+// Reads a value, or null for none.
+template <class T>
+void read_value(const std::string& key, const Json& j, const Rule& rule, std::optional<T>& out) {
+  out.reset();
+  if (!j.is_null()) read_value(key, j, rule, out.emplace());
+}
+template <class T>
+struct ValueOf {
+  using type = T;
+};
+template <class T>
+struct ValueOf<std::optional<T>> {
+  using type = T;
+};
+template <class T>
+inline constexpr bool is_optional = !std::is_same_v<typename ValueOf<T>::type, T>;
+
 // Lists of structs with visited fields.
 template <class T>
 inline constexpr bool is_object_list = false;
@@ -95,7 +113,9 @@ void read_value(const std::string& key, const Json& j, const Rule&, std::vector<
 
 template <class T>
 Json to_json(const T& value) {
-  if constexpr (std::is_enum_v<T>)
+  if constexpr (is_optional<T>)
+    return value ? to_json(*value) : Json();
+  else if constexpr (std::is_enum_v<T>)
     return std::string(word_of(value));
   else if constexpr (std::is_same_v<T, KernelChoices>)
     return choices_to_json(value);

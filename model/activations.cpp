@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 
 #include "engine/check.h"
@@ -41,11 +42,11 @@ LayerActivations alloc_layer(const ModelConfig& c, int64_t layer, int64_t B, int
   a.rrms2 = kept("rrms2", acc, {N});
   a.qkv = alloc_of(LayerPart::attention)("qkv", dtype, {N, qkv_width(c, kind)});
   if (c.has_index(layer)) {
-    a.index = alloc_of(LayerPart::attention)("index", dtype, {N, index_width(c)});
-    if (c.qk_norm) a.index_qk = alloc_of(LayerPart::qk)("index_qk", dtype, {N, index_width(c)});
+    a.index = alloc_of(LayerPart::attention)("index", dtype, {N, index_width(c, layer)});
+    if (c.qk_norm) a.index_qk = alloc_of(LayerPart::qk)("index_qk", dtype, {N, index_width(c, layer)});
   }
   if (c.qk_norm) a.qk = alloc_of(LayerPart::qk)("qk", dtype, {N, qk_width(c, kind)});
-  a.attention = alloc_attention(c, kind, B, T, row_tokens, dtype, kept, alloc_of(LayerPart::attention));
+  a.attention = alloc_attention(c, layer, B, T, row_tokens, dtype, kept, alloc_of(LayerPart::attention));
   a.x_mid = alloc_of(LayerPart::out_proj)("x_mid", dtype, {N, c.dim});
   a.mlp_pre =
       alloc_of(LayerPart::mlp_in)("mlp_pre", dtype, {N, c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden});
@@ -73,6 +74,11 @@ QkvViews attended_qkv(const LayerActivations& a, const ModelConfig& c, Attention
   QkvViews views = split_qkv(a.qkv, c, kind, B, T);
   if (!a.qk.empty()) views = with_qk(views, a.qk);
   return a.index.empty() ? views : with_index(views, a.index_qk.empty() ? a.index : a.index_qk, c);
+}
+
+DocumentTables Activations::documents_of(int64_t layer) const {
+  if (documents.empty()) return {};
+  return layer < 0 ? documents.begin()->second : documents.at(l_sel_[static_cast<size_t>(layer)]);
 }
 
 void ActivationMemory::reserve(const Arena& planned) {
@@ -104,19 +110,23 @@ Activations::Activations(const AllocActivation& alloc, const ModelConfig& c, int
     : n_layers_(c.n_layers),
       layout_(layout.chunk_tokens == 0 ? SequenceLayout::of(row_tokens, 1, 0) : layout),
       recompute_(recompute) {
+  for (int64_t i = 0; i < n_layers_; ++i) l_sel_.push_back(c.nsa_at(i).l_sel);
   const int64_t T = layout_.local_tokens(), all = layout_.tokens();
   tokens = alloc(MemTag::io, "tokens", DType::i32, {B, T}, kNoLayer);
   check_sequences(tokens.device, c, B);
   targets = alloc(MemTag::io, "targets", DType::i32, {B, T}, kNoLayer);
   if (c.has_index()) padding_begin = alloc(MemTag::io, "first padded tokens", DType::i32, {B}, kNoLayer);
   if (most_documents > 0) {
-    const auto table = [&](const char* name, const Shape& shape) {
+    const auto table = [&](const std::string& name, const Shape& shape) {
       return alloc(MemTag::io, name, DType::i32, shape, kNoLayer);
     };
     bounds = table("document bounds", {B * most_documents + 1});
-    documents = {table("document begin", {B, all}), table("document end", {B, all}),
-                 table("document first_block", {B, all}),
-                 table("document block_begin", {B, block_ids(all, c.nsa.l_sel, most_documents)})};
+    const Tensor begin = table("document begin", {B, all}), end = table("document end", {B, all});
+    for (const int64_t l_sel : std::set<int64_t>(l_sel_.begin(), l_sel_.end())) {
+      const std::string blocks = l_sel == c.nsa.l_sel ? "" : fmt::format(", blocks of {}", l_sel);
+      documents[l_sel] = {begin, end, table("document first_block" + blocks, {B, all}),
+                          table("document block_begin" + blocks, {B, block_ids(all, l_sel, most_documents)})};
+    }
   }
   rrms_final = alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T}, kNoLayer);
   row_loss = alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T}, kNoLayer);

@@ -69,12 +69,16 @@ class Activations {
   // sequences' tokens, then the document count. Bounds and tables are for whole sequences, with layout().tokens()
   // tokens each.
   Tensor bounds;
-  DocumentTables documents;  // filled from `bounds` by Model::forward
+  // By l_sel, as the layers' selection blocks differ; filled from `bounds` by Model::forward. Empty without `bounds`.
+  std::map<int64_t, DocumentTables> documents;
+  // A layer's tables; layer -1: any layer's, for what does not depend on l_sel. Absent ones without `bounds`.
+  DocumentTables documents_of(int64_t layer) const;
   Tensor rrms_final;
   Tensor row_loss;
 
  private:
   int64_t n_layers_;
+  std::vector<int64_t> l_sel_;  // tokens of a selection block, by layer
   SequenceLayout layout_;
   RecomputePlan recompute_;
   Tensor x_final_;  // [N,C] in the compute dtype

@@ -14,7 +14,7 @@ void expect_sound(Context& ctx, const LayerContext& lc, const NsaSaved& s, Const
   lc.expect_finite(ctx, {{"nsa_compress", "k_cmp", s.k_cmp},
                          {"nsa_compress", "v_cmp", s.v_cmp},
                          {"nsa_attend_compressed", "o_cmp", s.o[0]}});
-  lc.asserts->lists(ctx, lc.layer, "nsa_select", "block_index", s.block_index, lc.config.nsa.l_sel, lc.documents);
+  lc.asserts->lists(ctx, lc.layer, "nsa_select", "block_index", s.block_index, lc.nsa().l_sel, lc.documents);
   lc.expect_finite(ctx, {{"nsa_attend_selected", "o_sel", s.o[1]},
                          {"nsa_attend_window", "o_win", s.o[2]},
                          {"nsa_gate", "gate", s.gate},
@@ -39,11 +39,11 @@ class WholeSequences : public AttentionExec {
  public:
   void nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const NsaSaved& s, const QkvViews& in,
                    const NsaWeights& w) const override {
-    triad::nsa_forward(ctx, out, s, nsa_in(in, lc.documents), w, lc.config.nsa, lc.keep_block_index);
+    triad::nsa_forward(ctx, out, s, nsa_in(in, lc.documents), w, lc.nsa(), lc.keep_block_index);
   }
   void nsa_backward(Context& ctx, const LayerContext& lc, const NsaGrad& grad, const NsaWeightGrads& dw,
                     ConstTensor dout, const QkvViews& in, const NsaSaved& s, const NsaWeights& w) const override {
-    triad::nsa_backward(ctx, grad, dw, dout, nsa_in(in, lc.documents), s, w, lc.config.nsa);
+    triad::nsa_backward(ctx, grad, dw, dout, nsa_in(in, lc.documents), s, w, lc.nsa());
   }
   void dense_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s, const QkvViews& in,
                      const IndexForward* index) const override {
@@ -55,11 +55,18 @@ class WholeSequences : public AttentionExec {
   }
   void selected_forward(Context& ctx, const LayerContext& lc, const SelectedSaved& s,
                         const QkvViews& in) const override {
-    selected_attention_forward(ctx, s, dense_in(in, lc.documents), index_in(in), lc.config.nsa, lc.keep_block_index);
+    selected_attention_forward(ctx, s, dense_in(in, lc.documents), index_in(in), lc.nsa(), lc.keep_block_index);
   }
   void selected_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout,
                          const QkvViews& in, const SelectedSaved& s, const IndexBackward* index) const override {
-    selected_attention_backward(ctx, grad, dout, dense_in(in, lc.documents), s, lc.config.nsa.l_sel, index);
+    selected_attention_backward(ctx, grad, dout, dense_in(in, lc.documents), s, lc.nsa().l_sel, index);
+  }
+  void window_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s, const QkvViews& in) const override {
+    window_attention_forward(ctx, s, dense_in(in, lc.documents), lc.nsa().w);
+  }
+  void window_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout,
+                       const QkvViews& in, const DenseSaved& s) const override {
+    window_attention_backward(ctx, grad, dout, dense_in(in, lc.documents), s, lc.nsa().w);
   }
 };
 
@@ -67,20 +74,22 @@ class WholeSequences : public AttentionExec {
 
 std::unique_ptr<const AttentionExec> whole_sequences() { return std::make_unique<WholeSequences>(); }
 
-AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, int64_t row_tokens,
+AttentionSaved alloc_attention(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, int64_t row_tokens,
                                DType dtype, const AllocTensor& kept, const AllocTensor& alloc) {
   const DType acc = acc_dtype(dtype);
   const Shape o = {B, T, c.n_heads, c.d_v}, lse = {B, T, c.n_heads};
+  const NsaConfig& options = c.nsa_at(layer);
   AttentionSaved saved;
   const auto keep_lists = [&] {
-    saved.nsa.block_index = kept("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
-    if (c.has_index()) saved.nsa.index_lse = kept("index_lse", acc, {B, T, c.n_kv_groups});
+    saved.nsa.block_index = kept("block_index", DType::i32, {B, T, c.n_kv_groups, options.n_sel});
+    if (c.has_index(layer)) saved.nsa.index_lse = kept("index_lse", acc, {B, T, c.n_kv_groups});
   };
-  switch (kind) {
+  switch (c.attention_of(layer)) {
     case AttentionKind::selected:
       keep_lists();
       [[fallthrough]];
     case AttentionKind::dense:
+    case AttentionKind::window:
       saved.dense = {alloc("o", dtype, o), alloc("lse", acc, lse)};
       break;
     case AttentionKind::nsa: {
@@ -91,7 +100,7 @@ AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t
         s.o[b] = alloc(fmt::format("o_{}", branch), dtype, o);
         s.lse[b] = alloc(fmt::format("lse_{}", branch), acc, lse);
       }
-      const int64_t Tc = compressed_length(row_tokens, c.nsa.l, c.nsa.d);
+      const int64_t Tc = compressed_length(row_tokens, options.l, options.d);
       s.k_cmp = alloc("k_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_k});
       s.v_cmp = alloc("v_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_v});
       s.gate = alloc("gate", acc, {3, B, T, c.n_kv_groups});
@@ -120,12 +129,16 @@ Tensor attend_forward(Context& ctx, const LayerContext& lc, const NsaWeights& w,
       lc.exec.selected_forward(ctx, lc, s, in);
       if (lc.stats != nullptr) lc.stats->add(ctx, lc.layer, {}, s.block_index, lc.documents);
       if (lc.asserts != nullptr)
-        lc.asserts->lists(ctx, lc.layer, "nsa_select_index", "block_index", s.block_index, lc.config.nsa.l_sel,
+        lc.asserts->lists(ctx, lc.layer, "nsa_select_index", "block_index", s.block_index, lc.nsa().l_sel,
                           lc.documents);
       lc.expect_finite(ctx, {{"nsa_attend_selected", "o", s.o}});
       expect_sound_index();
       return s.o;
     }
+    case AttentionKind::window:
+      lc.exec.window_forward(ctx, lc, saved.dense, in);
+      lc.expect_finite(ctx, {{"nsa_attend_window", "o", saved.dense.o}});
+      return saved.dense.o;
     case AttentionKind::nsa: {
       NsaSaved s = saved.nsa;
       s.index_lse = index_lse;
@@ -169,6 +182,11 @@ AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvVi
       grads.out = saved.dense.o;
       lc.exec.selected_backward(ctx, lc, {grads.dq, din.k[0], din.v[0]}, dout, in, selected_saved(lc, saved), index);
       lc.expect_finite(ctx, {{"nsa_attend_selected backward", "dq", grads.dq}});
+      break;
+    case AttentionKind::window:
+      grads.out = saved.dense.o;
+      lc.exec.window_backward(ctx, lc, {grads.dq, din.k[0], din.v[0]}, dout, in, saved.dense);
+      lc.expect_finite(ctx, {{"nsa_attend_window backward", "dq", grads.dq}});
       break;
     case AttentionKind::nsa:
       grads.out = memory.alloc(in.q.dtype, out_shape(lc), "attention");

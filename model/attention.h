@@ -10,9 +10,10 @@
 
 namespace triad {
 
-// What forward saves for backward: `nsa` in an NSA layer, `dense` in a dense one. An NSA layer has both, for dense
-// passes: there `dense` shares memory with the window branch's tensors in `nsa`. A layer with one softmax over selected
-// blocks has its lists in `nsa`, and o and lse in `dense`. A taught index's lse is in `nsa`, in dense passes too.
+// What forward saves for backward: `nsa` in an NSA layer, `dense` in a dense one or one with a window alone. An NSA
+// layer has both, for dense passes: there `dense` shares memory with the window branch's tensors in `nsa`. A layer with
+// one softmax over selected blocks has its lists in `nsa`, and o and lse in `dense`. A taught index's lse is in `nsa`,
+// in dense passes too.
 struct AttentionSaved {
   NsaSaved nsa;
   DenseSaved dense;
@@ -20,7 +21,7 @@ struct AttentionSaved {
 // kept: allocates the tensors that are never recomputed (selection lists, the index's lse). alloc: allocates all
 // others. T: tokens per sequence on this rank, of row_tokens in all.
 using AllocTensor = std::function<Tensor(const std::string& name, DType, const Shape&)>;
-AttentionSaved alloc_attention(const ModelConfig&, AttentionKind, int64_t B, int64_t T, int64_t row_tokens, DType dtype,
+AttentionSaved alloc_attention(const ModelConfig&, int64_t layer, int64_t B, int64_t T, int64_t row_tokens, DType dtype,
                                const AllocTensor& kept, const AllocTensor& alloc);
 
 // Returns out [B,T,Hq,dv] T, out_proj's input: allocated in scope, or a tensor of `saved`, which is overwritten.

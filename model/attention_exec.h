@@ -11,9 +11,9 @@ namespace triad {
 class AttentionExec {
  public:
   virtual ~AttentionExec() = default;
-  // The functions of nsa.h, dense_attention.h and selected_attention.h. in: this rank's tokens. Gradients of k and v
-  // are overwritten, those of weights added to. index: what is computed for a taught index, for this rank's tokens;
-  // null: nothing.
+  // The functions of nsa.h, dense_attention.h, selected_attention.h and window_attention.h. in: this rank's tokens.
+  // Gradients of k and v are overwritten, those of weights added to. index: what is computed for a taught index, for
+  // this rank's tokens; null: nothing.
   virtual void nsa_forward(Context&, const LayerContext&, Tensor out, const NsaSaved&, const QkvViews& in,
                            const NsaWeights&) const = 0;
   virtual void nsa_backward(Context&, const LayerContext&, const NsaGrad&, const NsaWeightGrads& dw, ConstTensor dout,
@@ -25,6 +25,9 @@ class AttentionExec {
   virtual void selected_forward(Context&, const LayerContext&, const SelectedSaved&, const QkvViews& in) const = 0;
   virtual void selected_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
                                  const SelectedSaved&, const IndexBackward* index) const = 0;
+  virtual void window_forward(Context&, const LayerContext&, const DenseSaved&, const QkvViews& in) const = 0;
+  virtual void window_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
+                               const DenseSaved&) const = 0;
 };
 
 std::unique_ptr<const AttentionExec> whole_sequences();

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "model/layer_ranges.h"
 
 namespace triad {
@@ -36,11 +37,14 @@ std::string joined(const std::vector<double>& numbers) {
   return text;
 }
 
-// Throws for a key of the gates that says what one softmax, without gates, cannot do.
-void check_one_softmax(const NsaConfig& c) {
+// Throws for a key of the gates that says what a model without gates cannot do.
+void check_without_gates(const NsaConfig& c) {
   const GateOptions none;
-  const auto refuse = [](bool set, const char* key, const auto& value) {
-    if (set) fail_usage("nsa.{} is {}: it needs nsa.branches cmp,sel,win, and that is sel, without gates", key, value);
+  const std::string why = c.branches == Branches::all
+                              ? "which no layer has"
+                              : fmt::format("and that is {}, without gates", word_of(c.branches));
+  const auto refuse = [&](bool set, const char* key, const auto& value) {
+    if (set) fail_usage("nsa.{} is {}: it needs nsa.branches cmp,sel,win, {}", key, value, why);
   };
   refuse(c.gate.kind != none.kind, "gate", word_of(c.gate.kind));
   refuse(c.gate.temperature != none.temperature, "gate_temperature", c.gate.temperature);
@@ -48,19 +52,9 @@ void check_one_softmax(const NsaConfig& c) {
   refuse(c.gate.force != none.force, "force_branch", word_of(c.gate.force));
   refuse(c.gate.uniform, "uniform_gate", c.gate.uniform);
   refuse(c.gate.stop_gradient, "stopgrad_gates", c.gate.stop_gradient);
-  if (c.selector != Selector::index)
-    fail_usage("nsa.branches is sel: it needs nsa.selector index, and that is {}", word_of(c.selector));
 }
 
-void check_nsa(const NsaConfig& c) {
-  if (c.n_sel < c.init_blocks + c.local_blocks)
-    fail_usage("nsa.n_sel is {}: at least init_blocks + local_blocks = {} are needed", c.n_sel,
-               c.init_blocks + c.local_blocks);
-  if (c.selector == Selector::index && c.d_index % 2 != 0)
-    fail_usage("nsa.d_index is {}: it must be even, for the rotation turns pairs", c.d_index);
-  if (c.branches == Branches::selected) return check_one_softmax(c);
-  if (c.l % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l {}", c.d, c.l);
-  if (c.l_sel % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l_sel {}", c.d, c.l_sel);
+void check_gates(const NsaConfig& c) {
   if (c.gate.uniform && c.gate.force != Branch::none)
     fail_usage("nsa.uniform_gate is true and nsa.force_branch is {}: only one of them can hold", word_of(c.gate.force));
   if (c.gate_init.empty()) return;
@@ -72,12 +66,84 @@ void check_nsa(const NsaConfig& c) {
                  joined(c.gate_init), g);
 }
 
+// The options of a layer, gates aside. A group's keys that its own branches do not need were not checked when it was
+// read, and other branches in nsa.layers may need them.
+void check_layer(const NsaConfig& c) {
+  const auto check = [](const char* key, int64_t value, const Rule& rule) {
+    if (!rule.allows(static_cast<double>(value))) fail_usage("nsa.{} is {}: {} is needed", key, value, rule.str());
+  };
+  if (c.branches != Branches::selected) check("w", c.w, kWindowTokens);
+  if (c.branches == Branches::window) return;
+  check("l_sel", c.l_sel, kBlockTokens);
+  check("n_sel", c.n_sel, kBlockTokens);
+  if (c.n_sel < c.init_blocks + c.local_blocks)
+    fail_usage("nsa.n_sel is {}: at least init_blocks + local_blocks = {} are needed", c.n_sel,
+               c.init_blocks + c.local_blocks);
+  if (c.selector == Selector::index && c.d_index % 2 != 0)
+    fail_usage("nsa.d_index is {}: it must be even, for the rotation turns pairs", c.d_index);
+  if (c.branches == Branches::selected) {
+    if (c.selector != Selector::index)
+      fail_usage("nsa.branches is sel: it needs nsa.selector index, and that is {}", word_of(c.selector));
+    return;
+  }
+  check("l", c.l, kBlockTokens);
+  check("d", c.d, kBlockTokens);
+  if (c.l % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l {}", c.d, c.l);
+  if (c.l_sel % c.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l_sel {}", c.d, c.l_sel);
+}
+
 }  // namespace
 
-int64_t ModelConfig::count_nsa_layers() const {
+NsaConfig NsaLayers::over(NsaConfig group) const {
+  const auto replace = [](auto& value, const auto& by) { value = by.value_or(value); };
+  replace(group.branches, branches);
+  replace(group.l, l);
+  replace(group.d, d);
+  replace(group.l_sel, l_sel);
+  replace(group.n_sel, n_sel);
+  replace(group.w, w);
+  replace(group.init_blocks, init_blocks);
+  replace(group.local_blocks, local_blocks);
+  replace(group.selector, selector);
+  replace(group.d_index, d_index);
+  return group;
+}
+
+AttentionKind ModelConfig::kind_with(const NsaConfig& options) const {
+  if (!has_nsa()) return attention;
+  switch (options.branches) {
+    case Branches::all:
+      return AttentionKind::nsa;
+    case Branches::selected:
+      return AttentionKind::selected;
+    case Branches::window:
+      return AttentionKind::window;
+  }
+  return attention;
+}
+
+int64_t ModelConfig::count_layers(AttentionKind kind) const {
   int64_t count = 0;
-  for (int64_t i = 0; i < n_layers; ++i) count += attention_of(i) != AttentionKind::dense;
+  for (int64_t i = 0; i < n_layers; ++i) count += attention_of(i) == kind;
   return count;
+}
+
+int64_t ModelConfig::count_nsa_layers() const {
+  return count_layers(AttentionKind::nsa) + count_layers(AttentionKind::selected);
+}
+
+std::string ModelConfig::layers_text() const {
+  const std::pair<int64_t, const char*> counts[] = {{count_nsa_layers(), "NSA"},
+                                                    {count_layers(AttentionKind::window), "a sliding window"},
+                                                    {count_layers(AttentionKind::dense), "dense attention"}};
+  std::vector<std::string> parts;
+  for (const auto& [count, what] : counts)
+    if (count > 0)
+      parts.push_back(
+          fmt::format("{} with {}", parts.empty() ? counted(count, "layer") : fmt::format("{}", count), what));
+  std::string text = parts.front();
+  for (size_t i = 1; i < parts.size(); ++i) text += (i + 1 == parts.size() ? " and " : ", ") + parts[i];
+  return text;
 }
 
 RopeOptions ModelConfig::rope() const {
@@ -107,6 +173,32 @@ void ModelConfig::resolve_dense_layers() {
   dense_ = std::move(dense);
 }
 
+void ModelConfig::resolve_nsa_layers() {
+  nsa_.clear();
+  std::vector<NsaConfig> options(nsa.layers.empty() ? 0 : static_cast<size_t>(n_layers), nsa);
+  std::vector<int64_t> entry_of(options.size(), -1);
+  for (size_t i = 0; i < nsa.layers.size(); ++i) {
+    const NsaLayers& entry = nsa.layers[i];
+    const std::string key = fmt::format("nsa.layers[{}].layers", i);
+    constexpr std::string_view kAllowed = "ranges of layers such as 0:4,8:12";
+    for (const LayerRange& range : parse_layer_ranges(entry.layers, n_layers, key, kAllowed)) {
+      if (!range.word.empty()) fail_usage("{} is \"{}\": {} is allowed", key, entry.layers, kAllowed);
+      for (int64_t layer = range.begin; layer < range.end; ++layer) {
+        int64_t& named_by = entry_of[static_cast<size_t>(layer)];
+        if (named_by >= 0)
+          fail_usage("{} is \"{}\": layer {} is named twice, first in nsa.layers[{}]", key, entry.layers, layer,
+                     named_by);
+        named_by = static_cast<int64_t>(i);
+        options[static_cast<size_t>(layer)] = entry.over(nsa);
+      }
+    }
+    try {
+      if (has_nsa()) check_layer(entry.over(nsa));
+    } catch (const UsageError& e) { fail_usage("nsa.layers[{}], for layers {}: {}", i, entry.layers, e.what()); }
+  }
+  if (has_nsa()) nsa_ = std::move(options);
+}
+
 void ModelConfig::resolve() {
   if (mlp_hidden == 0) mlp_hidden = mlp == MlpKind::silu ? 4 * dim : (8 * dim / 3 + 63) / 64 * 64;
   if (n_heads % n_kv_groups != 0)
@@ -114,7 +206,10 @@ void ModelConfig::resolve() {
   if (d_k % 2 != 0) fail_usage("model.d_k is {}: it must be even, for the rotation turns pairs", d_k);
   check_rope(*this);
   resolve_dense_layers();
-  if (has_nsa()) check_nsa(nsa);
+  if (has_nsa()) check_layer(nsa);
+  resolve_nsa_layers();
+  if (!has_nsa()) return;
+  has_gates() ? check_gates(nsa) : check_without_gates(nsa);
 }
 
 }  // namespace triad

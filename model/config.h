@@ -1,6 +1,9 @@
 // A model's hyperparameters: the groups `model` and `nsa` in a config file.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +14,25 @@
 namespace triad {
 
 enum class MlpKind { silu, swiglu };
-// selected: NSA with nsa.branches sel. A config says nsa for it.
-enum class AttentionKind { nsa, dense, selected };
+// selected, window: NSA with nsa.branches sel or win. A config says nsa for them.
+enum class AttentionKind { nsa, dense, selected, window };
+
+// An entry of nsa.layers: options in which some layers differ from the group nsa.
+struct NsaLayers {
+  std::string layers;  // ranges "0:4,8:12"
+  std::optional<Branches> branches = {};
+  std::optional<int64_t> l = {}, d = {}, l_sel = {}, n_sel = {}, w = {}, init_blocks = {}, local_blocks = {};
+  std::optional<Selector> selector = {};
+  std::optional<int64_t> d_index = {};
+
+  NsaConfig over(NsaConfig group) const;  // the group with these values
+};
+// The group nsa: options of all layers, and in which some layers differ.
+struct NsaGroup : NsaConfig {
+  NsaGroup() = default;
+  NsaGroup(NsaConfig all) : NsaConfig(std::move(all)) {}
+  std::vector<NsaLayers> layers;
+};
 
 struct ModelConfig {
   int64_t dim = 0, n_layers = 0, n_heads = 0, n_kv_groups = 0, d_k = 0, d_v = 0, vocab_size = 0;
@@ -26,19 +46,36 @@ struct ModelConfig {
   RopeScaling rope_scaling = RopeScaling::none;
   int64_t rope_original_len = 8192;
   double rope_factor = 8, rope_low_freq = 1, rope_high_freq = 4, rope_beta_fast = 32, rope_beta_slow = 1;
-  NsaConfig nsa;
+  NsaGroup nsa;
 
   int64_t group_size() const { return n_heads / n_kv_groups; }  // G: query heads per key/value group
+  // A layer's options: those of the group, and of the entry of nsa.layers that names it. Layer -1: the group's.
+  const NsaConfig& nsa_at(int64_t layer) const {
+    const auto i = static_cast<size_t>(layer);
+    return i < nsa_.size() ? nsa_[i] : nsa;
+  }
   AttentionKind attention_of(int64_t layer) const {
     const auto i = static_cast<size_t>(layer);
-    if (i < dense_.size() && dense_[i]) return AttentionKind::dense;
-    return has_nsa() && nsa.branches == Branches::selected ? AttentionKind::selected : attention;
+    return i < dense_.size() && dense_[i] ? AttentionKind::dense : kind_with(nsa_at(layer));
   }
-  // Whether a layer selects by a taught index; whether any layer does.
-  bool has_index(int64_t layer) const { return has_index() && attention_of(layer) != AttentionKind::dense; }
-  bool has_index() const { return has_nsa() && nsa.selector == Selector::index; }
-  bool has_nsa() const { return attention == AttentionKind::nsa; }  // whether any layer has NSA
-  int64_t count_nsa_layers() const;
+  bool has_nsa() const { return attention == AttentionKind::nsa; }  // whether any layer has another kind than dense
+  // Whether a layer has gates; has selection lists; selects by a taught index. Then the same for any layer.
+  bool has_gates(int64_t layer) const { return attention_of(layer) == AttentionKind::nsa; }
+  bool has_lists(int64_t layer) const { return has_gates(layer) || attention_of(layer) == AttentionKind::selected; }
+  bool has_index(int64_t layer) const { return has_lists(layer) && nsa_at(layer).selector == Selector::index; }
+  bool has_gates() const {
+    return any_layer([&](int64_t i) { return has_gates(i); });
+  }
+  bool has_lists() const {
+    return any_layer([&](int64_t i) { return has_lists(i); });
+  }
+  bool has_index() const {
+    return any_layer([&](int64_t i) { return has_index(i); });
+  }
+  int64_t count_layers(AttentionKind) const;
+  int64_t count_nsa_layers() const;  // the layers with selection lists
+  // The layers' attention: "28 layers with NSA, 2 with a sliding window and 2 with dense attention".
+  std::string layers_text() const;
   RopeOptions rope() const;
   // Stored rows in embedding and head: the vocabulary size rounded up to a multiple of 128, which makes matrix products
   // faster.
@@ -49,7 +86,19 @@ struct ModelConfig {
 
  private:
   void resolve_dense_layers();
-  std::vector<bool> dense_;  // whether dense_layers names the layer, by index; empty in a model without NSA
+  void resolve_nsa_layers();
+  // The kind of a layer with these options that dense_layers does not name.
+  AttentionKind kind_with(const NsaConfig&) const;
+  template <class Holds>
+  bool any_layer(Holds&& holds) const {
+    if (nsa_.empty()) return holds(-1);  // layers that dense_layers does not name are alike, and there is one
+    for (int64_t i = 0; i < n_layers; ++i)
+      if (holds(i)) return true;
+    return false;
+  }
+
+  std::vector<bool> dense_;     // whether dense_layers names the layer, by index; empty in a model without NSA
+  std::vector<NsaConfig> nsa_;  // the layers' options; empty without nsa.layers
 };
 
 template <>
@@ -90,8 +139,8 @@ struct EnumWords<Selector> {
 };
 template <>
 struct EnumWords<Branches> {
-  static constexpr std::pair<std::string_view, Branches> words[] = {{"cmp,sel,win", Branches::all},
-                                                                    {"sel", Branches::selected}};
+  static constexpr std::pair<std::string_view, Branches> words[] = {
+      {"cmp,sel,win", Branches::all}, {"sel", Branches::selected}, {"win", Branches::window}};
 };
 
 template <class V>
@@ -126,24 +175,47 @@ void visit(ModelConfig& c, V&& v) {
   v("norm_eps", c.norm_eps, "added to RMSNorm's mean square", above(0));
 }
 
+// Limits of the keys that are checked only if the branches need them.
+inline constexpr Rule kBlockTokens = at_least(1).up_to(1 << 20), kWindowTokens = at_least(1).up_to(1 << 30);
+inline constexpr Rule kInitBlocks = at_least(0).up_to(1 << 20), kLocalBlocks = at_least(1).up_to(1 << 20),
+                      kIndexWidth = at_least(2).up_to(256);
+
 template <class V>
-void visit(NsaConfig& c, V&& v) {
+void visit(NsaLayers& c, V&& v) {
+  v("layers", c.layers, "the layers that differ: ranges with exclusive ends, such as 0:4,8:12", required());
+  v("branches", c.branches, "as nsa.branches, for these layers, like the keys after it; absent: the group's", Rule{});
+  v("l", c.l, "compression block", kBlockTokens);
+  v("d", c.d, "compression stride", kBlockTokens);
+  v("l_sel", c.l_sel, "selection block", kBlockTokens);
+  v("n_sel", c.n_sel, "selected blocks", kBlockTokens);
+  v("w", c.w, "sliding window", kWindowTokens);
+  v("init_blocks", c.init_blocks, "first blocks, always selected", kInitBlocks);
+  v("local_blocks", c.local_blocks, "current and preceding blocks, always selected", kLocalBlocks);
+  v("selector", c.selector, "what scores the blocks", Rule{});
+  v("d_index", c.d_index, "width of the index", kIndexWidth);
+}
+
+template <class V>
+void visit(NsaGroup& c, V&& v) {
   // First, because it decides which keys after it are required and checked.
   v("branches", c.branches,
-    "cmp,sel,win, or sel: one softmax over the selected blocks, with k_win and v_win, without gate; needs selector "
-    "index, and no l, d, w or phi",
+    "cmp,sel,win; sel: one softmax over the selected blocks, with k_win and v_win, without gate; needs selector index, "
+    "and no l, d, w or phi; or win: one softmax over the sliding window, with k_win and v_win; needs w alone",
     Rule{});
-  const auto three_branches = [&](const Rule& rule) { return c.branches == Branches::all ? required(rule) : Rule{}; };
-  v("l", c.l, "compression block, tokens", three_branches(at_least(1).up_to(1 << 20)));
-  v("d", c.d, "compression stride, tokens; divides l and l_sel", three_branches(at_least(1).up_to(1 << 20)));
-  v("l_sel", c.l_sel, "selection block l', tokens", required(at_least(1).up_to(1 << 20)));
-  v("n_sel", c.n_sel, "selected blocks n a query, forced ones included", required(at_least(1).up_to(1 << 20)));
-  v("w", c.w, "sliding window, tokens", three_branches(at_least(1).up_to(1 << 30)));
+  const auto needed_by = [&](std::initializer_list<Branches> branches, const Rule& rule) {
+    return std::find(branches.begin(), branches.end(), c.branches) == branches.end() ? Rule{} : required(rule);
+  };
+  v("l", c.l, "compression block, tokens", needed_by({Branches::all}, kBlockTokens));
+  v("d", c.d, "compression stride, tokens; divides l and l_sel", needed_by({Branches::all}, kBlockTokens));
+  v("l_sel", c.l_sel, "selection block l', tokens", needed_by({Branches::all, Branches::selected}, kBlockTokens));
+  v("n_sel", c.n_sel, "selected blocks n a query, forced ones included",
+    needed_by({Branches::all, Branches::selected}, kBlockTokens));
+  v("w", c.w, "sliding window, tokens", needed_by({Branches::all, Branches::window}, kWindowTokens));
   v("phi", c.phi, "compression: mean, learned per-channel weights, or learned map", Rule{});
   v("gate", c.gate.kind, "how the branches are weighed", Rule{});
   v("gate_temperature", c.gate.temperature, "divides the gate's logits", above(0));
-  v("init_blocks", c.init_blocks, "first blocks, always selected", at_least(0).up_to(1 << 20));
-  v("local_blocks", c.local_blocks, "current and preceding blocks, always selected", at_least(1).up_to(1 << 20));
+  v("init_blocks", c.init_blocks, "first blocks, always selected", kInitBlocks);
+  v("local_blocks", c.local_blocks, "current and preceding blocks, always selected", kLocalBlocks);
   v("force_branch", c.gate.force, "gate one-hot: this branch alone", Rule{});
   v("uniform_gate", c.gate.uniform, "gate 1/3 each", Rule{});
   v("stopgrad_gates", c.gate.stop_gradient, "no gradient through the gates", Rule{});
@@ -151,12 +223,15 @@ void visit(NsaConfig& c, V&& v) {
   v("shared_kv", c.shared_kv, "one k and one v, those of the window branch, for all three branches", Rule{});
   v("selector", c.selector,
     "what scores the blocks: the compressed branch's probabilities, or an index, a small head of its own that learns "
-    "by "
-    "a KL loss where the selected branch looks",
+    "by a KL loss where the selected branch looks",
     Rule{});
-  v("d_index", c.d_index, "selector index: width of its queries and its key; even", at_least(2).up_to(256));
+  v("d_index", c.d_index, "selector index: width of its queries and its key; even", kIndexWidth);
   v("index_loss", c.index_loss, "selector index: weight of its loss, summed over the layers, in the objective",
     at_least(0));
+  v("layers", c.layers,
+    "layers that differ: a list of objects, each with layers and the keys of the group that they have other values of; "
+    "model.dense_layers has the last word",
+    Rule{});
 }
 
 }  // namespace triad

@@ -12,22 +12,25 @@
 
 namespace triad {
 
-Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, AttentionKind kind, int64_t B, int64_t S,
-                                         DType dtype, int64_t layer) {
+Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, int64_t B, int64_t S, DType dtype,
+                                         int64_t layer) {
   const auto alloc_heads = [&](const char* name, int64_t rows, int64_t heads, int64_t width) {
     return arena.alloc(MemTag::activations, fmt::format("cache{:02}.{}", layer, name), dtype, {B, rows, heads, width});
   };
   const auto alloc = [&](const char* name, int64_t rows, int64_t width) {
     return alloc_heads(name, rows, c.n_kv_groups, width);
   };
-  const NsaConfig& n = c.nsa;
+  const NsaConfig& n = c.nsa_at(layer);
   const Tensor index_k = c.has_index(layer) ? alloc_heads("index_k", S, 1, n.d_index) : Tensor{};
-  switch (kind) {
+  const int64_t W = std::min(n.w, S);
+  switch (c.attention_of(layer)) {
     case AttentionKind::dense:
     case AttentionKind::selected:
       return {.nsa = {}, .dense = {alloc("k", S, c.d_k), alloc("v", S, c.d_v)}, .index_k = index_k};
+    case AttentionKind::window:
+      return {.nsa = {}, .dense = {alloc("k_win", W, c.d_k), alloc("v_win", W, c.d_v)}, .index_k = {}};
     case AttentionKind::nsa: {
-      const int64_t W = std::min(n.w, S), Tc = compressed_length(S, n.l, n.d);
+      const int64_t Tc = compressed_length(S, n.l, n.d);
       return {.nsa = {.k_sel = alloc("k_sel", S, c.d_k),
                       .v_sel = alloc("v_sel", S, c.d_v),
                       .k_win = alloc("k_win", W, c.d_k),
@@ -55,16 +58,21 @@ Decoder::Decoder(Context& ctx, Arena& arena, Model& model, int64_t B, int64_t S)
   zero(ctx, position);
   logits = arena.alloc(MemTag::io, "logits", dtype, {B, c.padded_vocab()});
   x_ = arena.alloc(MemTag::activations, "step.x", dtype, {B, c.dim});
-  int64_t widest = 0;
-  for (int64_t i = 0; i < c.n_layers; ++i) widest = std::max(widest, qkv_width(c, c.attention_of(i)));
+  int64_t widest = 0, widest_index = 0, longest_list = 0;
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    widest = std::max(widest, qkv_width(c, c.attention_of(i)));
+    if (!c.has_index(i)) continue;
+    widest_index = std::max(widest_index, index_width(c, i));
+    longest_list = std::max(longest_list, c.nsa_at(i).n_sel);
+  }
   qkv_ = arena.alloc(MemTag::activations, "step.qkv", dtype, {B * widest});
   attended_ = arena.alloc(MemTag::activations, "step.attended", dtype, {B, c.n_heads * c.d_v});
   hidden_ = arena.alloc(MemTag::activations, "step.hidden", dtype, {B, c.mlp_hidden});
   if (c.has_index()) {
-    index_ = arena.alloc(MemTag::activations, "step.index", dtype, {B, index_width(c)});
-    lists_ = arena.alloc(MemTag::activations, "step.block_index", DType::i32, {B, 1, c.n_kv_groups, c.nsa.n_sel});
+    index_ = arena.alloc(MemTag::activations, "step.index", dtype, {B * widest_index});
+    lists_ = arena.alloc(MemTag::activations, "step.block_index", DType::i32, {B * c.n_kv_groups * longest_list});
   }
-  for (int64_t i = 0; i < c.n_layers; ++i) caches_.push_back(alloc_cache(arena, c, c.attention_of(i), B, S, dtype, i));
+  for (int64_t i = 0; i < c.n_layers; ++i) caches_.push_back(alloc_cache(arena, c, B, S, dtype, i));
 }
 
 void Decoder::forget(Context& ctx, int64_t b) {
@@ -83,6 +91,7 @@ void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
     switch (kind) {
       case AttentionKind::dense:
       case AttentionKind::selected:
+      case AttentionKind::window:
         return dense_cache_fill(ctx, cache.dense, b, n, views.k[0], views.v[0]);
       case AttentionKind::nsa:
         return nsa_cache_fill(ctx, cache.nsa, b, n, nsa_in(views), a.attention.nsa.k_cmp, a.attention.nsa.v_cmp);
@@ -100,6 +109,13 @@ Tensor Decoder::qkv_of(int64_t layer) const {
   return qkv_.slice(0, 0, B() * width).view({B(), width});
 }
 
+Tensor Decoder::lists_of(int64_t layer) const {
+  const ModelConfig& c = model_.config();
+  if (!c.has_index(layer)) return {};
+  const int64_t n = c.nsa_at(layer).n_sel;
+  return lists_.slice(0, 0, B() * c.n_kv_groups * n).view({B(), 1, c.n_kv_groups, n});
+}
+
 void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const ModelConfig& c = model_.config();
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
@@ -114,17 +130,20 @@ void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) 
   skinny_linear(ctx, x_, hidden_, w.mlp_out, {.addend = x_});
 }
 
-// Extends the layer's cache of index keys by the token whose input is x_, and computes its lists_.
+// Extends the layer's cache of index keys by the token whose input is x_, and computes its lists.
 void Decoder::list_by_index(Context& ctx, int64_t layer) {
   const ModelConfig& c = model_.config();
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
-  skinny_linear(ctx, index_, x_, w.index, {.norm = w.norm1, .eps = c.norm_eps});
-  const QkvViews views = with_index(split_qkv(qkv_of(layer), c, c.attention_of(layer), B(), 1), index_, c);
+  const int64_t width = index_width(c, layer);
+  const Tensor index = index_.slice(0, 0, B() * width).view({B(), width});
+  skinny_linear(ctx, index, x_, w.index, {.norm = w.norm1, .eps = c.norm_eps});
+  const QkvViews views = with_index(split_qkv(qkv_of(layer), c, c.attention_of(layer), B(), 1), index, c);
   const QkHeads heads = {views.index_q, views.index_k};
   if (c.qk_norm) qk_norm_forward(ctx, heads, {views.index_q, views.index_k}, w.index_norm, c.norm_eps);
   const Tensor& cache = caches_[static_cast<size_t>(layer)].index_k;
-  index_cache_append(ctx, cache, views.index_q, views.index_k, position, model_.index_cos(), model_.index_sin());
-  index_decode(ctx, lists_, views.index_q, cache, position, c.nsa);
+  index_cache_append(ctx, cache, views.index_q, views.index_k, position, model_.index_cos(layer),
+                     model_.index_sin(layer));
+  index_decode(ctx, lists_of(layer), views.index_q, cache, position, c.nsa_at(layer));
 }
 
 // Extends the layer's cache by the token in qkv_, and computes attended_.
@@ -137,20 +156,17 @@ void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const QkvViews views = split_qkv(qkv_of(layer), c, kind, B(), 1);
   const Tensor out = attended_.view({B(), 1, c.n_heads, c.d_v});
   if (c.qk_norm) qk_norm_forward(ctx, qk_heads(views), const_qk_heads(views), weights.qk_norm, c.norm_eps);
-  switch (kind) {
-    case AttentionKind::dense:
-      dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(),
-                         model_.rope_sin());
-      return dense_decode(ctx, out, {views.q, cache.dense, position}, probe);
-    case AttentionKind::selected:
-      dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(),
-                         model_.rope_sin());
-      return selected_decode(ctx, out, {views.q, cache.dense, position}, lists_, c.nsa.l_sel, probe);
-    case AttentionKind::nsa:
-      nsa_cache_append(ctx, cache.nsa, views.q, nsa_in(views), position, model_.rope_cos(), model_.rope_sin(), w,
-                       c.nsa);
-      return nsa_decode(ctx, out, {views.q, cache.nsa, position, lists_}, w.gate, c.nsa, probe);
+  const NsaConfig& options = c.nsa_at(layer);
+  if (kind == AttentionKind::nsa) {
+    nsa_cache_append(ctx, cache.nsa, views.q, nsa_in(views), position, model_.rope_cos(), model_.rope_sin(), w,
+                     options);
+    return nsa_decode(ctx, out, {views.q, cache.nsa, position, lists_of(layer)}, w.gate, options, probe);
   }
+  dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(), model_.rope_sin());
+  if (kind == AttentionKind::selected)
+    selected_decode(ctx, out, {views.q, cache.dense, position}, lists_of(layer), options.l_sel, probe);
+  else
+    dense_decode(ctx, out, {views.q, cache.dense, position}, probe);
 }
 
 void Decoder::queue(Context& ctx, const DecodeProbe& probe) {

@@ -54,16 +54,17 @@ class Decoder {
   // grow with S.
   struct LayerCache {
     NsaCache nsa;
-    DenseCache dense;  // also of one softmax over selected blocks
+    DenseCache dense;  // also of one softmax, over selected blocks or a window
     Tensor index_k;    // [B,S,1,d_index]: the keys of a taught index; absent without one
   };
-  static LayerCache alloc_cache(Arena&, const ModelConfig&, AttentionKind, int64_t B, int64_t S, DType, int64_t layer);
+  static LayerCache alloc_cache(Arena&, const ModelConfig&, int64_t B, int64_t S, DType, int64_t layer);
 
   std::vector<LayerCache> caches_;
   void list_by_index(Context&, int64_t layer);
+  Tensor lists_of(int64_t layer) const;  // [B,1,Hkv,n] i32: a part of lists_; absent without a taught index
 
   // Buffers of a step, compute dtype: [B,C], [B * rows of the widest layer's qkv], [B,Hq*dv], [B,H]; with a taught
-  // index [B, index_width], and its lists [B,1,Hkv,n] i32.
+  // index [B * its largest index_width], and the longest lists [B * Hkv * n] i32.
   Tensor x_, qkv_, attended_, hidden_, index_, lists_;
 };
 

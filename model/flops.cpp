@@ -16,8 +16,7 @@ double triangle(double n) { return n * (n + 1) / 2; }
 constexpr double kIndexWeightProducts = 2, kIndexProducts = 4;
 
 // The pairs of the selected branch, and of a taught index.
-AttendedPairs selected_pairs(const ModelConfig& c, int64_t T) {
-  const NsaConfig& n = c.nsa;
+AttendedPairs selected_pairs(const NsaConfig& n, int64_t T) {
   // A query selects min(n_sel, number of blocks up to its own) blocks. All are full except its own, where it sees the
   // keys up to itself. Queries in block i see min(n_sel - 1, i) full ones; in the first `growing` blocks they see i.
   const int64_t blocks = T / n.l_sel, growing = std::min(blocks, n.n_sel);
@@ -27,47 +26,60 @@ AttendedPairs selected_pairs(const ModelConfig& c, int64_t T) {
   AttendedPairs pairs;
   pairs.sel = block * block * full + static_cast<double>(blocks) * triangle(block) +
               rest * block * static_cast<double>(std::min(n.n_sel - 1, blocks)) + triangle(rest);
-  if (c.has_index()) pairs.index = triangle(static_cast<double>(T));
+  if (n.selector == Selector::index) pairs.index = triangle(static_cast<double>(T));
   return pairs;
 }
 
-AttendedPairs nsa_pairs(const ModelConfig& c, int64_t T) {
-  AttendedPairs pairs = selected_pairs(c, T);
-  const NsaConfig& n = c.nsa;
+double window_pairs(const NsaConfig& n, int64_t T) {
+  const double w = static_cast<double>(std::min(n.w, T));
+  return static_cast<double>(T) * w - w * (w - 1) / 2;
+}
+
+AttendedPairs nsa_pairs(const NsaConfig& n, int64_t T) {
+  AttendedPairs pairs = selected_pairs(n, T);
   // Compressed block k (0-based) is visible to the queries at positions from k*d + l - 1 on.
   const int64_t Tc = compressed_length(T, n.l, n.d);
   pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) -
               static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
   if (Tc == 0) pairs.cmp = 0;
-  const double w = static_cast<double>(std::min(n.w, T));
-  pairs.win = static_cast<double>(T) * w - w * (w - 1) / 2;
+  pairs.win = window_pairs(n, T);
   return pairs;
 }
 
-}  // namespace
-
-AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T) {
+AttendedPairs pairs_of_row(const NsaConfig& n, AttentionKind kind, int64_t T) {
   switch (kind) {
     case AttentionKind::nsa:
-      return nsa_pairs(c, T);
+      return nsa_pairs(n, T);
     case AttentionKind::selected:
-      return selected_pairs(c, T);
+      return selected_pairs(n, T);
+    case AttentionKind::window:
+      return {.win = window_pairs(n, T)};
     case AttentionKind::dense:
       return {.dense = triangle(static_cast<double>(T))};
   }
   return {};
 }
 
-AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T, const DocumentMix& mix) {
-  if (mix.rows == 0) return attended_pairs(c, kind, T);
+AttendedPairs pairs_of(const NsaConfig& n, AttentionKind kind, int64_t T, const DocumentMix& mix) {
+  if (mix.rows == 0) return pairs_of_row(n, kind, T);
   AttendedPairs mean;
   for (const auto& [length, number] : mix.documents) {
-    const AttendedPairs one = attended_pairs(c, kind, length);
+    const AttendedPairs one = pairs_of_row(n, kind, length);
     const double per_row = static_cast<double>(number) / static_cast<double>(mix.rows);
     mean.cmp += per_row * one.cmp, mean.sel += per_row * one.sel, mean.win += per_row * one.win;
     mean.dense += per_row * one.dense, mean.index += per_row * one.index;
   }
   return mean;
+}
+
+}  // namespace
+
+AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T, const DocumentMix& mix) {
+  return pairs_of(c.nsa, kind, T, mix);
+}
+
+AttendedPairs attended_pairs(const ModelConfig& c, int64_t layer, int64_t T, const DocumentMix& mix) {
+  return pairs_of(c.nsa_at(layer), c.attention_of(layer), T, mix);
 }
 
 ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
@@ -86,14 +98,13 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
 namespace {
 
 // Forward FLOPs for a part of a layer.
-double part_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, LayerPart part,
-                  const DocumentMix& mix) {
+double part_flops(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, LayerPart part, const DocumentMix& mix) {
   const double product = 2 * static_cast<double>(B * T) * static_cast<double>(c.dim);  // FLOPs per matrix row
-  const bool has_index = c.has_index() && kind != AttentionKind::dense;
   switch (part) {
     case LayerPart::attention:
-      return product * static_cast<double>(qkv_width(c, kind) + (has_index ? index_width(c) : 0)) +
-             2 * attended_pairs(c, kind, T, mix).all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
+      return product * static_cast<double>(qkv_width(c, c.attention_of(layer)) +
+                                           (c.has_index(layer) ? index_width(c, layer) : 0)) +
+             2 * attended_pairs(c, layer, T, mix).all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
     case LayerPart::qk:
       return 0;  // no product
     case LayerPart::out_proj:
@@ -110,7 +121,7 @@ double replay_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputeP
   double flops = 0;
   for (int64_t i = 0; i < c.n_layers; ++i)
     for (const LayerPart part : kLayerParts)
-      if (plan.replays(i, part)) flops += part_flops(c, c.attention_of(i), B, T, part, mix);
+      if (plan.replays(i, part)) flops += part_flops(c, i, B, T, part, mix);
   return flops;
 }
 
@@ -121,10 +132,10 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
   // FLOPs in all layers of one head and sequence; of the index of one group and sequence.
   double attention = 0, index = 0;
   for (int64_t i = 0; i < c.n_layers; ++i) {
-    const AttendedPairs p = attended_pairs(c, c.attention_of(i), T, mix);
+    const AttendedPairs p = attended_pairs(c, i, T, mix);
     attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv);
     if (c.has_index(i))
-      index += 2 * static_cast<double>(c.nsa.d_index) * (p.index + kIndexProducts * p.sel);
+      index += 2 * static_cast<double>(c.nsa_at(i).d_index) * (p.index + kIndexProducts * p.sel);
     else
       attention += 2 * p.cmp * dk;
   }
@@ -133,13 +144,13 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
 }
 
 double dense_index_flops(const ModelConfig& c, int64_t B, int64_t T, const DocumentMix& mix) {
-  double weights = 0, layers = 0;
+  double weights = 0, widths = 0;  // sums over the indices
   for (const ParamSpec& p : param_specs(c))
     if (is_index(p.role) && p.decays()) weights += static_cast<double>(p.shape.numel());
-  for (int64_t i = 0; i < c.n_layers; ++i) layers += c.has_index(i);
+  for (int64_t i = 0; i < c.n_layers; ++i) widths += c.has_index(i) ? static_cast<double>(c.nsa_at(i).d_index) : 0;
   const double pairs = attended_pairs(c, AttentionKind::dense, T, mix).dense;
   return kIndexWeightProducts * 2 * static_cast<double>(B * T) * weights +
-         kIndexProducts * 2 * pairs * layers * static_cast<double>(B * c.n_kv_groups * c.nsa.d_index);
+         kIndexProducts * 2 * pairs * widths * static_cast<double>(B * c.n_kv_groups);
 }
 
 double dense_equivalent_flops(const ModelConfig& c, int64_t B, int64_t T) {

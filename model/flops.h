@@ -16,7 +16,6 @@ struct AttendedPairs {
   double index = 0;
   double all() const { return cmp + sel + win + dense; }
 };
-AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T);
 
 // Which documents token rows hold where attention stays within documents: how many there are by length, in `rows` rows
 // together. Padding, which the model computes like a document, is one. rows = 0: each row is one document.
@@ -27,8 +26,9 @@ struct DocumentMix {
   void add(int64_t length, int64_t number = 1) { documents[length] += number; }
   int64_t longest() const { return documents.empty() ? 0 : documents.rbegin()->first; }  // 0: no documents
 };
-// The pairs in a T-token row: the mean over the mix's rows.
-AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const DocumentMix&);
+// The pairs in a T-token row, the mean over the mix's rows: with the group's options, or in a layer of the model.
+AttendedPairs attended_pairs(const ModelConfig&, AttentionKind, int64_t T, const DocumentMix& = {});
+AttendedPairs attended_pairs(const ModelConfig&, int64_t layer, int64_t T, const DocumentMix& = {});
 
 // Forward and backward FLOPs over B sequences with T tokens, as executed. Products with weights: 6 FLOPs per weight and
 // token (embedding lookups are free). Attention: per pair, 2 products in forward, 5 in backward and 1 for the selection

@@ -29,7 +29,8 @@ void IndexSample::add(Context& ctx, int64_t layer, Activations& act, bool dense)
   const Tensor k = dense ? dense_views(views, kv_pairs(config_, kind)).k[0]
                          : views.k[kv_pairs(config_, kind) == 1 ? 0 : static_cast<size_t>(Branch::sel)];
   nsa_list_recall(ctx, {mass_[layer].slice(0, 0, count_), max_logit_[layer].slice(0, 0, count_)},
-                  rows_.slice(0, 0, count_), views.q, k, a.attention.nsa.block_index, config_.nsa.l_sel, act.documents);
+                  rows_.slice(0, 0, count_), views.q, k, a.attention.nsa.block_index, config_.nsa_at(layer).l_sel,
+                  act.documents_of(layer));
 }
 
 std::vector<IndexRecall> IndexSample::read(Context& ctx) const {

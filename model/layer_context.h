@@ -14,7 +14,7 @@ struct LayerContext {
   const ModelConfig& config;
   const AttentionExec& exec;
   ConstTensor rope_cos, rope_sin;              // [positions, dk/2], accumulation dtype
-  ConstTensor index_cos = {}, index_sin = {};  // [positions, d_index/2]; absent without a taught index
+  ConstTensor index_cos = {}, index_sin = {};  // [positions, the layer's d_index/2]; absent without a taught index
   int64_t B, T;                                // T: tokens per sequence on this rank
   // The documents in packed rows, absent if every row is one document; and which tokens of each sequence this rank has.
   Documents documents = {};
@@ -35,6 +35,7 @@ struct LayerContext {
   int64_t layer = -1;           // layer index; -1: outside the layers
   LayerStats* stats = nullptr;  // receives gates and lists in forward, not in a recomputation; may be null
 
+  const NsaConfig& nsa() const { return config.nsa_at(layer); }  // the layer's options
   // The layer's kind, by which its parameters and activations are laid out; and how it attends in this pass.
   AttentionKind kind() const { return config.attention_of(layer); }
   AttentionKind attention() const { return dense ? AttentionKind::dense : kind(); }

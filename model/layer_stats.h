@@ -1,6 +1,8 @@
 // Statistics on gates and selection lists in a step's forward passes, per layer (log.stats). They are accumulated on
 // the device over the micro-steps without synchronization, so that a forward can be recorded and replayed.
 #pragma once
+#include <vector>
+
 #include "engine/memory.h"
 #include "kernels/nsa/stats.h"
 #include "model/config.h"
@@ -9,7 +11,7 @@ namespace triad {
 
 class LayerStats {
  public:
-  // Only for models with NSA. result [layers, NsaStats::count] f64: finish() writes the statistics there.
+  // Only for models with selection lists. result [layers, NsaStats::count] f64: finish() writes the statistics there.
   LayerStats(Arena&, const ModelConfig&, Tensor result);
 
   void clear(Context&);  // call before a step's first forward
@@ -19,7 +21,7 @@ class LayerStats {
   Tensor result() const { return result_; }
 
  private:
-  SelectOptions select_;
+  std::vector<SelectOptions> select_;  // options of each layer
   Tensor pieces_, result_;
 };
 

@@ -1,5 +1,9 @@
 #include "model/model.h"
 
+#include <fmt/format.h>
+
+#include <tuple>
+
 #include "engine/check.h"
 #include "engine/process/progress.h"
 #include "kernels/ops/classifier.h"
@@ -33,17 +37,23 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
                .grad_windows = options.grad_windows}),
       w_(params_.weight_tensors()) {
   if (options.training) g_ = params_.grad_tensors();
-  const auto tables = [&](Tensor& cos, Tensor& sin, const char* const(&names)[2], int64_t width) {
+  const auto tables = [&](const std::string& suffix, int64_t width) {
     const Shape shape = {options.max_seq_len, width / 2};
-    cos = arena.alloc(MemTag::workspace, names[0], acc_dtype(options.dtype), shape);
-    sin = arena.alloc(MemTag::workspace, names[1], acc_dtype(options.dtype), shape);
-    rope_table(ctx, cos, sin, width, config.rope());
+    const auto alloc = [&](const char* name) {
+      return arena.alloc(MemTag::workspace, name + suffix, acc_dtype(options.dtype), shape);
+    };
+    const std::pair<Tensor, Tensor> made = {alloc("rope cos"), alloc("rope sin")};
+    rope_table(ctx, made.first, made.second, width, config.rope());
+    return made;
   };
-  tables(rope_cos_, rope_sin_, {"rope cos", "rope sin"}, config.d_k);
+  std::tie(rope_cos_, rope_sin_) = tables("", config.d_k);
   if (!config.has_index()) return;
-  index_cos_ = rope_cos_, index_sin_ = rope_sin_;
-  if (config.nsa.d_index != config.d_k)
-    tables(index_cos_, index_sin_, {"rope cos of the index", "rope sin of the index"}, config.nsa.d_index);
+  for (int64_t i = 0; i < config.n_layers; ++i) {
+    const int64_t width = config.nsa_at(i).d_index;
+    if (!config.has_index(i) || index_rope_.contains(width)) continue;
+    index_rope_[width] = width == config.d_k ? std::pair{rope_cos_, rope_sin_}
+                                             : tables(fmt::format(" of the index, width {}", width), width);
+  }
   if (!options.training) return;
   index_loss_ = arena.alloc(MemTag::workspace, "index loss", DType::f64, {config.n_layers});
   zero(ctx, index_loss_);
@@ -53,14 +63,15 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
   const SequenceLayout& layout = act.layout();
   TRIAD_CHECK(layout.shared() == (options_.group != nullptr), "{} ranks share a sequence, and the model has {} group",
               layout.ranks, options_.group == nullptr ? "no" : "a");
-  Documents documents = act.documents;
+  Documents documents = act.documents_of(layer);
   documents.part = layout.row_part();
+  const bool has_index = layer >= 0 && config_.has_index(layer);
   return {.config = config_,
           .exec = *exec_,
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
-          .index_cos = index_cos_,
-          .index_sin = index_sin_,
+          .index_cos = has_index ? index_cos(layer) : ConstTensor{},
+          .index_sin = has_index ? index_sin(layer) : ConstTensor{},
           .B = act.B(),
           .T = act.T(),
           .documents = documents,
@@ -84,7 +95,8 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
     asserts_->range(ctx, "tokens", act.tokens, 0, config_.vocab_size);
     asserts_->range(ctx, "targets", act.targets, -1, config_.vocab_size);
   }
-  if (!act.bounds.empty()) nsa_document_tables(ctx, act.documents, act.bounds, config_.nsa.l_sel);
+  if (!act.bounds.empty())
+    for (const auto& [l_sel, tables] : act.documents) nsa_document_tables(ctx, tables, act.bounds, l_sel);
   const Segments& segments = params_.segments();
   if (gate != nullptr) gate->begin_forward();
   need(gate, ctx, {segments.rest(), segments.embed()});

@@ -1,6 +1,8 @@
 // The language model, a decoder: embedding -> layers -> RMSNorm -> head -> cross-entropy, with forward and backward.
 #pragma once
 #include <functional>
+#include <map>
+#include <utility>
 
 #include "kernels/ops/cross_entropy.h"
 #include "model/activations.h"
@@ -42,9 +44,9 @@ class Model {
   const ModelTensors<ConstTensor>& weights() const { return w_; }
   ConstTensor rope_cos() const { return rope_cos_; }
   ConstTensor rope_sin() const { return rope_sin_; }
-  // With a taught index, the same for its width.
-  ConstTensor index_cos() const { return index_cos_; }
-  ConstTensor index_sin() const { return index_sin_; }
+  // The same for the width of a layer's index.
+  ConstTensor index_cos(int64_t layer) const { return index_rope_.at(config_.nsa_at(layer).d_index).first; }
+  ConstTensor index_sin(int64_t layer) const { return index_rope_.at(config_.nsa_at(layer).d_index).second; }
   // [layers] f64, in a model for training with a taught index: loss_and_backward() adds each layer's index loss, summed
   // over the batch's rows and groups.
   Tensor index_loss() const { return index_loss_; }
@@ -87,9 +89,9 @@ class Model {
   Params params_;
   ModelTensors<ConstTensor> w_;
   ModelTensors<Tensor> g_;
-  Tensor rope_cos_, rope_sin_;    // [max_seq_len, dk/2] acc
-  Tensor index_cos_, index_sin_;  // [max_seq_len, d_index/2] acc; absent without a taught index
-  Tensor index_loss_;             // see index_loss()
+  Tensor rope_cos_, rope_sin_;                               // [max_seq_len, dk/2] acc
+  std::map<int64_t, std::pair<Tensor, Tensor>> index_rope_;  // the same by d_index, for the layers with an index
+  Tensor index_loss_;                                        // see index_loss()
   bool keep_block_index_ = false, dense_ = false;
   Asserts* asserts_ = nullptr;
 };

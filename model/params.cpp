@@ -66,11 +66,11 @@ struct PhiRoles {
 constexpr PhiRoles kPhiK = {ParamRole::phi_k_conv, ParamRole::phi_k_pos, ParamRole::phi_k_fc1, ParamRole::phi_k_fc2};
 constexpr PhiRoles kPhiV = {ParamRole::phi_v_conv, ParamRole::phi_v_pos, ParamRole::phi_v_fc1, ParamRole::phi_v_fc2};
 
-void add_phi(SpecList& list, const PhiRoles& roles, const std::string& name, const ModelConfig& c, int64_t width) {
-  const int64_t l = c.nsa.l;
-  if (c.nsa.phi == Phi::conv)
+void add_phi(SpecList& list, const PhiRoles& roles, const std::string& name, const NsaConfig& c, int64_t width) {
+  const int64_t l = c.l;
+  if (c.phi == Phi::conv)
     list.constant(roles.conv, name + ".weight", {l, width}, 1.0 / static_cast<double>(l)).branch = Branch::cmp;
-  if (c.nsa.phi == Phi::mlp) {
+  if (c.phi == Phi::mlp) {
     list.normal(roles.pos, name + ".pos", {l, width}).branch = Branch::cmp;
     list.normal(roles.fc1, name + ".fc1.weight", {2 * width, l * width}).branch = Branch::cmp;
     list.normal(roles.fc2, name + ".fc2.weight", {width, 2 * width}).branch = Branch::cmp;
@@ -123,16 +123,18 @@ void add_qkv(SpecList& list, const ModelConfig& c, const std::vector<KvPair>& pa
   }
 }
 
-void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
+void add_attention(SpecList& list, const ModelConfig& c, int64_t layer) {
   using enum ParamRole;
+  const AttentionKind kind = c.attention_of(layer);
   add_qkv(list, c, pairs_of(c, kind));
   switch (kind) {
     case AttentionKind::dense:
     case AttentionKind::selected:
+    case AttentionKind::window:
       break;
     case AttentionKind::nsa:
-      add_phi(list, kPhiK, "attn.phi_k", c, c.d_k);
-      add_phi(list, kPhiV, "attn.phi_v", c, c.d_v);
+      add_phi(list, kPhiK, "attn.phi_k", c.nsa_at(layer), c.d_k);
+      add_phi(list, kPhiV, "attn.phi_v", c.nsa_at(layer), c.d_v);
       list.normal(gate_fc1_weight, "attn.gate.fc1.weight", {c.d_k / 2, c.d_k});
       list.constant(gate_fc1_bias, "attn.gate.fc1.bias", {c.d_k / 2}, 0);
       list.constant(gate_fc2_weight, "attn.gate.fc2.weight", {3, c.d_k / 2}, 0);
@@ -143,9 +145,9 @@ void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
 }
 
 // The index of a layer. Its gradients are added up outside of the layers' segments, like those of gates.
-void add_index(SpecList& list, const ModelConfig& c) {
+void add_index(SpecList& list, const ModelConfig& c, int64_t layer) {
   using enum ParamRole;
-  const int64_t width = c.nsa.d_index;
+  const int64_t width = c.nsa_at(layer).d_index;
   list.normal(index_q_proj, "attn.index_q_proj.weight", {c.n_kv_groups * width, c.dim});
   list.normal(index_k_proj, "attn.index_k_proj.weight", {width, c.dim}).joins_previous = true;
   if (!c.qk_norm) return;
@@ -178,7 +180,7 @@ std::vector<ParamSpec> param_specs(const ModelConfig& c) {
   for (int64_t i = 0; i < c.n_layers; ++i) {
     SpecList list(all, c, fmt::format("blocks.{}.", i), i);
     list.constant(norm1, "norm1.weight", {c.dim}, 1);
-    add_attention(list, c, c.attention_of(i));
+    add_attention(list, c, i);
     list.constant(norm2, "norm2.weight", {c.dim}, 1);
     add_mlp(list, c);
   }
@@ -186,7 +188,7 @@ std::vector<ParamSpec> param_specs(const ModelConfig& c) {
   if (!c.tie_embeddings) outside.linear(head, "lm_head.weight", c.vocab_size, c.dim).padded_rows = c.padded_vocab();
   for (int64_t i = 0; i < c.n_layers; ++i) {
     SpecList list(all, c, fmt::format("blocks.{}.", i), i);
-    if (c.has_index(i)) add_index(list, c);
+    if (c.has_index(i)) add_index(list, c, i);
   }
   return all;
 }

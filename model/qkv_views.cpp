@@ -36,6 +36,7 @@ int kv_pairs(const ModelConfig& c, AttentionKind kind) {
       return c.nsa.shared_kv ? 1 : kBranches;
     case AttentionKind::dense:
     case AttentionKind::selected:
+    case AttentionKind::window:
       return 1;
   }
   return 0;
@@ -82,12 +83,13 @@ QkvViews dense_views(const QkvViews& views, int pairs) {
           .index_k = views.index_k};
 }
 
-int64_t index_width(const ModelConfig& c) { return (c.n_kv_groups + 1) * c.nsa.d_index; }
+int64_t index_width(const ModelConfig& c, int64_t layer) { return (c.n_kv_groups + 1) * c.nsa_at(layer).d_index; }
 
 QkvViews with_index(QkvViews views, const Tensor& index, const ModelConfig& c) {
   Columns columns(index, views.q.size(0), views.q.size(1));
-  views.index_q = columns.take(c.n_kv_groups, c.nsa.d_index);
-  views.index_k = columns.take(1, c.nsa.d_index);
+  const int64_t d_index = index.size(1) / (c.n_kv_groups + 1);
+  views.index_q = columns.take(c.n_kv_groups, d_index);
+  views.index_k = columns.take(1, d_index);
   return views;
 }
 

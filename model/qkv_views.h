@@ -4,13 +4,14 @@
 
 #include "kernels/nsa/nsa.h"
 #include "kernels/nsa/selected_attention.h"
+#include "kernels/nsa/window_attention.h"
 #include "kernels/ops/qk_norm.h"
 #include "model/config.h"
 
 namespace triad {
 
 // Pairs of keys and values in the fused projection: NSA has one for each branch; dense attention, NSA with
-// nsa.shared_kv and one softmax over selected blocks have one.
+// nsa.shared_kv and one softmax over selected blocks or the window have one.
 int kv_pairs(const ModelConfig&, AttentionKind);
 int64_t kv_width(const ModelConfig&);  // columns of one pair: Hkv*(dk+dv)
 int64_t qkv_width(const ModelConfig&, AttentionKind);
@@ -28,7 +29,7 @@ QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, AttentionKind, int64_t
 int64_t qk_width(const ModelConfig&, AttentionKind);
 QkvViews with_qk(QkvViews, const Tensor& qk);
 // With a taught index: the width of its projections, and the views with columns of index [N, index_width].
-int64_t index_width(const ModelConfig&);
+int64_t index_width(const ModelConfig&, int64_t layer);
 QkvViews with_index(QkvViews, const Tensor& index, const ModelConfig&);
 IndexIn index_in(const QkvViews&);
 QkHeads qk_heads(const QkvViews&);  // q and k, for qk_norm

@@ -173,9 +173,9 @@ void add_logits(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& results) 
   results.add("logits", {B, T, loaded.config().model.vocab_size}, ranks.whole(logits, loaded.layout(), B, T));
 }
 
-// Turns ids in lists [1,T,Hkv,n] into blocks counted from each document's first token.
-void count_from_document(LoadedModel& loaded, int64_t T, std::vector<int32_t>& ids) {
-  const Tensor& first_block = loaded.activations().documents.first_block;
+// Turns ids in a layer's lists [1,T,Hkv,n] into blocks counted from each document's first token.
+void count_from_document(LoadedModel& loaded, int64_t layer, int64_t T, std::vector<int32_t>& ids) {
+  const Tensor first_block = loaded.activations().documents_of(layer).first_block;
   if (first_block.empty()) return;
   std::vector<int32_t> first(static_cast<size_t>(first_block.numel()));
   read(loaded.ctx(), first.data(), first_block);
@@ -184,20 +184,20 @@ void count_from_document(LoadedModel& loaded, int64_t T, std::vector<int32_t>& i
     if (ids[i] >= 0) ids[i] -= first[i / per_token];
 }
 
-// Adds the NSA layers' lists and gates.
+// Adds the layers' lists and gates.
 void add_selection(LoadedModel& loaded, Ranks& ranks, int64_t T, Results& results) {
   const ModelConfig& model = loaded.config().model;
   const int64_t B = loaded.activations().B(), groups = model.n_kv_groups;
   for (int64_t i = 0; i < model.n_layers; ++i) {
-    if (model.attention_of(i) == AttentionKind::dense) continue;
+    if (!model.has_lists(i)) continue;
     const NsaSaved& saved = loaded.activations().layer(i).attention.nsa;
     std::vector<int32_t> mine(static_cast<size_t>(saved.block_index.numel()));
     read(loaded.ctx(), mine.data(), saved.block_index);
     std::vector<int32_t> lists = ranks.whole(mine, loaded.layout(), B, T);
-    count_from_document(loaded, T, lists);
+    count_from_document(loaded, i, T, lists);
     std::vector<std::byte> bytes(lists.size() * sizeof(int32_t));
     std::memcpy(bytes.data(), lists.data(), bytes.size());
-    results.add(fmt::format("block_index/{}", i), DType::i32, {B, T, groups, model.nsa.n_sel}, std::move(bytes));
+    results.add(fmt::format("block_index/{}", i), DType::i32, {B, T, groups, model.nsa_at(i).n_sel}, std::move(bytes));
     if (saved.gate.empty()) continue;
     // The gates, transposed from [3,B,T,Hkv] to [B,T,Hkv,3].
     const std::vector<double> planes = ranks.whole(read_floats(loaded.ctx(), saved.gate), loaded.layout(), 3 * B, T);

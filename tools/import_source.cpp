@@ -22,6 +22,7 @@ namespace {
 Json nsa_group(Branches branches) {
   // MSA's blocks, as in configs/m7c_125m_msa.json.
   if (branches == Branches::selected) return {{"l_sel", 128}, {"n_sel", 16}, {"init_blocks", 0}, {"local_blocks", 1}};
+  if (branches == Branches::window) return {{"w", 512}};
   // The window branch begins with most of the weight, because it alone has the dense model's keys without choosing or
   // averaging them; equal gates would begin with a worse model.
   return {
@@ -172,11 +173,13 @@ Config config_of_import(const ImportSource& source, const ImportedConfig& o) {
     return root;
   };
   Json root = with_sets(unset);
-  if (root["nsa"].value("branches", Json()) == word_of(Branches::selected)) {
-    root = unset;
-    root["nsa"] = nsa_group(Branches::selected);
-    root = with_sets(std::move(root));
-  }
+  for (const Branches one_softmax : {Branches::selected, Branches::window})
+    if (root["nsa"].value("branches", Json()) == word_of(one_softmax)) {
+      root = unset;
+      root["nsa"] = nsa_group(one_softmax);
+      root = with_sets(std::move(root));
+      break;
+    }
   Config config = config_from_json(root);
   const Json was = group_to_json(before.model), now = group_to_json(config.model);
   for (const auto& [key, value] : was.items()) {

@@ -60,15 +60,6 @@ int64_t memory_of(const Options& o, Device device) {
   return backend::info(device).free_bytes;
 }
 
-// The layers' attention: "12 layers with NSA", "28 layers with NSA and 4 with dense attention".
-std::string layers_text(const ModelConfig& c) {
-  const int64_t nsa = c.count_nsa_layers(), dense = c.n_layers - nsa;
-  const std::string with_nsa = counted(nsa, "layer") + " with NSA";
-  if (dense == 0) return with_nsa;
-  return nsa == 0 ? counted(dense, "layer") + " with dense attention"
-                  : fmt::format("{} and {} with dense attention", with_nsa, dense);
-}
-
 double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 
 // What a step's token costs.
@@ -121,6 +112,7 @@ Json describe_plan(const Options& o, const Config& run, Device device, const Mem
   const Json out = {{"parameters", count_parameters(config.model)},
                     {"tensors", param_specs(config.model).size()},
                     {"nsa_layers", config.model.count_nsa_layers()},
+                    {"window_layers", config.model.count_layers(AttentionKind::window)},
                     {"device", device.str()},
                     {"recompute", config.recompute.str()},
                     {"ranks", o.ranks},
@@ -137,7 +129,7 @@ Json describe_plan(const Options& o, const Config& run, Device device, const Mem
         "recomputed{}\n"
         "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
         "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
-        count_parameters(config.model), counted(param_specs(config.model).size(), "tensor"), layers_text(config.model),
+        count_parameters(config.model), counted(param_specs(config.model).size(), "tensor"), config.model.layers_text(),
         run.train.stages.empty() ? "" : " of the last stage", counted(config.tokens_per_step(o.ranks), "token"),
         documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6, documents.known ? "" : kWholeRows,
         device.str(), o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",

@@ -13,9 +13,9 @@ struct NsaCache {
   Tensor k_cmp, v_cmp;  // [B,Tc,..]: complete compressed blocks for up to S tokens
   Tensor k_raw, v_raw;  // [B,l,..]: a ring with the compressed branch's raw keys and values, token s in row s % l
 };
-// Dense attention's cache.
+// The cache of dense attention, S rows, or of a sliding window alone, W = min(w, S) rows.
 struct DenseCache {
-  Tensor k, v;  // [B,S,Hkv,dk], [B,S,Hkv,dv] T: token s in row s
+  Tensor k, v;  // [B,rows,Hkv,dk], [B,rows,Hkv,dv] T: a ring with the last tokens, token s in row s % rows
 };
 
 // Fills sequence b's cache with the first n tokens. A forward pass over this sequence has computed the inputs: `in`
@@ -28,7 +28,8 @@ void nsa_cache_fill(Context&, const NsaCache&, int64_t b, int64_t n, const NsaIn
 void nsa_cache_append(Context&, const NsaCache&, Tensor q, const NsaIn& rows, ConstTensor position, ConstTensor cos,
                       ConstTensor sin, const NsaWeights&, const NsaConfig&);
 
-// The same for dense attention: k, v [1,>=n,Hkv,..] from the pass, and [B,1,Hkv,..] for the new tokens.
+// The same for dense attention and for a window alone: k, v [1,>=n,Hkv,..] from the pass, and [B,1,Hkv,..] for the new
+// tokens.
 void dense_cache_fill(Context&, const DenseCache&, int64_t b, int64_t n, ConstTensor k, ConstTensor v);
 void dense_cache_append(Context&, const DenseCache&, Tensor q, ConstTensor k, ConstTensor v, ConstTensor position,
                         ConstTensor cos, ConstTensor sin);

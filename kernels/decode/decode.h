@@ -14,7 +14,7 @@ struct DecodeIn {
 };
 struct DenseDecodeIn {
   ConstTensor q;         // [B,1,Hq,dk] T, rotated
-  DenseCache cache;      // includes the new token
+  DenseCache cache;      // includes the new token; attention is to the tokens that it holds
   ConstTensor position;  // [B] i32: the new token's position
 };
 // For measurements: counts the keys that each branch reads, and can skip branches. Dense attention counts as the window

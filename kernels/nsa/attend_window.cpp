@@ -1,10 +1,12 @@
-// The window branch: checks, dispatch, and the CPU reference's Pattern (cpu/attend.h).
+// The window branch: checks, dispatch, and the CPU reference's Pattern (cpu/attend.h). A window alone
+// (window_attention.h) is this branch, and before its backward what attention with one softmax needs.
 #include "kernels/nsa/attend_window.h"
 
 #include "engine/op_scope.h"
 #include "kernels/nsa/cpu/attend_backward.h"
 #include "kernels/nsa/cpu/attend_forward.h"
 #include "kernels/nsa/route.h"
+#include "kernels/nsa/window_attention.h"
 
 namespace triad {
 
@@ -68,6 +70,17 @@ void nsa_attend_window_backward(Context& ctx, const AttendGradOut& out, const At
   }
   record_cpu(ctx, "nsa_attend_window_backward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });
+}
+
+void window_attention_forward(Context& ctx, const DenseSaved& saved, const AttendIn& in, int64_t w) {
+  nsa_attend_window_forward(ctx, {saved.o, saved.lse}, in, w);
+}
+
+void window_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor dout, const AttendIn& in,
+                               const DenseSaved& saved, int64_t w) {
+  Scratch::Scope scope(ctx.scratch);
+  const AttendGradIn upstream = one_softmax_upstream(ctx, scope, "window_attention backward", grad, dout, in, saved);
+  nsa_attend_window_backward(ctx, {grad.dq, grad.dk, grad.dv}, upstream, in, w);
 }
 
 }  // namespace triad

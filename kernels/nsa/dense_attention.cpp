@@ -61,23 +61,29 @@ void dense_attention_forward(Context& ctx, const DenseSaved& saved, const Attend
   });
 }
 
-void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor dout, const AttendIn& in,
-                              const DenseSaved& saved, const IndexBackward* index) {
-  const OpScope op_scope(ctx, "dense_attention_backward");
-  check_attend("dense_attention backward", in, {saved.o, saved.lse});
-  Scratch::Scope scope(ctx.scratch);
+AttendGradIn one_softmax_upstream(Context& ctx, Scratch::Scope& scope, const char* op, const DenseGrad& grad,
+                                  ConstTensor dout, const AttendIn& in, const DenseSaved& saved) {
   const DType acc = saved.lse.dtype;
   const Tensor delta = scope.alloc(acc, saved.lse.shape(), "delta"), norm = scope.alloc(acc, delta.shape(), "|dout|");
-  const AttendGradOut out{grad.dq, grad.dk, grad.dv};
   AttendGradIn upstream{dout, {}, delta, saved.lse};
-  check_attend_grad("dense_attention backward", out, upstream, in);
-  if (index != nullptr) check_index("dense_attention backward", *index, in);
-  const auto pattern = causal_pattern("dense_attention backward", in);
+  check_attend_grad(op, {grad.dq, grad.dk, grad.dv}, upstream, in);
   attention_delta(ctx, delta, dout, saved.o, norm);
   zero(ctx, grad.dq);
   // A row part's tables count from its keys, not its queries. There the unit bounds all the part's keys.
   upstream.rounding_unit = attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm, {},
                                                 in.documents.part.whole() ? in.documents : Documents{});
+  return upstream;
+}
+
+void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor dout, const AttendIn& in,
+                              const DenseSaved& saved, const IndexBackward* index) {
+  const OpScope op_scope(ctx, "dense_attention_backward");
+  check_attend("dense_attention backward", in, {saved.o, saved.lse});
+  const auto pattern = causal_pattern("dense_attention backward", in);
+  if (index != nullptr) check_index("dense_attention backward", *index, in);
+  Scratch::Scope scope(ctx.scratch);
+  const AttendGradOut out{grad.dq, grad.dk, grad.dv};
+  const AttendGradIn upstream = one_softmax_upstream(ctx, scope, "dense_attention backward", grad, dout, in, saved);
   if (ctx.device.is_cuda()) {
     attend_routed(ctx, "dense_attention_backward", out, upstream, in,
                   [](Context& on, const AttendGradOut& to, const AttendGradIn& from_above, const AttendIn& from) {

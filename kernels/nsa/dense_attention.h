@@ -22,6 +22,11 @@ void dense_attention_forward(Context&, const DenseSaved& saved, const AttendIn&,
 void dense_attention_backward(Context&, const DenseGrad& grad, ConstTensor dout, const AttendIn&,
                               const DenseSaved& saved, const IndexBackward* index = nullptr);
 
+// Before the backward of attention with one softmax (here, selected_attention.h, window_attention.h): checks shapes,
+// sets grad.dq to zero, and returns what the branch's backward reads, with delta and rounding unit in the scope.
+AttendGradIn one_softmax_upstream(Context&, Scratch::Scope&, const char* op, const DenseGrad& grad, ConstTensor dout,
+                                  const AttendIn&, const DenseSaved&);
+
 namespace cuda {
 void dense_attention_forward(Context&, const AttendOut&, const AttendIn&);
 // Unlike above, AttendGradOut::dq is added to.

@@ -19,8 +19,9 @@ namespace triad {
 
 // What chooses the selected blocks: the compressed branch's probabilities, or a taught index.
 enum class Selector { compressed, index };
-// The branches of attention: NSA's three with gates, or the selected one alone (nsa/selected_attention.h).
-enum class Branches { all, selected };
+// The branches of attention: NSA's three with gates; the selected one alone (nsa/selected_attention.h); or the window
+// alone (nsa/window_attention.h).
+enum class Branches { all, selected, window };
 
 // The bases are the compression and selection options, so you can pass an NsaConfig to these ops.
 struct NsaConfig : SelectOptions {

@@ -1,5 +1,5 @@
-// Attention with one softmax over selected blocks: the selection and the selected branch, and before its backward delta
-// and rounding unit.
+// Attention with one softmax over selected blocks: the selection and the selected branch, and before its backward what
+// attention with one softmax needs (dense_attention.h).
 #include "kernels/nsa/selected_attention.h"
 
 #include "kernels/nsa/attend_selected.h"
@@ -18,15 +18,9 @@ void selected_attention_forward(Context& ctx, const SelectedSaved& saved, const 
 void selected_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor dout, const AttendIn& in,
                                  const SelectedSaved& saved, int64_t l_sel, const IndexBackward* index) {
   Scratch::Scope scope(ctx.scratch);
-  const Tensor delta = scope.alloc(saved.lse.dtype, saved.lse.shape(), "delta"),
-               norm = scope.alloc(saved.lse.dtype, saved.lse.shape(), "|dout|");
-  attention_delta(ctx, delta, dout, saved.o, norm);
-  zero(ctx, grad.dq);
-  // As in dense attention: the tables of a part of a row count from its keys, not its queries.
-  const Tensor unit = attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm, {},
-                                           in.documents.part.whole() ? in.documents : Documents{});
-  nsa_attend_selected_backward(ctx, {grad.dq, grad.dk, grad.dv}, {dout, {}, delta, saved.lse, unit}, in,
-                               saved.block_index, l_sel, index);
+  const AttendGradIn upstream =
+      one_softmax_upstream(ctx, scope, "selected_attention backward", grad, dout, in, {saved.o, saved.lse});
+  nsa_attend_selected_backward(ctx, {grad.dq, grad.dk, grad.dv}, upstream, in, saved.block_index, l_sel, index);
 }
 
 }  // namespace triad

@@ -153,7 +153,7 @@ Tensor contiguous(Scratch::Scope& scope, const Tensor& t) {
 // Computes this rank's compressed blocks from x, the keys and values in the blocks' tokens (NsaRows::edges).
 KvRows compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, const KvRows& x, const NsaWeights& w,
                 const NsaRows& rows) {
-  const PhiOptions phi = lc.config.nsa.phi_options();
+  const PhiOptions phi = lc.nsa().phi_options();
   const KvRows y = exchange.alloc(x.k.dtype, rows.blocks);
   for_each_compression(ctx, lc, exchange, rows, [&](const Documents& documents, const RowRange& t, const RowRange& c) {
     Scratch::Scope inner(ctx.scratch);
@@ -169,7 +169,7 @@ KvRows compress(Context& ctx, const LayerContext& lc, const Exchange& exchange, 
 // Computes this rank's addends to x's gradients from dy, its blocks' gradients.
 KvRows compress_backward(Context& ctx, const LayerContext& lc, const Exchange& exchange, const NsaWeightGrads& dw,
                          const KvRows& dy, const KvRows& x, const NsaWeights& w, const NsaRows& rows) {
-  const PhiOptions phi = lc.config.nsa.phi_options();
+  const PhiOptions phi = lc.nsa().phi_options();
   const KvRows sums = exchange.alloc(dy.k.dtype, rows.edges);
   Scratch::Scope scope(ctx.scratch);
   const KvRows dx = exchange.in(scope).alloc(x.k.dtype, rows.edges);
@@ -269,10 +269,13 @@ class SharedSequences : public AttentionExec {
   void selected_forward(Context&, const LayerContext&, const SelectedSaved&, const QkvViews& in) const override;
   void selected_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
                          const SelectedSaved&, const IndexBackward* index) const override;
+  void window_forward(Context&, const LayerContext&, const DenseSaved&, const QkvViews& in) const override;
+  void window_backward(Context&, const LayerContext&, const DenseGrad&, ConstTensor dout, const QkvViews& in,
+                       const DenseSaved&) const override;
 
  private:
-  // Attention with one softmax. attend(chunk, out, in) computes a chunk's forward, attend(chunk, grad, dout, in, saved)
-  // its backward.
+  // Attention with one softmax over keys anywhere before the query. attend(chunk, out, in) computes a chunk's forward,
+  // attend(chunk, grad, dout, in, saved) its backward.
   template <class Attend>
   void one_softmax_forward(Context&, const LayerContext&, const DenseSaved&, const QkvViews& in, const char* branch,
                            const Attend& attend) const;
@@ -288,7 +291,7 @@ class SharedSequences : public AttentionExec {
 void SharedSequences::nsa_forward(Context& ctx, const LayerContext& lc, Tensor out, const NsaSaved& s,
                                   const QkvViews& views, const NsaWeights& w) const {
   Scratch::Scope scope(ctx.scratch);
-  const NsaConfig& c = lc.config.nsa;
+  const NsaConfig& c = lc.nsa();
   const Exchange exchange(group_, lc, scope);
   const NsaRows rows(lc.layout, c);
   const NsaIn local = nsa_in(views, lc.documents);
@@ -347,7 +350,7 @@ void SharedSequences::nsa_backward(Context& ctx, const LayerContext& lc, const N
                                    ConstTensor dout, const QkvViews& views, const NsaSaved& s,
                                    const NsaWeights& w) const {
   Scratch::Scope scope(ctx.scratch);
-  const NsaConfig& c = lc.config.nsa;
+  const NsaConfig& c = lc.nsa();
   const Exchange exchange(group_, lc, scope);
   const NsaRows rows(lc.layout, c);
   const NsaIn local = nsa_in(views, lc.documents);
@@ -509,7 +512,7 @@ void SharedSequences::selected_forward(Context& ctx, const LayerContext& lc, con
   const IndexKeys keys(ctx, group_, lc, scope, uses_index(lc) ? views : QkvViews{});
   keys.finish(ctx);
   one_softmax_forward(ctx, lc, {s.o, s.lse}, views, "sel", [&](int64_t i, const DenseSaved&, const AttendIn& in) {
-    selected_attention_forward(ctx, chunk_saved(lc, s, i), in, keys.in(i), lc.config.nsa, lc.keep_block_index);
+    selected_attention_forward(ctx, chunk_saved(lc, s, i), in, keys.in(i), lc.nsa(), lc.keep_block_index);
   });
 }
 
@@ -523,10 +526,37 @@ void SharedSequences::selected_backward(Context& ctx, const LayerContext& lc, co
   one_softmax_backward(
       ctx, lc, grad, dout, views, {s.o, s.lse}, "sel",
       [&](int64_t i, const DenseGrad& to, ConstTensor upstream, const AttendIn& in, const DenseSaved&) {
-        selected_attention_backward(ctx, to, upstream, in, chunk_saved(lc, s, i), lc.config.nsa.l_sel,
-                                    index_grads.chunk(i));
+        selected_attention_backward(ctx, to, upstream, in, chunk_saved(lc, s, i), lc.nsa().l_sel, index_grads.chunk(i));
       });
   index_grads.reduce(ctx, group_);
+}
+
+void SharedSequences::window_forward(Context& ctx, const LayerContext& lc, const DenseSaved& s,
+                                     const QkvViews& views) const {
+  Scratch::Scope scope(ctx.scratch);
+  const Exchange exchange(group_, lc, scope);
+  const RowLists windows = lc.layout.windows(lc.nsa().w);
+  const PendingRows near = exchange.gather(ctx, views.k[0], views.v[0], windows, "win");
+  const BranchInputs in(ctx, lc, scope, views.q, {}, {}, near.finish(ctx), exchange.local(windows));
+  for (int64_t i = 0; i < lc.layout.chunks(); ++i)
+    window_attention_forward(ctx, {chunk_rows(lc, s.o, i), chunk_rows(lc, s.lse, i)}, in.window_in(i), lc.nsa().w);
+}
+
+void SharedSequences::window_backward(Context& ctx, const LayerContext& lc, const DenseGrad& grad, ConstTensor dout,
+                                      const QkvViews& views, const DenseSaved& s) const {
+  Scratch::Scope scope(ctx.scratch);
+  const Exchange exchange(group_, lc, scope);
+  const RowLists windows = lc.layout.windows(lc.nsa().w);
+  const PendingRows near = exchange.gather(ctx, views.k[0], views.v[0], windows, "win");
+  const BranchInputs in(ctx, lc, scope, views.q, {}, {}, near.finish(ctx), exchange.local(windows));
+  const KvRows addends = exchange.alloc(acc_dtype(views.q.dtype), windows);
+  for (int64_t i = 0; i < lc.layout.chunks(); ++i) {
+    const RowRange rows = in.window_rows(i);
+    const KvRows its = addends.rows(rows.begin, rows.end);
+    window_attention_backward(ctx, {chunk_rows(lc, grad.dq, i), its.k, its.v}, chunk_rows(lc, dout, i), in.window_in(i),
+                              {chunk_rows(lc, s.o, i), chunk_rows(lc, s.lse, i)}, lc.nsa().w);
+  }
+  store(ctx, grad.dk, grad.dv, exchange.reduce(ctx, addends, windows, "win"));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 Tensor alloc_keys(const LayerContext& lc, Scratch::Scope& scope, DType dtype, const RowLists& lists, const char* name) {
   int64_t most = 0;
   for (const RowList& list : lists) most = std::max(most, row_count(list));
-  const int64_t rows = row_count(lists[static_cast<size_t>(lc.layout.rank)]), width = lc.config.nsa.d_index;
+  const int64_t rows = row_count(lists[static_cast<size_t>(lc.layout.rank)]), width = lc.nsa().d_index;
   const Tensor all = scope.alloc(dtype, {lc.B * most * width}, name);
   return all.slice(0, 0, lc.B * rows * width).view({lc.B, rows, 1, width});
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tests/support/decode_fixture.h"
+#include "tests/support/model_fixture.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -50,11 +51,16 @@ std::vector<std::pair<const char*, ModelConfig>> layer_variants(ModelConfig c) {
   index.nsa.d_index = 10, index.qk_norm = true;
   one_softmax.nsa.branches = Branches::selected, one_softmax.nsa.init_blocks = 0, one_softmax.nsa.local_blocks = 1;
   one_softmax.nsa.gate = {};
+  ModelConfig layers = c;
+  layers.n_layers = 4, layers.qk_norm = true, layers.nsa.layers = layered_model().nsa.layers;
+  layers.nsa.layers[1].w = 40;
+  layers.resolve();
   for (ModelConfig* each : {&mixed, &shared, &index, &one_softmax}) each->resolve();
   return {{"mixed layers, yarn", mixed},
           {"shared k and v, mixed layers, llama3", shared},
           {"a taught index, qk_norm", index},
-          {"one softmax, mixed layers, yarn", one_softmax}};
+          {"one softmax, mixed layers, yarn", one_softmax},
+          {"nsa.layers, qk_norm", layers}};
 }
 
 void check_agreement(const ModelConfig& config, Device device, DType dtype, double tolerance,

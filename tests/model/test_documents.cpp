@@ -82,9 +82,10 @@ Result run(const Case& c, const Tokens& tokens, Device device, DType dtype, int6
     token_grads.insert(token_grads.end(), row, row + c.config.dim);
   }
   if (c.config.attention == AttentionKind::dense) return r;
-  std::vector<int32_t> first(static_cast<size_t>(n), 0);
-  if (packed) read(f.ctx(), first.data(), f.activations().documents.first_block);
   for (int64_t layer = 0; layer < c.config.n_layers; ++layer) {
+    if (!c.config.has_lists(layer)) continue;
+    std::vector<int32_t> first(static_cast<size_t>(n), 0);
+    if (packed) read(f.ctx(), first.data(), f.activations().documents_of(layer).first_block);
     std::vector<int32_t> lists = f.lists(layer);
     const size_t per_token = lists.size() / first.size();
     for (size_t i = 0; i < lists.size(); ++i)
@@ -145,7 +146,11 @@ std::vector<Case> small_cases() {
   ModelConfig dense = variant(Phi::avg, GateKind::softmax, 257);
   dense.attention = AttentionKind::dense;
   dense.resolve();
+  ModelConfig layers = variant(Phi::conv, GateKind::softmax, 257);
+  layers.n_layers = 4, layers.nsa.layers = test::layered_model().nsa.layers;
+  layers.resolve();
   return {{"avg, softmax", variant(Phi::avg, GateKind::softmax, 257), 1, 127, mixed},
+          {"nsa.layers", layers, 1, 127, mixed},
           {"conv, sigmoid, two rows", variant(Phi::conv, GateKind::sigmoid, 257), 2, 33, rows},
           {"mlp, softmax", variant(Phi::mlp, GateKind::softmax, 257), 1, 50, {0, 1, 2, 3, 30, 50}},
           {"dense", dense, 1, 127, mixed},

@@ -64,6 +64,18 @@ const Variant kVariants[] = {
      [](ModelConfig& c) {
        c.qk_norm = true, c.nsa.phi = Phi::mlp, c.nsa.gate.kind = GateKind::sigmoid, c.tie_embeddings = true;
      }},
+    {"nsa.layers, mlp, norms and biases",
+     [](ModelConfig& c) {
+       c = test::layered_model();
+       c.nsa.phi = Phi::mlp, c.qkv_bias = c.qk_norm = true;
+       c.resolve();
+     }},
+    {"nsa.layers, shared k and v, conv, a dense layer",
+     [](ModelConfig& c) {
+       c = test::layered_model();
+       c.nsa.phi = Phi::conv, c.nsa.shared_kv = true, c.dense_layers = "0:1";
+       c.resolve();
+     }},
 };
 constexpr size_t kOnGpu[] = {0, 1, 2, 4, 7, 8, 9, 10};  // the variants whose gradients are compared with the GPU's
 

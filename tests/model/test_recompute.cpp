@@ -97,7 +97,9 @@ TEST_CASE("recompute: every plan gives the same bits, on packed rows too", "[rec
       {"dense, qkv_bias and qk_norm",
        [](ModelConfig& c) { c.attention = AttentionKind::dense, c.qkv_bias = c.qk_norm = true; }},
       {"mixed, shared k and v, qkv_bias and qk_norm",
-       [](ModelConfig& c) { c.dense_layers = "0:1", c.nsa.shared_kv = c.qkv_bias = c.qk_norm = true; }}};
+       [](ModelConfig& c) { c.dense_layers = "0:1", c.nsa.shared_kv = c.qkv_bias = c.qk_norm = true; }},
+      {"nsa.layers, qk_norm",
+       [](ModelConfig& c) { c.nsa.layers = layered_model().nsa.layers, c.n_layers = 4, c.qk_norm = true; }}};
   const std::vector<int32_t> packed = {0, 1, 20, 33, 50, 57, 100};
   for (const auto& [name, change] : models)
     for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -13,6 +13,22 @@ ModelConfig small_model() {
   return c;
 }
 
+ModelConfig layered_model() {
+  ModelConfig c = small_model();
+  c.n_layers = 4;
+  c.nsa.layers = {
+      {.layers = "1:2", .l = 6, .d = 2, .l_sel = 4, .n_sel = 6, .w = 5, .init_blocks = 0, .local_blocks = 1},
+      {.layers = "2:3", .branches = Branches::window, .w = 9},
+      {.layers = "3:4",
+       .branches = Branches::selected,
+       .l_sel = 4,
+       .n_sel = 5,
+       .selector = Selector::index,
+       .d_index = 6}};
+  c.resolve();
+  return c;
+}
+
 ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
                            double std, const RecomputePlan& recompute, const KernelChoices& kernels,
                            int64_t most_documents) {

@@ -10,6 +10,9 @@ namespace triad::test {
 
 // Returns a config with 2 layers, 6 heads in 2 groups and odd widths. At T = 70 every branch attends to some keys.
 ModelConfig small_model();
+// The same with four layers that differ by nsa.layers: the group's options; other strides, lists and window; a window
+// alone; one softmax over an index's blocks.
+ModelConfig layered_model();
 
 // The model, with the same parameters and tokens on every device and in every dtype. All parameters are drawn from N(0,
 // std), biases and norms too.

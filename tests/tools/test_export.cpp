@@ -105,6 +105,7 @@ TEST_CASE("export: what no class of transformers holds leaves with its code", "[
   for (const auto& [sets, reason] : std::initializer_list<Case>{
            {"", "NSA layers, mlp silu"},
            {"--set model.mlp=swiglu --set model.dense_layers=0:1", "NSA and dense layers"},
+           {"--set 'nsa.layers=[{\"layers\":\"1:2\",\"branches\":\"win\",\"w\":9}]'", "NSA and window layers"},
            {"--set model.attention=dense", "mlp silu"},
            {kDense + "--set model.d_v=12", "d_k 8 with d_v 12"},
            {kDense + "--set model.qkv_bias=true --set model.qk_norm=true", "qkv_bias with qk_norm"}}) {

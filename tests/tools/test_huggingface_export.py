@@ -3,7 +3,7 @@
 
   test_huggingface_export.py TRIAD     TRIAD: the program
 
-NSA models (every phi and gate, mixed layers, scaled rotations): logits and gradients against `triad grads` in fp32 on the CPU, over
+NSA models (every phi and gate, mixed layers, nsa.layers, scaled rotations): logits and gradients against `triad grads` in fp32 on the CPU, over
 a length where blocks are chosen; generate with the cache, without it, with padding, and `triad generate`: the same greedy tokens. Dense
 models load as Llama, Qwen2 and Qwen3. A model of transformers that is imported and exported has the same bits. The byte tokenizer
 gives bytes. Skipped where torch or transformers is missing."""
@@ -41,6 +41,10 @@ NSA = {
                                              "model.rope_scaling=llama3", "model.rope_factor=4", "model.rope_original_len=64"],
     "biases and norms, yarn": ["model.qkv_bias=true", "model.qk_norm=true", "model.rope_scaling=yarn", "model.rope_factor=4",
                                "model.rope_original_len=64"],
+    "layers with other strides, a window alone, one softmax, norms": [
+        "model.n_layers=4", "model.qk_norm=true", "nsa.phi=conv", "nsa.index_loss=0",
+        'nsa.layers=[{"layers":"1:2","l":4,"d":2,"l_sel":8,"n_sel":6,"w":20,"init_blocks":0},'
+        '{"layers":"2:3","branches":"win","w":30},{"layers":"3:4","branches":"sel","selector":"index","d_index":6,"n_sel":5}]'],
     "dense with mlp silu": ["model.attention=dense", "model.rope_scale=2"],
 }
 DENSE = {

@@ -233,6 +233,19 @@ TEST_CASE("import: a taught index begins with dense weights, trains after a warm
   CHECK(!fs::exists(folder.file("x")));
 }
 
+TEST_CASE("import: layers with a window alone begin with dense weights", "[import]") {
+  const TemporaryFolder folder;
+  tiny_llama().write(folder.file("hf"));
+  run_ok("import " + folder.file("hf") + " --out " + folder.file("dense"));
+  const std::string nsa = "import --attention nsa " + folder.file("hf");
+  CHECK_FALSE(has(run_ok(nsa + " --set nsa.branches=win --out " + folder.file("win")), "fresh"));
+  CHECK(parse_json(read_text(folder.file("win/config.json")), "config.json")["nsa"]["w"] == 512);
+  CHECK(relative_difference(logits_of(folder.file("win"), folder, 48), logits_of(folder.file("dense"), folder, 48)) <
+        2e-5);
+  CHECK(has(run_ok(nsa + R"( --set 'nsa.layers=[{"layers":"1:2","branches":"win"}]' --out )" + folder.file("mixed")),
+            "4 tensors begin fresh (gates)"));
+}
+
 TEST_CASE("import: rotations of the Hub's files and of transformers 5 become the same keys", "[import]") {
   using Check = std::function<void(const Json& model)>;
   const auto number = [](const char* key, double value) {

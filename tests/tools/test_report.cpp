@@ -292,6 +292,8 @@ TEST_CASE("report: an invalid sample of selection lists is refused", "[report]")
   write_text(file, whole.dump());
   Json read = whole;
   read["bounds"] = {0, 16};  // a row was one sequence before schema 2
+  // Layers could not differ before schema 3.
+  read["l_sel"] = Json::array({8}), read["init_blocks"] = Json::array({1}), read["local_blocks"] = Json::array({2});
   CHECK(data_of(report(out)).at(0)["sample"] == read);
   fs::remove(out + "/report.html");
   const auto refused = [&](const char* key, const Json& value) {
@@ -299,7 +301,7 @@ TEST_CASE("report: an invalid sample of selection lists is refused", "[report]")
     broken[key] = value;
     check_report_refused(out, "selection_sample.json", broken.dump());
   };
-  refused("schema", 3);
+  refused("schema", 4);
   refused("schema", 2);  // bounds are missing
   refused("step", "2");
   refused("l_sel", 0);
@@ -309,6 +311,7 @@ TEST_CASE("report: an invalid sample of selection lists is refused", "[report]")
   refused("lists", {});
   refused("lists", Json::array({Json::array()}));
   refused("lists", Json::array({Json::array({Json::array({{0}, {"x"}})})}));
+  refused("init_blocks", Json::array({1}));
   write_text(file, "{");
   CHECK(run_program("report " + out).exit_code == 1);
 }

@@ -187,9 +187,12 @@ TEST_CASE("context: a plan has the memory of every rank of a group", "[dist][bui
     std::vector<std::string> sets;
     int64_t documents;
   };
-  // In the second case the middle rank (of three) needs the most, since its runs round up the most.
+  // In the last case the middle rank (of three) needs the most, since its runs round up the most.
   for (const auto& [file, sets, documents] :
        {Case{"tiny.json", {"train.seq_len=8192", "model.n_kv_groups=4", "nsa.n_sel=16", "dist.context=4"}, 0},
+        Case{"tiny.json",
+             {"train.seq_len=8192", R"(nsa.layers=[{"layers":"0:1","branches":"win","w":5000}])", "dist.context=4"},
+             4},
         Case{"m7c_125m.json",
              {"train.seq_len=864", "model.n_layers=1", "model.dim=16", "model.vocab_size=64", "dist.context=3"},
              4}}) {

@@ -201,7 +201,7 @@ TEST_CASE("documents: a selection sample of packed rows has the bounds, and bloc
   loaded.set_tokens(batch.tokens);
   loaded.model().forward(loaded.ctx(), loaded.activations());
   const Json sample = json_of(out + "/selection_sample.json");
-  CHECK(sample["schema"] == 2);
+  CHECK(sample["schema"] == 3);
   const auto bounds = sample["bounds"].get<std::vector<int32_t>>();
   REQUIRE(bounds.size() > 2);
   CHECK(bounds.back() == 48);

@@ -1,10 +1,11 @@
-// Whole runs with models that mix dense attention and NSA (model.dense_layers) or share keys and values
-// (nsa.shared_kv): tables and samples hold the NSA layers only, resumes and ranks give the same weights. Runs in which
-// NSA models begin with dense weights (train.init_from).
+// Whole runs with models that mix dense attention and NSA (model.dense_layers), whose layers have other options
+// (nsa.layers) or that share keys and values (nsa.shared_kv): tables and samples hold the NSA layers only, resumes and
+// ranks give the same weights. Runs in which NSA models begin with dense weights (train.init_from).
 #include <fmt/format.h>
 
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <set>
 #include <sstream>
 
@@ -20,6 +21,12 @@ using namespace triad::test;
 namespace {
 
 const std::string kMixed = "--set model.n_layers=3 --set model.dense_layers=1:2 ";
+
+// Four layers: NSA, a window alone, other strides, and one softmax over an index's blocks.
+const std::string kLayered =
+    "--set model.n_layers=4 --set 'nsa.layers=[{\"layers\":\"1:2\",\"branches\":\"win\",\"w\":9},"
+    "{\"layers\":\"2:3\",\"l\":4,\"d\":2,\"l_sel\":4,\"n_sel\":7,\"w\":20},"
+    "{\"layers\":\"3:4\",\"branches\":\"sel\",\"selector\":\"index\",\"d_index\":6,\"n_sel\":3}]' ";
 
 // Runs the program, requires success and returns what it printed.
 std::string succeed(const std::string& args) {
@@ -92,9 +99,61 @@ TEST_CASE("mixed layers: tables, samples, reports and gradients hold the NSA lay
   CHECK(has(fit, "these settings fit"));
 }
 
+TEST_CASE("mixed layers: with nsa.layers tables, samples and reports hold each layer with its own options", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const std::string log = succeed(train_args(
+      out, kLayered + "--set train.steps=4 --set train.eval_every=2 --set train.save_every=4 --set runtime.strict=true "
+                      "--set 'log.diagnostics=[\"ledger\"]' --set runtime.asserts=true"));
+  CHECK(has(log,
+            "NSA attention, win in layers 1:2, other options in layers 2:3, sel in layers 3:4, an index of width 6"));
+  CHECK(layers_of(out + "/gates.csv") == std::set<std::string>{"0", "2"});
+  CHECK(layers_of(out + "/k_stats.csv") == std::set<std::string>{"0", "2", "3"});
+  CHECK(layers_of(out + "/index_recall.csv") == std::set<std::string>{"3"});
+  // The last query of a sequence ends its block: n_sel blocks of l_sel tokens.
+  const std::vector<std::string> rows = lines(out + "/k_stats.csv");
+  for (const auto& [row, tokens] : {std::pair<size_t, const char*>{1, "32"}, {2, "28"}, {3, "24"}}) {
+    std::istringstream fields(rows.at(row));
+    std::string field;  // step, layer, k_mean, k_max
+    for (int i = 0; i < 4; ++i) std::getline(fields, field, ',');
+    CHECK(field == tokens);
+  }
+  const Json sample = Json::parse(read_text(out + "/selection_sample.json"));
+  CHECK(sample["layers"] == Json::parse("[0,2,3]"));
+  CHECK(sample["l_sel"] == Json::parse("[8,4,8]"));
+  // The last query, at token 47: as many blocks as the layer lists, up to its own.
+  const std::pair<size_t, int> lists[] = {{4, 5}, {7, 11}, {3, 5}};
+  for (size_t i = 0; i < 3; ++i) {
+    const Json& last = sample["lists"][i][1].back();
+    CHECK(last.size() == lists[i].first);
+    CHECK(last.back() == lists[i].second);
+  }
+  int steps = 0;
+  for (const std::string& line : lines(out + "/heartbeat_rank0.jsonl")) {
+    const Json beat = Json::parse(line);
+    if (beat["msg"] != "step_end") continue;
+    ++steps;
+    CHECK(beat["gate_dead_frac"] == 0);
+    CHECK(beat["sel_rows"] == 3 * 2 * 2 * 48);  // layers with lists, groups, sequences, tokens
+  }
+  CHECK(steps == 4);
+  CHECK(has(read_text(out + "/all_missing_params.txt"), "missing=0"));
+  succeed("report " + out);
+  CHECK(has(read_text(out + "/report.html"), "nsa, win in layers 1:2, other options in layers 2:3, sel in layers 3:4"));
+  CHECK(has(succeed("plan " + kTiny + " " + kLayered), "3 layers with NSA and 1 with a sliding window"));
+  succeed("bench decode " + kTiny + " " + kLayered + "--set runtime.device=cpu --lengths 60 --runs 1 --csv " +
+          folder.file("csv"));
+  // A model without any list: no statistics of gates and lists.
+  const std::string windows = folder.file("windows");
+  succeed(train_args(windows, "--set nsa.branches=win --set nsa.w=9 --set train.steps=2 --set train.eval_every=1"));
+  for (const char* name : {"gates.csv", "selection_sample.json"})
+    CHECK_FALSE(std::filesystem::exists(windows + "/" + name));
+  succeed("report " + windows);
+}
+
 TEST_CASE("mixed layers: a resume ends with the same bits, and recomputation gives the same bits", "[train]") {
   const TemporaryFolder folder;
-  for (const std::string& more : {kMixed, kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp "}) {
+  for (const std::string& more : {kMixed, kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp ", kLayered}) {
     const std::string steps = more + "--set train.steps=6 --set train.save_every=3 --overwrite ";
     const std::string whole = folder.file("whole"), halves = folder.file("halves"), again = folder.file("again");
     succeed(train_args(whole, steps));
@@ -104,21 +163,25 @@ TEST_CASE("mixed layers: a resume ends with the same bits, and recomputation giv
     succeed(train_args(again, steps + "--set runtime.recompute=0:1=block,1:3=attention"));
     CHECK(same_file(whole + kWeights, again + kWeights));
   }
-  // A run does not resume with other dense layers or other projections, because that would be another model.
-  for (const std::string other : {"--set model.dense_layers=0:1 ", "--set nsa.shared_kv=false "}) {
+  // A run does not resume with other dense layers, projections or options, because that would be another model.
+  succeed(train_args(folder.file("whole"), kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp --set train.steps=6 "
+                                                    "--set train.save_every=6 --overwrite"));
+  for (const std::string other : {"--set model.dense_layers=0:1 ", "--set nsa.shared_kv=false ",
+                                  "--set 'nsa.layers=[{\"layers\":\"0:1\",\"w\":9}]' "}) {
     const Outcome outcome = run_program(
         train_args(folder.file("whole"), kMixed + "--set nsa.shared_kv=true --set nsa.phi=mlp --set train.steps=8 " +
                                              other + "--resume " + folder.file("whole") + "/checkpoints/step_6"));
     INFO(outcome.output);
     CHECK(outcome.exit_code == 1);
-    CHECK((has(outcome.output, "model.dense_layers is") || has(outcome.output, "nsa.shared_kv is")));
+    CHECK((has(outcome.output, "model.dense_layers is") || has(outcome.output, "nsa.shared_kv is") ||
+           has(outcome.output, "nsa.layers is")));
   }
 }
 
 TEST_CASE("mixed layers: two ranks give the weights of one", "[train][dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  for (const std::string& more : {kMixed, kMixed + "--set nsa.shared_kv=true "}) {
+  for (const std::string& more : {kMixed, kMixed + "--set nsa.shared_kv=true ", kLayered}) {
     const std::string few = more + "--set train.steps=5 --overwrite ";
     const std::string one = run(folder.file("1"), 1, few), two = run(folder.file("2"), 2, few);
     const Difference d = difference(one + kWeights, two + kWeights);
@@ -127,6 +190,30 @@ TEST_CASE("mixed layers: two ranks give the weights of one", "[train][dist]") {
     CHECK(same_file(two + kWeights, run(folder.file("zero"), 2, few + "--set dist.zero=1") + kWeights));
     CHECK(layers_of(two + "/gates.csv") == std::set<std::string>{"0", "2"});
   }
+}
+
+TEST_CASE("init_from: layers of three branches begin layers with one softmax", "[train]") {
+  const TemporaryFolder folder;
+  const std::string three = folder.file("three"), ours = folder.file("ours");
+  succeed(train_args(three, "--set model.n_layers=4 --set train.steps=2 --set train.lr=0.02"));
+  succeed(train_args(ours, kLayered + "--set train.steps=0 --set train.init_from=" + three));
+  const auto before = tensors(three + kWeights), after = tensors(ours + kWeights);
+  for (const auto& [name, values] : after) {
+    INFO(name);
+    if (has(name, "index_"))
+      CHECK(has(name, "blocks.3."));
+    else
+      CHECK(values == before.at(name));
+  }
+  CHECK(after.contains("blocks.1.attn.k_win_proj.weight"));
+  CHECK_FALSE(after.contains("blocks.1.attn.k_sel_proj.weight"));
+  // Not the other way round: their compressed branch is missing.
+  const Outcome outcome = run_program(train_args(folder.file("back"),
+                                                 "--set model.n_layers=4 --set train.steps=0 "
+                                                 "--set train.init_from=" +
+                                                     ours));
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.output, "blocks.1.attn.k_cmp_proj.weight"));
 }
 
 TEST_CASE("init_from: an NSA model begins with the weights of a dense one", "[train]") {

@@ -193,7 +193,7 @@ TEST_CASE("stats: an evaluation writes a sample of its queries' selection lists"
   const Json sample = Json::parse(read_text(file));
   CHECK(sample["step"] == 15);
   CHECK(sample["seq_len"] == 48);
-  CHECK(sample["l_sel"] == 8);
+  CHECK(sample["l_sel"] == Json::parse("[8,8]"));
   REQUIRE(sample["queries"].size() == 48);
   REQUIRE(sample["lists"].size() == 2);
   bool chooses = false;

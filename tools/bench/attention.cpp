@@ -89,6 +89,7 @@ std::string case_name(const AttentionProblem& p, const std::string& data) {
     name += fmt::format(" l{} d{} l'{} n{} w{}", n.l, n.d, n.l_sel, n.n_sel, n.w);
   if (n.init_blocks != usual.init_blocks || n.local_blocks != usual.local_blocks)
     name += fmt::format(" init{} local{}", n.init_blocks, n.local_blocks);
+  if (n.branches == Branches::window) name += " win";
   if (p.config.has_index()) name += fmt::format(" {}index{}", n.branches == Branches::all ? "" : "sel ", n.d_index);
   return name;
 }
@@ -181,7 +182,7 @@ void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string&
       rows.back()["peak_bytes"] = memory.peak;
     }
   }
-  const Json overlap = p.config.has_nsa() ? overlap_json(ctx, run.tensors().saved.nsa.block_index) : Json();
+  const Json overlap = p.config.has_lists() ? overlap_json(ctx, run.tensors().saved.nsa.block_index) : Json();
   if (!overlap.is_null()) rows.back()["lists"] = overlap;
   if (!bench.json) print_case(name, rows, memory, overlap);
   if (!bench.json && bench.device.is_cuda()) fmt::print("{}\n", ctx.routes.summary());
@@ -304,9 +305,11 @@ CLI::App* add_bench_attention(CLI::App& bench) {
           "--branches",
           [o](const std::string& word) {
             if (word == "sel") o->nsa.branches = Branches::selected, o->nsa.selector = Selector::index;
+            if (word == "win") o->nsa.branches = Branches::window;
           },
-          "cmp,sel,win, or sel: one softmax over blocks that a taught index selects (default: cmp,sel,win)")
-      ->check(CLI::IsMember({"cmp,sel,win", "sel"}));
+          "cmp,sel,win; sel: one softmax over blocks that a taught index selects; win: over the window (default: "
+          "cmp,sel,win)")
+      ->check(CLI::IsMember({"cmp,sel,win", "sel", "win"}));
   verb->add_option_function<std::string>(
           "--selector",
           [o](const std::string& word) {

@@ -61,6 +61,8 @@ class SharedRun {
         return exec_->selected_forward(ctx_, lc_, selected_saved(), in_);
       case AttentionKind::dense:
         return exec_->dense_forward(ctx_, lc_, tensors_.saved.dense, in_, /*index=*/nullptr);
+      case AttentionKind::window:
+        return exec_->window_forward(ctx_, lc_, tensors_.saved.dense, in_);
     }
   }
   void backward() {
@@ -75,6 +77,8 @@ class SharedRun {
         return exec_->selected_backward(ctx_, lc_, grad, tensors_.dout, in_, selected_saved(), index);
       case AttentionKind::dense:
         return exec_->dense_backward(ctx_, lc_, grad, tensors_.dout, in_, tensors_.saved.dense, /*index=*/nullptr);
+      case AttentionKind::window:
+        return exec_->window_backward(ctx_, lc_, grad, tensors_.dout, in_, tensors_.saved.dense);
     }
   }
 

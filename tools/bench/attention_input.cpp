@@ -84,10 +84,11 @@ int64_t timed_layer(const ModelConfig& c, const AttentionProblem& p, const std::
                word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
   if (layer < 0) layer = c.n_layers / 2;
   if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
-  if (c.has_index() || p.config.has_index())
+  if (c.has_index(layer) || p.config.has_index())
     fail_usage("--data {}: it must be randn or local with nsa.selector index", checkpoint);
-  if (c.attention_of(layer) != p.config.attention)
-    fail_usage("--layer is {}: this layer of {} has {} attention", layer, checkpoint, word_of(c.attention_of(layer)));
+  if (const AttentionKind kind = c.attention_of(layer); kind != p.kind())
+    fail_usage("--layer is {}: this layer of {} has {} attention", layer, checkpoint,
+               kind == AttentionKind::window ? "window" : word_of(kind));
   return layer;
 }
 
@@ -119,7 +120,7 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
                       .training = true});  // a training model keeps every layer's activations
   const ModelConfig& c = loaded.config().model;
   const int64_t layer = timed_layer(c, p, checkpoint, input.layer);
-  p.config.nsa = c.nsa;
+  p.config.nsa = c.nsa_at(layer);
   const auto tokenizer = loaded.tokenizer();
   const auto source = open_tokens(input.text, *tokenizer, c.vocab_size);
   std::vector<int32_t> tokens(static_cast<size_t>(p.B * p.T));

@@ -89,10 +89,10 @@ AttentionTensors allocate_attention(Arena& arena, const AttentionProblem& p, DTy
   t.dqkv = alloc("dqkv", dtype, {B * T, qkv_width(separate(c), p.kind())});
   t.dout = alloc("dout", dtype, {B, T, Hq, c.d_v});
   t.dq = alloc("dq", acc_dtype(dtype), {B, T, Hq, c.d_k});
-  t.saved = alloc_attention(c, p.kind(), B, T, row_tokens, dtype, alloc, alloc);
+  t.saved = alloc_attention(c, 0, B, T, row_tokens, dtype, alloc, alloc);
   if (p.kind() == AttentionKind::nsa) allocate_nsa(t, arena, p, dtype);
   if (c.has_index()) {
-    t.index = alloc("index", dtype, {B * T, index_width(c)});
+    t.index = alloc("index", dtype, {B * T, index_width(c, 0)});
     t.dindex = alloc("dindex", dtype, t.index.shape());
     t.index_dq = alloc("dq of the index", acc_dtype(dtype), {B, T, c.n_kv_groups, c.nsa.d_index});
     t.index_loss = alloc("index loss", DType::f64, {1});
@@ -119,6 +119,9 @@ AttentionParts::AttentionParts(Device device, const AttentionProblem& p, const A
   switch (p.kind()) {
     case AttentionKind::dense:
       add_dense(dense_in(views, t.documents), {t.dq, dviews.k[0], dviews.v[0]});
+      break;
+    case AttentionKind::window:
+      add_window(dense_in(views, t.documents), {t.dq, dviews.k[0], dviews.v[0]});
       break;
     case AttentionKind::selected:
       add_selected(dense_in(views, t.documents), {t.dq, dviews.k[0], dviews.v[0]});
@@ -245,6 +248,15 @@ void AttentionParts::add_dense(const AttendIn& in, const DenseGrad& grad) {
   add_branch(
       "dense", pairs_.dense, keys(dk() + dv()), [=](Context& ctx) { dense_attention_forward(ctx, saved, in); },
       [=, this](Context& ctx) { dense_attention_backward(ctx, grad, t_.dout, in, saved); });
+  parts_.insert(parts_.end(), backward_.begin(), backward_.end());
+}
+
+void AttentionParts::add_window(const AttendIn& in, const DenseGrad& grad) {
+  const DenseSaved& saved = t_.saved.dense;
+  const int64_t w = c_.nsa.w;
+  add_branch(
+      "window", pairs_.win, keys(dk() + dv()), [=](Context& ctx) { window_attention_forward(ctx, saved, in, w); },
+      [=, this](Context& ctx) { window_attention_backward(ctx, grad, t_.dout, in, saved, w); });
   parts_.insert(parts_.end(), backward_.begin(), backward_.end());
 }
 

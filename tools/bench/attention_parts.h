@@ -80,6 +80,7 @@ class AttentionParts {
   void add_nsa_forward();
   void add_nsa_backward();
   void add_dense(const AttendIn&, const DenseGrad&);
+  void add_window(const AttendIn&, const DenseGrad&);
   void add_selected(const AttendIn&, const DenseGrad&);
   void add_index();
   // FLOPs for index products over `pairs` scored (query, key) pairs per group, each as wide as the index.

@@ -10,7 +10,9 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <memory>
+#include <tuple>
 
 #include "engine/check.h"
 #include "engine/rng.h"
@@ -45,10 +47,12 @@ struct Row {
   double reads = 0, reads_decode = 0;
 };
 
-// How many keys the last of S tokens reads in one group and layer, all branches together.
-int64_t expected_reads(const ModelConfig& c, AttentionKind kind, int64_t S) {
+// How many keys the last of S tokens reads in one group of a layer, all branches together.
+int64_t expected_reads(const ModelConfig& c, int64_t layer, int64_t S) {
+  const AttentionKind kind = c.attention_of(layer);
   if (kind == AttentionKind::dense) return S;
-  const NsaConfig& n = c.nsa;
+  const NsaConfig& n = c.nsa_at(layer);
+  if (kind == AttentionKind::window) return std::min(n.w, S);
   const int64_t selected = S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S;
   if (kind == AttentionKind::selected) return selected;
   return compressed_length(S, n.l, n.d) + selected + std::min(n.w, S);
@@ -56,25 +60,30 @@ int64_t expected_reads(const ModelConfig& c, AttentionKind kind, int64_t S) {
 // The mean over the layers.
 double expected_reads(const ModelConfig& c, int64_t S) {
   double sum = 0;
-  for (int64_t i = 0; i < c.n_layers; ++i) sum += static_cast<double>(expected_reads(c, c.attention_of(i), S));
+  for (int64_t i = 0; i < c.n_layers; ++i) sum += static_cast<double>(expected_reads(c, i, S));
   return sum / static_cast<double>(c.n_layers);
 }
 
-// A model's layers with one attention kind: the last one's index, and how many there are.
+// A model's layers with the same attention: the last one's index, and how many there are.
 struct LayersOfKind {
   AttentionKind kind;
   int64_t last = -1;
   double count = 0;
 };
 std::vector<LayersOfKind> layers_by_kind(const ModelConfig& c) {
-  std::vector<LayersOfKind> found;
-  for (const AttentionKind kind : {AttentionKind::nsa, AttentionKind::selected, AttentionKind::dense}) {
-    LayersOfKind layers{.kind = kind};
-    for (int64_t i = 0; i < c.n_layers; ++i)
-      if (c.attention_of(i) == kind) layers.last = i, ++layers.count;
-    if (layers.count > 0) found.push_back(layers);
+  using Options =
+      std::tuple<AttentionKind, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, Selector, int64_t>;
+  std::map<Options, LayersOfKind> found;
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    const AttentionKind kind = c.attention_of(i);
+    const NsaConfig n = kind == AttentionKind::dense ? NsaConfig() : c.nsa_at(i);
+    LayersOfKind& layers =
+        found[{kind, n.l, n.d, n.l_sel, n.n_sel, n.w, n.init_blocks, n.local_blocks, n.selector, n.d_index}];
+    layers.kind = kind, layers.last = i, ++layers.count;
   }
-  return found;
+  std::vector<LayersOfKind> kinds;
+  for (const auto& [options, layers] : found) kinds.push_back(layers);
+  return kinds;
 }
 
 // Returns the median time over `runs` runs, measured by events after one warm-up run, ms.
@@ -167,16 +176,20 @@ class DecodeBench {
       row.ms[kWin] += layers([&] { dense_attention_forward(ctx(), saved.dense, dense_in(views(kind_layers))); });
       return;
     }
+    const NsaConfig& n = c_.nsa_at(kind_layers.last);
+    if (kind_layers.kind == AttentionKind::window) {
+      row.ms[kWin] += layers([&] { window_attention_forward(ctx(), saved.dense, dense_in(views(kind_layers)), n.w); });
+      return;
+    }
     if (kind_layers.kind == AttentionKind::selected) {
       row.ms[kSel] += layers([&] {
         const QkvViews from = views(kind_layers);
         selected_attention_forward(ctx(), {saved.nsa.block_index, saved.dense.o, saved.dense.lse}, dense_in(from),
-                                   {from.index_q, from.index_k}, c_.nsa);
+                                   {from.index_q, from.index_k}, n);
       });
       return;
     }
     const NsaWeights& w = session_->model().weights().layers[static_cast<size_t>(kind_layers.last)].nsa;
-    const NsaConfig& n = c_.nsa;
     const NsaIn from = nsa_in(views(kind_layers));
     const NsaSaved& s = saved.nsa;
     const auto out = [&](int b) { return AttendOut{s.o[b], s.lse[b]}; };
@@ -210,20 +223,25 @@ class DecodeBench {
     QkvViews from = views(kind_layers);
     from.q = q_zero_;
     const AttentionSaved& saved = act_->layer(kind_layers.last).attention;
-    std::vector<Tensor> all_lse;  // lse per branch, or dense attention's
+    const NsaConfig& n = c_.nsa_at(kind_layers.last);
+    std::vector<Tensor> all_lse;  // lse per branch, or that of one softmax
     switch (kind_layers.kind) {
       case AttentionKind::dense:
         dense_attention_forward(ctx(), {out_, saved.dense.lse}, dense_in(from));
         all_lse = {saved.dense.lse};
         break;
       case AttentionKind::selected:
-        selected_attention_forward(ctx(), {saved.nsa.block_index, out_, saved.dense.lse}, dense_in(from), {}, c_.nsa,
+        selected_attention_forward(ctx(), {saved.nsa.block_index, out_, saved.dense.lse}, dense_in(from), {}, n,
                                    /*keep_block_index=*/true);
+        all_lse = {saved.dense.lse};
+        break;
+      case AttentionKind::window:
+        window_attention_forward(ctx(), {out_, saved.dense.lse}, dense_in(from), n.w);
         all_lse = {saved.dense.lse};
         break;
       case AttentionKind::nsa:
         nsa_forward(ctx(), out_, saved.nsa, nsa_in(from),
-                    session_->model().weights().layers[static_cast<size_t>(kind_layers.last)].nsa, c_.nsa,
+                    session_->model().weights().layers[static_cast<size_t>(kind_layers.last)].nsa, n,
                     /*keep_block_index=*/true);
         all_lse.assign(saved.nsa.lse.begin(), saved.nsa.lse.end());
         break;
@@ -258,7 +276,7 @@ class DecodeBench {
     const double without = step_ms(row.S, {false, false, false});
     row.ms_total = step_ms(row.S, {true, true, true});
     // Dense attention is in the window branch's column, and DecodeProbe treats it so too.
-    for (int b = c_.has_nsa() ? 0 : kWin; b < 3; ++b)
+    for (int b = c_.has_lists() ? 0 : kWin; b < 3; ++b)
       row.ms[b] = step_ms(row.S, {b == kCmp, b == kSel, b == kWin}) - without;
   }
 

@@ -106,22 +106,25 @@ std::map<std::string, double> family_flops(const Config& config) {
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
   const double share = share_of(config);
   const ProductFlops products = product_flops(c, B, t.seq_len);
-  AttendedPairs pairs;            // attended pairs per head and sequence, in all layers
-  double scored = 0, taught = 0;  // pairs scored by the selections' heads; pairs per group that teach an index
+  AttendedPairs pairs;             // attended pairs per head and sequence, in all layers
+  double scored = 0;               // pairs scored by the selections' heads
+  double indexed = 0, taught = 0;  // pairs per group that an index scores, and that teach it, each times its width
   for (int64_t i = 0; i < c.n_layers; ++i) {
-    const AttendedPairs p = attended_pairs(c, c.attention_of(i), t.seq_len);
-    pairs.cmp += p.cmp, pairs.sel += p.sel, pairs.win += p.win, pairs.dense += p.dense, pairs.index += p.index;
-    (c.has_index(i) ? taught : scored) += c.has_index(i) ? p.sel : p.cmp;
+    const AttendedPairs p = attended_pairs(c, i, t.seq_len);
+    pairs.cmp += p.cmp, pairs.sel += p.sel, pairs.win += p.win, pairs.dense += p.dense;
+    const double width = c.has_index(i) ? static_cast<double>(c.nsa_at(i).d_index) : 0;
+    indexed += width * p.index, taught += width * p.sel;
+    scored += c.has_index(i) ? 0 : p.cmp;
   }
   const double heads = static_cast<double>(B * c.n_heads) * share;
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
-  const double index = 2 * static_cast<double>(B * c.n_kv_groups * c.nsa.d_index) * share;
+  const double index = 2 * static_cast<double>(B * c.n_kv_groups) * share;
   const double forward = 2 * heads * (dk + dv), backward = 2 * heads * (3 * dk + 2 * dv);
   return {{"matmul", products.layers * share},
           {"classifier", products.head * share},
           {"compressed forward", pairs.cmp * forward},
           {"compressed backward", pairs.cmp * backward},
-          {"select", scored * 2 * heads * dk + pairs.index * index},
+          {"select", scored * 2 * heads * dk + indexed * index},
           {"index loss", taught * 4 * index},
           {"selected forward", pairs.sel * forward},
           {"selected backward", pairs.sel * backward},

@@ -15,10 +15,14 @@ NSA_KEYS = {
     "force_branch": "none", "uniform_gate": False, "stopgrad_gates": False,
     "gate_init": (),  # gates of cmp, sel and win that fresh weights begin with; empty: all equal
     "shared_kv": False,  # k_win_proj and v_win_proj feed all branches
-    "branches": "cmp,sel,win",  # or sel: one softmax over the selected blocks, without gates
+    # or sel: one softmax over the selected blocks, without gates; or win: one over the window
+    "branches": "cmp,sel,win",
     "selector": "compressed", "d_index": 64,  # what selects: the compressed branch, or an index of this width
     "index_loss": 1.0,  # how Triad weighs the index's loss; here the index does not learn
+    "layers": None,  # layers that differ: a list of {"layers": "0:4,8:12", and keys with other values}
 }
+# Keys of an entry of `layers`, besides "layers" itself.
+LAYER_KEYS = ("branches", "l", "d", "l_sel", "n_sel", "w", "init_blocks", "local_blocks", "selector", "d_index")
 # Key: default of the group `rope`. scaling: none, llama3 or yarn. scale divides positions, and only with none.
 ROPE_KEYS = {
     "theta": 10000.0, "scale": 1.0, "scaling": "none", "factor": 8.0, "original_len": 8192,
@@ -32,6 +36,11 @@ def complete_group(name, defaults, given):
     if unknown:
         raise ValueError(f"the group {name} has no key {unknown[0]}; it has {', '.join(defaults)}")
     return {**defaults, **given}
+
+
+def numbers_of_layers(ranges):
+    """The layers that "0:4,8:12" names: the ends are exclusive."""
+    return [i for part in ranges.split(",") for i in range(*map(int, part.split(":")))]
 
 
 class TriadConfig(PretrainedConfig):
@@ -82,6 +91,13 @@ class TriadConfig(PretrainedConfig):
         self.check()
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
+    def nsa_at(self, layer):
+        """The options of a layer: the group `nsa`, with the values of the entry of its `layers` that names the layer."""
+        for entry in self.nsa["layers"] or ():
+            if layer in numbers_of_layers(entry["layers"]):
+                return {**self.nsa, **{key: value for key, value in entry.items() if key != "layers"}}
+        return self.nsa
+
     def check(self):
         """Raises an error that names a value which modeling_triad.py cannot compute."""
         def one_of(name, value, words):
@@ -93,15 +109,20 @@ class TriadConfig(PretrainedConfig):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(f"num_key_value_heads {self.num_key_value_heads} does not divide num_attention_heads "
                              f"{self.num_attention_heads}")
-        if all(i in self.dense_layers for i in range(self.num_hidden_layers)):
-            return
-        one_of("nsa.phi", self.nsa["phi"], ("avg", "conv", "mlp"))
-        one_of("nsa.gate", self.nsa["gate"], ("softmax", "sigmoid"))
-        one_of("nsa.force_branch", self.nsa["force_branch"], ("none", "cmp", "sel", "win"))
-        one_of("nsa.branches", self.nsa["branches"], ("cmp,sel,win", "sel"))
-        one_of("nsa.selector", self.nsa["selector"], ("compressed", "index"))
-        if self.nsa["branches"] == "sel":
-            one_of("nsa.selector, with nsa.branches sel,", self.nsa["selector"], ("index",))
-            return
-        if self.nsa["l"] % self.nsa["d"] or self.nsa["l_sel"] % self.nsa["d"]:
-            raise ValueError("nsa.d {d} does not divide nsa.l {l} and nsa.l_sel {l_sel}".format(**self.nsa))
+        for entry in self.nsa["layers"] or ():
+            complete_group("nsa.layers", dict.fromkeys(("layers", *LAYER_KEYS)), entry)
+        for layer in range(self.num_hidden_layers):
+            if layer not in self.dense_layers:
+                self.check_layer(self.nsa_at(layer), one_of)
+
+    @staticmethod
+    def check_layer(nsa, one_of):
+        one_of("nsa.phi", nsa["phi"], ("avg", "conv", "mlp"))
+        one_of("nsa.gate", nsa["gate"], ("softmax", "sigmoid"))
+        one_of("nsa.force_branch", nsa["force_branch"], ("none", "cmp", "sel", "win"))
+        one_of("nsa.branches", nsa["branches"], ("cmp,sel,win", "sel", "win"))
+        one_of("nsa.selector", nsa["selector"], ("compressed", "index"))
+        if nsa["branches"] == "sel":
+            one_of("nsa.selector, with nsa.branches sel,", nsa["selector"], ("index",))
+        if nsa["branches"] == "cmp,sel,win" and (nsa["l"] % nsa["d"] or nsa["l_sel"] % nsa["d"]):
+            raise ValueError("nsa.d {d} does not divide nsa.l {l} and nsa.l_sel {l_sel}".format(**nsa))

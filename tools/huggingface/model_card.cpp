@@ -45,15 +45,24 @@ class Table {
   std::string text_;
 };
 
+// One kind of sparse attention, with its options.
+std::string options_text(const NsaConfig& n) {
+  if (n.branches == Branches::window) return fmt::format("a sliding window of {}", n.w);
+  const std::string selected =
+      fmt::format("{} blocks of {} selected{}", n.n_sel, n.l_sel, n.selector == Selector::index ? " by an index" : "");
+  if (n.branches == Branches::selected) return selected;
+  return fmt::format("blocks of {} tokens every {} compressed by {}, {}, window {}, {} gate", n.l, n.d, word_of(n.phi),
+                     selected, n.w, word_of(n.gate.kind));
+}
+
 std::string attention_text(const ModelConfig& m) {
   if (!m.has_nsa()) return "dense";
-  const NsaConfig& n = m.nsa;
-  const std::string layers =
-      m.count_nsa_layers() == m.n_layers ? "" : fmt::format(" in {} of {} layers", m.count_nsa_layers(), m.n_layers);
-  return fmt::format(
-      "Native Sparse Attention{}: blocks of {} tokens every {} compressed by {}, {} blocks of {} "
-      "selected, window {}, {} gate",
-      layers, n.l, n.d, word_of(n.phi), n.n_sel, n.l_sel, n.w, word_of(n.gate.kind));
+  const int64_t sparse = m.n_layers - m.count_layers(AttentionKind::dense);
+  const std::string layers = sparse == m.n_layers ? "" : fmt::format(" in {} of {} layers", sparse, m.n_layers);
+  std::string text = fmt::format("Native Sparse Attention{}: {}", layers, options_text(m.nsa));
+  for (const NsaLayers& entry : m.nsa.layers)
+    text += fmt::format("; in layers {} {}", entry.layers, options_text(entry.over(m.nsa)));
+  return text;
 }
 
 std::string shape_table(const ModelSource& source, const ExportClass& c, DType dtype, const Tokenizer& tokenizer) {

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engine/check.h"
@@ -43,7 +45,15 @@ bool has_qk_norm(const ModelConfig& c) { return has_parameter(c, "attn.q_norm.we
 // What transformers' classes can't hold; empty if one can hold the model.
 std::string only_in_triad(const ModelConfig& c) {
   std::vector<std::string> found;
-  if (c.has_nsa()) found.push_back(c.count_nsa_layers() == c.n_layers ? "NSA layers" : "NSA and dense layers");
+  if (c.has_nsa()) {
+    std::vector<std::string> kinds;
+    if (c.has_lists()) kinds.push_back("NSA");
+    if (c.count_layers(AttentionKind::window) > 0) kinds.push_back("window");
+    if (c.count_layers(AttentionKind::dense) > 0) kinds.push_back("dense");
+    const std::string last = std::exchange(kinds.back(), "");
+    kinds.pop_back();
+    found.push_back(fmt::format("{}{}{} layers", fmt::join(kinds, ", "), kinds.empty() ? "" : " and ", last));
+  }
   if (c.mlp == MlpKind::silu) found.push_back("mlp silu");
   if (c.d_k != c.d_v) found.push_back(fmt::format("d_k {} with d_v {}", c.d_k, c.d_v));
   if (has_biases(c) && has_qk_norm(c)) found.push_back("qkv_bias with qk_norm");

@@ -156,7 +156,8 @@ class Rotation:
 
     def __init__(self, config):
         self.config, self.tables = config, {}
-        self.widths = {config.head_dim} | ({config.nsa["d_index"]} if config.nsa["selector"] == "index" else set())
+        layers = [config.nsa_at(i) for i in range(config.num_hidden_layers)]
+        self.widths = {config.head_dim} | {nsa["d_index"] for nsa in layers if nsa["selector"] == "index"}
 
     def at(self, positions, dtype):
         """positions [B, T]; returns by width of the heads cos and sin as [B, T, 1, D/2]."""
@@ -197,9 +198,9 @@ def attend(q, k, v, visible):
 class Compression(nn.Module):
     """phi: maps each block of l tokens, one every d tokens, to one key or value."""
 
-    def __init__(self, config, width):
+    def __init__(self, nsa, width):
         super().__init__()
-        self.kind, self.l, self.d = config.nsa["phi"], config.nsa["l"], config.nsa["d"]
+        self.kind, self.l, self.d = nsa["phi"], nsa["l"], nsa["d"]
         if self.kind == "conv":  # a learned weight per channel and position in the block
             self.weight = nn.Parameter(torch.full((self.l, width), 1 / self.l))
         if self.kind == "mlp":  # the paper's map
@@ -329,7 +330,7 @@ class Attention(nn.Module):
 
     def add_index(self, config):
         """A small head of its own, with one key for all groups, that selects. It learns in Triad alone."""
-        width = config.nsa["d_index"]
+        width = self.nsa["d_index"]
         self.index_q_proj = nn.Linear(config.hidden_size, self.groups * width, bias=False)
         self.index_k_proj = nn.Linear(config.hidden_size, width, bias=False)
         if self.qk_norm:
@@ -371,29 +372,46 @@ class Attention(nn.Module):
 class DenseAttention(Attention):
     """Plain causal attention, with the names of the window branch."""
 
+    window = None  # a query sees so many tokens up to itself; None: all
+
     def __init__(self, config):
         super().__init__(config, ("win",))
 
     def branches(self, x, q, span, cache, cos_sin):
         for name, new in zip("kv", self.keys_and_values(x, "win", cos_sin)):
             cache.win[name].append(new, span)
-        k, v = cache.win["k"], cache.win["v"]
+        # The closure below holds these tensors, which drop_before() replaces in the cache.
+        (k, begin), (v, _) = ((cache.win[name].rows, cache.win[name].begin) for name in "kv")
 
         def attend_chunk(q, t, bounds):
-            n = torch.arange(bounds[1], device=q.device)
-            visible = (n <= t[..., None])[:, None, None]
-            o, _ = attend(q.permute(0, 2, 3, 1, 4), k.get(0, bounds[1]), v.get(0, bounds[1]), visible)
+            low, end = begin if self.window is None else max(bounds[0] - self.window + 1, begin), bounds[1]
+            n = torch.arange(low, end, device=q.device)
+            at = t[..., None]
+            visible = n <= at if self.window is None else (n <= at) & (n > at - self.window)
+            keys, values = (rows[:, low - begin : end - begin].transpose(1, 2) for rows in (k, v))
+            o, _ = attend(q.permute(0, 2, 3, 1, 4), keys, values, visible[:, None, None])
             return o.permute(0, 3, 1, 2, 4)
 
-        return self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * self.heads * span.longest)), attend_chunk)
+        o = self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * self.heads * span.longest)), attend_chunk)
+        for name in "kv" if self.window else "":
+            cache.win[name].drop_before(span.shortest - self.window + 1)
+        return o
+
+
+class WindowAttention(DenseAttention):
+    """One softmax over a sliding window (nsa.branches win)."""
+
+    def __init__(self, config, nsa):
+        super().__init__(config)
+        self.window = nsa["w"]
 
 
 class SelectedAttention(Attention):
     """One softmax over the blocks that the index selects (nsa.branches sel), with the names of the window branch."""
 
-    def __init__(self, config):
+    def __init__(self, config, nsa):
         super().__init__(config, ("win",))
-        self.nsa = config.nsa
+        self.nsa = nsa
         self.add_index(config)
 
     def branches(self, x, q, span, cache, cos_sin):
@@ -417,12 +435,12 @@ class NativeSparseAttention(Attention):
 
     use_kernels = triad_nsa is not None
 
-    def __init__(self, config):
-        self.shared = config.nsa["shared_kv"]
+    def __init__(self, config, nsa):
+        self.shared = nsa["shared_kv"]
         super().__init__(config, ("win",) if self.shared else BRANCHES)
-        self.nsa = config.nsa
-        self.phi_k = Compression(config, self.width_k)
-        self.phi_v = Compression(config, self.width_v)
+        self.nsa = nsa
+        self.phi_k = Compression(nsa, self.width_k)
+        self.phi_v = Compression(nsa, self.width_v)
         self.gate = Gate(config)
         self.taught = self.nsa["selector"] == "index"
         if self.taught:
@@ -544,8 +562,9 @@ class TriadBlock(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.norm1 = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        sparse = SelectedAttention if config.nsa["branches"] == "sel" else NativeSparseAttention
-        self.attn = DenseAttention(config) if layer in config.dense_layers else sparse(config)
+        nsa = config.nsa_at(layer)
+        sparse = {"sel": SelectedAttention, "win": WindowAttention}.get(nsa["branches"], NativeSparseAttention)
+        self.attn = DenseAttention(config) if layer in config.dense_layers else sparse(config, nsa)
         self.norm2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwigluMLP(config) if config.mlp == "swiglu" else SiluMLP(config)
 

@@ -122,7 +122,8 @@ function shareDots(card, {layers, parts, label, all = [parts]}) {
 
 // ---- selected blocks ----
 
-const isForced = (sample, block, own) => block < sample.init_blocks || own - block < sample.local_blocks;
+// Below, layer is an index of sample.lists, and of the lists of what layers may differ in: l_sel, init_blocks, local_blocks.
+const isForced = (sample, layer, block, own) => block < sample.init_blocks[layer] || own - block < sample.local_blocks[layer];
 const isPacked = sample => sample.bounds.length > 2;
 // The document of a token of the row, as {begin, end}.
 function documentOf(sample, t) {
@@ -131,7 +132,7 @@ function documentOf(sample, t) {
   return {begin: sample.bounds[low], end: sample.bounds[low + 1]};
 }
 // The block of a query, counted from the first token of its document.
-const ownBlock = (sample, query) => Math.floor((sample.queries[query] - documentOf(sample, sample.queries[query]).begin) / sample.l_sel);
+const ownBlock = (sample, layer, query) => Math.floor((sample.queries[query] - documentOf(sample, sample.queries[query]).begin) / sample.l_sel[layer]);
 // The bin of a distance in blocks; bins are 1, 2 to 3, 4 to 7, ...
 const distanceBin = distance => Math.floor(Math.log2(Math.max(1, distance)));
 function binNames(bins) {
@@ -142,17 +143,17 @@ function binNames(bins) {
 // {all: number of chosen blocks, chosen: shares, even: shares if each query chose uniformly among its candidates}.
 function distancesOf(sample, layer = null) {
   const longest = Math.max(...sample.bounds.slice(1).map((end, i) => end - sample.bounds[i]));
-  const bins = distanceBin(Math.ceil(longest / sample.l_sel) - 1) + 1;
+  const bins = distanceBin(Math.ceil(longest / Math.min(...sample.l_sel)) - 1) + 1;
   const chosen = Array(bins).fill(0), even = Array(bins).fill(0);
-  const layers = layer === null ? sample.lists : [sample.lists[layer]];
-  sample.queries.forEach((t, q) => {
-    const own = ownBlock(sample, q), open = Array(bins).fill(0);
-    let candidates = 0, picked = 0;
-    for (let block = sample.init_blocks; block <= own - Math.max(1, sample.local_blocks); ++block) { ++open[distanceBin(own - block)]; ++candidates; }
-    for (const groups of layers) for (const lists of groups) for (const block of lists[q])
-      if (!isForced(sample, block, own)) { ++chosen[distanceBin(own - block)]; ++picked; }
-    if (candidates > 0) open.forEach((n, k) => { even[k] += picked * n / candidates; });
-  });
+  for (const i of layer === null ? sample.lists.keys() : [layer])
+    sample.queries.forEach((t, q) => {
+      const own = ownBlock(sample, i, q), open = Array(bins).fill(0);
+      let candidates = 0, picked = 0;
+      for (let block = sample.init_blocks[i]; block <= own - Math.max(1, sample.local_blocks[i]); ++block) { ++open[distanceBin(own - block)]; ++candidates; }
+      for (const lists of sample.lists[i]) for (const block of lists[q])
+        if (!isForced(sample, i, block, own)) { ++chosen[distanceBin(own - block)]; ++picked; }
+      if (candidates > 0) open.forEach((n, k) => { even[k] += picked * n / candidates; });
+    });
   const all = chosen.reduce((a, b) => a + b, 0);
   return {all, chosen: chosen.map(n => n / (all || 1)), even: even.map(n => n / (all || 1))};
 }
@@ -192,12 +193,12 @@ function groupedBars(card, {names, series, label, axis, of, mark}) {
 // Draws which blocks each query selects: a row for each query, a column for each block. In packed rows, a column is a token
 // of the row, and lines show where documents begin. paint: colour of blocks chosen by score.
 function blockMap(card, {sample, layer, group, paint, label}) {
-  const lists = sample.lists[layer][group], rows = lists.length, packed = isPacked(sample), unit = packed ? 1 : sample.l_sel;
+  const lists = sample.lists[layer][group], rows = lists.length, packed = isPacked(sample), l_sel = sample.l_sel[layer], unit = packed ? 1 : l_sel;
   const columns = Math.ceil(sample.seq_len / unit), bottom = kTop + Math.max(120, Math.min(260, rows * 2.2)), cell = (bottom - kTop) / rows;
   // Where a query's block begins and ends, in columns.
   const place = (q, block) => {
-    const {begin, end} = documentOf(sample, sample.queries[q]), from = begin + block * sample.l_sel;
-    return [from / unit, Math.min(packed ? end : Infinity, from + sample.l_sel) / unit];
+    const {begin, end} = documentOf(sample, sample.queries[q]), from = begin + block * l_sel;
+    return [from / unit, Math.min(packed ? end : Infinity, from + l_sel) / unit];
   };
   mount(card, label, width => {
     const svg = canvas(width, bottom + kBottom);
@@ -209,7 +210,7 @@ function blockMap(card, {sample, layer, group, paint, label}) {
     lists.forEach((list, q) => {
       for (const block of list) {
         const [from, end] = place(q, block).map(x), wide = Math.max(1.2, end - from).toFixed(2);
-        paths[isForced(sample, block, ownBlock(sample, q)) ? "forced" : "chosen"] +=
+        paths[isForced(sample, layer, block, ownBlock(sample, layer, q)) ? "forced" : "chosen"] +=
           `M${from.toFixed(2)},${(kTop + q * cell).toFixed(2)}h${wide}v${Math.max(1, cell).toFixed(2)}h-${wide}z`;
       }
     });
@@ -221,9 +222,9 @@ function blockMap(card, {sample, layer, group, paint, label}) {
     svg.append(node("text", {x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})`}, "query"));
     return {svg, bottom, xs: Array.from({length: columns}, (_, c) => x(c + 0.5)), rows, rowAt: y => Math.max(0, Math.min(rows - 1, Math.floor((y - kTop) / cell))),
             describe: (column, row) => {
-              const q = row ?? rows - 1, own = ownBlock(sample, q), list = lists[q], {begin, end} = documentOf(sample, sample.queries[q]);
-              const block = packed ? Math.floor((column - begin) / sample.l_sel) : column;
-              const is = !list.includes(block) ? "not listed" : isForced(sample, block, own) ? "forced" : "chosen";
+              const q = row ?? rows - 1, own = ownBlock(sample, layer, q), list = lists[q], {begin, end} = documentOf(sample, sample.queries[q]);
+              const block = packed ? Math.floor((column - begin) / l_sel) : column;
+              const is = !list.includes(block) ? "not listed" : isForced(sample, layer, block, own) ? "forced" : "chosen";
               const inside = packed ? `, ${whole(sample.queries[q] - begin)} of its document` : "";
               return [{text: `query ${whole(sample.queries[q])}${inside}, in block ${whole(own)}`},
                       {text: packed && (column < begin || column >= end) ? "another document" : `block ${whole(block)}: ${is}`},

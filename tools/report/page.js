@@ -259,7 +259,7 @@ for (const run of sampled) {
     const chosen = node("i", {class: "box"}), forced = node("i", {class: "box forced"});
     chosen.style.color = colour(i);
     made.append(node("div", {class: "legend"}, node("span", {}, chosen, "chosen by score"), node("span", {}, forced, "forced: first and nearest blocks")));
-  }, {wide: true, note: `${whole(sample.queries.length)} queries of the first validation sequence, at step ${whole(sample.step)}; blocks of ${sample.l_sel} tokens` +
+  }, {wide: true, note: `${whole(sample.queries.length)} queries of the first validation sequence, at step ${whole(sample.step)}; blocks of ${[...new Set(sample.l_sel)].join(" or ")} tokens` +
                     (isPacked(sample) ? `, counted from the beginning of each of its ${whole(sample.bounds.length - 1)} documents.` : ".")});
 }
 for (const [key, title] of [["k_mean", "Selected tokens a row, mean"], ["k_max", "Selected tokens a row, most"], ["pct_at_max", "Rows with the most tokens"]])

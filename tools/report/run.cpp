@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 2, kKnownLengthsSchema = 1;
+constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 3, kKnownLengthsSchema = 1;
 
 // Heartbeat keys whose numbers the report draws as lines, one per rank.
 constexpr const char* kHeartbeatLines[] = {"step_ms",           "compute_ms",     "update_ms",         "fetch_ms",
@@ -272,14 +272,14 @@ Json sample_of(const std::string& path) {
   Json sample = json_or_null(path);
   if (sample.is_null()) return sample;
   const auto broken = [&](const char* what) { fail("{}: {}: no sample of selection lists", path, what); };
-  for (const char* key : {"schema", "step", "seq_len", "l_sel", "init_blocks", "local_blocks"})
+  for (const char* key : {"schema", "step", "seq_len"})
     if (!sample.contains(key) || !sample[key].is_number_integer()) broken(key);
   if (sample["schema"].get<int64_t>() > kKnownSampleSchema)
     fail("{}: its schema is {}, and this program knows those up to {}", path, sample["schema"].get<int64_t>(),
          kKnownSampleSchema);
   if (!sample.contains("queries") || !all_integers(sample["queries"]) || sample["queries"].empty()) broken("queries");
   const int64_t T = sample["seq_len"].get<int64_t>();
-  if (sample["l_sel"].get<int64_t>() < 1 || T < 1) broken("l_sel, seq_len");
+  if (T < 1) broken("seq_len");
   if (sample["schema"].get<int64_t>() == 1) sample["bounds"] = {0, T};  // the row is one sequence
   const Json& bounds = sample["bounds"];
   if (!all_integers(bounds) || bounds.size() < 2 || bounds.front() != 0 || bounds.back() != T ||
@@ -291,6 +291,17 @@ Json sample_of(const std::string& path) {
   if (sample.contains("layers") &&
       (!all_integers(sample["layers"]) || sample["layers"].size() != sample["lists"].size()))
     broken("layers");
+  for (const char* key : {"l_sel", "init_blocks", "local_blocks"}) {
+    Json& values = sample[key];
+    if (sample["schema"].get<int64_t>() < 3) {  // one number for all layers
+      const Json all = values;
+      values = Json::array();
+      for (size_t i = 0; i < sample["lists"].size(); ++i) values.push_back(all);
+    }
+    if (!all_integers(values) || values.size() != sample["lists"].size()) broken(key);
+  }
+  for (const Json& l_sel : sample["l_sel"])
+    if (l_sel < 1) broken("l_sel");
   for (const Json& layer : sample["lists"]) {
     if (!layer.is_array() || layer.empty() || layer.size() != sample["lists"][0].size()) broken("lists");
     for (const Json& group : layer)

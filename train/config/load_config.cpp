@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <initializer_list>
+#include <set>
 
 #include "engine/process/did_you_mean.h"
 #include "train/config/config_fields.h"
@@ -84,6 +86,43 @@ Json with_steps(Json root) {
   return root;
 }
 
+// Throws for a key in nsa.layers that cannot differ between layers, and for an entry whose branches need a key that
+// neither it nor the group has.
+void check_nsa_layers(const Json& root) {
+  const Json& group = json_config::group_object(root, "nsa");
+  if (!group.contains("layers") || !group["layers"].is_array()) return;  // the group's reader explains other values
+  const auto keys_of = [](auto fields) {
+    std::set<std::string> keys;
+    visit(fields, [&](const char* name, auto&, const char*, const Rule&) { keys.insert(name); });
+    return keys;
+  };
+  const std::set<std::string> all = keys_of(NsaGroup()), may_differ = keys_of(NsaLayers());
+  for (size_t i = 0; i < group["layers"].size(); ++i) {
+    const Json& entry = group["layers"][i];
+    if (!entry.is_object()) return;
+    const std::string name = fmt::format("nsa.layers[{}]", i);
+    for (const auto& [key, value] : entry.items())
+      if (all.contains(key) && !may_differ.contains(key))
+        fail_usage("{}.{} is {}: this key cannot differ between layers; nsa.{} sets it for all", name, shortened(key),
+                   brief(value), shortened(key));
+    const auto given = [](const Json& object, const char* key) {
+      return object.contains(key) && !object[key].is_null();
+    };
+    const Json branches = given(entry, "branches")   ? entry["branches"]
+                          : given(group, "branches") ? group["branches"]
+                                                     : Json(std::string(word_of(Branches::all)));
+    const auto need = [&](std::initializer_list<const char*> keys) {
+      for (const char* key : keys)
+        if (!given(entry, key) && !given(group, key))
+          fail_usage("{} is {}: with branches {} it needs {}, or the group needs nsa.{}", name, brief(entry),
+                     brief(branches), key, key);
+    };
+    if (branches != word_of(Branches::window)) need({"l_sel", "n_sel"});
+    if (branches == word_of(Branches::all)) need({"l", "d"});
+    if (branches != word_of(Branches::selected)) need({"w"});
+  }
+}
+
 }  // namespace
 
 std::string key_named(std::string name) {
@@ -110,6 +149,7 @@ Config config_from_json(const Json& without_steps) {
       fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log{}", shortened(group),
                  did_you_mean(group, groups));
   visit_groups(config, [&](const std::string& name, auto& group) {
+    if (name == "nsa" && config.model.has_nsa()) check_nsa_layers(root);
     read_group(root, name, group, name != "nsa" || config.model.has_nsa(), key_named);
   });
   config.resolve();
@@ -140,8 +180,9 @@ std::string describe_config() {
   std::string out = "Config keys (file, --set group.key=value):\n";
   visit_groups(defaults, [&](const std::string& group, auto& fields) {
     // Adds one key's help line: its name, help, allowed values, and that it is required, or else its default.
-    const auto add = [&]<class T>(const std::string& key, const T&, const char* help, const Rule& rule,
-                                  const std::string& default_text) {
+    const auto add = [&]<class Field>(const std::string& key, const Field&, const char* help, const Rule& rule,
+                                      const std::string& default_text) {
+      using T = typename json_config::ValueOf<Field>::type;
       std::string allowed;
       if constexpr (std::is_enum_v<T>)
         allowed = "; " + all_words<T>();

@@ -22,18 +22,30 @@ namespace {
 // The fraction of a GPU's peak FLOP/s that a step is expected to reach, to estimate the run's duration.
 constexpr double kExpectedShare = 0.35;
 
+// What the layers attend with, by kind: "NSA attention", "NSA attention, dense in layers 0:2".
+std::string attention_text(const ModelConfig& m) {
+  if (!m.has_nsa()) return "dense attention";
+  std::string text = m.nsa.branches == Branches::selected ? "selected attention"
+                     : m.nsa.branches == Branches::window ? "window attention"
+                                                          : "NSA attention";
+  for (const NsaLayers& entry : m.nsa.layers)
+    text += fmt::format(", {} in layers {}", entry.branches ? word_of(*entry.branches) : "other options", entry.layers);
+  if (!m.dense_layers.empty()) text += ", dense in layers " + m.dense_layers;
+  std::set<int64_t> widths;
+  for (int64_t i = 0; i < m.n_layers; ++i)
+    if (m.has_index(i)) widths.insert(m.nsa_at(i).d_index);
+  if (!widths.empty()) text += fmt::format(", an index of width {}", fmt::join(widths, " or "));
+  return text;
+}
+
 // "1 step", "12,000 steps".
 std::string grouped_count(int64_t n, std::string_view noun) { return grouped(n) + " " + plural(n, noun); }
 
 std::string model_text(const Config& c, int64_t parameters) {
   const ModelConfig& m = c.model;
-  return fmt::format("{}: {} of width {}, {} in {}, {} attention{}", grouped_count(parameters, "parameter"),
+  return fmt::format("{}: {} of width {}, {} in {}, {}", grouped_count(parameters, "parameter"),
                      counted(m.n_layers, "layer"), m.dim, counted(m.n_heads, "head"), counted(m.n_kv_groups, "group"),
-                     !m.has_nsa()                           ? "dense"
-                     : m.nsa.branches == Branches::selected ? "selected"
-                                                            : "NSA",
-                     m.has_nsa() && !m.dense_layers.empty() ? ", dense in layers " + m.dense_layers : "") +
-         (m.has_index() ? fmt::format(", an index of width {}", m.nsa.d_index) : "");
+                     attention_text(m));
 }
 
 std::string steps_text(const Config& c, int world, int64_t first_step) {

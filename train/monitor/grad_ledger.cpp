@@ -62,11 +62,11 @@ namespace {
 
 // Whether one NSA branch's key or value gradient must be 0: the gates force the branch off, or its queries attend to
 // nothing. With one key the softmax is constant 1, so the key's gradient is 0.
-bool branch_is_zero(const ModelConfig& c, int64_t seq_len, Branch branch, bool key) {
-  if (c.nsa.gate.force != Branch::none && c.nsa.gate.force != branch) return true;
-  int64_t most = std::min(seq_len, c.nsa.w);  // most keys that a query attends to in this branch
-  if (branch == Branch::cmp) most = compressed_length(seq_len, c.nsa.l, c.nsa.d);
-  if (branch == Branch::sel) most = std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel);
+bool branch_is_zero(const NsaConfig& c, int64_t seq_len, Branch branch, bool key) {
+  if (c.gate.force != Branch::none && c.gate.force != branch) return true;
+  int64_t most = std::min(seq_len, c.w);  // most keys that a query attends to in this branch
+  if (branch == Branch::cmp) most = compressed_length(seq_len, c.l, c.d);
+  if (branch == Branch::sel) most = std::min(seq_len, c.n_sel * c.l_sel);
   return most == 0 || (most == 1 && key);
 }
 
@@ -85,9 +85,10 @@ bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, 
     const bool fc1 = param.role == ParamRole::gate_fc1_weight || param.role == ParamRole::gate_fc1_bias;
     return !c.nsa.gate.has_gradient() || (step <= 1 && fc1);
   }
+  const NsaConfig& n = c.nsa_at(param.layer);
   // With one key the student is 1, as the teacher is.
-  if (is_index(param.role)) return c.nsa.index_loss == 0 || std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel) == 1;
-  const auto zero_in = [&](Branch branch) { return branch_is_zero(c, seq_len, branch, is_key(param.role)); };
+  if (is_index(param.role)) return n.index_loss == 0 || std::min(seq_len, n.n_sel * n.l_sel) == 1;
+  const auto zero_in = [&](Branch branch) { return branch_is_zero(n, seq_len, branch, is_key(param.role)); };
   if (feeds_all_branches(c, param)) return zero_in(Branch::cmp) && zero_in(Branch::sel) && zero_in(Branch::win);
   return param.branch != Branch::none && zero_in(param.branch);
 }

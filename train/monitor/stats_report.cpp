@@ -35,7 +35,7 @@ void add_scalars(std::vector<Scalar>& scalars, int64_t layer, const NsaStats& s,
 StatsReport::StatsReport(const Config& config, const RunFolder& folder, bool first, int64_t resume_step)
     : config_(config) {
   if (!first || !config.log.stats || !config.log.csv) return;
-  if (gated())
+  if (config.model.has_gates())
     gates_csv_ = std::make_unique<CsvFile>(
         folder.file("gates.csv"), "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win",
         resume_step);
@@ -46,17 +46,18 @@ StatsReport::StatsReport(const Config& config, const RunFolder& folder, bool fir
 Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter* board) {
   gates_.clear();
   if (layers.empty()) return Json::object();
-  NsaStats all;
+  NsaStats all, gated;  // sums over the layers with lists, and over those with gates
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (config_.model.attention_of(static_cast<int64_t>(i)) == AttentionKind::dense) continue;
+    const auto layer = static_cast<int64_t>(i);
     const NsaStats& s = layers[i];
-    if (gated())
-      gates_.push_back({.layer = static_cast<int64_t>(i),
-                        .entropy_mean = s.gate_mean(F::entropy),
-                        .max_mean = s.gate_mean(F::largest),
-                        .collapse_frac = s.gate_mean(F::collapsed),
-                        .dead_frac = s.mean(F::dead)});
-    all.merge(s);
+    if (config_.model.has_lists(layer)) all.merge(s);
+    if (!config_.model.has_gates(layer)) continue;
+    gated.merge(s);
+    gates_.push_back({.layer = layer,
+                      .entropy_mean = s.gate_mean(F::entropy),
+                      .max_mean = s.gate_mean(F::largest),
+                      .collapse_frac = s.gate_mean(F::collapsed),
+                      .dead_frac = s.mean(F::dead)});
   }
   if (step % config_.log.every == 0 || step == config_.train.steps) rows(step, layers, board);
   Json json = {{"sel_k_mean", all.mean(F::tokens)},
@@ -65,31 +66,31 @@ Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, TensorBoa
                {"sel_pct_at_max", all.mean(F::at_max)},
                {"sel_overlap", all.overlap()},
                {"sel_forced_frac", all.forced_share()}};
-  if (!gated()) return json;
-  Json with_gates = {
-      {"gate_entropy_mean", all.gate_mean(F::entropy)},
-      {"gate_entropy_min", all.gate_extreme(F::entropy_min)},
-      {"gate_max_gate", all.gate_extreme(F::largest_max)},
-      {"gate_max_mean", all.gate_mean(F::largest)},
-      {"gate_collapse_frac", all.gate_mean(F::collapsed)},
-      {"gate_dead_frac", all.mean(F::dead)},
-      {"gate_branch_shares", {all.gate_mean(F::share), all.gate_mean(F::share + 1), all.gate_mean(F::share + 2)}}};
+  if (gates_.empty()) return json;
+  Json with_gates = {{"gate_entropy_mean", gated.gate_mean(F::entropy)},
+                     {"gate_entropy_min", gated.gate_extreme(F::entropy_min)},
+                     {"gate_max_gate", gated.gate_extreme(F::largest_max)},
+                     {"gate_max_mean", gated.gate_mean(F::largest)},
+                     {"gate_collapse_frac", gated.gate_mean(F::collapsed)},
+                     {"gate_dead_frac", gated.mean(F::dead)},
+                     {"gate_branch_shares",
+                      {gated.gate_mean(F::share), gated.gate_mean(F::share + 1), gated.gate_mean(F::share + 2)}}};
   with_gates.update(json);
   return with_gates;
 }
-
-bool StatsReport::gated() const { return config_.model.nsa.branches == Branches::all; }
 
 void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter* board) {
   std::vector<Scalar> scalars;
   std::vector<double> entropies, largest;
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (config_.model.attention_of(static_cast<int64_t>(i)) == AttentionKind::dense) continue;
+    const auto layer = static_cast<int64_t>(i);
+    if (!config_.model.has_lists(layer)) continue;
+    const bool gated = config_.model.has_gates(layer);
     const NsaStats& s = layers[i];
-    add_scalars(scalars, static_cast<int64_t>(i), s, gated());
-    if (gated()) entropies.push_back(s.gate_mean(F::entropy)), largest.push_back(s.gate_mean(F::largest));
+    add_scalars(scalars, layer, s, gated);
+    if (gated) entropies.push_back(s.gate_mean(F::entropy)), largest.push_back(s.gate_mean(F::largest));
     if (!lists_csv_) continue;
-    if (gates_csv_)
+    if (gated)
       gates_csv_->row(fmt::format("{},{},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f}", step, i,
                                   s.gate_mean(F::entropy), s.gate_extreme(F::entropy_min), s.gate_mean(F::largest),
                                   s.gate_extreme(F::largest_max), s.gate_mean(F::collapsed), s.gate_mean(F::share),
@@ -99,7 +100,7 @@ void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoa
   }
   if (board == nullptr) return;
   board->file().add(step, scalars);
-  if (!gated()) return;
+  if (entropies.empty()) return;
   board->file().add(step, "gates/entropy_mean_of_layers", entropies);
   board->file().add(step, "gates/max_mean_of_layers", largest);
 }

@@ -22,13 +22,13 @@ class StatsReport {
   // resume.
   StatsReport(const Config&, const RunFolder&, bool first, int64_t resume_step);
 
-  // layers: a step's statistics by layer; empty without NSA or without log.stats. Layers with dense attention have no
-  // rows and are left out of every report. Returns the fields for the step's heartbeat.
+  // layers: a step's statistics by layer; empty without selection lists or without log.stats. Layers without lists have
+  // no rows and are left out of every report; of layers without gates only the lists are reported. Returns the fields
+  // for the step's heartbeat.
   Json step(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);
-  std::span<const GateHealth> gates() const { return gates_; }  // NSA layers' gates in the last step() call
+  std::span<const GateHealth> gates() const { return gates_; }  // the layers' gates in the last step() call
 
  private:
-  bool gated() const;  // whether the model's sparse layers have gates; without, there is no gates.csv
   void rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);
 
   const Config& config_;

@@ -14,7 +14,7 @@ namespace triad {
 namespace {
 
 void sample_selection(RunSetup& run, int64_t step) {
-  if (!run.config.log.stats || !run.config.model.has_nsa()) return;
+  if (!run.config.log.stats || !run.config.model.has_lists()) return;
   const Json sample = selection_sample(run.runtime->ctx(), run.step.activations(), run.config.model, step);
   try {
     run.folder.require();

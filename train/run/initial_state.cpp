@@ -41,14 +41,22 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
 }
 
 // The tensor of train.init_from with which each parameter begins. A dense model's can begin an NSA model
-// (model/from_dense.h), those of three branches one softmax over selected blocks (its k_win and v_win), and any a model
-// with a taught index, which is fresh where the checkpoint has none. Null if they are those of the same model.
+// (model/from_dense.h), those of a layer with three branches one softmax (its k_win and v_win), and any a layer with a
+// taught index, which is fresh where the checkpoint has none. Null if they are those of the same model.
 NameOf init_names(const ModelConfig& ours, const ModelConfig& theirs) {
   if (ours.has_nsa() && !theirs.has_nsa()) return dense_source;
-  const bool begins_index = ours.has_index() && !theirs.has_index();
-  if (!begins_index && ours.nsa.branches == theirs.nsa.branches) return nullptr;
-  return
-      [begins_index](const ParamSpec& spec) { return begins_index && is_index(spec.role) ? std::string() : spec.name; };
+  bool same = true;
+  std::vector<bool> begins_index;
+  for (int64_t i = 0; i < ours.n_layers; ++i) {
+    const AttentionKind our_kind = ours.attention_of(i), their_kind = theirs.attention_of(i);
+    const bool dense = our_kind == AttentionKind::dense || their_kind == AttentionKind::dense;
+    begins_index.push_back(ours.has_index(i) && !theirs.has_index(i));
+    same = same && !begins_index.back() && (dense || our_kind == their_kind);
+  }
+  if (same) return nullptr;
+  return [begins_index](const ParamSpec& spec) {
+    return is_index(spec.role) && begins_index[static_cast<size_t>(spec.layer)] ? std::string() : spec.name;
+  };
 }
 
 void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config, const ModelSource& from,

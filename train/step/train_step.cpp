@@ -23,7 +23,7 @@ Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ran
 
 // Per rank, behind RankNumbers in a ranks_ row: statistics of gates and selection lists, and losses of the index.
 int64_t stats_numbers(const Config& config) {
-  return config.log.stats && config.model.has_nsa() ? config.model.n_layers * NsaStats::count : 0;
+  return config.log.stats && config.model.has_lists() ? config.model.n_layers * NsaStats::count : 0;
 }
 int64_t index_numbers(const Config& config) {
   return config.log.stats && config.model.has_index() ? config.model.n_layers : 0;

@@ -21,27 +21,12 @@ using namespace triad::test;
 
 namespace {
 
-ModelConfig changed(const std::function<void(ModelConfig&)>& change) {
-  ModelConfig c = small_model();
-  c.n_layers = 4;
-  change(c);
-  c.resolve();
-  return c;
-}
 // The UsageError message that such a model's config throws.
 std::string error_of(const std::function<void(ModelConfig&)>& change) {
   try {
     changed(change);
   } catch (const UsageError& e) { return e.what(); }
   return "(nothing was thrown)";
-}
-
-std::set<std::string> names_of_layer(const ModelConfig& c, int64_t layer) {
-  std::set<std::string> names;
-  const std::string prefix = fmt::format("blocks.{}.", layer);
-  for (const ParamSpec& p : param_specs(c))
-    if (p.name.starts_with(prefix)) names.insert(p.name.substr(prefix.size()));
-  return names;
 }
 
 // A parameter's index.

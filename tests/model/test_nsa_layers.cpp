@@ -21,14 +21,6 @@ using namespace triad::test;
 
 namespace {
 
-ModelConfig changed(const std::function<void(ModelConfig&)>& change) {
-  ModelConfig c = small_model();
-  c.n_layers = 4;
-  change(c);
-  c.resolve();
-  return c;
-}
-
 // The config of a run with this group nsa, as JSON text.
 Config with_nsa(const std::string& nsa, const std::string& more = "") {
   const std::string text = fmt::format(
@@ -46,14 +38,6 @@ std::string error_of(const std::string& nsa, const std::string& more = "") {
 
 const std::string kGroup = R"("l":8,"d":4,"l_sel":8,"n_sel":4,"w":11)";
 std::string layers(const std::string& entries) { return "{" + kGroup + ",\"layers\":[" + entries + "]}"; }
-
-std::set<std::string> names_of_layer(const ModelConfig& c, int64_t layer) {
-  std::set<std::string> names;
-  const std::string prefix = fmt::format("blocks.{}.", layer);
-  for (const ParamSpec& p : param_specs(c))
-    if (p.name.starts_with(prefix)) names.insert(p.name.substr(prefix.size()));
-  return names;
-}
 
 // Loss, logits' source and all gradients of a pass.
 std::vector<double> results_of(const ModelConfig& c, DType dtype, const std::vector<int32_t>& bounds = {}) {

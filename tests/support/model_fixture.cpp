@@ -29,6 +29,22 @@ ModelConfig layered_model() {
   return c;
 }
 
+ModelConfig changed(const std::function<void(ModelConfig&)>& change) {
+  ModelConfig c = small_model();
+  c.n_layers = 4;
+  change(c);
+  c.resolve();
+  return c;
+}
+
+std::set<std::string> names_of_layer(const ModelConfig& c, int64_t layer) {
+  std::set<std::string> names;
+  const std::string prefix = "blocks." + std::to_string(layer) + ".";
+  for (const ParamSpec& p : param_specs(c))
+    if (p.name.starts_with(prefix)) names.insert(p.name.substr(prefix.size()));
+  return names;
+}
+
 ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
                            double std, const RecomputePlan& recompute, const KernelChoices& kernels,
                            int64_t most_documents) {

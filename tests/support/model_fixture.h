@@ -1,6 +1,8 @@
 // A small model and a token batch, on any device and in any dtype, for the tests in model/.
 #pragma once
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,10 @@ ModelConfig small_model();
 // The same with four layers that differ by nsa.layers: the group's options; other strides, lists and window; a window
 // alone; one softmax over an index's blocks.
 ModelConfig layered_model();
+// small_model() with four layers and a change, resolved.
+ModelConfig changed(const std::function<void(ModelConfig&)>& change);
+// The parameters of a layer, without "blocks.N.".
+std::set<std::string> names_of_layer(const ModelConfig&, int64_t layer);
 
 // The model, with the same parameters and tokens on every device and in every dtype. All parameters are drawn from N(0,
 // std), biases and norms too.

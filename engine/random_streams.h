@@ -23,6 +23,7 @@ enum class RandomUse {
   packed_rows,         // document group
   state_rounding,      // optimizer state in bf16: 4 times the optimizer step, plus the tensor's number in adamw.h
   gradient_rounding,   // gradient sums in bf16: micro-step, counted from the run's beginning
+  component_seed,      // a mixture's component
 };
 
 // The random streams [first, first + count), which are reserved for one use.
@@ -31,7 +32,7 @@ struct RandomStreams {
   uint64_t first, count;
 };
 inline constexpr uint64_t kManyStreams = uint64_t{1} << 48;
-inline constexpr std::array<RandomStreams, 13> kRandomStreams = {{
+inline constexpr std::array<RandomStreams, 14> kRandomStreams = {{
     {RandomUse::init, 0, kManyStreams},
     {RandomUse::needle_train, 0x6e65000000000000, kManyStreams},
     {RandomUse::needle_val, 0x6e66000000000000, kManyStreams},
@@ -45,6 +46,7 @@ inline constexpr std::array<RandomStreams, 13> kRandomStreams = {{
     {RandomUse::packed_rows, 0x7062000000000000, kManyStreams},
     {RandomUse::state_rounding, 0x7273000000000000, kManyStreams},
     {RandomUse::gradient_rounding, 0x7274000000000000, kManyStreams},
+    {RandomUse::component_seed, 0x6d69000000000000, kManyStreams},
 }};
 
 // The stream for a use's sequence `index`; index < the use's count.

@@ -151,6 +151,15 @@ void check_known(const std::string& group, const Json& object, const std::set<st
                  const KeyHint& elsewhere = {});
 const Json& group_object(const Json& root, const std::string& group);
 
+// Reads an object in a list. name: the list's key with the object's index.
+template <class T>
+void read_item(const std::string& name, const Json& item, T& out) {
+  Reader reader{name, item, {}, {}};
+  visit(out, reader);
+  check_known(name, item, reader.known);
+  if (!reader.missing.empty()) fail_usage("{} is {}: it lacks {}", name, brief(item), reader.missing);
+}
+
 template <class T>
 requires is_object_list<std::vector<T>>
 void read_value(const std::string& key, const Json& j, const Rule&, std::vector<T>& out) {
@@ -160,10 +169,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, std::vector<
   for (const Json& item : j) {
     const std::string name = fmt::format("{}[{}]", key, out.size());
     if (!item.is_object()) wrong_value(name, item, "an object");
-    Reader reader{name, item, {}, {}};
-    visit(out.emplace_back(), reader);
-    check_known(name, item, reader.known);
-    if (!reader.missing.empty()) fail_usage("{} is {}: it lacks {}", name, brief(item), reader.missing);
+    read_item(name, item, out.emplace_back());
   }
 }
 

@@ -151,7 +151,8 @@ void visit(ModelConfig& c, V&& v) {
   v("n_kv_groups", c.n_kv_groups, "key/value groups Hkv; divides n_heads", required(at_least(1).up_to(1 << 16)));
   v("d_k", c.d_k, "width of a query/key head; even", required(at_least(2).up_to(256)));
   v("d_v", c.d_v, "width of a value head", required(at_least(1).up_to(256)));
-  v("vocab_size", c.vocab_size, "tokens V", required(at_least(2).up_to(1e8)));
+  v("vocab_size", c.vocab_size, "tokens V; 0: those of the data's tokenizer, or as the shards' manifest.json says",
+    at_least(0).up_to(1e8));
   v("mlp", c.mlp, "fc2(SiLU(fc1 x)), or SwiGLU", Rule{});
   v("mlp_hidden", c.mlp_hidden, "hidden units; 0: 4*dim, swiglu 8/3*dim up to a multiple of 64",
     at_least(0).up_to(1 << 22));

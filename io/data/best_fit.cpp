@@ -84,9 +84,9 @@ class BestFitRows final : public RowSource {
         options_(options),
         groups_(index_, options) {}
 
-  RowGroup group_of(int64_t number) override {
+  RowGroups groups_of(int64_t number) override {
     const int64_t group = find_group(number);
-    return {group, first_row(group)};
+    return {{group, first_row(group)}};
   }
   int64_t groups_packed() const override { return groups_packed_.load(std::memory_order_relaxed); }
 
@@ -178,9 +178,10 @@ class BestFitRows final : public RowSource {
   MaskView mask_;
   RowOptions options_;
   Groups groups_;
-  int64_t first_group_ = options_.known.group;
+  RowGroup known_ = options_.known.empty() ? RowGroup{} : options_.known.front();
+  int64_t first_group_ = known_.group;
   // First rows of the groups packed so far, from first_group_ on, and of the next one.
-  std::vector<int64_t> first_rows_ = {options_.known.first_row};
+  std::vector<int64_t> first_rows_ = {known_.first_row};
   std::map<int64_t, Packed> packed_;  // the groups with the highest numbers
   std::atomic<int64_t> groups_packed_ = 0;
 };

@@ -40,21 +40,20 @@ Batch empty_batch(int64_t rows, int64_t seq_len) {
 
 }  // namespace
 
-Loader::Loader(std::shared_ptr<const TokenSource> source, const LoaderOptions& options)
-    : shared_(std::make_shared<Shared>()) {
+Loader::Loader(Mixture data, const LoaderOptions& options) : shared_(std::make_shared<Shared>()) {
   const LoaderOptions& o = options;
-  shared_->rows = make_rows(source, {.seq_len = o.seq_len,
-                                     .block = o.block,
-                                     .packing = o.packing,
-                                     .max_documents = o.max_documents,
-                                     .seed = o.seed,
-                                     .within = o.within,
-                                     .known = o.known});
+  shared_->rows = make_rows(data, {.seq_len = o.seq_len,
+                                   .block = o.block,
+                                   .packing = o.packing,
+                                   .max_documents = o.max_documents,
+                                   .seed = o.seed,
+                                   .within = o.within,
+                                   .known = o.known});
   TRIAD_CHECK(o.micro_batch >= 1 && o.micro_steps >= 1 && o.prefetch >= 1 && o.first_sequence >= 0 && o.rank >= 0 &&
                   o.rank < o.world && o.stall_s > 0,
               "loader: micro_batch {}, micro_steps {}, rank {} of {}, first_sequence {}, prefetch {}, stall_s {}",
               o.micro_batch, o.micro_steps, o.rank, o.world, o.first_sequence, o.prefetch, o.stall_s);
-  shared_->source = std::move(source);
+  shared_->data = std::move(data);
   shared_->options = o;
   std::thread([shared = shared_] { shared->read_ahead(); }).detach();
 }
@@ -87,7 +86,7 @@ Batch Loader::Shared::read(int64_t index) {
   batch.rows = o.micro_batch;
   count(step);
   batch.step_targets = n_targets, batch.step_tokens = n_tokens;
-  batch.group = rows->group_of(first);
+  batch.groups = rows->groups_of(first);
   for (int64_t i = 0; i < o.micro_batch; ++i) {
     Row row = row_of(batch, i, o.seq_len);
     rows->read(first + i, row);
@@ -132,7 +131,7 @@ Batch Loader::next() {
     }
     if (left_s > 0) continue;
     fail("{}: batch {} of this run has not been read after {} s (data.stall_s): does its disk or file system hang?",
-         shared_->source->name(), taken_, shared_->options.stall_s);
+         shared_->data.name(), taken_, shared_->options.stall_s);
   }
   if (shared_->ready.empty()) std::rethrow_exception(shared_->error);
   Batch batch = std::move(shared_->ready.front());
@@ -149,17 +148,19 @@ int64_t Loader::cursor() const {
   return o.first_sequence + steps * o.world * o.micro_steps * o.micro_batch;
 }
 
-int64_t count_validation_batches(const TokenSource& source, int64_t seq_len, int64_t micro_batch, int64_t count) {
-  return std::min(count, (count_sequences(source, seq_len) - 1) / micro_batch + 1);
+int64_t count_validation_batches(const Mixture& data, int64_t seq_len, int64_t micro_batch, int64_t count) {
+  return std::min(count, (count_rows(data, seq_len, count * micro_batch) - 1) / micro_batch + 1);
 }
 
-Batch validation_batch(const TokenSource& source, int64_t seq_len, int64_t micro_batch, int64_t index, bool within) {
+Batch validation_batch(const Mixture& data, int64_t seq_len, int64_t micro_batch, int64_t index, bool within) {
   const int64_t first = index * micro_batch;
   Batch batch = empty_batch(micro_batch, seq_len);
-  batch.rows = std::min(micro_batch, count_sequences(source, seq_len) - first);
+  batch.rows = count_rows(data, seq_len, first + micro_batch) - first;
+  Draws draws(data.shares());
   for (int64_t i = 0; i < batch.rows; ++i) {
     Row row = row_of(batch, i, seq_len);
-    read_stream_row(source, (first + i) * seq_len, within, row);
+    const Draws::Draw draw = draws(first + i);
+    read_stream_row(*data.sources()[draw.component], draw.number * seq_len, within, row);
     add_bounds(batch, i, seq_len, row.begins);
   }
   if (within) end_bounds(batch, micro_batch, seq_len);

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "io/data/mixture.h"
 #include "io/data/rows.h"
 
 namespace triad {
@@ -27,7 +28,7 @@ struct Batch {
   // step, on all ranks.
   std::vector<int32_t> padding_begin = {};
   int64_t step_tokens = 0;
-  RowGroup group = {};  // training batch: the group of its first row
+  RowGroups groups = {};  // training batch: RowSource::groups_of its first row
 };
 
 struct LoaderOptions {
@@ -41,7 +42,7 @@ struct LoaderOptions {
   bool within = false;  // attention stays within a document: batches have bounds
   int64_t rank = 0, world = 1;
   int64_t first_sequence = 0;  // where training begins, in sequences of seq_len tokens
-  RowGroup known = {};         // RowOptions::known: a group at or before first_sequence
+  RowGroups known = {};        // RowOptions::known: groups at or before first_sequence
   int64_t prefetch = 4;        // batches to read ahead
   double stall_s = 300;        // longest time that next() waits for a batch, or for progress towards one, s
   // If set, next() calls it when it waits and the search for the first row has made progress.
@@ -53,7 +54,7 @@ struct LoaderOptions {
 // determine a step's sequences for any rank count, and there is no other state to save.
 class Loader {
  public:
-  Loader(std::shared_ptr<const TokenSource>, const LoaderOptions&);
+  Loader(Mixture, const LoaderOptions&);
   ~Loader();  // does not wait for the reading thread, whose current read may hang
   Loader(const Loader&) = delete;
 
@@ -66,7 +67,7 @@ class Loader {
  private:
   // The state that the reading thread and the caller share; the reading thread keeps it alive until its last read ends.
   struct Shared {
-    std::shared_ptr<const TokenSource> source;
+    Mixture data;
     LoaderOptions options;
     std::unique_ptr<RowSource> rows;  // used by the reading thread alone
     // The step that was counted last, its targets, and its tokens without padding.
@@ -87,10 +88,11 @@ class Loader {
   int64_t taken_ = 0;  // batches that next() has returned
 };
 
-// A validation source's batches, in order, each row as stream_rows has it; the first ones are the same in each
-// evaluation. count_validation_batches returns `count`, or fewer if the source ends earlier; the last batch may be
-// partly filled (Batch::rows). Throws an Error with the numbers if there is not one sequence.
-int64_t count_validation_batches(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t count);
-Batch validation_batch(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t index, bool within = false);
+// A validation split's batches, in order, each row as stream_rows has it; the first ones are the same in each
+// evaluation. A mixture's rows are drawn as in training, each component's in order, so that the loss is that of its
+// shares. count_validation_batches returns `count`, or fewer if a component ends earlier; the last batch may be partly
+// filled (Batch::rows). Throws an Error with the numbers if a component has not one sequence.
+int64_t count_validation_batches(const Mixture&, int64_t seq_len, int64_t micro_batch, int64_t count);
+Batch validation_batch(const Mixture&, int64_t seq_len, int64_t micro_batch, int64_t index, bool within = false);
 
 }  // namespace triad

@@ -5,7 +5,6 @@
 
 #include "engine/check.h"
 #include "engine/random_streams.h"
-#include "io/data/best_fit.h"
 
 namespace triad {
 
@@ -40,11 +39,6 @@ class StreamRows final : public RowSource {
 
 std::unique_ptr<RowSource> stream_rows(std::shared_ptr<const TokenSource> source, const RowOptions& options) {
   return std::make_unique<StreamRows>(std::move(source), options);
-}
-
-std::unique_ptr<RowSource> make_rows(std::shared_ptr<const TokenSource> source, const RowOptions& options) {
-  if (options.packing == Packing::best_fit) return best_fit_rows(std::move(source), options);
-  return stream_rows(std::move(source), options);
 }
 
 int64_t count_sequences(const TokenSource& source, int64_t seq_len) {

@@ -27,10 +27,11 @@ struct Row {
 };
 
 // Where a group of packed rows begins (best_fit.h): its number, and its first row's. From there the later groups are
-// found without those before it. For other rows all zeros.
+// found without those before it.
 struct RowGroup {
   int64_t group = 0, first_row = 0;
 };
+using RowGroups = std::vector<RowGroup>;  // one for each component of a mixture (mixture.h); empty: rows have none
 
 // How documents make rows.
 enum class Packing {
@@ -47,7 +48,7 @@ struct RowOptions {
   int64_t max_documents = 0;  // best_fit: a row that holds as many is closed
   uint64_t seed = 0;          // shuffle seed
   bool within = false;        // separate documents: attention stays within a document
-  RowGroup known = {};        // best_fit: a group that an earlier run with the same rows has found
+  RowGroups known = {};       // best_fit: groups that an earlier run with the same rows has found; empty: none
 };
 
 // A run's rows number 0, 1, .., without end: epoch after epoch. A row is a pure function of the options and its number.
@@ -60,15 +61,12 @@ class RowSource {
   virtual int64_t count_targets(int64_t number) = 0;
   // How many padded tokens a row ends with.
   virtual int64_t count_padding(int64_t /*number*/) { return 0; }
-  // A row's group.
-  virtual RowGroup group_of(int64_t /*number*/) { return {}; }
+  // The groups of a row, and of the other components' next rows.
+  virtual RowGroups groups_of(int64_t /*number*/) { return {}; }
   // How many groups are packed so far. Any thread may call it while another one reads: it tells that a search for the
   // first row, which may take long, goes on.
   virtual int64_t groups_packed() const { return 0; }
 };
-
-std::unique_ptr<RowSource> make_rows(std::shared_ptr<const TokenSource>, const RowOptions&);  // implementation by
-                                                                                              // options.packing
 
 // Rows that begin at the multiples of T in the source, in shuffled order (by block, with RowOptions::block). A document
 // that a row's end cuts continues in the next row. A row's last target is the next token.

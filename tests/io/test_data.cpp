@@ -306,7 +306,7 @@ TEST_CASE("data: what the reading thread throws arrives at the caller", "[data]"
 }
 
 TEST_CASE("data: validation batches are the same first ones every time", "[data]") {
-  const CountingTokens source(7 * 4 + 1);
+  const auto source = std::make_shared<CountingTokens>(7 * 4 + 1);
   CHECK(count_validation_batches(source, 4, 3, 1'000'000'000) == 3);
   CHECK(count_validation_batches(source, 4, 3, 2) == 2);
   CHECK(count_validation_batches(source, 4, 7, 2) == 1);

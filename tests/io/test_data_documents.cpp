@@ -86,15 +86,15 @@ TEST_CASE("documents: bounds and targets of shards whose documents begin with th
   const auto source = folder.open();
   REQUIRE(source->documents() != nullptr);
   CHECK(source->documents()->begins == std::vector<int64_t>{0, 3, 5, 6});
-  const Batch both = validation_batch(*source, 4, 2, 0, /*within=*/true);
+  const Batch both = validation_batch(source, 4, 2, 0, /*within=*/true);
   CHECK(both.tokens == Tokens{9, 1, 2, 9, 3, 9, 9, 4});
   CHECK(both.targets == Tokens{1, 2, 9, 3, 9, 9, 4, 5});
   CHECK(both.bounds == Tokens{0, 3, 4, 5, 6, 8});
   // The last row is mid-document; the other one holds no sequence.
-  const Batch last = validation_batch(*source, 4, 2, 1, /*within=*/true);
+  const Batch last = validation_batch(source, 4, 2, 1, /*within=*/true);
   CHECK(last.targets == Tokens{6, 7, 8, 1, -1, -1, -1, -1});
   CHECK(last.bounds == Tokens{0, 4, 8});
-  CHECK(validation_batch(*source, 4, 2, 0).bounds.empty());
+  CHECK(validation_batch(source, 4, 2, 0).bounds.empty());
   Loader loader(source, {.seq_len = 4, .micro_batch = 1, .within = true});
   CHECK(loader.next().step_targets == 4);
 }
@@ -102,11 +102,11 @@ TEST_CASE("documents: bounds and targets of shards whose documents begin with th
 TEST_CASE("documents: a separator that is a document's last token has no target", "[data]") {
   const ShardFolder folder({9, 1, 2, 9, 3, 9, 9, 4, 5, 6, 7, 8, 1}, {{"eot", 9}, {"eot_position", "last"}});
   const auto source = folder.open();
-  const Batch both = validation_batch(*source, 4, 2, 0, /*within=*/true);
+  const Batch both = validation_batch(source, 4, 2, 0, /*within=*/true);
   CHECK(both.targets == Tokens{-1, 2, 9, -1, 9, -1, -1, 5});
   CHECK(both.bounds == Tokens{0, 1, 4, 6, 7, 8});
-  CHECK(validation_batch(*source, 4, 2, 1, /*within=*/true).bounds == Tokens{0, 4, 8});
-  CHECK(validation_batch(*source, 4, 2, 0).targets == Tokens{1, 2, 9, 3, 9, 9, 4, 5});  // attention across documents
+  CHECK(validation_batch(source, 4, 2, 1, /*within=*/true).bounds == Tokens{0, 4, 8});
+  CHECK(validation_batch(source, 4, 2, 0).targets == Tokens{1, 2, 9, 3, 9, 9, 4, 5});  // attention across documents
   // One epoch's three rows in one step, on three ranks.
   for (int64_t rank = 0; rank < 3; ++rank) {
     Loader loader(source, {.seq_len = 4, .micro_batch = 1, .within = true, .rank = rank, .world = 3});
@@ -149,7 +149,7 @@ TEST_CASE("documents: rows, counts and the division of rows agree with brute for
           RowDivision expected;
           for (int64_t row = 0; row < rows; ++row) {
             const Tokens begins = begins_of(all, first + row * T, T, 9, last);
-            Batch batch = validation_batch(*source, T, 1, row, /*within=*/true);
+            Batch batch = validation_batch(source, T, 1, row, /*within=*/true);
             Tokens bounds = begins;
             bounds.push_back(static_cast<int32_t>(T));
             CHECK(batch.bounds == bounds);
@@ -422,8 +422,8 @@ TEST_CASE("best_fit: a search for the first row that goes on is no hang", "[data
                                 .stall_s = 1,
                                 .advances = [&] { ++calls; }});
   const Batch batch = loader.next();
-  CHECK(batch.group.group > 1000);
-  CHECK(batch.group.first_row <= 2'000'000);
+  CHECK(batch.groups.at(0).group > 1000);
+  CHECK(batch.groups.at(0).first_row <= 2'000'000);
   INFO(calls << " calls while the first row was searched");
   CHECK(calls > 0);
 }
@@ -458,15 +458,15 @@ TEST_CASE("best_fit: an epoch holds every document, rows depend on seed and numb
     CHECK(std::equal(part.begin(), part.end(), whole.begin() + from));
   }
   // A resume that knows a group packs no group before it, only the row's group and the next.
-  const RowGroup group = rows->group_of(stats.rows + 77);
+  const RowGroup group = rows->groups_of(stats.rows + 77).at(0);
   CHECK(group.group >= 2);
   CHECK(group.first_row <= stats.rows + 77);
   RowOptions knows = options;
-  knows.known = group;
+  knows.known = {group};
   const auto later = make_rows(source, knows), unknown = make_rows(source, options);
   const std::vector<std::string> part = rows_of(*later, stats.rows + 77, 20, T);
   CHECK(std::equal(part.begin(), part.end(), whole.begin() + stats.rows + 77));
-  CHECK(later->group_of(stats.rows + 77).first_row == group.first_row);
+  CHECK(later->groups_of(stats.rows + 77).at(0).first_row == group.first_row);
   CHECK(later->groups_packed() <= 2);
   rows_of(*unknown, stats.rows + 77, 20, T);
   CHECK(unknown->groups_packed() > group.group);

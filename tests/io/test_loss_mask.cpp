@@ -146,7 +146,7 @@ TEST_CASE("mask: rows of consecutive tokens have the targets and counts of brute
           const int64_t rows = source->size() > T ? count_sequences(*source, T) : 0;
           for (int64_t row = 0; row < rows; ++row)
             for (const bool within : {false, true}) {
-              const Batch batch = validation_batch(*source, T, 1, row, within);
+              const Batch batch = validation_batch(source, T, 1, row, within);
               std::vector<int64_t> positions;
               for (int64_t i = 0; i < T; ++i) positions.push_back(first + row * T + i);
               check_targets(all, batch.targets, positions, within && position == "last");

@@ -98,8 +98,8 @@ TEST_CASE("shard tokenizer: a run reads the tokenizer and the validation shards 
     run_ok(shards.train("run", paths, "--set train.steps=3 --set train.eval_every=2 --resume latest"));
   }
   const auto split = open_data(config_of(shards.words()));
-  CHECK(split.train->size() == manifest["train"]["tokens"]);
-  CHECK(split.val->size() == manifest["val"]["tokens"]);
+  CHECK(split.train.size() == manifest["train"]["tokens"]);
+  CHECK(split.val.size() == manifest["val"]["tokens"]);
   CHECK(split.warning.empty());
 }
 

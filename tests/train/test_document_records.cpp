@@ -51,7 +51,7 @@ int64_t sum_of(const Json& ranges, const char* key) {
 
 TEST_CASE("documents: lengths are counted by powers of two", "[train][documents]") {
   const DocumentIndex index{.begins = {0, 1, 3, 6, 10, 17, 25}, .size = 325};
-  const Json lengths = document_lengths(index, {.rows = 2, .documents = {{3, 4}, {16, 1}}});
+  const Json lengths = document_lengths({&index}, {.rows = 2, .documents = {{3, 4}, {16, 1}}});
   CHECK(lengths["schema"] == 1);
   CHECK(lengths["documents"] == 7);
   CHECK(lengths["tokens"] == 325);
@@ -63,7 +63,7 @@ TEST_CASE("documents: lengths are counted by powers of two", "[train][documents]
         Json::array({range(1, 1, 1), range(2, 2, 5), range(4, 2, 11), range(8, 1, 8), range(16, 0, 0), range(32, 0, 0),
                      range(64, 0, 0), range(128, 0, 0), range(256, 1, 300)}));
   CHECK(lengths["row_parts"] == Json::array({range(2, 4, 12), range(4, 0, 0), range(8, 0, 0), range(16, 1, 16)}));
-  CHECK(document_lengths(index, {})["row_parts"].is_null());
+  CHECK(document_lengths({&index}, {})["row_parts"].is_null());
 }
 
 TEST_CASE("documents: a run records shares of tokens, lengths and each step's documents", "[train][documents]") {
@@ -106,7 +106,7 @@ TEST_CASE("documents: a run records shares of tokens, lengths and each step's do
     const Json lengths = json_of(out + "/document_lengths.json");
     CHECK(lengths["documents"] == stats["documents"]);
     CHECK(sum_of(lengths["lengths"], "documents") == stats["documents"].get<int64_t>());
-    CHECK(sum_of(lengths["lengths"], "tokens") == source.train->size());
+    CHECK(sum_of(lengths["lengths"], "tokens") == source.train.size());
     const int64_t parts = sum_of(lengths["row_parts"], "documents"), tokens = sum_of(lengths["row_parts"], "tokens");
     CHECK(static_cast<double>(parts) / static_cast<double>(source.parts.rows) ==
           Approx(stats["documents_per_row"].get<double>()));
@@ -191,7 +191,7 @@ TEST_CASE("documents: a selection sample of packed rows has the bounds, and bloc
   const Config config = config_of(out);
   const DataSource source = open_data(config);
   const int64_t B = config.train.micro_batch_size;
-  const Batch batch = validation_batch(*source.val, 48, B, 0, true);
+  const Batch batch = validation_batch(source.val, 48, B, 0, true);
   LoadedModel loaded({.checkpoint = out,
                       .device = Device::cpu(),
                       .batch = B,

@@ -61,7 +61,7 @@ std::vector<std::vector<std::string>> by_distance(const std::string& out) {
 // The sample that the run's last evaluation should have made, with its final weights.
 std::vector<IndexRecall> last_sample(const std::string& out, bool dense = false) {
   LoadedModel loaded({.checkpoint = out, .device = Device::cpu(), .batch = 2, .training = true});
-  const Batch batch = validation_batch(*open_data(loaded.config()).val, 48, 2, 0);
+  const Batch batch = validation_batch(open_data(loaded.config()).val, 48, 2, 0);
   std::vector<int32_t> rows;  // each position, in the first sequence and the second in turn
   for (int32_t t = 0; t < 48; ++t) rows.push_back(t % 2 * 48 + t);
   Runtime memory({.device = Device::cpu(), .arena_bytes = 8 << 20});

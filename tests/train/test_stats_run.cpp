@@ -187,7 +187,7 @@ TEST_CASE("stats: an evaluation writes a sample of its queries' selection lists"
   run(out, few);
   // Compares the sample with the lists that the final weights select for the same sequence.
   LoadedModel loaded({.checkpoint = out, .device = Device::cpu(), .batch = 2, .training = true});
-  const Batch batch = validation_batch(*open_data(loaded.config()).val, 48, 2, 0);
+  const Batch batch = validation_batch(open_data(loaded.config()).val, 48, 2, 0);
   loaded.set_tokens(batch.tokens);
   loaded.model().forward(loaded.ctx(), loaded.activations());
   const Json sample = Json::parse(read_text(file));

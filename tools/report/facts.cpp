@@ -52,13 +52,34 @@ bool is_anomaly(const Json& event) {
   return kind == "anomaly" || kind == "slow" || kind == "hung" || kind == "nonfinite" || kind == "divergence";
 }
 
+// An entry of data.paths: a string, or a component's object, of which the first path is taken.
+std::string path_of(const Json& entry) {
+  const Json path = entry.is_object() ? entry.value("path", Json()) : entry;
+  return word(path.is_array() && !path.empty() ? path[0] : path);
+}
+
+// What a run has drawn from a mixture's components: "a.txt 70.0% of the rows, 0.35 epochs; ..."; empty without one.
+std::string mixture_of(const Json& table) {
+  std::string text;
+  for (const Json& component : table.is_array() ? table : Json::array()) {
+    if (!component.is_object()) continue;
+    const auto number = [&](const char* key) {
+      const Json value = component.value(key, Json());
+      return value.is_number() ? value.get<double>() : NAN;
+    };
+    text += fmt::format("{}{} {:.1f}% of the rows, {:.2f} epochs", text.empty() ? "" : "; ",
+                        word(component.value("data", Json())), 100 * number("share"), number("epochs"));
+  }
+  return text;
+}
+
 std::string data_of(const Json& config) {
   const std::string kind = word(value_of(config, "data", "kind"));
   if (kind != "text" && kind != "shards") return kind;
   const Json paths = value_of(config, "data", "paths"), tokenizer = value_of(config, "data", "tokenizer");
   std::string out = kind;
   if (paths.is_array() && !paths.empty()) {
-    out += " " + word(paths[0]);
+    out += " " + path_of(paths[0]);
     if (paths.size() > 1) out += fmt::format(" and {} more", paths.size() - 1);
   }
   return tokenizer.is_string() && kind == "text" ? out + ", tokenizer " + word(tokenizer) : out;
@@ -177,6 +198,7 @@ std::vector<Fact> facts_of(const ReportRun& run) {
   text("precision", word(value_of(run.config, "runtime", "precision")));
   text("device", device_of(run.environment));
   text("data", data_of(run.config));
+  if (!d["metrics"].is_null()) text("mixture", mixture_of(d["metrics"].value("mixture", Json())));
   text("commit", commit_of(run.environment));
   const auto count = [&](const char* name, double n, bool always) {
     if (n > 0 || always) facts.push_back({name, "", n, grouped, n > 0 && !always});

@@ -155,10 +155,16 @@ void check_files(const Json& state, const std::string& folder, const std::vector
       folder, fmt::join(others, ", "), others.size() == 1 ? "is" : "are", kStateFile, kFiles);
 }
 
-RowGroup group_of(const Json& state, const std::string& folder) {
-  const Json group = object_of(state, folder, kGroup);
-  if (group.is_null()) return {};
-  return {state_number(group, folder, "group"), state_number(group, folder, "first_row")};
+// An object, or for a mixture a list with one for each component.
+RowGroups groups_of(const Json& state, const std::string& folder) {
+  const Json group = state.value(kGroup, Json());
+  RowGroups groups;
+  for (const Json& object : group.is_array() ? group : group.is_null() ? Json::array() : Json::array({group})) {
+    TRIAD_CHECK(object.is_object(), "{}/{}: `{}` is {}: an object or a list of objects is needed", folder, kStateFile,
+                kGroup, brief(group));
+    groups.push_back({state_number(object, folder, "group"), state_number(object, folder, "first_row")});
+  }
+  return groups;
 }
 
 // Whether the checkpoint says what its data hold.
@@ -171,8 +177,8 @@ bool knows_files(const Json& state, const std::string& folder) {
 void check_jsonl(const Json& state, const Config& config, const std::string& folder) {
   const Json& root = state["config"];
   if (config.data.kind != DataKind::text || (root.contains("data") && root["data"].contains("documents"))) return;
-  for (const std::vector<std::string>* patterns : {&config.data.paths, &config.data.val_paths})
-    for (const std::string& file : expand_globs(*patterns))
+  for (const std::vector<std::string>& patterns : {config.data.paths(), config.data.val_paths})
+    for (const std::string& file : expand_globs(patterns))
       if (content_of(file, config.data.format) == Content::jsonl)
         fail(
             "{}/{}: its run began before data.documents existed, and read {} as plain text, one document. Each line is "
@@ -192,7 +198,11 @@ Json state_json(const Config& config, const RunState& state, const Json& files) 
   if (!state.origin.is_null()) json[kOrigin] = state.origin;
   if (!state.data.is_null()) json[kData] = state.data;
   if (!files.is_null()) json[kFiles] = files;
-  if (state.group.group > 0) json[kGroup] = {{"group", state.group.group}, {"first_row", state.group.first_row}};
+  if (std::any_of(state.groups.begin(), state.groups.end(), [](const RowGroup& g) { return g.group > 0; })) {
+    Json groups = Json::array();
+    for (const RowGroup& g : state.groups) groups.push_back({{"group", g.group}, {"first_row", g.first_row}});
+    json[kGroup] = groups.size() == 1 ? groups.front() : groups;
+  }
   return json;
 }
 
@@ -298,7 +308,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
           .tokens = state_number(state, folder, "tokens"),
           .origin = origin_of(state, folder),
           .data = data_of(state, folder),
-          .group = group_of(state, folder)};
+          .groups = groups_of(state, folder)};
 }
 
 std::vector<std::string> differences(const Config& before, const Config& now) {

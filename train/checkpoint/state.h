@@ -27,10 +27,11 @@ struct RunState {
   // folder it came from (io/huggingface/README.md).
   Json origin;
   // {train, val}: {tokens, learned, documents, files}: how many of these the run's text or shards have, and the files
-  // with their checksums (io/data/data_files.h), for val only if they differ. Null for other data, and where they are
+  // with their checksums (io/data/data_files.h), for val only if they differ. train of a mixture also has `mixture`:
+  // for each component {share, tokens, files}, of which the last is a number. Null for other data, and where they are
   // not known. begin_run() fills it in and compares it.
   Json data = nullptr;
-  RowGroup group = {};  // data.packing best_fit: a row group at or before the cursor
+  RowGroups groups = {};  // data.packing best_fit: the row groups at or before the cursor
 };
 
 // What precedes a parameter's name in its moments' names.

@@ -1,6 +1,8 @@
 #include "train/config/config.h"
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
@@ -45,7 +47,38 @@ void check_stages(const Config& c) {
         c.train.steps, steps);
 }
 
+// Brings the components into the form in which others read them. Throws a UsageError if together they are impossible.
+void resolve_components(DataConfig& data) {
+  std::vector<DataComponent>& all = data.components;
+  const auto has_weight = [](const DataComponent& component) { return component.weight > 0; };
+  const auto with = std::find_if(all.begin(), all.end(), has_weight);
+  const auto without = std::find_if_not(all.begin(), all.end(), has_weight);
+  if (with != all.end() && without != all.end())
+    fail_usage(
+        "data.paths: {} has the weight {}, but {} has none: give each a weight, as in {{\"path\": ..., \"weight\": "
+        "...}}, or none, and a share is that of the tokens",
+        with->name(), with->weight, without->name());
+  for (DataComponent& component : all)
+    if (!component.val_paths.empty() && !data.val_paths.empty())
+      fail_usage("data.val_paths is {}, and {} in data.paths has val_paths of its own: only one of them can be set",
+                 shortened(data.val_paths.front()), component.name());
+  if (all.size() != 1) return;
+  all.front().weight = 0;  // its share is all, whatever the weight
+  if (!all.front().val_paths.empty()) data.val_paths = std::exchange(all.front().val_paths, {});
+}
+
 }  // namespace
+
+std::string DataComponent::name() const {
+  if (path.empty()) return "no path";
+  return shortened(path.front()) + (path.size() > 1 ? fmt::format(" and {} more", path.size() - 1) : "");
+}
+
+std::vector<std::string> DataConfig::paths() const {
+  std::vector<std::string> all;
+  for (const DataComponent& component : components) all.insert(all.end(), component.path.begin(), component.path.end());
+  return all;
+}
 
 int64_t TrainConfig::longest_seq_len() const {
   int64_t longest = stages.empty() ? seq_len : 0;
@@ -100,7 +133,9 @@ void Config::resolve() {
     fail_usage(
         "runtime.deterministic is false: results are always bitwise reproducible, and no op has a faster order of its "
         "sums. Leave the key out, or set it to true");
+  if (model.vocab_size < 2) fail_usage("model.vocab_size is {}: at least 2 are needed", model.vocab_size);
   model.resolve();
+  resolve_components(data);
   check_stages(*this);
   check_fp32("model.init_std", model.init_std);
   check_fp32("model.norm_eps", model.norm_eps);
@@ -139,7 +174,7 @@ void Config::check_run() const {
   if (data.kind == DataKind::text && model.vocab_size < tokenizer->vocab_size())
     fail_usage("model.vocab_size is {}: the tokenizer {} needs at least {}", model.vocab_size, data.tokenizer,
                tokenizer->vocab_size());
-  if ((data.kind == DataKind::text || data.kind == DataKind::shards) && data.paths.empty())
+  if ((data.kind == DataKind::text || data.kind == DataKind::shards) && data.components.empty())
     fail_usage("data.paths is empty: data.kind {} needs files", word_of(data.kind));
   if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");
   if (runtime.precision == Precision::fp32) {

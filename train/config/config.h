@@ -30,9 +30,19 @@ enum class Schedule { cosine, wsd, linear };
 enum class OptimizerKind { adamw, muon };
 enum class StageAttention { configured, nsa, dense, alternate };
 
+// Data from which a share of the rows is drawn: an object in data.paths, or all its strings.
+struct DataComponent {
+  std::vector<std::string> path, val_paths;
+  double weight = 0;         // 0: as many as the component has tokens
+  int64_t epochs = 0;        // the most epochs; 0: no limit
+  std::string name() const;  // name for messages
+};
+
 struct DataConfig {
   DataKind kind = DataKind::synthetic;
-  std::vector<std::string> paths, val_paths;
+  std::vector<DataComponent> components;  // the key data.paths
+  std::vector<std::string> val_paths;
+  std::vector<std::string> paths() const;  // all components' paths
   double val_fraction = 0.1;
   TextFormat format = TextFormat::automatic;
   // Tokenizer name or path. If the config has none, resolve() sets "byte", and resolve_shards() the one that the

@@ -3,15 +3,35 @@
 // includes this file, so a new help text recompiles no other.
 #pragma once
 #include <string>
+#include <vector>
 
+#include "io/json_config.h"
 #include "train/config/config.h"
 
 namespace triad {
 
 template <class V>
+void visit(DataComponent& c, V&& v) {
+  v("path", c.path, "a string or a list of them", required());
+  v("weight", c.weight,
+    "share of the rows, relative to the other weights; all components have one, or none: then a share is that of the "
+    "tokens",
+    above(0));
+  v("epochs", c.epochs, "the most epochs: a run that needs more ends at its start; not set: no limit", at_least(1));
+  v("val_paths", c.val_paths, "as data.val_paths, for the component", Rule{});
+}
+// data.paths: a string, or a list of strings, which are one component together, and of objects. A component alone
+// that only has a path is echoed as strings.
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<DataComponent>& out);
+Json objects_to_json(const std::vector<DataComponent>&);
+
+template <class V>
 void visit(DataConfig& c, V&& v) {
   v("kind", c.kind, "source of the tokens", required());
-  v("paths", c.paths, "files or globs of text or token shards, or a folder written by triad data", Rule{});
+  v("paths", c.components,
+    "files or globs of text or token shards, or a folder written by triad data. Objects in the list are components of "
+    "a mixture, as all strings together: each row is drawn from one, in proportion to the weights",
+    Rule{});
   v("format", c.format,
     "kind text: auto: content and name of a file decide whether it is text, one document, or JSONL, a record a line; "
     "text or jsonl: all files are",

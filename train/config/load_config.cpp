@@ -5,13 +5,49 @@
 #include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
+#include <optional>
 #include <set>
 
 #include "engine/process/did_you_mean.h"
+#include "io/data/shard_manifest.h"
+#include "io/tokenizer/tokenizer.h"
 #include "train/config/config_fields.h"
 #include "train/config/other_names.h"
 
 namespace triad {
+
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<DataComponent>& out) {
+  constexpr const char* kAllowed = "a string or a list of strings and objects";
+  out.clear();
+  const std::string text = j.is_string() ? j.get<std::string>() : "";
+  const bool broken =
+      text.starts_with("[{") || text.starts_with("[\"") || text.starts_with("{");  // a list, but no JSON
+  if (broken || (!j.is_string() && !j.is_array())) json_config::wrong_value(key, j, kAllowed);
+  std::optional<size_t> strings;  // the component of the strings
+  int64_t index = 0;
+  for (const Json& item : j.is_string() ? Json::array({j}) : j) {
+    const std::string name = fmt::format("{}[{}]", key, index++);
+    if (item.is_string()) {
+      if (!strings) {
+        strings = out.size();
+        out.emplace_back();
+      }
+      out[*strings].path.push_back(item.get<std::string>());
+    } else if (item.is_object()) {
+      json_config::read_item(name, item, out.emplace_back());
+      if (out.back().path.empty()) json_config::wrong_value(name + ".path", item["path"], "a path or a list of paths");
+    } else {
+      json_config::wrong_value(name, item, "a string or an object");
+    }
+  }
+}
+
+Json objects_to_json(const std::vector<DataComponent>& components) {
+  if (components.empty()) return Json::array();
+  Json objects = json_config::objects_to_json<DataComponent>(components);
+  const bool strings = objects.size() == 1 && objects.front().size() == 1;
+  return strings ? objects.front()["path"] : objects;
+}
 
 std::string config_of_environment() {
   const char* const named = std::getenv("CONFIG");
@@ -123,6 +159,23 @@ void check_nsa_layers(const Json& root) {
   }
 }
 
+// What an absent model.vocab_size stands for: the data's vocabulary.
+int64_t vocabulary_of(const DataConfig& data) {
+  constexpr const char* kLacks = "the config lacks model.vocab_size";
+  if (data.kind != DataKind::text && data.kind != DataKind::shards)
+    fail_usage("{}: data of kind {} has no tokenizer, whose vocabulary it would be", kLacks, word_of(data.kind));
+  int64_t vocabulary = 0;
+  if (data.kind == DataKind::shards && !data.components.empty())
+    for (const ShardManifest& manifest : find_manifests(expand_shards(data.paths(), ShardSplit::train)).manifests)
+      vocabulary = std::max(vocabulary, manifest.vocab_size);
+  if (vocabulary == 0 && data.kind == DataKind::shards && data.tokenizer.empty())
+    fail_usage("{}: no manifest.json lists the shards {}, and data.tokenizer is not set", kLacks,
+               brief(objects_to_json(data.components)));
+  if (vocabulary == 0) vocabulary = open_tokenizer(data)->vocab_size();
+  if (vocabulary < 2) fail_usage("{}: data.tokenizer {} has {} tokens", kLacks, data.tokenizer, vocabulary);
+  return vocabulary;
+}
+
 }  // namespace
 
 std::string key_named(std::string name) {
@@ -152,6 +205,7 @@ Config config_from_json(const Json& without_steps) {
     if (name == "nsa" && config.model.has_nsa()) check_nsa_layers(root);
     read_group(root, name, group, name != "nsa" || config.model.has_nsa(), key_named);
   });
+  if (config.model.vocab_size == 0) config.model.vocab_size = vocabulary_of(config.data);
   config.resolve();
   return config;
 }

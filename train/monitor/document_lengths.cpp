@@ -39,18 +39,20 @@ class LengthRanges {
 
 }  // namespace
 
-Json document_lengths(const DocumentIndex& index, const DocumentMix& row_parts) {
+Json document_lengths(const std::vector<const DocumentIndex*>& indices, const DocumentMix& row_parts) {
   LengthRanges all, parts;
-  int64_t longest = 0;
-  for (int64_t i = 0; i < index.count(); ++i) {
-    const int64_t length = index.length(i);
-    longest = std::max(longest, length);
-    if (length > 0) all.add(length);  // an empty source has one document without tokens
+  int64_t longest = 0, documents = 0, tokens = 0;
+  for (const DocumentIndex* index : indices) {
+    for (int64_t i = 0; i < index->count(); ++i) {
+      const int64_t length = index->length(i);
+      longest = std::max(longest, length);
+      if (length > 0) all.add(length);  // an empty source has one document without tokens
+    }
+    documents += index->count(), tokens += index->size;
   }
   for (const auto& [length, number] : row_parts.documents) parts.add(length, number);
-  return {{"schema", kSchema},     {"documents", index.count()},
-          {"tokens", index.size},  {"longest", longest},
-          {"lengths", all.json()}, {"row_parts", row_parts.rows > 0 ? parts.json() : Json()}};
+  return {{"schema", kSchema},  {"documents", documents}, {"tokens", tokens},
+          {"longest", longest}, {"lengths", all.json()},  {"row_parts", row_parts.rows > 0 ? parts.json() : Json()}};
 }
 
 }  // namespace triad

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -12,13 +13,13 @@
 #include "engine/process/counted.h"
 #include "engine/process/text.h"
 #include "io/checkpoint.h"
-#include "io/data/best_fit.h"
-#include "io/data/documents.h"
 #include "io/data/shard_manifest.h"
 #include "io/tokenizer/tokenizer.h"
+#include "kernels/common/integer.h"
 #include "train/checkpoint/state.h"
 #include "train/config/load_config.h"
 #include "train/monitor/banner.h"
+#include "train/run/row_documents.h"
 
 namespace triad {
 
@@ -43,7 +44,10 @@ bool knows_documents(const DataConfig& data) {
   const auto known = [](const std::vector<std::string>& patterns, ShardSplit split) {
     return patterns.empty() || find_manifests(expand_shards(patterns, split)).has_separator();
   };
-  return known(data.paths, ShardSplit::train) && known(data.val_paths, ShardSplit::val);
+  std::vector<std::string> val_paths = data.val_paths;
+  for (const DataComponent& component : data.components)
+    val_paths.insert(val_paths.end(), component.val_paths.begin(), component.val_paths.end());
+  return known(data.paths(), ShardSplit::train) && known(val_paths, ShardSplit::val);
 }
 
 }  // namespace
@@ -55,147 +59,36 @@ bool attends_within(const DataConfig& data) {
 
 namespace {
 
-// Throws a UsageError if a split's documents are not known.
-const DocumentIndex& known_documents(const Config& c, const TokenSource& source) {
-  if (source.documents() != nullptr) return *source.documents();
-  const bool within = c.data.documents == DocumentScope::attend_within;
-  const char* const key = within ? "data.documents is attend_within" : "data.packing is best_fit";
-  const char* const remedy = within ? "data.documents=attend_across" : "data.packing=stream";
-  if (c.data.kind != DataKind::shards)
-    fail_usage("{}, but data of kind {} ({}) has no documents. Set {}", key, word_of(c.data.kind), source.name(),
-               remedy);
-  fail_usage(
-      "{}, but where the documents of {} begin is not known: no manifest.json lists all of its shards and names their "
-      "separator as `eot`. Write the shards with triad data, or write that file (io/data/README.md). Or set {}",
-      key, source.name(), remedy);
-}
-
-// The most documents in a row of T consecutive source tokens. limit: throws a UsageError that names the row if there
-// are more; 0: none.
-RowDivision divide_stream(const Config& c, const TokenSource& source, int64_t T, int64_t limit) {
-  const RowDivision division = divide_rows(known_documents(c, source), (source.size() - 1) / T, T);
-  if (limit > 0 && division.most > limit)
-    fail_usage("{}: row {} (tokens {} to {}) has {} documents, data.max_documents allows {}", source.name(),
-               division.fullest, division.fullest * T, (division.fullest + 1) * T, division.most, limit);
-  return division;
-}
-
-std::string percent(int64_t part, int64_t whole) {
-  return fmt::format("{:.2f}%", whole > 0 ? 100 * static_cast<double>(part) / static_cast<double>(whole) : 0);
-}
-
-double ratio(int64_t a, int64_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
-
-// The documents in `rows` rows, from their numbers by length.
-DocumentMix mix_of(int64_t rows, const std::vector<int64_t>& by_length) {
-  DocumentMix mix{.rows = rows, .documents = {}};
-  for (size_t length = 0; length < by_length.size(); ++length)
-    if (by_length[length] > 0) mix.add(static_cast<int64_t>(length), by_length[length]);
-  return mix;
-}
-
-void describe_best_fit(const Config& c, DataSource& data, const DocumentIndex& index) {
-  const int64_t T = c.train.longest_seq_len();
-  const PackingStats s = measure_best_fit(*data.train, data.rows);
-  data.parts = mix_of(s.rows, s.parts);
-  if (data.rows.within) {
-    data.attended = data.parts;
-    for (const auto& [length, number] : mix_of(s.rows, s.paddings).documents) data.attended.add(length, number);
-  }
-  data.document_stats = {{"documents", index.count()},
-                         {"mean_length", ratio(index.size, index.count())},
-                         {"documents_per_row", ratio(s.pieces, s.rows)},
-                         {"documents_cut_share", ratio(s.cut, index.count())},
-                         {"cut_share", ratio(s.cut_tokens, index.size)},
-                         {"dropped_share", ratio(s.dropped, index.size)},
-                         {"padded_share", ratio(s.padded, s.rows * T)}};
-  data.documents += fmt::format(
-      "best_fit: {:.1f} a row, {} cut to fill a row, which drops {} of the tokens; {} of the tokens are cut from their "
-      "document's beginning or dropped, {} of the rows' tokens are padding",
-      ratio(s.pieces, s.rows), percent(s.cut, index.count()), percent(s.dropped, index.size),
-      percent(s.cut_tokens, index.size), percent(s.padded, s.rows * T));
-}
-
-void describe_stream(const Config& c, DataSource& data, const DocumentIndex& index, const RowDivision& division) {
-  const int64_t T = c.train.longest_seq_len(), rows = (index.size - 1) / T;
-  data.attended = data.parts = mix_of(rows, division.parts);
-  data.document_stats = {{"documents", index.count()},
-                         {"mean_length", ratio(index.size, index.count())},
-                         {"documents_per_row", ratio(division.documents, rows)},
-                         {"documents_cut_share", ratio(division.cut, index.count())},
-                         {"cut_share", ratio(division.cut_tokens, rows * T)},
-                         {"dropped_share", 0.0},
-                         {"padded_share", 0.0}};
-  data.documents += fmt::format(
-      "stream: {:.1f} a row, at most {}; rows' ends cut {} of them, and so {} of the tokens from their document's "
-      "beginning",
-      ratio(division.documents, rows), division.most, percent(division.cut, index.count()),
-      percent(division.cut_tokens, rows * T));
-}
-
-// Throws a UsageError if data.max_documents would limit nothing.
-void check_max_documents(const Config& c) {
-  if (c.data.max_documents > 0 && c.data.packing == Packing::stream && !attends_within(c.data))
-    fail_usage(
-        "data.max_documents is {}, but with data.packing stream it limits only rows whose attention stays within "
-        "documents, and here it crosses them (data.documents attend_across). Set data.max_documents=0, "
-        "data.documents=attend_within or data.packing=best_fit",
-        c.data.max_documents);
-}
-
-// Fills in what a run knows about its documents; nothing if its rows do not depend on them.
-void describe_documents(const Config& c, DataSource& data) {
-  data.rows = {.seq_len = c.train.longest_seq_len(),
-               .packing = c.data.packing,
-               .max_documents = c.data.max_documents,
-               .seed = static_cast<uint64_t>(c.data.seed),
-               .within = attends_within(c.data)};
-  const bool packs = c.data.packing == Packing::best_fit, within = data.rows.within;
-  if (!within && !packs) return;
-  const DocumentIndex& index = known_documents(c, *data.train);
-  data.documents = fmt::format("{} of {:.0f} tokens on average; attention {} them; ", grouped(index.count()),
-                               ratio(index.size, index.count()), within ? "stays within" : "crosses");
-  if (packs && data.rows.max_documents == 0) data.rows.max_documents = default_max_documents(c.train.longest_seq_len());
-  // Validation rows are consecutive tokens for either packing, and have their stage's length. Short rows lie within the
-  // long ones except those after the last long one.
-  const int64_t limit = packs ? 0 : c.data.max_documents;
-  int64_t val = 0;
-  if (within && data.val->size() > 0) {
-    std::set<int64_t> lengths;
-    for (const TrainStage& stage : stages_of(c.train)) lengths.insert(stage.seq_len);
-    for (const int64_t T : lengths) val = std::max(val, divide_stream(c, *data.val, T, limit).most);
-  }
-  if (packs) {
-    describe_best_fit(c, data, index);
-    if (within) data.most_documents = std::max(data.rows.max_documents + 1, val);
-    return;
-  }
-  const RowDivision division = divide_stream(c, *data.train, data.rows.seq_len, limit);
-  data.most_documents = limit > 0 ? limit : std::max(division.most, val);
-  describe_stream(c, data, index, division);
-}
-
 // Describes what share of the tokens a mask leaves; empty without a mask. Throws an Error if it leaves none to train
 // on, or none in all rows of an evaluation.
-std::string describe_mask(const Config& c, const TokenSource& train, const TokenSource& val) {
-  const auto learned = [](const TokenSource& source) { return source.mask().count(1, source.size()); };
-  if (!train.mask().empty() && learned(train) == 0)
-    fail("{}: its loss mask leaves no token that is learned", train.name());
-  if (!val.mask().empty() && c.train.eval_every > 0) {
-    const bool within = attends_within(c.data);
-    for (const TrainStage& stage : stages_of(c.train)) {
-      const int64_t T = stage.seq_len,
-                    rows = std::min(c.train.eval_batches * stage.micro_batch_size, count_sequences(val, T));
-      bool any = false;
-      for (int64_t row = 0; row < rows && !any; ++row) any = count_stream_targets(val, row * T, T, within) > 0;
-      if (!any)
-        fail(
-            "{}: its loss mask leaves no token that is learned in the first {} rows of {} tokens, which an evaluation "
-            "reads",
-            val.name(), rows, T);
+std::string describe_mask(const Config& c, const Mixture& train, const Mixture& val) {
+  std::string share;
+  if (train.masked()) {
+    int64_t learned = 0;
+    for (const auto& source : train.sources()) {
+      const int64_t of_source = source->mask().count(1, source->size());
+      if (of_source == 0) fail("{}: its loss mask leaves no token that is learned", source->name());
+      learned += of_source;
     }
+    share = fmt::format(", {} of them learned", percent(ratio(learned, train.size())));
   }
-  return train.mask().empty() ? "" : fmt::format(", {} of them learned", percent(learned(train), train.size()));
+  if (!val.masked() || c.train.eval_every == 0) return share;
+  const bool within = attends_within(c.data);
+  for (const TrainStage& stage : stages_of(c.train)) {
+    const int64_t T = stage.seq_len, rows = count_rows(val, T, c.train.eval_batches * stage.micro_batch_size);
+    Draws draws(val.shares());
+    bool any = false;
+    for (int64_t row = 0; row < rows && !any; ++row) {
+      const Draws::Draw draw = draws(row);
+      any = count_stream_targets(*val.sources()[draw.component], draw.number * T, T, within) > 0;
+    }
+    if (!any)
+      fail(
+          "{}: its loss mask leaves no token that is learned in the first {} rows of {} tokens, which an evaluation "
+          "reads",
+          val.name(), rows, T);
+  }
+  return share;
 }
 
 // Checks the config against a manifest; sets data.tokenizer from it if the config names none.
@@ -215,28 +108,48 @@ void agree_with(Config& c, const ShardManifest& manifest) {
 
 }  // namespace
 
-void resolve_shards(Config& c) {
-  if (c.data.kind != DataKind::shards || c.data.paths.empty()) return;
-  const std::vector<std::string> train = expand_shards(c.data.paths, ShardSplit::train);
-  const ShardOrigin origin = find_manifests(train);
-  for (const ShardManifest& manifest : origin.manifests) agree_with(c, manifest);
-  if (!c.data.val_paths.empty()) {
-    for (const ShardManifest& manifest : find_manifests(expand_shards(c.data.val_paths, ShardSplit::val)).manifests)
-      agree_with(c, manifest);
+namespace {
+
+bool is_there(const std::string& file) { return std::filesystem::exists(file); }
+
+// The folders of the manifests' validation shards. None if one of these shards is trained on (resolved paths): the
+// split is by position instead. Training shards that were copied without their validation shards are not an error.
+std::vector<std::string> listed_val_paths(const ShardOrigin& origin, const std::set<std::string>& trained_on) {
+  const auto is_trained_on = [&](const std::string& file) {
+    return is_there(file) && trained_on.contains(std::filesystem::canonical(file).string());
+  };
+  std::vector<std::string> folders;
+  for (const ShardManifest& manifest : origin.manifests) {
+    if (std::any_of(manifest.val.begin(), manifest.val.end(), is_trained_on)) return {};
+    if (std::any_of(manifest.val.begin(), manifest.val.end(), is_there)) folders.push_back(manifest.folder());
+  }
+  return folders;
+}
+
+// Fills in val_paths from the manifests of the shards in `paths`, or if it is set, checks what it names.
+void resolve_val_paths(Config& c, const std::vector<std::string>& paths, std::vector<std::string>& val_paths,
+                       const std::set<std::string>& trained_on) {
+  if (val_paths.empty()) {
+    val_paths = listed_val_paths(find_manifests(expand_shards(paths, ShardSplit::train)), trained_on);
     return;
   }
+  for (const ShardManifest& manifest : find_manifests(expand_shards(val_paths, ShardSplit::val)).manifests)
+    agree_with(c, manifest);
+}
+
+}  // namespace
+
+void resolve_shards(Config& c) {
+  DataConfig& data = c.data;
+  if (data.kind != DataKind::shards || data.components.empty()) return;
+  const std::vector<std::string> train = expand_shards(data.paths(), ShardSplit::train);
+  for (const ShardManifest& manifest : find_manifests(train).manifests) agree_with(c, manifest);
   std::set<std::string> trained_on;  // resolved paths
   for (const std::string& file : train) trained_on.insert(std::filesystem::canonical(file).string());
-  const auto is_there = [](const std::string& file) { return std::filesystem::exists(file); };
-  for (const ShardManifest& manifest : origin.manifests) {
-    // If data.paths include validation shards, the split is by position instead. Training shards that were copied
-    // without their validation shards are not an error.
-    const auto is_trained_on = [&](const std::string& file) {
-      return is_there(file) && trained_on.contains(std::filesystem::canonical(file).string());
-    };
-    if (std::any_of(manifest.val.begin(), manifest.val.end(), is_trained_on)) return c.data.val_paths.clear();
-    if (std::any_of(manifest.val.begin(), manifest.val.end(), is_there)) c.data.val_paths.push_back(manifest.folder());
-  }
+  if (data.components.size() == 1 || !data.val_paths.empty())
+    return resolve_val_paths(c, data.paths(), data.val_paths, trained_on);
+  for (DataComponent& component : data.components)
+    resolve_val_paths(c, component.path, component.val_paths, trained_on);
 }
 
 void resolve_moved_shards(Config& c) {
@@ -246,12 +159,20 @@ void resolve_moved_shards(Config& c) {
       return expand_shards({&path, 1}, ShardSplit::val).empty();
     } catch (const Error&) { return true; }
   };
+  // Clears paths that are all gone, and returns whether there are none for that reason.
+  const auto forget_gone = [&](std::vector<std::string>& val_paths) {
+    const bool gone = !val_paths.empty() && std::all_of(val_paths.begin(), val_paths.end(), is_gone);
+    if (gone) val_paths.clear();
+    return gone;
+  };
   const std::string tokenizer = c.data.tokenizer_or_bytes();
-  const bool no_tokenizer = tokenizer != "byte" && tokenizer != kNoTokenizer && !std::filesystem::exists(tokenizer);
-  const bool no_val =
-      !c.data.val_paths.empty() && std::all_of(c.data.val_paths.begin(), c.data.val_paths.end(), is_gone);
+  const bool no_tokenizer = tokenizer != "byte" && tokenizer != kNoTokenizer && !is_there(tokenizer);
   if (no_tokenizer) c.data.tokenizer.clear();
-  if (no_val) c.data.val_paths.clear();
+  bool no_val = forget_gone(c.data.val_paths);
+  // A --set of data.paths sets the components anew, with or without their val_paths.
+  const bool mixed = c.data.components.size() > 1 && c.data.val_paths.empty();
+  for (DataComponent& component : c.data.components)
+    no_val = forget_gone(component.val_paths) || (mixed && component.val_paths.empty()) || no_val;
   if (no_tokenizer || no_val) resolve_shards(c);
 }
 
@@ -265,57 +186,135 @@ void resolve_documents(Config& c, const std::string& resume) {
   c.data.documents = attends_within(c.data) ? DocumentScope::attend_within : DocumentScope::attend_across;
 }
 
+namespace {
+
+// The splits of a mixture's components, as far as they differ from each other's files.
+std::vector<DataSplit> open_components(const Config& c, const Tokenizer* tokenizer, bool accept_changed) {
+  const DataConfig& data = c.data;
+  const uint64_t seed = static_cast<uint64_t>(data.seed);
+  if (data.kind == DataKind::synthetic) return {synthetic_data(c.model.vocab_size, seed, data.val_fraction)};
+  if (data.kind == DataKind::needle) return {needle_data(needle_task(c), data.val_fraction)};
+  if (data.components.empty()) fail_usage("data.paths is empty: files or globs are needed");
+  std::unique_ptr<Tokenizer> own;
+  if (data.kind == DataKind::text && tokenizer == nullptr) tokenizer = (own = open_tokenizer(data)).get();
+  std::vector<DataSplit> splits;
+  for (const DataComponent& component : data.components) {
+    // Of data.val_paths, which belong to no component, the first one opens the source.
+    const bool others_val = !splits.empty() && !data.val_paths.empty();
+    const SplitOptions split{.paths = component.path,
+                             .val_paths = others_val               ? std::vector<std::string>()
+                                          : data.val_paths.empty() ? component.val_paths
+                                                                   : data.val_paths,
+                             .val_fraction = others_val ? 0 : data.val_fraction,
+                             .seed = seed,
+                             .format = data.format,
+                             .accept_changed = accept_changed};
+    splits.push_back(data.kind == DataKind::text ? text_data(split, *tokenizer)
+                                                 : shard_data(split, c.model.vocab_size));
+  }
+  for (size_t i = 0; i < splits.size(); ++i)
+    for (size_t j = 0; j < splits.size(); ++j)
+      if (i != j && splits[j].val->files() != nullptr)
+        check_no_overlap(*splits[i].train->files(), *splits[j].val->files());
+  return splits;
+}
+
+// The shares of the components' rows.
+std::vector<int64_t> component_shares(const DataConfig& data, const std::vector<DataSplit>& splits) {
+  std::vector<double> weights;
+  for (size_t i = 0; i < splits.size(); ++i) {
+    const double weight = splits.size() > 1 ? data.components[i].weight : 1;
+    weights.push_back(weight > 0 ? weight : static_cast<double>(splits[i].train->size()));
+  }
+  std::vector<int64_t> shares = shares_of(weights);
+  for (size_t i = 0; i < shares.size(); ++i)
+    if (shares[i] == 0)
+      fail_usage("data.paths: the share of {} is {:.3g} (weight {:.6g}): at least {:.3g} of the rows are needed",
+                 data.components[i].name(), weights[i] / std::accumulate(weights.begin(), weights.end(), 0.0),
+                 weights[i], 1.0 / kAllShares);
+  return shares;
+}
+
+void open_splits(const Config& c, const Tokenizer* tokenizer, bool accept_changed, DataSource& data) {
+  const std::vector<DataSplit> splits = open_components(c, tokenizer, accept_changed);
+  const std::vector<int64_t> shares = component_shares(c.data, splits);
+  std::vector<std::shared_ptr<const TokenSource>> train, val;
+  for (const DataSplit& split : splits) {
+    train.push_back(split.train);
+    val.push_back(split.val);
+  }
+  const bool no_val = std::all_of(val.begin(), val.end(), [](const auto& source) { return source->size() == 0; });
+  data.train = Mixture(std::move(train), shares);
+  data.val = no_val || !c.data.val_paths.empty() ? Mixture(val.front()) : Mixture(std::move(val), shares);
+  if (splits.size() == 1) return;
+  for (const DataComponent& component : c.data.components) data.components.push_back(component.name());
+}
+
+// What an epoch of each component has, a line for the log.
+std::string describe_components(const Config& c, const DataSource& data) {
+  std::string text;
+  for (size_t i = 0; i < data.components.size(); ++i)
+    text += fmt::format(
+        "; {:.2f}% of the rows from {}: {}, {} an epoch{}", 100 * data.train.share(i), data.train.sources()[i]->name(),
+        counted(data.train.sources()[i]->size(), "token"), counted(data.epoch_rows[i], "row"),
+        c.data.components[i].epochs > 0 ? fmt::format(", at most {}", counted(c.data.components[i].epochs, "epoch"))
+                                        : "");
+  return text;
+}
+
+}  // namespace
+
 DataSource open_data(const Config& c, const Tokenizer* tokenizer, bool accept_changed) {
   check_max_documents(c);
-  const uint64_t seed = static_cast<uint64_t>(c.data.seed);
-  const SplitOptions split{.paths = c.data.paths,
-                           .val_paths = c.data.val_paths,
-                           .val_fraction = c.data.val_fraction,
-                           .seed = seed,
-                           .format = c.data.format,
-                           .accept_changed = accept_changed};
-  DataSplit data;
-  switch (c.data.kind) {
-    case DataKind::synthetic:
-      data = synthetic_data(c.model.vocab_size, seed, c.data.val_fraction);
-      break;
-    case DataKind::text:
-      data = text_data(split, tokenizer != nullptr ? *tokenizer : *open_tokenizer(c.data));
-      break;
-    case DataKind::shards:
-      data = shard_data(split, c.model.vocab_size);
-      break;
-    case DataKind::needle:
-      data = needle_data(needle_task(c), c.data.val_fraction);
-      break;
-  }
-  // Throws now, not at the first step or evaluation, if either split is too small.
-  const int64_t sequences = count_sequences(*data.train, c.train.longest_seq_len());
-  if (c.train.eval_every > 0) count_sequences(*data.val, c.train.longest_seq_len());
-  std::string text = data.train->name(), summary = text;
+  DataSource data;
+  open_splits(c, tokenizer, accept_changed, data);
+  // Throws now, not at the first step or evaluation, if a component is too small in either split.
+  int64_t sequences = 0;
+  for (const auto& source : data.train.sources()) sequences += count_sequences(*source, c.train.longest_seq_len());
+  if (c.train.eval_every > 0) count_rows(data.val, c.train.longest_seq_len(), 1);
+  data.description = data.summary = data.train.name();
   if (c.data.kind == DataKind::text || c.data.kind == DataKind::shards) {
-    const std::string learned = describe_mask(c, *data.train, *data.val);
-    text += fmt::format(": {}{}, {} an epoch; {}: {}", counted(data.train->size(), "token"), learned,
-                        counted(sequences, "sequence"), data.val->name(), counted(data.val->size(), "token"));
-    summary = fmt::format("{}: {} tokens to train on{}, {} to evaluate on", word_of(c.data.kind),
-                          grouped(data.train->size()), learned, grouped(data.val->size()));
+    const std::string learned = describe_mask(c, data.train, data.val);
+    data.description += fmt::format(": {}{}, {} an epoch; {}: {}", counted(data.train.size(), "token"), learned,
+                                    counted(sequences, "sequence"), data.val.name(), counted(data.val.size(), "token"));
+    data.summary = fmt::format("{}: {} tokens to train on{}, {} to evaluate on", word_of(c.data.kind),
+                               grouped(data.train.size()), learned, grouped(data.val.size()));
   }
-  std::string warning;
   if (c.data.kind == DataKind::shards && c.data.tokenizer.empty())
-    warning = fmt::format(
+    data.warning = fmt::format(
         "the tokenizer of the shards in {} is not known (no manifest.json lists them, and data.tokenizer is not set): "
         "where text is needed, as by triad generate, tokens are read as bytes",
-        c.data.paths.front());
-  for (const std::string& more : std::set{data.train->warning(), data.val->warning()})
-    if (!more.empty()) warning += (warning.empty() ? "" : "; ") + more;
-  DataSource source;
-  source.train = data.train;
-  source.val = data.val;
-  source.description = text;
-  source.summary = summary;
-  source.warning = warning;
-  describe_documents(c, source);
-  return source;
+        c.data.paths().front());
+  std::set<std::string> more;
+  for (const Mixture* split : {&data.train, &data.val})
+    for (const auto& source : split->sources()) more.insert(source->warning());
+  for (const std::string& text : more)
+    if (!text.empty()) data.warning += (data.warning.empty() ? "" : "; ") + text;
+  describe_documents(c, data);
+  data.description += describe_components(c, data);
+  return data;
+}
+
+int64_t last_cursor(const Config& c, int64_t world, int64_t step, int64_t cursor) {
+  for (const TrainStage& stage : stages_of(c.train))
+    if (step < stage.end)
+      cursor = round_up(cursor, stage.seq_len) +
+               (stage.end - std::max(step, stage.begin)) * in_stage(c, stage).tokens_per_step(world);
+  return cursor;
+}
+
+void check_epochs(const Config& c, const DataSource& data, int64_t world, int64_t step, int64_t cursor) {
+  const int64_t T = data.rows.seq_len, rows = ceil_div(last_cursor(c, world, step, cursor), T);
+  const std::vector<int64_t> needed = Draws(data.train.shares()).counts(rows);
+  for (size_t i = 0; i < c.data.components.size() && i < needed.size(); ++i) {
+    const int64_t epochs = c.data.components[i].epochs, of_epoch = data.epoch_rows[i];
+    if (epochs == 0 || needed[i] <= epochs * of_epoch) continue;
+    fail_usage(
+        "data.paths: {} runs out: its {} of {} have {} of {} tokens, and train.steps {} needs {}. Allow more epochs, "
+        "or set a smaller weight or fewer steps",
+        c.data.components[i].name(), counted(epochs, "epoch"), counted(data.train.sources()[i]->size(), "token"),
+        counted(epochs * of_epoch, "row"), T, c.train.steps, needed[i]);
+  }
 }
 
 LoaderOptions loader_options(const Config& c, const DataSource& data, int64_t rank, int64_t world) {
@@ -330,13 +329,6 @@ LoaderOptions loader_options(const Config& c, const DataSource& data, int64_t ra
           .rank = rank / c.dist.context,
           .world = world / c.dist.context,
           .stall_s = c.data.stall_s};
-}
-
-DocumentMix attended_in(const DataSource& data, const TrainStage& stage) {
-  const int64_t T = stage.seq_len;
-  if (!data.within() || T == data.rows.seq_len) return data.attended;
-  const int64_t rows = (data.train->size() - 1) / T;
-  return mix_of(rows, divide_rows(*data.train->documents(), rows, T).parts);
 }
 
 PlannedDocuments planned_documents(const Config& c) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "io/data/loader.h"
 #include "io/data/needle.h"
@@ -14,7 +15,9 @@
 namespace triad {
 
 struct DataSource {
-  std::shared_ptr<const TokenSource> train, val;
+  Mixture train, val;
+  std::vector<std::string> components;  // a mixture's components, by name; empty if all rows are of one
+  std::vector<int64_t> epoch_rows;      // how many rows an epoch of each component has; best_fit: the first epoch
   std::string description, summary;  // the data's file names and counts: in full for the log, in short for the terminal
   std::string warning;               // a problem with the data, for the user; empty if there is none
   // The most documents in a row in either split, padding included; 0: attention crosses documents, so a row counts as
@@ -31,7 +34,8 @@ struct DataSource {
 
   bool within() const { return most_documents > 0; }  // attention stays within documents
 };
-// For shards data: fills in data.tokenizer and data.val_paths from manifest.json in the shards' folder. Throws
+// For shards data: fills in data.tokenizer and data.val_paths (a mixture's components' val_paths, if data.val_paths is
+// not set) from manifest.json in the shards' folder. Throws
 // UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
 void resolve_shards(Config&);
 // The same for the config of a run to resume, in which an earlier start has filled these in. Only those whose files are
@@ -49,8 +53,11 @@ DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr, bool a
 
 // How a rank reads a fresh run's training rows; ranks that share sequences (dist.context) read the same ones.
 LoaderOptions loader_options(const Config&, const DataSource&, int64_t rank, int64_t world);
-// DataSource::attended for a stage's rows.
-DocumentMix attended_in(const DataSource&, const TrainStage&);
+// RunState::cursor at the end of a run that goes on from `cursor` on `world` ranks, where `step` steps are done.
+int64_t last_cursor(const Config&, int64_t world, int64_t step, int64_t cursor);
+// Throws a UsageError that names the component if a run on `world` ranks from `cursor` on (RunState), where `step`
+// steps are done, would read more than its epochs.
+void check_epochs(const Config&, const DataSource&, int64_t world, int64_t step, int64_t cursor);
 
 // What a plan needs to know about a run's documents.
 struct PlannedDocuments {

@@ -41,7 +41,7 @@ Evaluation evaluate(RunSetup& run, int64_t step) {
   const TrainStage stage = stage_at(run.config.train, std::max<int64_t>(0, step - 1));
   const TrainConfig t = in_stage(run.config, stage).train;
   run.step.enter(stage);
-  const TokenSource& data = *run.data.val;
+  const Mixture& data = run.data.val;
   const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
   std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
   // With dist.zero 3 every forward gathers weights from all ranks, and with dist.context ranks exchange keys and

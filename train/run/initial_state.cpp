@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/process/counted.h"
 #include "io/checkpoint.h"
 #include "io/data/data_files.h"
 #include "kernels/common/integer.h"
@@ -90,10 +91,11 @@ uint32_t checksum_of(const TokenSource& source, int64_t most) {
 }
 
 // What the ranks must agree on in a split, because each rank computes the row order and counts a step's targets
-// (Batch::step_targets) for all ranks from its own files. use: train or evaluate.
-void add_facts(std::vector<RankFact>& facts, const Config& config, const TokenSource& source, const char* use) {
+// (Batch::step_targets) for all ranks from its own files. use: train or evaluate. component: "component 2: ", or empty.
+void add_facts(std::vector<RankFact>& facts, const Config& config, const TokenSource& source, const char* use,
+               const std::string& component) {
   const auto add = [&](const char* what, const auto& value) {
-    facts.push_back({fmt::format(fmt::runtime(what), use), fmt::format("{}", value)});
+    facts.push_back({component + fmt::format(fmt::runtime(what), use), fmt::format("{}", value)});
   };
   const MaskView mask = source.mask();
   const DocumentIndex* const index = source.documents();
@@ -110,6 +112,11 @@ void add_facts(std::vector<RankFact>& facts, const Config& config, const TokenSo
   if (config.data.kind == DataKind::text || config.data.kind == DataKind::shards)
     add("the checksum of the tokens to {} on is",
         fmt::format("{:08x}", checksum_of(source, config.data.kind == DataKind::text ? source.size() : kMostOfShards)));
+}
+
+void add_facts(std::vector<RankFact>& facts, const Config& config, const Mixture& data, const char* use) {
+  for (size_t i = 0; i < data.count(); ++i)
+    add_facts(facts, config, *data.sources()[i], use, data.count() > 1 ? fmt::format("component {}: ", i + 1) : "");
 }
 
 std::string describe(const Tokenizer& tokenizer) {
@@ -133,17 +140,43 @@ void compare_ranks(Context& ctx, Comm& comm, Optimizer& optimizer, const RunStat
 // and its files. Null for generated data, which its config determines.
 Json describe_data(const Config& config, const DataSource& data) {
   if (config.data.kind != DataKind::text && config.data.kind != DataKind::shards) return {};
-  const auto describe = [](const TokenSource& source) {
-    const DocumentIndex* const index = source.documents();
-    Json json = {{"tokens", source.size()},
-                 {"learned", source.mask().count(0, source.size())},
-                 {"documents", index == nullptr ? Json() : Json(index->count())}};
-    if (source.files() != nullptr) json["files"] = files_to_json(*source.files());
+  const auto describe = [](const Mixture& split) {
+    const int64_t documents = split.documents();
+    Json json = {{"tokens", split.size()},
+                 {"learned", split.learned()},
+                 {"documents", documents < 0 ? Json() : Json(documents)}};
+    if (split.sources().front()->files() != nullptr) json["files"] = files_to_json(split.files());
     return json;
   };
-  Json json = {{"train", describe(*data.train)}, {"val", describe(*data.val)}};
-  if (data.val->files() == data.train->files()) json["val"].erase("files");
+  const auto are_of_train = [&] {
+    if (data.val.count() != data.train.count()) return false;
+    for (size_t i = 0; i < data.val.count(); ++i)
+      if (data.val.sources()[i]->files() != data.train.sources()[i]->files()) return false;
+    return true;
+  };
+  Json json = {{"train", describe(data.train)}, {"val", describe(data.val)}};
+  if (are_of_train()) json["val"].erase("files");
+  if (data.components.empty()) return json;
+  for (size_t i = 0; i < data.train.count(); ++i) {
+    const TokenSource& source = *data.train.sources()[i];
+    json["train"]["mixture"].push_back(
+        {{"share", data.train.share(i)}, {"tokens", source.size()}, {"files", source.files()->size()}});
+  }
   return json;
+}
+
+// In what the components of a checkpoint's data differ from today's. They decide which rows are drawn.
+std::vector<std::string> changed_components(const Json& before, const Json& now, const DataSource& data) {
+  const size_t components = before.is_array() ? before.size() : 1;
+  if (components != data.train.count())
+    return {fmt::format("its data.paths has {}, and now {}", counted(components, "component"), data.train.count())};
+  std::vector<std::string> changed;
+  for (size_t i = 0; i < data.components.size(); ++i)
+    for (const auto& [key, is] : now[i].items())
+      if (const Json was = before[i].is_object() ? before[i].value(key, Json()) : Json(); was != is)
+        changed.push_back(fmt::format("its data.train.mixture[{}].{} is {}, but {} has {} now", i, key, brief(was),
+                                      data.components[i], brief(is)));
+  return changed;
 }
 
 // In what a checkpoint's data differ from today's, a line each. Documents that were unknown then or are now are not
@@ -153,9 +186,11 @@ std::vector<std::string> changed_data_since(const Json& before, const Json& now,
   std::vector<std::string> changed;
   if (before.is_null() || now.is_null()) return changed;
   const bool knows_files = before.value("train", Json::object()).contains("files");
+  if (knows_files)
+    changed = changed_components(before["train"].value("mixture", Json()), now["train"].value("mixture", Json()), data);
   for (const char* split : {"train", "val"}) {
     const Json then = before.value(split, Json::object());
-    const TokenSource& source = split == std::string("train") ? *data.train : *data.val;
+    const Mixture& source = split == std::string("train") ? data.train : data.val;
     for (const char* key : {"tokens", "learned", "documents"}) {
       const Json was = then.value(key, Json()), is = now[split][key];
       if (!was.is_null() && !is.is_null() && was != is)
@@ -218,8 +253,8 @@ void compare_data(Comm& comm, const Config& config, const Tokenizer& tokenizer, 
   if (comm.world() == 1) return;
   // The tokenizer first, because another one turns the same text into other tokens.
   std::vector<RankFact> facts = {{"the tokenizer is", describe(tokenizer)}};
-  add_facts(facts, config, *data.train, "train");
-  add_facts(facts, config, *data.val, "evaluate");
+  add_facts(facts, config, data.train, "train");
+  add_facts(facts, config, data.val, "evaluate");
   require_alike(comm, facts, kSameFiles);
 }
 
@@ -251,8 +286,9 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const TrainRequest
     changed_data = fmt::format("{}: {}", state_path, fmt::join(changed, "; "));
     if (!request.accept_changed_data)
       fail("{}: a resume needs the data that the run had (--accept-changed-data goes on all the same)", changed_data);
-    state.group = {};  // other documents have other rows
+    state.groups = {};  // other documents have other rows
   }
+  if (!resume_from.empty()) check_epochs(config, data, comm.world(), state.step, state.cursor);
   state.data = std::move(now);
   return state;
 }

@@ -11,6 +11,7 @@
 #include "train/config/load_config.h"
 #include "train/config/schedule.h"
 #include "train/run/initial_state.h"
+#include "train/run/row_documents.h"
 
 namespace triad {
 
@@ -115,6 +116,7 @@ RunReporter::RunReporter(RunSetup& setup)
                    setup.data.attended.longest()),
       stats_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       index_report_(config_, setup.folder, setup.first(), setup.resume_step()),
+      mixture_(setup.data),
       progress_(setup.device),
       updates_(steps_before(config_.train, setup.initial_state.step)) {}
 
@@ -125,6 +127,7 @@ void RunReporter::begin(const std::string& set_aside) {
   start_watchdog();
   Json boot = Json::object();
   if (!setup_.data.document_stats.is_null()) boot["documents"] = setup_.data.document_stats;
+  if (mixture_.any()) boot["mixture"] = mixture_.table(setup_.initial_state.cursor);
   telemetry_.heartbeat(setup_.initial_state.step, "boot", boot);
   memory_.write_tables();
   memory_.write_snapshot("boot");
@@ -142,12 +145,14 @@ void RunReporter::stage(const TrainStage& stage) {
 void RunReporter::print_start(const std::string& set_aside) {
   setup_.times.ends("folder");
   phases_of_banner_ = setup_.times.phases().size();
-  telemetry_.banner({.parameters = count_parameters(config_.model),
-                     .first_step = setup_.initial_state.step,
-                     .data = setup_.data.summary,
-                     .documents = setup_.data.documents,
-                     .start = setup_.times.text(),
-                     .environment = setup_.request.environment});
+  telemetry_.banner(
+      {.parameters = count_parameters(config_.model),
+       .first_step = setup_.initial_state.step,
+       .data = setup_.data.summary + mixture_.text(last_cursor(config_, setup_.comm->world(), setup_.initial_state.step,
+                                                               setup_.initial_state.cursor)),
+       .documents = setup_.data.documents,
+       .start = setup_.times.text(),
+       .environment = setup_.request.environment});
   telemetry_.detail("data: " + setup_.data.description);
   if (!setup_.data.warning.empty()) telemetry_.message("warning: " + setup_.data.warning);
   const GradReducer* const reducer = setup_.step.reducer();
@@ -204,6 +209,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   }
   if (!setup_.data.document_stats.is_null())
     more.update(documents_of_step(in_stage(config_, stage).train, settled.documents));
+  more.update(mixture_.drawn(settled.cursor));
   if (!result.finite)
     if (const std::optional<std::string> why = not_finite(step, result)) return why;
   if (result.targets == 0) without_targets(step);
@@ -305,7 +311,8 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"peak_mib", telemetry_.peak_mib()},
                   {"start_seconds", setup_.times.seconds()}};
   for (const StartTimes::Phase& phase : setup_.times.phases()) metrics["start_phases"][phase.name] = phase.seconds;
-  if (!setup_.data.train->mask().empty()) metrics["steps_without_targets"] = without_targets_;
+  if (mixture_.any()) metrics["mixture"] = mixture_.table(state.cursor);
+  if (setup_.data.train.masked()) metrics["steps_without_targets"] = without_targets_;
   if (!setup_.data.document_stats.is_null()) metrics["documents"] = setup_.data.document_stats;
   if (setup_.comm->world() > 1) metrics["comm_wait_ms"] = mean(comm_ms_);
   write_file_atomically(setup_.folder.file("metrics.json"), dump_json(metrics, 2) + "\n");

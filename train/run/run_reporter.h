@@ -14,6 +14,7 @@
 #include "train/monitor/telemetry.h"
 #include "train/monitor/watchdog.h"
 #include "train/run/evaluation.h"
+#include "train/run/mixture_report.h"
 #include "train/run/run_setup.h"
 #include "train/step/step_queue.h"
 
@@ -68,6 +69,7 @@ class RunReporter {
   GradReport grad_report_;
   StatsReport stats_report_;
   IndexReport index_report_;
+  MixtureReport mixture_;
   Progress progress_;
   std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
   int64_t without_targets_ = 0;       // this process's steps without a target

@@ -53,6 +53,7 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
                         [&] {
                           DataSource source = open_data_for(request, *tokenizer, resume_from, init_from);
                           compare_data(*comm, config, *tokenizer, source);
+                          if (resume_from.empty()) check_epochs(config, source, comm->world(), 0, 0);
                           return source;
                         })),
       nvtx(nvtx_listener()),
@@ -88,16 +89,18 @@ std::string RunSetup::write_initial_files() {
   write_file_atomically(folder.file("config.json"), dump_json(config_to_json(config), 2) + "\n");
   // Copied so users of the final weights have the tokenizer.
   write_tokenizer_files(tokenizer->files(), folder.path());
-  if (data.train->documents() != nullptr)
-    write_file_atomically(folder.file(kDocumentLengths),
-                          dump_json(document_lengths(*data.train->documents(), data.parts), 2) + "\n");
+  if (data.train.documents() >= 0) {
+    std::vector<const DocumentIndex*> indices;
+    for (const auto& source : data.train.sources()) indices.push_back(source->documents());
+    write_file_atomically(folder.file(kDocumentLengths), dump_json(document_lengths(indices, data.parts), 2) + "\n");
+  }
   return set_aside;
 }
 
 LoaderOptions RunSetup::loader_options(const TrainStage& stage, const RunState& state) const {
   LoaderOptions options = triad::loader_options(in_stage(config, stage), data, comm->rank(), comm->world());
   options.first_sequence = ceil_div(state.cursor, stage.seq_len);
-  options.known = state.group;
+  options.known = state.groups;
   return options;
 }
 

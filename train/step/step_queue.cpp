@@ -26,13 +26,14 @@ void StepQueue::push(Loader& loader, const Options& options) {
     fetch_ms.push_back(ms(Clock::now() - begin));
     targets = batch.step_targets;
     documents.add(batch.documents);
-    state_.group = batch.group;
+    state_.groups = batch.groups;
     step.micro_step(batch.tokens, batch.targets, targets, batch.bounds, {batch.padding_begin, batch.step_tokens});
   }
   step.update(state_.step, targets, options.stop(), options.measure);
   ++state_.step;
   state_.cursor = loader.cursor() * stage.seq_len;
   state_.tokens += setup_.step_tokens(stage);
+  cursors_.push_back(state_.cursor);
   ++queued_;
 }
 
@@ -47,6 +48,8 @@ SettledStep StepQueue::settle() {
   fetch_ms_.pop_front();
   settled.documents = documents_.front();
   documents_.pop_front();
+  settled.cursor = cursors_.front();
+  cursors_.pop_front();
   --queued_;
   return settled;
 }

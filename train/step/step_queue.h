@@ -15,6 +15,7 @@ struct SettledStep {
   double step_ms = 0;            // time since the previous step's result, without the time passed to exclude(), ms
   std::vector<double> fetch_ms;  // how long each micro-step waited for its tokens, ms
   RowDocuments documents;        // sums over this rank's rows
+  int64_t cursor = 0;            // RunState::cursor after the step
   TrainStep::Result result;
 };
 
@@ -48,6 +49,7 @@ class StepQueue {
   int64_t queued_ = 0;
   std::deque<std::vector<double>> fetch_ms_;  // queued steps' fetch_ms, oldest first
   std::deque<RowDocuments> documents_;        // queued steps' documents, oldest first
+  std::deque<int64_t> cursors_;               // queued steps' cursors, oldest first
   Clock::time_point settled_at_;
 };
 

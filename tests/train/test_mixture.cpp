@@ -113,14 +113,23 @@ TEST_CASE("mixture: a resume in the middle gives the same bits", "[train][mixtur
   }
 }
 
-TEST_CASE("mixture: two ranks read the rows of one", "[train][mixture]") {
+TEST_CASE("mixture: two and four ranks read the rows of one, and resume to the same bits", "[train][mixture]") {
   if (!require_mpirun()) return;
   const Corpora corpora;
-  const std::string keys =
-      corpora.mixture({"a:0.5", "b:0.3", "c:0.2"}) + "--set train.steps=8 --set train.eval_every=8 ";
-  const std::string one = run(corpora.file("one"), 1, keys), two = run(corpora.file("two"), 2, keys);
-  CHECK(difference(one + kWeights, two + kWeights).all < 1e-5);
-  CHECK(heartbeats(one, 0, "step_end").back()["mix_shares"] == heartbeats(two, 1, "step_end").back()["mix_shares"]);
+  const std::string keys = corpora.mixture({"a:0.5", "b:0.3", "c:0.2"}) +
+                           "--set train.steps=8 --set train.eval_every=8 --set train.save_every=3 "
+                           "--set train.keep_last=0 ";
+  const std::string one = run(corpora.file("one"), 1, keys);
+  for (const int ranks : {2, 4}) {
+    INFO(ranks << " ranks");
+    const std::string whole = run(corpora.file(fmt::format("whole_{}", ranks)), ranks, keys);
+    CHECK(difference(one + kWeights, whole + kWeights).all < 1e-5);
+    CHECK(heartbeats(one, 0, "step_end").back()["mix_shares"] ==
+          heartbeats(whole, ranks - 1, "step_end").back()["mix_shares"]);
+    const std::string from = "--resume " + whole + "/checkpoints/step_3 ";
+    const std::string part = run(corpora.file(fmt::format("part_{}", ranks)), ranks, keys + from);
+    CHECK(same_file(whole + kWeights, part + kWeights));
+  }
 }
 
 TEST_CASE("mixture: banner, heartbeats, metrics and report have shares and epochs", "[train][mixture]") {

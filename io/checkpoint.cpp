@@ -249,8 +249,7 @@ std::string resolve_checkpoint(const std::string& path) {
     if (const std::optional<std::string> newest = find_newest_checkpoint(parent.string())) return *newest;
   TRIAD_CHECK(fs::exists(folder, error), "{}: there is no such folder", path);
   refuse_adapter(folder.string());
-  if (is_huggingface_folder(folder.string()))
-    fail_huggingface_folder(path, parse_json(read_file(folder / "config.json"), path, JsonComments::allowed));
+  if (is_huggingface_folder(folder.string())) fail_huggingface_folder(path);
   fail("{}: no whole checkpoint: neither {} in it nor in checkpoints/step_N or step_N below it", path, kStateFile);
 }
 

@@ -60,7 +60,7 @@ Json read_json_file(const std::string& path) {
   if (!root.is_object()) fail_usage("config {}: a JSON object is needed, this is {}", path, root.type_name());
   if (root.contains("architectures") || root.contains("model_type")) {
     const std::string folder = std::filesystem::path(path).parent_path().string();
-    fail_huggingface_folder(folder.empty() ? "." : folder, root);
+    fail_huggingface_folder(folder.empty() ? "." : folder);
   }
   return root;
 }

@@ -121,7 +121,8 @@ void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) 
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
   const Tensor qkv = qkv_of(layer);
   skinny_linear(ctx, qkv, x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps, .addend = repeat_row(w.qkv_bias, B())});
-  if (c.has_index(layer)) list_by_index(ctx, layer);
+  // A part of the selected branch: a probe that leaves that out measures a step without the index.
+  if (c.has_index(layer) && probe.run[static_cast<size_t>(Branch::sel)]) list_by_index(ctx, layer);
   attend(ctx, layer, probe);
   skinny_linear(ctx, x_, attended_, w.out_proj, {.addend = x_});
   const auto activation =

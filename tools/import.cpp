@@ -27,7 +27,7 @@ namespace triad {
 namespace {
 
 struct Options {
-  std::string folder, out, attention = "dense";
+  std::string folder, out, attention;
   std::vector<std::string> sets;
   bool no_tokenizer = false;
 };
@@ -85,11 +85,12 @@ class WeightsCopy {
   WeightsCopy(const ImportSource& source, const Config& config)
       : source_(source), config_(config), specs_(param_specs(config.model)) {
     for (size_t i = 0; i < specs_.size(); ++i) {
-      const std::string dense = dense_source(specs_[i]);
-      if (dense.empty())
+      // A model that has NSA already has each tensor of its own.
+      const std::string from = source.config.nsa.is_null() ? dense_source(specs_[i]) : specs_[i].name;
+      if (from.empty())
         fresh_.push_back(i);
       else
-        targets_[*huggingface_name(dense)].push_back(i);
+        targets_[source.tensor_name(from)].push_back(i);
     }
   }
 
@@ -136,7 +137,7 @@ class WeightsCopy {
 
   // Compares the head, which a tied model does not use, with the embedding.
   void check_tied(const SafetensorsFile& file, const TensorEntry& head) {
-    const std::string embed = *huggingface_name("embed.weight");
+    const std::string embed = source_.tensor_name("embed.weight");
     TensorBytes a, b;
     a.read(file, head);
     b.read(source_.weights.file_of(embed), *source_.weights.find(embed));
@@ -171,10 +172,13 @@ std::string describe(const Tokenizer& tokenizer) {
 void run_import(const Options& o) {
   check_environment();
   const auto begin = std::chrono::steady_clock::now();
-  AttentionKind attention = AttentionKind::dense;
-  if (o.attention != "dense" && o.attention != "nsa")
+  std::optional<AttentionKind> attention;
+  if (o.attention == "dense")
+    attention = AttentionKind::dense;
+  else if (o.attention == "nsa")
+    attention = AttentionKind::nsa;
+  else if (!o.attention.empty())
     fail_usage("--attention is \"{}\": dense or nsa is allowed", shortened(o.attention));
-  if (o.attention == "nsa") attention = AttentionKind::nsa;
   const std::string out = check_output_folder(o.out, o.folder);
   const ImportSource source = open_import(o.folder, !o.no_tokenizer);
   Config config = config_of_import(source, {.attention = attention, .sets = o.sets, .out = out});
@@ -195,9 +199,9 @@ void run_import(const Options& o) {
   });
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   fmt::print("{}: {} of {}, {} attention, {} parameters in {} tensors{}; tokenizer: {}; {:.1f} s\n", o.out,
-             word_of(source.config.model_class), source.dtypes(), o.attention, count_parameters(config.model),
-             copy.count(), copy.fresh().empty() ? "" : ", " + copy.fresh(), describe(*source.tokenizer),
-             seconds.count());
+             word_of(source.config.model_class), source.dtypes(), word_of(config.model.attention),
+             count_parameters(config.model), copy.count(), copy.fresh().empty() ? "" : ", " + copy.fresh(),
+             describe(*source.tokenizer), seconds.count());
   const bool texts = source.tokenizer->available();  // only tokens can be read without a tokenizer
   fmt::print("train it: triad train {}/config.json --set data.kind={} --set 'data.paths=[\"my/*.{}\"]'\n", o.out,
              texts ? "text" : "shards", texts ? "txt" : "bin");
@@ -212,9 +216,8 @@ void add_import(CLI::App& app) {
       ->required();
   verb->add_option("--out", o->out, "folder to write; it must not exist, or be empty")->required();
   verb->add_option("--attention", o->attention,
-                   "dense: the model as it is; nsa: Native Sparse Attention, whose branches begin with the dense keys "
-                   "and values")
-      ->capture_default_str();
+                   "dense, as transformers' classes have it; nsa: Native Sparse Attention, whose branches begin with "
+                   "the dense keys and values; without this option the model as it is");
   verb->add_option("--set", o->sets, "group.key=value: sets a key of the checkpoint's config, such as nsa.w=1024")
       ->take_all()
       ->expected(1);

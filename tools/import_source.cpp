@@ -1,5 +1,7 @@
 #include "tools/import_source.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -29,6 +31,21 @@ Json nsa_group(Branches branches) {
       {"l", 32}, {"d", 16}, {"l_sel", 64}, {"n_sel", 16}, {"w", 512}, {"phi", "avg"}, {"gate_init", {0.1, 0.3, 0.6}}};
 }
 
+AttentionKind attention_in(const HuggingFaceConfig& c) {
+  return c.nsa.is_null() ? AttentionKind::dense : AttentionKind::nsa;
+}
+
+// Layers as the key model.dense_layers has them: "0:2,5:6" for 0, 1 and 5.
+std::string ranges_of(const std::vector<int64_t>& layers) {
+  std::string ranges;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const bool begins = i == 0 || layers[i] != layers[i - 1] + 1;
+    if (begins) ranges += fmt::format("{}{}:", ranges.empty() ? "" : ",", layers[i]);
+    if (i + 1 == layers.size() || layers[i + 1] != layers[i] + 1) ranges += fmt::format("{}", layers[i] + 1);
+  }
+  return ranges;
+}
+
 // The groups model and nsa.
 Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
   Json model = {{"dim", c.dim},
@@ -36,9 +53,9 @@ Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
                 {"n_heads", c.n_heads},
                 {"n_kv_groups", c.n_kv_heads},
                 {"d_k", c.head_dim},
-                {"d_v", c.head_dim},
+                {"d_v", c.v_head_dim},
                 {"vocab_size", c.vocab_size},
-                {"mlp", "swiglu"},
+                {"mlp", c.mlp},
                 {"mlp_hidden", c.mlp_hidden},
                 {"attention", word_of(attention)},
                 {"tie_embeddings", c.tie_embeddings},
@@ -61,7 +78,8 @@ Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
     model["rope_beta_fast"] = c.rope.beta_fast;
     model["rope_beta_slow"] = c.rope.beta_slow;
   }
-  return {{"model", std::move(model)}, {"nsa", nsa_group(Branches::all)}};
+  if (!c.nsa.is_null()) model["dense_layers"] = ranges_of(c.dense_layers);
+  return {{"model", std::move(model)}, {"nsa", c.nsa.is_null() ? nsa_group(Branches::all) : c.nsa}};
 }
 
 // Adds a run's groups. Synthetic tokens, so that the config trains as it is; the user sets data.* and train.*.
@@ -96,22 +114,28 @@ void check_entry(const SafetensorsFile& file, const TensorEntry& entry, const Pa
               shortened(entry.str()));
 }
 
-// Throws an Error unless the folder has exactly the dense model's tensors.
+std::string name_in(HuggingFaceClass model_class, const std::string& triad_name) {
+  if (model_class == HuggingFaceClass::triad) return name_in_triad_class(triad_name);
+  const std::optional<std::string> name = huggingface_name(triad_name);
+  TRIAD_CHECK(name.has_value(), "{}: transformers has no name for {}", word_of(model_class), triad_name);
+  return *name;
+}
+
+// Throws an Error unless the folder has exactly the model's tensors.
 void check_tensors(const WeightIndex& weights, const HuggingFaceConfig& config, const std::string& folder) {
   const std::string architecture(word_of(config.model_class));
   std::map<std::string, const ParamSpec*, std::less<>> expected;
-  const std::vector<ParamSpec> specs = param_specs(dense_model(config));
-  for (const ParamSpec& spec : specs) {
-    const std::optional<std::string> name = huggingface_name(spec.name);
-    TRIAD_CHECK(name.has_value(), "{}: transformers has no name for {}", architecture, spec.name);
-    expected.emplace(*name, &spec);
-  }
+  std::vector<ParamSpec> specs;
+  try {
+    specs = param_specs(model_in_folder(config));
+  } catch (const UsageError& e) { fail("{}/config.json: {}", folder, e.what()); }
+  for (const ParamSpec& spec : specs) expected.emplace(name_in(config.model_class, spec.name), &spec);
   weights.for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
     if (const auto at = expected.find(entry.name); at != expected.end())
       return check_entry(file, entry, *at->second, architecture);
     if (is_computed_tensor(entry.name)) return;
     // Some files hold a tied head, too; import compares it with the embedding.
-    if (config.tie_embeddings && triad_name(entry.name) == "lm_head.weight")
+    if (config.tie_embeddings && entry.name == "lm_head.weight")
       return check_entry(file, entry, specs.front(), architecture);
     fail("{}: tensor {} {} is none of a {} with this config.json", file.path(), shortened(entry.name),
          shortened(entry.str()), architecture);
@@ -148,8 +172,12 @@ std::string ImportSource::dtypes() const {
 
 bool ImportSource::is_16_bit() const { return dtypes().find("16") != std::string::npos; }
 
-ModelConfig dense_model(const HuggingFaceConfig& config) {
-  return config_of_groups(model_groups(config, AttentionKind::dense)).model;
+std::string ImportSource::tensor_name(const std::string& triad_name) const {
+  return name_in(config.model_class, triad_name);
+}
+
+ModelConfig model_in_folder(const HuggingFaceConfig& config) {
+  return config_of_groups(model_groups(config, attention_in(config))).model;
 }
 
 ImportSource open_import(const std::string& folder, bool with_tokenizer) {
@@ -166,7 +194,11 @@ ImportSource open_import(const std::string& folder, bool with_tokenizer) {
 }
 
 Config config_of_import(const ImportSource& source, const ImportedConfig& o) {
-  const Json unset = with_run_groups(model_groups(source.config, o.attention), source, o.out);
+  const bool has_nsa = !source.config.nsa.is_null();
+  const AttentionKind attention = o.attention.value_or(attention_in(source.config));
+  if (has_nsa && attention == AttentionKind::dense)
+    fail_usage("--attention dense: the model in {} has NSA", source.folder);
+  const Json unset = with_run_groups(model_groups(source.config, attention), source, o.out);
   Config before = config_from_json(unset);
   const auto with_sets = [&](Json root) {
     for (const std::string& assignment : o.sets) set_json_key(root, assignment);
@@ -174,7 +206,7 @@ Config config_of_import(const ImportSource& source, const ImportedConfig& o) {
   };
   Json root = with_sets(unset);
   for (const Branches one_softmax : {Branches::selected, Branches::window})
-    if (root["nsa"].value("branches", Json()) == word_of(one_softmax)) {
+    if (!has_nsa && root["nsa"].value("branches", Json()) == word_of(one_softmax)) {
       root = unset;
       root["nsa"] = nsa_group(one_softmax);
       root = with_sets(std::move(root));
@@ -183,10 +215,16 @@ Config config_of_import(const ImportSource& source, const ImportedConfig& o) {
   Config config = config_from_json(root);
   const Json was = group_to_json(before.model), now = group_to_json(config.model);
   for (const auto& [key, value] : was.items()) {
-    if (key == "init_std" || key == "dense_layers" || now[key] == value) continue;
+    if (key == "init_std" || (key == "dense_layers" && !has_nsa) || now[key] == value) continue;
     if (key == "attention") fail_usage("--set model.attention: use --attention {}", now[key].get<std::string>());
     fail_usage("--set model.{} is {}: the model in {} has {}", key, brief(now[key]), source.folder, brief(value));
   }
+  if (!has_nsa) return config;
+  const Json nsa_was = config_to_json(before)["nsa"], nsa_now = config_to_json(config)["nsa"];
+  for (const auto& [key, value] : nsa_was.items())
+    if (key != "index_loss" && nsa_now.value(key, Json()) != value)
+      fail_usage("--set nsa.{} is {}: the model in {} has {}", key, brief(nsa_now.value(key, Json())), source.folder,
+                 brief(value));
   return config;
 }
 

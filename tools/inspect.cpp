@@ -215,9 +215,10 @@ void inspect_huggingface(const std::string& path) {
     fmt::print("  {}, width {}, {} of {}, {}, MLP {}, vocabulary {}, {}\n", counted(c.n_layers, "layer"), c.dim,
                counted(c.n_heads, "head"), c.head_dim, counted(c.n_kv_heads, "key/value head"), c.mlp_hidden,
                c.vocab_size, counted(c.max_positions, "position"));
+    if (!c.nsa.is_null()) fmt::print("  {}\n", model_in_folder(c).layers_text());
     fmt::print("  rope {} of theta {}{}{}{}\n", c.rope.type, c.rope.theta, c.tie_embeddings ? ", tied embeddings" : "",
                c.qkv_bias ? ", biases of q, k and v" : "", c.qk_norm ? ", norms of q and k" : "");
-    fmt::print("  {} parameters, {} tensors in {}, {:.3f} MiB of {}\n", count_parameters(dense_model(c)),
+    fmt::print("  {} parameters, {} tensors in {}, {:.3f} MiB of {}\n", count_parameters(model_in_folder(c)),
                source.weights.count(), counted(source.weights.files().size(), "file"),
                static_cast<double>(bytes) / kMiB, source.dtypes());
     fmt::print("  tokenizer: {}\n", source.tokenizer->available()

@@ -85,15 +85,6 @@ class Object {
 
 constexpr double kMostPositions = 1e12;  // far above real lengths; exact as double and as int64_t
 
-// Whether `triad export` wrote the folder and import does not take it: the model is in none of transformers' classes.
-bool is_triad_export(const Json& config) {
-  const auto type = config.find("model_type");
-  return type != config.end() && *type == "triad";
-}
-constexpr const char* kTriadExport =
-    "triad export wrote this folder for transformers, and triad cannot read it back. Use the checkpoint that was "
-    "exported, or make a copy of that: triad export CHECKPOINT --format triad --out DIR";
-
 // The class, from `architectures`, or without it from `model_type`.
 HuggingFaceClass read_class(const Object& file) {
   const std::string wanted = "import takes " + all_words<HuggingFaceClass>();
@@ -106,7 +97,8 @@ HuggingFaceClass read_class(const Object& file) {
   constexpr std::pair<const char*, HuggingFaceClass> kTypes[] = {{"llama", HuggingFaceClass::llama},
                                                                  {"mistral", HuggingFaceClass::mistral},
                                                                  {"qwen2", HuggingFaceClass::qwen2},
-                                                                 {"qwen3", HuggingFaceClass::qwen3}};
+                                                                 {"qwen3", HuggingFaceClass::qwen3},
+                                                                 {"triad", HuggingFaceClass::triad}};
   const std::string type = file.text("model_type", "");
   TRIAD_CHECK(!type.empty(), "{}: neither architectures nor model_type says what model this is: {}", file.path(),
               wanted);
@@ -120,6 +112,7 @@ void refuse_unknown_arithmetic(const Object& file, HuggingFaceClass model_class)
   using enum HuggingFaceClass;
   if (const Json* quantized = file.find("quantization_config"))
     file.refuse("quantization_config", *quantized, "quantized weights cannot be taken: F32, BF16 or F16 are needed");
+  if (model_class == HuggingFaceClass::triad) return;
   if (const Json* map = file.find("auto_map"); map != nullptr && map->contains("AutoModelForCausalLM"))
     file.refuse("auto_map", *map, "a model with code of its own cannot be taken");
   if (const std::string act = file.text("hidden_act", "silu"); act != "silu" && act != "swish")
@@ -226,6 +219,57 @@ HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_posi
   return r;
 }
 
+// The rotation of TriadForCausalLM: the group `rope`, whose keys configuration_triad.py explains.
+HuggingFaceRope read_triad_rope(const Object& file) {
+  static const Json kNone = Json::object();
+  const Json* const found = file.find("rope");
+  if (found != nullptr && !found->is_object()) file.refuse("rope", *found, "an object is needed");
+  const Object rope(file.path(), found == nullptr ? kNone : *found, "rope.");
+  HuggingFaceRope r;
+  r.theta = rope.number("theta", above(0), r.theta);
+  r.type = rope.text("scaling", "none");
+  if (r.type == "none") {
+    r.factor = rope.number("scale", above(0), 1);
+    r.type = r.factor == 1 ? "default" : "linear";
+    return r;
+  }
+  if (r.type != "llama3" && r.type != "yarn") rope.refuse("scaling", r.type, "none, llama3 and yarn can be taken");
+  r.factor = rope.number("factor", at_least(1), 8);
+  r.original_len = rope.integer("original_len", 1, kMostPositions, 8192);
+  r.low_freq = rope.number("low_freq", above(0), r.low_freq);
+  r.high_freq = rope.number("high_freq", above(0), r.high_freq);
+  r.beta_fast = rope.number("beta_fast", above(0), r.beta_fast);
+  r.beta_slow = rope.number("beta_slow", above(0), r.beta_slow);
+  return r;
+}
+
+// What TriadForCausalLM has and transformers' classes do not.
+void read_triad(const Object& file, HuggingFaceConfig& c) {
+  constexpr double kMostHeadDim = 256;
+  c.v_head_dim = file.integer("v_head_dim", 1, kMostHeadDim, c.head_dim);
+  c.mlp = file.text("mlp", "silu");
+  c.qkv_bias = file.flag("qkv_bias", false), c.qk_norm = file.flag("qk_norm", false);
+  c.rope = read_triad_rope(file);
+  if (const Json* nsa = file.find("nsa")) {
+    if (!nsa->is_object()) file.refuse("nsa", *nsa, "an object is needed");
+    c.nsa = *nsa;
+  }
+  static const Json kNone = Json::array();
+  const Json* const given = file.find("dense_layers");
+  const Json& dense = given == nullptr ? kNone : *given;
+  if (!dense.is_array()) file.refuse("dense_layers", dense, "a list of layers is needed");
+  for (const Json& layer : dense) {
+    const bool exists = layer.is_number_unsigned() && layer.get<uint64_t>() < static_cast<uint64_t>(c.n_layers);
+    if (!exists) file.refuse("dense_layers", layer, fmt::format("a layer from 0 to {} is needed", c.n_layers - 1));
+    c.dense_layers.push_back(layer.get<int64_t>());
+  }
+  std::sort(c.dense_layers.begin(), c.dense_layers.end());
+  c.dense_layers.erase(std::unique(c.dense_layers.begin(), c.dense_layers.end()), c.dense_layers.end());
+  TRIAD_CHECK(!c.nsa.is_null() || static_cast<int64_t>(c.dense_layers.size()) == c.n_layers,
+              "{}: nsa is missing, and dense_layers is {}: without nsa all {} layers are needed", file.path(),
+              brief(dense), c.n_layers);
+}
+
 // What transformers takes where a class's file lacks the key.
 struct ClassDefaults {
   int64_t max_positions, n_kv_heads, head_dim;  // 0 heads: n_heads; 0 head_dim: dim / n_heads
@@ -240,6 +284,8 @@ ClassDefaults defaults_of(HuggingFaceClass model_class) {
       return {32768, 32, 0};
     case HuggingFaceClass::qwen3:
       return {32768, 32, 128};
+    case HuggingFaceClass::triad:  // configuration_triad.py
+      return {2048, 2, 32};
   }
   fail("a model class without defaults");
 }
@@ -305,13 +351,17 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path) {
   HuggingFaceConfig c;
   c.json = std::move(json);
   const Object file(path, c.json);
-  if (is_triad_export(c.json)) file.refuse("model_type", c.json["model_type"], kTriadExport);
   c.model_class = read_class(file);
   refuse_unknown_arithmetic(file, c.model_class);
   read_shape(file, c);
   c.norm_eps = file.number("rms_norm_eps", above(0), c.norm_eps);
   c.init_std = file.number("initializer_range", at_least(0), c.init_std);
   c.tie_embeddings = file.flag("tie_word_embeddings", false);
+  c.v_head_dim = c.head_dim;
+  if (c.model_class == HuggingFaceClass::triad) {
+    read_triad(file, c);
+    return c;
+  }
   c.qkv_bias = c.model_class == HuggingFaceClass::qwen2;
   c.qk_norm = c.model_class == HuggingFaceClass::qwen3;
   refuse_sliding_windows(file, c);
@@ -334,8 +384,7 @@ bool is_huggingface_folder(const std::string& folder) {
   } catch (const Error&) { return false; }
 }
 
-void fail_huggingface_folder(const std::string& folder, const Json& config) {
-  if (is_triad_export(config)) fail_usage("{}: {}", folder, kTriadExport);
+void fail_huggingface_folder(const std::string& folder) {
   fail_usage("{} is a transformers folder: triad import takes it", folder);
 }
 

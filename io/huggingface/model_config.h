@@ -14,15 +14,17 @@
 
 namespace triad {
 
-// transformers' classes that `triad import` takes.
-enum class HuggingFaceClass { llama, mistral, qwen2, qwen3 };
+// The classes that `triad import` takes: transformers' own, and the one in modeling_triad.py, with which `triad export`
+// writes the models that transformers has no class for.
+enum class HuggingFaceClass { llama, mistral, qwen2, qwen3, triad };
 template <>
 struct EnumWords<HuggingFaceClass> {
   static constexpr std::pair<std::string_view, HuggingFaceClass> words[] = {
       {"LlamaForCausalLM", HuggingFaceClass::llama},
       {"MistralForCausalLM", HuggingFaceClass::mistral},
       {"Qwen2ForCausalLM", HuggingFaceClass::qwen2},
-      {"Qwen3ForCausalLM", HuggingFaceClass::qwen3}};
+      {"Qwen3ForCausalLM", HuggingFaceClass::qwen3},
+      {"TriadForCausalLM", HuggingFaceClass::triad}};
 };
 
 // How queries and keys are rotated. `type` is transformers' rope_type: default, linear, llama3 or yarn. The fields
@@ -45,7 +47,11 @@ struct HuggingFaceConfig {
   bool qkv_bias = false;  // q_proj, k_proj and v_proj have biases (Qwen2)
   bool qk_norm = false;   // RMSNorm on every q and k head (Qwen3)
   HuggingFaceRope rope;
-  Json json;  // the whole file, which an export keeps
+  int64_t v_head_dim = 0;             // width of a value head; other than head_dim in TriadForCausalLM alone
+  std::string mlp = "swiglu";         // a word of the config key model.mlp
+  std::vector<int64_t> dense_layers;  // TriadForCausalLM with `nsa`: the layers with dense attention
+  Json nsa;                           // TriadForCausalLM: the config's group nsa, unchecked; null: attention is dense
+  Json json;                          // the whole file, which an export keeps
 };
 
 // Reads and checks folder/config.json.
@@ -56,8 +62,8 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path);
 // Whether the folder has a config.json with a key `architectures` or `model_type`, which Triad's own configs do not
 // have. False too if the file cannot be read as JSON.
 bool is_huggingface_folder(const std::string& folder);
-// Refuses such a folder where a Triad checkpoint or config is needed, and says how to get one. config: its config.json.
-[[noreturn]] void fail_huggingface_folder(const std::string& folder, const Json& config);
+// Refuses such a folder where a Triad checkpoint or config is needed, and says how to get one.
+[[noreturn]] void fail_huggingface_folder(const std::string& folder);
 
 // What an export needs from the folder that was imported, as state.json keeps it under `origin` (README.md here): the
 // class, config.json, generation_config.json, which tokenizer the folder has, and the texts in the tokenizer's small

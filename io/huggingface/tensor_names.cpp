@@ -66,6 +66,10 @@ std::optional<std::string> triad_name(std::string_view huggingface_name) {
   return translate(huggingface_name, &Names::huggingface, &Names::triad);
 }
 
+std::string name_in_triad_class(const std::string& triad_name) {
+  return triad_name == "lm_head.weight" ? triad_name : "model." + triad_name;
+}
+
 bool is_computed_tensor(std::string_view huggingface_name) {
   const std::optional<LayerName> in_layer = split_layer(kLayer.huggingface, huggingface_name);
   return in_layer && in_layer->rest == kInverseFrequencies;

@@ -96,7 +96,7 @@ double Options::factor(int64_t dk) const {
 }
 
 Options read_options(const triad_nsa_options* from) {
-  constexpr uint32_t kFlags = TRIAD_NSA_UNCHECKED_POINTERS | TRIAD_NSA_SIGNED_GATES;
+  constexpr uint32_t kFlags = TRIAD_NSA_UNCHECKED_POINTERS | TRIAD_NSA_SIGNED_GATES | TRIAD_NSA_GIVEN_LISTS;
   constexpr int64_t kMost = int64_t{1} << 30;
   const triad_nsa_options& o = sized("options", from);
   const auto at_least = [](const char* name, int64_t value, int64_t least) {
@@ -135,6 +135,7 @@ Options read_options(const triad_nsa_options* from) {
   }
   to.check_pointers = (o.flags & TRIAD_NSA_UNCHECKED_POINTERS) == 0;
   to.signed_gates = (o.flags & TRIAD_NSA_SIGNED_GATES) != 0;
+  to.given_lists = (o.flags & TRIAD_NSA_GIVEN_LISTS) != 0;
   return to;
 }
 

@@ -48,7 +48,7 @@ void select_by_index(Call& call, const triad_nsa_documents* documents, const Ind
 }
 
 struct IndexLossArguments {
-  const triad_nsa_tensor *q, *k, *lse, *block_index, *iq, *ik, *loss, *diq, *dik;
+  const triad_nsa_tensor *q, *k, *lse, *block_index, *iq, *ik, *padding_begin, *loss, *diq, *dik;
   double weight;
 };
 
@@ -61,6 +61,11 @@ void index_loss(Call& call, const triad_nsa_documents* documents, const IndexLos
   call.expect("iq", index.q, {B, T, b.k.size(2), index.q.size(3)}, b.type);
   const Tensor lse = call.tensor("lse", from.lse, 3, Call::Strides::contiguous);
   call.expect("lse", lse, b.lse_shape, b.acc);
+  Tensor padding_begin;
+  if (present(from.padding_begin)) {
+    padding_begin = call.tensor("padding_begin", from.padding_begin, 1, Call::Strides::contiguous);
+    call.expect("padding_begin", padding_begin, {B}, DType::i32);
+  }
   const Tensor loss = call.tensor("loss", from.loss, 1, Call::Strides::contiguous, true);
   call.expect("loss", loss, {1}, DType::f64);
   const auto wanted = [&](const char* name, const triad_nsa_tensor* t, const Shape& shape) {
@@ -75,9 +80,13 @@ void index_loss(Call& call, const triad_nsa_documents* documents, const IndexLos
   Scratch::Scope scope(ctx.scratch);
   Outputs to(call, scope);
   const DType key_type = dik.empty() ? b.type : dik.dtype;
-  const IndexBackward backward{
-      index, {},         to.target_dq(diq, b.acc, index.q.shape(), 1), to.target(dik, key_type, index.k.shape()),
-      loss,  from.weight};
+  const IndexBackward backward{.in = index,
+                               .lse = {},
+                               .dq = to.target_dq(diq, b.acc, index.q.shape(), 1),
+                               .dk = to.target(dik, key_type, index.k.shape()),
+                               .loss = loss,
+                               .scale = from.weight,
+                               .padding_begin = padding_begin};
   const AttendIn in{scaled(call, b.q, scope), b.k, b.k, call.documents(documents, B, T, scope)};
   nsa_index_loss(ctx, backward, in, lse, b.block_index, call.options.l_sel);
   to.finish();
@@ -202,17 +211,17 @@ triad_nsa_status triad_nsa_index_loss(triad_nsa_context* context, void* stream, 
                                       const triad_nsa_documents* documents, const triad_nsa_tensor* q,
                                       const triad_nsa_tensor* k, const triad_nsa_tensor* lse,
                                       const triad_nsa_tensor* block_index, const triad_nsa_tensor* iq,
-                                      const triad_nsa_tensor* ik, double weight, const triad_nsa_tensor* loss,
-                                      const triad_nsa_tensor* diq, const triad_nsa_tensor* dik, void* workspace,
-                                      size_t* workspace_bytes) {
+                                      const triad_nsa_tensor* ik, const triad_nsa_tensor* padding_begin, double weight,
+                                      const triad_nsa_tensor* loss, const triad_nsa_tensor* diq,
+                                      const triad_nsa_tensor* dik, void* workspace, size_t* workspace_bytes) {
   return guarded([&] {
     need(context, "context");
     const Options options = block_sparse_options(options_from, block_index);
     Key key("index_loss");
     key.add(*options_from).add(documents).add(q).add(k).add(lse).add(block_index).add(iq).add(ik);
-    key.add(loss).add(diq).add(dik);
+    key.add(padding_begin).add(loss).add(diq).add(dik);
     run(context, stream, options, key, workspace, workspace_bytes, [&](Call& call) {
-      index_loss(call, documents, {q, k, lse, block_index, iq, ik, loss, diq, dik, weight});
+      index_loss(call, documents, {q, k, lse, block_index, iq, ik, padding_begin, loss, diq, dik, weight});
     });
   });
 }

@@ -88,7 +88,7 @@ struct Options : SelectOptions {
   int64_t w = 512;
   double scale = 0;
   KernelChoices kernels;
-  bool check_pointers = true, signed_gates = false;
+  bool check_pointers = true, signed_gates = false, given_lists = false;
   double factor(int64_t dk) const;
 };
 Options read_options(const triad_nsa_options*);

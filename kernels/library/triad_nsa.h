@@ -130,6 +130,8 @@ typedef enum triad_nsa_kernels {
 #define TRIAD_NSA_SIGNED_GATES 2u       /* gates may be negative. Without it a gate per group has to be >= 0: Hopper's
                                            backward gives NaN for a negative one. It costs backward three products as
                                            large as dout; gates per head have that cost and that freedom always */
+#define TRIAD_NSA_GIVEN_LISTS 4u        /* triad_nsa_forward does not select: branch sel attends to the lists that the
+                                           caller has put into saved's block_index, from anywhere */
 
 typedef struct triad_nsa_options {
   size_t struct_size;      /* sizeof(triad_nsa_options); fields that a later version adds follow the last one */
@@ -189,7 +191,8 @@ typedef struct triad_nsa_saved {
   size_t struct_size;
   void* o[3];           /* [B,T,Hq,dv] type: the branches' outputs, before the gates */
   void* lse[3];         /* [B,T,Hq] acc: the scaled scores' log-sum-exp; -inf for a row without keys */
-  int32_t* block_index; /* [B,T,Hkv,selected]: the lists, ascending, padded at the end with -1 */
+  int32_t* block_index; /* [B,T,Hkv,selected]: the lists, ascending, padded at the end with -1; TRIAD_NSA_GIVEN_LISTS:
+                           an input of forward */
   void *k_cmp, *v_cmp;  /* [B,Tc,Hkv,dk], [B,Tc,Hkv,dv] type: the averages; ignored where the caller gives k_cmp */
 } triad_nsa_saved;
 typedef struct triad_nsa_saved_sizes {
@@ -321,12 +324,15 @@ TRIAD_NSA_API triad_nsa_status triad_nsa_block_sparse_backward(
 /* The index's loss, sum over all (t, g) of KL(P || Q), in nats: P is the mean over the group's heads of the attention's
  * probabilities, Q the softmax of s, both over the tokens that (t, g) attends to. P gets no gradient.
  * loss [1] f64: the sum; its mean is the sum / (B * T * Hkv). diq, dik: the gradients of weight * loss, in the shapes
- * of iq and ik and in type or acc; NULL: not computed. All overwritten  <-  q, k, block_index, and lse from forward */
+ * of iq and ik and in type or acc; NULL: not computed. All overwritten  <-  q, k, block_index, and lse from forward; for
+ * branch sel of triad_nsa_forward its k[1] and lse[1]. padding_begin [B] i32: each row's tokens from this one on are
+ * padding, which the loss leaves out; NULL: all count */
 TRIAD_NSA_API triad_nsa_status triad_nsa_index_loss(
     triad_nsa_context*, void* stream, const triad_nsa_options*, const triad_nsa_documents*, const triad_nsa_tensor* q,
     const triad_nsa_tensor* k, const triad_nsa_tensor* lse, const triad_nsa_tensor* block_index,
-    const triad_nsa_tensor* iq, const triad_nsa_tensor* ik, double weight, const triad_nsa_tensor* loss,
-    const triad_nsa_tensor* diq, const triad_nsa_tensor* dik, void* workspace, size_t* workspace_bytes);
+    const triad_nsa_tensor* iq, const triad_nsa_tensor* ik, const triad_nsa_tensor* padding_begin, double weight,
+    const triad_nsa_tensor* loss, const triad_nsa_tensor* diq, const triad_nsa_tensor* dik, void* workspace,
+    size_t* workspace_bytes);
 
 #ifdef __cplusplus
 }

@@ -103,7 +103,7 @@ Key key_of(const char* function, const triad_nsa_options& options, const triad_n
 
 NsaComposition composition(const Options& options) {
   NsaComposition c{options};
-  c.w = options.w, c.signed_gates = options.signed_gates;
+  c.w = options.w, c.signed_gates = options.signed_gates, c.keep_block_index = options.given_lists;
   return c;
 }
 
@@ -147,6 +147,9 @@ void forward(Call& call, const triad_nsa_inputs* inputs, const triad_nsa_tensor*
   const Inputs n = read_inputs(call, inputs);
   const Tensor out = call.tensor("out", out_from, 4, Call::Strides::heads, true);
   call.expect("out", out, {n.B, n.T, n.Hq, n.dv}, n.type);
+  const bool no_lists = saved_to == nullptr || (saved_to->block_index == nullptr && !call.planning());
+  if (call.options.given_lists && no_lists && out.numel() > 0)
+    reject(TRIAD_NSA_ERROR_ARGUMENT, "saved.block_index is NULL, and options.flags has TRIAD_NSA_GIVEN_LISTS");
   Scratch::Scope scope(ctx.scratch);
   NsaSaved s = read_saved(call, n, saved_to, scope, false);
   s.gate = scope.alloc(n.acc, {3, n.B, n.T, n.gates});

@@ -1,5 +1,7 @@
 // kernels/library's C functions against the engine's own ops, central differences and each other. GPUs:
 // test_library_gpu.cpp; bad arguments: test_library_errors.cpp.
+#include <algorithm>
+
 #include "kernels/nsa/compose.h"
 #include "tests/support/library_problem.h"
 
@@ -115,6 +117,44 @@ TEST_CASE("library: the whole has the engine's bits, on a GPU") {
     check_against_engine(setting, {333, 1, 4, 192, 128}, config(32, 16, 64, 4, 128));
     check_against_engine(setting, {257, 2, 2, 40, 24}, config(16, 8, 32, 4, 50));
   });
+}
+
+TEST_CASE("library: given lists are attended to, and those of the selection give its bits") {
+  for (const LibraryCase& n : small_cases()) {
+    INFO(n.name);
+    LibraryProblem p(kCpu64, n);
+    p.forward();
+    p.backward();
+    const auto selected = p.results();
+    p.options.flags |= TRIAD_NSA_GIVEN_LISTS;
+    p.forward();
+    p.backward();
+    CHECK(p.results() == selected);
+    if (n.T < 2 * n.options[2]) continue;
+    Values own = selected.at("block_index");  // each list's last block alone
+    const size_t entries = static_cast<size_t>(n.options[3]);
+    for (size_t i = 0; i < own.size(); i += entries) {
+      const auto begin = own.begin() + static_cast<int64_t>(i), end = begin + static_cast<int64_t>(entries);
+      const double last = *std::max_element(begin, end);
+      std::fill(begin, end, -1);
+      *begin = last;
+    }
+    p.lab.assign(p.block_index, own);
+    p.forward();
+    CHECK(p.lab.values(p.block_index) == own);
+    CHECK(p.lab.values(p.out) != selected.at("out"));
+    const Tensor o = p.lab.poisoned(p.o[1].shape(), DType::f64), lse = p.lab.poisoned(p.lse[1].shape(), DType::f64);
+    const std::string from = n.shared ? "0" : "1";
+    const triad_nsa_documents documents = p.documents();
+    const triad_nsa_tensor q = c_tensor(p.in["q"]), k = c_tensor(p.in["k" + from]), v = c_tensor(p.in["v" + from]),
+                           lists = c_tensor(p.block_index), to = c_tensor(o), to_lse = c_tensor(lse);
+    p.call("block-sparse forward", [&](void* w, size_t* bytes) {
+      return triad_nsa_block_sparse_forward(p.context.get(), nullptr, &p.options, &documents, &q, &k, &v, &lists, &to,
+                                            &to_lse, w, bytes);
+    });
+    CHECK(p.lab.values(o) == p.lab.values(p.o[1]));
+    CHECK(p.lab.values(lse) == p.lab.values(p.lse[1]));
+  }
 }
 
 TEST_CASE("library: documents have the results that they have alone") {

@@ -10,122 +10,12 @@
 #include "kernels/nsa/attend_selected.h"
 #include "kernels/nsa/dense_attention.h"
 #include "kernels/nsa/select_index.h"
-#include "tests/support/library_problem.h"
+#include "tests/support/sparse_problem.h"
 
 using namespace triad;
 using namespace triad::test;
 
 namespace {
-
-struct SparseCase {
-  LibraryCase base;
-  bool dense = false;  // no lists
-  int64_t di = 4;
-};
-
-// Inputs, lists by the index, and results of every function.
-class Sparse {
- public:
-  Sparse(const Setting& setting, const SparseCase& n) : p(setting, shared(n.base)), n(n), T(setting.dtype) {
-    const LibraryCase& c = n.base;
-    acc = acc_dtype(T);
-    iq = random({c.B, c.T, c.Hkv, n.di}, 70), ik = random({c.B, c.T, 1, n.di}, 71);
-    const Tensor& q = p.in["q"];
-    const Shape o_shape{c.B, c.T, c.Hq(), c.dv}, lse_shape{c.B, c.T, c.Hq()};
-    lists = p.lab.poisoned({c.B, c.T, c.Hkv, c.options[3]}, DType::i32);
-    o = p.lab.poisoned(o_shape, T), lse = p.lab.poisoned(lse_shape, acc);
-    d_o = random(o_shape, 72);
-    dlse = p.lab.from(random_values(lse_shape.numel(), 73), lse_shape, acc);
-    dq = p.lab.poisoned(q.shape(), acc), dk = p.lab.poisoned(p.in["k0"].shape(), T);
-    dv = p.lab.poisoned(p.in["v0"].shape(), T);
-    loss = p.lab.poisoned({1}, DType::f64);
-    diq = p.lab.poisoned(iq.shape(), acc), dik = p.lab.poisoned(ik.shape(), T);
-  }
-  void select() {
-    const triad_nsa_documents documents = p.documents();
-    const triad_nsa_tensor q_c = c_tensor(iq), k_c = c_tensor(ik), to = c_tensor(lists);
-    p.call("select", [&](void* w, size_t* bytes) {
-      return triad_nsa_select_by_index(p.context.get(), stream(), &p.options, &documents, &q_c, &k_c, &to, w, bytes);
-    });
-  }
-  void forward() {
-    const triad_nsa_documents documents = p.documents();
-    const triad_nsa_tensor q = c_tensor(p.in["q"]), k = c_tensor(p.in["k0"]), v = c_tensor(p.in["v0"]),
-                           to = c_tensor(o), to_lse = c_tensor(lse), given = c_tensor(lists);
-    p.call("forward", [&](void* w, size_t* bytes) {
-      return triad_nsa_block_sparse_forward(p.context.get(), stream(), &p.options, &documents, &q, &k, &v,
-                                            or_dense(given), &to, &to_lse, w, bytes);
-    });
-  }
-  void backward(bool through_lse = true) {
-    const triad_nsa_documents documents = p.documents();
-    const triad_nsa_tensor q = c_tensor(p.in["q"]), k = c_tensor(p.in["k0"]), v = c_tensor(p.in["v0"]),
-                           from = c_tensor(o), from_lse = c_tensor(lse), given = c_tensor(lists), up = c_tensor(d_o),
-                           up_lse = c_tensor(dlse), q_to = c_tensor(dq), k_to = c_tensor(dk), v_to = c_tensor(dv);
-    p.call("backward", [&](void* w, size_t* bytes) {
-      return triad_nsa_block_sparse_backward(p.context.get(), stream(), &p.options, &documents, &q, &k, &v,
-                                             or_dense(given), &from, &from_lse, &up, through_lse ? &up_lse : nullptr,
-                                             &q_to, &k_to, &v_to, w, bytes);
-    });
-  }
-  // Returns the loss.
-  double learn(double weight = 1) {
-    const triad_nsa_documents documents = p.documents();
-    const triad_nsa_tensor q = c_tensor(p.in["q"]), k = c_tensor(p.in["k0"]), from_lse = c_tensor(lse),
-                           given = c_tensor(lists), q_c = c_tensor(iq), k_c = c_tensor(ik), to = c_tensor(loss),
-                           q_to = c_tensor(diq), k_to = c_tensor(dik);
-    p.call("index loss", [&](void* w, size_t* bytes) {
-      return triad_nsa_index_loss(p.context.get(), stream(), &p.options, &documents, &q, &k, &from_lse, or_dense(given),
-                                  &q_c, &k_c, weight, &to, &q_to, &k_to, w, bytes);
-    });
-    return p.lab.values(loss)[0];
-  }
-  void all() {
-    select();
-    forward();
-    backward();
-    learn(0.5);
-  }
-  std::map<std::string, Values> results() {
-    std::map<std::string, Values> to;
-    for (const auto& [name, t] : std::map<std::string, Tensor>{{"o", o},
-                                                               {"lse", lse},
-                                                               {"lists", lists},
-                                                               {"dq", dq},
-                                                               {"dk", dk},
-                                                               {"dv", dv},
-                                                               {"loss", loss},
-                                                               {"diq", diq},
-                                                               {"dik", dik}})
-      to[name] = p.lab.values(t);
-    return to;
-  }
-  const triad_nsa_tensor* or_dense(const triad_nsa_tensor& given) const { return n.dense ? nullptr : &given; }
-  void* stream() { return p.lab.ctx().stream.handle(); }
-
-  LibraryProblem p;
-  const SparseCase n;
-  const DType T;
-  DType acc;
-  Tensor iq, ik, lists, o, lse, d_o, dlse, dq, dk, dv, loss, diq, dik;
-
- private:
-  static LibraryCase shared(LibraryCase c) {
-    c.shared = true;
-    return c;
-  }
-  Tensor random(const Shape& shape, uint64_t number) {
-    return p.lab.from(random_values(shape.numel(), number), shape, T);
-  }
-};
-
-std::vector<SparseCase> sparse_cases() {
-  const LibraryCase two{.name = "2x33", .B = 2, .T = 33, .Hkv = 2, .G = 2, .dk = 8, .dv = 6};
-  LibraryCase scaled = two, documents = two, wide{.name = "G 6", .B = 1, .T = 70, .Hkv = 1, .G = 6, .dk = 8, .dv = 8};
-  scaled.name = "scale", scaled.scale = 0.5;
-  documents.name = "documents", documents.B = 1, documents.T = 70, documents.bounds = {0, 3, 33, 70};
-  return {{two}, {two, true}, {scaled}, {documents}, {documents, true}, {wide, false, 6}, {wide, true, 6}};
-}
 
 const Setting kCpu64{Device::cpu(), DType::f64};
 
@@ -279,6 +169,33 @@ TEST_CASE("library: an index's loss has the engine's bits, and its gradients are
   }
 }
 
+TEST_CASE("library: an index's loss leaves out padding, whose rows teach nothing") {
+  for (const SparseCase& n : sparse_cases()) {
+    INFO(n.base.name << (n.dense ? ", dense" : ""));
+    Sparse s(kCpu64, n);
+    Lab& lab = s.p.lab;
+    s.select();
+    s.forward();
+    const double whole = s.learn();
+    Values begins(static_cast<size_t>(n.base.B), static_cast<double>(n.base.T));
+    s.padding_begin = lab.from(begins, {n.base.B}, DType::i32);
+    CHECK(s.learn() == whole);
+    begins[0] = 20;
+    lab.assign(s.padding_begin, begins);
+    const double loss = s.learn(2);
+    CHECK((loss > 0 && loss < whole));
+    const Values diq = lab.values(s.diq), dik = lab.values(s.dik);
+    const size_t row = static_cast<size_t>(n.base.Hkv * n.di), end = row * static_cast<size_t>(n.base.T);
+    for (size_t i = 20 * row; i < end; ++i) REQUIRE(diq[i] == 0);
+    const auto value = [&] { return 2 * s.learn(2); };
+    check_differences(lab, s.iq, diq, value);
+    check_differences(lab, s.ik, dik, value);
+    begins.assign(begins.size(), 0);
+    lab.assign(s.padding_begin, begins);
+    CHECK(s.learn() == 0);
+  }
+}
+
 TEST_CASE("library: lists by an index are the engine's, and documents have those that they have alone") {
   SparseCase packed = sparse_cases()[3];
   Sparse s(kCpu64, packed);
@@ -427,6 +344,12 @@ TEST_CASE("library errors: arguments of block-sparse attention and of an index")
   const auto select = [&] {
     return triad_nsa_select_by_index(c, nullptr, options, nullptr, &iq, &ik, &lists, nullptr, &bytes);
   };
+  const Tensor begins = p.lab.from({7, 33}, {2}, DType::i32);
+  triad_nsa_tensor padding = c_tensor(begins);
+  const auto index_loss = [&](triad_nsa_context* with, const triad_nsa_tensor& to) {
+    return triad_nsa_index_loss(with, nullptr, options, nullptr, &q, &k, &lse, &lists, &iq, &ik, &padding, 1, &to,
+                                nullptr, nullptr, nullptr, &bytes);
+  };
   lists.size[0] = 1;
   check_status(forward(), kArgument, "block_index is i32[1,33,2,3] on cpu, not i32[2,33,2,3]");
   lists.size[0] = 2, lists.size[3] = 0;
@@ -446,16 +369,12 @@ TEST_CASE("library errors: arguments of block-sparse attention and of an index")
   check_status(select(), kArgument, "ik is f32[2,33,1,4] on cpu, not f32[2,33,1,2]");
   iq = c_tensor(s.iq), iq.size[2] = 1;
   check_status(select(), kArgument, "block_index is i32[2,33,2,3] on cpu, not i32[2,33,1,3]");
-  check_status(triad_nsa_index_loss(c, nullptr, options, nullptr, &q, &k, &lse, &lists, &iq, &ik, 1, &loss, nullptr,
-                                    nullptr, nullptr, &bytes),
-               kArgument, "iq is f32[2,33,1,4] on cpu, not f32[2,33,2,4]");
+  check_status(index_loss(c, loss), kArgument, "iq is f32[2,33,1,4] on cpu, not f32[2,33,2,4]");
   iq = c_tensor(s.iq);
-  check_status(triad_nsa_index_loss(c, nullptr, options, nullptr, &q, &k, &lse, &lists, &iq, &ik, 1, &o, nullptr,
-                                    nullptr, nullptr, &bytes),
-               kArgument, "loss has 4 axes, not 1");
-  check_status(triad_nsa_index_loss(nullptr, nullptr, options, nullptr, &q, &k, &lse, &lists, &iq, &ik, 1, &loss,
-                                    nullptr, nullptr, nullptr, &bytes),
-               kArgument, "context is NULL");
+  check_status(index_loss(c, o), kArgument, "loss has 4 axes, not 1");
+  check_status(index_loss(nullptr, loss), kArgument, "context is NULL");
+  padding.size[0] = 1;
+  check_status(index_loss(c, loss), kArgument, "padding_begin is i32[1] on cpu, not i32[2]");
 }
 
 TEST_CASE("library errors: random bytes as arguments of block-sparse attention are refused or planned", "[build]") {
@@ -463,18 +382,19 @@ TEST_CASE("library errors: random bytes as arguments of block-sparse attention a
   LibraryProblem& p = s.p;
   const Philox random(8, 0);
   uint64_t at = 0, planned = 0;
+  const Tensor begins = p.lab.from({7, 33}, {2}, DType::i32);
   triad_nsa_context gpu(Device::cuda(), false);  // plans for Hopper, with or without a GPU
   gpu.traits = {132, 90};
   for (int run = 0; run < 4000; ++run) {
     triad_nsa_options options = p.options;
     std::vector<triad_nsa_tensor> t;
     for (const Tensor& each : {p.in["q"], p.in["k0"], p.in["v0"], s.lists, s.o, s.lse, s.d_o, s.dlse, s.dq, s.dk, s.dv,
-                               s.iq, s.ik, s.loss, s.diq, s.dik})
+                               s.iq, s.ik, s.loss, s.diq, s.dik, begins})
       t.push_back(c_tensor(each));
     for (int i = 0; i < 2; ++i) {  // overwrites 8-byte words with small, large or negative numbers
       const bool in_options = random.uniform(at++) < 0.2;
       void* const chosen =
-          in_options ? static_cast<void*>(&options) : &t[static_cast<size_t>(random.uniform(at++) * 16)];
+          in_options ? static_cast<void*>(&options) : &t[static_cast<size_t>(random.uniform(at++) * 17)];
       const double words = (in_options ? sizeof options : sizeof t[0]) / 8.0, kind = random.uniform(at++),
                    x = random.uniform(at++);
       const auto number = static_cast<int64_t>(kind < 0.6 ? x * 70 : kind < 0.8 ? x * 0x1p62 : -x * 100);
@@ -489,8 +409,8 @@ TEST_CASE("library errors: random bytes as arguments of block-sparse attention a
           triad_nsa_block_sparse_backward(c, nullptr, o, nullptr, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6],
                                           &t[7], &t[8], &t[9], &t[10], nullptr, &bytes),
           triad_nsa_select_by_index(c, nullptr, o, nullptr, &t[11], &t[12], &t[3], nullptr, &bytes),
-          triad_nsa_index_loss(c, nullptr, o, nullptr, &t[0], &t[1], &t[5], &t[3], &t[11], &t[12], 1, &t[13], &t[14],
-                               &t[15], nullptr, &bytes)}) {
+          triad_nsa_index_loss(c, nullptr, o, nullptr, &t[0], &t[1], &t[5], &t[3], &t[11], &t[12],
+                               run % 3 == 0 ? nullptr : &t[16], 1, &t[13], &t[14], &t[15], nullptr, &bytes)}) {
       INFO(run << ": " << triad_nsa_status_name(status) << ", " << triad_nsa_last_error());
       planned += status == TRIAD_NSA_OK;
       REQUIRE(status != TRIAD_NSA_ERROR_INTERNAL);

@@ -209,9 +209,10 @@ void check_reads(const ModelConfig& c, Device device, DType dtype, const std::ve
     for (int64_t b = 0; b < B; ++b) {
       const int64_t S = lengths[static_cast<size_t>(b)], each = c.n_layers * c.n_kv_groups;
       f.prefill(b, {tokens.begin(), tokens.begin() + S - 1});
-      expected[2] += each * (c.has_nsa() ? std::min(n.w, S) : S);
-      if (!c.has_nsa()) continue;
-      expected[0] += each * compressed_length(S, n.l, n.d);
+      const AttentionKind kind = c.attention_of(0);
+      if (kind != AttentionKind::selected) expected[2] += each * (c.has_nsa() ? std::min(n.w, S) : S);
+      if (kind == AttentionKind::nsa) expected[0] += each * compressed_length(S, n.l, n.d);
+      if (!c.has_lists()) continue;
       expected[1] += each * (S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S);
     }
     const Tensor reads = f.reads();
@@ -234,6 +235,14 @@ void check_reads_of_all(Device device, DType dtype, int64_t heads, int64_t group
   ModelConfig dense = c;
   dense.attention = AttentionKind::dense;
   check_reads(dense, device, dtype, {{1, 301}, {128, 77}});
+  ModelConfig index = c, window = c;
+  index.nsa.selector = Selector::index, window.nsa.branches = Branches::window;
+  ModelConfig one_softmax = index;
+  one_softmax.nsa.branches = Branches::selected;
+  for (ModelConfig* const each : {&index, &one_softmax, &window}) {
+    each->resolve();
+    check_reads(*each, device, dtype, {{1, 301}, {128, 77}, {129, 255}});
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // triad generate: seeds, batches, stop tokens, contexts, sampling options; and triad bench decode's CSV.
+#include <array>
 #include <fstream>
 #include <regex>
 #include <sstream>
@@ -131,10 +132,18 @@ TEST_CASE("generate: top k and top p keep the most likely tokens", "[generate]")
 }
 
 TEST_CASE("bench prefill and decode count the keys that are read", "[generate]") {
+  // With l 8, d 4, l' 8, n 4 and w 16 a step reads 24 compressed keys, 3*8 + 4 selected ones and 16 in the sliding
+  // window, if the context has 100 tokens.
+  const std::string one_softmax = "--set nsa.selector=index --set nsa.branches=sel";
+  const std::string mixed = R"(--set 'nsa.layers=[{"layers":"1:2","branches":"win","w":20}]')";
+  const std::vector<std::array<std::string, 2>> kinds = {
+      {"", "68"},          {"--set model.attention=dense", "100"}, {"--set nsa.selector=index", "68"},
+      {one_softmax, "28"}, {"--set nsa.branches=win", "16"},       {mixed, "44"}};
   for (const std::string verb : {"prefill ", "decode ", "decode --batch 3 "})
-    for (const std::string kind : {"nsa", "dense"}) {
-      const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu";
-      std::istringstream csv(printed(args + " --set model.attention=" + kind));
+    for (const auto& [kind, expected] : kinds) {
+      const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu ";
+      INFO(args << kind);
+      std::istringstream csv(printed(args + kind));
       std::string line;
       std::getline(csv, line);
       CHECK(line ==
@@ -148,9 +157,7 @@ TEST_CASE("bench prefill and decode count the keys that are read", "[generate]")
         REQUIRE(cells.size() == 9);
         CHECK(cells[5] == cells[6]);
         CHECK(cells[7] == cells[8]);
-        // With l 8, d 4, l' 8, n 4 and w 16 a step reads 24 compressed keys, 3*8 + 4 selected ones and 16 in the
-        // sliding window, if the context has 100 tokens.
-        if (cells[0] == "100") CHECK(cells[6] == (kind == "dense" ? "100" : "68"));
+        if (cells[0] == "100") CHECK(cells[6] == expected);
       }
       CHECK(rows == 4);
     }

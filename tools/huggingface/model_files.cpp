@@ -29,6 +29,8 @@ const char* model_type_of(HuggingFaceClass c) {
       return "qwen2";
     case qwen3:
       return "qwen3";
+    case HuggingFaceClass::triad:
+      return "triad";
   }
   fail("a model class without a model_type");
 }
@@ -174,7 +176,7 @@ Json triad_config(const Config& config) {
   Json dense_layers = Json::array();
   for (int64_t i = 0; i < m.n_layers; ++i)
     if (m.attention_of(i) == AttentionKind::dense) dense_layers.push_back(i);
-  Json json = shape_config(config, "TriadForCausalLM", "triad");
+  Json json = shape_config(config, word_of(HuggingFaceClass::triad), model_type_of(HuggingFaceClass::triad));
   json["auto_map"] = {{"AutoConfig", "configuration_triad.TriadConfig"},
                       {"AutoModel", "modeling_triad.TriadModel"},
                       {"AutoModelForCausalLM", "modeling_triad.TriadForCausalLM"}};
@@ -198,7 +200,7 @@ Json triad_config(const Config& config) {
 
 }  // namespace
 
-std::string ExportClass::word() const { return huggingface ? std::string(word_of(*huggingface)) : "TriadForCausalLM"; }
+std::string ExportClass::word() const { return std::string(word_of(huggingface.value_or(HuggingFaceClass::triad))); }
 
 ExportClass export_class(const ModelConfig& c, const Json& origin) {
   const std::string reason = only_in_triad(c);
@@ -210,14 +212,15 @@ ExportClass export_class(const ModelConfig& c, const Json& origin) {
 }
 
 std::string exported_name(const ExportClass& c, const std::string& triad_name) {
-  if (!c.huggingface) return triad_name == "lm_head.weight" ? triad_name : "model." + triad_name;
+  if (!c.huggingface) return name_in_triad_class(triad_name);
   const std::optional<std::string> name = huggingface_name(triad_name);
   TRIAD_CHECK(name.has_value(), "{} has no tensor for {}", c.word(), triad_name);
   return *name;
 }
 
 Json export_config(const ModelSource& source, const ExportClass& c, DType dtype, std::optional<int64_t> bos_eos) {
-  const bool same_class = !source.origin.is_null() && source.origin.value("architecture", "") == c.word();
+  const bool same_class =
+      c.huggingface && !source.origin.is_null() && source.origin.value("architecture", "") == c.word();
   Json json;
   if (same_class) {
     const bool whole = source.origin.contains("config") && source.origin["config"].is_object();

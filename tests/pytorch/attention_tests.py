@@ -177,9 +177,9 @@ class Inside(unittest.TestCase):
             k, v = ([None, *x[1:]] if case.get("learned") else x for x in (k, v))
             options = [8, 4, 8, 4, 12, 1, 2, 0]
             torch.library.opcheck(torch.ops.triad_nsa.forward.default,
-                                  (p.q, *k, *v, p.gate, p.k_cmp, p.v_cmp, p.cu_seqlens, options, 0.0, True))
+                                  (p.q, *k, *v, p.gate, p.k_cmp, p.v_cmp, None, p.cu_seqlens, options, 0.0, True))
             tensors = [x if x is None else x.detach() for x in (p.q, *k, *v, p.gate, p.k_cmp, p.v_cmp)]
-            _, *kept = torch.ops.triad_nsa.forward(*tensors, p.cu_seqlens, options, 0.0, True)
+            _, *kept = torch.ops.triad_nsa.forward(*tensors, None, p.cu_seqlens, options, 0.0, True)
             wanted = sum(1 << i for i, x in enumerate(tensors) if x is not None)
             torch.library.opcheck(torch.ops.triad_nsa.backward.default,
                                   (p.dout, *tensors, p.cu_seqlens, *kept, options, 0.0, wanted))
@@ -360,5 +360,5 @@ class Errors(unittest.TestCase):
         """The same bounds through the operator itself, which the library checks."""
         p = Problem(bounds=SHORT)
         with self.assertRaisesRegex(ValueError, "33"):
-            torch.ops.triad_nsa.forward(p.q.detach(), *p.k, *p.v, p.gate, None, None,
+            torch.ops.triad_nsa.forward(p.q.detach(), *p.k, *p.v, p.gate, None, None, None,
                                         torch.tensor([0, 33, 3, 70], dtype=torch.int32), [8, 4, 8, 4, 12, 1, 2, 0], 0.0, True)

@@ -4,9 +4,10 @@ import unittest
 
 import torch
 
+import dense_reference
 import triad_nsa
 from listed_problem import Listed
-from problem import error
+from problem import Problem, error
 
 LONG = [0, 781, 2048]
 CASES = {
@@ -69,6 +70,29 @@ class BlockSparseGpu(unittest.TestCase):
                         continue
                     self.compare(dtype, *(torch.autograd.grad(x, y) for x, y in (
                         (loss, [p.iq, p.ik]), (expected, [wide.iq, wide.ik]), (narrow, [p.iq, p.ik]))))
+
+    def test_three_branches_with_an_index(self):
+        """Lists, output and loss against the dense masks in f64 with the same lists."""
+        for bounds in (None, LONG):
+            p = Problem(B=1, T=1000, Hq=8, Hkv=2, dk=64, dv=64, dtype=torch.bfloat16, device="cuda", bounds=bounds, compress=(32, 16),
+                        block=64, selected=4, window=128)
+            iq, ik = (torch.randn(*p.q.shape[:-2], heads, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (2, 1))
+            options = {**p.options, **OPTIONS}
+            out, loss = triad_nsa.attention_with_index(p.q, p.k, p.v, p.gate, iq, ik, cu_seqlens=p.cu_seqlens, **options)
+            lists = triad_nsa.select(iq, ik, block=64, cu_seqlens=p.cu_seqlens, **OPTIONS)
+            self.assertTrue(torch.equal(out, p.run(lists=lists)))
+            wide = p.wide()
+            (expected, *_), gradients = wide.reference(lists)
+            (narrow, *_), narrow_gradients = p.reference(lists)
+            self.compare(torch.bfloat16, (out,), (expected,), (narrow,))
+            self.compare(torch.bfloat16, p.gradients(out), gradients, narrow_gradients)
+            begins = torch.tensor([900], dtype=torch.int32, device="cuda")
+            _, shorter = triad_nsa.attention_with_index(p.q, p.k, p.v, p.gate, iq, ik, cu_seqlens=p.cu_seqlens, padding_begin=begins, **options)
+            _, _, of_all = dense_reference.one_softmax(wide.q, wide.k[1], wide.v[1], lists, 64, None, iq.double(), ik.double(), bounds)
+            self.assertLessEqual(abs(loss.item() - of_all.item()), 1e-2 * of_all.item())
+            self.assertTrue(0 < shorter.item() and shorter.item() != loss.item())
+            diq, = torch.autograd.grad(shorter, iq)
+            self.assertTrue((diq.flatten(0, -3)[900:] == 0).all().item() and (diq.flatten(0, -3)[:900] != 0).any().item())
 
     def test_same_bits(self):
         for case in (dict(B=1, T=3000, dk=128, dv=128, Hq=16, Hkv=1, block=128, di=64), dict(bounds=LONG, dk=64, dv=64, block=64)):

@@ -240,10 +240,10 @@ class Inside(unittest.TestCase):
                 torch.library.opcheck(operators.block_sparse_backward.default,
                                       (d_o, dlse, *branch, lists, p.cu_seqlens, o, lse, 8, 0.0, wanted))
             taught = branch[0], branch[1], lse, lists
-            torch.library.opcheck(operators.index_loss.default, (*taught, p.iq, p.ik, p.cu_seqlens, 8, 0.0, True))
+            torch.library.opcheck(operators.index_loss.default, (*taught, p.iq, p.ik, p.padding(), p.cu_seqlens, 8, 0.0, True))
             index = p.iq.detach(), p.ik.detach()
-            torch.library.opcheck(operators.index_loss.default, (*taught, *index, p.cu_seqlens, 8, 0.0, False))
-            loss, diq, dik = operators.index_loss(*taught, *index, p.cu_seqlens, 8, 0.0, True)
+            torch.library.opcheck(operators.index_loss.default, (*taught, *index, None, p.cu_seqlens, 8, 0.0, False))
+            loss, diq, dik = operators.index_loss(*taught, *index, None, p.cu_seqlens, 8, 0.0, True)
             torch.library.opcheck(operators.index_loss_backward.default, (loss, diq, dik, *index))
 
     def test_compile(self):
@@ -336,7 +336,7 @@ class Inside(unittest.TestCase):
         for p in (Listed(), Listed(bounds=SHORT)):
             lists = operators.select_by_index(p.iq, p.ik, p.cu_seqlens, [8, 4, 1, 2])
             o, lse = operators.block_sparse(*p.branch(), lists, p.cu_seqlens, 8, 0.0)
-            loss, _, _ = operators.index_loss(p.q, p.k, lse, lists, p.iq, p.ik, p.cu_seqlens, 8, 0.0, True)
+            loss, _, _ = operators.index_loss(p.q, p.k, lse, lists, p.iq, p.ik, None, p.cu_seqlens, 8, 0.0, True)
             mine, mine_loss, mine_lse = p.taught(**OPTIONS)
             self.assertTrue(all(torch.equal(a, b) for a, b in ((o, mine), (lse, mine_lse), (loss, mine_loss))))
             for a, b in zip(p.gradients(o, lse, p.leaves(), loss), p.gradients(mine, mine_lse, p.leaves(), mine_loss)):

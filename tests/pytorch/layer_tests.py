@@ -104,7 +104,9 @@ class Layer(unittest.TestCase):
 
 
 class IndexedLayer(unittest.TestCase):
-    """NSAAttention(selector="index", branches="sel")."""
+    """NSAAttention(selector="index"), with one softmax and with three branches."""
+    KINDS = {"one softmax": dict(branches="sel"), "three branches": dict(branches="cmp,sel,win", compress=(8, 4), window=12),
+             "three branches, shared, conv": dict(branches="cmp,sel,win", compress=(8, 4), window=12, shared_kv=True, phi="conv")}
 
     @staticmethod
     def layer(**options):
@@ -112,46 +114,76 @@ class IndexedLayer(unittest.TestCase):
         return triad_nsa.NSAAttention(24, 4, 2, 8, 6, **{**dict(selector="index", branches="sel", block=8, selected=3, d_index=4,
                                                                 qk_norm=True, qkv_bias=True, init_std=0.3), **options}, dtype=torch.float64)
 
+    def each(self):
+        for name, options in self.KINDS.items():
+            with self.subTest(name):
+                yield self.layer(**options), options
+
     def test_documents_are_separate(self):
-        layer, x = self.layer(), torch.randn(70, 24, dtype=torch.float64)
-        for dense in (False, True):
-            packed, packed_loss = layer(x, torch.tensor(SHORT, dtype=torch.int32), dense=dense)
-            alone = [layer(x[None, a:b], dense=dense) for a, b in zip(SHORT, SHORT[1:])]
-            self.assertLessEqual(error(packed, torch.cat([y[0] for y, _ in alone])), 1e-12)
-            losses = sum(loss * (b - a) / 70 for (_, loss), a, b in zip(alone, SHORT, SHORT[1:]))
-            self.assertLessEqual(abs((packed_loss - losses).item()), 1e-12)
+        for layer, _ in self.each():
+            x = torch.randn(70, 24, dtype=torch.float64)
+            for dense in (False, True):
+                packed, packed_loss = layer(x, torch.tensor(SHORT, dtype=torch.int32), dense=dense)
+                alone = [layer(x[None, a:b], dense=dense) for a, b in zip(SHORT, SHORT[1:])]
+                self.assertLessEqual(error(packed, torch.cat([y[0] for y, _ in alone])), 1e-12)
+                losses = sum(loss * (b - a) / 70 for (_, loss), a, b in zip(alone, SHORT, SHORT[1:]))
+                self.assertLessEqual(abs((packed_loss - losses).item()), 1e-12)
 
     def test_the_loss_moves_the_index_alone(self):
-        layer, x = self.layer(), torch.randn(2, 70, 24, dtype=torch.float64, requires_grad=True)
-        parameters = dict(layer.named_parameters())
-        y, loss = layer(x)
-        of_loss = torch.autograd.grad(loss, [x, *parameters.values()], allow_unused=True, retain_graph=True)
-        of_output = torch.autograd.grad(y.sum(), [x, *parameters.values()], allow_unused=True)
-        self.assertTrue(of_loss[0] is None and of_output[0] is not None)
-        for name, a, b in zip(parameters, of_loss[1:], of_output[1:]):
-            self.assertEqual((a is not None, b is not None), (name.startswith("index_"), not name.startswith("index_")), name)
+        for layer, _ in self.each():
+            x = torch.randn(2, 70, 24, dtype=torch.float64, requires_grad=True)
+            parameters = dict(layer.named_parameters())
+            y, loss = layer(x)
+            of_loss = torch.autograd.grad(loss, [x, *parameters.values()], allow_unused=True, retain_graph=True)
+            of_output = torch.autograd.grad(y.sum(), [x, *parameters.values()], allow_unused=True)
+            self.assertTrue(of_loss[0] is None and of_output[0] is not None)
+            for name, a, b in zip(parameters, of_loss[1:], of_output[1:]):
+                self.assertEqual((a is not None, b is not None), (name.startswith("index_"), not name.startswith("index_")), name)
 
     def test_eval_compile_and_causality(self):
-        layer, x = self.layer(), torch.randn(2, 70, 24, dtype=torch.float64)
-        out, loss = layer(x)
-        compiled, compiled_loss = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
-        self.assertTrue(error(compiled, out) <= 1e-14 and error(compiled_loss, loss) <= 1e-14)
-        layer.eval()
-        self.assertTrue(torch.equal(layer(x)[0], out) and layer(x)[1] is None)
-        x[:, 40:] += 1
-        self.assertTrue(torch.equal(layer(x)[0][:, :40], out[:, :40]))
+        for layer, _ in self.each():
+            torch._dynamo.reset()
+            x = torch.randn(2, 70, 24, dtype=torch.float64)
+            out, loss = layer(x)
+            compiled, compiled_loss = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+            self.assertTrue(error(compiled, out) <= 1e-14 and error(compiled_loss, loss) <= 1e-14)
+            layer.eval()
+            self.assertTrue(torch.equal(layer(x)[0], out) and layer(x)[1] is None)
+            x[:, 40:] += 1
+            self.assertTrue(torch.equal(layer(x)[0][:, :40], out[:, :40]))
         self.assertLessEqual(error(self.layer(selected=9)(x)[0], self.layer()(x, dense=True)[0]), 1e-12)
 
+    def test_padding(self):
+        begins = torch.tensor([60], dtype=torch.int32)
+        for layer, _ in self.each():
+            x = torch.randn(1, 70, 24, dtype=torch.float64)
+            for dense in (False, True):
+                (y, loss), (short, expected) = layer(x, dense=dense, padding_begin=begins), layer(x[:, :60], dense=dense)
+                self.assertLessEqual(error(y[:, :60], short), 1e-12)
+                self.assertLessEqual(abs((loss - expected).item()), 1e-12)
+        with self.assertRaisesRegex(ValueError, "padding_begin is for layers with selector 'index'"):
+            layer_of({})(x, padding_begin=begins)
+
+    def test_all_blocks_are_those_of_the_compressed_selection(self):
+        """Where lists hold all blocks, it does not matter what selects."""
+        options = dict(branches="cmp,sel,win", compress=(8, 4), window=12, selected=9)
+        layer, other = self.layer(**options), self.layer(**options, selector="compressed")
+        other.load_state_dict({name: w for name, w in layer.state_dict().items() if "index_" not in name and "_extra" not in name})
+        x = torch.randn(2, 70, 24, dtype=torch.float64)
+        self.assertTrue(torch.equal(layer(x)[0], other(x)))
+
     def test_state_dict_and_refused(self):
-        layer = self.layer()
-        self.layer().load_state_dict(layer.state_dict())
-        for key, options in {"selected": dict(selected=4), "local_blocks": dict(local_blocks=1), "rope_theta": dict(rope_theta=1e6)}.items():
-            with self.assertRaisesRegex(RuntimeError, f"its {key} is"):
-                self.layer(**options).load_state_dict(layer.state_dict())
-        with self.assertRaisesRegex(RuntimeError, "its selector is index, that of this layer None"):
-            layer_of({}).load_state_dict(layer.state_dict())
-        with self.assertRaisesRegex(ValueError, "selector is 'index' and branches 'cmp,sel,win': 'compressed' with"):
-            self.layer(branches="cmp,sel,win")
+        for layer, options in self.each():
+            self.layer(**options).load_state_dict(layer.state_dict())
+            for key, more in {"selected": dict(selected=4), "local_blocks": dict(local_blocks=1), "rope_theta": dict(rope_theta=1e6)}.items():
+                with self.assertRaisesRegex(RuntimeError, f"its {key} is"):
+                    self.layer(**options, **more).load_state_dict(layer.state_dict())
+            with self.assertRaisesRegex(RuntimeError, "its selector is index, that of this layer None"):
+                layer_of({}).load_state_dict(layer.state_dict())
+        with self.assertRaisesRegex(RuntimeError, "its branches is sel, that of this layer cmp,sel,win"):
+            self.layer(branches="cmp,sel,win").load_state_dict(self.layer().state_dict())
+        with self.assertRaisesRegex(ValueError, "selector is 'compressed' and branches 'sel': 'compressed' with"):
+            self.layer(selector="compressed")
         with self.assertRaisesRegex(ValueError, "d_index is 7"):
             self.layer(d_index=7)
         with self.assertRaisesRegex(ValueError, "dense=True is for"):

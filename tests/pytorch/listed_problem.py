@@ -58,6 +58,11 @@ class Listed:
             return triad_nsa.dense_attention_with_index(*self.leaves(), **options)
         return triad_nsa.indexed_attention(*self.leaves(), block=self.block, **options)
 
+    def padding(self):
+        """padding_begin: of a few tokens at the end of each row."""
+        rows, tokens = self.q.shape[:2] if self.bounds is None else (1, self.q.size(0))
+        return torch.tensor([max(0, tokens - 3 - 2 * b) for b in range(rows)], dtype=torch.int32, device=self.q.device)
+
     def reference(self, lists=None):
         """Returns o, lse and the index's loss."""
         lists = self.lists if lists is None else lists

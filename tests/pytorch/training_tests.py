@@ -30,16 +30,11 @@ def read_safetensors(path):
 
 
 class Block(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, layer):
         super().__init__()
-        m, n = c["model"], c["nsa"]
+        m = c["model"]
         self.norm1, self.norm2 = (nn.RMSNorm(m["dim"], eps=m["norm_eps"]) for _ in range(2))
-        self.attn = triad_nsa.NSAAttention(
-            m["dim"], m["n_heads"], m["n_kv_groups"], m["d_k"], m["d_v"], compress=(n["l"], n["d"]), block=n["l_sel"],
-            selected=n["n_sel"], window=n["w"], init_blocks=n["init_blocks"], local_blocks=n["local_blocks"], phi=n["phi"],
-            gate=n["gate"], gate_temperature=n["gate_temperature"], shared_kv=n["shared_kv"], rope_theta=m["rope_theta"],
-            rope_scale=m["rope_scale"], qkv_bias=m["qkv_bias"], qk_norm=m["qk_norm"], norm_eps=m["norm_eps"],
-            selector=n["selector"], branches=n["branches"], d_index=n["d_index"])
+        self.attn = triad_nsa.NSAAttention.from_config(c, layer)
         self.mlp = nn.Module()
         self.mlp.fc1 = nn.Linear(m["dim"], m["mlp_hidden"], bias=False)
         self.mlp.fc2 = nn.Linear(m["mlp_hidden"], m["dim"], bias=False)
@@ -58,7 +53,7 @@ class Model(nn.Module):
         super().__init__()
         m = config["model"]
         self.embed = nn.Embedding(m["vocab_size"], m["dim"])
-        self.blocks = nn.ModuleList(Block(config) for _ in range(m["n_layers"]))
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(m["n_layers"]))
         self.norm_f = nn.RMSNorm(m["dim"], eps=m["norm_eps"])
         self.lm_head = nn.Linear(m["dim"], m["vocab_size"], bias=False)
 
@@ -131,8 +126,9 @@ class Training(unittest.TestCase):
     def test_same_losses(self):
         for name, sets in {"apart": [], "shared, conv, norms, sigmoid": [
                 "nsa.shared_kv=true", "nsa.phi=conv", "model.qk_norm=true", "nsa.gate=sigmoid", "model.qkv_bias=true"],
-                           "taught index": ["nsa.selector=index", "nsa.branches=sel", "nsa.d_index=6", "model.qk_norm=true",
-                                            "nsa.init_blocks=0", "nsa.local_blocks=1", "nsa.n_sel=2", "nsa.index_loss=0.5"]}.items():
+                           "taught index, one softmax": ["nsa.selector=index", "nsa.branches=sel", "nsa.d_index=6", "model.qk_norm=true",
+                                            "nsa.init_blocks=0", "nsa.local_blocks=1", "nsa.n_sel=2", "nsa.index_loss=0.5"],
+                           "taught index, three branches": ["nsa.selector=index", "nsa.d_index=6", "nsa.phi=conv", "model.qkv_bias=true"]}.items():
             with self.subTest(name), tempfile.TemporaryDirectory() as path:
                 self.check(name, pathlib.Path(path), sets)
 
@@ -185,7 +181,10 @@ class Training(unittest.TestCase):
 
     def test_names_of_checkpoints(self):
         for sets in ([], ["nsa.phi=mlp"], ["nsa.phi=conv", "nsa.shared_kv=true", "model.qk_norm=true", "model.qkv_bias=true"],
-                     ["nsa.selector=index", "nsa.branches=sel", "nsa.d_index=6", "model.qk_norm=true", "model.qkv_bias=true"]):
+                     ["nsa.selector=index", "nsa.branches=sel", "nsa.d_index=6", "model.qk_norm=true", "model.qkv_bias=true"],
+                     ["nsa.selector=index", "nsa.phi=conv", "nsa.d_index=6", "model.qk_norm=true"],
+                     ['nsa.layers=[{"layers":"1:2","l":4,"d":2,"l_sel":12,"w":9,"branches":"cmp,sel,win"}]', "nsa.phi=conv"],
+                     ['nsa.layers=[{"layers":"1:2","branches":"sel","selector":"index","d_index":4,"local_blocks":1}]', "nsa.index_loss=0"]):
             with self.subTest(str(sets)), tempfile.TemporaryDirectory() as path:
                 _, _, config, weights = self.start(pathlib.Path(path), sets)
                 model = Model(config)
@@ -198,7 +197,8 @@ class Training(unittest.TestCase):
     def test_layers_of_other_kinds_are_refused(self):
         for key, value, pattern in (("model.attention", "dense", "model.attention is 'dense'"),
                                     ("model.dense_layers", "1:2", "model.dense_layers is '1:2'"),
-                                    ("nsa.uniform_gate", "true", "nsa.uniform_gate is True"), ("nsa.w", "9", "model.n_layers is 2")):
+                                    ("nsa.uniform_gate", "true", "nsa.uniform_gate is True"),
+                                    ("nsa.layers", '[{"layers":"1:2","branches":"win"}]', "nsa.branches is 'win'"), ("nsa.w", "9", "model.n_layers is 2")):
             with self.subTest(key), tempfile.TemporaryDirectory() as path:
                 self.start(pathlib.Path(path), [f"{key}={value}"])
                 with self.assertRaisesRegex(ValueError, pattern):

@@ -3,7 +3,7 @@
 It computes what Triad's engine computes, and is written to be read: the attention is in NativeSparseAttention, from
 the compressed branch to the gates. Nothing has T x T entries: queries run in chunks, and only selected blocks are
 gathered. Where the package triad_nsa is installed (tools/pytorch of Triad), its kernels compute the attention of whole
-texts, in training and for prompts; set NativeSparseAttention.use_kernels to False to prevent it.
+texts, in training and for prompts; set Attention.use_kernels to False to prevent it.
 
 Shapes: B texts, T new tokens, S tokens so far, H key/value groups, G query heads per group, D width of a head, N keys.
 """
@@ -310,6 +310,8 @@ def residual_linear(config, width):
 class Attention(nn.Module):
     """Projections and rotation, which dense and sparse layers share; `attend_chunk` differs."""
 
+    use_kernels = triad_nsa is not None
+
     def __init__(self, config, branches):
         super().__init__()
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
@@ -346,6 +348,15 @@ class Attention(nn.Module):
     def rotated(self, x, name, cos_sin, width=None):
         y = getattr(self, f"{name}_proj")(x).unflatten(-1, (-1, width or self.width_k))
         return rotate(getattr(self, f"{name}_norm")(y) if self.qk_norm else y, cos_sin)
+
+    def kernels_fit(self, q, span):
+        """Whether triad_nsa computes all queries at once: texts without padding that begin here."""
+        return self.use_kernels and span.uniform and span.first == 0 and triad_nsa.supports(q)
+
+    def lists_by_kernels(self, index_q, cache):
+        nsa = self.nsa
+        return triad_nsa.select(index_q, cache.index["k"].rows, block=nsa["l_sel"], selected=nsa["n_sel"],
+                                init_blocks=nsa["init_blocks"], local_blocks=nsa["local_blocks"])
 
     def keys_and_values(self, x, branch, cos_sin):
         v = getattr(self, f"v_{branch}_proj")(x).unflatten(-1, (-1, self.width_v))
@@ -419,6 +430,9 @@ class SelectedAttention(Attention):
         for name, new in zip("kv", self.keys_and_values(x, "win", cos_sin)):
             cache.sel[name].append(new, span)
         k, v, keys, l_sel = cache.sel["k"].rows, cache.sel["v"].rows, cache.index["k"], self.nsa["l_sel"]
+        if self.kernels_fit(q, span):
+            lists = self.lists_by_kernels(index_q, cache)
+            return triad_nsa.block_sparse_attention(q.flatten(2, 3), k, v, lists, block=l_sel).unflatten(2, (self.groups, -1))
 
         def attend_chunk(q, t, bounds, index_q):
             blocks = -(-bounds[1] // l_sel)
@@ -432,8 +446,6 @@ class SelectedAttention(Attention):
 class NativeSparseAttention(Attention):
     """Three branches: compressed blocks of the whole past, a few selected blocks in full, a sliding window; the gate
     weighs their outputs."""
-
-    use_kernels = triad_nsa is not None
 
     def __init__(self, config, nsa):
         self.shared = nsa["shared_kv"]
@@ -454,8 +466,9 @@ class NativeSparseAttention(Attention):
             cache.sel[name].append(new["win" if self.shared else "sel"][i], span)
             cache.win[name].append(new["win"][i], span)
         k_cmp, v_cmp = self.compressed(cache, span, "k", self.phi_k), self.compressed(cache, span, "v", self.phi_v)
-        if self.use_kernels and not self.taught and span.uniform and span.first == 0 and triad_nsa.supports(q):
-            o = self.attend_by_kernels(q, new, k_cmp.transpose(1, 2), v_cmp.transpose(1, 2))
+        if self.kernels_fit(q, span):
+            lists = self.lists_by_kernels(*index_q, cache) if self.taught else None
+            o = self.attend_by_kernels(q, new, k_cmp.transpose(1, 2), v_cmp.transpose(1, 2), lists)
             for name in "kv":
                 cache.win[name].drop_before(span.shortest - self.nsa["w"] + 1)
             return o
@@ -476,14 +489,15 @@ class NativeSparseAttention(Attention):
             cache.win[name].drop_before(span.shortest - self.nsa["w"] + 1)
         return o
 
-    def attend_by_kernels(self, q, new, k_cmp, v_cmp):
-        """All queries of texts without padding that begin here: q [B, T, H, G, D], k_cmp and v_cmp [B, Tc, H, D]."""
+    def attend_by_kernels(self, q, new, k_cmp, v_cmp, lists):
+        """All queries: q [B, T, H, G, D], k_cmp and v_cmp [B, Tc, H, D]. lists: of the index, if it selects."""
         nsa = self.nsa
         gate = self.gate(q).to(torch.promote_types(q.dtype, torch.float32))
         k, v = (new["win"][i] if self.shared else [new[b][i] for b in BRANCHES] for i in (0, 1))
         o = triad_nsa.attention(q.flatten(2, 3), k, v, gate, compress=(nsa["l"], nsa["d"]), block=nsa["l_sel"],
                                 selected=nsa["n_sel"], window=nsa["w"], init_blocks=nsa["init_blocks"],
-                                local_blocks=nsa["local_blocks"], k_cmp=k_cmp, v_cmp=v_cmp)
+                                local_blocks=nsa["local_blocks"], k_cmp=k_cmp, v_cmp=v_cmp,
+                                **({} if lists is None else {"lists": lists}))
         return o.unflatten(2, (self.groups, -1))
 
     def compressed(self, cache, span, name, phi):

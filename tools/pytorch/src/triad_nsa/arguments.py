@@ -70,7 +70,7 @@ def names_of(name, tensors):
     return [name] * 3 if tensors[1] is None else [f"{name}[{b}]" for b in range(3)]
 
 
-def check_inputs(tensors, cu_seqlens, options):
+def check_inputs(tensors, lists, cu_seqlens, options):
     """Raises a ValueError that names the first argument that does not fit. tensors: in the order of INPUTS."""
     q = tensors[0]
     shape = lambda x: list(x.shape)  # noqa: E731
@@ -83,7 +83,7 @@ def check_inputs(tensors, cu_seqlens, options):
     l, d = options[:2]
     expect(d > 0 and l > 0 and l % d == 0, lambda: f"compress is ({l}, {d}): a length and a stride that divides it are needed")
     names = ["q", *names_of("k", tensors[1:4]), *names_of("v", tensors[4:7]), "gate", "k_cmp", "v_cmp"]
-    for name, x in zip(("cu_seqlens", *names), (cu_seqlens, *tensors)):
+    for name, x in zip(("cu_seqlens", "lists", *names), (cu_seqlens, lists, *tensors)):
         expect(x is None or x.device == q.device, lambda: f"{name} is on {x.device}, and q is on {q.device}")
     k, v = first_given(tensors[1], tensors[2]), first_given(tensors[4], tensors[5])
     lead, Hq, Hkv = q.shape[:-2], q.size(-2), k.size(-2)
@@ -94,6 +94,8 @@ def check_inputs(tensors, cu_seqlens, options):
         expect(x is None or x.shape == (*lead, Hkv, width), lambda:
                 f"{name} is {shape(x)}: {[*lead, Hkv, width]} is needed, as q is {shape(q)}")
         expect(x is None or x.dtype == q.dtype, lambda: f"{name} is {x.dtype}, and q is {q.dtype}")
+    expect(lists is None or lists.dtype == torch.int32 and lists.shape == (*lead, Hkv, options[3]), lambda:
+           f"lists is {lists.dtype} {shape(lists)}: int32 {[*lead, Hkv, options[3]]} is needed, as k is {shape(k)}")
     gate, k_cmp, v_cmp = tensors[GATE:]
     expect(gate is None or gate.shape in ((*lead, Hkv, 3), (*lead, Hq, 3)), lambda:
             f"gate is {shape(gate)}: {[*lead, Hkv, 3]} is needed, or {[*lead, Hq, 3]}: a factor for each of cmp, sel, win")

@@ -86,6 +86,20 @@ def first_blocks(cu_seqlens, tokens, block):
     return (cu_seqlens[document].div(block, rounding_mode="floor") + document)[:, None, None]
 
 
+def in_row(lists, cu_seqlens, block):
+    """A caller's lists, whose blocks count in the document, with the library's numbers."""
+    if cu_seqlens is None or lists.dim() != 3:
+        return lists
+    return torch.where(lists < 0, lists, lists + first_blocks(cu_seqlens, lists.size(0), block))
+
+
+def in_document(lists, cu_seqlens, block):
+    """The library's lists, as a caller counts."""
+    if cu_seqlens is None:
+        return lists
+    return torch.where(lists < 0, -1, lists - first_blocks(cu_seqlens, lists.size(0), block))
+
+
 def autocast(tensors, device_type):
     """Under autocast q, k and v get its dtype; f64 tensors and gates stay as they are."""
     dtype = torch.get_autocast_dtype(device_type)
@@ -95,7 +109,7 @@ def autocast(tensors, device_type):
 
 
 def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=64, selected=16, window=512, init_blocks=1,
-              local_blocks=2, k_cmp=None, v_cmp=None, scale=None, return_parts=False):
+              local_blocks=2, k_cmp=None, v_cmp=None, scale=None, lists=None, return_parts=False):
     """Causal Native Sparse Attention: the gated sum of attention to compressed blocks, to selected blocks and to a window.
 
     q [B, T, Hq, dk], k [B, T, Hkv, dk], v [B, T, Hkv, dv], q and k already rotated; or packed documents: [N, H, D] with
@@ -106,7 +120,8 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
     values are the means of k's and v's, unless k_cmp and v_cmp [B, Tc, Hkv, D] give them: Tc = (T - l) // d + 1, or 0 if
     T < l; packed, the documents' blocks one after another (more rows are not read). Then k[0] and v[0] may be None in a list
     of three. block, selected: tokens of a selection block and blocks that a token selects, the first init_blocks and the
-    last local_blocks of them always. window: tokens. scale: of the scores; None: 1 / sqrt(dk).
+    last local_blocks of them always. window: tokens. scale: of the scores; None: 1 / sqrt(dk). lists: blocks that the selected
+    branch attends to, as of block_sparse_attention; then selected, init_blocks and local_blocks have no meaning.
 
     bfloat16 and float32 on GPUs; also float64 on the CPU. All inputs get gradients. Equal inputs give equal bits.
     return_parts: returns (output, Parts).
@@ -122,8 +137,11 @@ def attention(q, k, v, gate=None, *, cu_seqlens=None, compress=(32, 16), block=6
         tensors[7] = gate.to(accumulator(q.dtype))
     if cu_seqlens is not None and q.dim() == 3:
         check_bounds(cu_seqlens, q.shape[0], None if k_cmp is None else k_cmp.shape[0], tuple(compress))
+    if lists is not None:
+        selected, init_blocks, local_blocks = lists.size(-1), 0, 1
+        lists = in_row(lists, cu_seqlens, block).contiguous()
     options = (*compress, block, selected, window, init_blocks, local_blocks, _settings["signed_gates"])
-    result = ops.forward(tensors, cu_seqlens, options, 0.0 if scale is None else scale, return_parts)
+    result = ops.forward(tensors, lists, cu_seqlens, options, 0.0 if scale is None else scale, return_parts)
     return (result[0], _parts(*result, cu_seqlens, block)) if return_parts else result
 
 
@@ -133,6 +151,4 @@ def _parts(out, values, lse, lists, cu_seqlens, block):
         found, _ = begins([count] * 3, buffer.dtype)
         return tuple(buffer[at:at + count].view(shape) for at in found)
 
-    if cu_seqlens is not None:  # from the library's numbers, which count in the row
-        lists = torch.where(lists < 0, -1, lists - first_blocks(cu_seqlens, out.size(0), block))
-    return Parts(of_branches(values, out.shape), of_branches(lse, out.shape[:-1]), lists)
+    return Parts(of_branches(values, out.shape), of_branches(lse, out.shape[:-1]), in_document(lists, cu_seqlens, block))

@@ -7,7 +7,7 @@ import torch
 
 from . import block_sparse_ops as ops
 from .arguments import expect
-from .attention import autocast, check_bounds, first_blocks, positions_of
+from .attention import attention, autocast, check_bounds, in_document, in_row, positions_of
 
 
 def check_lists(lists, block, cu_seqlens=None):
@@ -61,8 +61,7 @@ def block_sparse_attention(q, k, v, lists, *, block=64, cu_seqlens=None, scale=N
     q, k, v = _prepared([q, k, v], cu_seqlens)
     if check:
         check_lists(lists, block, cu_seqlens)
-    if cu_seqlens is not None and lists.dim() == 3:
-        lists = torch.where(lists < 0, lists, lists + first_blocks(cu_seqlens, lists.size(0), block))
+    lists = in_row(lists, cu_seqlens, block)
     o, lse = ops.block_sparse(q, k, v, lists, cu_seqlens, block, 0.0 if scale is None else scale)
     return (o, lse) if return_lse else o
 
@@ -84,28 +83,32 @@ def select(iq, ik, *, block=64, selected=16, init_blocks=1, local_blocks=2, cu_s
     cu_seqlens. Returns int32 [B, T, Hkv, selected], or [N, Hkv, selected], for block_sparse_attention. No gradient.
     """
     iq, ik = _prepared([iq, ik], cu_seqlens)
-    lists = _select(iq, ik, cu_seqlens, block, selected, init_blocks, local_blocks)
-    if cu_seqlens is None:
-        return lists
-    return torch.where(lists < 0, lists, lists - first_blocks(cu_seqlens, lists.size(0), block))
+    return in_document(_select(iq, ik, cu_seqlens, block, selected, init_blocks, local_blocks), cu_seqlens, block)
 
 
-def _taught(q, k, v, lists, iq, ik, cu_seqlens, block, scale):
+def _loss(q, k, lse, lists, iq, ik, padding_begin, cu_seqlens, block, scale):
+    """The loss of the index over the tokens of these lists, which have the library's numbers."""
+    keep = torch.is_grad_enabled() and (iq.requires_grad or ik.requires_grad)
+    loss, _, _ = ops.index_loss(q.detach(), k.detach(), lse.detach(), lists, iq, ik, padding_begin, cu_seqlens, block, scale,
+                                keep)
+    return loss
+
+
+def _taught(q, k, v, lists, iq, ik, padding_begin, cu_seqlens, block, scale):
     """Attention, and the loss of the index over the same tokens."""
     scale = 0.0 if scale is None else scale
     o, lse = ops.block_sparse(q, k, v, lists, cu_seqlens, block, scale)
-    keep = torch.is_grad_enabled() and (iq.requires_grad or ik.requires_grad)
-    loss, _, _ = ops.index_loss(q.detach(), k.detach(), lse.detach(), lists, iq, ik, cu_seqlens, block, scale, keep)
-    return o, loss, lse
+    return o, _loss(q, k, lse, lists, iq, ik, padding_begin, cu_seqlens, block, scale), lse
 
 
 def indexed_attention(q, k, v, iq, ik, *, block=64, selected=16, init_blocks=1, local_blocks=2, cu_seqlens=None, scale=None,
-                      return_lse=False):
+                      padding_begin=None, return_lse=False):
     """block_sparse_attention(q, k, v, select(iq, ik)), and the loss that teaches the index where the attention looks.
 
     The loss is the mean over tokens and groups of KL(P || Q): P the mean over the group's heads of the attention's probabilities, Q
     the softmax of the index's scores iq . ik / sqrt(di), both over the tokens that the list shows. It gives gradients to
-    iq and ik alone, and nothing else does. Add it to the objective, times a weight if need be.
+    iq and ik alone, and nothing else does. Add it to the objective, times a weight if need be. padding_begin, int32 [B] ([1] for
+    packed documents): the tokens of a row from this one on are padding, which the loss leaves out.
 
     Arguments as of both functions. Returns (o, index_loss), with return_lse (o, index_loss, lse). The loss is computed
     whether it is used or not: for inference call the two functions.
@@ -114,13 +117,28 @@ def indexed_attention(q, k, v, iq, ik, *, block=64, selected=16, init_blocks=1, 
     if iq.shape[:-1] != k.shape[:-1] or iq.dtype != q.dtype:
         ops.check_taught(q, k, iq, ik, cu_seqlens)
     lists = _select(iq, ik, cu_seqlens, block, selected, init_blocks, local_blocks)
-    o, loss, lse = _taught(q, k, v, lists, iq, ik, cu_seqlens, block, scale)
+    o, loss, lse = _taught(q, k, v, lists, iq, ik, padding_begin, cu_seqlens, block, scale)
     return (o, loss, lse) if return_lse else (o, loss)
 
 
-def dense_attention_with_index(q, k, v, iq, ik, *, cu_seqlens=None, scale=None, return_lse=False):
+def attention_with_index(q, k, v, gate, iq, ik, *, block=64, selected=16, init_blocks=1, local_blocks=2, cu_seqlens=None,
+                         scale=None, padding_begin=None, **more):
+    """attention(q, k, v, gate) with the blocks of select(iq, ik) in its selected branch, and the loss that teaches the index where
+    that branch looks. more: compress, window, k_cmp and v_cmp. Returns (out, index_loss)."""
+    three = [_prepared(x if isinstance(x, (list, tuple)) else [x], None) for x in (k, v)]
+    k, v = (x[0] if len(x) == 1 else x for x in three)
+    q, iq, ik = _prepared([q, iq, ik], cu_seqlens)
+    k_sel = k if isinstance(k, torch.Tensor) else k[1]
+    ops.check_taught(q, k_sel, iq, ik, cu_seqlens)
+    lists = _select(iq, ik, cu_seqlens, block, selected, init_blocks, local_blocks)
+    out, parts = attention(q, k, v, gate, block=block, lists=in_document(lists, cu_seqlens, block), cu_seqlens=cu_seqlens, scale=scale,
+                           return_parts=True, **more)
+    return out, _loss(q, k_sel, parts.lse[1], lists, iq, ik, padding_begin, cu_seqlens, block, 0.0 if scale is None else scale)
+
+
+def dense_attention_with_index(q, k, v, iq, ik, *, cu_seqlens=None, scale=None, padding_begin=None, return_lse=False):
     """As indexed_attention, but each token attends to all tokens up to itself, and so does its index: for warm-up, before
     the index knows which blocks to list."""
     q, k, v, iq, ik = _prepared([q, k, v, iq, ik], cu_seqlens)
-    o, loss, lse = _taught(q, k, v, None, iq, ik, cu_seqlens, 64, scale)
+    o, loss, lse = _taught(q, k, v, None, iq, ik, padding_begin, cu_seqlens, 64, scale)
     return (o, loss, lse) if return_lse else (o, loss)

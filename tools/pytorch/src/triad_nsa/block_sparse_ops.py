@@ -25,7 +25,7 @@ torch.library.define("triad_nsa::block_sparse_backward", f"(Tensor? d_o, Tensor?
                      "int block, float scale, int wanted) -> Tensor[]", tags=_TAGS)
 # loss: the mean KL (iq and ik of its backward: that second derivatives are refused). diq, dik: its gradients, in the accumulator type; without elements unless `keep`.
 torch.library.define("triad_nsa::index_loss", "(Tensor q, Tensor k, Tensor lse, Tensor? block_index, Tensor iq, Tensor ik, "
-                     "Tensor? cu_seqlens, int block, float scale, bool keep) -> (Tensor loss, Tensor diq, Tensor dik)", tags=_TAGS)
+                     "Tensor? padding_begin, Tensor? cu_seqlens, int block, float scale, bool keep) -> (Tensor loss, Tensor diq, Tensor dik)", tags=_TAGS)
 torch.library.define("triad_nsa::index_loss_backward", "(Tensor dloss, Tensor diq, Tensor dik, Tensor iq, Tensor ik) -> "
                      "(Tensor, Tensor)", tags=_TAGS)
 
@@ -79,10 +79,12 @@ def check_taught(q, k, iq, ik, cu_seqlens):
     _check(("q", "iq"), (q, iq), (q.shape, (*lead, k.size(-2), None)), (q.dtype, q.dtype), q.device)
 
 
-def _check_loss(q, k, lse, block_index, iq, ik, cu_seqlens):
+def _check_loss(q, k, lse, block_index, iq, ik, padding_begin, cu_seqlens):
     _check_branch(q, k, k, block_index, cu_seqlens)
     check_taught(q, k, iq, ik, cu_seqlens)
-    _check(("q", "lse"), (q, lse), (q.shape, q.shape[:-1]), (q.dtype, accumulator(q.dtype)), q.device)
+    rows = q.size(0) if cu_seqlens is None else 1
+    _check(("q", "lse", "padding_begin"), (q, lse, padding_begin), (q.shape, q.shape[:-1], (rows,)),
+           (q.dtype, accumulator(q.dtype), torch.int32), q.device)
 
 
 # ---- calls of the library ----
@@ -96,7 +98,7 @@ class TensorPlan(Prepared):
     CONTIGUOUS = ()  # the inputs that have to be; of the others the last axis has to
 
     def __init__(self, given, absent, options, scale, more):
-        tensors, cu_seqlens = Plan.all_inputs(given, absent)
+        *tensors, cu_seqlens = Plan.all_inputs(given, absent)
         self.check(*tensors, cu_seqlens)
         self.on(given[0].device)
         readable = [x is None or (x.is_contiguous() if i in self.CONTIGUOUS else x.dim() == 0 or x.stride(-1) == 1)
@@ -108,7 +110,7 @@ class TensorPlan(Prepared):
         self.options.compress_length = self.options.compress_stride = 1  # divides any block
         self.options.block, self.options.selected, self.options.init_blocks, self.options.local_blocks = options
         self.options.scale, self.options.flags = scale, library.UNCHECKED_POINTERS
-        tensors, cu_seqlens = Plan.all_inputs(given, absent)
+        *tensors, cu_seqlens = Plan.all_inputs(given, absent)
         inputs, documents = [self.place(x, rank) for x, rank in zip(tensors, self.RANKS)], None
         if cu_seqlens is not None:
             self.documents = library.Documents(count=cu_seqlens.numel() - 1)
@@ -187,8 +189,8 @@ class Backward(TensorPlan):  # q, k, v, block_index, o, lse, d_o, dlse
         return *inputs, *(self.result(x.shape, x.dtype) if wanted >> i & 1 else None for i, x in enumerate(tensors[:3]))
 
 
-class Loss(TensorPlan):  # q, k, lse, block_index, iq, ik
-    RANKS, CONTIGUOUS = (4, 4, 3, 4, 4, 4), (2, 3)
+class Loss(TensorPlan):  # q, k, lse, block_index, iq, ik, padding_begin
+    RANKS, CONTIGUOUS = (4, 4, 3, 4, 4, 4, 1), (2, 3, 6)
 
     @staticmethod
     def check(*tensors):
@@ -198,7 +200,7 @@ class Loss(TensorPlan):  # q, k, lse, block_index, iq, ik
         return library.c.triad_nsa_index_loss
 
     def arguments_of(self, tensors, inputs, keep):
-        iq, ik = tensors[4:]
+        iq, ik, _ = tensors[4:]
         acc = accumulator(iq.dtype)
         return (*inputs, c_double(1 / max(1, math.prod(iq.shape[:-1]))), self.result((1,), torch.float64, 1),
                 *(self.result(x.shape, acc) if keep else None for x in (iq, ik)))
@@ -245,15 +247,19 @@ def _(d_o, dlse, q, k, v, block_index, cu_seqlens, o, lse, block, scale, wanted)
     return [x.new_empty(x.shape) for i, x in enumerate((q, k, v)) if wanted >> i & 1]
 
 
-def _loss(q, k, lse, block_index, iq, ik, cu_seqlens, block, scale, keep):
-    loss, *gradients = _call(Loss, (q, k, lse, block_index, iq, ik), cu_seqlens, (block, *_ANY), scale, keep)
+def _loss(q, k, lse, block_index, iq, ik, padding_begin, cu_seqlens, block, scale, keep):
+    loss, *gradients = _call(Loss, (q, k, lse, block_index, iq, ik, padding_begin), cu_seqlens, (block, *_ANY), scale, keep)
     mean = (loss / max(1, math.prod(iq.shape[:-1]))).to(accumulator(q.dtype)).view(())
+    if padding_begin is not None:  # the mean over the tokens that count, whose number is known to the device only
+        tokens = math.prod(iq.shape[:-2])
+        share = tokens / padding_begin.clamp(0, iq.size(-3)).sum().clamp(min=1).to(mean.dtype)
+        mean, gradients = mean * share, [x * share for x in gradients if x is not None]
     return mean, *(gradients if keep else [mean.new_empty(0) for _ in range(2)])
 
 
 @torch.library.register_fake("triad_nsa::index_loss")
-def _(q, k, lse, block_index, iq, ik, cu_seqlens, block, scale, keep):
-    _check_loss(q, k, lse, block_index, iq, ik, cu_seqlens)
+def _(q, k, lse, block_index, iq, ik, padding_begin, cu_seqlens, block, scale, keep):
+    _check_loss(q, k, lse, block_index, iq, ik, padding_begin, cu_seqlens)
     acc = accumulator(q.dtype)
     return q.new_empty((), dtype=acc), *(x.new_empty(x.shape if keep else (0,), dtype=acc) for x in (iq, ik))
 
@@ -319,10 +325,10 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dloss, *_):
         if dloss is None:
-            return (None,) * 10
+            return (None,) * 11
         diq, dik = _loss_backward_op(dloss, *ctx.saved_tensors)
         found = [x if need else None for x, need in zip((diq, dik), ctx.needs_input_grad[4:6])]
-        return (None,) * 4 + tuple(found) + (None,) * 4
+        return (None,) * 4 + tuple(found) + (None,) * 5
 
 
 class _Once(torch.autograd.Function):

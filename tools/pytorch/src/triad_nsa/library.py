@@ -9,7 +9,7 @@ OK, ARGUMENT, STRIDE, BOUNDS, DEVICE = range(5)
 CPU = -1  # the device of a context
 LISTS = 10
 DTYPES = {"float64": 0, "float32": 1, "bfloat16": 2, "int32": 3}
-UNCHECKED_POINTERS, SIGNED_GATES = 1, 2
+UNCHECKED_POINTERS, SIGNED_GATES, GIVEN_LISTS = 1, 2, 4
 MAX_RANK = 5
 
 

@@ -9,10 +9,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from .attention import attention, positions_of
-from .block_sparse import block_sparse_attention, dense_attention_with_index, indexed_attention, select
+from .block_sparse import attention_with_index, block_sparse_attention, dense_attention_with_index, indexed_attention, select
 
 BRANCHES = ("cmp", "sel", "win")
-THREE, ONE = ("compressed", "cmp,sel,win"), ("index", "sel")  # selector and branches
+THREE, TAUGHT, ONE = ("compressed", "cmp,sel,win"), ("index", "cmp,sel,win"), ("index", "sel")  # selector and branches
 
 
 def read_tensors(path, prefix):
@@ -98,9 +98,9 @@ class NSAAttention(nn.Module):
     phi: how blocks of keys and values are compressed, "avg", "conv" or "mlp". gate: "softmax", "sigmoid", or None, which
     gives every branch 1/3. shared_kv: one pair k, v for all branches. rope_theta: None leaves q and k unrotated.
 
-    selector "index" with branches "sel": one softmax over the blocks that a taught index lists, of width d_index; compress,
-    window, phi, gate and shared_kv then have no meaning. The layer returns (y, index_loss), which belongs in the objective;
-    index_loss is None in eval mode.
+    selector "index": an index of width d_index lists the blocks. The layer returns (y, index_loss), which belongs in the
+    objective; index_loss is None in eval mode. With branches "sel" one softmax over these blocks is all there is; compress,
+    window, phi, gate and shared_kv then have no meaning.
     """
 
     def __init__(self, dim, n_heads, n_kv_groups, d_k, d_v=None, *, compress=(32, 16), block=64, selected=16, window=512,
@@ -114,13 +114,13 @@ class NSAAttention(nn.Module):
             raise ValueError(f'phi is {phi!r}: "avg", "conv" or "mlp" is needed')
         if gate not in ("softmax", "sigmoid", None):
             raise ValueError(f'gate is {gate!r}: "softmax", "sigmoid" or None is needed')
-        if (selector, branches) not in (THREE, ONE):
-            raise ValueError(f"selector is {selector!r} and branches {branches!r}: {' with '.join(map(repr, THREE))} is needed, or "
-                             f"{' with '.join(map(repr, ONE))}")
-        self.indexed, self.d_index = (selector, branches) == ONE, d_index
+        if (selector, branches) not in (THREE, TAUGHT, ONE):
+            raise ValueError(f"selector is {selector!r} and branches {branches!r}: {' with '.join(map(repr, THREE))} is needed, "
+                             f"{' with '.join(map(repr, TAUGHT))}, or {' with '.join(map(repr, ONE))}")
+        self.indexed, self.one_softmax, self.d_index = selector == "index", (selector, branches) == ONE, d_index
         if self.indexed and (d_index % 2 or not 2 <= d_index <= 256):
             raise ValueError(f"d_index is {d_index}: an even number from 2 to 256 is needed")
-        if self.indexed:
+        if self.one_softmax:
             shared_kv, phi, gate = True, "avg", None
         d_v = d_k if d_v is None else d_v
         self.n_heads, self.n_kv_groups, self.d_k, self.d_v = n_heads, n_kv_groups, d_k, d_v
@@ -154,13 +154,17 @@ class NSAAttention(nn.Module):
     @classmethod
     def from_config(cls, config, layer=0, *, device=None, dtype=None):
         """A fresh layer, as the one of this number in a model of Triad. config: `config` of a checkpoint's state.json."""
-        m, n = config["model"], config["nsa"]
+        m, n = config["model"], dict(config["nsa"])
+        for entry in n.get("layers") or ():
+            if any(layer in range(*map(int, part.split(":"))) for part in entry["layers"].split(",")):
+                n.update({key: value for key, value in entry.items() if key != "layers"})
         dense = [range(*map(int, part.split(":"))) for part in m["dense_layers"].split(",") if part]
         for key, value, wrong in (
                 ("model.n_layers", m["n_layers"], not 0 <= layer < m["n_layers"]),
                 ("model.attention", m["attention"], m["attention"] != "nsa"),
                 ("model.dense_layers", m["dense_layers"], any(layer in part for part in dense)),
                 ("model.rope_scaling", m["rope_scaling"], m["rope_scaling"] != "none"),
+                ("nsa.branches", n["branches"], n["branches"] == "win"),
                 ("nsa.force_branch", n["force_branch"], n["force_branch"] != "none"),
                 ("nsa.uniform_gate", n["uniform_gate"], n["uniform_gate"]),
                 ("nsa.stopgrad_gates", n["stopgrad_gates"], n["stopgrad_gates"])):
@@ -186,14 +190,17 @@ class NSAAttention(nn.Module):
 
     def settings(self):
         """What the layer's function depends on and no shape of a parameter shows."""
-        if self.indexed:
-            chosen = {name: self.nsa[name] for name in ("block", "selected", "init_blocks", "local_blocks")}
-            return {**chosen, "selector": "index", "branches": "sel", "d_index": self.d_index, "n_heads": self.n_heads,
-                    "n_kv_groups": self.n_kv_groups, "rope_theta": self.rope_theta, "rope_scale": self.rope_scale,
-                    "norm_eps": self.q_norm.eps if self.qk_norm else None}
-        return {**self.nsa, "n_heads": self.n_heads, "n_kv_groups": self.n_kv_groups, "gate": self.gate_kind,
-                "gate_temperature": self.gate_temperature, "rope_theta": self.rope_theta, "rope_scale": self.rope_scale,
-                "norm_eps": self.q_norm.eps if self.qk_norm else None}
+        always = {"n_heads": self.n_heads, "n_kv_groups": self.n_kv_groups, "rope_theta": self.rope_theta,
+                  "rope_scale": self.rope_scale, "norm_eps": self.q_norm.eps if self.qk_norm else None}
+        index = {"selector": "index", "branches": "sel" if self.one_softmax else "cmp,sel,win", "d_index": self.d_index}
+        if self.one_softmax:
+            return {**self.chosen(), **index, **always}
+        gates = {"gate": self.gate_kind, "gate_temperature": self.gate_temperature}
+        return {**self.nsa, **gates, **(index if self.indexed else {}), **always}
+
+    def chosen(self):
+        """The options of the selection."""
+        return {name: self.nsa[name] for name in ("block", "selected", "init_blocks", "local_blocks")}
 
     def get_extra_state(self):
         # A tensor, so that safetensors and torch.load(weights_only=True) take it.
@@ -252,41 +259,48 @@ class NSAAttention(nn.Module):
         y = getattr(self, f"{name}_norm")(y) if self.qk_norm else y
         return y if self.rope_theta is None else rotate(y, *cos_sin)
 
-    def forward(self, x, cu_seqlens=None, cos_sin=None, *, dense=False):
+    def forward(self, x, cu_seqlens=None, cos_sin=None, *, dense=False, padding_begin=None):
         """x [B, T, dim], or packed [N, dim] with cu_seqlens, i32 [documents + 1]. cos_sin: from rotation(); with an index the
-        pair of those of widths d_k and d_index. dense: attention to all tokens, which teaches the index too: its warm-up."""
-        if dense and not self.indexed:
-            raise ValueError("dense=True is for layers with selector 'index'")
+        pair of those of widths d_k and d_index. dense: attention to all tokens, which teaches the index too: its warm-up.
+        padding_begin, as of indexed_attention: tokens that teach the index nothing."""
+        if (dense or padding_begin is not None) and not self.indexed:
+            raise ValueError(f"{'dense=True' if dense else 'padding_begin'} is for layers with selector 'index'")
         if cos_sin is None and self.rope_theta is not None:
             dtype = torch.promote_types(x.dtype, torch.float32)
             cos_sin, *of_index = (self.rotation(x.size(-2), cu_seqlens, device=x.device, dtype=dtype, width=width)
                                   for width in (self.d_k, *([self.d_index] if self.indexed else [])))
             cos_sin = (cos_sin, *of_index) if self.indexed else cos_sin
-        if self.indexed:
-            return self.forward_indexed(x, cu_seqlens, (None, None) if cos_sin is None else cos_sin, dense)
+        cos_sin, cos_sin_index = (cos_sin or (None, None)) if self.indexed else (cos_sin, None)
+        index = [self.rotated(x.detach(), name, self.d_index, cos_sin_index) for name in ("index_q", "index_k")] if self.indexed else []
         q = self.rotated(x, "q", self.d_k, cos_sin)
-        k = [self.rotated(x, f"k_{branch}", self.d_k, cos_sin) for branch in self.branches]
-        v = [getattr(self, f"v_{branch}_proj")(x).unflatten(-1, (-1, self.d_v)) for branch in self.branches]
-        k_cmp, v_cmp = (None, None) if self.phi_k is None else (self.phi_k(k[0], cu_seqlens), self.phi_v(v[0], cu_seqlens))
-        o = attention(q, k[0] if self.shared_kv else k, v[0] if self.shared_kv else v,
-                      None if self.gate_kind is None else self.gates(q), cu_seqlens=cu_seqlens, k_cmp=k_cmp, v_cmp=v_cmp,
-                      **self.nsa)
-        return self.out_proj(o.flatten(-2).to(x.dtype))
-
-    def forward_indexed(self, x, cu_seqlens, cos_sin, dense):
-        q, k = (self.rotated(x, name, self.d_k, cos_sin[0]) for name in ("q", "k_win"))
-        v = self.v_win_proj(x).unflatten(-1, (-1, self.d_v))
-        index = [self.rotated(x.detach(), name, self.d_index, cos_sin[1]) for name in ("index_q", "index_k")]
-        chosen = {name: self.nsa[name] for name in ("block", "selected", "init_blocks", "local_blocks")}
-        loss = None
+        # A dense pass reads the window's keys and values alone, as dense attention in Triad does.
+        branches = ("win",) if dense else self.branches
+        k = [self.rotated(x, f"k_{branch}", self.d_k, cos_sin) for branch in branches]
+        v = [getattr(self, f"v_{branch}_proj")(x).unflatten(-1, (-1, self.d_v)) for branch in branches]
         if dense:
-            o, loss = dense_attention_with_index(q, k, v, *index, cu_seqlens=cu_seqlens)
-        elif self.training:
-            o, loss = indexed_attention(q, k, v, *index, cu_seqlens=cu_seqlens, **chosen)
+            o, loss = dense_attention_with_index(q, k[0], v[0], *index, cu_seqlens=cu_seqlens, padding_begin=padding_begin)
+        elif self.one_softmax:
+            o, loss = self.attend_selected(q, k[0], v[0], index, cu_seqlens, padding_begin)
         else:
-            lists = select(*index, cu_seqlens=cu_seqlens, **chosen)
-            o = block_sparse_attention(q, k, v, lists, block=chosen["block"], cu_seqlens=cu_seqlens)
-        return self.out_proj(o.flatten(-2).to(x.dtype)), loss
+            o, loss = self.attend_in_branches(q, k, v, index, cu_seqlens, padding_begin)
+        y = self.out_proj(o.flatten(-2).to(x.dtype))
+        return (y, loss) if self.indexed else y
+
+    def attend_selected(self, q, k, v, index, cu_seqlens, padding_begin):
+        if self.training:
+            return indexed_attention(q, k, v, *index, cu_seqlens=cu_seqlens, padding_begin=padding_begin, **self.chosen())
+        lists = select(*index, cu_seqlens=cu_seqlens, **self.chosen())
+        return block_sparse_attention(q, k, v, lists, block=self.nsa["block"], cu_seqlens=cu_seqlens), None
+
+    def attend_in_branches(self, q, k, v, index, cu_seqlens, padding_begin):
+        k_cmp, v_cmp = (None, None) if self.phi_k is None else (self.phi_k(k[0], cu_seqlens), self.phi_v(v[0], cu_seqlens))
+        k, v = (k[0], v[0]) if self.shared_kv else (k, v)
+        gate = None if self.gate_kind is None else self.gates(q)
+        options = dict(cu_seqlens=cu_seqlens, k_cmp=k_cmp, v_cmp=v_cmp, **self.nsa)
+        if self.indexed and self.training:
+            return attention_with_index(q, k, v, gate, *index, padding_begin=padding_begin, **options)
+        lists = select(*index, cu_seqlens=cu_seqlens, **self.chosen()) if self.indexed else None
+        return attention(q, k, v, gate, lists=lists, **options), None
 
     def extra_repr(self):
         return f"heads={self.n_heads}/{self.n_kv_groups}, d_k={self.d_k}, d_v={self.d_v}, " + \

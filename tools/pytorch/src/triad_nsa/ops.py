@@ -18,16 +18,18 @@ _TENSORS = ", ".join(f"Tensor{'' if name == 'q' else '?'} {name}" for name in IN
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 # options: compress length and stride, block, selected, window, init_blocks, local_blocks, 1 if gates can be negative.
 # values: o of the three branches, then the averages k_cmp and v_cmp unless the caller gives them (arguments.Sizes).
-torch.library.define("triad_nsa::forward", f"({_TENSORS}, Tensor? cu_seqlens, int[] options, float scale, bool keep) -> "
-                     "(Tensor out, Tensor values, Tensor lse, Tensor block_index)", tags=_TAGS)
+# lists: what the selected branch attends to, with the library's numbers; None: it selects. block_index: a copy then.
+torch.library.define("triad_nsa::forward", f"({_TENSORS}, Tensor? lists, Tensor? cu_seqlens, int[] options, float scale, "
+                     "bool keep) -> (Tensor out, Tensor values, Tensor lse, Tensor block_index)", tags=_TAGS)
 torch.library.define("triad_nsa::backward", f"(Tensor dout, {_TENSORS}, Tensor? cu_seqlens, Tensor values, Tensor lse, "
                      "Tensor block_index, int[] options, float scale, int wanted) -> Tensor[]", tags=_TAGS)
 
 
 def _forward(*arguments):
-    *tensors, cu_seqlens, options, scale, keep = arguments
-    given = [x for x in (*tensors, cu_seqlens) if x is not None]
-    plan = plan_of(ForwardPlan, given, absences(tensors, cu_seqlens), tuple(options), scale, keep)
+    *tensors, lists, cu_seqlens, options, scale, keep = arguments
+    lists = None if lists is None else lists.contiguous()
+    given = [x for x in (*tensors, lists, cu_seqlens) if x is not None]
+    plan = plan_of(ForwardPlan, given, absences(tensors, lists, cu_seqlens), tuple(options), scale, keep)
     if keep:
         return plan.in_parts(given)
     out = plan.run(given, None)
@@ -36,8 +38,8 @@ def _forward(*arguments):
 
 @torch.library.register_fake("triad_nsa::forward")
 def _(*arguments):
-    *tensors, cu_seqlens, options, _, keep = arguments
-    check_inputs(tensors, cu_seqlens, options)
+    *tensors, lists, cu_seqlens, options, _, keep = arguments
+    check_inputs(tensors, lists, cu_seqlens, options)
     q, sizes = tensors[0], Sizes(tensors, options)
     out, acc = q.new_empty(sizes.out), accumulator(q.dtype)
     if not keep:
@@ -49,7 +51,7 @@ def _(*arguments):
 def _backward(*arguments):
     dout, *tensors, cu_seqlens, values, lse, lists, options, scale, wanted = arguments
     given = [x for x in (*tensors, cu_seqlens) if x is not None]
-    plan = plan_of(BackwardPlan, (*given, dout), absences(tensors, cu_seqlens), tuple(options), scale, wanted)
+    plan = plan_of(BackwardPlan, (*given, dout), absences(tensors, None, cu_seqlens), tuple(options), scale, wanted)
     return plan.run(given, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()), dout)
 
 
@@ -69,7 +71,7 @@ def _wanted(ctx, tensors):
 def _all_gradients(found, wanted):
     """One for each argument of forward."""
     found = iter(found)
-    return (*[next(found) if wanted >> i & 1 else None for i in range(COUNT)], None, None, None, None)
+    return (*[next(found) if wanted >> i & 1 else None for i in range(COUNT)], None, None, None, None, None)
 
 
 class _Forward(torch.autograd.Function):
@@ -77,7 +79,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        *tensors, cu_seqlens, options, scale, keep = inputs
+        *tensors, _, cu_seqlens, options, scale, keep = inputs
         if not keep:
             raise RuntimeError("triad_nsa::forward was called with keep=False on tensors that require gradients")
         with torch._C._AutoDispatchBelowAutograd():
@@ -91,7 +93,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, *_):
         if dout is None:
-            return (None,) * (COUNT + 4)
+            return (None,) * (COUNT + 5)
         given = ctx.saved_tensors
         wanted = _wanted(ctx, given[:COUNT])
         return _all_gradients(_backward_op(dout, *given, ctx.options, ctx.scale, wanted), wanted)
@@ -153,7 +155,7 @@ class _DirectCall:
         """The gradients of `given`, where needed; None for the others."""
         wanted = sum([1 << i for i, need in zip(self.present, needed) if need])
         if torch.is_grad_enabled() or watched() or not PLAIN.issuperset(map(type, (*given, kept, dout))):
-            tensors, cu_seqlens = self.plan.all_inputs(given, self.absent)
+            *tensors, _, cu_seqlens = self.plan.all_inputs(given, self.absent)
             found = _backward_op(dout, *tensors, cu_seqlens, *self.plan.parts(kept), self.options, self.scale, wanted)
         else:
             plan = plan_of(BackwardPlan, (*given, dout), self.absent, self.options, self.scale, wanted)
@@ -188,14 +190,16 @@ def _forward_direct(given, absent, options, scale):
     return plan_of(_DirectCall, given, absent, options, scale, False).plan.run(given, None)
 
 
-def forward(tensors, cu_seqlens, options, scale, parts):
-    """tensors: in the order of INPUTS. Returns the output, and if parts, also values, lse and lists."""
+def forward(tensors, lists, cu_seqlens, options, scale, parts):
+    """tensors: in the order of INPUTS; lists: contiguous. Returns the output, and if parts, also values, lse and lists."""
     if not parts and not watched():
         given = [x for x in tensors if x is not None]
+        if lists is not None:
+            given.append(lists)
         if cu_seqlens is not None:
             given.append(cu_seqlens)
         if PLAIN.issuperset(map(type, given)):
-            absent = absences(tensors, cu_seqlens)
+            absent = absences(tensors, lists, cu_seqlens)
             try:
                 return _forward_direct(given, absent, options, scale)
             except RuntimeError:
@@ -204,5 +208,5 @@ def forward(tensors, cu_seqlens, options, scale, parts):
                     raise
             return _forward_direct(inside, absent, options, scale)
     keep = parts or torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors])
-    out, *kept = _forward_op(*tensors, cu_seqlens, options, scale, keep)
+    out, *kept = _forward_op(*tensors, lists, cu_seqlens, options, scale, keep)
     return (out, *kept) if parts else out

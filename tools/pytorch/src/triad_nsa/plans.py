@@ -140,11 +140,12 @@ class Prepared:
 class Plan(Prepared):
     """The library's structures for calls of attention.
 
-    `given` are the inputs that are present, in the order of INPUTS, and cu_seqlens at the end if rows are packed."""
+    `given` are the inputs that are present, in the order of INPUTS; then the lists, if the caller gives them, and cu_seqlens if
+    rows are packed."""
 
     def __init__(self, given, absent, options, scale):
-        tensors, cu_seqlens = self.all_inputs(given, absent)
-        check_inputs(tensors, cu_seqlens, options)
+        *tensors, lists, cu_seqlens = self.all_inputs(given, absent)
+        check_inputs(tensors, lists, cu_seqlens, options)
         self.absent = absent
         # What the library cannot read as it is: strides on the last axis, and learned blocks of packed documents.
         self.copied = [i for i, x in enumerate(tensors) if x is not None and i != GATE and x.stride(-1) != 1]
@@ -157,7 +158,8 @@ class Plan(Prepared):
         self.sizes = sizes = Sizes(tensors, options)
         self.compress = options[:2]
         given, _ = self.readable(given)
-        self.read = tensors, cu_seqlens = self.all_inputs(given, absent)
+        *tensors, lists, cu_seqlens = self.all_inputs(given, absent)
+        self.read = tensors
 
         self.options = library.new(library.Options)
         names = ("compress_length", "compress_stride", "block", "selected", "window", "init_blocks", "local_blocks")
@@ -165,12 +167,17 @@ class Plan(Prepared):
             setattr(self.options, name, value)
         self.options.scale = scale
         self.options.flags = library.UNCHECKED_POINTERS | (library.SIGNED_GATES if options[len(names)] else 0)
+        self.options.flags |= 0 if lists is None else library.GIVEN_LISTS
 
         self.inputs, self.saved, self.out = library.new(library.Inputs), library.new(library.Saved), library.Tensor()
         for x, field in zip(tensors, FIELDS):
             if x is not None:
                 describe(part(self.inputs, field), x)
                 self.pointers.append(library.pointer_in(self.inputs, (*field, "data")))
+        self.lists_pointer = library.pointer_in(self.saved, ("block_index",))
+        self.lists_at = None if lists is None else len(self.pointers)
+        if lists is not None:
+            self.pointers.append(self.pointer_of_given_lists())
         if cu_seqlens is not None:
             self.inputs.documents.count = cu_seqlens.numel() - 1
             self.pointers.append(library.pointer_in(self.inputs, ("documents", "cu_seqlens")))
@@ -178,23 +185,25 @@ class Plan(Prepared):
         self.value_pointers = self.values.pointers(self.saved, [("o", 0), ("o", 1), ("o", 2), ("k_cmp",), ("v_cmp",)])
         self.lse = Buffer(sizes.lse, accumulator(q.dtype), q.device)
         self.lse_pointers = self.lse.pointers(self.saved, [("lse", b) for b in range(3)])
-        self.lists_pointer = library.pointer_in(self.saved, ("block_index",))
         self.out_pointer = library.pointer_in(self.out, ("data",))
         self.saved_at = None
         self.set_saved((SOME_ADDRESS,) * 3)
 
     @staticmethod
     def all_inputs(given, absent):
-        """The tensors in the order of INPUTS, with None for absent ones, and cu_seqlens or None."""
+        """The tensors in the order of INPUTS, lists and cu_seqlens, with None for absent ones."""
         given = iter(given)
-        *tensors, cu_seqlens = [None if missing else next(given) for missing in absent]
-        return tensors, cu_seqlens
+        return [None if missing else next(given) for missing in absent]
+
+    def pointer_of_given_lists(self):
+        """The pointer to set to the caller's lists: none that the library reads, where forward's copy of them is read."""
+        return ctypes.c_void_p()
 
     def readable(self, given):
         """The inputs as the library can read them, and the rows of learned blocks, to turn their gradients back."""
         if self.as_they_are:
             return given, None
-        (tensors, cu_seqlens), row = self.all_inputs(given, self.absent), None
+        (*tensors, lists, cu_seqlens), row = self.all_inputs(given, self.absent), None
         for i in self.copied:
             tensors[i] = tensors[i].contiguous()
         if self.strided_bounds:
@@ -202,7 +211,7 @@ class Plan(Prepared):
         if self.spread:
             row = block_rows(tensors[K_CMP].size(0), cu_seqlens, self.sizes.Tc, *self.compress)
             tensors[K_CMP:] = [spread_blocks(x, row, self.sizes.Tc) for x in tensors[K_CMP:]]
-        return [x for x in (*tensors, cu_seqlens) if x is not None], row
+        return [x for x in (*tensors, lists, cu_seqlens) if x is not None], row
 
     def set_saved(self, addresses):
         """The addresses of what forward leaves for backward: values, lse, lists."""
@@ -215,13 +224,15 @@ class Plan(Prepared):
             pointer.value = lse + begin
         self.lists_pointer.value = lists
 
+
 class ForwardPlan(Plan):
     def __init__(self, given, absent, options, scale, keep):
+        self.keep = keep
         super().__init__(given, absent, options, scale)
         describe(self.out, torch.empty(self.sizes.out, dtype=self.dtype, device="meta"))
         self.nothing = torch.empty(0, dtype=self.dtype, device=self.device)
         self.query(library.c.triad_nsa_forward, address(self.options), address(self.inputs), address(self.out),
-                   address(self.saved) if keep else None)
+                   address(self.saved if keep else self.lists_alone) if keep or self.lists_at is not None else None)
         del self.read  # the structures have its shapes; a plan keeps no memory
         # One buffer for all that backward needs, where nobody looks at its parts.
         aligned = lambda n: -(-n // ALIGNMENT) * ALIGNMENT  # noqa: E731
@@ -233,8 +244,22 @@ class ForwardPlan(Plan):
         self.workspace_at = end if self.needed * SMALL_SHARE <= end else None
         self.kept_bytes = end + self.needed if self.workspace_at is not None else end
 
+    def pointer_of_given_lists(self):
+        if self.keep:  # what backward needs holds a copy
+            return super().pointer_of_given_lists()
+        self.lists_alone = library.new(library.Saved)
+        pointer = library.pointer_in(self.lists_alone, ("block_index",))
+        pointer.value = SOME_ADDRESS
+        return pointer
+
+    def copy_lists(self, given, kept):
+        """Into the memory at the end of which they are, for forward and backward to read."""
+        if self.lists_at is not None:
+            kept.copy_(given[self.lists_at])
+
     def run(self, given, addresses):
-        """Returns the output. addresses: of the memory for what backward needs; None: backward will not be called."""
+        """Returns the output. addresses: of the memory for what backward needs, with given lists in it; None: backward will not
+        be called."""
         given, _ = self.readable(given)
         out = self.nothing.new_empty(*self.sizes.out)  # numbers take less time to convert than a tuple
         workspace = self.bytes.new_empty(self.needed)
@@ -247,6 +272,8 @@ class ForwardPlan(Plan):
     def in_one_buffer(self, given):
         """Returns the output and one uint8 tensor of all that backward needs."""
         kept = self.bytes.new_empty(self.kept_bytes)
+        if self.lists_at is not None:
+            self.copy_lists(given, self.parts(kept)[2])
         if self.workspace_at is None:
             return self.run(given, self.addresses(kept)), kept
         if not self.as_they_are:
@@ -271,6 +298,7 @@ class ForwardPlan(Plan):
         """Returns the output, values, lse and lists, every byte of which is written."""
         values, lse = self.values.empty(), self.lse.empty()
         lists = torch.empty(self.sizes.lists, dtype=torch.int32, device=self.device)
+        self.copy_lists(given, lists)
         out = self.run(given, (values.data_ptr(), lse.data_ptr(), lists.data_ptr()))
         return out, values, lse, lists
 
@@ -286,7 +314,7 @@ class BackwardPlan(Plan):
         describe(self.out, dout.contiguous() if self.copied_dout else dout)
         self.gradients = library.new(library.Gradients)
         self.gradient_shapes, self.gradient_pointers, self.learned = [], [], 0
-        for i, (x, field) in enumerate(zip(self.read[0], FIELDS)):
+        for i, (x, field) in enumerate(zip(self.read, FIELDS)):
             if x is not None and wanted >> i & 1:
                 describe(part(self.gradients, field), torch.empty(x.shape, dtype=x.dtype, device="meta"))
                 self.gradient_shapes.append((torch.empty(0, dtype=x.dtype, device=self.device), x.shape))
@@ -319,9 +347,9 @@ _strides = torch.Tensor.stride
 _NONES = (None,) * len(FIELDS)
 
 
-def absences(tensors, cu_seqlens):
-    """Which inputs are None, in the order of INPUTS, and cu_seqlens."""
-    return (*map(operator.is_, tensors, _NONES), cu_seqlens is None)
+def absences(tensors, lists, cu_seqlens):
+    """Which inputs are None, in the order of INPUTS, then lists and cu_seqlens."""
+    return (*map(operator.is_, tensors, _NONES), lists is None, cu_seqlens is None)
 
 
 def plan_of(kind, given, absent, options, scale, more):

@@ -133,7 +133,7 @@ __device__ __forceinline__ void produce(TaughtShared<kPanels, kIndexPanels, kPai
       if (thread == kChunkTokens - 1) shared.seen_by_all[at].x = low;
     }
     barrier_arrive_after_copies(&shared.chunk_full[at]);
-    barrier_arrive_warp(&shared.chunk_full[at]);
+    barrier_arrive(&shared.chunk_full[at]);  // covers what this lane has stored without cp.async
     for (int h = 0; h < G; ++h) {
       barrier_wait(&shared.empty[ring][stage], parity ^ 1);
 #pragma unroll
@@ -382,7 +382,7 @@ __device__ __forceinline__ void consume(TaughtShared<kPanels, kIndexPanels, kPai
     for (int panel = 0; panel < kIndexPanels; ++panel) pin(dik[panel]);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) pin(diq[turn]);
-    barrier_arrive_warp(&shared.chunk_empty[at]);
+    barrier_arrive(&shared.chunk_empty[at]);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) add_diq(a, task, diq[turn], token, unit, factor, column0 + turn * kPanel);
   }
@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(kTaughtThreads, 1) index_backward_sm90_kernel(
       for (int i = 0; i < Memory::kStages; ++i)
         barrier_init(&shared.full[ring][i], 4), barrier_init(&shared.empty[ring][i], kReaders);
     for (int i = 0; i < 2; ++i)
-      barrier_init(&shared.chunk_full[i], kWarpgroup + 4), barrier_init(&shared.chunk_empty[i], kReaders);
+      barrier_init(&shared.chunk_full[i], 2 * kWarpgroup), barrier_init(&shared.chunk_empty[i], 32 * kReaders);
   }
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroup;

@@ -125,7 +125,7 @@ Json with_steps(Json root) {
 // Throws for a key in nsa.layers that cannot differ between layers, and for an entry whose branches need a key that
 // neither it nor the group has.
 void check_nsa_layers(const Json& root) {
-  const Json& group = json_config::group_object(root, "nsa");
+  const Json group = json_config::group_object(root, "nsa");
   if (!group.contains("layers") || !group["layers"].is_array()) return;  // the group's reader explains other values
   const auto keys_of = [](auto fields) {
     std::set<std::string> keys;

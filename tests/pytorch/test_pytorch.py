@@ -50,7 +50,7 @@ def main():
         torch.set_num_threads(1)  # the problems are small, and other tests run at the same time
         print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'}; "
               f"triad_nsa {triad_nsa.build_info()} in {pathlib.Path(triad_nsa.__file__).parent}", flush=True)
-        modules = ["attention_tests", "block_sparse_tests", "given_lists_tests", "layer_tests", "training_tests", "huggingface_tests", "gpu_tests", "block_sparse_gpu_tests"]
+        modules = ["attention_tests", "block_sparse_tests", "given_lists_tests", "layer_tests", "training_tests", "huggingface_tests", "transformers_tests", "megatron_tests", "gpu_tests", "block_sparse_gpu_tests"]
         suite = unittest.defaultTestLoader.loadTestsFromNames(options.tests or modules)
         result = unittest.TextTestRunner(verbosity=2 if options.verbose else 1).run(suite)
         return 0 if result.wasSuccessful() else 1

@@ -15,14 +15,14 @@ BRANCHES = ("cmp", "sel", "win")
 THREE, TAUGHT, ONE = ("compressed", "cmp,sel,win"), ("index", "cmp,sel,win"), ("index", "sel")  # selector and branches
 
 
-def read_tensors(path, prefix):
-    """The tensors of a safetensors file whose names begin with `prefix`, without it."""
+def read_tensors(path, prefix="", holding=""):
+    """The tensors of a safetensors file whose names begin with `prefix`, without it, and hold `holding`."""
     dtypes = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16}
     with open(path, "rb") as file:
         end = 8 + struct.unpack("<Q", file.read(8))[0]
         entries, found = json.loads(file.read(end - 8)), {}
         for name, entry in entries.items():
-            if not name.startswith(prefix):
+            if not name.startswith(prefix) or holding not in name or name == "__metadata__":
                 continue
             begin, stop = entry["data_offsets"]
             file.seek(end + begin)
@@ -32,9 +32,9 @@ def read_tensors(path, prefix):
 
 
 def rotate(x, cos, sin):
-    """x [.., tokens, heads, D]: rotates the pairs (j, j + D/2). cos and sin [tokens, D/2], f32 or wider."""
+    """x [.., tokens, heads, D]: rotates the pairs (j, j + D/2). cos and sin [.., tokens, D/2]: computed in their type."""
     u, w = x.to(cos.dtype).chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return torch.cat((u * cos - w * sin, w * cos + u * sin), -1).to(x.dtype)
 
 

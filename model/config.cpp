@@ -79,6 +79,8 @@ void check_layer(const NsaConfig& c) {
   if (c.n_sel < c.init_blocks + c.local_blocks)
     fail_usage("nsa.n_sel is {}: at least init_blocks + local_blocks = {} are needed", c.n_sel,
                c.init_blocks + c.local_blocks);
+  if (c.l_sel % c.every != 0)
+    fail_usage("nsa.select_every is {}, which does not divide nsa.l_sel {}", c.every, c.l_sel);
   if (c.selector == Selector::index && c.d_index % 2 != 0)
     fail_usage("nsa.d_index is {}: it must be even, for the rotation turns pairs", c.d_index);
   if (c.branches == Branches::selected) {
@@ -106,6 +108,7 @@ NsaConfig NsaLayers::over(NsaConfig group) const {
   replace(group.local_blocks, local_blocks);
   replace(group.selector, selector);
   replace(group.d_index, d_index);
+  replace(group.every, select_every);
   return group;
 }
 

@@ -24,6 +24,7 @@ struct NsaLayers {
   std::optional<int64_t> l = {}, d = {}, l_sel = {}, n_sel = {}, w = {}, init_blocks = {}, local_blocks = {};
   std::optional<Selector> selector = {};
   std::optional<int64_t> d_index = {};
+  std::optional<int64_t> select_every = {};
 
   NsaConfig over(NsaConfig group) const;  // the group with these values
 };
@@ -179,7 +180,7 @@ void visit(ModelConfig& c, V&& v) {
 // Limits of the keys that are checked only if the branches need them.
 inline constexpr Rule kBlockTokens = at_least(1).up_to(1 << 20), kWindowTokens = at_least(1).up_to(1 << 30);
 inline constexpr Rule kInitBlocks = at_least(0).up_to(1 << 20), kLocalBlocks = at_least(1).up_to(1 << 20),
-                      kIndexWidth = at_least(2).up_to(256);
+                      kIndexWidth = at_least(2).up_to(256), kEvery = at_least(1).up_to(1 << 20);
 
 template <class V>
 void visit(NsaLayers& c, V&& v) {
@@ -194,6 +195,7 @@ void visit(NsaLayers& c, V&& v) {
   v("local_blocks", c.local_blocks, "current and preceding blocks, always selected", kLocalBlocks);
   v("selector", c.selector, "what scores the blocks", Rule{});
   v("d_index", c.d_index, "width of the index", kIndexWidth);
+  v("select_every", c.select_every, "tokens that share a list", kEvery);
 }
 
 template <class V>
@@ -229,6 +231,9 @@ void visit(NsaGroup& c, V&& v) {
   v("d_index", c.d_index, "selector index: width of its queries and its key; even", kIndexWidth);
   v("index_loss", c.index_loss, "selector index: weight of its loss, summed over the layers, in the objective",
     at_least(0));
+  v("select_every", c.every,
+    "tokens that share the list of the first of them, counted in the document; divides l_sel; on the CPU alone",
+    kEvery);
   v("layers", c.layers,
     "layers that differ: a list of objects, each with layers and the keys of the group that they have other values of; "
     "model.dense_layers has the last word",

@@ -22,13 +22,17 @@ Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, int
   };
   const NsaConfig& n = c.nsa_at(layer);
   const Tensor index_k = c.has_index(layer) ? alloc_heads("index_k", S, 1, n.d_index) : Tensor{};
+  const Tensor lists = c.has_lists(layer) && n.every > 1
+                           ? arena.alloc(MemTag::activations, fmt::format("cache{:02}.block_index", layer), DType::i32,
+                                         {B, 1, c.n_kv_groups, n.n_sel})
+                           : Tensor{};
   const int64_t W = std::min(n.w, S);
   switch (c.attention_of(layer)) {
     case AttentionKind::dense:
     case AttentionKind::selected:
-      return {.nsa = {}, .dense = {alloc("k", S, c.d_k), alloc("v", S, c.d_v)}, .index_k = index_k};
+      return {.nsa = {}, .dense = {alloc("k", S, c.d_k), alloc("v", S, c.d_v)}, .index_k = index_k, .lists = lists};
     case AttentionKind::window:
-      return {.nsa = {}, .dense = {alloc("k_win", W, c.d_k), alloc("v_win", W, c.d_v)}, .index_k = {}};
+      return {.nsa = {}, .dense = {alloc("k_win", W, c.d_k), alloc("v_win", W, c.d_v)}, .index_k = {}, .lists = {}};
     case AttentionKind::nsa: {
       const int64_t Tc = compressed_length(S, n.l, n.d);
       return {.nsa = {.k_sel = alloc("k_sel", S, c.d_k),
@@ -40,7 +44,8 @@ Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, int
                       .k_raw = alloc("k_raw", n.l, c.d_k),
                       .v_raw = alloc("v_raw", n.l, c.d_v)},
               .dense = {},
-              .index_k = index_k};
+              .index_k = index_k,
+              .lists = lists};
     }
   }
   return {};
@@ -88,6 +93,7 @@ void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
     const QkvViews views = attended_qkv(a, model_.config(), kind, 1, act.T());
     const LayerCache& cache = caches_[static_cast<size_t>(layer)];
     if (!cache.index_k.empty()) index_cache_fill(ctx, cache.index_k, b, n, views.index_k);
+    if (!cache.lists.empty()) copy(ctx, cache.lists.slice(0, b, b + 1), a.attention.nsa.block_index.slice(1, n - 1, n));
     switch (kind) {
       case AttentionKind::dense:
       case AttentionKind::selected:
@@ -111,7 +117,8 @@ Tensor Decoder::qkv_of(int64_t layer) const {
 
 Tensor Decoder::lists_of(int64_t layer) const {
   const ModelConfig& c = model_.config();
-  if (!c.has_index(layer)) return {};
+  const Tensor& kept = caches_[static_cast<size_t>(layer)].lists;
+  if (!kept.empty() || !c.has_index(layer)) return kept;
   const int64_t n = c.nsa_at(layer).n_sel;
   return lists_.slice(0, 0, B() * c.n_kv_groups * n).view({B(), 1, c.n_kv_groups, n});
 }
@@ -161,7 +168,15 @@ void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   if (kind == AttentionKind::nsa) {
     nsa_cache_append(ctx, cache.nsa, views.q, nsa_in(views), position, model_.rope_cos(), model_.rope_sin(), w,
                      options);
-    return nsa_decode(ctx, out, {views.q, cache.nsa, position, lists_of(layer)}, w.gate, options, probe);
+    const Tensor lists = lists_of(layer);
+    const bool given = c.has_index(layer);
+    return nsa_decode(ctx, out,
+                      {.q = views.q,
+                       .cache = cache.nsa,
+                       .position = position,
+                       .lists = given ? lists : Tensor{},
+                       .shared_lists = given ? Tensor{} : lists},
+                      w.gate, options, probe);
   }
   dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(), model_.rope_sin());
   if (kind == AttentionKind::selected)

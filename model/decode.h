@@ -56,12 +56,14 @@ class Decoder {
     NsaCache nsa;
     DenseCache dense;  // also of one softmax, over selected blocks or a window
     Tensor index_k;    // [B,S,1,d_index]: the keys of a taught index; absent without one
+    Tensor lists;      // [B,1,Hkv,n] i32: the lists that the last tokens share (nsa.select_every); absent if none do
   };
   static LayerCache alloc_cache(Arena&, const ModelConfig&, int64_t B, int64_t S, DType, int64_t layer);
 
   std::vector<LayerCache> caches_;
   void list_by_index(Context&, int64_t layer);
-  Tensor lists_of(int64_t layer) const;  // [B,1,Hkv,n] i32: a part of lists_; absent without a taught index
+  // [B,1,Hkv,n] i32: the cache's, or a part of lists_; absent without a taught index.
+  Tensor lists_of(int64_t layer) const;
 
   // Buffers of a step, compute dtype: [B,C], [B * rows of the widest layer's qkv], [B,Hq*dv], [B,H]; with a taught
   // index [B * its largest index_width], and the longest lists [B * Hkv * n] i32.

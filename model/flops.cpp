@@ -26,7 +26,7 @@ AttendedPairs selected_pairs(const NsaConfig& n, int64_t T) {
   AttendedPairs pairs;
   pairs.sel = block * block * full + static_cast<double>(blocks) * triangle(block) +
               rest * block * static_cast<double>(std::min(n.n_sel - 1, blocks)) + triangle(rest);
-  if (n.selector == Selector::index) pairs.index = triangle(static_cast<double>(T));
+  if (n.selector == Selector::index) pairs.index = triangle(static_cast<double>(T)) / static_cast<double>(n.every);
   return pairs;
 }
 
@@ -137,7 +137,7 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
     if (c.has_index(i))
       index += 2 * static_cast<double>(c.nsa_at(i).d_index) * (p.index + kIndexProducts * p.sel);
     else
-      attention += 2 * p.cmp * dk;
+      attention += 2 * p.cmp * dk / static_cast<double>(c.nsa_at(i).every);
   }
   return products.layers + products.head + static_cast<double>(B * c.n_heads) * attention +
          static_cast<double>(B * c.n_kv_groups) * index + replay_flops(c, B, T, recompute, mix);

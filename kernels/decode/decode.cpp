@@ -77,7 +77,8 @@ class DecodeCpu {
     std::array<Tensor, 3> o;
     for (Tensor& branch : o) branch = scope.alloc(out.dtype, out.shape(), "o");
     const Tensor gate = scope.alloc(acc, {3, B_, 1, Hkv_}, "gate");
-    const Tensor lists = scope.alloc(DType::i32, {B_, 1, Hkv_, c.n_sel}, "block_index");
+    const Tensor lists =
+        in.shared_lists.empty() ? scope.alloc(DType::i32, {B_, 1, Hkv_, c.n_sel}, "block_index") : in.shared_lists;
     FirstRows blocks = tokens_up_to(cache.k_sel);
     for (int64_t& count : blocks.count) count = compressed_length(count, c.l, c.d);
     attend(kCmp, {o[kCmp], lse[kCmp]}, cache.k_cmp, cache.v_cmp, blocks);
@@ -137,6 +138,9 @@ void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights&
   check_decode("nsa_decode", out, in.q, in.position, in.cache.k_win, in.cache.v_win);
   if (!in.lists.empty())
     check_tensor("nsa_decode: lists", in.lists, {in.q.size(0), 1, in.cache.k_win.size(2), c.n_sel}, DType::i32);
+  check_every(ctx, "nsa_decode", c);
+  TRIAD_CHECK(c.every == 1 || !in.lists.empty() || !in.shared_lists.empty(),
+              "nsa_decode: tokens share lists, and there is no memory for them");
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_decode(ctx, out, in, gate, c, probe);
   }
@@ -179,6 +183,7 @@ void index_decode(Context& ctx, Tensor lists, ConstTensor iq, ConstTensor ik, Co
   check_tensor("index_decode: ik", ik, {B, ik.size(1), 1, iq.size(3)}, iq.dtype);
   check_tensor("index_decode: lists", lists, {B, 1, iq.size(2), o.n_sel}, DType::i32);
   check_tensor("index_decode: position", position, {B}, DType::i32);
+  check_every(ctx, "index_decode", o);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::index_decode(ctx, lists, iq, ik, position, o);
   }

@@ -11,6 +11,8 @@ struct DecodeIn {
   ConstTensor position;  // [B] i32: the new token's position
   ConstTensor lists =
       {};  // [B,1,Hkv,n] i32: from index_decode, with a taught index; absent: the compressed branch selects
+  Tensor shared_lists = {};  // [B,1,Hkv,n] i32, if tokens share lists (SelectOptions::every) that the compressed branch
+                             // makes: those of the last step, which this one replaces or uses
 };
 struct DenseDecodeIn {
   ConstTensor q;         // [B,1,Hq,dk] T, rotated
@@ -30,8 +32,9 @@ void dense_decode(Context&, Tensor out, const DenseDecodeIn&, const DecodeProbe&
 // Attention with one softmax over the listed blocks (nsa.branches sel): the last row of selected_attention_forward.
 void selected_decode(Context&, Tensor out, const DenseDecodeIn&, ConstTensor lists, int64_t l_sel,
                      const DecodeProbe& = {});
-// The new token's lists by a taught index, the last row of nsa_select_index: lists [B,1,Hkv,n] i32 overwritten  <-  iq
-// [B,1,Hkv,di] T, ik [B,S,1,di] T: rotated, the cache with the new token; position [B] i32
+// The new token's lists by a taught index, the last row of nsa_select_index: lists [B,1,Hkv,n] i32 overwritten, but
+// where the token shares those of the last step (SelectOptions::every)  <-  iq [B,1,Hkv,di] T, ik [B,S,1,di] T:
+// rotated, the cache with the new token; position [B] i32
 void index_decode(Context&, Tensor lists, ConstTensor iq, ConstTensor ik, ConstTensor position, const SelectOptions&);
 
 namespace cuda {

@@ -4,6 +4,8 @@
 // (t, g)'s list, cur = t / l': the forced blocks 0 .. init_blocks-1 and cur-local_blocks+1 .. cur, if they exist; then
 // complete blocks, (j+1)*l' <= t+1, in order of (score descending, index ascending) until n are listed. The list is
 // stored ascending, unique, padded with -1. Scores are fp32 or wider throughout. The selection has no gradient.
+// With `every` R > 1 only the first of every R tokens in a document selects, and its list holds for all R. As R divides
+// l', they have the same own block, so its forced blocks are theirs, too.
 #pragma once
 #include "engine/context.h"
 #include "kernels/common/documents.h"
@@ -15,9 +17,15 @@ namespace triad {
 struct SelectOptions : CompressionBlocks {
   int64_t l_sel = 64, n_sel = 16;  // l': tokens in a selection block; n: blocks in a list
   int64_t init_blocks = 1, local_blocks = 2;
+  int64_t every = 1;  // R: tokens that share a list
 
   constexpr SelectionRule<int64_t> rule(int64_t t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
+  constexpr bool selects(int64_t t) const { return t % every == 0; }
 };
+
+// Throws an Error that names `op` if options.every is not 1, unless it divides l_sel, the device has kernels for it,
+// and the queries are all tokens of their rows.
+void check_every(const Context&, const char* op, const SelectOptions&, const Documents& documents = {});
 
 // block_index [B,T,Hkv,n_sel] i32 overwritten  <-  q [B,T,Hq,dk] T, k_cmp [B,Tc,Hkv,dk] T, lse_cmp [B,T,Hq] acc
 // documents: positions and blocks are counted in each document, and lists hold ids (common/documents.h).

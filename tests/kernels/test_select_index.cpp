@@ -29,7 +29,7 @@ Values integers(int64_t n, uint64_t stream) {
   return out;
 }
 
-// The list of token t of a document of which q is t's query and k [..,kWidth] the keys; block numbers from `first` on.
+// The list of token t of a document in which q is t's query and k [..,kWidth] the keys; block numbers from `first` on.
 Values list_of(const double* q, const double* k, int64_t t, int64_t first, const SelectOptions& o) {
   const int64_t current = t / o.l_sel;
   std::vector<int64_t> listed, candidates;
@@ -63,7 +63,11 @@ TEST_CASE("a taught index: each list has the blocks whose best token scores high
   if (backend::cuda_device_count() > 0) settings.push_back({Device::cuda(), DType::bf16});
   for (const Setting& setting : settings)
     for (const Case& c : {Case{{{}, 4, 5, 1, 2}, {0, kTokens}}, Case{{{}, 8, 3, 0, 1}, {0, kTokens}},
-                          Case{{{}, 3, 6, 2, 1}, {0, 9, 10, 50, kTokens}}, Case{{{}, 5, 3, 1, 1}, {0, 31, kTokens}}}) {
+                          Case{{{}, 3, 6, 2, 1}, {0, 9, 10, 50, kTokens}}, Case{{{}, 5, 3, 1, 1}, {0, 31, kTokens}},
+                          Case{{{}, 4, 5, 1, 2, 2}, {0, kTokens}}, Case{{{}, 8, 3, 0, 1, 8}, {0, kTokens}},
+                          Case{{{}, 6, 4, 1, 1, 3}, {0, 9, 10, 50, kTokens}}}) {
+      if (setting.device.is_cuda() && c.o.every > 1) continue;
+      INFO("one list for " << c.o.every << " tokens");
       INFO("l' " << c.o.l_sel << ", n " << c.o.n_sel << ", " << c.bounds.size() - 1 << " documents");
       Lab lab(setting);
       const Values q = integers(kRows * kTokens * kGroups * kWidth, 1), k = integers(kRows * kTokens * kWidth, 2);
@@ -85,8 +89,9 @@ TEST_CASE("a taught index: each list has the blocks whose best token scores high
           const int64_t first_block = begin / c.o.l_sel + static_cast<int64_t>(d) - 1;
           for (int64_t t = begin; t < end; ++t)
             for (int64_t g = 0; g < kGroups; ++g) {
-              const Values list = list_of(q.data() + ((b * kTokens + t) * kGroups + g) * kWidth,
-                                          k.data() + (b * kTokens + begin) * kWidth, t - begin, first_block, c.o);
+              const int64_t first = t - (t - begin) % c.o.every;  // of those that share t's list
+              const Values list = list_of(q.data() + ((b * kTokens + first) * kGroups + g) * kWidth,
+                                          k.data() + (b * kTokens + begin) * kWidth, first - begin, first_block, c.o);
               expected.insert(expected.end(), list.begin(), list.end());
             }
         }

@@ -116,8 +116,12 @@ TEST_CASE("decode: after a prefill of any length, steps give the forward pass's 
   scaled.rope_scale = 3.5;
   check_agreement(scaled, Device::cpu(), DType::f32, 1e-5, {0, 33}, "rope_scale");
   for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
-    for (const auto& [name, model] : layer_variants(config_of(phi, GateKind::softmax, 6, 2)))
+    for (auto [name, model] : layer_variants(config_of(phi, GateKind::softmax, 6, 2))) {
       check_agreement(model, Device::cpu(), DType::f64, 1e-12, {0, 33}, name);
+      model.nsa.every = 4;  // a list for 4 tokens: after 33 tokens the cache's
+      model.resolve();
+      check_agreement(model, Device::cpu(), DType::f64, 1e-12, {0, 32, 33, 35}, fmt::format("{}, shared lists", name));
+    }
 }
 
 TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][gpu]") {

@@ -55,6 +55,16 @@ TEST_CASE("flops: the attended pairs are those that are counted one by one", "[m
     }
 }
 
+TEST_CASE("flops: tokens that share a list select once", "[model]") {
+  const ModelConfig c = config_of(8, 4, 8, 4, 11);
+  ModelConfig shared = c;
+  shared.nsa.every = 4;
+  shared.resolve();
+  const AttendedPairs pairs = attended_pairs(c, AttentionKind::nsa, 200);
+  const double selection = 2 * pairs.cmp * static_cast<double>(c.d_k * c.n_heads * c.n_layers);
+  CHECK(training_flops(c, 1, 200) - training_flops(shared, 1, 200) == Approx(0.75 * selection));
+}
+
 TEST_CASE("flops: rows of documents have the pairs of their documents", "[model][documents]") {
   // Three rows, 200 tokens each.
   const std::vector<std::vector<int64_t>> rows = {{200}, {1, 2, 7, 90, 100}, {50, 50, 50, 50}};

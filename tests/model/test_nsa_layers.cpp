@@ -111,6 +111,7 @@ TEST_CASE("nsa.layers: entries that cannot be are errors that name key and value
       {layers(R"({"layers":"0:1","branches":"cmp"})"), {"nsa.layers[0].branches is \"cmp\"", "win"}},
       {layers(R"({"layers":"0:1","w":0})"), {"nsa.layers[0].w is 0"}},
       {layers(R"({"layers":"0:1","selector":"index","d_index":7})"), {"nsa.layers[0]", "nsa.d_index is 7", "even"}},
+      {layers(R"({"layers":"0:1","select_every":3})"), {"nsa.layers[0]", "nsa.select_every is 3", "does not divide"}},
       {layers("3"), {"nsa.layers[0] is 3", "an object"}},
       {layers(""), {"nsa.layers is []", "at least one"}},
       {R"({"branches":"win","w":5,"layers":[{"layers":"0:1","branches":"cmp,sel,win","l":8,"d":4,"l_sel":8}]})",

@@ -45,6 +45,10 @@ NSA = {
         "model.n_layers=4", "model.qk_norm=true", "nsa.phi=conv", "nsa.index_loss=0",
         'nsa.layers=[{"layers":"1:2","l":4,"d":2,"l_sel":8,"n_sel":6,"w":20,"init_blocks":0},'
         '{"layers":"2:3","branches":"win","w":30},{"layers":"3:4","branches":"sel","selector":"index","d_index":6,"n_sel":5}]'],
+    "one list for 8 tokens": ["nsa.select_every=8"],
+    "one list for 4 tokens, by layer, index": [
+        "model.n_layers=3", "nsa.selector=index", "nsa.d_index=6", "nsa.select_every=4", "nsa.index_loss=0",
+        'nsa.layers=[{"layers":"1:2","branches":"sel","n_sel":5},{"layers":"2:3","selector":"compressed","select_every":2}]'],
     "dense with mlp silu": ["model.attention=dense", "model.rope_scale=2"],
 }
 DENSE = {

@@ -30,6 +30,7 @@ const std::vector<Kind> kKinds = {
     {"index, norms", kIndex + "--set model.qk_norm=true"},
     {"one softmax", kIndex + "--set nsa.branches=sel"},
     {"window", "--set nsa.branches=win"},
+    {"one list for 4 tokens", "--set nsa.select_every=4"},
     {"by layer",
      "--set model.n_layers=4 --set model.dense_layers=0:1 --set 'nsa.layers=[{\"layers\":\"1:2\",\"branches\":\"win\"},"
      "{\"layers\":\"2:3\",\"branches\":\"sel\",\"selector\":\"index\",\"d_index\":8,\"local_blocks\":1},"

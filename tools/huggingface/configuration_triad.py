@@ -19,10 +19,11 @@ NSA_KEYS = {
     "branches": "cmp,sel,win",
     "selector": "compressed", "d_index": 64,  # what selects: the compressed branch, or an index of this width
     "index_loss": 1.0,  # how Triad weighs the index's loss; here the index does not learn
+    "select_every": 1,  # so many tokens share the blocks that the first of them selects; divides l_sel
     "layers": None,  # layers that differ: a list of {"layers": "0:4,8:12", and keys with other values}
 }
 # Keys of an entry of `layers`, besides "layers" itself.
-LAYER_KEYS = ("branches", "l", "d", "l_sel", "n_sel", "w", "init_blocks", "local_blocks", "selector", "d_index")
+LAYER_KEYS = ("branches", "l", "d", "l_sel", "n_sel", "w", "init_blocks", "local_blocks", "selector", "d_index", "select_every")
 # Key: default of the group `rope`. scaling: none, llama3 or yarn. scale divides positions, and only with none.
 ROPE_KEYS = {
     "theta": 10000.0, "scale": 1.0, "scaling": "none", "factor": 8.0, "original_len": 8192,
@@ -124,5 +125,7 @@ class TriadConfig(PretrainedConfig):
         one_of("nsa.selector", nsa["selector"], ("compressed", "index"))
         if nsa["branches"] == "sel":
             one_of("nsa.selector, with nsa.branches sel,", nsa["selector"], ("index",))
+        if nsa["branches"] != "win" and nsa["l_sel"] % nsa["select_every"]:
+            raise ValueError("nsa.select_every {select_every} does not divide nsa.l_sel {l_sel}".format(**nsa))
         if nsa["branches"] == "cmp,sel,win" and (nsa["l"] % nsa["d"] or nsa["l_sel"] % nsa["d"]):
             raise ValueError("nsa.d {d} does not divide nsa.l {l} and nsa.l_sel {l_sel}".format(**nsa))

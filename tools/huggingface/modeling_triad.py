@@ -89,7 +89,7 @@ class History:
 class LayerCache:
     """What one layer keeps: raw keys and values of the compressed branch only until their blocks are complete, its
     compressed blocks, all keys and values of the selected branch, the last ones of the window branch, and all keys of
-    the index."""
+    the index, and the queries that select, back to the first of the last `select_every` tokens."""
 
     def __init__(self):
         self.raw = {"k": History(), "v": History()}
@@ -97,9 +97,10 @@ class LayerCache:
         self.sel = {"k": History(), "v": History()}
         self.win = {"k": History(), "v": History()}
         self.index = {"k": History()}
+        self.selecting = {"q": History()}
 
     def reorder(self, order):
-        for histories in (self.raw, self.blocks, self.sel, self.win, self.index):
+        for histories in (self.raw, self.blocks, self.sel, self.win, self.index, self.selecting):
             for history in histories.values():
                 history.reorder(order)
 
@@ -349,9 +350,22 @@ class Attention(nn.Module):
         y = getattr(self, f"{name}_proj")(x).unflatten(-1, (-1, width or self.width_k))
         return rotate(getattr(self, f"{name}_norm")(y) if self.qk_norm else y, cos_sin)
 
+    def selecting(self, q, span, cache):
+        """Queries [B, T, ..] and positions [B, T] that select for the tokens of this call: their own, or those of the first of
+        every `select_every` tokens of a text."""
+        every, kept = self.nsa["select_every"], cache.selecting["q"]
+        if every == 1:
+            return q, span.positions
+        kept.append(q.flatten(2)[:, :, None], span)
+        positions = span.positions.clamp(min=0).div(every, rounding_mode="floor") * every
+        rows = (positions - kept.begin)[..., None].expand(-1, -1, kept.rows.size(-1))
+        found = kept.rows[:, :, 0].gather(1, rows).view(q.shape)
+        kept.drop_before(span.shortest // every * every)
+        return found, positions.where(span.positions >= 0, span.positions)
+
     def kernels_fit(self, q, span):
         """Whether triad_nsa computes all queries at once: texts without padding that begin here."""
-        return self.use_kernels and span.uniform and span.first == 0 and triad_nsa.supports(q)
+        return self.nsa["select_every"] == 1 and self.use_kernels and span.uniform and span.first == 0 and triad_nsa.supports(q)
 
     def lists_by_kernels(self, index_q, cache):
         nsa = self.nsa
@@ -434,13 +448,15 @@ class SelectedAttention(Attention):
             lists = self.lists_by_kernels(index_q, cache)
             return triad_nsa.block_sparse_attention(q.flatten(2, 3), k, v, lists, block=l_sel).unflatten(2, (self.groups, -1))
 
-        def attend_chunk(q, t, bounds, index_q):
+        index_q, selecting = self.selecting(index_q, span, cache)
+
+        def attend_chunk(q, t, bounds, index_q, at):
             blocks = -(-bounds[1] // l_sel)
-            chosen = select_blocks(index_scores(index_q, keys.get(0, bounds[1]), t, blocks, l_sel), t, self.nsa)
+            chosen = select_blocks(index_scores(index_q, keys.get(0, bounds[1]), at, blocks, l_sel), at, self.nsa)
             return attend_selected(q.permute(0, 2, 3, 1, 4), chosen, k, v, t, l_sel).permute(0, 3, 1, 2, 4)
 
         per_query = self.groups * (self.nsa["n_sel"] * l_sel * (self.width_k + self.width_v) + span.longest)
-        return self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * per_query)), attend_chunk, index_q)
+        return self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * per_query)), attend_chunk, index_q, selecting)
 
 
 class NativeSparseAttention(Attention):
@@ -477,14 +493,15 @@ class NativeSparseAttention(Attention):
         win = {name: (cache.win[name].rows, cache.win[name].begin) for name in "kv"}
 
         keys = cache.index["k"]
+        selecting, at = self.selecting(*index_q or (q,), span, cache)
 
-        def attend_chunk(q, t, bounds, *index_q):
-            index = (*index_q, keys.get(0, bounds[1])) if index_q else None
-            return self.attend_chunk(q, t, bounds, (k_cmp, v_cmp), (k_sel, v_sel), win, index)
+        def attend_chunk(q, t, bounds, selecting, at):
+            index = (selecting, keys.get(0, bounds[1])) if self.taught else None
+            return self.attend_chunk(q, t, bounds, (k_cmp, v_cmp), (k_sel, v_sel), win, index, selecting, at)
 
         per_query = self.groups * self.nsa["n_sel"] * self.nsa["l_sel"] * (self.width_k + self.width_v)
         per_query += self.heads * min(span.longest, self.nsa["w"]) + self.taught * self.groups * span.longest
-        o = self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * per_query)), attend_chunk, *index_q)
+        o = self.in_chunks(q, span, max(1, CHUNK_ELEMENTS // (q.size(0) * per_query)), attend_chunk, selecting, at)
         for name in "kv":
             cache.win[name].drop_before(span.shortest - self.nsa["w"] + 1)
         return o
@@ -511,9 +528,9 @@ class NativeSparseAttention(Attention):
         raw.drop_before(done * phi.d)
         return blocks.transpose(1, 2)
 
-    def attend_chunk(self, q, t, bounds, cmp, sel, win, index):
+    def attend_chunk(self, q, t, bounds, cmp, sel, win, index, selecting, select_at):
         """The three branches and their gated sum for one chunk: q [B, T, H, G, D] -> [B, T, H, G, Dv]. index: queries
-        and keys of the index, if it selects."""
+        and keys of the index, if it selects. selecting, select_at: queries and positions that select."""
         nsa, (first, end) = self.nsa, bounds
         gates = self.gate(q).permute(3, 0, 2, 1)[:, :, :, None, :, None]  # [3, B, H, 1, T, 1]
         q = q.permute(0, 2, 3, 1, 4)  # [B, H, G, T, D]
@@ -522,10 +539,13 @@ class NativeSparseAttention(Attention):
         Tc = self.phi_k.count(end)
         c = torch.arange(Tc, device=q.device)
         o_cmp, p = attend(q, cmp[0][:, :, :Tc], cmp[1][:, :, :Tc], c * nsa["d"] + nsa["l"] <= at + 1)
+        if nsa["select_every"] > 1 and not index:
+            seen = c * nsa["d"] + nsa["l"] <= select_at[:, None, None, :, None] + 1
+            _, p = attend(selecting.detach().permute(0, 2, 3, 1, 4), cmp[0][:, :, :Tc].detach(), cmp[1][:, :, :Tc].detach(), seen)
 
         blocks = -(-end // nsa["l_sel"])
-        score = index_scores(*index, t, blocks, nsa["l_sel"]) if index else importance(p, blocks, nsa)
-        o_sel = attend_selected(q, select_blocks(score, t, nsa), *sel, t, nsa["l_sel"])
+        score = index_scores(*index, select_at, blocks, nsa["l_sel"]) if index else importance(p, blocks, nsa)
+        o_sel = attend_selected(q, select_blocks(score, select_at, nsa), *sel, t, nsa["l_sel"])
 
         low = max(first - nsa["w"] + 1, 0)
         k_win, v_win = (rows[:, max(low - begin, 0) : end - begin].transpose(1, 2) for rows, begin in win.values())

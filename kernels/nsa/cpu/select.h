@@ -83,7 +83,18 @@ inline void list_blocks(int32_t* list, int64_t t, int64_t first_block, const Sel
 struct Position {
   int64_t t, first_key = 0, first_block = 0;
 };
-// Computes block_index as nsa_select does. position_of(b, t) returns the Position for q's row t in sequence b.
+// Copies the list of row i of sequence b, which is at position t of its document, to the rows that share it.
+// position_of(b, i) says where row i is.
+template <class PositionOf>
+inline void share_list(const attend_cpu::Rows<int32_t>& lists, int64_t b, int64_t i, int64_t g, int64_t t, int64_t rows,
+                       const SelectOptions& o, PositionOf&& position_of) {
+  const int32_t* const list = lists(b, i, g);
+  for (int64_t k = 1; k < o.every && i + k < rows && position_of(b, i + k).t == t + k; ++k)
+    std::copy(list, list + o.n_sel, lists(b, i + k, g));
+}
+
+// Computes block_index as nsa_select does. position_of(b, t) returns the Position for q's row t in sequence b. Rows
+// that share the list of a token before the first row keep what they have.
 template <class T, class PositionOf>
 inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTensor k_cmp, ConstTensor lse_cmp,
                    const SelectOptions& o, PositionOf&& position_of) {
@@ -101,6 +112,7 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
   parallel_for(ctx, B * N * Hkv, [&](int64_t i) {
     const int64_t g = i % Hkv, t = i / Hkv % N, b = i / Hkv / N;
     const Position at = position_of(b, t);
+    if (!o.selects(at.t)) return;
     const bool all_fit = at.t / o.l_sel < o.n_sel;  // all blocks fit into the list: no scores needed
     const int64_t visible = all_fit ? 0 : compressed_length(at.t + 1, o.l, o.d);
     attend_cpu::ThreadBuffer<A> buffer(G * (q_row + attend_cpu::kChunk) + sums);
@@ -115,6 +127,7 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
                            attend_cpu::tiles_of<A>(k_tiles, b, g), p, [&](int64_t r) { return *lse(b, t, g * G + r); });
     list_blocks<A>(lists(b, t, g), at.t, at.first_block, o,
                    [&](int64_t j) { return block_score(sum + at.first_key, visible, j, o, shares.data()); });
+    share_list(lists, b, t, g, at.t, N, o, position_of);
   });
 }
 

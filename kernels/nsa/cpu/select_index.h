@@ -29,6 +29,7 @@ void select_by_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTens
   parallel_for(ctx, B * N * groups, [&](int64_t i) {
     const int64_t g = i % groups, n = i / groups % N, b = i / groups / N;
     const IndexPosition at = position_of(b, n);
+    if (!o.selects(at.t)) return;
     ThreadBuffer<A> buffer(q_row + kChunk);
     A *q = buffer.take(q_row), *s = buffer.take(kChunk);
     load_row(q, q_rows(b, n, g), di, scale);
@@ -44,6 +45,7 @@ void select_by_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTens
       });
       return best;
     });
+    share_list(lists, b, n, g, at.t, N, o, position_of);
   });
 }
 

@@ -165,6 +165,7 @@ class NSAAttention(nn.Module):
                 ("model.dense_layers", m["dense_layers"], any(layer in part for part in dense)),
                 ("model.rope_scaling", m["rope_scaling"], m["rope_scaling"] != "none"),
                 ("nsa.branches", n["branches"], n["branches"] == "win"),
+                ("nsa.select_every", n.get("select_every", 1), n.get("select_every", 1) != 1),
                 ("nsa.force_branch", n["force_branch"], n["force_branch"] != "none"),
                 ("nsa.uniform_gate", n["uniform_gate"], n["uniform_gate"]),
                 ("nsa.stopgrad_gates", n["stopgrad_gates"], n["stopgrad_gates"])):

@@ -2,6 +2,7 @@
 import unittest
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import dense_reference
 import triad_nsa
@@ -135,6 +136,38 @@ class Index(unittest.TestCase):
                 # The loss gives the attention nothing, and the output gives the index nothing.
                 leaves = p.leaves()
                 self.assertEqual(torch.autograd.grad(loss, leaves, allow_unused=True), (None,) * len(leaves))
+
+    def test_gradcheck(self):
+        """Of the loss, and of the output with the index as it is. All blocks are listed, whatever the index is."""
+        for bounds in (None, [0, 3, 14]):
+            p = Problem(B=1, T=14, Hq=2, Hkv=1, dk=4, dv=3, bounds=bounds, shared=True)
+            index, options = index_of(p, di=2), dict(cu_seqlens=p.cu_seqlens, compress=(4, 2), block=4, window=5, selected=4)
+            self.assertTrue(torch.autograd.gradcheck(lambda iq, ik: triad_nsa.attention_with_index(
+                p.q, p.k[0], p.v[0], p.gate, iq, ik, **options)[1], index))
+            self.assertTrue(torch.autograd.gradcheck(lambda q, k, v, gate: triad_nsa.attention_with_index(
+                q, k, v, gate, *index, **options)[0], p.leaves()))
+
+    def test_checkpoint_and_export(self):
+        p = Problem()
+
+        def both(q, k, v, gate, iq, ik):
+            return triad_nsa.attention_with_index(q, k, v, gate, iq, ik, **{**SMALL, **OPTIONS})
+
+        given = [p.q, p.k[1], p.v[1], p.gate, *index_of(p)]
+        expected = torch.autograd.grad(sum(x.sin().sum() for x in both(*given)), given)
+        again = torch.autograd.grad(sum(x.sin().sum() for x in checkpoint(both, *given, use_reentrant=False)), given)
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(again, expected)))
+
+        class Layer(torch.nn.Module):
+            def forward(self, *given):
+                return both(*given)
+
+        T = torch.export.Dim("T", min=16, max=4096)
+        given = [x.detach() for x in given]
+        program = torch.export.export(Layer(), tuple(given), dynamic_shapes=(tuple({1: T} for _ in given),))
+        for tokens in (70, 51):
+            cut = [x[:, :tokens].contiguous() for x in given]
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(program.module()(*cut), both(*cut))))
 
     def test_compile(self):
         p = Problem(bounds=SHORT)

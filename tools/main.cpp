@@ -19,6 +19,8 @@
 #include "engine/check.h"
 #include "engine/process/did_you_mean.h"
 #include "engine/process/dump_request.h"
+#include "engine/process/help_text.h"
+#include "engine/process/progress_line.h"
 #include "engine/process/text.h"
 #include "kernels/ops/blas_core.h"
 #include "tools/verbs.h"
@@ -69,14 +71,32 @@ void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
 #endif
 
-// The arguments, with `help VERB ...` for `VERB ... --help`.
-std::vector<char*> with_help(int argc, char** argv) {
+// A command line, with `help VERB TOPIC` as `VERB --help`, and the topic that follows --help apart.
+struct HelpRequest {
+  std::vector<char*> arguments;
+  std::string topic;  // empty: all
+};
+
+HelpRequest help_request(int argc, char** argv) {
   static char option[] = "--help";
-  std::vector<char*> all(argv, argv + argc);
-  if (argc < 2 || std::strcmp(argv[1], "help") != 0) return all;
-  all.erase(all.begin() + 1);
-  all.push_back(option);
-  return all;
+  HelpRequest request{{argv, argv + argc}, {}};
+  std::vector<char*>& all = request.arguments;
+  if (argc > 1 && std::strcmp(argv[1], "help") == 0) {
+    all.erase(all.begin() + 1);
+    all.insert(all.begin() + std::min<ptrdiff_t>(2, std::ssize(all)), option);
+  }
+  const auto help = std::find_if(all.begin() + 1, all.end(), [](const char* a) { return std::strcmp(a, option) == 0; });
+  if (std::distance(all.begin(), help) == 2 && all.end() - help == 2 && help[1][0] != '-') {
+    request.topic = help[1];
+    all.pop_back();
+  }
+  return request;
+}
+
+void print_help(const std::string& help, const std::string& topic) {
+  const std::string text = topic.empty() ? help : triad::help_about(help, topic);
+  const bool terminal = triad::is_terminal(STDOUT_FILENO);
+  std::fputs((terminal ? triad::wrapped(text, triad::terminal_columns(STDOUT_FILENO)) : text).c_str(), stdout);
 }
 
 constexpr int kReaderGone = 128 + SIGPIPE;  // exit code that a shell reports for a program that SIGPIPE ended
@@ -107,14 +127,16 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(failure_text);
   triad::add_verbs(app);
+  HelpRequest request = help_request(argc, argv);
   try {
-    std::vector<char*> arguments = with_help(argc, argv);
-    const int count = static_cast<int>(arguments.size());
-    check_verb(app, count, arguments.data());
-    app.parse(count, arguments.data());
+    const int count = static_cast<int>(request.arguments.size());
+    check_verb(app, count, request.arguments.data());
+    try {
+      app.parse(count, request.arguments.data());
+    } catch (const CLI::CallForHelp&) { print_help(app.help(), request.topic); }
   } catch (const CLI::ParseError& e) {
     constexpr int kUsage = 2;
-    if (app.exit(e) != 0) return kUsage;  // 0 after --help and --version
+    if (app.exit(e) != 0) return kUsage;  // 0 after --version
   } catch (const triad::UsageError& e) { return ended_by(e, 2); } catch (const std::exception& e) {
     return ended_by(e, 1);
   }

@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
 
 #include "engine/check.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
 #include "train/config/load_config.h"
+#include "train/config/schema.h"
 #include "train/run/data_source.h"
 #include "train/run/startup.h"
 
@@ -19,7 +21,7 @@ void add_train(CLI::App& app) {
   struct Options {
     std::string config, resume;
     std::vector<std::string> sets;
-    bool overwrite = false, verbose = false, accept_changed_data = false;
+    bool overwrite = false, verbose = false, accept_changed_data = false, schema = false;
   };
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "train a model");
@@ -43,8 +45,11 @@ void add_train(CLI::App& app) {
       ->needs(resume);
   verb->add_flag("--verbose", o->verbose,
                  "also print what otherwise only ranks/rank_0.log holds: config, ranks, kernels, gradients");
+  verb->add_flag("--schema", o->schema,
+                 "print a JSON schema of config files, by which editors complete and check them, and train nothing");
   verb->footer(describe_config);
   verb->callback([o, resume, &app] {
+    if (o->schema) return void(std::puts(config_schema().dump(2).c_str()));
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
     // CONFIG, which build systems also set, redirects no --resume RUN; `latest` needs a config that names the run.
     const std::string from_environment = config_of_environment();

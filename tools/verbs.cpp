@@ -18,6 +18,7 @@ void add_verbs(CLI::App& app) {
   add_inspect(app);
   add_report(app);
   add_doctor(app);
+  add_completion(app);
 }
 
 }  // namespace triad

@@ -25,5 +25,6 @@ void add_plan(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_report(CLI::App& app);
 void add_doctor(CLI::App& app);
+void add_completion(CLI::App& app);
 
 }  // namespace triad

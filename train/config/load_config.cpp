@@ -198,7 +198,7 @@ Config config_from_json(const Json& without_steps) {
   std::vector<std::string> groups;
   visit_groups(config, [&](const std::string& name, auto&) { groups.push_back(name); });
   for (const auto& [group, value] : root.items())
-    if (std::find(groups.begin(), groups.end(), group) == groups.end())
+    if (group != "$schema" && std::find(groups.begin(), groups.end(), group) == groups.end())  // an editor's (schema.h)
       fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log{}", shortened(group),
                  did_you_mean(group, groups));
   visit_groups(config, [&](const std::string& name, auto& group) {

@@ -7,6 +7,9 @@
 // names, otherwise the first in cuBLASLt's heuristic; nothing is timed at run time. With split-K, several CTAs compute
 // parts of the same sum. Only one of cuBLASLt's schemes is used: it stores these parts in fp32 in the workspace and
 // adds them in a fixed order. Other schemes add the parts to D, and would round them to D's bf16.
+//
+// Products of e4m3 (linear_fp8.h) exist in one form only, both operands with K along their rows, and multiply each sum
+// by the scales of its row and column.
 #include "kernels/ops/matmul.h"
 
 #include <cublasLt.h>
@@ -17,7 +20,11 @@
 #include <optional>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/matmul_tuned.h"
+
+// Scales for each row came with CUDA 12.9.
+#define TRIAD_CUBLASLT_HAS_ROW_SCALES (CUBLAS_VER_MAJOR > 12 || (CUBLAS_VER_MAJOR == 12 && CUBLAS_VER_MINOR >= 9))
 
 namespace triad::cuda {
 
@@ -116,8 +123,16 @@ struct Problem {
   bool may_be_tuned;  // whether the call may take an algorithm from matmul_tuned.h
   bool trans_a, trans_b;
   Operand a, b, c, d;
-  int32_t bias_alignment;  // the bias's alignment in bytes; 0: no bias
+  int32_t bias_alignment;                // the bias's alignment in bytes; 0: no bias
+  Fp8Sums fp8_sums = Fp8Sums::accurate;  // of e4m3 operands
   auto operator<=>(const Problem&) const = default;
+};
+
+// What a call's plan points to besides the matrices. bias: one element per row of cuBLASLt's D, or nullptr. a_scale,
+// b_scale: of e4m3 operands, one per column of cuBLASLt's A and B.
+struct Pointers {
+  const void* bias = nullptr;
+  const float *a_scale = nullptr, *b_scale = nullptr;
 };
 
 // A cuBLASLt problem with its algorithm, as plain values without handles to release. `kind` tells how the algorithm was
@@ -135,6 +150,8 @@ cudaDataType_t cuda_type(DType dtype) {
       return CUDA_R_32F;
     case DType::bf16:
       return CUDA_R_16BF;
+    case DType::u8:
+      return CUDA_R_8F_E4M3;
     default:
       fail("matmul of {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
   }
@@ -173,11 +190,10 @@ class CublasLt final : public BlasHandle {
     return static_cast<CublasLt&>(*ctx.blas);
   }
 
-  // bias: one element per row of cuBLASLt's D, or nullptr.
-  Plan& plan(const Problem& problem, const void* bias) {
+  Plan& plan(const Problem& problem, const Pointers& pointers) {
     const auto found = plans_.find(problem);
-    if (found == plans_.end()) return plans_.emplace(problem, make_plan(problem, bias)).first->second;
-    if (bias != nullptr) set_bias(found->second, bias);
+    if (found == plans_.end()) return plans_.emplace(problem, make_plan(problem, pointers)).first->second;
+    set_pointers(found->second, pointers);
     return found->second;
   }
 
@@ -185,8 +201,9 @@ class CublasLt final : public BlasHandle {
   void* workspace() const { return workspace_; }
 
  private:
-  Plan make_plan(const Problem& problem, const void* bias) const;
-  static void set_bias(Plan& plan, const void* bias);
+  Plan make_plan(const Problem& problem, const Pointers&) const;
+  static void set_pointers(Plan& plan, const Pointers&);
+  static void set_fp8(Plan& plan, const Problem&);
   MatmulAlgorithm use_tuned(Plan& plan, const Problem& problem) const;
 
   Device device_;
@@ -252,11 +269,23 @@ MatmulAlgorithm CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   return MatmulAlgorithm::measured;
 }
 
-void CublasLt::set_bias(Plan& plan, const void* bias) {
-  set<const void*>(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+void CublasLt::set_pointers(Plan& plan, const Pointers& pointers) {
+  if (pointers.bias != nullptr) set<const void*>(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointers.bias);
+  if (pointers.a_scale == nullptr) return;
+  set<const void*>(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, pointers.a_scale);
+  set<const void*>(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, pointers.b_scale);
 }
 
-Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
+void CublasLt::set_fp8([[maybe_unused]] Plan& plan, [[maybe_unused]] const Problem& p) {
+#if TRIAD_CUBLASLT_HAS_ROW_SCALES
+  for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+    set<int32_t>(plan.product, mode, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+  set<int8_t>(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, p.fp8_sums == Fp8Sums::fast ? 1 : 0);
+#endif
+}
+
+Plan CublasLt::make_plan(const Problem& p, const Pointers& pointers) const {
+  const void* const bias = pointers.bias;
   Plan plan;
   // CUBLAS_COMPUTE_32F_PEDANTIC forbids every substitute for fp32 arithmetic (TF32, bf16 product sums). bf16 operands
   // need CUBLAS_COMPUTE_32F, which allows tensor cores.
@@ -264,10 +293,9 @@ Plan CublasLt::make_plan(const Problem& p, const void* bias) const {
   check_cublas(cublaslt().product_init(&plan.product, sizeof plan.product, compute, CUDA_R_32F), "a product");
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (bias != nullptr) {
-    set<uint32_t>(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set_bias(plan, bias);
-  }
+  if (bias != nullptr) set<uint32_t>(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  if (p.a.dtype == DType::u8) set_fp8(plan, p);
+  set_pointers(plan, pointers);
   init_layout(plan.a, p.a);
   init_layout(plan.b, p.b);
   init_layout(plan.c, p.c);
@@ -321,7 +349,7 @@ MatmulAlgorithm matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
                         .bias_alignment = bias == nullptr ? 0 : Operand::alignment_of(bias)};
   if (ctx.planning) return find_tuned(problem) ? MatmulAlgorithm::measured : MatmulAlgorithm::first;
   CublasLt& lt = CublasLt::of(ctx);
-  Plan& plan = lt.plan(problem, bias);
+  Plan& plan = lt.plan(problem, {.bias = bias});
   const float alpha = static_cast<float>(options.alpha);
   const float beta = options.accumulate || has_c ? 1.0f : 0.0f;
   check_cublas(cublaslt().matmul(lt.handle(), &plan.product, &alpha, b.data, &plan.a, a.data, &plan.b, &beta, c.data,
@@ -330,6 +358,32 @@ MatmulAlgorithm matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
                "cublasLtMatmul");
   return plan.kind;
 }
+
+void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp8Sums sums, ConstTensor addend) {
+  TRIAD_CHECK(!ctx.is_side, "a product on {}, beside others: they share one workspace", ctx.stream.name());
+  if (ctx.planning) return;
+  const void* const bias = is_repeated_row(addend) ? addend.data : nullptr;
+  const bool has_c = !addend.empty() && bias == nullptr;
+  const ConstTensor c = has_c ? addend : ConstTensor(d), q_a = a.q, q_b = b.q;
+  const Problem problem{.may_be_tuned = false,
+                        .trans_a = true,
+                        .trans_b = false,
+                        .a = q_b,
+                        .b = q_a,
+                        .c = c,
+                        .d = ConstTensor(d),
+                        .bias_alignment = bias == nullptr ? 0 : Operand::alignment_of(bias),
+                        .fp8_sums = sums};
+  CublasLt& lt = CublasLt::of(ctx);
+  Plan& plan = lt.plan(problem, {.bias = bias, .a_scale = b.scale.ptr<float>(), .b_scale = a.scale.ptr<float>()});
+  const float alpha = 1.0f, beta = has_c ? 1.0f : 0.0f;
+  check_cublas(cublaslt().matmul(lt.handle(), &plan.product, &alpha, q_b.data, &plan.a, q_a.data, &plan.b, &beta,
+                                 c.data, &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(),
+                                 kMatmulWorkspaceBytes, static_cast<cudaStream_t>(ctx.stream.handle())),
+               "cublasLtMatmul of e4m3");
+}
+
+bool built_with_fp8() { return TRIAD_CUBLASLT_HAS_ROW_SCALES; }
 
 std::string matmul_library() { return "cuBLASLt " + std::to_string(cublaslt().version()); }
 

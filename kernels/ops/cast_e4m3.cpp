@@ -1,0 +1,86 @@
+// Casts to e4m3 on the CPU, which the GPU's equal bit for bit.
+#include "kernels/ops/cast_e4m3.h"
+
+#include "engine/check.h"
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+
+namespace triad {
+
+namespace {
+
+uint32_t size_bits(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
+
+// Casts a row of n elements, `step` apart, to bytes that are contiguous. Returns the scale.
+template <class T>
+float cast_row(uint8_t* q, const T* x, int64_t n, int64_t step) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, size_bits(static_cast<float>(x[i * step])));
+  const uint32_t scale = e4m3_scale_bits(largest);
+  const float inverse = std::bit_cast<float>(e4m3_inverse_bits(scale));
+  for (int64_t i = 0; i < n; ++i) q[i] = to_e4m3(static_cast<float>(x[i * step]) * inverse);
+  return std::bit_cast<float>(scale);
+}
+
+void check_rows(const char* op, const E4m3Rows& rows, int64_t N, int64_t K) {
+  check_tensor(op, rows.q, {N, K}, DType::u8);
+  check_tensor(op, rows.scale, {N}, DType::f32);
+  TRIAD_CHECK(rows.q.contiguous() && rows.scale.contiguous(), "{}: {} or {} is strided", op, rows.q.str(),
+              rows.scale.str());
+}
+
+void check_input(const char* op, const ConstTensor& x, const Context& ctx) {
+  TRIAD_CHECK(x.rank == 2 && (x.dtype == DType::bf16 || (x.dtype == DType::f32 && !ctx.device.is_cuda())),
+              "{}: {} is no matrix in bf16 (or f32 on the CPU)", op, x.str());
+  TRIAD_CHECK(x.stride[1] == 1 || x.size(1) <= 1, "{}: the columns of {} are {} apart", op, x.str(), x.stride[1]);
+}
+
+template <class F>
+void dispatch_input(DType dtype, F&& f) {
+  return dtype == DType::f32 ? f.template operator()<float>() : f.template operator()<bf16>();
+}
+
+}  // namespace
+
+E4m3Rows alloc_e4m3_rows(Scratch::Scope& scope, int64_t N, int64_t K) {
+  return {scope.alloc(DType::u8, {N, K}, "e4m3 rows"), scope.alloc(DType::f32, {N}, "scales of e4m3 rows")};
+}
+
+void cast_rows_e4m3(Context& ctx, const E4m3Rows& rows, ConstTensor x) {
+  const OpScope op_scope(ctx, "cast_rows_e4m3");
+  check_input("cast_rows_e4m3", x, ctx);
+  const int64_t N = x.size(0), K = x.size(1);
+  check_rows("cast_rows_e4m3", rows, N, K);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::cast_rows_e4m3(ctx, rows, x);
+  }
+  dispatch_input(x.dtype, [&]<class T>() {
+    parallel_for(ctx, N, [&](int64_t i) {
+      rows.scale.ptr<float>()[i] = cast_row(rows.q.ptr<uint8_t>() + i * K, x.ptr<T>() + i * x.stride[0], K, 1);
+    });
+  });
+}
+
+void cast_weight_e4m3(Context& ctx, const E4m3Rows& rows, const E4m3Rows& columns, ConstTensor w) {
+  const OpScope op_scope(ctx, "cast_weight_e4m3");
+  check_input("cast_weight_e4m3", w, ctx);
+  const int64_t M = w.size(0), K = w.size(1);
+  TRIAD_CHECK(M % kE4m3Multiple == 0 && K % kE4m3Multiple == 0 && w.contiguous(),
+              "cast_weight_e4m3: {}: contiguous rows and columns in multiples of {} are needed", w.str(),
+              kE4m3Multiple);
+  check_rows("cast_weight_e4m3", rows, M, K);
+  check_rows("cast_weight_e4m3", columns, K, M);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::cast_weight_e4m3(ctx, rows, columns, w);
+  }
+  dispatch_input(w.dtype, [&]<class T>() {
+    parallel_for(ctx, M, [&](int64_t i) {
+      rows.scale.ptr<float>()[i] = cast_row(rows.q.ptr<uint8_t>() + i * K, w.ptr<T>() + i * K, K, 1);
+    });
+    parallel_for(ctx, K, [&](int64_t j) {
+      columns.scale.ptr<float>()[j] = cast_row(columns.q.ptr<uint8_t>() + j * M, w.ptr<T>() + j, M, K);
+    });
+  });
+}
+
+}  // namespace triad

@@ -1,0 +1,95 @@
+// Linear layers in e4m3: casts and products, and the CPU's products of the same values.
+#include "kernels/ops/linear_fp8.h"
+
+#include <fmt/format.h>
+
+#include "engine/check.h"
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+#include "kernels/common/route.h"
+#include "kernels/ops/matmul.h"
+
+namespace triad {
+
+namespace {
+
+// The values of e4m3 rows as T, in which they are exact.
+template <class T>
+void decode(Context& ctx, Tensor values, const E4m3Rows& rows) {
+  const int64_t K = rows.q.size(1);
+  parallel_for(ctx, rows.q.size(0), [&](int64_t i) {
+    const float scale = rows.scale.ptr<float>()[i];
+    const uint8_t* const from = rows.q.ptr<uint8_t>() + i * K;
+    T* const to = values.ptr<T>() + i * K;
+    for (int64_t k = 0; k < K; ++k) to[k] = static_cast<T>(from_e4m3(from[k]) * scale);
+  });
+}
+
+Tensor decoded(Context& ctx, Scratch::Scope& scope, const E4m3Rows& rows, DType dtype) {
+  const Tensor values = scope.alloc(dtype, rows.q.shape(), "values of e4m3 rows");
+  dtype == DType::f32 ? decode<float>(ctx, values, rows) : decode<bf16>(ctx, values, rows);
+  return values;
+}
+
+E4m3Rows cast_to_scratch(Context& ctx, Scratch::Scope& scope, const ConstTensor& x) {
+  const E4m3Rows rows = alloc_e4m3_rows(scope, x.size(0), x.size(1));
+  cast_rows_e4m3(ctx, rows, x);
+  return rows;
+}
+
+}  // namespace
+
+void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp8Sums sums, ConstTensor addend) {
+  const OpScope op_scope(ctx, "matmul_fp8");
+  TRIAD_CHECK(a.q.rank == 2 && b.q.rank == 2, "matmul_fp8: A {}, B {}", a.q.str(), b.q.str());
+  const int64_t M = a.q.size(0), N = b.q.size(0), K = a.q.size(1);
+  check_tensor("matmul_fp8's A", a.q, {M, K}, DType::u8);
+  check_tensor("matmul_fp8's B", b.q, {N, K}, DType::u8);
+  check_tensor("matmul_fp8's scales of A", a.scale, {M}, DType::f32);
+  check_tensor("matmul_fp8's scales of B", b.scale, {N}, DType::f32);
+  check_tensor("matmul_fp8's D", d, {M, N}, d.dtype);
+  if (!addend.empty()) check_tensor("matmul_fp8's addend", addend, {M, N}, d.dtype);
+  TRIAD_CHECK(d.dtype == DType::bf16 || (d.dtype == DType::f32 && !ctx.device.is_cuda()),
+              "matmul_fp8: D {} is not in bf16 (or f32 on the CPU)", d.str());
+  TRIAD_CHECK(K % kE4m3Multiple == 0 && N % kE4m3Multiple == 0,
+              "matmul_fp8: A {} and B {}: rows of B and columns must be multiples of {}", a.q.str(), b.q.str(),
+              kE4m3Multiple);
+  if (M == 0) return;
+  ctx.routes.set_call(d, a.q);
+  if (ctx.device.is_cuda()) {
+    ctx.routes.record("matmul_fp8", sums == Fp8Sums::fast ? "cublaslt e4m3 fast sums" : "cublaslt e4m3");
+    if constexpr (kBuiltWithCuda) return cuda::matmul_fp8(ctx, d, a, b, sums, addend);
+  }
+  ctx.routes.record("matmul_fp8", "cpu");
+  Scratch::Scope scope(ctx.scratch);
+  matmul(ctx, d, decoded(ctx, scope, a, d.dtype), decoded(ctx, scope, b, d.dtype), {.trans_b = true}, addend);
+}
+
+bool fits_fp8(const ConstTensor& w) { return w.size(0) % kE4m3Multiple == 0 && w.size(1) % kE4m3Multiple == 0; }
+
+void record_not_fp8(Context& ctx, const ConstTensor& y, const ConstTensor& w) {
+  ctx.routes.set_call(y, w);
+  ctx.routes.record("matmul_fp8", name_of(y.dtype), "rows or columns of the weight are no multiple of 16");
+}
+
+void linear_forward_fp8(Context& ctx, Tensor y, ConstTensor x, const Fp8Weight& w, ConstTensor addend) {
+  Scratch::Scope scope(ctx.scratch);
+  matmul_fp8(ctx, y, cast_to_scratch(ctx, scope, x), w.rows, Fp8Sums::fast, addend);
+}
+
+void linear_backward_input_fp8(Context& ctx, Tensor dx, ConstTensor dy, const Fp8Weight& w) {
+  Scratch::Scope scope(ctx.scratch);
+  matmul_fp8(ctx, dx, cast_to_scratch(ctx, scope, dy), w.columns, Fp8Sums::accurate);
+}
+
+std::string why_no_fp8(const Context& ctx) {
+  if (!ctx.device.is_cuda()) return "";
+  if constexpr (kBuiltWithCuda) {
+    if (!cuda::built_with_fp8()) return "this program was built with a CUDA Toolkit before 12.9";
+  }
+  if (ctx.compute_capability == kFp8Capability) return "";
+  return fmt::format("{} has compute capability {}.{}", ctx.device.str(), ctx.compute_capability / 10,
+                     ctx.compute_capability % 10);
+}
+
+}  // namespace triad

@@ -1,11 +1,15 @@
 #include "model/layer.h"
 
+#include <utility>
+
 #include "kernels/nsa/document_tables.h"
+#include "kernels/ops/activation.h"
 #include "kernels/ops/column_sum.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
+#include "model/fp8_weights.h"
 #include "model/unused_memory.h"
 
 namespace triad {
@@ -21,6 +25,33 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
   for (const Tensor& grad : grads)
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
+
+// A linear layer's weight, and its casts if the layer multiplies in fp8, else null.
+struct Linear {
+  ConstTensor w;
+  const Fp8Weight* fp8;
+};
+Linear linear_of(const LayerContext& lc, const ConstTensor& w, Fp8Weight LayerFp8::*casts) {
+  return {w, lc.fp8 == nullptr ? nullptr : &(lc.fp8->*casts)};
+}
+// Whether a product that gives y is in fp8. One that should be, but does not fit, is recorded.
+bool is_fp8(Context& ctx, const Linear& linear, const ConstTensor& y) {
+  if (linear.fp8 == nullptr) return false;
+  if (linear.fp8->empty()) record_not_fp8(ctx, y, linear.w);
+  return !linear.fp8->empty();
+}
+void multiply(Context& ctx, Tensor y, ConstTensor x, const Linear& linear, ConstTensor addend = {}) {
+  is_fp8(ctx, linear, y) ? linear_forward_fp8(ctx, y, x, *linear.fp8, addend)
+                         : linear_forward(ctx, y, x, linear.w, addend);
+}
+void multiply_back(Context& ctx, Tensor dx, ConstTensor dy, const Linear& linear) {
+  is_fp8(ctx, linear, dx) ? linear_backward_input_fp8(ctx, dx, dy, *linear.fp8)
+                          : linear_backward_input(ctx, dx, dy, linear.w);
+}
+Linear qkv_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.qkv, &LayerFp8::qkv); }
+Linear out_proj_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.out_proj, &LayerFp8::out_proj); }
+Linear mlp_in_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_in, &LayerFp8::mlp_in); }
+Linear mlp_out_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_out, &LayerFp8::mlp_out); }
 
 // Tables of cosines and sines for heads of one width.
 struct Angles {
@@ -99,7 +130,7 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
   const ModelConfig& c = lc.config;
   Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
-  linear_forward(ctx, a.qkv, h, w.qkv, repeat_row(w.qkv_bias, a.qkv.size(0)));
+  multiply(ctx, a.qkv, h, qkv_of(lc, w), repeat_row(w.qkv_bias, a.qkv.size(0)));
   if (!a.index.empty()) linear_forward(ctx, a.index, h, w.index);
   if (c.qk_norm) lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
   norm_and_rotate(ctx, lc, w, a);
@@ -109,7 +140,7 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
 
 // Ends attention: a.x_mid = a.x + out_proj . out.
 void project_out(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, const Tensor& out) {
-  linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v}), w.out_proj, a.x);
+  multiply(ctx, a.x_mid, out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v}), out_proj_of(lc, w), a.x);
   lc.expect_finite(ctx, {{"out_proj", "x_mid", a.x_mid}});
 }
 
@@ -124,11 +155,11 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
 // h, norm(x)'s gradient. index_dw, index_dy: a second linear layer's, which sends no gradient to norm(x); may be
 // absent.
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
-                          ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add, Tensor index_dw = {},
+                          ConstTensor norm, ConstTensor rrms, const Linear& linear, bool add, Tensor index_dw = {},
                           ConstTensor index_dy = {}) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
-  linear_backward_input(ctx, h, dy, w);
+  multiply_back(ctx, h, dy, linear);
   rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
   linear_backward_weight(ctx, dw, dy, h, add);
   if (!index_dw.empty()) linear_backward_weight(ctx, index_dw, index_dy, h, /*add=*/true);
@@ -166,7 +197,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
                    dviews = attended(lc, all_dviews);
     const Tensor dout = inner_memory.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape matrix = {lc.B * lc.T, c.n_heads * c.d_v};
-    linear_backward_input(ctx, dout.view(matrix), dx, w.out_proj);
+    multiply_back(ctx, dout.view(matrix), dx, out_proj_of(lc, w));
     lc.expect_finite(ctx, {{"out_proj backward", "dout", dout}});
     const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner_memory);
     linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(matrix), lc.add_products);
@@ -190,9 +221,41 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     column_sum(ctx, g.qkv_bias, dqkv);
     report(ctx, lc, {g.qkv_bias});
   }
-  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products, g.index, dindex);
+  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, qkv_of(lc, w), lc.add_products, g.index,
+                       dindex);
   lc.expect_finite(ctx, {{"backward of the projections and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm1, g.qkv, g.index});
+}
+
+// The halves of SwiGLU's columns: gate and up, or their gradients.
+template <class T>
+std::pair<T, T> halves(const T& pre) {
+  const int64_t hidden = pre.size(1) / 2;
+  return {pre.slice(1, 0, hidden), pre.slice(1, hidden, 2 * hidden)};
+}
+
+// The MLP's first matrix and activation, from the normed rows h. In fp8 these are two ops.
+void activate(Context& ctx, const LayerContext& lc, const Weights& w, Tensor act, Tensor pre, ConstTensor h) {
+  const bool silu = lc.config.mlp == MlpKind::silu;
+  if (const Linear in = mlp_in_of(lc, w); is_fp8(ctx, in, pre)) {
+    linear_forward_fp8(ctx, pre, h, *in.fp8);
+    if (silu) return silu_forward(ctx, act, pre);
+    const auto [gate, up] = halves(pre);
+    return swiglu_forward(ctx, act, gate, up);
+  }
+  (silu ? linear_silu_forward : linear_swiglu_forward)(ctx, act, pre, h, w.mlp_in);
+}
+
+// Its backward, from the gradient dz of the MLP's result: replaces pre by its gradient, and writes act again.
+void activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, Tensor act, ConstTensor dz) {
+  const bool silu = lc.config.mlp == MlpKind::silu;
+  if (const Linear out = mlp_out_of(lc, w); is_fp8(ctx, out, act)) {
+    linear_backward_input_fp8(ctx, act, dz, *out.fp8);
+    if (silu) return silu_backward(ctx, pre, act, pre, act);
+    const auto [gate, up] = halves(pre);
+    return swiglu_backward(ctx, gate, up, act, gate, up, act);
+  }
+  (silu ? linear_silu_backward : linear_swiglu_backward)(ctx, pre, act, dz, w.mlp_out, pre);
 }
 
 // The MLP up to its activation: reads a.x_mid, writes a.mlp_pre and act, the activation's output.
@@ -200,8 +263,7 @@ void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivat
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
   rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
-  const auto forward = lc.config.mlp == MlpKind::silu ? linear_silu_forward : linear_swiglu_forward;
-  forward(ctx, act, a.mlp_pre, h, w.mlp_in);
+  activate(ctx, lc, w, act, a.mlp_pre, h);
   lc.expect_finite(ctx, {{"rmsnorm, first mlp matrix", "mlp_pre", a.mlp_pre}});
 }
 
@@ -213,7 +275,7 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   Scratch::Scope scope(ctx.scratch);
   const Tensor act = alloc_act(lc, a, scope);
   mlp_in(ctx, lc, w, a, act);
-  linear_forward(ctx, x_out, act, w.mlp_out, a.x_mid);
+  multiply(ctx, x_out, act, mlp_out_of(lc, w), a.x_mid);
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
 }
 
@@ -224,12 +286,11 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
   {
     Scratch::Scope scope(ctx.scratch);
     const Tensor act = alloc_act(lc, a, scope);
-    const auto backward = lc.config.mlp == MlpKind::silu ? linear_silu_backward : linear_swiglu_backward;
-    backward(ctx, dpre, act, dx, w.mlp_out, a.mlp_pre);
+    activate_back(ctx, lc, w, dpre, act, dx);
     linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
     report(ctx, lc, {g.mlp_out});
   }
-  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in, lc.add_products);
+  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, mlp_in_of(lc, w), lc.add_products);
   lc.expect_finite(ctx, {{"backward of the last mlp matrix and activation", "dpre", dpre},
                          {"backward of the first mlp matrix and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm2, g.mlp_in});

@@ -37,6 +37,7 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
                .grad_windows = options.grad_windows}),
       w_(params_.weight_tensors()) {
   if (options.training) g_ = params_.grad_tensors();
+  fp8_ = Fp8Weights(ctx, arena, w_, options.fp8_layers, /*in_turn=*/options.weight_windows);
   const auto tables = [&](const std::string& suffix, int64_t width) {
     const Shape shape = {options.max_seq_len, width / 2};
     const auto alloc = [&](const char* name) {
@@ -82,7 +83,8 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .padding_begin = act.padding_begin,
           .dense = dense_,
           .asserts = asserts_,
-          .layer = layer};
+          .layer = layer,
+          .fp8 = fp8_.of(layer)};
 }
 
 void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate,
@@ -106,6 +108,7 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
     ctx.routes.set_layer(i);
     report_stage(ctx, Stage::forward, i);
     need(gate, ctx, {i});
+    if (fp8_.in_turn() || !keep_fp8_weights_) fp8_.cast(ctx, i, w_.layers[i]);
     LayerContext lc = layer_context(act, i);
     lc.stats = stats;
     layer_forward(ctx, lc, w_.layers[i], act.layer(i), act.x(i + 1));
@@ -173,6 +176,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, const LossScales& 
     lc.index_scale = scales.index;
     lc.sink = sink;
     need(gate, ctx, {i});
+    if (fp8_.in_turn()) fp8_.cast(ctx, i, w_.layers[i]);
     open_grads(ctx, sink, i);
     if (asserts_ != nullptr) asserts_->enter("recompute");
     layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute());

@@ -6,6 +6,7 @@
 
 #include "kernels/ops/cross_entropy.h"
 #include "model/activations.h"
+#include "model/fp8_weights.h"
 #include "model/layer.h"
 #include "model/params.h"
 #include "model/weight_gate.h"
@@ -33,6 +34,8 @@ class Model {
     bool master = true;  // only used when training in bf16
     bool weight_windows = false, grad_windows = false;
     SequenceGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
+    // Whether a layer's attention projections and MLP multiply in fp8 (linear_fp8.h); empty: no layer's.
+    std::vector<bool> fp8_layers = {};
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
 
@@ -56,6 +59,9 @@ class Model {
   // true: all layers of an NSA model attend as dense layers do, with the window branch's keys and values. Parameters
   // that such a pass doesn't use (used_by_dense_pass) get zero gradients.
   void attend_densely(bool dense) { dense_ = dense; }
+  // true: forward uses the e4m3 weights of the forward before, because the weights have not changed since. By default
+  // every forward casts them.
+  void keep_fp8_weights(bool keep) { keep_fp8_weights_ = keep; }
   // In every later pass, checks tokens, selection lists, and that all values are finite. null ends the checks.
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
@@ -92,7 +98,8 @@ class Model {
   Tensor rope_cos_, rope_sin_;                               // [max_seq_len, dk/2] acc
   std::map<int64_t, std::pair<Tensor, Tensor>> index_rope_;  // the same by d_index, for the layers with an index
   Tensor index_loss_;                                        // see index_loss()
-  bool keep_block_index_ = false, dense_ = false;
+  Fp8Weights fp8_;
+  bool keep_block_index_ = false, dense_ = false, keep_fp8_weights_ = false;
   Asserts* asserts_ = nullptr;
 };
 

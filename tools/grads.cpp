@@ -3,11 +3,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <span>
 
 #include "engine/check.h"
 #include "engine/comm/comm.h"
+#include "engine/process/counted.h"
 #include "io/data/shards.h"
 #include "io/safetensors.h"
 #include "tools/options.h"
@@ -219,6 +221,14 @@ void add_index_loss(LoadedModel& loaded, Ranks& ranks, double rows, Results& res
   results.add("index_loss", {static_cast<int64_t>(means.size())}, means);
 }
 
+// Prints which kernels multiplied in fp8, and how many products should have and did not.
+void print_fp8_routes(const Routes& routes) {
+  std::map<std::string, int64_t> calls;
+  for (const Routes::Count& c : routes.counts())
+    if (c.op == "matmul_fp8") calls[c.kernel + (c.is_fallback() ? " (" + c.reason + ")" : "")] += c.calls;
+  for (const auto& [kernel, n] : calls) fmt::print("matmul_fp8: {} {}\n", kernel, counted(n, "time"));
+}
+
 void grads(const Options& o) {
   check_environment();
   std::vector<int32_t> bounds;
@@ -231,9 +241,11 @@ void grads(const Options& o) {
   const LaunchEnv launch = o.context > 1 ? read_launch_env() : LaunchEnv{};
   const Device device = parse_device(o.device, launch);
   Ranks ranks(o.context, launch, device);
+  const bool fp8 = o.dtype == "fp8";
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = device,
-                      .dtype = parse_dtype(o.dtype),
+                      .dtype = fp8 ? DType::bf16 : parse_dtype(o.dtype),
+                      .fp8 = fp8,
                       .batch = o.batch,
                       .seq_len = o.seq,
                       .training = true,
@@ -268,6 +280,7 @@ void grads(const Options& o) {
   results.write(o.out);
   fmt::print("{}: loss {:.6f}, {} gradients, {} on {}\n", o.out, loss / counted, params.count(), name_of(model.dtype()),
              ctx.device.str());
+  if (fp8) print_fp8_routes(ctx.routes);
 }
 
 }  // namespace
@@ -293,7 +306,10 @@ void add_grads(CLI::App& app) {
       ->check(within(at_least(1).up_to(1 << 16)));
   verb->add_option("--out", o->out, "safetensors file to write")->required();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
-  verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
+  verb->add_option("--dtype", o->dtype,
+                   "f64, f32 or bf16; fp8: bf16, with the layers' matrices multiplied as with "
+                   "runtime.matmul_dtype fp8")
+      ->capture_default_str();
   verb->callback([o] { grads(*o); });
 }
 

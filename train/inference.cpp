@@ -17,7 +17,11 @@ void LoadedModel::build(Runtime& runtime, const Options& o) {
   if (layout_.shared()) group_ = std::make_unique<SequenceGroup>(runtime.ctx(), *o.comm, layout_);
   model_ = std::make_unique<Model>(
       runtime.ctx(), runtime.arena(), config,
-      Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = layout_.tokens(), .group = group_.get()});
+      Model::Options{.dtype = o.dtype,
+                     .training = o.training,
+                     .max_seq_len = layout_.tokens(),
+                     .group = group_.get(),
+                     .fp8_layers = std::vector<bool>(static_cast<size_t>(o.fp8 ? config.n_layers : 0), true)});
   model_->attend_densely(o.dense);
   activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training,
                                                RecomputePlan(), o.most_documents, layout_);

@@ -19,6 +19,7 @@ class LoadedModel {
     std::string checkpoint;  // path to a checkpoint, a run's folder or a weights file (find_model)
     Device device;
     DType dtype = DType::f32;
+    bool fp8 = false;                // all layers multiply in fp8 (Model::Options::fp8_layers)
     int64_t batch = 1, seq_len = 0;  // sequences; tokens per sequence, 0: train.seq_len
     bool training = false;           // allocate what backward needs: kept activations, and gradients
     int64_t most_documents = 0;      // most documents in a row; 0: every row is one document

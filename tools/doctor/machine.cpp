@@ -20,6 +20,7 @@
 #include "engine/with_cuda.h"
 #include "io/file.h"
 #include "kernels/ops/blas_core.h"
+#include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/matmul.h"
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
@@ -73,6 +74,7 @@ Json gpu_facts(int index) {
           {"name", info.name},
           {"pci", pci},
           {"compute_capability", info.compute_capability},
+          {"fp8", info.compute_capability == kFp8Capability},
           {"num_sms", info.num_sms},
           {"memory_mib", static_cast<double>(info.memory_bytes) / kMiB},
           {"free_mib", static_cast<double>(info.free_bytes) / kMiB},

@@ -8,6 +8,7 @@
 #include "engine/process/counted.h"
 #include "engine/process/text.h"
 #include "io/tokenizer/tokenizer.h"
+#include "model/layer_ranges.h"
 #include "train/config/schedule.h"
 
 namespace triad {
@@ -65,6 +66,26 @@ void resolve_components(DataConfig& data) {
   if (all.size() != 1) return;
   all.front().weight = 0;  // its share is all, whatever the weight
   if (!all.front().val_paths.empty()) data.val_paths = std::exchange(all.front().val_paths, {});
+}
+
+// Which layers multiply in fp8; empty: none.
+std::vector<bool> parse_fp8_layers(const RuntimeConfig& c, int64_t n_layers) {
+  if (c.matmul_dtype != MatmulDType::fp8) {
+    if (!c.fp8_exclude.empty())
+      fail_usage("runtime.fp8_exclude is \"{}\": it needs runtime.matmul_dtype fp8, and that is {}",
+                 shortened(c.fp8_exclude), word_of(c.matmul_dtype));
+    return {};
+  }
+  if (c.kernels.matmul == KernelChoice::reference)
+    fail_usage("runtime.matmul_dtype is fp8: runtime.kernels must not be reference for matmul, which is in fp32");
+  std::vector<bool> layers(static_cast<size_t>(n_layers), true);
+  if (c.fp8_exclude.empty()) return layers;
+  constexpr std::string_view kKey = "runtime.fp8_exclude", kAllowed = "ranges of layers such as 0:1,15:16";
+  for (const LayerRange& range : parse_layer_ranges(c.fp8_exclude, n_layers, kKey, kAllowed)) {
+    if (!range.word.empty()) fail_usage("{} is \"{}\": {} is allowed", kKey, c.fp8_exclude, kAllowed);
+    std::fill(layers.begin() + range.begin, layers.begin() + range.end, false);
+  }
+  return layers;
 }
 
 }  // namespace
@@ -156,6 +177,7 @@ void Config::resolve() {
     fail_usage("data.needle_depth is {}: a number in [0, 1], or -1, is needed", data.needle_depth);
   try {
     recompute = RecomputePlan::parse(runtime.recompute, model.n_layers);
+    fp8_layers = parse_fp8_layers(runtime, model.n_layers);
   } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
   for (int64_t i = 0; i < model.n_layers && !model.qk_norm; ++i)
     if (recompute.of(i) == Recompute::pointwise)

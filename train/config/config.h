@@ -23,6 +23,7 @@ enum class DocumentScope { unset, attend_within, attend_across };
 enum class OnNonfinite { skip, stop };
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Precision { fp32, bf16 };
+enum class MatmulDType { bf16, fp8 };
 enum class OnAnomaly { report, stop };
 enum class MasterDType { fp32, split, none };
 enum class Offload { none, optimizer };
@@ -102,6 +103,8 @@ struct RuntimeConfig {
   bool cuda_graph = false;
   bool asserts = false, strict = false;
   KernelChoices kernels;
+  MatmulDType matmul_dtype = MatmulDType::bf16;
+  std::string fp8_exclude;  // layers as ranges "0:1,15:16"
   std::string recompute = "none";
   Offload offload = Offload::none;
 };
@@ -139,7 +142,8 @@ struct Config {
   // Tokens per optimizer step on all ranks.
   int64_t tokens_per_step(int64_t ranks) const { return train.tokens_per_step() * (ranks / dist.context); }
 
-  RecomputePlan recompute;  // resolve() parses it from runtime.recompute
+  RecomputePlan recompute;       // resolve() parses it from runtime.recompute
+  std::vector<bool> fp8_layers;  // and this from runtime.matmul_dtype and fp8_exclude; empty: no layer's
   // Fills in what depends on other fields. Throws UsageError if the config describes an impossible model.
   void resolve();
   // Throws UsageError if a training run with this config is impossible or unsafe. Verbs that only use weights (init,
@@ -187,6 +191,11 @@ struct EnumWords<Precision> {
                                                                      {"f32", Precision::fp32},
                                                                      {"float32", Precision::fp32},
                                                                      {"bfloat16", Precision::bf16}};
+};
+template <>
+struct EnumWords<MatmulDType> {
+  static constexpr std::pair<std::string_view, MatmulDType> words[] = {{"bf16", MatmulDType::bf16},
+                                                                       {"fp8", MatmulDType::fp8}};
 };
 template <>
 struct EnumWords<OnAnomaly> {

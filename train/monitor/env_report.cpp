@@ -7,6 +7,7 @@
 
 #include "engine/backend.h"
 #include "kernels/ops/blas_core.h"
+#include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/matmul.h"
 #include "train/config/load_config.h"
 
@@ -42,6 +43,7 @@ Json environment_report(Device device, const Comm& comm, const std::string& buil
                  {"device_memory_mib", static_cast<double>(info.memory_bytes) / kMiB}};
   if (device.is_cuda()) {
     report["compute_capability"] = info.compute_capability;
+    report["fp8"] = info.compute_capability == kFp8Capability;
     report["num_sms"] = info.num_sms;
     report["cuda_driver"] = info.driver;
     report["cuda_runtime"] = info.runtime;

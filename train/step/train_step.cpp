@@ -68,7 +68,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
                         config.runtime.offload == Offload::none,
               .weight_windows = has_weight_windows(config, world_),
               .grad_windows = windows(),
-              .group = group_ ? &*group_ : nullptr}),
+              .group = group_ ? &*group_ : nullptr,
+              .fp8_layers = config.fp8_layers}),
       ranks_(world_ == 1 ? Tensor{}
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
                                                  {world_, RankNumbers::count + layer_numbers(config)})),
@@ -270,6 +271,7 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   const bool weight_windows = has_weight_windows(config_, world_);
   Activations& act = form().act;
   model_.attend_densely(dense_);
+  model_.keep_fp8_weights(!first);
   model_.forward(ctx_, act, dense_ ? nullptr : stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
@@ -450,6 +452,7 @@ double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int3
   if (asserts_) asserts_->clear(ctx_);
   Activations& act = form().act;
   model_.attend_densely(false);
+  model_.keep_fp8_weights(false);
   Model::AfterLayer sample;
   if (!sampled.tokens.empty()) {
     index_sample_->begin(ctx_, sampled.tokens);

@@ -1,0 +1,116 @@
+// Training with runtime.matmul_dtype fp8: whole runs.
+#include <fmt/format.h>
+
+#include "io/weight_index.h"
+#include "tests/support/checked_run.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+#include "train/config/load_config.h"
+#include "train/run/memory_plan.h"
+#include "train/step/train_step.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+const std::string kFp8 = "--set runtime.matmul_dtype=fp8 ";
+
+std::string weights(const std::string& folder) { return read_text(folder + kWeights); }
+
+void check_same_bits_and_resume(const std::string& device, const std::string& precision) {
+  const TemporaryFolder folder;
+  const std::string more =
+      kFp8 + "--set train.accumulate_grad_batches=2 --set train.eval_every=5 --set runtime.precision=" + precision +
+      " ";
+  run_ok(train_on(folder.file("a"), device, more));
+  run_ok(train_on(folder.file("b"), device, more));
+  REQUIRE(!weights(folder.file("a")).empty());
+  CHECK(weights(folder.file("a")) == weights(folder.file("b")));
+  // A run that begins at step 7 casts the weights of step 7.
+  run_ok(train_on(folder.file("b"), device, more + "--set train.save_every=7 --overwrite"));
+  run_ok(train_on(folder.file("b"), device,
+                  more + "--set train.save_every=7 --overwrite --resume " + folder.file("b/checkpoints/step_7")));
+  CHECK(weights(folder.file("a")) == weights(folder.file("b")));
+}
+
+}  // namespace
+
+TEST_CASE("fp8: two runs and a resumed one have the same bits", "[fp8]") {
+  check_same_bits_and_resume("cpu", "fp32");
+  check_same_bits_and_resume("cpu", "bf16");
+}
+
+TEST_CASE("fp8: two runs and a resumed one have the same bits on the GPU", "[fp8][gpu]") {
+  if (!require_gpu()) return;
+  check_same_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true");
+}
+
+TEST_CASE("fp8: the loss falls as it does without, and only layers that are not excluded differ", "[fp8]") {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += fmt::format("{} times {} is {}. ", i % 7, i % 5, i % 7 * (i % 5));
+  write_text(folder.file("text.txt"), text);
+  const std::string more =
+      "--set train.steps=60 --set train.lr=3e-3 --set data.kind=text --set data.paths=" + folder.file("text.txt") + " ";
+  run_ok(train_on(folder.file("without"), "cpu", more));
+  run_ok(train_on(folder.file("with"), "cpu", more + kFp8));
+  const std::map<int, double> without = column(folder.file("without/training.csv"), "loss"),
+                              with = column(folder.file("with/training.csv"), "loss");
+  CHECK(with.rbegin()->second < with.begin()->second - 0.5);
+  CHECK(with.rbegin()->second == Approx(without.rbegin()->second).margin(0.05));
+  CHECK(!same_file(folder.file("with") + kWeights, folder.file("without") + kWeights));
+  run_ok(train_on(folder.file("excluded"), "cpu", more + kFp8 + "--set runtime.fp8_exclude=0:2"));
+  CHECK(same_file(folder.file("excluded") + kWeights, folder.file("without") + kWeights));
+}
+
+TEST_CASE("fp8: dist.zero 0 to 3 give the same bits", "[fp8][dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const auto train = [&](int zero, int micro_steps) {
+    const std::string out = folder.file(fmt::format("{}_{}", zero, micro_steps));
+    const std::string keys = fmt::format(
+        "--set model.dim=128 --set dist.bucket_mb=0.1 --set dist.zero={} --set train.accumulate_grad_batches={} ", zero,
+        micro_steps);
+    const Outcome outcome = run_ranks(2, train_args(out, kFp8 + keys));
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return tensors(tensors_path(out));
+  };
+  const auto one = train(0, 1), two = train(0, 2);
+  for (const int zero : {1, 2, 3}) {
+    INFO(zero);
+    CHECK(train(zero, 1) == one);
+  }
+  CHECK(train(1, 2) == two);
+  CHECK(train(2, 2) == train(3, 2));
+}
+
+TEST_CASE("fp8: a plan counts the weights in e4m3, but not those of excluded layers", "[fp8]") {
+  const std::string tiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+  const auto bytes_of = [&](const std::vector<std::string>& sets) {
+    const Config config = load_config(tiny, sets).config;
+    int64_t bytes = 0;
+    const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu());
+    const TrainStep step(*runtime, config);
+    for (const Arena::Allocation& a : runtime->arena().allocations())
+      if (a.name.find("e4m3") != std::string::npos) bytes += a.bytes;
+    return bytes;
+  };
+  constexpr int64_t kDim = 32, kQkv = 128, kHidden = 128, kElements = kDim * (kQkv + kDim + 2 * kHidden),
+                    kRows = kQkv + kDim + 2 * kDim + 2 * kHidden + 2 * kDim;
+  CHECK(bytes_of({}) == 0);
+  CHECK(bytes_of({"runtime.matmul_dtype=fp8"}) == 2 * (2 * kElements + 4 * kRows));
+  CHECK(bytes_of({"runtime.matmul_dtype=fp8", "runtime.fp8_exclude=0:1"}) == 2 * kElements + 4 * kRows);
+}
+
+TEST_CASE("fp8: keys that do not go together are errors", "[fp8]") {
+  const auto load = [](std::vector<std::string> sets) {
+    return [sets] { load_config(TRIAD_SOURCE_DIR "/configs/tiny.json", sets); };
+  };
+  check_error(load({"runtime.matmul_dtype=fp16"}), {"runtime.matmul_dtype", "fp16", "fp8"});
+  check_error(load({"runtime.fp8_exclude=0:1"}), {"runtime.fp8_exclude", "runtime.matmul_dtype fp8"});
+  for (const std::string wrong : {"0:3", "1", "0:1=mlp", "0:1,0:1"})
+    check_error(load({"runtime.matmul_dtype=fp8", "runtime.fp8_exclude=" + wrong}), {"runtime.fp8_exclude", wrong});
+  check_error(load({"runtime.matmul_dtype=fp8", "runtime.kernels=reference"}), {"runtime.matmul_dtype", "reference"});
+}

@@ -34,19 +34,28 @@ struct Linear {
 Linear linear_of(const LayerContext& lc, const ConstTensor& w, Fp8Weight LayerFp8::*casts) {
   return {w, lc.fp8 == nullptr ? nullptr : &(lc.fp8->*casts)};
 }
-// Whether a product that gives y is in fp8. One that should be, but does not fit, is recorded.
-bool is_fp8(Context& ctx, const Linear& linear, const ConstTensor& y) {
-  if (linear.fp8 == nullptr) return false;
-  if (linear.fp8->empty()) record_not_fp8(ctx, y, linear.w);
-  return !linear.fp8->empty();
+bool takes_fp8(const Linear& linear) { return linear.fp8 != nullptr && !linear.fp8->empty(); }
+// Records a product that should be in fp8, but does not fit.
+void record_if_not_fp8(Context& ctx, const Linear& linear, const ConstTensor& y) {
+  if (linear.fp8 != nullptr && linear.fp8->empty()) record_not_fp8(ctx, y, linear.w);
 }
 void multiply(Context& ctx, Tensor y, ConstTensor x, const Linear& linear, ConstTensor addend = {}) {
-  is_fp8(ctx, linear, y) ? linear_forward_fp8(ctx, y, x, *linear.fp8, addend)
-                         : linear_forward(ctx, y, x, linear.w, addend);
+  if (takes_fp8(linear)) return linear_forward_fp8(ctx, y, x, *linear.fp8, addend);
+  record_if_not_fp8(ctx, linear, y);
+  linear_forward(ctx, y, x, linear.w, addend);
 }
 void multiply_back(Context& ctx, Tensor dx, ConstTensor dy, const Linear& linear) {
-  is_fp8(ctx, linear, dx) ? linear_backward_input_fp8(ctx, dx, dy, *linear.fp8)
-                          : linear_backward_input(ctx, dx, dy, linear.w);
+  if (takes_fp8(linear)) return linear_backward_input_fp8(ctx, dx, dy, *linear.fp8);
+  record_if_not_fp8(ctx, linear, dx);
+  linear_backward_input(ctx, dx, dy, linear.w);
+}
+// y = linear(norm(x)) in fp8, where the norm writes e4m3.
+void multiply_normed(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTensor norm, double eps,
+                     const Linear& linear, ConstTensor addend = {}) {
+  Scratch::Scope scope(ctx.scratch);
+  const E4m3Rows h = alloc_e4m3_rows(scope, x.size(0), x.size(1));
+  rmsnorm_forward_e4m3(ctx, h, rrms, x, norm, eps);
+  matmul_fp8(ctx, y, h, linear.fp8->rows, Fp8Sums::fast, addend);
 }
 Linear qkv_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.qkv, &LayerFp8::qkv); }
 Linear out_proj_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.out_proj, &LayerFp8::out_proj); }
@@ -128,10 +137,15 @@ void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, Lay
 Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a,
                     Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
-  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
-  rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
-  multiply(ctx, a.qkv, h, qkv_of(lc, w), repeat_row(w.qkv_bias, a.qkv.size(0)));
-  if (!a.index.empty()) linear_forward(ctx, a.index, h, w.index);
+  const ConstTensor bias = repeat_row(w.qkv_bias, a.qkv.size(0));
+  if (const Linear qkv = qkv_of(lc, w); takes_fp8(qkv) && a.index.empty()) {
+    multiply_normed(ctx, a.qkv, a.rrms1, a.x, w.norm1, c.norm_eps, qkv, bias);
+  } else {
+    const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
+    rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
+    multiply(ctx, a.qkv, h, qkv, bias);
+    if (!a.index.empty()) linear_forward(ctx, a.index, h, w.index);
+  }
   if (c.qk_norm) lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
   norm_and_rotate(ctx, lc, w, a);
   const QkvViews views = attended(lc, attended_qkv(a, c, lc.kind(), lc.B, lc.T));
@@ -152,14 +166,17 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
 
 // Backward of y = linear(norm(x)) with a residual: adds x's gradient to dx, which has the residual's. dy: y's gradient.
 // The weight gradient needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x) again and writes it over
-// h, norm(x)'s gradient. index_dw, index_dy: a second linear layer's, which sends no gradient to norm(x); may be
-// absent.
+// h, norm(x)'s gradient. dy_rows: dy in e4m3; absent: not cast yet. index_dw, index_dy: a second linear layer's, which
+// sends no gradient to norm(x); may be absent.
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
-                          ConstTensor norm, ConstTensor rrms, const Linear& linear, bool add, Tensor index_dw = {},
-                          ConstTensor index_dy = {}) {
+                          ConstTensor norm, ConstTensor rrms, const Linear& linear, bool add,
+                          const E4m3Rows& dy_rows = {}, Tensor index_dw = {}, ConstTensor index_dy = {}) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
-  multiply_back(ctx, h, dy, linear);
+  if (dy_rows.empty())
+    multiply_back(ctx, h, dy, linear);
+  else
+    matmul_fp8(ctx, h, dy_rows, linear.fp8->columns, Fp8Sums::accurate);
   rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
   linear_backward_weight(ctx, dw, dy, h, add);
   if (!index_dw.empty()) linear_backward_weight(ctx, index_dw, index_dy, h, /*add=*/true);
@@ -221,8 +238,8 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     column_sum(ctx, g.qkv_bias, dqkv);
     report(ctx, lc, {g.qkv_bias});
   }
-  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, qkv_of(lc, w), lc.add_products, g.index,
-                       dindex);
+  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, qkv_of(lc, w), lc.add_products, {},
+                       g.index, dindex);
   lc.expect_finite(ctx, {{"backward of the projections and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm1, g.qkv, g.index});
 }
@@ -234,63 +251,82 @@ std::pair<T, T> halves(const T& pre) {
   return {pre.slice(1, 0, hidden), pre.slice(1, hidden, 2 * hidden)};
 }
 
-// The MLP's first matrix and activation, from the normed rows h. In fp8 these are two ops.
-void activate(Context& ctx, const LayerContext& lc, const Weights& w, Tensor act, Tensor pre, ConstTensor h) {
-  const bool silu = lc.config.mlp == MlpKind::silu;
-  if (const Linear in = mlp_in_of(lc, w); is_fp8(ctx, in, pre)) {
-    linear_forward_fp8(ctx, pre, h, *in.fp8);
-    if (silu) return silu_forward(ctx, act, pre);
-    const auto [gate, up] = halves(pre);
-    return swiglu_forward(ctx, act, gate, up);
-  }
-  (silu ? linear_silu_forward : linear_swiglu_forward)(ctx, act, pre, h, w.mlp_in);
-}
-
-// Its backward, from the gradient dz of the MLP's result: replaces pre by its gradient, and writes act again.
-void activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, Tensor act, ConstTensor dz) {
-  const bool silu = lc.config.mlp == MlpKind::silu;
-  if (const Linear out = mlp_out_of(lc, w); is_fp8(ctx, out, act)) {
-    linear_backward_input_fp8(ctx, act, dz, *out.fp8);
-    if (silu) return silu_backward(ctx, pre, act, pre, act);
-    const auto [gate, up] = halves(pre);
-    return swiglu_backward(ctx, gate, up, act, gate, up, act);
-  }
-  (silu ? linear_silu_backward : linear_swiglu_backward)(ctx, pre, act, dz, w.mlp_out, pre);
-}
-
-// The MLP up to its activation: reads a.x_mid, writes a.mlp_pre and act, the activation's output.
-void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor act) {
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
-  rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
-  activate(ctx, lc, w, act, a.mlp_pre, h);
-  lc.expect_finite(ctx, {{"rmsnorm, first mlp matrix", "mlp_pre", a.mlp_pre}});
-}
-
 Tensor alloc_act(const LayerContext& lc, const LayerActivations& a, Scratch::Scope& scope) {
   return scope.alloc(a.x.dtype, {a.x.size(0), lc.config.mlp_hidden}, "activation");
 }
 
+// The MLP up to its activation: reads a.x_mid, writes a.mlp_pre and act, the activation's output. With a first matrix
+// in fp8 act may be absent.
+void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor act) {
+  Scratch::Scope scope(ctx.scratch);
+  const bool silu = lc.config.mlp == MlpKind::silu;
+  if (const Linear in = mlp_in_of(lc, w); takes_fp8(in)) {
+    multiply_normed(ctx, a.mlp_pre, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps, in);
+    const auto [gate, up] = halves(a.mlp_pre);
+    if (!act.empty()) silu ? silu_forward(ctx, act, a.mlp_pre) : swiglu_forward(ctx, act, gate, up);
+  } else {
+    const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
+    rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
+    record_if_not_fp8(ctx, in, a.mlp_pre);
+    (silu ? linear_silu_forward : linear_swiglu_forward)(ctx, act, a.mlp_pre, h, w.mlp_in);
+  }
+  lc.expect_finite(ctx, {{"rmsnorm, first mlp matrix", "mlp_pre", a.mlp_pre}});
+}
+
 void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor x_out) {
   Scratch::Scope scope(ctx.scratch);
-  const Tensor act = alloc_act(lc, a, scope);
-  mlp_in(ctx, lc, w, a, act);
-  multiply(ctx, x_out, act, mlp_out_of(lc, w), a.x_mid);
+  const Linear out = mlp_out_of(lc, w);
+  if (takes_fp8(mlp_in_of(lc, w)) && takes_fp8(out)) {
+    mlp_in(ctx, lc, w, a, {});
+    const E4m3Rows act = alloc_e4m3_rows(scope, x_out.size(0), lc.config.mlp_hidden);
+    const auto [gate, up] = halves(a.mlp_pre);
+    if (lc.config.mlp == MlpKind::silu)
+      silu_forward_e4m3(ctx, act, a.mlp_pre);
+    else
+      swiglu_forward_e4m3(ctx, act, gate, up);
+    matmul_fp8(ctx, x_out, act, out.fp8->rows, Fp8Sums::fast, a.x_mid);
+  } else {
+    const Tensor act = alloc_act(lc, a, scope);
+    mlp_in(ctx, lc, w, a, act);
+    multiply(ctx, x_out, act, out, a.x_mid);
+  }
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
+}
+
+// Backward of the MLP's last matrix and activation, from its result's gradient dz: replaces pre by its gradient, also
+// in e4m3 to dpre_rows if these are given, and writes act again.
+void activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, const E4m3Rows& dpre_rows,
+                   Tensor act, ConstTensor dz) {
+  const bool silu = lc.config.mlp == MlpKind::silu;
+  const Linear out = mlp_out_of(lc, w);
+  if (!takes_fp8(out)) {
+    record_if_not_fp8(ctx, out, act);
+    return (silu ? linear_silu_backward : linear_swiglu_backward)(ctx, pre, act, dz, w.mlp_out, pre);
+  }
+  multiply_back(ctx, act, dz, out);
+  const auto [gate, up] = halves(pre);
+  if (dpre_rows.empty())
+    silu ? silu_backward(ctx, pre, act, pre, act) : swiglu_backward(ctx, gate, up, act, gate, up, act);
+  else
+    (silu ? silu_backward_e4m3 : swiglu_backward_e4m3)(ctx, pre, dpre_rows, act, pre, act);
 }
 
 // The MLP's backward, which replaces a.mlp_pre by its gradient. dx: on entry x_out's gradient, on return x_mid's.
 void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                   Tensor dx) {
   const Tensor dpre = a.mlp_pre;
+  const Linear in = mlp_in_of(lc, w);
+  Scratch::Scope scope(ctx.scratch);
+  E4m3Rows dpre_rows;
+  if (takes_fp8(in) && takes_fp8(mlp_out_of(lc, w))) dpre_rows = alloc_e4m3_rows(scope, dpre.size(0), dpre.size(1));
   {
-    Scratch::Scope scope(ctx.scratch);
-    const Tensor act = alloc_act(lc, a, scope);
-    activate_back(ctx, lc, w, dpre, act, dx);
+    Scratch::Scope inner(ctx.scratch);
+    const Tensor act = alloc_act(lc, a, inner);
+    activate_back(ctx, lc, w, dpre, dpre_rows, act, dx);
     linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
     report(ctx, lc, {g.mlp_out});
   }
-  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, mlp_in_of(lc, w), lc.add_products);
+  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, in, lc.add_products, dpre_rows);
   lc.expect_finite(ctx, {{"backward of the last mlp matrix and activation", "dpre", dpre},
                          {"backward of the first mlp matrix and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm2, g.mlp_in});
@@ -318,7 +354,8 @@ void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, 
   }
   // The activation's output is computed too, although backward computes it again: only the fused kernel that forward
   // used gives the same mlp_pre bits.
-  if (replays(LayerPart::mlp_in)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
+  if (replays(LayerPart::mlp_in))
+    mlp_in(ctx, lc, weights, a, takes_fp8(mlp_in_of(lc, weights)) ? Tensor{} : alloc_act(lc, a, scope));
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

@@ -1,6 +1,8 @@
 // SiLU and SwiGLU on the CPU, in loops that vectorise. An output may be the same tensor as an input.
 #include "kernels/ops/activation.h"
 
+#include <utility>
+
 #include "engine/op_scope.h"
 #include "kernels/common/cpu_exp.h"
 #include "kernels/common/parallel.h"
@@ -121,6 +123,82 @@ void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, Con
     };
     for_each_row<T>(ctx, gate.size(0), row, dgate, dup, dy, gate, up, y);
   });
+}
+
+namespace {
+
+// Whether `fused` ran, which returns false for what its kernel does not support. Only bf16 on a GPU has such kernels.
+template <class Fused>
+bool runs_fused_cast(const Context& ctx, DType dtype, [[maybe_unused]] Fused&& fused) {
+  if constexpr (kBuiltWithCuda) return ctx.device.is_cuda() && dtype == DType::bf16 && fused();
+  return false;
+}
+
+void check_cast(const char* op, const E4m3Rows& cast, const ConstTensor& rows, int64_t parts) {
+  check_tensor(op, cast.q, {rows.size(0), parts * rows.size(1)}, DType::u8);
+  check_tensor(op, cast.scale, {rows.size(0)}, DType::f32);
+}
+
+std::pair<ConstTensor, ConstTensor> halves(const ConstTensor& pre) {
+  const int64_t H = pre.size(1) / 2;
+  return {pre.slice(1, 0, H), pre.slice(1, H, 2 * H)};
+}
+std::pair<Tensor, Tensor> halves(const Tensor& pre) {
+  const int64_t H = pre.size(1) / 2;
+  return {pre.slice(1, 0, H), pre.slice(1, H, 2 * H)};
+}
+
+}  // namespace
+
+void silu_forward_e4m3(Context& ctx, const E4m3Rows& y, ConstTensor x) {
+  const OpScope op_scope(ctx, "silu_forward_e4m3");
+  check_matrix("silu_forward_e4m3", x);
+  check_cast("silu_forward_e4m3", y, x, 1);
+  if (runs_fused_cast(ctx, x.dtype, [&] { return cuda::silu_forward_e4m3(ctx, y, x); })) return;
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor whole = scope.alloc(x.dtype, x.shape(), "activation");
+  silu_forward(ctx, whole, x);
+  cast_rows_e4m3(ctx, y, whole);
+}
+
+void swiglu_forward_e4m3(Context& ctx, const E4m3Rows& y, ConstTensor gate, ConstTensor up) {
+  const OpScope op_scope(ctx, "swiglu_forward_e4m3");
+  check_matrix("swiglu_forward_e4m3", gate);
+  check_tensor("swiglu_forward_e4m3: up", up, gate.shape(), gate.dtype);
+  check_cast("swiglu_forward_e4m3", y, gate, 1);
+  if (runs_fused_cast(ctx, gate.dtype, [&] { return cuda::swiglu_forward_e4m3(ctx, y, gate, up); })) return;
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor whole = scope.alloc(gate.dtype, gate.shape(), "activation");
+  swiglu_forward(ctx, whole, gate, up);
+  cast_rows_e4m3(ctx, y, whole);
+}
+
+void silu_backward_e4m3(Context& ctx, Tensor dx, const E4m3Rows& cast, ConstTensor dy, ConstTensor x, Tensor y) {
+  const OpScope op_scope(ctx, "silu_backward_e4m3");
+  check_matrix("silu_backward_e4m3", x);
+  check_cast("silu_backward_e4m3", cast, x, 1);
+  for (const ConstTensor& t : {ConstTensor(dx), dy, ConstTensor(y)})
+    check_tensor("silu_backward_e4m3", t, x.shape(), x.dtype);
+  if (runs_fused_cast(ctx, x.dtype, [&] { return cuda::silu_backward_e4m3(ctx, dx, cast, dy, x, y); })) return;
+  silu_backward(ctx, dx, dy, x, y);
+  cast_rows_e4m3(ctx, cast, dx);
+}
+
+void swiglu_backward_e4m3(Context& ctx, Tensor dpre, const E4m3Rows& cast, ConstTensor dy, ConstTensor pre, Tensor y) {
+  const OpScope op_scope(ctx, "swiglu_backward_e4m3");
+  check_matrix("swiglu_backward_e4m3", dy);
+  check_cast("swiglu_backward_e4m3", cast, dy, 2);
+  check_tensor("swiglu_backward_e4m3: y", y, dy.shape(), dy.dtype);
+  for (const ConstTensor& t : {ConstTensor(dpre), pre})
+    check_tensor("swiglu_backward_e4m3", t, {dy.size(0), 2 * dy.size(1)}, dy.dtype);
+  const auto [dgate, dup] = halves(dpre);
+  const auto [gate, up] = halves(pre);
+  const auto fused = [&, dgate = dgate, dup = dup, gate = gate, up = up] {
+    return cuda::swiglu_backward_e4m3(ctx, dgate, dup, cast, dy, gate, up, y);
+  };
+  if (runs_fused_cast(ctx, dy.dtype, fused)) return;
+  swiglu_backward(ctx, dgate, dup, dy, gate, up, y);
+  cast_rows_e4m3(ctx, cast, dpre);
 }
 
 }  // namespace triad

@@ -4,12 +4,15 @@
 // them: at 2,048 threads per SM, at least 64 KiB are in flight, twice what memory bandwidth needs. Contiguous rows are
 // processed as one long row; otherwise a CTA works within one row. exp and division are approximate (relative error 2
 // ulp, and |x| times that), since the exact ones would take longer than the memory accesses.
+//
+// With a cast to e4m3, a CTA has a row, as the row's largest element is needed before its first byte: threads hold the
+// results, rounded to bf16, in registers.
 #include <algorithm>
 #include <array>
 
 #include "kernels/common/block_order.cuh"
-#include "kernels/common/bthd.cuh"
 #include "kernels/ops/activation.h"
+#include "kernels/ops/cast_e4m3.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -133,7 +136,101 @@ void apply(Context& ctx, const char* name, std::array<Tensor, Rule::kOut> outs,
   });
 }
 
+// Applies a rule to rows and casts the first kCast outputs, side by side, to e4m3. An output whose data is null is not
+// stored.
+template <class Rule, int kCast, int kHeld>
+__global__ void __launch_bounds__(512)
+    activation_e4m3_kernel(uint8_t* __restrict__ q, float* __restrict__ scale, Rows<__nv_bfloat16, Rule::kOut> outs,
+                           Rows<const __nv_bfloat16, Rule::kIn> ins, int64_t columns) {
+  constexpr int V = kE4m3Vector;
+  const int64_t row = block_from_end();
+  const int vectors = static_cast<int>(columns / V);
+  uint4 in[kHeld][Rule::kIn], held[kHeld][kCast];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int at = threadIdx.x + k * blockDim.x;
+#pragma unroll
+    for (int i = 0; i < Rule::kIn; ++i)
+      in[k][i] = at < vectors ? *reinterpret_cast<const uint4*>(ins.data[i] + row * ins.stride[i] + at * V) : uint4{};
+  }
+  uint32_t largest = 0;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int at = threadIdx.x + k * blockDim.x;
+    float x[Rule::kIn][V], out[Rule::kOut][V];
+#pragma unroll
+    for (int i = 0; i < Rule::kIn; ++i) as_floats<__nv_bfloat16>(x[i], in[k][i]);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      float element_in[Rule::kIn], element_out[Rule::kOut];
+#pragma unroll
+      for (int i = 0; i < Rule::kIn; ++i) element_in[i] = x[i][j];
+      Rule::apply(element_out, element_in);
+#pragma unroll
+      for (int o = 0; o < Rule::kOut; ++o) out[o][j] = element_out[o];
+    }
+#pragma unroll
+    for (int o = 0; o < Rule::kOut; ++o) {
+      const uint4 vector = packed(out[o]);
+      if (o < kCast) held[k][o < kCast ? o : 0] = vector, largest = max(largest, largest_of(vector));
+      if (outs.data[o] != nullptr && at < vectors)
+        *reinterpret_cast<uint4*>(outs.data[o] + row * outs.stride[o] + at * V) = vector;
+    }
+  }
+  const E4m3Scale its(block_largest(largest));
+  if (threadIdx.x == 0) scale[row] = its.value();
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int at = threadIdx.x + k * blockDim.x;
+    if (at >= vectors) return;
+#pragma unroll
+    for (int o = 0; o < kCast; ++o)
+      *reinterpret_cast<uint2*>(q + (row * kCast + o) * columns + at * V) = its.cast(held[k][o]);
+  }
+}
+
+// Returns false and does nothing if rows are too long or not aligned. Empty outs are not stored.
+template <class Rule, int kCast>
+bool apply_e4m3(Context& ctx, const char* name, const E4m3Rows& cast, std::array<Tensor, Rule::kOut> outs,
+                std::array<ConstTensor, Rule::kIn> ins) {
+  Rows<__nv_bfloat16, Rule::kOut> out_rows{};
+  Rows<const __nv_bfloat16, Rule::kIn> in_rows{};
+  for (int o = 0; o < Rule::kOut; ++o) {
+    if (outs[o].empty()) continue;
+    if (!has_vectors(outs[o], kE4m3Vector)) return false;
+    out_rows.data[o] = outs[o].template ptr<__nv_bfloat16>(), out_rows.stride[o] = outs[o].stride[0];
+  }
+  for (int i = 0; i < Rule::kIn; ++i) {
+    if (!has_vectors(ins[i], kE4m3Vector)) return false;
+    in_rows.data[i] = ins[i].template ptr<__nv_bfloat16>(), in_rows.stride[i] = ins[i].stride[0];
+  }
+  const int64_t rows = ins[0].size(0), columns = ins[0].size(1);
+  if (columns == 0) return false;
+  constexpr int64_t kMostColumns = int64_t{4} * 512 * kE4m3Vector;  // more would need too many registers
+  if (columns > kMostColumns) return false;
+  return dispatch_held_vectors(columns / kE4m3Vector, [&]<int kHeld>(unsigned threads) {
+    if constexpr (kHeld <= 4)
+      launch(ctx, name, activation_e4m3_kernel<Rule, kCast, kHeld>, dim3(static_cast<unsigned>(rows)), dim3(threads), 0,
+             cast.q.ptr<uint8_t>(), cast.scale.ptr<float>(), out_rows, in_rows, columns);
+  });
+}
+
 }  // namespace
+
+bool silu_forward_e4m3(Context& ctx, const E4m3Rows& y, const ConstTensor& x) {
+  return apply_e4m3<SiluForward, 1>(ctx, "silu forward e4m3", y, {Tensor{}}, {x});
+}
+bool swiglu_forward_e4m3(Context& ctx, const E4m3Rows& y, const ConstTensor& gate, const ConstTensor& up) {
+  return apply_e4m3<SwigluForward, 1>(ctx, "swiglu forward e4m3", y, {Tensor{}}, {gate, up});
+}
+bool silu_backward_e4m3(Context& ctx, const Tensor& dx, const E4m3Rows& cast, const ConstTensor& dy,
+                        const ConstTensor& x, const Tensor& y) {
+  return apply_e4m3<SiluBackwardWithOutput, 1>(ctx, "silu backward e4m3", cast, {dx, y}, {dy, x});
+}
+bool swiglu_backward_e4m3(Context& ctx, const Tensor& dgate, const Tensor& dup, const E4m3Rows& cast,
+                          const ConstTensor& dy, const ConstTensor& gate, const ConstTensor& up, const Tensor& y) {
+  return apply_e4m3<SwigluBackwardWithOutput, 2>(ctx, "swiglu backward e4m3", cast, {dgate, dup, y}, {dy, gate, up});
+}
 
 void silu_forward(Context& ctx, Tensor y, ConstTensor x) { apply<SiluForward>(ctx, "silu forward", {y}, {x}); }
 void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y) {

@@ -1,6 +1,7 @@
 // SiLU: y = x * sigmoid(x). SwiGLU: y = silu(gate) * up. All tensors are [N,H], dtype T; their rows may be strided.
 #pragma once
 #include "engine/context.h"
+#include "kernels/ops/cast_e4m3.h"
 
 namespace triad {
 
@@ -17,7 +18,22 @@ void swiglu_forward(Context&, Tensor y, ConstTensor gate, ConstTensor up);
 void swiglu_backward(Context&, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
                      Tensor y = {});
 
+// The same with the result in e4m3 alone: what cast_rows_e4m3() makes of y. On Hopper in one pass.
+void silu_forward_e4m3(Context&, const E4m3Rows& y, ConstTensor x);
+void swiglu_forward_e4m3(Context&, const E4m3Rows& y, ConstTensor gate, ConstTensor up);
+// As silu_backward() and swiglu_backward() with y, and in addition `cast`, the result in e4m3: dx [N,H], or dpre
+// [N,2H], whose first half is dgate and whose second half dup; pre [N,2H] has gate and up likewise.
+void silu_backward_e4m3(Context&, Tensor dx, const E4m3Rows& cast, ConstTensor dy, ConstTensor x, Tensor y);
+void swiglu_backward_e4m3(Context&, Tensor dpre, const E4m3Rows& cast, ConstTensor dy, ConstTensor pre, Tensor y);
+
 namespace cuda {
+// Return false and do nothing for rows that are too long or not aligned.
+bool silu_forward_e4m3(Context&, const E4m3Rows& y, const ConstTensor& x);
+bool swiglu_forward_e4m3(Context&, const E4m3Rows& y, const ConstTensor& gate, const ConstTensor& up);
+bool silu_backward_e4m3(Context&, const Tensor& dx, const E4m3Rows& cast, const ConstTensor& dy, const ConstTensor& x,
+                        const Tensor& y);
+bool swiglu_backward_e4m3(Context&, const Tensor& dgate, const Tensor& dup, const E4m3Rows& cast, const ConstTensor& dy,
+                          const ConstTensor& gate, const ConstTensor& up, const Tensor& y);
 void silu_forward(Context&, Tensor y, ConstTensor x);
 void silu_backward(Context&, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y);
 void swiglu_forward(Context&, Tensor y, ConstTensor gate, ConstTensor up);

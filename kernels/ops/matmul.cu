@@ -124,7 +124,7 @@ struct Problem {
   bool trans_a, trans_b;
   Operand a, b, c, d;
   int32_t bias_alignment;                // the bias's alignment in bytes; 0: no bias
-  Fp8Sums fp8_sums = Fp8Sums::accurate;  // of e4m3 operands
+  Fp8Sums fp8_sums = Fp8Sums::accurate;  // sums of e4m3 operands
   auto operator<=>(const Problem&) const = default;
 };
 

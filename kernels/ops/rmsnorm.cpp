@@ -83,6 +83,21 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
   dispatch_float(x.dtype, [&]<class T>() { forward_cpu<T>(ctx, y, rrms, x, w, eps); });
 }
 
+void rmsnorm_forward_e4m3(Context& ctx, const E4m3Rows& y, Tensor rrms, ConstTensor x, ConstTensor w, double eps) {
+  const OpScope op_scope(ctx, "rmsnorm_forward_e4m3");
+  check_rmsnorm("rmsnorm_forward_e4m3", x, w, rrms);
+  check_tensor("rmsnorm_forward_e4m3: y", y.q, x.shape(), DType::u8);
+  check_tensor("rmsnorm_forward_e4m3: y's scales", y.scale, {x.size(0)}, DType::f32);
+  if (ctx.device.is_cuda() && x.dtype == DType::bf16) {
+    if constexpr (kBuiltWithCuda)
+      if (cuda::rmsnorm_forward_e4m3(ctx, y, rrms, x, w, eps)) return;
+  }
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor whole = scope.alloc(x.dtype, x.shape(), "normed rows");
+  rmsnorm_forward(ctx, whole, rrms, x, w, eps);
+  cast_rows_e4m3(ctx, y, whole);
+}
+
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w,
                       ConstTensor rrms, ConstTensor dresidual, Tensor y) {
   const OpScope op_scope(ctx, "rmsnorm_backward");

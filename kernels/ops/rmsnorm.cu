@@ -2,6 +2,7 @@
 // three vectors stay in registers between the two passes over the row; later ones are read again, from L1. Rows with at
 // most three vectors per lane (C <= 768 in bf16) have their own kernels, which keep everything in registers.
 //   forward   Moves 2 tensors [N,C]: x in, y out.
+//             To e4m3: half of y. Normed rows are computed twice, for the largest element and for the bytes.
 //   backward  Moves 3: dy, x in, dx out (5 in a layer, with dresidual in and y out). dw sums over all rows: each warp
 //             sums its rows, in registers if they suffice, otherwise in its own part of shared memory. A CTA adds its
 //             warps in order and writes one slice to scratch; partials.cuh adds the slices in order. Two persistent
@@ -10,9 +11,9 @@
 #include <algorithm>
 
 #include "kernels/common/block_order.cuh"
-#include "kernels/common/bthd.cuh"
 #include "kernels/common/partials.cuh"
 #include "kernels/common/shared_limits.h"
+#include "kernels/ops/cast_e4m3.cuh"
 #include "kernels/ops/rmsnorm.h"
 
 namespace triad::cuda {
@@ -58,6 +59,18 @@ class LaneRow {
 };
 
 template <class T, int V>
+__device__ __forceinline__ float rrms_of(const LaneRow<T, V>& row, int lane, int64_t vectors, int64_t C, float eps) {
+  float sum = 0;
+  LaneRow<T, V>::for_each(lane, vectors, [&](int i, int64_t at) {
+    float v[V];
+    row.get(v, i, at);
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum = fmaf(v[j], v[j], sum);
+  });
+  return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(C) + eps);
+}
+
+template <class T, int V>
 __global__ void __launch_bounds__(32 * kMaxWarps)
     rmsnorm_forward_kernel(T* __restrict__ y, int64_t y_stride, float* __restrict__ rrms, const T* __restrict__ x,
                            int64_t x_stride, const T* __restrict__ w, int64_t N, int64_t C, float eps) {
@@ -66,14 +79,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   const int lane = threadIdx.x % 32;
   if (row >= N) return;
   const Row x_row(x + row * x_stride, lane, vectors);
-  float sum = 0;
-  Row::for_each(lane, vectors, [&](int i, int64_t at) {
-    float v[V];
-    x_row.get(v, i, at);
-#pragma unroll
-    for (int j = 0; j < V; ++j) sum = fmaf(v[j], v[j], sum);
-  });
-  const float r = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(C) + eps);
+  const float r = rrms_of(x_row, lane, vectors, C, eps);
   if (lane == 0) rrms[row] = r;
   Row::for_each(lane, vectors, [&](int i, int64_t at) {
     float v[V], weight[V];
@@ -83,6 +89,36 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     for (int j = 0; j < V; ++j) v[j] = v[j] * r * weight[j];
     store_vector<V>(y + row * y_stride + at * V, v);
   });
+}
+
+// The sums have the order of the kernel that rmsnorm_forward() takes for C elements, so that y has its bits: both add a
+// lane's vectors in order, then the lanes.
+__global__ void __launch_bounds__(32 * kMaxWarps)
+    rmsnorm_forward_e4m3_kernel(uint8_t* __restrict__ q, float* __restrict__ scale, float* __restrict__ rrms,
+                                const __nv_bfloat16* __restrict__ x, int64_t x_stride,
+                                const __nv_bfloat16* __restrict__ w, int64_t N, int64_t C, float eps) {
+  constexpr int V = kE4m3Vector;
+  using Row = LaneRow<__nv_bfloat16, V>;
+  const int64_t row = int64_t{block_from_end()} * kMaxWarps + threadIdx.x / 32, vectors = C / V;
+  const int lane = threadIdx.x % 32;
+  if (row >= N) return;
+  const Row x_row(x + row * x_stride, lane, vectors);
+  const float r = rrms_of(x_row, lane, vectors, C, eps);
+  if (lane == 0) rrms[row] = r;
+  const auto normed = [&](int i, int64_t at) {
+    float v[V], weight[V];
+    x_row.get(v, i, at);
+    load_vector<V>(weight, w + at * V);
+#pragma unroll
+    for (int j = 0; j < V; ++j) v[j] = v[j] * r * weight[j];
+    return packed(v);
+  };
+  uint32_t largest = 0;
+  Row::for_each(lane, vectors, [&](int i, int64_t at) { largest = max(largest, largest_of(normed(i, at))); });
+  const E4m3Scale its(warp_largest(largest));
+  if (lane == 0) scale[row] = its.value();
+  Row::for_each(lane, vectors,
+                [&](int i, int64_t at) { *reinterpret_cast<uint2*>(q + row * C + at * V) = its.cast(normed(i, at)); });
 }
 
 // Loads a lane's row vectors into registers, with zeros past the row's end.
@@ -310,6 +346,16 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
              0, y.ptr<T>(), y.stride[0], rrms.ptr<float>(), x.ptr<T>(), x.stride[0], w.ptr<T>(), N, C, eps);
     });
   });
+}
+
+bool rmsnorm_forward_e4m3(Context& ctx, const E4m3Rows& y, const Tensor& rrms, const ConstTensor& x,
+                          const ConstTensor& w, double eps) {
+  if (!all_have_vectors(kE4m3Vector, x, w)) return false;
+  const int64_t N = x.size(0), C = x.size(1);
+  launch(ctx, "rmsnorm forward e4m3", rmsnorm_forward_e4m3_kernel, dim3(ceil_div(N, kMaxWarps)), dim3(32 * kMaxWarps),
+         0, y.q.ptr<uint8_t>(), y.scale.ptr<float>(), rrms.ptr<float>(), x.ptr<__nv_bfloat16>(), x.stride[0],
+         w.ptr<__nv_bfloat16>(), N, C, eps);
+  return true;
 }
 
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w,

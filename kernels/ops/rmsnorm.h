@@ -1,6 +1,7 @@
 // RMSNorm: y = x * rrms * w with rrms = 1 / sqrt(mean(x^2) + eps), the mean over a row, in the acc type.
 #pragma once
 #include "engine/context.h"
+#include "kernels/ops/cast_e4m3.h"
 
 namespace triad {
 
@@ -12,8 +13,13 @@ void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor
 // needs it, and recomputing it here saves a pass over x. dx and y may each be the same tensor as dy or dresidual.
 void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
                       ConstTensor dresidual = {}, Tensor y = {});
+// rmsnorm_forward() with its result in e4m3 alone: what cast_rows_e4m3() makes of y. On a GPU in one pass.
+void rmsnorm_forward_e4m3(Context&, const E4m3Rows& y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
 
 namespace cuda {
+// Returns false and does nothing for rows that are not aligned.
+bool rmsnorm_forward_e4m3(Context&, const E4m3Rows& y, const Tensor& rrms, const ConstTensor& x, const ConstTensor& w,
+                          double eps);
 void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
 void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
                       ConstTensor dresidual, Tensor y);

@@ -5,8 +5,10 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/ops/activation.h"
 #include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/matmul.h"
+#include "kernels/ops/rmsnorm.h"
 #include "tests/support/device_lab.h"
 #include "tests/support/test.h"
 
@@ -327,4 +329,69 @@ TEST_CASE("fp8: a product whose shapes or dtypes do not fit is an error", "[fp8]
   CHECK(fits_fp8(lab.alloc(DType::f32, {48, 16})));
   CHECK(!fits_fp8(lab.alloc(DType::f32, {48, 24})));
   CHECK(!fits_fp8(lab.alloc(DType::f32, {40, 16})));
+}
+
+namespace {
+
+// Norm and activations that write e4m3: the bytes that the ops and cast_rows_e4m3() give, and the same other results.
+void check_producers(Device device, DType dtype, int64_t N, int64_t C) {
+  INFO(device.str() << " " << name_of(dtype) << " " << N << " x " << C);
+  Lab lab(device);
+  Context& ctx = lab.ctx();
+  const auto filled = [&](int64_t columns, uint64_t stream) {
+    return lab.from(rows_of_every_kind(N, columns, stream), dtype).view({N, columns});
+  };
+  const auto plain = [&](int64_t columns) { return lab.alloc(dtype, {N, columns}); };
+  const auto cast_of = [&](const Tensor& x) {
+    const E4m3Rows rows = alloc_rows(lab, N, x.size(1));
+    cast_rows_e4m3(ctx, rows, x);
+    return on_host(lab, rows);
+  };
+  const auto bytes = [&](const Tensor& t) {
+    std::vector<uint8_t> host(static_cast<size_t>(t.bytes()));
+    read(ctx, host.data(), t);
+    return host;
+  };
+  const Tensor x = filled(C, 20), w = lab.from(normal(C, 21), dtype), y = plain(C), y_of_e4m3 = plain(C);
+  const Tensor rrms = lab.alloc(DType::f32, {N}), rrms_of_e4m3 = lab.alloc(DType::f32, {N});
+  const E4m3Rows one = alloc_rows(lab, N, C), two = alloc_rows(lab, N, 2 * C);
+  rmsnorm_forward(ctx, y, rrms, x, w, 1e-5);
+  rmsnorm_forward_e4m3(ctx, one, rrms_of_e4m3, x, w, 1e-5);
+  CHECK(on_host(lab, one) == cast_of(y));
+  CHECK(bytes(rrms) == bytes(rrms_of_e4m3));
+
+  silu_forward(ctx, y, x);
+  silu_forward_e4m3(ctx, one, x);
+  CHECK(on_host(lab, one) == cast_of(y));
+  const Tensor pre = filled(2 * C, 22), gate = pre.slice(1, 0, C), up = pre.slice(1, C, 2 * C);
+  swiglu_forward(ctx, y, gate, up);
+  swiglu_forward_e4m3(ctx, one, gate, up);
+  CHECK(on_host(lab, one) == cast_of(y));
+
+  const Tensor dy = filled(C, 23), dx = plain(C), dx_of_e4m3 = plain(C);
+  silu_backward(ctx, dx, dy, x, y);
+  silu_backward_e4m3(ctx, dx_of_e4m3, one, dy, x, y_of_e4m3);
+  CHECK(on_host(lab, one) == cast_of(dx));
+  CHECK(bytes(dx) == bytes(dx_of_e4m3));
+  CHECK(bytes(y) == bytes(y_of_e4m3));
+  const Tensor dpre = plain(2 * C), y_again = plain(C);
+  copy(ctx, y_again, dy);  // y and dpre are inputs too, as in a layer
+  swiglu_backward(ctx, dpre.slice(1, 0, C), dpre.slice(1, C, 2 * C), dy, gate, up, y);
+  swiglu_backward_e4m3(ctx, pre, two, y_again, pre, y_again);
+  CHECK(on_host(lab, two) == cast_of(dpre));
+  CHECK(bytes(dpre) == bytes(pre));
+  CHECK(bytes(y) == bytes(y_again));
+}
+
+}  // namespace
+
+TEST_CASE("fp8: norm and activations in e4m3 are the casts of their results", "[fp8]") {
+  check_producers(Device::cpu(), DType::f32, 17, 48);
+  check_producers(Device::cpu(), DType::bf16, 17, 50);
+}
+
+TEST_CASE("fp8: norm and activations in e4m3 are the casts of their results on the GPU", "[fp8][gpu]") {
+  if (!require_gpu()) return;
+  for (const int64_t C : {48, 50, 768, 2048, 4112, 8192, 14336, 16400})
+    check_producers(Device::cuda(), DType::bf16, 17, C);
 }

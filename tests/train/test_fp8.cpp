@@ -4,6 +4,7 @@
 #include "io/weight_index.h"
 #include "tests/support/checked_run.h"
 #include "tests/support/dist_run.h"
+#include "tests/support/grads_run.h"
 #include "tests/support/test.h"
 #include "train/config/load_config.h"
 #include "train/run/memory_plan.h"
@@ -62,6 +63,28 @@ TEST_CASE("fp8: the loss falls as it does without, and only layers that are not 
   CHECK(!same_file(folder.file("with") + kWeights, folder.file("without") + kWeights));
   run_ok(train_on(folder.file("excluded"), "cpu", more + kFp8 + "--set runtime.fp8_exclude=0:2"));
   CHECK(same_file(folder.file("excluded") + kWeights, folder.file("without") + kWeights));
+}
+
+TEST_CASE("fp8: grads --dtype fp8 counts its products by kernel", "[fp8]") {
+  const TemporaryFolder folder;
+  const std::string tiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+  run_ok("init " + tiny + " --out " + folder.file("init"));
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i <= 48; ++i) tokens.push_back((i * i + 5) % 256);
+  write_shard(folder.file("tokens.bin"), tokens);
+  const auto grads = [&](const std::string& dtype) {
+    const std::string out = folder.file(dtype + ".safetensors");
+    const Outcome outcome =
+        run_program("grads --device cpu --batch 1 --seq 48 --checkpoint " + folder.file("init") + " --tokens " +
+                    folder.file("tokens.bin") + " --dtype " + dtype + " --out " + out);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(has(outcome.output, "matmul_fp8: cpu 16 times") == (dtype == "fp8"));
+    return tensors(out).at("grad/blocks.0.mlp.fc1.weight");
+  };
+  const std::vector<float> bf16 = grads("bf16"), fp8 = grads("fp8");
+  CHECK(bf16 != fp8);
+  CHECK(bf16.size() == fp8.size());
 }
 
 TEST_CASE("fp8: dist.zero 0 to 3 give the same bits", "[fp8][dist]") {

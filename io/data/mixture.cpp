@@ -20,7 +20,7 @@ std::unique_ptr<RowSource> rows_of_one(std::shared_ptr<const TokenSource> source
   return stream_rows(std::move(source), options);
 }
 
-uint64_t seed_of_component(uint64_t seed, size_t component) {
+uint64_t component_seed(uint64_t seed, size_t component) {
   return component == 0 ? seed : Philox(seed, random_stream(RandomUse::component_seed, component)).bits(0);
 }
 
@@ -29,11 +29,11 @@ class MixedRows final : public RowSource {
   MixedRows(const Mixture& data, const RowOptions& options)
       : draws_(data.shares()), per_block_(options.block > 0 ? options.block / options.seq_len : 1) {
     for (size_t i = 0; i < data.count(); ++i) {
-      RowOptions of_component = options;
-      of_component.seed = seed_of_component(options.seed, i);
-      of_component.known.clear();
-      if (options.known.size() == data.count()) of_component.known.push_back(options.known[i]);
-      components_.push_back(rows_of_one(data.sources()[i], of_component));
+      RowOptions component_options = options;
+      component_options.seed = component_seed(options.seed, i);
+      component_options.known.clear();
+      if (options.known.size() == data.count()) component_options.known.push_back(options.known[i]);
+      components_.push_back(rows_of_one(data.sources()[i], component_options));
     }
   }
   void read(int64_t number, Row& row) override {

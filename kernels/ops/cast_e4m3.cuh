@@ -46,12 +46,12 @@ __device__ __forceinline__ uint32_t largest_of(const uint4& vector) {
 __device__ __forceinline__ uint32_t warp_largest(uint32_t x) { return __reduce_max_sync(kFullWarp, x); }
 // The largest value in a CTA of whole warps, in every thread. Call it once in a kernel.
 __device__ __forceinline__ uint32_t block_largest(uint32_t x) {
-  __shared__ uint32_t of_warp[32];
+  __shared__ uint32_t warp_results[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   x = warp_largest(x);
-  if (lane == 0) of_warp[warp] = x;
+  if (lane == 0) warp_results[warp] = x;
   __syncthreads();
-  return warp_largest(lane < warps ? of_warp[lane] : 0);
+  return warp_largest(lane < warps ? warp_results[lane] : 0);
 }
 
 // Eight floats rounded to a bf16 vector.

@@ -66,9 +66,9 @@ std::string describe_mask(const Config& c, const Mixture& train, const Mixture& 
   if (train.masked()) {
     int64_t learned = 0;
     for (const auto& source : train.sources()) {
-      const int64_t of_source = source->mask().count(1, source->size());
-      if (of_source == 0) fail("{}: its loss mask leaves no token that is learned", source->name());
-      learned += of_source;
+      const int64_t source_learned = source->mask().count(1, source->size());
+      if (source_learned == 0) fail("{}: its loss mask leaves no token that is learned", source->name());
+      learned += source_learned;
     }
     share = fmt::format(", {} of them learned", percent(ratio(learned, train.size())));
   }
@@ -307,13 +307,13 @@ void check_epochs(const Config& c, const DataSource& data, int64_t world, int64_
   const int64_t T = data.rows.seq_len, rows = ceil_div(last_cursor(c, world, step, cursor), T);
   const std::vector<int64_t> needed = Draws(data.train.shares()).counts(rows);
   for (size_t i = 0; i < c.data.components.size() && i < needed.size(); ++i) {
-    const int64_t epochs = c.data.components[i].epochs, of_epoch = data.epoch_rows[i];
-    if (epochs == 0 || needed[i] <= epochs * of_epoch) continue;
+    const int64_t epochs = c.data.components[i].epochs, epoch_rows = data.epoch_rows[i];
+    if (epochs == 0 || needed[i] <= epochs * epoch_rows) continue;
     fail_usage(
         "data.paths: {} runs out: its {} of {} have {} of {} tokens, and train.steps {} needs {}. Allow more epochs, "
         "or set a smaller weight or fewer steps",
         c.data.components[i].name(), counted(epochs, "epoch"), counted(data.train.sources()[i]->size(), "token"),
-        counted(epochs * of_epoch, "row"), T, c.train.steps, needed[i]);
+        counted(epochs * epoch_rows, "row"), T, c.train.steps, needed[i]);
   }
 }
 

@@ -1,7 +1,8 @@
 // triad bench prefill and triad bench decode: write CSV with times for an S-token prompt, and for the decoding step
 // that appends token S; with the attention branches' times; and with how many keys the kernels read, next to the
 // expected number. decode: ms_total is a step that also chooses the next token (greedy); ms_cmp, ms_sel and ms_win are
-// what one branch, in all layers, adds to a step without branches. The step's kernels count the keys that they read.
+// what one branch, in all layers, adds to a step without branches; ms_sel with a taught index, if there is one. The
+// step's kernels count the keys that they read.
 // prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win are those ops' times
 // on the last layer's rows, times the layer count. Keys are counted by a pass with q = 0 and the selected lists: all
 // scores are 0, so a row's lse is the log of how many keys the kernel read for it.

@@ -31,6 +31,9 @@ triad_python_test("huggingface: exported models compute what the engine computes
   tools/test_huggingface_export.py $<TARGET_FILE:triad>)
 triad_python_test("checkpoints of several files: Python's loaders read them"
   tools/test_sharded_checkpoint.py $<TARGET_FILE:triad>)
+if(NOT TRIAD_SANITIZE)  # the tests wait a few seconds for what must end in time
+  triad_python_test("hosts: runs on several hosts, and how they end" hosts/test_hosts.py $<TARGET_FILE_DIR:triad>)
+endif()
 if(NOT TRIAD_SANITIZE)  # Python cannot load a library that needs the sanitizers' runtime
   triad_python_test("pytorch: the package triad_nsa"
     pytorch/test_pytorch.py --library $<TARGET_FILE:triad_nsa> --program $<TARGET_FILE:triad>)

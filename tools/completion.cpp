@@ -100,7 +100,7 @@ Strings assignments(const std::string& word) {
 Strings values_of(const CLI::Option& option, const std::string& word) {
   if (option.check_lname("set")) return assignments(word);
   Strings words = words_allowed(option);
-  if (option.check_lname("resume")) words.push_back("latest");
+  if (option.check_lname("resume")) words.insert(words.end(), {"latest", "auto"});
   return words;
 }
 

@@ -34,7 +34,7 @@ void add_train(CLI::App& app) {
   auto* resume =
       verb->add_option("--resume", o->resume,
                        "resume from a checkpoint, from the newest one of a run's folder, or from `latest`: that of "
-                       "log.out_dir");
+                       "log.out_dir. `auto`: from that if there is one, else begin");
   verb->add_flag(
       "--overwrite", o->overwrite,
       "start a new run in a folder that holds one; with --resume, allow a checkpoint that is not the newest, "
@@ -48,13 +48,16 @@ void add_train(CLI::App& app) {
   verb->add_flag("--schema", o->schema,
                  "print a JSON schema of config files, by which editors complete and check them, and train nothing");
   verb->footer(describe_config);
-  verb->callback([o, resume, &app] {
+  const auto run = [o, resume, &app] {
     if (o->schema) return void(std::puts(config_schema().dump(2).c_str()));
-    if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
-    // CONFIG, which build systems also set, redirects no --resume RUN; `latest` needs a config that names the run.
+    if (resume->count() > 0 && o->resume.empty())
+      fail_usage("--resume is empty: a folder, `latest` or `auto` is needed");
+    if (o->resume == "auto" && o->overwrite)
+      fail_usage("--resume auto begins where no run is: it takes no --overwrite");
+    // CONFIG, which build systems also set, redirects no --resume RUN; `latest` and `auto` need one.
     const std::string from_environment = config_of_environment();
     const bool from_run =
-        !o->resume.empty() && o->config.empty() && (o->resume != "latest" || from_environment.empty());
+        !o->resume.empty() && o->config.empty() && (!means_out_dir(o->resume) || from_environment.empty());
     LoadedConfig loaded = from_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
     if (from_run && !from_environment.empty())
       loaded.environment.push_back(fmt::format("CONFIG={}: not used, --resume names the run", from_environment));
@@ -76,7 +79,8 @@ void add_train(CLI::App& app) {
            .build = version_text(),
            .program = app.get_name(),
            .config_file = loaded.file});
-  });
+  };
+  verb->callback([run] { name_rank_in_errors(run); });
 }
 
 }  // namespace triad

@@ -19,12 +19,6 @@ namespace {
 
 constexpr int kPriority = 5;  // the collectives' stream: above all of a context's streams (engine/context.cpp)
 
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 // Identifies a host and pid name space; a pid is unique only within one.
 std::string host_identity() {
   std::string boot;
@@ -119,6 +113,20 @@ void Comm::gather_peers(const LaunchEnv& env, Device device) {
            f[6], f[4]);
   }
   guard_->watch(local);
+  if (!has_several_hosts()) return;
+  std::vector<std::string> names;
+  for (int r = 0; r < world_; ++r) names.push_back(rank_name(r));
+  guard_->set_name(names[static_cast<size_t>(rank_)]);
+  link_->name_ranks(names);
+}
+
+bool Comm::has_several_hosts() const {
+  return !std::ranges::all_of(peers_, [](const Peer& peer) { return peer.here; });
+}
+
+std::string Comm::rank_name(int rank) const {
+  const std::string number = fmt::format("rank {}", rank);
+  return has_several_hosts() ? fmt::format("{} (host {})", number, peers_[static_cast<size_t>(rank)].host) : number;
 }
 
 // on: the stream on which the collective ends; null: it is finished when call() returns.
@@ -252,7 +260,7 @@ void Comm::fail_together(const std::string& why, int exit_code, const std::funct
 void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {
   if (guard_) guard_->expect_end();  // other ranks may exit from here on
   std::fflush(stdout);
-  std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? fmt::format("rank {}: ", rank_) : "", why).c_str(), stderr);
+  std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? rank_name(rank_) + ": " : "", why).c_str(), stderr);
   last_work();
   _exit(exit_code);
 }

@@ -50,6 +50,10 @@ class Comm {
   virtual std::string name() const = 0;
   Stream& stream() { return *stream_; }  // collectives on tensors are queued here
   const std::vector<Peer>& peers() const { return peers_; }
+  // Whether the ranks are on more than one host.
+  bool has_several_hosts() const;
+  // A rank's name in messages: "rank 3", or with several hosts "rank 3 (host b)".
+  std::string rank_name(int rank) const;
   // Milliseconds that the host has waited in collectives since the previous call.
   double take_waited_ms() { return std::exchange(waited_ms_, 0.0); }
 
@@ -63,6 +67,10 @@ class Comm {
   // Sets the file that receives the last 1,000 collectives when one times out or a rank is gone.
   void record_collectives(const std::string& path) {
     if (guard_) guard_->record_to(path);
+  }
+  // Adds text to the message with which the guard ends the process: what advice() returns, unless that takes too long.
+  void advise_at_end(std::function<std::string()> advice) {
+    if (guard_) guard_->advise(std::move(advice));
   }
   CommGuard::Last last_collective() const { return guard_ ? guard_->last() : CommGuard::Last{}; }
 

@@ -37,7 +37,11 @@ std::string CommGuard::Collective::str() const {
 }
 
 CommGuard::CommGuard(int rank, double timeout_s)
-    : rank_(rank), timeout_s_(timeout_s), wake_(eventfd(0, EFD_CLOEXEC)), thread_([this] { run(); }) {}
+    : rank_(rank),
+      timeout_s_(timeout_s),
+      wake_(eventfd(0, EFD_CLOEXEC)),
+      name_(fmt::format("rank {}", rank)),
+      thread_([this] { run(); }) {}
 
 CommGuard::~CommGuard() {
   {
@@ -98,6 +102,16 @@ void CommGuard::note_finished(int64_t number) {
   records_[static_cast<size_t>(number - records_.front().number)].finished_s = now_s();
 }
 
+// Writes a line to stderr, by write(2) rather than stdio, because the main thread may hold stdio's locks.
+void CommGuard::log(const std::string& what) const {
+  const std::string text = fmt::format("triad: {}: {}\n", name_, what);
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = write(STDERR_FILENO, text.data() + done, text.size() - done);
+    if (n <= 0) break;
+    done += static_cast<size_t>(n);
+  }
+}
+
 void CommGuard::write_records(const std::string& why) const {
   if (records_path_.empty()) return;
   std::ofstream file(records_path_);
@@ -153,19 +167,34 @@ std::string CommGuard::stopped_peers() const {
   return text;
 }
 
+void CommGuard::set_name(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  name_ = name;
+}
+
+void CommGuard::advise(std::function<std::string()> advice) {
+  const std::lock_guard lock(mutex_);
+  advice_ = std::move(advice);
+}
+
+bool CommGuard::is_lowest_alive() const {
+  return std::ranges::all_of(peers_, [&](const Peer& peer) {
+    pollfd end{peer.fd, POLLIN, 0};
+    return peer.rank > rank_ || poll(&end, 1, 0) > 0;
+  });
+}
+
 void CommGuard::end_process(const std::string& why) const {
   constexpr double kLogLimitS = 3;
   const bool ends = end_process_within(kLogLimitS);
   for (const Peer& peer : peers_)
     if (is_stopped(peer.pid)) kill_process(peer.fd);
-  const std::string text = fmt::format("triad: rank {}: {}. This process ends\n", rank_, why);
-  // write(2) rather than stdio, because the main thread may hold stdio's locks.
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = write(STDERR_FILENO, text.data() + done, text.size() - done);
-    if (n <= 0) break;
-    done += static_cast<size_t>(n);
-  }
+  log(fmt::format("{}. This process ends", why));
   if (ends) write_records(why);
+  if (ends && advice_ && is_lowest_alive()) {
+    const std::string advice = advice_();
+    if (!advice.empty()) log(advice);
+  }
   _exit(1);
 }
 

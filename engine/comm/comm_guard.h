@@ -35,6 +35,11 @@ class CommGuard {
   // Adds a function that the guard calls periodically: it returns what is wrong with the library, or "".
   void add_health_check(std::function<std::string()> health_check);
 
+  void set_name(const std::string& name);  // this rank's, in messages
+  // When the guard ends the process, it logs a line with what advice() returns, unless that is empty or takes seconds,
+  // as on a file system that hangs. Of a host's ranks those say it that know of no lower one that lives.
+  void advise(std::function<std::string()> advice);
+
   // Starts a collective: its name ("all_reduce of bucket 3") and its bytes on this rank. It is finished when end() is
   // called, or when the stream reaches the point where end_on() was called. begin() returns the collective's
   // description for messages.
@@ -83,6 +88,9 @@ class CommGuard {
   std::string stopped_peers() const;
   [[noreturn]] void end_process(const std::string& why) const;
 
+  void log(const std::string& what) const;
+  bool is_lowest_alive() const;
+
   const int rank_;
   const double timeout_s_;
   const int wake_;  // eventfd that wakes the thread
@@ -97,6 +105,8 @@ class CommGuard {
   std::vector<std::unique_ptr<Event>> free_events_;
   std::vector<Peer> peers_;
   std::vector<std::function<std::string()>> health_checks_;
+  std::string name_;
+  std::function<std::string()> advice_;
   bool stop_ = false;
   std::thread thread_;  // declared last, since it uses the members above
 };

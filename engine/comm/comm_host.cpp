@@ -14,18 +14,24 @@ namespace triad {
 
 namespace {
 
-constexpr int64_t kPartBytes = 1 << 20;  // bytes in one rank's part of a piece
+// Bytes in one rank's part of a piece: fewer for many ranks, because each rank keeps two pieces.
+int64_t part_bytes(int64_t world) {
+  constexpr int64_t kMostPart = int64_t{1} << 20, kMostPiece = int64_t{1} << 24, kLeastPart = int64_t{1} << 12;
+  return std::clamp(kMostPiece / world / kLeastPart * kLeastPart, kLeastPart, kMostPart);
+}
 
 class HostComm final : public Comm {
  public:
   HostComm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s)
       : Comm(env, device, std::move(link), timeout_s),
-        piece_(device, kPartBytes * world()),
-        others_(device, kPartBytes * world()) {}
+        part_bytes_(part_bytes(world())),
+        piece_(device, part_bytes_ * world()),
+        others_(device, part_bytes_ * world()) {}
   HostComm(HostComm& all, const std::vector<int>& ranks)
       : Comm(all, ranks, all.link().group(ranks)),
-        piece_(all.stream().device(), kPartBytes * world()),
-        others_(all.stream().device(), kPartBytes * world()) {}
+        part_bytes_(part_bytes(world())),
+        piece_(all.stream().device(), part_bytes_ * world()),
+        others_(all.stream().device(), part_bytes_ * world()) {}
 
   std::string name() const override { return "host memory over " + link().name(); }
   // On the CPU no memory needs to be opened for others. shares() is true there, so that runs on the CPU use the same
@@ -41,7 +47,7 @@ class HostComm final : public Comm {
   }
 
   void do_all_reduce(Tensor x, CommCtas) override {
-    const int64_t element = size_of(x.dtype), most = kPartBytes / element * world(), n = x.numel();
+    const int64_t element = size_of(x.dtype), most = part_bytes_ / element * world(), n = x.numel();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t count = std::min(most, n - begin), part = (count + world() - 1) / world();
       load(x, begin, count, 0);
@@ -53,7 +59,7 @@ class HostComm final : public Comm {
   }
 
   void do_reduce_scatter(Tensor x, CommCtas) override {
-    const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
+    const int64_t element = size_of(x.dtype), most = part_bytes_ / element, n = x.numel() / world();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t part = std::min(most, n - begin);
       for (int64_t r = 0; r < world(); ++r) load(x, r * n + begin, part, r * part);
@@ -63,7 +69,7 @@ class HostComm final : public Comm {
   }
 
   void do_all_to_all(Tensor x, Tensor staging) override {
-    const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
+    const int64_t element = size_of(x.dtype), most = part_bytes_ / element, n = x.numel() / world();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t part = std::min(most, n - begin);
       for (int64_t r = 0; r < world(); ++r) load(x, r * n + begin, part, r * part);
@@ -76,8 +82,8 @@ class HostComm final : public Comm {
   // The link exchanges equal parts between all ranks. One rank's bytes are its pieces, one after the other; where there
   // are fewer, bytes are sent that the receiver ignores.
   void do_exchange(std::span<const ConstPiece> to, std::span<const Piece> from, int64_t most_bytes) override {
-    for (int64_t begin = 0; begin < most_bytes; begin += kPartBytes) {
-      const int64_t part = std::min(kPartBytes, most_bytes - begin);
+    for (int64_t begin = 0; begin < most_bytes; begin += part_bytes_) {
+      const int64_t part = std::min(part_bytes_, most_bytes - begin);
       // Calls copy(host, piece data, bytes) for what this part has of each piece.
       const auto for_each = [&](auto pieces, PinnedMemory& memory, auto&& copy) {
         std::vector<int64_t> next(static_cast<size_t>(world()));
@@ -102,7 +108,7 @@ class HostComm final : public Comm {
 
   void do_finish() override {}  // Comm::finish() ends the link
   void do_all_gather(Tensor x) override {
-    const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
+    const int64_t element = size_of(x.dtype), most = part_bytes_ / element, n = x.numel() / world();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t part = std::min(most, n - begin);
       load(x, rank() * n + begin, part, 0);
@@ -139,6 +145,7 @@ class HostComm final : public Comm {
     stream().synchronize();
   }
 
+  int64_t part_bytes_;
   PinnedMemory piece_, others_;
   bool shares_ = false;
 };

@@ -1,6 +1,7 @@
 #include "engine/comm/launch_env.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstdlib>
@@ -64,6 +65,31 @@ std::string find_run_id(std::string_view launcher) {
   return id;
 }
 
+// The first host in Slurm's list: "n07" for "n[07-09,12],login", "a1b3" for "a[1-2]b[3-4]".
+std::string first_host(std::string_view list) {
+  std::string host;
+  bool in_brackets = false, skips = false;
+  for (const char c : list) {
+    if (c == ',' && !in_brackets) break;
+    if (c == '[' || c == ']') {
+      in_brackets = c == '[', skips = false;
+      continue;
+    }
+    skips = skips || (in_brackets && (c == ',' || c == '-'));
+    if (!skips) host += c;
+  }
+  return host;
+}
+
+// A port for a job, below those that Linux gives to outgoing connections.
+int port_of_job(std::string_view job) {
+  constexpr int kBegin = 15'000, kPorts = 10'000;
+  int number = 0;
+  for (const char c : job)
+    if (c >= '0' && c <= '9') number = (number * 10 + (c - '0')) % kPorts;
+  return kBegin + number;
+}
+
 }  // namespace
 
 LaunchEnv read_launch_env() {
@@ -94,11 +120,24 @@ LaunchEnv read_launch_env() {
   }
   if (const char* host = variable("MASTER_ADDR")) env.master_host = host;
   if (variable("MASTER_PORT") != nullptr) env.master_port = number("MASTER_PORT", 1, 65535);
+  if (const char* const hosts = variable("SLURM_STEP_NODELIST");
+      hosts != nullptr && (env.launcher == "Slurm" || env.launcher == "PMI")) {
+    const char *const nodes = variable("SLURM_STEP_NUM_NODES"), *const job = variable("SLURM_JOB_ID");
+    if (env.master_host.empty())
+      env.master_host = nodes != nullptr && std::string_view(nodes) == "1" ? "localhost" : first_host(hosts);
+    if (env.master_port == 0) env.master_port = port_of_job(job == nullptr ? "" : job);
+  }
   const char* store = variable("TORCHELASTIC_USE_AGENT_STORE");
   env.port_taken = store != nullptr && std::string_view(store) == "True";
   env.run_id = find_run_id(env.launcher);
   if (const char* secret = variable("TRIAD_SECRET")) env.secret = secret;
   return env;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
 }
 
 bool peer_access_disabled() {

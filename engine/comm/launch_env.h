@@ -12,9 +12,12 @@ struct LaunchEnv {
   int local_rank = 0, local_world = 1;  // this process's index on its host, and how many the host has; local_world 0:
                                         // unknown
   bool speaks_mpi = false;              // the launcher has prepared MPI, so MPI_Init finds the other ranks
-  std::string master_host;              // MASTER_ADDR: rank 0's host, for ranks that connect over TCP (rendezvous.h)
-  int master_port = 0;                  // MASTER_PORT: the first port at which rank 0 may listen; 0: not set
-  bool port_taken = false;              // torchrun's own key-value store listens at master_port
+  // MASTER_ADDR and MASTER_PORT, for ranks that connect over TCP (rendezvous.h): rank 0's host, and the first port at
+  // which it may listen; 0: not set. Where srun has set neither, they are the step's first host, on which srun starts
+  // rank 0, and a port by job number.
+  std::string master_host;
+  int master_port = 0;
+  bool port_taken = false;  // torchrun's own key-value store listens at master_port
   // The TCP rendezvous uses the id to separate runs and the secret to exclude other processes.
   std::string run_id{};  // torchrun's run id, else Slurm's job and step; empty: none
   std::string secret{};  // TRIAD_SECRET; must never be printed or written
@@ -25,6 +28,7 @@ inline constexpr size_t kMaxRunIdBytes = 255;
 // Throws UsageError, with the variables and their values, if they contradict each other.
 LaunchEnv read_launch_env();
 
+std::string host_name();      // this host's
 bool peer_access_disabled();  // whether NCCL_P2P_DISABLE forbids access between GPU memories
 
 }  // namespace triad

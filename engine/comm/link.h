@@ -22,6 +22,8 @@ class Link {
   // `ranks`. Collective: every rank calls it, for groups that divide the ranks; and all groups make the same calls at
   // the same time. This link must outlive it.
   virtual std::unique_ptr<Link> group(const std::vector<int>& ranks) = 0;
+  // Tells the ranks' names for messages; without it they are numbers.
+  virtual void name_ranks(const std::vector<std::string>&) {}
   // Ends a successful run; collective. Destroying a link without it leaves the other ranks blocked.
   virtual void finish() = 0;
 };

@@ -35,7 +35,8 @@ class Joiner {
       for (int port = ports.begin; port < ports.end; ++port)
         for (TcpAddress& address : addresses) {
           address.set_port(port);
-          Socket socket = connect_tcp(address, after(patience_s), &no_reply_);
+          if (Clock::now() >= end_) break;  // many ports may each take their time
+          Socket socket = connect_tcp(address, std::min(after(patience_s), end_), &no_reply_);
           if (socket.open() && handshake(socket, address.text(), patience_s) && wait_for_all(socket)) return socket;
         }
       std::this_thread::sleep_for(pause);

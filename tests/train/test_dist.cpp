@@ -258,7 +258,9 @@ namespace {
 // During an object's lifetime the launchers' environment variables are unset, except for the given ones.
 class Variables {
  public:
-  explicit Variables(std::initializer_list<std::pair<const char*, const char*>> set) {
+  using Values = std::vector<std::pair<const char*, const char*>>;
+  explicit Variables(std::initializer_list<Values::value_type> set) : Variables(Values(set)) {}
+  explicit Variables(const Values& set) {
     for (const char* name : kNames) {
       if (const char* value = std::getenv(name)) before_.emplace_back(name, value);
       unsetenv(name);
@@ -298,7 +300,9 @@ class Variables {
                                            "SLURM_LOCALID",
                                            "SLURM_NTASKS",
                                            "SLURM_JOB_ID",
-                                           "SLURM_STEP_ID"};
+                                           "SLURM_STEP_ID",
+                                           "SLURM_STEP_NODELIST",
+                                           "SLURM_STEP_NUM_NODES"};
   std::vector<std::pair<std::string, std::string>> before_;
 };
 
@@ -374,6 +378,27 @@ TEST_CASE("dist: rank and world size are read from the variables of each launche
     const Variables sbatch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
     check(read_launch_env(), "", 0, 1, 0, false);
   }
+}
+
+TEST_CASE("dist: without MASTER_ADDR srun's ranks connect to the first host of their step", "[dist]") {
+  const auto address = [](const Variables::Values& more) {
+    Variables::Values all = {
+        {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "1234567"}};
+    all.insert(all.end(), more.begin(), more.end());
+    const Variables variables(all);
+    const LaunchEnv e = read_launch_env();
+    return fmt::format("{}:{}", e.master_host, e.master_port);
+  };
+  const std::pair<const char*, const char*> lists[] = {{"n[07-09,12],login", "n07"},
+                                                       {"login,n[1-2]", "login"},
+                                                       {"n1", "n1"},
+                                                       {"a[1,2]b[3-4]", "a1b3"},
+                                                       {"gpu-[003,5-7]-x", "gpu-003-x"}};
+  for (const auto& [list, first] : lists)
+    CHECK(address({{"SLURM_STEP_NODELIST", list}}) == fmt::format("{}:19567", first));
+  CHECK(address({{"SLURM_STEP_NODELIST", "n1"}, {"SLURM_STEP_NUM_NODES", "1"}}) == "localhost:19567");
+  CHECK(address({{"SLURM_STEP_NODELIST", "n[1-2]"}, {"MASTER_ADDR", "b"}, {"MASTER_PORT", "4711"}}) == "b:4711");
+  CHECK(address({}) == ":0");
 }
 
 TEST_CASE("dist: the run id is torchrun's or Slurm's, and the secret is TRIAD_SECRET", "[dist]") {

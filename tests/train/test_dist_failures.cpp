@@ -16,6 +16,7 @@
 #include "io/checkpoint.h"
 #include "io/data/shards.h"
 #include "io/json_config.h"
+#include "tests/support/checked_run.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
 
@@ -78,7 +79,8 @@ TEST_CASE("dist: a rank that is killed or suspended ends all ranks, with a messa
       CHECK(all_gone(pids));
       const std::string text = read_text(log);
       INFO(arrangement.keys << "\n" << text);
-      for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
+      for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes",
+                               " lost, because there is no checkpoint: the same command begins again"})
         CHECK(text.find(part) != std::string::npos);
       if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 4 s") != std::string::npos);
       if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
@@ -220,6 +222,9 @@ TEST_CASE("dist: a loss that is not finite ends all ranks, after the pending che
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(has(stopped.output, "triad: rank 0: step 2: "));
+  CHECK(has(stopped.output,
+            "triad: rank 0: 1 step is lost since the checkpoint of step 1. To go on, under the same "
+            "launcher: "));
   const std::string newest = resolve_checkpoint(folder.file("run"));
   CHECK(has(newest, "step_1"));
   // inspect verifies checksums, too.
@@ -237,6 +242,8 @@ TEST_CASE("dist: an error is printed, and a pending checkpoint delays the end by
   CHECK(stopped.exit_code == 1);
   CHECK(has(stopped.output, "triad: step 2: "));
   CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // step_1 was not written within the timeout
+  refused(train_args(folder.file("other"), "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0"), 1,
+          {"triad: step 2: ", "triad: 1 step is lost since the checkpoint of step 1. To go on: "});
 }
 
 TEST_CASE("dist: after kills at random moments, every resume on 2 ranks ends with the same bits", "[dist]") {

@@ -11,6 +11,7 @@
 
 #include "engine/process/text.h"
 #include "io/json_config.h"
+#include "tests/support/checked_run.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/test.h"
 #include "train/monitor/bucket_trace.h"
@@ -175,6 +176,27 @@ TEST_CASE("resume: a run whose config says runtime.deterministic false, as was a
   INFO(resumed.output);
   CHECK(resumed.exit_code == 0);
   CHECK(parse_json(read_text(out + "/config.json"), "config")["runtime"]["deterministic"] == true);
+}
+
+TEST_CASE("resume: auto begins a run, goes on with it, and leaves a complete one alone", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"),
+                    args = train_args(out, "--resume auto --set train.save_every=4 --set train.schedule=wsd ");
+  refused(args + "--overwrite", 2, {"--resume auto begins where no run is: it takes no --overwrite"});
+  refused("train --resume auto", 2, {"--resume auto needs a config, for its log.out_dir"}, "env -u CONFIG");
+  fs::create_directory(out);
+  write_text(out + "/notes.txt", "mine");
+  CHECK(!has(run_ok(args + "--set train.steps=6 --set train.save_last=false"), "resume"));
+  fs::remove(out + "/model.safetensors");
+  const std::string further = run_ok(args + "--set train.steps=10 --accept-changed-data", "CONFIG=" + kTiny);
+  CHECK(has(further, "step 5/10 "));
+  CHECK(!has(further, "step 4/10 "));
+  CHECK(has(run_ok(args + "--set train.steps=10"), "nothing is left to train: " + out));
+  CHECK(lines(out + "/training.csv").size() == 11);
+  const std::string whole = folder.file("whole");
+  run_ok(train_args(whole, "--set train.steps=10 --set train.schedule=wsd"));
+  CHECK(difference(whole + kWeights, out + kWeights).all == 0);
+  CHECK(read_text(out + "/notes.txt") == "mine");
 }
 
 TEST_CASE("resume: a stopped run prints the command that resumes it, which needs no config", "[train]") {

@@ -20,6 +20,7 @@
 #include "train/config/load_config.h"
 #include "train/monitor/banner.h"
 #include "train/run/row_documents.h"
+#include "train/run/startup.h"
 
 namespace triad {
 
@@ -179,7 +180,7 @@ void resolve_moved_shards(Config& c) {
 void resolve_documents(Config& c, const std::string& resume) {
   if (c.data.documents == DocumentScope::unset && !resume.empty()) {
     try {
-      const std::string folder = resolve_checkpoint(resume == "latest" ? c.log.out_dir : resume);
+      const std::string folder = resolve_checkpoint(means_out_dir(resume) ? c.log.out_dir : resume);
       c.data.documents = config_from_json(config_of_checkpoint(folder)).data.documents;
     } catch (const Error&) {}  // ignored here: find_resume() reports it
   }

@@ -45,6 +45,11 @@ class StopPolicy {
   int signal_ = 0;
 };
 
+// For a run that fails after its first step has begun: the steps that are lost since the newest checkpoint in its
+// folder, and the command that goes on. Empty if no step has begun, or the folder is lost. May be called from any
+// thread.
+std::string advice_to_go_on(const RunSetup&);
+
 // Prints why the run fails, waits for this rank's pending checkpoint, at most dist.timeout_s, and ends the process.
 // checkpoints: may be null.
 [[noreturn]] void abandon(RunSetup&, RunCheckpoints* checkpoints, const char* why, int exit_code);

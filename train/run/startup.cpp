@@ -2,14 +2,22 @@
 
 #include <fmt/ranges.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <filesystem>
+#include <system_error>
+#include <thread>
 
 #include "engine/backend.h"
 #include "engine/check.h"
 #include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
+#include "train/checkpoint/rank_work.h"
 #include "train/checkpoint/state.h"
 #include "train/config/device_choice.h"
 #include "train/config/load_config.h"
@@ -31,7 +39,9 @@ std::string find_resume(const TrainRequest& request, Comm& comm) {
   std::string found;
   if (comm.first()) {
     const std::string& own = request.config.log.out_dir;
-    if (!request.resume.empty()) found = resolve_checkpoint(request.resume == "latest" ? own : request.resume);
+    const bool begins =
+        request.resume.empty() || (request.resume == "auto" && !find_newest_checkpoint(own + "/checkpoints"));
+    if (!begins) found = resolve_checkpoint(means_out_dir(request.resume) ? own : request.resume);
     const RunFolder::Start start = start_of(request, found);
     RunFolder::refuse(own, start);
     if (start == RunFolder::Start::resume && !request.overwrite) RunFolder::refuse_older(own, found);
@@ -44,12 +54,14 @@ std::string find_resume(const TrainRequest& request, Comm& comm) {
   return comm.all_gather_host_text(found, "the checkpoint to go on from").front();
 }
 
+bool means_out_dir(const std::string& resume) { return resume == "latest" || resume == "auto"; }
+
 std::optional<int64_t> complete_at(const Config& config, const std::string& from) {
   const std::string& own = config.log.out_dir;
   const auto is_folder = [&](const std::string& path) {
     return std::filesystem::weakly_canonical(from) == std::filesystem::weakly_canonical(path);
   };
-  if (from.empty() || (from != "latest" && !is_folder(own) && !is_folder(own + "/checkpoints"))) return {};
+  if (from.empty() || (!means_out_dir(from) && !is_folder(own) && !is_folder(own + "/checkpoints"))) return {};
   const std::optional<int64_t> step = RunFolder::complete_at(own);
   return step >= config.train.steps ? step : std::nullopt;
 }
@@ -91,8 +103,8 @@ void require_alike(Comm& comm, const std::vector<RankFact>& facts, const std::st
     const std::vector<std::string> all = comm.all_gather_host_text(fact.value, fact.what);
     const size_t other = index_of_difference(all);
     if (other < all.size())
-      fail("{} {} on rank 0, but {} on rank {}: {}", fact.what, shortened(all[0]), shortened(all[other]), other,
-           advice);
+      fail("{} {} on {}, but {} on {}: {}", fact.what, shortened(all[0]), comm.rank_name(0), shortened(all[other]),
+           comm.rank_name(static_cast<int>(other)), advice);
   }
 }
 
@@ -109,9 +121,63 @@ std::unique_ptr<Comm> connect_ranks(const LaunchEnv& launch, Device device, cons
   for (size_t rank = 1; rank < configs.size(); ++rank) {
     if (configs[rank] == configs[0]) continue;
     const std::vector<std::string> lines = differences(read(configs[0]), read(configs[rank]));
-    if (!lines.empty()) fail_usage("the config of rank {} differs from rank 0's: {}", rank, fmt::join(lines, "; "));
+    if (!lines.empty())
+      fail_usage("the config of {} differs from rank 0's: {}", comm->rank_name(static_cast<int>(rank)),
+                 fmt::join(lines, "; "));
   }
   return comm;
+}
+
+namespace {
+
+// Whether the folder has the file. NFS may still remember that the folder, or one above it, was absent: opening a
+// folder makes it ask again.
+bool sees(const std::string& folder, const std::string& name) {
+  constexpr int kTries = 30;
+  for (int i = 0; i < kTries; ++i) {
+    std::error_code unknown;
+    for (fs::path up = fs::absolute(folder); up.has_relative_path(); up = up.parent_path())
+      fs::directory_iterator(up, unknown);
+    if (fs::exists(folder + "/" + name, unknown)) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return false;
+}
+
+}  // namespace
+
+void require_shared_folder(const Config& config, Comm& comm) {
+  if (!comm.has_several_hosts()) return;
+  const std::string& path = config.log.out_dir;
+  std::string name;
+  run_on_ranks(
+      comm, comm.first(),
+      [&] {
+        try {
+          make_folders(path);
+          // The name of an unfinished file, which a later run removes if this one is killed.
+          name = fs::path(temporary_name("env.json")).filename().string();
+          AppendFile(path + "/" + name);
+        } catch (const Error& e) { fail("log.out_dir {}", e.what()); }
+      },
+      "log.out_dir");
+  name = comm.all_gather_host_text(name, "a file in log.out_dir").front();
+  std::string wrong;
+  std::error_code unknown;
+  if (!sees(path, name))
+    wrong = fs::exists(path, unknown) ? "has another folder of that name" : "has no such folder";
+  else if (access(path.c_str(), W_OK | X_OK) != 0)
+    wrong = fmt::format("cannot write to it ({})", std::strerror(errno));
+  const std::vector<std::string> all = comm.all_gather_host_text(wrong, "whether log.out_dir is shared");
+  if (comm.first()) fs::remove(path + "/" + name, unknown);
+  std::vector<std::string> hosts;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string text = fmt::format("host {} {}", comm.peers()[rank].host, all[rank]);
+    if (!all[rank].empty() && std::ranges::find(hosts, text) == hosts.end()) hosts.push_back(text);
+  }
+  if (!hosts.empty())
+    fail("log.out_dir {} has to be the same folder on every host: {} made it on host {}, but {}", path,
+         comm.first() ? "this rank" : "rank 0", comm.peers()[0].host, fmt::join(hosts, ", "));
 }
 
 RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
@@ -121,8 +187,9 @@ RunFolder::Start start_of(const TrainRequest& request, const std::string& resume
 }
 
 LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std::string>& sets) {
-  if (resume == "latest")
-    fail_usage("--resume latest needs a config, for its log.out_dir; --resume RUN, with the run's folder, needs none");
+  if (means_out_dir(resume))
+    fail_usage("--resume {} needs a config, for its log.out_dir; --resume RUN, with the run's folder, needs none",
+               resume);
   fs::path run(resume);
   if (!run.has_filename()) run = run.parent_path();
   // The parent folder, also for a path that is a single name.

@@ -18,7 +18,9 @@ FolderLock lock_folder_for(const Config&, const Comm&);
 // The checkpoint to resume from, found by the first rank; empty for a fresh run. Throws Error if the run may not start
 // in the folder, before data are read and before a failed memory plan is written there. Collective.
 std::string find_resume(const TrainRequest&, Comm&);
-// The step at which the run in log.out_dir is complete, if resume is `latest` or names that folder; else nullopt. Its
+// Whether resume means the run in the config's log.out_dir: `latest`, or `auto`, which begins one where there is none.
+bool means_out_dir(const std::string& resume);
+// The step at which the run in log.out_dir is complete, if resume means or names that folder; else nullopt. Its
 // newest checkpoint may be older or missing: a complete run is not trained again.
 std::optional<int64_t> complete_at(const Config&, const std::string& resume);
 // Calls complete_at on the first rank and returns its result on all ranks. Collective.
@@ -37,11 +39,14 @@ struct RankFact {
 // Throws an Error on every rank, with two ranks and their values, if the ranks differ in a fact. All ranks list the
 // same facts; advice: ends the message. Collective.
 void require_alike(Comm&, const std::vector<RankFact>& facts, const std::string& advice);
+// Throws an Error on every rank, with the folder and the hosts, if log.out_dir is not one folder that all hosts can
+// write to. Makes the folder if there are several hosts. Collective.
+void require_shared_folder(const Config&, Comm&);
 RunFolder::Start start_of(const TrainRequest&, const std::string& resume_from);
 
 // The config for a resume whose command names none: config.json in the run's folder, or the config in state.json if
 // resume is a checkpoint. log.out_dir becomes the run's current folder; the environment and sets override it as they
-// override a file. Throws UsageError for `latest`, which names no folder.
+// override a file. Throws UsageError for `latest` and `auto`, which name no folder.
 LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std::string>& sets);
 // The shell command that resumes the run, to be used in the same environment and working directory.
 std::string resume_command(const TrainRequest&);

@@ -126,6 +126,7 @@ void await_stop_signals(bool acknowledge, const std::string& launcher, const std
 int stop_signal() { return last_signal; }
 int stopped_exit_code(int signal) { return 128 + signal; }
 void step_begins(int64_t step) { step_under_way = step; }
+int64_t last_begun_step() { return step_under_way; }
 void checkpoint_is_whole(int64_t step) { whole_checkpoint = step; }
 std::optional<int64_t> last_whole_checkpoint() {
   const int64_t step = whole_checkpoint;

@@ -18,6 +18,7 @@ int stopped_exit_code(int signal);  // 128 + signal, as in a shell: for a proces
 // For the messages: the step that is under way, and the newest checkpoint's step that is whole on disk.
 void step_begins(int64_t step);
 void checkpoint_is_whole(int64_t step);
+int64_t last_begun_step();  // 0: none has begun
 std::optional<int64_t> last_whole_checkpoint();
 
 }  // namespace triad

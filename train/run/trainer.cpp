@@ -136,6 +136,7 @@ class Trainer {
     reporter_.emplace(setup_);
     reporter_->begin(set_aside);
     checkpoints_.emplace(setup_, *reporter_);
+    setup_.comm->advise_at_end([this] { return advice_to_go_on(setup_); });
     checkpoints_->begin();
     setup_.times.ends("checkpoint");
 
@@ -225,11 +226,11 @@ class Trainer {
   void stopped() {
     const StopPolicy::Reason reason = stop_.reason(reporter_->anomaly_stops());
     reporter_->stopped(state().step, reason.text);
-    const std::string text =
-        fmt::format("stopped by {} after step {}, with a checkpoint. To go on{}: {}", reason.text, state().step,
-                    setup_.comm->world() > 1 ? ", under the same launcher" : "", resume_command(setup_.request));
-    if (!reason.anomaly) return reporter_->message(text);
-    fail_together(setup_, *checkpoints_, state().step, text + ". log.on_anomaly is stop");
+    const std::string text = fmt::format("stopped by {} after step {}, with a checkpoint", reason.text, state().step);
+    if (reason.anomaly) fail_together(setup_, *checkpoints_, state().step, text + ". log.on_anomaly is stop");
+    reporter_->message(fmt::format("{}. To go on{}: {}", text,
+                                   setup_.comm->world() > 1 ? ", under the same launcher" : "",
+                                   resume_command(setup_.request)));
   }
 
   // Ends a complete run. The last checkpoint is written after the final weights, so a disk without space for both has
@@ -269,6 +270,7 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
     const std::string warning = cpu_precision_warning(config, device, request.config_file);
     if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);
   }
+  require_shared_folder(config, *comm);
   times.ends("ranks");
   FolderLock lock = lock_folder_for(config, *comm);
   if (const std::optional<int64_t> step = find_complete(request, *comm)) {
@@ -282,14 +284,19 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
 
 }  // namespace
 
-void train(const TrainRequest& request) {
+void name_rank_in_errors(const std::function<void()>& work) {
   const LaunchEnv launch = read_launch_env();
-  if (launch.world == 1) return train_from(request, launch);
-  try {  // errors before training starts name the rank
-    train_from(request, launch);
-  } catch (const UsageError& e) { fail_usage("rank {}: {}", launch.rank, e.what()); } catch (const std::exception& e) {
-    fail("rank {}: {}", launch.rank, e.what());
+  if (launch.world == 1) return work();
+  const std::string rank = launch.local_world == launch.world
+                               ? fmt::format("rank {}", launch.rank)
+                               : fmt::format("rank {} (host {})", launch.rank, host_name());
+  try {
+    work();
+  } catch (const UsageError& e) { fail_usage("{}: {}", rank, e.what()); } catch (const std::exception& e) {
+    fail("{}: {}", rank, e.what());
   }
 }
+
+void train(const TrainRequest& request) { train_from(request, read_launch_env()); }
 
 }  // namespace triad

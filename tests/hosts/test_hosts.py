@@ -311,7 +311,8 @@ def fails_and_goes_on(lab, fail, environment, **variables):
     check(8 <= step < steps, f"checkpoint of step {step}")
     again = two(lab, out, sets, "--resume auto", environment, tag="again", **variables)
     again.wait(0, 0, limit_s=100)
-    again.says(0, f"step {step}")
+    first = re.search(r"^step (\d+)/", again.text(0), re.M)
+    check(first and int(first.group(1)) == step + 1, f"not from step {step} on\n{again.text(0)[:3000]}")
     check(rows(out) == steps, f"{rows(out)} rows in training.csv")
     same_as_one_host(out, steps)
     return ranks

@@ -71,23 +71,20 @@ void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
 #endif
 
-// A command line, with `help VERB TOPIC` as `VERB --help`, and the topic that follows --help apart.
+// A command line, with `help VERB ...` as `VERB ... --help`, and without the topic in `VERB ... --help TOPIC`.
 struct HelpRequest {
   std::vector<char*> arguments;
   std::string topic;  // empty: all
 };
-
 HelpRequest help_request(int argc, char** argv) {
   static char option[] = "--help";
   HelpRequest request{{argv, argv + argc}, {}};
   std::vector<char*>& all = request.arguments;
   if (argc > 1 && std::strcmp(argv[1], "help") == 0) {
     all.erase(all.begin() + 1);
-    all.insert(all.begin() + std::min<ptrdiff_t>(2, std::ssize(all)), option);
-  }
-  const auto help = std::find_if(all.begin() + 1, all.end(), [](const char* a) { return std::strcmp(a, option) == 0; });
-  if (std::distance(all.begin(), help) == 2 && all.end() - help == 2 && help[1][0] != '-') {
-    request.topic = help[1];
+    all.push_back(option);
+  } else if (argc > 3 && std::strcmp(all[all.size() - 2], option) == 0 && all.back()[0] != '-') {
+    request.topic = all.back();
     all.pop_back();
   }
   return request;

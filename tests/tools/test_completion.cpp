@@ -100,6 +100,6 @@ TEST_CASE("help: a topic leaves its own lines", "[tools]") {
   CHECK(keys.exit_code == 0);
   CHECK(keys.output.starts_with("  nsa.d_index "));
   CHECK(std::count(keys.output.begin(), keys.output.end(), '\n') == 1);
-  CHECK(run_program("help train nsa.d_").output == keys.output);
+  CHECK(run_program("bench attention --help shapes").output.find("--documents") == std::string::npos);
   CHECK(run_program("train --help bananas").exit_code == 2);
 }

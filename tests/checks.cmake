@@ -25,6 +25,8 @@ function(triad_python_test name script)
 endfunction()
 triad_python_test("resources: limits of cards" checks/test_resources.py)
 triad_python_test("text corpus: documents of packages" checks/test_text_corpus.py)
+triad_python_test("chat: conversations have the tokens and masks of transformers"
+  io/test_chat_templates.py $<TARGET_FILE:triad>)
 triad_python_test("huggingface: imported models compute what transformers computes"
   tools/test_huggingface_import.py $<TARGET_FILE:triad>)
 triad_python_test("huggingface: exported models compute what the engine computes"

@@ -19,6 +19,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "io/chat/chat_format.h"
 #include "io/data/dataset.h"
 #include "io/data/format/text_format.h"
 #include "io/data/shard_manifest.h"
@@ -38,7 +39,8 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  std::string tokenizer = "byte", separator, out;
+  std::string tokenizer = "byte", separator, chat_template, out;
+  ChatLearn learn = ChatLearn::assistant;
   TextFormat format = TextFormat::automatic;
   std::vector<std::string> input;
   int64_t shard_tokens = 100'000'000;  // default of --shard-tokens: published token shards' usual size
@@ -90,7 +92,8 @@ class Progress {
 };
 
 // All inputs and options that determine the shards. A call may resume one that was killed only if these are equal.
-Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<std::string>& files) {
+Json describe(const Options& o, const Tokenizer& tokenizer, const ChatFormat& chat,
+              const std::vector<std::string>& files) {
   Json inputs = Json::array();
   for (const std::string& file : files) {
     if (is_stream(file)) {
@@ -108,6 +111,8 @@ Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<st
           {"eot", tokenizer.eot()},
           {"special_as_text", o.special_as_text},
           {"format", word_of(o.format)},
+          {"chat", chat.to_json()},
+          {"learn", word_of(o.learn)},
           {"skip_bad", o.skip_bad},
           {"shard_tokens", o.shard_tokens},
           {"val_fraction", o.val_fraction},
@@ -141,11 +146,13 @@ constexpr const char* kUnfinished = "unfinished.json";
 // Job: what one `triad data` call does.
 class Job {
  public:
-  Job(const Options& o, const Tokenizer& tokenizer, std::vector<std::string> files)
+  Job(const Options& o, const Tokenizer& tokenizer, std::shared_ptr<const ChatFormat> chat,
+      std::vector<std::string> files)
       : o_(o),
         tokenizer_(tokenizer),
+        chat_(std::move(chat)),
         files_(std::move(files)),
-        what_(describe(o, tokenizer, files_)),
+        what_(describe(o, tokenizer, *chat_, files_)),
         train_(o.out, "train", layout(), o.shard_tokens),
         val_(o.out, "val", layout(), o.shard_tokens) {}
 
@@ -175,6 +182,9 @@ class Job {
     val_.lay_out(layout());
   }
 
+  // What a call wrote by a program that did not have the option yet.
+  static Json later_key(const std::string& key) { return key == "skip_bad" ? Json(false) : Json(); }
+
   static bool is_output(const std::string& name) {
     const bool shard = (name.starts_with("train_") || name.starts_with("val_")) &&
                        (name.ends_with(".bin") || name.ends_with(".bin.part") || name.ends_with(".bin.mask"));
@@ -203,7 +213,7 @@ class Job {
   void resume() try {
     const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
     for (const auto& [key, value] : what_.items())
-      if (const Json before = unfinished.at("call").value(key, Json(false)); before != value)  // skip_bad may be absent
+      if (const Json before = unfinished.at("call").value(key, later_key(key)); before != value)
         fail(
             "{} holds the unfinished shards of a call that differs in {}: {}, now {}. Repeat that call, or remove "
             "the folder",
@@ -214,6 +224,7 @@ class Job {
                 from_.offset);
     text_bytes_ = unfinished.at("text_bytes");
     separators_ = unfinished.value("separators_in_text", int64_t{0});
+    chats_ = unfinished.value("chats", false);
     skipped_ = unfinished.value("skipped", int64_t{0});
     first_skipped_ = unfinished.value("first_skipped", "");
     cut_ = unfinished.at("cut");
@@ -261,8 +272,11 @@ class Job {
     for (const std::string& file : files_)
       if (!is_stream(file)) input_bytes += static_cast<int64_t>(fs::file_size(file));
     Progress progress(input_bytes, from_.input_bytes, text_bytes_);
-    const CorpusOptions corpus{
-        .files = files_, .format = o_.format, .skip_bad = o_.skip_bad, .threads = static_cast<int>(o_.threads)};
+    const CorpusOptions corpus{.files = files_,
+                               .format = o_.format,
+                               .skip_bad = o_.skip_bad,
+                               .threads = static_cast<int>(o_.threads),
+                               .chat = {.format = chat_, .learn = o_.learn}};
     const HeldOutStream held_out(o_.val_fraction, o_.seed);
     const int32_t eot = tokenizer_.eot();
     Clock::time_point saved = Clock::now();
@@ -284,6 +298,7 @@ class Job {
         row.append(piece.tokens_of(part), piece.learned_of(part));
       }
       text_bytes_ += piece.text_bytes;
+      chats_ = chats_ || piece.chats;
       separators_ += std::count(piece.tokens.begin(), piece.tokens.end(), eot);
       if (skipped_ == 0) first_skipped_ = piece.first_skipped;
       skipped_ += piece.skipped;
@@ -347,6 +362,7 @@ class Job {
     Json unfinished = {{"call", what_}, {"position", to_json(from_)}, {"text_bytes", text_bytes_},
                        {"cut", cut_},   {"train", train_.pause()},    {"val", val_.pause()}};
     unfinished["separators_in_text"] = separators_;
+    unfinished["chats"] = chats_;
     unfinished["skipped"] = skipped_;
     unfinished["first_skipped"] = first_skipped_;
     unfinished["masked"] = masked_ ? Json(*masked_) : Json();
@@ -363,18 +379,19 @@ class Job {
     write_tokenizer_files(tokenizer_.files(), o_.out);
     const char* const format =
         masked() ? "llmq u32 with a mask" : (layout().width == TokenWidth::u16 ? "llm.c u16" : "llm.c u32");
-    const Json manifest = {{"format", format},
-                           {"tokenizer", tokenizer_.name()},
-                           {"tokenizer_files", describe_files(tokenizer_.files())},
-                           {"vocab_size", tokenizer_.vocab_size()},
-                           {"eot", tokenizer_.eot()},
-                           {"files", files_.size()},
-                           {"documents", train_.documents() + val_.documents()},
-                           {"text_bytes", text_bytes_},
-                           {"val_fraction", o_.val_fraction},
-                           {"seed", o_.seed},
-                           {"train", train_.report()},
-                           {"val", val_.report()}};
+    Json manifest = {{"format", format},
+                     {"tokenizer", tokenizer_.name()},
+                     {"tokenizer_files", describe_files(tokenizer_.files())},
+                     {"vocab_size", tokenizer_.vocab_size()},
+                     {"eot", tokenizer_.eot()},
+                     {"files", files_.size()},
+                     {"documents", train_.documents() + val_.documents()},
+                     {"text_bytes", text_bytes_},
+                     {"val_fraction", o_.val_fraction},
+                     {"seed", o_.seed},
+                     {"train", train_.report()},
+                     {"val", val_.report()}};
+    if (chats_) manifest["chat"] = chat_->to_json();
     write_file_atomically(path(kManifest), dump_json(manifest, 2) + "\n");
     fs::remove(path(kUnfinished));
     const auto shards = [&](const char* split) { return counted(manifest[split]["shards"].size(), "shard"); };
@@ -382,6 +399,7 @@ class Job {
                counted(manifest["documents"].get<int64_t>(), "document"), counted(files_.size(), "file"),
                counted(train_.tokens(), "token"), shards("train"), counted(val_.tokens(), "token"), shards("val"));
     warn();
+    if (chats_) fmt::print("chat template: {}\n", chat_->source());
     if (masked()) {
       const auto learned = [&](const char* split) { return manifest[split]["learned"].get<int64_t>(); };
       fmt::print("loss mask: {:.2f}% of the tokens are learned\n",
@@ -392,6 +410,7 @@ class Job {
 
   const Options& o_;
   const Tokenizer& tokenizer_;
+  std::shared_ptr<const ChatFormat> chat_;
   std::vector<std::string> files_;
   std::optional<bool> masked_;  // empty until a document was read
   Json what_;
@@ -401,6 +420,7 @@ class Job {
   bool resumes_ = false;  // whether this call resumes one that was killed
   int64_t text_bytes_ = 0;
   int64_t separators_ = 0;  // text tokens that are the separator
+  bool chats_ = false;      // whether a document is a conversation
   int64_t skipped_ = 0;     // bad records that --skip-bad left out
   std::string first_skipped_;
   // If >= 0, all is written, and the tokens from this position on have yet to be removed from the training shards.
@@ -421,7 +441,9 @@ void data(Options o) {
     files = expand_globs(o.input);
   for (const std::string& file : files)
     if (!is_stream(file) && content_of(file, o.format) == Content::shard) fail("{} is a token shard already", file);
-  Job(o, *tokenizer, std::move(files)).run();
+  auto chat = std::make_shared<const ChatFormat>(
+      choose_chat_format(o.chat_template, *tokenizer, {folder_of_tokenizer(o.tokenizer)}));
+  Job(o, *tokenizer, std::move(chat), std::move(files)).run();
 }
 
 }  // namespace
@@ -443,6 +465,10 @@ void add_data(CLI::App& app) {
       ->required();
   verb->add_option("--out", o->out, "folder for train_000000.bin, ..., val_000000.bin, manifest.json")->required();
   add_format(*verb, o->format);
+  verb->add_option("--chat-template", o->chat_template,
+                   "how conversations (messages) are written: chatml, or a file with a chat template; not set: the one "
+                   "in the tokenizer's folder (chat_template.jinja, tokenizer_config.json), else chatml");
+  add_learn(*verb, o->learn);
   verb->add_flag("--skip-bad", o->skip_bad, "leave out lines of JSONL that are no records, and count them");
   verb->add_option("--shard-tokens", o->shard_tokens, "tokens of a shard")
       ->check(within(at_least(1).up_to(INT32_MAX)))

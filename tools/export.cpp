@@ -13,6 +13,7 @@
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "engine/process/text.h"
+#include "io/chat/chat_format.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "tools/huggingface/code.h"
@@ -96,14 +97,20 @@ void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const 
   // Only a checkpoint from triad import says that it has done no step.
   const Json figures = figures_of(source.folder);
   const bool trained = !figures.contains("step") || figures["step"] != 0;
-  const bool lost_template = trained && remove_chat_template(source.origin);
+  const std::optional<ChatFormat> chat = source.chat.is_null() ? std::nullopt : trained_chat(source);
+  const bool lost_template = trained && !chat && remove_chat_template(source.origin);
   const ExportClass c = export_class(source.config.model, source.origin);
-  const std::vector<Tokenizer::File> tokenizer =
+  std::vector<Tokenizer::File> tokenizer =
       tokenizer_files(*e.tokenizer, source.origin, c, source.config.train.longest_seq_len());
+  Json generation = export_generation_config(source, e.eot());
+  if (chat && !tokenizer.empty()) {
+    set_chat_template(tokenizer, *chat);
+    add_turn_end(generation, *chat, *e.tokenizer);
+  }
   std::vector<Tokenizer::File> files = {
       {"config.json", json_file(export_config(source, c, dtype, e.eot()))},
-      {"generation_config.json", json_file(export_generation_config(source, e.eot()))},
-      {"README.md", model_card(fs::path(out).filename().string(), source, c, dtype, *e.tokenizer)}};
+      {"generation_config.json", json_file(generation)},
+      {"README.md", model_card(fs::path(out).filename().string(), source, c, dtype, *e.tokenizer, chat)}};
   if (!c.huggingface) {
     files.push_back({"configuration_triad.py", kConfigurationTriad});
     files.push_back({"modeling_triad.py", kModelingTriad});

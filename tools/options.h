@@ -6,6 +6,7 @@
 
 #include "engine/check.h"
 #include "engine/fields.h"
+#include "io/chat/chat_options.h"
 #include "io/data/format/text_format.h"
 
 namespace triad {
@@ -44,6 +45,21 @@ inline CLI::Option* add_format(CLI::App& verb, TextFormat& format) {
           "text: a file is one document; jsonl: each line is a record; auto: by content and name")
       ->type_name("TEXT")
       ->default_str("auto");
+}
+
+// Adds --learn, as data.learn.
+inline CLI::Option* add_learn(CLI::App& verb, ChatLearn& learn) {
+  return verb
+      .add_option_function<std::string>(
+          "--learn",
+          [&learn](const std::string& text) {
+            for (const auto& [word, value] : EnumWords<ChatLearn>::words)
+              if (text == word) return void(learn = value);
+            fail_usage("--learn is {}: {} is allowed", text, all_words<ChatLearn>());
+          },
+          "what is learned of conversations: assistant: all answers; last: the last answer; all: everything")
+      ->type_name("TEXT")
+      ->default_str("assistant");
 }
 
 }  // namespace triad

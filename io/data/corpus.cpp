@@ -8,12 +8,15 @@
 #include <exception>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 
 #include "engine/check.h"
+#include "io/chat/chat_format.h"
 #include "io/data/format/text_format.h"
 #include "io/data/record.h"
 #include "io/data/text_input.h"
@@ -38,18 +41,49 @@ struct Work {
   EncodedPiece piece;       // a text file's only part, which may be encoded already
   bool encoded = false;
   bool skip_bad = false;  // CorpusOptions::skip_bad
+  const ChatOptions* chat = nullptr;
 };
 
 // A line's record; nullopt if it is skipped.
 std::optional<Record> record_of(const Work& work, const Work::Line& line, const std::string& place,
                                 EncodedPiece& piece) {
   try {
-    return parse_record(std::string_view(work.text).substr(line.begin, line.end - line.begin), place);
+    return parse_record(std::string_view(work.text).substr(line.begin, line.end - line.begin), place, *work.chat);
   } catch (const Error& e) {
     if (!work.skip_bad) throw;
     if (piece.skipped++ == 0) piece.first_skipped = e.what();
     return std::nullopt;
   }
+}
+
+// Encodes a conversation, whose text is tokenized as a whole. A token is learned if any of its bytes is. A separator
+// with which a template begins, such as its bos_token, is the one that precedes the document.
+void encode_chat(const Record& record, const Tokenizer& tokenizer, EncodedPiece& piece) {
+  std::string text;
+  for (const Record::Part& part : record.parts) text += part.text;
+  std::vector<int32_t> tokens = tokenizer.encode(text);
+  const bool same = tokenizer.decode(tokens) == text;
+  std::vector<size_t> ends;
+  size_t end = 0;
+  for (const Record::Part& part : record.parts) {
+    end += part.text.size();
+    // Where the tokenizer changes texts (NFC, for example), what comes before the end is changed like the whole.
+    ends.push_back(same ? end : tokenizer.decode(tokenizer.encode(text.substr(0, end))).size());
+  }
+  size_t part = 0, at = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const size_t to = at + tokenizer.decode({&tokens[i], 1}).size();
+    while (part < ends.size() && ends[part] <= at) ++part;
+    bool learned = false;
+    for (size_t p = part; p < ends.size() && (p == part || ends[p - 1] < to); ++p)
+      learned = learned || record.parts[p].learned;
+    at = to;
+    if (i == 0 && tokens[0] == tokenizer.eot()) continue;
+    piece.tokens.push_back(tokens[i]);
+    piece.learned.push_back(learned ? 1 : 0);
+  }
+  piece.text_bytes += static_cast<int64_t>(text.size());
+  piece.chats = true;
 }
 
 void encode(Work& work, const Tokenizer& tokenizer) {
@@ -66,7 +100,8 @@ void encode(Work& work, const Tokenizer& tokenizer) {
     if (!record || record->empty()) continue;
     const size_t begin = piece.tokens.size();
     if (record->masked && piece.first_masked.empty()) piece.first_masked = place, piece.learned.assign(begin, 1);
-    for (const Record::Part& part : record->parts) {
+    if (record->chat) encode_chat(*record, tokenizer, piece);
+    for (const Record::Part& part : record->chat ? std::span<const Record::Part>() : std::span(record->parts)) {
       if (!part.text.empty()) tokenizer.append(part.text, piece.tokens);
       if (!piece.first_masked.empty()) piece.learned.resize(piece.tokens.size(), part.learned ? 1 : 0);
       piece.text_bytes += static_cast<int64_t>(part.text.size());
@@ -218,6 +253,7 @@ class Pipeline {
       work.file = input.name();
       work.piece.jsonl = jsonl;
       work.skip_bad = options_.skip_bad;
+      work.chat = &options_.chat;
       const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
       if (used == 0) {  // the first line or word does not end within `text`
         TRIAD_CHECK(text.size() < kMostBytes,
@@ -292,7 +328,9 @@ class Pipeline {
 
 void encode_corpus(const CorpusOptions& options, const Tokenizer& tokenizer, const CorpusPosition& from,
                    const std::function<void(const EncodedPiece&)>& body) {
-  Pipeline(options, tokenizer).run(from, body);
+  CorpusOptions complete = options;
+  complete.chat = with_format(options.chat, tokenizer);
+  Pipeline(complete, tokenizer).run(from, body);
 }
 
 }  // namespace triad

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "io/chat/chat_options.h"
 #include "io/data/format/text_format.h"
 #include "io/tokenizer/tokenizer.h"
 
@@ -19,6 +20,7 @@ struct CorpusOptions {
   bool skip_bad = false;  // a line that is no record is left out and counted, where it otherwise throws
   // Encoding threads.
   int threads = 1;
+  ChatOptions chat = {};  // how conversations are written
 };
 
 // A position in the corpus between two encoded pieces.
@@ -45,6 +47,7 @@ struct EncodedPiece {
   std::vector<uint8_t> learned;  // a byte for each token, 1 if it is learned; empty: all are
   std::string first_masked;      // file and line of the first masked record; empty: there is none
   bool jsonl = false;            // whether the file is JSONL
+  bool chats = false;            // whether a record is a conversation
   int64_t skipped = 0;           // lines that are no records (CorpusOptions::skip_bad)
   std::string first_skipped;     // what is wrong with the first one
   int64_t text_bytes = 0;

@@ -14,6 +14,7 @@
 #include "engine/process/counted.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
+#include "io/chat/chat_format.h"
 #include "io/data/corpus.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shards.h"
@@ -85,6 +86,8 @@ class MemoryTokens final : public TokenSource {
   const DocumentIndex* documents() const override { return &index_; }
   MaskView mask() const override { return {.mask = mask_.size() > 0 ? &mask_ : nullptr}; }
   int64_t size() const override { return static_cast<int64_t>(tokens_.size()); }
+  void set_chat(std::shared_ptr<const ChatFormat> chat) { chat_ = std::move(chat); }
+  std::shared_ptr<const ChatFormat> chat() const override { return chat_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);
     std::copy_n(tokens_.begin() + begin, out.size(), out.begin());
@@ -106,6 +109,7 @@ class MemoryTokens final : public TokenSource {
   std::vector<T> tokens_;
   int64_t separators_ = 0;  // separators within documents
   LossMask mask_;           // empty as long as all tokens are learned
+  std::shared_ptr<const ChatFormat> chat_;
   DocumentIndex index_;
 };
 
@@ -123,6 +127,7 @@ class ShardTokens final : public TokenSource {
     for (size_t i = 0; i < shards_.size(); ++i) check_listed(origin, i);
     const bool separated = origin.has_separator();
     const int32_t eot = separated ? origin.manifests.front().eot : -1;
+    chat_ = chat_of(origin);
     std::vector<int64_t> marks;
     std::vector<int64_t> marks_of;  // each shard's separator count
     auto described = std::make_shared<std::vector<DataFile>>();
@@ -153,6 +158,7 @@ class ShardTokens final : public TokenSource {
   const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
   MaskView mask() const override { return {.mask = mask_.size() > 0 ? &mask_ : nullptr}; }
   std::string warning() const override { return warning_; }
+  std::shared_ptr<const ChatFormat> chat() const override { return chat_; }
   int64_t size() const override { return ends_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override {
     check_range(*this, begin, out);
@@ -220,6 +226,19 @@ class ShardTokens final : public TokenSource {
     }
     return documents;
   }
+  // How the shards' conversations are written.
+  static std::shared_ptr<const ChatFormat> chat_of(const ShardOrigin& origin) {
+    const ShardManifest* first = nullptr;
+    for (const ShardManifest& manifest : origin.manifests) {
+      if (manifest.chat.is_null()) continue;
+      if (first != nullptr && !same_chat(first->chat, manifest.chat))
+        fail("{} and {} have conversations in different chat templates: train on one of them", first->path,
+             manifest.path);
+      if (first == nullptr) first = &manifest;
+    }
+    if (first == nullptr) return nullptr;
+    return std::make_shared<const ChatFormat>(ChatFormat::from_json(first->chat, first->path));
+  }
   int64_t first_of(size_t shard) const { return ends_[shard] - shards_[shard].size(); }
 
   std::string name_;
@@ -230,6 +249,7 @@ class ShardTokens final : public TokenSource {
   std::vector<int64_t> ends_;  // each shard's end, in tokens
   LossMask mask_;              // empty if no shard has a mask
   std::string warning_;
+  std::shared_ptr<const ChatFormat> chat_;
   std::optional<DocumentIndex> index_;
 };
 
@@ -246,6 +266,7 @@ class TokenRange final : public TokenSource {
     return {.mask = whole_mask.mask, .first = whole_mask.first + begin_};
   }
   std::string warning() const override { return whole_->warning(); }
+  std::shared_ptr<const ChatFormat> chat() const override { return whole_->chat(); }
   DataFiles files() const override { return whole_->files(); }
   int64_t size() const override { return end_ - begin_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
@@ -304,9 +325,11 @@ std::vector<TextFile> text_files(const std::vector<std::string>& files, TextForm
 }
 
 // Calls append(document, learned) for each document in the files, in order; a document begins with the end-of-text
-// token. learned: as in MemoryTokens::append.
+// token. learned: as in MemoryTokens::append. Returns whether there is a conversation among them.
 template <class F>
-void for_each_document(const std::vector<TextFile>& files, const Tokenizer& tokenizer, F&& append) {
+bool for_each_document(const std::vector<TextFile>& files, const Tokenizer& tokenizer, const ChatOptions& chat,
+                       F&& append) {
+  bool chats = false;
   std::vector<int32_t> document;
   std::vector<uint8_t> mask;
   const auto add = [&](std::span<const int32_t> tokens, std::span<const uint8_t> learned = {}) {
@@ -322,19 +345,21 @@ void for_each_document(const std::vector<TextFile>& files, const Tokenizer& toke
       if (const std::string text = read_whole_text(file.path); !text.empty()) add(tokenizer.encode(text));
       continue;
     }
-    encode_corpus({.files = {file.path}, .format = TextFormat::jsonl, .threads = threads}, tokenizer, {},
-                  [&](const EncodedPiece& piece) {
-                    for (const EncodedPiece::Part& part : piece.parts)
-                      add(piece.tokens_of(part), piece.learned_of(part));
-                  });
+    const CorpusOptions corpus{.files = {file.path}, .format = TextFormat::jsonl, .threads = threads, .chat = chat};
+    encode_corpus(corpus, tokenizer, {}, [&](const EncodedPiece& piece) {
+      chats = chats || piece.chats;
+      for (const EncodedPiece::Part& part : piece.parts) add(piece.tokens_of(part), piece.learned_of(part));
+    });
   }
+  return chats;
 }
 
-// A source in memory, filled by fill(append).
+// A source in memory, filled by fill(append), which returns how its conversations are written.
 template <class T, class F>
 std::shared_ptr<const TokenSource> fill_memory(const std::string& name, DataFiles files, F&& fill) {
   auto source = std::make_shared<MemoryTokens<T>>(name, std::move(files));
-  fill([&](std::span<const int32_t> document, std::span<const uint8_t> learned) { source->append(document, learned); });
+  source->set_chat(fill(
+      [&](std::span<const int32_t> document, std::span<const uint8_t> learned) { source->append(document, learned); }));
   return source;
 }
 template <class F>
@@ -346,11 +371,14 @@ std::shared_ptr<const TokenSource> fill_memory(const Tokenizer& tokenizer, const
 }
 
 std::shared_ptr<const TokenSource> read_texts(const std::vector<TextFile>& files, const Tokenizer& tokenizer,
-                                              const std::string& what) {
+                                              const ChatOptions& chat, const std::string& what) {
   std::vector<std::string> paths;
   for (const TextFile& file : files) paths.push_back(file.path);
   auto source = fill_memory(tokenizer, what + describe("text files", paths), describe_data_files(paths),
-                            [&](auto append) { for_each_document(files, tokenizer, append); });
+                            [&](auto append) -> std::shared_ptr<const ChatFormat> {
+                              const ChatOptions used = with_format(chat, tokenizer);
+                              return for_each_document(files, tokenizer, used, append) ? used.format : nullptr;
+                            });
   TRIAD_CHECK(source->size() > 0, "{}: holds no document", source->name());
   return source;
 }
@@ -372,6 +400,7 @@ std::shared_ptr<const TokenSource> choose_documents(const TokenSource& source, c
       for (size_t j = 0; j < learned.size(); ++j) learned[j] = mask.learned(index.begins[i] + static_cast<int64_t>(j));
       append(document, learned);
     }
+    return source.chat();
   });
 }
 
@@ -415,10 +444,10 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
   const SplitFiles files = checked_split(options, {expand_globs(options.paths), expand_globs(options.val_paths)});
   const std::vector<TextFile> texts = text_files(files.train, options.format);
   if (!files.val.empty())
-    return {read_texts(texts, tokenizer, "the training split of "),
-            read_texts(text_files(files.val, options.format), tokenizer, "the validation split of ")};
+    return {read_texts(texts, tokenizer, options.chat, "the training split of "),
+            read_texts(text_files(files.val, options.format), tokenizer, options.chat, "the validation split of ")};
   if (std::any_of(texts.begin(), texts.end(), is_jsonl)) {
-    const auto all = read_texts(texts, tokenizer, "");
+    const auto all = read_texts(texts, tokenizer, options.chat, "");
     const int64_t documents = all->documents()->count();
     if (documents == 1) return split_by_position(all, options.val_fraction);
     const HeldOut held_out(documents, options.val_fraction, options.seed);
@@ -426,12 +455,12 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
     return {choose_documents(*all, tokenizer, "the training split of ", [&](int64_t i) { return !held_out(i); }),
             choose_documents(*all, tokenizer, "the validation split of ", held_out)};
   }
-  if (texts.size() == 1) return split_by_position(read_texts(texts, tokenizer, ""), options.val_fraction);
+  if (texts.size() == 1) return split_by_position(read_texts(texts, tokenizer, options.chat, ""), options.val_fraction);
   const HeldOut held_out(static_cast<int64_t>(texts.size()), options.val_fraction, options.seed);
   std::vector<TextFile> train, val;
   for (size_t i = 0; i < texts.size(); ++i) (held_out(static_cast<int64_t>(i)) ? val : train).push_back(texts[i]);
-  DataSplit split{read_texts(train, tokenizer, "the training split of "), no_tokens()};
-  if (!val.empty()) split.val = read_texts(val, tokenizer, "the validation split of ");
+  DataSplit split{read_texts(train, tokenizer, options.chat, "the training split of "), no_tokens()};
+  if (!val.empty()) split.val = read_texts(val, tokenizer, options.chat, "the validation split of ");
   return split;
 }
 
@@ -446,7 +475,7 @@ DataSplit shard_data(const SplitOptions& options, int64_t vocab) {
 }
 
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
-                                               int64_t vocab, TextFormat format) {
+                                               int64_t vocab, TextFormat format, const ChatOptions& chat) {
   const std::vector<std::string> files = expand_globs(paths);
   TRIAD_CHECK(!files.empty(), "no file is named");
   refuse_streams(files);
@@ -457,7 +486,7 @@ std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& p
   TRIAD_CHECK(shards == 0,
               "of {} files {} are token shards and the others are not ({}, ...): one kind at a time is needed",
               files.size(), shards, files[0]);
-  return read_texts(text_files(files, format), tokenizer, "");
+  return read_texts(text_files(files, format), tokenizer, chat, "");
 }
 
 }  // namespace triad

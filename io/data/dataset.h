@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "io/chat/chat_options.h"
 #include "io/data/data_files.h"
 #include "io/data/documents.h"
 #include "io/data/format/text_format.h"
@@ -37,6 +38,8 @@ class TokenSource {
   virtual std::string warning() const { return {}; }
   // The files that the tokens come from; null for generated tokens.
   virtual DataFiles files() const { return nullptr; }
+  // How the conversations among the documents are written; null if there are none.
+  virtual std::shared_ptr<const ChatFormat> chat() const { return nullptr; }
   virtual std::string name() const = 0;  // name for messages: "the validation split of 12 text files"
 };
 
@@ -61,6 +64,7 @@ struct SplitOptions {
   uint64_t seed = 0;  // seed for choosing validation documents
   TextFormat format = TextFormat::automatic;
   bool accept_changed = false;  // what differs from a shard's manifest is a warning, no error
+  ChatOptions chat = {};        // how the texts' conversations are written
 };
 // Token sources from text files, one document each, and from JSONL files (content_of()), whose lines are documents
 // (io/data/record.h), with a mask if some of their text is not learned. gzip and zstd are decompressed; other
@@ -76,7 +80,7 @@ DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
 // One token source without a validation split, from one kind of files: token shards, or text and JSONL.
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer&, int64_t vocab,
-                                               TextFormat format = TextFormat::automatic);
+                                               TextFormat format = TextFormat::automatic, const ChatOptions& chat = {});
 
 // If n_tokens tokens are split by position: how many at the beginning are for training.
 int64_t train_part(int64_t n_tokens, double val_fraction);

@@ -1,16 +1,20 @@
 #include "io/data/record.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 
 #include "engine/check.h"
 #include "engine/process/text.h"
+#include "io/chat/chat_format.h"
 #include "io/data/format/text_format.h"
 #include "io/json_config.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 
@@ -45,15 +49,15 @@ bool says_nothing(std::string_view key, const Object& value) {
          (value.is_string() && value.get_ref<const std::string&>().empty()) || (value.is_structured() && value.empty());
 }
 
-// Keys that change what is learned, or the text before it, and that Triad does not support: `tools` (OpenAI's format),
-// `train_detail` (axolotl's), `loss_scale` (ms-swift's), `suffix` (fill-in-the-middle), ...
-constexpr const char* kOfMessages[] = {"tool_calls",   "function_call", "tools",       "functions", "reasoning_content",
-                                       "reasoning",    "thinking",      "audio",       "images",    "refusal",
-                                       "train_detail", "loss_scale",    "loss_weight", "loss_mask", "mask",
-                                       "masked"};
+// Keys that change what is learned, or the text before it, and that Triad does not support: `functions` (OpenAI's
+// former format), `train_detail` (axolotl's), `loss_scale` (ms-swift's), `suffix` (fill-in-the-middle), ...
+constexpr const char* kOfMessages[] = {"function_call", "functions",   "audio",     "images", "refusal", "train_detail",
+                                       "loss_scale",    "loss_weight", "loss_mask", "mask",   "masked"};
 constexpr const char* kOfRecords[] = {"loss_mask", "loss_weight", "sample_weight", "mask", "masked"};
-constexpr const char* kOfChats[] = {"tools",  "functions", "function_call", "system",   "suffix",
-                                    "images", "videos",    "audios",        "rejected", "loss_scale"};
+constexpr const char* kOfChats[] = {"functions", "function_call", "system",   "suffix",     "images",
+                                    "videos",    "audios",        "rejected", "loss_scale", "documents"};
+// Keys of conversations alone.
+constexpr const char* kOfMessagesOnly[] = {"tools", "chat_template_kwargs"};
 
 template <size_t N>
 void refuse_keys(const char* const (&keys)[N], const Object& object, const std::string& place) {
@@ -98,10 +102,48 @@ bool is_learned(const Object& message, const std::string& role, const std::strin
   return learned.value_or(role == "assistant");
 }
 
-Record record_of_messages(const Object& messages, const std::string& place) {
+// The text with what is learned: these spans, which may touch or overlap, or with `inverted` all else.
+Record record_of_spans(const std::string& text, std::vector<ChatFormat::Span> spans, bool inverted) {
+  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  Record record{.parts = {}, .masked = true, .chat = true};
+  size_t at = 0;
+  const auto take = [&](size_t end, bool learned) {
+    if (end > at) append(record, std::string_view(text).substr(at, end - at), learned);
+    at = std::max(at, end);
+  };
+  for (const ChatFormat::Span& span : spans) {
+    take(span.begin, inverted);
+    take(span.end, !inverted);
+  }
+  take(text.size(), inverted);
+  return record;
+}
+
+// Throws for an integer beyond 64 bits in a line of JSON, of which Python prints all digits, but the parser makes a
+// double.
+void refuse_long_integers(std::string_view line, const std::string& place) {
+  const auto is_part = [](char c) { return (c >= '0' && c <= '9') || c == '.' || c == 'e' || c == 'E' || c == '+'; };
+  for (size_t at = 0; at < line.size(); ++at) {
+    if (line[at] == '"') {
+      for (++at; at < line.size() && line[at] != '"'; ++at) at += line[at] == '\\' ? 1 : 0;
+    } else if (line[at] >= '0' && line[at] <= '9') {
+      size_t end = at;
+      while (end < line.size() && (is_part(line[end]) || line[end] == '-')) ++end;
+      const std::string_view number = line.substr(at, end - at);
+      int64_t value = 0;
+      const bool integer = number.find_first_not_of("0123456789") == std::string_view::npos;
+      if (integer && std::from_chars(number.data(), number.data() + number.size(), value).ec != std::errc())
+        fail("{}: the number {} has more than 64 bits", place, shortened(number, 40));
+      at = end - 1;
+    }
+  }
+}
+
+// line: the record's text again, for the order of its keys.
+Record record_of_messages(const Object& messages, std::string_view line, const std::string& place,
+                          const ChatOptions& chat) {
   if (!messages.is_array()) fail("{}: `messages` is {}: a list is needed", place, shown(messages));
-  if (messages.empty()) fail("{}: `messages` is an empty list", place);
-  Record record{.parts = {}, .masked = true};
+  std::vector<size_t> answers, left_out;  // messages of the assistant by whether they are learned
   for (size_t i = 0; i < messages.size(); ++i) {
     const Object& message = messages[i];
     const std::string message_place = fmt::format("{}: message {}", place, i + 1);
@@ -110,10 +152,24 @@ Record record_of_messages(const Object& messages, const std::string& place) {
     if (role.empty() || role.find('\n') != std::string::npos)
       fail("{}: `role` is \"{}\": one line is needed", message_place, shortened(role));
     refuse_keys(kOfMessages, message, message_place);
-    append(record, role + "\n", false);
-    append(record, string_in(message, "content", message_place) + "\n", is_learned(message, role, message_place));
+    const bool learned = is_learned(message, role, message_place);
+    if (role == "assistant") (learned ? answers : left_out).push_back(i);
   }
-  return record;
+  refuse_long_integers(line, place);
+  Conversation conversation = read_conversation(parse_json(line, place), place);
+  conversation.bytes = line.size();
+  try {
+    const bool all = chat.learn == ChatLearn::all;
+    if (all && left_out.empty()) return record_of_spans(chat.format->text(conversation), {}, true);
+    const ChatFormat::Text text = chat.format->render(conversation);
+    if (!text.unknown.empty() && (!left_out.empty() || chat.learn == ChatLearn::last))
+      fail("{{% generation %}} outside of a loop over the messages does not say which message it is of");
+    if (chat.learn == ChatLearn::last && answers.size() > 1) answers = {answers.back()};
+    std::vector<ChatFormat::Span> spans = text.unknown;
+    for (const size_t i : all ? left_out : answers)
+      spans.insert(spans.end(), text.answers[i].begin(), text.answers[i].end());
+    return record_of_spans(text.text, std::move(spans), all);
+  } catch (const Error& e) { fail("{}: {}", place, e.what()); }
 }
 
 // The end of an error: what a line has to be, and what to do if the file is no JSONL.
@@ -128,7 +184,7 @@ bool is_used(std::string_view key) {
     return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
   };
   constexpr const char* kTexts[] = {"text", "prompt", "completion", "messages", "weight", "train", "label"};
-  return among(kTexts) || among(kOfRecords) || among(kOfChats);
+  return among(kTexts) || among(kOfRecords) || among(kOfChats) || among(kOfMessagesOnly);
 }
 
 // Rewrites a line that strict JSON refuses, so that what other programs write in keys that are not used does not end a
@@ -188,7 +244,8 @@ class Tolerant {
   bool key_ = true, used_ = true;  // the next string at depth 1 is a key; the current key is used
 };
 
-Object parse_object(std::string_view line, const std::string& place) {
+// line: becomes what was parsed, if that is not the line itself.
+Object parse_object(std::string& line, const std::string& place) {
   // The parser takes a NUL after the object for the end, and so would leave out what follows.
   if (line.find('\0') != std::string_view::npos) fail("{}: a NUL byte, which no JSON holds", place);
   try {
@@ -197,7 +254,9 @@ Object parse_object(std::string_view line, const std::string& place) {
     const std::string tolerant = Tolerant(line).rewrite();
     if (tolerant == line) fail("{}: {}: {}", place, shortened(e.what()), kNeeded);
     try {
-      return Object::parse(tolerant);
+      Object object = Object::parse(tolerant);
+      line = tolerant;
+      return object;
     } catch (const Object::exception& rest) { fail("{}: {}: {}", place, shortened(rest.what()), kNeeded); }
   }
 }
@@ -220,16 +279,14 @@ bool is_blank_line(std::string_view line) {
     }
     constexpr size_t kLongest = 4;
     if (utf8_prefix(line.substr(at, kLongest)) == 0) return false;
-    const uint32_t point = point_at(line, at);
-    const bool space = point == 0x85 || point == 0xa0 || point == 0x1680 || (point >= 0x2000 && point <= 0x200a) ||
-                       point == 0x2028 || point == 0x2029 || point == 0x202f || point == 0x205f || point == 0x3000;
-    if (!space) return false;
+    if (!is_python_space(point_at(line, at))) return false;
     at += character_bytes(line, at);
   }
   return true;
 }
 
-Record parse_record(std::string_view line, const std::string& place) {
+Record parse_record(std::string_view text, const std::string& place, const ChatOptions& chat) {
+  std::string line(text);
   Object object = parse_object(line, place);
   if (object.is_array()) fail("{}: is a JSON array (jq -c '.[]' writes its elements, one a line): {}", place, kNeeded);
   if (!object.is_object()) fail("{}: is {}: {}", place, shown(object), kNeeded);
@@ -247,7 +304,8 @@ Record parse_record(std::string_view line, const std::string& place) {
   refuse_keys(kOfChats, object, place);
   if (const auto label = object.find("label"); label != object.end() && label->is_boolean() && !label->get<bool>())
     fail("{}: `label` is false, an answer that is not to be learned: not supported", place);
-  if (has("messages")) return record_of_messages(object["messages"], place);
+  if (has("messages")) return record_of_messages(object["messages"], line, place, chat);
+  refuse_keys(kOfMessagesOnly, object, place);
   Record record{.parts = {}, .masked = true};
   append(record, string_in(object, "prompt", place), false);
   append(record, string_in(object, "completion", place), true);

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "io/chat/chat_options.h"
+
 namespace triad {
 
 struct Record {
@@ -13,6 +15,7 @@ struct Record {
   };
   std::vector<Part> parts;  // one after the other they are the document
   bool masked = false;      // whether documents of this kind have a loss mask
+  bool chat = false;        // whether it is a conversation, whose parts are tokenized as one text
 
   bool empty() const;  // no text at all
 };
@@ -23,11 +26,12 @@ bool is_blank_line(std::string_view line);
 // Reads a line, which is a JSON object with one of:
 //   text: a string, all learned;
 //   prompt, completion: strings; the completion is learned;
-//   messages: a list of {role, content}, each written as role, line feed, content, line feed. Learned are contents with
-//     the role `assistant` and the line feeds after them, except in a message with weight 0 or train false.
+//   messages: a list of {role, content, ...}, written by the chat template (io/chat/chat_format.h), with `tools` and
+//     `chat_template_kwargs` of the record. Learned is what chat.learn says, without the answers of messages with
+//     weight 0 or train false.
 // Other keys are ignored with any value (also NaN, Infinity, 1e400, half a surrogate pair), except those that in
 // known formats change what is learned or what comes before it: these throw unless they are null, empty or false.
-// Anything else throws an Error that begins with `place`, the file and line.
-Record parse_record(std::string_view line, const std::string& place);
+// Anything else throws an Error that begins with `place`, the file and line. chat.format may not be null.
+Record parse_record(std::string_view line, const std::string& place, const ChatOptions& chat);
 
 }  // namespace triad

@@ -201,6 +201,7 @@ std::optional<ShardManifest> read_manifest(const std::string& folder) {
   manifest.tokenizer = fields.text("tokenizer");
   manifest.vocab_size = fields.integer("vocab_size", 1, std::numeric_limits<int32_t>::max());
   read_separator(manifest, fields);
+  if (fields.has("chat")) manifest.chat = json["chat"];
   read_split(manifest, fields, ShardSplit::train);
   read_split(manifest, fields, ShardSplit::val);
   manifest.tokenizer_files = Json::array();

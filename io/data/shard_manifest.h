@@ -28,6 +28,7 @@ struct ShardManifest {
   std::string tokenizer;                // "byte", or a tokenizer file's path in the manifest's folder; "": unknown
   Json tokenizer_files;                 // what describe_files() returns; empty for the byte tokenizer
   int64_t vocab_size = 0;               // tokenizer's vocabulary size
+  Json chat;                            // ChatFormat::to_json() of the conversations; null if there are none
   std::vector<std::string> train, val;  // shard paths
   std::optional<int64_t> train_documents, val_documents;  // document counts in train's and val's shards
   std::unordered_map<std::string, ListedShard> listed;    // both splits' shards, by file name

@@ -116,13 +116,30 @@ bool is_white_space(uint32_t c) {
          c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
+bool is_python_space(uint32_t c) { return is_white_space(c) || (c >= 0x1c && c <= 0x1f); }
+
+bool is_printable(uint32_t c) {
+  if (c == ' ') return true;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+      return false;
+    default:
+      return true;
+  }
+}
+
 size_t length_without_trailing_space(std::string_view text) {
   size_t end = text.size();
   while (end > 0) {
     const size_t at = previous_character(text, end);
-    const uint32_t point = point_at(text, at);
-    const bool separates = point >= 0x1c && point <= 0x1f;  // control characters that Python counts as space
-    if (!separates && !is_white_space(point)) break;
+    if (!is_python_space(point_at(text, at))) break;
     end = at;
   }
   return end;

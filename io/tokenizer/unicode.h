@@ -12,6 +12,8 @@ namespace triad {
 
 // Whether a character has Unicode's property White_Space.
 bool is_white_space(uint32_t point);
+bool is_python_space(uint32_t point);  // what Python's str.isspace() and str.strip() take for white space
+bool is_printable(uint32_t point);     // what Python's str.isprintable() does, which repr() writes as it is
 // A text's length without the white space at its end, as Python's str.rstrip() removes it.
 size_t length_without_trailing_space(std::string_view text);
 

@@ -33,6 +33,7 @@ void read_record(std::string_view bytes);          // a line in a JSONL file
 void read_content(std::string_view bytes);         // a data file: text, JSONL, or what is refused
 void read_weight_index(std::string_view bytes);    // three sections: an index, and two files' headers
 void read_manifest_file(std::string_view bytes);   // two sections: manifest.json, and a state's data file list
+void read_chat(std::string_view bytes);            // two sections: a chat template, and a conversation
 inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"safetensors", read_safetensors},
                                       {"tokenizer_json", read_tokenizer_json},
@@ -44,7 +45,8 @@ inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"record", read_record},
                                       {"content", read_content},
                                       {"weight_index", read_weight_index},
-                                      {"manifest_file", read_manifest_file}};
+                                      {"manifest_file", read_manifest_file},
+                                      {"chat", read_chat}};
 
 // Thrown if a reader violates the contract. It does not derive from triad::Error, so that tests distinguish it from a
 // refusal.

@@ -292,6 +292,32 @@ def records():
     put("record", "empty", b"")
 
 
+def chats():
+    turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "U \u00e9"}, {"role": "assistant", "content": "A"}]
+
+    def chat(name, template, messages=turns, **more):
+        put("chat", name, template + "\n%%\n" + json.dumps({"messages": messages, **more}))
+
+    folder = pathlib.Path(__file__).resolve().parents[1] / "io/chat_templates"
+    for path in sorted(folder.glob("*.jinja")):
+        chat(path.stem, path.read_text())
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": [1, 2.5, None, True]}}}
+    chat("tools", "{% for t in tools %}{{ t | tojson(indent=2) }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}", tools=[tool])
+    chat("generation", "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")
+    chat("expressions", "{{ (1 + 2) * 3 // 2 ** 2 % 5 }}{{ 'a' ~ 1.5 }}{{ [1, 2][-1] }}{{ 'abc'[::-1] }}{{ {'a': (1,)} }}{{ 1 < 2 < 3 and not none }}")
+    chat("filters", "{{ messages | map(attribute='role') | join(', ') | upper }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}")
+    chat("strings", "{% set s = ' a,b ' %}{{ s.strip().split(',') }}{{ s.replace('a', 'b') }}{{ s | trim(' a') }}{{ s.find('b') }}")
+    chat("loops", "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")
+    chat("doubles", "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}")
+    chat("nests", "{% set n = namespace(s=[]) %}{% for i in range(9999) %}{% set n.s = [n.s] %}{% endfor %}{{ n.s }}")
+    chat("recurses", "{% macro f(x) %}{{ f(x + 1) }}{% endmacro %}{{ f(0) }}")
+    chat("deep", "{{ " + "(" * 999 + "1" + ")" * 999 + " }}")
+    chat("blocks", "{% if 1 %}" * 300 + "{% endif %}" * 300)
+    chat("raises", "{{ raise_exception('no \\x07 ' ~ messages[0].content) }}")
+    chat("cut", "{% for m in messages %}{{ m.content ")
+    put("chat", "empty", b"")
+
+
 def contents():
     lines = b'{"text":"a"}\n{"text":"b"}\n'
     put("content", "lines", lines)
@@ -361,6 +387,7 @@ handshakes()
 documents()
 huggingface()
 records()
+chats()
 contents()
 weight_index()
 manifest_files()

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "engine/rng.h"
+#include "io/chat/chat_format.h"
 #include "io/data/best_fit.h"
 #include "io/data/loader.h"
 #include "io/data/record.h"
@@ -198,7 +199,9 @@ TEST_CASE("mask: rows of packed documents have the targets and counts of brute f
 }
 
 TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]") {
-  const auto parse = [](const std::string& line) { return parse_record(line, "a.jsonl: line 3"); };
+  const ChatOptions chatml{.format = std::make_shared<const ChatFormat>(ChatFormat::chatml(Json::object()))};
+  const auto parse = [&](const std::string& line) { return parse_record(line, "a.jsonl: line 3", chatml); };
+  const std::string kHeader = "<|im_start|>assistant\n", kUser = "<|im_start|>user\nU<|im_end|>\n";
   const Record plain = parse(R"({"text": "ab", "prompt": 7})");
   CHECK(texts(plain) == std::vector<std::string>{"+ab"});
   CHECK(!plain.masked);
@@ -211,8 +214,10 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
                             R"({"role": "assistant", "content": "A"}, {"role": "user", "content": ""},)"
                             R"({"role": "assistant", "content": "B"}]})");
   CHECK(texts(chat) ==
-        std::vector<std::string>{"-system\nS\nuser\nU\nV\nassistant\n", "+A\n", "-user\n\nassistant\n", "+B\n"});
+        std::vector<std::string>{"-<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU\nV<|im_end|>\n" + kHeader,
+                                 "+A<|im_end|>", "-\n<|im_start|>user\n<|im_end|>\n" + kHeader, "+B<|im_end|>", "-\n"});
   CHECK(chat.masked);
+  CHECK(chat.chat);
   // Keys that are not used may hold anything that other programs write.
   for (const char* other : {"NaN", "Infinity", "-Infinity", "1e400", "-1e999", R"("\\ud800")", "\"\\x\xff\"",
                             R"({"a": [NaN, {"b": -Infinity, "c": "\\udc00"}]})"}) {
@@ -224,7 +229,7 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
     CHECK(
         texts(parse(fmt::format(
             R"({{"tools": {0}, "loss_mask": {0}, "messages": [{{"role": "assistant", "content": "A", "tool_calls": {0}}}]}})",
-            nothing))) == std::vector<std::string>{"-assistant\n", "+A\n"});
+            nothing))) == std::vector<std::string>{"-" + kHeader, "+A<|im_end|>", "-\n"});
   // A message's weight.
   const auto message_with = [&](const std::string& keys) {
     return parse(R"({"messages": [{"role": "assistant", "content": "A", )" + keys +
@@ -233,11 +238,11 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   for (const char* keys :
        {R"("weight": 0)", R"("weight": 0.0)", R"("train": false)", R"("loss": false)", R"("weight": false)"}) {
     INFO(keys);
-    CHECK(texts(message_with(keys)) == std::vector<std::string>{"-assistant\nA\nuser\nU\n"});
+    CHECK(texts(message_with(keys)) == std::vector<std::string>{"-" + kHeader + "A<|im_end|>\n" + kUser});
   }
   for (const char* keys : {R"("weight": 1)", R"("weight": 1.0)", R"("train": true)", R"("weight": null)"}) {
     INFO(keys);
-    CHECK(texts(message_with(keys)) == std::vector<std::string>{"-assistant\n", "+A\n", "-user\nU\n"});
+    CHECK(texts(message_with(keys)) == std::vector<std::string>{"-" + kHeader, "+A<|im_end|>", "-\n" + kUser});
   }
   CHECK(texts(parse(R"({"text": "a", "weight": 1, "sample_weight": 1.0, "label": 0})")) ==
         std::vector<std::string>{"+a"});
@@ -265,7 +270,7 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   for (const char* key : {"tools", "functions", "system", "images", "sample_weight"})
     bad(fmt::format(R"({{"{}": ["x"], "messages": [{{"role": "user", "content": "U"}}]}})", key),
         {fmt::format("`{}`", key)});
-  for (const char* key : {"tool_calls", "function_call", "reasoning_content", "loss_scale", "train_detail"})
+  for (const char* key : {"function_call", "images", "loss_scale", "train_detail"})
     bad(fmt::format(R"({{"messages": [{{"role": "assistant", "content": "A", "{}": [{{}}]}}]}})", key),
         {"message 1", fmt::format("`{}`", key), "not supported"});
   for (const char* weight : {"0.5", "2", "-1", "\"0\"", "[0]"})
@@ -287,7 +292,9 @@ TEST_CASE("mask: records of JSONL, and which of their text is learned", "[data]"
   bad(R"({"messages": [{"content": "x"}]})", {"message 1", "`role` is missing"});
   bad(R"({"messages": [{"role": "a\nb", "content": "x"}]})", {"message 1", "`role`", "one line"});
   bad(R"({"messages": [{"role": "", "content": "x"}]})", {"message 1", "`role`"});
-  bad(R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})", {"message 1", "`content`", "string"});
+  bad(R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})", {"ChatML", "`content`", "string"});
+  bad(R"({"messages": [{"role": "user", "content": "x", "id": 10000000000000000000000}]})", {"more than 64 bits"});
+  bad(R"({"prompt": "a", "completion": "b", "tools": [{}]})", {"`tools`"});
 }
 
 TEST_CASE("mask: JSONL as text, by document into both splits, keeps each document's mask", "[data]") {
@@ -310,15 +317,17 @@ TEST_CASE("mask: JSONL as text, by document into both splits, keeps each documen
     }
     return text;
   };
+  std::string chat;
+  for (const char c : std::string("<|im_start|>user/f<|im_end|>/")) chat += fmt::format("[{}]", c);
   // A separator is learned if the token before it is.
   const auto whole = open(0, 0).train;
-  CHECK(text_of(*whole) == "|ab|[c][d]e|[u][s][e][r][/][f][/][|]g");
+  CHECK(text_of(*whole) == "|ab|[c][d]e|" + chat + "[|]g");
   CHECK(whole->documents()->after_end == 0);
   bool val_of_each[4] = {};
   for (uint64_t seed = 0; seed < 60; ++seed) {
     const DataSplit split = open(0.25, seed);
     const std::string train = text_of(*split.train), val = text_of(*split.val);
-    const std::string documents[] = {"ab", "[c][d]e", "[u][s][e][r][/][f][/]", "g"};
+    const std::string documents[] = {"ab", "[c][d]e", chat, "g"};
     for (int i = 0; i < 4; ++i) {
       val_of_each[i] |= val == "|" + documents[i];
       if (val != "|" + documents[i]) CHECK(has(train, documents[i]));

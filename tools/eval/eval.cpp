@@ -16,6 +16,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "io/chat/chat_format.h"
 #include "io/file.h"
 #include "tools/eval/compare.h"
 #include "tools/eval/loss.h"
@@ -84,7 +85,10 @@ void eval(const Options& o) {
   if (!o.against.empty()) other_model = find_model(o.against);
   int64_t vocab_size = model.config.model.vocab_size;
   if (other_model) vocab_size = std::min(vocab_size, other_model->config.model.vocab_size);
-  const std::shared_ptr<const TokenSource> source = open_tokens(o.loss.data, *tokenizer, vocab_size, o.format);
+  ChatOptions chat{.format = nullptr, .learn = model.config.data.learn};
+  if (std::optional<ChatFormat> trained = trained_chat(model))
+    chat.format = std::make_shared<const ChatFormat>(std::move(*trained));
+  const std::shared_ptr<const TokenSource> source = open_tokens(o.loss.data, *tokenizer, vocab_size, o.format, chat);
   if (const std::string warning = source->warning(); !warning.empty())
     fmt::print(stderr, "triad: warning: {}\n", warning);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());

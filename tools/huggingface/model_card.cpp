@@ -109,6 +109,14 @@ std::string training_text(const ModelSource& source) {
                                    word_of(source.config.data.kind));
 }
 
+// What was learned of the conversations.
+std::string learned_text(const DataConfig& data) {
+  if (data.kind != DataKind::text) return "The loss mask of the token shards says what was learned.";
+  if (data.learn == ChatLearn::all) return "All of their text was learned.";
+  return data.learn == ChatLearn::last ? "The last answer of each was learned."
+                                       : "The assistant's answers were learned.";
+}
+
 }  // namespace
 
 Json figures_of(const std::string& folder) {
@@ -137,7 +145,7 @@ Json figures_of(const std::string& folder) {
 }
 
 std::string model_card(const std::string& name, const ModelSource& source, const ExportClass& c, DType dtype,
-                       const Tokenizer& tokenizer) {
+                       const Tokenizer& tokenizer, const std::optional<ChatFormat>& chat) {
   const std::string trust = c.huggingface ? "" : ", trust_remote_code=True";
   std::string text = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- triad\n";
   if (source.config.model.has_nsa()) text += "- native-sparse-attention\n";
@@ -147,7 +155,12 @@ std::string model_card(const std::string& name, const ModelSource& source, const
   text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\"{})\n", printable(name), trust);
   if (tokenizer.available()) {
     text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\"{})\n", printable(name), trust);
-    if (!has_imported_tokens(source.origin))
+    if (chat)
+      text +=
+          "messages = [{\"role\": \"user\", \"content\": \"Hello\"}]\n"
+          "ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors=\"pt\", "
+          "return_dict=True).input_ids\n";
+    else if (!has_imported_tokens(source.origin))
       text += "ids = tokenizer(tokenizer.bos_token + \"Once\", return_tensors=\"pt\").input_ids\n";
     else
       text += "ids = tokenizer(\"Once\", return_tensors=\"pt\").input_ids\n";
@@ -159,6 +172,11 @@ std::string model_card(const std::string& name, const ModelSource& source, const
         "The folder contains the model's code in plain PyTorch (modeling_triad.py), because "
         "transformers has no class that holds it: {}.\n\n",
         c.reason);
+  if (chat)
+    text += fmt::format(
+        "## Conversations\n\nTrained on conversations in the chat template of {}, which the tokenizer's files hold. "
+        "{}\n\n",
+        printable(chat->source()), learned_text(source.config.data));
   return text + "## Training\n\n" + training_text(source);
 }
 

@@ -1,7 +1,9 @@
 // An exported model's README.md: what it is, how to use it, and its training run's figures.
 #pragma once
+#include <optional>
 #include <string>
 
+#include "io/chat/chat_format.h"
 #include "tools/huggingface/model_files.h"
 
 namespace triad {
@@ -12,6 +14,8 @@ namespace triad {
 Json figures_of(const std::string& folder);
 
 // name: the exported folder's. The source's origin comes from origin_for_tokens(). No training data paths are included.
-std::string model_card(const std::string& name, const ModelSource&, const ExportClass&, DType, const Tokenizer&);
+// chat: the format of the conversations that were trained on, if there were any.
+std::string model_card(const std::string& name, const ModelSource&, const ExportClass&, DType, const Tokenizer&,
+                       const std::optional<ChatFormat>& chat);
 
 }  // namespace triad

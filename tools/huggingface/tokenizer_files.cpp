@@ -89,4 +89,28 @@ std::vector<Tokenizer::File> tokenizer_files(const Tokenizer& tokenizer, const J
   return files;
 }
 
+void set_chat_template(std::vector<Tokenizer::File>& files, const ChatFormat& chat) {
+  std::erase_if(files, [](const auto& file) { return file.name == kTemplateJson || file.name == kTemplateJinja; });
+  const std::map<std::string, std::string>& templates = chat.templates();
+  for (Tokenizer::File& file : files) {
+    if (file.name != kConfigFile) continue;
+    Json config = parse_json(file.content, kConfigFile);
+    config.erase(kTemplateKey);
+    // Several templates are a list here; one is a file of its own.
+    for (const auto& [name, text] : templates)
+      if (templates.size() > 1) config[kTemplateKey].push_back({{"name", name}, {"template", text}});
+    file.content = json_file(config);
+  }
+  if (templates.size() == 1) files.push_back({kTemplateJinja, templates.begin()->second});
+}
+
+void add_turn_end(Json& generation_config, const ChatFormat& chat, const Tokenizer& tokenizer) {
+  const std::vector<int32_t> tokens = tokenizer.encode(chat.turn_end());
+  if (tokens.size() != 1) return;
+  Json& eos = generation_config["eos_token_id"];
+  if (!eos.is_array()) eos = eos.is_null() ? Json::array() : Json::array({eos});
+  if (std::find(eos.begin(), eos.end(), Json(tokens[0])) == eos.end()) eos.push_back(tokens[0]);
+  if (eos.size() == 1) eos = Json(eos[0]);
+}
+
 }  // namespace triad

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "io/chat/chat_format.h"
 #include "tools/huggingface/model_files.h"
 
 namespace triad {
@@ -12,6 +13,11 @@ namespace triad {
 // if the model still has its tokens: origin comes from origin_for_tokens(). None if the model has no tokenizer.
 // seq_len: the training length, transformers' model_max_length.
 std::vector<Tokenizer::File> tokenizer_files(const Tokenizer&, const Json& origin, const ExportClass&, int64_t seq_len);
+
+// Adds the chat template that was trained to a model's files, in place of any other.
+void set_chat_template(std::vector<Tokenizer::File>& files, const ChatFormat&);
+// Adds the token that ends an answer, if it is one token, to those that end a text.
+void add_turn_end(Json& generation_config, const ChatFormat&, const Tokenizer&);
 
 // Removes the chat templates from an imported model's origin, since training here went without them. Returns whether
 // there was one.

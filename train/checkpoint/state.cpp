@@ -10,6 +10,7 @@
 
 #include "engine/check.h"
 #include "engine/process/text.h"
+#include "io/chat/chat_format.h"
 #include "io/checkpoint.h"
 #include "io/data/dataset.h"
 #include "io/file.h"
@@ -30,6 +31,7 @@ namespace {
 
 constexpr const char* kOrigin = "origin";  // keys in state.json
 constexpr const char* kData = "data";
+constexpr const char* kChat = "chat";
 constexpr const char* kFiles = "files";
 constexpr const char* kGroup = "packed_group";
 constexpr const char* kInitial = "init";  // checksums of `triad init`'s files
@@ -132,6 +134,12 @@ Json data_of(const Json& state, const std::string& folder) {
   return data;
 }
 
+// How the conversations in a checkpoint's data are written; null if there are none.
+Json chat_of(const Json& state, const std::string& folder) {
+  const Json data = data_of(state, folder);
+  return data.is_null() ? Json() : data.value(kChat, Json());
+}
+
 std::string file_name_of(const SafetensorsFile& file) { return fs::path(file.path()).filename().string(); }
 std::string text_of_checksum(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
 
@@ -169,7 +177,8 @@ RowGroups groups_of(const Json& state, const std::string& folder) {
 
 // Whether the checkpoint says what its data hold.
 bool knows_files(const Json& state, const std::string& folder) {
-  return data_of(state, folder).value("train", Json::object()).contains("files");
+  const Json data = data_of(state, folder);
+  return !data.is_null() && data.value("train", Json::object()).contains("files");
 }
 
 // Throws if a run from before data.documents existed has JSONL among its texts: it read such a file as one plain-text
@@ -278,7 +287,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
   for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
     if (key == "data.tokenizer" && (names_unknown_tokenizer(before, config) || same_tokenizer(folder, before, config)))
       return;
-    const bool place = key == "data.paths" || key == "data.val_paths";
+    const bool place = key == "data.paths" || key == "data.val_paths" || key == "data.chat_template";
     if (place && (accept_changed_data || knows_files(state, folder))) return;
     if (decides_resume(key))
       fail("{}: its {} is {}, the config's is {}{}", folder, key, theirs, ours,
@@ -391,14 +400,20 @@ bool is_initial_file(const std::string& folder, const std::string& name) {
   } catch (const std::exception&) { return false; }  // damaged, or another program's
 }
 
+std::optional<ChatFormat> trained_chat(const ModelSource& source) {
+  const std::string place = source.folder + "/" + kStateFile;
+  if (!source.chat.is_null()) return ChatFormat::from_json(source.chat, place);
+  return ChatFormat::from_files(imported_chat_files({{kOrigin, source.origin}}), place);
+}
+
 ModelSource find_model(const std::string& path) {
   // The config that a checkpoint holds, changed by environment variables for nsa.* keys (to force a branch, say), which
   // apply to a trained model too.
-  const auto source = [](Json config, const std::string& folder, const std::string& file, Json origin) {
+  const auto source = [](Json config, const std::string& folder, const std::string& file, Json origin, Json chat) {
     apply_environment(config, "nsa");
     try {
       return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, tensors_path(folder),
-                         std::move(origin)};
+                         std::move(origin), std::move(chat)};
     } catch (const UsageError& e) { fail_usage("{}: {}", file, e.what()); }
   };
   const auto checkpoint = [&](const std::string& folder) {
@@ -409,13 +424,14 @@ ModelSource find_model(const std::string& path) {
       const WeightIndex weights(tensors);
       check_files(state, folder, {&weights});
     }
-    return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder));
+    return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder), chat_of(state, folder));
   };
   // A run's folder: its own weights have no state.json, but its checkpoints have.
   const auto run = [&](const std::string& folder) {
     const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
     const std::string file = folder + "/config.json";
-    return source(read_json_file(file), folder, file, newest ? origin_of(read_state(*newest), *newest) : Json());
+    const Json state = newest ? read_state(*newest) : Json::object();
+    return source(read_json_file(file), folder, file, origin_of(state, folder), chat_of(state, folder));
   };
   // A file called `latest` names a checkpoint (io/checkpoint.h).
   if (fs::is_regular_file(path) && fs::path(path).filename() != kLatest) {

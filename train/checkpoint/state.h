@@ -2,6 +2,7 @@
 // optimizer.safetensors (exp_avg/<name>, exp_avg_sq/<name>, F32 or BF16) and state.json (config, step, data cursor).
 // Names and shapes are ParamSpec's, without the stored tensors' padding.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@
 #include "train/step/optimizer.h"
 
 namespace triad {
+
+class ChatFormat;  // io/chat/chat_format.h
 
 // What a resume needs in addition to tensors. Random number generators are counter-based, so these counters are their
 // state.
@@ -30,6 +33,7 @@ struct RunState {
   // with their checksums (io/data/data_files.h), for val only if they differ. train of a mixture also has `mixture`:
   // for each component {share, tokens, files}, of which the last is a number. Null for other data, and where they are
   // not known. begin_run() fills it in and compares it.
+  // `chat` is how its conversations are written (ChatFormat::to_json()), absent if there are none.
   Json data = nullptr;
   RowGroups groups = {};  // data.packing best_fit: the row groups at or before the cursor
 };
@@ -96,7 +100,10 @@ struct ModelSource {
   std::string folder;   // holds the weights, and the tokenizer's files unless it is `byte`
   std::string weights;  // path to a safetensors file, or to an index for several
   Json origin;          // RunState::origin in the checkpoint, or in the newest one in a run's folder
+  Json chat;            // how the conversations in its data are written (ChatFormat::to_json()); null if there are none
 };
+// How a model's conversations are written: as it was trained, else as its import says; none if neither is known.
+std::optional<ChatFormat> trained_chat(const ModelSource&);
 ModelSource find_model(const std::string& path);
 
 }  // namespace triad

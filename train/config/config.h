@@ -10,6 +10,7 @@
 #include "engine/comm/comm.h"
 #include "engine/fields.h"
 #include "engine/routes.h"
+#include "io/chat/chat_options.h"
 #include "io/data/format/text_format.h"
 #include "io/data/needle_task.h"
 #include "io/data/rows.h"
@@ -50,6 +51,8 @@ struct DataConfig {
   // shards' manifest names; it stays empty if the shards' tokenizer is unknown.
   std::string tokenizer;
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
+  std::string chat_template;  // as choose_chat_format() takes it
+  ChatLearn learn = ChatLearn::assistant;
   std::string separator;                           // token that precedes each document; "": the tokenizer's own
   int64_t seed = -1;                               // -1 means train.seed, which resolve() fills in
   DocumentScope documents = DocumentScope::unset;  // resolve_documents() replaces unset

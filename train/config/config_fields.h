@@ -49,6 +49,14 @@ void visit(DataConfig& c, V&& v) {
     "the token that precedes each document, such as <|doc|>; not set: the one that the tokenizer's file is known by, "
     "such as <|endoftext|>",
     Rule{});
+  v("chat_template", c.chat_template,
+    "kind text: how conversations (messages) are written: chatml, or a file with a chat template; not set: the "
+    "template "
+    "that train.init_from was trained with or imported with, or the one in the tokenizer's folder, else chatml",
+    Rule{});
+  v("learn", c.learn,
+    "kind text: what is learned of conversations: assistant: all answers; last: the last answer; all: everything",
+    Rule{});
   v("stall_s", c.stall_s, "seconds that a step waits for its tokens before the run fails", above(0).up_to(1 << 20));
   v("seed", c.seed, "seed of the split and of the order of sequences; -1: train.seed", at_least(-1));
   v("documents", c.documents,

@@ -12,6 +12,7 @@
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "engine/process/text.h"
+#include "io/chat/chat_format.h"
 #include "io/checkpoint.h"
 #include "io/data/shard_manifest.h"
 #include "io/tokenizer/tokenizer.h"
@@ -189,6 +190,31 @@ void resolve_documents(Config& c, const std::string& resume) {
 
 namespace {
 
+// How the texts' conversations are written.
+ChatOptions chat_options(const Config& c, const Tokenizer& tokenizer) {
+  std::string init_from;
+  try {
+    if (!c.train.init_from.empty()) init_from = resolve_checkpoint(c.train.init_from);
+  } catch (const Error&) {}  // ignored here: the run reports it, or does not need it, because it is resumed
+  const std::vector<std::string> folders = {init_from, folder_of_tokenizer(c.data.tokenizer)};
+  return {.format = std::make_shared<const ChatFormat>(choose_chat_format(c.data.chat_template, tokenizer, folders)),
+          .learn = c.data.learn};
+}
+
+// The one format of all conversations in a run's data; null if there are none.
+std::shared_ptr<const ChatFormat> common_chat(const Mixture& train, const Mixture& val) {
+  std::shared_ptr<const ChatFormat> chat;
+  for (const Mixture* split : {&train, &val})
+    for (const auto& source : split->sources()) {
+      if (source->chat() == nullptr) continue;
+      if (chat != nullptr && !same_chat(chat->to_json(), source->chat()->to_json()))
+        fail("{}: its conversations are in the chat template of {}, those before in that of {}: one is needed",
+             source->name(), source->chat()->source(), chat->source());
+      if (chat == nullptr) chat = source->chat();
+    }
+  return chat;
+}
+
 // The splits of a mixture's components, as far as they differ from each other's files.
 std::vector<DataSplit> open_components(const Config& c, const Tokenizer* tokenizer, bool accept_changed) {
   const DataConfig& data = c.data;
@@ -198,6 +224,11 @@ std::vector<DataSplit> open_components(const Config& c, const Tokenizer* tokeniz
   if (data.components.empty()) fail_usage("data.paths is empty: files or globs are needed");
   std::unique_ptr<Tokenizer> own;
   if (data.kind == DataKind::text && tokenizer == nullptr) tokenizer = (own = open_tokenizer(data)).get();
+  if (data.kind == DataKind::shards && (!data.chat_template.empty() || data.learn != ChatLearn::assistant))
+    fail_usage("data.{}: token shards have their own, from triad data --{}",
+               data.chat_template.empty() ? "learn" : "chat_template",
+               data.chat_template.empty() ? "learn" : "chat-template");
+  const ChatOptions chat = data.kind == DataKind::text ? chat_options(c, *tokenizer) : ChatOptions();
   std::vector<DataSplit> splits;
   for (const DataComponent& component : data.components) {
     // Of data.val_paths, which belong to no component, the first one opens the source.
@@ -209,7 +240,8 @@ std::vector<DataSplit> open_components(const Config& c, const Tokenizer* tokeniz
                              .val_fraction = others_val ? 0 : data.val_fraction,
                              .seed = seed,
                              .format = data.format,
-                             .accept_changed = accept_changed};
+                             .accept_changed = accept_changed,
+                             .chat = chat};
     splits.push_back(data.kind == DataKind::text ? text_data(split, *tokenizer)
                                                  : shard_data(split, c.model.vocab_size));
   }
@@ -247,6 +279,7 @@ void open_splits(const Config& c, const Tokenizer* tokenizer, bool accept_change
   const bool no_val = std::all_of(val.begin(), val.end(), [](const auto& source) { return source->size() == 0; });
   data.train = Mixture(std::move(train), shares);
   data.val = no_val || !c.data.val_paths.empty() ? Mixture(val.front()) : Mixture(std::move(val), shares);
+  data.chat = common_chat(data.train, data.val);
   if (splits.size() == 1) return;
   for (const DataComponent& component : c.data.components) data.components.push_back(component.name());
 }
@@ -292,6 +325,7 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer, bool accept_ch
   for (const std::string& text : more)
     if (!text.empty()) data.warning += (data.warning.empty() ? "" : "; ") + text;
   describe_documents(c, data);
+  if (data.chat != nullptr) data.description += fmt::format("; chat template: {}", data.chat->source());
   data.description += describe_components(c, data);
   return data;
 }

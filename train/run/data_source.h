@@ -16,8 +16,9 @@ namespace triad {
 
 struct DataSource {
   Mixture train, val;
-  std::vector<std::string> components;  // a mixture's components, by name; empty if all rows are of one
-  std::vector<int64_t> epoch_rows;      // how many rows an epoch of each component has; best_fit: the first epoch
+  std::vector<std::string> components;     // a mixture's components, by name; empty if all rows are of one
+  std::shared_ptr<const ChatFormat> chat;  // how the conversations are written; null if there are none
+  std::vector<int64_t> epoch_rows;         // how many rows an epoch of each component has; best_fit: the first epoch
   std::string description, summary;  // the data's file names and counts: in full for the log, in short for the terminal
   std::string warning;               // a problem with the data, for the user; empty if there is none
   // The most documents in a row in either split, padding included; 0: attention crosses documents, so a row counts as

@@ -11,6 +11,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "io/chat/chat_format.h"
 #include "io/checkpoint.h"
 #include "io/data/data_files.h"
 #include "kernels/common/integer.h"
@@ -156,6 +157,7 @@ Json describe_data(const Config& config, const DataSource& data) {
   };
   Json json = {{"train", describe(data.train)}, {"val", describe(data.val)}};
   if (are_of_train()) json["val"].erase("files");
+  if (data.chat != nullptr) json["chat"] = data.chat->to_json();
   if (data.components.empty()) return json;
   for (size_t i = 0; i < data.train.count(); ++i) {
     const TokenSource& source = *data.train.sources()[i];
@@ -188,6 +190,10 @@ std::vector<std::string> changed_data_since(const Json& before, const Json& now,
   const bool knows_files = before.value("train", Json::object()).contains("files");
   if (knows_files)
     changed = changed_components(before["train"].value("mixture", Json()), now["train"].value("mixture", Json()), data);
+  if (const Json was = before.value("chat", Json()), is = now.value("chat", Json());
+      !was.is_null() && !is.is_null() && !same_chat(was, is))
+    changed.push_back(fmt::format("its conversations were in the chat template of {}, and now are in another, of {}",
+                                  brief(was.value("source", Json())), brief(is.value("source", Json()))));
   for (const char* split : {"train", "val"}) {
     const Json then = before.value(split, Json::object());
     const Mixture& source = split == std::string("train") ? data.train : data.val;
